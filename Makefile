@@ -1,0 +1,52 @@
+# Everything a newcomer needs is one verb away; `make help` lists the verbs.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-all check format bench venv clean
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Every install is constrained. Without the pin of torch, pip would take the newest build there is,
+# and with it gigabytes of CUDA libraries.
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints-dev.txt
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(STAMP) ## see it work: robust aggregation under attack, no network needed
+	$(BIN)/outvote demo
+
+test: check ## check, then the fast tests
+	$(BIN)/python -m pytest
+
+test-all: check ## check, then all tests, slow ones too
+	$(BIN)/python -m pytest -m ""
+
+check: $(STAMP) ## formatting, lint, types, import layers; changes nothing
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: $(STAMP) ## format the code and apply the safe fixes of the linter
+	$(BIN)/ruff check --fix-only
+	$(BIN)/ruff format
+
+bench: $(STAMP) ## time the rules, each beside the obvious loop
+	$(BIN)/python benchmarks/bench_rules.py
+
+venv: $(STAMP) ## create or refresh .venv with the pinned development tools
+
+$(STAMP): pyproject.toml constraints-dev.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) -e '.[dev]'
+	@$(BIN)/python -c 'import numpy; assert numpy.lib.NumpyVersion(numpy.__version__) >= "2.0.0", "numpy 2 is needed, got " + numpy.__version__'
+ifeq ($(CI),true)
+	@$(BIN)/python -c 'import torch; assert torch.version.cuda is None, "CI takes the CPU build of torch, got " + torch.__version__'
+endif
+	@touch $@
+
+clean: ## remove .venv, caches and build output; runs/ stays
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
