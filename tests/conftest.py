@@ -1,0 +1,30 @@
+"""What every test shares: the device under test and how hard hypothesis tries."""
+
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+# Deadlines are off: the first call of a kernel is slow on any machine, and a shared one is noisy.
+settings.register_profile("default", deadline=None)
+settings.register_profile(
+    "ci",
+    deadline=None,
+    derandomize=True,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("thorough", deadline=None, max_examples=1000)
+settings.load_profile(
+    os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "default")
+)
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """The device under test: OUTVOTE_TEST_DEVICE, or the CPU."""
+    wanted = torch.device(os.environ.get("OUTVOTE_TEST_DEVICE", "cpu"))
+    if wanted.type == "cuda" and not torch.cuda.is_available():
+        pytest.exit(f"OUTVOTE_TEST_DEVICE is {wanted}, but torch finds no CUDA device.", 2)
+    return wanted
