@@ -1,0 +1,121 @@
+"""Named tensors <-> one vector: the only place that knows layers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The names, shapes and kinds of the tensors behind a vector."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+    are_numpy: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, named: Mapping[str, Any]) -> "Layout":
+        """Read the layout of a dict of arrays or tensors."""
+        tensors = {name: as_tensor(value, f"entry {name!r}") for name, value in named.items()}
+        return cls(
+            tuple(tensors),
+            tuple(tuple(tensor.shape) for tensor in tensors.values()),
+            tuple(tensor.dtype for tensor in tensors.values()),
+            tuple(not isinstance(value, Tensor) for value in named.values()),
+        )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of coordinates of each tensor."""
+        return tuple(prod(shape) for shape in self.shapes)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that holds all of them: the widest float, or float64 for integers alone."""
+        floats = [dtype for dtype in self.dtypes if dtype in FLOATS]
+        if not floats:
+            return torch.float64
+        widest = floats[0]
+        for dtype in floats[1:]:
+            widest = torch.promote_types(widest, dtype)
+        return widest
+
+    def flatten(self, named: Mapping[str, Any], who: str) -> Tensor:
+        """Turn a dict of this layout into a vector."""
+        if not isinstance(named, Mapping):
+            raise TypeError(f"{who} must be a dict of arrays, got {type(named).__name__}.")
+        if set(named) != set(self.names):
+            missing = sorted(set(self.names) - set(named))
+            extra = sorted(map(str, set(named) - set(self.names)))
+            raise ValueError(
+                f"{who} must have the same keys as the first; missing: {missing or 'none'}, "
+                f"unexpected: {extra or 'none'}."
+            )
+        tensors = [as_tensor(named[name], f"{who}, entry {name!r}") for name in self.names]
+        for name, shape, tensor in zip(self.names, self.shapes, tensors, strict=True):
+            if tuple(tensor.shape) != shape:
+                raise ValueError(
+                    f"{who}, entry {name!r} must have the shape {shape} of the first, "
+                    f"got {tuple(tensor.shape)}."
+                )
+        return torch.cat([tensor.reshape(-1).to(self.dtype) for tensor in tensors])
+
+    def unflatten(self, vector: Tensor) -> dict[str, Any]:
+        """Turn a vector into a dict of this layout; integers come back as floats."""
+        named: dict[str, Any] = {}
+        parts = vector.split(list(self.sizes))
+        for name, shape, dtype, part, is_numpy in zip(
+            self.names, self.shapes, self.dtypes, parts, self.are_numpy, strict=True
+        ):
+            tensor = to_float(part, dtype if dtype in FLOATS else vector.dtype).view(shape)
+            named[name] = tensor.cpu().numpy() if is_numpy else tensor
+        return named
+
+
+def to_float(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert to a narrower float: what is too large becomes the largest finite number."""
+    largest = torch.finfo(dtype).max
+    return values.clamp(min=-largest, max=largest).to(dtype)
+
+
+def as_tensor(value: Any, who: str) -> Tensor:
+    """View an array, tensor or nested list of numbers as a tensor, without a copy if possible."""
+    if isinstance(value, Tensor):
+        tensor = value.detach()
+        if tensor.layout != torch.strided or tensor.is_complex() or tensor.is_quantized:
+            raise TypeError(f"{who} must be a dense real tensor, got {tensor.layout}.")
+        if tensor.is_floating_point() and tensor.dtype not in FLOATS:
+            raise TypeError(f"{who} must be float16, bfloat16, float32 or float64, got {tensor.dtype}.")
+        return tensor
+    if isinstance(value, str | bytes | Mapping) or value is None:
+        raise TypeError(f"{who} must be an array of numbers, got {type(value).__name__}.")
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"{who} is ragged: its rows have different lengths.") from error
+    if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
+        raise TypeError(f"{who} must hold real numbers, got an array of {array.dtype}.")
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    # torch cannot view unsigned integers of all widths, read-only memory or negative strides.
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        array = array.astype(np.float64)
+    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        array = array.copy()
+    return torch.from_numpy(array)
+
+
+def stack(tensors: Sequence[Tensor]) -> Tensor:
+    """Stack vectors that may be of different float types into one matrix."""
+    dtype = tensors[0].dtype
+    for tensor in tensors[1:]:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return torch.stack([tensor.to(dtype) for tensor in tensors])

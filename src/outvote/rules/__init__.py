@@ -1,0 +1,1 @@
+"""Robust aggregation rules: one file each, and the wrappers that combine them."""

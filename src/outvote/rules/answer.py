@@ -1,0 +1,29 @@
+"""What a rule answers on some points."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from outvote.axes import Mixture, PerClient, PerCoordinate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A weighted average of the clients, or any other vector.
+
+    `weights` alone means the average of the clients with these weights, which sum to 1.
+    Where `vector` is given it is the answer, and `weights` (if any) only tell each client's share.
+    """
+
+    weights: PerClient | None = None
+    vector: PerCoordinate | None = None
+    scores: PerClient | None = None
+    state: Any = None
+    num_groups: int | None = None
+    notes: tuple[str, ...] = ()
+
+    def unmixed(self, mixture: Mixture) -> "Answer":
+        """Tell the same answer in terms of the clients that were mixed."""
+        if self.weights is None:
+            return replace(self, scores=None)
+        weights = (self.weights.unsqueeze(-2).double() @ mixture.double()).squeeze(-2)
+        return replace(self, weights=weights, scores=None)

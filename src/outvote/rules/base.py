@@ -1,0 +1,191 @@
+"""What a rule is, and the three kinds of rules.
+
+A rule answers on `Points`. An affine rule weighs the clients by the distances between them, a
+coordinate-wise rule judges every coordinate alone, and a vector rule (other people's) does what it
+likes with the rows. Wrappers are rules that hold a rule.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from outvote.axes import Columns, PerClient, PerCoordinate
+from outvote.rules.answer import Answer
+from outvote.rules.points import Points
+from outvote.rules.split import Split
+from outvote.rules.verdict import Verdict
+from outvote.seeding import Draws, Seed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a rule is told about the round besides the gradients."""
+
+    num_byzantine: int
+    draws: Draws
+    clients: tuple[Hashable, ...] = ()
+    reference: Tensor | None = None
+    state: Any = None
+    split: Split | None = None
+    layer_sizes: tuple[int, ...] | None = None
+    wants_shares: bool = False
+
+    def inside(self, wrapper: "Rule", num_byzantine: int) -> "Facts":
+        """Return the facts for the rule inside a wrapper: a part has no memory of its own."""
+        draws = self.draws.under(wrapper.name)
+        return replace(
+            self,
+            num_byzantine=num_byzantine,
+            draws=draws,
+            state=None,
+            split=None,
+            wants_shares=self.wants_shares and not wrapper.hides_shares,
+        )
+
+
+class Rule(ABC):
+    """A robust aggregation rule: many gradients in, one update out."""
+
+    name: ClassVar[str] = ""
+    needs: ClassVar[str] = ""
+    tolerates: ClassVar[str] = ""
+    reference: ClassVar[str] = ""
+    uses_num_byzantine: ClassVar[bool] = True
+    can_be_wrapped: ClassVar[bool] = True
+    hides_shares: ClassVar[bool] = False
+
+    def __call__(self, gradients: Any, **facts: Any) -> Any:
+        """Aggregate: the update has the kind, dtype and device of the gradients.
+
+        Takes what `inspect` takes.
+        """
+        from outvote.rules.call import inspect  # noqa: PLC0415  (call needs Rule)
+
+        return inspect(self, gradients, **facts, is_full=False).update
+
+    def inspect(
+        self,
+        gradients: Any,
+        *,
+        num_byzantine: int | None = None,
+        byzantine_fraction: float | None = None,
+        when_too_many: str = "raise",
+        seed: Seed = None,
+        groups: Sequence[Sequence[int]] | None = None,
+        clients: Sequence[Hashable] | None = None,
+        sample_counts: Sequence[float] | None = None,
+        reference: Any = None,
+        state: Any = None,
+    ) -> Verdict:
+        """Aggregate and tell how: scores, weights, who was kept, dropped or rejected."""
+        from outvote.rules.call import inspect  # noqa: PLC0415  (call needs Rule)
+
+        return inspect(
+            self,
+            gradients,
+            num_byzantine=num_byzantine,
+            byzantine_fraction=byzantine_fraction,
+            when_too_many=when_too_many,
+            seed=seed,
+            groups=groups,
+            clients=clients,
+            sample_counts=sample_counts,
+            reference=reference,
+            state=state,
+            is_full=True,
+        )
+
+    @abstractmethod
+    def max_byzantine(self, num_clients: int) -> int:
+        """Return how many of `num_clients` clients may lie."""
+
+    @abstractmethod
+    def answer(self, points: Points, facts: Facts) -> Answer:
+        """Answer on a batch of points."""
+
+    def base_num_byzantine(self, num_byzantine: int, num_clients: int) -> int:
+        """Return the number that the innermost rule works with (a wrapper may lower it)."""
+        del num_clients
+        return num_byzantine
+
+    def read_state(self, state: Any, to_vector: Callable[[Any], Tensor]) -> Any:
+        """Read the memory that an earlier verdict gave back; most rules have none."""
+        del to_vector
+        if state is not None:
+            raise ValueError(f"{self.name} has no memory, state must be None.")
+
+    def __str__(self) -> str:
+        """Return the text that `make_rule` turns back into this rule."""
+        from outvote.rules.spec import rule_text  # noqa: PLC0415  (spec needs every rule)
+
+        return rule_text(self)
+
+
+class AffineRule(Rule):
+    """A rule that answers with a weighted average of the clients."""
+
+    needs = "the distances between the clients"
+
+    @abstractmethod
+    def weigh(self, points: Points, facts: Facts) -> Answer:
+        """Return weights that sum to 1, and scores where the rule has its own."""
+
+    def answer(self, points: Points, facts: Facts) -> Answer:
+        """Answer with the average of a single client, or as `weigh` says."""
+        if points.num_clients == 1:
+            ones = torch.ones(*points.batch, 1, dtype=torch.float64, device=points.device)
+            return Answer(weights=ones)
+        return self.weigh(points, facts)
+
+
+class CoordinatewiseRule(Rule):
+    """A rule that judges every coordinate by the values that the clients sent for it alone."""
+
+    needs = "one pass over the coordinates"
+
+    @abstractmethod
+    def reduce(self, columns: Columns, num_byzantine: int) -> PerCoordinate:
+        """Reduce ``[..., dim, clients]`` to ``[..., dim]``."""
+
+    def bounds(
+        self, columns: Columns, num_byzantine: int
+    ) -> tuple[PerCoordinate, PerCoordinate] | None:
+        """Return the smallest and largest value that entered, per coordinate, if that is known."""
+        del columns, num_byzantine
+
+    def shares(self, columns: Columns, num_byzantine: int) -> PerClient:
+        """Return the share of coordinates where each client's value entered the answer."""
+        from outvote.rules.order import shares_between  # noqa: PLC0415  (order needs no Rule)
+
+        bounds = self.bounds(columns, num_byzantine)
+        if bounds is None:
+            return torch.ones(
+                *columns.shape[:-2], columns.shape[-1], dtype=torch.float64, device=columns.device
+            )
+        return shares_between(columns, *bounds)
+
+    def answer(self, points: Points, facts: Facts) -> Answer:
+        """Answer with the vector of the reduced coordinates."""
+        vector = self.reduce(points.columns, facts.num_byzantine)
+        shares = self.shares(points.columns, facts.num_byzantine) if facts.wants_shares else None
+        return Answer(vector=vector, weights=shares)
+
+
+class VectorRule(Rule):
+    """A rule that works on one matrix of rows at a time: the simplest to write, the slowest."""
+
+    needs = "the gradients themselves"
+
+    @abstractmethod
+    def aggregate(self, rows: Tensor, num_byzantine: int) -> Tensor:
+        """Reduce ``rows [clients, dim]`` to a vector ``[dim]``."""
+
+    def answer(self, points: Points, facts: Facts) -> Answer:
+        """Answer matrix by matrix."""
+        rows = points.columns.mT.reshape(-1, points.num_clients, points.dim)
+        vectors = [self.aggregate(matrix, facts.num_byzantine) for matrix in rows]
+        return Answer(vector=torch.stack(vectors).view(*points.batch, points.dim))

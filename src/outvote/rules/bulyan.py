@@ -1,0 +1,91 @@
+"""Bulyan: Krum selects, then the values nearest to the median are averaged."""
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from outvote.axes import Pairs
+from outvote.errors import check_choice
+from outvote.rules import linalg
+from outvote.rules.answer import Answer
+from outvote.rules.base import Facts, Rule
+from outvote.rules.krum import krum_scores
+from outvote.rules.order import bounds_nearest_median, mean_nearest_median, shares_between
+from outvote.rules.points import Points
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bulyan(Rule):
+    r"""Krum applied again and again selects n - 2f clients; of each coordinate the middle counts.
+
+    $$ |S| = \theta = n - 2f, \qquad \frac{1}{\theta - 2f} \sum_{i \in N_j} g_{ij}, \quad
+       N_j \subset S \text{ nearest to } \operatorname{med}_{i \in S} g_{ij} $$
+
+    Needs: the distances between the clients, then one pass over the coordinates.
+    Tolerates: n >= 4f + 3. Differs from the paper: nothing; selection="one-shot" ranks once.
+    Reference: Guerraoui et al., ICML 2018.
+
+    >>> Bulyan()([[1.0], [1.0], [1.5], [0.5], [1.0], [1.0], [50.0]], num_byzantine=1)
+    array([1.])
+    """
+
+    name: ClassVar[str] = "bulyan"
+    needs: ClassVar[str] = "the distances between the clients, then one pass over the coordinates"
+
+    selection: str = "iterative"
+    """"iterative" runs Krum on what is left after each choice, "one-shot" ranks all once."""
+    even: str = "mean"
+    """For an even number of selected clients: the "mean" of the two middle values, or "lower"."""
+
+    def __post_init__(self) -> None:
+        """Check the parameters."""
+        check_choice("bulyan: selection", self.selection, ("iterative", "one-shot"))
+        check_choice("bulyan: even", self.even, ("mean", "lower"))
+
+    def max_byzantine(self, num_clients: int) -> int:
+        """Return the largest f with n >= 4f + 3."""
+        return max(0, (num_clients - 3) // 4)
+
+    def answer(self, points: Points, facts: Facts) -> Answer:
+        """Select clients by their distances, then average the middle of each coordinate."""
+        num_byzantine = facts.num_byzantine
+        num_selected = points.num_clients - 2 * num_byzantine
+        is_selected = self._select(points, num_selected, num_byzantine)
+        index = is_selected.nonzero()[:, -1].view(*points.batch, num_selected)
+        chosen = points.selected(index)
+        num_nearest = num_selected - 2 * num_byzantine
+        vector = mean_nearest_median(chosen, num_nearest, self.even)
+        if not facts.wants_shares:
+            return Answer(vector=vector)
+        shares = shares_between(chosen, *bounds_nearest_median(chosen, num_nearest, self.even))
+        weights = torch.zeros_like(is_selected, dtype=torch.float64).scatter_(-1, index, shares)
+        return Answer(vector=vector, weights=weights)
+
+    def _select(self, points: Points, num_selected: int, num_byzantine: int) -> Tensor:
+        if num_byzantine == 0:
+            shape = (*points.batch, points.num_clients)
+            return torch.ones(shape, dtype=torch.bool, device=points.device)
+        if self.selection == "one-shot":
+            num_neighbours = max(1, points.num_clients - num_byzantine - 2)
+            scores = krum_scores(points.squared_distances, num_neighbours, 2)
+            return linalg.smallest(scores, num_selected)
+        return select_one_by_one(points.squared_distances, num_selected, num_byzantine)
+
+
+def select_one_by_one(squared_distances: Pairs, num_selected: int, num_byzantine: int) -> Tensor:
+    """Move Krum's choice among the remaining clients to the selected ones, again and again."""
+    num_clients = squared_distances.shape[-1]
+    others = squared_distances.clone()
+    others.diagonal(dim1=-2, dim2=-1).fill_(torch.inf)
+    far, who = others.sort(dim=-1)
+    is_left = torch.ones(squared_distances.shape[:-1], dtype=torch.bool, device=far.device)
+    for num_left in range(num_clients, num_clients - num_selected, -1):
+        num_neighbours = max(1, num_left - num_byzantine - 2)
+        counts = is_left.unsqueeze(-2).expand_as(who).gather(-1, who) & far.isfinite()
+        counts &= counts.cumsum(dim=-1) <= num_neighbours
+        scores = torch.where(counts, far, 0).sum(dim=-1).masked_fill(~is_left, torch.inf)
+        is_left.scatter_(-1, scores.argmin(dim=-1, keepdim=True), value=False)
+    return ~is_left

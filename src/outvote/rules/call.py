@@ -1,0 +1,219 @@
+"""The calling contract: from what a caller hands over to the verdict."""
+
+import warnings
+from collections.abc import Hashable, Sequence
+from math import ceil, isfinite
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outvote.errors import OutvoteWarning, TooManyByzantine, check_choice
+from outvote.rules.answer import Answer
+from outvote.rules.base import Facts, Rule
+from outvote.rules.points import Points
+from outvote.rules.receive import Received, finite_rows, receive
+from outvote.rules.split import explicit
+from outvote.rules.verdict import Verdict
+from outvote.seeding import Draws, Seed, seed_from
+
+
+def inspect(  # noqa: PLR0913  (the facts of a round are many, and all are named)
+    rule: Rule,
+    gradients: Any,
+    *,
+    num_byzantine: int | None = None,
+    byzantine_fraction: float | None = None,
+    when_too_many: str = "raise",
+    seed: Seed = None,
+    groups: Sequence[Sequence[int]] | None = None,
+    clients: Sequence[Hashable] | None = None,
+    sample_counts: Sequence[float] | None = None,
+    reference: Any = None,
+    state: Any = None,
+    is_full: bool = True,
+) -> Verdict:
+    """Aggregate with `rule`; `is_full` also works out what the update alone does not need."""
+    received = receive(gradients)
+    ids = _check_clients(clients, len(received.rows))
+    drawn = seed_from(seed)
+    is_finite = finite_rows(received.rows)
+    num_rejected = len(is_finite) - int(is_finite.sum())
+    told = resolve_num_byzantine(
+        rule, len(is_finite), num_byzantine, byzantine_fraction, when_too_many
+    )
+    left = max(0, told - num_rejected)
+    facts = Facts(
+        num_byzantine=left,
+        draws=Draws((drawn,)),
+        clients=tuple(c for c, ok in zip(ids, is_finite.tolist(), strict=True) if ok),
+        reference=None if reference is None else _check_finite(received.to_vector(reference)),
+        state=rule.read_state(state, received.to_vector),
+        split=None if groups is None else _explicit_split(rule, groups, received),
+        layer_sizes=received.layer_sizes,
+        wants_shares=is_full,
+    )
+    update, answer, scores = _judge(rule, received.rows, is_finite, facts, sample_counts, is_full)
+    notes = received.notes + answer.notes
+    if received.notes and not is_full:
+        warnings.warn(received.notes[0], OutvoteWarning, stacklevel=3)
+    return Verdict(
+        update=received.restore(update),
+        scores=_spread(scores, is_finite, np.inf),
+        weights=_spread(answer.weights, is_finite, 0.0),
+        clients=ids,
+        rejected=[c for c, ok in zip(ids, is_finite.tolist(), strict=True) if not ok],
+        num_byzantine=told,
+        base_num_byzantine=rule.base_num_byzantine(left, max(1, len(is_finite) - num_rejected)),
+        num_groups=answer.num_groups,
+        seed=drawn,
+        state=answer.state,
+        notes=notes,
+    )
+
+
+def _judge(
+    rule: Rule,
+    rows: Tensor,
+    is_finite: Tensor,
+    facts: Facts,
+    sample_counts: Sequence[float] | None,
+    is_full: bool,
+) -> tuple[Tensor, Answer, Tensor | None]:
+    """Let the rule answer on the finite rows."""
+    counts = _check_counts(sample_counts, is_finite)
+    if not bool(is_finite.any()):
+        return rows.new_zeros(rows.shape[1]), Answer(state=facts.state), None
+    good = rows if bool(is_finite.all()) else rows[is_finite]
+    points = Points.from_rows(good.unsqueeze(0))
+    answer = rule.answer(points, facts)
+    if counts is not None:
+        answer = _weighted(rule, answer, counts)
+    update = points.vector(answer)
+    scores = answer.scores
+    if scores is None and is_full:
+        scores = points.distances_to(Answer(vector=update))
+    state = None if answer.state is None else _without_run(answer.state)
+    return (
+        update[0],
+        Answer(
+            weights=None if answer.weights is None else answer.weights[0],
+            num_groups=answer.num_groups,
+            notes=answer.notes,
+            state=state,
+        ),
+        None if scores is None else scores[0],
+    )
+
+
+def _without_run(state: Any) -> Any:
+    return state[0] if isinstance(state, Tensor) else state
+
+
+def resolve_num_byzantine(
+    rule: Rule,
+    num_clients: int,
+    num_byzantine: int | None,
+    fraction: float | None,
+    when_too_many: str,
+) -> int:
+    """Return how many of the received rows the rule shall take for Byzantine."""
+    check_choice("when_too_many", when_too_many, ("raise", "lower"))
+    if num_byzantine is not None and fraction is not None:
+        raise ValueError("give num_byzantine or byzantine_fraction, not both.")
+    limit = rule.max_byzantine(num_clients)
+    if fraction is not None:
+        return min(limit, num_from_fraction(fraction, num_clients))
+    if num_byzantine is None:
+        if rule.uses_num_byzantine:
+            raise ValueError(
+                f"{rule.name} must be told how many clients may lie; pass num_byzantine=, or "
+                "byzantine_fraction= if the number is unknown."
+            )
+        return 0
+    if isinstance(num_byzantine, bool) or not isinstance(num_byzantine, int | np.integer):
+        raise TypeError(
+            f"num_byzantine must be an integer, got {num_byzantine!r}; for a share of the clients "
+            "pass byzantine_fraction=."
+        )
+    if num_byzantine < 0:
+        raise ValueError(f"num_byzantine must be 0 or larger, got {num_byzantine}.")
+    if num_byzantine > limit and when_too_many == "raise":
+        raise TooManyByzantine(str(rule), limit, num_clients, int(num_byzantine))
+    return min(limit, int(num_byzantine))
+
+
+def num_from_fraction(fraction: float, num_clients: int) -> int:
+    """Return ceil(fraction * n), without being misled by floating point (0.07 * 100 is 7)."""
+    if isinstance(fraction, bool) or not isinstance(fraction, int | float | np.number):
+        raise TypeError(f"byzantine_fraction must be a number, got {fraction!r}.")
+    if not (isfinite(fraction) and 0 <= fraction < 0.5):
+        raise ValueError(
+            f"byzantine_fraction must be at least 0 and below 0.5, got {fraction}; a majority of "
+            "liars cannot be outvoted."
+        )
+    return ceil(float(fraction) * num_clients - 1e-9)
+
+
+def _weighted(rule: Rule, answer: Answer, counts: Tensor) -> Answer:
+    """Weigh the clients by their numbers of samples, within what the rule gave them together."""
+    if answer.vector is not None or answer.weights is None:
+        raise ValueError(
+            f"{rule} cannot weigh by sample_counts: its update is not an average of clients; "
+            "leave sample_counts out."
+        )
+    weights = answer.weights * counts
+    total = weights.sum(dim=-1, keepdim=True)
+    if not bool((total > 0).all()):
+        raise ValueError("sample_counts must be positive for at least one kept client.")
+    return Answer(
+        weights=weights / total,
+        scores=answer.scores,
+        num_groups=answer.num_groups,
+        notes=answer.notes,
+    )
+
+
+def _check_counts(counts: Sequence[float] | None, is_finite: Tensor) -> Tensor | None:
+    if counts is None:
+        return None
+    values = torch.as_tensor(np.asarray(counts, dtype=np.float64), device=is_finite.device)
+    if values.shape != is_finite.shape or not bool((values.isfinite() & (values >= 0)).all()):
+        raise ValueError(
+            f"sample_counts must be {len(is_finite)} finite numbers, one per client and none "
+            "negative."
+        )
+    return values[is_finite]
+
+
+def _check_clients(clients: Sequence[Hashable] | None, num_clients: int) -> tuple[Hashable, ...]:
+    if clients is None:
+        return tuple(range(num_clients))
+    ids = tuple(clients)
+    if len(ids) != num_clients or len(set(ids)) != num_clients:
+        raise ValueError(
+            f"clients must be {num_clients} different ids, one per gradient, got {len(ids)} of "
+            f"which {len(set(ids))} are different."
+        )
+    return ids
+
+
+def _check_finite(vector: Tensor) -> Tensor:
+    if not bool(vector.isfinite().all()):
+        raise ValueError("reference must be finite, got NaN or infinity in it.")
+    return vector
+
+
+def _explicit_split(rule: Rule, groups: Sequence[Sequence[int]], received: Received) -> Any:
+    if rule.name != "gas":
+        raise ValueError(f"groups= is for gas alone, got it for {rule}.")
+    return explicit(groups, received.rows.shape[1], received.rows.device)
+
+
+def _spread(values: Tensor | None, is_finite: Tensor, fill: float) -> np.ndarray:
+    """Put the values of the finite rows back to their places."""
+    spread = np.full(len(is_finite), fill)
+    if values is not None:
+        spread[is_finite.cpu().numpy()] = values.double().cpu().numpy()
+    return spread

@@ -1,0 +1,71 @@
+"""Centered clipping: step from the last update towards clients, no step longer than a radius."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor
+
+from outvote.rules.answer import Answer
+from outvote.rules.base import Facts, Rule
+from outvote.rules.points import Points
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CenteredClipping(Rule):
+    r"""Average of the differences to a centre, clipped to a radius, repeated.
+
+    $$ v \leftarrow v + \frac{1}{n} \sum_i (g_i - v) \min\Big(1, \frac{\tau}{\|g_i - v\|}\Big) $$
+
+    Needs: the distances between the clients, the centre and the origin. Tolerates: n >= 2f + 1
+    (f is not used). Has memory: v starts at the previous update (`state`), at 0 without one;
+    inside a wrapper always at 0. Differs from the paper: nothing.
+    Reference: Karimireddy et al., ICML 2021.
+
+    >>> CenteredClipping(radius=2.0)([[1.0], [1.5], [500.0]]).round(3)
+    array([1.917])
+    """
+
+    name: ClassVar[str] = "centered-clipping"
+    needs: ClassVar[str] = "the distances between the clients and the last update"
+    uses_num_byzantine: ClassVar[bool] = False
+
+    radius: float = 10.0
+    """No client moves the centre by more than this divided by n in one iteration."""
+    num_iterations: int = 3
+    """How often the centre is moved."""
+
+    def __post_init__(self) -> None:
+        """Check the parameters."""
+        if not 0 < self.radius < float("inf"):
+            raise ValueError(
+                f"centered-clipping: radius must be positive and finite, got {self.radius}."
+            )
+        if self.num_iterations < 1:
+            raise ValueError(
+                f"centered-clipping: num_iterations must be at least 1, got {self.num_iterations}."
+            )
+
+    def max_byzantine(self, num_clients: int) -> int:
+        """Return the largest f with n >= 2f + 1."""
+        return max(0, (num_clients - 1) // 2)
+
+    def read_state(self, state: Any, to_vector: Callable[[Any], Tensor]) -> Tensor | None:
+        """Read the previous update."""
+        return None if state is None else to_vector(state)
+
+    def answer(self, points: Points, facts: Facts) -> Answer:
+        """Move the centre, told as a weighted average of the clients and the old centre."""
+        around = points.with_point(facts.state)
+        shape = (*around.batch, around.num_clients)
+        weights = torch.zeros(shape, dtype=torch.float64, device=points.device)
+        weights[..., -1] = 1
+        for _ in range(self.num_iterations):
+            far = around.distances_to(Answer(weights=weights))[..., :-1]
+            share = (self.radius / far.clamp(min=self.radius)) / points.num_clients
+            weights = weights * (1 - share.sum(dim=-1, keepdim=True))
+            weights[..., :-1] += share
+        vector = around.vector(Answer(weights=weights))
+        return Answer(vector=vector, weights=weights[..., :-1], state=vector)

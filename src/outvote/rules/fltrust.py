@@ -1,0 +1,56 @@
+"""FLTrust: the server's own gradient, from a little clean data, is the root of trust."""
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+
+from outvote.rules import linalg
+from outvote.rules.answer import Answer
+from outvote.rules.base import Facts, Rule
+from outvote.rules.points import Points
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FLTrust(Rule):
+    r"""Average of the clients, rescaled to the server's gradient and weighted by their cosine to it.
+
+    $$ t_i = \max(0, \cos(g_i, g_0)), \qquad
+       \frac{1}{\sum_i t_i} \sum_i t_i \frac{\|g_0\|}{\|g_i\|} g_i $$
+
+    Needs: `reference=`, the gradient g_0 that the server computed on clean data like a client.
+    Tolerates: any number of Byzantine clients (f is not used). Trust in nobody gives the update 0.
+    Differs from the paper: nothing. Reference: Cao et al., NDSS 2021.
+
+    >>> FLTrust()([[2.0, 0.0], [0.0, 5.0], [-9.0, 0.0]], reference=[1.0, 0.0])
+    array([1., 0.])
+    """
+
+    name: ClassVar[str] = "fltrust"
+    needs: ClassVar[str] = "reference=, the server's own gradient"
+    uses_num_byzantine: ClassVar[bool] = False
+    can_be_wrapped: ClassVar[bool] = False
+
+    def max_byzantine(self, num_clients: int) -> int:
+        """Return n: trust does not come from the majority."""
+        return num_clients
+
+    def answer(self, points: Points, facts: Facts) -> Answer:
+        """Weigh every client by how much it points where the server points."""
+        if facts.reference is None:
+            raise ValueError(
+                "fltrust needs reference=, the gradient that the server computed on its own clean "
+                "data, got None."
+            )
+        reference = facts.reference.expand(*points.shape[:-1])
+        own_norm = linalg.norms(reference.unsqueeze(-1)).squeeze(-1)
+        norms = linalg.norms(points.columns)
+        dots = linalg.inner_products(points.columns, reference)
+        scale = (norms * own_norm.unsqueeze(-1)).clamp(min=1e-300)
+        trust = (dots / scale).clamp(min=0, max=1)
+        total = trust.sum(dim=-1, keepdim=True)
+        shares = torch.where(total > 0, trust / total.clamp(min=1e-300), 0)
+        rescaled = shares * own_norm.unsqueeze(-1) / norms.clamp(min=1e-300)
+        vector = points.vector(Answer(weights=rescaled))
+        return Answer(vector=vector, weights=shares, scores=1 - dots / scale)

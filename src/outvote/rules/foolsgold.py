@@ -1,0 +1,102 @@
+"""FoolsGold: clients that keep saying the same are suspected to be one."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor
+
+from outvote.axes import Pairs, PerClient
+from outvote.rules import linalg
+from outvote.rules.answer import Answer
+from outvote.rules.base import Facts, Rule
+from outvote.rules.points import Points
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoolsGold(Rule):
+    r"""Sum of the clients, weighted down by the similarity of their histories to others'.
+
+    $$ H_i = \sum_t g_i^t, \quad c_{ij} = \cos(H_i, H_j) \min\Big(1, \frac{m_i}{m_j}\Big), \quad
+       w_i = \operatorname{logit}(1 - \max_j c_{ij}) + \tfrac12 \text{ clipped to } [0, 1] $$
+
+    Needs: the history of every client; has memory: pass ``state=verdict.state`` and ``clients=``.
+    Tolerates: n > f (f is not used), if honest clients differ. Harmful on identically distributed
+    data. Differs from the paper: all features count. Reference: Fung et al., RAID 2020.
+
+    >>> FoolsGold(normalise=True)([[1.0, 0.0], [0.0, 1.0], [-5.0, -5.0], [-5.0, -5.0]])
+    array([0.5, 0.5])
+    """
+
+    name: ClassVar[str] = "foolsgold"
+    needs: ClassVar[str] = "the sum of what each client has sent so far"
+    uses_num_byzantine: ClassVar[bool] = False
+    can_be_wrapped: ClassVar[bool] = False
+
+    normalise: bool = False
+    """Divide by the sum of the weights (the authors do not)."""
+
+    def max_byzantine(self, num_clients: int) -> int:
+        """Return n - 1."""
+        return max(0, num_clients - 1)
+
+    def read_state(
+        self, state: Any, to_vector: Callable[[Any], Tensor]
+    ) -> dict[Any, Tensor] | None:
+        """Read the histories, one vector per client id."""
+        if state is None:
+            return None
+        if not isinstance(state, Mapping):
+            raise TypeError(
+                "foolsgold: state must be the verdict.state of an earlier round (client id -> "
+                f"vector), got {type(state).__name__}."
+            )
+        return {client: to_vector(vector) for client, vector in state.items()}
+
+    def answer(self, points: Points, facts: Facts) -> Answer:
+        """Weigh every client by how little its history resembles another's."""
+        columns = points.columns.to(linalg.work_dtype(points.columns.dtype))
+        past = facts.state or {}
+        rows = [
+            columns[0, :, k] + past[client].to(columns) if client in past else columns[0, :, k]
+            for k, client in enumerate(facts.clients)
+        ]
+        largest = torch.finfo(columns.dtype).max
+        history = torch.stack(rows).clamp(min=-largest, max=largest)
+        weights = similarity_weights(cosines(history.mT.unsqueeze(0)))
+        total = weights.sum(dim=-1, keepdim=True).clamp(min=1e-300)
+        average = points.vector(Answer(weights=weights / total)).double()
+        vector = average if self.normalise else average * total
+        vector = vector.clamp(min=-largest, max=largest).to(columns.dtype)
+        state = {**past, **dict(zip(facts.clients, history, strict=True))}
+        return Answer(vector=vector, weights=weights / total, scores=1 - weights, state=state)
+
+
+def cosines(columns: Tensor) -> Pairs:
+    """Return the cosines between all pairs of rows, 0 for rows of norm 0, float64."""
+    total: Tensor | float = 0.0
+    norms = linalg.norms(columns).clamp(min=1e-300)
+    for _, tile in linalg.tiles(columns):
+        unit = tile.double() / norms.unsqueeze(-2)
+        total = total + unit.mT @ unit
+    if not isinstance(total, Tensor):
+        raise TypeError("there is no coordinate to compare.")
+    return total
+
+
+def similarity_weights(cosine: Pairs) -> PerClient:
+    """Turn cosines of histories into weights, as the authors' code does."""
+    cosine = cosine.clone()
+    cosine.diagonal(dim1=-2, dim2=-1).zero_()
+    largest = cosine.amax(dim=-1) + 1e-5
+    mine, other = largest.unsqueeze(-1), largest.unsqueeze(-2)
+    # Pardoning: of two similar clients, the one with fewer look-alikes is excused.
+    cosine = torch.where(mine < other, cosine * mine / other, cosine)
+    weights = (1 - cosine.amax(dim=-1)).clamp(0, 1)
+    top = weights.amax(dim=-1, keepdim=True)
+    weights = torch.where(top > 0, weights / top.clamp(min=1e-300), 0)
+    weights = weights.masked_fill(weights == 1, 0.99)
+    logit = (weights / (1 - weights) + 1e-5).log() + 0.5
+    return torch.where(top > 0, logit.clamp(0, 1), 0)

@@ -1,0 +1,234 @@
+"""Distances between clients: fast in float32, and redone where float32 cannot be trusted.
+
+The Gram matrix K of the rows, taken relative to one central row (the medoid), gives every distance
+that affine rules need: ``D_ij = K_ii + K_jj - 2 K_ij``. Products are formed in the precision of the
+data with TF32 off, everything n x n is float64. A result that is small against the terms it was
+subtracted from is doubtful and is recomputed from the values themselves.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from outvote.axes import Columns, Pairs, PerClient, PerCoordinate
+
+# Below this share of the subtracted terms a difference has lost too many digits.
+DOUBT = {torch.float32: 1e-4, torch.float64: 1e-10}
+# A tile of this many values stays in the processor's cache; a GPU wants larger pieces.
+TILE_VALUES = {"cpu": 1 << 20, "cuda": 1 << 28}
+NUM_SAMPLED_COORDINATES = 512
+
+
+def work_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the precision that values of `dtype` are worked on in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def tile_values(columns: Columns) -> int:
+    """Return how many values a piece of work on this device should have."""
+    return TILE_VALUES.get(columns.device.type, 1 << 28)
+
+
+def tiles(columns: Columns) -> Iterator[tuple[slice, Columns]]:
+    """Cut the coordinates into pieces that fit the cache, in the working precision."""
+    dim = columns.shape[-2]
+    per_coordinate = max(1, columns.numel() // max(1, dim))
+    width = max(16, tile_values(columns) // per_coordinate)
+    for start in range(0, dim, width):
+        piece = slice(start, min(dim, start + width))
+        yield piece, columns[..., piece, :].to(work_dtype(columns.dtype))
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Keep float32 matrix products in float32 (no TF32, no bfloat16), and restore the setting."""
+    backends = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]
+    if not hasattr(backends[0], "fp32_precision"):
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+        return
+    saved = [backend.fp32_precision for backend in backends]
+    try:
+        for backend in backends:
+            backend.fp32_precision = "ieee"
+        yield
+    finally:
+        for backend, precision in zip(backends, saved, strict=True):
+            backend.fp32_precision = precision
+
+
+def medoids(columns: Columns) -> Tensor:
+    """Return, for every run, the client whose median distance to the others is smallest.
+
+    Judged on a sample of coordinates. A client who hides a huge value outside the sample can win;
+    the differences it spoils are then doubtful and are recomputed, so this costs time, not truth.
+    """
+    dim = columns.shape[-2]
+    step = max(1, dim // NUM_SAMPLED_COORDINATES)
+    sample = columns[..., ::step, :][..., :NUM_SAMPLED_COORDINATES, :].double()
+    distances = torch.cdist(sample.mT, sample.mT, compute_mode="donot_use_mm_for_euclid_dist")
+    return distances.median(dim=-1).values.argmin(dim=-1)
+
+
+def of_client(columns: Columns, client: Tensor) -> Columns:
+    """Return the column of one client per run, [runs, *groups, dim, 1]."""
+    if client.numel() == 1:
+        return columns.index_select(-1, client.flatten())
+    index = client.view(*client.shape, *[1] * (columns.dim() - client.dim()))
+    return columns.gather(-1, index.expand(*columns.shape[:-1], 1))
+
+
+def gram(columns: Columns, centre: Tensor) -> Pairs:
+    """Return the inner products of the rows relative to the central row, float64."""
+    total: Tensor | None = None
+    with exact_products():
+        for _, tile in tiles(columns):
+            centred = tile - of_client(tile, centre)
+            product = torch.matmul(centred.mT, centred).double()
+            total = product if total is None else total.add_(product)
+    if total is None:
+        raise ValueError("there is no coordinate to compare, the gradients are empty.")
+    return _without_overflow(total, columns)
+
+
+def _without_overflow(products: Pairs, columns: Columns) -> Pairs:
+    """Redo in float64, around the coordinate-wise median, what overflowed in float32."""
+    bad = ~products.isfinite().all(dim=-1).all(dim=-1)
+    for where in bad.nonzero().tolist():
+        at = tuple(where)
+        total = torch.zeros_like(products[at])
+        for _, tile in tiles(columns[at]):
+            centred = tile.double() - tile.double().median(dim=-1, keepdim=True).values
+            total += centred.mT @ centred
+        products[at] = total
+    return products
+
+
+def squared_distances(columns: Columns, products: Pairs) -> Pairs:
+    """Return the squared distances between all pairs of rows, from their Gram matrix."""
+    norms = products.diagonal(dim1=-2, dim2=-1)
+    result = torch.addcmul(norms.unsqueeze(-1), products, torch.tensor(-2.0).to(products))
+    result = (result + norms.unsqueeze(-2)).clamp_(min=0)
+    larger = torch.maximum(norms.unsqueeze(-1), norms.unsqueeze(-2))
+    doubtful = result < larger.mul_(DOUBT[work_dtype(columns.dtype)])
+    doubtful = doubtful.triu_(1)
+    result.diagonal(dim1=-2, dim2=-1).zero_()
+    if bool(doubtful.any()):
+        _redo_pairs(result, doubtful, columns)
+    return result
+
+
+def _redo_pairs(result: Pairs, doubtful: Tensor, columns: Columns) -> None:
+    """Overwrite doubtful distances by the sum of squared differences of the values."""
+    num_clients = columns.shape[-1]
+    flat_result = result.view(-1, num_clients, num_clients)
+    flat_columns = columns.reshape(-1, *columns.shape[-2:])
+    flat_doubtful = doubtful.reshape(-1, num_clients, num_clients)
+    num_entries = int(flat_doubtful.sum())
+    pairs = flat_doubtful.any(dim=0).nonzero()
+    if 2 * num_entries >= len(pairs) * len(flat_result):
+        _redo_everywhere(flat_result, flat_doubtful, flat_columns, pairs)
+    else:
+        _redo_entries(flat_result, flat_doubtful, flat_columns)
+
+
+def _redo_everywhere(result: Tensor, doubtful: Tensor, columns: Tensor, pairs: Tensor) -> None:
+    """Redo some pairs in all groups: the same clients are alike everywhere (they collude)."""
+    step = max(1, tile_values(columns) // max(1, columns.shape[0] * columns.shape[1]))
+    for some in pairs.split(step):
+        left, right = some.unbind(dim=-1)
+        exact = torch.zeros(len(result), len(some), dtype=result.dtype, device=result.device)
+        for _, tile in tiles(columns):
+            difference = tile.index_select(-1, left) - tile.index_select(-1, right)
+            exact += difference.double().square_().sum(dim=-2)
+        exact = torch.where(doubtful[:, left, right], exact, result[:, left, right])
+        result[:, left, right] = exact
+        result[:, right, left] = exact
+
+
+def _redo_entries(result: Tensor, doubtful: Tensor, columns: Tensor) -> None:
+    """Redo single entries: two clients happen to be close in one group."""
+    entries = doubtful.nonzero()
+    for some in entries.split(max(1, tile_values(columns) // columns.shape[1])):
+        group, left, right = some.unbind(dim=-1)
+        difference = columns[group, :, left].double() - columns[group, :, right].double()
+        exact = difference.square_().sum(dim=-1)
+        result[group, left, right] = exact
+        result[group, right, left] = exact
+
+
+def squared_distances_to_average(
+    columns: Columns, products: Pairs, weights: PerClient
+) -> PerClient:
+    """Return how far every row is from the weighted average of the rows, from the Gram matrix."""
+    norms = products.diagonal(dim1=-2, dim2=-1)
+    along = torch.matmul(products, weights.unsqueeze(-1)).squeeze(-1)
+    of_average = (weights * along).sum(dim=-1, keepdim=True)
+    result = norms - 2 * along + of_average
+    doubtful = result < (norms + of_average) * DOUBT[work_dtype(columns.dtype)]
+    at = doubtful.any(dim=-1)
+    if bool(at.all()):
+        return direct_distances_to_average(columns, weights)
+    if bool(at.any()):
+        result[at] = direct_distances_to_average(columns[at], weights[at])
+    return result
+
+
+def direct_distances_to_average(columns: Columns, weights: PerClient) -> PerClient:
+    """Return how far every row is from the weighted average, by the differences, squared."""
+    total = torch.zeros_like(weights)
+    for _, tile in tiles(columns):
+        exact = tile.double()
+        difference = exact - torch.matmul(exact, weights.unsqueeze(-1))
+        total += difference.square_().sum(dim=-2)
+    return total
+
+
+def squared_distances_to_vector(columns: Columns, vector: PerCoordinate) -> PerClient:
+    """Return how far every row is from a vector, by the differences themselves, float64."""
+    total = columns.new_zeros(*columns.shape[:-2], columns.shape[-1], dtype=torch.float64)
+    for piece, tile in tiles(columns):
+        difference = tile - vector[..., piece].unsqueeze(-1)
+        squared = torch.linalg.vector_norm(difference, dim=-2).double().square_()
+        total += squared
+    if bool(total.isfinite().all()) or columns.dtype == torch.float64:
+        return total
+    return squared_distances_to_vector(columns.double(), vector.double())
+
+
+def pairwise_differences(columns: Columns) -> Pairs:
+    """Return the squared distances between all pairs, by the differences, for a few coordinates."""
+    total: Tensor | None = None
+    for values in columns.double().unbind(dim=-2):
+        squared = (values.unsqueeze(-1) - values.unsqueeze(-2)).square_()
+        total = squared if total is None else total.add_(squared)
+    if total is None:
+        raise ValueError("there is no coordinate to compare, the gradients are empty.")
+    return total
+
+
+def inner_products(columns: Columns, vector: PerCoordinate) -> PerClient:
+    """Return the inner product of every row with a vector, float64."""
+    total = columns.new_zeros(*columns.shape[:-2], columns.shape[-1], dtype=torch.float64)
+    for piece, tile in tiles(columns):
+        along = torch.matmul(tile.double().mT, vector[..., piece].double().unsqueeze(-1))
+        total += along.squeeze(-1)
+    return total
+
+
+def norms(columns: Columns) -> PerClient:
+    """Return the Euclidean norm of every row, float64."""
+    origin = columns.new_zeros(columns.shape[:-1], dtype=work_dtype(columns.dtype))
+    return squared_distances_to_vector(columns, origin).sqrt()
+
+
+def smallest(scores: PerClient, num_smallest: int) -> Tensor:
+    """Mark the rows with the smallest scores; equal scores go to the lower row index."""
+    order = scores.argsort(dim=-1, stable=True)[..., :num_smallest]
+    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, value=True)

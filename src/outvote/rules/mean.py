@@ -1,0 +1,46 @@
+"""The plain mean: what federated averaging does, and what one liar can move anywhere."""
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+
+from outvote.rules.answer import Answer
+from outvote.rules.base import AffineRule, Facts
+from outvote.rules.points import Points
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mean(AffineRule):
+    r"""Average of all clients.
+
+    $$ \frac{1}{n} \sum_i g_i $$
+
+    Needs: nothing. Tolerates: no Byzantine client. Differs from the paper: nothing.
+    Reference: McMahan et al., AISTATS 2017 (unweighted here).
+
+    >>> Mean()([[1.0, 2.0], [3.0, 4.0]])
+    array([2., 3.])
+    """
+
+    name: ClassVar[str] = "mean"
+    uses_num_byzantine: ClassVar[bool] = False
+
+    def max_byzantine(self, num_clients: int) -> int:
+        """Return 0: one liar moves the mean anywhere."""
+        del num_clients
+        return 0
+
+    def weigh(self, points: Points, facts: Facts) -> Answer:
+        """Give every client the same weight."""
+        del facts
+        return Answer(weights=equal_weights(points))
+
+
+def equal_weights(points: Points) -> torch.Tensor:
+    """Return the weight 1/n for every client."""
+    shape = (*points.batch, points.num_clients)
+    return torch.full(
+        shape, 1 / points.num_clients, dtype=torch.float64, device=points.device
+    )

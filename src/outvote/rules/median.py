@@ -1,0 +1,50 @@
+"""The coordinate-wise median."""
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from outvote.axes import Columns, PerCoordinate
+from outvote.errors import check_choice
+from outvote.rules.base import CoordinatewiseRule
+from outvote.rules.order import mean_of_ranks, median_ranks
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Median(CoordinatewiseRule):
+    r"""Median of every coordinate.
+
+    $$ \operatorname{med}(g_{1j}, \dots, g_{nj}) $$
+
+    Needs: one pass over the coordinates. Tolerates: n >= 2f + 1. Differs from the paper: nothing;
+    even="lower" takes the lower of two middle values, as the code that the authors of GAS released.
+    Reference: Yin et al., ICML 2018.
+
+    >>> Median()([[1.0, 2.0], [3.0, 4.0], [100.0, 3.0]])
+    array([3., 3.])
+    """
+
+    name: ClassVar[str] = "median"
+    uses_num_byzantine: ClassVar[bool] = False
+
+    even: str = "mean"
+    """For an even number of clients: the "mean" of the two middle values, or the "lower"."""
+
+    def __post_init__(self) -> None:
+        """Check the parameters."""
+        check_choice("median: even", self.even, ("mean", "lower"))
+
+    def max_byzantine(self, num_clients: int) -> int:
+        """Return the largest f with n >= 2f + 1."""
+        return max(0, (num_clients - 1) // 2)
+
+    def reduce(self, columns: Columns, num_byzantine: int) -> PerCoordinate:
+        """Take the middle of the sorted values."""
+        del num_byzantine
+        return mean_of_ranks(columns, *median_ranks(columns.shape[-1], self.even))
+
+    def bounds(self, columns: Columns, num_byzantine: int) -> tuple[PerCoordinate, PerCoordinate]:
+        """Return the middle value or values."""
+        del num_byzantine
+        first, last = median_ranks(columns.shape[-1], self.even)
+        return mean_of_ranks(columns, first, first + 1), mean_of_ranks(columns, last - 1, last)

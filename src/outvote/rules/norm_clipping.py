@@ -1,0 +1,49 @@
+"""Norm clipping: nobody speaks louder than a given norm."""
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from outvote.rules import linalg
+from outvote.rules.answer import Answer
+from outvote.rules.base import Facts, Rule
+from outvote.rules.points import Points
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormClipping(Rule):
+    r"""Mean of the gradients, each shortened to a largest norm.
+
+    $$ \frac{1}{n} \sum_i g_i \min\Big(1, \frac{c}{\|g_i\|}\Big) $$
+
+    Needs: the norms. Tolerates: n >= 2f + 1 (f is not used; the influence of a liar is bounded,
+    not removed). Differs from the paper: nothing. Reference: Sun et al., 2019.
+
+    >>> NormClipping(max_norm=2.0)([[1.0], [2.0], [500.0]]).round(3)
+    array([1.667])
+    """
+
+    name: ClassVar[str] = "norm-clipping"
+    needs: ClassVar[str] = "the norms of the gradients"
+    uses_num_byzantine: ClassVar[bool] = False
+
+    max_norm: float = 2.0
+    """Longer gradients are shortened to this norm."""
+
+    def __post_init__(self) -> None:
+        """Check the parameters."""
+        if not 0 < self.max_norm < float("inf"):
+            raise ValueError(
+                f"norm-clipping: max_norm must be positive and finite, got {self.max_norm}."
+            )
+
+    def max_byzantine(self, num_clients: int) -> int:
+        """Return the largest f with n >= 2f + 1."""
+        return max(0, (num_clients - 1) // 2)
+
+    def answer(self, points: Points, facts: Facts) -> Answer:
+        """Weigh every client by how much its norm is too long."""
+        del facts
+        norms = linalg.norms(points.columns)
+        weights = self.max_norm / norms.clamp(min=self.max_norm) / points.num_clients
+        return Answer(vector=points.vector(Answer(weights=weights)), weights=weights, scores=norms)

@@ -1,0 +1,144 @@
+"""Some coordinates of all clients of some runs: the only view of the data that rules have."""
+
+from collections.abc import Callable
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from outvote.axes import Columns, Mixture, Pairs, PerClient, PerCoordinate, Rows
+from outvote.rules import linalg
+from outvote.rules.answer import Answer
+
+# Up to this many coordinates, plain differences are cheaper than a Gram matrix and its checks.
+FEW_COORDINATES = 8
+
+
+class Points:
+    """The clients as points in the space of some coordinates, and the geometry between them.
+
+    Shapes are ``[runs, *groups, dim, clients]``; everything is lazy, so that a rule that asks for
+    distances alone never has the values copied.
+    """
+
+    def __init__(
+        self,
+        columns: Columns | Callable[[], Columns],
+        shape: torch.Size | None = None,
+        *,
+        centre: Tensor | None = None,
+        gram: Callable[[], Pairs] | None = None,
+    ) -> None:
+        """Take the values, or a way to get them with the shape that they will have."""
+        self._columns = columns
+        self.shape = columns.shape if isinstance(columns, Tensor) else torch.Size(shape or ())
+        self._centre = centre
+        self._gram = gram
+
+    @classmethod
+    def from_rows(cls, rows: Rows) -> "Points":
+        """View gradients ``[runs, clients, dim]`` as points, without a copy."""
+        return cls(rows.mT)
+
+    @property
+    def num_clients(self) -> int:
+        """How many clients there are."""
+        return self.shape[-1]
+
+    @property
+    def dim(self) -> int:
+        """How many coordinates the points have."""
+        return self.shape[-2]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the values are."""
+        return self.columns.device
+
+    @property
+    def batch(self) -> torch.Size:
+        """The axes before the coordinates: runs, then groups."""
+        return self.shape[:-2]
+
+    @cached_property
+    def columns(self) -> Columns:
+        """The values, clients last."""
+        return self._columns if isinstance(self._columns, Tensor) else self._columns()
+
+    @cached_property
+    def centre(self) -> Tensor:
+        """The client of each run that lies in the middle of the others."""
+        return linalg.medoids(self.columns) if self._centre is None else self._centre
+
+    @cached_property
+    def gram(self) -> Pairs:
+        """The inner products of the clients relative to the central one."""
+        return linalg.gram(self.columns, self.centre) if self._gram is None else self._gram()
+
+    @cached_property
+    def squared_distances(self) -> Pairs:
+        """The squared distances between all pairs of clients, float64, exactly 0 to oneself."""
+        if self.dim <= FEW_COORDINATES:
+            return linalg.pairwise_differences(self.columns)
+        return linalg.squared_distances(self.columns, self.gram)
+
+    def squared_distances_to(self, answer: Answer) -> PerClient:
+        """Return how far every client is from an answer, squared, float64."""
+        if answer.vector is not None:
+            return linalg.squared_distances_to_vector(self.columns, answer.vector)
+        weights = answer.weights.double().expand(*self.batch, self.num_clients)
+        if self.dim <= self.num_clients:
+            return linalg.direct_distances_to_average(self.columns, weights)
+        return linalg.squared_distances_to_average(self.columns, self.gram, weights)
+
+    def distances_to(self, answer: Answer) -> PerClient:
+        """Return how far every client is from an answer, float64."""
+        return self.squared_distances_to(answer).clamp(min=0).sqrt()
+
+    def vector(self, answer: Answer) -> PerCoordinate:
+        """Return the answer as a vector of coordinates, in the working precision."""
+        if answer.vector is not None:
+            return answer.vector
+        weights = answer.weights.to(linalg.work_dtype(self.columns.dtype)).unsqueeze(-1)
+        if weights.dtype == self.columns.dtype:
+            return torch.matmul(self.columns, weights).squeeze(-1)
+        parts = [torch.matmul(tile, weights) for _, tile in linalg.tiles(self.columns)]
+        return torch.cat(parts, dim=-2).squeeze(-1)
+
+    def mixed(self, mixture: Mixture) -> "Points":
+        """Replace the clients by weighted averages of them (every row of `mixture` sums to 1)."""
+        mixture = mixture.double().expand(*self.batch, *mixture.shape[-2:])
+        shape = torch.Size([*self.batch, self.dim, mixture.shape[-2]])
+        narrow = self.dim <= self.num_clients
+        return Points(
+            lambda: self._mixed_columns(mixture),
+            shape,
+            gram=None if narrow else lambda: mixture @ self.gram @ mixture.mT,
+        )
+
+    def _mixed_columns(self, mixture: Mixture) -> Columns:
+        work = mixture.mT.to(linalg.work_dtype(self.columns.dtype))
+        parts = [torch.matmul(tile, work) for _, tile in linalg.tiles(self.columns)]
+        return torch.cat(parts, dim=-2)
+
+    def with_point(self, vector: PerCoordinate | None = None) -> "Points":
+        """Add one more point behind the clients: the origin, or a vector per run."""
+        columns = self.columns.to(linalg.work_dtype(self.columns.dtype))
+        if vector is None:
+            vector = columns.new_zeros(self.shape[:-1])
+        return Points(torch.cat([columns, vector.to(columns).unsqueeze(-1)], dim=-1))
+
+    def selected(self, index: Tensor) -> Columns:
+        """Return the values of some clients per run and group, ``index [runs, *groups, k]``."""
+        if index.numel() == index.shape[-1]:
+            return self.columns.index_select(-1, index.flatten())
+        index = index.unsqueeze(-2).expand(*self.batch, self.dim, index.shape[-1])
+        return self.columns.gather(-1, index)
+
+    def at_coordinates(self, index: Tensor) -> "Points":
+        """Keep some coordinates, ``index [runs, k]``."""
+        if len(index) == 1:
+            return Points(self.columns.index_select(-2, index[0]))
+        index = index.view(len(index), *[1] * (len(self.batch) - 1), -1, 1)
+        index = index.expand(*self.batch, index.shape[-2], self.num_clients)
+        return Points(self.columns.gather(-2, index))

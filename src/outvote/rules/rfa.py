@@ -1,0 +1,72 @@
+"""RFA: a few steps of the smoothed Weiszfeld algorithm towards the geometric median."""
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+
+from outvote.axes import PerClient
+from outvote.errors import check_choice
+from outvote.rules.answer import Answer
+from outvote.rules.base import AffineRule, Facts
+from outvote.rules.mean import equal_weights
+from outvote.rules.points import Points
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RFA(AffineRule):
+    r"""Average in which distant clients count less, reweighted a few times.
+
+    $$ z_0 = \frac{1}{n} \sum_i g_i, \qquad \beta_i = \frac{1}{\max(\nu, \|g_i - z_t\|)}, \qquad
+       z_{t+1} = \frac{\sum_i \beta_i g_i}{\sum_i \beta_i} $$
+
+    Needs: the distances between the clients. Tolerates: n >= 2f + 1 (f is not used).
+    Differs from the paper: equal weights instead of data set sizes, no early stop;
+    start="zero" begins at the origin, as ByzFL does.
+    Reference: Pillutla et al., IEEE TSP 2022.
+
+    >>> RFA()([[1.0, 2.0], [1.5, 1.0], [0.5, 1.5], [2.0, 2.5], [-6.0, 8.0]]).round(3)
+    array([0.981, 1.956])
+    """
+
+    name: ClassVar[str] = "rfa"
+    uses_num_byzantine: ClassVar[bool] = False
+
+    num_iterations: int = 3
+    """How often the clients are reweighted."""
+    smoothing: float = 1e-6
+    """Distances below this count as this."""
+    start: str = "mean"
+    """Where the iteration starts: the "mean" of the clients, or "zero"."""
+
+    def __post_init__(self) -> None:
+        """Check the parameters."""
+        check_choice("rfa: start", self.start, ("mean", "zero"))
+        if self.num_iterations < 1:
+            raise ValueError(f"rfa: num_iterations must be at least 1, got {self.num_iterations}.")
+        if not 0 < self.smoothing < float("inf"):
+            raise ValueError(f"rfa: smoothing must be positive and finite, got {self.smoothing}.")
+
+    def max_byzantine(self, num_clients: int) -> int:
+        """Return the largest f with n >= 2f + 1."""
+        return max(0, (num_clients - 1) // 2)
+
+    def weigh(self, points: Points, facts: Facts) -> Answer:
+        """Reweight the clients by their distance to the current average."""
+        del facts
+        if self.start == "mean":
+            return Answer(weights=self._reweigh(points, equal_weights(points), points.num_clients))
+        with_origin = points.with_point()
+        weights = torch.zeros_like(equal_weights(with_origin))
+        weights[..., -1] = 1
+        weights = self._reweigh(with_origin, weights, points.num_clients)
+        return Answer(weights=weights[..., :-1])
+
+    def _reweigh(self, points: Points, weights: PerClient, num_real: int) -> PerClient:
+        for _ in range(self.num_iterations):
+            far = points.distances_to(Answer(weights=weights))
+            weights = 1 / far.clamp(min=self.smoothing)
+            weights[..., num_real:] = 0
+            weights /= weights.sum(dim=-1, keepdim=True)
+        return weights

@@ -1,0 +1,144 @@
+"""Ways to cut the coordinates into groups.
+
+A split holds index tensors ``[runs, groups, width]``, one per width, so that groups of one width
+are worked on together and nothing is padded.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outvote.axes import Columns
+from outvote.rules import linalg
+from outvote.rules.points import Points
+from outvote.rules.threads import in_pieces
+
+SPLITS = ("balanced", "ceil", "contiguous", "by-layer")
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A partition of the coordinates of every run."""
+
+    blocks: tuple[Tensor, ...]
+
+    @property
+    def num_groups(self) -> int:
+        """How many groups there are."""
+        return sum(block.shape[1] for block in self.blocks)
+
+
+def balanced_sizes(dim: int, num_groups: int) -> tuple[int, int, int, int]:
+    """Return (number, width) of the larger groups, then of the smaller: exactly `num_groups`."""
+    width, num_large = divmod(dim, num_groups)
+    return num_large, width + 1, num_groups - num_large, width
+
+
+def ceil_sizes(dim: int, num_groups: int) -> tuple[int, int, int, int]:
+    """Return (number, width) of full groups of ``ceil(dim / num_groups)``, then of the rest.
+
+    There can be far fewer than `num_groups` (as in the code that the authors released).
+    """
+    width = ceil(dim / num_groups)
+    num_full, rest = divmod(dim, width)
+    return num_full, width, int(rest > 0), rest
+
+
+def cut(order: Tensor, sizes: tuple[int, int, int, int]) -> Split:
+    """Cut an order of the coordinates ``[runs, dim]`` into consecutive groups."""
+    num_first, first, num_second, second = sizes
+    end = num_first * first
+    blocks = [
+        order[:, :end].view(len(order), num_first, first) if num_first else None,
+        order[:, end:].view(len(order), num_second, second) if num_second else None,
+    ]
+    return Split(tuple(block for block in blocks if block is not None))
+
+
+def explicit(groups: Sequence[Sequence[int]], dim: int, device: torch.device) -> Split:
+    """Check and take a partition that the caller gives."""
+    arrays = [np.asarray(group) for group in groups]
+    if not arrays or any(array.ndim != 1 or array.size == 0 for array in arrays):
+        raise ValueError(
+            "groups must be non-empty lists of coordinate indices, got an empty or nested group."
+        )
+    if any(array.dtype.kind not in "iu" for array in arrays):
+        raise TypeError("groups must hold integers (coordinate indices).")
+    flat = np.concatenate(arrays)
+    if flat.size != dim or not np.array_equal(np.sort(flat), np.arange(dim)):
+        raise ValueError(
+            f"groups must hold each of the {dim} coordinates 0..{dim - 1} exactly once, got "
+            f"{flat.size} indices, {len(np.unique(flat))} different, from {flat.min()} to "
+            f"{flat.max()}; take the overlap out or add what is missing."
+        )
+    by_width: dict[int, list[np.ndarray]] = {}
+    for array in arrays:
+        by_width.setdefault(array.size, []).append(array)
+    stacks = [torch.from_numpy(np.stack(same)).to(device) for same in by_width.values()]
+    return Split(tuple(stack.unsqueeze(0) for stack in stacks))
+
+
+def by_layer(sizes: tuple[int, ...] | None, dim: int, device: torch.device) -> Split:
+    """Make one group of each named tensor."""
+    if sizes is None or sum(sizes) != dim:
+        raise ValueError(
+            'split="by-layer" needs gradients with names, a list of dicts of arrays, got a matrix; '
+            "pass dicts, or split='balanced'."
+        )
+    order = torch.arange(dim, device=device).split(list(sizes))
+    by_width: dict[int, list[Tensor]] = {}
+    for group in order:
+        if len(group):
+            by_width.setdefault(len(group), []).append(group)
+    return Split(tuple(torch.stack(same).unsqueeze(0) for same in by_width.values()))
+
+
+def slabs(points: Points, split: Split) -> Iterator[Points]:
+    """Yield the groups as points ``[runs, groups, width, clients]``, some at a time."""
+    if len(points.batch) > 1:
+        yield from _slabs_of_groups(points, split)
+        return
+    columns = points.columns.to(linalg.work_dtype(points.columns.dtype)).contiguous()
+    # n x n matrices are as large as the values when the groups are narrow.
+    for block in split.blocks:
+        runs, num_groups, width = block.shape
+        per_group = runs * points.num_clients * max(width, points.num_clients)
+        step = max(1, linalg.tile_values(columns) // per_group)
+        for start in range(0, num_groups, step):
+            index = block[:, start : start + step]
+            yield Points(gather(columns, index), centre=points.centre)
+
+
+def gather(columns: Columns, index: Tensor) -> Columns:
+    """Copy the coordinates `index` [runs, groups, width] of ``columns [runs, dim, clients]``."""
+    runs, dim, num_clients = columns.shape
+    rows = columns.view(runs * dim, num_clients)
+    if len(index) < runs:
+        index = index.expand(runs, *index.shape[1:])
+    if runs > 1:
+        first = torch.arange(runs, device=index.device) * dim
+        index = index + first.view(-1, 1, 1)
+    flat = index.reshape(-1)
+    if columns.device.type != "cpu":
+        return rows.index_select(0, flat).view(*index.shape, num_clients)
+    source, where = rows.numpy(), flat.numpy()
+    taken = np.empty((len(where), num_clients), source.dtype)
+    in_pieces(
+        lambda piece: np.take(source, where[piece], axis=0, out=taken[piece], mode="clip"),
+        len(where),
+        num_clients,
+    )
+    return torch.from_numpy(taken).view(*index.shape, num_clients)
+
+
+def _slabs_of_groups(points: Points, split: Split) -> Iterator[Points]:
+    """Split what is itself a group: the same positions in every group of a run."""
+    for block in split.blocks:
+        for start in range(block.shape[1]):
+            index = block[:, start].long()
+            inner = points.at_coordinates(index.expand(points.batch[0], -1))
+            yield Points(inner.columns.unsqueeze(-3))

@@ -1,0 +1,67 @@
+"""Where randomness comes from: a seed per run, and a named stream for every use of it.
+
+A stream is a function of (seed, name) alone. Asking twice for the same stream gives the same
+numbers, so a wrapper that works in pieces (GAS over slabs of groups) sees one and the same draw in
+every piece, and no global generator is ever touched.
+"""
+
+import hashlib
+import secrets
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Seed = int | np.random.Generator | torch.Generator | None
+
+
+def seed_from(source: Seed) -> int:
+    """Turn a seed, a generator (one draw is taken from it) or None (fresh entropy) into a seed."""
+    if source is None:
+        return secrets.randbits(63)
+    if isinstance(source, np.random.Generator):
+        return int(source.integers(2**63))
+    if isinstance(source, torch.Generator):
+        drawn = torch.randint(2**63 - 1, (), generator=source, device=source.device)
+        return int(drawn)
+    if isinstance(source, bool) or not isinstance(source, int | np.integer):
+        raise TypeError(
+            "seed must be an integer, a numpy or torch generator, or None, "
+            f"got {type(source).__name__}."
+        )
+    if source < 0:
+        raise ValueError(f"seed must be 0 or larger, got {source}.")
+    return int(source)
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """The random streams of a batch of runs, one seed each."""
+
+    seeds: tuple[int, ...]
+    path: str = ""
+
+    def under(self, name: str) -> "Draws":
+        """Return the streams of a part, told apart from those of other parts by its name."""
+        return Draws(self.seeds, f"{self.path}/{name}")
+
+    def generators(self, device: torch.device) -> list[torch.Generator]:
+        """Return one fresh generator per run on `device`."""
+        return [self._generator(seed, device) for seed in self.seeds]
+
+    def permutations(self, size: int, device: torch.device) -> Tensor:
+        """Return one random order of `size` things per run, [runs, size] int32.
+
+        Drawn where the data lives: the same seed gives another order on another kind of device.
+        """
+        return torch.stack(
+            [
+                torch.randperm(size, generator=generator, device=device, dtype=torch.int32)
+                for generator in self.generators(device)
+            ]
+        )
+
+    def _generator(self, seed: int, device: torch.device) -> torch.Generator:
+        digest = hashlib.blake2b(f"{seed}{self.path}".encode(), digest_size=8).digest()
+        return torch.Generator(device).manual_seed(int.from_bytes(digest) >> 1)
