@@ -172,42 +172,54 @@ def sum_of_distances(X, z):
     return math.fsum(distance(row, list(z)) for row in as_rows(X))
 
 
-def pull_on_row(X: Rows, k: int) -> tuple[float, int]:
-    """Length of the pull of the other rows on row k, and how often row k occurs (3.7)."""
-    pull, count = [0.0] * len(X[0]), 0
-    for row in X:
-        length = distance(X[k], row)
-        if length == 0:
-            count += 1
-        else:
-            pull = [p + (x - y) / length for p, x, y in zip(pull, X[k], row, strict=True)]
-    return norm(pull), count
-
-
 def geometric_median(X, f=0):
-    """3.7: a row where its optimality condition holds, else Weiszfeld polished by Newton."""
+    """3.7: a row where its optimality condition holds, else damped Newton from the best row."""
     X = as_rows(X)
-    for k in range(len(X)):
-        length, count = pull_on_row(X, k)
-        if length <= count * (1 + 1e-12):
-            return X[k]
-    z = median(X)
-    for _ in range(300):
+    best = min(range(len(X)), key=lambda k: sum_of_distances(X, X[k]))
+    pull, count, stiffness = pull_on_row(X, best)
+    if norm(pull) <= count * (1 + 1e-12):
+        return X[best]
+    # Leaving the best row downhill, no later step can end on any row.
+    step = (1 - count / norm(pull)) / stiffness
+    z = [x - step * p for x, p in zip(X[best], pull, strict=True)]
+    for _ in range(20):
         pulls = [1 / max(1e-300, distance(row, z)) for row in X]
         z = weighted_sum(X, [pull / math.fsum(pulls) for pull in pulls])
-    for _ in range(20):
-        z = list(np.array(z) - newton_step(X, z))
+    for _ in range(60):
+        newton = newton_step(X, z)
+        if norm(newton) <= 1e-15 * norm(z):
+            break
+        tries = [difference(z, [x / 2**t for x in newton]) for t in range(30)]
+        at_most = sum_of_distances(X, z) * (1 + 1e-15)
+        z = next((new for new in tries if sum_of_distances(X, new) <= at_most), z)
     return z
 
 
-def newton_step(X: Rows, z: Row) -> np.ndarray:
+def pull_on_row(X: Rows, k: int) -> tuple[Row, int, float]:
+    """The unit pulls of the other rows on row k, how often row k occurs, and sum 1/distance.
+
+    Rows that are equal but for noise count as equal: between them there is nothing to find.
+    """
+    pull, count, stiffness = [0.0] * len(X[0]), 0, 0.0
+    usual = average([distance(X[k], row) for row in X])
+    for row in X:
+        length = distance(X[k], row)
+        if length <= 1e-5 * usual:
+            count += 1
+        else:
+            pull = [p + (x - y) / length for p, x, y in zip(pull, X[k], row, strict=True)]
+            stiffness += 1 / length
+    return pull, count, stiffness
+
+
+def newton_step(X: Rows, z: Row) -> Row:
     gradient, hessian = np.zeros(len(z)), np.zeros((len(z), len(z)))
     for row in X:
         away = np.array(difference(z, row))
         length = norm(list(away))
         gradient += away / length
         hessian += (np.eye(len(z)) - np.outer(away, away) / length**2) / length
-    return np.linalg.lstsq(hessian, gradient, rcond=1e-13)[0]
+    return [float(x) for x in np.linalg.lstsq(hessian, gradient, rcond=1e-13)[0]]
 
 
 def dnc_scores(X, coordinates):
@@ -280,6 +292,8 @@ def fltrust(X, f=0, reference=()):
 
 def cosine(a: Row, b: Row) -> float:
     both = norm(a) * norm(b)
+    if a == b and both > 0:
+        return 1.0
     return dot(a, b) / both if both > 0 else 0.0
 
 
@@ -345,11 +359,12 @@ def shifted_to_peak(seed: Row, points: Rows, bandwidth: float) -> tuple[Row, int
 
 def largest_cluster(points: Rows, bandwidth: float) -> list[int]:
     """3.10 (b): mean shift from the occupied bins; points beyond the bandwidth stay out."""
+    if bandwidth == 0:  # Left open there: only equal points are one cluster.
+        return max(([i for i, q in enumerate(points) if q == p] for p in points), key=len)
     seeds = points
-    if bandwidth > 0:
-        bins = {tuple(round(x / bandwidth) for x in p) for p in points}
-        if len(bins) < len(points):
-            seeds = [[x * bandwidth for x in cell] for cell in bins]
+    bins = {tuple(round(x / bandwidth) for x in p) for p in points}
+    if len(bins) < len(points):
+        seeds = [[x * bandwidth for x in cell] for cell in bins]
     peaks = {}
     for seed in seeds:
         place, count = shifted_to_peak(seed, points, bandwidth)
@@ -367,14 +382,17 @@ def largest_cluster(points: Rows, bandwidth: float) -> list[int]:
     return max(members, key=len)
 
 
-def signguard(X, start, window, lower=0.1, upper=3.0):
-    """3.10; the window's start is given. Returns the update and the kept rows."""
+def signguard(X, start, window, lower=0.1, upper=3.0, widen=1.0):
+    """3.10; the window's start is given. Returns the update and the kept rows.
+
+    `widen` moves the bandwidth, to see whether a point lies right at it.
+    """
     X = as_rows(X)
     norms = [norm(row) for row in X]
     usual = middle(norms)
     plausible = [i for i, length in enumerate(norms) if lower * usual < length < upper * usual]
     features = sign_features(X, start, window)
-    cluster = largest_cluster(features, estimated_bandwidth(features))
+    cluster = largest_cluster(features, widen * estimated_bandwidth(features))
     kept = [i for i in plausible if i in cluster] or plausible
     if not kept:
         return [0.0] * len(X[0]), []

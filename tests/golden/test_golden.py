@@ -8,16 +8,16 @@ import json
 from pathlib import Path
 
 import numpy as np
-import oracles
 import pytest
 import torch
-from calling import aggregate, inspect, update_of
-
-import outvote as ov
 from outvote.rules.bucketing import bucket_matrix
 from outvote.rules.call import num_from_fraction
 from outvote.rules.nnm import neighbour_matrix
 from outvote.rules.signguard import judge_rows
+
+import oracles
+import outvote as ov
+from calling import aggregate, inspect, update_of
 from outvote.rules.split import balanced_sizes, ceil_sizes
 
 GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())

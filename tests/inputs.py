@@ -1,0 +1,73 @@
+"""Named families of inputs, and how far a rule may be from its oracle on them."""
+
+import math
+
+import numpy as np
+
+
+def normal(rng, n, d):
+    return rng.normal(size=(n, d))
+
+
+def heterogeneous(rng, n, d):
+    """Rows of very different length around different centres, columns of different scale."""
+    rows = rng.normal(size=(n, d)) * 10.0 ** rng.uniform(-1, 1, size=(n, 1))
+    return (rows + rng.normal(size=d)) * 10.0 ** rng.uniform(-1, 1, size=d)
+
+
+def duplicated(rng, n, d):
+    """Up to half of the rows are copies of one row, as colluding attackers send them."""
+    rows = rng.normal(size=(n, d))
+    copies = rng.permutation(n)[: max(2, int(rng.integers(2, n // 2 + 2)))]
+    rows[copies] = rows[copies[0]]
+    return rows
+
+
+def offset(rng, n, d):
+    """A common offset of 1e4 times the spread."""
+    return rng.normal(size=(n, d)) + 1e4 * rng.choice([-1.0, 1.0], size=d)
+
+
+def one_huge_row(rng, n, d):
+    rows = rng.normal(size=(n, d))
+    rows[rng.integers(n)] *= 1e8
+    return rows
+
+
+FAMILIES = {
+    family.__name__: family for family in (normal, heterogeneous, duplicated, offset, one_huge_row)
+}
+
+
+def make_rows(family, n, d, seed):
+    return FAMILIES[family](np.random.default_rng(seed), n, d)
+
+
+def spread(X):
+    """The usual deviation from the coordinate-wise median; huge rows and offsets do not count."""
+    X = np.asarray(X, dtype=np.float64)
+    deviations = np.abs(X - np.median(X, axis=0))
+    usual = float(np.median(deviations[deviations > 0])) if deviations.any() else 0.0
+    return usual or float(np.abs(X).max()) or 1.0
+
+
+def tolerance(X, expected, relative=1e-9):
+    """Relative to the scale of the data without its offset; 1e-3 of it of the offset itself."""
+    centre = np.median(X, axis=0) if np.shape(expected) == X.shape[1:] else 0.0
+    away = float(np.abs(np.asarray(expected) - centre).max())
+    return relative * (spread(X) * math.sqrt(X.shape[1]) + away + 1e-3 * np.abs(expected).max())
+
+
+def is_clear(oracle, X, seed, noise=1e-10, jump=1e-5):
+    """Whether the oracle's choices survive small noise: rounding must not decide the case.
+
+    Exact ties that are not broken by the noise stay in: the lowest row index wins them.
+    """
+    rng = np.random.default_rng(seed)
+    expected = np.asarray(oracle(X))
+    step = noise * spread(X) + 1e-13 * np.abs(X)
+    for _ in range(3):
+        moved = np.asarray(oracle(X + step * rng.uniform(-1, 1, size=X.shape)))
+        if np.abs(moved - expected).max() > tolerance(X, expected, jump):
+            return False
+    return True

@@ -1,0 +1,105 @@
+"""Every rule, and GAS over every rule, against the plain-loop oracles.
+
+Inputs where rounding would decide (near ties, equal eigenvalues) are left out by `is_clear`;
+exact ties that belong to a rule's definition stay in.
+"""
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import oracles as slow
+import outvote as ov
+from calling import inspect, update_of
+from inputs import FAMILIES, is_clear, make_rows, spread, tolerance
+from pairs import EVERY_PAIR, PAIRS, assert_agrees, partitions, rounds
+
+FEW = max(20, settings().max_examples // 4)
+
+
+@EVERY_PAIR
+@given(data=st.data())
+@settings(max_examples=FEW)
+def test_rule_agrees_with_its_oracle(name, data, device):
+    pair = PAIRS[name]
+    X, f, seed = data.draw(rounds(pair))
+    assume(is_clear(lambda X: pair.oracle(X, f), X, seed))
+    verdict = inspect(pair.rule, X, device, num_byzantine=f, seed=seed)
+    assert_agrees(verdict, pair.oracle(X, f), X)
+
+
+@EVERY_PAIR
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rule_agrees_with_its_oracle_on_float32(name, family, device):
+    pair = PAIRS[name]
+    for seed, (n, d) in enumerate([(5, 40), (8, 100), (9, 7)]):
+        X = make_rows(family, n, d, seed).astype(np.float32)
+        f = pair.rule.max_byzantine(num_clients=n)
+        exact = X.astype(np.float64)
+        if not is_clear(lambda X, f=f: pair.oracle(X, f), exact, seed, noise=3e-6, jump=1e-3):
+            continue
+        verdict = inspect(pair.rule, X, device, num_byzantine=f, seed=seed)
+        expected = np.asarray(pair.oracle(exact, f))
+        atol = 1e-6 * (np.abs(expected).max() + spread(exact))
+        np.testing.assert_allclose(update_of(verdict), expected, rtol=0, atol=atol)
+
+
+def assert_gas_agrees(verdict, pair, X, f, groups, oracle=None):
+    f_base = min(f, pair.rule.max_byzantine(num_clients=len(X)))
+    update, scores, kept = slow.gas(oracle or pair.oracle, X, groups, f, f_base)
+    np.testing.assert_allclose(
+        verdict.scores, scores, rtol=1e-9, atol=tolerance(X, np.median(scores))
+    )
+    assert verdict.num_groups == len(groups)
+    assert verdict.base_num_byzantine == f_base
+    assert len(verdict.kept) == max(1, len(X) - f)
+    np.testing.assert_allclose(
+        update_of(verdict), X[verdict.kept].mean(0), rtol=1e-9, atol=1e-9 * spread(X)
+    )
+    ordered = np.sort(scores)
+    if len(kept) < len(X) and ordered[len(kept)] - ordered[len(kept) - 1] > 1e-7 * ordered[-1]:
+        assert_agrees(verdict, update, X)
+
+
+@EVERY_PAIR
+@given(data=st.data())
+@settings(max_examples=FEW)
+def test_gas_agrees_with_its_oracle(name, data, device):
+    pair = PAIRS[name]
+    rule = ov.GAS(pair.rule, num_groups=3)
+    X, f, seed = data.draw(rounds(pair, rule, dims=(1, 10)))
+    groups = data.draw(partitions(X.shape[1]))
+    f_base = min(f, pair.rule.max_byzantine(num_clients=len(X)))
+    assume(all(pair.is_defined(len(X), len(group), f_base) for group in groups))
+    assume(is_clear(lambda X: slow.gas(pair.oracle, X, groups, f, f_base)[1], X, seed))
+    verdict = inspect(rule, X, device, num_byzantine=f, seed=seed, groups=groups)
+    assert_gas_agrees(verdict, pair, X, f, groups)
+
+
+@EVERY_PAIR
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gas_agrees_with_its_oracle_on_float32(name, family, device):
+    pair = PAIRS[name]
+    n, d, f = 7, 60, 2
+    f_base = min(f, pair.rule.max_byzantine(num_clients=n))
+    for seed, p in enumerate([1, 7, 20]):
+        X = make_rows(family, n, d, seed).astype(np.float32)
+        exact = X.astype(np.float64)
+        groups = np.array_split(np.random.default_rng(seed).permutation(d), p)
+
+        def output(X, groups=groups):
+            return slow.gas(pair.oracle, X, groups, f, f_base)[0]
+
+        if not is_clear(output, exact, seed, noise=3e-6, jump=1e-3):
+            continue
+        verdict = inspect(
+            ov.GAS(pair.rule),
+            X,
+            device,
+            num_byzantine=f,
+            groups=[list(map(int, g)) for g in groups],
+        )
+        expected = np.asarray(output(exact))
+        atol = 1e-6 * (np.abs(expected).max() + spread(exact))
+        np.testing.assert_allclose(update_of(verdict), expected, rtol=0, atol=atol)
