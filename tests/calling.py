@@ -5,10 +5,11 @@ import torch
 
 
 def inspect(rule, X, device, **facts):
-    """The verdict on `X`; `state` and `reference` may be given as numpy arrays or lists."""
+    """The verdict on `X`, with `state` and `reference` on the same device."""
     X = np.asarray(X)
     for name in facts.keys() & {"state", "reference"}:
-        facts[name] = None if facts[name] is None else _place(np.asarray(facts[name]), device)
+        if isinstance(facts[name], np.ndarray):
+            facts[name] = _place(facts[name], device)
     return rule.inspect(_place(X, device), **facts)
 
 

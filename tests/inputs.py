@@ -23,6 +23,11 @@ def duplicated(rng, n, d):
     return rows
 
 
+def nearly_duplicated(rng, n, d):
+    """The same, but for rounding: copies that went through different arithmetic."""
+    return duplicated(rng, n, d) * (1 + 1e-15 * rng.uniform(-1, 1, size=(n, d)))
+
+
 def offset(rng, n, d):
     """A common offset of 1e4 times the spread."""
     return rng.normal(size=(n, d)) + 1e4 * rng.choice([-1.0, 1.0], size=d)
@@ -35,7 +40,8 @@ def one_huge_row(rng, n, d):
 
 
 FAMILIES = {
-    family.__name__: family for family in (normal, heterogeneous, duplicated, offset, one_huge_row)
+    family.__name__: family
+    for family in (normal, heterogeneous, duplicated, nearly_duplicated, offset, one_huge_row)
 }
 
 

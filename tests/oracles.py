@@ -201,7 +201,8 @@ def pull_on_row(X: Rows, k: int) -> tuple[Row, int, float]:
     Rows that are equal but for noise count as equal: between them there is nothing to find.
     """
     pull, count, stiffness = [0.0] * len(X[0]), 0, 0.0
-    usual = average([distance(X[k], row) for row in X])
+    centre = median(X)
+    usual = sorted(distance(row, centre) for row in X)[3 * (len(X) - 1) // 4]
     for row in X:
         length = distance(X[k], row)
         if length <= 1e-5 * usual:
@@ -216,7 +217,7 @@ def newton_step(X: Rows, z: Row) -> Row:
     gradient, hessian = np.zeros(len(z)), np.zeros((len(z), len(z)))
     for row in X:
         away = np.array(difference(z, row))
-        length = norm(list(away))
+        length = max(1e-300, norm(list(away)))
         gradient += away / length
         hessian += (np.eye(len(z)) - np.outer(away, away) / length**2) / length
     return [float(x) for x in np.linalg.lstsq(hessian, gradient, rcond=1e-13)[0]]

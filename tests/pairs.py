@@ -35,7 +35,9 @@ PAIRS = {
     "meamed": Pair(ov.MeaMed(), slow.meamed),
     "krum": Pair(ov.Krum(), slow.krum),
     "krum-other": Pair(
-        ov.Krum(num_neighbours=2, power=1), with_options(slow.krum, num_neighbours=2, power=1)
+        ov.Krum(num_neighbours=2, power=1),
+        with_options(slow.krum, num_neighbours=2, power=1),
+        is_defined=lambda n, d, f: n > 2,
     ),
     "multi-krum": Pair(ov.MultiKrum(), slow.multi_krum),
     "multi-krum-other": Pair(
