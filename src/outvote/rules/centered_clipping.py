@@ -58,7 +58,8 @@ class CenteredClipping(Rule):
 
     def answer(self, points: Points, facts: Facts) -> Answer:
         """Move the centre, told as a weighted average of the clients and the old centre."""
-        around = points.with_point(facts.state)
+        start = None if facts.state is None else facts.state.expand(points.shape[:-1])
+        around = points.with_point(start)
         shape = (*around.batch, around.num_clients)
         weights = torch.zeros(shape, dtype=torch.float64, device=points.device)
         weights[..., -1] = 1
