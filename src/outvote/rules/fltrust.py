@@ -5,6 +5,8 @@ from typing import ClassVar, final
 
 import torch
 
+from outvote.axes import Columns, PerClient, PerCoordinate
+from outvote.flat import to_float
 from outvote.rules import linalg
 from outvote.rules.answer import Answer
 from outvote.rules.base import Facts, Rule
@@ -47,10 +49,17 @@ class FLTrust(Rule):
         own_norm = linalg.norms(reference.unsqueeze(-1)).squeeze(-1)
         norms = linalg.norms(points.columns)
         dots = linalg.inner_products(points.columns, reference)
-        scale = (norms * own_norm.unsqueeze(-1)).clamp(min=1e-300)
-        trust = (dots / scale).clamp(min=0, max=1)
+        scale = norms * own_norm.unsqueeze(-1)
+        cosine = torch.where(scale > 0, dots / scale.clamp(min=1e-300), 0).clamp(min=-1, max=1)
+        trust = cosine.clamp(min=0)
         total = trust.sum(dim=-1, keepdim=True)
         shares = torch.where(total > 0, trust / total.clamp(min=1e-300), 0)
-        rescaled = shares * own_norm.unsqueeze(-1) / norms.clamp(min=1e-300)
-        vector = points.vector(Answer(weights=rescaled))
-        return Answer(vector=vector, weights=shares, scores=1 - dots / scale)
+        vector = rescaled_sum(points.columns, shares * own_norm.unsqueeze(-1), norms)
+        return Answer(vector=vector, weights=shares, scores=1 - cosine)
+
+
+def rescaled_sum(columns: Columns, shares: PerClient, norms: PerClient) -> PerCoordinate:
+    """Add up the clients at the norms `shares`, in float64: the factor to 1e-38 overflows."""
+    factors = torch.where(shares > 0, shares / norms.clamp(min=1e-300), 0).unsqueeze(-1)
+    parts = [torch.matmul(tile.double(), factors) for _, tile in linalg.tiles(columns)]
+    return to_float(torch.cat(parts, dim=-2).squeeze(-1), linalg.work_dtype(columns.dtype))
