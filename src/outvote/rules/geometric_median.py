@@ -35,7 +35,7 @@ class GeometricMedian(AffineRule):
     uses_num_byzantine: ClassVar[bool] = False
 
     tolerance: float = 1e-13
-    """Stop when no client's weight changes by more than this."""
+    """Stop when no client's weight changes by more than this share of it."""
     max_iterations: int = 1000
     """Stop after so many steps at the latest."""
 
@@ -70,7 +70,8 @@ class GeometricMedian(AffineRule):
             # Relative to the nearest client, so that the reciprocals cannot overflow.
             closeness = far.amin(dim=-1, keepdim=True) / far
             updated = closeness / closeness.sum(dim=-1, keepdim=True)
-            change = (updated - weights).abs().amax()
+            # Relative to each weight: a liar at 1e30 matters as long as its weight is above 1e-30.
+            change = ((updated - weights).abs() / updated).amax()
             weights = updated
             if bool(change <= self.tolerance):
                 break
