@@ -26,4 +26,5 @@ class Answer:
         if self.weights is None:
             return replace(self, scores=None)
         weights = (self.weights.unsqueeze(-2).double() @ mixture.double()).squeeze(-2)
-        return replace(self, weights=weights, scores=None)
+        # The shares of a coordinate-wise rule do not sum to 1: one client is in many mixed ones.
+        return replace(self, weights=weights.clamp(max=1), scores=None)
