@@ -1,0 +1,112 @@
+"""The program `outvote`: finds the verb, and turns every failure into one line and an exit code."""
+
+import importlib
+import io
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+import outvote
+from outvote.cli.output import one_line
+from outvote.cli.verb import CONTEXT, WorkFailed, debug_option
+from outvote.errors import closest
+
+FINE, FAILED, WRONG_USE = 0, 1, 2
+
+VERBS = {
+    "aggregate": "outvote.cli.aggregate",
+    "demo": "outvote.cli.demo",
+    "doctor": "outvote.cli.doctor",
+    "list": "outvote.cli.list",
+    "plan": "outvote.cli.plan",
+    "show": "outvote.cli.show",
+}
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the program; return 0 (fine), 1 (the work failed) or 2 (the user must change something).
+
+    On failure one line goes to stderr: what, allowed, got, remedy. With ``--debug`` the traceback
+    goes before it.
+    """
+    words = list(sys.argv[1:] if args is None else args)
+    _accept_any_text()
+    try:
+        result = program.main(words, prog_name="outvote", standalone_mode=False)
+    except Exception as error:  # noqa: BLE001  (whatever happens, the user gets one line)
+        code, message = explain(error)
+    except KeyboardInterrupt:
+        code, message = FAILED, "interrupted; run the same command again."
+    else:
+        return result if isinstance(result, int) else FINE
+    if "--debug" in words:
+        traceback.print_exc()
+    click.echo(f"error: {one_line(message)}", err=True)
+    return code
+
+
+def explain(error: Exception) -> tuple[int, str]:
+    """Return the exit code of a failure, and the sentence for the user."""
+    if isinstance(error, click.UsageError):
+        where = error.ctx.command_path if error.ctx is not None else "outvote"
+        return WRONG_USE, f"{_sentence(error.format_message())} See '{where} --help'."
+    if isinstance(error, WorkFailed):
+        return FAILED, _sentence(str(error))
+    if isinstance(error, click.Abort):
+        return FAILED, "interrupted; run the same command again."
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return FAILED, f"{_sentence(what)} Add --debug to see where."
+
+
+class LazyGroup(click.Group):
+    """A group of verbs that imports a verb when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """List the verbs."""
+        del ctx
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a verb, or say which one is closest."""
+        if cmd_name not in VERBS:
+            if cmd_name.startswith("-"):
+                return None
+            raise click.UsageError(
+                f"there is no verb {cmd_name!r}; {closest(cmd_name, VERBS)}", ctx
+            )
+        command = importlib.import_module(VERBS[cmd_name]).command
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=LazyGroup, invoke_without_command=True, context_settings=CONTEXT)
+@click.version_option(outvote.__version__, prog_name="outvote", message="%(prog)s %(version)s")
+@debug_option
+@click.pass_context
+def program(ctx: click.Context) -> None:
+    r"""Federated learning in which some clients may lie.
+
+    \b
+    outvote demo                       see robust rules at work, in seconds
+    outvote list rules                 what there is
+    outvote show 'gas(multi-krum)'     what a rule does and tolerates
+    outvote VERB --help                more on a verb
+
+    Exit codes: 0 fine, 1 the work failed, 2 you must change something.
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def _sentence(message: str) -> str:
+    message = message.strip()
+    return message if message.endswith((".", "?", "!")) else f"{message}."
+
+
+def _accept_any_text() -> None:
+    """Let any file name be printed, whatever the encoding of the terminal."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

@@ -1,0 +1,136 @@
+"""What a rule says about itself: read from its docstring, so that nothing is written twice."""
+
+import ast
+import inspect
+import re
+import textwrap
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from itertools import pairwise
+from typing import Any
+
+from outvote.rules.base import Rule
+from outvote.rules.wrapper import Wrapper
+
+LABELS = ("Needs", "Tolerates", "Differs from the paper", "Reference")
+_LABEL = re.compile(rf"(?:^|\s)({'|'.join(LABELS)}):\s")
+_FORMULA = re.compile(r"\$\$(.*?)\$\$", re.DOTALL)
+_SENTENCE_END = re.compile(r"\.\s+(?=[A-Z])")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A field of a rule that a text spec may set."""
+
+    name: str
+    default: Any
+    doc: str
+
+    @property
+    def text(self) -> str:
+        """The parameter as a text spec writes it."""
+        return f"{self.name}={value_text(self.default)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """The parts of a rule's docstring and its parameters."""
+
+    name: str
+    summary: str
+    formula: str
+    needs: str
+    tolerates: str
+    differs: str
+    reference: str
+    notes: str
+    example: str
+    parameters: tuple[Parameter, ...]
+    is_wrapper: bool
+
+    @property
+    def tolerates_in_short(self) -> str:
+        """The condition alone, without its remarks."""
+        return re.split(r"; | \(", self.tolerates)[0]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, ready for JSON."""
+        return asdict(self)
+
+
+def describe(rule: type[Rule]) -> Description:
+    """Read what the docstring of a rule tells, and the docs of its parameters."""
+    doc = _docstring(rule)
+    before, _, example = doc.partition("\n>>> ")
+    formulas = [" ".join(formula.split()) for formula in _FORMULA.findall(before)]
+    summary, _, body = _FORMULA.sub("", before).partition("\n\n")
+    parts, notes = _split(" ".join(body.split()))
+    return Description(
+        name=rule.name or rule.__name__,
+        summary=" ".join(summary.split()).rstrip("."),
+        formula=" ".join(formulas),
+        needs=parts.get("Needs", rule.needs),
+        tolerates=parts.get("Tolerates", rule.tolerates),
+        differs=parts.get("Differs from the paper", ""),
+        reference=parts.get("Reference", rule.reference),
+        notes=notes,
+        example=f">>> {example.strip()}" if example else "",
+        parameters=tuple(_parameters(rule)),
+        is_wrapper=issubclass(rule, Wrapper),
+    )
+
+
+def value_text(value: object) -> str:
+    """Return a value as a text spec writes it."""
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+
+
+def _docstring(rule: type[Rule]) -> str:
+    doc = rule.__doc__ or ""
+    # A dataclass without a docstring gets its signature for one.
+    return "" if doc.startswith(f"{rule.__name__}(") else inspect.cleandoc(doc)
+
+
+def _split(body: str) -> tuple[dict[str, str], str]:
+    """Cut a docstring's body at its labels; a label owns a sentence, the rest are notes."""
+    first, *labelled = _LABEL.split(body)
+    parts: dict[str, str] = {}
+    notes = [first.strip()]
+    for label, text in zip(labelled[::2], labelled[1::2], strict=True):
+        sentence, *rest = _SENTENCE_END.split(text.strip(), maxsplit=1)
+        parts[label] = sentence.removesuffix(".")
+        notes += rest
+    return parts, " ".join(note for note in notes if note)
+
+
+def _parameters(rule: type) -> list[Parameter]:
+    if not is_dataclass(rule):
+        return []
+    docs = _field_docs(rule)
+    return [
+        Parameter(name=field.name, default=field.default, doc=docs.get(field.name, ""))
+        for field in fields(rule)
+        if field.default is not MISSING
+    ]
+
+
+def _field_docs(rule: type) -> dict[str, str]:
+    """Read the strings that follow the fields in the source, also those of the parents."""
+    docs: dict[str, str] = {}
+    for parent in reversed(rule.__mro__):
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(parent)))
+        except (OSError, TypeError, SyntaxError):
+            continue
+        if isinstance(tree.body[0], ast.ClassDef):
+            docs |= _strings_after_fields(tree.body[0].body)
+    return docs
+
+
+def _strings_after_fields(body: list[ast.stmt]) -> dict[str, str]:
+    found = {}
+    for field, after in pairwise(body):
+        if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+            continue
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            found[field.target.id] = " ".join(str(after.value.value).split())
+    return found

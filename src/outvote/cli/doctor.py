@@ -1,0 +1,96 @@
+"""`outvote doctor`: what is installed, what could be, and which devices there are."""
+
+import os
+import platform
+import re
+from importlib import metadata
+from typing import Any
+
+import click
+
+from outvote.cli.output import Column, print_json, print_table
+from outvote.cli.verb import Verb
+
+# A requirement as pip writes it: name, extras and versions, then for which extra it is.
+_REQUIREMENT = re.compile(r"^([\w.-]+).*?(?:;\s*extra\s*==\s*['\"]([\w-]+)['\"])?$")
+HIDDEN_EXTRAS = ("dev",)
+
+
+@click.command("doctor", cls=Verb)
+def command(as_json: bool) -> None:
+    """Tell the versions, the optional parts found or how to get them, and the devices."""
+    packages: list[dict[str, Any]] = [
+        {"what": "outvote", "found": version("outvote"), "get": ""},
+        {"what": "python", "found": platform.python_version(), "get": ""},
+        *(_package(*requirement) for requirement in requirements()),
+        _package("triton", None) | {"get": "", "note": "faster kernels on a GPU; not needed"},
+    ]
+    devices = _devices()
+    if as_json:
+        print_json({"packages": packages, "devices": devices})
+        return
+    rows = [[each["what"], each["found"] or "missing", _remark(each)] for each in packages]
+    rows += [[what, str(found), ""] for what, found in _device_rows(devices)]
+    print_table([Column("what"), Column("found"), Column("")], rows)
+
+
+def version(package: str) -> str | None:
+    """Return the installed version of a package, without importing it; None if it is missing."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def requirements() -> list[tuple[str, str | None]]:
+    """Return what outvote asks for: the package, and the extra that it belongs to."""
+    try:
+        lines = metadata.requires("outvote") or []
+    except metadata.PackageNotFoundError:
+        lines = []
+    found = [match.groups() for match in map(_REQUIREMENT.match, lines) if match]
+    return [(name, extra) for name, extra in found if extra not in HIDDEN_EXTRAS]
+
+
+def _package(name: str, extra: str | None) -> dict[str, Any]:
+    get = f"pip install 'outvote[{extra}]'" if extra else f"pip install {name}"
+    return {"what": name, "found": version(name), "get": get}
+
+
+def _remark(package: dict[str, Any]) -> str:
+    if package["found"]:
+        return ""
+    return str(package.get("note") or package["get"])
+
+
+def _devices() -> dict[str, Any]:
+    """Ask torch for threads and GPUs; what cannot be asked is left out."""
+    devices: dict[str, Any] = {"cpu_count": os.cpu_count(), "torch_threads": None, "cuda": []}
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        return devices | {"error": f"torch cannot be imported: {error}"}
+    devices |= {"torch_threads": torch.get_num_threads(), "cuda_build": torch.version.cuda}
+    try:
+        for index in range(torch.cuda.device_count()):
+            free, total = torch.cuda.mem_get_info(index)
+            name = torch.cuda.get_device_name(index)
+            devices["cuda"].append({"name": name, "memory_bytes": total, "free_bytes": free})
+    except RuntimeError as error:
+        devices["error"] = f"a GPU was found but cannot be used: {error}"
+    return devices
+
+
+def _device_rows(devices: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [("CPU cores", str(devices["cpu_count"]))]
+    rows.append(("threads of torch", str(devices["torch_threads"] or "unknown")))
+    for number, gpu in enumerate(devices["cuda"]):
+        gib = f"{gpu['memory_bytes'] / 2**30:.1f} GiB, {gpu['free_bytes'] / 2**30:.1f} free"
+        rows.append((f"GPU {number}", f"{gpu['name']}, {gib}"))
+    if not devices["cuda"]:
+        build = f"torch is built for CUDA {devices.get('cuda_build')}"
+        has_build = devices.get("cuda_build")
+        rows.append(("GPU", f"none found ({build if has_build else 'torch is built for CPUs'})"))
+    if "error" in devices:
+        rows.append(("error", devices["error"].partition("\n")[0]))
+    return rows

@@ -1,0 +1,166 @@
+"""`outvote plan`: how often a sampled round exceeds what a rule tolerates."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import comb, expm1, log1p
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from outvote.cli.output import Column, number, print_json, print_table
+from outvote.cli.verb import Verb, read_rule
+
+if TYPE_CHECKING:
+    from outvote.rules.base import Rule
+
+SMALLEST_SHOWN = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """A number of Byzantine clients among those drawn without replacement, as exact counts."""
+
+    num_clients: int
+    num_byzantine: int
+    num_sampled: int
+
+    def __post_init__(self) -> None:
+        """Check that there are enough clients."""
+        for option, value in (("byzantine", self.num_byzantine), ("sample", self.num_sampled)):
+            if value > self.num_clients:
+                raise click.UsageError(
+                    f"--{option} must be at most the {self.num_clients} of --clients, got {value}"
+                )
+
+    def num_draws(self) -> dict[int, int]:
+        """Return how many draws hold k Byzantine clients, for every possible k."""
+        num_honest = self.num_clients - self.num_byzantine
+        first = max(0, self.num_sampled - num_honest)
+        last = min(self.num_sampled, self.num_byzantine)
+        draws = {
+            first: comb(self.num_byzantine, first) * comb(num_honest, self.num_sampled - first)
+        }
+        for k in range(first, last):
+            more = (self.num_byzantine - k) * (self.num_sampled - k)
+            fewer = (k + 1) * (num_honest - self.num_sampled + k + 1)
+            draws[k + 1] = draws[k] * more // fewer
+        return draws
+
+    def probability(self, happens: Callable[[int], bool] = lambda k: True) -> float:
+        """Return the probability of a round in which `happens(k)`; rounded once, at the end."""
+        favourable = sum(draws for k, draws in self.num_draws().items() if happens(k))
+        return favourable / comb(self.num_clients, self.num_sampled)
+
+
+@click.command("plan", cls=Verb)
+@click.option("--clients", type=click.IntRange(1, 10**12), required=True, help="All clients.")
+@click.option("--byzantine", type=click.IntRange(min=0), required=True, help="How many may lie.")
+@click.option(
+    "--sample",
+    type=click.IntRange(1, 10_000),
+    required=True,
+    help="How many are drawn in a round, without replacement.",
+)
+@click.option("--rule", "rule_text", required=True, help="As in 'gas(bulyan)'.")
+@click.option("--rounds", type=click.IntRange(1, 10**9), default=200, show_default=True)
+def command(
+    clients: int, byzantine: int, sample: int, rule_text: str, rounds: int, as_json: bool
+) -> None:
+    """Tell how often a round has more Byzantine clients than a rule tolerates.
+
+    Example: outvote plan --clients 50 --byzantine 10 --sample 5 --rule bulyan
+    """
+    sampling = Sampling(clients, byzantine, sample)
+    rule = read_rule(rule_text)
+    limit = rule.max_byzantine(sample)
+    facts = {
+        "rule": str(rule),
+        "num_clients": clients,
+        "num_byzantine": byzantine,
+        "num_sampled": sample,
+        "num_rounds": rounds,
+        "max_byzantine": limit,
+        "base_max_byzantine": rule.base_num_byzantine(limit, sample),
+        "distribution": _distribution(sampling, limit, rounds),
+        "events": [
+            _event("nobody attacks", sampling.probability(lambda k: k == 0), rounds),
+            _event(
+                "more than the rule tolerates", sampling.probability(lambda k: k > limit), rounds
+            ),
+            _event("most are Byzantine", sampling.probability(lambda k: 2 * k > sample), rounds),
+        ],
+    }
+    if as_json:
+        print_json(facts)
+    else:
+        _print(facts, rule)
+
+
+def at_least_once(probability: float, num_rounds: int) -> float:
+    """Return the probability that something happens in at least one of some rounds."""
+    return 1.0 if probability >= 1 else -expm1(num_rounds * log1p(-probability))
+
+
+def _distribution(sampling: Sampling, limit: int, rounds: int) -> list[dict[str, Any]]:
+    total = comb(sampling.num_clients, sampling.num_sampled)
+    return [
+        {
+            "num_byzantine": k,
+            "probability": draws / total,
+            "expected_rounds": rounds * (draws / total),
+            "is_tolerated": k <= limit,
+            "is_majority": 2 * k > sampling.num_sampled,
+        }
+        for k, draws in sampling.num_draws().items()
+    ]
+
+
+def _event(name: str, probability: float, rounds: int) -> dict[str, Any]:
+    return {
+        "event": name,
+        "probability": probability,
+        "expected_rounds": rounds * probability,
+        "at_least_once": at_least_once(probability, rounds),
+    }
+
+
+def _print(facts: dict[str, Any], rule: "Rule") -> None:
+    rounds = Column(f"rounds of {facts['num_rounds']}", is_number=True)
+    likely = [row for row in facts["distribution"] if row["probability"] >= SMALLEST_SHOWN]
+    print_table(
+        [Column("Byzantine", True), Column("probability", True), rounds, Column("")],
+        [
+            [
+                str(row["num_byzantine"]),
+                number(row["probability"]),
+                number(row["expected_rounds"]),
+                _judgement(row, rule),
+            ]
+            for row in likely
+        ],
+        title=(
+            f"Byzantine clients among {facts['num_sampled']} drawn from {facts['num_clients']}, "
+            f"{facts['num_byzantine']} of them Byzantine"
+        ),
+    )
+    if len(likely) < len(facts["distribution"]):
+        click.echo(f"Rows below {SMALLEST_SHOWN:g} are left out; --json has all.\n")
+    rows = [
+        [event["event"]]
+        + [number(event[key]) for key in ("probability", "expected_rounds", "at_least_once")]
+        for event in facts["events"]
+    ]
+    columns = [Column("a round in which"), Column("probability", True), rounds]
+    print_table([*columns, Column("at least once", True)], rows)
+    limit, inside = facts["max_byzantine"], facts["base_max_byzantine"]
+    click.echo(f"{rule} tolerates {limit} of {facts['num_sampled']} clients.")
+    if inside < limit:
+        click.echo(
+            f"The rule inside tolerates {inside}; where more attack, it works with {inside}."
+        )
+
+
+def _judgement(row: dict[str, Any], rule: "Rule") -> str:
+    if row["is_majority"]:
+        return "most are Byzantine" + ("" if row["is_tolerated"] else f", too many for {rule}")
+    return "" if row["is_tolerated"] else f"too many for {rule}"
