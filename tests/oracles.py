@@ -103,18 +103,24 @@ def meamed(X, f):
     return [mean_around_middle(column, len(X) - f) for column in columns(X)]
 
 
+def pair_distances(X: Rows) -> Rows:
+    """2.2, step 1: all squared distances."""
+    return [[squared_distance(a, b) for b in X] for a in X]
+
+
+def krum_scores_among(apart: Rows, rows: Sequence[int], num_neighbours: int) -> Row:
+    """2.2, step 2: sums of the smallest distances among some rows, oneself excluded."""
+    others = [sorted(apart[i][j] for j in rows if j != i) for i in rows]
+    return [math.fsum(far[:num_neighbours]) for far in others]
+
+
 def krum_scores(X, f, num_neighbours=None, power=2):
     """2.2, steps 1 and 2."""
-    X = as_rows(X)
-    n = len(X)
-    k = max(1, n - f - 2) if num_neighbours is None else num_neighbours
-    scores = []
-    for i in range(n):
-        others = [squared_distance(X[i], X[j]) for j in range(n) if j != i]
-        if power != 2:
-            others = [math.sqrt(value) ** power for value in others]
-        scores.append(math.fsum(sorted(others)[:k]))
-    return scores
+    apart = pair_distances(as_rows(X))
+    if power != 2:
+        apart = [[math.sqrt(value) ** power for value in row] for row in apart]
+    k = max(1, len(apart) - f - 2) if num_neighbours is None else num_neighbours
+    return krum_scores_among(apart, range(len(apart)), k)
 
 
 def krum(X, f, num_neighbours=None, power=2):
@@ -135,9 +141,9 @@ def bulyan_selection(X, f, selection="iterative"):
     theta = len(X) - 2 * f
     if selection == "one-shot":
         return smallest(krum_scores(X, f), theta)
-    left, selected = list(range(len(X))), []
+    apart, left, selected = pair_distances(X), list(range(len(X))), []
     for _ in range(theta):
-        scores = krum_scores([X[i] for i in left], f)
+        scores = krum_scores_among(apart, left, max(1, len(left) - f - 2))
         selected.append(left.pop(smallest(scores, 1)[0]))
     return sorted(selected)
 
@@ -248,7 +254,7 @@ def dnc(X, f, draws=None, removal_factor=1.0):
 def mda_subset(X, f):
     """3.4: the subset of n - f rows with the smallest diameter, first in lexicographic order."""
     X = as_rows(X)
-    apart = [[squared_distance(a, b) for b in X] for a in X]
+    apart = pair_distances(X)
     best, best_diameter = None, math.inf
     for subset in itertools.combinations(range(len(X)), len(X) - f):
         diameter = max((apart[i][j] for i, j in itertools.combinations(subset, 2)), default=0.0)
