@@ -35,26 +35,23 @@ def main(args: Sequence[str] | None = None) -> int:
     _accept_any_text()
     try:
         result = program.main(words, prog_name="outvote", standalone_mode=False)
-    except Exception as error:  # noqa: BLE001  (whatever happens, the user gets one line)
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  (always one line, never more)
+        if "--debug" in words:
+            traceback.print_exc()
         code, message = explain(error)
-    except KeyboardInterrupt:
-        code, message = FAILED, "interrupted; run the same command again."
-    else:
-        return result if isinstance(result, int) else FINE
-    if "--debug" in words:
-        traceback.print_exc()
-    click.echo(f"error: {one_line(message)}", err=True)
-    return code
+        click.echo(f"error: {one_line(message)}", err=True)
+        return code
+    return result if isinstance(result, int) else FINE
 
 
-def explain(error: Exception) -> tuple[int, str]:
+def explain(error: BaseException) -> tuple[int, str]:
     """Return the exit code of a failure, and the sentence for the user."""
     if isinstance(error, click.UsageError):
         where = error.ctx.command_path if error.ctx is not None else "outvote"
         return WRONG_USE, f"{_sentence(error.format_message())} See '{where} --help'."
     if isinstance(error, WorkFailed):
         return FAILED, _sentence(str(error))
-    if isinstance(error, click.Abort):
+    if isinstance(error, click.Abort | KeyboardInterrupt):
         return FAILED, "interrupted; run the same command again."
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return FAILED, f"{_sentence(what)} Add --debug to see where."

@@ -37,4 +37,7 @@ def read_rule(text: str) -> "Rule":
     try:
         return make_rule(text)
     except (ValueError, TypeError) as error:
-        raise click.UsageError(str(error)) from error
+        message = str(error)
+        raise click.UsageError(
+            message if text in message else f"rule {text!r}: {message}"
+        ) from error
