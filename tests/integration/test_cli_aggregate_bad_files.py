@@ -1,0 +1,135 @@
+"""`outvote aggregate` on bad files: named, counted, left out; or nothing is written."""
+
+import os
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from command_line import run
+from update_files import fill, floats_of, status_of, updates_of
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "updates"
+    path.mkdir()
+    return path
+
+
+def reason_of(result, client):
+    return next(row["reason"] for row in result.json["clients"] if row["client"] == client)
+
+
+def damage(folder):
+    """Files that no rule should see; returns the reason for each."""
+    good = updates_of(1, seed=9)[0]
+    whole = (folder / "client-0.safetensors").read_bytes()
+    (folder / "cut.safetensors").write_bytes(whole[:-10])
+    (folder / "empty.safetensors").touch()
+    (folder / "folder.safetensors").mkdir()
+    (folder / "text.safetensors").write_text("I am not a model, I am a sentence.")
+    (folder / "liar.safetensors").write_bytes(b"\xff" * 8 + whole[8:])
+    (folder / "lost.safetensors").symlink_to(folder / "nowhere")
+    os.mkfifo(folder / "pipe.safetensors")
+    save_file(good | {"extra": torch.ones(1)}, folder / "extra.safetensors")
+    save_file(floats_of(good), folder / "missing.safetensors")
+    save_file(good | {"layer.bias": torch.ones(6)}, folder / "shape.safetensors")
+    save_file(good | {"layer.bias": torch.ones(5).double()}, folder / "dtype.safetensors")
+    for name, value in (("nan", float("nan")), ("inf", float("inf")), ("minus", -float("inf"))):
+        bias = good["layer.bias"].clone()
+        bias[-1] = value
+        save_file(good | {"layer.bias": bias}, folder / f"{name}.safetensors")
+    return {
+        "cut": "cut off",
+        "empty": "is empty",
+        "folder": "is a folder",
+        "text": "not a safetensors file",
+        "liar": "not a safetensors file",
+        "lost": "cannot be read",
+        "pipe": "not a regular file",
+        "extra": "unexpected tensor 'extra'",
+        "missing": "'steps' is missing",
+        "shape": "'layer.bias' is float32[6] instead of float32[5]",
+        "dtype": "'layer.bias' is float64[5] instead of float32[5]",
+        "nan": "'layer.bias'",
+        "inf": "'layer.bias'",
+        "minus": "'layer.bias'",
+    }
+
+
+@pytest.mark.parametrize("has_base", [False, True])
+def test_bad_files_are_named_counted_as_byzantine_and_left_out(capsys, folder, has_base):
+    updates = updates_of(8)
+    updates[3]["layer.weight"] += 50
+    fill(folder, updates)
+    reasons = damage(folder)
+    output, start = folder.parent / "out.safetensors", folder.parent / "base.safetensors"
+    words = ["aggregate", folder, "--rule", "gas(median)", "--num-byzantine", len(reasons) + 1]
+    if has_base:
+        save_file({name: torch.zeros_like(t) for name, t in updates[0].items()}, start)
+        words += ["--base", start]
+    result = run(capsys, *words, "-o", output, "--json")
+    assert (result.code, result.err) == (0, "")
+    for client, reason in reasons.items():
+        assert status_of(result)[client] == "rejected"
+        assert reason in reason_of(result, client)
+    assert status_of(result)["client-3"] == "dropped"
+    assert result.json["num_rejected"] == len(reasons)
+    assert result.json["num_byzantine"] == len(reasons) + 1
+    assert result.json["num_byzantine_left"] == 1
+    kept = [update for k, update in enumerate(updates) if k != 3]
+    wanted = torch.stack([update["layer.bias"] for update in kept]).mean(dim=0)
+    assert torch.allclose(load_file(output)["layer.bias"], wanted, rtol=1e-6)
+
+
+def test_more_bad_files_than_byzantine_clients_leave_none_to_look_for(capsys, folder):
+    fill(folder, updates_of(5))
+    reasons = damage(folder)
+    output = folder.parent / "out.safetensors"
+    words = ["aggregate", folder, "--rule", "multi-krum", "--num-byzantine", 2]
+    result = run(capsys, *words, "-o", output, "--json")
+    assert result.json["num_byzantine_left"] == 0
+    assert result.json["num_rejected"] == len(reasons)
+    assert sum(status == "kept" for status in status_of(result).values()) == 5
+
+
+@pytest.mark.parametrize("kind", ["unreadable", "not finite", "unlike the base", "integers"])
+def test_nothing_usable_is_exit_code_1_and_the_old_output_stays(capsys, folder, kind):
+    output, start = folder.parent / "out.safetensors", folder.parent / "base.safetensors"
+    output.write_bytes(b"old")
+    words = ["aggregate", folder, "--rule", "median", "-o", output]
+    if kind == "unreadable":
+        for k in range(5):
+            (folder / f"{k}.safetensors").write_bytes(b"?" * k)
+        told = ["none of the 5 files", "is empty", "2 more"]
+    elif kind == "not finite":
+        fill(folder, [{"w": torch.full((3,), float("nan"))}] * 2)
+        told = ["none of the 2 files", "'w'"]
+    elif kind == "unlike the base":
+        fill(folder, updates_of(2))
+        save_file({"w": torch.ones(3)}, start)
+        words += ["--base", start]
+        told = ["none of the 2 files", "'w' is missing"]
+    else:
+        fill(folder, [{"n": torch.tensor(3)}] * 2)
+        told = ["no floating-point tensor"]
+    run(capsys, *words).assert_fails(1, *told)
+    assert output.read_bytes() == b"old"
+
+
+def test_files_that_disagree_without_a_majority_are_not_guessed_about(capsys, folder):
+    fill(folder, [{"w": torch.ones(3)}, {"w": torch.ones(4)}])
+    output = folder.parent / "out.safetensors"
+    result = run(capsys, "aggregate", folder, "--rule", "median", "-o", output)
+    result.assert_fails(1, "disagree", "'w'")
+
+
+def test_a_file_name_cannot_command_the_terminal(capsys, folder):
+    fill(folder, updates_of(3))
+    (folder / "\x1b[2Jgone [bold].safetensors").touch()
+    output = folder.parent / "out.safetensors"
+    result = run(capsys, "aggregate", folder, "--rule", "median", "-o", output)
+    assert result.code == 0
+    assert "\x1b" not in result.out
+    assert r"\x1b[2Jgone [bold]" in result.out

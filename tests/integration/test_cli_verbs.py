@@ -1,0 +1,117 @@
+"""The verbs that tell: list, show, plan, doctor, demo."""
+
+import pytest
+
+from command_line import run
+from outvote import __version__
+
+MY_RULE = '''
+import outvote
+class {name}(outvote.VectorRule):
+    """The first client is right."""
+    def max_byzantine(self, num_clients):
+        return {limit}
+    def aggregate(self, rows, num_byzantine):
+        return rows[0]
+'''
+
+
+@pytest.fixture
+def my_rule(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(MY_RULE.format(name="First", limit="num_clients - 1"))
+    return f"{path}:First"
+
+
+def test_list_names_every_rule_with_its_parameters_and_marks_wrappers(capsys):
+    from outvote.rules.spec import RULES
+
+    result = run(capsys, "list", "rules")
+    assert result.code == 0
+    for words in ("gas(...)", "num_groups=1000", "rbtm", "n >= 4f + 3", "smoothing=1e-06"):
+        assert words in result.out
+    found = run(capsys, "list", "rules", "--json").json
+    assert [each["name"] for each in found] == list(RULES)
+    assert {each["name"] for each in found if each["is_wrapper"]} == {
+        "gas",
+        "bucketing",
+        "nnm",
+        "clip",
+    }
+    trimmed = next(each for each in found if each["name"] == "trimmed-mean")
+    assert trimmed["aliases"] == ["rbtm"]
+
+
+def test_show_tells_formula_tolerance_reference_and_limits(capsys):
+    result = run(capsys, "show", "bulyan")
+    assert result.code == 0
+    for words in ("n >= 4f + 3", r"\theta", "Guerraoui", "selection=iterative", ">>> Bulyan()"):
+        assert words in result.out
+    assert "0 of 5, 1 of 10, 4 of 20, 11 of 50" in result.out
+
+
+def test_show_accepts_aliases_and_wrappers_alone(capsys):
+    assert "trimmed-mean" in run(capsys, "show", "rbtm").out
+    gas = run(capsys, "show", "gas", "--json").json
+    assert [layer["name"] for layer in gas["layers"]] == ["gas"]
+    assert gas["max_byzantine"] == {"5": 4, "10": 9, "20": 19, "50": 49}
+
+
+def test_show_opens_a_whole_text_layer_by_layer_with_its_own_values(capsys):
+    found = run(capsys, "show", "gas(bucketing(rfa, size=3))", "--json").json
+    assert found["rule"] == "gas(bucketing(rfa, size=3))"
+    assert [layer["name"] for layer in found["layers"]] == ["gas", "bucketing", "rfa"]
+    assert found["layers"][1]["values"] == {"size": 3, "f_rule": "same"}
+
+
+def test_show_describes_a_rule_of_the_user(capsys, my_rule):
+    result = run(capsys, "show", my_rule)
+    assert result.code == 0
+    assert "The first client is right" in result.out
+    assert "4 of 5, 9 of 10" in result.out
+
+
+def test_plan_prints_the_figures_of_the_specification(capsys):
+    words = ["plan", "--clients", 50, "--byzantine", 10, "--sample", 5, "--rule", "bulyan"]
+    result = run(capsys, *words)
+    assert result.code == 0
+    for figure in ("0.3106", "0.4313", "0.2098", "0.04418", "0.003965", "0.0001189", "0.04826"):
+        assert figure in result.out
+    found = run(capsys, *words, "--rounds", 400, "--json").json
+    assert found["max_byzantine"] == 0
+    assert sum(row["probability"] for row in found["distribution"]) == pytest.approx(1)
+    nobody, too_many, majority = found["events"]
+    assert nobody["probability"] + too_many["probability"] == pytest.approx(1)
+    assert majority["expected_rounds"] == pytest.approx(400 * 0.04826, rel=1e-3)
+
+
+def test_plan_tells_where_the_rule_inside_gives_up_before_the_wrapper(capsys):
+    words = ["plan", "--clients", 50, "--byzantine", 10, "--sample", 5, "--rule", "gas(bulyan)"]
+    assert "The rule inside tolerates 0" in run(capsys, *words).out
+
+
+def test_doctor_finds_what_is_installed_and_tells_how_to_get_the_rest(capsys):
+    import torch
+
+    result = run(capsys, "doctor")
+    assert result.code == 0
+    assert torch.__version__ in result.out
+    found = run(capsys, "doctor", "--json").json
+    packages = {each["what"]: each for each in found["packages"]}
+    assert packages["outvote"]["found"] == __version__
+    assert packages["matplotlib"]["get"] == "pip install 'outvote[plots]'"
+    assert "pytest" not in packages
+    assert found["devices"]["torch_threads"] == torch.get_num_threads()
+    assert len(found["devices"]["cuda"]) == torch.cuda.device_count()
+
+
+def test_demo_shows_that_the_mean_is_moved_and_gas_is_not(capsys):
+    found = run(capsys, "demo", "--json").json
+    rows = {row["rule"]: row for row in found["rows"]}
+    assert rows["mean"]["broken"]["error"] > 1000
+    for rule in ("mean", "median", "multi-krum", "bulyan"):
+        assert rows[rule]["lie"]["error"] > 0.1
+        for attack in ("lie", "broken"):
+            # Nobody but the honest is kept, so what is left is the rounding of float32.
+            assert rows[f"gas({rule})"][attack]["error"] < 1e-6
+            assert rows[f"gas({rule})"][attack]["num_kept_byzantine"] == 0
