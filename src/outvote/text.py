@@ -151,7 +151,7 @@ class _Reader:
         return token
 
     def _error(self, what: str) -> ValueError:
-        return ValueError(f"{self.kind} {self.text!r}: {what.rstrip('.')}.")
+        return ValueError(f"{self.kind} {self.text!r}: {what if what[-1] in '.?' else what + '.'}")
 
 
 def load_class(place: str, kind: str, base: type) -> Any:

@@ -6,7 +6,7 @@ data with TF32 off, everything n x n is float64. A result that is small against 
 subtracted from is doubtful and is recomputed from the values themselves.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -19,6 +19,8 @@ DOUBT = {torch.float32: 1e-4, torch.float64: 1e-10}
 # A tile of this many values stays in the processor's cache; a GPU wants larger pieces.
 TILE_VALUES = {"cpu": 1 << 20, "cuda": 1 << 28}
 NUM_SAMPLED_COORDINATES = 512
+# Working on n x n matrices takes room for about so many of them.
+MATRICES_KEPT = 4
 
 
 def work_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -84,43 +86,52 @@ def of_client(columns: Columns, client: Tensor) -> Columns:
     return columns.gather(-1, index.expand(*columns.shape[:-1], 1))
 
 
-def gram(columns: Columns, centre: Tensor) -> Pairs:
+def products(columns: Columns, centre: Tensor, scratch: Tensor | None = None) -> Pairs:
     """Return the inner products of the rows relative to the central row, float64."""
     total: Tensor | None = None
     with exact_products():
         for _, tile in tiles(columns):
-            centred = tile - of_client(tile, centre)
-            product = torch.matmul(centred.mT, centred).double()
+            scratch = subtract(tile, of_client(tile, centre), scratch)
+            product = torch.matmul(scratch.mT, scratch).double()
             total = product if total is None else total.add_(product)
     if total is None:
         raise ValueError("there is no coordinate to compare, the gradients are empty.")
-    return _without_overflow(total, columns)
+    return total
 
 
-def _without_overflow(products: Pairs, columns: Columns) -> Pairs:
+def subtract(tile: Columns, other: Tensor, scratch: Tensor | None) -> Columns:
+    """Return ``tile - other`` in memory that is already there: fresh pages cost more than work."""
+    if scratch is None or scratch.shape != tile.shape or scratch.dtype != tile.dtype:
+        return tile - other
+    return torch.sub(tile, other, out=scratch)
+
+
+def without_overflow(products: Pairs, columns: Callable[[], Columns]) -> Pairs:
     """Redo in float64, around the coordinate-wise median, what overflowed in float32."""
     bad = ~products.isfinite().all(dim=-1).all(dim=-1)
     for where in bad.nonzero().tolist():
         at = tuple(where)
         total = torch.zeros_like(products[at])
-        for _, tile in tiles(columns[at]):
+        for _, tile in tiles(columns()[at]):
             centred = tile.double() - tile.double().median(dim=-1, keepdim=True).values
             total += centred.mT @ centred
         products[at] = total
     return products
 
 
-def squared_distances(columns: Columns, products: Pairs) -> Pairs:
-    """Return the squared distances between all pairs of rows, from their Gram matrix."""
+def squared_distances(
+    products: Pairs, columns: Callable[[], Columns], dtype: torch.dtype
+) -> Pairs:
+    """Return the squared distances between all pairs of rows, from their inner products."""
     norms = products.diagonal(dim1=-2, dim2=-1)
-    result = torch.addcmul(norms.unsqueeze(-1), products, torch.tensor(-2.0).to(products))
-    result = (result + norms.unsqueeze(-2)).clamp_(min=0)
-    larger = torch.maximum(norms.unsqueeze(-1), norms.unsqueeze(-2))
-    doubtful = result < larger.mul_(DOUBT[work_dtype(columns.dtype)])
-    doubtful = doubtful.triu_(1)
+    left, right = norms.unsqueeze(-1), norms.unsqueeze(-2)
+    result = torch.add(left, products, alpha=-2).add_(right).clamp_(min=0)
+    # Written so that what overflowed, and is not a number now, is doubtful too.
+    doubtful = result >= torch.maximum(left, right).mul_(DOUBT[dtype])
+    doubtful = doubtful.logical_not_().triu_(1)
     result.diagonal(dim1=-2, dim2=-1).zero_()
     if bool(doubtful.any()):
-        _redo_pairs(result, doubtful, columns)
+        _redo_pairs(result, doubtful, columns())
     return result
 
 
@@ -164,19 +175,20 @@ def _redo_entries(result: Tensor, doubtful: Tensor, columns: Tensor) -> None:
 
 
 def squared_distances_to_average(
-    columns: Columns, products: Pairs, weights: PerClient
+    products: Pairs, weights: PerClient, columns: Callable[[], Columns], dtype: torch.dtype
 ) -> PerClient:
-    """Return how far every row is from the weighted average of the rows, from the Gram matrix."""
+    """Return how far every row is from the weighted average of the rows, from inner products."""
     norms = products.diagonal(dim1=-2, dim2=-1)
     along = torch.matmul(products, weights.unsqueeze(-1)).squeeze(-1)
     of_average = (weights * along).sum(dim=-1, keepdim=True)
     result = norms - 2 * along + of_average
-    doubtful = result < (norms + of_average) * DOUBT[work_dtype(columns.dtype)]
-    at = doubtful.any(dim=-1)
+    is_sure = result >= (norms + of_average) * DOUBT[dtype]
+    at = ~is_sure.all(dim=-1)
+    if not bool(at.any()):
+        return result
     if bool(at.all()):
-        return direct_distances_to_average(columns, weights)
-    if bool(at.any()):
-        result[at] = direct_distances_to_average(columns[at], weights[at])
+        return direct_distances_to_average(columns(), weights)
+    result[at] = direct_distances_to_average(columns()[at], weights[at])
     return result
 
 
@@ -190,14 +202,15 @@ def direct_distances_to_average(columns: Columns, weights: PerClient) -> PerClie
     return total
 
 
-def squared_distances_to_vector(columns: Columns, vector: PerCoordinate) -> PerClient:
+def squared_distances_to_vector(
+    columns: Columns, vector: PerCoordinate, scratch: Tensor | None = None
+) -> PerClient:
     """Return how far every row is from a vector, by the differences themselves, float64."""
     total = columns.new_zeros(*columns.shape[:-2], columns.shape[-1], dtype=torch.float64)
     for piece, tile in tiles(columns):
-        difference = tile - vector[..., piece].unsqueeze(-1)
-        squared = torch.linalg.vector_norm(difference, dim=-2).double().square_()
-        total += squared
-    if bool(total.isfinite().all()) or columns.dtype == torch.float64:
+        scratch = subtract(tile, vector[..., piece].unsqueeze(-1), scratch)
+        total += scratch.square_().sum(dim=-2)
+    if columns.dtype == torch.float64 or bool(total.isfinite().all()):
         return total
     return squared_distances_to_vector(columns.double(), vector.double())
 

@@ -20,7 +20,7 @@ def mean_of_ranks(columns: Columns, first: int, last: int) -> PerCoordinate:
 
     $$ \\frac{1}{last - first} \\sum_{k=first}^{last-1} x_{(k)} $$
     """
-    if cuda.is_usable(columns):
+    if cuda.is_usable(columns, columns.shape[-1]):
         return cuda.mean_of_ranks(columns, first, last)
     parts = [_mean_of_ranks(tile, first, last) for _, tile in linalg.tiles(columns)]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
@@ -72,14 +72,23 @@ def sort_clients(tile: Columns) -> Columns:
     """Sort the values of every coordinate over the clients."""
     if tile.device.type != "cpu":
         return tile.sort(dim=-1).values
-    values = np.array(tile.numpy(), order="C")
-    rows = values.reshape(-1, values.shape[-1])
-    in_pieces(lambda piece: rows[piece].sort(axis=-1), *rows.shape)
-    return torch.from_numpy(values)
+    source = tile.numpy()
+    values = np.empty(source.shape, source.dtype)
+    while source.ndim > 2 and len(source) == 1:
+        source, values = source[0], values[0]
+
+    def sort(piece: slice) -> None:
+        values[piece] = source[piece]
+        values[piece].sort(axis=-1)
+
+    in_pieces(sort, len(source), source[0].size)
+    return torch.from_numpy(values).view(tile.shape)
 
 
 def sum_of_smallest(values: Tensor, num_smallest: int) -> Tensor:
     """Return the sum of the smallest values along the last axis."""
+    if cuda.can_sort(values):
+        return cuda.sum_of_smallest(values, num_smallest)
     weights = values.new_zeros(values.shape[-1])
     weights[:num_smallest] = 1
     return torch.matmul(sort_clients(values), weights)

@@ -26,14 +26,26 @@ class Points:
         columns: Columns | Callable[[], Columns],
         shape: torch.Size | None = None,
         *,
+        like: Tensor | None = None,
         centre: Tensor | None = None,
-        gram: Callable[[], Pairs] | None = None,
+        products: Callable[[], Pairs] | None = None,
+        scratch: Tensor | None = None,
     ) -> None:
-        """Take the values, or a way to get them with the shape that they will have."""
+        """Take the values, or a way to get them with the shape and the kind that they will have.
+
+        `centre` is the central client of each run, `products` a way to the inner products relative
+        to it that is shorter than through the values, `scratch` memory that may be written over.
+        """
         self._columns = columns
         self.shape = columns.shape if isinstance(columns, Tensor) else torch.Size(shape or ())
+        kind = columns if isinstance(columns, Tensor) else like
+        if kind is None:
+            raise ValueError("points made later need `like`, a tensor of their dtype and device.")
+        self.device = kind.device
+        self.work_dtype = linalg.work_dtype(kind.dtype)
         self._centre = centre
-        self._gram = gram
+        self._products = products
+        self._scratch = scratch
 
     @classmethod
     def from_rows(cls, rows: Rows) -> "Points":
@@ -51,11 +63,6 @@ class Points:
         return self.shape[-2]
 
     @property
-    def device(self) -> torch.device:
-        """Where the values are."""
-        return self.columns.device
-
-    @property
     def batch(self) -> torch.Size:
         """The axes before the coordinates: runs, then groups."""
         return self.shape[:-2]
@@ -71,25 +78,38 @@ class Points:
         return linalg.medoids(self.columns) if self._centre is None else self._centre
 
     @cached_property
+    def products(self) -> Pairs:
+        """The inner products of the clients relative to the central one, infinite if too large."""
+        if self._products is not None:
+            return self._products().double()
+        return linalg.products(self.columns, self.centre, self._scratch)
+
+    @cached_property
     def gram(self) -> Pairs:
-        """The inner products of the clients relative to the central one."""
-        return linalg.gram(self.columns, self.centre) if self._gram is None else self._gram()
+        """The inner products of the clients relative to a central point, always finite."""
+        return linalg.without_overflow(self.products, lambda: self.columns)
 
     @cached_property
     def squared_distances(self) -> Pairs:
         """The squared distances between all pairs of clients, float64, exactly 0 to oneself."""
         if self.dim <= FEW_COORDINATES:
             return linalg.pairwise_differences(self.columns)
-        return linalg.squared_distances(self.columns, self.gram)
+        return linalg.squared_distances(self.products, lambda: self.columns, self.work_dtype)
 
     def squared_distances_to(self, answer: Answer) -> PerClient:
         """Return how far every client is from an answer, squared, float64."""
         if answer.vector is not None:
-            return linalg.squared_distances_to_vector(self.columns, answer.vector)
+            return linalg.squared_distances_to_vector(
+                self.columns, answer.vector, self._scratch
+            )
+        if answer.weights is None:
+            raise ValueError("an answer needs weights or a vector.")
         weights = answer.weights.double().expand(*self.batch, self.num_clients)
         if self.dim <= self.num_clients:
             return linalg.direct_distances_to_average(self.columns, weights)
-        return linalg.squared_distances_to_average(self.columns, self.gram, weights)
+        return linalg.squared_distances_to_average(
+            self.products, weights, lambda: self.columns, self.work_dtype
+        )
 
     def distances_to(self, answer: Answer) -> PerClient:
         """Return how far every client is from an answer, float64."""
@@ -99,7 +119,7 @@ class Points:
         """Return the answer as a vector of coordinates, in the working precision."""
         if answer.vector is not None:
             return answer.vector
-        weights = answer.weights.to(linalg.work_dtype(self.columns.dtype)).unsqueeze(-1)
+        weights = answer.weights.to(self.work_dtype).unsqueeze(-1)
         if weights.dtype == self.columns.dtype:
             return torch.matmul(self.columns, weights).squeeze(-1)
         parts = [torch.matmul(tile, weights) for _, tile in linalg.tiles(self.columns)]
@@ -113,17 +133,18 @@ class Points:
         return Points(
             lambda: self._mixed_columns(mixture),
             shape,
-            gram=None if narrow else lambda: mixture @ self.gram @ mixture.mT,
+            like=torch.empty(0, dtype=self.work_dtype, device=self.device),
+            products=None if narrow else lambda: mixture @ self.gram @ mixture.mT,
         )
 
     def _mixed_columns(self, mixture: Mixture) -> Columns:
-        work = mixture.mT.to(linalg.work_dtype(self.columns.dtype))
+        work = mixture.mT.to(self.work_dtype)
         parts = [torch.matmul(tile, work) for _, tile in linalg.tiles(self.columns)]
         return torch.cat(parts, dim=-2)
 
     def with_point(self, vector: PerCoordinate | None = None) -> "Points":
         """Add one more point behind the clients: the origin, or a vector per run."""
-        columns = self.columns.to(linalg.work_dtype(self.columns.dtype))
+        columns = self.columns.to(self.work_dtype)
         if vector is None:
             vector = columns.new_zeros(self.shape[:-1])
         return Points(torch.cat([columns, vector.to(columns).unsqueeze(-1)], dim=-1))

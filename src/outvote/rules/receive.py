@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from outvote.flat import FLOATS, Layout, as_tensor, stack, to_float
+from outvote.rules.linalg import work_dtype
 
 # The square of a larger float64 is not finite, so a distance to it could not be told.
 LARGEST = 1e120
@@ -106,8 +107,9 @@ def _promotion_notes(
 
 def finite_rows(rows: Tensor) -> Tensor:
     """Mark the rows without NaN, infinity or numbers whose square is not finite."""
-    low, high = torch.aminmax(rows, dim=-1)
-    is_finite = low.isfinite() & high.isfinite()
-    if rows.dtype != torch.float64:
-        return is_finite
-    return is_finite & (low >= -LARGEST) & (high <= LARGEST)
+    largest = min(LARGEST, torch.finfo(rows.dtype).max)
+    is_finite = torch.linalg.vector_norm(rows, dim=-1, dtype=work_dtype(rows.dtype)) <= largest
+    # A norm may overflow although all numbers are fine: look at such rows one number at a time.
+    for row in (~is_finite).nonzero().flatten().tolist():
+        is_finite[row] = bool((rows[row].abs() <= largest).all())
+    return is_finite

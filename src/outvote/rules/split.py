@@ -6,16 +6,16 @@ are worked on together and nothing is padded.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from outvote.axes import Columns
 from outvote.rules import linalg
 from outvote.rules.points import Points
-from outvote.rules.threads import in_pieces
+from outvote.rules.reorder import order_source
 
 SPLITS = ("balanced", "ceil", "contiguous", "by-layer")
 
@@ -102,37 +102,29 @@ def slabs(points: Points, split: Split) -> Iterator[Points]:
     if len(points.batch) > 1:
         yield from _slabs_of_groups(points, split)
         return
-    columns = points.columns.to(linalg.work_dtype(points.columns.dtype)).contiguous()
-    # n x n matrices are as large as the values when the groups are narrow.
+    source = order_source(points.columns)
     for block in split.blocks:
-        runs, num_groups, width = block.shape
-        per_group = runs * points.num_clients * max(width, points.num_clients)
-        step = max(1, linalg.tile_values(columns) // per_group)
+        num_groups, width = block.shape[1:]
+        step = min(num_groups, groups_at_once(points, width))
+        room, scratch = source.room(step, width), source.room(step, width)
         for start in range(0, num_groups, step):
             index = block[:, start : start + step]
-            yield Points(gather(columns, index), centre=points.centre)
+            num = index.shape[1]
+            yield Points(
+                partial(source.take, index, room[:, :num]),
+                torch.Size([points.batch[0], num, width, points.num_clients]),
+                like=source.columns,
+                centre=points.centre,
+                products=source.products(index, points.centre),
+                scratch=scratch[:, :num],
+            )
 
 
-def gather(columns: Columns, index: Tensor) -> Columns:
-    """Copy the coordinates `index` [runs, groups, width] of ``columns [runs, dim, clients]``."""
-    runs, dim, num_clients = columns.shape
-    rows = columns.view(runs * dim, num_clients)
-    if len(index) < runs:
-        index = index.expand(runs, *index.shape[1:])
-    if runs > 1:
-        first = torch.arange(runs, device=index.device) * dim
-        index = index + first.view(-1, 1, 1)
-    flat = index.reshape(-1)
-    if columns.device.type != "cpu":
-        return rows.index_select(0, flat).view(*index.shape, num_clients)
-    source, where = rows.numpy(), flat.numpy()
-    taken = np.empty((len(where), num_clients), source.dtype)
-    in_pieces(
-        lambda piece: np.take(source, where[piece], axis=0, out=taken[piece], mode="clip"),
-        len(where),
-        num_clients,
-    )
-    return torch.from_numpy(taken).view(*index.shape, num_clients)
+def groups_at_once(points: Points, width: int) -> int:
+    """Return how many groups fit the cache, with their values and their n x n matrices."""
+    num_clients = points.num_clients
+    per_group = points.batch[0] * num_clients * max(width, linalg.MATRICES_KEPT * num_clients)
+    return max(1, linalg.tile_values(points.columns) // per_group)
 
 
 def _slabs_of_groups(points: Points, split: Split) -> Iterator[Points]:
