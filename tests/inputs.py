@@ -86,3 +86,9 @@ def has_equal_rows(X):
     """Whether two rows are equal but for rounding."""
     pairs = itertools.combinations(X, 2)
     return any(np.allclose(a, b, rtol=1e-12, atol=1e-12 * spread(X)) for a, b in pairs)
+
+
+def is_on_a_line(X):
+    """Whether the rows lie on one line, or nearly so."""
+    lengths = np.linalg.svd(X - np.median(X, axis=0), compute_uv=False)
+    return len(lengths) < 2 or lengths[1] < 1e-3 * lengths[0]

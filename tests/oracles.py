@@ -211,7 +211,7 @@ def pull_on_row(X: Rows, k: int) -> tuple[Row, int, float]:
     usual = sorted(distance(row, centre) for row in X)[3 * (len(X) - 1) // 4]
     for row in X:
         length = distance(X[k], row)
-        if length <= 1e-5 * usual:
+        if length <= max(1e-5 * usual, 1e-12 * norm(X[k])):
             count += 1
         else:
             pull = [p + (x - y) / length for p, x, y in zip(pull, X[k], row, strict=True)]
@@ -224,8 +224,9 @@ def newton_step(X: Rows, z: Row) -> Row:
     for row in X:
         away = np.array(difference(z, row))
         length = max(1e-300, norm(list(away)))
-        gradient += away / length
-        hessian += (np.eye(len(z)) - np.outer(away, away) / length**2) / length
+        direction = away / length
+        gradient += direction
+        hessian += (np.eye(len(z)) - np.outer(direction, direction)) / length
     return [float(x) for x in np.linalg.lstsq(hessian, gradient, rcond=1e-13)[0]]
 
 
@@ -233,7 +234,7 @@ def dnc_scores(X, coordinates):
     """2.6, steps 2 and 3."""
     S = np.array([[row[j] for j in coordinates] for row in as_rows(X)])
     centred = np.array([[x - average(list(S[:, j])) for j, x in enumerate(row)] for row in S])
-    top = np.linalg.svd(centred)[2][0]
+    top = np.linalg.svd(centred, full_matrices=False)[2][0]
     return [dot(list(row), list(top)) ** 2 for row in centred]
 
 

@@ -19,6 +19,7 @@ class Pair(NamedTuple):
     rule: ov.Rule
     oracle: slow.Oracle
     most_clients: int = 12
+    relative: float = 1e-9
     # The specification leaves the answer open, or to rounding, where this does not hold.
     is_defined: Callable[[int, int, int], bool] = lambda n, d, f: True
 
@@ -59,6 +60,8 @@ PAIRS = {
     "geometric-median": Pair(
         ov.GeometricMedian(),
         slow.geometric_median,
+        # A minimum is flat: half of the digits are lost in its place.
+        relative=1e-7,
         is_defined=lambda n, d, f: n % 2 == 1 or (n > 2 and d > 1),
     ),
     # Two rows are equally far from their mean.

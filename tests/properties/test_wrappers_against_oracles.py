@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import oracles as slow
 import outvote as ov
 from calling import inspect, update_of
-from inputs import is_clear, make_rows
+from inputs import is_clear, is_on_a_line, make_rows
 from pairs import EVERY_PAIR, PAIRS, assert_agrees, rounds
 
 FEW = max(20, settings().max_examples // 4)
@@ -28,7 +28,9 @@ def test_nnm_agrees_with_its_oracle(name, data, device):
     # Clients with the same neighbours become equal, but for rounding: ties must not decide.
     mixed = np.array(slow.nnm_rows(X, f))
     assume(is_clear(lambda X: pair.oracle(X, f), mixed, seed))
-    assert_agrees(inspect(rule, X, device, num_byzantine=f, seed=seed), oracle(X, f), X)
+    assert_agrees(
+        inspect(rule, X, device, num_byzantine=f, seed=seed), oracle(X, f), X, pair.relative
+    )
 
 
 @EVERY_PAIR
@@ -44,7 +46,10 @@ def test_clip_agrees_with_its_oracle(name, max_norm, data, device):
     # On a line, clipped clients become equal, but for rounding.
     clipped = np.array(slow.clip(lambda X, f: X, max_norm)(X, f))
     assume(is_clear(lambda X: pair.oracle(X, f), clipped, seed))
-    assert_agrees(inspect(rule, X, device, num_byzantine=f, seed=seed), oracle(X, f), X)
+    assume(name != "geometric-median" or len(X) % 2 == 1 or not is_on_a_line(clipped))
+    assert_agrees(
+        inspect(rule, X, device, num_byzantine=f, seed=seed), oracle(X, f), X, pair.relative
+    )
 
 
 def bucketing_oracles(pair, n, f, size, f_rule):
