@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from outvote.rules.spec import make_rule
     from outvote.rules.trimmed_mean import TrimmedMean
     from outvote.rules.verdict import Verdict
+    from outvote.testing.conformance import ConformanceError, check_rule
 
 __version__ = "0.1.0"
 
@@ -67,6 +68,8 @@ _WHERE = {
     "SignGuard": "rules.signguard",
     "TrimmedMean": "rules.trimmed_mean",
     "Verdict": "rules.verdict",
+    "ConformanceError": "testing.conformance",
+    "check_rule": "testing.conformance",
     "make_rule": "rules.spec",
 }
 __all__ = [*_WHERE]  # pyright: ignore[reportUnsupportedDunderAll]

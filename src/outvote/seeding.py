@@ -55,12 +55,11 @@ class Draws:
 
         Drawn where the data lives: the same seed gives another order on another kind of device.
         """
-        return torch.stack(
-            [
-                torch.randperm(size, generator=generator, device=device, dtype=torch.int32)
-                for generator in self.generators(device)
-            ]
-        )
+        orders = [
+            torch.randperm(size, generator=generator, device=device, dtype=torch.int32)
+            for generator in self.generators(device)
+        ]
+        return orders[0].unsqueeze(0) if len(orders) == 1 else torch.stack(orders)
 
     def _generator(self, seed: int, device: torch.device) -> torch.Generator:
         digest = hashlib.blake2b(f"{seed}{self.path}".encode(), digest_size=8).digest()

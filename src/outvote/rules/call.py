@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from math import ceil, isfinite
 from typing import Any
 
@@ -39,72 +40,58 @@ def inspect(  # noqa: PLR0913  (the facts of a round are many, and all are named
     ids = _check_clients(clients, len(received.rows))
     drawn = seed_from(seed)
     is_finite = finite_rows(received.rows)
-    num_rejected = len(is_finite) - int(is_finite.sum())
+    num_left = sum(is_finite)
     told = resolve_num_byzantine(
         rule, len(is_finite), num_byzantine, byzantine_fraction, when_too_many
     )
-    left = max(0, told - num_rejected)
+    left = max(0, told - (len(is_finite) - num_left))
     facts = Facts(
         num_byzantine=left,
         draws=Draws((drawn,)),
-        clients=tuple(c for c, ok in zip(ids, is_finite.tolist(), strict=True) if ok),
+        clients=tuple(client for client, ok in zip(ids, is_finite, strict=True) if ok),
         reference=None if reference is None else _check_finite(received.to_vector(reference)),
         state=rule.read_state(state, received.to_vector),
         split=None if groups is None else _explicit_split(rule, groups, received),
         layer_sizes=received.layer_sizes,
         wants_shares=is_full,
     )
-    update, answer, scores = _judge(rule, received.rows, is_finite, facts, sample_counts, is_full)
-    notes = received.notes + answer.notes
+    counts = _check_counts(sample_counts, is_finite, received.rows.device)
+    points, answer = _judge(rule, received.rows, is_finite, facts)
+    if counts is not None:
+        answer = _weighted(rule, answer, counts)
+    update = received.rows.new_zeros(1, received.rows.shape[1])
+    if num_left:
+        update = points.vector(answer)
+    if is_full and num_left and answer.scores is None:
+        answer = replace(answer, scores=points.distances_to(Answer(vector=update)))
     if received.notes and not is_full:
         warnings.warn(received.notes[0], OutvoteWarning, stacklevel=3)
     return Verdict(
-        update=received.restore(update),
-        scores=_spread(scores, is_finite, np.inf),
-        weights=_spread(answer.weights, is_finite, 0.0),
+        update=received.restore(update[0]),
+        scores=_spread(answer.scores if is_full else None, is_finite, np.inf),
+        weights=_spread(answer.weights if is_full else None, is_finite, 0.0),
         clients=ids,
-        rejected=[c for c, ok in zip(ids, is_finite.tolist(), strict=True) if not ok],
+        rejected=[client for client, ok in zip(ids, is_finite, strict=True) if not ok],
         num_byzantine=told,
-        base_num_byzantine=rule.base_num_byzantine(left, max(1, len(is_finite) - num_rejected)),
+        base_num_byzantine=rule.base_num_byzantine(left, max(1, num_left)),
         num_groups=answer.num_groups,
         seed=drawn,
-        state=answer.state,
-        notes=notes,
+        state=_without_run(answer.state),
+        notes=received.notes + answer.notes,
     )
 
 
 def _judge(
-    rule: Rule,
-    rows: Tensor,
-    is_finite: Tensor,
-    facts: Facts,
-    sample_counts: Sequence[float] | None,
-    is_full: bool,
-) -> tuple[Tensor, Answer, Tensor | None]:
+    rule: Rule, rows: Tensor, is_finite: list[bool], facts: Facts
+) -> tuple[Points, Answer]:
     """Let the rule answer on the finite rows."""
-    counts = _check_counts(sample_counts, is_finite)
-    if not bool(is_finite.any()):
-        return rows.new_zeros(rows.shape[1]), Answer(state=facts.state), None
-    good = rows if bool(is_finite.all()) else rows[is_finite]
+    good = rows
+    if not all(is_finite):
+        good = rows[torch.tensor(is_finite, device=rows.device)]
     points = Points.from_rows(good.unsqueeze(0))
-    answer = rule.answer(points, facts)
-    if counts is not None:
-        answer = _weighted(rule, answer, counts)
-    update = points.vector(answer)
-    scores = answer.scores
-    if scores is None and is_full:
-        scores = points.distances_to(Answer(vector=update))
-    state = None if answer.state is None else _without_run(answer.state)
-    return (
-        update[0],
-        Answer(
-            weights=None if answer.weights is None else answer.weights[0],
-            num_groups=answer.num_groups,
-            notes=answer.notes,
-            state=state,
-        ),
-        None if scores is None else scores[0],
-    )
+    if not any(is_finite):
+        return points, Answer(state=facts.state)
+    return points, rule.answer(points, facts)
 
 
 def _without_run(state: Any) -> Any:
@@ -167,24 +154,21 @@ def _weighted(rule: Rule, answer: Answer, counts: Tensor) -> Answer:
     total = weights.sum(dim=-1, keepdim=True)
     if not bool((total > 0).all()):
         raise ValueError("sample_counts must be positive for at least one kept client.")
-    return Answer(
-        weights=weights / total,
-        scores=answer.scores,
-        num_groups=answer.num_groups,
-        notes=answer.notes,
-    )
+    return replace(answer, weights=weights / total)
 
 
-def _check_counts(counts: Sequence[float] | None, is_finite: Tensor) -> Tensor | None:
+def _check_counts(
+    counts: Sequence[float] | None, is_finite: list[bool], device: torch.device
+) -> Tensor | None:
     if counts is None:
         return None
-    values = torch.as_tensor(np.asarray(counts, dtype=np.float64), device=is_finite.device)
-    if values.shape != is_finite.shape or not bool((values.isfinite() & (values >= 0)).all()):
+    values = np.asarray(counts, dtype=np.float64)
+    if values.shape != (len(is_finite),) or not (np.isfinite(values) & (values >= 0)).all():
         raise ValueError(
             f"sample_counts must be {len(is_finite)} finite numbers, one per client and none "
             "negative."
         )
-    return values[is_finite]
+    return torch.from_numpy(values[is_finite]).to(device)
 
 
 def _check_clients(clients: Sequence[Hashable] | None, num_clients: int) -> tuple[Hashable, ...]:
@@ -211,9 +195,9 @@ def _explicit_split(rule: Rule, groups: Sequence[Sequence[int]], received: Recei
     return explicit(groups, received.rows.shape[1], received.rows.device)
 
 
-def _spread(values: Tensor | None, is_finite: Tensor, fill: float) -> np.ndarray:
+def _spread(values: Tensor | None, is_finite: list[bool], fill: float) -> np.ndarray:
     """Put the values of the finite rows back to their places."""
     spread = np.full(len(is_finite), fill)
     if values is not None:
-        spread[is_finite.cpu().numpy()] = values.double().cpu().numpy()
+        spread[is_finite] = values[0].double().cpu().numpy()
     return spread

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from outvote.axes import Columns, Pairs, PerCoordinate
 
 LARGEST_TILE = 128
-FEWEST_GROUPS = 64
 
 
 @lru_cache(maxsize=1)
@@ -44,15 +43,14 @@ def can_sort(values: Tensor) -> bool:
     return values.is_cuda and values.shape[-1] <= LARGEST_TILE and _kernels() is not None
 
 
-def can_multiply(columns: Tensor, index: Tensor) -> bool:
-    """Tell whether groups of these columns can be multiplied by a kernel."""
-    enough = index.shape[1] >= FEWEST_GROUPS and columns.shape[-1] <= LARGEST_TILE // 2
-    return is_usable(columns, columns.shape[-1]) and enough
-
-
 def mean_of_ranks(columns: Columns, first: int, last: int) -> PerCoordinate:
     """Return the mean of the sorted values `first` up to `last` per coordinate."""
-    flat = _as_matrix(columns)
+    if not columns.is_contiguous():
+        everything = torch.arange(columns.shape[-2], device=columns.device).view(1, 1, -1)
+        if columns.dim() == 3:
+            columns = scattered(columns, everything)[:, 0]
+        columns = columns.contiguous()
+    flat = columns.view(-1, columns.shape[-1])
     result = torch.empty(len(flat), device=flat.device)
     _kernels().mean_of_ranks(flat, result, first, last)
     return result.view(columns.shape[:-1])
@@ -66,32 +64,31 @@ def sum_of_smallest(values: Tensor, num_smallest: int) -> Tensor:
     return result.view(values.shape[:-1])
 
 
-def clients_last(columns: Columns) -> Columns:
-    """Turn ``[runs, clients, dim]`` memory so that the clients of a coordinate are neighbours."""
-    result = torch.empty(columns.shape, device=columns.device)
-    for source, target in zip(columns, result, strict=True):
-        _kernels().turn(source, target)
-    return result
+def scattered(columns: Columns, block: Tensor, centre: Tensor | None = None) -> Columns:
+    """Copy the coordinates of a block of groups, ``[runs, groups, width, clients]``.
 
-
-def grouped_gram(columns: Columns, index: Tensor, centre: Tensor) -> Pairs:
-    """Return the Gram matrices of groups of coordinates, without copying the groups.
-
-    `columns` is ``[runs, dim, clients]`` with the clients last in memory, `index` ``[runs, groups,
-    width]``, `centre` the central client of each run.
+    `columns` is ``[runs, dim, clients]`` of any strides, `block` ``[runs, groups, width]`` with -1
+    for padding, which becomes 0. With `centre`, that client's values are subtracted.
     """
-    runs, _, num_clients = columns.shape
-    num_groups = index.shape[1]
-    shape = (runs, num_groups, num_clients, num_clients)
-    result = torch.empty(shape, device=columns.device)
+    runs, dim, num_clients = columns.shape
+    result = torch.empty(runs, *block.shape[1:], num_clients, device=columns.device)
     for run in range(runs):
-        order = index[run % len(index)].contiguous()
-        _kernels().grouped_gram(columns[run], order, centre[run : run + 1], result[run])
+        index = block[run % len(block)].reshape(-1)
+        place = torch.full((dim + 1,), -1, dtype=torch.int32, device=columns.device)
+        slots = torch.arange(len(index), dtype=torch.int32, device=columns.device)
+        # A negative index becomes the last place, which no coordinate has.
+        place[torch.where(index < 0, dim, index).long()] = slots
+        middle = None if centre is None else centre[run % len(centre)]
+        _kernels().scatter(columns[run], place, middle, result[run].view(-1, num_clients))
+        _kernels().clear(index, result[run].view(-1, num_clients))
     return result
 
 
-def _as_matrix(columns: Columns) -> Tensor:
-    """View ``[..., dim, clients]`` as a matrix of coordinates by clients, of any strides."""
-    if columns.shape[:-2].numel() == 1:
-        return columns.view(columns.shape[-2:]) if columns.is_contiguous() else columns.flatten(0, -3)[0]
-    return columns.reshape(-1, columns.shape[-1])
+def squared_distances(products: Pairs, doubt: float) -> tuple[Pairs, Tensor]:
+    """Return the squared distances (float64), and where they cannot be trusted."""
+    num_clients = products.shape[-1]
+    flat = products.reshape(-1, num_clients, num_clients)
+    result = torch.empty(flat.shape, dtype=torch.float64, device=flat.device)
+    doubtful = torch.empty(flat.shape, dtype=torch.bool, device=flat.device)
+    _kernels().squared_distances(flat, result, doubtful, doubt)
+    return result.view(products.shape), doubtful.view(products.shape)

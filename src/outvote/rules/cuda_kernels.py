@@ -59,61 +59,78 @@ def sum_of_smallest(source: Tensor, result: Tensor, num_smallest: int) -> None:
 
 
 @triton.jit
-def _turn(
-    source, target, dim, num_clients, dim_stride, client_stride,
-    DIM: tl.constexpr, CLIENTS: tl.constexpr,
+def _scatter(
+    source, place, middle, target, dim, num_clients, dim_stride, client_stride,
+    IS_CENTRED: tl.constexpr, DIM: tl.constexpr, CLIENTS: tl.constexpr,
 ):
     coordinate = tl.program_id(0).to(tl.int64) * DIM + tl.arange(0, DIM)
     client = tl.arange(0, CLIENTS).to(tl.int64)
     inside = (client < num_clients)[:, None] & (coordinate < dim)[None, :]
     at = client[:, None] * client_stride + coordinate[None, :] * dim_stride
     tile = tl.load(source + at, mask=inside)
-    to = coordinate[:, None] * num_clients + client[None, :]
-    tl.store(target + to, tl.trans(tile), mask=tl.trans(inside))
+    if IS_CENTRED:
+        offset = tl.load(middle).to(tl.int64) * client_stride + coordinate * dim_stride
+        tile -= tl.load(source + offset, mask=coordinate < dim)[None, :]
+    to = tl.load(place + coordinate, mask=coordinate < dim, other=-1).to(tl.int64)
+    wanted = (to >= 0)[:, None] & (client < num_clients)[None, :]
+    tl.store(target + to[:, None] * num_clients + client[None, :], tl.trans(tile), mask=wanted)
 
 
-def turn(source: Tensor, target: Tensor) -> None:
-    """Copy a matrix ``[dim, clients]`` of any strides into one with the clients side by side."""
+def scatter(source: Tensor, place: Tensor, middle: Tensor | None, target: Tensor) -> None:
+    """Copy each coordinate of ``source [dim, clients]`` to its place among the rows of `target`."""
     dim, num_clients = source.shape
     width = max(16, triton.next_power_of_2(num_clients))
     step = max(32, 8192 // width)
-    _turn[(triton.cdiv(dim, step),)](
-        source, target, dim, num_clients, *source.stride(), DIM=step, CLIENTS=width, num_warps=8
+    _scatter[(triton.cdiv(dim, step),)](
+        source, place, place if middle is None else middle, target, dim, num_clients,
+        *source.stride(), IS_CENTRED=middle is not None, DIM=step, CLIENTS=width, num_warps=8,
     )
 
 
 @triton.jit
-def _grouped_gram(
-    columns, index, centre, result, num_clients, width,
-    STEP: tl.constexpr, CLIENTS: tl.constexpr, PRECISION: tl.constexpr,
-):
-    group = tl.program_id(0).to(tl.int64)
+def _clear(index, target, num_rows, num_clients, ROWS: tl.constexpr, CLIENTS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     client = tl.arange(0, CLIENTS)
-    middle = tl.load(centre)
-    total = tl.zeros((CLIENTS, CLIENTS), dtype=tl.float32)
-    for start in range(0, width, STEP):
-        at = start + tl.arange(0, STEP)
-        place = tl.load(index + group * width + at, mask=at < width, other=0).to(tl.int64)
-        inside = (at < width)[:, None] & (client < num_clients)[None, :]
-        values = tl.load(columns + place[:, None] * num_clients + client[None, :], mask=inside, other=0.0)
-        offset = tl.load(columns + place * num_clients + middle, mask=at < width, other=0.0)
-        centred = tl.where(inside, values - offset[:, None], 0.0)
-        total = tl.dot(tl.trans(centred), centred, total, input_precision=PRECISION)
-    to = group * num_clients * num_clients + client[:, None] * num_clients + client[None, :]
-    inside = (client < num_clients)[:, None] & (client < num_clients)[None, :]
-    tl.store(result + to, total, mask=inside)
+    is_empty = tl.load(index + row, mask=row < num_rows, other=0) < 0
+    mask = is_empty[:, None] & (client < num_clients)[None, :]
+    zeros = tl.zeros((ROWS, CLIENTS), dtype=tl.float32)
+    tl.store(target + row[:, None] * num_clients + client[None, :], zeros, mask=mask)
 
 
-def grouped_gram(columns: Tensor, index: Tensor, centre: Tensor, result: Tensor) -> None:
-    """Multiply the gathered, centred columns of every group with themselves."""
-    num_groups, width = index.shape
-    num_clients = columns.shape[-1]
-    tile = max(16, triton.next_power_of_2(num_clients))
-    _grouped_gram[(num_groups,)](
-        columns, index, centre, result, num_clients, width,
-        STEP=32, CLIENTS=tile, PRECISION=PRECISION, num_warps=4, num_stages=3,
+def clear(index: Tensor, target: Tensor) -> None:
+    """Write zeros into the rows whose index is negative."""
+    num_rows, num_clients = target.shape
+    width = triton.next_power_of_2(num_clients)
+    _clear[(triton.cdiv(num_rows, 128),)](
+        index, target, num_rows, num_clients, ROWS=128, CLIENTS=width, num_warps=4
     )
 
 
-PRECISION = "ieee"
-DTYPES = (torch.float32,)
+@triton.jit
+def _squared_distances(products, result, doubtful, num_clients, doubt, CLIENTS: tl.constexpr):
+    start = tl.program_id(0).to(tl.int64) * num_clients * num_clients
+    client = tl.arange(0, CLIENTS)
+    known = client < num_clients
+    inside = known[:, None] & known[None, :]
+    at = start + client[:, None] * num_clients + client[None, :]
+    norms = tl.load(products + start + client * (num_clients + 1), mask=known, other=0.0)
+    norms = norms.to(tl.float64)
+    inner = tl.load(products + at, mask=inside, other=0.0).to(tl.float64)
+    far = norms[:, None] - 2.0 * inner + norms[None, :]
+    far = tl.where(far > 0.0, far, 0.0)
+    is_other = client[:, None] != client[None, :]
+    larger = tl.where(norms[:, None] > norms[None, :], norms[:, None], norms[None, :])
+    # What overflowed is not a number in one of these and fails the comparison.
+    is_sure = (far >= larger * doubt) & (larger < float("inf"))
+    tl.store(result + at, tl.where(is_other, far, 0.0), mask=inside)
+    above = client[:, None] < client[None, :]
+    tl.store(doubtful + at, (above & (is_sure == 0)).to(tl.int8), mask=inside)
+
+
+def squared_distances(products: Tensor, result: Tensor, doubtful: Tensor, doubt: float) -> None:
+    """Turn inner products into squared distances, one program per group."""
+    num_groups, num_clients, _ = products.shape
+    _squared_distances[(num_groups,)](
+        products, result, doubtful.view(torch.int8), num_clients, doubt,
+        CLIENTS=max(2, triton.next_power_of_2(num_clients)), num_warps=4,
+    )

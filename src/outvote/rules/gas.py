@@ -7,7 +7,7 @@ import torch
 
 from outvote.axes import PerClient
 from outvote.errors import check_choice
-from outvote.rules import linalg
+from outvote.rules import cuda, linalg
 from outvote.rules.answer import Answer
 from outvote.rules.base import Facts
 from outvote.rules.krum import average_of
@@ -82,7 +82,8 @@ class GAS(Wrapper):
             return cut(order, balanced_sizes(points.dim, num_groups))
         order = facts.draws.under("gas-split").permutations(points.dim, points.device)
         sizes = ceil_sizes if self.split == "ceil" else balanced_sizes
-        return cut(order, sizes(points.dim, num_groups))
+        is_padded = cuda.is_usable(points.columns, points.num_clients)
+        return cut(order, sizes(points.dim, num_groups), is_padded=is_padded)
 
     def score(self, points: Points, split: Split, facts: Facts) -> PerClient:
         """Add up how far every client is from the rule's answer, group by group."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Columns, Pairs, PerClient, PerCoordinate
+from outvote.rules import cuda
 
 # Below this share of the subtracted terms a difference has lost too many digits.
 DOUBT = {torch.float32: 1e-4, torch.float64: 1e-10}
@@ -99,6 +100,12 @@ def products(columns: Columns, centre: Tensor, scratch: Tensor | None = None) ->
     return total
 
 
+def exact_gram(columns: Columns) -> Pairs:
+    """Return the inner products of the rows as they are."""
+    with exact_products():
+        return torch.matmul(columns.mT, columns)
+
+
 def subtract(tile: Columns, other: Tensor, scratch: Tensor | None) -> Columns:
     """Return ``tile - other`` in memory that is already there: fresh pages cost more than work."""
     if scratch is None or scratch.shape != tile.shape or scratch.dtype != tile.dtype:
@@ -123,16 +130,25 @@ def squared_distances(
     products: Pairs, columns: Callable[[], Columns], dtype: torch.dtype
 ) -> Pairs:
     """Return the squared distances between all pairs of rows, from their inner products."""
+    if cuda.can_sort(products):
+        result, doubtful = cuda.squared_distances(products, DOUBT[dtype])
+    else:
+        result, doubtful = _squared_distances(products, DOUBT[dtype])
+    if bool(doubtful.any()):
+        _redo_pairs(result, doubtful, columns())
+    return result
+
+
+def _squared_distances(products: Pairs, doubt: float) -> tuple[Pairs, Tensor]:
+    """Return the squared distances, and where (above the diagonal) they cannot be trusted."""
+    products = products.double()
     norms = products.diagonal(dim1=-2, dim2=-1)
     left, right = norms.unsqueeze(-1), norms.unsqueeze(-2)
     result = torch.add(left, products, alpha=-2).add_(right).clamp_(min=0)
     # Written so that what overflowed, and is not a number now, is doubtful too.
-    doubtful = result >= torch.maximum(left, right).mul_(DOUBT[dtype])
-    doubtful = doubtful.logical_not_().triu_(1)
+    doubtful = result >= torch.maximum(left, right).mul_(doubt)
     result.diagonal(dim1=-2, dim2=-1).zero_()
-    if bool(doubtful.any()):
-        _redo_pairs(result, doubtful, columns())
-    return result
+    return result, doubtful.logical_not_().triu_(1)
 
 
 def _redo_pairs(result: Pairs, doubtful: Tensor, columns: Columns) -> None:

@@ -81,13 +81,13 @@ class Points:
     def products(self) -> Pairs:
         """The inner products of the clients relative to the central one, infinite if too large."""
         if self._products is not None:
-            return self._products().double()
+            return self._products()
         return linalg.products(self.columns, self.centre, self._scratch)
 
     @cached_property
     def gram(self) -> Pairs:
         """The inner products of the clients relative to a central point, always finite."""
-        return linalg.without_overflow(self.products, lambda: self.columns)
+        return linalg.without_overflow(self.products.double(), lambda: self.columns)
 
     @cached_property
     def squared_distances(self) -> Pairs:
@@ -108,7 +108,7 @@ class Points:
         if self.dim <= self.num_clients:
             return linalg.direct_distances_to_average(self.columns, weights)
         return linalg.squared_distances_to_average(
-            self.products, weights, lambda: self.columns, self.work_dtype
+            self.products.double(), weights, lambda: self.columns, self.work_dtype
         )
 
     def distances_to(self, answer: Answer) -> PerClient:

@@ -105,11 +105,12 @@ def _promotion_notes(
     return (f"{', '.join(promoted)} gradients were promoted to {target}",)
 
 
-def finite_rows(rows: Tensor) -> Tensor:
-    """Mark the rows without NaN, infinity or numbers whose square is not finite."""
+def finite_rows(rows: Tensor) -> list[bool]:
+    """Tell which rows have no NaN, infinity or number whose square is not finite."""
     largest = min(LARGEST, torch.finfo(rows.dtype).max)
-    is_finite = torch.linalg.vector_norm(rows, dim=-1, dtype=work_dtype(rows.dtype)) <= largest
+    norms = torch.linalg.vector_norm(rows, dim=-1, dtype=work_dtype(rows.dtype))
     # A norm may overflow although all numbers are fine: look at such rows one number at a time.
-    for row in (~is_finite).nonzero().flatten().tolist():
-        is_finite[row] = bool((rows[row].abs() <= largest).all())
-    return is_finite
+    return [
+        is_small or bool((rows[row].abs() <= largest).all())
+        for row, is_small in enumerate((norms <= largest).tolist())
+    ]

@@ -2,117 +2,129 @@
 
 Reading single numbers at random is slow. With many clients it pays to turn the matrix once, so that
 one coordinate of all clients is one short copy; with few, to read row by row, each row being small
-enough for the cache.
+enough for the cache; on a GPU, to read in order and write at random.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from outvote.axes import Columns, Pairs
-from outvote.rules import cuda
-from outvote.rules.linalg import work_dtype
+from outvote.rules import cuda, linalg
 from outvote.rules.threads import in_pieces
 
 FEW_CLIENTS = 12
 TURNED_AT_ONCE = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class ByClient:
-    """Reads the coordinates client after client; groups lie as ``[runs, groups, clients, width]``."""
+@dataclass(slots=True)
+class Reader:
+    """Reads groups of coordinates, ``block [runs, groups, width]``, from all clients of the runs."""
 
     columns: Columns
+    block: Tensor
+    room: Columns
 
-    def room(self, num_groups: int, width: int) -> Columns:
-        """Allocate room for some groups, clients last in shape but not in memory."""
-        runs, _, num_clients = self.columns.shape
-        shape = (runs, num_groups, num_clients, width)
-        return self.columns.new_empty(shape, dtype=work_dtype(self.columns.dtype)).mT
+    @property
+    def scratch(self) -> Columns:
+        """Memory that may be written over while some groups are worked on."""
+        return self.room[1]
 
-    def products(self, index: Tensor, centre: Tensor) -> None:
-        """Return no shortcut to the Gram matrices: they are made from the copied groups."""
-        del index, centre
+    def products(self, start: int, stop: int, centre: Tensor) -> Callable[[], Pairs] | None:
+        """Return a shorter way to the inner products of some groups than through their values."""
+        del start, stop, centre
 
-    def take(self, index: Tensor, out: Columns) -> Columns:
-        """Copy the coordinates `index` [runs, groups, width]."""
-        rows = self.columns.mT
-        num_clients = rows.shape[1]
-        for run, matrix in enumerate(rows):
-            order = index[run % len(index)]
+
+class ByClient(Reader):
+    """Reads client after client; the groups lie as ``[runs, groups, clients, width]``."""
+
+    def read(self, start: int, stop: int) -> Columns:
+        """Copy the values of some groups."""
+        out = self.room[0][:, : stop - start]
+        for run, matrix in enumerate(self.columns.mT):
+            order = self.block[run % len(self.block), start:stop]
             target = out[run].mT.transpose(0, 1)
-
-            def copy(piece: slice, matrix: Tensor = matrix, order: Tensor = order) -> None:
-                some = order[piece]
-                taken = matrix.index_select(1, some.reshape(-1))
-                target[:, piece] = taken.view(num_clients, *some.shape)  # noqa: B023
-
-            in_pieces(copy, len(order), num_clients * order.shape[1])
+            in_pieces(partial(_copy_rows, matrix, order, target), len(order), target[:, 0].numel())
         return out
 
 
-@dataclass(frozen=True, slots=True)
-class ByCoordinate:
-    """Reads all clients of a coordinate at once; groups lie as ``[runs, groups, width, clients]``."""
+class ByCoordinate(Reader):
+    """Reads all clients of a coordinate at once; the groups lie as they are shaped."""
 
-    columns: Columns
-
-    def room(self, num_groups: int, width: int) -> Columns:
-        """Allocate room for some groups."""
-        runs, _, num_clients = self.columns.shape
-        if self.columns.device.type != "cpu":
-            width = 0  # A GPU's allocator has memory at hand.
-        return self.columns.new_empty(runs, num_groups, width, num_clients)
-
-    def products(self, index: Tensor, centre: Tensor) -> Callable[[], Pairs] | None:
-        """Return a way to the Gram matrices of the groups that does not copy them, if there is."""
-        if not cuda.can_multiply(self.columns, index):
-            return None
-        return lambda: cuda.grouped_gram(self.columns, index, centre)
-
-    def take(self, index: Tensor, out: Columns) -> Columns:
-        """Copy the coordinates `index` [runs, groups, width]."""
-        if self.columns.device.type != "cpu":
-            taken = [
-                matrix.index_select(0, index[run % len(index)].reshape(-1))
-                for run, matrix in enumerate(self.columns)
-            ]
-            return (taken[0].unsqueeze(0) if len(taken) == 1 else torch.stack(taken)).view(
-                len(taken), *index.shape[1:], -1
-            )
+    def read(self, start: int, stop: int) -> Columns:
+        """Copy the values of some groups."""
+        out = self.room[0][:, : stop - start]
         for run, matrix in enumerate(self.columns):
-            order, target = index[run % len(index)].reshape(-1), out[run].flatten(0, 1)
-            source, where, room = matrix.numpy(), order.numpy(), target.numpy()
-
-            def copy(
-                piece: slice,
-                source: np.ndarray = source,
-                where: np.ndarray = where,
-                room: np.ndarray = room,
-            ) -> None:
-                np.take(source, where[piece], axis=0, out=room[piece], mode="clip")
-
-            in_pieces(copy, len(where), matrix.shape[-1])
+            order = self.block[run % len(self.block), start:stop].reshape(-1)
+            target = out[run].flatten(0, 1)
+            if matrix.device.type != "cpu":
+                torch.index_select(matrix, 0, order, out=target)
+                continue
+            copy = partial(_copy_coordinates, matrix.numpy(), order.numpy(), target.numpy())
+            in_pieces(copy, len(order), matrix.shape[-1])
         return out
 
 
-def order_source(columns: Columns) -> ByClient | ByCoordinate:
-    """Choose the way to read ``columns [runs, dim, clients]`` in a random order."""
-    if columns.device.type == "cpu" and columns.shape[-1] <= FEW_CLIENTS:
-        return ByClient(columns)
-    return ByCoordinate(clients_last(columns))
+class OnGpu(Reader):
+    """Reads everything in order, and writes each coordinate where its group wants it."""
+
+    __slots__ = ("__dict__",)
+
+    @cached_property
+    def values(self) -> Columns:
+        """All groups."""
+        return cuda.scattered(self.columns, self.block)
+
+    def read(self, start: int, stop: int) -> Columns:
+        """View the values of some groups."""
+        return self.values[:, start:stop]
+
+    def products(self, start: int, stop: int, centre: Tensor) -> Callable[[], Pairs]:
+        """Multiply groups that were centred while they were copied."""
+        if "centred" not in self.__dict__:
+            self.__dict__["centred"] = cuda.scattered(self.columns, self.block, centre)
+        some = self.__dict__["centred"][:, start:stop]
+        return lambda: linalg.exact_gram(some)
+
+
+def _copy_rows(matrix: Tensor, order: Tensor, target: Tensor, piece: slice) -> None:
+    some = order[piece]
+    target[:, piece] = matrix.index_select(1, some.reshape(-1)).view(len(matrix), *some.shape)
+
+
+def _copy_coordinates(
+    source: np.ndarray, order: np.ndarray, target: np.ndarray, piece: slice
+) -> None:
+    np.take(source, order[piece], axis=0, out=target[piece], mode="clip")
+
+
+def open_reader(columns: Columns) -> Callable[[Tensor, int], ByClient | ByCoordinate | OnGpu]:
+    """Choose the way to read ``columns [runs, dim, clients]``; call it with a block and a step."""
+    runs, _, num_clients = columns.shape
+    work = linalg.work_dtype(columns.dtype)
+    if cuda.is_usable(columns, num_clients):
+        return lambda block, step: OnGpu(columns, block, columns.new_empty(2, runs, step, 0, 0))
+    if columns.device.type == "cpu" and num_clients <= FEW_CLIENTS:
+        return lambda block, step: ByClient(
+            columns,
+            block,
+            columns.new_empty(2, runs, step, num_clients, block.shape[-1], dtype=work).mT,
+        )
+    turned = clients_last(columns)
+    return lambda block, step: ByCoordinate(
+        turned, block, turned.new_empty(2, runs, step, block.shape[-1], num_clients)
+    )
 
 
 def clients_last(columns: Columns) -> Columns:
     """Copy so that what all clients sent for one coordinate lies side by side."""
-    work = work_dtype(columns.dtype)
+    work = linalg.work_dtype(columns.dtype)
     if columns.is_contiguous() and columns.dtype == work:
         return columns
-    if cuda.is_usable(columns, columns.shape[-1]):
-        return cuda.clients_last(columns)
     if columns.device.type != "cpu":
         return columns.to(work).contiguous()
     # numpy asks for large pages, which torch does not: page faults would double the time.
@@ -120,11 +132,11 @@ def clients_last(columns: Columns) -> Columns:
     if columns.dtype != work:
         return torch.from_numpy(target).copy_(columns)
     for to, source in zip(target, columns.numpy(), strict=True):
-
-        def turn(piece: slice, to: np.ndarray = to, source: np.ndarray = source) -> None:
-            for start in range(piece.start, piece.stop, TURNED_AT_ONCE):
-                part = slice(start, min(piece.stop, start + TURNED_AT_ONCE))
-                to[part] = source[part]
-
-        in_pieces(turn, *source.shape)
+        in_pieces(partial(_turn, source, to), *source.shape)
     return torch.from_numpy(target)
+
+
+def _turn(source: np.ndarray, target: np.ndarray, piece: slice) -> None:
+    for start in range(piece.start, piece.stop, TURNED_AT_ONCE):
+        part = slice(start, min(piece.stop, start + TURNED_AT_ONCE))
+        target[part] = source[part]

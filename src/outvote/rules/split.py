@@ -12,10 +12,11 @@ from math import ceil
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from outvote.rules import linalg
 from outvote.rules.points import Points
-from outvote.rules.reorder import order_source
+from outvote.rules.reorder import open_reader
 
 SPLITS = ("balanced", "ceil", "contiguous", "by-layer")
 
@@ -48,15 +49,21 @@ def ceil_sizes(dim: int, num_groups: int) -> tuple[int, int, int, int]:
     return num_full, width, int(rest > 0), rest
 
 
-def cut(order: Tensor, sizes: tuple[int, int, int, int]) -> Split:
-    """Cut an order of the coordinates ``[runs, dim]`` into consecutive groups."""
+def cut(order: Tensor, sizes: tuple[int, int, int, int], *, is_padded: bool = False) -> Split:
+    """Cut an order of the coordinates ``[runs, dim]`` into consecutive groups.
+
+    `is_padded` makes one block of groups whose sizes differ by one: -1 stands for no coordinate.
+    """
     num_first, first, num_second, second = sizes
     end = num_first * first
     blocks = [
         order[:, :end].view(len(order), num_first, first) if num_first else None,
         order[:, end:].view(len(order), num_second, second) if num_second else None,
     ]
-    return Split(tuple(block for block in blocks if block is not None))
+    found = tuple(block for block in blocks if block is not None)
+    if is_padded and len(found) == 2 and first == second + 1:
+        return Split((torch.cat([found[0], pad(found[1], (0, 1), value=-1)], dim=1),))
+    return Split(found)
 
 
 def explicit(groups: Sequence[Sequence[int]], dim: int, device: torch.device) -> Split:
@@ -102,21 +109,20 @@ def slabs(points: Points, split: Split) -> Iterator[Points]:
     if len(points.batch) > 1:
         yield from _slabs_of_groups(points, split)
         return
-    source = order_source(points.columns)
+    open_block = open_reader(points.columns)
     for block in split.blocks:
         num_groups, width = block.shape[1:]
         step = min(num_groups, groups_at_once(points, width))
-        room, scratch = source.room(step, width), source.room(step, width)
+        reader = open_block(block, step)
         for start in range(0, num_groups, step):
-            index = block[:, start : start + step]
-            num = index.shape[1]
+            stop = min(num_groups, start + step)
             yield Points(
-                partial(source.take, index, room[:, :num]),
-                torch.Size([points.batch[0], num, width, points.num_clients]),
-                like=source.columns,
+                partial(reader.read, start, stop),
+                torch.Size([points.batch[0], stop - start, width, points.num_clients]),
+                like=reader.columns,
                 centre=points.centre,
-                products=source.products(index, points.centre),
-                scratch=scratch[:, :num],
+                products=reader.products(start, stop, points.centre),
+                scratch=reader.scratch[:, : stop - start],
             )
 
 

@@ -1,0 +1,105 @@
+"""How fast the rules are, in units of ``X.mean(0)``, and against a straightforward loop.
+
+    python benchmarks/bench_rules.py                    everything on the CPU
+    python benchmarks/bench_rules.py --device cuda -o benchmarks/results/rules-gpu.json
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from straightforward import add_scores, gas_multi_krum
+from timing import circumstances, interleaved, peak_extra_bytes, write_json
+from torch import Tensor
+
+import outvote as ov
+
+DIM = 2_472_266
+GAS_SPECS = (
+    "gas(multi-krum, num_groups=1000)",
+    "gas(multi-krum, num_groups=100000)",
+    "gas(median, num_groups=1000)",
+    "gas(rbtm, num_groups=1000)",
+)
+GPU_ONLY = ("gas(multi-krum, num_groups=1000000)",)
+PLAIN_SPECS = ("median", "trimmed-mean", "meamed", "krum", "multi-krum", "rfa", "bulyan")
+LOOP_SAMPLE = 1500
+
+
+def main() -> None:
+    """Measure and print one table; write it as JSON where asked."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dim", type=int, default=DIM)
+    parser.add_argument("--clients", type=int, nargs="+", default=[50, 5])
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("-o", "--output", type=Path)
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    rows: list[dict[str, object]] = []
+    print(circumstances(device))
+    for num_clients in options.clients:
+        rows += measure(num_clients, options.dim, options.repeats, device)
+    if options.output:
+        write_json(options.output, {"circumstances": circumstances(device), "rows": rows})
+
+
+def measure(num_clients: int, dim: int, repeats: int, device: torch.device) -> list[dict]:
+    """Measure all rules for one number of clients."""
+    num_byzantine = num_clients // 5
+    inputs = make_inputs(num_clients, num_byzantine, dim, device)
+    X = inputs["random"]
+    specs = GAS_SPECS + (GPU_ONLY if device.type == "cuda" else ()) + PLAIN_SPECS
+    jobs = {("mean", "random"): lambda: X.mean(dim=0)}
+    for kind, matrix in inputs.items():
+        for spec in specs if kind == "random" else GAS_SPECS:
+            rule = ov.make_rule(spec)
+            told = min(num_byzantine, rule.max_byzantine(num_clients))
+            jobs[spec, kind] = lambda rule=rule, m=matrix, f=told: rule(m, num_byzantine=f)
+    loop = ("loop over 1000 groups", "random")
+    jobs[loop] = lambda: gas_multi_krum(X, 1000, num_byzantine)
+    seconds = interleaved(jobs, repeats, device)
+    mean = seconds["mean", "random"]
+    large = ("loop over 100000 groups (scaled from a sample)", "random")
+    seconds[large] = loop_of_many(X, 100_000, num_byzantine, device)
+    memory = {key: peak_extra_bytes(jobs[key], device) for key in jobs if key[0] in GAS_SPECS}
+    rows = []
+    for key, value in seconds.items():
+        extra = memory[key] / (X.numel() * 4) if key in memory else None
+        row = {"clients": num_clients, "dim": dim, "job": key[0], "input": key[1]}
+        row |= {"milliseconds": round(value * 1e3, 3), "times_mean": round(value / mean, 2)}
+        row["extra_memory_times_input"] = None if extra is None else round(extra, 2)
+        rows.append(row)
+        print(
+            f"n={num_clients:<3} {key[0]:48s} {key[1]:9s} {value * 1e3:10.2f} ms "
+            f"{value / mean:8.1f} x mean" + ("" if extra is None else f"  +{extra:.2f} x input"),
+            flush=True,
+        )
+    for groups, slow in ((1000, loop), (100_000, large)):
+        fast = seconds[f"gas(multi-krum, num_groups={groups})", "random"]
+        print(f"n={num_clients:<3} p={groups}: {seconds[slow] / fast:.1f} x faster than the loop")
+    return rows
+
+
+def make_inputs(
+    num_clients: int, num_byzantine: int, dim: int, device: torch.device
+) -> dict[str, Tensor]:
+    """Return random gradients, and the same with colluding liars (LIE: identical rows)."""
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(num_clients, dim, generator=generator).to(device)
+    colluding = X.clone()
+    honest = X[num_byzantine:]
+    colluding[:num_byzantine] = honest.mean(dim=0) - 1.5 * honest.std(dim=0)
+    return {"random": X, "colluding": colluding}
+
+
+def loop_of_many(X: Tensor, num_groups: int, num_byzantine: int, device: torch.device) -> float:
+    """Time the loop on a sample of many groups and scale it to all of them."""
+    groups = torch.randperm(X.shape[1], device=device).chunk(num_groups)
+    sample = list(groups[:LOOP_SAMPLE])
+    job = {"loop": lambda: add_scores(X, sample, num_byzantine)}
+    return interleaved(job, 3, device)["loop"] * len(groups) / len(sample)
+
+
+if __name__ == "__main__":
+    main()

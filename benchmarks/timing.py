@@ -1,0 +1,91 @@
+"""Measuring: interleaved repeats, medians, peak memory; and what a result file must say."""
+
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+
+Timed = Callable[[], object]
+
+
+def interleaved(jobs: dict[str, Timed], repeats: int, device: torch.device) -> dict[str, float]:
+    """Return the median seconds of every job; one repeat of each after the other, after a warm-up."""
+    times: dict[str, list[float]] = {name: [] for name in jobs}
+    for job in jobs.values():
+        job()
+    for _ in range(repeats):
+        for name, job in jobs.items():
+            times[name].append(_seconds(job, device))
+    return {name: median(seconds) for name, seconds in times.items()}
+
+
+def _seconds(job: Timed, device: torch.device) -> float:
+    if device.type == "cpu":
+        start = time.perf_counter()
+        job()
+        return time.perf_counter() - start
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    begin.record()
+    job()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / 1e3
+
+
+def peak_extra_bytes(job: Timed, device: torch.device) -> int:
+    """Return how much more memory than before the job needs at its peak."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        job()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status_bytes("VmRSS")
+    job()
+    return _status_bytes("VmHWM") - before
+
+
+def _status_bytes(key: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(key):
+            return int(line.split()[1]) * 1024
+    raise KeyError(key)
+
+
+def circumstances(device: torch.device) -> dict[str, object]:
+    """Return date, hardware, versions and commit."""
+    git = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    gpu = torch.cuda.get_device_name() if device.type == "cuda" else None
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": commit or None,
+        "device": gpu or _processor(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def write_json(path: Path, content: dict[str, object]) -> None:
+    """Write a result file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n")
