@@ -1,0 +1,128 @@
+"""The conformance suite: what every rule promises, checked on any rule."""
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from outvote.errors import OutvoteWarning, closest
+from outvote.rules.base import Rule
+from outvote.testing import algebra, calling, repeating, robustness, text
+from outvote.testing.trial import BrokenError, Trial
+
+CHECKS: dict[str, Callable[[Trial], None]] = {
+    # First: a setting that another check left changed could not be seen to change.
+    "no-global-state": repeating.no_global_state,
+    "finite": robustness.finite,
+    "rejects-non-finite": robustness.rejects_non_finite,
+    "breakdown": robustness.breakdown,
+    "limit-makes-sense": robustness.limit_makes_sense,
+    "refuses-too-many": robustness.refuses_too_many,
+    "refuses-nonsense": robustness.refuses_nonsense,
+    "keeps-kind-and-dtype": calling.keeps_kind_and_dtype,
+    "promotes-integers": calling.promotes_integers,
+    "leaves-inputs-alone": calling.leaves_inputs_alone,
+    "call-equals-inspect": repeating.call_equals_inspect,
+    "verdict-adds-up": repeating.verdict_adds_up,
+    "same-seed-same-verdict": repeating.same_seed_same_verdict,
+    "one-client": algebra.one_client,
+    "unanimous": algebra.unanimous,
+    "permutation-invariant": algebra.permutation_invariant,
+    "translation-equivariant": algebra.translation_equivariant,
+    "scale-equivariant": algebra.scale_equivariant,
+    "sign-equivariant": algebra.sign_equivariant,
+    "inside-the-box": algebra.inside_the_box,
+    "mean-without-byzantine": algebra.mean_without_byzantine,
+    "per-coordinate": algebra.per_coordinate,
+    "average-of-clients": algebra.average_of_clients,
+    "batch-equals-loop": algebra.batch_equals_loop,
+    "text-round-trip": text.text_round_trip,
+    "repr-round-trip": text.repr_round_trip,
+}
+
+# On so many inputs a check that a rule is exempt from has to pass before the exemption is doubted.
+NUM_TRIES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One promise that a rule does not keep."""
+
+    check: str
+    given: str
+    seen: str
+
+    def __str__(self) -> str:
+        """Return the promise, what was seen instead, and the input."""
+        fact = inspect.getdoc(CHECKS[self.check]) or ""
+        return f"{self.check}: {fact}\n    seen: {self.seen}\n    input: {self.given}"
+
+
+class ConformanceError(AssertionError):
+    """A rule does not keep all promises; `failures` lists which."""
+
+    def __init__(self, rule: str, failures: Sequence[Failure]) -> None:
+        """List every failure, one after another."""
+        listed = "\n".join(f"  {failure}" for failure in failures)
+        super().__init__(f"{rule} fails {len(failures)} of {len(CHECKS)} checks:\n{listed}")
+        self.rule, self.failures = rule, tuple(failures)
+
+
+def check_rule(
+    rule: Rule,
+    *,
+    exempt: Mapping[str, str] | None = None,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+) -> None:
+    """Check that a rule keeps what every rule promises; raise a ConformanceError if it does not.
+
+    `exempt` maps the name of a check to the reason why the rule need not pass it: a rule that clips
+    to a fixed norm depends on the origin, a random mixing on the order of the clients. An
+    exemption that is not needed gives a warning. The checks are in `outvote.testing.CHECKS`.
+
+    >>> from outvote import Median
+    >>> check_rule(Median())
+    """
+    if not isinstance(rule, Rule):
+        raise TypeError(
+            f"check_rule checks an outvote.Rule, got {type(rule).__name__}; pass an object, not a "
+            "class, or build one with make_rule('median')."
+        )
+    reasons = dict(exempt or {})
+    _check_reasons(reasons)
+    trial = Trial(rule, seed, torch.device(device))
+    for name, reason in reasons.items():
+        if _always_passes(name, trial):
+            told = f"{trial.name} passes {name!r}; the exemption ({reason}) is not needed."
+            warnings.warn(told, OutvoteWarning, stacklevel=2)
+    found = [_run(name, trial) for name in CHECKS if name not in reasons]
+    failures = [failure for failure in found if failure is not None]
+    if failures:
+        raise ConformanceError(trial.name, failures)
+
+
+def _check_reasons(reasons: Mapping[str, str]) -> None:
+    for name, reason in reasons.items():
+        if name not in CHECKS:
+            raise ValueError(f"exempt: there is no check {name!r}; {closest(name, CHECKS)}")
+        if not str(reason or "").strip():
+            raise ValueError(f"exempt: {name!r} needs a reason in words, got {reason!r}.")
+
+
+def _always_passes(name: str, trial: Trial) -> bool:
+    """Tell whether a check holds on more inputs than one: an exception may be a rare one."""
+    trials = (replace(trial, seed=trial.seed + k) for k in range(NUM_TRIES))
+    return all(_run(name, another) is None for another in trials)
+
+
+def _run(name: str, trial: Trial) -> Failure | None:
+    try:
+        CHECKS[name](trial)
+    except BrokenError as broken:
+        return Failure(name, broken.given, broken.seen)
+    except Exception as error:  # noqa: BLE001  (a rule under test may raise anything)
+        return Failure(name, "see the traceback of the cause", f"{type(error).__name__}: {error}")
+    return None

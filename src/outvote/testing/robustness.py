@@ -1,0 +1,143 @@
+"""What liars can do: nothing may break, and a minority may not carry the update away."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from outvote.errors import TooManyByzantine
+from outvote.testing.trial import Array, Round, Trial, as_array, expect, require, require_close
+
+# Up to these numbers a rule must stay finite: the dtype's own range, within the promised 1e38.
+LARGEST = {
+    torch.float16: 65504.0,
+    torch.bfloat16: 1e38,
+    torch.float32: 1e38,
+    torch.float64: 1e38,
+}
+
+
+def finite(trial: Trial) -> None:
+    """Whatever finite numbers come in, update, scores and weights are finite."""
+    for dtype, largest in LARGEST.items():
+        for one in _nasty_rounds(trial, largest, float(torch.finfo(dtype).tiny)):
+            given = torch.from_numpy(one.rows).to(trial.device, dtype)
+            verdict = trial.inspect(given, num_byzantine=one.num_byzantine)
+            update = as_array(verdict.update)
+            require(bool(np.isfinite(update).all()), one, f"{dtype} update {update.tolist()}")
+            require(not verdict.rejected, one, f"{dtype}, rejected {verdict.rejected}")
+            for part in ("scores", "weights"):
+                values = getattr(verdict, part)
+                seen = f"{dtype} {part} {values.tolist()}"
+                require(bool(np.isfinite(values).all()), one, seen)
+
+
+def rejects_non_finite(trial: Trial) -> None:
+    """Rows with NaN or infinity are named and left out, each counted as one liar found."""
+    rows = trial.rows(9, 5)
+    rows[1, 2], rows[4, 0], rows[8] = np.nan, np.inf, -np.inf
+    good = rows[np.isfinite(rows).all(axis=1)]
+    ids = list("abcdefghi")
+    for told in sorted({0, trial.some_byzantine(9)}):
+        one = Round(rows, told)
+        verdict = trial.inspect(trial.given(rows), num_byzantine=told, clients=ids)
+        require(verdict.rejected == ["b", "e", "i"], one, f"rejected {verdict.rejected}")
+        is_bad = ~np.isfinite(rows).all(axis=1)
+        is_out = np.array_equal(np.isinf(verdict.scores), is_bad)
+        is_out = is_out and not verdict.weights[is_bad].any()
+        seen = f"scores {verdict.scores.tolist()}, weights {verdict.weights.tolist()}"
+        require(is_out, one, seen)
+        wanted = trial.update(Round(good, max(0, told - 3)))
+        require_close(as_array(verdict.update), wanted, one, "update, against the finite rows")
+    nobody = Round(np.full((3, 2), np.nan), 0)
+    verdict = trial.verdict(nobody)
+    is_zero = not as_array(verdict.update).any() and verdict.rejected == [0, 1, 2]
+    require(is_zero, nobody, f"update {verdict.update}, rejected {verdict.rejected}")
+
+
+def breakdown(trial: Trial) -> None:
+    """A minority of liars within the limit cannot take the update far away from the honest."""
+    for num_clients, dim in ((7, 5), (11, 12)):
+        num_byzantine = _counted_byzantine(trial, num_clients)
+        honest = trial.rows(num_clients - num_byzantine, dim)
+        low, high = honest.min(axis=0), honest.max(axis=0)
+        reach = 10 * float((high - low).max())
+        for lies in _lies(trial, num_byzantine, dim):
+            one = Round(np.concatenate([lies, honest]), num_byzantine)
+            update = trial.update(one)
+            is_near = bool(np.all((update >= low - reach) & (update <= high + reach)))
+            seen = f"update {update.tolist()}, honest from {low.tolist()} to {high.tolist()}"
+            require(is_near, one, seen)
+
+
+def limit_makes_sense(trial: Trial) -> None:
+    """What a rule tolerates is a whole number from 0 to n that does not fall when n grows."""
+    limits = [trial.rule.max_byzantine(num_clients=n) for n in range(1, 60)]
+    for n, limit in enumerate(limits, start=1):
+        is_count = type(limit) is int and 0 <= limit <= n
+        require(is_count, f"num_clients={n}", f"max_byzantine {limit!r}")
+        before = limits[n - 2] if n > 1 else 0
+        require(before <= limit, f"num_clients={n}", f"max_byzantine {limit} after {before}")
+
+
+def refuses_too_many(trial: Trial) -> None:
+    """Above the limit a call raises TooManyByzantine; "lower" takes the limit and says so."""
+    for num_clients in (1, 4, 9):
+        limit = trial.rule.max_byzantine(num_clients)
+        one = Round(trial.rows(num_clients, 3), limit + 1)
+        what = f"num_byzantine={limit + 1} above the limit {limit}"
+        expect(TooManyByzantine, lambda one=one: trial.verdict(one), one, what)  # type: ignore[misc]
+        given = trial.given(one.rows)
+        verdict = trial.inspect(given, num_byzantine=limit + 1, when_too_many="lower")
+        seen = f"num_byzantine {verdict.num_byzantine} in the verdict, the limit is {limit}"
+        require(verdict.num_byzantine == limit, one, seen)
+        wanted = trial.update(Round(one.rows, limit))
+        require_close(as_array(verdict.update), wanted, one, "update, against that at the limit")
+
+
+def refuses_nonsense(trial: Trial) -> None:
+    """A negative number or a fraction of one half or more is a ValueError."""
+    given = trial.given(trial.rows(5, 3))
+    for facts in (
+        {"num_byzantine": -1},
+        {"num_byzantine": None, "byzantine_fraction": -0.1},
+        {"num_byzantine": None, "byzantine_fraction": 0.5},
+        {"num_byzantine": None, "byzantine_fraction": float("nan")},
+        {"num_byzantine": 0, "byzantine_fraction": 0.1},
+    ):
+        expect(ValueError, lambda facts=facts: trial.inspect(given, **facts), facts, "the call")  # type: ignore[misc]
+
+
+def _nasty_rounds(trial: Trial, largest: float, tiny: float) -> Iterator[Round]:
+    values = np.array([0.0, -0.0, tiny, -tiny / 8, 1.0, -1.0, largest, -largest])
+    for number, (num_clients, dim) in enumerate(((1, 1), (4, 3), (7, 12))):
+        random = trial.random(number)
+        shape = (num_clients, dim)
+        limit = trial.rule.max_byzantine(num_clients)
+        for num_byzantine in sorted({0, limit}):
+            yield Round(random.choice(values, size=shape), num_byzantine)
+            yield Round(random.choice(values[-2:], size=shape), num_byzantine)
+            yield Round(random.choice(values[:4], size=shape), num_byzantine)
+            same = np.full(shape, largest)
+            same[0] = random.choice(values, size=dim)
+            yield Round(same, num_byzantine)
+
+
+def _counted_byzantine(trial: Trial, num_clients: int) -> int:
+    """Return the largest tolerated minority that the innermost rule is told in full.
+
+    GAS goes on with more than the rule inside tolerates, but promises nothing there.
+    """
+    num_byzantine = trial.some_byzantine(num_clients)
+    counted = [trial.rule.base_num_byzantine(k, num_clients) for k in range(num_byzantine + 1)]
+    while num_byzantine > 0 and counted[num_byzantine] == counted[num_byzantine - 1]:
+        num_byzantine -= 1
+    return num_byzantine
+
+
+def _lies(trial: Trial, num_byzantine: int, dim: int) -> Iterator[Array]:
+    """Yield Byzantine rows: all alike, on opposite sides, in directions of their own."""
+    yield np.full((num_byzantine, dim), 1e30)
+    sides = np.where(np.arange(num_byzantine) % 2 == 0, 1e30, -1e30)
+    yield np.repeat(sides[:, None], dim, axis=1)
+    yield 1e30 * trial.random(num_byzantine, dim).normal(size=(num_byzantine, dim))

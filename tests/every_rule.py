@@ -1,0 +1,183 @@
+"""EVERY_RULE: each rule, each wrapper around each rule, some nestings, and their exemptions.
+
+A row maps a rule's text to {check: reason}. Wrappers are a product, not a list: what a wrapper
+passes on of the exemptions inside and what it adds is said once per wrapper; the few combinations
+that differ stand in DIFFERENT.
+"""
+
+from collections.abc import Callable
+
+import outvote as ov
+from outvote.rules.spec import RULES
+
+Exempt = dict[str, str]
+
+ORIGIN = {
+    "translation-equivariant": "it measures lengths from the origin",
+    "scale-equivariant": "it clips to a fixed length",
+}
+SHORTENED = {
+    **ORIGIN,
+    "one-client": "a long gradient is shortened even if it is the only one",
+    "unanimous": "long gradients are shortened even if all agree",
+    "inside-the-box": "a shortened gradient lies nearer to the origin than those sent",
+}
+NO_MEAN = {"mean-without-byzantine": "SPEC 0.6: it does not become the mean for f = 0"}
+SHORTENED_MEAN = {"mean-without-byzantine": "it averages shortened gradients"}
+TIES = {"permutation-invariant": "the last choice is between mutual neighbours; the lower row wins"}
+LOWER = {"sign-equivariant": "the lower of two middle values becomes the upper one"}
+FEW_NEIGHBOURS = {"breakdown": "three liars who agree are each other's two neighbours"}
+MIXED_TIES = {
+    "permutation-invariant": "mixed rows are often equal; of equally tight sets the first wins",
+    "translation-equivariant": "mixed rows are often equal; rounding decides between them",
+}
+
+PLAIN: dict[str, Exempt] = {
+    "mean": {},
+    "median": {},
+    "trimmed-mean": {},
+    "meamed": {},
+    "krum": NO_MEAN,
+    "multi-krum": {},
+    "bulyan": TIES,
+    "rfa": {"breakdown": "three steps from the mean do not get away from a liar at 1e30"},
+    "geometric-median": {},
+    "dnc": {"breakdown": "outliers in different directions hide one another (SPEC 2.6)"},
+    "mda": {"permutation-invariant": "of equally tight sets the first is taken"},
+    "centered-clipping": SHORTENED,
+    "norm-clipping": SHORTENED,
+}
+ALONE: dict[str, Exempt] = {
+    "fltrust": {
+        **ORIGIN,
+        "scale-equivariant": "the update is as long as the reference",
+        "sign-equivariant": "the reference does not turn around with the clients",
+        "one-client": "a client is rescaled to the reference, or not trusted",
+        "unanimous": "clients are rescaled to the reference, or not trusted",
+        "inside-the-box": "clients are rescaled to the reference",
+    },
+    "foolsgold": {
+        "breakdown": "it drops clients that are alike, not clients that are far away",
+        "unanimous": "clients that all say the same are all suspected",
+        "translation-equivariant": "it compares directions from the origin",
+        "inside-the-box": "the weights do not sum to 1, as in the authors' code",
+        "batch-equals-loop": "its memory is that of the clients of one run",
+    },
+    "signguard": {
+        "translation-equivariant": "it compares norms and signs",
+        "sign-equivariant": "of two clusters of one size the first in their order is taken",
+    },
+}
+OTHER_PARAMETERS: dict[str, Exempt] = {
+    "median(even=lower)": LOWER,
+    "krum(num_neighbours=2, power=1)": {**NO_MEAN, **FEW_NEIGHBOURS},
+    "multi-krum(num_selected=2, num_neighbours=2, power=4)": {**NO_MEAN, **FEW_NEIGHBOURS},
+    "bulyan(selection=one-shot)": {},
+    "bulyan(even=lower)": {**TIES, **LOWER},
+    "rfa(num_iterations=8, smoothing=0.1, start=zero)": {
+        "translation-equivariant": "it starts at the origin",
+        "scale-equivariant": "the smoothing is an absolute length",
+    },
+    "dnc(num_iterations=2, num_coordinates=3, removal_factor=1.5)": PLAIN["dnc"],
+    "foolsgold(normalise=true)": {
+        **ALONE["foolsgold"],
+        "inside-the-box": "nobody is trusted, and the update is 0, if all are alike",
+    },
+}
+
+
+def of_gas(inside: Exempt) -> Exempt:
+    """GAS averages rows as they were sent; only its scores depend on what the inside says."""
+    passed_on = ("permutation-invariant", *ORIGIN)
+    return {check: inside[check] for check in passed_on if check in inside}
+
+
+def of_bucketing(inside: Exempt) -> Exempt:
+    return {
+        **inside,
+        "permutation-invariant": "the buckets are drawn by position",
+        "mean-without-byzantine": "the last bucket is smaller and counts as much",
+    }
+
+
+def of_nnm(inside: Exempt) -> Exempt:
+    """Without liars every mixed row is the mean, whatever rule comes next, unless it shortens."""
+    others = {check: reason for check, reason in inside.items() if check not in NO_MEAN}
+    return {**others, **(SHORTENED_MEAN if "one-client" in inside else {})}
+
+
+def of_clip(inside: Exempt) -> Exempt:
+    """Nobody is far away after clipping to a fixed length."""
+    ties = {check: reason for check, reason in inside.items() if check in TIES}
+    return {**ties, **SHORTENED, **SHORTENED_MEAN}
+
+
+def of_adaptive_clip(inside: Exempt) -> Exempt:
+    """ARC clips to a length among those sent: nothing is absolute, nobody stays far away."""
+    others = {check: reason for check, reason in inside.items() if check != "breakdown"}
+    return {**others, "translation-equivariant": ORIGIN["translation-equivariant"]}
+
+
+WRAPPERS: dict[str, Callable[[Exempt], Exempt]] = {
+    "gas({}, num_groups=4)": of_gas,
+    "bucketing({})": of_bucketing,
+    "nnm({})": of_nnm,
+    "clip({})": of_clip,
+    "clip({}, max_norm=adaptive)": of_adaptive_clip,
+}
+NESTED: dict[str, Exempt] = {
+    "gas(bucketing(rfa, size=2), num_groups=3)": of_gas(of_bucketing({})),
+    "bucketing(gas(median, num_groups=3), size=2)": of_bucketing({}),
+    "gas(nnm(bulyan), num_groups=3)": of_gas(MIXED_TIES),
+    "gas(gas(median, num_groups=2), num_groups=3)": {},
+    "gas(clip(multi-krum, max_norm=adaptive), num_groups=3)": of_gas(of_adaptive_clip({})),
+    "gas(multi-krum, num_groups=3, split=contiguous)": {},
+    "gas(multi-krum, num_groups=3, split=ceil)": {},
+    "bucketing(trimmed-mean, size=3, f_rule=ceil)": of_bucketing({}),
+    "bucketing(nnm(median))": of_bucketing({}),
+    "nnm(bucketing(median))": of_nnm(of_bucketing({})),
+    "nnm(clip(krum))": of_nnm(of_clip({})),
+    "clip(nnm(trimmed-mean))": of_clip({}),
+}
+DIFFERENT: dict[str, Exempt] = {
+    "gas(geometric-median, num_groups=4)": {
+        "permutation-invariant": "not unique for an even number of clients on one coordinate",
+        "translation-equivariant": "not unique for an even number of clients on one coordinate",
+    },
+    "nnm(meamed)": MIXED_TIES,
+    "nnm(bulyan)": MIXED_TIES,
+    "nnm(mda)": MIXED_TIES,
+    # Nobody is clipped when nobody lies, and the mean tolerates nobody.
+    "clip(mean, max_norm=adaptive)": {},
+    "clip(median, max_norm=adaptive)": of_adaptive_clip(NO_MEAN),
+    "clip(rfa, max_norm=adaptive)": of_adaptive_clip(NO_MEAN),
+    "clip(geometric-median, max_norm=adaptive)": of_adaptive_clip(NO_MEAN),
+    "clip(centered-clipping, max_norm=adaptive)": {**SHORTENED, **SHORTENED_MEAN},
+    "clip(norm-clipping, max_norm=adaptive)": {**SHORTENED, **SHORTENED_MEAN},
+}
+WRAPPED: dict[str, Exempt] = {
+    wrapper.format(inside): exempt(PLAIN[inside])
+    for wrapper, exempt in WRAPPERS.items()
+    for inside in PLAIN
+}
+ROWS: dict[str, Exempt] = {
+    **PLAIN,
+    **ALONE,
+    **OTHER_PARAMETERS,
+    **WRAPPED,
+    **NESTED,
+    **DIFFERENT,
+}
+
+
+def needed(text: str, exempt: Exempt) -> Exempt:
+    """The mean is asked only of rules that are told f."""
+    out = () if ov.make_rule(text).uses_num_byzantine else NO_MEAN
+    return {check: reason for check, reason in exempt.items() if check not in out}
+
+
+EVERY_RULE: dict[str, Exempt] = {text: needed(text, exempt) for text, exempt in ROWS.items()}
+WRAPPER_NAMES = sorted({template.split("(")[0] for template in WRAPPERS})
+WRAPPABLE_NAMES = [
+    name for name, kind in RULES.items() if kind.can_be_wrapped and name not in WRAPPER_NAMES
+]

@@ -1,0 +1,374 @@
+"""Every rule of EVERY_RULE keeps its promises, and the suite catches rules that break them."""
+
+import random
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+import outvote as ov
+from every_rule import EVERY_RULE, PLAIN, WRAPPABLE_NAMES, WRAPPER_NAMES, WRAPPERS
+from outvote.rules.spec import RULES
+from outvote.testing import CHECKS
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """The inputs are tiny: more threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("text", EVERY_RULE)
+def test_every_rule_keeps_its_promises(text, device):
+    with warnings.catch_warnings():
+        if device.type != "cpu":  # Draws and rounding differ: a tie may go well by chance there.
+            warnings.simplefilter("ignore", ov.OutvoteWarning)
+        ov.check_rule(ov.make_rule(text), exempt=EVERY_RULE[text], device=device)
+
+
+def test_every_name_of_the_registry_is_in_the_table():
+    names = {text.split("(")[0] for text in EVERY_RULE}
+    assert names == set(RULES)
+
+
+def test_every_wrapper_is_tried_around_every_rule_that_can_be_wrapped():
+    assert set(PLAIN) == set(WRAPPABLE_NAMES)
+    assert {name for name in RULES if issubclass(RULES[name], ov.Rule)} >= set(WRAPPER_NAMES)
+    wrapped = {template.format(inside) for template in WRAPPERS for inside in PLAIN}
+    assert wrapped <= set(EVERY_RULE)
+    for name in WRAPPER_NAMES:
+        with pytest.raises(ValueError, match="wraps one rule"):
+            ov.make_rule(name)
+
+
+def test_every_check_states_a_fact():
+    for name, check in CHECKS.items():
+        assert check.__doc__, name
+        assert check.__name__ == name.replace("-", "_"), name
+
+
+class Middle(ov.VectorRule):
+    """A sound rule of somebody else, as short as it gets."""
+
+    name = "middle"
+    uses_num_byzantine = False
+
+    def max_byzantine(self, num_clients):
+        return (num_clients - 1) // 2
+
+    def aggregate(self, rows, num_byzantine):
+        ordered = rows.sort(dim=0).values
+        return ordered[(len(rows) - 1) // 2] / 2 + ordered[len(rows) // 2] / 2
+
+
+class NearestHalf(ov.AffineRule):
+    name = "nearest-half"
+
+    def max_byzantine(self, num_clients):
+        return max(0, (num_clients - 3) // 2)
+
+    def weigh(self, points, facts):
+        far = points.squared_distances.sort(dim=-1).values
+        scores = far[..., : points.num_clients // 2 + 1].sum(dim=-1)
+        best = scores.argmin(dim=-1, keepdim=True)
+        return ov.Answer(weights=torch.zeros_like(scores).scatter_(-1, best, 1.0), scores=scores)
+
+
+@dataclass(frozen=True)
+class Quantile(ov.CoordinatewiseRule):
+    share: float = 0.5
+    name = "quantile"
+    uses_num_byzantine = False
+
+    def max_byzantine(self, num_clients):
+        return min(int((num_clients - 1) * self.share), int((num_clients - 1) * (1 - self.share)))
+
+    def reduce(self, columns, num_byzantine):
+        rank = int((columns.shape[-1] - 1) * self.share)
+        return columns.float().sort(dim=-1).values[..., rank].to(columns.dtype)
+
+
+def test_a_sound_vector_rule_of_somebody_else_passes():
+    ov.check_rule(Middle())
+
+
+def test_a_sound_affine_rule_of_somebody_else_passes():
+    ov.check_rule(NearestHalf(), exempt={"mean-without-byzantine": "it takes one client"})
+
+
+def test_a_sound_coordinate_wise_rule_of_somebody_else_passes():
+    ov.check_rule(Quantile(), exempt={"sign-equivariant": "the lower of two middle values"})
+
+
+class Broken(ov.VectorRule):
+    """A mean that has one thing wrong; the subclasses say which."""
+
+    name = "broken"
+
+    def max_byzantine(self, num_clients):
+        return 0
+
+    def aggregate(self, rows, num_byzantine):
+        return (rows.double() / len(rows)).sum(dim=0)
+
+
+class WritesIntoItsInput(Broken):
+    def aggregate(self, rows, num_byzantine):
+        mean = super().aggregate(rows, num_byzantine)
+        rows[0] = 0
+        return mean
+
+
+class ReturnsNan(Broken):
+    def aggregate(self, rows, num_byzantine):
+        norms = rows.double().norm(dim=1, keepdim=True)
+        return (rows / norms).sum(dim=0) * norms.mean() / len(rows)
+
+
+class Overflows(Broken):
+    def aggregate(self, rows, num_byzantine):
+        return rows.sum(dim=0) / len(rows)
+
+
+class DrawsFromNumpy(Broken):
+    def aggregate(self, rows, num_byzantine):
+        return rows[np.random.randint(len(rows))]  # noqa: NPY002
+
+
+class DrawsFromTorch(Broken):
+    def aggregate(self, rows, num_byzantine):
+        return rows[torch.randint(len(rows), ())]
+
+
+class DrawsFromPython(Broken):
+    def aggregate(self, rows, num_byzantine):
+        return random.choice(list(rows))
+
+
+class SeedsTheWorld(Broken):
+    def aggregate(self, rows, num_byzantine):
+        np.random.seed(0)  # noqa: NPY002
+        return super().aggregate(rows, num_byzantine)
+
+
+class ChangesASetting(Broken):
+    def aggregate(self, rows, num_byzantine):
+        torch.set_float32_matmul_precision("medium")
+        return super().aggregate(rows, num_byzantine)
+
+
+class PrefersTheFirst(Broken):
+    def aggregate(self, rows, num_byzantine):
+        return rows[0]
+
+
+class IsTooConfident(Broken):
+    def max_byzantine(self, num_clients):
+        return (num_clients - 1) // 2
+
+
+class CountsInFractions(Broken):
+    def max_byzantine(self, num_clients):
+        return num_clients / 2
+
+
+class ToleratesLessOfMore(Broken):
+    def max_byzantine(self, num_clients):
+        return max(0, 5 - num_clients)
+
+
+class ToleratesNegatives(Broken):
+    def max_byzantine(self, num_clients):
+        return (num_clients - 3) // 2
+
+
+class Remembers(Broken):
+    def __init__(self):
+        self.last = 0
+
+    def aggregate(self, rows, num_byzantine):
+        mean = super().aggregate(rows, num_byzantine)
+        self.last = self.last / 2 + float(mean[0]) / 2
+        return mean + self.last
+
+
+class AddsOne(Broken):
+    def aggregate(self, rows, num_byzantine):
+        return super().aggregate(rows, num_byzantine) + 1
+
+
+class Sums(Broken):
+    def aggregate(self, rows, num_byzantine):
+        return rows.double().sum(dim=0)
+
+
+class TakesTheMedianNorm(Broken):
+    def aggregate(self, rows, num_byzantine):
+        mean = super().aggregate(rows, num_byzantine)
+        return mean * (1 if mean.norm() < 2 else 2 / mean.norm())
+
+
+class TakesTheLargest(Broken):
+    def aggregate(self, rows, num_byzantine):
+        return rows.amax(dim=0)
+
+
+class Raises(Broken):
+    def aggregate(self, rows, num_byzantine):
+        raise RuntimeError("no")
+
+
+class LooksAtOtherCoordinates(ov.CoordinatewiseRule):
+    def max_byzantine(self, num_clients):
+        return 0
+
+    def reduce(self, columns, num_byzantine):
+        mean = columns.double().mean(dim=-1)
+        return mean + 0.01 * (mean - mean.mean(dim=-1, keepdim=True))
+
+
+class WeighsTooMuch(ov.AffineRule):
+    def max_byzantine(self, num_clients):
+        return 0
+
+    def weigh(self, points, facts):
+        return ov.Answer(weights=torch.full((*points.batch, points.num_clients), 0.3).double())
+
+
+class MixesTheRuns(ov.AffineRule):
+    def max_byzantine(self, num_clients):
+        return 0
+
+    def weigh(self, points, facts):
+        far = points.squared_distances.sum(dim=-1)
+        total = far.flatten(end_dim=-2).sum(dim=0).expand_as(far)
+        return ov.Answer(weights=(total / total.sum(dim=-1, keepdim=True)))
+
+
+@dataclass(frozen=True)
+class HidesAParameter(ov.VectorRule):
+    size: int = 1
+
+    def __repr__(self):
+        return "HidesAParameter()"
+
+    def max_byzantine(self, num_clients):
+        return 0
+
+    def aggregate(self, rows, num_byzantine):
+        return rows.double().mean(dim=0)
+
+
+CAUGHT = [
+    (WritesIntoItsInput(), "leaves-inputs-alone"),
+    (ReturnsNan(), "finite"),
+    (Overflows(), "finite"),
+    (DrawsFromNumpy(), "no-global-state"),
+    (DrawsFromNumpy(), "same-seed-same-verdict"),
+    (DrawsFromTorch(), "no-global-state"),
+    (DrawsFromPython(), "no-global-state"),
+    (SeedsTheWorld(), "no-global-state"),
+    (ChangesASetting(), "no-global-state"),
+    (PrefersTheFirst(), "permutation-invariant"),
+    (PrefersTheFirst(), "mean-without-byzantine"),
+    (IsTooConfident(), "breakdown"),
+    (CountsInFractions(), "limit-makes-sense"),
+    (ToleratesLessOfMore(), "limit-makes-sense"),
+    (ToleratesNegatives(), "limit-makes-sense"),
+    (Remembers(), "same-seed-same-verdict"),
+    (AddsOne(), "unanimous"),
+    (AddsOne(), "one-client"),
+    (AddsOne(), "scale-equivariant"),
+    (Sums(), "translation-equivariant"),
+    (Sums(), "inside-the-box"),
+    (TakesTheMedianNorm(), "scale-equivariant"),
+    (TakesTheLargest(), "sign-equivariant"),
+    (LooksAtOtherCoordinates(), "per-coordinate"),
+    (WeighsTooMuch(), "average-of-clients"),
+    (MixesTheRuns(), "batch-equals-loop"),
+    (HidesAParameter(size=2), "repr-round-trip"),
+    (Raises(), "finite"),
+]
+
+
+@pytest.fixture
+def _global_state():
+    """Put back what the broken rules do to the world."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    precision = torch.get_float32_matmul_precision()
+    yield
+    random.setstate(states[0])
+    np.random.set_state(states[1])  # noqa: NPY002
+    torch.set_rng_state(states[2])
+    torch.set_float32_matmul_precision(precision)
+
+
+@pytest.mark.parametrize(
+    ("rule", "check"),
+    CAUGHT,
+    ids=lambda part: part if isinstance(part, str) else type(part).__name__,
+)
+@pytest.mark.usefixtures("_global_state")
+def test_a_broken_rule_is_caught(rule, check):
+    with pytest.raises(ov.ConformanceError) as caught:
+        ov.check_rule(rule)
+    assert check in [failure.check for failure in caught.value.failures]
+
+
+def test_all_but_the_text_checks_have_caught_something():
+    """A check that nothing fails is no check; these hold by the calling contract alone."""
+    by_contract = {
+        "rejects-non-finite",
+        "refuses-too-many",
+        "refuses-nonsense",
+        "keeps-kind-and-dtype",
+        "promotes-integers",
+        "call-equals-inspect",
+        "verdict-adds-up",
+        "text-round-trip",
+    }
+    assert {check for _, check in CAUGHT} | by_contract == set(CHECKS)
+
+
+def test_a_failure_names_the_rule_the_fact_the_input_and_what_was_seen():
+    with pytest.raises(ov.ConformanceError) as caught:
+        ov.check_rule(Sums())
+    message = str(caught.value)
+    assert message.startswith("broken fails ")
+    assert "inside-the-box: No coordinate of the update lies outside" in message
+    assert "seen: update [" in message
+    assert "input: num_byzantine=0, float64 gradients [[" in message
+    assert len(caught.value.failures) > 1
+    assert isinstance(caught.value, AssertionError)
+
+
+def test_an_exemption_needs_a_known_check_and_a_reason():
+    with pytest.raises(ValueError, match="no check 'unanimus'; did you mean 'unanimous'"):
+        ov.check_rule(Middle(), exempt={"unanimus": "a reason"})
+    for reason in ("", " ", None):
+        with pytest.raises(ValueError, match="'unanimous' needs a reason in words"):
+            ov.check_rule(Middle(), exempt={"unanimous": reason})
+
+
+def test_an_exemption_that_is_not_needed_is_told():
+    with pytest.warns(ov.OutvoteWarning, match="middle passes 'unanimous'; the exemption"):
+        ov.check_rule(Middle(), exempt={"unanimous": "no idea"})
+
+
+def test_an_exemption_holds_for_its_check_alone():
+    with pytest.raises(ov.ConformanceError) as caught:
+        ov.check_rule(AddsOne(), exempt={"unanimous": "it adds one"})
+    checks = [failure.check for failure in caught.value.failures]
+    assert "one-client" in checks
+    assert "unanimous" not in checks
+
+
+@pytest.mark.parametrize("thing", ["median", ov.Median, None])
+def test_what_is_no_rule_is_refused(thing):
+    with pytest.raises(TypeError, match="check_rule checks an outvote\\.Rule"):
+        ov.check_rule(thing)
