@@ -13,6 +13,7 @@ from torch import Tensor
 from outvote.errors import OutvoteWarning, TooManyByzantine, check_choice
 from outvote.rules.answer import Answer
 from outvote.rules.base import Facts, Rule
+from outvote.rules.linalg import twin_pairs
 from outvote.rules.points import Points
 from outvote.rules.receive import Received, finite_rows, receive
 from outvote.rules.split import explicit
@@ -39,7 +40,7 @@ def inspect(  # noqa: PLR0913  (the facts of a round are many, and all are named
     received = receive(gradients)
     ids = _check_clients(clients, len(received.rows))
     drawn = seed_from(seed)
-    is_finite = finite_rows(received.rows)
+    is_finite, norms = finite_rows(received.rows)
     num_left = sum(is_finite)
     told = resolve_num_byzantine(
         rule, len(is_finite), num_byzantine, byzantine_fraction, when_too_many
@@ -56,7 +57,7 @@ def inspect(  # noqa: PLR0913  (the facts of a round are many, and all are named
         wants_shares=is_full,
     )
     counts = _check_counts(sample_counts, is_finite, received.rows.device)
-    points, answer = _judge(rule, received.rows, is_finite, facts)
+    points, answer = _judge(rule, received.rows, is_finite, norms, facts)
     if counts is not None:
         answer = _weighted(rule, answer, counts)
     update = received.rows.new_zeros(1, received.rows.shape[1])
@@ -82,13 +83,13 @@ def inspect(  # noqa: PLR0913  (the facts of a round are many, and all are named
 
 
 def _judge(
-    rule: Rule, rows: Tensor, is_finite: list[bool], facts: Facts
+    rule: Rule, rows: Tensor, is_finite: list[bool], norms: list[float], facts: Facts
 ) -> tuple[Points, Answer]:
     """Let the rule answer on the finite rows."""
-    good = rows
     if not all(is_finite):
-        good = rows[torch.tensor(is_finite, device=rows.device)]
-    points = Points.from_rows(good.unsqueeze(0))
+        rows = rows[torch.tensor(is_finite, device=rows.device)]
+        norms = [norm for norm, ok in zip(norms, is_finite, strict=True) if ok]
+    points = Points.from_rows(rows.unsqueeze(0), twin_pairs(rows, norms))
     if not any(is_finite):
         return points, Answer(state=facts.state)
     return points, rule.answer(points, facts)

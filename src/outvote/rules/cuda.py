@@ -15,8 +15,11 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from outvote.axes import Columns, Pairs, PerCoordinate
+    from outvote.rules.reorder import Block, PlacedBlock
 
 LARGEST_TILE = 128
+# Eight floats: memory is written in pieces of 32 bytes.
+SECTOR = 8
 
 
 @lru_cache(maxsize=1)
@@ -45,12 +48,9 @@ def can_sort(values: Tensor) -> bool:
 
 def mean_of_ranks(columns: Columns, first: int, last: int) -> PerCoordinate:
     """Return the mean of the sorted values `first` up to `last` per coordinate."""
-    if not columns.is_contiguous():
-        everything = torch.arange(columns.shape[-2], device=columns.device).view(1, 1, -1)
-        if columns.dim() == 3:
-            columns = scattered(columns, everything)[:, 0]
-        columns = columns.contiguous()
-    flat = columns.view(-1, columns.shape[-1])
+    if columns.stride(-1) != 1:
+        columns = turned(columns)
+    flat = columns.flatten(0, -2)
     result = torch.empty(len(flat), device=flat.device)
     _kernels().mean_of_ranks(flat, result, first, last)
     return result.view(columns.shape[:-1])
@@ -64,30 +64,39 @@ def sum_of_smallest(values: Tensor, num_smallest: int) -> Tensor:
     return result.view(values.shape[:-1])
 
 
-def scattered(columns: Columns, block: Tensor, centre: Tensor | None = None) -> Columns:
+def scattered(columns: Columns, block: Block | PlacedBlock, centre: Tensor | None = None) -> Tensor:
     """Copy the coordinates of a block of groups, ``[runs, groups, width, clients]``.
 
-    `columns` is ``[runs, dim, clients]`` of any strides, `block` ``[runs, groups, width]`` with -1
-    for padding, which becomes 0. With `centre`, that client's values are subtracted.
+    The clients are padded with zeros to whole sectors of memory, and so are places that no
+    coordinate goes to. With `centre`, that client's values are subtracted.
     """
     runs, dim, num_clients = columns.shape
-    result = torch.empty(runs, *block.shape[1:], num_clients, device=columns.device)
+    padded = -(-num_clients // SECTOR) * SECTOR
+    result = torch.empty(runs, *block.shape[1:], padded, device=columns.device)
+    if block.shape[1] * block.shape[2] > dim:
+        result[:, :, -1].zero_()
     for run in range(runs):
-        index = block[run % len(block)].reshape(-1)
-        place = torch.full((dim + 1,), -1, dtype=torch.int32, device=columns.device)
-        slots = torch.arange(len(index), dtype=torch.int32, device=columns.device)
-        # A negative index becomes the last place, which no coordinate has.
-        place[torch.where(index < 0, dim, index).long()] = slots
         middle = None if centre is None else centre[run % len(centre)]
-        _kernels().scatter(columns[run], place, middle, result[run].view(-1, num_clients))
-        _kernels().clear(index, result[run].view(-1, num_clients))
+        place = block.places(run, dim)
+        _kernels().scatter(columns[run], place, middle, result[run].view(-1, padded))
+    return result
+
+
+def turned(columns: Columns) -> Columns:
+    """Copy so that the clients lie side by side."""
+    if columns.dim() != 3:
+        return columns.contiguous()
+    runs, dim, num_clients = columns.shape
+    result = torch.empty(runs, dim, num_clients, device=columns.device)
+    for source, target in zip(columns, result, strict=True):
+        _kernels().scatter(source, None, None, target)
     return result
 
 
 def squared_distances(products: Pairs, doubt: float) -> tuple[Pairs, Tensor]:
     """Return the squared distances (float64), and where they cannot be trusted."""
     num_clients = products.shape[-1]
-    flat = products.reshape(-1, num_clients, num_clients)
+    flat = products.flatten(0, -3)
     result = torch.empty(flat.shape, dtype=torch.float64, device=flat.device)
     doubtful = torch.empty(flat.shape, dtype=torch.bool, device=flat.device)
     _kernels().squared_distances(flat, result, doubtful, doubt)

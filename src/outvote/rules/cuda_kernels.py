@@ -27,10 +27,10 @@ def mean_of_ranks(source: Tensor, result: Tensor, first: int, last: int) -> None
     """Sort each row of a matrix of any strides and average some ranks."""
     num_rows, num_clients = source.shape
     width = max(2, triton.next_power_of_2(num_clients))
-    rows = max(16, 4096 // width)
+    rows = max(1, 512 // width)
     _mean_of_ranks[(triton.cdiv(num_rows, rows),)](
         source, result, num_rows, num_clients, *source.stride(), first, last,
-        1.0 / (last - first), ROWS=rows, CLIENTS=width, num_warps=4,
+        1.0 / (last - first), ROWS=rows, CLIENTS=width, num_warps=1,
     )
 
 
@@ -52,85 +52,76 @@ def sum_of_smallest(source: Tensor, result: Tensor, num_smallest: int) -> None:
     """Add up the smallest values of each row of a contiguous matrix."""
     num_rows, num_values = source.shape
     width = max(2, triton.next_power_of_2(num_values))
-    rows = max(8, 2048 // width)
+    rows = max(1, 512 // width)
     _sum_of_smallest[(triton.cdiv(num_rows, rows),)](
-        source, result, num_rows, num_values, num_smallest, ROWS=rows, VALUES=width, num_warps=4
+        source, result, num_rows, num_values, num_smallest, ROWS=rows, VALUES=width, num_warps=1
     )
 
 
 @triton.jit
 def _scatter(
-    source, place, middle, target, dim, num_clients, dim_stride, client_stride,
-    IS_CENTRED: tl.constexpr, DIM: tl.constexpr, CLIENTS: tl.constexpr,
+    source, place, middle, target, dim, num_clients, width, dim_stride, client_stride,
+    IS_PLACED: tl.constexpr, IS_CENTRED: tl.constexpr, DIM: tl.constexpr, CLIENTS: tl.constexpr,
 ):
     coordinate = tl.program_id(0).to(tl.int64) * DIM + tl.arange(0, DIM)
     client = tl.arange(0, CLIENTS).to(tl.int64)
     inside = (client < num_clients)[:, None] & (coordinate < dim)[None, :]
     at = client[:, None] * client_stride + coordinate[None, :] * dim_stride
-    tile = tl.load(source + at, mask=inside)
+    tile = tl.load(source + at, mask=inside, other=0.0)
     if IS_CENTRED:
         offset = tl.load(middle).to(tl.int64) * client_stride + coordinate * dim_stride
-        tile -= tl.load(source + offset, mask=coordinate < dim)[None, :]
-    to = tl.load(place + coordinate, mask=coordinate < dim, other=-1).to(tl.int64)
-    wanted = (to >= 0)[:, None] & (client < num_clients)[None, :]
-    tl.store(target + to[:, None] * num_clients + client[None, :], tl.trans(tile), mask=wanted)
+        offset = tl.load(source + offset, mask=coordinate < dim, other=0.0)
+        tile = tl.where(inside, tile - offset[None, :], 0.0)
+    if IS_PLACED:
+        to = tl.load(place + coordinate, mask=coordinate < dim, other=-1).to(tl.int64)
+    else:
+        to = tl.where(coordinate < dim, coordinate, -1)
+    wanted = (to >= 0)[:, None] & (client < width)[None, :]
+    tl.store(target + to[:, None] * width + client[None, :], tl.trans(tile), mask=wanted)
 
 
-def scatter(source: Tensor, place: Tensor, middle: Tensor | None, target: Tensor) -> None:
+def scatter(source: Tensor, place: Tensor | None, middle: Tensor | None, target: Tensor) -> None:
     """Copy each coordinate of ``source [dim, clients]`` to its place among the rows of `target`."""
     dim, num_clients = source.shape
-    width = max(16, triton.next_power_of_2(num_clients))
-    step = max(32, 8192 // width)
+    tile = max(16, triton.next_power_of_2(target.shape[-1]))
+    step = max(32, 8192 // tile)
     _scatter[(triton.cdiv(dim, step),)](
-        source, place, place if middle is None else middle, target, dim, num_clients,
-        *source.stride(), IS_CENTRED=middle is not None, DIM=step, CLIENTS=width, num_warps=8,
+        source, source if place is None else place, source if middle is None else middle, target,
+        dim, num_clients, target.shape[-1], *source.stride(),
+        IS_PLACED=place is not None, IS_CENTRED=middle is not None,
+        DIM=step, CLIENTS=tile, num_warps=8,
     )
 
 
 @triton.jit
-def _clear(index, target, num_rows, num_clients, ROWS: tl.constexpr, CLIENTS: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    client = tl.arange(0, CLIENTS)
-    is_empty = tl.load(index + row, mask=row < num_rows, other=0) < 0
-    mask = is_empty[:, None] & (client < num_clients)[None, :]
-    zeros = tl.zeros((ROWS, CLIENTS), dtype=tl.float32)
-    tl.store(target + row[:, None] * num_clients + client[None, :], zeros, mask=mask)
-
-
-def clear(index: Tensor, target: Tensor) -> None:
-    """Write zeros into the rows whose index is negative."""
-    num_rows, num_clients = target.shape
-    width = triton.next_power_of_2(num_clients)
-    _clear[(triton.cdiv(num_rows, 128),)](
-        index, target, num_rows, num_clients, ROWS=128, CLIENTS=width, num_warps=4
-    )
-
-
-@triton.jit
-def _squared_distances(products, result, doubtful, num_clients, doubt, CLIENTS: tl.constexpr):
-    start = tl.program_id(0).to(tl.int64) * num_clients * num_clients
-    client = tl.arange(0, CLIENTS)
-    known = client < num_clients
-    inside = known[:, None] & known[None, :]
-    at = start + client[:, None] * num_clients + client[None, :]
-    norms = tl.load(products + start + client * (num_clients + 1), mask=known, other=0.0)
-    norms = norms.to(tl.float64)
-    inner = tl.load(products + at, mask=inside, other=0.0).to(tl.float64)
-    far = norms[:, None] - 2.0 * inner + norms[None, :]
-    far = tl.where(far > 0.0, far, 0.0)
-    is_other = client[:, None] != client[None, :]
-    larger = tl.where(norms[:, None] > norms[None, :], norms[:, None], norms[None, :])
-    # What overflowed is not a number in one of these and fails the comparison.
+def _squared_distances(
+    products, result, doubtful, num_values, num_clients, group_stride, row_stride, doubt,
+    VALUES: tl.constexpr,
+):
+    value = tl.program_id(0).to(tl.int64) * VALUES + tl.arange(0, VALUES)
+    inside = value < num_values
+    group = value // (num_clients * num_clients)
+    pair = value % (num_clients * num_clients)
+    left = pair // num_clients
+    right = pair % num_clients
+    start = products + group * group_stride
+    inner = tl.load(start + left * row_stride + right, mask=inside, other=0.0).to(tl.float64)
+    one = tl.load(start + left * (row_stride + 1), mask=inside, other=0.0).to(tl.float64)
+    two = tl.load(start + right * (row_stride + 1), mask=inside, other=0.0).to(tl.float64)
+    far = one - 2.0 * inner + two
+    far = tl.where((far > 0.0) & (left != right), far, 0.0)
+    larger = tl.where(one > two, one, two)
+    # What overflowed is not a number somewhere in here and fails the comparison.
     is_sure = (far >= larger * doubt) & (larger < float("inf"))
-    tl.store(result + at, tl.where(is_other, far, 0.0), mask=inside)
-    above = client[:, None] < client[None, :]
-    tl.store(doubtful + at, (above & (is_sure == 0)).to(tl.int8), mask=inside)
+    tl.store(result + value, far, mask=inside)
+    tl.store(doubtful + value, ((left < right) & (is_sure == 0)).to(tl.int8), mask=inside)
 
 
 def squared_distances(products: Tensor, result: Tensor, doubtful: Tensor, doubt: float) -> None:
-    """Turn inner products into squared distances, one program per group."""
-    num_groups, num_clients, _ = products.shape
-    _squared_distances[(num_groups,)](
-        products, result, doubtful.view(torch.int8), num_clients, doubt,
-        CLIENTS=max(2, triton.next_power_of_2(num_clients)), num_warps=4,
+    """Turn inner products ``[groups, clients, clients]`` into squared distances."""
+    num_clients = products.shape[-1]
+    num_values = result.numel()
+    _squared_distances[(triton.cdiv(num_values, 1024),)](
+        products, result, doubtful.view(torch.int8), num_values, num_clients,
+        products.stride(0), products.stride(1), doubt, VALUES=1024, num_warps=4,
     )

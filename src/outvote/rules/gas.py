@@ -1,9 +1,11 @@
 """GAS (gradient splitting): the slices vote, bad clients are outvoted."""
 
+from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, final
 
 import torch
+from torch import Tensor
 
 from outvote.axes import PerClient
 from outvote.errors import check_choice
@@ -12,6 +14,7 @@ from outvote.rules.answer import Answer
 from outvote.rules.base import Facts
 from outvote.rules.krum import average_of
 from outvote.rules.points import Points
+from outvote.rules.reorder import PlacedBlock
 from outvote.rules.split import SPLITS, Split, balanced_sizes, by_layer, ceil_sizes, cut, slabs
 from outvote.rules.wrapper import Wrapper
 
@@ -82,19 +85,26 @@ class GAS(Wrapper):
             return cut(order, balanced_sizes(points.dim, num_groups))
         order = facts.draws.under("gas-split").permutations(points.dim, points.device)
         sizes = ceil_sizes if self.split == "ceil" else balanced_sizes
-        is_padded = cuda.is_usable(points.columns, points.num_clients)
-        return cut(order, sizes(points.dim, num_groups), is_padded=is_padded)
+        if self.split == "balanced" and cuda.is_usable(points.columns, points.num_clients):
+            return Split((PlacedBlock(order, balanced_sizes(points.dim, num_groups)),))
+        return cut(order, sizes(points.dim, num_groups))
 
     def score(self, points: Points, split: Split, facts: Facts) -> PerClient:
         """Add up how far every client is from the rule's answer, group by group."""
         num_byzantine = self.inside_num_byzantine(facts.num_byzantine, points.num_clients)
         inside = facts.inside(self, num_byzantine)
-        shape = (*points.batch, points.num_clients)
-        scores = torch.zeros(shape, dtype=torch.float64, device=points.device)
-        for slab in slabs(points, split):
-            answer = self.rule.answer(slab, inside)
-            scores += slab.distances_to(answer).sum(dim=-2)
+        # A GPU works on while the doubts add up; only if there are any, all is done with care.
+        doubts: list[Tensor] | None = [] if points.device.type == "cuda" else None
+        scores = self._add_up(slabs(points, split, doubts), inside)
+        if doubts and bool(torch.stack(doubts).any()):
+            scores = self._add_up(slabs(points, split), inside)
         return scores
+
+    def _add_up(self, groups: Iterable[Points], facts: Facts) -> PerClient:
+        parts = [
+            slab.distances_to(self.rule.answer(slab, facts)).sum(dim=-2) for slab in groups
+        ]
+        return parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0)
 
     def _notes(self, dim: int) -> tuple[str, ...]:
         if self.num_groups <= dim or self.split == "by-layer":

@@ -127,14 +127,25 @@ def without_overflow(products: Pairs, columns: Callable[[], Columns]) -> Pairs:
 
 
 def squared_distances(
-    products: Pairs, columns: Callable[[], Columns], dtype: torch.dtype
+    products: Pairs,
+    columns: Callable[[], Columns],
+    dtype: torch.dtype,
+    twins: Tensor | None = None,
+    doubts: list[Tensor] | None = None,
 ) -> Pairs:
-    """Return the squared distances between all pairs of rows, from their inner products."""
-    if cuda.can_sort(products):
-        result, doubtful = cuda.squared_distances(products, DOUBT[dtype])
-    else:
-        result, doubtful = _squared_distances(products, DOUBT[dtype])
-    if bool(doubtful.any()):
+    """Return the squared distances between all pairs of rows, from their inner products.
+
+    `twins` marks pairs known to be equal. Where differences cannot be trusted, they are redone from
+    the values, or, with `doubts`, only reported.
+    """
+    distances = cuda.squared_distances if cuda.can_sort(products) else _squared_distances
+    result, doubtful = distances(products, DOUBT[dtype])
+    if twins is not None:
+        result.masked_fill_(twins, 0)
+        doubtful &= ~twins
+    if doubts is not None:
+        doubts.append(doubtful.any())
+    elif bool(doubtful.any()):
         _redo_pairs(result, doubtful, columns())
     return result
 
@@ -191,7 +202,11 @@ def _redo_entries(result: Tensor, doubtful: Tensor, columns: Tensor) -> None:
 
 
 def squared_distances_to_average(
-    products: Pairs, weights: PerClient, columns: Callable[[], Columns], dtype: torch.dtype
+    products: Pairs,
+    weights: PerClient,
+    columns: Callable[[], Columns],
+    dtype: torch.dtype,
+    doubts: list[Tensor] | None = None,
 ) -> PerClient:
     """Return how far every row is from the weighted average of the rows, from inner products."""
     norms = products.diagonal(dim1=-2, dim2=-1)
@@ -200,6 +215,9 @@ def squared_distances_to_average(
     result = norms - 2 * along + of_average
     is_sure = result >= (norms + of_average) * DOUBT[dtype]
     at = ~is_sure.all(dim=-1)
+    if doubts is not None:
+        doubts.append(at.any())
+        return result
     if not bool(at.any()):
         return result
     if bool(at.all()):
@@ -261,3 +279,21 @@ def smallest(scores: PerClient, num_smallest: int) -> Tensor:
     """Mark the rows with the smallest scores; equal scores go to the lower row index."""
     order = scores.argsort(dim=-1, stable=True)[..., :num_smallest]
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, value=True)
+
+
+def twin_pairs(rows: Tensor, norms: list[float]) -> Tensor | None:
+    """Mark the pairs of rows ``[clients, dim]`` that are equal to the last bit, if there are any.
+
+    Colluding clients send copies. Knowing so is cheaper than finding out group by group.
+    """
+    first_with: dict[float, int] = {}
+    first = [first_with.setdefault(norm, row) for row, norm in enumerate(norms)]
+    copies = [row for row, original in enumerate(first) if original != row]
+    if not copies:
+        return None
+    originals = [first[row] for row in copies]
+    for row, original in zip(copies, originals, strict=True):
+        if not torch.equal(rows[row], rows[original]):
+            first[row] = row
+    label = torch.tensor(first, device=rows.device)
+    return label.unsqueeze(-1) == label.unsqueeze(-2)

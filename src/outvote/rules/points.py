@@ -30,11 +30,14 @@ class Points:
         centre: Tensor | None = None,
         products: Callable[[], Pairs] | None = None,
         scratch: Tensor | None = None,
+        twins: Tensor | None = None,
+        doubts: list[Tensor] | None = None,
     ) -> None:
         """Take the values, or a way to get them with the shape and the kind that they will have.
 
         `centre` is the central client of each run, `products` a way to the inner products relative
-        to it that is shorter than through the values, `scratch` memory that may be written over.
+        to it that is shorter than through the values, `scratch` memory that may be written over,
+        `twins` marks pairs of clients known to be equal, `doubts` see `linalg`.
         """
         self._columns = columns
         self.shape = columns.shape if isinstance(columns, Tensor) else torch.Size(shape or ())
@@ -46,11 +49,13 @@ class Points:
         self._centre = centre
         self._products = products
         self._scratch = scratch
+        self.twins = twins
+        self._doubts = doubts
 
     @classmethod
-    def from_rows(cls, rows: Rows) -> "Points":
+    def from_rows(cls, rows: Rows, twins: Tensor | None = None) -> "Points":
         """View gradients ``[runs, clients, dim]`` as points, without a copy."""
-        return cls(rows.mT)
+        return cls(rows.mT, twins=twins)
 
     @property
     def num_clients(self) -> int:
@@ -94,7 +99,9 @@ class Points:
         """The squared distances between all pairs of clients, float64, exactly 0 to oneself."""
         if self.dim <= FEW_COORDINATES:
             return linalg.pairwise_differences(self.columns)
-        return linalg.squared_distances(self.products, lambda: self.columns, self.work_dtype)
+        return linalg.squared_distances(
+            self.products, lambda: self.columns, self.work_dtype, self.twins, self._doubts
+        )
 
     def squared_distances_to(self, answer: Answer) -> PerClient:
         """Return how far every client is from an answer, squared, float64."""
@@ -108,7 +115,7 @@ class Points:
         if self.dim <= self.num_clients:
             return linalg.direct_distances_to_average(self.columns, weights)
         return linalg.squared_distances_to_average(
-            self.products.double(), weights, lambda: self.columns, self.work_dtype
+            self.products.double(), weights, lambda: self.columns, self.work_dtype, self._doubts
         )
 
     def distances_to(self, answer: Answer) -> PerClient:

@@ -105,12 +105,13 @@ def _promotion_notes(
     return (f"{', '.join(promoted)} gradients were promoted to {target}",)
 
 
-def finite_rows(rows: Tensor) -> list[bool]:
-    """Tell which rows have no NaN, infinity or number whose square is not finite."""
+def finite_rows(rows: Tensor) -> tuple[list[bool], list[float]]:
+    """Tell which rows have no NaN, infinity or number whose square is not finite; and the norms."""
     largest = min(LARGEST, torch.finfo(rows.dtype).max)
-    norms = torch.linalg.vector_norm(rows, dim=-1, dtype=work_dtype(rows.dtype))
+    norms = torch.linalg.vector_norm(rows, dim=-1, dtype=work_dtype(rows.dtype)).tolist()
     # A norm may overflow although all numbers are fine: look at such rows one number at a time.
-    return [
-        is_small or bool((rows[row].abs() <= largest).all())
-        for row, is_small in enumerate((norms <= largest).tolist())
+    is_finite = [
+        norm <= largest or bool((rows[row].abs() <= largest).all())
+        for row, norm in enumerate(norms)
     ]
+    return is_finite, norms

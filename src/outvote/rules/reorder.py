@@ -21,12 +21,63 @@ FEW_CLIENTS = 12
 TURNED_AT_ONCE = 4096
 
 
+class Block:
+    """Groups of coordinates of one width: ``index [runs, groups, width]``."""
+
+    def __init__(self, index: Tensor) -> None:
+        """Take the coordinates of the groups."""
+        self.index = index
+        self.shape = index.shape
+
+    def places(self, run: int, dim: int) -> Tensor:
+        """Return where each coordinate goes, counted over the groups; -1: nowhere."""
+        index = self.index[run % len(self.index)].reshape(-1)
+        place = torch.full((dim,), -1, dtype=torch.int32, device=index.device)
+        place[index.long()] = torch.arange(len(index), dtype=torch.int32, device=index.device)
+        return place
+
+
+class PlacedBlock:
+    """A balanced random split, told by where each coordinate goes (`order` read backwards).
+
+    Groups are as wide as the largest; the last place of the smaller ones stays empty.
+    """
+
+    def __init__(self, order: Tensor, sizes: tuple[int, int, int, int]) -> None:
+        """Take a random place for every coordinate of every run, and the sizes of the groups."""
+        self.order = order
+        self.num_large, large, self.num_small, small = sizes
+        self.width = large if self.num_large else small
+        self.small = small
+        self.shape = torch.Size([len(order), self.num_large + self.num_small, self.width])
+
+    def places(self, run: int, dim: int) -> Tensor:
+        """Return where each coordinate goes, counted over the groups."""
+        del dim
+        place = self.order[run % len(self.order)]
+        if self.num_large == 0 or self.num_small == 0:
+            return place
+        end = self.num_large * self.width
+        return place + (place - end).clamp_(min=0) // self.small
+
+    @property
+    def index(self) -> Tensor:
+        """The coordinates of the groups, -1 for an empty place."""
+        runs, num_groups, width = self.shape
+        index = self.order.new_full((runs, num_groups * width), -1)
+        for run in range(runs):
+            dim = self.order.shape[1]
+            where = self.places(run, dim).long()
+            index[run, where] = torch.arange(dim, dtype=index.dtype, device=index.device)
+        return index.view(self.shape)
+
+
 @dataclass(slots=True)
 class Reader:
-    """Reads groups of coordinates, ``block [runs, groups, width]``, from all clients of the runs."""
+    """Reads groups of coordinates from all clients of the runs."""
 
     columns: Columns
-    block: Tensor
+    block: Block | PlacedBlock
     room: Columns
 
     @property
@@ -46,7 +97,7 @@ class ByClient(Reader):
         """Copy the values of some groups."""
         out = self.room[0][:, : stop - start]
         for run, matrix in enumerate(self.columns.mT):
-            order = self.block[run % len(self.block), start:stop]
+            order = self.block.index[run % len(self.block.index), start:stop]
             target = out[run].mT.transpose(0, 1)
             in_pieces(partial(_copy_rows, matrix, order, target), len(order), target[:, 0].numel())
         return out
@@ -59,7 +110,7 @@ class ByCoordinate(Reader):
         """Copy the values of some groups."""
         out = self.room[0][:, : stop - start]
         for run, matrix in enumerate(self.columns):
-            order = self.block[run % len(self.block), start:stop].reshape(-1)
+            order = self.block.index[run % len(self.block.index), start:stop].reshape(-1)
             target = out[run].flatten(0, 1)
             if matrix.device.type != "cpu":
                 torch.index_select(matrix, 0, order, out=target)
@@ -81,14 +132,15 @@ class OnGpu(Reader):
 
     def read(self, start: int, stop: int) -> Columns:
         """View the values of some groups."""
-        return self.values[:, start:stop]
+        return self.values[:, start:stop, :, : self.columns.shape[-1]]
 
     def products(self, start: int, stop: int, centre: Tensor) -> Callable[[], Pairs]:
         """Multiply groups that were centred while they were copied."""
         if "centred" not in self.__dict__:
             self.__dict__["centred"] = cuda.scattered(self.columns, self.block, centre)
         some = self.__dict__["centred"][:, start:stop]
-        return lambda: linalg.exact_gram(some)
+        num_clients = self.columns.shape[-1]
+        return lambda: linalg.exact_gram(some)[..., :num_clients, :num_clients]
 
 
 def _copy_rows(matrix: Tensor, order: Tensor, target: Tensor, piece: slice) -> None:
@@ -102,7 +154,9 @@ def _copy_coordinates(
     np.take(source, order[piece], axis=0, out=target[piece], mode="clip")
 
 
-def open_reader(columns: Columns) -> Callable[[Tensor, int], ByClient | ByCoordinate | OnGpu]:
+def open_reader(
+    columns: Columns,
+) -> Callable[[Block | PlacedBlock, int], ByClient | ByCoordinate | OnGpu]:
     """Choose the way to read ``columns [runs, dim, clients]``; call it with a block and a step."""
     runs, _, num_clients = columns.shape
     work = linalg.work_dtype(columns.dtype)

@@ -1,7 +1,7 @@
 """Ways to cut the coordinates into groups.
 
-A split holds index tensors ``[runs, groups, width]``, one per width, so that groups of one width
-are worked on together and nothing is padded.
+A split holds blocks of groups, ``[runs, groups, width]`` coordinate indices, one per width, so that
+groups of one width are worked on together.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,11 +12,10 @@ from math import ceil
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from outvote.rules import linalg
 from outvote.rules.points import Points
-from outvote.rules.reorder import open_reader
+from outvote.rules.reorder import Block, open_reader
 
 SPLITS = ("balanced", "ceil", "contiguous", "by-layer")
 
@@ -25,7 +24,7 @@ SPLITS = ("balanced", "ceil", "contiguous", "by-layer")
 class Split:
     """A partition of the coordinates of every run."""
 
-    blocks: tuple[Tensor, ...]
+    blocks: tuple[Block, ...]
 
     @property
     def num_groups(self) -> int:
@@ -49,21 +48,16 @@ def ceil_sizes(dim: int, num_groups: int) -> tuple[int, int, int, int]:
     return num_full, width, int(rest > 0), rest
 
 
-def cut(order: Tensor, sizes: tuple[int, int, int, int], *, is_padded: bool = False) -> Split:
-    """Cut an order of the coordinates ``[runs, dim]`` into consecutive groups.
-
-    `is_padded` makes one block of groups whose sizes differ by one: -1 stands for no coordinate.
-    """
+def cut(order: Tensor, sizes: tuple[int, int, int, int]) -> Split:
+    """Cut an order of the coordinates ``[runs, dim]`` into consecutive groups."""
     num_first, first, num_second, second = sizes
     end = num_first * first
-    blocks = [
-        order[:, :end].view(len(order), num_first, first) if num_first else None,
-        order[:, end:].view(len(order), num_second, second) if num_second else None,
-    ]
-    found = tuple(block for block in blocks if block is not None)
-    if is_padded and len(found) == 2 and first == second + 1:
-        return Split((torch.cat([found[0], pad(found[1], (0, 1), value=-1)], dim=1),))
-    return Split(found)
+    blocks = []
+    if num_first:
+        blocks.append(Block(order[:, :end].view(len(order), num_first, first)))
+    if num_second:
+        blocks.append(Block(order[:, end:].view(len(order), num_second, second)))
+    return Split(tuple(blocks))
 
 
 def explicit(groups: Sequence[Sequence[int]], dim: int, device: torch.device) -> Split:
@@ -86,7 +80,7 @@ def explicit(groups: Sequence[Sequence[int]], dim: int, device: torch.device) ->
     for array in arrays:
         by_width.setdefault(array.size, []).append(array)
     stacks = [torch.from_numpy(np.stack(same)).to(device) for same in by_width.values()]
-    return Split(tuple(stack.unsqueeze(0) for stack in stacks))
+    return Split(tuple(Block(stack.unsqueeze(0)) for stack in stacks))
 
 
 def by_layer(sizes: tuple[int, ...] | None, dim: int, device: torch.device) -> Split:
@@ -101,11 +95,14 @@ def by_layer(sizes: tuple[int, ...] | None, dim: int, device: torch.device) -> S
     for group in order:
         if len(group):
             by_width.setdefault(len(group), []).append(group)
-    return Split(tuple(torch.stack(same).unsqueeze(0) for same in by_width.values()))
+    return Split(tuple(Block(torch.stack(same).unsqueeze(0)) for same in by_width.values()))
 
 
-def slabs(points: Points, split: Split) -> Iterator[Points]:
-    """Yield the groups as points ``[runs, groups, width, clients]``, some at a time."""
+def slabs(points: Points, split: Split, doubts: list[Tensor] | None = None) -> Iterator[Points]:
+    """Yield the groups as points ``[runs, groups, width, clients]``, some at a time.
+
+    With `doubts`, what cannot be trusted is not recomputed but reported there (see `linalg`).
+    """
     if len(points.batch) > 1:
         yield from _slabs_of_groups(points, split)
         return
@@ -123,6 +120,8 @@ def slabs(points: Points, split: Split) -> Iterator[Points]:
                 centre=points.centre,
                 products=reader.products(start, stop, points.centre),
                 scratch=reader.scratch[:, : stop - start],
+                twins=points.twins,
+                doubts=doubts,
             )
 
 
@@ -137,6 +136,6 @@ def _slabs_of_groups(points: Points, split: Split) -> Iterator[Points]:
     """Split what is itself a group: the same positions in every group of a run."""
     for block in split.blocks:
         for start in range(block.shape[1]):
-            index = block[:, start].long()
+            index = block.index[:, start].long()
             inner = points.at_coordinates(index.expand(points.batch[0], -1))
             yield Points(inner.columns.unsqueeze(-3))
