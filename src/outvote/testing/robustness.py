@@ -63,11 +63,13 @@ def breakdown(trial: Trial) -> None:
         low, high = honest.min(axis=0), honest.max(axis=0)
         reach = 10 * float((high - low).max())
         for lies in _lies(trial, num_byzantine, dim):
-            one = Round(np.concatenate([lies, honest]), num_byzantine)
-            update = trial.update(one)
-            is_near = bool(np.all((update >= low - reach) & (update <= high + reach)))
-            seen = f"update {update.tolist()}, honest from {low.tolist()} to {high.tolist()}"
-            require(is_near, one, seen)
+            rows = np.concatenate([lies, honest])
+            # The square of 1e30 does not fit into float32.
+            for one in (Round(rows, num_byzantine), Round(rows.astype(np.float32), num_byzantine)):
+                update = trial.update(one)
+                is_near = bool(np.all((update >= low - reach) & (update <= high + reach)))
+                seen = f"update {update.tolist()}, honest from {low.tolist()} to {high.tolist()}"
+                require(is_near, one, seen)
 
 
 def limit_makes_sense(trial: Trial) -> None:
