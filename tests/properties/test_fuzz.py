@@ -1,0 +1,177 @@
+"""No input breaks a rule: any mix of NaN, infinities, huge and tiny numbers, and duplicates."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+import outvote as ov
+from every_rule import EVERY_RULE, WRAPPABLE_NAMES
+from outvote.rules.receive import LARGEST
+from outvote.testing.trial import as_array
+
+FEW = max(20, settings().max_examples // 4)
+DTYPES = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+NOT_FINITE = [np.nan, np.inf, -np.inf]
+# The largest numbers that must work, the smallest normal one and a denormal one.
+EXTREMES = {
+    "float16": [65504.0, -65504.0, 300.0, 6.1e-5, 6e-8],
+    "bfloat16": [1e38, -1e38, 3e38, -3e38, 1.2e-38, 1e-40],
+    "float32": [1e38, -1e38, 3e38, -3e38, 1.2e-38, 1e-45],
+    "float64": [1e38, -1e38, 1e100, -9e119, 2.3e-308, 5e-324],
+}
+# Rejected like infinity: the square of such a number is not finite.
+TOO_LARGE = {"float64": [1e300, -1.7e308]}
+USUAL = [0.0, -0.0, 1.0, -1.0, 0.1, 2.5, -7.0, 1e4, 1e-4]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    """The inputs are tiny: more threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@st.composite
+def matrices(draw, dtype, *, with_rejected=True, most_clients=9, most_coordinates=14):
+    """Rows drawn from few different ones, so that many are duplicates, in a float dtype."""
+    num_clients = draw(st.integers(1, most_clients))
+    dim = draw(st.integers(1, most_coordinates))
+    num_different = draw(st.integers(1, num_clients))
+    bad = [*NOT_FINITE, *TOO_LARGE.get(dtype, [])] if with_rejected else []
+    values = st.sampled_from(USUAL + EXTREMES[dtype])
+    rare = st.sampled_from(USUAL + EXTREMES[dtype] + bad)
+    elements = draw(st.sampled_from([values, rare, st.sampled_from(EXTREMES[dtype])]))
+    fill = draw(st.sampled_from([st.just(0.0), values]))
+    different = draw(npst.arrays(np.float64, (num_different, dim), elements=elements, fill=fill))
+    which = draw(
+        st.lists(st.integers(0, num_different - 1), min_size=num_clients, max_size=num_clients)
+    )
+    return torch.from_numpy(different[which]).to(DTYPES[dtype])
+
+
+def as_given(rows, as_numpy, device):
+    """Numpy where it has the dtype and the device."""
+    if as_numpy and device.type == "cpu" and rows.dtype != torch.bfloat16:
+        return rows.numpy()
+    return rows.to(device)
+
+
+def rejected_rows(rows):
+    exact = rows.double().numpy()
+    return np.flatnonzero(~(np.abs(exact) <= LARGEST).all(axis=1)).tolist()
+
+
+def reference_for(rule, rows):
+    return {"reference": np.ones(rows.shape[1])} if "reference=" in rule.needs else {}
+
+
+def assert_sound(verdict, rows):
+    """Everything is finite but the scores of the rejected rows, and these are named."""
+    rejected = rejected_rows(rows)
+    assert verdict.rejected == rejected
+    assert np.isfinite(as_array(verdict.update)).all()
+    assert np.isfinite(verdict.weights).all()
+    assert (verdict.weights >= 0).all()
+    assert not verdict.weights[rejected].any()
+    assert np.flatnonzero(np.isposinf(verdict.scores)).tolist() == rejected
+    assert not np.isnan(verdict.scores).any()
+    assert not np.isneginf(verdict.scores).any()
+    assert sorted(verdict.kept + verdict.dropped + verdict.rejected) == list(range(len(rows)))
+    assert verdict.update.shape == rows.shape[1:]
+    assert str(verdict.update.dtype).removeprefix("torch.") == str(rows.dtype).split(".")[1]
+
+
+@pytest.mark.parametrize("text", EVERY_RULE)
+@given(data=st.data())
+@settings(max_examples=FEW)
+def test_no_input_makes_a_rule_return_what_is_not_finite(text, data, device):
+    rule = ov.make_rule(text)
+    rows = data.draw(matrices(data.draw(st.sampled_from(sorted(DTYPES)))))
+    num_byzantine = data.draw(st.integers(0, rule.max_byzantine(num_clients=len(rows))))
+    given_rows = as_given(rows, data.draw(st.booleans()), device)
+    assume(_has_enough_clients(text, len(rows) - len(rejected_rows(rows))))
+    verdict = rule.inspect(
+        given_rows, num_byzantine=num_byzantine, seed=1, **reference_for(rule, rows)
+    )
+    assert_sound(verdict, rows)
+
+
+def _has_enough_clients(text, num_left):
+    """Two neighbours cannot be counted among two clients: an error that says so."""
+    return "num_neighbours=2" not in text or num_left != 2
+
+
+@pytest.mark.parametrize("text", EVERY_RULE)
+@given(data=st.data())
+@settings(max_examples=FEW)
+def test_nothing_but_documented_errors_is_raised(text, data, device):
+    rule = ov.make_rule(text)
+    rows = data.draw(matrices("float32", most_clients=6, most_coordinates=4))
+    facts = {
+        "num_byzantine": data.draw(st.none() | st.integers(-1, 8)),
+        "byzantine_fraction": data.draw(st.none() | st.sampled_from([-0.1, 0, 0.1, 0.3, 0.5])),
+        "when_too_many": data.draw(st.sampled_from(["raise", "lower", "lower"])),
+        "seed": data.draw(st.none() | st.integers(0, 2**70)),
+        "clients": data.draw(st.none() | st.just([f"c{k}" for k in range(5)])),
+        "sample_counts": data.draw(st.none() | st.just([1.0] * len(rows))),
+    }
+    try:
+        verdict = rule.inspect(rows.to(device), **facts, **reference_for(rule, rows))
+    except ValueError:
+        return
+    assert np.isfinite(as_array(verdict.update)).all()
+    assert len(verdict.rejected) == len(rejected_rows(rows))
+    assert 0 <= verdict.num_byzantine <= rule.max_byzantine(num_clients=len(rows))
+
+
+MEAN_WITHOUT_LIARS = [
+    *["multi-krum", "trimmed-mean", "meamed", "bulyan", "mda", "dnc"],
+    *[f"gas({name}, num_groups=3)" for name in WRAPPABLE_NAMES],
+]
+
+
+@pytest.mark.parametrize("text", MEAN_WITHOUT_LIARS)
+@given(data=st.data())
+@settings(max_examples=FEW)
+def test_without_liars_these_rules_are_the_mean(text, data, device):
+    rows = data.draw(matrices("float64", with_rejected=False))
+    verdict = ov.make_rule(text).inspect(rows.to(device), num_byzantine=0, seed=0)
+    wanted = (rows / len(rows)).sum(dim=0).numpy()
+    # Relative to the largest number of the coordinate: sums of huge numbers cancel.
+    atol = 1e-12 * rows.abs().amax(dim=0).numpy()
+    assert (np.abs(as_array(verdict.update) - wanted) <= atol).all()
+
+
+@pytest.mark.parametrize("text", EVERY_RULE)
+@given(data=st.data())
+@settings(max_examples=FEW)
+def test_bad_rows_count_as_liars_found(text, data, device):
+    """With the bad rows left out by hand and f lowered by them, the update is the same."""
+    rule = ov.make_rule(text)
+    dtype = data.draw(st.sampled_from(["float32", "float64"]))
+    good = data.draw(matrices(dtype, with_rejected=False, most_coordinates=10))
+    assume(_has_enough_clients(text, len(good)))
+    num_bad = data.draw(st.integers(1, 3))
+    bad = good[:1].expand(num_bad, -1).clone()
+    bad[:, data.draw(st.integers(0, good.shape[1] - 1))] = data.draw(st.sampled_from(NOT_FINITE))
+    order = data.draw(st.integers(0, len(good)))
+    rows = torch.cat([good[:order], bad, good[order:]])
+    num_byzantine = data.draw(st.integers(0, rule.max_byzantine(num_clients=len(rows))))
+    facts = {"seed": 3, **reference_for(rule, rows)}
+    one = rule.inspect(rows.to(device), num_byzantine=num_byzantine, **facts)
+    assert one.rejected == list(range(order, order + num_bad))
+    left = max(0, num_byzantine - num_bad)
+    two = rule.inspect(good.to(device), num_byzantine=left, **facts)
+    np.testing.assert_array_equal(as_array(one.update), as_array(two.update))
+    assert one.num_byzantine == num_byzantine
+    assert one.base_num_byzantine == two.base_num_byzantine
