@@ -106,9 +106,10 @@ def _squared_distances(
     right = pair % num_clients
     start = products + group * group_stride
     inner = tl.load(start + left * row_stride + right, mask=inside, other=0.0).to(tl.float64)
+    inner += tl.load(start + right * row_stride + left, mask=inside, other=0.0).to(tl.float64)
     one = tl.load(start + left * (row_stride + 1), mask=inside, other=0.0).to(tl.float64)
     two = tl.load(start + right * (row_stride + 1), mask=inside, other=0.0).to(tl.float64)
-    far = one - 2.0 * inner + two
+    far = (one + two) - inner
     far = tl.where((far > 0.0) & (left != right), far, 0.0)
     larger = tl.where(one > two, one, two)
     # What overflowed is not a number somewhere in here and fails the comparison.

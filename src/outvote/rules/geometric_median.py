@@ -13,6 +13,9 @@ from outvote.rules.mean import equal_weights
 from outvote.rules.points import Points
 
 TINY = 1e-150
+FIRST_STEPS = 50
+NEWTON_STEPS = 20
+SURE_CHANGE = 1e-10
 
 
 @final
@@ -23,8 +26,8 @@ class GeometricMedian(AffineRule):
     $$ \arg\min_z \sum_i \|g_i - z\| $$
 
     Needs: the distances between the clients. Tolerates: n >= 2f + 1 (f is not used).
-    Differs from the paper: Weiszfeld's iteration, with a test whether a client's own gradient is
-    the median, where the iteration would crawl. Not unique for an even number on one line.
+    Differs from the paper: Weiszfeld's iteration, then Newton's, with a test whether a client's own
+    gradient is the median. Not unique for an even number on one line.
     Reference: Weiszfeld, 1937; Chen et al., 2017.
 
     >>> GeometricMedian()([[1.0, 2.0], [1.5, 1.0], [0.5, 1.5], [2.0, 2.5], [-6.0, 8.0]])
@@ -65,17 +68,62 @@ class GeometricMedian(AffineRule):
         return Answer(weights=torch.where(is_client.unsqueeze(-1), alone, weights))
 
     def _iterate(self, points: Points, weights: PerClient) -> PerClient:
-        for _ in range(self.max_iterations):
+        """Come near by Weiszfeld's steps, then use Newton's, which do not crawl near a client."""
+        weights, is_done = self._weiszfeld(points, weights, min(FIRST_STEPS, self.max_iterations))
+        if is_done:
+            return weights
+        polished, change = weights, torch.full_like(weights[..., :1], torch.inf)
+        for _ in range(NEWTON_STEPS):
+            far = points.distances_to(Answer(weights=polished)).clamp(min=TINY)
+            updated = newton_step(points.squared_distances, polished, far)
+            change = (updated - polished).abs().amax(dim=-1, keepdim=True)
+            polished = updated
+            if bool((change <= self.tolerance).all()):
+                break
+        is_polished = (change <= SURE_CHANGE) & polished.isfinite().all(dim=-1, keepdim=True)
+        if not bool(is_polished.all()):
+            weights, _ = self._weiszfeld(points, weights, self.max_iterations)
+        # Many weights make the same point; the next step of Weiszfeld's has none below 0.
+        far = points.distances_to(Answer(weights=polished)).clamp(min=TINY)
+        return torch.where(is_polished, weiszfeld_weights(far), weights)
+
+    def _weiszfeld(
+        self, points: Points, weights: PerClient, num_steps: int
+    ) -> tuple[PerClient, bool]:
+        for _ in range(num_steps):
             far = points.distances_to(Answer(weights=weights)).clamp(min=TINY)
-            # Relative to the nearest client, so that the reciprocals cannot overflow.
-            closeness = far.amin(dim=-1, keepdim=True) / far
-            updated = closeness / closeness.sum(dim=-1, keepdim=True)
+            updated = weiszfeld_weights(far)
             # Relative to each weight: a liar at 1e30 matters as long as its weight is above 1e-30.
             change = ((updated - weights).abs() / updated).amax()
             weights = updated
             if bool(change <= self.tolerance):
-                break
-        return weights
+                return weights, True
+        return weights, False
+
+
+def weiszfeld_weights(far: PerClient) -> PerClient:
+    """Weigh every client by the reciprocal of its distance."""
+    # Relative to the nearest client, so that the reciprocals cannot overflow.
+    closeness = far.amin(dim=-1, keepdim=True) / far
+    return closeness / closeness.sum(dim=-1, keepdim=True)
+
+
+def newton_step(squared_distances: Pairs, weights: PerClient, far: PerClient) -> PerClient:
+    r"""Move the weights by Newton's step for the sum of distances.
+
+    With $\rho_i = 1 / \|g_i - z\|$ and the inner products G of the rows around z:
+    $$ c = \big(\textstyle\sum \rho\, I - \operatorname{diag}(\rho^3) G\big)^{-1} \rho, \qquad
+       w \leftarrow w + c - w \textstyle\sum c $$
+    """
+    unit = far.amin(dim=-1, keepdim=True)
+    far, squared_distances = far / unit, squared_distances / unit.unsqueeze(-1).square()
+    rho = 1 / far
+    total = rho.sum(dim=-1)
+    gram = 0.5 * (far.square().unsqueeze(-1) + far.square().unsqueeze(-2) - squared_distances)
+    matrix = torch.diag_embed(total.unsqueeze(-1).expand_as(far)) - rho.pow(3).unsqueeze(-1) * gram
+    step, _ = torch.linalg.solve_ex(matrix, rho.unsqueeze(-1))
+    step = step.squeeze(-1)
+    return weights + step - weights * step.sum(dim=-1, keepdim=True)
 
 
 def median_client(squared_distances: Pairs) -> tuple[Tensor, Tensor]:
@@ -88,7 +136,9 @@ def median_client(squared_distances: Pairs) -> tuple[Tensor, Tensor]:
     client = distances.sum(dim=-1).argmin(dim=-1)
     row = client.view(*client.shape, 1, 1).expand(*client.shape, 1, distances.shape[-1])
     far = distances.gather(-2, row).squeeze(-2)
-    is_same = far == 0
+    # Rows that differ by rounding alone (after mixing, say) are one point.
+    typical = far.kthvalue(3 * (far.shape[-1] - 1) // 4 + 1, dim=-1, keepdim=True).values
+    is_same = far <= 1e-9 * typical
     closeness = torch.where(is_same, 0, 1 / far.masked_fill(is_same, 1))
     # <g_k - g_i, g_k - g_j> by the law of cosines, scaled to unit vectors before it can overflow.
     left, right = closeness.unsqueeze(-1), closeness.unsqueeze(-2)

@@ -155,7 +155,8 @@ def _squared_distances(products: Pairs, doubt: float) -> tuple[Pairs, Tensor]:
     products = products.double()
     norms = products.diagonal(dim1=-2, dim2=-1)
     left, right = norms.unsqueeze(-1), norms.unsqueeze(-2)
-    result = torch.add(left, products, alpha=-2).add_(right).clamp_(min=0)
+    # In an order of operations that makes it symmetric to the last bit: ties are settled by index.
+    result = (left + right).sub_(products + products.mT).clamp_(min=0)
     # Written so that what overflowed, and is not a number now, is doubtful too.
     doubtful = result >= torch.maximum(left, right).mul_(doubt)
     result.diagonal(dim1=-2, dim2=-1).zero_()

@@ -39,7 +39,8 @@ def _most_common(points: Tensor) -> Tensor:
 def _shifted_centres(points: Tensor, bandwidth: float) -> Tensor:
     """Shift every seed to the mean of its surroundings until it rests; merge what meets."""
     found: dict[tuple[float, ...], int] = {}
-    for seed in (points / bandwidth).round().unique(dim=0) * bandwidth:
+    seeds = (points / bandwidth).round().unique(dim=0) * bandwidth
+    for seed in points if len(seeds) == len(points) else seeds:
         centre, num_near = _shift(seed, points, bandwidth)
         if num_near:
             found[tuple(centre.tolist())] = num_near
@@ -47,7 +48,7 @@ def _shifted_centres(points: Tensor, bandwidth: float) -> Tensor:
     kept: list[Tensor] = []
     for place, _ in ranked:
         centre = torch.tensor(place, dtype=torch.float64)
-        if all(float((centre - other).norm()) >= bandwidth for other in kept):
+        if all(float((centre - other).norm()) > bandwidth for other in kept):
             kept.append(centre)
     return torch.stack(kept) if kept else points[:0]
 

@@ -118,46 +118,66 @@ def bounds_nearest_median(
 def _nearest(tile: Columns, num_nearest: int, even: str) -> tuple[Tensor, Tensor, Tensor]:
     """Slide a window over the sorted values: the nearest ones lie side by side."""
     ranked = sort_clients(tile)
-    first, last = median_ranks(tile.shape[-1], even)
-    median = ranked[..., first] * 0.5 + ranked[..., last - 1] * 0.5
-    num_starts = tile.shape[-1] - num_nearest + 1
-    below = median.unsqueeze(-1) - ranked[..., :num_starts]
-    above = ranked[..., num_nearest - 1 :] - median.unsqueeze(-1)
+    middle = _Middle(ranked, even)
+    num_clients = tile.shape[-1]
+    below = middle.deviation(ranked[..., : num_clients - num_nearest + 1])
+    above = middle.deviation(ranked[..., num_nearest - 1 :])
     start = torch.maximum(below, above).argmin(dim=-1, keepdim=True)
-    rank = torch.arange(tile.shape[-1], device=tile.device)
+    rank = torch.arange(num_clients, device=tile.device)
     inside = (rank >= start) & (rank < start + num_nearest)
     mean = torch.where(inside, ranked / num_nearest, 0).sum(dim=-1)
-    low = ranked.gather(-1, start).squeeze(-1)
-    high = ranked.gather(-1, start + num_nearest - 1).squeeze(-1)
-    _settle_ties(tile, ranked, median, start.squeeze(-1), num_nearest, (mean, low, high))
+    low = ranked.gather(-1, start)
+    high = ranked.gather(-1, start + num_nearest - 1)
+    tied = _is_tied(ranked, middle, start, num_nearest).squeeze(-1)
+    low, high = low.squeeze(-1), high.squeeze(-1)
+    if bool(tied.any()):
+        # A value left out is just as near as one taken: the lower client index goes first.
+        values = tile[tied]
+        order = middle.at(tied).deviation(values).argsort(dim=-1, stable=True)
+        taken = values.gather(-1, order[..., :num_nearest])
+        mean[tied] = (taken / num_nearest).sum(dim=-1)
+        low[tied], high[tied] = taken.amin(dim=-1), taken.amax(dim=-1)
     return mean, low, high
 
 
-def _settle_ties(
-    tile: Columns,
-    ranked: Tensor,
-    median: Tensor,
-    start: Tensor,
-    width: int,
-    found: tuple[Tensor, Tensor, Tensor],
-) -> None:
-    """Where a value left out is just as near as one taken, take the lower client index."""
-    mean, low, high = found
-    num_clients = tile.shape[-1]
-    reach = torch.maximum(median - low, high - median)
-    left = ranked.gather(-1, (start - 1).clamp(min=0).unsqueeze(-1)).squeeze(-1)
-    right_at = (start + width).clamp(max=num_clients - 1).unsqueeze(-1)
-    right = ranked.gather(-1, right_at).squeeze(-1)
-    tied = ((start > 0) & (median - left <= reach) & (left < low)) | (
-        (start + width < num_clients) & (right - median <= reach) & (right > high)
-    )
-    if not bool(tied.any()):
-        return
-    values = tile[tied]
-    order = (values - median[tied].unsqueeze(-1)).abs().argsort(dim=-1, stable=True)
-    taken = values.gather(-1, order[..., :width])
-    mean[tied] = (taken / width).sum(dim=-1)
-    low[tied], high[tied] = taken.amin(dim=-1), taken.amax(dim=-1)
+class _Middle:
+    """The median as the two values around it: their mean would be rounded, differences are not."""
+
+    def __init__(self, ranked: Tensor, even: str) -> None:
+        first, last = median_ranks(ranked.shape[-1], even)
+        self.low, self.high = ranked[..., first : first + 1], ranked[..., last - 1 : last]
+        extreme = torch.maximum(ranked[..., -1].abs().amax(), ranked[..., 0].abs().amax())
+        # Twice a difference of numbers near the largest float would overflow.
+        self.scale = 0.25 if float(extreme) > torch.finfo(ranked.dtype).max / 16 else 1.0
+
+    def deviation(self, values: Tensor) -> Tensor:
+        """Return twice the distance of values from the median, up to a common factor."""
+        if self.scale == 1.0:
+            return ((values - self.low) + (values - self.high)).abs_()
+        values, low, high = (x * self.scale for x in (values, self.low, self.high))
+        return ((values - low) + (values - high)).abs_()
+
+    def at(self, where: Tensor) -> "_Middle":
+        """Return the medians of some coordinates."""
+        some = object.__new__(_Middle)
+        some.low, some.high, some.scale = self.low[where], self.high[where], self.scale
+        return some
+
+
+def _is_tied(ranked: Tensor, middle: _Middle, start: Tensor, width: int) -> Tensor:
+    """Tell where a value next to the window is as near as the farthest in it, and it matters."""
+    low, high = ranked.gather(-1, start), ranked.gather(-1, start + width - 1)
+    to_low, to_high = middle.deviation(low), middle.deviation(high)
+    reach = torch.maximum(to_low, to_high)
+    last = ranked.shape[-1] - 1
+    left = ranked.gather(-1, (start - 1).clamp(min=0))
+    right = ranked.gather(-1, (start + width).clamp(max=last))
+    # Equal values may be exchanged, unless both ends of the window are at stake.
+    left_matters = (left != low) | (to_high == reach)
+    right_matters = (right != high) | (to_low == reach)
+    is_left = (start > 0) & (middle.deviation(left) <= reach) & left_matters
+    is_right = (start + width <= last) & (middle.deviation(right) <= reach) & right_matters
+    return is_left | is_right
 
 
 def shares_between(columns: Columns, low: PerCoordinate, high: PerCoordinate) -> PerClient:
