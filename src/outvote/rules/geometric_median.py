@@ -14,7 +14,8 @@ from outvote.rules.points import Points
 
 TINY = 1e-150
 FIRST_STEPS = 50
-NEWTON_STEPS = 20
+NEWTON_STEPS = 30
+STEP_SHARES = (1.0, 0.5, 0.25, 0.1, 0.03, 0.01)
 SURE_CHANGE = 1e-10
 
 
@@ -74,8 +75,7 @@ class GeometricMedian(AffineRule):
             return weights
         polished, change = weights, torch.full_like(weights[..., :1], torch.inf)
         for _ in range(NEWTON_STEPS):
-            far = points.distances_to(Answer(weights=polished)).clamp(min=TINY)
-            updated = newton_step(points.squared_distances, polished, far)
+            updated = descend(points, polished)
             change = (updated - polished).abs().amax(dim=-1, keepdim=True)
             polished = updated
             if bool((change <= self.tolerance).all()):
@@ -106,6 +106,23 @@ def weiszfeld_weights(far: PerClient) -> PerClient:
     # Relative to the nearest client, so that the reciprocals cannot overflow.
     closeness = far.amin(dim=-1, keepdim=True) / far
     return closeness / closeness.sum(dim=-1, keepdim=True)
+
+
+def descend(points: Points, weights: PerClient) -> PerClient:
+    """Take the longest of some shares of Newton's step that does not increase the objective."""
+    far = points.distances_to(Answer(weights=weights)).clamp(min=TINY)
+    step = newton_step(points.squared_distances, weights, far) - weights
+    allowed = far.sum(dim=-1, keepdim=True) * (1 + 1e-14)
+    updated, is_set = weiszfeld_weights(far), torch.zeros_like(allowed, dtype=torch.bool)
+    for share in STEP_SHARES:
+        tried = weights + share * step
+        reached = points.distances_to(Answer(weights=tried)).sum(dim=-1, keepdim=True)
+        is_good = ~is_set & (reached <= allowed)
+        updated = torch.where(is_good, tried, updated)
+        is_set |= is_good
+        if bool(is_set.all()):
+            break
+    return updated
 
 
 def newton_step(squared_distances: Pairs, weights: PerClient, far: PerClient) -> PerClient:
