@@ -53,7 +53,7 @@ class Layout:
         if not isinstance(named, Mapping):
             raise TypeError(f"{who} must be a dict of arrays, got {type(named).__name__}.")
         if set(named) != set(self.names):
-            missing = sorted(set(self.names) - set(named))
+            missing = sorted(map(str, set(self.names) - set(named)))
             extra = sorted(map(str, set(named) - set(self.names)))
             raise ValueError(
                 f"{who} must have the same keys as the first; missing: {missing or 'none'}, "
@@ -66,6 +66,8 @@ class Layout:
                     f"{who}, entry {name!r} must have the shape {shape} of the first, "
                     f"got {tuple(tensor.shape)}."
                 )
+        if not tensors:
+            raise ValueError(f"{who} must hold at least one array, got an empty dict.")
         return torch.cat([tensor.reshape(-1).to(self.dtype) for tensor in tensors])
 
     def unflatten(self, vector: Tensor) -> dict[str, Any]:
@@ -91,7 +93,8 @@ def as_tensor(value: Any, who: str) -> Tensor:
     if isinstance(value, Tensor):
         tensor = value.detach()
         if tensor.layout != torch.strided or tensor.is_complex() or tensor.is_quantized:
-            raise TypeError(f"{who} must be a dense real tensor, got {tensor.layout}.")
+            kind = f"{tensor.dtype}, {tensor.layout}"
+            raise TypeError(f"{who} must be a dense tensor of real numbers, got {kind}.")
         if tensor.is_floating_point() and tensor.dtype not in FLOATS:
             raise TypeError(f"{who} must be float16, bfloat16, float32 or float64, got {tensor.dtype}.")
         return tensor
@@ -100,14 +103,14 @@ def as_tensor(value: Any, who: str) -> Tensor:
     try:
         array = np.asarray(value)
     except ValueError as error:
-        raise ValueError(f"{who} is ragged: its rows have different lengths.") from error
+        raise ValueError(
+            f"{who} must have rows of one length, got a ragged list; check what each client sent."
+        ) from error
     if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
         raise TypeError(f"{who} must hold real numbers, got an array of {array.dtype}.")
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    # torch cannot view unsigned integers of all widths, read-only memory or negative strides.
-    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
-        array = array.astype(np.float64)
+    # torch cannot view read-only memory or negative strides.
     if not array.flags.writeable or any(stride < 0 for stride in array.strides):
         array = array.copy()
     return torch.from_numpy(array)

@@ -107,6 +107,11 @@ class Rule(ABC):
     def answer(self, points: Points, facts: Facts) -> Answer:
         """Answer on a batch of points."""
 
+    def prepare(self, points: Points, facts: Facts) -> Facts:
+        """Draw what can be drawn before the values were looked at."""
+        del points
+        return facts
+
     def base_num_byzantine(self, num_byzantine: int, num_clients: int) -> int:
         """Return the number that the innermost rule works with (a wrapper may lower it)."""
         del num_clients

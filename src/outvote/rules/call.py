@@ -15,7 +15,7 @@ from outvote.rules.answer import Answer
 from outvote.rules.base import Facts, Rule
 from outvote.rules.linalg import twin_pairs
 from outvote.rules.points import Points
-from outvote.rules.receive import Received, finite_rows, receive
+from outvote.rules.receive import LARGEST, Received, finite_rows, norms_later, receive
 from outvote.rules.split import explicit
 from outvote.rules.verdict import Verdict
 from outvote.seeding import Draws, Seed, seed_from
@@ -40,25 +40,31 @@ def inspect(  # noqa: PLR0913  (the facts of a round are many, and all are named
     received = receive(gradients)
     ids = _check_clients(clients, len(received.rows))
     drawn = seed_from(seed)
-    is_finite, norms = finite_rows(received.rows)
-    num_left = sum(is_finite)
     told = resolve_num_byzantine(
-        rule, len(is_finite), num_byzantine, byzantine_fraction, when_too_many
+        rule, len(received.rows), num_byzantine, byzantine_fraction, when_too_many
     )
-    left = max(0, told - (len(is_finite) - num_left))
+    fetch_norms = norms_later(received.rows)
     facts = Facts(
-        num_byzantine=left,
+        num_byzantine=told,
         draws=Draws((drawn,)),
-        clients=tuple(client for client, ok in zip(ids, is_finite, strict=True) if ok),
         reference=None if reference is None else _check_finite(received.to_vector(reference)),
         state=rule.read_state(state, received.to_vector),
         split=None if groups is None else _explicit_split(rule, groups, received),
         layer_sizes=received.layer_sizes,
         wants_shares=is_full,
     )
+    facts = rule.prepare(Points.from_rows(received.rows.unsqueeze(0)), facts)
+    norms = fetch_norms()
+    is_finite = finite_rows(received.rows, norms)
+    num_left = sum(is_finite)
+    facts = replace(
+        facts,
+        num_byzantine=max(0, told - (len(is_finite) - num_left)),
+        clients=tuple(client for client, ok in zip(ids, is_finite, strict=True) if ok),
+    )
     counts = _check_counts(sample_counts, is_finite, received.rows.device)
     points, answer = _judge(rule, received.rows, is_finite, norms, facts)
-    if counts is not None:
+    if counts is not None and num_left:
         answer = _weighted(rule, answer, counts)
     update = received.rows.new_zeros(1, received.rows.shape[1])
     if num_left:
@@ -74,7 +80,7 @@ def inspect(  # noqa: PLR0913  (the facts of a round are many, and all are named
         clients=ids,
         rejected=[client for client, ok in zip(ids, is_finite, strict=True) if not ok],
         num_byzantine=told,
-        base_num_byzantine=rule.base_num_byzantine(left, max(1, num_left)),
+        base_num_byzantine=rule.base_num_byzantine(facts.num_byzantine, max(1, num_left)),
         num_groups=answer.num_groups,
         seed=drawn,
         state=_without_run(answer.state),
@@ -89,9 +95,15 @@ def _judge(
     if not all(is_finite):
         rows = rows[torch.tensor(is_finite, device=rows.device)]
         norms = [norm for norm, ok in zip(norms, is_finite, strict=True) if ok]
-    points = Points.from_rows(rows.unsqueeze(0), twin_pairs(rows, norms))
-    if not any(is_finite):
-        return points, Answer(state=facts.state)
+    if not norms:
+        is_vector = isinstance(facts.state, Tensor)
+        state = facts.state.unsqueeze(0) if is_vector else facts.state
+        return Points.from_rows(rows.unsqueeze(0)), Answer(state=state)
+    # In the middle stands a client of median length, so that no huge one spoils the differences.
+    centre = sorted(range(len(norms)), key=norms.__getitem__)[(len(norms) - 1) // 2]
+    points = Points.from_rows(
+        rows.unsqueeze(0), torch.tensor([centre], device=rows.device), twin_pairs(rows, norms)
+    )
     return points, rule.answer(points, facts)
 
 
@@ -109,7 +121,10 @@ def resolve_num_byzantine(
     """Return how many of the received rows the rule shall take for Byzantine."""
     check_choice("when_too_many", when_too_many, ("raise", "lower"))
     if num_byzantine is not None and fraction is not None:
-        raise ValueError("give num_byzantine or byzantine_fraction, not both.")
+        raise ValueError(
+            "num_byzantine and byzantine_fraction must not be given both, got "
+            f"{num_byzantine} and {fraction}; leave one out."
+        )
     limit = rule.max_byzantine(num_clients)
     if fraction is not None:
         return min(limit, num_from_fraction(fraction, num_clients))
@@ -126,7 +141,9 @@ def resolve_num_byzantine(
             "pass byzantine_fraction=."
         )
     if num_byzantine < 0:
-        raise ValueError(f"num_byzantine must be 0 or larger, got {num_byzantine}.")
+        raise ValueError(
+            f"num_byzantine must be 0 or larger, got {num_byzantine}; pass 0 if nobody lies."
+        )
     if num_byzantine > limit and when_too_many == "raise":
         raise TooManyByzantine(str(rule), limit, num_clients, int(num_byzantine))
     return min(limit, int(num_byzantine))
@@ -163,11 +180,14 @@ def _check_counts(
 ) -> Tensor | None:
     if counts is None:
         return None
-    values = np.asarray(counts, dtype=np.float64)
+    try:
+        values = np.asarray(counts, dtype=np.float64)
+    except (TypeError, ValueError):
+        values = np.empty(0)
     if values.shape != (len(is_finite),) or not (np.isfinite(values) & (values >= 0)).all():
         raise ValueError(
             f"sample_counts must be {len(is_finite)} finite numbers, one per client and none "
-            "negative."
+            f"negative, got {counts!r}; leave sample_counts out to count every client alike."
         )
     return torch.from_numpy(values[is_finite]).to(device)
 
@@ -185,14 +205,17 @@ def _check_clients(clients: Sequence[Hashable] | None, num_clients: int) -> tupl
 
 
 def _check_finite(vector: Tensor) -> Tensor:
-    if not bool(vector.isfinite().all()):
-        raise ValueError("reference must be finite, got NaN or infinity in it.")
+    if not bool((vector.abs() <= LARGEST).all()):
+        raise ValueError(
+            "reference and state must be finite, got NaN, infinity or a number too large to square "
+            "in them; leave them out or compute them again."
+        )
     return vector
 
 
 def _explicit_split(rule: Rule, groups: Sequence[Sequence[int]], received: Received) -> Any:
     if rule.name != "gas":
-        raise ValueError(f"groups= is for gas alone, got it for {rule}.")
+        raise ValueError(f"groups= is for gas alone, got it for {rule}; leave groups out.")
     return explicit(groups, received.rows.shape[1], received.rows.device)
 
 

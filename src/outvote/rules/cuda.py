@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from outvote.axes import Columns, Pairs, PerCoordinate
+    from outvote.axes import Columns, Pairs, PerClient, PerCoordinate
     from outvote.rules.reorder import Block, PlacedBlock
 
 LARGEST_TILE = 128
@@ -44,6 +44,11 @@ def is_usable(values: Tensor, num_clients: int) -> bool:
 def can_sort(values: Tensor) -> bool:
     """Tell whether rows of these values can be sorted by a kernel."""
     return values.is_cuda and values.shape[-1] <= LARGEST_TILE and _kernels() is not None
+
+
+def can_compare(values: Tensor) -> bool:
+    """Tell whether all pairs of the last axis fit into one program of a kernel."""
+    return values.is_cuda and values.shape[-1] <= LARGEST_TILE // 2 and _kernels() is not None
 
 
 def mean_of_ranks(columns: Columns, first: int, last: int) -> PerCoordinate:
@@ -101,3 +106,23 @@ def squared_distances(products: Pairs, doubt: float) -> tuple[Pairs, Tensor]:
     doubtful = torch.empty(flat.shape, dtype=torch.bool, device=flat.device)
     _kernels().squared_distances(flat, result, doubtful, doubt)
     return result.view(products.shape), doubtful.view(products.shape)
+
+
+def squared_distances_to_average(
+    products: Pairs, weights: PerClient, doubt: float
+) -> tuple[PerClient, Tensor]:
+    """Return the squared distances to an average (float64), and the groups that are doubtful."""
+    flat = products.flatten(0, -3)
+    shape = products.shape[:-1]
+    result = torch.empty(shape, dtype=torch.float64, device=products.device)
+    doubtful = torch.empty(shape[:-1], dtype=torch.bool, device=products.device)
+    _kernels().squared_distances_to_average(flat, weights.contiguous(), result, doubtful, doubt)
+    return result, doubtful
+
+
+def smallest(scores: PerClient, num_smallest: int) -> Tensor:
+    """Mark the smallest scores along the last axis; equal scores go to the lower index."""
+    result = torch.empty(scores.shape, dtype=torch.bool, device=scores.device)
+    flat = scores.contiguous().view(-1, scores.shape[-1])
+    _kernels().smallest(flat, result.view(flat.shape), num_smallest)
+    return result

@@ -126,3 +126,59 @@ def squared_distances(products: Tensor, result: Tensor, doubtful: Tensor, doubt:
         products, result, doubtful.view(torch.int8), num_values, num_clients,
         products.stride(0), products.stride(1), doubt, VALUES=1024, num_warps=4,
     )
+
+
+@triton.jit
+def _squared_distances_to_average(
+    products, weights, result, doubtful, num_clients, group_stride, row_stride, doubt,
+    CLIENTS: tl.constexpr,
+):
+    group = tl.program_id(0).to(tl.int64)
+    client = tl.arange(0, CLIENTS)
+    known = client < num_clients
+    start = products + group * group_stride
+    inside = known[:, None] & known[None, :]
+    at = client[:, None] * row_stride + client[None, :]
+    inner = tl.load(start + at, mask=inside, other=0.0).to(tl.float64)
+    norms = tl.load(start + client * (row_stride + 1), mask=known, other=0.0).to(tl.float64)
+    weight = tl.load(weights + group * num_clients + client, mask=known, other=0.0)
+    along = tl.sum(inner * weight[None, :], axis=1)
+    of_average = tl.sum(weight * along, axis=0)
+    far = norms - 2.0 * along + of_average
+    is_sure = (far >= (norms + of_average) * doubt) | (client >= num_clients)
+    tl.store(result + group * num_clients + client, far, mask=known)
+    tl.store(doubtful + group, (tl.sum((is_sure == 0).to(tl.int32), axis=0) > 0).to(tl.int8))
+
+
+def squared_distances_to_average(
+    products: Tensor, weights: Tensor, result: Tensor, doubtful: Tensor, doubt: float
+) -> None:
+    """Measure each client against the weighted average of its group, one program per group."""
+    num_groups, num_clients, _ = products.shape
+    _squared_distances_to_average[(num_groups,)](
+        products, weights, result, doubtful.view(torch.int8), num_clients,
+        products.stride(0), products.stride(1), doubt,
+        CLIENTS=max(2, triton.next_power_of_2(num_clients)), num_warps=2,
+    )
+
+
+@triton.jit
+def _smallest(scores, result, num_clients, num_smallest, CLIENTS: tl.constexpr):
+    start = tl.program_id(0).to(tl.int64) * num_clients
+    client = tl.arange(0, CLIENTS)
+    known = client < num_clients
+    score = tl.load(scores + start + client, mask=known, other=float("inf"))
+    is_before = (score[None, :] < score[:, None]) | (
+        (score[None, :] == score[:, None]) & (client[None, :] < client[:, None])
+    )
+    rank = tl.sum(is_before.to(tl.int32), axis=1)
+    tl.store(result + start + client, (rank < num_smallest).to(tl.int8), mask=known)
+
+
+def smallest(scores: Tensor, result: Tensor, num_smallest: int) -> None:
+    """Mark the smallest scores of each row of a contiguous matrix, lower index first."""
+    num_rows, num_clients = scores.shape
+    _smallest[(num_rows,)](
+        scores, result.view(torch.int8), num_clients, num_smallest,
+        CLIENTS=max(2, triton.next_power_of_2(num_clients)), num_warps=1,
+    )

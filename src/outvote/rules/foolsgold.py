@@ -12,6 +12,7 @@ from outvote.rules import linalg
 from outvote.rules.answer import Answer
 from outvote.rules.base import Facts, Rule
 from outvote.rules.points import Points
+from outvote.rules.receive import LARGEST
 
 
 @final
@@ -64,7 +65,8 @@ class FoolsGold(Rule):
             for k, client in enumerate(facts.clients)
         ]
         largest = torch.finfo(columns.dtype).max
-        history = torch.stack(rows).clamp(min=-largest, max=largest)
+        most = min(largest, LARGEST)  # What is remembered must be accepted in the next round.
+        history = torch.stack(rows).clamp(min=-most, max=most)
         weights = similarity_weights(cosines(history.mT.unsqueeze(0)))
         total = weights.sum(dim=-1, keepdim=True).clamp(min=1e-300)
         average = points.vector(Answer(weights=weights / total)).double()

@@ -1,7 +1,7 @@
 """GAS (gradient splitting): the slices vote, bad clients are outvoted."""
 
 from collections.abc import Iterable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import ClassVar, final
 
 import torch
@@ -61,6 +61,10 @@ class GAS(Wrapper):
     def max_byzantine(self, num_clients: int) -> int:
         """Return n - 1: at least one client is kept."""
         return max(0, num_clients - 1)
+
+    def prepare(self, points: Points, facts: Facts) -> Facts:
+        """Draw the split."""
+        return replace(facts, split=facts.split or self.split_coordinates(points, facts))
 
     def answer(self, points: Points, facts: Facts) -> Answer:
         """Average the clients that are closest to what the rule says on the groups."""

@@ -210,12 +210,8 @@ def squared_distances_to_average(
     doubts: list[Tensor] | None = None,
 ) -> PerClient:
     """Return how far every row is from the weighted average of the rows, from inner products."""
-    norms = products.diagonal(dim1=-2, dim2=-1)
-    along = torch.matmul(products, weights.unsqueeze(-1)).squeeze(-1)
-    of_average = (weights * along).sum(dim=-1, keepdim=True)
-    result = norms - 2 * along + of_average
-    is_sure = result >= (norms + of_average) * DOUBT[dtype]
-    at = ~is_sure.all(dim=-1)
+    measure = cuda.squared_distances_to_average if cuda.can_compare(products) else _to_average
+    result, at = measure(products, weights, DOUBT[dtype])
     if doubts is not None:
         doubts.append(at.any())
         return result
@@ -225,6 +221,17 @@ def squared_distances_to_average(
         return direct_distances_to_average(columns(), weights)
     result[at] = direct_distances_to_average(columns()[at], weights[at])
     return result
+
+
+def _to_average(products: Pairs, weights: PerClient, doubt: float) -> tuple[PerClient, Tensor]:
+    """Return the squared distances to an average, and the groups where they are doubtful."""
+    products = products.double()
+    norms = products.diagonal(dim1=-2, dim2=-1)
+    along = torch.matmul(products, weights.unsqueeze(-1)).squeeze(-1)
+    of_average = (weights * along).sum(dim=-1, keepdim=True)
+    result = norms - 2 * along + of_average
+    # Written so that what is not a number is doubtful too.
+    return result, ~(result >= (norms + of_average) * doubt).all(dim=-1)
 
 
 def direct_distances_to_average(columns: Columns, weights: PerClient) -> PerClient:
@@ -278,6 +285,8 @@ def norms(columns: Columns) -> PerClient:
 
 def smallest(scores: PerClient, num_smallest: int) -> Tensor:
     """Mark the rows with the smallest scores; equal scores go to the lower row index."""
+    if cuda.can_compare(scores):
+        return cuda.smallest(scores, num_smallest)
     order = scores.argsort(dim=-1, stable=True)[..., :num_smallest]
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, value=True)
 

@@ -53,9 +53,11 @@ class Points:
         self._doubts = doubts
 
     @classmethod
-    def from_rows(cls, rows: Rows, twins: Tensor | None = None) -> "Points":
+    def from_rows(
+        cls, rows: Rows, centre: Tensor | None = None, twins: Tensor | None = None
+    ) -> "Points":
         """View gradients ``[runs, clients, dim]`` as points, without a copy."""
-        return cls(rows.mT, twins=twins)
+        return cls(rows.mT, centre=centre, twins=twins)
 
     @property
     def num_clients(self) -> int:
@@ -115,7 +117,7 @@ class Points:
         if self.dim <= self.num_clients:
             return linalg.direct_distances_to_average(self.columns, weights)
         return linalg.squared_distances_to_average(
-            self.products.double(), weights, lambda: self.columns, self.work_dtype, self._doubts
+            self.products, weights, lambda: self.columns, self.work_dtype, self._doubts
         )
 
     def distances_to(self, answer: Answer) -> PerClient:

@@ -30,7 +30,7 @@ def receive(gradients: Any) -> Received:
     if isinstance(gradients, Sequence) and not isinstance(gradients, str | bytes):
         if not gradients:
             raise ValueError("gradients must hold at least one client, got an empty list.")
-        if isinstance(gradients[0], Mapping):
+        if any(isinstance(gradient, Mapping) for gradient in gradients):
             return _receive_named(gradients)
         if any(isinstance(gradient, Tensor) for gradient in gradients):
             gradients = _stack_vectors(gradients)
@@ -56,23 +56,37 @@ def receive(gradients: Any) -> Received:
                 f"reference and state must have the {rows.shape[1]} coordinates of the gradients, "
                 f"got the shape {tuple(vector.shape)}."
             )
-        return vector.to(rows.device, torch.promote_types(vector.dtype, torch.float32))
+        return _widened(vector, rows.device)
 
     return Received(rows=rows, restore=restore, to_vector=to_vector, notes=notes)
 
 
 def _receive_named(gradients: Sequence[Any]) -> Received:
+    if not isinstance(gradients[0], Mapping):
+        raise TypeError(
+            "client 0 must be a dict of arrays, as others are, got "
+            f"{type(gradients[0]).__name__}; pass dicts alone or arrays alone."
+        )
     layout = Layout.of(gradients[0])
     rows = torch.stack([layout.flatten(named, f"client {k}") for k, named in enumerate(gradients)])
+
+    def to_vector(value: Any) -> Tensor:
+        is_vector = isinstance(value, Tensor) and value.shape == rows.shape[1:]
+        vector = value if is_vector else layout.flatten(value, "reference or state")
+        return _widened(vector, rows.device)
+
     return Received(
         rows=_check_size(rows),
         restore=layout.unflatten,
-        to_vector=lambda named: (
-            named.to(rows) if isinstance(named, Tensor) else layout.flatten(named, "reference")
-        ),
+        to_vector=to_vector,
         layer_sizes=layout.sizes,
         notes=_promotion_notes(layout.dtypes, layout.dtype),
     )
+
+
+def _widened(vector: Tensor, device: torch.device) -> Tensor:
+    """Bring a vector of the server to the device; a sum of rounds may be too large for float16."""
+    return vector.to(device, torch.promote_types(vector.dtype, torch.float32))
 
 
 def _stack_vectors(gradients: Sequence[Any]) -> Tensor:
@@ -105,13 +119,28 @@ def _promotion_notes(
     return (f"{', '.join(promoted)} gradients were promoted to {target}",)
 
 
-def finite_rows(rows: Tensor) -> tuple[list[bool], list[float]]:
-    """Tell which rows have no NaN, infinity or number whose square is not finite; and the norms."""
+def norms_later(rows: Tensor) -> Callable[[], list[float]]:
+    """Start to work out the norms of the rows; the result is waited for when it is called."""
+    norms = torch.linalg.vector_norm(rows, dim=-1, dtype=work_dtype(rows.dtype))
+    if not norms.is_cuda:
+        return norms.tolist
+    host = torch.empty(norms.shape, dtype=norms.dtype, pin_memory=True)
+    host.copy_(norms, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
+
+    def fetch() -> list[float]:
+        arrived.synchronize()
+        return host.tolist()
+
+    return fetch
+
+
+def finite_rows(rows: Tensor, norms: list[float]) -> list[bool]:
+    """Tell which rows have no NaN, infinity or number whose square is not finite."""
     largest = min(LARGEST, torch.finfo(rows.dtype).max)
-    norms = torch.linalg.vector_norm(rows, dim=-1, dtype=work_dtype(rows.dtype)).tolist()
     # A norm may overflow although all numbers are fine: look at such rows one number at a time.
-    is_finite = [
+    return [
         norm <= largest or bool((rows[row].abs() <= largest).all())
         for row, norm in enumerate(norms)
     ]
-    return is_finite, norms
