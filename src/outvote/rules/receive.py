@@ -86,6 +86,11 @@ def _receive_named(gradients: Sequence[Any]) -> Received:
 
 def _widened(vector: Tensor, device: torch.device) -> Tensor:
     """Bring a vector of the server to the device; a sum of rounds may be too large for float16."""
+    if not bool((vector.abs() <= LARGEST).all()):
+        raise ValueError(
+            "reference and state must be finite, got NaN, infinity or a number too large to square "
+            "in them; leave them out or compute them again."
+        )
     return vector.to(device, torch.promote_types(vector.dtype, torch.float32))
 
 
