@@ -13,6 +13,8 @@ from outvote.rules.mean import equal_weights
 from outvote.rules.points import Points
 
 TINY = 1e-150
+# Where some client is so many times farther away than most, only small steps are safe.
+TAME = 1e6
 FIRST_STEPS = 50
 NEWTON_STEPS = 30
 STEP_SHARES = (1.0, 0.5, 0.25, 0.1, 0.03, 0.01)
@@ -80,11 +82,13 @@ class GeometricMedian(AffineRule):
             polished = updated
             if bool((change <= self.tolerance).all()):
                 break
-        is_polished = (change <= SURE_CHANGE) & polished.isfinite().all(dim=-1, keepdim=True)
-        if not bool(is_polished.all()):
-            weights, _ = self._weiszfeld(points, weights, self.max_iterations)
         # Many weights make the same point; the next step of Weiszfeld's has none below 0.
         far = points.distances_to(Answer(weights=polished)).clamp(min=TINY)
+        # A weight of 1e-17 still moves the point by 1e13 if its client is at 1e30.
+        is_tame = far.amax(dim=-1, keepdim=True) <= TAME * far.median(dim=-1, keepdim=True).values
+        is_polished = is_tame & (change <= SURE_CHANGE)
+        if not bool(is_polished.all()):
+            weights, _ = self._weiszfeld(points, weights, self.max_iterations)
         return torch.where(is_polished, weiszfeld_weights(far), weights)
 
     def _weiszfeld(
