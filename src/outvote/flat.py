@@ -20,6 +20,7 @@ class Layout:
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...]
     are_numpy: tuple[bool, ...]
+    devices: tuple[torch.device, ...]
 
     @classmethod
     def of(cls, named: Mapping[str, Any]) -> "Layout":
@@ -30,6 +31,7 @@ class Layout:
             tuple(tuple(tensor.shape) for tensor in tensors.values()),
             tuple(tensor.dtype for tensor in tensors.values()),
             tuple(not isinstance(value, Tensor) for value in named.values()),
+            tuple(tensor.device for tensor in tensors.values()),
         )
 
     @property
@@ -47,6 +49,11 @@ class Layout:
         for dtype in floats[1:]:
             widest = torch.promote_types(widest, dtype)
         return widest
+
+    @property
+    def device(self) -> torch.device:
+        """Where the vector is: on the first accelerator that one of the tensors is on."""
+        return next((device for device in self.devices if device.type != "cpu"), self.devices[0])
 
     def flatten(self, named: Mapping[str, Any], who: str) -> Tensor:
         """Turn a dict of this layout into a vector."""
@@ -68,17 +75,18 @@ class Layout:
                 )
         if not tensors:
             raise ValueError(f"{who} must hold at least one array, got an empty dict.")
-        return torch.cat([tensor.reshape(-1).to(self.dtype) for tensor in tensors])
+        return torch.cat([tensor.reshape(-1).to(self.device, self.dtype) for tensor in tensors])
 
     def unflatten(self, vector: Tensor) -> dict[str, Any]:
         """Turn a vector into a dict of this layout; integers come back as floats."""
         named: dict[str, Any] = {}
         parts = vector.split(list(self.sizes))
-        for name, shape, dtype, part, is_numpy in zip(
-            self.names, self.shapes, self.dtypes, parts, self.are_numpy, strict=True
+        kinds = zip(self.shapes, self.dtypes, self.are_numpy, self.devices, strict=True)
+        for name, part, (shape, dtype, is_numpy, device) in zip(
+            self.names, parts, kinds, strict=True
         ):
             tensor = to_float(part, dtype if dtype in FLOATS else vector.dtype).view(shape)
-            named[name] = tensor.cpu().numpy() if is_numpy else tensor
+            named[name] = tensor.cpu().numpy() if is_numpy else tensor.to(device)
         return named
 
 

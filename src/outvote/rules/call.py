@@ -101,9 +101,8 @@ def _judge(
         return Points.from_rows(rows.unsqueeze(0)), Answer(state=state)
     # In the middle stands a client of median length, so that no huge one spoils the differences.
     centre = sorted(range(len(norms)), key=norms.__getitem__)[(len(norms) - 1) // 2]
-    points = Points.from_rows(
-        rows.unsqueeze(0), torch.tensor([centre], device=rows.device), twin_pairs(rows, norms)
-    )
+    at_centre = torch.full((1,), centre, device=rows.device)
+    points = Points.from_rows(rows.unsqueeze(0), at_centre, twin_pairs(rows, norms))
     return points, rule.answer(points, facts)
 
 

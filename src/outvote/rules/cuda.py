@@ -82,8 +82,8 @@ def scattered(columns: Columns, block: Block | PlacedBlock, centre: Tensor | Non
         result[:, :, -1].zero_()
     for run in range(runs):
         middle = None if centre is None else centre[run % len(centre)]
-        place = block.places(run, dim)
-        _kernels().scatter(columns[run], place, middle, result[run].view(-1, padded))
+        places = block.places(run, dim)
+        _kernels().scatter(columns[run], places, middle, result[run].view(-1, padded))
     return result
 
 

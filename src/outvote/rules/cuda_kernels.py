@@ -60,7 +60,7 @@ def sum_of_smallest(source: Tensor, result: Tensor, num_smallest: int) -> None:
 
 @triton.jit
 def _scatter(
-    source, place, middle, target, dim, num_clients, width, dim_stride, client_stride,
+    source, place, end, small, middle, target, dim, num_clients, width, dim_stride, client_stride,
     IS_PLACED: tl.constexpr, IS_CENTRED: tl.constexpr, DIM: tl.constexpr, CLIENTS: tl.constexpr,
 ):
     coordinate = tl.program_id(0).to(tl.int64) * DIM + tl.arange(0, DIM)
@@ -73,22 +73,30 @@ def _scatter(
         offset = tl.load(source + offset, mask=coordinate < dim, other=0.0)
         tile = tl.where(inside, tile - offset[None, :], 0.0)
     if IS_PLACED:
-        to = tl.load(place + coordinate, mask=coordinate < dim, other=-1).to(tl.int64)
+        to = tl.load(place + coordinate, mask=coordinate < dim, other=-1)
+        to += tl.maximum(to - end, 0) // small
+        to = to.to(tl.int64)
     else:
         to = tl.where(coordinate < dim, coordinate, -1)
     wanted = (to >= 0)[:, None] & (client < width)[None, :]
     tl.store(target + to[:, None] * width + client[None, :], tl.trans(tile), mask=wanted)
 
 
-def scatter(source: Tensor, place: Tensor | None, middle: Tensor | None, target: Tensor) -> None:
+def scatter(
+    source: Tensor,
+    places: tuple[Tensor, int, int] | None,
+    middle: Tensor | None,
+    target: Tensor,
+) -> None:
     """Copy each coordinate of ``source [dim, clients]`` to its place among the rows of `target`."""
+    place, end, small = places or (source, 0, 1)
     dim, num_clients = source.shape
     tile = max(16, triton.next_power_of_2(target.shape[-1]))
     step = max(32, 8192 // tile)
     _scatter[(triton.cdiv(dim, step),)](
-        source, source if place is None else place, source if middle is None else middle, target,
+        source, place, end, small, source if middle is None else middle, target,
         dim, num_clients, target.shape[-1], *source.stride(),
-        IS_PLACED=place is not None, IS_CENTRED=middle is not None,
+        IS_PLACED=places is not None, IS_CENTRED=middle is not None,
         DIM=step, CLIENTS=tile, num_warps=8,
     )
 

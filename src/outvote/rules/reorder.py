@@ -29,12 +29,12 @@ class Block:
         self.index = index
         self.shape = index.shape
 
-    def places(self, run: int, dim: int) -> Tensor:
-        """Return where each coordinate goes, counted over the groups; -1: nowhere."""
+    def places(self, run: int, dim: int) -> tuple[Tensor, int, int]:
+        """Return where each coordinate goes, counted over the groups (-1: nowhere), and no gaps."""
         index = self.index[run % len(self.index)].reshape(-1)
         place = torch.full((dim,), -1, dtype=torch.int32, device=index.device)
         place[index.long()] = torch.arange(len(index), dtype=torch.int32, device=index.device)
-        return place
+        return place, dim, 1
 
 
 class PlacedBlock:
@@ -51,14 +51,14 @@ class PlacedBlock:
         self.small = small
         self.shape = torch.Size([len(order), self.num_large + self.num_small, self.width])
 
-    def places(self, run: int, dim: int) -> Tensor:
-        """Return where each coordinate goes, counted over the groups."""
-        del dim
-        place = self.order[run % len(self.order)]
-        if self.num_large == 0 or self.num_small == 0:
-            return place
-        end = self.num_large * self.width
-        return place + (place - end).clamp_(min=0) // self.small
+    def places(self, run: int, dim: int) -> tuple[Tensor, int, int]:
+        """Return where each coordinate goes if no place stayed empty, and where gaps come in.
+
+        From the place `end` on, every `small` coordinates are followed by an empty place.
+        """
+        is_mixed = self.num_large > 0 and self.num_small > 0
+        end = self.num_large * self.width if is_mixed else dim
+        return self.order[run % len(self.order)], end, self.small
 
     @property
     def index(self) -> Tensor:
@@ -67,7 +67,8 @@ class PlacedBlock:
         index = self.order.new_full((runs, num_groups * width), -1)
         for run in range(runs):
             dim = self.order.shape[1]
-            where = self.places(run, dim).long()
+            place, end, small = self.places(run, dim)
+            where = (place + (place - end).clamp(min=0) // small).long()
             index[run, where] = torch.arange(dim, dtype=index.dtype, device=index.device)
         return index.view(self.shape)
 
