@@ -1,7 +1,6 @@
 """The calling contract: kind, dtype and device stay, and inputs are not changed."""
 
 import warnings
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,24 +25,23 @@ def keeps_kind_and_dtype(trial: Trial) -> None:
     """The update has the kind, dtype and device of the gradients: numpy, torch, dicts of either."""
     rows = trial.rows(6, 4)
     for name in NUMPY_FLOATS:
-        update = trial.inspect(rows.astype(name)).update
-        is_same = isinstance(update, np.ndarray) and (update.dtype, update.shape) == (name, (4,))
-        require(is_same, f"numpy {name} [6, 4]", f"update {_kind(update)}")
-    for dtype in TORCH_FLOATS:
-        given = torch.from_numpy(rows).to(trial.device, dtype)
+        given = rows.astype(name)
         update = trial.inspect(given).update
-        require(_is_like(update, given[0]), f"torch {dtype} [6, 4]", f"update {_kind(update)}")
-    for first, second in (("float32", "float64"), ("float16", "float16")):
-        named = [
-            {"a": row[:3].astype(first).reshape(3, 1), "b": _tensor(row[3:], second, trial)}
-            for row in rows
-        ]
-        update = trial.inspect(named).update
-        is_same = isinstance(update, dict) and [*update] == ["a", "b"]
-        is_same = is_same and isinstance(update["a"], np.ndarray)
-        is_same = is_same and (update["a"].dtype, update["a"].shape) == (first, (3, 1))
-        is_same = is_same and _is_like(update["b"], named[0]["b"])
-        require(is_same, f"dicts of numpy {first} and torch {second}", f"update {_kind(update)}")
+        require(_is_like(update, given[0]), f"numpy {name} [6, 4]", f"update {_kind(update)}")
+    for dtype in TORCH_FLOATS:
+        tensor = torch.from_numpy(rows).to(trial.device, dtype)
+        update = trial.inspect(tensor).update
+        require(_is_like(update, tensor[0]), f"torch {dtype} [6, 4]", f"update {_kind(update)}")
+    for name in NUMPY_FLOATS:
+        for kind in (_array, _tensor):
+            named = [
+                {"a": kind(row[:3, None], name, trial), "b": kind(row[3:], "float64", trial)}
+                for row in rows
+            ]
+            update = trial.inspect(named).update
+            is_same = isinstance(update, dict) and [*update] == ["a", "b"]
+            is_same = is_same and all(_is_like(update[key], named[0][key]) for key in update)
+            require(is_same, f"dicts with {_kind(named[0])}", f"update {_kind(update)}")
 
 
 def promotes_integers(trial: Trial) -> None:
@@ -73,29 +71,34 @@ def leaves_inputs_alone(trial: Trial) -> None:
         if not isinstance(update, dict):
             require_close(as_array(update), wanted, layout, "update, against contiguous rows")
             update[...] = 77.0
-        for name, part in update.items() if isinstance(update, dict) else ():
+        for part in update.values() if isinstance(update, dict) else ():
             part[...] = 77.0
-            del name
         is_same = _equal(given, before)
         seen = "the gradients changed, or a write into the update went through to them"
         require(is_same, f"{layout} gradients [7, 6], num_byzantine={num_byzantine}", seen)
 
 
-def _layouts(rows: Array, trial: Trial) -> dict[str, Any]:
+def _layouts(rows: Array, trial: Trial) -> dict[str, Gradients]:
+    """Return the same rows in many ways; elsewhere than on the CPU draws differ from numpy's."""
+    tensor = torch.from_numpy(rows.copy()).to(trial.device)
+    tensors = {
+        "torch": tensor,
+        "transposed torch": tensor.T.contiguous().T,
+        "list of torch vectors": list(tensor.clone()),
+    }
+    if trial.device.type != "cpu":
+        return tensors
     wide = np.zeros((14, 12))
     wide[::2, ::2] = rows
     frozen = rows.copy()
     frozen.flags.writeable = False
-    tensor = torch.from_numpy(rows.copy()).to(trial.device)
     return {
+        **tensors,
         "C-ordered": rows.copy(),
         "Fortran-ordered": np.asfortranarray(rows),
         "strided": wide[::2, ::2],
         "backward": rows[::-1, ::-1].copy()[::-1, ::-1],
         "read-only": frozen,
-        "torch": tensor,
-        "transposed torch": tensor.T.contiguous().T,
-        "list of torch vectors": list(tensor.clone()),
         "dicts": [{"a": row[:2].copy(), "b": row[2:].reshape(2, 2).copy()} for row in rows],
     }
 
@@ -116,15 +119,21 @@ def _equal(one: Gradients, two: Gradients) -> bool:
     return bool((one == two).all())
 
 
-def _tensor(row: Array, dtype: str, trial: Trial) -> Tensor:
+def _array(row: Array, dtype: str, trial: Trial) -> Gradients:
+    del trial
+    return row.astype(dtype)
+
+
+def _tensor(row: Array, dtype: str, trial: Trial) -> Gradients:
     return torch.from_numpy(row.astype(dtype)).to(trial.device)
 
 
-def _is_like(update: Gradients, wanted: Tensor) -> bool:
+def _is_like(update: Gradients, wanted: Gradients) -> bool:
+    """Tell whether two arrays or tensors are of one kind, dtype and shape, in one place."""
     return (
-        isinstance(update, Tensor)
+        type(update) is type(wanted)
         and (update.dtype, update.shape) == (wanted.dtype, wanted.shape)
-        and update.device == wanted.device
+        and getattr(update, "device", None) == getattr(wanted, "device", None)
     )
 
 
