@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import get_args
 
 
 class TooManyByzantine(ValueError):  # noqa: N818  (the public name is fixed)
@@ -35,3 +36,26 @@ def check_choice(what: str, value: object, allowed: Iterable[object]) -> None:
     if value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
         raise ValueError(f"{what} must be one of {listed}, got {value!r}.")
+
+
+KINDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a word",
+    type(None): "none",
+}
+
+
+def check_kind(what: str, value: object, hint: object) -> None:
+    """Raise a TypeError unless `value` is of the kind that a type hint such as ``int | None`` says.
+
+    Hints beyond numbers, words, true, false and none are not checked.
+    """
+    kinds = get_args(hint) or (hint,)
+    if any(kind not in KINDS for kind in kinds):
+        return
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if type(value) not in kinds and not (is_number and float in kinds):
+        allowed = " or ".join(KINDS[kind] for kind in kinds)
+        raise TypeError(f"{what} must be {allowed}, got {value!r}.")

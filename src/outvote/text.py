@@ -1,22 +1,20 @@
 """Text specs: one small language for rules and attacks, both ways.
 
-    spec  = name | name(part, ...)          part  = spec | key=value
-    name  = a word of the table, or path.py:ClassName
-    value = number | true | false | none | word | 'quoted'
+spec  = name | name(part, ...)          part  = spec | key=value
+name  = a word of the table, or path.py:ClassName
+value = number | true | false | none | word | 'quoted'
 """
 
-import importlib.util
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
-from functools import lru_cache
-from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-from outvote.errors import closest
+from outvote.errors import check_kind, closest
+from outvote.loading import load_class
 
-TOKEN = re.compile(r"\s*('[^']*'|\"[^\"]*\"|[(),=]|[^\s(),='\"]+)")
+WORD = re.compile(r"[^\s(),='\"]+")
+TOKEN = re.compile(rf"\s*('[^']*'|\"[^\"]*\"|[(),=]|{WORD.pattern})")
 WORDS = {"true": True, "false": False, "none": None}
 
 
@@ -38,8 +36,23 @@ def to_text(thing: Any, base: type) -> str:
             parts.append(to_text(value, base))
         elif field.default is MISSING or value != field.default:
             parts.append(f"{field.name}={_value_text(value)}")
-    name = getattr(thing, "loaded_from", thing.name)
+    name = _quoted_if_needed(getattr(thing, "loaded_from", thing.name))
     return f"{name}({', '.join(parts)})" if parts else name
+
+
+def _is_required(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    try:
+        return get_type_hints(kind)
+    except NameError:  # Somebody's annotation for type checkers alone.
+        return {field.name: Any for field in _fields(kind)}
+
+
+def _is_class(hint: object, base: type) -> bool:
+    return isinstance(hint, type) and issubclass(hint, base)
 
 
 def _fields(kind: type) -> tuple[Field[Any], ...]:
@@ -49,9 +62,15 @@ def _fields(kind: type) -> tuple[Field[Any], ...]:
 def _value_text(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return str(value).lower()
-    if isinstance(value, str) and (not value or _read_value(value) != value or "," in value):
-        return f"'{value}'"
+    if isinstance(value, str):
+        return _quoted_if_needed(value) if value and _read_value(value) == value else f"'{value}'"
     return str(value)
+
+
+def _quoted_if_needed(text: str) -> str:
+    if WORD.fullmatch(text):
+        return text
+    return f'"{text}"' if "'" in text else f"'{text}'"
 
 
 def _read_value(token: str) -> Any:
@@ -79,10 +98,18 @@ class _Reader:
         base: type,
     ) -> None:
         self.text, self.kind, self.table, self.aliases, self.base = text, kind, table, aliases, base
-        self.tokens = TOKEN.findall(text)
-        if "".join(self.tokens) != re.sub(r"\s+(?=(?:[^']*'[^']*')*[^']*$)", "", text):
-            raise ValueError(f"{kind} {text!r}: an unfinished quote; close it.")
+        self.tokens = self._cut()
         self.at = 0
+
+    def _cut(self) -> list[str]:
+        tokens, at = [], 0
+        while self.text[at:].strip():
+            found = TOKEN.match(self.text, at)
+            if found is None:
+                raise self._error("an unfinished quote; close it")
+            tokens.append(found[1])
+            at = found.end()
+        return tokens
 
     def read(self) -> Any:
         """Read the whole text."""
@@ -117,20 +144,27 @@ class _Reader:
         self._next(")")
 
     def _make(self, name: str, found: type, inside: list[Any], named: dict[str, Any]) -> Any:
+        hints = _hints(found)
         known = [field.name for field in _fields(found)]
-        wrapped = [field.name for field in _fields(found) if field.default is MISSING][:1]
+        wrapped = [key for key in known if _is_class(hints[key], self.base)]
         for key in named:
             if key not in known or key in wrapped:
                 hint = closest(key, [word for word in known if word not in wrapped])
                 raise self._error(f"{name} has no parameter {key!r}; {hint}")
+        for field in _fields(found):
+            if _is_required(field) and field.name not in [*named, *wrapped]:
+                raise self._error(f"{name} needs {field.name}=, got none")
         if len(inside) != len(wrapped):
             wants = f"wraps one {self.kind}, as in {name}({next(iter(self.table))})"
             raise self._error(
                 f"{name} {wants if wrapped else 'wraps nothing'}, got {len(inside)} inside"
             )
+        for key, value in named.items():
+            check_kind(f"{self.kind} {self.text!r}: {key}", value, hints[key])
         return found(*inside, **named)
 
     def _find(self, name: str) -> type:
+        name = name[1:-1] if name[0] in "'\"" else name
         if re.search(r"\.py:\w+$", name):
             return load_class(name, self.kind, self.base)
         key = self.aliases.get(name.lower(), name.lower())
@@ -152,38 +186,3 @@ class _Reader:
 
     def _error(self, what: str) -> ValueError:
         return ValueError(f"{self.kind} {self.text!r}: {what if what[-1] in '.?' else what + '.'}")
-
-
-def load_class(place: str, kind: str, base: type) -> Any:
-    """Load a class from "path.py:ClassName"."""
-    path_text, _, name = place.rpartition(":")
-    path = Path(path_text)
-    if not path.is_file():
-        raise ValueError(f"{kind} {place!r}: there is no file {path_text}; check the path.")
-    found = getattr(_load_module(path.resolve(), path.stat().st_mtime_ns), name, None)
-    if not isinstance(found, type) or not issubclass(found, base):
-        raise ValueError(
-            f"{kind} {place!r}: {path_text} has no class {name} that is a {base.__name__}; "
-            f"write `class {name}(outvote.{base.__name__})` or fix the name."
-        )
-    found.loaded_from = place  # type: ignore[attr-defined]
-    if not getattr(found, "name", ""):
-        found.name = name  # type: ignore[attr-defined]
-    return found
-
-
-@lru_cache(maxsize=64)
-def _load_module(path: Path, changed: int) -> Any:
-    del changed
-    name = f"outvote_user_{path.stem}_{abs(hash(path)):x}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"{path} cannot be loaded as a Python file.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        sys.modules.pop(name, None)
-        raise ValueError(f"{path} failed to load: {type(error).__name__}: {error}") from error
-    return module

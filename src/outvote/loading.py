@@ -1,0 +1,43 @@
+"""Classes from files: "path.py:ClassName"."""
+
+import importlib.util
+import sys
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+def load_class(place: str, kind: str, base: type) -> type[Any]:
+    """Load a class from "path.py:ClassName"."""
+    path_text, _, name = place.rpartition(":")
+    path = Path(path_text)
+    if not path.is_file():
+        raise ValueError(f"{kind} {place!r}: there is no file {path_text}; check the path.")
+    found = getattr(_load_module(path.resolve(), path.stat().st_mtime_ns), name, None)
+    if not isinstance(found, type) or not issubclass(found, base):
+        raise ValueError(  # noqa: TRY004  (the text is wrong, and a text may be any)
+            f"{kind} {place!r}: {path_text} has no class {name} that is a {base.__name__}; "
+            f"write `class {name}(outvote.{base.__name__})` or fix the name."
+        )
+    found.loaded_from = place  # type: ignore[attr-defined]
+    if not getattr(found, "name", ""):
+        found.name = name  # type: ignore[attr-defined]
+    return found
+
+
+@lru_cache(maxsize=64)
+def _load_module(path: Path, changed: int) -> ModuleType:
+    del changed
+    name = f"outvote_user_{path.stem}_{abs(hash(path)):x}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{path} cannot be loaded as a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        sys.modules.pop(name, None)
+        raise ValueError(f"{path} failed to load: {type(error).__name__}: {error}") from error
+    return module
