@@ -16,6 +16,7 @@ from outvote.rules.krum import average_of
 from outvote.rules.points import Points
 from outvote.rules.reorder import PlacedBlock
 from outvote.rules.split import SPLITS, Split, balanced_sizes, by_layer, ceil_sizes, cut, slabs
+from outvote.rules.threads import mapped
 from outvote.rules.wrapper import Wrapper
 
 
@@ -97,17 +98,23 @@ class GAS(Wrapper):
         """Add up how far every client is from the rule's answer, group by group."""
         num_byzantine = self.inside_num_byzantine(facts.num_byzantine, points.num_clients)
         inside = facts.inside(self, num_byzantine)
+        if points.device.type == "cpu":
+            with linalg.exact_products():
+                return self._add_up(slabs(points, split), inside, points.device)
         # A GPU works on while the doubts add up; only if there are any, all is done with care.
-        doubts: list[Tensor] | None = [] if points.device.type == "cuda" else None
-        scores = self._add_up(slabs(points, split, doubts), inside)
+        doubts: list[Tensor] = []
+        scores = self._add_up(slabs(points, split, doubts), inside, points.device)
         if doubts and bool(torch.stack(doubts).any()):
-            scores = self._add_up(slabs(points, split), inside)
+            scores = self._add_up(slabs(points, split), inside, points.device)
         return scores
 
-    def _add_up(self, groups: Iterable[Points], facts: Facts) -> PerClient:
-        parts = [
-            slab.distances_to(self.rule.answer(slab, facts)).sum(dim=-2) for slab in groups
-        ]
+    def _add_up(
+        self, groups: Iterable[Points], facts: Facts, device: torch.device
+    ) -> PerClient:
+        def measure(some: Points) -> PerClient:
+            return some.distances_to(self.rule.answer(some, facts)).sum(dim=-2)
+
+        parts = mapped(measure, groups, device)
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0)
 
     def _notes(self, dim: int) -> tuple[str, ...]:

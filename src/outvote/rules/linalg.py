@@ -8,17 +8,19 @@ subtracted from is doubtful and is recomputed from the values themselves.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Lock
 
 import torch
 from torch import Tensor
 
 from outvote.axes import Columns, Pairs, PerClient, PerCoordinate
 from outvote.rules import cuda
+from outvote.rules.threads import mapped
 
 # Below this share of the subtracted terms a difference has lost too many digits.
 DOUBT = {torch.float32: 1e-4, torch.float64: 1e-10}
 # A tile of this many values stays in the processor's cache; a GPU wants larger pieces.
-TILE_VALUES = {"cpu": 1 << 20, "cuda": 1 << 28}
+TILE_VALUES = {"cpu": 1 << 19, "cuda": 1 << 28}
 NUM_SAMPLED_COORDINATES = 512
 # Working on n x n matrices takes room for about so many of them.
 MATRICES_KEPT = 4
@@ -46,24 +48,52 @@ def tiles(columns: Columns) -> Iterator[tuple[slice, Columns]]:
 
 @contextmanager
 def exact_products() -> Iterator[None]:
-    """Keep float32 matrix products in float32 (no TF32, no bfloat16), and restore the setting."""
-    backends = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]
-    if not hasattr(backends[0], "fp32_precision"):
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("highest")
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(before)
-        return
-    saved = [backend.fp32_precision for backend in backends]
+    """Keep float32 matrix products in float32 (no TF32, no bfloat16), and restore the setting.
+
+    The setting is one for the whole process, so the first thread in changes it and the last one out
+    restores it.
+    """
+    with _PRECISION.lock:
+        if _PRECISION.num_inside == 0:
+            _PRECISION.saved = _get_precision()
+            _set_precision(["ieee"] * len(_PRECISION.saved))
+        _PRECISION.num_inside += 1
     try:
-        for backend in backends:
-            backend.fp32_precision = "ieee"
         yield
     finally:
-        for backend, precision in zip(backends, saved, strict=True):
-            backend.fp32_precision = precision
+        with _PRECISION.lock:
+            _PRECISION.num_inside -= 1
+            if _PRECISION.num_inside == 0:
+                _set_precision(_PRECISION.saved)
+
+
+class _Precision:
+    """Who is inside `exact_products`, and what was set before."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.num_inside = 0
+        self.saved: list[str] = []
+
+
+_PRECISION = _Precision()
+_BACKENDS = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+_OLD_NAMES = {"ieee": "highest", "highest": "highest", "high": "high", "medium": "medium"}
+
+
+def _get_precision() -> list[str]:
+    if hasattr(_BACKENDS[0], "fp32_precision"):
+        return [backend.fp32_precision for backend in _BACKENDS]
+    return [torch.get_float32_matmul_precision()]
+
+
+def _set_precision(names: list[str]) -> None:
+    if hasattr(_BACKENDS[0], "fp32_precision"):
+        for backend, name in zip(_BACKENDS, names, strict=True):
+            if backend.fp32_precision != name:
+                backend.fp32_precision = name
+    else:
+        torch.set_float32_matmul_precision(_OLD_NAMES[names[0]])
 
 
 def medoids(columns: Columns) -> Tensor:
@@ -89,15 +119,16 @@ def of_client(columns: Columns, client: Tensor) -> Columns:
 
 def products(columns: Columns, centre: Tensor, scratch: Tensor | None = None) -> Pairs:
     """Return the inner products of the rows relative to the central row, float64."""
-    total: Tensor | None = None
-    with exact_products():
-        for _, tile in tiles(columns):
-            scratch = subtract(tile, of_client(tile, centre), scratch)
-            product = torch.matmul(scratch.mT, scratch).double()
-            total = product if total is None else total.add_(product)
-    if total is None:
+
+    def multiply(tile: tuple[slice, Columns]) -> Pairs:
+        centred = subtract(tile[1], of_client(tile[1], centre), scratch)
+        return torch.matmul(centred.mT, centred).double()
+
+    if columns.shape[-2] == 0:
         raise ValueError("there is no coordinate to compare, the gradients are empty.")
-    return total
+    with exact_products():
+        parts = mapped(multiply, tiles(columns), columns.device)
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0)
 
 
 def exact_gram(columns: Columns) -> Pairs:

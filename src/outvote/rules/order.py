@@ -4,15 +4,19 @@ On a CPU, numpy's vectorised sort of short contiguous rows is many times faster 
 handful of clients a sorting network of elementwise minima and maxima is faster still.
 """
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from outvote.axes import Columns, PerClient, PerCoordinate
 from outvote.rules import cuda, linalg
-from outvote.rules.threads import in_pieces
+from outvote.rules.threads import in_pieces, mapped
 
 LARGEST_NETWORK = 8
+Result = TypeVar("Result")
 
 
 def mean_of_ranks(columns: Columns, first: int, last: int) -> PerCoordinate:
@@ -22,8 +26,13 @@ def mean_of_ranks(columns: Columns, first: int, last: int) -> PerCoordinate:
     """
     if cuda.is_usable(columns, columns.shape[-1]):
         return cuda.mean_of_ranks(columns, first, last)
-    parts = [_mean_of_ranks(tile, first, last) for _, tile in linalg.tiles(columns)]
+    parts = over_tiles(lambda tile: _mean_of_ranks(tile, first, last), columns)
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+def over_tiles(work: Callable[[Columns], Result], columns: Columns) -> list[Result]:
+    """Work on pieces of the coordinates that fit the cache."""
+    return mapped(lambda tile: work(tile[1]), linalg.tiles(columns), columns.device)
 
 
 def _mean_of_ranks(tile: Columns, first: int, last: int) -> PerCoordinate:
@@ -102,7 +111,7 @@ def median_ranks(num_clients: int, even: str) -> tuple[int, int]:
 
 def mean_nearest_median(columns: Columns, num_nearest: int, even: str = "mean") -> PerCoordinate:
     """Return, per coordinate, the mean of the values nearest to the median (ties: lower index)."""
-    parts = [_nearest(tile, num_nearest, even)[0] for _, tile in linalg.tiles(columns)]
+    parts = over_tiles(lambda tile: _nearest(tile, num_nearest, even)[0], columns)
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
@@ -110,7 +119,7 @@ def bounds_nearest_median(
     columns: Columns, num_nearest: int, even: str = "mean"
 ) -> tuple[PerCoordinate, PerCoordinate]:
     """Return the smallest and the largest of the values nearest to the median."""
-    parts = [_nearest(tile, num_nearest, even)[1:] for _, tile in linalg.tiles(columns)]
+    parts = over_tiles(lambda tile: _nearest(tile, num_nearest, even)[1:], columns)
     lows, highs = zip(*parts, strict=True)
     return torch.cat(lows, dim=-1), torch.cat(highs, dim=-1)
 

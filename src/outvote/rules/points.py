@@ -1,7 +1,7 @@
 """Some coordinates of all clients of some runs: the only view of the data that rules have."""
 
 from collections.abc import Callable
-from functools import cached_property
+
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch import Tensor
 from outvote.axes import Columns, Mixture, Pairs, PerClient, PerCoordinate, Rows
 from outvote.rules import linalg
 from outvote.rules.answer import Answer
+from outvote.rules.lazy import lazy
 
 # Up to this many coordinates, plain differences are cheaper than a Gram matrix and its checks.
 FEW_COORDINATES = 8
@@ -29,7 +30,7 @@ class Points:
         like: Tensor | None = None,
         centre: Tensor | None = None,
         products: Callable[[], Pairs] | None = None,
-        scratch: Tensor | None = None,
+        scratch: Callable[[], Tensor] | None = None,
         twins: Tensor | None = None,
         doubts: list[Tensor] | None = None,
     ) -> None:
@@ -74,29 +75,29 @@ class Points:
         """The axes before the coordinates: runs, then groups."""
         return self.shape[:-2]
 
-    @cached_property
+    @lazy
     def columns(self) -> Columns:
         """The values, clients last."""
         return self._columns if isinstance(self._columns, Tensor) else self._columns()
 
-    @cached_property
+    @lazy
     def centre(self) -> Tensor:
         """The client of each run that lies in the middle of the others."""
         return linalg.medoids(self.columns) if self._centre is None else self._centre
 
-    @cached_property
+    @lazy
     def products(self) -> Pairs:
         """The inner products of the clients relative to the central one, infinite if too large."""
         if self._products is not None:
             return self._products()
-        return linalg.products(self.columns, self.centre, self._scratch)
+        return linalg.products(self.columns, self.centre, self._room())
 
-    @cached_property
+    @lazy
     def gram(self) -> Pairs:
         """The inner products of the clients relative to a central point, always finite."""
         return linalg.without_overflow(self.products.double(), lambda: self.columns)
 
-    @cached_property
+    @lazy
     def squared_distances(self) -> Pairs:
         """The squared distances between all pairs of clients, float64, exactly 0 to oneself."""
         if self.dim <= FEW_COORDINATES:
@@ -109,7 +110,7 @@ class Points:
         """Return how far every client is from an answer, squared, float64."""
         if answer.vector is not None:
             return linalg.squared_distances_to_vector(
-                self.columns, answer.vector, self._scratch
+                self.columns, answer.vector, self._room()
             )
         if answer.weights is None:
             raise ValueError("an answer needs weights or a vector.")
@@ -119,6 +120,9 @@ class Points:
         return linalg.squared_distances_to_average(
             self.products, weights, lambda: self.columns, self.work_dtype, self._doubts
         )
+
+    def _room(self) -> Tensor | None:
+        return None if self._scratch is None else self._scratch()
 
     def distances_to(self, answer: Answer) -> PerClient:
         """Return how far every client is from an answer, float64."""

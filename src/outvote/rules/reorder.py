@@ -5,9 +5,10 @@ one coordinate of all clients is one short copy; with few, to read row by row, e
 enough for the cache; on a GPU, to read in order and write at random.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
+from threading import local
 
 import numpy as np
 import torch
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from outvote.axes import Columns, Pairs
 from outvote.rules import cuda, linalg
-from outvote.rules.threads import in_pieces
+from outvote.rules.lazy import lazy
+from outvote.rules.threads import in_pieces, mapped
 
 FEW_CLIENTS = 12
 TURNED_AT_ONCE = 4096
@@ -73,60 +75,97 @@ class PlacedBlock:
         return index.view(self.shape)
 
 
-@dataclass(slots=True)
-class Reader:
+class Reader(ABC):
     """Reads groups of coordinates from all clients of the runs."""
 
-    columns: Columns
-    block: Block | PlacedBlock
-    room: Columns
+    def __init__(self, columns: Columns, block: Block | PlacedBlock) -> None:
+        """Take the values ``[runs, dim, clients]`` and the groups to read."""
+        self.columns = columns
+        self.block = block
+        self._rooms = local()
 
-    @property
-    def scratch(self) -> Columns:
-        """Memory that may be written over while some groups are worked on."""
-        return self.room[1]
+    @abstractmethod
+    def read(self, start: int, stop: int) -> Columns:
+        """Copy the values of some groups; they last until the same thread reads again."""
+
+    @abstractmethod
+    def new_room(self, num_groups: int) -> Columns:
+        """Allocate memory for the values of some groups."""
 
     def products(self, start: int, stop: int, centre: Tensor) -> Callable[[], Pairs] | None:
         """Return a shorter way to the inner products of some groups than through their values."""
         del start, stop, centre
 
+    def room(self, num_groups: int, which: int) -> Columns:
+        """Return memory of this thread's own that may be written over: fresh pages cost time."""
+        kept: dict[int, Tensor] = self._rooms.__dict__
+        if which not in kept or kept[which].shape[1] < num_groups:
+            kept[which] = self.new_room(num_groups)
+        return kept[which][:, :num_groups]
+
 
 class ByClient(Reader):
     """Reads client after client; the groups lie as ``[runs, groups, clients, width]``."""
 
+    def __init__(self, columns: Columns, block: Block | PlacedBlock) -> None:
+        """Copy all groups: a client's row stays in the cache while it is read at random."""
+        super().__init__(columns, block)
+        runs, _, num_clients = columns.shape
+        num_groups, width = block.shape[1:]
+        self.values = _large_pages(columns, runs, num_clients, num_groups * width)
+        rows = [(run, client) for run in range(runs) for client in range(num_clients)]
+        mapped(self._copy, rows)
+
+    def _copy(self, row: tuple[int, int]) -> None:
+        run, client = row
+        order = self.block.index[run % len(self.block.index)].reshape(-1)
+        source, target = self.columns[run, :, client], self.values[run, client]
+        if source.dtype == target.dtype:
+            torch.index_select(source, 0, order, out=target)
+        else:
+            target.copy_(source.index_select(0, order))
+
+    def new_room(self, num_groups: int) -> Columns:
+        """Allocate memory for the values of some groups."""
+        runs, num_clients, _ = self.values.shape
+        return self.values.new_empty(runs, num_groups, num_clients, self.block.shape[-1]).mT
+
     def read(self, start: int, stop: int) -> Columns:
-        """Copy the values of some groups."""
-        out = self.room[0][:, : stop - start]
-        for run, matrix in enumerate(self.columns.mT):
-            order = self.block.index[run % len(self.block.index), start:stop]
-            target = out[run].mT.transpose(0, 1)
-            in_pieces(partial(_copy_rows, matrix, order, target), len(order), target[:, 0].numel())
-        return out
+        """View the values of some groups."""
+        width = self.block.shape[-1]
+        some = self.values[..., start * width : stop * width]
+        return some.unflatten(-1, (-1, width)).permute(0, 2, 3, 1)
 
 
 class ByCoordinate(Reader):
     """Reads all clients of a coordinate at once; the groups lie as they are shaped."""
 
+    def new_room(self, num_groups: int) -> Columns:
+        """Allocate memory for the values of some groups."""
+        runs, _, num_clients = self.columns.shape
+        return self.columns.new_empty(runs, num_groups, self.block.shape[-1], num_clients)
+
     def read(self, start: int, stop: int) -> Columns:
         """Copy the values of some groups."""
-        out = self.room[0][:, : stop - start]
+        out = self.room(stop - start, 0)
         for run, matrix in enumerate(self.columns):
             order = self.block.index[run % len(self.block.index), start:stop].reshape(-1)
             target = out[run].flatten(0, 1)
-            if matrix.device.type != "cpu":
+            if matrix.device.type == "cpu":
+                np.take(matrix.numpy(), order.numpy(), axis=0, out=target.numpy(), mode="clip")
+            else:
                 torch.index_select(matrix, 0, order, out=target)
-                continue
-            copy = partial(_copy_coordinates, matrix.numpy(), order.numpy(), target.numpy())
-            in_pieces(copy, len(order), matrix.shape[-1])
         return out
 
 
 class OnGpu(Reader):
     """Reads everything in order, and writes each coordinate where its group wants it."""
 
-    __slots__ = ("__dict__",)
+    def new_room(self, num_groups: int) -> Columns:
+        """Allocate nothing: a GPU's allocator has memory at hand."""
+        return self.columns.new_empty(1, num_groups, 0, 0)
 
-    @cached_property
+    @lazy
     def values(self) -> Columns:
         """All groups."""
         return cuda.scattered(self.columns, self.block)
@@ -135,44 +174,27 @@ class OnGpu(Reader):
         """View the values of some groups."""
         return self.values[:, start:stop, :, : self.columns.shape[-1]]
 
+    @lazy
+    def _centred(self) -> Columns:
+        return cuda.scattered(self.columns, self.block, self._centre)
+
     def products(self, start: int, stop: int, centre: Tensor) -> Callable[[], Pairs]:
         """Multiply groups that were centred while they were copied."""
-        if "centred" not in self.__dict__:
-            self.__dict__["centred"] = cuda.scattered(self.columns, self.block, centre)
-        some = self.__dict__["centred"][:, start:stop]
+        self._centre = centre
         num_clients = self.columns.shape[-1]
-        return lambda: linalg.exact_gram(some)[..., :num_clients, :num_clients]
+        return lambda: linalg.exact_gram(self._centred[:, start:stop])[
+            ..., :num_clients, :num_clients
+        ]
 
 
-def _copy_rows(matrix: Tensor, order: Tensor, target: Tensor, piece: slice) -> None:
-    some = order[piece]
-    target[:, piece] = matrix.index_select(1, some.reshape(-1)).view(len(matrix), *some.shape)
-
-
-def _copy_coordinates(
-    source: np.ndarray, order: np.ndarray, target: np.ndarray, piece: slice
-) -> None:
-    np.take(source, order[piece], axis=0, out=target[piece], mode="clip")
-
-
-def open_reader(
-    columns: Columns,
-) -> Callable[[Block | PlacedBlock, int], ByClient | ByCoordinate | OnGpu]:
-    """Choose the way to read ``columns [runs, dim, clients]``; call it with a block and a step."""
-    runs, _, num_clients = columns.shape
-    work = linalg.work_dtype(columns.dtype)
+def open_reader(columns: Columns) -> Callable[[Block | PlacedBlock], Reader]:
+    """Choose the way to read ``columns [runs, dim, clients]``; call it with a block of groups."""
+    num_clients = columns.shape[-1]
     if cuda.is_usable(columns, num_clients):
-        return lambda block, step: OnGpu(columns, block, columns.new_empty(2, runs, step, 0, 0))
+        return partial(OnGpu, columns)
     if columns.device.type == "cpu" and num_clients <= FEW_CLIENTS:
-        return lambda block, step: ByClient(
-            columns,
-            block,
-            columns.new_empty(2, runs, step, num_clients, block.shape[-1], dtype=work).mT,
-        )
-    turned = clients_last(columns)
-    return lambda block, step: ByCoordinate(
-        turned, block, turned.new_empty(2, runs, step, block.shape[-1], num_clients)
-    )
+        return partial(ByClient, columns)
+    return partial(ByCoordinate, clients_last(columns))
 
 
 def clients_last(columns: Columns) -> Columns:
@@ -182,13 +204,18 @@ def clients_last(columns: Columns) -> Columns:
         return columns
     if columns.device.type != "cpu":
         return columns.to(work).contiguous()
-    # numpy asks for large pages, which torch does not: page faults would double the time.
-    target = np.empty(columns.shape, np.float64 if work == torch.float64 else np.float32)
+    target = _large_pages(columns, *columns.shape)
     if columns.dtype != work:
-        return torch.from_numpy(target).copy_(columns)
-    for to, source in zip(target, columns.numpy(), strict=True):
+        return target.copy_(columns)
+    for to, source in zip(target.numpy(), columns.numpy(), strict=True):
         in_pieces(partial(_turn, source, to), *source.shape)
-    return torch.from_numpy(target)
+    return target
+
+
+def _large_pages(like: Tensor, *shape: int) -> Tensor:
+    """Allocate through numpy, which asks for large pages: page faults would double the time."""
+    is_double = linalg.work_dtype(like.dtype) == torch.float64
+    return torch.from_numpy(np.empty(shape, np.float64 if is_double else np.float32))
 
 
 def _turn(source: np.ndarray, target: np.ndarray, piece: slice) -> None:

@@ -110,7 +110,7 @@ def slabs(points: Points, split: Split, doubts: list[Tensor] | None = None) -> I
     for block in split.blocks:
         num_groups, width = block.shape[1:]
         step = min(num_groups, groups_at_once(points, width))
-        reader = open_block(block, step)
+        reader = open_block(block)
         for start in range(0, num_groups, step):
             stop = min(num_groups, start + step)
             yield Points(
@@ -119,7 +119,7 @@ def slabs(points: Points, split: Split, doubts: list[Tensor] | None = None) -> I
                 like=reader.columns,
                 centre=points.centre,
                 products=reader.products(start, stop, points.centre),
-                scratch=reader.scratch[:, : stop - start],
+                scratch=partial(reader.room, stop - start, 1),
                 twins=points.twins,
                 doubts=doubts,
             )
@@ -128,8 +128,9 @@ def slabs(points: Points, split: Split, doubts: list[Tensor] | None = None) -> I
 def groups_at_once(points: Points, width: int) -> int:
     """Return how many groups fit the cache, with their values and their n x n matrices."""
     num_clients = points.num_clients
+    # Narrow groups are many: larger pieces, since each costs some calls whatever its size.
     per_group = points.batch[0] * num_clients * max(width, linalg.MATRICES_KEPT * num_clients)
-    return max(1, linalg.tile_values(points.columns) // per_group)
+    return max(1, linalg.tile_values(points.columns) * 2 // per_group)
 
 
 def _slabs_of_groups(points: Points, split: Split) -> Iterator[Points]:

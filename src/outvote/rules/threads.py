@@ -1,28 +1,88 @@
-"""Numpy on several cores: sorting and row copies release the interpreter, torch's own are slower."""
+"""Several cores without waiting for each other.
 
-from collections.abc import Callable
+torch splits every single operation over the cores and waits for the slowest; where another program
+wants a core too, that wait is as long as its time slice. Here whole pieces of work go to threads
+that run torch and numpy on one core each.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache
+from threading import Lock
+from typing import TypeVar
 
 import torch
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 # Handing a piece to another thread costs about as much as working on this many values.
 GRAIN = 1 << 16
+CPU = torch.device("cpu")
 
 
 @lru_cache(maxsize=1)
 def _pool(num_threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(num_threads, thread_name_prefix="outvote")
+    return ThreadPoolExecutor(num_threads, "outvote")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)
+
+
+class _Share:
+    """How many callers are sharing the cores out, and how many threads torch had before."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.num_inside = 0
+        self.num_threads = 1
+
+
+_SHARE = _Share()
+
+
+@contextmanager
+def one_core_each() -> Iterator[int]:
+    """Make torch work on one core per thread, and restore the setting; yields how many it had.
+
+    The setting is one for the whole process: the first caller in changes it, the last one out
+    restores it.
+    """
+    with _SHARE.lock:
+        if _SHARE.num_inside == 0:
+            _SHARE.num_threads = torch.get_num_threads()
+            torch.set_num_threads(1)
+        _SHARE.num_inside += 1
+    try:
+        yield _SHARE.num_threads
+    finally:
+        with _SHARE.lock:
+            _SHARE.num_inside -= 1
+            if _SHARE.num_inside == 0:
+                torch.set_num_threads(_SHARE.num_threads)
+
+
+def mapped(
+    work: Callable[[Item], Result], items: Iterable[Item], device: torch.device = CPU
+) -> list[Result]:
+    """Return ``[work(item) for item in items]``; on a CPU, on as many cores as torch may use."""
+    if device.type != "cpu" or torch.get_num_threads() == 1:
+        return [work(item) for item in items]
+    # What makes the items may want all cores, and so may a single one.
+    items = list(items)
+    if len(items) == 1:
+        return [work(items[0])]
+    with one_core_each() as num_threads:
+        return list(_pool(num_threads).map(work, items))
 
 
 def in_pieces(work: Callable[[slice], object], num_items: int, values_per_item: int) -> None:
-    """Run `work` on slices that together cover ``range(num_items)``, on torch's thread count."""
-    num_threads = torch.get_num_threads()
-    num_pieces = min(num_threads, max(1, num_items * values_per_item // GRAIN))
+    """Run `work` on slices that together cover ``range(num_items)``."""
+    num_pieces = min(torch.get_num_threads(), max(1, num_items * values_per_item // GRAIN))
     if num_pieces == 1:
         work(slice(0, num_items))
         return
     cuts = [num_items * k // num_pieces for k in range(num_pieces + 1)]
-    pieces = [slice(a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
-    for done in _pool(num_threads).map(work, pieces):
-        del done
+    mapped(work, [slice(a, b) for a, b in zip(cuts, cuts[1:], strict=False)])

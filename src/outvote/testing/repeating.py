@@ -66,6 +66,10 @@ def _require_same(got: Verdict, wanted: Verdict, one: Round) -> None:
     require(is_same, one, f"{got.update} the second time, {wanted.update} the first")
 
 
+def _cuda_states() -> list[torch.Tensor]:
+    return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+
 @contextmanager
 def _stirred_generators() -> Iterator[None]:
     """Put the global generators where no fixed seed puts them, and back afterwards."""
@@ -86,6 +90,7 @@ def _global_state() -> dict[str, object]:
         "Python's random state": random.getstate(),
         "numpy's random state": str(np.random.get_state()),  # noqa: NPY002  (read, not used)
         "torch's random state": torch.get_rng_state().numpy().tobytes(),
+        "CUDA's random state": [state.numpy().tobytes() for state in _cuda_states()],
         "torch's precision of matrix products": torch.get_float32_matmul_precision(),
         "torch's default dtype": torch.get_default_dtype(),
         "torch's number of threads": torch.get_num_threads(),

@@ -108,7 +108,7 @@ class Trial:
             return {}
         if isinstance(gradients, list) and isinstance(gradients[0], dict):
             return {"reference": {key: value * 0 + 1 for key, value in gradients[0].items()}}
-        return {"reference": np.ones(np.shape(gradients)[1])}
+        return {"reference": np.ones(len(gradients[0]))}
 
 
 def as_array(update: Gradients) -> Array:

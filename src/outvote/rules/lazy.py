@@ -1,0 +1,28 @@
+"""An attribute that is worked out when it is first asked for."""
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, overload
+
+Value = TypeVar("Value")
+
+
+class lazy(Generic[Value]):  # noqa: N801  (used like a built-in decorator)
+    """Like functools.cached_property, without the lock that Python 3.11 puts around all objects."""
+
+    def __init__(self, work: Callable[[Any], Value]) -> None:
+        """Take the method that works the value out."""
+        self.work = work
+        self.name = work.__name__
+        self.__doc__ = work.__doc__
+
+    @overload
+    def __get__(self, owner: None, kind: type) -> "lazy[Value]": ...
+    @overload
+    def __get__(self, owner: object, kind: type) -> Value: ...
+    def __get__(self, owner: object | None, kind: type) -> "Value | lazy[Value]":
+        """Work the value out and put it in the way of this descriptor."""
+        if owner is None:
+            return self
+        value = self.work(owner)
+        owner.__dict__[self.name] = value
+        return value
