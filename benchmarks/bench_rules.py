@@ -1,7 +1,7 @@
 """How fast the rules are, in units of ``X.mean(0)``, and against a straightforward loop.
 
-    python benchmarks/bench_rules.py                    everything on the CPU
-    python benchmarks/bench_rules.py --device cuda -o benchmarks/results/rules-gpu.json
+python benchmarks/bench_rules.py                    everything on the CPU
+python benchmarks/bench_rules.py --device cuda -o benchmarks/results/rules-gpu.json
 """
 
 import argparse

@@ -16,7 +16,7 @@ Timed = Callable[[], object]
 
 
 def interleaved(jobs: dict[str, Timed], repeats: int, device: torch.device) -> dict[str, float]:
-    """Return the median seconds of every job; one repeat of each after the other, after a warm-up."""
+    """Return the median seconds of every job: repeats of all in turn, after a warm-up."""
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for job in jobs.values():
         job()

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from outvote.rules.geometric_median import GeometricMedian
     from outvote.rules.krum import Krum
     from outvote.rules.mda import MDA
-    from outvote.rules.mean import Mean
     from outvote.rules.meamed import MeaMed
+    from outvote.rules.mean import Mean
     from outvote.rules.median import Median
     from outvote.rules.multi_krum import MultiKrum
     from outvote.rules.nnm import NNM

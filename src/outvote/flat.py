@@ -104,7 +104,9 @@ def as_tensor(value: Any, who: str) -> Tensor:
             kind = f"{tensor.dtype}, {tensor.layout}"
             raise TypeError(f"{who} must be a dense tensor of real numbers, got {kind}.")
         if tensor.is_floating_point() and tensor.dtype not in FLOATS:
-            raise TypeError(f"{who} must be float16, bfloat16, float32 or float64, got {tensor.dtype}.")
+            raise TypeError(
+                f"{who} must be float16, bfloat16, float32 or float64, got {tensor.dtype}."
+            )
         return tensor
     if isinstance(value, str | bytes | Mapping) or value is None:
         raise TypeError(f"{who} must be an array of numbers, got {type(value).__name__}.")

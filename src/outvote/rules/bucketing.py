@@ -19,7 +19,8 @@ from outvote.rules.points import Points
 class Bucketing(Mixing):
     r"""Shuffle the clients, average them in buckets of s, and let a rule judge the buckets.
 
-    $$ y_b = \frac{1}{|B_b|} \sum_{i \in B_b} g_{\pi(i)}, \qquad A(y_1, \dots, y_{\lceil n/s \rceil}) $$
+    $$ y_b = \frac{1}{|B_b|} \sum_{i \in B_b} g_{\pi(i)}, \qquad
+       A(y_1, \dots, y_{\lceil n/s \rceil}) $$
 
     Needs: what the rule inside needs. Tolerates: what the rule inside tolerates among ceil(n/s)
     clients. One shuffle per call, also inside GAS. Differs from the paper: nothing; f_rule="ceil"

@@ -36,11 +36,10 @@ class Clip(Wrapper):
     def __post_init__(self) -> None:
         """Check the parameters."""
         super(Clip, self).__post_init__()
-        is_number = isinstance(self.max_norm, int | float)
-        if self.max_norm != "adaptive" and not (is_number and 0 < self.max_norm < float("inf")):
+        is_number = not isinstance(self.max_norm, str) and 0 < self.max_norm < float("inf")
+        if self.max_norm != "adaptive" and not is_number:
             raise ValueError(
-                "clip: max_norm must be positive and finite, or 'adaptive', "
-                f"got {self.max_norm!r}."
+                f"clip: max_norm must be positive and finite, or 'adaptive', got {self.max_norm!r}."
             )
 
     def max_byzantine(self, num_clients: int) -> int:
@@ -54,8 +53,9 @@ class Clip(Wrapper):
         clipped = Points(points.columns.to(work) * shortened.to(work).unsqueeze(-2))
         num_byzantine = self.inside_num_byzantine(facts.num_byzantine, points.num_clients)
         inside = self.rule.answer(clipped, facts.inside(self, num_byzantine))
-        is_average = inside.vector is None and inside.weights is not None
-        weights = inside.weights * shortened if is_average else inside.weights
+        weights = inside.weights
+        if inside.vector is None and weights is not None:
+            weights = weights * shortened
         return replace(inside, vector=clipped.vector(inside), weights=weights)
 
     def _factors(self, norms: PerClient, num_byzantine: int) -> PerClient:

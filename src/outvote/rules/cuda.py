@@ -26,7 +26,7 @@ SECTOR = 8
 def _kernels() -> Any:
     if importlib.util.find_spec("triton") is None:
         return None
-    from outvote.rules import cuda_kernels  # noqa: PLC0415  (needs Triton)
+    from outvote.rules import cuda_kernels  # needs Triton
 
     return cuda_kernels
 
@@ -100,7 +100,6 @@ def turned(columns: Columns) -> Columns:
 
 def squared_distances(products: Pairs, doubt: float) -> tuple[Pairs, Tensor]:
     """Return the squared distances (float64), and where they cannot be trusted."""
-    num_clients = products.shape[-1]
     flat = products.flatten(0, -3)
     result = torch.empty(flat.shape, dtype=torch.float64, device=flat.device)
     doubtful = torch.empty(flat.shape, dtype=torch.bool, device=flat.device)

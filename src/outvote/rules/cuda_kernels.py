@@ -10,8 +10,17 @@ from torch import Tensor
 
 @triton.jit
 def _mean_of_ranks(
-    source, result, num_rows, num_clients, row_stride, client_stride, first, last, share,
-    ROWS: tl.constexpr, CLIENTS: tl.constexpr,
+    source,
+    result,
+    num_rows,
+    num_clients,
+    row_stride,
+    client_stride,
+    first,
+    last,
+    share,
+    ROWS: tl.constexpr,
+    CLIENTS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     client = tl.arange(0, CLIENTS)
@@ -29,8 +38,17 @@ def mean_of_ranks(source: Tensor, result: Tensor, first: int, last: int) -> None
     width = max(2, triton.next_power_of_2(num_clients))
     rows = max(1, 512 // width)
     _mean_of_ranks[(triton.cdiv(num_rows, rows),)](
-        source, result, num_rows, num_clients, *source.stride(), first, last,
-        1.0 / (last - first), ROWS=rows, CLIENTS=width, num_warps=1,
+        source,
+        result,
+        num_rows,
+        num_clients,
+        *source.stride(),
+        first,
+        last,
+        1.0 / (last - first),
+        ROWS=rows,
+        CLIENTS=width,
+        num_warps=1,
     )
 
 
@@ -60,8 +78,21 @@ def sum_of_smallest(source: Tensor, result: Tensor, num_smallest: int) -> None:
 
 @triton.jit
 def _scatter(
-    source, place, end, small, middle, target, dim, num_clients, width, dim_stride, client_stride,
-    IS_PLACED: tl.constexpr, IS_CENTRED: tl.constexpr, DIM: tl.constexpr, CLIENTS: tl.constexpr,
+    source,
+    place,
+    end,
+    small,
+    middle,
+    target,
+    dim,
+    num_clients,
+    width,
+    dim_stride,
+    client_stride,
+    IS_PLACED: tl.constexpr,
+    IS_CENTRED: tl.constexpr,
+    DIM: tl.constexpr,
+    CLIENTS: tl.constexpr,
 ):
     coordinate = tl.program_id(0).to(tl.int64) * DIM + tl.arange(0, DIM)
     client = tl.arange(0, CLIENTS).to(tl.int64)
@@ -94,16 +125,34 @@ def scatter(
     tile = max(16, triton.next_power_of_2(target.shape[-1]))
     step = max(32, 8192 // tile)
     _scatter[(triton.cdiv(dim, step),)](
-        source, place, end, small, source if middle is None else middle, target,
-        dim, num_clients, target.shape[-1], *source.stride(),
-        IS_PLACED=places is not None, IS_CENTRED=middle is not None,
-        DIM=step, CLIENTS=tile, num_warps=8,
+        source,
+        place,
+        end,
+        small,
+        source if middle is None else middle,
+        target,
+        dim,
+        num_clients,
+        target.shape[-1],
+        *source.stride(),
+        IS_PLACED=places is not None,
+        IS_CENTRED=middle is not None,
+        DIM=step,
+        CLIENTS=tile,
+        num_warps=8,
     )
 
 
 @triton.jit
 def _squared_distances(
-    products, result, doubtful, num_values, num_clients, group_stride, row_stride, doubt,
+    products,
+    result,
+    doubtful,
+    num_values,
+    num_clients,
+    group_stride,
+    row_stride,
+    doubt,
     VALUES: tl.constexpr,
 ):
     value = tl.program_id(0).to(tl.int64) * VALUES + tl.arange(0, VALUES)
@@ -131,14 +180,29 @@ def squared_distances(products: Tensor, result: Tensor, doubtful: Tensor, doubt:
     num_clients = products.shape[-1]
     num_values = result.numel()
     _squared_distances[(triton.cdiv(num_values, 1024),)](
-        products, result, doubtful.view(torch.int8), num_values, num_clients,
-        products.stride(0), products.stride(1), doubt, VALUES=1024, num_warps=4,
+        products,
+        result,
+        doubtful.view(torch.int8),
+        num_values,
+        num_clients,
+        products.stride(0),
+        products.stride(1),
+        doubt,
+        VALUES=1024,
+        num_warps=4,
     )
 
 
 @triton.jit
 def _squared_distances_to_average(
-    products, weights, result, doubtful, num_clients, group_stride, row_stride, doubt,
+    products,
+    weights,
+    result,
+    doubtful,
+    num_clients,
+    group_stride,
+    row_stride,
+    doubt,
     CLIENTS: tl.constexpr,
 ):
     group = tl.program_id(0).to(tl.int64)
@@ -164,9 +228,16 @@ def squared_distances_to_average(
     """Measure each client against the weighted average of its group, one program per group."""
     num_groups, num_clients, _ = products.shape
     _squared_distances_to_average[(num_groups,)](
-        products, weights, result, doubtful.view(torch.int8), num_clients,
-        products.stride(0), products.stride(1), doubt,
-        CLIENTS=max(2, triton.next_power_of_2(num_clients)), num_warps=2,
+        products,
+        weights,
+        result,
+        doubtful.view(torch.int8),
+        num_clients,
+        products.stride(0),
+        products.stride(1),
+        doubt,
+        CLIENTS=max(2, triton.next_power_of_2(num_clients)),
+        num_warps=2,
     )
 
 
@@ -187,6 +258,10 @@ def smallest(scores: Tensor, result: Tensor, num_smallest: int) -> None:
     """Mark the smallest scores of each row of a contiguous matrix, lower index first."""
     num_rows, num_clients = scores.shape
     _smallest[(num_rows,)](
-        scores, result.view(torch.int8), num_clients, num_smallest,
-        CLIENTS=max(2, triton.next_power_of_2(num_clients)), num_warps=1,
+        scores,
+        result.view(torch.int8),
+        num_clients,
+        num_smallest,
+        CLIENTS=max(2, triton.next_power_of_2(num_clients)),
+        num_warps=1,
     )

@@ -87,7 +87,10 @@ def outlier_scores(points: Points) -> PerClient:
     centred = centred - centred.mean(dim=-2, keepdim=True)
     centred = 0.5 * (centred + centred.mT)
     # Scaled to 1: the solver squares numbers that may be as large as 1e76.
-    scale = centred.abs().amax(dim=(-2, -1), keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+    scale = (
+        centred.abs().amax(dim=(-2, -1), keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+    )
     values, vectors = torch.linalg.eigh(centred / scale)
     top = values[..., -1:].clamp(min=0) * scale.squeeze(-1)
-    return top * vectors[..., -1].square()
+    scores: PerClient = top * vectors[..., -1].square()
+    return scores

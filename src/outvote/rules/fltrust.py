@@ -16,7 +16,7 @@ from outvote.rules.points import Points
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FLTrust(Rule):
-    r"""Average of the clients, rescaled to the server's gradient and weighted by their cosine to it.
+    r"""Average of the clients, rescaled to the server's gradient, weighted by their cosine to it.
 
     $$ t_i = \max(0, \cos(g_i, g_0)), \qquad
        \frac{1}{\sum_i t_i} \sum_i t_i \frac{\|g_0\|}{\|g_i\|} g_i $$

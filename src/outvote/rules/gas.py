@@ -108,9 +108,7 @@ class GAS(Wrapper):
             scores = self._add_up(slabs(points, split), inside, points.device)
         return scores
 
-    def _add_up(
-        self, groups: Iterable[Points], facts: Facts, device: torch.device
-    ) -> PerClient:
+    def _add_up(self, groups: Iterable[Points], facts: Facts, device: torch.device) -> PerClient:
         def measure(some: Points) -> PerClient:
             return some.distances_to(self.rule.answer(some, facts)).sum(dim=-2)
 
@@ -120,4 +118,6 @@ class GAS(Wrapper):
     def _notes(self, dim: int) -> tuple[str, ...]:
         if self.num_groups <= dim or self.split == "by-layer":
             return ()
-        return (f"gas: num_groups={self.num_groups} is more than the {dim} coordinates; used {dim}",)
+        return (
+            f"gas: num_groups={self.num_groups} is more than the {dim} coordinates; used {dim}",
+        )

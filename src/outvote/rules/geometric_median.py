@@ -144,7 +144,8 @@ def newton_step(squared_distances: Pairs, weights: PerClient, far: PerClient) ->
     matrix = torch.diag_embed(total.unsqueeze(-1).expand_as(far)) - rho.pow(3).unsqueeze(-1) * gram
     step, _ = torch.linalg.solve_ex(matrix, rho.unsqueeze(-1))
     step = step.squeeze(-1)
-    return weights + step - weights * step.sum(dim=-1, keepdim=True)
+    moved: Tensor = weights + step - weights * step.sum(dim=-1, keepdim=True)
+    return moved
 
 
 def median_client(squared_distances: Pairs) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ subtracted from is doubtful and is recomputed from the values themselves.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,22 +78,26 @@ class _Precision:
 
 
 _PRECISION = _Precision()
-_BACKENDS = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+# Older releases of torch have one setting, under other names.
 _OLD_NAMES = {"ieee": "highest", "highest": "highest", "high": "high", "medium": "medium"}
 
 
+def _backends() -> list[Any]:
+    found = [torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)]
+    return found if all(hasattr(backend, "fp32_precision") for backend in found) else []
+
+
 def _get_precision() -> list[str]:
-    if hasattr(_BACKENDS[0], "fp32_precision"):
-        return [backend.fp32_precision for backend in _BACKENDS]
-    return [torch.get_float32_matmul_precision()]
+    precisions = [backend.fp32_precision for backend in _backends()]
+    return precisions or [torch.get_float32_matmul_precision()]
 
 
 def _set_precision(names: list[str]) -> None:
-    if hasattr(_BACKENDS[0], "fp32_precision"):
-        for backend, name in zip(_BACKENDS, names, strict=True):
-            if backend.fp32_precision != name:
-                backend.fp32_precision = name
-    else:
+    backends = _backends()
+    for backend, name in zip(backends, names, strict=False):
+        if backend.fp32_precision != name:
+            backend.fp32_precision = name
+    if not backends:
         torch.set_float32_matmul_precision(_OLD_NAMES[names[0]])
 
 

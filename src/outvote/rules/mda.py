@@ -117,8 +117,10 @@ class _Search:
                 continue
             forced = too_far[client] & ~gone
             num_left = num_dropped - gone.bit_count() - forced.bit_count()
-            if forced & kept == 0 and num_left >= 0 and self.can_drop(
-                too_far, num_left, gone | forced
+            if (
+                forced & kept == 0
+                and num_left >= 0
+                and self.can_drop(too_far, num_left, gone | forced)
             ):
                 kept |= 1 << client
                 gone |= forced

@@ -41,6 +41,4 @@ class Mean(AffineRule):
 def equal_weights(points: Points) -> torch.Tensor:
     """Return the weight 1/n for every client."""
     shape = (*points.batch, points.num_clients)
-    return torch.full(
-        shape, 1 / points.num_clients, dtype=torch.float64, device=points.device
-    )
+    return torch.full(shape, 1 / points.num_clients, dtype=torch.float64, device=points.device)

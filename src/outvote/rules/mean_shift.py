@@ -33,7 +33,8 @@ def estimate_bandwidth(points: Tensor) -> float:
 def _most_common(points: Tensor) -> Tensor:
     """Without a spread to measure by, alike means equal."""
     _, label, counts = points.unique(dim=0, return_inverse=True, return_counts=True)
-    return label == counts.argmax()
+    is_member: Tensor = label == counts.argmax()
+    return is_member
 
 
 def _shifted_centres(points: Tensor, bandwidth: float) -> Tensor:

@@ -20,10 +20,7 @@ Result = TypeVar("Result")
 
 
 def mean_of_ranks(columns: Columns, first: int, last: int) -> PerCoordinate:
-    """Return, per coordinate, the mean of the sorted values number `first` up to, not with, `last`.
-
-    $$ \\frac{1}{last - first} \\sum_{k=first}^{last-1} x_{(k)} $$
-    """
+    """Return, per coordinate, the mean of the sorted values `first` up to, not with, `last`."""
     if cuda.is_usable(columns, columns.shape[-1]):
         return cuda.mean_of_ranks(columns, first, last)
     parts = over_tiles(lambda tile: _mean_of_ranks(tile, first, last), columns)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-
 import torch
 from torch import Tensor
 
@@ -109,9 +108,7 @@ class Points:
     def squared_distances_to(self, answer: Answer) -> PerClient:
         """Return how far every client is from an answer, squared, float64."""
         if answer.vector is not None:
-            return linalg.squared_distances_to_vector(
-                self.columns, answer.vector, self._room()
-            )
+            return linalg.squared_distances_to_vector(self.columns, answer.vector, self._room())
         if answer.weights is None:
             raise ValueError("an answer needs weights or a vector.")
         weights = answer.weights.double().expand(*self.batch, self.num_clients)
@@ -132,6 +129,8 @@ class Points:
         """Return the answer as a vector of coordinates, in the working precision."""
         if answer.vector is not None:
             return answer.vector
+        if answer.weights is None:
+            raise ValueError("an answer needs weights or a vector.")
         weights = answer.weights.to(self.work_dtype).unsqueeze(-1)
         if weights.dtype == self.columns.dtype:
             return torch.matmul(self.columns, weights).squeeze(-1)

@@ -114,9 +114,7 @@ def _check_size(rows: Tensor) -> Tensor:
     return rows
 
 
-def _promotion_notes(
-    dtypes: Sequence[torch.dtype], dtype: torch.dtype
-) -> tuple[str, ...]:
+def _promotion_notes(dtypes: Sequence[torch.dtype], dtype: torch.dtype) -> tuple[str, ...]:
     promoted = sorted({str(d).removeprefix("torch.") for d in dtypes if d not in FLOATS})
     if not promoted:
         return ()
@@ -128,7 +126,7 @@ def norms_later(rows: Tensor) -> Callable[[], list[float]]:
     """Start to work out the norms of the rows; the result is waited for when it is called."""
     norms = torch.linalg.vector_norm(rows, dim=-1, dtype=work_dtype(rows.dtype))
     if not norms.is_cuda:
-        return norms.tolist
+        return lambda: list(norms.tolist())
     host = torch.empty(norms.shape, dtype=norms.dtype, pin_memory=True)
     host.copy_(norms, non_blocking=True)
     arrived = torch.cuda.Event()
@@ -136,7 +134,7 @@ def norms_later(rows: Tensor) -> Callable[[], list[float]]:
 
     def fetch() -> list[float]:
         arrived.synchronize()
-        return host.tolist()
+        return list(host.tolist())
 
     return fetch
 

@@ -95,13 +95,15 @@ class Reader(ABC):
     def products(self, start: int, stop: int, centre: Tensor) -> Callable[[], Pairs] | None:
         """Return a shorter way to the inner products of some groups than through their values."""
         del start, stop, centre
+        return None
 
-    def room(self, num_groups: int, which: int) -> Columns:
+    def room(self, num_groups: int, which: str) -> Columns:
         """Return memory of this thread's own that may be written over: fresh pages cost time."""
-        kept: dict[int, Tensor] = self._rooms.__dict__
-        if which not in kept or kept[which].shape[1] < num_groups:
-            kept[which] = self.new_room(num_groups)
-        return kept[which][:, :num_groups]
+        kept: Tensor | None = getattr(self._rooms, which, None)
+        if kept is None or kept.shape[1] < num_groups:
+            kept = self.new_room(num_groups)
+            setattr(self._rooms, which, kept)
+        return kept[:, :num_groups]
 
 
 class ByClient(Reader):
@@ -134,7 +136,8 @@ class ByClient(Reader):
         """View the values of some groups."""
         width = self.block.shape[-1]
         some = self.values[..., start * width : stop * width]
-        return some.unflatten(-1, (-1, width)).permute(0, 2, 3, 1)
+        groups: Tensor = some.unflatten(-1, (-1, width))
+        return groups.permute(0, 2, 3, 1)
 
 
 class ByCoordinate(Reader):
@@ -147,7 +150,7 @@ class ByCoordinate(Reader):
 
     def read(self, start: int, stop: int) -> Columns:
         """Copy the values of some groups."""
-        out = self.room(stop - start, 0)
+        out = self.room(stop - start, "values")
         for run, matrix in enumerate(self.columns):
             order = self.block.index[run % len(self.block.index), start:stop].reshape(-1)
             target = out[run].flatten(0, 1)

@@ -100,7 +100,5 @@ def _judge(
 def sign_shares(columns: Tensor) -> Tensor:
     """Return the shares of +, 0 and - signs per client, each relative to its largest."""
     signs = columns.sign()
-    shares = torch.stack(
-        [(signs == sign).double().mean(dim=-2) for sign in (1, 0, -1)], dim=-1
-    )
+    shares = torch.stack([(signs == sign).double().mean(dim=-2) for sign in (1, 0, -1)], dim=-1)
     return shares / (shares.amax(dim=-2, keepdim=True) + 1e-8)

@@ -12,8 +12,8 @@ from outvote.rules.gas import GAS
 from outvote.rules.geometric_median import GeometricMedian
 from outvote.rules.krum import Krum
 from outvote.rules.mda import MDA
-from outvote.rules.mean import Mean
 from outvote.rules.meamed import MeaMed
+from outvote.rules.mean import Mean
 from outvote.rules.median import Median
 from outvote.rules.multi_krum import MultiKrum
 from outvote.rules.nnm import NNM
@@ -51,12 +51,13 @@ ALIASES: dict[str, str] = {"rbtm": "trimmed-mean"}
 def make_rule(text: str | Rule) -> Rule:
     """Build a rule from text such as "gas(bucketing(rfa, size=2))" or "my_rules.py:MyRule".
 
-    >>> make_rule("gas(multi-krum, num_groups=10)")
-    GAS(rule=MultiKrum(num_selected=None, num_neighbours=None, power=2), num_groups=10, split='balanced')
+    >>> make_rule("gas(median, num_groups=10)")
+    GAS(rule=Median(even='mean'), num_groups=10, split='balanced')
     """
     if isinstance(text, Rule):
         return text
-    return build(text, kind="rule", table=RULES, aliases=ALIASES, base=Rule)
+    rule: Rule = build(text, kind="rule", table=RULES, aliases=ALIASES, base=Rule)
+    return rule
 
 
 def rule_text(rule: Rule) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from outvote.rules import linalg
 from outvote.rules.points import Points
-from outvote.rules.reorder import Block, open_reader
+from outvote.rules.reorder import Block, PlacedBlock, open_reader
 
 SPLITS = ("balanced", "ceil", "contiguous", "by-layer")
 
@@ -24,7 +24,7 @@ SPLITS = ("balanced", "ceil", "contiguous", "by-layer")
 class Split:
     """A partition of the coordinates of every run."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[Block | PlacedBlock, ...]
 
     @property
     def num_groups(self) -> int:
@@ -119,7 +119,7 @@ def slabs(points: Points, split: Split, doubts: list[Tensor] | None = None) -> I
                 like=reader.columns,
                 centre=points.centre,
                 products=reader.products(start, stop, points.centre),
-                scratch=partial(reader.room, stop - start, 1),
+                scratch=partial(reader.room, stop - start, "scratch"),
                 twins=points.twins,
                 doubts=doubts,
             )

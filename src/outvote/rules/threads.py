@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
+from itertools import pairwise
 from threading import Lock
 from typing import TypeVar
 
@@ -85,4 +86,4 @@ def in_pieces(work: Callable[[slice], object], num_items: int, values_per_item: 
         work(slice(0, num_items))
         return
     cuts = [num_items * k // num_pieces for k in range(num_pieces + 1)]
-    mapped(work, [slice(a, b) for a, b in zip(cuts, cuts[1:], strict=False)])
+    mapped(work, [slice(a, b) for a, b in pairwise(cuts)])
