@@ -56,6 +56,7 @@ class Rule(ABC):
     reference: ClassVar[str] = ""
     uses_num_byzantine: ClassVar[bool] = True
     can_be_wrapped: ClassVar[bool] = True
+    is_batched: ClassVar[bool] = True
     hides_shares: ClassVar[bool] = False
 
     def __call__(self, gradients: Any, **facts: Any) -> Any:

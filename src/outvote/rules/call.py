@@ -13,7 +13,7 @@ from torch import Tensor
 from outvote.errors import OutvoteWarning, TooManyByzantine, check_choice
 from outvote.rules.answer import Answer
 from outvote.rules.base import Facts, Rule
-from outvote.rules.linalg import twin_pairs
+from outvote.rules.linalg import median_client, twin_pairs
 from outvote.rules.points import Points
 from outvote.rules.receive import LARGEST, Received, finite_rows, norms_later, receive
 from outvote.rules.split import explicit
@@ -99,10 +99,11 @@ def _judge(
         is_vector = isinstance(facts.state, Tensor)
         state = facts.state.unsqueeze(0) if is_vector else facts.state
         return Points.from_rows(rows.unsqueeze(0)), Answer(state=state)
-    # In the middle stands a client of median length, so that no huge one spoils the differences.
-    centre = sorted(range(len(norms)), key=norms.__getitem__)[(len(norms) - 1) // 2]
-    at_centre = torch.full((1,), centre, device=rows.device)
-    points = Points.from_rows(rows.unsqueeze(0), at_centre, twin_pairs(rows, norms))
+    centre = torch.full((1,), median_client(norms), device=rows.device)
+    twins = twin_pairs(rows, norms)
+    points = Points.from_rows(
+        rows.unsqueeze(0), centre, None if twins is None else twins.unsqueeze(0)
+    )
     return points, rule.answer(points, facts)
 
 

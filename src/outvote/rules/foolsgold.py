@@ -35,6 +35,7 @@ class FoolsGold(Rule):
     needs: ClassVar[str] = "the sum of what each client has sent so far"
     uses_num_byzantine: ClassVar[bool] = False
     can_be_wrapped: ClassVar[bool] = False
+    is_batched: ClassVar[bool] = False
 
     normalise: bool = False
     """Divide by the sum of the weights (the authors do not)."""

@@ -177,6 +177,7 @@ def squared_distances(
     distances = cuda.squared_distances if cuda.can_sort(products) else _squared_distances
     result, doubtful = distances(products, DOUBT[dtype])
     if twins is not None:
+        twins = twins.view(len(twins), *[1] * (result.dim() - 3), *twins.shape[-2:])
         result.masked_fill_(twins, 0)
         doubtful &= ~twins
     if doubts is not None:
@@ -325,6 +326,11 @@ def smallest(scores: PerClient, num_smallest: int) -> Tensor:
         return cuda.smallest(scores, num_smallest)
     order = scores.argsort(dim=-1, stable=True)[..., :num_smallest]
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, value=True)
+
+
+def median_client(norms: list[float]) -> int:
+    """Return a client of median norm: nothing is so long as to spoil differences from it."""
+    return sorted(range(len(norms)), key=norms.__getitem__)[(len(norms) - 1) // 2]
 
 
 def twin_pairs(rows: Tensor, norms: list[float]) -> Tensor | None:
