@@ -82,7 +82,9 @@ class DnC(AffineRule):
 
 def outlier_scores(points: Points) -> PerClient:
     """Return the squared projections on the top singular direction, around the mean."""
-    gram = points.gram if points.dim > points.num_clients else -0.5 * points.squared_distances
+    gram = (
+        points.gram if points.dim > points.num_clients else -0.5 * points.squared_distances.double()
+    )
     centred = gram - gram.mean(dim=-1, keepdim=True)
     centred = centred - centred.mean(dim=-2, keepdim=True)
     centred = 0.5 * (centred + centred.mT)

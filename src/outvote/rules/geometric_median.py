@@ -63,7 +63,7 @@ class GeometricMedian(AffineRule):
     def weigh(self, points: Points, facts: Facts) -> Answer:
         """Iterate, then put all weight on a client that is the median itself."""
         del facts
-        is_client, client = median_client(points.squared_distances)
+        is_client, client = median_client(points.squared_distances.double())
         weights = equal_weights(points)
         if not bool(is_client.all()):
             weights = self._iterate(points, weights)
@@ -115,7 +115,7 @@ def weiszfeld_weights(far: PerClient) -> PerClient:
 def descend(points: Points, weights: PerClient) -> PerClient:
     """Take the longest of some shares of Newton's step that does not increase the objective."""
     far = points.distances_to(Answer(weights=weights)).clamp(min=TINY)
-    step = newton_step(points.squared_distances, weights, far) - weights
+    step = newton_step(points.squared_distances.double(), weights, far) - weights
     allowed = far.sum(dim=-1, keepdim=True) * (1 + 1e-14)
     updated, is_set = weiszfeld_weights(far), torch.zeros_like(allowed, dtype=torch.bool)
     for share in STEP_SHARES:

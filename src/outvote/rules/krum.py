@@ -57,7 +57,11 @@ class Krum(AffineRule):
 def krum_scores(squared_distances: Pairs, num_neighbours: int, power: float) -> PerClient:
     """Add up the distances to the nearest clients, oneself excluded."""
     # A high power of a huge distance is not finite, and 0 times infinity is not 0.
-    far = squared_distances if power == 2 else squared_distances.pow(power / 2).clamp(max=HUGE)
+    far = (
+        squared_distances
+        if power == 2
+        else squared_distances.double().pow(power / 2).clamp(max=HUGE)
+    )
     # The distance to oneself is exactly 0, so it is first in line and adds nothing.
     return sum_of_smallest(far, num_neighbours + 1)
 

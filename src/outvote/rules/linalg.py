@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +26,8 @@ TILE_VALUES = {"cpu": 1 << 19, "cuda": 1 << 28}
 NUM_SAMPLED_COORDINATES = 512
 # Working on n x n matrices takes room for about so many of them.
 MATRICES_KEPT = 4
+# Squared norms up to this leave room for sums of them in float32.
+FLOAT32_NORM = 1e30
 
 
 def work_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -123,17 +126,17 @@ def of_client(columns: Columns, client: Tensor) -> Columns:
 
 
 def products(columns: Columns, centre: Tensor, scratch: Tensor | None = None) -> Pairs:
-    """Return the inner products of the rows relative to the central row, float64."""
+    """Return the inner products of the rows relative to the central row."""
 
     def multiply(tile: tuple[slice, Columns]) -> Pairs:
         centred = subtract(tile[1], of_client(tile[1], centre), scratch)
-        return torch.matmul(centred.mT, centred).double()
+        return torch.matmul(centred.mT, centred)
 
     if columns.shape[-2] == 0:
         raise ValueError("there is no coordinate to compare, the gradients are empty.")
     with exact_products():
         parts = mapped(multiply, tiles(columns), columns.device)
-    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0)
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0, dtype=torch.float64)
 
 
 def exact_gram(columns: Columns) -> Pairs:
@@ -179,6 +182,9 @@ def squared_distances(
     if twins is not None:
         twins = twins.view(len(twins), *[1] * (result.dim() - 3), *twins.shape[-2:])
         result.masked_fill_(twins, 0)
+    if doubtful is None:
+        return result
+    if twins is not None:
         doubtful &= ~twins
     if doubts is not None:
         doubts.append(doubtful.any())
@@ -187,16 +193,26 @@ def squared_distances(
     return result
 
 
-def _squared_distances(products: Pairs, doubt: float) -> tuple[Pairs, Tensor]:
+def _squared_distances(products: Pairs, doubt: float) -> tuple[Pairs, Tensor | None]:
     """Return the squared distances, and where (above the diagonal) they cannot be trusted."""
-    products = products.double()
     norms = products.diagonal(dim1=-2, dim2=-1)
+    longest = norms.amax(dim=-1)
+    # Written so that what overflowed, and is not a number, is not small either.
+    if not bool((longest <= FLOAT32_NORM).all()):
+        products = products.double()
+        norms = products.diagonal(dim1=-2, dim2=-1)
     left, right = norms.unsqueeze(-1), norms.unsqueeze(-2)
     # In an order of operations that makes it symmetric to the last bit: ties are settled by index.
     result = (left + right).sub_(products + products.mT).clamp_(min=0)
-    # Written so that what overflowed, and is not a number now, is doubtful too.
-    doubtful = result >= torch.maximum(left, right).mul_(doubt)
-    result.diagonal(dim1=-2, dim2=-1).zero_()
+    to_self = result.diagonal(dim1=-2, dim2=-1)
+    to_self.fill_(torch.inf)
+    nearest = result.amin(dim=-1)
+    to_self.zero_()
+    is_fine = (nearest >= longest.unsqueeze(-1) * doubt) & (longest < torch.inf).unsqueeze(-1)
+    if bool(is_fine.all()):
+        return result, None
+    # Written so that what overflowed, and is infinite or not a number, is doubtful too.
+    doubtful = (result >= torch.maximum(left, right).mul_(doubt)) & (result < torch.inf)
     return result, doubtful.logical_not_().triu_(1)
 
 
@@ -324,6 +340,11 @@ def smallest(scores: PerClient, num_smallest: int) -> Tensor:
     """Mark the rows with the smallest scores; equal scores go to the lower row index."""
     if cuda.can_compare(scores):
         return cuda.smallest(scores, num_smallest)
+    if scores.device.type == "cpu" and num_smallest < scores.shape[-1]:
+        ranked = torch.from_numpy(np.sort(scores.numpy(), axis=-1))
+        last, next_one = ranked[..., num_smallest - 1 : num_smallest + 1].unbind(dim=-1)
+        if not bool((last == next_one).any()):
+            return scores <= last.unsqueeze(-1)
     order = scores.argsort(dim=-1, stable=True)[..., :num_smallest]
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, value=True)
 

@@ -98,7 +98,7 @@ class Points:
 
     @lazy
     def squared_distances(self) -> Pairs:
-        """The squared distances between all pairs of clients, float64, exactly 0 to oneself."""
+        """The squared distances between all pairs of clients, exactly 0 to oneself."""
         if self.dim <= FEW_COORDINATES:
             return linalg.pairwise_differences(self.columns)
         return linalg.squared_distances(
