@@ -1,0 +1,30 @@
+"""Your own rule in ten lines; `outvote show examples/my_rule.py:MyRule` finds it as it is."""
+
+import torch
+
+import outvote as ov
+
+
+class MyRule(ov.AffineRule):
+    """Average of the n - f clients whose median distance to all clients is smallest.
+
+    Needs: the distances between the clients. Tolerates: n >= 2f + 1.
+    """
+
+    def max_byzantine(self, num_clients: int) -> int:
+        """Return the largest f with n >= 2f + 1."""
+        return max(0, (num_clients - 1) // 2)
+
+    def weigh(self, points: ov.Points, facts: ov.Facts) -> ov.Answer:
+        """Give the kept clients equal weights; dimensions before the clients are a batch."""
+        scores = points.squared_distances.median(dim=-1).values
+        num_kept = points.num_clients - facts.num_byzantine
+        kept = scores.argsort(dim=-1, stable=True)[..., :num_kept]
+        weights = torch.zeros_like(scores).scatter_(-1, kept, 1 / num_kept)
+        return ov.Answer(weights=weights, scores=scores)
+
+
+if __name__ == "__main__":
+    ov.check_rule(MyRule())
+    ov.check_rule(ov.GAS(MyRule(), num_groups=4))
+    print("MyRule keeps what every rule promises, alone and inside GAS.")
