@@ -1,0 +1,139 @@
+"""The README is true: its code runs, its commands answer as shown, its tree is complete."""
+
+import re
+import runpy
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from command_line import run
+from outvote.rules.spec import RULES
+from outvote.rules.wrapper import Wrapper
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+PYTHON = [text for kind, text in BLOCKS if kind == "python"]
+PROMPT = "$ outvote "
+
+
+def commands():
+    """Every command shown, with the lines of output shown below it."""
+    for text in (text for kind, text in BLOCKS if kind == "console"):
+        for shown in text.split(PROMPT)[1:]:
+            command, _, output = shown.partition("\n")
+            yield command, [squeezed(line) for line in output.splitlines()]
+
+
+def squeezed(line):
+    return " ".join(line.split())
+
+
+COMMANDS = dict(commands())
+
+
+def tree():
+    """The paths of the tree, folders included."""
+    text = next(text for _, text in BLOCKS if text.startswith("src/outvote/"))
+    folders: dict[int, str] = {}
+    for line in text.splitlines():
+        name = line.split()[0]
+        indent = len(line) - len(line.lstrip())
+        parent = "" if indent == 0 else folders[indent - 2]
+        folders[indent] = parent + name
+        yield parent + name
+
+
+@pytest.fixture
+def updates(tmp_path, monkeypatch):
+    """The folder that the README aggregates: four honest clients, a liar, a broken one."""
+    random = np.random.default_rng(0)
+    honest = 1 + 0.1 * random.standard_normal((4, 1000), dtype=np.float32)
+    rows = [*honest, -2 * honest.mean(0), np.full(1000, np.nan, np.float32)]
+    (tmp_path / "updates").mkdir()
+    for name, row in zip(["ann", "bob", "cyd", "dan", "eve", "fay"], rows, strict=True):
+        save_file({"weight": row}, tmp_path / "updates" / f"{name}.safetensors")
+    monkeypatch.chdir(tmp_path)
+
+
+def assert_answers_as_shown(capsys, command):
+    result = run(capsys, *shlex.split(command))
+    assert result.code == 0, result.err
+    printed = [squeezed(line) for line in result.out.splitlines()]
+    for line in COMMANDS[command]:
+        assert line in printed
+
+
+def test_every_python_block_runs_and_prints_what_its_comments_say(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    names: dict[str, object] = {}
+    for text in PYTHON:
+        exec(compile(text, "README.md", "exec"), names)
+        said = re.findall(r"^ *print\(.*\)  # (.*)$", text, flags=re.MULTILINE)
+        assert capsys.readouterr().out.splitlines() == said
+
+
+def test_the_first_example_has_ten_statements_or_fewer():
+    lines = [line for line in PYTHON[0].splitlines() if line.strip()]
+    assert len([line for line in lines if not line.startswith("import ")]) <= 10
+
+
+@pytest.mark.parametrize(
+    "command", [c for c in COMMANDS if c.split()[0] in ("list", "show", "plan", "doctor")]
+)
+def test_every_command_that_tells_something_answers_as_shown(capsys, monkeypatch, command):
+    monkeypatch.chdir(ROOT)
+    assert_answers_as_shown(capsys, command)
+
+
+@pytest.mark.usefixtures("updates")
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("aggregate")])
+def test_aggregate_answers_as_shown(capsys, command):
+    assert_answers_as_shown(capsys, command)
+
+
+@pytest.mark.slow
+def test_demo_answers_as_shown(capsys):
+    assert_answers_as_shown(capsys, "demo")
+
+
+def test_every_verb_is_shown():
+    from outvote.cli.app import VERBS
+
+    assert {command.split()[0] for command in COMMANDS} == set(VERBS)
+
+
+def test_the_rule_shown_is_the_rule_in_the_examples():
+    shown = next(text for text in PYTHON if "class MyRule" in text)
+    source = (ROOT / "examples" / "my_rule.py").read_text()
+    body = shown[shown.index("        scores =") :]
+    assert body in source
+
+
+def test_the_rules_are_as_many_as_it_says():
+    wrappers = [kind for kind in RULES.values() if issubclass(kind, Wrapper)]
+    said = re.search(r"(\d+) rules and (\d+) wrappers", README)
+    assert said is not None
+    assert [int(said[1]), int(said[2])] == [len(RULES) - len(wrappers), len(wrappers)]
+
+
+def test_everything_in_the_tree_exists():
+    assert [path for path in tree() if not (ROOT / path).exists()] == []
+
+
+def test_every_source_file_is_in_the_tree():
+    files = {
+        str(path.relative_to(ROOT))
+        for pattern in ("src/outvote/**/*.py", "examples/*.py")
+        for path in ROOT.glob(pattern)
+    }
+    missing = sorted(files - set(tree()))
+    assert missing == [], "add a line for each to the tree in README.md"
+
+
+def test_the_example_checks_itself(capsys):
+    runpy.run_path(str(ROOT / "examples" / "my_rule.py"), run_name="__main__")
+    assert "keeps what every rule promises" in capsys.readouterr().out
