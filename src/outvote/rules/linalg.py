@@ -237,8 +237,8 @@ def _redo_everywhere(result: Tensor, doubtful: Tensor, columns: Tensor, pairs: T
         left, right = some.unbind(dim=-1)
         exact = torch.zeros(len(result), len(some), dtype=result.dtype, device=result.device)
         for _, tile in tiles(columns):
-            difference = tile.index_select(-1, left) - tile.index_select(-1, right)
-            exact += difference.double().square_().sum(dim=-2)
+            difference = tile.index_select(-1, left).double() - tile.index_select(-1, right)
+            exact += difference.square_().sum(dim=-2)
         exact = torch.where(doubtful[:, left, right], exact, result[:, left, right])
         result[:, left, right] = exact
         result[:, right, left] = exact
