@@ -33,8 +33,9 @@ format: $(STAMP) ## format the code and apply the safe fixes of the linter
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
 
-bench: $(STAMP) ## time the rules, each beside the obvious loop
+bench: $(STAMP) ## time the rules, each beside the obvious loop and beside ByzFL's
 	$(BIN)/python benchmarks/bench_rules.py
+	$(BIN)/python benchmarks/bench_byzfl.py
 
 venv: $(STAMP) ## create or refresh .venv with the pinned development tools
 
