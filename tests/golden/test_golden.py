@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from outvote.rules.bucketing import bucket_matrix
-from outvote.rules.call import num_from_fraction
-from outvote.rules.nnm import neighbour_matrix
-from outvote.rules.signguard import judge_rows
 
 import oracles
 import outvote as ov
 from calling import aggregate, inspect, update_of
+from outvote.rules.bucketing import bucket_matrix
+from outvote.rules.call import num_from_fraction
+from outvote.rules.nnm import neighbour_matrix
+from outvote.rules.signguard import judge_rows
 from outvote.rules.split import balanced_sizes, ceil_sizes
 
 GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())

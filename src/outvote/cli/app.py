@@ -83,9 +83,9 @@ class LazyGroup(click.Group):
 @debug_option
 @click.pass_context
 def program(ctx: click.Context) -> None:
-    r"""Federated learning in which some clients may lie.
+    """Federated learning in which some clients may lie.
 
-    \b
+    
     outvote demo                       see robust rules at work, in seconds
     outvote list rules                 what there is
     outvote show 'gas(multi-krum)'     what a rule does and tolerates

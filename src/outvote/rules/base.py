@@ -51,6 +51,7 @@ class Rule(ABC):
     """A robust aggregation rule: many gradients in, one update out."""
 
     name: ClassVar[str] = ""
+    # What `outvote show` tells of a rule whose docstring does not say it.
     needs: ClassVar[str] = ""
     tolerates: ClassVar[str] = ""
     reference: ClassVar[str] = ""
@@ -58,6 +59,12 @@ class Rule(ABC):
     can_be_wrapped: ClassVar[bool] = True
     is_batched: ClassVar[bool] = True
     hides_shares: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        """Give a rule without a name the name of its class."""
+        super().__init_subclass__()
+        if "name" not in vars(cls):
+            cls.name = cls.__name__
 
     def __call__(self, gradients: Any, **facts: Any) -> Any:
         """Aggregate: the update has the kind, dtype and device of the gradients.
@@ -107,6 +114,10 @@ class Rule(ABC):
     @abstractmethod
     def answer(self, points: Points, facts: Facts) -> Answer:
         """Answer on a batch of points."""
+
+    def must_be_told(self) -> bool:
+        """Tell whether the rule cannot do without the number of Byzantine clients."""
+        return self.uses_num_byzantine
 
     def prepare(self, points: Points, facts: Facts) -> Facts:
         """Draw what can be drawn before the values were looked at."""
@@ -193,6 +204,8 @@ class VectorRule(Rule):
 
     def answer(self, points: Points, facts: Facts) -> Answer:
         """Answer matrix by matrix."""
-        rows = points.columns.mT.reshape(-1, points.num_clients, points.dim)
+        # In float64, so that a plain sum of huge numbers does not overflow.
+        rows = points.columns.mT.double().reshape(-1, points.num_clients, points.dim)
         vectors = [self.aggregate(matrix, facts.num_byzantine) for matrix in rows]
-        return Answer(vector=torch.stack(vectors).view(*points.batch, points.dim))
+        vector = torch.stack(vectors).view(*points.batch, points.dim)
+        return Answer(vector=vector.to(points.work_dtype))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Mixture
-from outvote.errors import check_choice
+from outvote.errors import check_choice, check_kind
 from outvote.rules.base import Facts
 from outvote.rules.mixing import Mixing
 from outvote.rules.points import Points
@@ -43,8 +43,13 @@ class Bucketing(Mixing):
         """Check the parameters."""
         super(Bucketing, self).__post_init__()
         check_choice("bucketing: f_rule", self.f_rule, ("same", "ceil"))
+        check_kind("bucketing: size", self.size, int)
         if self.size < 1:
             raise ValueError(f"bucketing: size must be at least 1, got {self.size}.")
+
+    def must_be_told(self) -> bool:
+        """Tell whether the rule inside must be told."""
+        return self.rule.must_be_told()
 
     def max_byzantine(self, num_clients: int) -> int:
         """Return what the rule inside tolerates among the buckets."""

@@ -33,7 +33,6 @@ class Bulyan(Rule):
     """
 
     name: ClassVar[str] = "bulyan"
-    needs: ClassVar[str] = "the distances between the clients, then one pass over the coordinates"
 
     selection: str = "iterative"
     """"iterative" runs Krum on what is left after each choice, "one-shot" ranks all once."""

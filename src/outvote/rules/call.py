@@ -129,7 +129,7 @@ def resolve_num_byzantine(
     if fraction is not None:
         return min(limit, num_from_fraction(fraction, num_clients))
     if num_byzantine is None:
-        if rule.uses_num_byzantine:
+        if rule.must_be_told():
             raise ValueError(
                 f"{rule.name} must be told how many clients may lie; pass num_byzantine=, or "
                 "byzantine_fraction= if the number is unknown."

@@ -25,11 +25,10 @@ class CenteredClipping(Rule):
     Reference: Karimireddy et al., ICML 2021.
 
     >>> CenteredClipping(radius=2.0)([[1.0], [1.5], [500.0]]).round(3)
-    array([1.917])
+    array([2.167])
     """
 
     name: ClassVar[str] = "centered-clipping"
-    needs: ClassVar[str] = "the distances between the clients and the last update"
     uses_num_byzantine: ClassVar[bool] = False
 
     radius: float = 10.0

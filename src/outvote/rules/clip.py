@@ -42,6 +42,10 @@ class Clip(Wrapper):
                 f"clip: max_norm must be positive and finite, or 'adaptive', got {self.max_norm!r}."
             )
 
+    def must_be_told(self) -> bool:
+        """Tell whether the rule inside must be told, or the clipping depends on the number."""
+        return self.max_norm == "adaptive" or self.rule.must_be_told()
+
     def max_byzantine(self, num_clients: int) -> int:
         """Return what the rule inside tolerates."""
         return self.rule.max_byzantine(num_clients)

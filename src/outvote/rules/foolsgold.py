@@ -32,7 +32,6 @@ class FoolsGold(Rule):
     """
 
     name: ClassVar[str] = "foolsgold"
-    needs: ClassVar[str] = "the sum of what each client has sent so far"
     uses_num_byzantine: ClassVar[bool] = False
     can_be_wrapped: ClassVar[bool] = False
     is_batched: ClassVar[bool] = False

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outvote.axes import PerClient
-from outvote.errors import check_choice
+from outvote.errors import check_choice, check_kind
 from outvote.rules import cuda, linalg
 from outvote.rules.answer import Answer
 from outvote.rules.base import Facts
@@ -56,6 +56,7 @@ class GAS(Wrapper):
         """Check the parameters."""
         super(GAS, self).__post_init__()
         check_choice("gas: split", self.split, SPLITS)
+        check_kind("gas: num_groups", self.num_groups, int)
         if self.num_groups < 1:
             raise ValueError(f"gas: num_groups must be at least 1, got {self.num_groups}.")
 

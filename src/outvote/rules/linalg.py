@@ -2,8 +2,8 @@
 
 The Gram matrix K of the rows, taken relative to one central row (the medoid), gives every distance
 that affine rules need: ``D_ij = K_ii + K_jj - 2 K_ij``. Products are formed in the precision of the
-data with TF32 off, everything n x n is float64. A result that is small against the terms it was
-subtracted from is doubtful and is recomputed from the values themselves.
+data with TF32 off; sums over many of them are float64. A result that is small against the terms it
+was subtracted from is doubtful and is recomputed from the values themselves, in float64.
 """
 
 from collections.abc import Callable, Iterator

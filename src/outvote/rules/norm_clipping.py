@@ -24,7 +24,6 @@ class NormClipping(Rule):
     """
 
     name: ClassVar[str] = "norm-clipping"
-    needs: ClassVar[str] = "the norms of the gradients"
     uses_num_byzantine: ClassVar[bool] = False
 
     max_norm: float = 2.0

@@ -133,9 +133,9 @@ class Points:
             raise ValueError("an answer needs weights or a vector.")
         weights = answer.weights.to(self.work_dtype).unsqueeze(-1)
         if weights.dtype == self.columns.dtype:
-            return torch.matmul(self.columns, weights).squeeze(-1)
-        parts = [torch.matmul(tile, weights) for _, tile in linalg.tiles(self.columns)]
-        return torch.cat(parts, dim=-2).squeeze(-1)
+            with linalg.exact_products():
+                return torch.matmul(self.columns, weights).squeeze(-1)
+        return self._multiplied(weights).squeeze(-1)
 
     def mixed(self, mixture: Mixture) -> "Points":
         """Replace the clients by weighted averages of them (every row of `mixture` sums to 1)."""
@@ -151,7 +151,11 @@ class Points:
 
     def _mixed_columns(self, mixture: Mixture) -> Columns:
         work = mixture.mT.to(self.work_dtype)
-        parts = [torch.matmul(tile, work) for _, tile in linalg.tiles(self.columns)]
+        return self._multiplied(work)
+
+    def _multiplied(self, matrix: Tensor) -> Columns:
+        with linalg.exact_products():
+            parts = [torch.matmul(tile, matrix) for _, tile in linalg.tiles(self.columns)]
         return torch.cat(parts, dim=-2)
 
     def with_point(self, vector: PerCoordinate | None = None) -> "Points":

@@ -31,7 +31,6 @@ class SignGuard(Rule):
     """
 
     name: ClassVar[str] = "signguard"
-    needs: ClassVar[str] = "the norms and signs of the gradients"
     uses_num_byzantine: ClassVar[bool] = False
     can_be_wrapped: ClassVar[bool] = False
 

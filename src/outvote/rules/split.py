@@ -62,7 +62,13 @@ def cut(order: Tensor, sizes: tuple[int, int, int, int]) -> Split:
 
 def explicit(groups: Sequence[Sequence[int]], dim: int, device: torch.device) -> Split:
     """Check and take a partition that the caller gives."""
-    arrays = [np.asarray(group) for group in groups]
+    try:
+        arrays = [np.asarray(group) for group in groups]
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"groups must be a list of lists of coordinate indices, got {type(groups).__name__}: "
+            f"{error}"
+        ) from error
     if not arrays or any(array.ndim != 1 or array.size == 0 for array in arrays):
         raise ValueError(
             "groups must be non-empty lists of coordinate indices, got an empty or nested group."

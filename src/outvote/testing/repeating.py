@@ -67,7 +67,7 @@ def _require_same(got: Verdict, wanted: Verdict, one: Round) -> None:
 
 
 def _cuda_states() -> list[torch.Tensor]:
-    return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
 
 
 @contextmanager

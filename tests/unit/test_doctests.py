@@ -1,0 +1,30 @@
+"""The examples in the docstrings say what happens."""
+
+import doctest
+import importlib
+import pkgutil
+
+import numpy as np
+import pytest
+
+import outvote
+
+NEEDS_TRITON = {"outvote.rules.cuda_kernels"}
+MODULES = [
+    module.name
+    for module in pkgutil.walk_packages(outvote.__path__, "outvote.")
+    if module.name not in NEEDS_TRITON
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_of_a_module_hold(name):
+    with np.printoptions(legacy=False):
+        found = doctest.testmod(importlib.import_module(name))
+    assert found.failed == 0
+
+
+def test_every_rule_has_an_example():
+    from outvote.rules.spec import RULES
+
+    assert [name for name, rule in RULES.items() if ">>>" not in (rule.__doc__ or "")] == []
