@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from straightforward import add_scores, gas_multi_krum
-from timing import circumstances, interleaved, peak_extra_bytes, write_json
+from timing import circumstances, medians, peak_extra_bytes, write_json
 from torch import Tensor
 
 import outvote as ov
@@ -58,7 +58,7 @@ def measure(num_clients: int, dim: int, repeats: int, device: torch.device) -> l
             jobs[spec, kind] = lambda rule=rule, m=matrix, f=told: rule(m, num_byzantine=f)
     loop = ("loop over 1000 groups", "random")
     jobs[loop] = lambda: gas_multi_krum(X, 1000, num_byzantine)
-    seconds = interleaved(jobs, repeats, device)
+    seconds = medians(jobs, repeats, device)
     mean = seconds["mean", "random"]
     large = ("loop over 100000 groups (scaled from a sample)", "random")
     seconds[large] = loop_of_many(X, 100_000, num_byzantine, device)
@@ -98,7 +98,7 @@ def loop_of_many(X: Tensor, num_groups: int, num_byzantine: int, device: torch.d
     groups = torch.randperm(X.shape[1], device=device).chunk(num_groups)
     sample = list(groups[:LOOP_SAMPLE])
     job = {"loop": lambda: add_scores(X, sample, num_byzantine)}
-    return interleaved(job, 3, device)["loop"] * len(groups) / len(sample)
+    return medians(job, 3, device)["loop"] * len(groups) / len(sample)
 
 
 if __name__ == "__main__":

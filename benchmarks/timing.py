@@ -4,20 +4,33 @@ import json
 import platform
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 Timed = Callable[[], object]
+Name = TypeVar("Name", bound=Hashable)
+WARM_UP = 5
 
 
-def interleaved(jobs: dict[str, Timed], repeats: int, device: torch.device) -> dict[str, float]:
-    """Return the median seconds of every job: repeats of all in turn, after a warm-up."""
-    times: dict[str, list[float]] = {name: [] for name in jobs}
+def medians(jobs: dict[Name, Timed], repeats: int, device: torch.device) -> dict[Name, float]:
+    """Return the median seconds of every job, after a warm-up.
+
+    On a CPU the jobs take turns, so that a disturbance hits all of them; on a GPU, which nobody
+    else uses, each is repeated on its own.
+    """
+    times: dict[Name, list[float]] = {name: [] for name in jobs}
+    if device.type == "cuda":
+        for name, job in jobs.items():
+            for _ in range(WARM_UP):
+                job()
+            times[name] = [_seconds(job, device) for _ in range(repeats)]
+        return {name: median(seconds) for name, seconds in times.items()}
     for job in jobs.values():
         job()
     for _ in range(repeats):

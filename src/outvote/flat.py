@@ -92,6 +92,8 @@ class Layout:
 
 def to_float(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert to a narrower float: what is too large becomes the largest finite number."""
+    if values.dtype == dtype:
+        return values
     largest = torch.finfo(dtype).max
     return values.clamp(min=-largest, max=largest).to(dtype)
 

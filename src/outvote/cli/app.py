@@ -78,21 +78,24 @@ class LazyGroup(click.Group):
         return command
 
 
-@click.group(cls=LazyGroup, invoke_without_command=True, context_settings=CONTEXT)
+HELP = """Federated learning in which some clients may lie.
+
+\b
+outvote demo                       see robust rules at work, in seconds
+outvote list rules                 what there is
+outvote show 'gas(multi-krum)'     what a rule does and tolerates
+outvote VERB --help                more on a verb
+
+Exit codes: 0 fine, 1 the work failed, 2 you must change something.
+"""
+
+
+@click.group(cls=LazyGroup, invoke_without_command=True, context_settings=CONTEXT, help=HELP)
 @click.version_option(outvote.__version__, prog_name="outvote", message="%(prog)s %(version)s")
 @debug_option
 @click.pass_context
 def program(ctx: click.Context) -> None:
-    """Federated learning in which some clients may lie.
-
-    
-    outvote demo                       see robust rules at work, in seconds
-    outvote list rules                 what there is
-    outvote show 'gas(multi-krum)'     what a rule does and tolerates
-    outvote VERB --help                more on a verb
-
-    Exit codes: 0 fine, 1 the work failed, 2 you must change something.
-    """
+    """Answer with the help if no verb is given."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 

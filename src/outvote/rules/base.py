@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Columns, PerClient, PerCoordinate
+from outvote.flat import to_float
 from outvote.rules.answer import Answer
 from outvote.rules.points import Points
 from outvote.rules.split import Split
@@ -208,4 +209,4 @@ class VectorRule(Rule):
         rows = points.columns.mT.double().reshape(-1, points.num_clients, points.dim)
         vectors = [self.aggregate(matrix, facts.num_byzantine) for matrix in rows]
         vector = torch.stack(vectors).view(*points.batch, points.dim)
-        return Answer(vector=vector.to(points.work_dtype))
+        return Answer(vector=to_float(vector, points.work_dtype))

@@ -67,5 +67,7 @@ class CenteredClipping(Rule):
             share = (self.radius / far.clamp(min=self.radius)) / points.num_clients
             weights = weights * (1 - share.sum(dim=-1, keepdim=True))
             weights[..., :-1] += share
-        vector = around.vector(Answer(weights=weights))
+        vector = points.vector(Answer(weights=weights[..., :-1]))
+        if facts.state is not None:
+            vector = vector + weights[..., -1:].to(vector) * facts.state.to(vector)
         return Answer(vector=vector, weights=weights[..., :-1], state=vector)

@@ -301,13 +301,32 @@ def squared_distances_to_vector(
     columns: Columns, vector: PerCoordinate, scratch: Tensor | None = None
 ) -> PerClient:
     """Return how far every row is from a vector, by the differences themselves, float64."""
-    total = columns.new_zeros(*columns.shape[:-2], columns.shape[-1], dtype=torch.float64)
-    for piece, tile in tiles(columns):
-        scratch = subtract(tile, vector[..., piece].unsqueeze(-1), scratch)
-        total += scratch.square_().sum(dim=-2)
+
+    def measure(tile: tuple[slice, Columns]) -> PerClient:
+        piece, values = tile
+        difference = subtract(values, vector[..., piece].unsqueeze(-1), scratch)
+        return difference.square_().sum(dim=-2).double()
+
+    parts = mapped(measure, tiles(columns), columns.device)
+    total = parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0)
     if columns.dtype == torch.float64 or bool(total.isfinite().all()):
         return total
     return squared_distances_to_vector(columns.double(), vector.double())
+
+
+def products_with(columns: Columns, centre: Tensor, point: PerCoordinate) -> PerClient:
+    """Return the inner products of a point with the rows and with itself, around the centre."""
+
+    def multiply(tile: tuple[slice, Columns]) -> PerClient:
+        piece, values = tile
+        middle = of_client(values, centre)
+        own = point[..., piece].unsqueeze(-1) - middle
+        rows = torch.cat([subtract(values, middle, None), own], dim=-1)
+        return torch.matmul(rows.mT, own).squeeze(-1)
+
+    with exact_products():
+        parts = mapped(multiply, tiles(columns), columns.device)
+    return torch.stack(parts).sum(dim=0, dtype=torch.float64)
 
 
 def pairwise_differences(columns: Columns) -> Pairs:

@@ -160,10 +160,23 @@ class Points:
 
     def with_point(self, vector: PerCoordinate | None = None) -> "Points":
         """Add one more point behind the clients: the origin, or a vector per run."""
-        columns = self.columns.to(self.work_dtype)
-        if vector is None:
-            vector = columns.new_zeros(self.shape[:-1])
-        return Points(torch.cat([columns, vector.to(columns).unsqueeze(-1)], dim=-1))
+        shape = torch.Size([*self.shape[:-1], self.num_clients + 1])
+        kind = torch.empty(0, dtype=self.work_dtype, device=self.device)
+        point = kind.new_zeros(self.shape[:-1]) if vector is None else vector.to(kind)
+        point = point.expand(self.shape[:-1])
+
+        def columns() -> Columns:
+            return torch.cat([self.columns.to(kind), point.unsqueeze(-1)], dim=-1)
+
+        def products() -> Pairs:
+            row = linalg.products_with(self.columns, self.centre, point)
+            known = torch.cat([self.products.double(), row[..., :-1].unsqueeze(-1)], dim=-1)
+            return torch.cat([known, row.unsqueeze(-2)], dim=-2)
+
+        is_narrow = self.dim <= self.num_clients + 1
+        return Points(
+            columns, shape, like=kind, centre=self.centre, products=None if is_narrow else products
+        )
 
     def selected(self, index: Tensor) -> Columns:
         """Return the values of some clients per run and group, ``index [runs, *groups, k]``."""
