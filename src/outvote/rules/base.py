@@ -120,6 +120,10 @@ class Rule(ABC):
         """Tell whether the rule cannot do without the number of Byzantine clients."""
         return self.uses_num_byzantine
 
+    def needs_values(self) -> bool:
+        """Tell whether the rule looks at the values themselves, not only at distances."""
+        return True
+
     def prepare(self, points: Points, facts: Facts) -> Facts:
         """Draw what can be drawn before the values were looked at."""
         del points
@@ -147,6 +151,10 @@ class AffineRule(Rule):
     """A rule that answers with a weighted average of the clients."""
 
     needs = "the distances between the clients"
+
+    def needs_values(self) -> bool:
+        """Tell that distances are enough."""
+        return False
 
     @abstractmethod
     def weigh(self, points: Points, facts: Facts) -> Answer:

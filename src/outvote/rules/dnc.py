@@ -59,6 +59,10 @@ class DnC(AffineRule):
         """Return the largest f <= n - 1 with c f < n."""
         return max(0, min(num_clients - 1, ceil(num_clients / self.removal_factor - 1e-9) - 1))
 
+    def needs_values(self) -> bool:
+        """Tell that a sample of the coordinates may be looked at."""
+        return True
+
     def weigh(self, points: Points, facts: Facts) -> Answer:
         """Average what every iteration keeps."""
         removed = ceil(self.removal_factor * facts.num_byzantine - 1e-9)

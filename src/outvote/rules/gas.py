@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 from typing import ClassVar, final
 
 import torch
@@ -99,14 +100,15 @@ class GAS(Wrapper):
         """Add up how far every client is from the rule's answer, group by group."""
         num_byzantine = self.inside_num_byzantine(facts.num_byzantine, points.num_clients)
         inside = facts.inside(self, num_byzantine)
+        cut_up = partial(slabs, points, split, needs_values=self.rule.needs_values())
         if points.device.type == "cpu":
             with linalg.exact_products():
-                return self._add_up(slabs(points, split), inside, points.device)
+                return self._add_up(cut_up(), inside, points.device)
         # A GPU works on while the doubts add up; only if there are any, all is done with care.
         doubts: list[Tensor] = []
-        scores = self._add_up(slabs(points, split, doubts), inside, points.device)
+        scores = self._add_up(cut_up(doubts), inside, points.device)
         if doubts and bool(torch.stack(doubts).any()):
-            scores = self._add_up(slabs(points, split), inside, points.device)
+            scores = self._add_up(cut_up(), inside, points.device)
         return scores
 
     def _add_up(self, groups: Iterable[Points], facts: Facts, device: torch.device) -> PerClient:

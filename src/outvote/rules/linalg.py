@@ -22,10 +22,10 @@ from outvote.rules.threads import mapped
 # Below this share of the subtracted terms a difference has lost too many digits.
 DOUBT = {torch.float32: 1e-4, torch.float64: 1e-10}
 # A tile of this many values stays in the processor's cache; a GPU wants larger pieces.
-TILE_VALUES = {"cpu": 1 << 19, "cuda": 1 << 28}
+TILE_VALUES = {"cpu": 1 << 20, "cuda": 1 << 28}
 NUM_SAMPLED_COORDINATES = 512
-# Working on n x n matrices takes room for about so many of them.
-MATRICES_KEPT = 4
+# A larger piece of n x n matrices: they are worked on in many small steps, each with its price.
+MATRICES_TILE = {"cpu": 1 << 19, "cuda": 1 << 26}
 # Squared norms up to this leave room for sums of them in float32.
 FLOAT32_NORM = 1e30
 

@@ -18,6 +18,10 @@ class Mixing(Wrapper):
     def mixture(self, points: Points, facts: Facts) -> Mixture:
         """Return the averaging matrix ``[runs, *groups, mixed, clients]``; its rows sum to 1."""
 
+    def needs_values(self) -> bool:
+        """Tell whether the rule inside looks at values: averages have distances of their own."""
+        return self.rule.needs_values()
+
     def answer(self, points: Points, facts: Facts) -> Answer:
         """Let the rule inside answer on the mixed clients, and tell it in terms of the clients."""
         mixture = self.mixture(points, facts)

@@ -5,6 +5,7 @@ handful of clients a sorting network of elementwise minima and maxima is faster 
 """
 
 from collections.abc import Callable
+from threading import local
 from typing import TypeVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from outvote.rules import cuda, linalg
 from outvote.rules.threads import in_pieces, mapped
 
 LARGEST_NETWORK = 8
+LARGEST_ROOM = 1 << 24
 Result = TypeVar("Result")
 
 
@@ -44,7 +46,7 @@ def _mean_of_ranks(tile: Columns, first: int, last: int) -> PerCoordinate:
     weights = tile.new_zeros(tile.shape[-1])
     weights[first:last] = share
     with linalg.exact_products():
-        return torch.matmul(sort_clients(tile), weights)
+        return torch.matmul(_sorted_for_now(tile), weights)
 
 
 def sorting_network(values: list[Tensor]) -> list[Tensor]:
@@ -74,12 +76,12 @@ def _comparators(num: int) -> list[tuple[int, int]]:
     return pairs
 
 
-def sort_clients(tile: Columns) -> Columns:
-    """Sort the values of every coordinate over the clients."""
+def sort_clients(tile: Columns, room: np.ndarray | None = None) -> Columns:
+    """Sort the values of every coordinate over the clients, into `room` if it is given."""
     if tile.device.type != "cpu":
         return tile.sort(dim=-1).values
     source = tile.numpy()
-    values = np.empty(source.shape, source.dtype)
+    values = np.empty(source.shape, source.dtype) if room is None else room.reshape(source.shape)
     while source.ndim > 2 and len(source) == 1:
         source, values = source[0], values[0]
 
@@ -91,11 +93,28 @@ def sort_clients(tile: Columns) -> Columns:
     return torch.from_numpy(values).view(tile.shape)
 
 
+_ROOMS = local()
+
+
+def _sorted_for_now(tile: Columns) -> Columns:
+    """Sort into memory of this thread's own, which lasts until the thread sorts again."""
+    if tile.device.type != "cpu":
+        return sort_clients(tile)
+    kept = getattr(_ROOMS, "memory", None)
+    num_bytes = tile.numel() * tile.element_size()
+    if num_bytes > LARGEST_ROOM:
+        return sort_clients(tile)
+    if kept is None or kept.size < num_bytes:
+        kept = _ROOMS.memory = np.empty(num_bytes, np.uint8)
+    dtype = np.float64 if tile.dtype == torch.float64 else np.float32
+    return sort_clients(tile, kept[:num_bytes].view(dtype))
+
+
 def sum_of_smallest(values: Tensor, num_smallest: int) -> Tensor:
     """Return the sum of the smallest values along the last axis."""
     if cuda.can_sort(values):
         return cuda.sum_of_smallest(values, num_smallest)
-    return sort_clients(values)[..., :num_smallest].sum(dim=-1, dtype=torch.float64)
+    return _sorted_for_now(values)[..., :num_smallest].sum(dim=-1, dtype=torch.float64)
 
 
 def median_ranks(num_clients: int, even: str) -> tuple[int, int]:

@@ -92,10 +92,28 @@ class Reader(ABC):
     def new_room(self, num_groups: int) -> Columns:
         """Allocate memory for the values of some groups."""
 
-    def products(self, start: int, stop: int, centre: Tensor) -> Callable[[], Pairs] | None:
-        """Return a shorter way to the inner products of some groups than through their values."""
-        del start, stop, centre
-        return None
+    def products(self, start: int, stop: int, centre: Tensor) -> Callable[[], Pairs]:
+        """Return a way to the inner products of some groups that needs no room for all values."""
+        return partial(self._multiply, start, stop, centre)
+
+    def _multiply(self, start: int, stop: int, centre: Tensor) -> Pairs:
+        num_clients = self.columns.shape[-1]
+        shape = (self.columns.shape[0], stop - start, num_clients, num_clients)
+        work = linalg.work_dtype(self.columns.dtype)
+        result = torch.empty(shape, dtype=work, device=self.columns.device)
+        per_group = num_clients * self.block.shape[-1] * shape[0]
+        step = max(1, linalg.tile_values(self.columns) // per_group)
+
+        def multiply(first: int) -> None:
+            last = min(stop, first + step)
+            values = self.read(first, last)
+            middle = linalg.of_client(values, centre)
+            centred = linalg.subtract(values, middle, self.room(last - first, "scratch"))
+            result[:, first - start : last - start] = torch.matmul(centred.mT, centred)
+
+        with linalg.exact_products():
+            mapped(multiply, range(start, stop, step), self.columns.device)
+        return result
 
     def room(self, num_groups: int, which: str) -> Columns:
         """Return memory of this thread's own that may be written over: fresh pages cost time."""
@@ -115,13 +133,17 @@ class ByClient(Reader):
         runs, _, num_clients = columns.shape
         num_groups, width = block.shape[1:]
         self.values = _large_pages(columns, runs, num_clients, num_groups * width)
-        rows = [(run, client) for run in range(runs) for client in range(num_clients)]
-        mapped(self._copy, rows)
+        halves = [
+            (run, k, half) for run in range(runs) for k in range(num_clients) for half in (0, 1)
+        ]
+        mapped(self._copy, halves)
 
-    def _copy(self, row: tuple[int, int]) -> None:
-        run, client = row
+    def _copy(self, where: tuple[int, int, int]) -> None:
+        run, client, half = where
         order = self.block.index[run % len(self.block.index)].reshape(-1)
-        source, target = self.columns[run, :, client], self.values[run, client]
+        piece = slice(0, len(order) // 2) if half == 0 else slice(len(order) // 2, len(order))
+        order = order[piece]
+        source, target = self.columns[run, :, client], self.values[run, client, piece]
         if source.dtype == target.dtype:
             torch.index_select(source, 0, order, out=target)
         else:

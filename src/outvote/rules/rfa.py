@@ -52,6 +52,10 @@ class RFA(AffineRule):
         """Return the largest f with n >= 2f + 1."""
         return max(0, (num_clients - 1) // 2)
 
+    def needs_values(self) -> bool:
+        """Tell whether the origin comes in, which is seen from the values."""
+        return self.start == "zero"
+
     def weigh(self, points: Points, facts: Facts) -> Answer:
         """Reweight the clients by their distance to the current average."""
         del facts

@@ -104,10 +104,17 @@ def by_layer(sizes: tuple[int, ...] | None, dim: int, device: torch.device) -> S
     return Split(tuple(Block(torch.stack(same).unsqueeze(0)) for same in by_width.values()))
 
 
-def slabs(points: Points, split: Split, doubts: list[Tensor] | None = None) -> Iterator[Points]:
+def slabs(
+    points: Points,
+    split: Split,
+    doubts: list[Tensor] | None = None,
+    *,
+    needs_values: bool = True,
+) -> Iterator[Points]:
     """Yield the groups as points ``[runs, groups, width, clients]``, some at a time.
 
-    With `doubts`, what cannot be trusted is not recomputed but reported there (see `linalg`).
+    With `doubts`, what cannot be trusted is not recomputed but reported there (see `linalg`). Where
+    distances are enough, only n x n matrices must fit the cache.
     """
     if len(points.batch) > 1:
         yield from _slabs_of_groups(points, split)
@@ -115,7 +122,7 @@ def slabs(points: Points, split: Split, doubts: list[Tensor] | None = None) -> I
     open_block = open_reader(points.columns)
     for block in split.blocks:
         num_groups, width = block.shape[1:]
-        step = min(num_groups, groups_at_once(points, width))
+        step = min(num_groups, groups_at_once(points, width, needs_values=needs_values))
         reader = open_block(block)
         for start in range(0, num_groups, step):
             stop = min(num_groups, start + step)
@@ -124,19 +131,28 @@ def slabs(points: Points, split: Split, doubts: list[Tensor] | None = None) -> I
                 torch.Size([points.batch[0], stop - start, width, points.num_clients]),
                 like=reader.columns,
                 centre=points.centre,
-                products=reader.products(start, stop, points.centre),
+                # Distances in narrow groups are taken from the values, which are read anyway.
+                products=(
+                    reader.products(start, stop, points.centre)
+                    if width > points.num_clients
+                    else None
+                ),
                 scratch=partial(reader.room, stop - start, "scratch"),
                 twins=points.twins,
                 doubts=doubts,
             )
 
 
-def groups_at_once(points: Points, width: int) -> int:
+def groups_at_once(points: Points, width: int, *, needs_values: bool) -> int:
     """Return how many groups fit the cache, with their values and their n x n matrices."""
     num_clients = points.num_clients
-    # Narrow groups are many: larger pieces, since each costs some calls whatever its size.
-    per_group = points.batch[0] * num_clients * max(width, linalg.MATRICES_KEPT * num_clients)
-    return max(1, linalg.tile_values(points.columns) * 2 // per_group)
+    room = linalg.tile_values(points.columns)
+    is_wide = width > num_clients
+    matrices = linalg.MATRICES_TILE.get(points.device.type, room // 4) // num_clients**2
+    values = 2 * room // (num_clients * width)
+    if is_wide and not needs_values and points.device.type == "cpu":
+        values = matrices
+    return max(1, min(matrices, values) // points.batch[0])
 
 
 def _slabs_of_groups(points: Points, split: Split) -> Iterator[Points]:
