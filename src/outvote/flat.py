@@ -1,7 +1,8 @@
 """Named tensors <-> one vector: the only place that knows layers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from math import prod
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+WIDE = torch.float32
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -41,22 +43,32 @@ class Layout:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype that holds all of them: the widest float, or float64 for integers alone."""
+        """The dtype that holds all of them: the widest float, float64 for integers alone."""
         floats = [dtype for dtype in self.dtypes if dtype in FLOATS]
         if not floats:
             return torch.float64
-        widest = floats[0]
-        for dtype in floats[1:]:
-            widest = torch.promote_types(widest, dtype)
-        return widest
+        widest = reduce(torch.promote_types, floats)
+        # A counter is soon too large for the narrow ones.
+        return widest if len(floats) == len(self.dtypes) else torch.promote_types(widest, WIDE)
+
+    def widened(self, named: Mapping[str, Any], who: str) -> "Layout":
+        """Return the layout with dtypes that also hold the entries of another client."""
+        self.check(named, who)
+        other = Layout.of(named)
+        found = dict(zip(other.names, other.dtypes, strict=True))
+        dtypes = [
+            torch.promote_types(mine, found[name])
+            for name, mine in zip(self.names, self.dtypes, strict=True)
+        ]
+        return replace(self, dtypes=tuple(dtypes))
 
     @property
     def device(self) -> torch.device:
         """Where the vector is: on the first accelerator that one of the tensors is on."""
         return next((device for device in self.devices if device.type != "cpu"), self.devices[0])
 
-    def flatten(self, named: Mapping[str, Any], who: str) -> Tensor:
-        """Turn a dict of this layout into a vector."""
+    def check(self, named: Mapping[str, Any], who: str) -> None:
+        """Raise unless `named` has the same keys."""
         if not isinstance(named, Mapping):
             raise TypeError(f"{who} must be a dict of arrays, got {type(named).__name__}.")
         if set(named) != set(self.names):
@@ -66,6 +78,10 @@ class Layout:
                 f"{who} must have the same keys as the first; missing: {missing or 'none'}, "
                 f"unexpected: {extra or 'none'}."
             )
+
+    def flatten(self, named: Mapping[str, Any], who: str) -> Tensor:
+        """Turn a dict of this layout into a vector."""
+        self.check(named, who)
         tensors = [as_tensor(named[name], f"{who}, entry {name!r}") for name in self.names]
         for name, shape, tensor in zip(self.names, self.shapes, tensors, strict=True):
             if tuple(tensor.shape) != shape:
@@ -101,7 +117,7 @@ def to_float(values: Tensor, dtype: torch.dtype) -> Tensor:
 def as_tensor(value: Any, who: str) -> Tensor:
     """View an array, tensor or nested list of numbers as a tensor, without a copy if possible."""
     if isinstance(value, Tensor):
-        tensor = value.detach()
+        tensor = value.detach().resolve_neg()
         if tensor.layout != torch.strided or tensor.is_complex() or tensor.is_quantized:
             kind = f"{tensor.dtype}, {tensor.layout}"
             raise TypeError(f"{who} must be a dense tensor of real numbers, got {kind}.")

@@ -1,5 +1,6 @@
 """Classes from files: "path.py:ClassName"."""
 
+import hashlib
 import importlib.util
 import sys
 from functools import lru_cache
@@ -29,7 +30,9 @@ def load_class(place: str, kind: str, base: type) -> type[Any]:
 @lru_cache(maxsize=64)
 def _load_module(path: Path, changed: int) -> ModuleType:
     del changed
-    name = f"outvote_user_{path.stem}_{abs(hash(path)):x}"
+    name = (
+        f"outvote_user_{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=6).hexdigest()}"
+    )
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ValueError(f"{path} cannot be loaded as a Python file.")

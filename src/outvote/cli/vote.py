@@ -37,7 +37,7 @@ class Told:
 def num_tolerated(rule: Rule, num_clients: int, told: Told) -> int:
     """Return how many of the received files the rule shall take for Byzantine."""
     f, fraction = told.num_byzantine, told.byzantine_fraction
-    if f is None and fraction is None and rule.uses_num_byzantine:
+    if f is None and fraction is None and rule.must_be_told():
         raise click.UsageError(
             f"{rule} must be told how many clients may lie; add --num-byzantine, or "
             "--byzantine-fraction 0.2 if the number is unknown"

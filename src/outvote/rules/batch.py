@@ -13,7 +13,8 @@ from torch import Tensor
 from outvote.axes import PerClient, Rows
 from outvote.rules.answer import Answer
 from outvote.rules.base import Facts, Rule
-from outvote.rules.linalg import median_client, twin_pairs
+from outvote.rules.call import plain_torch
+from outvote.rules.linalg import central_client, twin_pairs
 from outvote.rules.points import Points
 from outvote.rules.receive import finite_rows, norms_later
 from outvote.seeding import Draws
@@ -53,6 +54,17 @@ def judge(
     `num_byzantine` and `seeds` have one entry per run; `is_present` marks the rows that were
     received. A number above the rule's limit is lowered and told in `num_byzantine`.
     """
+    with plain_torch(gradients.device):
+        return _judge(rule, gradients.detach(), num_byzantine, seeds, is_present)
+
+
+def _judge(
+    rule: Rule,
+    gradients: Rows,
+    num_byzantine: Sequence[int],
+    seeds: Sequence[int],
+    is_present: Tensor | None,
+) -> Judgement:
     num_runs, num_clients, dim = gradients.shape
     if len(num_byzantine) != num_runs or len(seeds) != num_runs:
         raise ValueError(
@@ -123,7 +135,7 @@ def _group(runs: list[_Run], *, is_batched: bool) -> list[list[_Run]]:
 def _judge_alike(
     rule: Rule, rows: Rows, runs: list[_Run], seeds: tuple[int, ...]
 ) -> tuple[Tensor, Answer]:
-    centre = torch.tensor([median_client(run.norms) for run in runs], device=rows.device)
+    centre = torch.tensor([central_client(run.norms) for run in runs], device=rows.device)
     pairs = [twin_pairs(matrix, run.norms) for matrix, run in zip(rows, runs, strict=True)]
     twins = None
     if any(pair is not None for pair in pairs):

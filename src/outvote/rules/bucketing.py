@@ -77,7 +77,9 @@ class Bucketing(Mixing):
 def bucket_matrix(permutation: Tensor, size: int) -> Tensor:
     """Return the averaging matrix ``[buckets, clients]`` for an order of the clients."""
     num_clients = len(permutation)
-    matrix = torch.zeros(ceil(num_clients / size), num_clients, dtype=torch.float64)
+    matrix = torch.zeros(
+        ceil(num_clients / size), num_clients, dtype=torch.float64, device=permutation.device
+    )
     for bucket, members in enumerate(permutation.long().split(size)):
         matrix[bucket, members] = 1 / len(members)
     return matrix

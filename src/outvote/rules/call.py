@@ -1,7 +1,8 @@
 """The calling contract: from what a caller hands over to the verdict."""
 
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from math import ceil, isfinite
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor
 from outvote.errors import OutvoteWarning, TooManyByzantine, check_choice
 from outvote.rules.answer import Answer
 from outvote.rules.base import Facts, Rule
-from outvote.rules.linalg import median_client, twin_pairs
+from outvote.rules.linalg import central_client, exact_products, twin_pairs
 from outvote.rules.points import Points
 from outvote.rules.receive import LARGEST, Received, finite_rows, norms_later, receive
 from outvote.rules.split import explicit
@@ -21,9 +22,28 @@ from outvote.rules.verdict import Verdict
 from outvote.seeding import Draws, Seed, seed_from
 
 
-def inspect(  # noqa: PLR0913  (the facts of a round are many, and all are named)
+def inspect(rule: Rule, gradients: Any, **facts: Any) -> Verdict:
+    """Aggregate with `rule`, whatever modes of torch the caller is in."""
+    received = receive(gradients)
+    with plain_torch(received.rows.device):
+        return _inspect(rule, received, **facts)
+
+
+@contextmanager
+def plain_torch(device: torch.device) -> Iterator[None]:
+    """Leave the caller's inference mode, gradients, autocast and TF32 behind."""
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        torch.autocast(device.type, enabled=False),
+        exact_products(),
+    ):
+        yield
+
+
+def _inspect(  # noqa: PLR0913  (the facts of a round are many, and all are named)
     rule: Rule,
-    gradients: Any,
+    received: Received,
     *,
     num_byzantine: int | None = None,
     byzantine_fraction: float | None = None,
@@ -36,8 +56,7 @@ def inspect(  # noqa: PLR0913  (the facts of a round are many, and all are named
     state: Any = None,
     is_full: bool = True,
 ) -> Verdict:
-    """Aggregate with `rule`; `is_full` also works out what the update alone does not need."""
-    received = receive(gradients)
+    """Aggregate; `is_full` also works out what the update alone does not need."""
     ids = _check_clients(clients, len(received.rows))
     drawn = seed_from(seed)
     told = resolve_num_byzantine(
@@ -68,11 +87,11 @@ def inspect(  # noqa: PLR0913  (the facts of a round are many, and all are named
         answer = _weighted(rule, answer, counts)
     update = received.rows.new_zeros(1, received.rows.shape[1])
     if num_left:
-        update = points.vector(answer)
+        update = check_finite(rule, points.vector(answer))
     if is_full and num_left and answer.scores is None:
         answer = replace(answer, scores=points.distances_to(Answer(vector=update)))
     if received.notes and not is_full:
-        warnings.warn(received.notes[0], OutvoteWarning, stacklevel=3)
+        warnings.warn(received.notes[0], OutvoteWarning, stacklevel=4)
     return Verdict(
         update=received.restore(update[0]),
         scores=_spread(answer.scores if is_full else None, is_finite, np.inf),
@@ -88,6 +107,14 @@ def inspect(  # noqa: PLR0913  (the facts of a round are many, and all are named
     )
 
 
+def check_finite(rule: Rule, values: Tensor) -> Tensor:
+    """Raise if a rule of somebody else's gave NaN or infinity; ours do not."""
+    is_ours = type(rule).__module__.startswith("outvote.")
+    if not is_ours and not bool(values.isfinite().all()):
+        raise ValueError(f"{rule} gave NaN or infinity for finite gradients; mend the rule.")
+    return values
+
+
 def _judge(
     rule: Rule, rows: Tensor, is_finite: list[bool], norms: list[float], facts: Facts
 ) -> tuple[Points, Answer]:
@@ -99,7 +126,7 @@ def _judge(
         is_vector = isinstance(facts.state, Tensor)
         state = facts.state.unsqueeze(0) if is_vector else facts.state
         return Points.from_rows(rows.unsqueeze(0)), Answer(state=state)
-    centre = torch.full((1,), median_client(norms), device=rows.device)
+    centre = torch.full((1,), central_client(norms), device=rows.device)
     twins = twin_pairs(rows, norms)
     points = Points.from_rows(
         rows.unsqueeze(0), centre, None if twins is None else twins.unsqueeze(0)

@@ -56,7 +56,7 @@ def mean_of_ranks(columns: Columns, first: int, last: int) -> PerCoordinate:
     if columns.stride(-1) != 1:
         columns = turned(columns)
     flat = columns.flatten(0, -2)
-    result = torch.empty(len(flat), device=flat.device)
+    result = torch.empty(len(flat), dtype=torch.float32, device=flat.device)
     _kernels().mean_of_ranks(flat, result, first, last)
     return result.view(columns.shape[:-1])
 
@@ -77,7 +77,7 @@ def scattered(columns: Columns, block: Block | PlacedBlock, centre: Tensor | Non
     """
     runs, dim, num_clients = columns.shape
     padded = -(-num_clients // SECTOR) * SECTOR
-    result = torch.empty(runs, *block.shape[1:], padded, device=columns.device)
+    result = torch.empty(runs, *block.shape[1:], padded, dtype=torch.float32, device=columns.device)
     if block.shape[1] * block.shape[2] > dim:
         result[:, :, -1].zero_()
     for run in range(runs):
@@ -92,7 +92,7 @@ def turned(columns: Columns) -> Columns:
     if columns.dim() != 3:
         return columns.contiguous()
     runs, dim, num_clients = columns.shape
-    result = torch.empty(runs, dim, num_clients, device=columns.device)
+    result = torch.empty(runs, dim, num_clients, dtype=torch.float32, device=columns.device)
     for source, target in zip(columns, result, strict=True):
         _kernels().scatter(source, None, None, target)
     return result

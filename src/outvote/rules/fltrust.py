@@ -30,6 +30,7 @@ class FLTrust(Rule):
     """
 
     name: ClassVar[str] = "fltrust"
+    needs: ClassVar[str] = "reference=, the server's own gradient"
     uses_num_byzantine: ClassVar[bool] = False
     can_be_wrapped: ClassVar[bool] = False
 

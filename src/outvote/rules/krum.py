@@ -51,7 +51,11 @@ class Krum(AffineRule):
         """Give all the weight to the client with the smallest score."""
         neighbours = count_neighbours(self.num_neighbours, points, facts)
         scores = krum_scores(points.squared_distances, neighbours, self.power)
-        return Answer(weights=linalg.smallest(scores, 1).double(), scores=scores)
+        return Answer(
+            weights=linalg.smallest(scores, 1).double(),
+            scores=scores,
+            notes=lowered("num_neighbours", self.num_neighbours, points.num_clients - 1),
+        )
 
 
 def krum_scores(squared_distances: Pairs, num_neighbours: int, power: float) -> PerClient:
@@ -70,12 +74,14 @@ def count_neighbours(asked: int | None, points: Points, facts: Facts) -> int:
     """Return how many neighbours to count: n - f - 2, and at least one."""
     if asked is None:
         return max(1, points.num_clients - facts.num_byzantine - 2)
-    if asked > points.num_clients - 1:
-        raise ValueError(
-            f"num_neighbours must be at most {points.num_clients - 1} for {points.num_clients} "
-            f"clients, got {asked}; lower it or leave it out for n - f - 2."
-        )
-    return asked
+    return min(asked, points.num_clients - 1)
+
+
+def lowered(name: str, asked: int | None, most: int) -> tuple[str, ...]:
+    """Return a note if fewer clients are left than a parameter asks for (some were rejected)."""
+    if asked is None or asked <= most:
+        return ()
+    return (f"{name}={asked} is more than there are clients for; used {most}",)
 
 
 def check_score_parameters(name: str, num_neighbours: int | None, power: float) -> None:

@@ -368,7 +368,7 @@ def smallest(scores: PerClient, num_smallest: int) -> Tensor:
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, value=True)
 
 
-def median_client(norms: list[float]) -> int:
+def central_client(norms: list[float]) -> int:
     """Return a client of median norm: nothing is so long as to spoil differences from it."""
     return sorted(range(len(norms)), key=norms.__getitem__)[(len(norms) - 1) // 2]
 

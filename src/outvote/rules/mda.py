@@ -69,7 +69,7 @@ def tightest_subset(squared_distances: Tensor, num_dropped: int, max_steps: int)
             low = middle + 1
     dropped = search.last_in_order(_too_far(matrix > bounds[low]), num_dropped)
     kept = [not dropped >> client & 1 for client in range(num_clients)]
-    return torch.tensor(kept)
+    return torch.tensor(kept, device="cpu")
 
 
 def _too_far(is_far: Tensor) -> list[int]:

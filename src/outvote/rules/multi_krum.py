@@ -6,7 +6,13 @@ from typing import ClassVar, final
 from outvote.rules import linalg
 from outvote.rules.answer import Answer
 from outvote.rules.base import AffineRule, Facts
-from outvote.rules.krum import average_of, check_score_parameters, count_neighbours, krum_scores
+from outvote.rules.krum import (
+    average_of,
+    check_score_parameters,
+    count_neighbours,
+    krum_scores,
+    lowered,
+)
 from outvote.rules.points import Points
 
 
@@ -53,14 +59,15 @@ class MultiKrum(AffineRule):
         scores = krum_scores(points.squared_distances, neighbours, self.power)
         num_selected = self._count_selected(points.num_clients, facts.num_byzantine)
         is_selected = linalg.smallest(scores, num_selected)
-        return Answer(weights=average_of(is_selected, num_selected), scores=scores)
+        num_clients = points.num_clients
+        notes = lowered("num_neighbours", self.num_neighbours, num_clients - 1)
+        return Answer(
+            weights=average_of(is_selected, num_selected),
+            scores=scores,
+            notes=notes + lowered("num_selected", self.num_selected, num_clients),
+        )
 
     def _count_selected(self, num_clients: int, num_byzantine: int) -> int:
         if self.num_selected is None:
             return num_clients - num_byzantine
-        if self.num_selected > num_clients:
-            raise ValueError(
-                f"multi-krum: num_selected must be at most the {num_clients} clients, "
-                f"got {self.num_selected}; lower it or leave it out for n - f."
-            )
-        return self.num_selected
+        return min(self.num_selected, num_clients)

@@ -68,6 +68,8 @@ def _receive_named(gradients: Sequence[Any]) -> Received:
             f"{type(gradients[0]).__name__}; pass dicts alone or arrays alone."
         )
     layout = Layout.of(gradients[0])
+    for k, named in enumerate(gradients[1:], 1):
+        layout = layout.widened(named, f"client {k}")
     rows = torch.stack([layout.flatten(named, f"client {k}") for k, named in enumerate(gradients)])
 
     def to_vector(value: Any) -> Tensor:

@@ -85,8 +85,8 @@ class Reader(ABC):
         self._rooms = local()
 
     @abstractmethod
-    def read(self, start: int, stop: int) -> Columns:
-        """Copy the values of some groups; they last until the same thread reads again."""
+    def read(self, start: int, stop: int, room: str = "values") -> Columns:
+        """Return the values of some groups; they last until the same thread reads into the room."""
 
     @abstractmethod
     def new_room(self, num_groups: int) -> Columns:
@@ -106,9 +106,10 @@ class Reader(ABC):
 
         def multiply(first: int) -> None:
             last = min(stop, first + step)
-            values = self.read(first, last)
+            # In rooms of its own: the rule may still hold values of the whole slab.
+            values = self.read(first, last, "to multiply")
             middle = linalg.of_client(values, centre)
-            centred = linalg.subtract(values, middle, self.room(last - first, "scratch"))
+            centred = linalg.subtract(values, middle, self.room(last - first, "centred"))
             result[:, first - start : last - start] = torch.matmul(centred.mT, centred)
 
         with linalg.exact_products():
@@ -154,8 +155,9 @@ class ByClient(Reader):
         runs, num_clients, _ = self.values.shape
         return self.values.new_empty(runs, num_groups, num_clients, self.block.shape[-1]).mT
 
-    def read(self, start: int, stop: int) -> Columns:
+    def read(self, start: int, stop: int, room: str = "values") -> Columns:
         """View the values of some groups."""
+        del room
         width = self.block.shape[-1]
         some = self.values[..., start * width : stop * width]
         groups: Tensor = some.unflatten(-1, (-1, width))
@@ -170,9 +172,9 @@ class ByCoordinate(Reader):
         runs, _, num_clients = self.columns.shape
         return self.columns.new_empty(runs, num_groups, self.block.shape[-1], num_clients)
 
-    def read(self, start: int, stop: int) -> Columns:
+    def read(self, start: int, stop: int, room: str = "values") -> Columns:
         """Copy the values of some groups."""
-        out = self.room(stop - start, "values")
+        out = self.room(stop - start, room)
         for run, matrix in enumerate(self.columns):
             order = self.block.index[run % len(self.block.index), start:stop].reshape(-1)
             target = out[run].flatten(0, 1)
@@ -195,8 +197,9 @@ class OnGpu(Reader):
         """All groups."""
         return cuda.scattered(self.columns, self.block)
 
-    def read(self, start: int, stop: int) -> Columns:
+    def read(self, start: int, stop: int, room: str = "values") -> Columns:
         """View the values of some groups."""
+        del room
         return self.values[:, start:stop, :, : self.columns.shape[-1]]
 
     @lazy

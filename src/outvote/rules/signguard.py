@@ -60,7 +60,7 @@ class SignGuard(Rule):
         width = int(points.dim * self.window) or points.dim
         room = points.dim - width + 1
         starts = [
-            int(torch.randint(room, (), generator=generator))
+            int(torch.randint(room, (), generator=generator, device="cpu"))
             for generator in facts.draws.under("signguard").generators(torch.device("cpu"))
         ]
         judged = [

@@ -48,21 +48,21 @@ _SHARE = _Share()
 def one_core_each() -> Iterator[int]:
     """Make torch work on one core per thread, and restore the setting; yields how many it had.
 
-    The setting is one for the whole process: the first caller in changes it, the last one out
-    restores it.
+    torch keeps the number per thread, and hands the last one set to new threads. So the first
+    caller in looks it up, and every caller puts it back for its own thread.
     """
     with _SHARE.lock:
         if _SHARE.num_inside == 0:
             _SHARE.num_threads = torch.get_num_threads()
-            torch.set_num_threads(1)
         _SHARE.num_inside += 1
+        num_threads = _SHARE.num_threads
     try:
-        yield _SHARE.num_threads
+        torch.set_num_threads(1)
+        yield num_threads
     finally:
+        torch.set_num_threads(num_threads)
         with _SHARE.lock:
             _SHARE.num_inside -= 1
-            if _SHARE.num_inside == 0:
-                torch.set_num_threads(_SHARE.num_threads)
 
 
 def mapped(
