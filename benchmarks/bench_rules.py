@@ -5,6 +5,8 @@ python benchmarks/bench_rules.py --device cuda -o benchmarks/results/rules-gpu.j
 """
 
 import argparse
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -34,7 +36,12 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[50, 5])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--memory", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.memory:
+        spec, kind, num_clients, dim, on = options.memory
+        print_memory(spec, kind, int(num_clients), int(dim), torch.device(on))
+        return
     device = torch.device(options.device)
     rows: list[dict[str, object]] = []
     print(circumstances(device))
@@ -62,10 +69,14 @@ def measure(num_clients: int, dim: int, repeats: int, device: torch.device) -> l
     mean = seconds["mean", "random"]
     large = ("loop over 100000 groups (scaled from a sample)", "random")
     seconds[large] = loop_of_many(X, 100_000, num_byzantine, device)
-    memory = {key: peak_extra_bytes(jobs[key], device) for key in jobs if key[0] in GAS_SPECS}
+    memory = {
+        key: extra_memory(key[0], key[1], num_clients, dim, device)
+        for key in jobs
+        if key[0] in GAS_SPECS
+    }
     rows = []
     for key, value in seconds.items():
-        extra = memory[key] / (X.numel() * 4) if key in memory else None
+        extra = memory.get(key)
         row = {"clients": num_clients, "dim": dim, "job": key[0], "input": key[1]}
         row |= {"milliseconds": round(value * 1e3, 3), "times_mean": round(value / mean, 2)}
         row["extra_memory_times_input"] = None if extra is None else round(extra, 2)
@@ -79,6 +90,25 @@ def measure(num_clients: int, dim: int, repeats: int, device: torch.device) -> l
         fast = seconds[f"gas(multi-krum, num_groups={groups})", "random"]
         print(f"n={num_clients:<3} p={groups}: {seconds[slow] / fast:.1f} x faster than the loop")
     return rows
+
+
+def extra_memory(spec: str, kind: str, num_clients: int, dim: int, device: torch.device) -> float:
+    """Return the peak of extra memory in units of the input, seen in a process of its own."""
+    words = [spec, kind, str(num_clients), str(dim), str(device)]
+    told = subprocess.run(
+        [sys.executable, __file__, "--memory", *words], capture_output=True, text=True, check=True
+    )
+    return float(told.stdout.split()[-1])
+
+
+def print_memory(spec: str, kind: str, num_clients: int, dim: int, device: torch.device) -> None:
+    """Print the peak of extra memory of one call, after one on a small input."""
+    num_byzantine = num_clients // 5
+    matrix = make_inputs(num_clients, num_byzantine, dim, device)[kind].clone()
+    rule = ov.make_rule(spec)
+    rule(matrix[:, :1000].contiguous(), num_byzantine=num_byzantine)
+    extra = peak_extra_bytes(lambda: rule(matrix, num_byzantine=num_byzantine), device)
+    print(extra / (matrix.numel() * 4))
 
 
 def make_inputs(

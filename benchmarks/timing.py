@@ -1,5 +1,7 @@
 """Measuring: interleaved repeats, medians, peak memory; and what a result file must say."""
 
+import ctypes
+import gc
 import json
 import platform
 import subprocess
@@ -62,6 +64,8 @@ def peak_extra_bytes(job: Timed, device: torch.device) -> int:
         job()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     before = _status_bytes("VmRSS")
     job()

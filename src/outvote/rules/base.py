@@ -28,6 +28,7 @@ class Facts:
 
     num_byzantine: int
     draws: Draws
+    num_received: int = 0
     clients: tuple[Hashable, ...] = ()
     reference: Tensor | None = None
     state: Any = None
@@ -42,6 +43,7 @@ class Facts:
             self,
             num_byzantine=num_byzantine,
             draws=draws,
+            num_received=wrapper.inside_num_clients(self.num_received),
             state=None,
             split=None,
             wants_shares=self.wants_shares and not wrapper.hides_shares,
@@ -119,6 +121,10 @@ class Rule(ABC):
     def must_be_told(self) -> bool:
         """Tell whether the rule cannot do without the number of Byzantine clients."""
         return self.uses_num_byzantine
+
+    def inside_num_clients(self, num_clients: int) -> int:
+        """Return how many clients a rule inside this one sees."""
+        return num_clients
 
     def needs_values(self) -> bool:
         """Tell whether the rule looks at the values themselves, not only at distances."""

@@ -145,6 +145,7 @@ def _judge_alike(
     facts = Facts(
         num_byzantine=runs[0].num_byzantine,
         draws=Draws(seeds),
+        num_received=rows.shape[1],
         clients=tuple(runs[0].rows),
         wants_shares=True,
     )

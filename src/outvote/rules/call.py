@@ -66,6 +66,7 @@ def _inspect(  # noqa: PLR0913  (the facts of a round are many, and all are name
     facts = Facts(
         num_byzantine=told,
         draws=Draws((drawn,)),
+        num_received=len(received.rows),
         reference=None if reference is None else _check_finite(received.to_vector(reference)),
         state=rule.read_state(state, received.to_vector),
         split=None if groups is None else _explicit_split(rule, groups, received),

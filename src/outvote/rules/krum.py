@@ -54,7 +54,7 @@ class Krum(AffineRule):
         return Answer(
             weights=linalg.smallest(scores, 1).double(),
             scores=scores,
-            notes=lowered("num_neighbours", self.num_neighbours, points.num_clients - 1),
+            notes=lowered("num_neighbours", self.num_neighbours, points, facts, 1),
         )
 
 
@@ -77,10 +77,21 @@ def count_neighbours(asked: int | None, points: Points, facts: Facts) -> int:
     return min(asked, points.num_clients - 1)
 
 
-def lowered(name: str, asked: int | None, most: int) -> tuple[str, ...]:
-    """Return a note if fewer clients are left than a parameter asks for (some were rejected)."""
+def lowered(
+    name: str, asked: int | None, points: Points, facts: Facts, others: int
+) -> tuple[str, ...]:
+    """Return a note if a parameter asks for more clients than are left after some were rejected.
+
+    `others` are the clients that cannot be asked for. If there never were enough, that is an error.
+    """
+    most = points.num_clients - others
     if asked is None or asked <= most:
         return ()
+    if asked > facts.num_received - others:
+        raise ValueError(
+            f"{name} must be at most {facts.num_received - others} for {facts.num_received} "
+            f"clients, got {asked}; lower it or leave it out."
+        )
     return (f"{name}={asked} is more than there are clients for; used {most}",)
 
 

@@ -59,12 +59,11 @@ class MultiKrum(AffineRule):
         scores = krum_scores(points.squared_distances, neighbours, self.power)
         num_selected = self._count_selected(points.num_clients, facts.num_byzantine)
         is_selected = linalg.smallest(scores, num_selected)
-        num_clients = points.num_clients
-        notes = lowered("num_neighbours", self.num_neighbours, num_clients - 1)
+        notes = lowered("num_neighbours", self.num_neighbours, points, facts, 1)
         return Answer(
             weights=average_of(is_selected, num_selected),
             scores=scores,
-            notes=notes + lowered("num_selected", self.num_selected, num_clients),
+            notes=notes + lowered("num_selected", self.num_selected, points, facts, 0),
         )
 
     def _count_selected(self, num_clients: int, num_byzantine: int) -> int:

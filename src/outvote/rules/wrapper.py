@@ -30,10 +30,6 @@ class Wrapper(Rule):
         inside = self.inside_num_byzantine(num_byzantine, num_clients)
         return self.rule.base_num_byzantine(inside, self.inside_num_clients(num_clients))
 
-    def inside_num_clients(self, num_clients: int) -> int:
-        """Return how many clients the rule inside sees."""
-        return num_clients
-
     def inside_num_byzantine(self, num_byzantine: int, num_clients: int) -> int:
         """Return the number of Byzantine clients that the rule inside is told, within its limit."""
         limit = self.rule.max_byzantine(self.inside_num_clients(num_clients))
