@@ -149,7 +149,7 @@ def groups_at_once(points: Points, width: int, *, needs_values: bool) -> int:
     room = linalg.tile_values(points.columns)
     is_wide = width > num_clients
     matrices = linalg.MATRICES_TILE.get(points.device.type, room // 4) // num_clients**2
-    values = 2 * room // (num_clients * width)
+    values = room // (num_clients * width)
     if is_wide and not needs_values and points.device.type == "cpu":
         values = matrices
     return max(1, min(matrices, values) // points.batch[0])

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from itertools import pairwise
 from threading import Lock
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 
@@ -75,8 +75,16 @@ def mapped(
     items = list(items)
     if len(items) == 1:
         return [work(items[0])]
+
+    def run(number: int) -> Result:
+        # An item keeps what was worked out about it: let go of it when it is done.
+        item, waiting[number] = waiting[number], None
+        return work(cast("Item", item))
+
+    waiting: list[Item | None] = list(items)
+    del items
     with one_core_each() as num_threads:
-        return list(_pool(num_threads).map(work, items))
+        return list(_pool(num_threads).map(run, range(len(waiting))))
 
 
 def in_pieces(work: Callable[[slice], object], num_items: int, values_per_item: int) -> None:
