@@ -102,6 +102,7 @@ def test_a_group_of_groups_can_be_split_again(device):
 
 def test_the_number_of_threads_is_put_back_for_every_caller(in_small_pieces):
     X = torch.randn(20, 2000, generator=torch.Generator().manual_seed(0))
+    ov.make_rule("gas(median, num_groups=20)")(X, num_byzantine=1)
     seen = []
     everybody_is_done = threading.Barrier(3)
 

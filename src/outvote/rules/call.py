@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from math import ceil, isfinite
 from typing import Any
@@ -32,12 +32,13 @@ def inspect(rule: Rule, gradients: Any, **facts: Any) -> Verdict:
 @contextmanager
 def plain_torch(device: torch.device) -> Iterator[None]:
     """Leave the caller's inference mode, gradients, autocast and TF32 behind."""
-    with (
-        torch.inference_mode(False),
-        torch.no_grad(),
-        torch.autocast(device.type, enabled=False),
-        exact_products(),
-    ):
+    with ExitStack() as modes:
+        modes.enter_context(torch.no_grad())
+        modes.enter_context(exact_products())
+        if torch.is_inference_mode_enabled():
+            modes.enter_context(torch.inference_mode(False))
+        if torch.is_autocast_enabled(device.type):
+            modes.enter_context(torch.autocast(device.type, enabled=False))
         yield
 
 
