@@ -23,8 +23,9 @@ WARM_UP = 5
 def medians(jobs: dict[Name, Timed], repeats: int, device: torch.device) -> dict[Name, float]:
     """Return the median seconds of every job, after a warm-up.
 
-    On a CPU the jobs take turns, so that a disturbance hits all of them; on a GPU, which nobody
-    else uses, each is repeated on its own.
+    On a CPU the jobs take turns, so that a disturbance hits all of them, each timed right after an
+    untimed call: memory that the system took back meanwhile would be counted otherwise. On a GPU,
+    which nobody else uses, each is repeated on its own.
     """
     times: dict[Name, list[float]] = {name: [] for name in jobs}
     if device.type == "cuda":
@@ -33,10 +34,9 @@ def medians(jobs: dict[Name, Timed], repeats: int, device: torch.device) -> dict
                 job()
             times[name] = [_seconds(job, device) for _ in range(repeats)]
         return {name: median(seconds) for name, seconds in times.items()}
-    for job in jobs.values():
-        job()
     for _ in range(repeats):
         for name, job in jobs.items():
+            job()
             times[name].append(_seconds(job, device))
     return {name: median(seconds) for name, seconds in times.items()}
 
