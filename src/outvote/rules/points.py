@@ -173,10 +173,11 @@ class Points:
             known = torch.cat([self.products.double(), row[..., :-1].unsqueeze(-1)], dim=-1)
             return torch.cat([known, row.unsqueeze(-2)], dim=-2)
 
-        is_narrow = self.dim <= self.num_clients + 1
-        return Points(
-            columns, shape, like=kind, centre=self.centre, products=None if is_narrow else products
-        )
+        # Averages of clients have inner products around a client that is not among them.
+        is_mixed = self._products is not None and self._centre is None
+        if is_mixed or self.dim <= self.num_clients + 1:
+            return Points(columns, shape, like=kind)
+        return Points(columns, shape, like=kind, centre=self.centre, products=products)
 
     def selected(self, index: Tensor) -> Columns:
         """Return the values of some clients per run and group, ``index [runs, *groups, k]``."""
