@@ -158,3 +158,10 @@ def test_krum_counts_fewer_neighbours_when_clients_are_rejected():
     found = ov.Krum(num_neighbours=5).inspect(X, num_byzantine=2)
     assert found.rejected == [0, 1]
     assert "used 4" in found.notes[0]
+
+
+def test_gas_passes_on_what_the_rule_inside_notes():
+    X = np.random.default_rng(0).normal(size=(7, 6))
+    X[:2] = np.nan
+    found = ov.GAS(ov.Krum(num_neighbours=5), num_groups=3).inspect(X, num_byzantine=2)
+    assert [note for note in found.notes if "used 4" in note]

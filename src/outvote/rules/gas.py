@@ -72,7 +72,8 @@ class GAS(Wrapper):
     def answer(self, points: Points, facts: Facts) -> Answer:
         """Average the clients that are closest to what the rule says on the groups."""
         split = facts.split or self.split_coordinates(points, facts)
-        scores = self.score(points, split, facts)
+        notes: set[str] = set()
+        scores = self.score(points, split, facts, notes)
         is_ours = type(self.rule).__module__.startswith("outvote.")
         if not is_ours and not bool(scores.isfinite().all()):
             raise ValueError(f"{self.rule} gave NaN or infinity on a group; mend the rule.")
@@ -82,7 +83,7 @@ class GAS(Wrapper):
             weights=average_of(is_kept, num_kept),
             scores=scores,
             num_groups=split.num_groups,
-            notes=self._notes(points.dim, split.num_groups),
+            notes=(*self._notes(points.dim, split.num_groups), *sorted(notes)),
         )
 
     def split_coordinates(self, points: Points, facts: Facts) -> Split:
@@ -100,24 +101,28 @@ class GAS(Wrapper):
             return Split((PlacedBlock(order, balanced_sizes(points.dim, num_groups)),))
         return cut(order, sizes(points.dim, num_groups))
 
-    def score(self, points: Points, split: Split, facts: Facts) -> PerClient:
-        """Add up how far every client is from the rule's answer, group by group."""
+    def score(self, points: Points, split: Split, facts: Facts, notes: set[str]) -> PerClient:
+        """Add up how far every client is from the rule's answer; `notes` takes what it notes."""
         num_byzantine = self.inside_num_byzantine(facts.num_byzantine, points.num_clients)
         inside = facts.inside(self, num_byzantine)
         cut_up = partial(slabs, points, split, needs_values=self.rule.needs_values())
         if points.device.type == "cpu":
             with linalg.exact_products():
-                return self._add_up(cut_up(), inside, points.device)
+                return self._add_up(cut_up(), inside, notes, points.device)
         # A GPU works on while the doubts add up; only if there are any, all is done with care.
         doubts: list[Tensor] = []
-        scores = self._add_up(cut_up(doubts), inside, points.device)
+        scores = self._add_up(cut_up(doubts), inside, notes, points.device)
         if doubts and bool(torch.stack(doubts).any()):
-            scores = self._add_up(cut_up(), inside, points.device)
+            scores = self._add_up(cut_up(), inside, notes, points.device)
         return scores
 
-    def _add_up(self, groups: Iterable[Points], facts: Facts, device: torch.device) -> PerClient:
+    def _add_up(
+        self, groups: Iterable[Points], facts: Facts, notes: set[str], device: torch.device
+    ) -> PerClient:
         def measure(some: Points) -> PerClient:
-            return some.distances_to(self.rule.answer(some, facts)).sum(dim=-2)
+            answer = self.rule.answer(some, facts)
+            notes.update(answer.notes)
+            return some.distances_to(answer).sum(dim=-2)
 
         parts = mapped(measure, groups, device)
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0)
