@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as npst
 
 import outvote as ov
 from every_rule import EVERY_RULE, WRAPPABLE_NAMES
-from outvote.rules.receive import LARGEST
+from outvote.receive import LARGEST
 from outvote.testing.trial import as_array
 
 FEW = max(20, settings().max_examples // 4)

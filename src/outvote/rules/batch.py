@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from outvote.axes import PerClient, Rows
+from outvote.precision import plain_torch
+from outvote.receive import finite_rows, norms_later
 from outvote.rules.answer import Answer
 from outvote.rules.base import Facts, Rule
-from outvote.rules.call import plain_torch
 from outvote.rules.linalg import central_client, twin_pairs
 from outvote.rules.points import Points
-from outvote.rules.receive import finite_rows, norms_later
 from outvote.seeding import Draws
 
 

@@ -1,8 +1,7 @@
 """The calling contract: from what a caller hands over to the verdict."""
 
 import warnings
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from math import ceil, isfinite
 from typing import Any
@@ -12,11 +11,12 @@ import torch
 from torch import Tensor
 
 from outvote.errors import OutvoteWarning, TooManyByzantine, check_choice
+from outvote.precision import plain_torch
+from outvote.receive import LARGEST, Received, finite_rows, norms_later, receive
 from outvote.rules.answer import Answer
 from outvote.rules.base import Facts, Rule
-from outvote.rules.linalg import central_client, exact_products, twin_pairs
+from outvote.rules.linalg import central_client, twin_pairs
 from outvote.rules.points import Points
-from outvote.rules.receive import LARGEST, Received, finite_rows, norms_later, receive
 from outvote.rules.split import explicit
 from outvote.rules.verdict import Verdict
 from outvote.seeding import Draws, Seed, seed_from
@@ -27,19 +27,6 @@ def inspect(rule: Rule, gradients: Any, **facts: Any) -> Verdict:
     received = receive(gradients)
     with plain_torch(received.rows.device):
         return _inspect(rule, received, **facts)
-
-
-@contextmanager
-def plain_torch(device: torch.device) -> Iterator[None]:
-    """Leave the caller's inference mode, gradients, autocast and TF32 behind."""
-    with ExitStack() as modes:
-        modes.enter_context(torch.no_grad())
-        modes.enter_context(exact_products())
-        if torch.is_inference_mode_enabled():
-            modes.enter_context(torch.inference_mode(False))
-        if torch.is_autocast_enabled(device.type):
-            modes.enter_context(torch.autocast(device.type, enabled=False))
-        yield
 
 
 def _inspect(  # noqa: PLR0913  (the facts of a round are many, and all are named)

@@ -4,6 +4,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import ClassVar, final
 
 from outvote.axes import PerClient
+from outvote.precision import work_dtype
 from outvote.rules import linalg
 from outvote.rules.answer import Answer
 from outvote.rules.base import Facts
@@ -53,7 +54,7 @@ class Clip(Wrapper):
     def answer(self, points: Points, facts: Facts) -> Answer:
         """Let the rule inside answer on the shortened gradients."""
         shortened = self._factors(linalg.norms(points.columns), facts.num_byzantine)
-        work = linalg.work_dtype(points.columns.dtype)
+        work = work_dtype(points.columns.dtype)
         clipped = Points(points.columns.to(work) * shortened.to(work).unsqueeze(-2))
         num_byzantine = self.inside_num_byzantine(facts.num_byzantine, points.num_clients)
         inside = self.rule.answer(clipped, facts.inside(self, num_byzantine))

@@ -7,6 +7,7 @@ import torch
 
 from outvote.axes import Columns, PerClient, PerCoordinate
 from outvote.flat import to_float
+from outvote.precision import work_dtype
 from outvote.rules import linalg
 from outvote.rules.answer import Answer
 from outvote.rules.base import Facts, Rule
@@ -62,4 +63,4 @@ def rescaled_sum(columns: Columns, shares: PerClient, norms: PerClient) -> PerCo
     """Add up the clients at the norms `shares`, in float64: the factor to 1e-38 overflows."""
     factors = torch.where(shares > 0, shares / norms.clamp(min=1e-300), 0).unsqueeze(-1)
     parts = [torch.matmul(tile.double(), factors) for _, tile in linalg.tiles(columns)]
-    return to_float(torch.cat(parts, dim=-2).squeeze(-1), linalg.work_dtype(columns.dtype))
+    return to_float(torch.cat(parts, dim=-2).squeeze(-1), work_dtype(columns.dtype))

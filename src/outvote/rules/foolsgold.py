@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Pairs, PerClient
+from outvote.precision import work_dtype
+from outvote.receive import LARGEST
 from outvote.rules import linalg
 from outvote.rules.answer import Answer
 from outvote.rules.base import Facts, Rule
 from outvote.rules.points import Points
-from outvote.rules.receive import LARGEST
 
 
 @final
@@ -58,7 +59,7 @@ class FoolsGold(Rule):
 
     def answer(self, points: Points, facts: Facts) -> Answer:
         """Weigh every client by how little its history resembles another's."""
-        columns = points.columns.to(linalg.work_dtype(points.columns.dtype))
+        columns = points.columns.to(work_dtype(points.columns.dtype))
         past = facts.state or {}
         rows = [
             columns[0, :, k] + past[client].to(columns) if client in past else columns[0, :, k]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from outvote.axes import PerClient
 from outvote.errors import check_choice, check_kind
+from outvote.precision import exact_products
 from outvote.rules import cuda, linalg
 from outvote.rules.answer import Answer
 from outvote.rules.base import Facts
@@ -17,8 +18,8 @@ from outvote.rules.krum import average_of
 from outvote.rules.points import Points
 from outvote.rules.reorder import PlacedBlock
 from outvote.rules.split import SPLITS, Split, balanced_sizes, by_layer, ceil_sizes, cut, slabs
-from outvote.rules.threads import mapped
 from outvote.rules.wrapper import Wrapper
+from outvote.threads import mapped
 
 
 @final
@@ -107,7 +108,7 @@ class GAS(Wrapper):
         inside = facts.inside(self, num_byzantine)
         cut_up = partial(slabs, points, split, needs_values=self.rule.needs_values())
         if points.device.type == "cpu":
-            with linalg.exact_products():
+            with exact_products():
                 return self._add_up(cut_up(), inside, notes, points.device)
         # A GPU works on while the doubts add up; only if there are any, all is done with care.
         doubts: list[Tensor] = []

@@ -7,17 +7,15 @@ was subtracted from is doubtful and is recomputed from the values themselves, in
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from threading import Lock
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from outvote.axes import Columns, Pairs, PerClient, PerCoordinate
+from outvote.precision import exact_products, work_dtype
 from outvote.rules import cuda
-from outvote.rules.threads import mapped
+from outvote.threads import mapped
 
 # Below this share of the subtracted terms a difference has lost too many digits.
 DOUBT = {torch.float32: 1e-4, torch.float64: 1e-10}
@@ -28,11 +26,6 @@ NUM_SAMPLED_COORDINATES = 512
 MATRICES_TILE = {"cpu": 1 << 19, "cuda": 1 << 26}
 # Squared norms up to this leave room for sums of them in float32.
 FLOAT32_NORM = 1e30
-
-
-def work_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the precision that values of `dtype` are worked on in."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def tile_values(columns: Columns) -> int:
@@ -48,60 +41,6 @@ def tiles(columns: Columns) -> Iterator[tuple[slice, Columns]]:
     for start in range(0, dim, width):
         piece = slice(start, min(dim, start + width))
         yield piece, columns[..., piece, :].to(work_dtype(columns.dtype))
-
-
-@contextmanager
-def exact_products() -> Iterator[None]:
-    """Keep float32 matrix products in float32 (no TF32, no bfloat16), and restore the setting.
-
-    The setting is one for the whole process, so the first thread in changes it and the last one out
-    restores it.
-    """
-    with _PRECISION.lock:
-        if _PRECISION.num_inside == 0:
-            _PRECISION.saved = _get_precision()
-            _set_precision(["ieee"] * len(_PRECISION.saved))
-        _PRECISION.num_inside += 1
-    try:
-        yield
-    finally:
-        with _PRECISION.lock:
-            _PRECISION.num_inside -= 1
-            if _PRECISION.num_inside == 0:
-                _set_precision(_PRECISION.saved)
-
-
-class _Precision:
-    """Who is inside `exact_products`, and what was set before."""
-
-    def __init__(self) -> None:
-        self.lock = Lock()
-        self.num_inside = 0
-        self.saved: list[str] = []
-
-
-_PRECISION = _Precision()
-# Older releases of torch have one setting, under other names.
-_OLD_NAMES = {"ieee": "highest", "highest": "highest", "high": "high", "medium": "medium"}
-
-
-def _backends() -> list[Any]:
-    found = [torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)]
-    return found if all(hasattr(backend, "fp32_precision") for backend in found) else []
-
-
-def _get_precision() -> list[str]:
-    precisions = [backend.fp32_precision for backend in _backends()]
-    return precisions or [torch.get_float32_matmul_precision()]
-
-
-def _set_precision(names: list[str]) -> None:
-    backends = _backends()
-    for backend, name in zip(backends, names, strict=False):
-        if backend.fp32_precision != name:
-            backend.fp32_precision = name
-    if not backends:
-        torch.set_float32_matmul_precision(_OLD_NAMES[names[0]])
 
 
 def medoids(columns: Columns) -> Tensor:

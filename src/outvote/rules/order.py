@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Columns, PerClient, PerCoordinate
+from outvote.precision import exact_products
 from outvote.rules import cuda, linalg
-from outvote.rules.threads import in_pieces, mapped
+from outvote.threads import in_pieces, mapped
 
 LARGEST_NETWORK = 8
 LARGEST_ROOM = 1 << 24
@@ -45,7 +46,7 @@ def _mean_of_ranks(tile: Columns, first: int, last: int) -> PerCoordinate:
     # Weights instead of a sum: nothing overflows, and a huge value outside the range counts 0.
     weights = tile.new_zeros(tile.shape[-1])
     weights[first:last] = share
-    with linalg.exact_products():
+    with exact_products():
         return torch.matmul(_sorted_for_now(tile), weights)
 
 

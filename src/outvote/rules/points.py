@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Columns, Mixture, Pairs, PerClient, PerCoordinate, Rows
+from outvote.lazy import lazy
+from outvote.precision import exact_products, work_dtype
 from outvote.rules import linalg
 from outvote.rules.answer import Answer
-from outvote.rules.lazy import lazy
 
 # Up to this many coordinates, plain differences are cheaper than a Gram matrix and its checks.
 FEW_COORDINATES = 8
@@ -45,7 +46,7 @@ class Points:
         if kind is None:
             raise ValueError("points made later need `like`, a tensor of their dtype and device.")
         self.device = kind.device
-        self.work_dtype = linalg.work_dtype(kind.dtype)
+        self.work_dtype = work_dtype(kind.dtype)
         self._centre = centre
         self._products = products
         self._scratch = scratch
@@ -133,7 +134,7 @@ class Points:
             raise ValueError("an answer needs weights or a vector.")
         weights = answer.weights.to(self.work_dtype).unsqueeze(-1)
         if weights.dtype == self.columns.dtype:
-            with linalg.exact_products():
+            with exact_products():
                 return torch.matmul(self.columns, weights).squeeze(-1)
         return self._multiplied(weights).squeeze(-1)
 
@@ -154,7 +155,7 @@ class Points:
         return self._multiplied(work)
 
     def _multiplied(self, matrix: Tensor) -> Columns:
-        with linalg.exact_products():
+        with exact_products():
             parts = [torch.matmul(tile, matrix) for _, tile in linalg.tiles(self.columns)]
         return torch.cat(parts, dim=-2)
 

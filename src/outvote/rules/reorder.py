@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Columns, Pairs
+from outvote.lazy import lazy
+from outvote.precision import exact_products, work_dtype
 from outvote.rules import cuda, linalg
-from outvote.rules.lazy import lazy
-from outvote.rules.threads import in_pieces, mapped
+from outvote.threads import in_pieces, mapped
 
 FEW_CLIENTS = 12
 TURNED_AT_ONCE = 4096
@@ -99,7 +100,7 @@ class Reader(ABC):
     def _multiply(self, start: int, stop: int, centre: Tensor) -> Pairs:
         num_clients = self.columns.shape[-1]
         shape = (self.columns.shape[0], stop - start, num_clients, num_clients)
-        work = linalg.work_dtype(self.columns.dtype)
+        work = work_dtype(self.columns.dtype)
         result = torch.empty(shape, dtype=work, device=self.columns.device)
         per_group = num_clients * self.block.shape[-1] * shape[0]
         step = max(1, linalg.tile_values(self.columns) // per_group)
@@ -112,7 +113,7 @@ class Reader(ABC):
             centred = linalg.subtract(values, middle, self.room(last - first, "centred"))
             result[:, first - start : last - start] = torch.matmul(centred.mT, centred)
 
-        with linalg.exact_products():
+        with exact_products():
             mapped(multiply, range(start, stop, step), self.columns.device)
         return result
 
@@ -227,7 +228,7 @@ def open_reader(columns: Columns) -> Callable[[Block | PlacedBlock], Reader]:
 
 def clients_last(columns: Columns) -> Columns:
     """Copy so that what all clients sent for one coordinate lies side by side."""
-    work = linalg.work_dtype(columns.dtype)
+    work = work_dtype(columns.dtype)
     if columns.is_contiguous() and columns.dtype == work:
         return columns
     if columns.device.type != "cpu":
@@ -242,7 +243,7 @@ def clients_last(columns: Columns) -> Columns:
 
 def _large_pages(like: Tensor, *shape: int) -> Tensor:
     """Allocate through numpy, which asks for large pages: page faults would double the time."""
-    is_double = linalg.work_dtype(like.dtype) == torch.float64
+    is_double = work_dtype(like.dtype) == torch.float64
     return torch.from_numpy(np.empty(shape, np.float64 if is_double else np.float32))
 
 

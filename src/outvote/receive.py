@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outvote.flat import FLOATS, Layout, as_tensor, stack, to_float
-from outvote.rules.linalg import work_dtype
+from outvote.precision import work_dtype
 
 # The square of a larger float64 is not finite, so a distance to it could not be told.
 LARGEST = 1e120

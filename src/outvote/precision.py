@@ -1,0 +1,80 @@
+"""The precision that work is done in, whatever modes of torch the caller is in."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from threading import Lock
+from typing import Any
+
+import torch
+
+
+def work_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the precision that values of `dtype` are worked on in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@contextmanager
+def plain_torch(device: torch.device) -> Iterator[None]:
+    """Leave the caller's inference mode, gradients, autocast and TF32 behind."""
+    with ExitStack() as modes:
+        modes.enter_context(torch.no_grad())
+        modes.enter_context(exact_products())
+        if torch.is_inference_mode_enabled():
+            modes.enter_context(torch.inference_mode(False))
+        if torch.is_autocast_enabled(device.type):
+            modes.enter_context(torch.autocast(device.type, enabled=False))
+        yield
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Keep float32 matrix products in float32 (no TF32, no bfloat16), and restore the setting.
+
+    The setting is one for the whole process, so the first thread in changes it and the last one out
+    restores it.
+    """
+    with _PRECISION.lock:
+        if _PRECISION.num_inside == 0:
+            _PRECISION.saved = _get_precision()
+            _set_precision(["ieee"] * len(_PRECISION.saved))
+        _PRECISION.num_inside += 1
+    try:
+        yield
+    finally:
+        with _PRECISION.lock:
+            _PRECISION.num_inside -= 1
+            if _PRECISION.num_inside == 0:
+                _set_precision(_PRECISION.saved)
+
+
+class _Precision:
+    """Who is inside `exact_products`, and what was set before."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.num_inside = 0
+        self.saved: list[str] = []
+
+
+_PRECISION = _Precision()
+# Older releases of torch have one setting, under other names.
+_OLD_NAMES = {"ieee": "highest", "highest": "highest", "high": "high", "medium": "medium"}
+
+
+def _backends() -> list[Any]:
+    found = [torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)]
+    return found if all(hasattr(backend, "fp32_precision") for backend in found) else []
+
+
+def _get_precision() -> list[str]:
+    precisions = [backend.fp32_precision for backend in _backends()]
+    return precisions or [torch.get_float32_matmul_precision()]
+
+
+def _set_precision(names: list[str]) -> None:
+    backends = _backends()
+    for backend, name in zip(backends, names, strict=False):
+        if backend.fp32_precision != name:
+            backend.fp32_precision = name
+    if not backends:
+        torch.set_float32_matmul_precision(_OLD_NAMES[names[0]])
