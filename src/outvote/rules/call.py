@@ -61,7 +61,8 @@ def _inspect(  # noqa: PLR0913  (the facts of a round are many, and all are name
         layer_sizes=received.layer_sizes,
         wants_shares=is_full,
     )
-    facts = rule.prepare(Points.from_rows(received.rows.unsqueeze(0)), facts)
+    whole = Points.from_rows(received.rows.unsqueeze(0))
+    facts = rule.prepare(whole, facts)
     norms = fetch_norms()
     is_finite = finite_rows(received.rows, norms)
     num_left = sum(is_finite)
@@ -71,7 +72,7 @@ def _inspect(  # noqa: PLR0913  (the facts of a round are many, and all are name
         clients=tuple(client for client, ok in zip(ids, is_finite, strict=True) if ok),
     )
     counts = _check_counts(sample_counts, is_finite, received.rows.device)
-    points, answer = _judge(rule, received.rows, is_finite, norms, facts)
+    points, answer = _judge(rule, whole, is_finite, norms, facts)
     if counts is not None and num_left:
         answer = _weighted(rule, answer, counts)
     update = received.rows.new_zeros(1, received.rows.shape[1])
@@ -105,10 +106,12 @@ def check_finite(rule: Rule, values: Tensor) -> Tensor:
 
 
 def _judge(
-    rule: Rule, rows: Tensor, is_finite: list[bool], norms: list[float], facts: Facts
+    rule: Rule, whole: Points, is_finite: list[bool], norms: list[float], facts: Facts
 ) -> tuple[Points, Answer]:
     """Let the rule answer on the finite rows."""
+    rows, turned = whole.columns[0].mT, whole.turned
     if not all(is_finite):
+        turned = None
         rows = rows[torch.tensor(is_finite, device=rows.device)]
         norms = [norm for norm, ok in zip(norms, is_finite, strict=True) if ok]
     if not norms:
@@ -118,7 +121,7 @@ def _judge(
     centre = torch.full((1,), central_client(norms), device=rows.device)
     twins = twin_pairs(rows, norms)
     points = Points.from_rows(
-        rows.unsqueeze(0), centre, None if twins is None else twins.unsqueeze(0)
+        rows.unsqueeze(0), centre, None if twins is None else twins.unsqueeze(0), turned
     )
     return points, rule.answer(points, facts)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from outvote.axes import Columns, Pairs, PerClient, PerCoordinate
+    from outvote.rules.doubts import Doubts
     from outvote.rules.reorder import Block, PlacedBlock
 
 LARGEST_TILE = 128
@@ -98,25 +99,40 @@ def turned(columns: Columns) -> Columns:
     return result
 
 
-def squared_distances(products: Pairs, doubt: float) -> tuple[Pairs, Tensor]:
-    """Return the squared distances (float64), and where they cannot be trusted."""
+def squared_distances(
+    products: Pairs, doubt: float, twins: Tensor | None, doubts: Doubts | None
+) -> tuple[Pairs, Tensor]:
+    """Return the squared distances (float64), and where they cannot be trusted.
+
+    With `doubts`, these are only counted, and what is returned in their place means nothing.
+    """
     flat = products.flatten(0, -3)
     result = torch.empty(flat.shape, dtype=torch.float64, device=flat.device)
-    doubtful = torch.empty(flat.shape, dtype=torch.bool, device=flat.device)
-    _kernels().squared_distances(flat, result, doubtful, doubt)
-    return result.view(products.shape), doubtful.view(products.shape)
+    doubtful = _mask_or_count(flat.shape, doubts, flat.device)
+    _kernels().squared_distances(flat, twins, result, doubtful, doubt)
+    is_counted = doubts is not None
+    return result.view(products.shape), doubtful if is_counted else doubtful.view(products.shape)
 
 
 def squared_distances_to_average(
-    products: Pairs, weights: PerClient, doubt: float
+    products: Pairs, weights: PerClient, doubt: float, doubts: Doubts | None
 ) -> tuple[PerClient, Tensor]:
-    """Return the squared distances to an average (float64), and the groups that are doubtful."""
+    """Return the squared distances to an average (float64), and the groups that are doubtful.
+
+    With `doubts`, these are only counted, and what is returned in their place means nothing.
+    """
     flat = products.flatten(0, -3)
     shape = products.shape[:-1]
     result = torch.empty(shape, dtype=torch.float64, device=products.device)
-    doubtful = torch.empty(shape[:-1], dtype=torch.bool, device=products.device)
+    doubtful = _mask_or_count(shape[:-1], doubts, products.device)
     _kernels().squared_distances_to_average(flat, weights.contiguous(), result, doubtful, doubt)
     return result, doubtful
+
+
+def _mask_or_count(shape: torch.Size, doubts: Doubts | None, device: torch.device) -> Tensor:
+    if doubts is not None:
+        return doubts.count
+    return torch.empty(shape, dtype=torch.bool, device=device)
 
 
 def smallest(scores: PerClient, num_smallest: int) -> Tensor:

@@ -146,13 +146,17 @@ def scatter(
 @triton.jit
 def _squared_distances(
     products,
+    twins,
     result,
     doubtful,
     num_values,
     num_clients,
+    groups_per_run,
     group_stride,
     row_stride,
     doubt,
+    HAS_TWINS: tl.constexpr,
+    COUNTS: tl.constexpr,
     VALUES: tl.constexpr,
 ):
     value = tl.program_id(0).to(tl.int64) * VALUES + tl.arange(0, VALUES)
@@ -171,23 +175,44 @@ def _squared_distances(
     larger = tl.where(one > two, one, two)
     # What overflowed is not a number somewhere in here and fails the comparison.
     is_sure = (far >= larger * doubt) & (larger < float("inf"))
+    if HAS_TWINS:
+        run = group // groups_per_run
+        is_twin = tl.load(twins + run * num_clients * num_clients + pair, mask=inside, other=1) != 0
+        far = tl.where(is_twin, 0.0, far)
+        is_sure = is_sure | is_twin
     tl.store(result + value, far, mask=inside)
-    tl.store(doubtful + value, ((left < right) & (is_sure == 0)).to(tl.int8), mask=inside)
+    is_doubtful = inside & (left < right) & (is_sure == 0)
+    if COUNTS:
+        count = tl.sum(is_doubtful.to(tl.int32), axis=0)
+        tl.atomic_add(doubtful, count, mask=count > 0, sem="relaxed")
+    else:
+        tl.store(doubtful + value, is_doubtful.to(tl.int8), mask=inside)
 
 
-def squared_distances(products: Tensor, result: Tensor, doubtful: Tensor, doubt: float) -> None:
-    """Turn inner products ``[groups, clients, clients]`` into squared distances."""
+def squared_distances(
+    products: Tensor, twins: Tensor | None, result: Tensor, doubtful: Tensor, doubt: float
+) -> None:
+    """Turn inner products ``[groups, clients, clients]`` into squared distances.
+
+    `twins [runs, clients, clients]` are pairs known to be equal. `doubtful` is a mask, or an
+    integer that the number of doubtful results is added to.
+    """
     num_clients = products.shape[-1]
     num_values = result.numel()
+    counts = doubtful.dtype == torch.int32
     _squared_distances[(triton.cdiv(num_values, 1024),)](
         products,
+        products if twins is None else twins.contiguous().view(torch.int8),
         result,
-        doubtful.view(torch.int8),
+        doubtful if counts else doubtful.view(torch.int8),
         num_values,
         num_clients,
+        len(products) if twins is None else len(products) // len(twins),
         products.stride(0),
         products.stride(1),
         doubt,
+        HAS_TWINS=twins is not None,
+        COUNTS=counts,
         VALUES=1024,
         num_warps=4,
     )
@@ -203,6 +228,7 @@ def _squared_distances_to_average(
     group_stride,
     row_stride,
     doubt,
+    COUNTS: tl.constexpr,
     CLIENTS: tl.constexpr,
 ):
     group = tl.program_id(0).to(tl.int64)
@@ -219,7 +245,11 @@ def _squared_distances_to_average(
     far = norms - 2.0 * along + of_average
     is_sure = (far >= (norms + of_average) * doubt) | (client >= num_clients)
     tl.store(result + group * num_clients + client, far, mask=known)
-    tl.store(doubtful + group, (tl.sum((is_sure == 0).to(tl.int32), axis=0) > 0).to(tl.int8))
+    count = tl.sum((is_sure == 0).to(tl.int32), axis=0)
+    if COUNTS:
+        tl.atomic_add(doubtful, count, mask=count > 0, sem="relaxed")
+    else:
+        tl.store(doubtful + group, (count > 0).to(tl.int8))
 
 
 def squared_distances_to_average(
@@ -227,15 +257,17 @@ def squared_distances_to_average(
 ) -> None:
     """Measure each client against the weighted average of its group, one program per group."""
     num_groups, num_clients, _ = products.shape
+    counts = doubtful.dtype == torch.int32
     _squared_distances_to_average[(num_groups,)](
         products,
         weights,
         result,
-        doubtful.view(torch.int8),
+        doubtful if counts else doubtful.view(torch.int8),
         num_clients,
         products.stride(0),
         products.stride(1),
         doubt,
+        COUNTS=counts,
         CLIENTS=max(2, triton.next_power_of_2(num_clients)),
         num_warps=2,
     )

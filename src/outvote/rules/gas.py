@@ -1,12 +1,11 @@
 """GAS (gradient splitting): the slices vote, bad clients are outvoted."""
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import ClassVar, final
 
 import torch
-from torch import Tensor
 
 from outvote.axes import PerClient
 from outvote.errors import check_choice, check_kind
@@ -14,9 +13,10 @@ from outvote.precision import exact_products
 from outvote.rules import cuda, linalg
 from outvote.rules.answer import Answer
 from outvote.rules.base import Facts
+from outvote.rules.doubts import Doubts
 from outvote.rules.krum import average_of
 from outvote.rules.points import Points
-from outvote.rules.reorder import PlacedBlock
+from outvote.rules.reorder import PlacedBlock, is_turned_first, run, turning
 from outvote.rules.split import SPLITS, Split, balanced_sizes, by_layer, ceil_sizes, cut, slabs
 from outvote.rules.wrapper import Wrapper
 from outvote.threads import mapped
@@ -67,17 +67,33 @@ class GAS(Wrapper):
         return max(0, num_clients - 1)
 
     def prepare(self, points: Points, facts: Facts) -> Facts:
-        """Draw the split."""
-        return replace(facts, split=facts.split or self.split_coordinates(points, facts))
+        """Draw the split, on one core; the others turn the values meanwhile, where that helps."""
+        draw = partial(self.split_coordinates, points, facts)
+        if facts.split is not None:
+            return facts
+        if not is_turned_first(points.columns):
+            return replace(facts, split=draw())
+        points.turned, pieces = turning(points.columns)
+        jobs: list[Callable[[], Split | None]] = [draw, *pieces]
+        return replace(facts, split=mapped(run, jobs)[0])
 
     def answer(self, points: Points, facts: Facts) -> Answer:
         """Average the clients that are closest to what the rule says on the groups."""
         split = facts.split or self.split_coordinates(points, facts)
-        notes: set[str] = set()
-        scores = self.score(points, split, facts, notes)
+        # A GPU works on while the doubts add up; only if there are any, all is done with care.
+        doubts = None if points.device.type == "cpu" else Doubts(points.device)
+        with exact_products():
+            answer = self._judge(points, split, facts, doubts)
+            if doubts is not None and doubts.are_any():
+                answer = self._judge(points, split, facts, None)
         is_ours = type(self.rule).__module__.startswith("outvote.")
-        if not is_ours and not bool(scores.isfinite().all()):
+        if not is_ours and answer.scores is not None and not bool(answer.scores.isfinite().all()):
             raise ValueError(f"{self.rule} gave NaN or infinity on a group; mend the rule.")
+        return answer
+
+    def _judge(self, points: Points, split: Split, facts: Facts, doubts: Doubts | None) -> Answer:
+        notes: set[str] = set()
+        scores = self.score(points, split, facts, notes, doubts)
         num_kept = max(1, points.num_clients - facts.num_byzantine)
         is_kept = linalg.smallest(scores, num_kept)
         return Answer(
@@ -102,30 +118,25 @@ class GAS(Wrapper):
             return Split((PlacedBlock(order, balanced_sizes(points.dim, num_groups)),))
         return cut(order, sizes(points.dim, num_groups))
 
-    def score(self, points: Points, split: Split, facts: Facts, notes: set[str]) -> PerClient:
+    def score(
+        self,
+        points: Points,
+        split: Split,
+        facts: Facts,
+        notes: set[str],
+        doubts: Doubts | None = None,
+    ) -> PerClient:
         """Add up how far every client is from the rule's answer; `notes` takes what it notes."""
         num_byzantine = self.inside_num_byzantine(facts.num_byzantine, points.num_clients)
         inside = facts.inside(self, num_byzantine)
-        cut_up = partial(slabs, points, split, needs_values=self.rule.needs_values())
-        if points.device.type == "cpu":
-            with exact_products():
-                return self._add_up(cut_up(), inside, notes, points.device)
-        # A GPU works on while the doubts add up; only if there are any, all is done with care.
-        doubts: list[Tensor] = []
-        scores = self._add_up(cut_up(doubts), inside, notes, points.device)
-        if doubts and bool(torch.stack(doubts).any()):
-            scores = self._add_up(cut_up(), inside, notes, points.device)
-        return scores
 
-    def _add_up(
-        self, groups: Iterable[Points], facts: Facts, notes: set[str], device: torch.device
-    ) -> PerClient:
         def measure(some: Points) -> PerClient:
-            answer = self.rule.answer(some, facts)
+            answer = self.rule.answer(some, inside)
             notes.update(answer.notes)
             return some.distances_to(answer).sum(dim=-2)
 
-        parts = mapped(measure, groups, device)
+        groups = slabs(points, split, doubts, needs_values=self.rule.needs_values())
+        parts = mapped(measure, groups, points.device)
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0)
 
     def _notes(self, dim: int, num_groups: int) -> tuple[str, ...]:

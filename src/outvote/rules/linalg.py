@@ -15,6 +15,7 @@ from torch import Tensor
 from outvote.axes import Columns, Pairs, PerClient, PerCoordinate
 from outvote.precision import exact_products, work_dtype
 from outvote.rules import cuda
+from outvote.rules.doubts import Doubts
 from outvote.threads import mapped
 
 # Below this share of the subtracted terms a difference has lost too many digits.
@@ -22,6 +23,8 @@ DOUBT = {torch.float32: 1e-4, torch.float64: 1e-10}
 # A tile of this many values stays in the processor's cache; a GPU wants larger pieces.
 TILE_VALUES = {"cpu": 1 << 20, "cuda": 1 << 28}
 NUM_SAMPLED_COORDINATES = 512
+# From so many clients on, a mirrored quarter of their products pays for a second product.
+MANY_CLIENTS = 32
 # A larger piece of n x n matrices: they are worked on in many small steps, each with its price.
 MATRICES_TILE = {"cpu": 1 << 19, "cuda": 1 << 26}
 # Squared norms up to this leave room for sums of them in float32.
@@ -69,13 +72,27 @@ def products(columns: Columns, centre: Tensor, scratch: Tensor | None = None) ->
 
     def multiply(tile: tuple[slice, Columns]) -> Pairs:
         centred = subtract(tile[1], of_client(tile[1], centre), scratch)
-        return torch.matmul(centred.mT, centred)
+        return with_itself(centred)
 
     if columns.shape[-2] == 0:
         raise ValueError("there is no coordinate to compare, the gradients are empty.")
     with exact_products():
         parts = mapped(multiply, tiles(columns), columns.device)
     return parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0, dtype=torch.float64)
+
+
+def with_itself(values: Columns) -> Pairs:
+    """Return the inner products of the rows; with many, a quarter of them as a mirror image."""
+    num_clients = values.shape[-1]
+    if values.device.type != "cpu" or num_clients < MANY_CLIENTS:
+        return torch.matmul(values.mT, values)
+    half = num_clients // 2 + 1
+    upper, lower = values.mT[..., :half, :], values.mT[..., half:, :]
+    result = values.new_empty(*values.shape[:-2], num_clients, num_clients)
+    result[..., :half, :] = torch.matmul(upper, values)
+    result[..., half:, half:] = torch.matmul(lower, lower.mT)
+    result[..., half:, :half] = result[..., :half, half:].mT
+    return result
 
 
 def exact_gram(columns: Columns) -> Pairs:
@@ -109,27 +126,32 @@ def squared_distances(
     columns: Callable[[], Columns],
     dtype: torch.dtype,
     twins: Tensor | None = None,
-    doubts: list[Tensor] | None = None,
+    doubts: Doubts | None = None,
 ) -> Pairs:
     """Return the squared distances between all pairs of rows, from their inner products.
 
     `twins` marks pairs known to be equal. Where differences cannot be trusted, they are redone from
-    the values, or, with `doubts`, only reported.
+    the values, or, with `doubts`, only counted.
     """
-    distances = cuda.squared_distances if cuda.can_sort(products) else _squared_distances
-    result, doubtful = distances(products, DOUBT[dtype])
-    if twins is not None:
-        twins = twins.view(len(twins), *[1] * (result.dim() - 3), *twins.shape[-2:])
-        result.masked_fill_(twins, 0)
-    if doubtful is None:
-        return result
-    if twins is not None:
-        doubtful &= ~twins
-    if doubts is not None:
-        doubts.append(doubtful.any())
-    elif bool(doubtful.any()):
+    doubtful: Tensor | None
+    if cuda.can_sort(products):
+        result, doubtful = cuda.squared_distances(products, DOUBT[dtype], twins, doubts)
+    else:
+        result, doubtful = _squared_distances(products, DOUBT[dtype])
+        if twins is not None:
+            doubtful = _without_twins(result, doubtful, twins)
+        if doubts is not None and doubtful is not None:
+            doubts.add(doubtful)
+    if doubts is None and doubtful is not None and bool(doubtful.any()):
         _redo_pairs(result, doubtful, columns())
     return result
+
+
+def _without_twins(result: Pairs, doubtful: Tensor | None, twins: Tensor) -> Tensor | None:
+    """Take the distances of equal clients to be 0, without a doubt."""
+    twins = twins.view(len(twins), *[1] * (result.dim() - 3), *twins.shape[-2:])
+    result.masked_fill_(twins, 0)
+    return None if doubtful is None else doubtful & ~twins
 
 
 def _squared_distances(products: Pairs, doubt: float) -> tuple[Pairs, Tensor | None]:
@@ -199,15 +221,17 @@ def squared_distances_to_average(
     weights: PerClient,
     columns: Callable[[], Columns],
     dtype: torch.dtype,
-    doubts: list[Tensor] | None = None,
+    doubts: Doubts | None = None,
 ) -> PerClient:
     """Return how far every row is from the weighted average of the rows, from inner products."""
-    measure = cuda.squared_distances_to_average if cuda.can_compare(products) else _to_average
-    result, at = measure(products, weights, DOUBT[dtype])
-    if doubts is not None:
-        doubts.append(at.any())
-        return result
-    if not bool(at.any()):
+    if cuda.can_compare(products):
+        measure = cuda.squared_distances_to_average
+        result, at = measure(products, weights, DOUBT[dtype], doubts)
+    else:
+        result, at = _to_average(products, weights, DOUBT[dtype])
+        if doubts is not None:
+            doubts.add(at)
+    if doubts is not None or not bool(at.any()):
         return result
     if bool(at.all()):
         return direct_distances_to_average(columns(), weights)

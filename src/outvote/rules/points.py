@@ -10,6 +10,7 @@ from outvote.lazy import lazy
 from outvote.precision import exact_products, work_dtype
 from outvote.rules import linalg
 from outvote.rules.answer import Answer
+from outvote.rules.doubts import Doubts
 
 # Up to this many coordinates, plain differences are cheaper than a Gram matrix and its checks.
 FEW_COORDINATES = 8
@@ -32,7 +33,7 @@ class Points:
         products: Callable[[], Pairs] | None = None,
         scratch: Callable[[], Tensor] | None = None,
         twins: Tensor | None = None,
-        doubts: list[Tensor] | None = None,
+        doubts: Doubts | None = None,
     ) -> None:
         """Take the values, or a way to get them with the shape and the kind that they will have.
 
@@ -52,13 +53,23 @@ class Points:
         self._scratch = scratch
         self.twins = twins
         self._doubts = doubts
+        self.turned: Columns | None = None
 
     @classmethod
     def from_rows(
-        cls, rows: Rows, centre: Tensor | None = None, twins: Tensor | None = None
+        cls,
+        rows: Rows,
+        centre: Tensor | None = None,
+        twins: Tensor | None = None,
+        turned: Columns | None = None,
     ) -> "Points":
-        """View gradients ``[runs, clients, dim]`` as points, without a copy."""
-        return cls(rows.mT, centre=centre, twins=twins)
+        """View gradients ``[runs, clients, dim]`` as points, without a copy.
+
+        `turned` is a copy with the clients last in memory, if there is one.
+        """
+        points = cls(rows.mT, centre=centre, twins=twins)
+        points.turned = turned
+        return points
 
     @property
     def num_clients(self) -> int:
@@ -135,7 +146,8 @@ class Points:
         weights = answer.weights.to(self.work_dtype).unsqueeze(-1)
         if weights.dtype == self.columns.dtype:
             with exact_products():
-                return torch.matmul(self.columns, weights).squeeze(-1)
+                # As a row times the rows that the clients sent: read in order.
+                return torch.matmul(weights.mT, self.columns.mT).squeeze(-2)
         return self._multiplied(weights).squeeze(-1)
 
     def mixed(self, mixture: Mixture) -> "Points":

@@ -8,7 +8,9 @@ enough for the cache; on a GPU, to read in order and write at random.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from threading import local
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,10 +20,13 @@ from outvote.axes import Columns, Pairs
 from outvote.lazy import lazy
 from outvote.precision import exact_products, work_dtype
 from outvote.rules import cuda, linalg
-from outvote.threads import in_pieces, mapped
+from outvote.threads import mapped
 
+Result = TypeVar("Result")
 FEW_CLIENTS = 12
-TURNED_AT_ONCE = 4096
+TURNED_AT_ONCE = 512
+# Pieces enough for a core that comes late to find something left.
+NUM_TURNED_PIECES = 16
 
 
 class Block:
@@ -111,7 +116,7 @@ class Reader(ABC):
             values = self.read(first, last, "to multiply")
             middle = linalg.of_client(values, centre)
             centred = linalg.subtract(values, middle, self.room(last - first, "centred"))
-            result[:, first - start : last - start] = torch.matmul(centred.mT, centred)
+            result[:, first - start : last - start] = linalg.with_itself(centred)
 
         with exact_products():
             mapped(multiply, range(start, stop, step), self.columns.device)
@@ -216,14 +221,19 @@ class OnGpu(Reader):
         ]
 
 
-def open_reader(columns: Columns) -> Callable[[Block | PlacedBlock], Reader]:
-    """Choose the way to read ``columns [runs, dim, clients]``; call it with a block of groups."""
+def open_reader(
+    columns: Columns, turned: Columns | None = None
+) -> Callable[[Block | PlacedBlock], Reader]:
+    """Choose the way to read ``columns [runs, dim, clients]``; call it with a block of groups.
+
+    `turned` are the same values with the clients last in memory, where somebody has them.
+    """
     num_clients = columns.shape[-1]
     if cuda.is_usable(columns, num_clients):
         return partial(OnGpu, columns)
     if columns.device.type == "cpu" and num_clients <= FEW_CLIENTS:
         return partial(ByClient, columns)
-    return partial(ByCoordinate, clients_last(columns))
+    return partial(ByCoordinate, clients_last(columns) if turned is None else turned)
 
 
 def clients_last(columns: Columns) -> Columns:
@@ -233,12 +243,39 @@ def clients_last(columns: Columns) -> Columns:
         return columns
     if columns.device.type != "cpu":
         return columns.to(work).contiguous()
-    target = _large_pages(columns, *columns.shape)
     if columns.dtype != work:
-        return target.copy_(columns)
-    for to, source in zip(target.numpy(), columns.numpy(), strict=True):
-        in_pieces(partial(_turn, source, to), *source.shape)
+        return _large_pages(columns, *columns.shape).copy_(columns)
+    target, pieces = turning(columns)
+    mapped(run, pieces)
     return target
+
+
+def turning(columns: Columns) -> tuple[Columns, list[Callable[[], None]]]:
+    """Return memory for the values with the clients last, and the pieces of work that fill it."""
+    target = _large_pages(columns, *columns.shape)
+    dim = columns.shape[1]
+    cuts = [dim * k // NUM_TURNED_PIECES for k in range(NUM_TURNED_PIECES + 1)]
+    return target, [
+        partial(_turn, source, to, slice(start, stop))
+        for to, source in zip(target.numpy(), columns.numpy(), strict=True)
+        for start, stop in pairwise(cuts)
+    ]
+
+
+def is_turned_first(columns: Columns) -> bool:
+    """Tell whether these values will be copied clients last before groups are read."""
+    return (
+        columns.device.type == "cpu"
+        and columns.dim() == 3
+        and columns.shape[-1] > FEW_CLIENTS
+        and columns.dtype == work_dtype(columns.dtype)
+        and not columns.is_contiguous()
+    )
+
+
+def run(work: Callable[[], Result]) -> Result:
+    """Do a piece of work."""
+    return work()
 
 
 def _large_pages(like: Tensor, *shape: int) -> Tensor:

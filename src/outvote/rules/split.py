@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from outvote.rules import linalg
+from outvote.rules.doubts import Doubts
 from outvote.rules.points import Points
 from outvote.rules.reorder import Block, PlacedBlock, open_reader
 
@@ -107,19 +108,19 @@ def by_layer(sizes: tuple[int, ...] | None, dim: int, device: torch.device) -> S
 def slabs(
     points: Points,
     split: Split,
-    doubts: list[Tensor] | None = None,
+    doubts: Doubts | None = None,
     *,
     needs_values: bool = True,
 ) -> Iterator[Points]:
     """Yield the groups as points ``[runs, groups, width, clients]``, some at a time.
 
-    With `doubts`, what cannot be trusted is not recomputed but reported there (see `linalg`). Where
+    With `doubts`, what cannot be trusted is not recomputed but counted there (see `linalg`). Where
     distances are enough, only n x n matrices must fit the cache.
     """
     if len(points.batch) > 1:
         yield from _slabs_of_groups(points, split)
         return
-    open_block = open_reader(points.columns)
+    open_block = open_reader(points.columns, points.turned)
     for block in split.blocks:
         num_groups, width = block.shape[1:]
         step = min(num_groups, groups_at_once(points, width, needs_values=needs_values))
