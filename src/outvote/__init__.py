@@ -7,6 +7,28 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from outvote.attacks.alie import ALIE
+    from outvote.attacks.base import Attack
+    from outvote.attacks.bit_flip import BitFlip
+    from outvote.attacks.crafted import Crafted, Forged
+    from outvote.attacks.fang import Fang
+    from outvote.attacks.gas_aware import GASAware
+    from outvote.attacks.gaussian import Gaussian
+    from outvote.attacks.infs import Infs
+    from outvote.attacks.ipm import IPM
+    from outvote.attacks.label_flip import LabelFlip
+    from outvote.attacks.lie import LIE
+    from outvote.attacks.mimic import Mimic
+    from outvote.attacks.min_max import MinMax
+    from outvote.attacks.min_sum import MinSum
+    from outvote.attacks.nans import NaNs
+    from outvote.attacks.no_attack import NoAttack
+    from outvote.attacks.noise import Noise
+    from outvote.attacks.optimal_ipm import OptimalIPM
+    from outvote.attacks.optimal_lie import OptimalLIE
+    from outvote.attacks.scene import Scene
+    from outvote.attacks.spec import make_attack
+    from outvote.attacks.zero import Zero
     from outvote.errors import OutvoteWarning, TooManyByzantine
     from outvote.rules.answer import Answer
     from outvote.rules.base import AffineRule, CoordinatewiseRule, Facts, Rule, VectorRule
@@ -38,6 +60,29 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _WHERE = {
+    "ALIE": "attacks.alie",
+    "Attack": "attacks.base",
+    "BitFlip": "attacks.bit_flip",
+    "Crafted": "attacks.crafted",
+    "Fang": "attacks.fang",
+    "Forged": "attacks.crafted",
+    "GASAware": "attacks.gas_aware",
+    "Gaussian": "attacks.gaussian",
+    "Infs": "attacks.infs",
+    "IPM": "attacks.ipm",
+    "LabelFlip": "attacks.label_flip",
+    "LIE": "attacks.lie",
+    "make_attack": "attacks.spec",
+    "Mimic": "attacks.mimic",
+    "MinMax": "attacks.min_max",
+    "MinSum": "attacks.min_sum",
+    "NaNs": "attacks.nans",
+    "NoAttack": "attacks.no_attack",
+    "Noise": "attacks.noise",
+    "OptimalIPM": "attacks.optimal_ipm",
+    "OptimalLIE": "attacks.optimal_lie",
+    "Scene": "attacks.scene",
+    "Zero": "attacks.zero",
     "OutvoteWarning": "errors",
     "TooManyByzantine": "errors",
     "Answer": "rules.answer",

@@ -50,6 +50,10 @@ class Draws:
         """Return one fresh generator per run on `device`."""
         return [self._generator(seed, device) for seed in self.seeds]
 
+    def generator(self, run: int, device: torch.device) -> torch.Generator:
+        """Return a fresh generator for one of the runs."""
+        return self._generator(self.seeds[run], device)
+
     def permutations(self, size: int, device: torch.device) -> Tensor:
         """Return one random order of `size` things per run, [runs, size] int32.
 
@@ -61,6 +65,13 @@ class Draws:
         ]
         return orders[0].unsqueeze(0) if len(orders) == 1 else torch.stack(orders)
 
+    def derived(self) -> tuple[int, ...]:
+        """Return one seed per run for somebody who wants seeds of their own."""
+        return tuple(self._derive(seed) for seed in self.seeds)
+
     def _generator(self, seed: int, device: torch.device) -> torch.Generator:
+        return torch.Generator(device).manual_seed(self._derive(seed))
+
+    def _derive(self, seed: int) -> int:
         digest = hashlib.blake2b(f"{seed}{self.path}".encode(), digest_size=8).digest()
-        return torch.Generator(device).manual_seed(int.from_bytes(digest) >> 1)
+        return int.from_bytes(digest) >> 1

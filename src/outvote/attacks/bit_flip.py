@@ -1,0 +1,31 @@
+"""Bit flip (sign flip): train honestly, send the opposite."""
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from outvote.attacks.base import Attack
+from outvote.attacks.crafted import Forged
+from outvote.attacks.scene import Scene
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BitFlip(Attack):
+    r"""The opposite of what the client would have sent.
+
+    $$ b_i = -g_i $$
+
+    Needs: own (default: the honest mean). Differs from the paper: nothing.
+    Reference: Karimireddy et al., ICLR 2022; the source that the GAS paper cites calls it sign
+    flip.
+
+    >>> BitFlip()([[1.0, 2.0], [3.0, 2.0]], num_byzantine=1, own=[[5.0, -1.0]])
+    array([[-5.,  1.]])
+    """
+
+    name: ClassVar[str] = "bit-flip"
+    is_colluding: ClassVar[bool] = False
+
+    def craft(self, scene: Scene) -> Forged:
+        """Turn every attacker's own gradient around."""
+        return Forged(rows=-scene.own_rows)

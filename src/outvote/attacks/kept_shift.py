@@ -1,0 +1,96 @@
+"""The largest shift with which a rule still keeps the attackers, over draws of its randomness."""
+
+import torch
+from torch import Tensor
+
+from outvote.attacks.lie import shifted
+from outvote.attacks.scene import Scene
+from outvote.axes import PerCoordinate, Rows
+
+
+class Trials:
+    """Asks the defence about rows, always on the same draws, and counts."""
+
+    def __init__(self, scene: Scene, num_draws: int, num_allowed: int) -> None:
+        """Take the number of draws, and in how many of them an attacker may be dropped."""
+        self.scene, self.num_draws, self.num_allowed = scene, num_draws, num_allowed
+        self.num_evaluations = 0
+
+    def strength(self, rows: Rows) -> Tensor:
+        """Return how far the update is from the honest mean, on average over the draws."""
+        return self._ask(rows, gives_up=False)[1]
+
+    def are_kept(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Tell per run whether the attackers are kept often enough, and their strength if so."""
+        return self._ask(rows, gives_up=True)
+
+    def _ask(self, rows: Rows, *, gives_up: bool) -> tuple[Tensor, Tensor]:
+        scene = self.scene
+        num_failures = torch.zeros(scene.num_runs, device=scene.device)
+        total = torch.zeros(scene.num_runs, dtype=torch.float64, device=scene.device)
+        for draw in range(self.num_draws):
+            opinion = scene.judge(rows, f"draw-{draw}", wants_kept=gives_up)
+            self.num_evaluations += 1
+            total += scene.distances(opinion.updates)
+            if opinion.is_kept is not None:
+                num_failures += ~opinion.is_kept
+            # Decided: no further draw can make up for these failures.
+            if gives_up and bool((num_failures > self.num_allowed).all()):
+                break
+        return num_failures <= self.num_allowed, total / self.num_draws
+
+
+class Best:
+    """The strongest rows offered so far, run by run."""
+
+    def __init__(self, scene: Scene) -> None:
+        """Begin with the honest mean."""
+        self.rows = scene.mean.unsqueeze(1)
+        self.factor = torch.zeros(scene.num_runs, dtype=torch.float64, device=scene.device)
+        self.strength = torch.full_like(self.factor, -torch.inf)
+        self.names = ["mean"] * scene.num_runs
+
+    def offer(self, name: str, rows: Rows, factor: Tensor, strength: Tensor) -> None:
+        """Take the rows where they are stronger."""
+        is_better = strength > self.strength
+        self.rows = torch.where(is_better.view(-1, 1, 1), rows, self.rows)
+        self.factor = torch.where(is_better, factor, self.factor)
+        self.strength = torch.where(is_better, strength, self.strength)
+        self.names = [
+            name if better else old
+            for better, old in zip(is_better.tolist(), self.names, strict=True)
+        ]
+
+    def notes(self) -> tuple[str, ...]:
+        """Tell what was chosen."""
+        factors = self.factor.tolist()
+        return tuple(
+            f"sent {name} with the factor {factor:.4g}"
+            for name, factor in dict.fromkeys(zip(self.names, factors, strict=True))
+        )
+
+
+def largest_kept_shift(
+    trials: Trials, vector: PerCoordinate, highest: float, num_steps: int
+) -> tuple[Tensor, Tensor]:
+    """Double the shift until the attackers are dropped, then bisect; return shift and strength."""
+    mean = trials.scene.moments.mean
+    low = torch.zeros(len(mean), dtype=torch.float64, device=mean.device)
+    strength = torch.full_like(low, -torch.inf)
+    high = torch.full_like(low, highest)
+    shift = torch.full_like(low, min(1.0, highest))
+    is_open = torch.ones_like(low, dtype=torch.bool)
+    steps_left = num_steps + 1
+    while steps_left or bool(is_open.any()):
+        is_kept, found = trials.are_kept(shifted(mean, vector, -shift))
+        is_new = is_kept & (shift > low)
+        low = torch.where(is_new, shift, low)
+        strength = torch.where(is_new, found, strength)
+        high = torch.where(is_kept, high, torch.minimum(high, shift))
+        is_open &= is_kept & (shift < highest)
+        if bool((low >= high).all()):
+            break
+        if not is_open.any():
+            steps_left -= 1
+        shift = torch.where(is_open, (2 * shift).clamp(max=highest), (low + high) / 2)
+    return low, strength

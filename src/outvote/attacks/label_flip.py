@@ -1,0 +1,52 @@
+"""Label flip: train on wrong labels, send what comes out."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import numpy as np
+from torch import Tensor
+
+from outvote.attacks.base import Attack
+from outvote.attacks.crafted import Forged
+from outvote.attacks.parameters import check_count
+from outvote.attacks.scene import Scene
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelFlip(Attack):
+    r"""What training on flipped labels gives; a data attack, so gradients pass through unchanged.
+
+    $$ y \mapsto C - 1 - y, \qquad b_i = g_i $$
+
+    Needs: own, trained on the labels that `flip` gives (default: the honest mean).
+    Differs from the paper: nothing. Reference: Liu et al., ICML 2023; Fang et al., USENIX 2020.
+
+    >>> LabelFlip().flip([0, 1, 9], num_classes=10)
+    array([9, 8, 0])
+    """
+
+    name: ClassVar[str] = "label-flip"
+    is_colluding: ClassVar[bool] = False
+    is_data_attack: ClassVar[bool] = True
+
+    def label_map(self, num_classes: int) -> list[int]:
+        """Return the label that each class is given."""
+        check_count("label-flip: num_classes", num_classes)
+        return list(range(num_classes - 1, -1, -1))
+
+    def flip(self, labels: Any, num_classes: int) -> Any:
+        """Return the labels to train on: a tensor for a tensor, else an array."""
+        check_count("label-flip: num_classes", num_classes)
+        given = labels if isinstance(labels, Tensor) else np.asarray(labels)
+        if given.size if isinstance(given, np.ndarray) else given.numel():
+            low, high = int(given.min()), int(given.max())
+            if low < 0 or high >= num_classes:
+                raise ValueError(
+                    f"label-flip: labels must be from 0 to {num_classes - 1}, got {low} to {high}."
+                )
+        return num_classes - 1 - given
+
+    def craft(self, scene: Scene) -> Forged:
+        """Send what training gave."""
+        return Forged(rows=scene.own_rows)

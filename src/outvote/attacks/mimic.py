@@ -1,0 +1,101 @@
+"""Mimic: all attackers copy one honest client, so that the others are under-represented."""
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from outvote.attacks.base import Attack
+from outvote.attacks.crafted import Forged
+from outvote.attacks.mimic_direction import MimicState, learn
+from outvote.attacks.parameters import check_count
+from outvote.attacks.scene import Scene
+from outvote.errors import check_kind
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mimic(Attack):
+    r"""A copy of one honest client: a given one, or the one furthest along the main spread.
+
+    $$ b = g_k, \qquad k = \arg\max_i \langle g_i, z \rangle, \quad
+       z \leftarrow \text{unit}\Big(\tfrac{t}{t+1} z + \tfrac{1}{t+1} \text{unit}
+       \sum_i \langle g_i - \mu, z \rangle (g_i - \mu)\Big) $$
+
+    Needs: the honest gradients; with client=none also the state of the last round. Differs from
+    the paper: if the client is not there, another one is copied. A client is known by its row
+    among the honest ones. Reference: Karimireddy et al., ICLR 2022.
+
+    >>> Mimic(client=1)([[1.0, 2.0], [3.0, 2.0]], num_byzantine=2)
+    array([[3., 2.],
+           [3., 2.]])
+    """
+
+    name: ClassVar[str] = "mimic"
+    is_random: ClassVar[bool] = True
+    depends_on_order: ClassVar[bool] = True
+    has_memory: ClassVar[bool] = True
+
+    client: int | None = 0
+    """The honest client to copy; None: learn it."""
+    warmup: int = 100
+    """After so many rounds the learnt client stays the same."""
+
+    def __post_init__(self) -> None:
+        """Check the parameters."""
+        check_kind("mimic: client", self.client, int | None)
+        if self.client is not None:
+            check_count("mimic: client", self.client, low=0)
+        check_count("mimic: warmup", self.warmup)
+
+    def craft(self, scene: Scene) -> Forged:
+        """Copy somebody."""
+        seen = scene.checked
+        is_used = used_rows(seen)
+        clients = seen.clients if seen.clients is not None else is_used.cumsum(dim=-1) - 1
+        if self.client is not None:
+            target = torch.full((seen.num_runs,), self.client, device=seen.device)
+            count = is_used.sum(dim=-1).clamp(min=1)
+            instead = (
+                (is_used.cumsum(-1) - 1 == (target % count).unsqueeze(-1)) & is_used
+            ).double()
+            row = present(target, clients, is_used, instead)
+            return Forged(rows=rows_at(seen, row), state=scene.state)
+        scores, state = learn(seen, is_used, read_state(scene))
+        is_learning = state.num_rounds <= self.warmup
+        wanted = torch.where(is_learning, -1, state.target)
+        row = present(wanted, clients, is_used, scores)
+        target = clients.gather(-1, row.unsqueeze(-1)).squeeze(-1)
+        target = torch.where(is_learning, target, state.target)
+        return Forged(rows=rows_at(seen, row), state=state.aimed_at(target))
+
+
+def read_state(scene: Scene) -> MimicState | None:
+    """Check the memory that is handed over."""
+    if scene.state is None or isinstance(scene.state, MimicState):
+        return scene.state
+    kind = type(scene.state).__name__
+    raise ValueError(f"mimic: state must be what the last round gave back, got {kind}.")
+
+
+def used_rows(scene: Scene) -> Tensor:
+    """Tell which rows are honest and finite."""
+    if scene.is_honest is not None:
+        return scene.is_honest
+    shape = scene.gradients.shape[:2]
+    return torch.ones(shape, dtype=torch.bool, device=scene.device)
+
+
+def present(target: Tensor, clients: Tensor, is_used: Tensor, instead: Tensor) -> Tensor:
+    """Return the row of the target per run, or of the best score if it is not there."""
+    is_target = (clients == target.unsqueeze(-1)) & is_used
+    scores = torch.where(is_used, instead, -torch.inf)
+    return torch.where(is_target.any(-1), is_target.double().argmax(-1), scores.argmax(-1))
+
+
+def rows_at(scene: Scene, row: Tensor) -> Tensor:
+    """Copy one row of each run; zeros if nobody is there to copy."""
+    runs = torch.arange(scene.num_runs, device=scene.device)
+    rows = scene.gradients[runs, row].unsqueeze(1)
+    return rows.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)

@@ -1,0 +1,138 @@
+"""The direction in which honest clients differ most, learnt over the rounds."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from outvote.attacks.scene import Scene
+from outvote.attacks.statistics import tiles
+from outvote.axes import PerClient, PerCoordinate
+from outvote.precision import work_dtype
+from outvote.threads import mapped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MimicState:
+    """What mimic remembers of each run: a direction, the mean so far, whom it copies."""
+
+    direction: PerCoordinate
+    mean: PerCoordinate
+    num_rounds: Tensor
+    target: Tensor
+
+    def aimed_at(self, target: Tensor) -> "MimicState":
+        """Return the same memory with another target."""
+        return replace(self, target=target)
+
+
+def learn(scene: Scene, is_used: Tensor, state: MimicState | None) -> tuple[PerClient, MimicState]:
+    """Take one step towards the main direction; the scores tell how far along it each client is.
+
+    Two passes over the gradients: one for the inner products with the old direction, and one that
+    makes each tile of the new direction and at once its inner products with the clients.
+    """
+    dtype = _dtype(scene)
+    state = _started(scene, dtype) if state is None else state
+    rounds = state.num_rounds.to(scene.device).unsqueeze(-1)
+    share = (1 / (rounds + 1)).to(dtype)
+    old = state.direction.to(scene.device, dtype)
+    mean = torch.lerp(state.mean.to(scene.device, dtype), _mean(scene, is_used, dtype), share)
+    weights, before = _along(scene, is_used, dtype, mean, old)
+    step, after, length = _step(scene, is_used, dtype, mean, weights)
+    length = torch.where(length > 0, length, 1.0)
+    scores = (1 - share) * before + share * after / length.unsqueeze(-1)
+    direction = torch.lerp(old, step / length.unsqueeze(-1).to(dtype), share)
+    size = torch.linalg.vector_norm(direction, dim=-1, keepdim=True)
+    direction = direction / torch.where(size > 0, size, 1.0)
+    return scores, replace(
+        state, direction=direction, mean=mean, num_rounds=state.num_rounds.to(scene.device) + 1
+    )
+
+
+def _dtype(scene: Scene) -> torch.dtype:
+    """Inner products of large or tiny numbers need float64."""
+    if scene.gradients.dtype == torch.float64:
+        return torch.float64
+    size = float(scene.mean.abs().amax())
+    return work_dtype(scene.gradients.dtype) if 1e-12 < size < 1e12 else torch.float64
+
+
+def _started(scene: Scene, dtype: torch.dtype) -> MimicState:
+    """Begin with a random direction."""
+    shape = (scene.num_runs, scene.dim)
+    direction = torch.empty(shape, dtype=dtype, device=scene.device)
+    for row, generator in zip(
+        direction, scene.draws.under("mimic").generators(scene.device), strict=True
+    ):
+        row.normal_(generator=generator)
+    zeros = torch.zeros(scene.num_runs, dtype=torch.int64, device=scene.device)
+    return MimicState(
+        direction=direction,
+        mean=torch.zeros_like(direction),
+        num_rounds=zeros,
+        target=zeros - 1,
+    )
+
+
+def _mean(scene: Scene, is_used: Tensor, dtype: torch.dtype) -> PerCoordinate:
+    del is_used
+    return scene.mean.to(dtype)
+
+
+def _along(
+    scene: Scene, is_used: Tensor, dtype: torch.dtype, mean: Tensor, old: Tensor
+) -> tuple[PerClient, PerClient]:
+    """Return the inner products of the old direction with g - mean (largest: 1) and with g."""
+
+    def work(tile: tuple[slice, slice]) -> Tensor:
+        runs, columns = tile
+        values = _values(scene, is_used, tile, dtype)
+        towards = old[runs, columns]
+        sides = torch.stack([mean[runs, columns], towards], dim=1)
+        found = values @ towards.unsqueeze(-1)
+        # The mean's own product, beside those of the clients.
+        own = (sides[:, :1] @ towards.unsqueeze(-1)).expand(-1, values.shape[1], -1)
+        return torch.cat([found, own], dim=-1).double()
+
+    total = _summed(scene, work, (scene.gradients.shape[1], 2))
+    away = torch.where(is_used, total[..., 0] - total[..., 1], 0.0)
+    largest = away.abs().amax(dim=-1, keepdim=True)
+    return away / torch.where(largest > 0, largest, 1.0), total[..., 0]
+
+
+def _step(
+    scene: Scene, is_used: Tensor, dtype: torch.dtype, mean: Tensor, weights: PerClient
+) -> tuple[PerCoordinate, PerClient, Tensor]:
+    """Return the weighted sum of g - mean, its inner products with g, and its length."""
+    step = torch.empty_like(mean)
+    given = weights.to(dtype).unsqueeze(1)
+    total_weight = given.sum(dim=-1)
+
+    def work(tile: tuple[slice, slice]) -> Tensor:
+        runs, columns = tile
+        values = _values(scene, is_used, tile, dtype)
+        part = (given[runs] @ values).squeeze(1) - total_weight[runs] * mean[runs, columns]
+        step[runs, columns] = part
+        found = (values @ part.unsqueeze(-1)).squeeze(-1).double()
+        return torch.cat([found, part.double().square().sum(dim=-1, keepdim=True)], dim=-1)
+
+    total = _summed(scene, work, (scene.gradients.shape[1] + 1,))
+    return step, total[..., :-1], total[..., -1].sqrt()
+
+
+def _values(scene: Scene, is_used: Tensor, tile: tuple[slice, slice], dtype: torch.dtype) -> Tensor:
+    runs, columns = tile
+    values = scene.gradients[runs, :, columns].to(dtype)
+    if scene.is_honest is None:
+        return values
+    return values.masked_fill(~is_used[runs].unsqueeze(-1), 0)
+
+
+def _summed(scene: Scene, work: object, shape: tuple[int, ...]) -> Tensor:
+    cut = tiles(scene.gradients)
+    parts = mapped(work, cut, scene.device)  # type: ignore[arg-type, var-annotated]
+    total = torch.zeros(scene.num_runs, *shape, dtype=torch.float64, device=scene.device)
+    for (runs, _), part in zip(cut, parts, strict=True):
+        total[runs] += part
+    return total

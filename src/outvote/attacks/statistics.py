@@ -1,0 +1,175 @@
+"""Mean, spread and distances of the honest clients in one pass over tiles of coordinates.
+
+A tile fits into the cache of a core, so all that is worked out about it costs one trip to memory.
+Sums over coordinates are kept in float64 from tile to tile.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outvote.axes import Pairs, PerClient, PerCoordinate, Rows
+from outvote.threads import mapped
+
+# Values of a tile: one megabyte of float32, which a core keeps at hand; a GPU wants large pieces.
+TILE = {"cpu": 1 << 18, "cuda": 1 << 27}
+# Below and above, squares in float32 lose digits or overflow: such gradients are done in float64.
+SAFE_TOTAL = {torch.float32: 1e34, torch.float64: 1e240}
+SAFE_MEAN_SQUARE = {torch.float32: 1e-26, torch.float64: 0.0}
+
+Toward = Callable[[PerCoordinate, PerCoordinate], PerCoordinate]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What one pass found; e_i is a client's gradient minus the mean, 0 for clients left out.
+
+    `products` are the inner products of the e_i, `along` those of the e_i with a direction, `low`
+    and `high` the smallest and the largest value of each coordinate.
+    """
+
+    mean: PerCoordinate
+    counts: Tensor
+    is_used: Tensor | None = None
+    spread: PerCoordinate | None = None
+    squared_norms: PerClient | None = None
+    products: Pairs | None = None
+    along: PerClient | None = None
+    low: PerCoordinate | None = None
+    high: PerCoordinate | None = None
+
+    def sample_factor(self) -> Tensor:
+        """Return what makes a sample standard deviation of a population one; 1 for one client."""
+        return (self.counts / (self.counts - 1).clamp(min=1)).sqrt()
+
+    def is_safe(self) -> bool:
+        """Tell whether nothing overflowed, nor became so small that digits were lost."""
+        dtype = self.mean.dtype
+        if not bool(self.mean.sum().isfinite()):
+            return False
+        if self.spread is None:
+            return True
+        # The largest total also bounds the inner products: |e_i|^2 <= n |spread|^2.
+        norms = torch.linalg.vector_norm(self.spread, dim=-1).double()
+        low = (SAFE_MEAN_SQUARE[dtype] * self.mean.shape[-1]) ** 0.5
+        return bool(((norms >= low) & (norms <= SAFE_TOTAL[dtype] ** 0.5)).all())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What to work out besides the mean."""
+
+    spread: bool = False
+    norms: bool = False
+    products: bool = False
+    toward: Toward | None = None
+    extremes: bool = False
+
+
+def measure(rows: Rows, is_used: Tensor | None, dtype: torch.dtype, wanted: Wanted) -> Measured:
+    """Measure ``rows [runs, clients, dim]``, of which `is_used [runs, clients]` marks some."""
+    num_runs, _, dim = rows.shape
+    mean = torch.empty(num_runs, dim, dtype=dtype, device=rows.device)
+    spread = torch.empty_like(mean) if wanted.spread else None
+    low, high = (torch.empty_like(mean) if wanted.extremes else None for _ in range(2))
+
+    def work(tile: tuple[slice, slice]) -> tuple[Tensor | None, ...]:
+        runs, columns = tile
+        used = None if is_used is None else is_used[runs]
+        values = rows[runs, :, columns].to(dtype)
+        if low is not None and high is not None:
+            _extremes(values, used, low[runs, columns], high[runs, columns])
+        into = (mean[runs, columns], None if spread is None else spread[runs, columns])
+        return _measure_tile(values, used, into, wanted)
+
+    cut = tiles(rows)
+    parts = mapped(work, cut, rows.device)
+    sums = [_add_up(cut, [part[k] for part in parts], num_runs) for k in range(3)]
+    return Measured(
+        mean=mean,
+        counts=_counts(rows, is_used),
+        is_used=is_used,
+        spread=spread,
+        squared_norms=sums[0],
+        products=sums[1],
+        along=sums[2],
+        low=low,
+        high=high,
+    )
+
+
+def _counts(rows: Rows, is_used: Tensor | None) -> Tensor:
+    if is_used is not None:
+        return is_used.sum(dim=-1).double()
+    count = float(rows.shape[1])
+    return torch.full(rows.shape[:1], count, dtype=torch.float64, device=rows.device)
+
+
+def tiles(rows: Rows) -> list[tuple[slice, slice]]:
+    """Cut the runs and coordinates so that no piece has many more values than a tile."""
+    num_runs, num_clients, dim = rows.shape
+    size = TILE.get(rows.device.type, TILE["cuda"])
+    width = max(1, min(dim, size // num_clients))
+    height = max(1, min(num_runs, size // (num_clients * width)))
+    return [
+        (slice(run, run + height), slice(first, first + width))
+        for run in range(0, num_runs, height)
+        for first in range(0, dim, width)
+    ]
+
+
+def _extremes(values: Rows, is_used: Tensor | None, low: Tensor, high: Tensor) -> None:
+    """Write the smallest and the largest values; 0 where nobody is."""
+    if is_used is None:
+        torch.amin(values, dim=1, out=low)
+        torch.amax(values, dim=1, out=high)
+        return
+    is_out = ~is_used.unsqueeze(-1)
+    low.copy_(values.masked_fill(is_out, torch.inf).amin(dim=1))
+    high.copy_(values.masked_fill(is_out, -torch.inf).amax(dim=1))
+    is_nobody = ~is_used.any(dim=-1)
+    low[is_nobody] = 0
+    high[is_nobody] = 0
+
+
+def _measure_tile(
+    values: Rows,
+    is_used: Tensor | None,
+    into: tuple[Tensor, Tensor | None],
+    wanted: Wanted,
+) -> tuple[Tensor | None, ...]:
+    mean, spread = into
+    count: Tensor | int = values.shape[1]
+    if is_used is not None:
+        # Rows left out may hold NaN, which a factor of 0 would not take away.
+        values = values.masked_fill(~is_used.unsqueeze(-1), 0)
+        count = is_used.sum(dim=-1, keepdim=True).clamp(min=1)
+    torch.div(values.sum(dim=1), count, out=mean)
+    if spread is None:
+        return None, None, None
+    away = values - mean.unsqueeze(1)
+    if is_used is not None:
+        away.masked_fill_(~is_used.unsqueeze(-1), 0)
+    products = (away @ away.mT).double() if wanted.products else None
+    squares = away.mul_(away) if wanted.toward is None else away.square()
+    norms = squares.sum(dim=-1).double() if wanted.norms else None
+    torch.sqrt(squares.sum(dim=1) / count, out=spread)
+    along = None
+    if wanted.toward is not None:
+        along = (away @ wanted.toward(mean, spread).unsqueeze(-1)).squeeze(-1).double()
+    return norms, products, along
+
+
+def _add_up(
+    cut: list[tuple[slice, slice]], parts: list[Tensor | None], num_runs: int
+) -> Tensor | None:
+    first = parts[0]
+    if first is None:
+        return None
+    total = first.new_zeros(num_runs, *first.shape[1:])
+    for (runs, _), part in zip(cut, parts, strict=True):
+        if part is not None:
+            total[runs] += part
+    return total
