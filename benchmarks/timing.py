@@ -17,7 +17,7 @@ import torch
 
 Timed = Callable[[], object]
 Name = TypeVar("Name", bound=Hashable)
-WARM_UP = 5
+WARM_UP = 20
 
 
 def medians(jobs: dict[Name, Timed], repeats: int, device: torch.device) -> dict[Name, float]:

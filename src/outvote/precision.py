@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from threading import Lock
+from threading import Lock, local
 from typing import Any
 
 import torch
@@ -33,6 +33,10 @@ def exact_products() -> Iterator[None]:
     The setting is one for the whole process, so the first thread in changes it and the last one out
     restores it.
     """
+    if getattr(_HERE, "is_inside", False):
+        yield
+        return
+    _HERE.is_inside = True
     with _PRECISION.lock:
         if _PRECISION.num_inside == 0:
             _PRECISION.saved = _get_precision()
@@ -41,6 +45,7 @@ def exact_products() -> Iterator[None]:
     try:
         yield
     finally:
+        _HERE.is_inside = False
         with _PRECISION.lock:
             _PRECISION.num_inside -= 1
             if _PRECISION.num_inside == 0:
@@ -57,6 +62,7 @@ class _Precision:
 
 
 _PRECISION = _Precision()
+_HERE = local()
 # Older releases of torch have one setting, under other names.
 _OLD_NAMES = {"ieee": "highest", "highest": "highest", "high": "high", "medium": "medium"}
 

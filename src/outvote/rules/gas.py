@@ -84,8 +84,9 @@ class GAS(Wrapper):
         doubts = None if points.device.type == "cpu" else Doubts(points.device)
         with exact_products():
             answer = self._judge(points, split, facts, doubts)
-            if doubts is not None and doubts.are_any():
-                answer = self._judge(points, split, facts, None)
+            if doubts is not None:
+                points.begin_vector(answer)
+                answer = self._judge(points, split, facts, None) if doubts.are_any() else answer
         is_ours = type(self.rule).__module__.startswith("outvote.")
         if not is_ours and answer.scores is not None and not bool(answer.scores.isfinite().all()):
             raise ValueError(f"{self.rule} gave NaN or infinity on a group; mend the rule.")
