@@ -54,7 +54,7 @@ class Attack(ABC):
 
         `own` is what the attackers would have sent had they been honest (default: the honest
         mean), `rule` what an attack that knows the defence searches against: a rule, or a
-        functools.partial of one.
+        functools.partial of one. A rule that tolerates fewer attackers is asked with its limit.
         """
         from outvote.attacks.call import inspect  # call needs Attack
 

@@ -1,5 +1,6 @@
 """How an attack asks a rule: the attackers' rows come after the honest ones, in one matrix."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -25,35 +26,44 @@ def defence_of(rule: Any, received: Received, num_byzantine: int, *, is_numpy: b
     # GAS by layers wants the layers: named gradients are handed on as such.
     is_named = received.layer_sizes is not None
 
+    judge, inspect = _asking(rule, num_byzantine)
+
     def answer(rows: Rows, seeds: tuple[int, ...], wants_kept: bool) -> Opinion:
         matrix[num_honest:] = in_range(rows[0], matrix.dtype)
         given: Any = [received.restore(row) for row in matrix] if is_named else matrix
         given = given.numpy() if is_numpy and not is_named else given
         if not wants_kept:
-            return Opinion(
-                _vector(rule(given, num_byzantine=num_byzantine, seed=seeds[0]), received)
-            )
-        verdict = _inspect(rule, given, num_byzantine, seeds[0])
+            return Opinion(_vector(judge(given, seed=seeds[0]), received))
+        verdict = inspect(given, seed=seeds[0])
         kept = set(verdict.kept)
         is_kept = all(client in kept for client in verdict.clients[num_honest:])
-        return Opinion(
-            _vector(verdict.update, received), torch.tensor([is_kept], device=matrix.device)
-        )
+        kept_here = torch.tensor([is_kept], device=matrix.device)
+        return Opinion(_vector(verdict.update, received), kept_here)
 
     return answer
 
 
-def _inspect(rule: Any, given: Any, num_byzantine: int, seed: int) -> Any:
-    """Inspect a rule, also one with some arguments already given."""
-    facts: dict[str, Any] = {"num_byzantine": num_byzantine, "seed": seed}
-    while isinstance(rule, partial):
-        facts, rule = {**rule.keywords, **facts}, rule.func
-    if not hasattr(rule, "inspect"):
+def _asking(rule: Any, num_byzantine: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return how to ask for the update, and for the verdict; some arguments may be given already.
+
+    A server that is told of more attackers than its rule tolerates goes on with the limit.
+    """
+    facts: dict[str, Any] = {"num_byzantine": num_byzantine}
+    inner = rule
+    while isinstance(inner, partial):
+        facts, inner = {**inner.keywords, **facts}, inner.func
+    if hasattr(inner, "max_byzantine"):
+        facts.setdefault("when_too_many", "lower")
+    if not callable(inner):
+        raise TypeError(f"rule must be a rule or a function, got {type(rule).__name__}.")
+
+    def refuse(*_: Any, **__: Any) -> Any:
         raise ValueError(
             "this attack must see whom the rule keeps, got a rule without `inspect`; pass an "
             "outvote rule, or a functools.partial of one."
         )
-    return rule.inspect(given, **facts)
+
+    return partial(rule, **facts), partial(getattr(inner, "inspect", refuse), **facts)
 
 
 def _vector(update: Any, received: Received) -> Tensor:

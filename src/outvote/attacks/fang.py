@@ -28,8 +28,9 @@ class Fang(Attack):
 
     Of a bound on the other side of zero a b-th is the far end. lambda is halved until Krum takes
     the attackers' row, or is no more than threshold.
-    Needs: the honest gradients. Differs from the paper: nothing; a mean of 0 counts as negative.
-    The trimmed-mean form is for the median too. Reference: Fang et al., USENIX Security 2020.
+    Needs: the honest gradients. Differs from the paper: a mean of 0 counts as negative, and
+    lambda starts from n - 2f - 2 neighbours (n - f - 2 there). The trimmed-mean form is for the
+    median too. Reference: Fang et al., USENIX Security 2020.
 
     >>> rows = Fang()([[1.0, -2.0], [3.0, -2.0]], num_byzantine=2, seed=0)
     >>> bool(((rows >= [0.5, -2.0]) & (rows <= [1.0, -1.0])).all())
@@ -57,7 +58,9 @@ class Fang(Attack):
         """Draw beyond the honest values, or search for lambda."""
         if self.target == "krum":
             return fool_krum(scene, self.threshold)
-        low, high = beyond(scene.measured(Wanted(extremes=True)), self.stretch, scene)
+        low, high = beyond(
+            scene.measured(Wanted(extremes=True)), self.stretch, scene.gradients.dtype
+        )
         width = high - low
 
         def draw(row: Tensor, generator: Generator, run: int) -> None:
@@ -66,7 +69,9 @@ class Fang(Attack):
         return Forged(rows=random_rows(scene, draw))
 
 
-def beyond(found: Measured, stretch: float, scene: Scene) -> tuple[PerCoordinate, PerCoordinate]:
+def beyond(
+    found: Measured, stretch: float, dtype: torch.dtype
+) -> tuple[PerCoordinate, PerCoordinate]:
     """Return the lower and the upper end of what is drawn from, per coordinate."""
     assert found.low is not None
     assert found.high is not None
@@ -75,5 +80,5 @@ def beyond(found: Measured, stretch: float, scene: Scene) -> tuple[PerCoordinate
     # Further out from zero if the honest values are on both sides of it, else towards it.
     is_outward = (edge < 0) == is_up
     other = torch.where(is_outward, edge * stretch, edge / stretch)
-    edge, other = (in_range(end, scene.gradients.dtype).to(edge.dtype) for end in (edge, other))
+    edge, other = (in_range(end, dtype).to(edge.dtype) for end in (edge, other))
     return torch.minimum(edge, other), torch.maximum(edge, other)

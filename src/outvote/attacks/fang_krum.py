@@ -61,9 +61,9 @@ def largest_lambda(
 
 
 def first_lambda(distances: Array, lengths: Array, num_byzantine: int, dim: int) -> float:
-    """Return the upper bound that the paper starts from."""
+    """Return where to start: above any lambda that can work, but for a few neighbours."""
     num_clients = len(lengths) + num_byzantine
-    num_neighbours = max(0, num_clients - num_byzantine - 2)
+    num_neighbours = max(0, num_clients - 2 * num_byzantine - 2)
     nearest = np.sort(distances, axis=-1)[:, 1 : num_neighbours + 1]
     spread = nearest.sum(axis=-1).min() / max(1, num_clients - 2 * num_byzantine - 1)
     return float((spread + lengths.max()) / np.sqrt(dim))

@@ -1,0 +1,27 @@
+"""One way to call an attack in every test: numpy on the CPU, torch tensors on any other device."""
+
+import numpy as np
+import torch
+
+
+def place(array, device):
+    array = np.asarray(array)
+    return array if device.type == "cpu" else torch.from_numpy(array.copy()).to(device)
+
+
+def inspect(attack, honest, device, **facts):
+    if isinstance(facts.get("own"), np.ndarray):
+        facts["own"] = place(facts["own"], device)
+    return attack.inspect(place(honest, device), **facts)
+
+
+def rows_of(crafted):
+    """The rows as a float64 array on the CPU."""
+    rows = crafted.rows
+    if isinstance(rows, torch.Tensor):
+        rows = rows.double().cpu().numpy()
+    return np.asarray(rows, dtype=np.float64)
+
+
+def attack_rows(attack, honest, device, **facts):
+    return rows_of(inspect(attack, honest, device, **facts))
