@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from outvote.attacks.spec import make_attack
     from outvote.attacks.zero import Zero
     from outvote.errors import OutvoteWarning, TooManyByzantine
+    from outvote.partition.by_group import partition_by_group
+    from outvote.partition.dirichlet import partition_dirichlet
+    from outvote.partition.iid import partition_iid
+    from outvote.partition.shards import partition_shards
+    from outvote.models.spec import make_model
     from outvote.rules.answer import Answer
     from outvote.rules.base import AffineRule, CoordinatewiseRule, Facts, Rule, VectorRule
     from outvote.rules.bucketing import Bucketing
@@ -85,6 +90,10 @@ _WHERE = {
     "Zero": "attacks.zero",
     "OutvoteWarning": "errors",
     "TooManyByzantine": "errors",
+    "partition_by_group": "partition.by_group",
+    "partition_dirichlet": "partition.dirichlet",
+    "partition_iid": "partition.iid",
+    "partition_shards": "partition.shards",
     "Answer": "rules.answer",
     "AffineRule": "rules.base",
     "CoordinatewiseRule": "rules.base",
@@ -115,6 +124,7 @@ _WHERE = {
     "Verdict": "rules.verdict",
     "ConformanceError": "testing.conformance",
     "check_rule": "testing.conformance",
+    "make_model": "models.spec",
     "make_rule": "rules.spec",
 }
 __all__ = [*_WHERE]  # pyright: ignore[reportUnsupportedDunderAll]
