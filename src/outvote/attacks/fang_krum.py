@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 
 from outvote.attacks.crafted import Forged
-from outvote.attacks.scene import Scene
+from outvote.attacks.scene import Scene, norm
 from outvote.attacks.search import scaled
 from outvote.attacks.statistics import Wanted
 
@@ -22,7 +22,7 @@ def fool_krum(scene: Scene, threshold: float) -> Forged:
     assert found.squared_norms is not None
     signs = found.mean.sign()
     sides = (signs.double() * found.mean.double()).sum(dim=-1)
-    norms = torch.linalg.vector_norm(seen.gradients, dim=-1, dtype=torch.float64)
+    norms = norm(seen.gradients)
     squares = found.squared_norms
     pairs = (squares.unsqueeze(-1) + squares.unsqueeze(-2) - 2 * found.products).clamp(min=0)
     num_nonzero = signs.abs().double().sum(dim=-1)

@@ -1,10 +1,12 @@
 """The direction in which honest clients differ most, learnt over the rounds."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from outvote.attacks.products import along, weighted_sum
 from outvote.attacks.scene import Scene
 from outvote.attacks.statistics import tiles
 from outvote.axes import PerClient, PerCoordinate
@@ -37,7 +39,7 @@ def learn(scene: Scene, is_used: Tensor, state: MimicState | None) -> tuple[PerC
     rounds = state.num_rounds.to(scene.device).unsqueeze(-1)
     share = (1 / (rounds + 1)).to(dtype)
     old = state.direction.to(scene.device, dtype)
-    mean = torch.lerp(state.mean.to(scene.device, dtype), _mean(scene, is_used, dtype), share)
+    mean = torch.lerp(state.mean.to(scene.device, dtype), scene.mean.to(dtype), share)
     weights, before = _along(scene, is_used, dtype, mean, old)
     step, after, length = _step(scene, is_used, dtype, mean, weights)
     length = torch.where(length > 0, length, 1.0)
@@ -75,11 +77,6 @@ def _started(scene: Scene, dtype: torch.dtype) -> MimicState:
     )
 
 
-def _mean(scene: Scene, is_used: Tensor, dtype: torch.dtype) -> PerCoordinate:
-    del is_used
-    return scene.mean.to(dtype)
-
-
 def _along(
     scene: Scene, is_used: Tensor, dtype: torch.dtype, mean: Tensor, old: Tensor
 ) -> tuple[PerClient, PerClient]:
@@ -89,16 +86,15 @@ def _along(
         runs, columns = tile
         values = _values(scene, is_used, tile, dtype)
         towards = old[runs, columns]
-        sides = torch.stack([mean[runs, columns], towards], dim=1)
-        found = values @ towards.unsqueeze(-1)
         # The mean's own product, beside those of the clients.
-        own = (sides[:, :1] @ towards.unsqueeze(-1)).expand(-1, values.shape[1], -1)
-        return torch.cat([found, own], dim=-1).double()
+        own = (mean[runs, columns] * towards).sum(dim=-1, keepdim=True)
+        return torch.cat([along(values, towards), own], dim=-1).double()
 
-    total = _summed(scene, work, (scene.gradients.shape[1], 2))
-    away = torch.where(is_used, total[..., 0] - total[..., 1], 0.0)
+    total = _summed(scene, work, scene.gradients.shape[1] + 1)
+    found = total[:, :-1]
+    away = torch.where(is_used, found - total[:, -1:], 0.0)
     largest = away.abs().amax(dim=-1, keepdim=True)
-    return away / torch.where(largest > 0, largest, 1.0), total[..., 0]
+    return away / torch.where(largest > 0, largest, 1.0), found
 
 
 def _step(
@@ -106,19 +102,19 @@ def _step(
 ) -> tuple[PerCoordinate, PerClient, Tensor]:
     """Return the weighted sum of g - mean, its inner products with g, and its length."""
     step = torch.empty_like(mean)
-    given = weights.to(dtype).unsqueeze(1)
-    total_weight = given.sum(dim=-1)
+    given = weights.to(dtype)
+    total_weight = given.sum(dim=-1, keepdim=True)
 
     def work(tile: tuple[slice, slice]) -> Tensor:
         runs, columns = tile
         values = _values(scene, is_used, tile, dtype)
-        part = (given[runs] @ values).squeeze(1) - total_weight[runs] * mean[runs, columns]
+        part = weighted_sum(given[runs], values) - total_weight[runs] * mean[runs, columns]
         step[runs, columns] = part
-        found = (values @ part.unsqueeze(-1)).squeeze(-1).double()
-        return torch.cat([found, part.double().square().sum(dim=-1, keepdim=True)], dim=-1)
+        squares = part.double().square().sum(dim=-1, keepdim=True)
+        return torch.cat([along(values, part).double(), squares], dim=-1)
 
-    total = _summed(scene, work, (scene.gradients.shape[1] + 1,))
-    return step, total[..., :-1], total[..., -1].sqrt()
+    total = _summed(scene, work, scene.gradients.shape[1] + 1)
+    return step, total[:, :-1], total[:, -1].sqrt()
 
 
 def _values(scene: Scene, is_used: Tensor, tile: tuple[slice, slice], dtype: torch.dtype) -> Tensor:
@@ -129,10 +125,10 @@ def _values(scene: Scene, is_used: Tensor, tile: tuple[slice, slice], dtype: tor
     return values.masked_fill(~is_used[runs].unsqueeze(-1), 0)
 
 
-def _summed(scene: Scene, work: object, shape: tuple[int, ...]) -> Tensor:
+def _summed(scene: Scene, work: Callable[[tuple[slice, slice]], Tensor], size: int) -> Tensor:
     cut = tiles(scene.gradients)
-    parts = mapped(work, cut, scene.device)  # type: ignore[arg-type, var-annotated]
-    total = torch.zeros(scene.num_runs, *shape, dtype=torch.float64, device=scene.device)
+    parts = mapped(work, cut, scene.device)
+    total = torch.zeros(scene.num_runs, size, dtype=torch.float64, device=scene.device)
     for (runs, _), part in zip(cut, parts, strict=True):
         total[runs] += part
     return total

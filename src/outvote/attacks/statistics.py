@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outvote.attacks.products import along, column_sums, extreme, inner_products
 from outvote.axes import Pairs, PerClient, PerCoordinate, Rows
 from outvote.threads import mapped
 
@@ -123,12 +124,12 @@ def tiles(rows: Rows) -> list[tuple[slice, slice]]:
 def _extremes(values: Rows, is_used: Tensor | None, low: Tensor, high: Tensor) -> None:
     """Write the smallest and the largest values; 0 where nobody is."""
     if is_used is None:
-        torch.amin(values, dim=1, out=low)
-        torch.amax(values, dim=1, out=high)
+        low.copy_(extreme(values, largest=False))
+        high.copy_(extreme(values, largest=True))
         return
     is_out = ~is_used.unsqueeze(-1)
-    low.copy_(values.masked_fill(is_out, torch.inf).amin(dim=1))
-    high.copy_(values.masked_fill(is_out, -torch.inf).amax(dim=1))
+    low.copy_(extreme(values.masked_fill(is_out, torch.inf), largest=False))
+    high.copy_(extreme(values.masked_fill(is_out, -torch.inf), largest=True))
     is_nobody = ~is_used.any(dim=-1)
     low[is_nobody] = 0
     high[is_nobody] = 0
@@ -146,20 +147,19 @@ def _measure_tile(
         # Rows left out may hold NaN, which a factor of 0 would not take away.
         values = values.masked_fill(~is_used.unsqueeze(-1), 0)
         count = is_used.sum(dim=-1, keepdim=True).clamp(min=1)
-    torch.div(values.sum(dim=1), count, out=mean)
+    torch.div(column_sums(values), count, out=mean)
     if spread is None:
         return None, None, None
     away = values - mean.unsqueeze(1)
     if is_used is not None:
         away.masked_fill_(~is_used.unsqueeze(-1), 0)
-    products = (away @ away.mT).double() if wanted.products else None
+    products = inner_products(away).double() if wanted.products else None
     squares = away.mul_(away) if wanted.toward is None else away.square()
     norms = squares.sum(dim=-1).double() if wanted.norms else None
-    torch.sqrt(squares.sum(dim=1) / count, out=spread)
-    along = None
-    if wanted.toward is not None:
-        along = (away @ wanted.toward(mean, spread).unsqueeze(-1)).squeeze(-1).double()
-    return norms, products, along
+    torch.sqrt(column_sums(squares).div_(count), out=spread)
+    if wanted.toward is None:
+        return norms, products, None
+    return norms, products, along(away, wanted.toward(mean, spread)).double()
 
 
 def _add_up(

@@ -1,0 +1,56 @@
+"""Sums and inner products over tiles, by the routines that are fastest for each shape."""
+
+import torch
+
+from outvote.axes import Pairs, PerClient, PerCoordinate, Rows
+
+# Matrix products work on blocks of rows; a block with less than this many is mostly wasted.
+BLOCK, FEW = 16, 4
+
+
+def weighted_sum(weights: PerClient, values: Rows) -> PerCoordinate:
+    """Return the sum of the rows with the given weights, [runs, width]."""
+    if len(values) == 1 and not values.is_cuda:
+        # On rows that lie far apart in memory three times as fast as a sum over an axis.
+        return torch.mv(values[0].mT, weights[0]).unsqueeze(0)
+    return (weights.unsqueeze(1) @ values).squeeze(1)
+
+
+def column_sums(values: Rows) -> PerCoordinate:
+    """Return the sum of the rows, [runs, width]."""
+    if len(values) == 1 and not values.is_cuda:
+        return weighted_sum(values.new_ones(values.shape[:2]), values)
+    return values.sum(dim=1)
+
+
+def along(values: Rows, vectors: PerCoordinate) -> PerClient:
+    """Return the inner products of the rows with the vector of their run."""
+    if len(values) == 1 and not values.is_cuda:
+        return torch.mv(values[0], vectors[0]).unsqueeze(0)
+    return (values @ vectors.unsqueeze(-1)).squeeze(-1)
+
+
+def inner_products(values: Rows) -> Pairs:
+    """Return the inner products of all rows with each other."""
+    num_rows = values.shape[1]
+    num_left = num_rows % BLOCK
+    if values.is_cuda or len(values) > 1 or num_rows < BLOCK or not 0 < num_left <= FEW:
+        return values @ values.mT
+    found = values.new_empty(1, num_rows, num_rows)
+    main, rest = values[0, :-num_left], values[0, -num_left:]
+    torch.mm(main, main.mT, out=found[0, :-num_left, :-num_left])
+    torch.mm(rest, values[0].mT, out=found[0, -num_left:])
+    found[0, :-num_left, -num_left:] = found[0, -num_left:, :-num_left].mT
+    return found
+
+
+def extreme(values: Rows, *, largest: bool) -> PerCoordinate:
+    """Return the smallest or largest values over the rows, by halves: faster than over an axis."""
+    pick = torch.maximum if largest else torch.minimum
+    while values.shape[1] > 1:
+        half = values.shape[1] // 2
+        best = pick(values[:, :half], values[:, half : 2 * half])
+        if values.shape[1] % 2:
+            pick(best[:, 0], values[:, -1], out=best[:, 0])
+        values = best
+    return values[:, 0]
