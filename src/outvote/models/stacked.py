@@ -1,0 +1,249 @@
+"""One network, many sets of weights: all of them forward and backward as one program.
+
+Pictures are ``[models, batch, height, width, channels]``. A convolution is one batched product of
+the windows of the pictures with the weights, so weights are kept the way that product wants them
+(`Stacked.spread`) while clients train, and are put back into torch's order afterwards.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from outvote.models.parts import Branches, GlobalAverage, Residual
+
+Run = Callable[["Pass", Tensor], Tensor]
+
+
+@dataclass(slots=True)
+class Pass:
+    """What one forward pass works with."""
+
+    parameters: Sequence[Tensor]
+    buffers: Sequence[Tensor]
+    is_there: Tensor | None = None
+    """Which pictures of a batch are not padding, ``[models, batch]``; None: all."""
+    is_training: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a parameter or buffer lies in the vector of a model, and how it is worked with."""
+
+    start: int
+    shape: torch.Size
+    is_turned: bool = False
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return prod(self.shape)
+
+    def spread(self, vectors: Tensor) -> Tensor:
+        """Cut it out of ``vectors [models, dim]``, as products want it."""
+        values = vectors[:, self.start : self.start + self.size].view(-1, *self.shape)
+        if not self.is_turned:
+            return values.clone()
+        # [filters, channels, height, width] -> [height * width * channels, filters]
+        return values.movedim(1, -1).movedim(1, -2).flatten(1, -2).contiguous()
+
+    def gather(self, values: Tensor, vectors: Tensor) -> None:
+        """Write it back into ``vectors [models, dim]``."""
+        if self.is_turned:
+            filters, channels, *window = self.shape
+            values = values.view(len(values), *window, channels, filters)
+            values = values.movedim(-1, 1).movedim(-1, 2)
+        vectors[:, self.start : self.start + self.size] = values.flatten(1)
+
+
+class Stacked:
+    """A network for many sets of weights at once."""
+
+    def __init__(self, module: nn.Module) -> None:
+        """Read a network; its layers must be ones that are known here."""
+        self.slots: list[Slot] = []
+        self.buffer_slots: list[Slot] = []
+        self._dim = 0
+        self._buffer_dim = 0
+        self._run = self._read(module)
+        self.num_parameters = self._dim
+        self.num_buffers = self._buffer_dim
+
+    def spread(self, vectors: Tensor) -> list[Tensor]:
+        """Return the parameters of ``vectors [models, dim]``, one tensor each, new memory."""
+        return [slot.spread(vectors) for slot in self.slots]
+
+    def gather(self, parameters: Sequence[Tensor]) -> Tensor:
+        """Return the parameters as vectors ``[models, dim]``, in the order of torch."""
+        first = parameters[0]
+        vectors = first.new_empty(len(first), self.num_parameters)
+        for slot, values in zip(self.slots, parameters, strict=True):
+            slot.gather(values.detach(), vectors)
+        return vectors
+
+    def forward(
+        self,
+        parameters: Sequence[Tensor],
+        images: Tensor,
+        *,
+        buffers: Sequence[Tensor] = (),
+        is_there: Tensor | None = None,
+        is_training: bool = False,
+    ) -> Tensor:
+        """Return the logits ``[models, batch, classes]``; buffers are changed in training."""
+        return self._run(Pass(parameters, buffers, is_there, is_training), images)
+
+    def _read(self, module: nn.Module) -> Run:
+        kind = type(module)
+        if kind in _PLAIN:
+            plain = _PLAIN[kind]
+            return lambda _, images: plain(images)
+        reader = getattr(self, f"_read_{kind.__name__.lower()}", None)
+        if reader is None:
+            raise TypeError(
+                f"cannot stack a layer of the kind {kind.__name__}; known are Conv2d, Linear, "
+                "BatchNorm2d, MaxPool2d, ReLU, Flatten, Sequential, Residual, Branches, "
+                "GlobalAverage. Use a model of these, or train client by client."
+            )
+        run: Run = reader(module)
+        return run
+
+    def _slot(self, parameter: Tensor, *, is_turned: bool = False) -> int:
+        self.slots.append(Slot(self._dim, parameter.shape, is_turned))
+        self._dim += parameter.numel()
+        return len(self.slots) - 1
+
+    def _optional_slot(self, parameter: Tensor | None) -> int | None:
+        return None if parameter is None else self._slot(parameter)
+
+    def _read_sequential(self, module: nn.Sequential) -> Run:
+        parts = [self._read(part) for part in module]
+
+        def run(state: Pass, images: Tensor) -> Tensor:
+            for part in parts:
+                images = part(state, images)
+            return images
+
+        return run
+
+    def _read_residual(self, module: Residual) -> Run:
+        body, shortcut = self._read(module.body), self._read(module.shortcut)
+        return lambda state, images: body(state, images) + shortcut(state, images)
+
+    def _read_branches(self, module: Branches) -> Run:
+        parts = [self._read(part) for part in module.parts]
+        return lambda state, images: torch.cat([part(state, images) for part in parts], dim=-1)
+
+    def _read_conv2d(self, module: nn.Conv2d) -> Run:
+        _check_conv(module)
+        size, stride, padding = module.kernel_size[0], module.stride[0], int(module.padding[0])
+        weight = self._slot(module.weight, is_turned=True)
+        bias = self._optional_slot(module.bias)
+
+        def run(state: Pass, images: Tensor) -> Tensor:
+            windows = cut_windows(images, size, stride, padding)
+            result = _times(windows.flatten(1, 3), state.parameters[weight], state, bias)
+            return result.view(*windows.shape[:4], -1)
+
+        return run
+
+    def _read_linear(self, module: nn.Linear) -> Run:
+        weight = self._slot(module.weight, is_turned=True)
+        bias = self._optional_slot(module.bias)
+        return lambda state, rows: _times(rows, state.parameters[weight], state, bias)
+
+    def _read_maxpool2d(self, module: nn.MaxPool2d) -> Run:
+        def run(_: Pass, images: Tensor) -> Tensor:
+            # Channels last is a layout that torch knows: nothing is copied.
+            flat = images.flatten(0, 1).permute(0, 3, 1, 2)
+            pooled: Tensor = module(flat)
+            last: Tensor = pooled.permute(0, 2, 3, 1).unflatten(0, images.shape[:2])
+            return last
+
+        return run
+
+    def _read_batchnorm2d(self, module: nn.BatchNorm2d) -> Run:
+        at = [self._slot(module.weight), self._slot(module.bias)]
+        first = len(self.buffer_slots)
+        for buffer in (module.running_mean, module.running_var, module.num_batches_tracked):
+            if buffer is None:
+                raise TypeError("batch normalisation must track its running statistics.")
+            self.buffer_slots.append(Slot(self._buffer_dim, buffer.shape))
+            self._buffer_dim += buffer.numel()
+        epsilon, momentum = module.eps, module.momentum or 0.1
+
+        def run(state: Pass, images: Tensor) -> Tensor:
+            mean, variance, count = state.buffers[first : first + 3]
+            if state.is_training:
+                now_mean, now_variance, size = _moments(images, state.is_there)
+                unbiased = now_variance.detach() * (size / (size - 1).clamp(min=1))
+                mean.lerp_(now_mean.detach(), momentum)
+                variance.lerp_(unbiased, momentum)
+                count += 1
+                mean, variance = now_mean, now_variance
+            scale = state.parameters[at[0]] * (variance + epsilon).rsqrt()
+            shift = state.parameters[at[1]] - mean * scale
+            return images * _per_channel(scale) + _per_channel(shift)
+
+        return run
+
+
+def cut_windows(images: Tensor, size: int, stride: int, padding: int) -> Tensor:
+    """Return the windows of a convolution, ``[models, batch, height, width, values]``."""
+    if size == 1 and padding == 0:
+        return images[:, :, ::stride, ::stride]
+    padded = F.pad(images, (0, 0, padding, padding, padding, padding))
+    # The window is behind the channels now, and shall be before them.
+    windows = padded.unfold(2, size, stride).unfold(3, size, stride)
+    return windows.movedim(4, -1).flatten(4)
+
+
+def _times(rows: Tensor, weight: Tensor, state: Pass, bias: int | None) -> Tensor:
+    if bias is None:
+        return torch.matmul(rows, weight)
+    return torch.baddbmm(state.parameters[bias].unsqueeze(1), rows, weight)
+
+
+def _moments(images: Tensor, is_there: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return mean, variance and count per channel over the pictures that are there."""
+    over = (1, 2, 3)
+    if is_there is None:
+        size = images.new_full((len(images), 1), float(prod(images.shape[1:4])))
+        variance, mean = torch.var_mean(images, dim=over, correction=0)
+        return mean, variance, size
+    there = is_there.to(images.dtype)[:, :, None, None, None]
+    size = (there.sum(dim=over) * (images.shape[2] * images.shape[3])).clamp(min=1)
+    mean = (images * there).sum(dim=over) / size
+    centred = (images - _per_channel(mean)) * there
+    return mean, centred.square().sum(dim=over) / size, size
+
+
+def _per_channel(values: Tensor) -> Tensor:
+    return values[:, None, None, None, :]
+
+
+def _check_conv(module: nn.Conv2d) -> None:
+    is_plain = (
+        module.groups == 1
+        and module.dilation == (1, 1)
+        and module.padding_mode == "zeros"
+        and len({*module.kernel_size}) == len({*module.stride}) == len({*module.padding}) == 1
+    )
+    if not is_plain:
+        raise TypeError(f"cannot stack {module}: only square, plain convolutions are known.")
+
+
+def _flatten(images: Tensor) -> Tensor:
+    # In torch's order: channels first.
+    return images.movedim(-1, 2).flatten(2)
+
+
+_PLAIN: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
+    nn.ReLU: F.relu,
+    nn.Identity: lambda images: images,
+    nn.Flatten: _flatten,
+    GlobalAverage: lambda images: images.mean(dim=(2, 3)),
+}

@@ -1,0 +1,110 @@
+"""The networks: their sizes are the papers', and stacked ones compute what plain ones do."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import outvote as ov
+from outvote.models.spec import MODELS
+from outvote.models.stacked import Stacked
+
+SIZES = {
+    "alexnet": (10, (32, 32, 3), 2_472_266, 0),
+    "squeezenet": (100, (32, 32, 3), 781_156, 5_977),
+    "resnet18": (12, (32, 32, 3), 11_182_668, 9_620),
+    "leaf-cnn": (62, (28, 28, 1), 6_603_710, 0),
+    "leaf-cnn-small": (62, (28, 28, 1), 848_382, 0),
+    "small-cnn": (10, (28, 28, 1), 11_274, 0),
+    "mlp": (10, (28, 28, 1), 79_510, 0),
+}
+BATCHES = (5, 3, 4)
+
+
+def test_every_model_has_its_size_here():
+    assert set(SIZES) == set(MODELS)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_has_as_many_parameters_as_published(name: str):
+    num_classes, _, num_parameters, num_buffers = SIZES[name]
+    model = ov.make_model(name, num_classes=num_classes)
+    assert sum(p.numel() for p in model.parameters()) == num_parameters
+    assert sum(b.numel() for b in model.buffers()) == num_buffers
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "leaf-cnn"])
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_stacked_networks_compute_what_each_would_alone(name: str, is_padded: bool):
+    num_classes, shape, *_ = SIZES[name]
+    modules = [
+        ov.make_model(name, num_classes=num_classes, image_shape=shape, seed=k).double()
+        for k in range(len(BATCHES))
+    ]
+    stacked = Stacked(modules[0])
+    vectors = torch.stack([_vector(module.parameters()) for module in modules])
+    parameters = [p.requires_grad_() for p in stacked.spread(vectors)]
+    buffers = [
+        torch.stack(same).clone() for same in zip(*(m.buffers() for m in modules), strict=True)
+    ]
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(3, 5, *shape, dtype=torch.float64, generator=generator)
+    labels = torch.randint(num_classes, (3, 5), generator=generator)
+    sizes = BATCHES if is_padded else (5, 5, 5)
+    there = torch.tensor([[k < size for k in range(5)] for size in sizes])
+    logits = stacked.forward(
+        parameters,
+        images,
+        buffers=buffers,
+        is_there=there if is_padded else None,
+        is_training=True,
+    )
+    torch.stack(
+        [F.cross_entropy(logits[m, :size], labels[m, :size]) for m, size in enumerate(sizes)]
+    ).sum().backward()
+    gradients = stacked.gather([p.grad for p in parameters])
+    for m, (module, size) in enumerate(zip(modules, sizes, strict=True)):
+        alone = module.train()(images[m, :size].permute(0, 3, 1, 2))
+        F.cross_entropy(alone, labels[m, :size]).backward()
+        torch.testing.assert_close(logits[m, :size], alone, rtol=1e-9, atol=1e-9)
+        expected = _vector(p.grad for p in module.parameters())
+        torch.testing.assert_close(gradients[m], expected, rtol=1e-9, atol=1e-9)
+        for together, buffer in zip(buffers, module.buffers(), strict=True):
+            torch.testing.assert_close(together[m], buffer, rtol=1e-9, atol=1e-9)
+
+
+def test_weights_survive_the_way_to_the_layout_of_products_and_back():
+    model = ov.make_model("alexnet", num_classes=10)
+    stacked = Stacked(model)
+    vectors = torch.randn(2, stacked.num_parameters)
+    assert torch.equal(stacked.gather(stacked.spread(vectors)), vectors)
+
+
+def test_first_weights_are_a_function_of_the_seed_and_leave_the_global_generator_alone():
+    before = torch.random.get_rng_state()
+    one, same, other, fresh, fresher = (
+        _vector(ov.make_model("mlp", num_classes=3, seed=seed).parameters())
+        for seed in (1, 1, 2, None, None)
+    )
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    assert not torch.equal(fresh, fresher)
+
+
+def test_a_layer_that_cannot_be_stacked_is_named():
+    with pytest.raises(TypeError, match="GELU"):
+        Stacked(nn.Sequential(nn.Linear(3, 3), nn.GELU()))
+    with pytest.raises(TypeError, match="plain convolutions"):
+        Stacked(nn.Sequential(nn.Conv2d(4, 4, 3, groups=2)))
+
+
+def test_an_unknown_model_names_the_closest():
+    with pytest.raises(ValueError, match="alexnet"):
+        ov.make_model("alexnett", num_classes=10)
+    with pytest.raises(ValueError, match="num_classes"):
+        ov.make_model("alexnet", num_classes=1)
+
+
+def _vector(parameters) -> Tensor:
+    return nn.utils.parameters_to_vector(parameters).detach().clone()
