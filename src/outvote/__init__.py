@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from outvote.attacks.spec import make_attack
     from outvote.attacks.zero import Zero
     from outvote.errors import OutvoteWarning, TooManyByzantine
+    from outvote.models.spec import make_model
     from outvote.partition.by_group import partition_by_group
     from outvote.partition.dirichlet import partition_dirichlet
     from outvote.partition.iid import partition_iid
     from outvote.partition.shards import partition_shards
-    from outvote.models.spec import make_model
     from outvote.rules.answer import Answer
     from outvote.rules.base import AffineRule, CoordinatewiseRule, Facts, Rule, VectorRule
     from outvote.rules.bucketing import Bucketing
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from outvote.rules.spec import make_rule
     from outvote.rules.trimmed_mean import TrimmedMean
     from outvote.rules.verdict import Verdict
+    from outvote.testing.attack_conformance import check_attack
     from outvote.testing.conformance import ConformanceError, check_rule
 
 __version__ = "0.1.0"
@@ -123,6 +124,7 @@ _WHERE = {
     "TrimmedMean": "rules.trimmed_mean",
     "Verdict": "rules.verdict",
     "ConformanceError": "testing.conformance",
+    "check_attack": "testing.attack_conformance",
     "check_rule": "testing.conformance",
     "make_model": "models.spec",
     "make_rule": "rules.spec",

@@ -80,17 +80,17 @@ def largest_kept_shift(
     high = torch.full_like(low, highest)
     shift = torch.full_like(low, min(1.0, highest))
     is_open = torch.ones_like(low, dtype=torch.bool)
-    steps_left = num_steps + 1
-    while steps_left or bool(is_open.any()):
+    # Every run counts its own steps, so that it ends where it would alone.
+    steps_left = torch.full_like(low, num_steps)
+    while bool((is_open | (steps_left > 0)).any()):
         is_kept, found = trials.are_kept(shifted(mean, vector, -shift))
-        is_new = is_kept & (shift > low)
+        is_on = is_open | (steps_left > 0)
+        steps_left = torch.where(is_open, steps_left, steps_left - 1)
+        is_new = is_on & is_kept
         low = torch.where(is_new, shift, low)
         strength = torch.where(is_new, found, strength)
-        high = torch.where(is_kept, high, torch.minimum(high, shift))
+        high = torch.where(is_on & ~is_kept, shift, high)
         is_open &= is_kept & (shift < highest)
-        if bool((low >= high).all()):
-            break
-        if not is_open.any():
-            steps_left -= 1
+        steps_left = torch.where(low >= highest, 0.0, steps_left)
         shift = torch.where(is_open, (2 * shift).clamp(max=highest), (low + high) / 2)
     return low, strength

@@ -48,25 +48,28 @@ NUM_TRIES = 10
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One promise that a rule does not keep."""
+    """One promise that is not kept; `fact` is the promise in words."""
 
     check: str
     given: str
     seen: str
+    fact: str = ""
 
     def __str__(self) -> str:
         """Return the promise, what was seen instead, and the input."""
-        fact = inspect.getdoc(CHECKS[self.check]) or ""
+        fact = self.fact or inspect.getdoc(CHECKS[self.check]) or ""
         return f"{self.check}: {fact}\n    seen: {self.seen}\n    input: {self.given}"
 
 
 class ConformanceError(AssertionError):
-    """A rule does not keep all promises; `failures` lists which."""
+    """A rule or an attack does not keep all promises; `failures` lists which."""
 
-    def __init__(self, rule: str, failures: Sequence[Failure]) -> None:
+    def __init__(
+        self, rule: str, failures: Sequence[Failure], num_checks: int = len(CHECKS)
+    ) -> None:
         """List every failure, one after another."""
         listed = "\n".join(f"  {failure}" for failure in failures)
-        super().__init__(f"{rule} fails {len(failures)} of {len(CHECKS)} checks:\n{listed}")
+        super().__init__(f"{rule} fails {len(failures)} of {num_checks} checks:\n{listed}")
         self.rule, self.failures = rule, tuple(failures)
 
 

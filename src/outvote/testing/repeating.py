@@ -51,10 +51,10 @@ def same_seed_same_verdict(trial: Trial) -> None:
 def no_global_state(trial: Trial) -> None:
     """No global generator is drawn from or seeded, and no setting of torch is left changed."""
     for one in trial.rounds():
-        with _stirred_generators():
-            before = _global_state()
+        with stirred_generators():
+            before = global_state()
             trial.verdict(one)
-            after = _global_state()
+            after = global_state()
         changed = [name for name, value in before.items() if after[name] != value]
         require(not changed, one, f"changed {', '.join(changed)}")
 
@@ -71,7 +71,7 @@ def _cuda_states() -> list[torch.Tensor]:
 
 
 @contextmanager
-def _stirred_generators() -> Iterator[None]:
+def stirred_generators() -> Iterator[None]:
     """Put the global generators where no fixed seed puts them, and back afterwards."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     random.seed(repr(states[0]))
@@ -85,7 +85,8 @@ def _stirred_generators() -> Iterator[None]:
         torch.set_rng_state(states[2])
 
 
-def _global_state() -> dict[str, object]:
+def global_state() -> dict[str, object]:
+    """Return what a call must leave as it was."""
     return {
         "Python's random state": random.getstate(),
         "numpy's random state": str(np.random.get_state()),  # noqa: NPY002  (read, not used)

@@ -1,0 +1,208 @@
+"""What every attack promises."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outvote.attacks.batch import corrupt
+from outvote.attacks.spec import ATTACKS, make_attack
+from outvote.testing.attack_trial import AttackTrial, Scenario, batch_defence
+from outvote.testing.repeating import global_state, stirred_generators
+from outvote.testing.trial import require, require_close
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+LARGEST = {torch.float16: 6e4, torch.bfloat16: 1e38, torch.float32: 1e38, torch.float64: 1e38}
+
+
+def no_global_state(trial: AttackTrial) -> None:
+    """No global generator is drawn from or seeded, and no setting of torch is left changed."""
+    for one in trial.scenarios():
+        with stirred_generators():
+            before = global_state()
+            trial.crafted(one)
+            after = global_state()
+        changed = [name for name, value in before.items() if after[name] != value]
+        require(not changed, one, f"changed {', '.join(changed)}")
+
+
+def keeps_kind_and_dtype(trial: AttackTrial) -> None:
+    """The rows have the kind, dtype and device of the honest gradients, one row per attacker."""
+    one = trial.scenario(6, 3, 4, 1.0)
+    for dtype in FLOATS:
+        honest, own = (torch.from_numpy(rows).to(trial.device, dtype) for rows in _parts(one))
+        rows = trial.inspect(honest, own).rows
+        is_same = isinstance(rows, Tensor) and rows.shape == own.shape
+        is_same = is_same and (rows.dtype, rows.device) == (honest.dtype, honest.device)
+        require(is_same, f"torch {dtype} {tuple(honest.shape)}", f"rows {_kind(rows)}")
+    for name in ("float32", "float64"):
+        honest, own = (rows.astype(name) for rows in _parts(one))
+        rows = trial.inspect(honest, own).rows
+        is_same = isinstance(rows, np.ndarray) and rows.shape == own.shape
+        is_same = is_same and rows.dtype == honest.dtype
+        require(is_same, f"numpy {name} {honest.shape}", f"rows {_kind(rows)}")
+    honest, own = ([{"a": row[:3, None], "b": row[3:]} for row in rows] for rows in _parts(one))
+    rows = trial.inspect(honest, own).rows
+    is_same = isinstance(rows, list) and [[*row] for row in rows] == [["a", "b"]] * 3
+    is_same = is_same and all(row["a"].shape == (3, 1) for row in rows)
+    require(is_same, "dicts of numpy arrays", f"rows {_kind(rows)}")
+
+
+def finite(trial: AttackTrial) -> None:
+    """Whatever finite numbers come in, and whoever diverged, the rows are finite."""
+    if trial.attack.sends_nonfinite:
+        return
+    for number, (dtype, largest) in enumerate(LARGEST.items()):
+        values = np.array([0.0, 1.0, -1.0, largest, -largest, float(torch.finfo(dtype).tiny) / 8])
+        for num_honest in (1, 4, 7):
+            random = trial.random(number, num_honest)
+            honest, own = (random.choice(values, size=(k, 5)) for k in (num_honest, 2))
+            if num_honest == 7:
+                honest[2, 1] = np.nan
+            one = Scenario(honest, own)
+            given = [torch.from_numpy(rows).to(trial.device, dtype) for rows in _parts(one)]
+            rows = trial.inspect(*given).rows.double().cpu()
+            require(bool(rows.isfinite().all()), one, f"{dtype} rows {rows.tolist()}")
+
+
+def same_seed_same_rows(trial: AttackTrial) -> None:
+    """The same seed gives the same rows, whatever was asked in between; it is recorded."""
+    for one in trial.scenarios():
+        first = trial.rows(one)
+        told = trial.crafted(one).seed
+        require(told == trial.seed, one, f"seed {told} in place of {trial.seed}")
+        trial.rows(Scenario(one.honest[::-1] * 3 + 1, one.own))
+        is_same = np.array_equal(trial.rows(one), first, equal_nan=True)
+        require(is_same, one, "other rows the second time")
+
+
+def seed_matters_only_if_random(trial: AttackTrial) -> None:
+    """Another seed gives the same rows, unless the attack is random, or asks a rule that is."""
+    if trial.attack.is_random or trial.attack.needs_rule():
+        return
+    for one in trial.scenarios():
+        again = trial.rows(one, seed=trial.seed + 1)
+        is_same = np.array_equal(trial.rows(one), again, equal_nan=True)
+        require(is_same, one, "other rows for another seed; declare is_random = True")
+
+
+def independent_of_order(trial: AttackTrial) -> None:
+    """The order of the honest clients does not matter."""
+    if trial.attack.depends_on_order:
+        return
+    for number, one in enumerate(trial.scenarios()):
+        order = trial.random(number).permutation(len(one.honest))
+        moved = trial.rows(Scenario(one.honest[order], one.own))
+        _require_close(moved, trial.rows(one), one, f"rows in the order {order.tolist()}")
+
+
+def leaves_inputs_alone(trial: AttackTrial) -> None:
+    """The gradients are never changed, and no row is a view of them."""
+    for one in trial.scenarios():
+        given = [torch.from_numpy(rows.copy()).to(trial.device) for rows in _parts(one)]
+        before = [part.clone() for part in given]
+        rows = trial.inspect(*given).rows
+        rows[0].fill_(77.0)
+        is_same = all(torch.equal(a, b) for a, b in zip(given, before, strict=True))
+        require(is_same, one, "the gradients changed, or a write into the rows went through")
+
+
+def colluding_rows_are_identical(trial: AttackTrial) -> None:
+    """All attackers send the same row if the attack says so."""
+    if not trial.attack.is_colluding:
+        return
+    for one in trial.scenarios():
+        rows = trial.rows(one)
+        is_same = all(np.array_equal(row, rows[0], equal_nan=True) for row in rows)
+        require(is_same, one, "different rows; declare is_colluding = False")
+
+
+def no_attacker(trial: AttackTrial) -> None:
+    """Without an attacker there are no rows, nothing is drawn, and the rule is not asked."""
+    one = trial.scenario(4, 1, 3, 1.0)
+    asked = []
+    generator = np.random.default_rng(trial.seed)
+    before = str(generator.bit_generator.state)
+    crafted = trial.crafted(
+        Scenario(one.honest, one.own[:0]),
+        seed=generator,
+        rule=lambda *_, **__: asked.append(1),
+    )
+    require(tuple(crafted.rows.shape) == (0, 3), one, f"rows {_kind(crafted.rows)}")
+    require(not asked, one, "the rule was asked")
+    require(str(generator.bit_generator.state) == before, one, "a number was drawn")
+
+
+def one_honest_client(trial: AttackTrial) -> None:
+    """A single honest client is enough."""
+    one = trial.scenario(1, 2, 4, 1.0)
+    _require_sound(trial, one, trial.rows(one))
+
+
+def zero_spread(trial: AttackTrial) -> None:
+    """Honest clients that all send the same are no problem, nor are zeros."""
+    one = trial.scenario(5, 2, 4, 1.0)
+    for row in (one.honest[:1], 0 * one.honest[:1]):
+        same = Scenario(np.repeat(row, 5, axis=0), one.own)
+        _require_sound(trial, same, trial.rows(same))
+
+
+def text_round_trip(trial: AttackTrial) -> None:
+    """The text of an attack makes the same attack again (if its class can be found by text)."""
+    kind = type(trial.attack)
+    if kind not in ATTACKS.values() and not hasattr(kind, "loaded_from"):
+        return
+    text = str(trial.attack)
+    again = make_attack(text)
+    require(again == trial.attack and str(again) == text, text, f"make_attack gave {again!r}")
+
+
+def batch_equals_loop(trial: AttackTrial) -> None:
+    """Runs attacked at once get what each gets alone with its own seed; idle ones stay."""
+    rows = np.stack([trial.scenario(7, k, 6, 1.0).honest * (k + 1) for k in range(4)])
+    is_byzantine = np.zeros((4, 7), dtype=bool)
+    is_byzantine[0, [1, 4]] = is_byzantine[1, 6] = is_byzantine[3] = True
+    counts = is_byzantine.sum(axis=1).tolist()
+    gradients = torch.from_numpy(rows).to(trial.device)
+    seeds = [trial.seed + k for k in range(4)]
+    found = corrupt(
+        trial.attack,
+        gradients,
+        torch.from_numpy(is_byzantine),
+        seeds=seeds,
+        defence=batch_defence(counts),
+    )
+    together = found.gradients.double().cpu().numpy()
+    is_same = np.array_equal(together[~is_byzantine], rows[~is_byzantine])
+    require(is_same, f"{is_byzantine.tolist()}", "rows of honest clients changed")
+    for run in (0, 1, 3):
+        own = rows[run][is_byzantine[run]]
+        honest = rows[run][~is_byzantine[run]] if run < 3 else own
+        one = Scenario(honest, own)
+        if run == 3 and trial.attack.needs_rule():
+            continue  # Alone, the attackers are asked about beside themselves.
+        wanted = trial.rows(one, seed=seeds[run])
+        _require_close(together[run][is_byzantine[run]], wanted, one, f"run {run} in the batch")
+
+
+def _parts(one: Scenario) -> tuple[Any, Any]:
+    return one.honest, one.own
+
+
+def _kind(rows: Any) -> str:
+    where = f" on {rows.device}" if isinstance(rows, Tensor) else ""
+    shape = getattr(rows, "shape", None)
+    return f"{type(rows).__name__} {getattr(rows, 'dtype', '')} {shape}{where}"
+
+
+def _require_sound(trial: AttackTrial, one: Scenario, rows: Any) -> None:
+    require(rows.shape == one.own.shape, one, f"rows {_kind(rows)}")
+    if not trial.attack.sends_nonfinite:
+        require(bool(np.isfinite(rows).all()), one, f"rows {rows.tolist()}")
+
+
+def _require_close(got: Any, wanted: Any, one: Scenario, what: str) -> None:
+    """Compare rows; NaN and infinity are replaced by numbers that nobody sends."""
+    got, wanted = (np.nan_to_num(rows, nan=-7e7, posinf=7e7) for rows in (got, wanted))
+    require_close(got, wanted, one, what)
