@@ -37,7 +37,7 @@ def learn(scene: Scene, is_used: Tensor, state: MimicState | None) -> tuple[PerC
     dtype = _dtype(scene)
     state = _started(scene, dtype) if state is None else state
     rounds = state.num_rounds.to(scene.device).unsqueeze(-1)
-    share = (1 / (rounds + 1)).to(dtype)
+    share = (1 / (rounds.double() + 1)).to(dtype)
     old = state.direction.to(scene.device, dtype)
     mean = torch.lerp(state.mean.to(scene.device, dtype), scene.mean.to(dtype), share)
     weights, before = _along(scene, is_used, dtype, mean, old)
