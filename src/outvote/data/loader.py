@@ -1,0 +1,72 @@
+"""From a name to a dataset in memory."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from outvote.data.cache import VARIABLE, places
+from outvote.data.catalog import DATASETS
+from outvote.data.dataset import Dataset
+from outvote.data.entry import Entry, Form
+from outvote.data.faults import MissingDataError
+from outvote.errors import closest
+
+
+def load(
+    name: str,
+    *,
+    folder: str | Path | None = None,
+    size: int | None = None,
+    split_seed: int | None = None,
+) -> Dataset:
+    """Load a dataset into memory and check it against the original.
+
+    Looked for in `folder`, or else in the cache folder (see `data_root`). `size` is for folders of
+    pictures: their height and width. `split_seed` is for LEAF's JSON without a split of its own.
+
+    >>> small = load("fashion-mnist-small")
+    >>> small.train_images.shape, small.num_classes
+    ((6000, 28, 28, 1), 10)
+    """
+    return load_entry(find_entry(name), folder, size=size, split_seed=split_seed)
+
+
+def find_entry(name: str) -> Entry:
+    """Return what is known of a dataset; an unknown name is told the closest one."""
+    if name not in DATASETS:
+        raise ValueError(f"unknown dataset {name!r}; {closest(str(name), DATASETS)}")
+    return DATASETS[name]
+
+
+def load_entry(entry: Entry, folder: str | Path | None = None, **options: Any) -> Dataset:
+    """Load what an entry describes."""
+    form, place = locate(entry, folder)
+    given = {key: value for key, value in options.items() if value is not None}
+    if unknown := [key for key in given if key not in form.options]:
+        raise ValueError(
+            f"{entry.name} as {form.doc} takes no {unknown[0]}, got {given[unknown[0]]!r}; "
+            "leave it out."
+        )
+    arrays = form.read(place, **given)
+    return Dataset(
+        name=entry.name,
+        mean=entry.mean,
+        std=entry.std,
+        pixels=entry.pixels,
+        source=f"{form.doc}, {place}",
+        **{field.name: getattr(arrays, field.name) for field in fields(arrays)},
+    )
+
+
+def locate(entry: Entry, folder: str | Path | None = None) -> tuple[Form, Path]:
+    """Return the form in which a dataset is there, and the folder; files are not opened."""
+    looked = places(entry.name, folder)
+    for place in looked:
+        for form in entry.forms:
+            if form.is_there(place):
+                return form, place
+    forms = " or ".join(form.doc for form in entry.forms)
+    raise MissingDataError(
+        f"{entry.name} is not in {' or '.join(str(place) for place in looked)} (as {forms}); get "
+        f"it: {entry.how_to_get}; if it lies elsewhere, set {VARIABLE} or pass folder=."
+    )
