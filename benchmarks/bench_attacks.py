@@ -7,10 +7,10 @@ import argparse
 from collections.abc import Callable
 
 import torch
+from timing import medians
 
 import outvote as ov
 from outvote.attacks.spec import ATTACKS
-from timing import medians
 
 LIMIT = 4.0
 # Random numbers, not memory, are what these spend their time on: no limit.

@@ -165,6 +165,20 @@ def test_where_everybody_diverged_the_attackers_go_by_their_own():
     assert not ov.LIE()(H * np.nan, num_byzantine=2).any()
 
 
+@pytest.mark.parametrize("text", ["lie", "min-max", "fang(target=krum)", "mimic(client=none)"])
+def test_where_nobody_sent_numbers_the_attackers_send_zeros(text):
+    nothing = np.full((2, 3), np.nan)
+    rows = ov.make_attack(text)(nothing, num_byzantine=2, own=nothing, seed=0)
+    np.testing.assert_array_equal(rows, np.zeros((2, 3)))
+
+
+@pytest.mark.parametrize("direction", ["std", "sign", "unit-mean"])
+def test_a_mean_that_is_next_to_nothing_has_no_direction(direction):
+    for tiny in (5e-324, 1e-310):
+        rows = ov.MinMax(direction=direction)(np.full((1, 2), tiny), num_byzantine=1)
+        np.testing.assert_allclose(rows, tiny, rtol=0, atol=1e-300)
+
+
 def test_label_flip_maps_labels_and_leaves_gradients():
     attack = ov.LabelFlip()
     assert attack.is_data_attack

@@ -28,4 +28,4 @@ class BitFlip(Attack):
 
     def craft(self, scene: Scene) -> Forged:
         """Turn every attacker's own gradient around."""
-        return Forged(rows=-scene.own_rows)
+        return Forged(rows=-scene.own_rows, is_fresh=True)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from outvote.attacks.base import Attack
@@ -84,6 +85,9 @@ def finished(attack: Attack, forged: Forged, scene: Scene) -> Tensor:
         )
     if attack.sends_nonfinite:
         return forged.rows.to(scene.gradients.dtype)
+    if forged.is_fresh and forged.rows.dtype == scene.gradients.dtype:
+        largest = torch.finfo(forged.rows.dtype).max
+        return forged.rows.clamp_(min=-largest, max=largest)
     return in_range(forged.rows, scene.gradients.dtype)
 
 

@@ -27,10 +27,12 @@ class Crafted:
 class Forged:
     """The same for a batch of runs: rows ``[runs, attackers or 1, dim]``, one factor per run.
 
-    One row per run means that all attackers of the run send it.
+    One row per run means that all attackers of the run send it. `is_fresh` tells that the rows are
+    nobody else's, so that they may be clipped in place.
     """
 
     rows: Tensor
+    is_fresh: bool = False
     factor: Tensor | None = None
     state: Any = None
     notes: tuple[str, ...] = ()

@@ -71,7 +71,7 @@ class Fang(Attack):
             for into, reach, first in zip(*pieces, strict=True):
                 into.uniform_(generator=generator).mul_(reach).add_(first)
 
-        return Forged(rows=random_rows(scene, draw))
+        return Forged(rows=random_rows(scene, draw), is_fresh=True)
 
 
 def beyond(

@@ -37,4 +37,4 @@ class Gaussian(Attack):
 
     def craft(self, scene: Scene) -> Forged:
         """Draw the rows."""
-        return Forged(rows=normal_rows(scene, self.sigma))
+        return Forged(rows=normal_rows(scene, self.sigma), is_fresh=True)

@@ -37,4 +37,5 @@ class Noise(Attack):
 
     def craft(self, scene: Scene) -> Forged:
         """Add what was drawn to what the attackers have."""
-        return Forged(rows=normal_rows(scene, self.sigma).add_(scene.own_rows))
+        rows = normal_rows(scene, self.sigma).add_(scene.own_rows)
+        return Forged(rows=rows, is_fresh=True)

@@ -89,9 +89,14 @@ class Scene:
         if self.is_honest is not None:
             is_used &= self.is_honest
         scene = self if is_used.all() else replace(self, is_honest=is_used)
-        if self.own is None or bool(is_used.any(dim=-1).all()):
-            return scene
-        # Nobody honest is left: go by what the attackers would have sent.
+        if self.own is not None and not bool(is_used.any(dim=-1).all()):
+            scene = self._with_own(is_used)
+        scene.__dict__["checked"] = scene
+        return scene
+
+    def _with_own(self, is_used: Tensor) -> "Scene":
+        """Where nobody honest is left, go by what the attackers would have sent."""
+        assert self.own is not None
         more = self._is_finite(self.own) & ~is_used.any(dim=-1, keepdim=True)
         places = torch.arange(self.own.shape[1], device=self.device)
         more &= places < self.byzantine_counts.unsqueeze(-1)

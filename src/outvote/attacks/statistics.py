@@ -6,6 +6,7 @@ Sums over coordinates are kept in float64 from tile to tile.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import local
 
 import torch
 from torch import Tensor
@@ -14,8 +15,9 @@ from outvote.attacks.products import along, column_sums, extreme, inner_products
 from outvote.axes import Pairs, PerClient, PerCoordinate, Rows
 from outvote.threads import mapped
 
-# Values of a tile: one megabyte of float32, which a core keeps at hand; a GPU wants large pieces.
-TILE = {"cpu": 1 << 18, "cuda": 1 << 27}
+# Values of a tile: it stays in the last cache, and is large beside the cost of calling torch; a GPU
+# wants large pieces.
+TILE = {"cpu": 1 << 20, "cuda": 1 << 27}
 # Below and above, squares in float32 lose digits or overflow: such gradients are done in float64.
 SAFE_TOTAL = {torch.float32: 1e34, torch.float64: 1e240}
 SAFE_MEAN_SQUARE = {torch.float32: 1e-26, torch.float64: 0.0}
@@ -76,14 +78,16 @@ def measure(rows: Rows, is_used: Tensor | None, dtype: torch.dtype, wanted: Want
     spread = torch.empty_like(mean) if wanted.spread else None
     low, high = (torch.empty_like(mean) if wanted.extremes else None for _ in range(2))
 
+    scratch = Scratch()
+
     def work(tile: tuple[slice, slice]) -> tuple[Tensor | None, ...]:
         runs, columns = tile
         used = None if is_used is None else is_used[runs]
         values = rows[runs, :, columns].to(dtype)
         if low is not None and high is not None:
-            _extremes(values, used, low[runs, columns], high[runs, columns])
+            _extremes(values, used, (low[runs, columns], high[runs, columns]), scratch)
         into = (mean[runs, columns], None if spread is None else spread[runs, columns])
-        return _measure_tile(values, used, into, wanted)
+        return _measure_tile(values, used, into, wanted, scratch)
 
     cut = tiles(rows)
     parts = mapped(work, cut, rows.device)
@@ -93,12 +97,31 @@ def measure(rows: Rows, is_used: Tensor | None, dtype: torch.dtype, wanted: Want
         counts=_counts(rows, is_used),
         is_used=is_used,
         spread=spread,
-        squared_norms=sums[0],
+        squared_norms=sums[0] if sums[1] is None else sums[1].diagonal(dim1=-2, dim2=-1),
         products=sums[1],
         along=sums[2],
         low=low,
         high=high,
     )
+
+
+class Scratch:
+    """Memory that every thread uses again for one tile after the other.
+
+    Fresh memory has to be fetched from the system page by page, which takes longer than the work.
+    """
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self.here = local()
+
+    def like(self, values: Tensor, number: int) -> Tensor:
+        """Return memory of the shape and kind of `values`; the same one for the same number."""
+        kept: dict[str, Tensor] = self.here.__dict__
+        name = f"piece {number}"
+        if name not in kept or kept[name].numel() < values.numel():
+            kept[name] = values.new_empty(values.numel())
+        return kept[name][: values.numel()].view(values.shape)
 
 
 def _counts(rows: Rows, is_used: Tensor | None) -> Tensor:
@@ -121,18 +144,19 @@ def tiles(rows: Rows) -> list[tuple[slice, slice]]:
     ]
 
 
-def _extremes(values: Rows, is_used: Tensor | None, low: Tensor, high: Tensor) -> None:
+def _extremes(
+    values: Rows, is_used: Tensor | None, into: tuple[Tensor, Tensor], scratch: "Scratch"
+) -> None:
     """Write the smallest and the largest values; 0 where nobody is."""
-    if is_used is None:
-        low.copy_(extreme(values, largest=False))
-        high.copy_(extreme(values, largest=True))
-        return
-    is_out = ~is_used.unsqueeze(-1)
-    low.copy_(extreme(values.masked_fill(is_out, torch.inf), largest=False))
-    high.copy_(extreme(values.masked_fill(is_out, -torch.inf), largest=True))
-    is_nobody = ~is_used.any(dim=-1)
-    low[is_nobody] = 0
-    high[is_nobody] = 0
+    half = scratch.like(values[:, : max(1, values.shape[1] // 2)], 0)
+    for out, largest in zip(into, (False, True), strict=True):
+        found = values
+        if is_used is not None:
+            beyond = -torch.inf if largest else torch.inf
+            found = values.masked_fill(~is_used.unsqueeze(-1), beyond)
+        out.copy_(extreme(found, half, largest=largest))
+        if is_used is not None:
+            out[~is_used.any(dim=-1)] = 0
 
 
 def _measure_tile(
@@ -140,6 +164,7 @@ def _measure_tile(
     is_used: Tensor | None,
     into: tuple[Tensor, Tensor | None],
     wanted: Wanted,
+    scratch: "Scratch",
 ) -> tuple[Tensor | None, ...]:
     mean, spread = into
     count: Tensor | int = values.shape[1]
@@ -150,12 +175,13 @@ def _measure_tile(
     torch.div(column_sums(values), count, out=mean)
     if spread is None:
         return None, None, None
-    away = values - mean.unsqueeze(1)
+    away = torch.sub(values, mean.unsqueeze(1), out=scratch.like(values, 0))
     if is_used is not None:
         away.masked_fill_(~is_used.unsqueeze(-1), 0)
     products = inner_products(away).double() if wanted.products else None
-    squares = away.mul_(away) if wanted.toward is None else away.square()
-    norms = squares.sum(dim=-1).double() if wanted.norms else None
+    is_last = wanted.toward is None
+    squares = torch.mul(away, away, out=away if is_last else scratch.like(values, 1))
+    norms = squares.sum(dim=-1).double() if wanted.norms and products is None else None
     torch.sqrt(column_sums(squares).div_(count), out=spread)
     if wanted.toward is None:
         return norms, products, None

@@ -67,7 +67,9 @@ def set_course(scene: Scene, direction: str, spread: str, *, pairs: bool) -> Cou
     length, mean_length = norm(vector), norm(found.mean)
     scale = torch.ones_like(length)
     if direction == "unit-mean":
-        scale = 1 / torch.where(length > 0, length, 1.0)
+        # A mean that is next to nothing has no direction.
+        shortest = torch.finfo(vector.dtype).tiny ** 0.5
+        scale = torch.where(length > shortest, 1 / length, 0.0)
     elif direction == "std" and spread == "sample":
         scale = found.sample_factor()
     # Rounded in the work and when sent; the tiniest numbers are rounded to a grid.

@@ -42,8 +42,8 @@ def keeps_kind_and_dtype(trial: AttackTrial) -> None:
         is_same = isinstance(rows, np.ndarray) and rows.shape == own.shape
         is_same = is_same and rows.dtype == honest.dtype
         require(is_same, f"numpy {name} {honest.shape}", f"rows {_kind(rows)}")
-    honest, own = ([{"a": row[:3, None], "b": row[3:]} for row in rows] for rows in _parts(one))
-    rows = trial.inspect(honest, own).rows
+    named = [[{"a": row[:3, None], "b": row[3:]} for row in rows] for rows in _parts(one)]
+    rows = trial.inspect(*named).rows
     is_same = isinstance(rows, list) and [[*row] for row in rows] == [["a", "b"]] * 3
     is_same = is_same and all(row["a"].shape == (3, 1) for row in rows)
     require(is_same, "dicts of numpy arrays", f"rows {_kind(rows)}")
