@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from outvote.data.checksum import sha256_of
 from outvote.data.class_names import FASHION
-from outvote.data.entries_idx import FASHION_MD5
 from outvote.data.embedded_fashion import FILE
+from outvote.data.entries_idx import FASHION_MD5
 from outvote.data.idx import read_idx
 
 NUM_TRAIN, NUM_TEST = 600, 200

@@ -1,14 +1,14 @@
 """`outvote data list|fetch|verify`: which datasets there are, getting them, checking them."""
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.output import Column, one_line, print_json, print_table
+from outvote.cli.download_bars import download_bars
+from outvote.cli.output import Column, print_json, print_table
 from outvote.cli.verb import CONTEXT, Verb, WorkFailed
 from outvote.errors import closest
 
@@ -83,7 +83,7 @@ def fetch_dataset(name: str, folder: Path | None, as_json: bool) -> None:
     from outvote.data.fetch import fetch
 
     entry = _find(name)
-    with _mistakes(entry), _progress() as (progress, say):
+    with _mistakes(entry), download_bars() as (progress, say):
         dataset = fetch(name, folder=folder, progress=progress, say=say)
     _tell(dataset, entry, as_json)
 
@@ -123,29 +123,6 @@ def _mistakes(entry: "Entry") -> Iterator[None]:
         raise WorkFailed(str(error)) from error
     except OSError as error:
         raise WorkFailed(f"{entry.name}: {error}") from error
-
-
-@contextmanager
-def _progress() -> Iterator[tuple[Callable[[str, int, int | None], None], Callable[[str], None]]]:
-    """Show a bar and what is tried on stderr, if that is a terminal."""
-    if not sys.stderr.isatty():
-        yield (lambda *_: None), (lambda *_: None)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
-
-    console = Console(stderr=True, highlight=False, markup=False)
-    with Progress(
-        "{task.description}", BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console
-    ) as bars:
-        tasks: dict[str, Any] = {}
-
-        def show(name: str, done: int, total: int | None) -> None:
-            if name not in tasks:
-                tasks[name] = bars.add_task(name)
-            bars.update(tasks[name], completed=done, total=total)
-
-        yield show, lambda text: console.print(one_line(text))
 
 
 def _about(entry: "Entry") -> dict[str, Any]:

@@ -3,8 +3,8 @@
 from functools import partial
 
 from outvote.data.class_names import DIGITS, FASHION
-from outvote.data.entry import Entry, Form
 from outvote.data.embedded_fashion import is_embedded, read_embedded
+from outvote.data.entry import Entry, Form
 from outvote.data.idx import FILES, has_idx, read_idx
 from outvote.data.sources import Download, Package, RemoteFile
 
