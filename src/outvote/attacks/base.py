@@ -66,6 +66,10 @@ class Attack(ABC):
     def craft(self, scene: Scene) -> Forged:
         """Work out the rows for a batch of runs."""
 
+    def label_map(self, num_classes: int) -> list[int] | None:
+        """Return the label that each class is trained as by the attackers; None: its own."""
+        del num_classes
+
     def needs_rule(self) -> bool:
         """Tell whether the attack asks the defence."""
         return False

@@ -64,10 +64,11 @@ class Fang(Attack):
             scene.measured(Wanted(extremes=True)), self.stretch, scene.gradients.dtype
         )
         width = high - low
+        # On a CPU piece by piece, so that each stays in the cache.
+        size = PIECE if scene.device.type == "cpu" else scene.dim
 
         def draw(row: Tensor, generator: Generator, run: int) -> None:
-            # Piece by piece, so that each stays in the cache.
-            pieces = (part.split(PIECE) for part in (row, width[run], low[run]))
+            pieces = (part.split(size) for part in (row, width[run], low[run]))
             for into, reach, first in zip(*pieces, strict=True):
                 into.uniform_(generator=generator).mul_(reach).add_(first)
 

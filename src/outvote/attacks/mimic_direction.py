@@ -47,9 +47,13 @@ def learn(scene: Scene, is_used: Tensor, state: MimicState | None) -> tuple[PerC
     direction = torch.lerp(old, step / length.unsqueeze(-1).to(dtype), share)
     size = torch.linalg.vector_norm(direction, dim=-1, keepdim=True)
     direction = direction / torch.where(size > 0, size, 1.0)
-    return scores, replace(
-        state, direction=direction, mean=mean, num_rounds=state.num_rounds.to(scene.device) + 1
+    state = MimicState(
+        direction=direction,
+        mean=mean,
+        num_rounds=state.num_rounds.to(scene.device) + 1,
+        target=state.target.to(scene.device),
     )
+    return scores, state
 
 
 def _dtype(scene: Scene) -> torch.dtype:
