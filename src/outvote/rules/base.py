@@ -61,6 +61,9 @@ class Rule(ABC):
     uses_num_byzantine: ClassVar[bool] = True
     can_be_wrapped: ClassVar[bool] = True
     is_batched: ClassVar[bool] = True
+    # Whether it takes `state` and gives one back, and whether it must have `reference`.
+    has_memory: ClassVar[bool] = False
+    needs_reference: ClassVar[bool] = False
     hides_shares: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
@@ -121,6 +124,10 @@ class Rule(ABC):
     def must_be_told(self) -> bool:
         """Tell whether the rule cannot do without the number of Byzantine clients."""
         return self.uses_num_byzantine
+
+    def is_selecting(self) -> bool:
+        """Tell whether the rule believes some clients as a whole, and others not."""
+        return True
 
     def inside_num_clients(self, num_clients: int) -> int:
         """Return how many clients a rule inside this one sees."""
@@ -201,6 +208,10 @@ class CoordinatewiseRule(Rule):
             )
         return shares_between(columns, *bounds)
 
+    def is_selecting(self) -> bool:
+        """Tell that nobody is believed as a whole."""
+        return False
+
     def answer(self, points: Points, facts: Facts) -> Answer:
         """Answer with the vector of the reduced coordinates."""
         vector = self.reduce(points.columns, facts.num_byzantine)
@@ -216,6 +227,10 @@ class VectorRule(Rule):
     @abstractmethod
     def aggregate(self, rows: Tensor, num_byzantine: int) -> Tensor:
         """Reduce ``rows [clients, dim]`` to a vector ``[dim]``."""
+
+    def is_selecting(self) -> bool:
+        """Tell that nothing is known about it."""
+        return False
 
     def answer(self, points: Points, facts: Facts) -> Answer:
         """Answer matrix by matrix."""

@@ -30,6 +30,7 @@ class CenteredClipping(Rule):
 
     name: ClassVar[str] = "centered-clipping"
     uses_num_byzantine: ClassVar[bool] = False
+    has_memory: ClassVar[bool] = True
 
     radius: float = 10.0
     """No client moves the centre by more than this divided by n in one iteration."""

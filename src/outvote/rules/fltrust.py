@@ -32,6 +32,7 @@ class FLTrust(Rule):
 
     name: ClassVar[str] = "fltrust"
     needs: ClassVar[str] = "reference=, the server's own gradient"
+    needs_reference: ClassVar[bool] = True
     uses_num_byzantine: ClassVar[bool] = False
     can_be_wrapped: ClassVar[bool] = False
 

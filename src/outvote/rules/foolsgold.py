@@ -34,6 +34,7 @@ class FoolsGold(Rule):
 
     name: ClassVar[str] = "foolsgold"
     uses_num_byzantine: ClassVar[bool] = False
+    has_memory: ClassVar[bool] = True
     can_be_wrapped: ClassVar[bool] = False
     is_batched: ClassVar[bool] = False
 

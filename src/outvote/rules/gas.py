@@ -66,6 +66,10 @@ class GAS(Wrapper):
         """Return n - 1: at least one client is kept."""
         return max(0, num_clients - 1)
 
+    def is_selecting(self) -> bool:
+        """Tell that clients are kept or dropped as a whole."""
+        return True
+
     def prepare(self, points: Points, facts: Facts) -> Facts:
         """Draw the split, on one core; the others turn the values meanwhile, where that helps."""
         draw = partial(self.split_coordinates, points, facts)

@@ -25,6 +25,10 @@ class Wrapper(Rule):
                 "its own memory or root data; use it alone."
             )
 
+    def is_selecting(self) -> bool:
+        """Tell what the rule inside does."""
+        return self.rule.is_selecting()
+
     def base_num_byzantine(self, num_byzantine: int, num_clients: int) -> int:
         """Return the number that the innermost rule works with."""
         inside = self.inside_num_byzantine(num_byzantine, num_clients)

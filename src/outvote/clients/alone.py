@@ -1,0 +1,152 @@
+"""Clients trained one by one, each on a core of its own: the fastest way without a GPU."""
+
+import copy
+from collections.abc import Sequence
+from threading import local
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from outvote.clients.pictures import Pictures
+from outvote.clients.training import Training
+from outvote.clients.work import Task, Trained
+from outvote.threads import mapped
+
+EVALUATED_AT_ONCE = 512
+# The same guard against a norm of 0 that torch's own clipping has.
+TINY = 1e-6
+
+
+class FlatModel:
+    """A network whose parameters, and their gradients, are views of one vector each."""
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
+        """Copy a network."""
+        self.module = copy.deepcopy(module).to(dtype)
+        parameters = list(self.module.parameters())
+        self.weights = nn.utils.parameters_to_vector(parameters).detach().clone()
+        self.gradient = torch.zeros_like(self.weights)
+        start = 0
+        for parameter in parameters:
+            piece = slice(start, start + parameter.numel())
+            parameter.data = self.weights[piece].view_as(parameter)
+            parameter.grad = self.gradient[piece].view_as(parameter)
+            start += parameter.numel()
+        self.velocity = torch.zeros_like(self.weights)
+
+    @torch.no_grad()
+    def load(self, weights: Tensor, buffers: Tensor) -> None:
+        """Take the weights and running statistics of a model."""
+        self.weights.copy_(weights)
+        self.velocity.zero_()
+        start = 0
+        for buffer in self.module.buffers():
+            buffer.copy_(buffers[start : start + buffer.numel()].view_as(buffer))
+            start += buffer.numel()
+
+    def buffers(self) -> Tensor:
+        """Return the running statistics as one vector."""
+        parts = [buffer.flatten().double() for buffer in self.module.buffers()]
+        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Return the logits of pictures ``[batch, height, width, channels]``."""
+        logits: Tensor = self.module(images.movedim(-1, 1))
+        return logits
+
+    @torch.no_grad()
+    def step(self, training: Training, learning_rate: float) -> None:
+        """Take one step along the gradient."""
+        gradient = self.gradient
+        if training.max_norm is not None:
+            scale = training.max_norm / (gradient.norm() + TINY)
+            gradient.mul_(scale.clamp(max=1.0))
+        gradient.add_(self.weights, alpha=training.weight_decay)
+        self.velocity.mul_(training.momentum).add_(gradient)
+        self.weights.sub_(self.velocity, alpha=learning_rate)
+
+
+class Alone:
+    """Trains client after client."""
+
+    def __init__(self, module: nn.Module, pictures: Pictures) -> None:
+        """Take the network and the training pictures."""
+        self.module = module
+        self.pictures = pictures
+        self._own = local()
+
+    def train(
+        self,
+        weights: Tensor,
+        buffers: Tensor,
+        tasks: Sequence[Task],
+        training: Training,
+        learning_rate: float,
+    ) -> Trained:
+        """Train one model per task, from ``weights [runs, dim]``."""
+        gradients = weights.new_empty(len(tasks), weights.shape[1])
+        after = buffers.new_empty(len(tasks), buffers.shape[1])
+
+        def work(number: int) -> float:
+            task, model = tasks[number], self._model()
+            start = weights[task.run]
+            model.load(start, buffers[task.run])
+            loss = self._train(model, task, training, learning_rate)
+            torch.sub(start, model.weights, out=gradients[number])
+            after[number] = model.buffers()
+            return loss
+
+        losses = mapped(work, _longest_first(tasks), weights.device)
+        order = torch.tensor(_longest_first(tasks))
+        by_task = torch.empty(len(tasks), dtype=torch.float64)
+        by_task[order] = torch.tensor(losses, dtype=torch.float64)
+        return Trained(gradients=gradients, losses=by_task, buffers=after)
+
+    def _train(
+        self, model: FlatModel, task: Task, training: Training, learning_rate: float
+    ) -> float:
+        model.module.train()
+        total = torch.zeros((), dtype=torch.float64, device=self.pictures.images.device)
+        for step, size in enumerate(task.batches.sizes):
+            index = task.batches.index[step, :size]
+            moves = None if task.batches.moves is None else task.batches.moves[step, :size]
+            labels = self.pictures.labels[index]
+            labels = labels if task.label_map is None else task.label_map[labels]
+            model.gradient.zero_()
+            loss = F.cross_entropy(model.logits(self.pictures.batch(index, moves)), labels)
+            loss.backward()
+            model.step(training, learning_rate)
+            total += loss.detach()
+        return float(total) / task.batches.num_steps
+
+    def count_right(self, weights: Tensor, buffers: Tensor, pictures: Pictures) -> Tensor:
+        """Return how many pictures each run's model recognises."""
+
+        def work(run: int) -> int:
+            model = self._model()
+            model.load(weights[run], buffers[run])
+            model.module.eval()
+            num_right = 0
+            for index in torch.arange(len(pictures)).split(EVALUATED_AT_ONCE):
+                found = model.logits(pictures.batch(index)).argmax(dim=-1)
+                num_right += int((found == pictures.labels[index]).sum())
+            return num_right
+
+        def without_gradient(run: int) -> int:
+            # The mode is one per thread, so it is set where the work is done.
+            with torch.no_grad():
+                return work(run)
+
+        return torch.tensor(mapped(without_gradient, range(len(weights)), weights.device))
+
+    def _model(self) -> FlatModel:
+        model: FlatModel | None = getattr(self._own, "model", None)
+        if model is None:
+            model = self._own.model = FlatModel(self.module, self.pictures.dtype)
+        return model
+
+
+def _longest_first(tasks: Sequence[Task]) -> list[int]:
+    """Order the tasks so that no long one is left for the end."""
+    return sorted(range(len(tasks)), key=lambda k: -tasks[k].batches.num_pictures)

@@ -1,0 +1,85 @@
+"""A federation: which client owns which pictures, and which clients are Byzantine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outvote.seeding import Draws
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Federation:
+    """The clients of one run."""
+
+    parts: tuple[Tensor, ...]
+    """The pictures of each client, as indices into the training set."""
+    is_byzantine: tuple[bool, ...]
+    """Who lies, for the whole run."""
+
+    def __post_init__(self) -> None:
+        """Check that every client has data."""
+        if len(self.parts) != len(self.is_byzantine):
+            raise ValueError(
+                f"is_byzantine must tell of each of the {len(self.parts)} clients, got "
+                f"{len(self.is_byzantine)}."
+            )
+        empty = [k for k, part in enumerate(self.parts) if len(part) == 0]
+        if empty or not self.parts:
+            raise ValueError(
+                f"every client must own data, client {empty[0] if empty else 0} of "
+                f"{len(self.parts)} owns none; use fewer clients or a larger min_size."
+            )
+
+    @property
+    def num_clients(self) -> int:
+        """How many clients there are."""
+        return len(self.parts)
+
+    @property
+    def num_byzantine(self) -> int:
+        """How many of them lie."""
+        return sum(self.is_byzantine)
+
+
+def make_federation(
+    parts: Sequence[Any], *, num_byzantine: int | None = None, fraction: float = 0.0, seed: int = 0
+) -> Federation:
+    """Draw who lies: a number of clients, or a fraction of them rounded up."""
+    num_clients = len(parts)
+    count = ceil(fraction * num_clients - 1e-9) if num_byzantine is None else num_byzantine
+    if not 0 <= count <= num_clients:
+        raise ValueError(
+            f"the number of Byzantine clients must be from 0 to the {num_clients} clients there "
+            f"are, got {count}."
+        )
+    order = Draws((seed,)).under("who-is-byzantine").permutations(num_clients, torch.device("cpu"))
+    liars = set(order[0, :count].tolist())
+    return Federation(
+        parts=tuple(torch.as_tensor(np.asarray(part), dtype=torch.int64) for part in parts),
+        is_byzantine=tuple(k in liars for k in range(num_clients)),
+    )
+
+
+def count_sampled(num_clients: int, *, ratio: float | None, number: int | None) -> int:
+    """Return how many clients take part in a round: a number, or a ratio rounded up."""
+    count = ceil((1.0 if ratio is None else ratio) * num_clients - 1e-9)
+    count = count if number is None else number
+    if not 1 <= count <= num_clients:
+        raise ValueError(
+            f"from 1 to {num_clients} clients can be sampled in a round, got {count}; change the "
+            "number or the ratio."
+        )
+    return count
+
+
+def sample_clients(num_clients: int, num_sampled: int, draws: Draws, number: int) -> list[int]:
+    """Return the clients of a round, drawn without replacement, in ascending order."""
+    stream = draws.under("sampling").under(str(number))
+    order = stream.permutations(num_clients, torch.device("cpu"))
+    return sorted(order[0, :num_sampled].tolist())

@@ -1,0 +1,61 @@
+"""How a client trains: the settings of local SGD."""
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import final
+
+from outvote.errors import check_kind
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """Local SGD with momentum, weight decay and clipping, started afresh in every round."""
+
+    learning_rate: float = 0.1
+    momentum: float = 0.5
+    weight_decay: float = 1e-4
+    max_norm: float | None = 2.0
+    """The norm that the gradient of every step is clipped to; None: no clipping."""
+    batch_size: int = 64
+    num_epochs: int = 1
+    """How often a client goes through its pictures in a round."""
+    num_steps: int | None = None
+    """How many batches a client takes in a round, instead of epochs."""
+    schedule: tuple[tuple[int, float], ...] = ()
+    """Pairs (round, learning rate): from that round on, counted from 1."""
+    augment: bool = False
+    """Shift every picture by up to four pixels and mirror half of them."""
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        for name, least in (("learning_rate", 0.0), ("momentum", 0.0), ("weight_decay", 0.0)):
+            _check_number(name, getattr(self, name), least)
+        if self.max_norm is not None and not self.max_norm > 0:
+            raise ValueError(f"max_norm must be positive, or none, got {self.max_norm}.")
+        for name in ("batch_size", "num_epochs"):
+            _check_count(name, getattr(self, name))
+        if self.num_steps is not None:
+            _check_count("num_steps", self.num_steps)
+        for pair in self.schedule:
+            _check_count("schedule: the round", pair[0])
+            _check_number("schedule: the learning rate", pair[1], 0.0)
+
+    def learning_rate_at(self, number: int) -> float:
+        """Return the learning rate of a round, counted from 1."""
+        rate = self.learning_rate
+        for start, later in sorted(self.schedule):
+            rate = later if number >= start else rate
+        return rate
+
+
+def _check_number(name: str, value: float, least: float) -> None:
+    check_kind(name, value, float)
+    if not (isfinite(value) and value >= least):
+        raise ValueError(f"{name} must be finite and at least {least:g}, got {value}.")
+
+
+def _check_count(name: str, value: int) -> None:
+    check_kind(name, value, int)
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}.")

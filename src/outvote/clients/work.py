@@ -1,0 +1,52 @@
+"""What the clients of a round are asked to do, and what comes back."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from outvote.clients.batches import Batches
+from outvote.clients.pictures import Pictures
+from outvote.clients.training import Training
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """The work of one client in one round."""
+
+    run: int
+    batches: Batches
+    label_map: Tensor | None = None
+    """The label that each class is trained as; None: its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trained:
+    """What the clients learnt: one row per task."""
+
+    gradients: Tensor
+    """The weights sent out minus the weights after training, ``[tasks, dim]``."""
+    losses: Tensor
+    """The mean loss over the steps."""
+    buffers: Tensor
+    """Running statistics after training, ``[tasks, buffers]``; float64 holds counters too."""
+
+
+class Trainer(Protocol):
+    """Trains clients from the weights of their runs."""
+
+    def train(
+        self,
+        weights: Tensor,
+        buffers: Tensor,
+        tasks: Sequence[Task],
+        training: Training,
+        learning_rate: float,
+    ) -> Trained:
+        """Train one model per task, from ``weights [runs, dim]``."""
+        ...
+
+    def count_right(self, weights: Tensor, buffers: Tensor, pictures: Pictures) -> Tensor:
+        """Return how many pictures each run's model recognises, ``[runs]``."""
+        ...

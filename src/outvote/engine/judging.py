@@ -1,0 +1,104 @@
+"""The rules judge what was sent."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outvote.engine.alike import alike
+from outvote.engine.attacking import Sent
+from outvote.engine.sampling import Chosen
+from outvote.engine.training import train_server
+from outvote.engine.world import State, World
+from outvote.rules.batch import judge
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Judged:
+    """What the rules decided, for all runs."""
+
+    updates: Tensor
+    scores: Tensor
+    weights: Tensor
+    is_rejected: Tensor
+    num_used: list[int]
+    memory: tuple[Any, ...]
+
+
+def judge_all(world: World, state: State, chosen: Chosen, sent: Sent) -> Judged:
+    """Let every run's rule judge; runs that share a rule without memory are judged together."""
+    num_runs, num_clients, _ = sent.gradients.shape
+    device = sent.gradients.device
+    result = Judged(
+        torch.zeros_like(state.weights),
+        torch.zeros(num_runs, num_clients, dtype=torch.float64, device=device),
+        torch.zeros(num_runs, num_clients, dtype=torch.float64, device=device),
+        torch.zeros(num_runs, num_clients, dtype=torch.bool, device=device),
+        [0] * num_runs,
+        state.rule_memory or (None,) * num_runs,
+    )
+    memory = list(result.memory)
+    for numbers in alike(world.runs, lambda number, run: run.rule):
+        if world.runs[numbers[0]].rule.has_memory or world.runs[numbers[0]].rule.needs_reference:
+            for number in numbers:
+                memory[number] = _judge_alone(world, state, chosen, sent, number, result)
+        else:
+            _judge_together(world, chosen, sent, numbers, result)
+    return Judged(
+        result.updates,
+        result.scores,
+        result.weights,
+        result.is_rejected,
+        result.num_used,
+        tuple(memory),
+    )
+
+
+def _judge_together(
+    world: World, chosen: Chosen, sent: Sent, numbers: list[int], result: Judged
+) -> None:
+    at = torch.tensor(numbers, device=sent.gradients.device)
+    found = judge(
+        world.runs[numbers[0]].rule,
+        sent.gradients[at],
+        num_byzantine=[chosen.num_told[k] for k in numbers],
+        seeds=[_seed(world, chosen, k) for k in numbers],
+    )
+    result.updates[at] = found.updates
+    result.scores[at] = found.scores
+    result.weights[at] = found.weights
+    result.is_rejected[at] = found.is_rejected
+    for k, used in zip(numbers, found.num_byzantine, strict=True):
+        result.num_used[k] = used
+
+
+def _judge_alone(
+    world: World, state: State, chosen: Chosen, sent: Sent, number: int, result: Judged
+) -> Any:
+    """Judge a run whose rule remembers earlier rounds, or trusts a gradient of the server's own."""
+    rule = world.runs[number].rule
+    reference = None
+    if rule.needs_reference:
+        reference = train_server(world, state, number, chosen.number)
+    verdict = rule.inspect(
+        sent.gradients[number],
+        num_byzantine=chosen.num_told[number],
+        when_too_many="lower",
+        seed=_seed(world, chosen, number),
+        clients=chosen.clients[number],
+        reference=reference,
+        state=result.memory[number],
+    )
+    places = {client: k for k, client in enumerate(chosen.clients[number])}
+    result.updates[number] = verdict.update
+    result.scores[number] = torch.from_numpy(verdict.scores).to(result.scores)
+    result.weights[number] = torch.from_numpy(verdict.weights).to(result.weights)
+    for client in verdict.rejected:
+        result.is_rejected[number, places[client]] = True
+    result.num_used[number] = verdict.num_byzantine
+    return verdict.state
+
+
+def _seed(world: World, chosen: Chosen, number: int) -> int:
+    return world.runs[number].draws(chosen.number, "rule").derived()[0]

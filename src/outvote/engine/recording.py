@@ -1,0 +1,61 @@
+"""What is told of a round."""
+
+import torch
+
+from outvote.clients.work import Trained
+from outvote.engine.judging import Judged
+from outvote.engine.sampling import Chosen
+from outvote.engine.world import State, World
+from outvote.metrics.deviation import honest_means, norms
+from outvote.metrics.record import Record
+
+
+def describe(
+    world: World,
+    after: State,
+    chosen: Chosen,
+    learnt: Trained,
+    judged: Judged,
+    *,
+    is_evaluated: bool,
+) -> list[Record]:
+    """Return one record per run; the models are tried on the whole test set if wanted."""
+    num_runs, num_clients = judged.weights.shape
+    is_byzantine = chosen.is_byzantine.to(judged.updates.device)
+    means = honest_means(learnt.gradients.view(num_runs, num_clients, -1), is_byzantine)
+    deviations, sizes = norms(judged.updates - means), norms(means)
+    accuracies: list[float | None] = [None] * num_runs
+    if is_evaluated:
+        right = world.trainer.count_right(after.weights, after.buffers, world.test)
+        accuracies = [int(count) / len(world.test) for count in right]
+    losses = _honest_losses(learnt, chosen)
+    kept, rejected = (judged.weights > 0).tolist(), judged.is_rejected.tolist()
+    scores = judged.scores.tolist()
+    return [
+        Record(
+            round=chosen.number,
+            loss=losses[k],
+            accuracy=accuracies[k],
+            clients=tuple(clients),
+            byzantine=_picked(clients, chosen.is_byzantine[k].tolist()),
+            num_told=chosen.num_told[k],
+            num_used=judged.num_used[k],
+            kept=_picked(clients, kept[k]),
+            rejected=_picked(clients, rejected[k]),
+            scores=tuple(scores[k]),
+            deviation=deviations[k],
+            honest_norm=sizes[k],
+        )
+        for k, clients in enumerate(chosen.clients)
+    ]
+
+
+def _honest_losses(learnt: Trained, chosen: Chosen) -> list[float]:
+    losses = learnt.losses.view(chosen.is_byzantine.shape)
+    is_honest = ~chosen.is_byzantine | chosen.is_byzantine.all(dim=-1, keepdim=True)
+    total = torch.where(is_honest, losses, 0.0).sum(dim=-1)
+    return [float(loss) for loss in total / is_honest.sum(dim=-1)]
+
+
+def _picked(clients: list[int], mask: list[bool]) -> tuple[int, ...]:
+    return tuple(client for client, ok in zip(clients, mask, strict=True) if ok)

@@ -1,0 +1,107 @@
+"""The same round in plain loops, one run, one client and one step after the other.
+
+Slow and obvious: what `round.py` does for all runs at once must come out the same.
+"""
+
+import copy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from outvote.clients.batches import draw_batches
+from outvote.clients.federation import sample_clients
+from outvote.clients.pictures import Pictures
+from outvote.clients.training import Training
+from outvote.engine.world import Run
+
+
+@dataclass(slots=True, eq=False)
+class Plain:
+    """One run, with a network of its own."""
+
+    run: Run
+    model: nn.Module
+    train: Pictures
+    test: Pictures
+    training: Training
+    num_classes: int
+    attack_state: Any = None
+    rule_state: Any = None
+
+    def play(self, number: int) -> dict[str, Any]:
+        """Play one round, counted from 1, and tell what happened."""
+        run = self.run
+        clients = sample_clients(run.federation.num_clients, run.num_sampled, run.draws(), number)
+        lies = [run.federation.is_byzantine[client] for client in clients]
+        learnt = [self.learn(client, number) for client in clients]
+        sent = self.corrupt(learnt, clients, lies, number)
+        verdict = run.rule.inspect(
+            sent,
+            num_byzantine=run.num_told(sum(lies)),
+            when_too_many="lower",
+            seed=run.draws(number, "rule").derived()[0],
+            clients=clients,
+            state=self.rule_state,
+        )
+        self.rule_state = verdict.state
+        vector = nn.utils.parameters_to_vector(self.model.parameters()).detach()
+        nn.utils.vector_to_parameters(vector - verdict.update, self.model.parameters())
+        return {"clients": clients, "kept": verdict.kept, "accuracy": self.accuracy()}
+
+    def learn(self, client: int, number: int) -> Tensor:
+        """Train a copy of the network on the pictures of a client."""
+        model = copy.deepcopy(self.model).train()
+        before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+        optimiser = torch.optim.SGD(
+            model.parameters(),
+            lr=self.training.learning_rate_at(number),
+            momentum=self.training.momentum,
+            weight_decay=self.training.weight_decay,
+        )
+        batches = draw_batches(
+            self.run.federation.parts[client], self.training, self.run.draws(number, client)
+        )
+        for step, size in enumerate(batches.sizes):
+            index = batches.index[step, :size]
+            moves = None if batches.moves is None else batches.moves[step, :size]
+            labels = self.train.labels[index]
+            if self.run.federation.is_byzantine[client] and self.run.attack.is_data_attack:
+                labels = self.num_classes - 1 - labels
+            optimiser.zero_grad()
+            logits = model(self.train.batch(index, moves).movedim(-1, 1))
+            F.cross_entropy(logits, labels).backward()
+            if self.training.max_norm is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), self.training.max_norm)
+            optimiser.step()
+        return before - nn.utils.parameters_to_vector(model.parameters()).detach()
+
+    def corrupt(
+        self, learnt: list[Tensor], clients: list[int], lies: list[bool], number: int
+    ) -> Tensor:
+        """Replace the rows of the liars by what their attack sends."""
+        rows = torch.stack(learnt)
+        liar = torch.tensor(lies)
+        if not any(lies):
+            return rows
+        found = self.run.attack.inspect(
+            rows[~liar],
+            num_byzantine=sum(lies),
+            own=rows[liar],
+            rule=partial(self.run.rule, num_byzantine=self.run.num_told(sum(lies))),
+            seed=self.run.draws(number, "attack").derived()[0],
+            state=self.attack_state,
+        )
+        self.attack_state = found.state
+        rows = rows.clone()
+        rows[liar] = found.rows
+        return rows
+
+    @torch.no_grad()
+    def accuracy(self) -> float:
+        """Return the share of the test pictures that the network recognises."""
+        logits = self.model.eval()(self.test.batch(torch.arange(len(self.test))).movedim(-1, 1))
+        return float((logits.argmax(dim=-1) == self.test.labels).double().mean())

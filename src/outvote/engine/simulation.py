@@ -1,0 +1,99 @@
+"""Rounds, one after the other, until all runs are over."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+import torch
+from torch import nn
+
+from outvote.clients.alone import Alone
+from outvote.clients.pictures import Pictures
+from outvote.clients.together import Together
+from outvote.clients.training import Training
+from outvote.clients.work import Trainer
+from outvote.engine.round import play_round
+from outvote.engine.world import Run, State, World
+from outvote.metrics.record import Record
+from outvote.server.step import Server
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """One round of the runs that are still going on."""
+
+    state: State
+    numbers: list[int]
+    """Which of the runs these are."""
+    records: list[Record]
+    over: list[int]
+    """The runs that ended with this round because they diverged."""
+
+
+def make_world(
+    module: nn.Module,
+    train: Pictures,
+    test: Pictures,
+    runs: Sequence[Run],
+    *,
+    training: Training,
+    num_classes: int,
+    server: Server | None = None,
+) -> World:
+    """Put everything together; clients train one by one on a CPU, all at once on a GPU."""
+    device = train.images.device
+    trainer: Trainer = Alone(module, train) if device.type == "cpu" else Together(module, train)
+    counters = [
+        torch.full((buffer.numel(),), not buffer.is_floating_point(), device=device)
+        for buffer in module.buffers()
+    ]
+    return World(
+        runs=tuple(runs),
+        trainer=trainer,
+        test=test,
+        training=training,
+        server=server or Server(),
+        num_classes=num_classes,
+        is_counter=torch.cat(counters) if counters else torch.empty(0, device=device),
+        has_normalisation=any(isinstance(part, nn.BatchNorm2d) for part in module.modules()),
+    )
+
+
+def first_state(modules: Sequence[nn.Module], like: Pictures) -> State:
+    """Return where runs start: one freshly made network each."""
+    device, dtype = like.images.device, like.dtype
+    weights = [nn.utils.parameters_to_vector(m.parameters()).detach() for m in modules]
+    none = torch.empty(0, dtype=torch.float64)
+    buffers = [torch.cat([none, *(b.flatten().double() for b in m.buffers())]) for m in modules]
+    return State(
+        round=0,
+        weights=torch.stack(weights).to(device, dtype),
+        buffers=torch.stack(buffers).to(device),
+    )
+
+
+def simulate(
+    world: World,
+    state: State,
+    num_rounds: int,
+    *,
+    evaluate_every: int = 1,
+    numbers: Sequence[int] | None = None,
+) -> Iterator[Step]:
+    """Play rounds up to `num_rounds`; runs that diverge end early, the others go on."""
+    going = list(range(len(world.runs)) if numbers is None else numbers)
+    here = world.only(going)
+    while going and state.round < num_rounds:
+        number = state.round + 1
+        is_evaluated = number % evaluate_every == 0 or number == num_rounds
+        state, records = play_round(here, state, is_evaluated=is_evaluated)
+        over = [k for k, record in enumerate(records) if not _is_sound(state, k, record)]
+        yield Step(state, going, records, [going[k] for k in over])
+        if over:
+            left = [k for k in range(len(going)) if k not in over]
+            going = [going[k] for k in left]
+            here, state = here.only(left), state.only(left)
+
+
+def _is_sound(state: State, number: int, record: Record) -> bool:
+    return isfinite(record.loss) and bool(state.weights[number].isfinite().all())

@@ -1,0 +1,105 @@
+"""What runs are made of, and where they stand."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from outvote.attacks.base import Attack
+from outvote.clients.federation import Federation
+from outvote.clients.pictures import Pictures
+from outvote.clients.training import Training
+from outvote.clients.work import Trainer
+from outvote.rules.base import Rule
+from outvote.seeding import Draws
+from outvote.server.step import Server
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Run:
+    """One federation under one attack, defended by one rule."""
+
+    federation: Federation
+    attack: Attack
+    rule: Rule
+    seed: int
+    num_sampled: int
+    told: int | float | None = None
+    """What the server knows of the liars in a round: None their number, an integer that number
+    always, a fraction that share of the clients, rounded up."""
+    root: Tensor | None = None
+    """Pictures of the server's own, for rules that need a gradient to trust."""
+
+    def draws(self, *names: object) -> Draws:
+        """Return the run's random stream of that name."""
+        draws = Draws((self.seed,))
+        for name in names:
+            draws = draws.under(str(name))
+        return draws
+
+    def num_told(self, num_byzantine: int) -> int:
+        """Return how many liars the server reckons with if there are `num_byzantine`."""
+        if self.told is None:
+            return num_byzantine
+        if isinstance(self.told, int):
+            return self.told
+        return ceil(self.told * self.num_sampled - 1e-9)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class World:
+    """Runs that are played together: one dataset, one network, one way of training."""
+
+    runs: tuple[Run, ...]
+    trainer: Trainer
+    test: Pictures
+    training: Training
+    server: Server = field(default_factory=Server)
+    num_classes: int
+    is_counter: Tensor
+    """Which of the network's buffers are counters."""
+    has_normalisation: bool = False
+
+    def __post_init__(self) -> None:
+        """Check that the runs can be stacked."""
+        sizes = {run.num_sampled for run in self.runs}
+        if len(sizes) != 1:
+            raise ValueError(
+                f"runs played together must sample as many clients each, got {sorted(sizes)}."
+            )
+
+    def only(self, numbers: Sequence[int]) -> "World":
+        """Return the world of some of the runs."""
+        return replace(self, runs=tuple(self.runs[k] for k in numbers))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class State:
+    """Where the runs stand after some rounds."""
+
+    round: int
+    weights: Tensor
+    """``[runs, dim]``"""
+    buffers: Tensor
+    """``[runs, buffers]``, float64"""
+    velocity: Tensor | None = None
+    attack_memory: tuple[Any, ...] = ()
+    rule_memory: tuple[Any, ...] = ()
+
+    def only(self, numbers: Sequence[int]) -> "State":
+        """Return the state of some of the runs."""
+        at = torch.tensor(numbers, device=self.weights.device)
+        return replace(
+            self,
+            weights=self.weights[at],
+            buffers=self.buffers[at],
+            velocity=None if self.velocity is None else self.velocity[at],
+            attack_memory=tuple(self.attack_memory[k] for k in numbers),
+            rule_memory=tuple(self.rule_memory[k] for k in numbers),
+        )

@@ -1,0 +1,1 @@
+"""Metrics: what is told of a round."""

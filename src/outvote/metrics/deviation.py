@@ -1,0 +1,25 @@
+"""How far an update is from what honest clients alone would have given."""
+
+import torch
+from torch import Tensor
+
+
+def honest_means(gradients: Tensor, is_byzantine: Tensor) -> Tensor:
+    """Return the mean of the honest rows of ``gradients [runs, clients, dim]``, before any attack.
+
+    Clients that diverged do not count; where no honest client was sampled, the liars' honest
+    gradients do.
+    """
+    is_honest = ~is_byzantine | is_byzantine.all(dim=-1, keepdim=True)
+    largest = gradients.abs().amax(dim=-1)
+    is_honest = is_honest & largest.isfinite()
+    share = is_honest.to(gradients.dtype)
+    share = share / share.sum(dim=-1, keepdim=True).clamp(min=1)
+    clean = gradients if bool(largest.isfinite().all()) else gradients.nan_to_num(0.0, 0.0, 0.0)
+    return torch.matmul(share.unsqueeze(1), clean).squeeze(1)
+
+
+def norms(vectors: Tensor) -> list[float]:
+    """Return the Euclidean norms of ``vectors [runs, dim]``."""
+    found: Tensor = torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float64)
+    return [float(norm) for norm in found.cpu()]

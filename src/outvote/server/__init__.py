@@ -1,0 +1,1 @@
+"""The server: what it does with the update of a round."""

@@ -1,0 +1,19 @@
+"""Running statistics of batch normalisation: taken from the clients that were kept."""
+
+import torch
+from torch import Tensor
+
+
+def merge_buffers(sent: Tensor, is_kept: Tensor, *, selects: Tensor, is_counter: Tensor) -> Tensor:
+    """Merge ``sent [runs, clients, buffers]`` into ``[runs, buffers]``.
+
+    Where a run's rule selects clients, the mean over those; where it does not, the coordinate-wise
+    median; of counters always the largest. If nobody was kept, everybody counts.
+    """
+    if sent.numel() == 0:
+        return sent.new_empty(len(sent), 0)
+    counted = is_kept | ~is_kept.any(dim=-1, keepdim=True)
+    share = counted.to(sent.dtype) / counted.sum(dim=-1, keepdim=True)
+    mean = (sent * share.unsqueeze(-1)).sum(dim=1)
+    merged = torch.where(selects.unsqueeze(-1), mean, sent.quantile(0.5, dim=1))
+    return torch.where(is_counter, sent.amax(dim=1), merged)

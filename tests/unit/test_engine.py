@@ -1,0 +1,195 @@
+"""The engine: all runs at once come out as each would in plain loops."""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import outvote as ov
+from outvote.clients.alone import Alone
+from outvote.clients.federation import Federation, count_sampled, make_federation
+from outvote.clients.pictures import Pictures
+from outvote.clients.together import Together
+from outvote.clients.training import Training
+from outvote.engine.reference import Plain
+from outvote.engine.simulation import first_state, make_world, simulate
+from outvote.engine.world import Run
+
+RULES = (
+    "mean",
+    "median",
+    "multi-krum",
+    "gas(multi-krum, num_groups=20)",
+    "gas(rbtm, num_groups=7)",
+)
+ATTACKS = (
+    "none",
+    "bit-flip",
+    "label-flip",
+    "lie",
+    "min-max",
+    "min-sum",
+    "ipm",
+    "mimic",
+    "gaussian",
+    "nan",
+)
+TRAINING = Training(num_epochs=2, batch_size=16, learning_rate=0.05)
+CPU = torch.device("cpu")
+
+
+def pictures(num: int, dtype: torch.dtype = torch.float64, shape=(6, 6, 1)) -> Pictures:
+    random = np.random.default_rng(num)
+    images = random.integers(0, 256, (num, *shape), dtype=np.uint8)
+    labels = random.integers(0, 4, num)
+    return Pictures(images, labels, mean=[0.5], std=[0.3], device=CPU, dtype=dtype)
+
+
+def make_runs(pairs, seed: int = 0) -> list[Run]:
+    runs = []
+    for k, (rule, attack) in enumerate(pairs, seed):
+        parts = np.array_split(np.random.default_rng(k).permutation(120), 8)
+        runs.append(
+            Run(
+                federation=make_federation(parts, fraction=0.25, seed=k),
+                attack=ov.make_attack(attack),
+                rule=ov.make_rule(rule),
+                seed=k,
+                num_sampled=6,
+            )
+        )
+    return runs
+
+
+def networks(runs, name: str = "mlp", dtype: torch.dtype = torch.float64) -> list[nn.Module]:
+    return [
+        ov.make_model(name, num_classes=4, image_shape=(6, 6, 1), seed=run.seed).to(dtype)
+        for run in runs
+    ]
+
+
+@pytest.mark.parametrize("way", [Alone, Together])
+@pytest.mark.parametrize("rule", RULES)
+def test_runs_played_together_come_out_as_in_plain_loops(rule: str, way):
+    runs = make_runs([(rule, attack) for attack in ATTACKS])
+    train, test = pictures(120), pictures(40)
+    modules = networks(runs)
+    world = make_world(modules[0], train, test, runs, training=TRAINING, num_classes=4)
+    world = replace(world, trainer=way(modules[0], train))
+    steps = list(simulate(world, first_state(modules, train), 5))
+    for k, run in enumerate(runs):
+        plain = Plain(run, copy.deepcopy(modules[k]), train, test, TRAINING, 4)
+        for step in steps:
+            told = plain.play(step.state.round)
+            assert list(step.records[k].clients) == told["clients"]
+            assert step.records[k].accuracy == pytest.approx(told["accuracy"])
+        expected = nn.utils.parameters_to_vector(plain.model.parameters()).detach()
+        torch.testing.assert_close(steps[-1].state.weights[k], expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("way", [Alone, Together])
+@pytest.mark.parametrize("name", ["mlp", "small-cnn"])
+def test_a_run_alone_and_among_others_agree(name: str, way):
+    runs = make_runs([("gas(median, num_groups=5)", "lie"), ("mean", "ipm"), ("rfa", "min-max")])
+    train, test = pictures(120, torch.float32), pictures(40, torch.float32)
+    modules = networks(runs, name, torch.float32)
+    world = make_world(modules[0], train, test, runs, training=TRAINING, num_classes=4)
+    world = replace(world, trainer=way(modules[0], train))
+    together = list(simulate(world, first_state(modules, train), 3))[-1].state
+    for k in range(len(runs)):
+        alone = list(simulate(world.only([k]), first_state([modules[k]], train), 3))[-1].state
+        torch.testing.assert_close(together.weights[k], alone.weights[0], rtol=1e-6, atol=1e-6)
+
+
+def test_batch_normalisation_is_trained_the_same_both_ways():
+    module = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4)
+    ).double()
+    runs = make_runs([("gas(median, num_groups=5)", "lie"), ("median", "bit-flip")])
+    train, test = pictures(120), pictures(40)
+    world = make_world(module, train, test, runs, training=TRAINING, num_classes=4)
+    start = first_state([module, module], train)
+    one = list(simulate(world, start, 3))[-1].state
+    world = replace(world, trainer=Together(module, train))
+    other = list(simulate(world, start, 3))[-1].state
+    torch.testing.assert_close(one.weights, other.weights, rtol=0, atol=1e-9)
+    torch.testing.assert_close(one.buffers, other.buffers, rtol=0, atol=1e-9)
+    assert bool(one.buffers[:, -1].gt(0).all()), "the counter of batches counts"
+
+
+def test_pictures_can_be_moved_and_both_ways_move_them_alike():
+    training = replace(TRAINING, augment=True)
+    runs = make_runs([("mean", "none")])
+    train, test = pictures(120), pictures(40)
+    modules = networks(runs)
+    plain = make_world(modules[0], train, test, runs, training=TRAINING, num_classes=4)
+    world = make_world(modules[0], train, test, runs, training=training, num_classes=4)
+    start = first_state(modules, train)
+    without = list(simulate(plain, start, 1))[-1].state
+    one = list(simulate(world, start, 1))[-1].state
+    world = replace(world, trainer=Together(modules[0], train))
+    other = list(simulate(world, start, 1))[-1].state
+    torch.testing.assert_close(one.weights, other.weights, rtol=0, atol=1e-9)
+    assert not torch.allclose(one.weights, without.weights)
+
+
+@pytest.mark.parametrize("rule", ["centered-clipping", "foolsgold", "fltrust", "signguard"])
+def test_rules_with_memory_or_a_reference_can_be_played(rule: str):
+    runs = [replace(run, root=torch.arange(20)) for run in make_runs([(rule, "lie")] * 2)]
+    train, test = pictures(120), pictures(40)
+    modules = networks(runs)
+    world = make_world(modules[0], train, test, runs, training=TRAINING, num_classes=4)
+    state = list(simulate(world, first_state(modules, train), 3))[-1].state
+    assert bool(state.weights.isfinite().all())
+    if ov.make_rule(rule).has_memory:
+        assert all(memory is not None for memory in state.rule_memory)
+
+
+def test_a_run_that_diverges_ends_and_the_others_go_on():
+    runs = make_runs([("mean", "none"), ("median", "lie")])
+    train, test = pictures(120, torch.float32), pictures(40, torch.float32)
+    modules = networks(runs, dtype=torch.float32)
+    with torch.no_grad():
+        next(modules[0].parameters()).fill_(torch.inf)
+    world = make_world(modules[0], train, test, runs, training=TRAINING, num_classes=4)
+    steps = list(simulate(world, first_state(modules, train), 3))
+    assert steps[0].over == [0]
+    assert [step.numbers for step in steps] == [[0, 1], [1], [1]]
+
+
+def test_the_learning_rate_follows_its_schedule():
+    training = Training(learning_rate=0.1, schedule=((5, 0.01), (9, 0.001)))
+    assert [training.learning_rate_at(k) for k in (1, 4, 5, 8, 9, 99)] == [
+        0.1,
+        0.1,
+        0.01,
+        0.01,
+        0.001,
+        0.001,
+    ]
+
+
+def test_who_lies_is_drawn_once_and_is_a_fraction_rounded_up():
+    federation = make_federation([[k] for k in range(11)], fraction=0.2, seed=3)
+    assert federation.num_byzantine == 3
+    again = make_federation([[k] for k in range(11)], fraction=0.2, seed=3)
+    assert federation.is_byzantine == again.is_byzantine
+    assert count_sampled(3597, ratio=0.005, number=None) == 18
+
+
+def test_what_cannot_be_played_is_told_in_one_line():
+    with pytest.raises(ValueError, match="client 1 of 2 owns none"):
+        make_federation([[0], []])
+    with pytest.raises(ValueError, match="from 0 to the 2 clients"):
+        make_federation([[0], [1]], num_byzantine=3)
+    with pytest.raises(ValueError, match="from 1 to 5 clients can be sampled"):
+        count_sampled(5, ratio=None, number=0)
+    with pytest.raises(ValueError, match="batch_size must be at least 1"):
+        Training(batch_size=0)
+    with pytest.raises(ValueError, match="learning_rate must be finite"):
+        Training(learning_rate=float("nan"))
+    with pytest.raises(ValueError, match="each of the 1 clients"):
+        Federation(parts=(torch.tensor([0]),), is_byzantine=())
