@@ -10,8 +10,8 @@ import numpy as np
 from outvote.data.checksum import check_sum, sha256_of
 from outvote.data.class_names import DIGITS_AND_LETTERS
 from outvote.data.dataset import Arrays
-from outvote.data.faults import DamagedDataError
 from outvote.data.leaf import Samples, read_json_files, split_within_writers
+from outvote.data.npz import read_npz
 
 SUBSET = "femnist_leaf_subset.npz"
 SUBSET_KEYS = ("train_x", "train_y", "train_writer", "test_x", "test_y", "test_writer", "writers")
@@ -38,11 +38,7 @@ def read_leaf(folder: Path, *, split_seed: int = 0) -> Arrays:
 def read_subset(folder: Path, *, sha256: str = SUBSET_SHA256) -> Arrays:
     """Read the npz subset; writers without training data are left out, as the paper needs none."""
     path = folder / SUBSET
-    try:
-        with np.load(path) as stored:
-            arrays = [stored[key] for key in SUBSET_KEYS]
-    except (KeyError, ValueError, OSError, EOFError) as error:
-        raise DamagedDataError(f"{path} is no subset of FEMNIST: {error}; get it again.") from error
+    arrays = read_npz(path, SUBSET_KEYS, "get it again")
     check_sum(str(path), sha256, sha256_of(*arrays), "get it again")
     train_x, train_y, train_writer, test_x, test_y, test_writer, writers = arrays
     is_used = np.isin(test_writer, np.unique(train_writer))

@@ -46,7 +46,8 @@ def decode_idx(content: bytes, what: str) -> NDArray[np.uint8]:
     if len(header) < 4 or header[:2].any() or header[2] != UNSIGNED_BYTE:
         raise DamagedDataError(f"{what} is no idx file of bytes; delete it and fetch it again.")
     start = 4 + 4 * int(header[3])
-    shape = [int(size) for size in np.frombuffer(content[4:start], dtype=">u4")]
+    sizes = content[4:start]
+    shape = [int(size) for size in np.frombuffer(sizes[: len(sizes) // 4 * 4], dtype=">u4")]
     if len(shape) != header[3] or len(content) - start != prod(shape):
         raise DamagedDataError(
             f"{what} announces the shape {shape} and holds {len(content) - start} bytes; "

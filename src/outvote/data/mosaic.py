@@ -10,6 +10,7 @@ import numpy as np
 
 from outvote.data.dataset import Images, Labels
 from outvote.data.faults import DamagedDataError
+from outvote.data.npz import read_npz
 from outvote.data.pictures import read_rgb
 
 SIDE = 32
@@ -21,14 +22,8 @@ PNG_FILES = (*PNG_TRAIN, "test_batch.png", "train_lables.json", "test_lables.jso
 def read_webp(folder: Path, label_key: str) -> tuple[list[Images], Labels]:
     """Read six mosaics, the last one is the test set; labels of all in one file."""
     parts = [_untile(folder / name) for name in WEBP_FILES[:-1]]
-    path = folder / WEBP_FILES[-1]
-    try:
-        with np.load(path) as stored:
-            return parts, stored[label_key].astype(np.int64)
-    except (KeyError, ValueError, OSError, EOFError) as error:
-        raise DamagedDataError(
-            f"{path} has no readable array {label_key!r}: {error}; delete it and fetch it again."
-        ) from error
+    (labels,) = read_npz(folder / WEBP_FILES[-1], [label_key], "delete it and fetch it again")
+    return parts, labels.astype(np.int64)
 
 
 def read_png(folder: Path, label_key: str) -> tuple[list[Images], Labels]:
