@@ -1,4 +1,4 @@
-"""What a rule says about itself: read from its docstring, so that nothing is written twice."""
+"""What a rule or an attack says about itself: read from its docstring, nothing is written twice."""
 
 import ast
 import inspect
@@ -8,10 +8,19 @@ from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from itertools import pairwise
 from typing import Any
 
+from outvote.attacks.base import Attack
 from outvote.rules.base import Rule
 from outvote.rules.wrapper import Wrapper
 
-LABELS = ("Needs", "Tolerates", "Differs from the paper", "Reference")
+LABELS = ("Needs", "Tolerates", "Differs from the paper", "Differs from ByzFL", "Reference")
+TRAITS = {
+    "needs_rule": "asks the rule",
+    "is_random": "random",
+    "is_colluding": "all send one row",
+    "is_data_attack": "changes labels",
+    "has_memory": "has memory",
+    "sends_nonfinite": "not finite",
+}
 _LABEL = re.compile(rf"(?:^|\s)({'|'.join(LABELS)}):\s")
 _FORMULA = re.compile(r"\$\$(.*?)\$\$", re.DOTALL)
 _SENTENCE_END = re.compile(r"\.\s+(?=[A-Z])")
@@ -19,7 +28,7 @@ _SENTENCE_END = re.compile(r"\.\s+(?=[A-Z])")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A field of a rule that a text spec may set."""
+    """A field of a rule or an attack that a text spec may set."""
 
     name: str
     default: Any
@@ -33,7 +42,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """The parts of a rule's docstring and its parameters."""
+    """The parts of a docstring and the parameters; attacks tolerate nothing and wrap nothing."""
 
     name: str
     summary: str
@@ -56,27 +65,50 @@ class Description:
         """Return plain values, ready for JSON."""
         return asdict(self)
 
+    def of_attack(self) -> dict[str, Any]:
+        """Return the same without what only rules have."""
+        mute = ("tolerates", "is_wrapper")
+        return {key: value for key, value in self.as_dict().items() if key not in mute}
 
-def describe(rule: type[Rule]) -> Description:
-    """Read what the docstring of a rule tells, and the docs of its parameters."""
-    doc = _docstring(rule)
+
+def describe(thing: type[Rule] | type[Attack]) -> Description:
+    """Read what the docstring of a rule or an attack tells, and the docs of its parameters."""
+    doc = _docstring(thing)
     before, _, example = doc.partition("\n>>> ")
     formulas = [" ".join(formula.split()) for formula in _FORMULA.findall(before)]
     summary, _, body = _FORMULA.sub("", before).partition("\n\n")
     parts, notes = _split(" ".join(body.split()))
     return Description(
-        name=rule.name or rule.__name__,
+        name=thing.name or thing.__name__,
         summary=" ".join(summary.split()).rstrip("."),
         formula=" ".join(formulas),
-        needs=parts.get("Needs", rule.needs),
-        tolerates=parts.get("Tolerates", rule.tolerates),
-        differs=parts.get("Differs from the paper", ""),
-        reference=parts.get("Reference", rule.reference),
+        needs=parts.get("Needs", getattr(thing, "needs", "")),
+        tolerates=parts.get("Tolerates", getattr(thing, "tolerates", "")),
+        differs=parts.get("Differs from the paper", parts.get("Differs from ByzFL", "")),
+        reference=parts.get("Reference", getattr(thing, "reference", "")),
         notes=notes,
         example=f">>> {example.strip()}" if example else "",
-        parameters=tuple(_parameters(rule)),
-        is_wrapper=issubclass(rule, Wrapper),
+        parameters=tuple(_parameters(thing)),
+        is_wrapper=issubclass(thing, Wrapper),
     )
+
+
+def traits(attack: Attack) -> dict[str, bool]:
+    """Tell what kind of attack it is."""
+    return {
+        "needs_rule": attack.needs_rule(),
+        "is_random": attack.is_random,
+        "is_colluding": attack.is_colluding,
+        "is_data_attack": attack.is_data_attack,
+        "has_memory": attack.has_memory,
+        "sends_nonfinite": attack.sends_nonfinite,
+    }
+
+
+def kind_of(attack: Attack) -> str:
+    """Tell the same in words, as far as it is worth a word."""
+    found = traits(attack)
+    return ", ".join(word for key, word in TRAITS.items() if found[key])
 
 
 def value_text(value: object) -> str:
@@ -84,10 +116,10 @@ def value_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)
 
 
-def _docstring(rule: type[Rule]) -> str:
-    doc = rule.__doc__ or ""
+def _docstring(thing: type) -> str:
+    doc = thing.__doc__ or ""
     # A dataclass without a docstring gets its signature for one.
-    return "" if doc.startswith(f"{rule.__name__}(") else inspect.cleandoc(doc)
+    return "" if doc.startswith(f"{thing.__name__}(") else inspect.cleandoc(doc)
 
 
 def _split(body: str) -> tuple[dict[str, str], str]:

@@ -1,18 +1,18 @@
 """`outvote list rules`: what there is."""
 
+from collections.abc import Mapping
+
 import click
 
 from outvote.cli.output import Column, print_json, print_table
 from outvote.cli.verb import Verb
 from outvote.errors import closest
 
-KINDS = ("rules",)
-
 
 @click.command("list", cls=Verb)
 @click.argument("kind")
 def command(kind: str, as_json: bool) -> None:
-    """List all rules: parameters, what they tolerate, what they do.
+    """List all rules, attacks or models: parameters, and what they do.
 
     n is the number of clients, f the number of Byzantine ones among them.
 
@@ -22,13 +22,16 @@ def command(kind: str, as_json: bool) -> None:
         raise click.UsageError(
             f"nothing of the kind {kind!r} can be listed; {closest(kind, KINDS)}"
         )
+    KINDS[kind](as_json)
+
+
+def list_rules(as_json: bool) -> None:
+    """List the rules and wrappers."""
     from outvote.cli.describe import describe
     from outvote.rules.spec import ALIASES, RULES
 
     found = [describe(rule) for rule in RULES.values()]
-    other_names = {
-        name: [alias for alias, meant in ALIASES.items() if meant == name] for name in RULES
-    }
+    other_names = _other_names(RULES, ALIASES)
     if as_json:
         print_json([{**each.as_dict(), "aliases": other_names[each.name]} for each in found])
         return
@@ -44,3 +47,55 @@ def command(kind: str, as_json: bool) -> None:
     print_table([Column(title) for title in ("rule", "parameters", "tolerates", "what")], rows)
     click.echo("name(...) wraps a rule: gas(multi-krum), gas(bucketing(rfa, size=2)).")
     click.echo("More on one of them: outvote show NAME")
+
+
+def list_attacks(as_json: bool) -> None:
+    """List the attacks."""
+    from outvote.attacks.spec import ALIASES, ATTACKS
+    from outvote.cli.describe import describe, kind_of, traits
+
+    found = [(describe(attack), attack()) for attack in ATTACKS.values()]
+    other_names = _other_names(ATTACKS, ALIASES)
+    if as_json:
+        print_json(
+            [
+                {**about.of_attack(), **traits(attack), "aliases": other_names[about.name]}
+                for about, attack in found
+            ]
+        )
+        return
+    rows = [
+        [
+            "\n".join([about.name, *other_names[about.name]]),
+            "\n".join(parameter.text for parameter in about.parameters),
+            kind_of(attack),
+            about.summary,
+        ]
+        for about, attack in found
+    ]
+    print_table([Column(title) for title in ("attack", "parameters", "kind", "what")], rows)
+    click.echo("More on one of them: outvote show NAME. How strong they are: outvote stress")
+
+
+def list_models(as_json: bool) -> None:
+    """List the networks."""
+    from outvote.models.spec import MODELS
+
+    found = {name: _first_sentence(model.__doc__ or "") for name, model in MODELS.items()}
+    if as_json:
+        print_json([{"name": name, "summary": what} for name, what in found.items()])
+        return
+    rows = [[name, what] for name, what in found.items()]
+    print_table([Column("model"), Column("what")], rows)
+
+
+KINDS = {"rules": list_rules, "attacks": list_attacks, "models": list_models}
+
+
+def _other_names(table: Mapping[str, object], aliases: Mapping[str, str]) -> dict[str, list[str]]:
+    return {name: [alias for alias, meant in aliases.items() if meant == name] for name in table}
+
+
+def _first_sentence(doc: str) -> str:
+    what = " ".join(doc.split()).split(". ")[0].rstrip(".").removeprefix("Return ")
+    return what[:1].upper() + what[1:]

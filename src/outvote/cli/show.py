@@ -1,13 +1,16 @@
-"""`outvote show NAME`: what a rule does, needs and tolerates."""
+"""`outvote show NAME`: what a rule or an attack does and needs."""
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from outvote.cli.output import Column, print_json, print_table
-from outvote.cli.verb import Verb, read_rule
+from outvote.cli.verb import Verb, read_attack, read_rule
+from outvote.errors import closest
 
 if TYPE_CHECKING:
+    from outvote.attacks.base import Attack
     from outvote.cli.describe import Description
     from outvote.rules.base import Rule
 
@@ -19,11 +22,35 @@ EXAMPLE_INSIDE = "multi-krum"
 @click.command("show", cls=Verb)
 @click.argument("name")
 def command(name: str, as_json: bool) -> None:
-    """Show a rule: formula, needs, tolerance, reference, parameters.
+    """Show a rule or an attack: formula, needs, reference, parameters.
 
-    NAME is a rule (outvote list rules), a whole text such as 'gas(bucketing(rfa, size=2))', or
-    path.py:MyRule for your own.
+    NAME is a rule (outvote list rules) or an attack (outvote list attacks), a whole text such as
+    'gas(bucketing(rfa, size=2))' or 'lie(z=2)', or path.py:MyRule or path.py:MyAttack for your own.
     """
+    if _is_attack(name):
+        show_attack(read_attack(name), as_json)
+    else:
+        show_rule(name, as_json)
+
+
+def show_attack(attack: "Attack", as_json: bool) -> None:
+    """Show an attack with the values of its parameters."""
+    from outvote.cli.describe import describe, kind_of, traits
+
+    about = describe(type(attack))
+    if as_json:
+        shown = {**about.of_attack(), **traits(attack), "values": _values(attack, about)}
+        print_json({"attack": str(attack), **shown})
+        return
+    rows = _rows(attack, about)
+    where = sum(row[0] in ("formula", "needs") for row in rows)
+    rows.insert(where, ["kind", kind_of(attack) or "each sends its own row"])
+    print_table([Column(about.name), Column(about.summary)], rows)
+    click.echo(f"How far it takes each rule: outvote stress --attack '{attack}'")
+
+
+def show_rule(name: str, as_json: bool) -> None:
+    """Show a rule, layer by layer if it wraps others."""
     from outvote.cli.describe import describe
 
     rule = _find(name)
@@ -39,6 +66,31 @@ def command(name: str, as_json: bool) -> None:
         print_table([Column(about.name), Column(about.summary)], _rows(layer, about))
     listed = ", ".join(f"{limit} of {num}" for num, limit in limits.items())
     click.echo(f"Byzantine clients that {rule} tolerates: {listed}.")
+
+
+def _is_attack(text: str) -> bool:
+    """Tell whether a text names an attack; raise if it names neither that nor a rule."""
+    from outvote.attacks import spec as attacks
+    from outvote.attacks.base import Attack
+    from outvote.loading import load_class
+    from outvote.rules import spec as rules
+
+    name = re.split(r"[\s(]", text.strip(), maxsplit=1)[0]
+    if re.search(r"\.py:\w+$", name):
+        try:
+            load_class(name, "attack", Attack)
+        except ValueError:
+            # A rule then, or what building a rule complains about.
+            return False
+        return True
+    name = name.lower()
+    if name in {*attacks.ATTACKS, *attacks.ALIASES}:
+        return True
+    known = {*rules.RULES, *rules.ALIASES}
+    if re.fullmatch(r"[\w-]+", name) and name not in known:
+        hint = closest(name, {*known, *attacks.ATTACKS, *attacks.ALIASES})
+        raise click.UsageError(f"unknown rule or attack {name!r}; {hint}")
+    return False
 
 
 def _find(name: str) -> "Rule":
@@ -58,11 +110,11 @@ def _layers(rule: "Rule") -> "list[Rule]":
     return [rule, *_layers(rule.rule)] if isinstance(rule, Wrapper) else [rule]
 
 
-def _values(layer: "Rule", about: "Description") -> dict[str, Any]:
+def _values(layer: "Rule | Attack", about: "Description") -> dict[str, Any]:
     return {parameter.name: getattr(layer, parameter.name) for parameter in about.parameters}
 
 
-def _rows(layer: "Rule", about: "Description") -> list[list[str]]:
+def _rows(layer: "Rule | Attack", about: "Description") -> list[list[str]]:
     from outvote.cli.describe import value_text
 
     rows = [

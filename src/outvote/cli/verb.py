@@ -1,11 +1,15 @@
-"""What all verbs share: `--json`, `--debug`, reading a rule, and the two ways to fail."""
+"""What all verbs share: `--json`, `--debug`, reading rules and attacks, and two ways to fail."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 if TYPE_CHECKING:
+    from outvote.attacks.base import Attack
     from outvote.rules.base import Rule
+
+Built = TypeVar("Built")
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -34,10 +38,21 @@ def read_rule(text: str) -> "Rule":
     """Build a rule from text; a mistake in it is the user's to mend."""
     from outvote.rules.spec import make_rule
 
+    return _read("rule", make_rule, text)
+
+
+def read_attack(text: str) -> "Attack":
+    """Build an attack from text; a mistake in it is the user's to mend."""
+    from outvote.attacks.spec import make_attack
+
+    return _read("attack", make_attack, text)
+
+
+def _read(kind: str, make: Callable[[str], Built], text: str) -> Built:
     try:
-        return make_rule(text)
+        return make(text)
     except (ValueError, TypeError) as error:
         message = str(error)
         raise click.UsageError(
-            message if text in message else f"rule {text!r}: {message}"
+            message if text in message else f"{kind} {text!r}: {message}"
         ) from error

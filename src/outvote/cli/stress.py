@@ -1,0 +1,232 @@
+"""`outvote stress`: every attack against every rule, on made-up gradients, in seconds."""
+
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from outvote.cli.output import (
+    NO_TERMINAL_WIDTH,
+    Column,
+    one_line,
+    print_json,
+    print_table,
+)
+from outvote.cli.verb import Verb, WorkFailed, read_attack, read_rule
+
+if TYPE_CHECKING:
+    from outvote.testing.stress import Cell, Stress
+
+# Fewer tries than the attack makes by default: it asks every rule some hundred times.
+GAS_AWARE = "gas-aware(draws=4, steps=5)"
+LEFT_OUT = {"label-flip": "it changes labels, and nobody is trained here"}
+INSIDE = "multi-krum"
+GAP = 3
+
+
+@click.command("stress", cls=Verb)
+@click.option("--rule", "rule_texts", multiple=True, help="As in 'gas(bulyan)'. Default: all.")
+@click.option("--attack", "attack_texts", multiple=True, help="As in 'lie(z=2)'. Default: all.")
+@click.option("--clients", type=click.IntRange(1, 10_000), default=50, show_default=True)
+@click.option("--byzantine", type=click.IntRange(1), default=10, show_default=True)
+@click.option("--dim", type=click.IntRange(1), default=10_000, show_default=True)
+@click.option(
+    "--heterogeneity",
+    type=click.FloatRange(0),
+    default=2.0,
+    show_default=True,
+    help="Length of a client's own shift, in lengths of what is common to all.",
+)
+@click.option("--noise", type=click.FloatRange(0), default=1.0, show_default=True)
+@click.option(
+    "--groups",
+    type=click.IntRange(1),
+    default=50,
+    show_default=True,
+    help="Groups of the GAS forms, where --rule does not say them.",
+)
+@click.option(
+    "--servers",
+    type=click.IntRange(1, 1000),
+    default=3,
+    show_default=True,
+    help="Draws of a random rule's randomness; the errors are averaged.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+def command(
+    rule_texts: tuple[str, ...],
+    attack_texts: tuple[str, ...],
+    groups: int,
+    servers: int,
+    as_json: bool,
+    **recipe: Any,
+) -> None:
+    """See how far each attack takes each rule from the honest mean.
+
+    Gradients are made up: a common part, a shift of each client's own on a tenth of the
+    coordinates, and noise. Attackers know them and the rule, not the randomness of the server.
+
+    --rule and --attack may be given many times, and take path.py:MyRule and path.py:MyAttack.
+
+    Example: outvote stress --rule median --rule 'gas(median)' --attack lie --attack gas-aware
+    """
+    from outvote.testing.made_up import MadeUp
+    from outvote.testing.stress import stress
+
+    recipe["num_clients"], recipe["num_byzantine"] = recipe.pop("clients"), recipe.pop("byzantine")
+    try:
+        gradients = MadeUp(**recipe)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    rules = [read_rule(text) for text in rule_texts or default_rules(groups)]
+    attacks = [read_attack(text) for text in attack_texts or default_attacks()]
+    table = stress(
+        rules, attacks, gradients, num_servers=servers, on_progress=_progress(sys.stderr.isatty())
+    )
+    if all(cell.failure for cell in table.cells):
+        raise WorkFailed(f"nothing could be measured; {_failures(table)[0]}")
+    if as_json:
+        print_json(as_data(table, servers))
+        return
+    short = {} if attack_texts else {GAS_AWARE: "gas-aware"}
+    short |= {} if rule_texts else {text: _without_groups(text, groups) for text in table.rules}
+    _print(table, short, servers)
+    if not rule_texts:
+        click.echo(f"gas(...) has {groups} groups here (--groups).")
+    if not attack_texts:
+        left_out = "; ".join(f"{name} is left out: {why}" for name, why in LEFT_OUT.items())
+        click.echo(f"gas-aware is {GAS_AWARE}; {left_out}.")
+
+
+def default_rules(num_groups: int) -> list[str]:
+    """Name every rule, alone and inside GAS where that is possible, and a rule in each wrapper."""
+    from outvote.rules.spec import RULES
+    from outvote.rules.wrapper import Wrapper
+
+    plain = [name for name, rule in RULES.items() if not issubclass(rule, Wrapper)]
+    wrappers = [name for name, rule in RULES.items() if issubclass(rule, Wrapper) and name != "gas"]
+    return [
+        *plain,
+        *(f"{wrapper}({INSIDE})" for wrapper in wrappers),
+        *(f"gas({n}, num_groups={num_groups})" for n in plain if RULES[n].can_be_wrapped),
+    ]
+
+
+def default_attacks() -> list[str]:
+    """Name every attack that acts on gradients, and both forms of Fang's."""
+    from outvote.attacks.spec import ATTACKS
+
+    told = {"gas-aware": [GAS_AWARE], "fang": ["fang", "fang(target=krum)"]}
+    names = [name for name in ATTACKS if name not in LEFT_OUT]
+    return [text for name in names for text in told.get(name, [name])]
+
+
+def as_data(table: "Stress", num_servers: int) -> dict[str, Any]:
+    """Return the table as plain values."""
+    safest = table.safest()
+    worst = {rule: table.worst(rule) for rule in table.rules}
+    return {
+        "gradients": {"made_up": True, **asdict(table.gradients)},
+        "num_servers": num_servers,
+        "attacks": list(table.attacks),
+        "rules": list(table.rules),
+        "cells": [asdict(cell) for cell in table.cells],
+        "worst": {rule: cell.attack for rule, cell in worst.items() if cell is not None},
+        "safest": None if safest is None else safest.rule,
+    }
+
+
+def _print(table: "Stress", short: dict[str, str], num_servers: int) -> None:
+    made = table.gradients
+    click.echo(
+        f"Made-up gradients: {made.num_clients} clients, {made.num_byzantine} of them Byzantine, "
+        f"{made.dim:,} coordinates, heterogeneity {made.heterogeneity:g}, seed {made.seed}.\n"
+        "Distance of the update to the honest mean, relative to its length (0 is perfect); * marks "
+        f"the worst attack on a rule.\nMean over {num_servers} draws of the server's randomness."
+    )
+    labels = {rule: short.get(rule, rule) for rule in table.rules}
+    worst = {rule: table.worst(rule) for rule in table.rules}
+    for block in _blocks(table.attacks, short, max(len(label) for label in labels.values())):
+        columns = [Column("rule"), *(Column(short.get(name, name), True) for name in block)]
+        rows = [
+            [label, *(_cell(table.cell(name, rule), worst[rule]) for name in block)]
+            for rule, label in labels.items()
+        ]
+        print_table(columns, rows)
+    ranked = sorted((cell for cell in worst.values() if cell is not None), key=_severity)
+    print_table(
+        [Column("worst case of"), Column("error", True), Column("under")],
+        [[labels[c.rule], _error(c), short.get(c.attack, c.attack)] for c in ranked],
+    )
+    for line in _failures(table):
+        click.echo(line)
+    safest = table.safest()
+    if safest is not None:
+        click.echo(f"Smallest worst case: {labels[safest.rule]} with {_error(safest)}.")
+
+
+def _blocks(attacks: Sequence[str], short: dict[str, str], label_width: int) -> list[list[str]]:
+    """Deal the attacks out to tables that fit the terminal."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else NO_TERMINAL_WIDTH
+    blocks: list[list[str]] = [[]]
+    used = label_width + GAP
+    for attack in attacks:
+        wanted = max(len(short.get(attack, attack)), len("*1.2e+05")) + GAP
+        if blocks[-1] and used + wanted > width:
+            blocks.append([])
+            used = label_width + GAP
+        blocks[-1].append(attack)
+        used += wanted
+    return blocks
+
+
+def _cell(cell: "Cell", worst: "Cell | None") -> str:
+    mark = "*" if worst is not None and cell.attack == worst.attack else ""
+    return mark + _error(cell)
+
+
+def _error(cell: "Cell") -> str:
+    if cell.error is None:
+        return "failed"
+    return f"{cell.error:.3f}" if cell.error < 1000 else f"{cell.error:.1e}"
+
+
+def _severity(cell: "Cell") -> float:
+    return cell.severity
+
+
+def _failures(table: "Stress") -> list[str]:
+    """Tell each failure in one line; a rule or an attack that always fails the same way, once."""
+    by_why: dict[str, list[Cell]] = {}
+    for cell in table.cells:
+        if cell.failure:
+            by_why.setdefault(cell.failure, []).append(cell)
+    return [f"{_who(cells, table)} failed: {one_line(why)}" for why, cells in by_why.items()]
+
+
+def _who(cells: "list[Cell]", table: "Stress") -> str:
+    rules, attacks = ({getattr(cell, key): 0 for cell in cells} for key in ("rule", "attack"))
+    if len(attacks) == len(table.attacks):
+        return ", ".join(rules)
+    if len(rules) == len(table.rules):
+        return ", ".join(attacks)
+    return f"{', '.join(attacks)} against {', '.join(rules)}"
+
+
+def _without_groups(text: str, num_groups: int) -> str:
+    return text.replace(f", num_groups={num_groups})", ")")
+
+
+def _progress(is_terminal: bool) -> "Any":
+    """Return what shows the count of cells on stderr, if somebody is there to see it."""
+    if not is_terminal:
+        return None
+
+    def show(done: int, total: int) -> None:
+        end = "\r\x1b[K" if done == total else ""
+        click.echo(f"\r{done} of {total} cells{end}", nl=False, err=True)
+
+    return show

@@ -1,0 +1,143 @@
+"""The verbs that tell of attacks: list, show, stress."""
+
+import re
+
+import pytest
+
+from command_line import run
+from outvote.attacks.spec import ATTACKS
+from outvote.cli.describe import describe
+
+MINE = '''
+import outvote
+class Zeros(outvote.Attack):
+    """Nothing at all."""
+    def craft(self, scene):
+        return outvote.Forged(rows=0 * scene.mean.unsqueeze(1))
+class First(outvote.VectorRule):
+    """The first client is right."""
+    def max_byzantine(self, num_clients):
+        return num_clients - 1
+    def aggregate(self, rows, num_byzantine):
+        return rows[0]
+class Broken(First):
+    def aggregate(self, rows, num_byzantine):
+        raise RuntimeError("out of order")
+'''
+SMALL = ["--clients", 12, "--byzantine", 2, "--dim", 60]
+
+
+@pytest.fixture
+def mine(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(MINE)
+    return path
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_every_attack_tells_everything_that_show_prints(name):
+    about = describe(ATTACKS[name])
+    assert about.name == name
+    told = {key: value for key, value in about.of_attack().items() if isinstance(value, str)}
+    assert [key for key, value in told.items() if not value and key != "notes"] == []
+    assert [parameter.name for parameter in about.parameters if not parameter.doc] == []
+
+
+def test_list_names_every_attack_with_its_parameters_and_other_names(capsys):
+    result = run(capsys, "list", "attacks")
+    assert result.code == 0
+    for words in ("lie", "z=1.5", "sign-flip", "asks the rule", "changes labels"):
+        assert words in result.out
+    found = run(capsys, "list", "attacks", "--json").json
+    assert [each["name"] for each in found] == list(ATTACKS)
+    flip = next(each for each in found if each["name"] == "bit-flip")
+    assert (flip["aliases"], flip["is_colluding"]) == (["sign-flip"], False)
+    assert "tolerates" not in flip
+
+
+def test_list_names_every_model(capsys):
+    from outvote.models.spec import MODELS
+
+    assert "2,472,266 parameters" in run(capsys, "list", "models").out
+    found = run(capsys, "list", "models", "--json").json
+    assert [each["name"] for each in found] == list(MODELS)
+    assert all(each["summary"] for each in found)
+
+
+def test_show_tells_formula_kind_reference_and_parameters_of_an_attack(capsys):
+    result = run(capsys, "show", "lie(z=2)")
+    assert result.code == 0
+    for words in (r"\mu - z \sigma", "all send one row", "Baruch", "z=2", "(default z=1.5)"):
+        assert words in result.out
+    found = run(capsys, "show", "gas-aware(draws=8)", "--json").json
+    assert (found["attack"], found["values"]["draws"]) == ("gas-aware(draws=8)", 8)
+    assert (found["needs_rule"], found["is_random"], found["is_data_attack"]) == (True, True, False)
+
+
+def test_show_knows_other_names_and_attacks_of_the_user(capsys, mine):
+    assert "bit-flip" in run(capsys, "show", "sign-flip").out
+    assert "Nothing at all" in run(capsys, "show", f"{mine}:Zeros").out
+    assert "The first client is right" in run(capsys, "show", f"{mine}:First").out
+
+
+def test_a_given_factor_needs_no_rule(capsys):
+    assert run(capsys, "show", "ipm", "--json").json["needs_rule"]
+    assert not run(capsys, "show", "ipm(epsilon=0.5)", "--json").json["needs_rule"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["show", "gas-awear"], ["'gas-aware'", "rule or attack"]),
+        (["show", "lie(x=2)"], ["'x'"]),
+        (["show", "lie(z=nan)"], ["z", "finite"]),
+        (["list", "atacks"], ["'attacks'"]),
+        (["stress", "--attack", "lei"], ["'lei'", "'lie'"]),
+        (["stress", "--rule", "kurm"], ["'kurm'", "'krum'"]),
+        (["stress", "--clients", "5", "--byzantine", "5"], ["num_byzantine", "honest"]),
+        (["stress", "--byzantine", "0"], ["--byzantine"]),
+        (["stress", "--heterogeneity", "nan"], ["heterogeneity"]),
+    ],
+)
+def test_a_mistake_of_the_user_is_one_line_that_names_the_way_out(capsys, words, told):
+    run(capsys, *words).assert_fails(2, *told)
+
+
+def test_stress_prints_a_table_marks_the_worst_and_names_the_safest(capsys):
+    words = ["stress", *SMALL, "--attack", "lie", "--attack", "zero", "--rule", "mean"]
+    result = run(capsys, *words, "--rule", "gas(median, num_groups=6)")
+    assert (result.code, result.err) == (0, "")
+    assert "Made-up gradients" in result.out
+    assert re.search(r"mean +\*0\.\d{3} +0\.\d{3}", result.out)
+    assert "Smallest worst case: " in result.out
+
+
+def test_stress_as_json_holds_every_cell_and_the_recipe(capsys):
+    words = ["stress", *SMALL, "--attack", "nan", "--attack", "ipm", "--rule", "krum", "--json"]
+    found = run(capsys, *words, "--seed", 3).json
+    assert found["gradients"]["made_up"]
+    assert (found["gradients"]["seed"], found["gradients"]["num_clients"]) == (3, 12)
+    assert [(cell["attack"], cell["rule"]) for cell in found["cells"]] == [
+        ("nan", "krum"),
+        ("ipm", "krum"),
+    ]
+    assert found["safest"] == "krum"
+
+
+def test_stress_takes_rules_and_attacks_of_the_user_and_goes_on_when_one_fails(capsys, mine):
+    words = ["stress", *SMALL, "--attack", f"{mine}:Zeros", "--rule", f"{mine}:First"]
+    result = run(capsys, *words, "--rule", f"{mine}:Broken", "--attack", "lie")
+    assert result.code == 0
+    assert f"{mine}:Broken failed: RuntimeError: out of order" in result.out
+    assert f"Smallest worst case: {mine}:First" in result.out
+
+
+def test_stress_fails_when_nothing_can_be_measured(capsys, mine):
+    words = ["stress", *SMALL, "--attack", "lie", "--rule", f"{mine}:Broken"]
+    run(capsys, *words).assert_fails(1, "out of order")
+
+
+@pytest.mark.slow
+def test_stress_with_everything_fails_nowhere(capsys):
+    found = run(capsys, "stress", "--dim", 500, "--groups", 10, "--json").json
+    assert [cell for cell in found["cells"] if cell["failure"]] == []
