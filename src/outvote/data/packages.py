@@ -17,7 +17,7 @@ def unpack(package: Package, folder: Path) -> list[Path]:
 
 
 def _npm(package: Package, folder: Path) -> list[Path]:
-    _run(["npm", "pack", package.name, "--silent"], folder)
+    _run(["npm", "pack", package.name, "--silent", "--ignore-scripts"], folder)
     archive = _only(folder, "*.tgz")
     try:
         with tarfile.open(archive, "r:gz") as opened:
