@@ -78,6 +78,7 @@ def test_the_embedded_dataset_needs_no_fetching(capsys):
         (["fetch", "cifar11"], ["'cifar11'", "'cifar10'"]),
         (["verify", "femist"], ["'femist'", "'femnist'"]),
         (["fetch"], ["NAME"]),
+        (["verify", "fashion-mnist-small", "--folder", "here"], ["takes no folder"]),
         (["lst"], ["'lst'", "'list'"]),
         (["verify", "cifar10"], ["cifar10 is not in", "outvote data fetch cifar10", "--folder"]),
         (["fetch", "femnist"], ["LEAF", "preprocess.sh"]),

@@ -103,6 +103,7 @@ def test_doctor_finds_what_is_installed_and_tells_how_to_get_the_rest(capsys):
     assert "pytest" not in packages
     assert found["devices"]["torch_threads"] == torch.get_num_threads()
     assert len(found["devices"]["cuda"]) == torch.cuda.device_count()
+    assert found["datasets"][0]["found"] == "part of outvote"
 
 
 def test_demo_shows_that_the_mean_is_moved_and_gas_is_not(capsys):

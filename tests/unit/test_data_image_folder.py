@@ -60,6 +60,15 @@ def test_they_are_decoded_once(folder, monkeypatch, cache):
     assert len(list(cache.iterdir())) == 1
 
 
+def test_a_cut_array_in_the_cache_is_made_again(folder, cache):
+    first = load("imagenet12", folder=folder, size=8)
+    (path,) = cache.iterdir()
+    for size in (0, 10, 200):
+        path.write_bytes(path.read_bytes()[:size])
+        again = load("imagenet12", folder=folder, size=8)
+        assert np.array_equal(first.train_images, again.train_images)
+
+
 def test_a_change_is_noticed_and_the_old_array_removed(folder, cache):
     load("imagenet12", folder=folder, size=8)
     load("imagenet12", folder=folder, size=9)

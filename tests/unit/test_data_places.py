@@ -44,6 +44,12 @@ def test_an_option_that_does_not_apply_is_refused():
         load("fashion-mnist-small", size=32)
 
 
+def test_the_embedded_dataset_takes_no_folder():
+    with pytest.raises(ValueError, match="part of outvote and takes no folder, got here"):
+        load("fashion-mnist-small", folder="here")
+    assert load("fashion-mnist-small").source == "part of outvote"
+
+
 def test_the_table_has_every_dataset_under_its_name():
     assert {name: entry.name for name, entry in DATASETS.items()} == {
         name: name for name in DATASETS

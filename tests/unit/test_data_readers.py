@@ -26,7 +26,7 @@ from outvote.data.faults import DamagedDataError, MissingDataError
 from outvote.data.femnist import SUBSET, SUBSET_KEYS, has_leaf, read_leaf, read_subset
 from outvote.data.idx import decode_idx
 from outvote.data.loader import load_entry
-from outvote.data.python_batch import read_batch
+from outvote.data.python_batch import KNOWN, read_batch
 
 IMAGES, LABELS, FACTS = small_cifar()
 
@@ -134,6 +134,16 @@ def test_a_strange_pickle_is_refused_in_one_way(content):
         read_batch(content, "some batch")
 
 
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_pickle_cannot_change_what_it_is_read_with(name):
+    module, _, function = name.rpartition(".")
+    before = KNOWN[name].__doc__
+    content = f"c{module}\n{function}\n(N(V__doc__\nVowned\ndtb.".encode()
+    with pytest.raises(DamagedDataError):
+        read_batch(content, "some batch")
+    assert KNOWN[name].__doc__ == before
+
+
 def test_a_batch_as_python_2_wrote_it_is_read():
     """Protocol 2 with byte strings, as in the official files."""
     content = (
@@ -228,6 +238,7 @@ def test_the_split_of_leaf_is_kept(tmp_path):
         (json.dumps({"users": ["a"], "user_data": {"a": {"x": [[0.5]], "y": [1]}}}), "writer a"),
         (json.dumps({"users": ["a"], "user_data": {"a": {"x": [[9] * 784], "y": [1]}}}), "9.0"),
         (json.dumps({"users": ["a"], "user_data": {"a": {"x": [["b"]], "y": [1]}}}), "writer a"),
+        (json.dumps({"users": ["a"], "user_data": {"a": {"x": [[0] * 784], "y": [1.5]}}}), "whole"),
         (json.dumps({"users": [], "user_data": {}}), "no samples"),
     ],
 )

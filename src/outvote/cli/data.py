@@ -53,7 +53,7 @@ def list_datasets(as_json: bool) -> None:
     """List the datasets: how large they are, where they are or how to get them."""
     from outvote.data.catalog import DATASETS
 
-    found = [_about(entry) for entry in DATASETS.values()]
+    found = [about(entry) for entry in DATASETS.values()]
     if as_json:
         print_json(found)
         return
@@ -63,7 +63,7 @@ def list_datasets(as_json: bool) -> None:
             each["doc"],
             _count(each["num_train"], each["num_test"]),
             " x ".join(str(side) for side in each["shape"]),
-            each["found"] or f"get it: {each['get']}",
+            each["found"] or _get(each),
         ]
         for each in found
     ]
@@ -121,17 +121,20 @@ def _mistakes(entry: "Entry") -> Iterator[None]:
         raise click.UsageError(str(error).replace("pass folder=", "pass --folder")) from error
     except (DamagedDataError, ImportError) as error:
         raise WorkFailed(str(error)) from error
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
     except OSError as error:
         raise WorkFailed(f"{entry.name}: {error}") from error
 
 
-def _about(entry: "Entry") -> dict[str, Any]:
+def about(entry: "Entry") -> dict[str, Any]:
+    """Tell what is known of a dataset, and where it is."""
     from outvote.data.faults import MissingDataError
     from outvote.data.loader import locate
 
     try:
         form, place = locate(entry)
-        found = f"{form.doc}, {place}" if entry.sources or entry.num_train is None else form.doc
+        found = form.source(place)
     except MissingDataError:
         found = None
     return {
@@ -146,6 +149,12 @@ def _about(entry: "Entry") -> dict[str, Any]:
         "found": found,
         "get": entry.how_to_get,
     }
+
+
+def _get(about: dict[str, Any]) -> str:
+    num_bytes = about["download_bytes"]
+    size = f" ({num_bytes / 1e6:,.0f} MB)" if num_bytes else ""
+    return f"get it{size}: {about['get']}"
 
 
 def _count(num_train: int | None, num_test: int | None) -> str:

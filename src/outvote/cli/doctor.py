@@ -1,4 +1,4 @@
-"""`outvote doctor`: what is installed, what could be, and which devices there are."""
+"""`outvote doctor`: what is installed, what could be, which devices and data there are."""
 
 import os
 import platform
@@ -18,19 +18,26 @@ HIDDEN_EXTRAS = ("dev",)
 
 @click.command("doctor", cls=Verb)
 def command(as_json: bool) -> None:
-    """Tell the versions, the optional parts found or how to get them, and the devices."""
+    """Tell the versions, the optional parts and the data found or how to get them, the devices."""
+    from outvote.cli.data import about
+    from outvote.data.catalog import DATASETS
+
     packages: list[dict[str, Any]] = [
         {"what": "outvote", "found": version("outvote"), "get": ""},
         {"what": "python", "found": platform.python_version(), "get": ""},
         *(_package(*requirement) for requirement in requirements()),
         _package("triton", None) | {"get": "", "note": "faster kernels on a GPU; not needed"},
     ]
-    devices = _devices()
+    devices, datasets = _devices(), [about(entry) for entry in DATASETS.values()]
     if as_json:
-        print_json({"packages": packages, "devices": devices})
+        print_json({"packages": packages, "devices": devices, "datasets": datasets})
         return
     rows = [[each["what"], each["found"] or "missing", _remark(each)] for each in packages]
     rows += [[what, str(found), ""] for what, found in _device_rows(devices)]
+    rows += [
+        [each["name"], each["found"] or "missing", "" if each["found"] else each["get"]]
+        for each in datasets
+    ]
     print_table([Column("what"), Column("found"), Column("")], rows)
 
 

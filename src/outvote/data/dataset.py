@@ -13,7 +13,7 @@ Labels = NDArray[np.int64]
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Arrays:
     """What a reader gets out of files; the fields are those of Dataset."""
 
@@ -28,7 +28,7 @@ class Arrays:
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Dataset:
     """Pictures, labels and how to normalise them.
 

@@ -59,7 +59,9 @@ SMALL_ENTRY = Entry(
     std=FASHION_STD,
     pixels=PIXELS,
     checks="sha256 of the pictures and labels",
-    forms=(Form(doc="part of outvote", is_there=is_embedded, read=read_embedded),),
+    forms=(
+        Form(doc="part of outvote", is_there=is_embedded, read=read_embedded, is_in_package=True),
+    ),
     advice="it is part of outvote; install outvote again",
 )
 FASHION_ENTRY = Entry(

@@ -19,6 +19,12 @@ class Form:
     read: Callable[..., Arrays]
     """Takes the folder, and as keywords the options of the form."""
     options: tuple[str, ...] = ()
+    is_in_package: bool = False
+    """Whether it came with outvote, so that no folder matters."""
+
+    def source(self, place: Path) -> str:
+        """Tell the form and where it is."""
+        return self.doc if self.is_in_package else f"{self.doc}, {place}"
 
 
 @final

@@ -98,13 +98,21 @@ def _decoded(listing: Listing, size: int) -> Images:
     where = _short_hash(str(listing.root.resolve()))
     cache = data_root() / "decoded"
     path = cache / f"{where}-{size}-{_fingerprint(listing)}.npy"
-    if not path.is_file():
+    if not _is_whole(path):
         _decode_all(listing, size, path)
         for stale in cache.glob(f"{where}-{size}-*.npy"):
             if stale != path:
                 stale.unlink(missing_ok=True)
     array: Images = np.load(path)
     return array
+
+
+def _is_whole(path: Path) -> bool:
+    """Tell whether an array of the cache is there and can be used."""
+    try:
+        return path.is_file() and np.load(path, mmap_mode="r").ndim == 4
+    except (ValueError, EOFError):
+        return False
 
 
 def _fingerprint(listing: Listing) -> str:

@@ -74,9 +74,11 @@ def _read_file(path: Path) -> list[tuple[str, Images, Labels]]:
 def _read_user(path: Path, user: str, owned: dict[str, Any]) -> tuple[Images, Labels]:
     try:
         values = np.array(owned["x"], dtype=np.float64)
-        labels = np.array(owned["y"], dtype=np.int64)
+        labels = np.array(owned["y"])
     except ValueError as error:
         raise _bad_user(path, user, str(error)) from error
+    if labels.ndim != 1 or labels.dtype != np.int64:
+        raise _bad_user(path, user, "labels that are not whole numbers")
     if values.shape != (len(labels), SIDE * SIDE):
         raise _bad_user(path, user, f"pictures {list(values.shape)} for {len(labels)} labels")
     if not (values.min() >= 0 and values.max() <= 1):

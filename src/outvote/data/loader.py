@@ -53,7 +53,7 @@ def load_entry(entry: Entry, folder: str | Path | None = None, **options: Any) -
         mean=entry.mean,
         std=entry.std,
         pixels=entry.pixels,
-        source=f"{form.doc}, {place}",
+        source=form.source(place),
         **{field.name: getattr(arrays, field.name) for field in fields(arrays)},
     )
 
@@ -63,6 +63,8 @@ def locate(entry: Entry, folder: str | Path | None = None) -> tuple[Form, Path]:
     looked = places(entry.name, folder)
     for place in looked:
         for form in entry.forms:
+            if form.is_in_package and folder is not None:
+                raise ValueError(f"{entry.name} is {form.doc} and takes no folder, got {folder}.")
             if form.is_there(place):
                 return form, place
     forms = " or ".join(form.doc for form in entry.forms)

@@ -71,24 +71,38 @@ class _Array:
         self.values = np.frombuffer(content, dtype=np.uint8).reshape(shape)
 
 
-def _reconstruct(*about: object) -> _Array:
-    del about
-    return _Array()
+# Classes in place of functions: a pickle may set attributes of whatever has no __setstate__.
+@final
+class _Reconstruct:
+    """Stands in for the function that makes an empty array."""
+
+    def __new__(cls, *about: object) -> Any:
+        del about
+        return _Array()
+
+    def __setstate__(self, state: object) -> None:
+        raise DamagedDataError("it changes what it is read with")
 
 
-def _encode(text: str, encoding: str = "") -> bytes:
-    """Stand in for _codecs.encode, by which Python 3 writes bytes into old pickles."""
-    if _text(encoding) != "latin1":
-        raise DamagedDataError("it holds text where bytes were expected")
-    return text.encode("latin1")
+@final
+class _Encode:
+    """Stands in for _codecs.encode, by which Python 3 writes bytes into old pickles."""
+
+    def __new__(cls, text: str, encoding: str = "") -> Any:
+        if _text(encoding) != "latin1":
+            raise DamagedDataError("it holds text where bytes were expected")
+        return text.encode("latin1")
+
+    def __setstate__(self, state: object) -> None:
+        raise DamagedDataError("it changes what it is read with")
 
 
 KNOWN = {
-    "numpy.core.multiarray._reconstruct": _reconstruct,
-    "numpy._core.multiarray._reconstruct": _reconstruct,
+    "numpy.core.multiarray._reconstruct": _Reconstruct,
+    "numpy._core.multiarray._reconstruct": _Reconstruct,
     "numpy.ndarray": _Array,
     "numpy.dtype": _Type,
-    "_codecs.encode": _encode,
+    "_codecs.encode": _Encode,
 }
 
 
