@@ -69,7 +69,7 @@ class Attack(ABC):
     def label_map(self, num_classes: int) -> list[int] | None:
         """Return the label that each class is trained as by the attackers; None: its own."""
         del num_classes
-        return None  # noqa: RET501  (others do return a map)
+        return None
 
     def needs_rule(self) -> bool:
         """Tell whether the attack asks the defence."""
