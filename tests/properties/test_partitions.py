@@ -139,6 +139,31 @@ def test_the_proportions_are_those_of_the_distribution():
     assert abs(shares.var() - 1 / 16) < 0.015
 
 
+def literal_sizes(counts, num_clients, beta, random):
+    """The procedure as the definition words it: draw for all, zero the full, scale, cut."""
+    total, held = sum(counts), np.zeros(num_clients)
+    for count in counts:
+        proportions = random.dirichlet([beta] * num_clients) * (held < total / num_clients)
+        cuts = np.floor(np.cumsum(proportions / proportions.sum())[:-1] * count)
+        held += np.diff(cuts, prepend=0, append=count)
+    return np.sort(held)
+
+
+def test_the_balance_step_has_the_distribution_of_its_definition():
+    """Drawing among the open clients only is the same as drawing for all and zeroing the full."""
+    labels = np.repeat(np.arange(6), 300)
+    random = np.random.default_rng(0)
+    literal = np.array([literal_sizes([300] * 6, 6, 0.5, random) for _ in range(400)])
+    drawn = [
+        ov.partition_dirichlet(labels, num_clients=6, beta=0.5, seed=seed, min_size=0)
+        for seed in range(400)
+    ]
+    ours = np.array([sorted(len(part) for part in parts) for parts in drawn])
+    # 4.5 standard errors of the difference; all smallest, ..., all largest sizes.
+    error = np.sqrt((literal.var(axis=0) + ours.var(axis=0)) / 400)
+    assert (np.abs(literal.mean(axis=0) - ours.mean(axis=0)) < 4.5 * error).all()
+
+
 def test_other_seeds_give_other_partitions():
     labels = np.arange(1000) % 10
     for partition, more in [

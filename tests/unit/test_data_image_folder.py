@@ -79,7 +79,7 @@ def test_a_change_is_noticed_and_the_old_array_removed(folder, cache):
     assert changed.train_images[4].max() == 9
     (folder / "train/dog/0.png").unlink()
     assert len(load("imagenet12", folder=folder, size=8).train_labels) == 5
-    assert sorted(path.name.split("-")[1] for path in cache.iterdir()) == ["8", "9"]
+    assert sorted(path.name.split("-")[2] for path in cache.iterdir()) == ["8.npy", "9.npy"]
 
 
 def test_unreadable_pictures_are_all_counted_and_named(folder, cache):

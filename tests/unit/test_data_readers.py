@@ -20,6 +20,7 @@ from data_files import (
     write_png,
     write_webp,
 )
+from outvote.data import leaf
 from outvote.data.dataset import Dataset
 from outvote.data.entries_idx import idx_form
 from outvote.data.faults import DamagedDataError, MissingDataError
@@ -190,6 +191,11 @@ def test_what_is_no_idx_file_is_refused(content):
         decode_idx(content, "some file")
 
 
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("OUTVOTE_DATA", str(tmp_path_factory.mktemp("cache")))
+
+
 def leaf_json(users):
     return {
         "users": list(users),
@@ -219,6 +225,17 @@ def test_leaf_without_a_split_is_split_within_every_writer(tmp_path):
     again, other = read_leaf(tmp_path, split_seed=0), read_leaf(tmp_path, split_seed=1)
     assert np.array_equal(arrays.test_images, again.test_images)
     assert not np.array_equal(arrays.test_images, other.test_images)
+
+
+def test_json_is_read_once_and_again_when_it_changed(tmp_path, monkeypatch):
+    path = tmp_path / "all_data_0.json"
+    path.write_text(json.dumps(leaf_json({"f1": leaf_user(10, 0)})))
+    first = read_leaf(tmp_path)
+    with monkeypatch.context() as context:
+        context.setattr(leaf.json, "loads", None)
+        assert np.array_equal(read_leaf(tmp_path).train_images, first.train_images)
+    path.write_text(json.dumps(leaf_json({"f1": leaf_user(20, 0)})))
+    assert len(read_leaf(tmp_path).train_labels) == 18
 
 
 def test_the_split_of_leaf_is_kept(tmp_path):

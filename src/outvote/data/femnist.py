@@ -27,10 +27,11 @@ def has_leaf(folder: Path) -> bool:
 def read_leaf(folder: Path, *, split_seed: int = 0) -> Arrays:
     """Read LEAF's JSON; without a split of its own, 9 of 10 samples of each writer are training."""
     if files := _unsplit_files(folder):
-        train, test = split_within_writers(read_json_files(files), split_seed)
+        train, test = split_within_writers(read_json_files(folder, files, "all"), split_seed)
     else:
         train, test = (
-            read_json_files(sorted((folder / part).glob("*.json"))) for part in ("train", "test")
+            read_json_files(folder, sorted((folder / part).glob("*.json")), part)
+            for part in ("train", "test")
         )
     return _with_numbers(train, test)
 

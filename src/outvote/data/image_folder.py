@@ -1,23 +1,20 @@
 """Any folder of pictures, train/<class>/* and val/<class>/*, such as ImageNet-12.
 
-Decoded once into one array in the cache. The name of that file tells the content of the folder
-(paths, sizes, times of change), so a changed folder is decoded again.
+Decoded once into one array in the cache, and again when the folder changed.
 """
 
-import hashlib
-import json
 import os
-import secrets
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 
-from outvote.data.cache import data_root
 from outvote.data.dataset import Arrays, Images
+from outvote.data.decoded import decoded_once
 from outvote.data.faults import DamagedDataError
 from outvote.data.pictures import read_square
 
@@ -94,54 +91,24 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _decoded(listing: Listing, size: int) -> Images:
-    """Return the array of the cache, made now if need be."""
-    where = _short_hash(str(listing.root.resolve()))
-    cache = data_root() / "decoded"
-    path = cache / f"{where}-{size}-{_fingerprint(listing)}.npy"
-    if not _is_whole(path):
-        _decode_all(listing, size, path)
-        for stale in cache.glob(f"{where}-{size}-*.npy"):
-            if stale != path:
-                stale.unlink(missing_ok=True)
-    array: Images = np.load(path)
+    """Return all pictures, those for training first; decoded now or earlier."""
+    paths = (*listing.train, *listing.test)
+    make = partial(_decode_all, paths=paths, size=size)
+    kept = decoded_once(listing.root, paths, f"{size}.npy", make)
+    try:
+        array: Images = np.load(kept)
+    except (ValueError, EOFError):  # Cut off behind our back; it can be made again.
+        kept.unlink()
+        array = np.load(decoded_once(listing.root, paths, f"{size}.npy", make))
     return array
 
 
-def _is_whole(path: Path) -> bool:
-    """Tell whether an array of the cache is there and can be used."""
-    try:
-        return path.is_file() and np.load(path, mmap_mode="r").ndim == 4
-    except (ValueError, EOFError):
-        return False
-
-
-def _fingerprint(listing: Listing) -> str:
-    facts = []
-    for path in (*listing.train, *listing.test):
-        about = path.stat()
-        name = str(path.relative_to(listing.root))
-        facts.append([name, about.st_size, about.st_mtime_ns])
-    return _short_hash(json.dumps(facts))
-
-
-def _short_hash(text: str) -> str:
-    return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=8).hexdigest()
-
-
-def _decode_all(listing: Listing, size: int, target: Path) -> None:
-    """Decode into a file of another name, which gets its own when all is well."""
-    paths = (*listing.train, *listing.test)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    try:
-        shape = (len(paths), size, size, 3)
-        array = np.lib.format.open_memmap(draft, mode="w+", dtype=np.uint8, shape=shape)
-        _fill(array, paths, size)
-        array.flush()
-        del array
-        draft.replace(target)
-    finally:
-        draft.unlink(missing_ok=True)
+def _decode_all(target: Path, paths: Sequence[Path], size: int) -> None:
+    """Decode into a file, so that the memory need not hold everything twice."""
+    shape = (len(paths), size, size, 3)
+    array = np.lib.format.open_memmap(target, mode="w+", dtype=np.uint8, shape=shape)
+    _fill(array, paths, size)
+    array.flush()
 
 
 def _fill(array: Images, paths: Sequence[Path], size: int) -> None:

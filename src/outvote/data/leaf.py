@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outvote.data.dataset import Images, Labels
+from outvote.data.decoded import decoded_once
 from outvote.data.faults import DamagedDataError
+from outvote.data.npz import read_npz
 
 SIDE = 28
 TRAIN_SHARE = 0.9
@@ -32,16 +34,17 @@ class Samples:
         )
 
 
-def read_json_files(paths: Sequence[Path]) -> Samples:
-    """Read files one by one: as JSON, a picture takes a hundred times the memory."""
-    parts = [part for path in paths for part in _read_file(path)]
-    if not parts:
-        raise DamagedDataError(f"{paths[0].parent} holds no samples; run LEAF's preprocess.sh.")
-    return Samples(
-        images=np.concatenate([images for _, images, _ in parts]),
-        labels=np.concatenate([labels for _, _, labels in parts]),
-        writers=np.concatenate([np.full(len(labels), name) for name, _, labels in parts]),
-    )
+def read_json_files(root: Path, paths: Sequence[Path], variant: str) -> Samples:
+    """Read files below `root`; all of FEMNIST takes minutes, so the result is kept in the cache."""
+
+    def make(target: Path) -> None:
+        read = _read_files(paths)
+        np.savez(target, images=read.images, labels=read.labels, writers=read.writers)
+
+    keys = ("images", "labels", "writers")
+    kept = decoded_once(root, paths, f"{variant}.npz", make)
+    images, labels, writers = read_npz(kept, keys, "delete it, it is made again")
+    return Samples(images=images, labels=labels, writers=writers)
 
 
 def split_within_writers(samples: Samples, seed: int) -> tuple[Samples, Samples]:
@@ -54,6 +57,18 @@ def split_within_writers(samples: Samples, seed: int) -> tuple[Samples, Samples]
         num_train = max(1, int(TRAIN_SHARE * len(owned)))
         is_train[random.permutation(owned)[:num_train]] = True
     return samples.take(is_train), samples.take(~is_train)
+
+
+def _read_files(paths: Sequence[Path]) -> Samples:
+    """Read files one by one: as JSON, a picture takes a hundred times the memory."""
+    parts = [part for path in paths for part in _read_file(path)]
+    if not parts:
+        raise DamagedDataError(f"{paths[0].parent} holds no samples; run LEAF's preprocess.sh.")
+    return Samples(
+        images=np.concatenate([images for _, images, _ in parts]),
+        labels=np.concatenate([labels for _, _, labels in parts]),
+        writers=np.concatenate([np.full(len(labels), name) for name, _, labels in parts]),
+    )
 
 
 def _read_file(path: Path) -> list[tuple[str, Images, Labels]]:
