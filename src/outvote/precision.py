@@ -52,6 +52,17 @@ def exact_products() -> Iterator[None]:
                 _set_precision(_PRECISION.saved)
 
 
+@contextmanager
+def fast_products() -> Iterator[None]:
+    """Let float32 matrix products be formed in TF32 where the device has it, and restore."""
+    saved = _get_precision()
+    _set_precision(["tf32", *saved[1:]])
+    try:
+        yield
+    finally:
+        _set_precision(saved)
+
+
 class _Precision:
     """Who is inside `exact_products`, and what was set before."""
 
@@ -64,7 +75,13 @@ class _Precision:
 _PRECISION = _Precision()
 _HERE = local()
 # Older releases of torch have one setting, under other names.
-_OLD_NAMES = {"ieee": "highest", "highest": "highest", "high": "high", "medium": "medium"}
+_OLD_NAMES = {
+    "ieee": "highest",
+    "tf32": "high",
+    "highest": "highest",
+    "high": "high",
+    "medium": "medium",
+}
 
 
 def _backends() -> list[Any]:

@@ -43,7 +43,8 @@ def test_stacked_networks_compute_what_each_would_alone(name: str, is_padded: bo
     ]
     stacked = Stacked(modules[0])
     vectors = torch.stack([_vector(module.parameters()) for module in modules])
-    parameters = [p.requires_grad_() for p in stacked.spread(vectors)]
+    room = stacked.spread(vectors).requires_grad_()
+    parameters = stacked.views(room)
     buffers = [
         torch.stack(same).clone() for same in zip(*(m.buffers() for m in modules), strict=True)
     ]
@@ -62,7 +63,7 @@ def test_stacked_networks_compute_what_each_would_alone(name: str, is_padded: bo
     torch.stack(
         [F.cross_entropy(logits[m, :size], labels[m, :size]) for m, size in enumerate(sizes)]
     ).sum().backward()
-    gradients = stacked.gather([p.grad for p in parameters])
+    gradients = stacked.gather(room.grad)
     for m, (module, size) in enumerate(zip(modules, sizes, strict=True)):
         alone = module.train()(images[m, :size].permute(0, 3, 1, 2))
         F.cross_entropy(alone, labels[m, :size]).backward()

@@ -9,13 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outvote.clients.pictures import Pictures
+from outvote.clients.step import TINY
 from outvote.clients.training import Training
 from outvote.clients.work import Task, Trained
 from outvote.threads import mapped
 
 EVALUATED_AT_ONCE = 512
-# The same guard against a norm of 0 that torch's own clipping has.
-TINY = 1e-6
 
 
 class FlatModel:

@@ -6,12 +6,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from outvote.clients.alone import TINY
 from outvote.clients.pictures import Pictures
+from outvote.clients.step import take_step
 from outvote.clients.training import Training
 from outvote.clients.work import Task, Trained
+from outvote.errors import check_choice
 from outvote.models.stacked import Stacked
+from outvote.precision import exact_products, fast_products
 
+PRECISIONS = ("float32", "tf32", "bfloat16")
 # Pictures evaluated at once, counted over all runs.
 EVALUATED_AT_ONCE = 1 << 15
 
@@ -19,10 +22,15 @@ EVALUATED_AT_ONCE = 1 << 15
 class Together:
     """Trains the clients of all runs side by side."""
 
-    def __init__(self, module: nn.Module, pictures: Pictures) -> None:
-        """Take the network and the training pictures."""
+    def __init__(self, module: nn.Module, pictures: Pictures, precision: str = "float32") -> None:
+        """Take the network, the training pictures, and the precision that products are formed in.
+
+        "float32" means the precision of the pictures, with TF32 off.
+        """
+        check_choice("precision", precision, PRECISIONS)
         self.stacked = Stacked(module)
         self.pictures = pictures
+        self.precision = precision
 
     def train(
         self,
@@ -36,62 +44,61 @@ class Together:
         # Those with most steps first: the models that still train are then a prefix.
         order = sorted(range(len(tasks)), key=lambda k: -tasks[k].batches.num_steps)
         plan = _Plan([tasks[k] for k in order], weights.device)
-        start = weights[plan.runs]
-        parameters = self.stacked.spread(start)
+        stack = _Stack(self.stacked, weights[plan.runs], self.precision)
         state = self._spread_buffers(buffers[plan.runs])
-        velocities = [torch.zeros_like(parameter) for parameter in parameters]
         losses = torch.zeros(len(tasks), dtype=torch.float64, device=weights.device)
-        for step in range(plan.num_steps):
-            active = plan.num_active[step]
-            some = [values[:active] for values in parameters]
-            gradients, loss = self._gradients(some, [b[:active] for b in state], plan, step)
-            losses[:active] += loss
-            _step(some, gradients, [v[:active] for v in velocities], training, learning_rate)
+        with exact_products() if self.precision == "float32" else fast_products():
+            for step in range(plan.num_steps):
+                active = plan.num_active[step]
+                some = [values[:active] for values in state]
+                losses[:active] += self._learn(stack, some, plan, step)
+                stack.step(active, training, learning_rate)
         back = torch.tensor(order, device=weights.device).argsort()
-        learnt = start.sub_(self.stacked.gather(parameters))
+        learnt = weights[plan.runs].sub_(self.stacked.gather(stack.weights))
         return Trained(
             gradients=learnt[back],
             losses=(losses / plan.steps_each)[back].cpu(),
             buffers=self._gather_buffers(state, buffers[plan.runs])[back],
         )
 
-    def _gradients(
-        self, parameters: list[Tensor], buffers: list[Tensor], plan: "_Plan", step: int
-    ) -> tuple[list[Tensor], Tensor]:
-        """Return the gradients of one step, and the losses of the models."""
-        active = len(parameters[0])
+    def _learn(self, stack: "_Stack", buffers: list[Tensor], plan: "_Plan", step: int) -> Tensor:
+        """Work out the gradients of one step, and return the losses of the models."""
+        active = plan.num_active[step]
         index, is_there = plan.index[:active, step], plan.is_there[:active, step]
         moves = None if plan.moves is None else plan.moves[:active, step]
-        images = self.pictures.batch(index, moves)
+        images = self.pictures.batch(index, moves).to(stack.dtype)
         labels = self.pictures.labels[index]
         if plan.label_maps is not None:
             labels = plan.label_maps[:active].gather(1, labels)
-        is_full = plan.is_full[step]
-        # Views of the same memory: a slice of a leaf would get a gradient as large as all models.
-        leaves = [values.detach().requires_grad_() for values in parameters]
+        leaves, targets = stack.leaves(active), stack.targets(active)
         with torch.enable_grad():
             logits = self.stacked.forward(
                 leaves,
                 images,
                 buffers=buffers,
-                is_there=None if is_full else is_there,
+                gradients=targets,
+                is_there=None if plan.is_full[step] else is_there,
                 is_training=True,
             )
-            each = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+            each = F.cross_entropy(
+                logits.flatten(0, 1).to(self.pictures.dtype), labels.flatten(), reduction="none"
+            )
             there = is_there.to(each.dtype)
             losses = (each.view_as(there) * there).sum(dim=1) / there.sum(dim=1)
-            gradients = torch.autograd.grad(losses.sum(), leaves)
-        return list(gradients), losses.detach().double()
+            stack.backward(losses.sum(), leaves, targets)
+        return losses.detach().double()
 
     def count_right(self, weights: Tensor, buffers: Tensor, pictures: Pictures) -> Tensor:
         """Return how many pictures each run's model recognises."""
-        parameters = self.stacked.spread(weights)
+        kind = torch.bfloat16 if self.precision == "bfloat16" else weights.dtype
+        parameters = self.stacked.views(self.stacked.spread(weights).to(kind))
         state = self._spread_buffers(buffers)
         step = max(1, EVALUATED_AT_ONCE // len(weights))
         num_right = torch.zeros(len(weights), dtype=torch.int64, device=weights.device)
-        with torch.no_grad():
+        is_exact = self.precision == "float32"
+        with torch.no_grad(), exact_products() if is_exact else fast_products():
             for index in torch.arange(len(pictures), device=weights.device).split(step):
-                images = pictures.batch(index).expand(len(weights), -1, -1, -1, -1)
+                images = pictures.batch(index).to(kind).expand(len(weights), -1, -1, -1, -1)
                 logits = self.stacked.forward(parameters, images, buffers=state)
                 num_right += (logits.argmax(dim=-1) == pictures.labels[index]).sum(dim=-1)
         return num_right.cpu()
@@ -104,8 +111,52 @@ class Together:
     def _gather_buffers(self, state: list[Tensor], before: Tensor) -> Tensor:
         gathered = torch.empty_like(before)
         for slot, values in zip(self.stacked.buffer_slots, state, strict=True):
-            slot.gather(values.view(len(before), -1), gathered)
+            slot.gather(values, gathered)
         return gathered
+
+
+class _Stack:
+    """The weights, velocities and gradients of all models, each in one room."""
+
+    def __init__(self, stacked: Stacked, vectors: Tensor, precision: str) -> None:
+        self.stacked = stacked
+        self.weights = stacked.spread(vectors)
+        self.velocities = torch.zeros_like(self.weights)
+        self.dtype = torch.bfloat16 if precision == "bfloat16" else vectors.dtype
+        is_same = self.dtype == self.weights.dtype
+        self.copy = None if is_same else self.weights.to(self.dtype)
+        self.gradients = torch.zeros_like(self.weights, dtype=self.dtype)
+
+    def leaves(self, active: int) -> list[Tensor]:
+        """Return the parameters of the models that still train, as torch shall see them."""
+        room = self.weights if self.copy is None else self.copy
+        views = self.stacked.views(room[:active])
+        return [
+            view if slot.is_product else view.detach().requires_grad_()
+            for slot, view in zip(self.stacked.slots, views, strict=True)
+        ]
+
+    def targets(self, active: int) -> list[Tensor]:
+        """Return where the gradients of these models go."""
+        return self.stacked.views(self.gradients[:active])
+
+    def backward(self, loss: Tensor, leaves: list[Tensor], targets: list[Tensor]) -> None:
+        """Work out all gradients; those that products did not write are copied."""
+        loss.backward()
+        for leaf, target in zip(leaves, targets, strict=True):
+            if leaf.grad is not None:
+                target.copy_(leaf.grad)
+
+    def step(self, active: int, training: Training, learning_rate: float) -> None:
+        """Take one step in the models that still train."""
+        take_step(
+            self.weights[:active],
+            self.gradients[:active],
+            self.velocities[:active],
+            None if self.copy is None else self.copy[:active],
+            training,
+            learning_rate,
+        )
 
 
 class _Plan:
@@ -148,24 +199,3 @@ def _moves(tasks: Sequence[Task], index: Tensor, device: torch.device) -> Tensor
         if task.batches.moves is not None:
             row[: task.batches.num_steps] = task.batches.moves
     return moves.to(device)
-
-
-@torch.no_grad()
-def _step(
-    parameters: list[Tensor],
-    gradients: list[Tensor],
-    velocities: list[Tensor],
-    training: Training,
-    learning_rate: float,
-) -> None:
-    """Take one step of clipped SGD with momentum and weight decay in every model."""
-    if training.max_norm is not None:
-        squares = [gradient.flatten(1).square().sum(dim=1) for gradient in gradients]
-        norms = torch.stack(squares).sum(dim=0).sqrt()
-        scale = (training.max_norm / (norms + TINY)).clamp(max=1.0)
-    for values, gradient, velocity in zip(parameters, gradients, velocities, strict=True):
-        if training.max_norm is not None:
-            gradient.mul_(scale.view(-1, *[1] * (gradient.dim() - 1)))
-        gradient.add_(values, alpha=training.weight_decay)
-        velocity.mul_(training.momentum).add_(gradient)
-        values.sub_(velocity, alpha=learning_rate)

@@ -6,7 +6,7 @@ the windows of the pictures with the weights, so weights are kept the way that p
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 import torch
@@ -14,8 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outvote.models.parts import Branches, GlobalAverage, Residual
+from outvote.models.products import Product, multiply
+from outvote.models.windows import cut_windows
 
 Run = Callable[["Pass", Tensor], Tensor]
+# Numbers: parameters start at multiples of it, so that fast products are possible.
+ALIGNED = 64
 
 
 @dataclass(slots=True)
@@ -24,9 +28,12 @@ class Pass:
 
     parameters: Sequence[Tensor]
     buffers: Sequence[Tensor]
+    gradients: Sequence[Tensor] | None = None
+    """Where gradients of weights are written; None: they are left to torch."""
     is_there: Tensor | None = None
     """Which pictures of a batch are not padding, ``[models, batch]``; None: all."""
     is_training: bool = False
+    anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,10 @@ class Slot:
     start: int
     shape: torch.Size
     is_turned: bool = False
+    place: int = 0
+    """Where it lies in the room of a model, see `Stacked.spread`."""
+    is_product: bool = False
+    """Whether its gradient can be written in place."""
 
     @property
     def size(self) -> int:
@@ -46,9 +57,16 @@ class Slot:
         """Cut it out of ``vectors [models, dim]``, as products want it."""
         values = vectors[:, self.start : self.start + self.size].view(-1, *self.shape)
         if not self.is_turned:
-            return values.clone()
+            return values
         # [filters, channels, height, width] -> [height * width * channels, filters]
-        return values.movedim(1, -1).movedim(1, -2).flatten(1, -2).contiguous()
+        return values.movedim(1, -1).movedim(1, -2).flatten(1, -2)
+
+    def view(self, room: Tensor) -> Tensor:
+        """Return its place in ``room [models, places]``."""
+        values = room[:, self.place : self.place + self.size]
+        if not self.is_turned:
+            return values.view(-1, *self.shape)
+        return values.view(-1, self.size // self.shape[0], self.shape[0])
 
     def gather(self, values: Tensor, vectors: Tensor) -> None:
         """Write it back into ``vectors [models, dim]``."""
@@ -56,7 +74,8 @@ class Slot:
             filters, channels, *window = self.shape
             values = values.view(len(values), *window, channels, filters)
             values = values.movedim(-1, 1).movedim(-1, 2)
-        vectors[:, self.start : self.start + self.size] = values.flatten(1)
+        target = vectors[:, self.start : self.start + self.size]
+        target.view(-1, *self.shape).copy_(values)
 
 
 class Stacked:
@@ -68,20 +87,31 @@ class Stacked:
         self.buffer_slots: list[Slot] = []
         self._dim = 0
         self._buffer_dim = 0
+        self._places = 0
         self._run = self._read(module)
         self.num_parameters = self._dim
         self.num_buffers = self._buffer_dim
+        self.num_places = self._places
 
-    def spread(self, vectors: Tensor) -> list[Tensor]:
-        """Return the parameters of ``vectors [models, dim]``, one tensor each, new memory."""
-        return [slot.spread(vectors) for slot in self.slots]
+    def spread(self, vectors: Tensor) -> Tensor:
+        """Copy the parameters of ``vectors [models, dim]`` to a room ``[models, places]``.
 
-    def gather(self, parameters: Sequence[Tensor]) -> Tensor:
-        """Return the parameters as vectors ``[models, dim]``, in the order of torch."""
-        first = parameters[0]
-        vectors = first.new_empty(len(first), self.num_parameters)
-        for slot, values in zip(self.slots, parameters, strict=True):
-            slot.gather(values.detach(), vectors)
+        In it every parameter lies as products want it, and starts at an address that suits them.
+        """
+        room = vectors.new_zeros(len(vectors), self.num_places)
+        for slot in self.slots:
+            slot.view(room).copy_(slot.spread(vectors))
+        return room
+
+    def views(self, room: Tensor) -> list[Tensor]:
+        """Return the parameters in a room, one view each."""
+        return [slot.view(room) for slot in self.slots]
+
+    def gather(self, room: Tensor) -> Tensor:
+        """Return the parameters in a room as vectors ``[models, dim]``, in the order of torch."""
+        vectors = room.new_empty(len(room), self.num_parameters)
+        for slot in self.slots:
+            slot.gather(slot.view(room), vectors)
         return vectors
 
     def forward(
@@ -90,11 +120,16 @@ class Stacked:
         images: Tensor,
         *,
         buffers: Sequence[Tensor] = (),
+        gradients: Sequence[Tensor] | None = None,
         is_there: Tensor | None = None,
         is_training: bool = False,
     ) -> Tensor:
-        """Return the logits ``[models, batch, classes]``; buffers are changed in training."""
-        return self._run(Pass(parameters, buffers, is_there, is_training), images)
+        """Return the logits ``[models, batch, classes]``; buffers are changed in training.
+
+        With `gradients`, the backward pass writes the gradients of the weights of products there;
+        those of other parameters are left to torch.
+        """
+        return self._run(Pass(parameters, buffers, gradients, is_there, is_training), images)
 
     def _read(self, module: nn.Module) -> Run:
         kind = type(module)
@@ -111,13 +146,17 @@ class Stacked:
         run: Run = reader(module)
         return run
 
-    def _slot(self, parameter: Tensor, *, is_turned: bool = False) -> int:
-        self.slots.append(Slot(self._dim, parameter.shape, is_turned))
+    def _slot(self, parameter: Tensor, *, is_turned: bool = False, is_product: bool = False) -> int:
+        shape = parameter.shape
+        self.slots.append(Slot(self._dim, shape, is_turned, self._places, is_product))
         self._dim += parameter.numel()
+        self._places += -(-parameter.numel() // ALIGNED) * ALIGNED
         return len(self.slots) - 1
 
-    def _optional_slot(self, parameter: Tensor | None) -> int | None:
-        return None if parameter is None else self._slot(parameter)
+    def _weights(self, module: nn.Conv2d | nn.Linear) -> tuple[int, int | None]:
+        weight = self._slot(module.weight, is_turned=True, is_product=True)
+        bias: Tensor | None = module.bias
+        return weight, None if bias is None else self._slot(bias, is_product=True)
 
     def _read_sequential(self, module: nn.Sequential) -> Run:
         parts = [self._read(part) for part in module]
@@ -140,20 +179,21 @@ class Stacked:
     def _read_conv2d(self, module: nn.Conv2d) -> Run:
         _check_conv(module)
         size, stride, padding = module.kernel_size[0], module.stride[0], int(module.padding[0])
-        weight = self._slot(module.weight, is_turned=True)
-        bias = self._optional_slot(module.bias)
+        weight, bias = self._weights(module)
 
         def run(state: Pass, images: Tensor) -> Tensor:
-            windows = cut_windows(images, size, stride, padding)
-            result = _times(windows.flatten(1, 3), state.parameters[weight], state, bias)
-            return result.view(*windows.shape[:4], -1)
+            # Pictures that all models share (in evaluation) are cut once.
+            is_shared = images.stride(0) == 0
+            windows = cut_windows(images[:1] if is_shared else images, size, stride, padding)
+            rows = windows.flatten(1, 3)
+            rows = rows.expand(len(images), -1, -1) if is_shared else rows
+            return _times(rows, state, weight, bias).view(len(images), *windows.shape[1:4], -1)
 
         return run
 
     def _read_linear(self, module: nn.Linear) -> Run:
-        weight = self._slot(module.weight, is_turned=True)
-        bias = self._optional_slot(module.bias)
-        return lambda state, rows: _times(rows, state.parameters[weight], state, bias)
+        weight, bias = self._weights(module)
+        return lambda state, rows: _times(rows, state, weight, bias)
 
     def _read_maxpool2d(self, module: nn.MaxPool2d) -> Run:
         def run(_: Pass, images: Tensor) -> Tensor:
@@ -191,20 +231,16 @@ class Stacked:
         return run
 
 
-def cut_windows(images: Tensor, size: int, stride: int, padding: int) -> Tensor:
-    """Return the windows of a convolution, ``[models, batch, height, width, values]``."""
-    if size == 1 and padding == 0:
-        return images[:, :, ::stride, ::stride]
-    padded = F.pad(images, (0, 0, padding, padding, padding, padding))
-    # The window is behind the channels now, and shall be before them.
-    windows = padded.unfold(2, size, stride).unfold(3, size, stride)
-    return windows.movedim(4, -1).flatten(4)
-
-
-def _times(rows: Tensor, weight: Tensor, state: Pass, bias: int | None) -> Tensor:
-    if bias is None:
-        return torch.matmul(rows, weight)
-    return torch.baddbmm(state.parameters[bias].unsqueeze(1), rows, weight)
+def _times(rows: Tensor, state: Pass, weight: int, bias: int | None) -> Tensor:
+    own = state.parameters[weight]
+    offset = None if bias is None else state.parameters[bias]
+    if state.gradients is None:
+        return multiply(rows, own, offset)
+    to_bias = None if bias is None else state.gradients[bias]
+    result: Tensor = Product.apply(  # type: ignore[no-untyped-call]
+        rows, own, offset, state.gradients[weight], to_bias, state.anchor
+    )
+    return result
 
 
 def _moments(images: Tensor, is_there: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
