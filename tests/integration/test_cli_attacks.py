@@ -64,6 +64,11 @@ def test_list_names_every_model(capsys):
     assert all(each["summary"] for each in found)
 
 
+def test_list_names_the_datasets_as_data_does(capsys):
+    assert run(capsys, "list", "datasets").out == run(capsys, "data", "list").out
+    assert run(capsys, "list", "datasets", "--json").json
+
+
 def test_show_tells_formula_kind_reference_and_parameters_of_an_attack(capsys):
     result = run(capsys, "show", "lie(z=2)")
     assert result.code == 0

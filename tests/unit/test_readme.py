@@ -82,7 +82,7 @@ def test_the_first_example_has_ten_statements_or_fewer():
 
 
 @pytest.mark.parametrize(
-    "command", [c for c in COMMANDS if c.split()[0] in ("list", "show", "plan", "doctor")]
+    "command", [c for c in COMMANDS if c.split()[0] in ("list", "show", "plan", "doctor", "stress")]
 )
 def test_every_command_that_tells_something_answers_as_shown(capsys, monkeypatch, command):
     monkeypatch.chdir(ROOT)
@@ -113,6 +113,21 @@ def test_the_rule_shown_is_the_rule_in_the_examples():
     assert body in source
 
 
+def test_the_attack_shown_is_the_attack_in_the_examples():
+    shown = next(text for text in PYTHON if "class MyAttack" in text)
+    source = (ROOT / "examples" / "my_attack.py").read_text()
+    first, last = "        largest =", "        return ov.Forged(rows=rows.unsqueeze(1))"
+    assert shown[shown.index(first) : shown.index(last)] in source
+
+
+def test_the_attacks_are_as_many_as_it_says():
+    from outvote.attacks.spec import ATTACKS
+
+    said = re.search(r"\[(\d+) attacks\]", README)
+    assert said is not None
+    assert int(said[1]) == len(ATTACKS)
+
+
 def test_the_rules_are_as_many_as_it_says():
     wrappers = [kind for kind in RULES.values() if issubclass(kind, Wrapper)]
     said = re.search(r"(\d+) rules and (\d+) wrappers", README)
@@ -134,6 +149,7 @@ def test_every_source_file_is_in_the_tree():
     assert missing == [], "add a line for each to the tree in README.md"
 
 
-def test_the_example_checks_itself(capsys):
-    runpy.run_path(str(ROOT / "examples" / "my_rule.py"), run_name="__main__")
-    assert "keeps what every rule promises" in capsys.readouterr().out
+@pytest.mark.parametrize("kind", ["rule", "attack"])
+def test_the_example_checks_itself(capsys, kind):
+    runpy.run_path(str(ROOT / "examples" / f"my_{kind}.py"), run_name="__main__")
+    assert f"keeps what every {kind} promises" in capsys.readouterr().out

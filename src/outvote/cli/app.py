@@ -84,7 +84,7 @@ HELP = """Federated learning in which some clients may lie.
 
 \b
 outvote demo                       see robust rules at work, in seconds
-outvote list rules                 what there is; also attacks, models
+outvote list rules                 what there is; also attacks, models, datasets
 outvote show 'gas(multi-krum)'     what a rule does and tolerates; also for attacks
 outvote stress                     every attack against every rule, in seconds
 outvote VERB --help                more on a verb

@@ -12,7 +12,7 @@ from outvote.errors import closest
 @click.command("list", cls=Verb)
 @click.argument("kind")
 def command(kind: str, as_json: bool) -> None:
-    """List all rules, attacks or models: parameters, and what they do.
+    """List all rules, attacks, models or datasets.
 
     n is the number of clients, f the number of Byzantine ones among them.
 
@@ -89,7 +89,20 @@ def list_models(as_json: bool) -> None:
     print_table([Column("model"), Column("what")], rows)
 
 
-KINDS = {"rules": list_rules, "attacks": list_attacks, "models": list_models}
+def list_datasets(as_json: bool) -> None:
+    """List the datasets, as `outvote data list` does."""
+    from outvote.cli.data import list_datasets as verb
+
+    assert verb.callback is not None
+    verb.callback(as_json)
+
+
+KINDS = {
+    "rules": list_rules,
+    "attacks": list_attacks,
+    "models": list_models,
+    "datasets": list_datasets,
+}
 
 
 def _other_names(table: Mapping[str, object], aliases: Mapping[str, str]) -> dict[str, list[str]]:
