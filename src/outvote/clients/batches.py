@@ -41,23 +41,19 @@ def draw_batches(part: Tensor, training: Training, draws: Draws, least: int = 1)
     Batches of fewer than `least` pictures are left out, unless there would be none.
     """
     generator = draws.under("batches").generator(0, CPU)
-
-    def epoch() -> list[Tensor]:
-        order = part[torch.randperm(len(part), generator=generator)]
-        return [some for some in order.split(training.batch_size) if len(some) >= least] or [order]
-
-    rows: list[Tensor] = []
-    if training.num_steps is None:
-        for _ in range(training.num_epochs):
-            rows += epoch()
-    else:
-        while len(rows) < training.num_steps:
-            rows += epoch()
-        rows = rows[: training.num_steps]
-    index = torch.full((len(rows), training.batch_size), -1, dtype=torch.int64)
-    for step, row in enumerate(rows):
-        index[step, : len(row)] = row
-    return Batches(index, [len(row) for row in rows], _draw_moves(index, training, generator))
+    size, num_own = training.batch_size, len(part)
+    per_epoch = -(-num_own // size)
+    # What is left at the end of an epoch is a batch too, if it is large enough.
+    num_left = num_own - (per_epoch - 1) * size
+    num_batches = per_epoch - 1 if num_left < least and per_epoch > 1 else per_epoch
+    num_steps = training.num_steps or training.num_epochs * num_batches
+    num_epochs = -(-num_steps // num_batches)
+    index = torch.full((num_epochs, per_epoch * size), -1, dtype=torch.int64)
+    for epoch in index:
+        epoch[:num_own] = part[torch.randperm(num_own, generator=generator)]
+    index = index.view(num_epochs, per_epoch, size)[:, :num_batches].flatten(0, 1)[:num_steps]
+    sizes = [size] * (num_batches - 1) + [min(size, num_left) if num_batches == per_epoch else size]
+    return Batches(index, (sizes * num_epochs)[:num_steps], _draw_moves(index, training, generator))
 
 
 def _draw_moves(index: Tensor, training: Training, generator: torch.Generator) -> Tensor | None:

@@ -9,19 +9,19 @@ from torch import Tensor
 def _cut(
     images,
     windows,
-    num_values,
-    height,
-    width,
-    channels,
-    high,
-    wide,
-    stride,
-    padding,
+    num_rows,
+    height: tl.constexpr,
+    width: tl.constexpr,
+    channels: tl.constexpr,
+    high: tl.constexpr,
+    wide: tl.constexpr,
+    stride: tl.constexpr,
+    padding: tl.constexpr,
     SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     VALUES: tl.constexpr,
-    NUM_ROWS,
 ):
+    num_values: tl.constexpr = SIZE * SIZE * channels
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     value = tl.program_id(1) * VALUES + tl.arange(0, VALUES)
     channel = value % channels
@@ -34,7 +34,7 @@ def _cut(
     picture = rest // high
     at_y = y[:, None] + down[None, :]
     at_x = x[:, None] + right[None, :]
-    wanted = (row < NUM_ROWS)[:, None] & (value < num_values)[None, :]
+    wanted = (row < num_rows)[:, None] & (value < num_values)[None, :]
     inside = wanted & (at_y >= 0) & (at_y < height) & (at_x >= 0) & (at_x < width)
     pixel = (picture[:, None] * height + at_y) * width + at_x
     loaded = tl.load(images + pixel * channels + channel[None, :], mask=inside, other=0.0)
@@ -52,7 +52,7 @@ def cut(images: Tensor, windows: Tensor, size: int, stride: int, padding: int) -
     _cut[grid](
         images,
         windows,
-        num_values,
+        num_rows,
         height,
         width,
         channels,
@@ -63,7 +63,6 @@ def cut(images: Tensor, windows: Tensor, size: int, stride: int, padding: int) -
         SIZE=size,
         ROWS=rows,
         VALUES=values,
-        NUM_ROWS=num_rows,
         num_warps=4,
     )
 
@@ -72,17 +71,17 @@ def cut(images: Tensor, windows: Tensor, size: int, stride: int, padding: int) -
 def _add_up(
     gradient,
     total,
-    height,
-    width,
-    channels,
-    high,
-    wide,
-    stride,
-    padding,
+    num_pixels,
+    height: tl.constexpr,
+    width: tl.constexpr,
+    channels: tl.constexpr,
+    high: tl.constexpr,
+    wide: tl.constexpr,
+    stride: tl.constexpr,
+    padding: tl.constexpr,
     SIZE: tl.constexpr,
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
-    NUM_PIXELS,
 ):
     pixel = tl.program_id(0).to(tl.int64) * PIXELS + tl.arange(0, PIXELS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -90,7 +89,7 @@ def _add_up(
     rest = pixel // width
     y = (rest % height).to(tl.int32) + padding
     picture = rest // height
-    wanted = (pixel < NUM_PIXELS)[:, None] & (channel < channels)[None, :]
+    wanted = (pixel < num_pixels)[:, None] & (channel < channels)[None, :]
     found = tl.zeros((PIXELS, CHANNELS), dtype=tl.float32)
     for down in range(SIZE):
         at_y = (y - down) // stride
@@ -117,6 +116,7 @@ def add_up(gradient: Tensor, total: Tensor, size: int, stride: int, padding: int
     _add_up[(triton.cdiv(num_pixels, pixels), triton.cdiv(channels, lanes))](
         gradient,
         total,
+        num_pixels,
         height,
         width,
         channels,
@@ -127,6 +127,5 @@ def add_up(gradient: Tensor, total: Tensor, size: int, stride: int, padding: int
         SIZE=size,
         PIXELS=pixels,
         CHANNELS=lanes,
-        NUM_PIXELS=num_pixels,
         num_warps=4,
     )
