@@ -146,3 +146,28 @@ def test_stress_fails_when_nothing_can_be_measured(capsys, mine):
 def test_stress_with_everything_fails_nowhere(capsys):
     found = run(capsys, "stress", "--dim", 500, "--groups", 10, "--json").json
     assert [cell for cell in found["cells"] if cell["failure"]] == []
+
+
+def test_a_wide_table_is_cut_into_blocks_that_fit(monkeypatch):
+    from outvote.cli import stress
+
+    names = [f"attack-{k}" for k in range(9)]
+    assert stress._blocks(names, {}, 20) == [names]
+    monkeypatch.setattr(stress, "NO_TERMINAL_WIDTH", 60)
+    blocks = stress._blocks(names, {}, 20)
+    assert [len(block) for block in blocks] == [3, 3, 3]
+    assert [name for block in blocks for name in block] == names
+    # A name that is wider than the terminal still gets a table of its own.
+    assert stress._blocks(["x" * 80, "y"], {}, 20) == [["x" * 80], ["y"]]
+
+
+def test_progress_goes_to_stderr(capsys):
+    from outvote.cli.stress import _progress
+
+    assert _progress(is_terminal=False) is None
+    show = _progress(is_terminal=True)
+    show(1, 2)
+    show(2, 2)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "\r1 of 2 cells\r2 of 2 cells\r" in captured.err

@@ -152,8 +152,7 @@ def assert_gas_aware_is_strongest(rule, gradients):
     attacks = [ov.make_attack(name) for name in names]
     table = stress([ov.make_rule(rule)], attacks, gradients, num_servers=4)
     *plain, aware = [cell.error for cell in table.cells]
-    # The attackers' draws are not the server's: at the edge a draw may go the other way.
-    assert aware >= 0.98 * max(plain), table.cells
+    assert aware >= max(plain), table.cells
 
 
 @pytest.mark.parametrize("rule", [text for text in GAS_FORMS if not is_slow(text)])

@@ -18,7 +18,7 @@ from outvote.cli.output import (
 from outvote.cli.verb import Verb, WorkFailed, read_attack, read_rule
 
 if TYPE_CHECKING:
-    from outvote.testing.stress import Cell, Stress
+    from outvote.testing.stress import Cell, Progress, Stress
 
 # Fewer tries than the attack makes by default: it asks every rule some hundred times.
 GAS_AWARE = "gas-aware(draws=4, steps=5)"
@@ -46,7 +46,7 @@ GAP = 3
     type=click.IntRange(1),
     default=50,
     show_default=True,
-    help="Groups of the GAS forms, where --rule does not say them.",
+    help="Groups of the GAS forms where no --rule is given.",
 )
 @click.option(
     "--servers",
@@ -95,7 +95,9 @@ def command(
     short |= {} if rule_texts else {text: _without_groups(text, groups) for text in table.rules}
     _print(table, short, servers)
     if not rule_texts:
-        click.echo(f"gas(...) has {groups} groups here (--groups).")
+        click.echo(
+            f"gas(...) has {groups} groups here (--groups); its own default of 1000 takes longer."
+        )
     if not attack_texts:
         left_out = "; ".join(f"{name} is left out: {why}" for name, why in LEFT_OUT.items())
         click.echo(f"gas-aware is {GAS_AWARE}; {left_out}.")
@@ -220,7 +222,7 @@ def _without_groups(text: str, num_groups: int) -> str:
     return text.replace(f", num_groups={num_groups})", ")")
 
 
-def _progress(is_terminal: bool) -> "Any":
+def _progress(is_terminal: bool) -> "Progress | None":
     """Return what shows the count of cells on stderr, if somebody is there to see it."""
     if not is_terminal:
         return None
