@@ -96,7 +96,8 @@ def command(
     _print(table, short, servers)
     if not rule_texts:
         click.echo(
-            f"gas(...) has {groups} groups here (--groups); its own default of 1000 takes longer."
+            f"gas(...) has {groups} groups here (--groups); its own default of 1000 takes longer.\n"
+            "fltrust is given the mean of 5 honest clients; rules with memory are in round one."
         )
     if not attack_texts:
         left_out = "; ".join(f"{name} is left out: {why}" for name, why in LEFT_OUT.items())
