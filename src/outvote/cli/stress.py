@@ -1,30 +1,22 @@
 """`outvote stress`: every attack against every rule, on made-up gradients, in seconds."""
 
-import shutil
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.output import (
-    NO_TERMINAL_WIDTH,
-    Column,
-    one_line,
-    print_json,
-    print_table,
-)
+from outvote.cli.output import print_json
+from outvote.cli.stress_table import failures, print_stress
 from outvote.cli.verb import Verb, WorkFailed, read_attack, read_rule
 
 if TYPE_CHECKING:
-    from outvote.testing.stress import Cell, Progress, Stress
+    from outvote.testing.stress import Progress, Stress
 
 # Fewer tries than the attack makes by default: it asks every rule some hundred times.
 GAS_AWARE = "gas-aware(draws=4, steps=5)"
 LEFT_OUT = {"label-flip": "it changes labels, and nobody is trained here"}
 INSIDE = "multi-krum"
-GAP = 3
 
 
 @click.command("stress", cls=Verb)
@@ -87,13 +79,13 @@ def command(
         rules, attacks, gradients, num_servers=servers, on_progress=_progress(sys.stderr.isatty())
     )
     if all(cell.failure for cell in table.cells):
-        raise WorkFailed(f"nothing could be measured; {_failures(table)[0]}")
+        raise WorkFailed(f"nothing could be measured; {failures(table)[0]}")
     if as_json:
         print_json(as_data(table, servers))
         return
     short = {} if attack_texts else {GAS_AWARE: "gas-aware"}
     short |= {} if rule_texts else {text: _without_groups(text, groups) for text in table.rules}
-    _print(table, short, servers)
+    print_stress(table, short, servers)
     if not rule_texts:
         click.echo(
             f"gas(...) has {groups} groups here (--groups); its own default of 1000 takes longer.\n"
@@ -140,83 +132,6 @@ def as_data(table: "Stress", num_servers: int) -> dict[str, Any]:
         "worst": {rule: cell.attack for rule, cell in worst.items() if cell is not None},
         "safest": None if safest is None else safest.rule,
     }
-
-
-def _print(table: "Stress", short: dict[str, str], num_servers: int) -> None:
-    made = table.gradients
-    click.echo(
-        f"Made-up gradients: {made.num_clients} clients, {made.num_byzantine} of them Byzantine, "
-        f"{made.dim:,} coordinates, heterogeneity {made.heterogeneity:g}, seed {made.seed}.\n"
-        "Distance of the update to the honest mean, relative to its length (0 is perfect); * marks "
-        f"the worst attack on a rule.\nMean over {num_servers} draws of the server's randomness."
-    )
-    labels = {rule: short.get(rule, rule) for rule in table.rules}
-    worst = {rule: table.worst(rule) for rule in table.rules}
-    for block in _blocks(table.attacks, short, max(len(label) for label in labels.values())):
-        columns = [Column("rule"), *(Column(short.get(name, name), True) for name in block)]
-        rows = [
-            [label, *(_cell(table.cell(name, rule), worst[rule]) for name in block)]
-            for rule, label in labels.items()
-        ]
-        print_table(columns, rows)
-    ranked = sorted((cell for cell in worst.values() if cell is not None), key=_severity)
-    print_table(
-        [Column("worst case of"), Column("error", True), Column("under")],
-        [[labels[c.rule], _error(c), short.get(c.attack, c.attack)] for c in ranked],
-    )
-    for line in _failures(table):
-        click.echo(line)
-    safest = table.safest()
-    if safest is not None:
-        click.echo(f"Smallest worst case: {labels[safest.rule]} with {_error(safest)}.")
-
-
-def _blocks(attacks: Sequence[str], short: dict[str, str], label_width: int) -> list[list[str]]:
-    """Deal the attacks out to tables that fit the terminal."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else NO_TERMINAL_WIDTH
-    blocks: list[list[str]] = [[]]
-    used = label_width + GAP
-    for attack in attacks:
-        wanted = max(len(short.get(attack, attack)), len("*1.2e+05")) + GAP
-        if blocks[-1] and used + wanted > width:
-            blocks.append([])
-            used = label_width + GAP
-        blocks[-1].append(attack)
-        used += wanted
-    return blocks
-
-
-def _cell(cell: "Cell", worst: "Cell | None") -> str:
-    mark = "*" if worst is not None and cell.attack == worst.attack else ""
-    return mark + _error(cell)
-
-
-def _error(cell: "Cell") -> str:
-    if cell.error is None:
-        return "failed"
-    return f"{cell.error:.3f}" if cell.error < 1000 else f"{cell.error:.1e}"
-
-
-def _severity(cell: "Cell") -> float:
-    return cell.severity
-
-
-def _failures(table: "Stress") -> list[str]:
-    """Tell each failure in one line; a rule or an attack that always fails the same way, once."""
-    by_why: dict[str, list[Cell]] = {}
-    for cell in table.cells:
-        if cell.failure:
-            by_why.setdefault(cell.failure, []).append(cell)
-    return [f"{_who(cells, table)} failed: {one_line(why)}" for why, cells in by_why.items()]
-
-
-def _who(cells: "list[Cell]", table: "Stress") -> str:
-    rules, attacks = ({getattr(cell, key): 0 for cell in cells} for key in ("rule", "attack"))
-    if len(attacks) == len(table.attacks):
-        return ", ".join(rules)
-    if len(rules) == len(table.rules):
-        return ", ".join(attacks)
-    return f"{', '.join(attacks)} against {', '.join(rules)}"
 
 
 def _without_groups(text: str, num_groups: int) -> str:
