@@ -9,7 +9,7 @@ import pytest
 
 import outvote
 
-NEEDS_TRITON = {"outvote.rules.cuda_kernels"}
+NEEDS_TRITON = {f"outvote.{part}.cuda_kernels" for part in ("clients", "models", "rules")}
 MODULES = [
     module.name
     for module in pkgutil.walk_packages(outvote.__path__, "outvote.")

@@ -13,6 +13,8 @@ from outvote.attacks.ipm import IPM
 from outvote.attacks.kept_shift import Best, Trials, largest_kept_shift
 from outvote.attacks.lie import LIE, shifted
 from outvote.attacks.min_max import MinMax
+from outvote.attacks.optimal_ipm import OptimalIPM
+from outvote.attacks.optimal_lie import OptimalLIE
 from outvote.attacks.parameters import check_count, check_number
 from outvote.attacks.scene import Scene, norm
 from outvote.axes import PerCoordinate
@@ -34,9 +36,10 @@ class GASAware(Attack):
        \max s : P(\text{all attackers are kept}) \ge 0.9 $$
 
     The probability is over the rule's randomness, by `draws` of the attackers' own; s is bracketed
-    and bisected. Of these shifts, LIE, Min-Max and IPM the one is sent that takes the update
-    furthest from the honest mean on average over the draws. If a rule keeps everybody, max_shift
-    is the limit. Needs: the honest gradients, and a rule with `inspect`.
+    and bisected. Of these shifts, of LIE, Min-Max and IPM, and of the optimal forms, the one is
+    sent that takes the update furthest from the honest mean on average over the draws. If a rule
+    keeps everybody, max_shift is the limit.
+    Needs: the honest gradients, and a rule with `inspect`.
     Differs from the paper: there is none. Reference: this library; the directions are those of
     Baruch et al. (NeurIPS 2019), Xie et al. (UAI 2020), Shejwalkar & Houmansadr (NDSS 2021).
 
@@ -77,7 +80,7 @@ class GASAware(Attack):
         for name, vector in directions(scene).items():
             shift, strength = largest_kept_shift(trials, vector, self.max_shift, self.steps)
             best.offer(name, shifted(mean, vector, -shift), shift, strength)
-        for name, attack in PLAIN.items():
+        for name, attack in {**PLAIN, **self._searches()}.items():
             forged = attack.craft(scene)
             trials.num_evaluations += forged.num_evaluations
             assert forged.factor is not None
@@ -88,6 +91,12 @@ class GASAware(Attack):
             notes=best.notes(),
             num_evaluations=trials.num_evaluations,
         )
+
+    def _searches(self) -> dict[str, Attack]:
+        return {
+            "optimal-lie": OptimalLIE(max_factor=self.max_shift),
+            "optimal-ipm": OptimalIPM(max_factor=self.max_shift),
+        }
 
 
 def directions(scene: Scene) -> dict[str, PerCoordinate]:

@@ -88,7 +88,8 @@ def command(
     print_stress(table, short, servers)
     if not rule_texts:
         click.echo(
-            f"gas(...) has {groups} groups here (--groups); its own default of 1000 takes longer.\n"
+            f"gas(...) has {groups} groups here; its default of 1000 resists more, and takes "
+            "minutes (--groups 1000).\n"
             "fltrust is given the mean of 5 honest clients; rules with memory are in round one."
         )
     if not attack_texts:
