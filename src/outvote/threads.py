@@ -55,14 +55,22 @@ if hasattr(os, "register_at_fork"):
 
 
 def mapped(
-    work: Callable[[Item], Result], items: Iterable[Item], device: torch.device = CPU
+    work: Callable[[Item], Result],
+    items: Iterable[Item],
+    device: torch.device = CPU,
+    *,
+    on_one_core: bool = False,
 ) -> list[Result]:
-    """Return ``[work(item) for item in items]``; on a CPU, on as many cores as torch may use."""
+    """Return ``[work(item) for item in items]``; on a CPU, on as many cores as torch may use.
+
+    A single item is worked on by all cores, or with `on_one_core` by one, as if there were more:
+    then its result is the same to the last bit.
+    """
     if device.type != "cpu" or getattr(_HERE, "is_worker", False) or torch.get_num_threads() == 1:
         return [work(item) for item in items]
     # What makes the items may want all cores, and so may a single one.
     waiting: list[Item | None] = list(items)
-    if len(waiting) == 1:
+    if len(waiting) == 1 and not on_one_core:
         return [work(cast("Item", waiting[0]))]
 
     def run(number: int) -> Result:

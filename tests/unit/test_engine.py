@@ -104,6 +104,22 @@ def test_a_run_alone_and_among_others_agree(name: str, way):
         torch.testing.assert_close(together.weights[k], alone.weights[0], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("num_sampled", [1, 6])
+def test_on_a_cpu_a_run_alone_and_among_others_is_the_same_to_the_last_bit(num_sampled: int):
+    rules = ["gas(median, num_groups=5)", "multi-krum", "rfa", "bulyan", "centered-clipping"]
+    pairs = [(rule, attack) for rule in rules for attack in ("lie", "min-max", "ipm", "lie")]
+    runs = [replace(run, num_sampled=num_sampled) for run in make_runs(pairs)]
+    train, test = pictures(120, torch.float32), pictures(40, torch.float32)
+    modules = networks(runs, "small-cnn", torch.float32)
+    world = make_world(modules[0], train, test, runs, training=TRAINING, num_classes=4)
+    together = list(simulate(world, first_state(modules, train), 2))
+    for k in range(len(runs)):
+        alone = list(simulate(world.only([k]), first_state([modules[k]], train), 2))
+        assert torch.equal(together[-1].state.weights[k], alone[-1].state.weights[0])
+        for step, own in zip(together, alone, strict=True):
+            assert step.records[k] == own.records[0]
+
+
 def test_batch_normalisation_is_trained_the_same_both_ways():
     module = nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4)

@@ -96,7 +96,7 @@ class Alone:
             after[number] = model.buffers()
             return loss
 
-        losses = mapped(work, _longest_first(tasks), weights.device)
+        losses = mapped(work, _longest_first(tasks), weights.device, on_one_core=True)
         order = torch.tensor(_longest_first(tasks))
         by_task = torch.empty(len(tasks), dtype=torch.float64)
         by_task[order] = torch.tensor(losses, dtype=torch.float64)
@@ -137,7 +137,8 @@ class Alone:
             with torch.no_grad():
                 return work(run)
 
-        return torch.tensor(mapped(without_gradient, range(len(weights)), weights.device))
+        found = mapped(without_gradient, range(len(weights)), weights.device, on_one_core=True)
+        return torch.tensor(found)
 
     def _model(self) -> FlatModel:
         model: FlatModel | None = getattr(self._own, "model", None)

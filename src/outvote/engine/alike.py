@@ -1,13 +1,26 @@
-"""Runs that can be worked on together."""
+"""Runs that can be worked on together.
 
-from collections.abc import Callable, Hashable, Sequence
+On a CPU every run is worked on alone: products of several matrices at once may differ in the last
+bit from those of one, and a run must come out the same whoever is played beside it, bit for bit.
+"""
 
-from outvote.engine.world import Run
+from collections.abc import Callable, Hashable
+
+from outvote.engine.world import Run, World
 
 
-def alike(runs: Sequence[Run], kind: Callable[[int, Run], Hashable]) -> list[list[int]]:
+def alike(world: World, kind: Callable[[int, Run], Hashable]) -> list[list[int]]:
     """Put the numbers of runs of one kind together."""
+    if world.device.type == "cpu":
+        return [[number] for number in range(len(world.runs))]
     groups: dict[Hashable, list[int]] = {}
-    for number, run in enumerate(runs):
+    for number, run in enumerate(world.runs):
         groups.setdefault(kind(number, run), []).append(number)
     return list(groups.values())
+
+
+def pieces(world: World) -> list[slice]:
+    """Return all runs at once, or on a CPU one after the other."""
+    if world.device.type == "cpu":
+        return [slice(k, k + 1) for k in range(len(world.runs))]
+    return [slice(0, len(world.runs))]

@@ -30,7 +30,7 @@ def attack(world: World, state: State, chosen: Chosen, learnt: Trained) -> Sent:
     learnt_rows = learnt.gradients.view(num_runs, -1, learnt.gradients.shape[-1])
     rows = learnt_rows
     memory = list(state.attack_memory or (None,) * num_runs)
-    for numbers in alike(world.runs, _kind):
+    for numbers in alike(world, _kind):
         first = world.runs[numbers[0]]
         some = torch.tensor(numbers)
         if first.attack.is_data_attack or not bool(chosen.is_byzantine[some].any()):

@@ -39,7 +39,7 @@ def judge_all(world: World, state: State, chosen: Chosen, sent: Sent) -> Judged:
         state.rule_memory or (None,) * num_runs,
     )
     memory = list(result.memory)
-    for numbers in alike(world.runs, lambda number, run: run.rule):
+    for numbers in alike(world, lambda number, run: run.rule):
         if world.runs[numbers[0]].rule.has_memory or world.runs[numbers[0]].rule.needs_reference:
             for number in numbers:
                 memory[number] = _judge_alone(world, state, chosen, sent, number, result)

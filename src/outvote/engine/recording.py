@@ -1,12 +1,11 @@
 """What is told of a round."""
 
-import torch
-
 from outvote.clients.work import Trained
+from outvote.engine.alike import pieces
 from outvote.engine.judging import Judged
 from outvote.engine.sampling import Chosen
 from outvote.engine.world import State, World
-from outvote.metrics.deviation import honest_means, norms
+from outvote.metrics.deviation import honest_losses, honest_means, norms
 from outvote.metrics.record import Record
 
 
@@ -22,13 +21,17 @@ def describe(
     """Return one record per run; the models are tried on the whole test set if wanted."""
     num_runs, num_clients = judged.weights.shape
     is_byzantine = chosen.is_byzantine.to(judged.updates.device)
-    means = honest_means(learnt.gradients.view(num_runs, num_clients, -1), is_byzantine)
-    deviations, sizes = norms(judged.updates - means), norms(means)
+    rows = learnt.gradients.view(num_runs, num_clients, -1)
+    deviations, sizes, losses = [], [], []
+    for some in pieces(world):
+        means = honest_means(rows[some], is_byzantine[some])
+        deviations += norms(judged.updates[some] - means)
+        sizes += norms(means)
+        losses += honest_losses(learnt.losses.view(num_runs, -1)[some], chosen.is_byzantine[some])
     accuracies: list[float | None] = [None] * num_runs
     if is_evaluated:
         right = world.trainer.count_right(after.weights, after.buffers, world.test)
         accuracies = [int(count) / len(world.test) for count in right]
-    losses = _honest_losses(learnt, chosen)
     kept, rejected = (judged.weights > 0).tolist(), judged.is_rejected.tolist()
     scores = judged.scores.tolist()
     return [
@@ -48,13 +51,6 @@ def describe(
         )
         for k, clients in enumerate(chosen.clients)
     ]
-
-
-def _honest_losses(learnt: Trained, chosen: Chosen) -> list[float]:
-    losses = learnt.losses.view(chosen.is_byzantine.shape)
-    is_honest = ~chosen.is_byzantine | chosen.is_byzantine.all(dim=-1, keepdim=True)
-    total = torch.where(is_honest, losses, 0.0).sum(dim=-1)
-    return [float(loss) for loss in total / is_honest.sum(dim=-1)]
 
 
 def _picked(clients: list[int], mask: list[bool]) -> tuple[int, ...]:

@@ -39,10 +39,17 @@ def make_world(
     training: Training,
     num_classes: int,
     server: Server | None = None,
+    precision: str = "float32",
 ) -> World:
     """Put everything together; clients train one by one on a CPU, all at once on a GPU."""
     device = train.images.device
-    trainer: Trainer = Alone(module, train) if device.type == "cpu" else Together(module, train)
+    trainer: Trainer
+    if device.type == "cpu":
+        if precision == "bfloat16":
+            raise ValueError("precision bfloat16 is for GPUs, got a CPU; set float32.")
+        trainer = Alone(module, train)
+    else:
+        trainer = Together(module, train, precision)
     counters = [
         torch.full((buffer.numel(),), not buffer.is_floating_point(), device=device)
         for buffer in module.buffers()

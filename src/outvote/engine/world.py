@@ -73,6 +73,11 @@ class World:
                 f"runs played together must sample as many clients each, got {sorted(sizes)}."
             )
 
+    @property
+    def device(self) -> torch.device:
+        """Where the runs are played."""
+        return self.test.images.device
+
     def only(self, numbers: Sequence[int]) -> "World":
         """Return the world of some of the runs."""
         return replace(self, runs=tuple(self.runs[k] for k in numbers))

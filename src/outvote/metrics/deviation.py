@@ -19,6 +19,13 @@ def honest_means(gradients: Tensor, is_byzantine: Tensor) -> Tensor:
     return torch.matmul(share.unsqueeze(1), clean).squeeze(1)
 
 
+def honest_losses(losses: Tensor, is_byzantine: Tensor) -> list[float]:
+    """Return the mean loss ``[runs, clients]`` of the honest clients of each run."""
+    is_honest = ~is_byzantine | is_byzantine.all(dim=-1, keepdim=True)
+    total = torch.where(is_honest, losses, 0.0).sum(dim=-1)
+    return [float(loss) for loss in total / is_honest.sum(dim=-1)]
+
+
 def norms(vectors: Tensor) -> list[float]:
     """Return the Euclidean norms of ``vectors [runs, dim]``."""
     found: Tensor = torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float64)
