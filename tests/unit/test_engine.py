@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from outvote.clients.pictures import Pictures
 from outvote.clients.together import Together
 from outvote.clients.training import Training
 from outvote.engine.reference import Plain
+from outvote.engine.sampling import choose_clients
 from outvote.engine.simulation import first_state, make_world, simulate
+from outvote.engine.training import train as train_clients
 from outvote.engine.world import Run
 
 RULES = (
@@ -152,9 +155,10 @@ def test_pictures_can_be_moved_and_both_ways_move_them_alike():
     assert not torch.allclose(one.weights, without.weights)
 
 
+@pytest.mark.parametrize("attack", ["lie", "ipm"])
 @pytest.mark.parametrize("rule", ["centered-clipping", "foolsgold", "fltrust", "signguard"])
-def test_rules_with_memory_or_a_reference_can_be_played(rule: str):
-    runs = [replace(run, root=torch.arange(20)) for run in make_runs([(rule, "lie")] * 2)]
+def test_rules_with_memory_or_a_reference_can_be_played(rule: str, attack: str):
+    runs = [replace(run, root=torch.arange(20)) for run in make_runs([(rule, attack)] * 2)]
     train, test = pictures(120), pictures(40)
     modules = networks(runs)
     world = make_world(modules[0], train, test, runs, training=TRAINING, num_classes=4)
@@ -162,6 +166,23 @@ def test_rules_with_memory_or_a_reference_can_be_played(rule: str):
     assert bool(state.weights.isfinite().all())
     if ov.make_rule(rule).has_memory:
         assert all(memory is not None for memory in state.rule_memory)
+
+
+def test_liars_train_only_if_their_attack_asks_what_they_would_have_sent():
+    runs = make_runs([("median", "lie"), ("median", "bit-flip")])
+    train, test = pictures(120), pictures(40)
+    modules = networks(runs)
+    world = make_world(modules[0], train, test, runs, training=TRAINING, num_classes=4)
+    state = first_state(modules, train)
+    chosen = next(c for c in map(partial(choose_clients, world), range(1, 99)) if _is_mixed(c))
+    learnt = train_clients(world, state, chosen).gradients.view(2, 6, -1)
+    is_idle = learnt.abs().sum(dim=-1) == 0
+    assert torch.equal(is_idle[0], chosen.is_byzantine[0])
+    assert not bool(is_idle[1].any())
+
+
+def _is_mixed(chosen) -> bool:
+    return bool((chosen.is_byzantine.any(dim=1) & ~chosen.is_byzantine.all(dim=1)).all())
 
 
 def test_a_run_that_diverges_ends_and_the_others_go_on():

@@ -30,6 +30,7 @@ class ALIE(Attack):
     """
 
     name: ClassVar[str] = "alie"
+    sees_own: ClassVar[bool] = False
 
     spread: str = "population"
     """"population" or "sample" standard deviation, or the "variance" in its place."""

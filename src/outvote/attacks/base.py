@@ -23,6 +23,8 @@ class Attack(ABC):
     """It sends NaN or infinity on purpose."""
     depends_on_order: ClassVar[bool] = False
     """The rows depend on which honest client comes first."""
+    sees_own: ClassVar[bool] = True
+    """It looks at what the attackers would have sent had they been honest."""
     has_memory: ClassVar[bool] = False
     """It takes `state` and gives one back."""
 
@@ -70,6 +72,10 @@ class Attack(ABC):
         """Return the label that each class is trained as by the attackers; None: its own."""
         del num_classes
         return None
+
+    def needs_own(self) -> bool:
+        """Tell whether attackers must train to know what they would have sent."""
+        return self.sees_own
 
     def needs_rule(self) -> bool:
         """Tell whether the attack asks the defence."""

@@ -40,6 +40,7 @@ class Fang(Attack):
     """
 
     name: ClassVar[str] = "fang"
+    sees_own: ClassVar[bool] = False
     is_colluding: ClassVar[bool] = False
     is_random: ClassVar[bool] = True
 

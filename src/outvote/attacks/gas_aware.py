@@ -49,6 +49,7 @@ class GASAware(Attack):
     """
 
     name: ClassVar[str] = "gas-aware"
+    sees_own: ClassVar[bool] = False
     is_random: ClassVar[bool] = True
 
     draws: int = 16

@@ -25,6 +25,7 @@ class Gaussian(Attack):
     """
 
     name: ClassVar[str] = "gaussian"
+    sees_own: ClassVar[bool] = False
     is_colluding: ClassVar[bool] = False
     is_random: ClassVar[bool] = True
 

@@ -24,6 +24,7 @@ class Infs(Attack):
     """
 
     name: ClassVar[str] = "inf"
+    sees_own: ClassVar[bool] = False
     sends_nonfinite: ClassVar[bool] = True
 
     def craft(self, scene: Scene) -> Forged:

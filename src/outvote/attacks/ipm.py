@@ -30,6 +30,7 @@ class IPM(Attack):
     """
 
     name: ClassVar[str] = "ipm"
+    sees_own: ClassVar[bool] = False
 
     epsilon: float | None = None
     """The factor; None: search for it."""

@@ -48,6 +48,10 @@ class LIE(Attack):
         check_lie("lie", self.spread, self.sign)
         check_choice("lie: reference_set", self.reference_set, ("honest", "all"))
 
+    def needs_own(self) -> bool:
+        """Tell whether the attackers' own gradients count."""
+        return self.reference_set == "all"
+
     def craft(self, scene: Scene) -> Forged:
         """Shift the mean."""
         seen = with_own(scene) if self.reference_set == "all" else scene

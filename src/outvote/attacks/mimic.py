@@ -33,6 +33,7 @@ class Mimic(Attack):
     """
 
     name: ClassVar[str] = "mimic"
+    sees_own: ClassVar[bool] = False
     is_random: ClassVar[bool] = True
     depends_on_order: ClassVar[bool] = True
     has_memory: ClassVar[bool] = True

@@ -38,6 +38,7 @@ class MinMax(Attack):
     """
 
     name: ClassVar[str] = "min-max"
+    sees_own: ClassVar[bool] = False
 
     direction: str = "std"
     """Against the standard deviation ("std"), the "sign" of the mean, or the "unit-mean"."""

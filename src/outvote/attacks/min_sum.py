@@ -39,6 +39,7 @@ class MinSum(Attack):
     """
 
     name: ClassVar[str] = "min-sum"
+    sees_own: ClassVar[bool] = False
 
     direction: str = "std"
     """Against the standard deviation ("std"), the "sign" of the mean, or the "unit-mean"."""

@@ -24,6 +24,7 @@ class NaNs(Attack):
     """
 
     name: ClassVar[str] = "nan"
+    sees_own: ClassVar[bool] = False
     sends_nonfinite: ClassVar[bool] = True
 
     def craft(self, scene: Scene) -> Forged:

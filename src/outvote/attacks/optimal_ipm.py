@@ -28,6 +28,7 @@ class OptimalIPM(Attack):
     """
 
     name: ClassVar[str] = "optimal-ipm"
+    sees_own: ClassVar[bool] = False
 
     evals: int = 20
     """How often the search asks the rule."""

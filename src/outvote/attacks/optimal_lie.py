@@ -33,6 +33,7 @@ class OptimalLIE(Attack):
     """
 
     name: ClassVar[str] = "optimal-lie"
+    sees_own: ClassVar[bool] = False
 
     evals: int = 20
     """How often the search asks the rule."""

@@ -22,6 +22,7 @@ class Zero(Attack):
     """
 
     name: ClassVar[str] = "zero"
+    sees_own: ClassVar[bool] = False
 
     def craft(self, scene: Scene) -> Forged:
         """Send zeros."""

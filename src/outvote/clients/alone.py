@@ -102,6 +102,7 @@ class Alone:
         by_task[order] = torch.tensor(losses, dtype=torch.float64)
         return Trained(gradients=gradients, losses=by_task, buffers=after)
 
+    @torch.enable_grad()
     def _train(
         self, model: FlatModel, task: Task, training: Training, learning_rate: float
     ) -> float:

@@ -10,9 +10,9 @@ from torch import Tensor
 from outvote.attacks.batch import BatchDefence, corrupt
 from outvote.clients.work import Trained
 from outvote.engine.alike import alike
+from outvote.engine.asking import ask, is_judged_alone
 from outvote.engine.sampling import Chosen
 from outvote.engine.world import Run, State, World
-from outvote.rules.base import Rule
 from outvote.rules.batch import judge
 
 
@@ -41,7 +41,7 @@ def attack(world: World, state: State, chosen: Chosen, learnt: Trained) -> Sent:
             learnt_rows[at],
             chosen.is_byzantine[some].to(rows.device),
             seeds=[world.runs[k].draws(chosen.number, "attack").derived()[0] for k in numbers],
-            defence=_defence(first.rule, [chosen.num_told[k] for k in numbers]),
+            defence=_defence(world, state, chosen, numbers),
             state=memory[numbers[0]] if first.attack.has_memory else None,
             clients=torch.tensor([chosen.clients[k] for k in numbers], device=rows.device),
         )
@@ -55,16 +55,24 @@ def attack(world: World, state: State, chosen: Chosen, learnt: Trained) -> Sent:
 
 def _kind(number: int, run: Run) -> tuple[Any, ...]:
     """Tell runs apart that cannot be attacked together."""
-    attack = run.attack
-    # What an attack remembers is kept run by run.
-    return attack, run.rule if attack.needs_rule() else None, number if attack.has_memory else None
+    asked = run.rule if run.attack.needs_rule() else None
+    # What is remembered, or trusted, is kept run by run.
+    is_own = run.attack.has_memory or (asked is not None and is_judged_alone(asked))
+    return run.attack, asked, number if is_own else None
 
 
-def _defence(rule: Rule, num_told: Sequence[int]) -> BatchDefence:
+def _defence(world: World, state: State, chosen: Chosen, numbers: list[int]) -> BatchDefence:
     """Return what attackers believe the server will do; its memory is not theirs to change."""
+    rule = world.runs[numbers[0]].rule
 
-    def answer(gradients: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def together(gradients: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
+        num_told = [chosen.num_told[k] for k in numbers]
         judged = judge(rule, gradients, num_byzantine=num_told, seeds=seeds)
         return judged.updates, judged.weights > 0
 
-    return answer
+    def alone(gradients: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
+        verdict = ask(world, state, chosen, gradients[0], numbers[0], seeds[0])
+        kept = torch.from_numpy(verdict.weights > 0).to(gradients.device)
+        return verdict.update.unsqueeze(0), kept.unsqueeze(0)
+
+    return alone if is_judged_alone(rule) else together

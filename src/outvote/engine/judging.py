@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from outvote.engine.alike import alike
+from outvote.engine.asking import ask, is_judged_alone
 from outvote.engine.attacking import Sent
 from outvote.engine.sampling import Chosen
-from outvote.engine.training import train_server
 from outvote.engine.world import State, World
 from outvote.rules.batch import judge
 
@@ -40,7 +40,7 @@ def judge_all(world: World, state: State, chosen: Chosen, sent: Sent) -> Judged:
     )
     memory = list(result.memory)
     for numbers in alike(world, lambda number, run: run.rule):
-        if world.runs[numbers[0]].rule.has_memory or world.runs[numbers[0]].rule.needs_reference:
+        if is_judged_alone(world.runs[numbers[0]].rule):
             for number in numbers:
                 memory[number] = _judge_alone(world, state, chosen, sent, number, result)
         else:
@@ -77,19 +77,8 @@ def _judge_alone(
     world: World, state: State, chosen: Chosen, sent: Sent, number: int, result: Judged
 ) -> Any:
     """Judge a run whose rule remembers earlier rounds, or trusts a gradient of the server's own."""
-    rule = world.runs[number].rule
-    reference = None
-    if rule.needs_reference:
-        reference = train_server(world, state, number, chosen.number)
-    verdict = rule.inspect(
-        sent.gradients[number],
-        num_byzantine=chosen.num_told[number],
-        when_too_many="lower",
-        seed=_seed(world, chosen, number),
-        clients=chosen.clients[number],
-        reference=reference,
-        state=result.memory[number],
-    )
+    seed = _seed(world, chosen, number)
+    verdict = ask(world, state, chosen, sent.gradients[number], number, seed)
     places = {client: k for k, client in enumerate(chosen.clients[number])}
     result.updates[number] = verdict.update
     result.scores[number] = torch.from_numpy(verdict.scores).to(result.scores)

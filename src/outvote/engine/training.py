@@ -13,14 +13,47 @@ LEAST_NORMALISED = 2
 
 
 def train(world: World, state: State, chosen: Chosen) -> Trained:
-    """Return what every chosen client learnt, one row per client, run by run."""
-    tasks = [
-        _task(world, number, chosen.number, client)
-        for number, clients in enumerate(chosen.clients)
-        for client in clients
-    ]
+    """Return what every chosen client learnt, one row per client, run by run.
+
+    Liars whose attack does not ask what they would have learnt are spared: their rows are 0.
+    """
+    places, tasks = [], []
+    for number, clients in enumerate(chosen.clients):
+        for place, client in enumerate(clients):
+            if _must_train(world, chosen, number, place):
+                places.append(number * len(clients) + place)
+                tasks.append(_task(world, number, chosen.number, client))
     rate = world.training.learning_rate_at(chosen.number)
-    return world.trainer.train(state.weights, state.buffers, tasks, world.training, rate)
+    learnt = world.trainer.train(state.weights, state.buffers, tasks, world.training, rate)
+    num_rows = chosen.is_byzantine.numel()
+    return learnt if len(places) == num_rows else _spread(learnt, places, num_rows)
+
+
+def _must_train(world: World, chosen: Chosen, number: int, place: int) -> bool:
+    """Tell whether it matters what a client learns."""
+    is_byzantine = chosen.is_byzantine[number]
+    return (
+        world.has_normalisation  # Its statistics may be kept with its lie.
+        or not bool(is_byzantine[place])
+        or bool(is_byzantine.all())
+        or world.runs[number].attack.needs_own()
+    )
+
+
+def _spread(learnt: Trained, places: list[int], num_rows: int) -> Trained:
+    """Put the rows of those who trained to their places."""
+    at = torch.tensor(places, device=learnt.gradients.device)
+
+    def spread(values: Tensor) -> Tensor:
+        return values.new_zeros(num_rows, *values.shape[1:]).index_copy_(
+            0, at.to(values.device), values
+        )
+
+    return Trained(
+        gradients=spread(learnt.gradients),
+        losses=spread(learnt.losses),
+        buffers=spread(learnt.buffers),
+    )
 
 
 def train_server(world: World, state: State, number: int, at: int) -> Tensor:
