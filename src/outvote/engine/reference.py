@@ -32,12 +32,12 @@ class Plain:
     attack_state: Any = None
     rule_state: Any = None
 
-    def play(self, number: int) -> dict[str, Any]:
+    def play(self, number: int, *, is_evaluated: bool = True) -> dict[str, Any]:
         """Play one round, counted from 1, and tell what happened."""
         run = self.run
         clients = sample_clients(run.federation.num_clients, run.num_sampled, run.draws(), number)
         lies = [run.federation.is_byzantine[client] for client in clients]
-        learnt = [self.learn(client, number) for client in clients]
+        learnt = self.learn_all(clients, lies, number)
         sent = self.corrupt(learnt, clients, lies, number)
         verdict = run.rule.inspect(
             sent,
@@ -50,7 +50,19 @@ class Plain:
         self.rule_state = verdict.state
         vector = nn.utils.parameters_to_vector(self.model.parameters()).detach()
         nn.utils.vector_to_parameters(vector - verdict.update, self.model.parameters())
-        return {"clients": clients, "kept": verdict.kept, "accuracy": self.accuracy()}
+        accuracy = self.accuracy() if is_evaluated else None
+        return {"clients": clients, "kept": verdict.kept, "accuracy": accuracy}
+
+    def learn_all(self, clients: list[int], lies: list[bool], number: int) -> list[Tensor]:
+        """Train the clients; liars only if it matters what they would have sent."""
+        are_spared = not self.run.attack.needs_own() and not all(lies)
+        honest = [client for client, lie in zip(clients, lies, strict=True) if not lie]
+        learnt = {client: self.learn(client, number) for client in honest}
+        for client in clients:
+            if client not in learnt:
+                zero = torch.zeros_like(next(iter(learnt.values()))) if are_spared else None
+                learnt[client] = self.learn(client, number) if zero is None else zero
+        return [learnt[client] for client in clients]
 
     def learn(self, client: int, number: int) -> Tensor:
         """Train a copy of the network on the pictures of a client."""

@@ -1,0 +1,154 @@
+"""The simulator on a CPU, beside plain PyTorch and beside ByzFL's own training loop.
+
+python benchmarks/bench_engine.py                          ratios of one run
+python benchmarks/bench_engine.py -o benchmarks/results/engine-cpu.json
+
+20 clients, 4 of them lie (LIE), Multi-Krum, small-cnn on the embedded Fashion-MNIST pictures,
+5 local steps of 64 pictures a round, nothing evaluated. The three take turns.
+"""
+
+import argparse
+import copy
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from byzfl_side import VERSION, is_inside, load_aggregators, make_environment, python
+from timing import circumstances, medians, write_json
+
+import outvote as ov
+from outvote.clients.federation import make_federation
+from outvote.clients.pictures import Pictures
+from outvote.clients.training import Training
+from outvote.data import load
+from outvote.engine.reference import Plain
+from outvote.engine.round import play_round
+from outvote.engine.simulation import first_state, make_world
+from outvote.engine.world import Run
+
+CPU = torch.device("cpu")
+NUM_CLIENTS, NUM_BYZANTINE, NUM_STEPS = 20, 4, 5
+# ByzFL does not clip.
+TRAINING = Training(
+    learning_rate=0.05, momentum=0.5, weight_decay=1e-4, max_norm=None, num_steps=NUM_STEPS
+)
+
+
+def main() -> int:
+    """Measure all three in turn."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("-o", "--output", type=Path)
+    options = parser.parse_args()
+    if not is_inside():
+        reason = make_environment()
+        if reason is None:
+            return subprocess.run([python(), *sys.argv], check=False).returncode
+        print(f"byzfl {VERSION} could not be installed and is left out: {reason}")
+    found = load("fashion-mnist-small")
+    facts = {"mean": found.mean, "std": found.std, "device": CPU}
+    train = Pictures(found.train_images, found.train_labels, **facts)
+    test = Pictures(found.test_images, found.test_labels, **facts)
+    run = Run(
+        federation=make_federation(
+            ov.partition_iid(found.train_labels, num_clients=NUM_CLIENTS, seed=0),
+            num_byzantine=NUM_BYZANTINE,
+        ),
+        attack=ov.make_attack("lie"),
+        rule=ov.make_rule("multi-krum"),
+        seed=0,
+        num_sampled=NUM_CLIENTS,
+    )
+    model = ov.make_model("small-cnn", num_classes=10, seed=0)
+    jobs = {"outvote": ours(run, model, train, test), "plain PyTorch": plain(run, model, train)}
+    if is_inside():
+        jobs["ByzFL"] = byzfl_round(run, train)
+    seconds = medians(jobs, options.repeats, CPU)
+    rows = [
+        {"loop": name, "seconds_per_round": s, "times_ours": s / seconds["outvote"]}
+        for name, s in seconds.items()
+    ]
+    conditions = circumstances(CPU) | {"byzfl": VERSION if is_inside() else None}
+    print(conditions)
+    for row in rows:
+        print(f"{row['loop']:15} {row['seconds_per_round']:8.3f} s   {row['times_ours']:6.2f} x")
+    if options.output:
+        write_json(options.output, {"circumstances": conditions, "rows": rows})
+    return 0
+
+
+def ours(run: Run, model: torch.nn.Module, train: Pictures, test: Pictures) -> Any:
+    """Return a round of the simulator."""
+    world = make_world(model, train, test, [run], training=TRAINING, num_classes=10)
+    state = [first_state([model], train)]
+
+    def play() -> None:
+        state[0], _ = play_round(world, state[0], is_evaluated=False)
+
+    return play
+
+
+def plain(run: Run, model: torch.nn.Module, train: Pictures) -> Any:
+    """Return a round of plain loops; as ByzFL does, liars who need no gradient do not train."""
+    player = Plain(run, copy.deepcopy(model), train, train, TRAINING, 10)
+    number = [0]
+
+    def play() -> None:
+        number[0] += 1
+        player.play(number[0], is_evaluated=False)
+
+    return play
+
+
+def byzfl_round(run: Run, train: Pictures) -> Any:
+    """Return a round as ByzFL's benchmark plays it: local steps, weights attacked and averaged."""
+    load_aggregators()
+    framework = importlib.import_module("byzfl.fed_framework")
+    models = importlib.import_module("byzfl.fed_framework.models")
+    models.small_cnn = lambda: ov.make_model("small-cnn", num_classes=10, seed=0)
+    every = {"model_name": "small_cnn", "device": "cpu", "learning_rate": 0.05}
+    every |= {"optimizer_name": "SGD", "optimizer_params": {"momentum": 0.5}}
+    every |= {"weight_decay": 1e-4, "milestones": [], "learning_rate_decay": 1.0}
+
+    def loader(part: torch.Tensor) -> torch.utils.data.DataLoader:
+        images = train.batch(part).movedim(-1, 1).contiguous()
+        dataset = torch.utils.data.TensorDataset(images, train.labels[part])
+        return torch.utils.data.DataLoader(dataset, batch_size=64, shuffle=True)
+
+    honest = [
+        framework.Client(
+            every
+            | {"loss_name": "CrossEntropyLoss", "LabelFlipping": False, "nb_labels": 10}
+            | {"momentum": 0.5, "training_dataloader": loader(part)}
+            | {"store_per_client_metrics": False}
+        )
+        for part, lies in zip(run.federation.parts, run.federation.is_byzantine, strict=True)
+        if not lies
+    ]
+    liars = framework.ByzantineClient(
+        {"name": "ALittleIsEnough", "f": NUM_BYZANTINE, "parameters": {"tau": 1.5}}
+    )
+    aggregator = {"name": "MultiKrum", "parameters": {"f": NUM_BYZANTINE}}
+    server = framework.Server(
+        every
+        | {"aggregator_info": aggregator, "pre_agg_list": []}
+        | {"test_loader": loader(run.federation.parts[0])}
+    )
+
+    def play() -> None:
+        for client in honest:
+            client.compute_model_update(NUM_STEPS)
+        weights = [client.get_flat_parameters() for client in honest]
+        server.update_model_with_weights(weights + liars.apply_attack(weights))
+        new = server.get_dict_parameters()
+        for client in honest:
+            client.set_model_state(new)
+
+    return play
+
+
+if __name__ == "__main__":
+    sys.exit(main())
