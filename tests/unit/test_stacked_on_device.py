@@ -1,0 +1,131 @@
+"""Stacked training on the device under test against the same on the CPU in float64."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import outvote as ov
+from outvote.clients.federation import make_federation
+from outvote.clients.pictures import Pictures
+from outvote.clients.step import take_step
+from outvote.clients.together import Together
+from outvote.clients.training import Training
+from outvote.engine.simulation import first_state, make_world, simulate
+from outvote.engine.world import Run
+from outvote.models.windows import Windows
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("shape", "size", "stride", "padding"),
+    [
+        ((3, 2, 32, 32, 3), 11, 4, 5),
+        ((2, 3, 4, 4, 64), 5, 1, 2),
+        ((2, 2, 2, 2, 130), 3, 1, 1),
+        ((1, 2, 9, 7, 5), 3, 2, 1),
+        ((2, 1, 8, 8, 4), 1, 2, 0),
+        ((1, 1, 6, 6, 1), 3, 1, 0),
+    ],
+)
+def test_windows_and_their_gradients_are_those_of_torch(
+    shape: tuple[int, ...], size: int, stride: int, padding: int, dtype, device
+):
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(shape, generator=generator, dtype=dtype).to(device).requires_grad_()
+    windows = Windows.apply(images, size, stride, padding)
+    flat = images.detach().flatten(0, 1).movedim(-1, 1).cpu().double().requires_grad_()
+    unfolded = torch.nn.functional.unfold(flat, size, stride=stride, padding=padding)
+    # unfold has the channels before the window.
+    expected = unfolded.unflatten(1, (shape[-1], size * size)).movedim(1, 2).flatten(1, 2).mT
+    torch.testing.assert_close(
+        windows.detach().flatten(0, 1).flatten(1, 2).cpu().double(), expected.detach()
+    )
+    weights = torch.randn(windows.shape, generator=generator, dtype=dtype)
+    (windows * weights.to(device)).sum().backward()
+    (expected * weights.flatten(0, 1).flatten(1, 2).double()).sum().backward()
+    found = images.grad.flatten(0, 1).movedim(-1, 1).cpu().double()
+    torch.testing.assert_close(found, flat.grad, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("max_norm", [None, 2.0, 1e6])
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_a_step_is_that_of_plain_sgd(max_norm: float | None, is_copied: bool, device):
+    generator = torch.Generator().manual_seed(1)
+    room = [torch.randn(3, 10_000, generator=generator) for _ in range(3)]
+    training = Training(max_norm=max_norm, momentum=0.5, weight_decay=1e-3)
+    exact = [values.double().clone() for values in room]
+    take_step(exact[0], exact[1], exact[2], None, training, 0.1)
+    weights, gradients, velocities = (values.clone().to(device) for values in room)
+    copied = weights.bfloat16() if is_copied else None
+    take_step(weights, gradients, velocities, copied, training, 0.1)
+    torch.testing.assert_close(weights.cpu().double(), exact[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(velocities.cpu().double(), exact[2], rtol=1e-5, atol=1e-5)
+    if copied is not None:
+        torch.testing.assert_close(copied, weights.bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "tolerance"),
+    [("alexnet", (32, 32, 3), 1e-4), ("small-cnn", (28, 28, 1), 1e-4), ("mlp", (6, 6, 1), 1e-4)],
+)
+def test_two_rounds_on_the_device_are_those_of_the_cpu(name, shape, tolerance: float, device):
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (96, *shape), dtype=np.uint8)
+    labels = random.integers(0, 4, 96)
+    runs = [
+        Run(
+            federation=make_federation(np.array_split(np.arange(96), 6), fraction=0.2, seed=k),
+            attack=ov.make_attack(attack),
+            rule=ov.make_rule("trimmed-mean"),
+            seed=k,
+            num_sampled=5,
+        )
+        for k, attack in enumerate(("lie", "label-flip"))
+    ]
+    training = Training(batch_size=8, learning_rate=0.05)
+    found = []
+    for where, dtype in ((device, torch.float32), (CPU, torch.float64)):
+        channels = shape[-1]
+        facts = {"mean": [0.5] * channels, "std": [0.3] * channels, "device": where, "dtype": dtype}
+        pictures = Pictures(images, labels, **facts)
+        modules = [
+            ov.make_model(name, num_classes=4, image_shape=shape, seed=k).to(dtype)
+            for k in range(2)
+        ]
+        world = make_world(modules[0], pictures, pictures, runs, training=training, num_classes=4)
+        world = replace(world, trainer=Together(modules[0], pictures))
+        *_, last = simulate(world, first_state(modules, pictures), 2)
+        found.append(last.state.weights.cpu().double())
+    torch.testing.assert_close(found[0], found[1], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
+def test_other_precisions_stay_close_to_float32(precision: str, device):
+    if device.type == "cpu" and precision == "tf32":
+        pytest.skip("a CPU has no TF32")
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (64, 8, 8, 1), dtype=np.uint8)
+    pictures = Pictures(images, random.integers(0, 4, 64), mean=[0.5], std=[0.3], device=device)
+    module = ov.make_model("mlp", num_classes=4, image_shape=(8, 8, 1), seed=0)
+    runs = [
+        Run(
+            federation=make_federation(np.array_split(np.arange(64), 4)),
+            attack=ov.make_attack("none"),
+            rule=ov.make_rule("mean"),
+            seed=0,
+            num_sampled=4,
+        )
+    ]
+    world = make_world(module, pictures, pictures, runs, training=Training(), num_classes=4)
+    start = first_state([module], pictures)
+    updates = []
+    for kind in ("float32", precision):
+        world = replace(world, trainer=Together(module, pictures, kind))
+        *_, last = simulate(world, start, 1)
+        updates.append((last.state.weights - start.weights).double())
+    error = (updates[1] - updates[0]).norm() / updates[0].norm()
+    assert 0 < error < 0.05
