@@ -1,0 +1,172 @@
+"""From settings to what the engine plays."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from outvote.attacks.spec import make_attack
+from outvote.clients.federation import Federation, make_federation
+from outvote.clients.pictures import Pictures
+from outvote.data.dataset import Dataset
+from outvote.data.loader import load
+from outvote.engine.simulation import make_world
+from outvote.engine.world import Run, World
+from outvote.experiment.checking import num_sampled
+from outvote.experiment.spec import Data, Members, Spec
+from outvote.models.spec import make_model
+from outvote.partition import (
+    partition_by_group,
+    partition_dirichlet,
+    partition_iid,
+    partition_shards,
+)
+from outvote.rules.spec import make_rule
+from outvote.seeding import Draws
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """A dataset, and its pictures on the training device."""
+
+    dataset: Dataset
+    train: Pictures
+    test: Pictures
+
+
+@final
+class Workshop:
+    """Builds runs; what several of them share is made once."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Take the device to train on."""
+        self.device = device
+        self._loaded: dict[str, Loaded] = {}
+        self._federations: dict[tuple[Data, Members, int], Federation] = {}
+
+    def loaded(self, name: str) -> Loaded:
+        """Load a dataset; the one before is let go."""
+        if name not in self._loaded:
+            self._loaded.clear()
+            self._federations.clear()
+            found = load(name)
+            self._loaded[name] = Loaded(
+                found,
+                self._pictures(found, found.train_images, found.train_labels),
+                self._pictures(found, found.test_images, found.test_labels),
+            )
+        return self._loaded[name]
+
+    def run(self, spec: Spec) -> Run:
+        """Build one run."""
+        federation = self._federation(spec)
+        rule = make_rule(spec.rule)
+        told = spec.federation.told
+        return Run(
+            federation=federation,
+            attack=make_attack(spec.attack),
+            rule=rule,
+            seed=spec.seed,
+            num_sampled=num_sampled(spec.federation, federation.num_clients),
+            told=None if isinstance(told, str) else told,
+            root=self._root(spec) if rule.needs_reference else None,
+        )
+
+    def world(self, spec: Spec, runs: Sequence[Run]) -> World:
+        """Put runs together that share all but federation, attack, rule and seed."""
+        loaded = self.loaded(spec.data.name)
+        return make_world(
+            self.network(spec),
+            loaded.train,
+            loaded.test,
+            runs,
+            training=spec.training,
+            num_classes=loaded.dataset.num_classes,
+            server=spec.server,
+            precision=spec.precision,
+        )
+
+    def network(self, spec: Spec) -> nn.Module:
+        """Make the network that a run starts with."""
+        dataset = self.loaded(spec.data.name).dataset
+        return make_model(
+            spec.model.name,
+            num_classes=dataset.num_classes,
+            image_shape=dataset.shape,
+            seed=_seed(spec, "network"),
+        )
+
+    def label_counts(self, spec: Spec, federation: Federation) -> NDArray[np.int64]:
+        """Count the pictures of each class that every client owns."""
+        dataset = self.loaded(spec.data.name).dataset
+        return np.stack(
+            [
+                np.bincount(dataset.train_labels[part.numpy()], minlength=dataset.num_classes)
+                for part in federation.parts
+            ]
+        ).astype(np.int64)
+
+    def _federation(self, spec: Spec) -> Federation:
+        key = (spec.data, spec.federation, spec.seed)
+        if key not in self._federations:
+            parts = _partition(spec, self.loaded(spec.data.name).dataset)
+            liars = spec.federation.byzantine
+            self._federations[key] = make_federation(
+                parts,
+                num_byzantine=liars if isinstance(liars, int) else None,
+                fraction=float(liars),
+                seed=spec.seed,
+            )
+        return self._federations[key]
+
+    def _root(self, spec: Spec) -> Tensor:
+        num_pictures = len(self.loaded(spec.data.name).train)
+        if spec.root_size > num_pictures:
+            raise ValueError(
+                f"root_size must be at most the {num_pictures} training pictures, got "
+                f"{spec.root_size}."
+            )
+        draws = Draws((spec.seed,)).under("root")
+        order = draws.permutations(num_pictures, torch.device("cpu"))[0]
+        return order[: spec.root_size].long()
+
+    def _pictures(self, dataset: Dataset, images: Any, labels: Any) -> Pictures:
+        return Pictures(images, labels, mean=dataset.mean, std=dataset.std, device=self.device)
+
+
+def _partition(spec: Spec, dataset: Dataset) -> list[Any]:
+    data, labels, seed = spec.data, dataset.train_labels, _seed(spec, "partition")
+    number = spec.federation.num_clients
+    if data.partition == "by-group":
+        if dataset.train_groups is None:
+            raise ValueError(
+                f"data.partition = 'by-group' needs to know the writers, and {dataset.name} has "
+                "none; choose another partition."
+            )
+        wanted = None if isinstance(number, str) else number
+        return list(partition_by_group(dataset.train_groups, num_clients=wanted, seed=seed))
+    assert isinstance(number, int)
+    if data.partition == "iid":
+        return list(partition_iid(labels, num_clients=number, seed=seed))
+    if data.partition == "shards":
+        each = data.shards_per_client
+        return list(partition_shards(labels, num_clients=number, shards_per_client=each, seed=seed))
+    return list(
+        partition_dirichlet(
+            labels,
+            num_clients=number,
+            beta=data.beta,
+            seed=seed,
+            balance=data.balance,
+            min_size=data.min_size,
+        )
+    )
+
+
+def _seed(spec: Spec, what: str) -> int:
+    return Draws((spec.seed,)).under(what).derived()[0]

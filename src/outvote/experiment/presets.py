@@ -1,0 +1,64 @@
+"""Named settings to start from: what the paper printed."""
+
+from collections.abc import Mapping
+from typing import Any
+
+_PAPER: dict[str, Any] = {
+    "attack": "lie(z=1.5)",
+    "evaluate_every": 1,
+    "data": {"partition": "dirichlet", "beta": 0.5, "balance": True, "min_size": 10},
+    "federation": {"num_clients": 50, "byzantine": 0.2, "sampled": 5, "told": "oracle"},
+    "training": {
+        "learning_rate": 0.1,
+        "momentum": 0.5,
+        "weight_decay": 1e-4,
+        "max_norm": 2.0,
+        "batch_size": 64,
+        "num_epochs": 1,
+    },
+}
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table with the values of another put over it, table by table."""
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        result[key] = merged(old, value) if both else value  # type: ignore[arg-type]
+    return result
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper-cifar10": merged(
+        _PAPER,
+        {
+            "rounds": 200,
+            "data": {"name": "cifar10"},
+            "model": {"name": "alexnet"},
+            "training": {"num_epochs": 5},
+        },
+    ),
+    "paper-cifar100": merged(
+        _PAPER, {"rounds": 400, "data": {"name": "cifar100"}, "model": {"name": "squeezenet"}}
+    ),
+    "paper-femnist": merged(
+        _PAPER,
+        {
+            "rounds": 1000,
+            "data": {"name": "femnist", "partition": "by-group"},
+            "federation": {"num_clients": "all", "sampled": 0.005},
+            "model": {"name": "leaf-cnn"},
+            "training": {"learning_rate": 0.5},
+        },
+    ),
+    "paper-imagenet12": merged(
+        _PAPER,
+        {
+            "rounds": 200,
+            "data": {"name": "imagenet12"},
+            "model": {"name": "resnet18"},
+            "training": {"momentum": 0.9, "batch_size": 128, "schedule": [[101, 0.01]]},
+        },
+    ),
+}

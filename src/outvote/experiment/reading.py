@@ -1,0 +1,150 @@
+"""From a file of settings to runs: presets, overrides, grids; mistakes are told in one line."""
+
+import itertools
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from outvote.errors import closest
+from outvote.experiment.checking import checked
+from outvote.experiment.presets import PRESETS, merged
+from outvote.experiment.spec import Spec
+
+# A list is a grid, but here it is one value.
+LISTS = ("training.schedule",)
+OUTSIDE = ("preset", "suite")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The runs that a file describes, and the folder that they belong to."""
+
+    suite: str
+    specs: tuple[Spec, ...]
+
+
+def read_plan(path: Path, settings: Sequence[str] = ()) -> Plan:
+    """Read a file; `settings` are overrides such as "data.beta=0.1"."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {path}; check the path.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not valid TOML: {error}.") from error
+    try:
+        return make_plan(table, settings, suite=path.stem)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def make_plan(
+    table: Mapping[str, Any], settings: Sequence[str] = (), *, suite: str = "runs"
+) -> Plan:
+    """Make the runs of a table of settings: every list multiplies them."""
+    for text in settings:
+        table = merged(table, _override(text))
+    name = table.get("preset")
+    if name is not None and name not in PRESETS:
+        raise ValueError(f"unknown preset {name!r}; {closest(str(name), PRESETS)}")
+    folder: Any = table.get("suite", suite)
+    if not isinstance(folder, str) or Path(folder).name != folder:
+        raise ValueError(f"suite must be the name of a folder, got {folder!r}.")
+    own = {key: value for key, value in table.items() if key not in OUTSIDE}
+    whole = merged(PRESETS[name] if name else {}, own)
+    specs = [checked(make_spec(each)) for each in expand(whole)]
+    return Plan(folder, tuple({spec.hash: spec for spec in specs}.values()))
+
+
+def expand(table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield one table for each way to pick a value from every list; the last varies fastest."""
+    axes = list(_axes(table))
+    for key, values in axes:
+        if not values:
+            raise ValueError(f"{key} is an empty list; give it a value.")
+    for picked in itertools.product(*(values for _, values in axes)):
+        result = dict(table)
+        for (key, _), value in zip(axes, picked, strict=True):
+            result = merged(result, nested(key, value))
+        yield result
+
+
+def make_spec(table: Mapping[str, Any]) -> Spec:
+    """Make one run of plain values."""
+    try:
+        return msgspec.convert(_checked_table(table, Spec, ""), Spec)
+    except msgspec.ValidationError as error:
+        raise ValueError(_in_words(str(error))) from error
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """Return {"a": {"b": value}} for "a.b"."""
+    for word in reversed(key.split(".")):
+        value = {word: value}
+    assert isinstance(value, dict)
+    return value
+
+
+def _override(text: str) -> dict[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ValueError(f"a setting is written key=value, as in data.beta=0.1, got {text!r}.")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()  # A word without quotes, such as a rule.
+    return nested(key.strip(), parsed)
+
+
+def _axes(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, list[Any]]]:
+    for word, value in table.items():
+        key = f"{above}{word}"
+        if isinstance(value, Mapping):
+            yield from _axes(value, f"{key}.")
+        elif isinstance(value, list) and key not in LISTS:
+            yield key, value
+
+
+def _checked_table(table: Mapping[str, Any], kind: type, above: str) -> dict[str, Any]:
+    """Check the keys and the words of a table; return it with none for the word "none"."""
+    hints = {key: hint for key, hint in get_type_hints(kind).items() if key in _fields(kind)}
+    result = {}
+    for key, value in table.items():
+        if key not in hints:
+            known = [*hints, *(() if above else OUTSIDE)]
+            raise ValueError(f"unknown key {above + key!r}; {closest(str(key), known)}")
+        inside = hints[key] if isinstance(hints[key], type) and _fields(hints[key]) else None
+        if inside is not None:
+            if not isinstance(value, Mapping):
+                raise ValueError(f"{above}{key} is a table, got {value!r}; write [{above}{key}].")
+            result[key] = _checked_table(value, inside, f"{above}{key}.")
+        else:
+            result[key] = _checked_word(above + key, value, hints[key])
+    return result
+
+
+def _checked_word(key: str, value: Any, hint: Any) -> Any:
+    kinds = get_args(hint) if get_origin(hint) is not Literal else (hint,)
+    if value == "none" and type(None) in kinds:
+        return None
+    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+    if words and isinstance(value, str) and value not in words:
+        raise ValueError(f"{key}: unknown value {value!r}; {closest(value, words)}")
+    return value
+
+
+def _fields(kind: type) -> tuple[str, ...]:
+    return tuple(getattr(kind, "__struct_fields__", getattr(kind, "__dataclass_fields__", ())))
+
+
+def _in_words(message: str) -> str:
+    """Turn "Expected `int`, got `str` - at `$.rounds`" into "rounds: expected int, got str."."""
+    what, _, place = message.partition(" - at `$.")
+    what = what.replace("`", "").rstrip(".")
+    place = place.rstrip("`")
+    return f"{place}: {what[0].lower()}{what[1:]}." if place else f"{what}."

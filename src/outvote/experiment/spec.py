@@ -1,0 +1,77 @@
+"""The settings of one run; everything in here can change a result, and is part of its hash."""
+
+import hashlib
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from outvote.clients.training import Training
+from outvote.server.step import Server
+
+Partition = Literal["dirichlet", "iid", "shards", "by-group"]
+Precision = Literal["float32", "tf32", "bfloat16"]
+# Enters every hash: to be raised whenever the same settings give other numbers than before.
+PROTOCOL = 1
+
+
+class Data(Struct, frozen=True, kw_only=True):
+    """Which pictures, and who owns them."""
+
+    name: str = "fashion-mnist-small"
+    partition: Partition = "dirichlet"
+    beta: float = 0.5
+    balance: bool = True
+    min_size: int = 10
+    shards_per_client: int = 2
+
+
+class Members(Struct, frozen=True, kw_only=True):
+    """The clients: whole numbers are counts, numbers with a point are fractions, rounded up."""
+
+    num_clients: int | Literal["all"] = 50
+    byzantine: int | float = 0.2
+    sampled: int | float = 1.0
+    told: int | float | Literal["oracle"] = "oracle"
+
+
+class Model(Struct, frozen=True, kw_only=True):
+    """The network."""
+
+    name: str = "small-cnn"
+
+
+class Spec(Struct, frozen=True, kw_only=True):
+    """One run."""
+
+    rule: str = "gas(multi-krum)"
+    attack: str = "lie"
+    rounds: int = 50
+    evaluate_every: int = 1
+    seed: int = 0
+    precision: Precision = "float32"
+    root_size: int = 100
+    data: Data = msgspec.field(default_factory=Data)
+    federation: Members = msgspec.field(default_factory=Members)
+    model: Model = msgspec.field(default_factory=Model)
+    training: Training = msgspec.field(default_factory=Training)
+    server: Server = msgspec.field(default_factory=Server)
+
+    @property
+    def hash(self) -> str:
+        """The checksum of all settings, and of the files that rules and attacks come from."""
+        from outvote.experiment.own_code import digests
+
+        content = {"protocol": PROTOCOL, "spec": self, "code": digests(self.rule, self.attack)}
+        text = msgspec.json.encode(content, order="sorted")
+        return hashlib.blake2b(text, digest_size=6).hexdigest()
+
+    @property
+    def name(self) -> str:
+        """A readable name; together with the hash it is the name of the folder."""
+        return f"{_slug(self.rule)}-{_slug(self.attack)}-seed{self.seed}-{self.hash}"
+
+
+def _slug(text: str, longest: int = 40) -> str:
+    words = "".join(c if c.isalnum() or c in "-." else " " for c in text).split()
+    return "-".join(words)[:longest].strip("-.")

@@ -1,0 +1,54 @@
+"""Writing a file so that it is there in full or not at all, whenever the power goes."""
+
+import os
+import secrets
+from pathlib import Path
+
+from outvote.results.faults import StoreError
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write beside the target, then replace it; on failure what was there stays."""
+    draft = write_draft(path, content)
+    try:
+        draft.replace(path)
+        sync(path.parent)
+    except OSError as error:
+        raise StoreError(not_written(path, error)) from error
+
+
+def write_draft(path: Path, content: bytes) -> Path:
+    """Write a file that shall become `path`, and make sure that it is on the disk."""
+    draft = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
+    try:
+        with draft.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise StoreError(not_written(path, error)) from error
+    return draft
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove what a killed process left half written."""
+    for draft in folder.glob(".*.tmp"):
+        draft.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Make sure that what was written to a file or folder is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def not_written(path: Path, error: OSError) -> str:
+    """Tell what could not be written and what to do."""
+    return (
+        f"{path} could not be written: {error.strerror or error}; the last checkpoint is intact: "
+        "make room and run the same command again"
+    )

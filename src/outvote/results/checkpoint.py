@@ -1,0 +1,120 @@
+"""Checkpoints: written whole, checked when read, and the one before is kept."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_arrays
+from safetensors.numpy import save as save_arrays
+
+from outvote.results.atomic import not_written, sync, write_draft
+from outvote.results.faults import StoreError
+
+NEWEST, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
+Arrays = Mapping[str, NDArray[Any]]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Checkpoint:
+    """Where a run stood after a round."""
+
+    round: int
+    config: str
+    """The checksum of the run's settings."""
+    arrays: Arrays
+    notes: Mapping[str, Any]
+    """What is no array, as JSON."""
+
+    def to_bytes(self) -> bytes:
+        """Return the file: safetensors, with a checksum of all of it among its remarks."""
+        about = {"round": self.round, "config": self.config, "notes": dict(self.notes)}
+        text = json.dumps(about, sort_keys=True)
+        arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
+        return save_arrays(arrays, {"about": text, "checksum": _checksum(text, arrays)})
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read and check a file; one that is damaged is a StoreError."""
+    try:
+        content = path.read_bytes()
+        remarks = _remarks(content)
+        arrays = load_arrays(content)
+        about = json.loads(remarks["about"])
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{path} is damaged: {error}") from error
+    if _checksum(remarks["about"], arrays) != remarks.get("checksum"):
+        raise StoreError(f"{path} is damaged: its checksum is wrong")
+    return Checkpoint(
+        round=about["round"], config=about["config"], arrays=arrays, notes=about["notes"]
+    )
+
+
+def save(folder: Path, checkpoint: Checkpoint) -> None:
+    """Put a checkpoint into a folder; the one that was there becomes the previous one."""
+    newest = folder / NEWEST
+    draft = write_draft(newest, checkpoint.to_bytes())
+    try:
+        # Killed between the two, the previous one is still found.
+        if newest.exists():
+            newest.replace(folder / PREVIOUS)
+        draft.replace(newest)
+        sync(folder)
+    except OSError as error:
+        raise StoreError(not_written(newest, error)) from error
+
+
+def load_newest(folder: Path, config: str) -> tuple[Checkpoint | None, list[str]]:
+    """Return the newest checkpoint that is sound, and what was wrong with newer ones."""
+    faults = []
+    for name in (NEWEST, PREVIOUS):
+        path = folder / name
+        if not path.exists():
+            continue
+        try:
+            found = read_checkpoint(path)
+        except StoreError as error:
+            faults.append(str(error))
+            continue
+        if found.config == config:
+            return found, faults
+        faults.append(f"{path} belongs to other settings")
+    return None, faults
+
+
+def drop_newest(folder: Path) -> None:
+    """Remove the newest checkpoint, which is damaged."""
+    (folder / NEWEST).unlink(missing_ok=True)
+
+
+def drop_previous(folder: Path) -> None:
+    """Remove the checkpoint before the last one."""
+    (folder / PREVIOUS).unlink(missing_ok=True)
+
+
+def drop_all(folder: Path) -> None:
+    """Remove all checkpoints."""
+    for name in (NEWEST, PREVIOUS):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _remarks(content: bytes) -> dict[str, str]:
+    size = int.from_bytes(content[:8], "little")
+    remarks = json.loads(content[8 : 8 + size])["__metadata__"]
+    assert isinstance(remarks, dict)
+    return remarks
+
+
+def _checksum(about: str, arrays: Arrays) -> str:
+    digest = hashlib.blake2b(about.encode(), digest_size=16)
+    for name in sorted(arrays):
+        array = arrays[name]
+        digest.update(f"\0{name}\0{array.dtype.str}\0{array.shape}\0".encode())
+        digest.update(np.ascontiguousarray(array).data if array.size else b"")
+    return digest.hexdigest()

@@ -1,0 +1,64 @@
+"""What the files of a run hold."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+VERSION = 1
+"""Of the layout of a run folder."""
+
+Outcome = Literal["running", "interrupted", "failed", "finished", "diverged"]
+OVER: tuple[Outcome, ...] = ("finished", "diverged")
+"""The outcomes that are results."""
+
+
+class Round(Struct, frozen=True, kw_only=True):
+    """One line of metrics.jsonl; null stands for what is not finite, or was not measured."""
+
+    round: int
+    loss: float | None
+    accuracy: float | None
+    clients: tuple[int, ...]
+    byzantine: tuple[int, ...]
+    num_told: int
+    num_used: int
+    kept: tuple[int, ...]
+    rejected: tuple[int, ...]
+    scores: tuple[float | None, ...]
+    deviation: float | None
+    honest_norm: float | None
+
+
+class Timing(Struct, frozen=True, kw_only=True):
+    """One line of timings.jsonl: a round of all runs that were played together."""
+
+    round: int
+    seconds: float
+    num_runs: int
+    images: int
+    """How many pictures all their clients were trained on."""
+
+
+class Status(Struct, frozen=True, kw_only=True):
+    """What became of a run: status.json."""
+
+    outcome: Outcome
+    round: int
+    """The last round that was played and saved."""
+    num_rounds: int
+    reason: str = ""
+    version: int = VERSION
+
+
+class Environment(Struct, frozen=True, kw_only=True):
+    """Where a run was played: env.json."""
+
+    outvote: str
+    python: str
+    torch: str
+    numpy: str
+    system: str
+    device: str
+    precision: str
+    num_threads: int
+    commit: str | None
