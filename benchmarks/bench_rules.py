@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=DIM)
     parser.add_argument("--clients", type=int, nargs="+", default=[50, 5])
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--only", default="", help="measure the rules whose text has this in it")
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--memory", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -46,12 +47,14 @@ def main() -> None:
     rows: list[dict[str, object]] = []
     print(circumstances(device))
     for num_clients in options.clients:
-        rows += measure(num_clients, options.dim, options.repeats, device)
+        rows += measure(num_clients, options.dim, options.repeats, device, options.only)
     if options.output:
         write_json(options.output, {"circumstances": circumstances(device), "rows": rows})
 
 
-def measure(num_clients: int, dim: int, repeats: int, device: torch.device) -> list[dict]:
+def measure(
+    num_clients: int, dim: int, repeats: int, device: torch.device, only: str = ""
+) -> list[dict]:
     """Measure all rules for one number of clients."""
     num_byzantine = num_clients // 5
     inputs = make_inputs(num_clients, num_byzantine, dim, device)
@@ -64,9 +67,11 @@ def measure(num_clients: int, dim: int, repeats: int, device: torch.device) -> l
             told = min(num_byzantine, rule.max_byzantine(num_clients))
             jobs[spec, kind] = lambda rule=rule, m=matrix, f=told: rule(m, num_byzantine=f)
     loop = ("loop over 1000 groups", "random")
+    if only:
+        jobs = {key: job for key, job in jobs.items() if key[0] == "mean" or only in key[0]}
+        return tell(medians(jobs, repeats, device), {}, num_clients, dim)
     jobs[loop] = lambda: gas_multi_krum(X, 1000, num_byzantine)
     seconds = medians(jobs, repeats, device)
-    mean = seconds["mean", "random"]
     large = ("loop over 100000 groups (scaled from a sample)", "random")
     seconds[large] = loop_of_many(X, 100_000, num_byzantine, device)
     memory = {
@@ -74,6 +79,16 @@ def measure(num_clients: int, dim: int, repeats: int, device: torch.device) -> l
         for key in jobs
         if key[0] in GAS_SPECS
     }
+    rows = tell(seconds, memory, num_clients, dim)
+    for groups, slow in ((1000, loop), (100_000, large)):
+        fast = seconds[f"gas(multi-krum, num_groups={groups})", "random"]
+        print(f"n={num_clients:<3} p={groups}: {seconds[slow] / fast:.1f} x faster than the loop")
+    return rows
+
+
+def tell(seconds: dict, memory: dict, num_clients: int, dim: int) -> list[dict]:
+    """Print one line per measurement and return what a result file keeps."""
+    mean = seconds["mean", "random"]
     rows = []
     for key, value in seconds.items():
         extra = memory.get(key)
@@ -86,9 +101,6 @@ def measure(num_clients: int, dim: int, repeats: int, device: torch.device) -> l
             f"{value / mean:8.1f} x mean" + ("" if extra is None else f"  +{extra:.2f} x input"),
             flush=True,
         )
-    for groups, slow in ((1000, loop), (100_000, large)):
-        fast = seconds[f"gas(multi-krum, num_groups={groups})", "random"]
-        print(f"n={num_clients:<3} p={groups}: {seconds[slow] / fast:.1f} x faster than the loop")
     return rows
 
 
