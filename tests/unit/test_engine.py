@@ -139,6 +139,26 @@ def test_batch_normalisation_is_trained_the_same_both_ways():
     assert bool(one.buffers[:, -1].gt(0).all()), "the counter of batches counts"
 
 
+@pytest.mark.parametrize("attack", ["none", "lie", "bit-flip"])
+def test_rules_can_be_given_the_whole_state(attack: str):
+    module = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4)
+    ).double()
+    runs = make_runs([("mean", attack)])
+    train, test = pictures(120), pictures(40)
+    named = {"training": TRAINING, "num_classes": 4}
+    world = make_world(module, train, test, runs, **named, aggregate="state")
+    start = first_state([module], train)
+    (step,) = simulate(world, start, 1)
+    state = step.state
+    assert bool((state.buffers[0, 4:8] >= 0).all()), "variances"
+    assert bool(state.buffers[0, 8] == state.buffers[0, 8].round()), "the counter"
+    if attack == "none":
+        (other,) = simulate(make_world(module, train, test, runs, **named), start, 1)
+        torch.testing.assert_close(state.weights, other.state.weights)
+        torch.testing.assert_close(state.buffers[:, :8], other.state.buffers[:, :8])
+
+
 def test_pictures_can_be_moved_and_both_ways_move_them_alike():
     training = replace(TRAINING, augment=True)
     runs = make_runs([("mean", "none")])

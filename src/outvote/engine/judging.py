@@ -28,10 +28,10 @@ class Judged:
 
 def judge_all(world: World, state: State, chosen: Chosen, sent: Sent) -> Judged:
     """Let every run's rule judge; runs that share a rule without memory are judged together."""
-    num_runs, num_clients, _ = sent.gradients.shape
+    num_runs, num_clients, dim = sent.gradients.shape
     device = sent.gradients.device
     result = Judged(
-        torch.zeros_like(state.weights),
+        sent.gradients.new_zeros(num_runs, dim),
         torch.zeros(num_runs, num_clients, dtype=torch.float64, device=device),
         torch.zeros(num_runs, num_clients, dtype=torch.float64, device=device),
         torch.zeros(num_runs, num_clients, dtype=torch.bool, device=device),

@@ -1,11 +1,11 @@
 """Rounds, one after the other, until all runs are over."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from outvote.clients.alone import Alone
 from outvote.clients.pictures import Pictures
@@ -30,7 +30,7 @@ class Step:
     """The runs that ended with this round because they diverged."""
 
 
-def make_world(
+def make_world(  # noqa: PLR0913  (all of what a world is made of)
     module: nn.Module,
     train: Pictures,
     test: Pictures,
@@ -39,6 +39,7 @@ def make_world(
     training: Training,
     num_classes: int,
     server: Server | None = None,
+    aggregate: str = "parameters",
     precision: str = "float32",
 ) -> World:
     """Put everything together; clients train one by one on a CPU, all at once on a GPU."""
@@ -50,10 +51,13 @@ def make_world(
         trainer = Alone(module, train)
     else:
         trainer = Together(module, train, precision)
-    counters = [
-        torch.full((buffer.numel(),), not buffer.is_floating_point(), device=device)
-        for buffer in module.buffers()
-    ]
+    named = [(name, buffer) for name, buffer in module.named_buffers()]
+    none = torch.empty(0, dtype=torch.bool, device=device)
+
+    def mask(is_so: Callable[[str, Tensor], bool]) -> Tensor:
+        marks = [none.new_full((b.numel(),), is_so(name, b)) for name, b in named]
+        return torch.cat([none, *marks])
+
     return World(
         runs=tuple(runs),
         trainer=trainer,
@@ -61,7 +65,9 @@ def make_world(
         training=training,
         server=server or Server(),
         num_classes=num_classes,
-        is_counter=torch.cat(counters) if counters else torch.empty(0, device=device),
+        is_counter=mask(lambda name, buffer: not buffer.is_floating_point()),
+        is_variance=mask(lambda name, buffer: name.endswith("running_var")),
+        aggregate=aggregate,
         has_normalisation=any(isinstance(part, nn.BatchNorm2d) for part in module.modules()),
     )
 

@@ -1,5 +1,7 @@
 """The clients of all runs train; liars whose attack is one on data train on other labels."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -25,6 +27,7 @@ def train(world: World, state: State, chosen: Chosen) -> Trained:
                 tasks.append(_task(world, number, chosen.number, client))
     rate = world.training.learning_rate_at(chosen.number)
     learnt = world.trainer.train(state.weights, state.buffers, tasks, world.training, rate)
+    learnt = _with_buffers(world, state, tasks, learnt)
     num_rows = chosen.is_byzantine.numel()
     return learnt if len(places) == num_rows else _spread(learnt, places, num_rows)
 
@@ -67,10 +70,18 @@ def train_server(world: World, state: State, number: int, at: int) -> Tensor:
     least = LEAST_NORMALISED if world.has_normalisation else 1
     batches = draw_batches(run.root, world.training, run.draws(at, "server"), least)
     rate = world.training.learning_rate_at(at)
-    learnt = world.trainer.train(
-        state.weights, state.buffers, [Task(number, batches)], world.training, rate
-    )
-    return learnt.gradients[0]
+    tasks = [Task(number, batches)]
+    learnt = world.trainer.train(state.weights, state.buffers, tasks, world.training, rate)
+    return _with_buffers(world, state, tasks, learnt).gradients[0]
+
+
+def _with_buffers(world: World, state: State, tasks: list[Task], learnt: Trained) -> Trained:
+    """Count the change of the buffers as coordinates too, if rules are to see the whole state."""
+    if world.aggregate == "parameters":
+        return learnt
+    runs = torch.tensor([task.run for task in tasks], device=state.buffers.device)
+    change = (state.buffers[runs] - learnt.buffers).to(learnt.gradients)
+    return replace(learnt, gradients=torch.cat([learnt.gradients, change], dim=1))
 
 
 def _task(world: World, number: int, at: int, client: int) -> Task:

@@ -13,6 +13,7 @@ from outvote.clients.federation import Federation
 from outvote.clients.pictures import Pictures
 from outvote.clients.training import Training
 from outvote.clients.work import Trainer
+from outvote.errors import check_choice
 from outvote.rules.base import Rule
 from outvote.seeding import Draws
 from outvote.server.step import Server
@@ -63,10 +64,16 @@ class World:
     num_classes: int
     is_counter: Tensor
     """Which of the network's buffers are counters."""
+    is_variance: Tensor
+    """Which of them are running variances."""
     has_normalisation: bool = False
+    aggregate: str = "parameters"
+    """What rules see: the "parameters", or with "state" the buffers too, as both of the authors'
+    codes have it."""
 
     def __post_init__(self) -> None:
         """Check that the runs can be stacked."""
+        check_choice("aggregate", self.aggregate, ("parameters", "state"))
         sizes = {run.num_sampled for run in self.runs}
         if len(sizes) != 1:
             raise ValueError(

@@ -17,3 +17,15 @@ def merge_buffers(sent: Tensor, is_kept: Tensor, *, selects: Tensor, is_counter:
     mean = (sent * share.unsqueeze(-1)).sum(dim=1)
     merged = torch.where(selects.unsqueeze(-1), mean, sent.quantile(0.5, dim=1))
     return torch.where(is_counter, sent.amax(dim=1), merged)
+
+
+def move_buffers(
+    buffers: Tensor, update: Tensor, is_counter: Tensor, is_variance: Tensor
+) -> Tensor:
+    """Apply an update to ``buffers [runs, buffers]`` that a rule made of them.
+
+    What cannot be is mended: a counter is a whole number, and no variance is negative.
+    """
+    moved = buffers - update.to(buffers)
+    moved = torch.where(is_counter, moved.round(), moved)
+    return torch.where(is_counter | is_variance, moved.clamp(min=0), moved)
