@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from outvote.clients.memory import how_many_fit
 from outvote.clients.pictures import Pictures
 from outvote.clients.step import take_step
 from outvote.clients.training import Training
@@ -16,7 +17,8 @@ from outvote.precision import exact_products, fast_products
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
 # Pictures evaluated at once, counted over all runs.
-EVALUATED_AT_ONCE = 1 << 15
+EVALUATED_AT_ONCE = 1 << 17
+FEW_PICTURES = 32
 
 
 class Together:
@@ -31,6 +33,7 @@ class Together:
         self.stacked = Stacked(module)
         self.pictures = pictures
         self.precision = precision
+        self._num_models: int | None = None
 
     def train(
         self,
@@ -40,10 +43,36 @@ class Together:
         training: Training,
         learning_rate: float,
     ) -> Trained:
-        """Train one model per task, from ``weights [runs, dim]``."""
+        """Train one model per task, from ``weights [runs, dim]``, as many at once as fit."""
         # Those with most steps first: the models that still train are then a prefix.
         order = sorted(range(len(tasks)), key=lambda k: -tasks[k].batches.num_steps)
-        plan = _Plan([tasks[k] for k in order], weights.device)
+        sorted_tasks = [tasks[k] for k in order]
+        if self._num_models is None:
+            shortest = sorted_tasks[-1:]
+            self._num_models = how_many_fit(
+                lambda: self._train(weights, buffers, shortest, training, 0.0), weights.device
+            )
+        size = self._num_models or len(tasks)
+        parts = [
+            self._train(weights, buffers, sorted_tasks[k : k + size], training, learning_rate)
+            for k in range(0, len(tasks), size)
+        ]
+        back = torch.tensor(order).argsort()
+        return Trained(
+            gradients=_joined([part.gradients for part in parts], back),
+            losses=_joined([part.losses for part in parts], back),
+            buffers=_joined([part.buffers for part in parts], back),
+        )
+
+    def _train(
+        self,
+        weights: Tensor,
+        buffers: Tensor,
+        tasks: Sequence[Task],
+        training: Training,
+        learning_rate: float,
+    ) -> Trained:
+        plan = _Plan(tasks, weights.device)
         stack = _Stack(self.stacked, weights[plan.runs], self.precision)
         state = self._spread_buffers(buffers[plan.runs])
         losses = torch.zeros(len(tasks), dtype=torch.float64, device=weights.device)
@@ -53,12 +82,10 @@ class Together:
                 some = [values[:active] for values in state]
                 losses[:active] += self._learn(stack, some, plan, step)
                 stack.step(active, training, learning_rate)
-        back = torch.tensor(order, device=weights.device).argsort()
-        learnt = weights[plan.runs].sub_(self.stacked.gather(stack.weights))
         return Trained(
-            gradients=learnt[back],
-            losses=(losses / plan.steps_each)[back].cpu(),
-            buffers=self._gather_buffers(state, buffers[plan.runs])[back],
+            gradients=weights[plan.runs].sub_(self.stacked.gather(stack.weights)),
+            losses=(losses / plan.steps_each).cpu(),
+            buffers=self._gather_buffers(state, buffers[plan.runs]),
         )
 
     def _learn(self, stack: "_Stack", buffers: list[Tensor], plan: "_Plan", step: int) -> Tensor:
@@ -93,15 +120,21 @@ class Together:
         kind = torch.bfloat16 if self.precision == "bfloat16" else weights.dtype
         parameters = self.stacked.views(self.stacked.spread(weights).to(kind))
         state = self._spread_buffers(buffers)
-        step = max(1, EVALUATED_AT_ONCE // len(weights))
-        num_right = torch.zeros(len(weights), dtype=torch.int64, device=weights.device)
         is_exact = self.precision == "float32"
+
+        def count(index: Tensor) -> Tensor:
+            images = pictures.batch(index).to(kind).expand(len(weights), -1, -1, -1, -1)
+            logits = self.stacked.forward(parameters, images, buffers=state)
+            return (logits.argmax(dim=-1) == pictures.labels[index]).sum(dim=-1)
+
         with torch.no_grad(), exact_products() if is_exact else fast_products():
-            for index in torch.arange(len(pictures), device=weights.device).split(step):
-                images = pictures.batch(index).to(kind).expand(len(weights), -1, -1, -1, -1)
-                logits = self.stacked.forward(parameters, images, buffers=state)
-                num_right += (logits.argmax(dim=-1) == pictures.labels[index]).sum(dim=-1)
-        return num_right.cpu()
+            everything = torch.arange(len(pictures), device=weights.device)
+            few = everything[:FEW_PICTURES]
+            fits = how_many_fit(lambda: count(few), weights.device)
+            most = EVALUATED_AT_ONCE // len(weights)
+            step = most if fits is None else min(most, fits * FEW_PICTURES)
+            parts = [count(index) for index in everything.split(max(1, step))]
+        return torch.stack(parts).sum(dim=0).cpu()
 
     def _spread_buffers(self, buffers: Tensor) -> list[Tensor]:
         kind = self.pictures.dtype
@@ -113,6 +146,11 @@ class Together:
         for slot, values in zip(self.stacked.buffer_slots, state, strict=True):
             slot.gather(values, gathered)
         return gathered
+
+
+def _joined(parts: list[Tensor], order: Tensor) -> Tensor:
+    whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return whole[order.to(whole.device)]
 
 
 class _Stack:

@@ -1,0 +1,23 @@
+"""How much work fits into the memory of a device at once."""
+
+from collections.abc import Callable
+
+import torch
+
+# What is left over is for the pieces that memory falls into, and for those who share the device.
+SHARE = 0.7
+
+
+def how_many_fit(work: Callable[[], object], device: torch.device) -> int | None:
+    """Do one unit of work, and return how many units of it fit at once; None: nobody counts."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    work()
+    torch.cuda.synchronize(device)
+    each = max(1, torch.cuda.max_memory_allocated(device) - before)
+    free, _ = torch.cuda.mem_get_info(device)
+    at_hand = free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return max(1, int(SHARE * at_hand / each))
