@@ -22,6 +22,7 @@ VERBS = {
     "doctor": "outvote.cli.doctor",
     "list": "outvote.cli.list",
     "plan": "outvote.cli.plan",
+    "run": "outvote.cli.run",
     "show": "outvote.cli.show",
     "stress": "outvote.cli.stress",
 }
@@ -83,13 +84,15 @@ class LazyGroup(click.Group):
 HELP = """Federated learning in which some clients may lie.
 
 \b
-outvote demo                       see robust rules at work, in seconds
+outvote demo                       see robust rules at work, in a minute or two
+outvote run CONFIG.toml            simulate federations, resumed where they stopped
 outvote list rules                 what there is; also attacks, models, datasets
 outvote show 'gas(multi-krum)'     what a rule does and tolerates; also for attacks
 outvote stress                     every attack against every rule, in seconds
 outvote VERB --help                more on a verb
 
-Exit codes: 0 fine, 1 the work failed, 2 you must change something.
+Exit codes: 0 fine, 1 the work failed, 2 you must change something; 130 or 143: stopped by Ctrl-C
+or SIGTERM, saved, to be run again.
 """
 
 

@@ -98,6 +98,8 @@ def _override(text: str) -> dict[str, Any]:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         parsed = value.strip()  # A word without quotes, such as a rule.
+    if value.strip() in ("nan", "inf"):
+        parsed = value.strip()  # Attacks, and no setting may be such a number.
     return nested(key.strip(), parsed)
 
 

@@ -37,7 +37,9 @@ class Checkpoint:
         about = {"round": self.round, "config": self.config, "notes": dict(self.notes)}
         text = json.dumps(about, sort_keys=True)
         arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
-        return save_arrays(arrays, {"about": text, "checksum": _checksum(text, arrays)})
+        # One remark only: safetensors writes several in any order, and files shall be the same.
+        remark = {"about": text, "checksum": _checksum(text, arrays)}
+        return save_arrays(arrays, {"outvote": json.dumps(remark)})
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -106,8 +108,9 @@ def drop_all(folder: Path) -> None:
 
 def _remarks(content: bytes) -> dict[str, str]:
     size = int.from_bytes(content[:8], "little")
-    remarks = json.loads(content[8 : 8 + size])["__metadata__"]
-    assert isinstance(remarks, dict)
+    remarks = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["outvote"])
+    if not isinstance(remarks, dict) or not isinstance(remarks.get("about"), str):
+        raise ValueError("its remarks are not those of a checkpoint")  # noqa: TRY004
     return remarks
 
 

@@ -1,0 +1,205 @@
+"""Many runs: skipped, resumed, stacked, and a broken one harms nobody."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from outvote.engine import round as rounds
+from outvote.experiment import runner as runners
+from outvote.experiment import wave as waves
+from outvote.results.faults import StoreError
+from outvote.results.folder import RunFolder, Writer, find_runs
+from simulations import MEMORIES, Heard, play, results, tiny
+
+BROKEN = """
+import outvote
+class Broken(outvote.VectorRule):
+    def max_byzantine(self, num_clients):
+        return num_clients - 1
+    def aggregate(self, rows, num_byzantine):
+        raise RuntimeError("no idea")
+"""
+
+
+def stopping_after(number: int):
+    """A listener and a question to stop, that stop after so many rounds."""
+    heard = Heard()
+    return {"listener": heard, "should_stop": lambda: len(heard.rounds) >= number}
+
+
+def test_a_run_stopped_anywhere_ends_as_if_it_never_was(tmp_path):
+    plan = tiny(**MEMORIES)
+    play(plan, tmp_path / "whole")
+    for number in (1, 2, 3):
+        ends = play(plan, tmp_path / f"stopped{number}", **stopping_after(number))
+        assert {end.outcome for end in ends.values()} == {"interrupted"}
+        status = find_runs(tmp_path / f"stopped{number}")[0].status()
+        assert (status.outcome, status.round) == ("interrupted", number)
+        play(plan, tmp_path / f"stopped{number}")
+        assert results(tmp_path / f"stopped{number}") == results(tmp_path / "whole")
+
+
+def test_how_runs_are_stacked_changes_nothing(tmp_path):
+    plan = tiny(**MEMORIES)
+    play(plan, tmp_path / "together")
+    heard = Heard()
+    play(plan, tmp_path / "two", max_stacked=2, listener=heard)
+    assert {num_runs for _, num_runs in heard.rounds} == {2}
+    assert results(tmp_path / "two") == results(tmp_path / "together")
+
+
+def test_runs_that_are_over_are_not_played_again(tmp_path):
+    play(tiny(), tmp_path)
+    heard = Heard()
+    ends = play(tiny(rule=["mean", "median"]), tmp_path, listener=heard)
+    assert {rule: (end.outcome, end.is_new) for rule, end in ends.items()} == {
+        "mean": ("finished", False),
+        "median": ("finished", True),
+    }
+    assert heard.rounds == [(number, 1) for number in (1, 2, 3, 4)]
+    assert heard.num_planned == 4
+
+
+def test_a_broken_run_fails_alone(tmp_path):
+    (tmp_path / "broken.py").write_text(BROKEN)
+    broken = f"{tmp_path / 'broken.py'}:Broken"
+    heard = Heard()
+    ends = play(tiny(rule=["mean", broken, "median"]), tmp_path, listener=heard)
+    assert [end.outcome for end in ends.values()] == ["finished", "failed", "finished"]
+    assert "RuntimeError: no idea" in ends[broken].reason
+    assert any("in halves" in words for words in heard.words)
+    assert RunFolder(ends[broken].job.folder.path).status().outcome == "failed"
+    play(tiny(rule=["mean", "median"]), tmp_path / "sound")
+    assert results(tmp_path / "sound").items() <= results(tmp_path).items()
+
+
+def test_a_run_that_cannot_be_built_fails_alone(tmp_path):
+    plan = tiny(data={"partition": "dirichlet", "min_size": [1, 1000]})
+    ends = play(plan, tmp_path)
+    found = [run.status() for run in find_runs(tmp_path)]
+    assert sorted(status.outcome for status in found) == ["failed", "finished"]
+    assert any("samples each need" in status.reason for status in found)
+    assert len(ends) == 1
+
+
+def test_a_run_that_diverges_is_a_result(tmp_path):
+    plan = tiny(rule=["mean", "median"], server={"learning_rate": 1e38}, rounds=5)
+    ends = play(plan, tmp_path)
+    assert {end.outcome for end in ends.values()} == {"diverged"}
+    run = find_runs(tmp_path)[0]
+    assert run.status().round == len(run.rounds()) < 5
+    assert not any(end.is_new for end in play(plan, tmp_path).values())
+
+
+def test_a_run_killed_while_it_was_ending_ends_the_same(tmp_path, monkeypatch):
+    settings = {"rule": ["mean", "median"], "rounds": 5}
+    for name, more in (("diverged", {"server": {"learning_rate": 1e38}}), ("finished", {})):
+        plan = tiny(**settings, **more)
+        play(plan, tmp_path / name)
+        with monkeypatch.context() as patch:
+            patch.setattr(waves, "to_npz", _killed)
+            with pytest.raises(KeyboardInterrupt):
+                play(plan, tmp_path / f"{name}-killed")
+        ends = play(plan, tmp_path / f"{name}-killed")
+        assert {end.outcome for end in ends.values()} == {name}
+        assert results(tmp_path / name) == results(tmp_path / f"{name}-killed")
+
+
+def _killed(arrays):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("how", ["cut", "flip"])
+def test_a_damaged_checkpoint_is_told_and_the_one_before_used(tmp_path, how):
+    plan = tiny(**MEMORIES)
+    play(plan, tmp_path / "whole")
+    play(plan, tmp_path / "hurt", checkpoint_every=0, **stopping_after(3))
+    newest = sorted((tmp_path / "hurt").glob("*/*/checkpoint.safetensors"))[0]
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 16
+    newest.write_bytes(content if how == "flip" else content[:-100])
+    heard = Heard()
+    play(plan, tmp_path / "hurt", listener=heard)
+    assert len(heard.words) == 1
+    assert "is damaged" in heard.words[0]
+    assert "goes on from round 2" in heard.words[0]
+    assert results(tmp_path / "hurt") == results(tmp_path / "whole")
+
+
+def test_a_full_disk_ends_with_one_sentence_and_can_be_resumed(tmp_path, monkeypatch):
+    plan = tiny()
+    play(plan, tmp_path / "whole")
+    real, calls = os.fsync, []
+
+    def full(handle):
+        calls.append(handle)
+        if len(calls) > 15:
+            raise OSError(28, "No space left on device")
+        real(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(StoreError, match="No space left on device; the last checkpoint"):
+            play(plan, tmp_path / "full", checkpoint_every=0)
+    heard = Heard()
+    play(plan, tmp_path / "full", listener=heard)
+    assert 0 < len(heard.rounds) < 4
+    assert results(tmp_path / "full") == results(tmp_path / "whole")
+
+
+def test_too_little_memory_means_smaller_waves(tmp_path, monkeypatch):
+    plan = tiny(rule=["mean", "median", "rfa"])
+
+    def play_round(world, state, **how):
+        if len(world.runs) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return rounds.play_round(world, state, **how)
+
+    monkeypatch.setattr("outvote.engine.simulation.play_round", play_round)
+    heard = Heard()
+    ends = play(plan, tmp_path, listener=heard)
+    assert {end.outcome for end in ends.values()} == {"finished"}
+    assert heard.words[0] == "3 runs do not fit into memory together; trying half as many."
+
+
+def test_waves_are_as_large_as_memory_allows(tmp_path, monkeypatch):
+    monkeypatch.setattr(runners, "most_runs", lambda *_: 2)
+    heard = Heard()
+    play(tiny(rule=["mean", "median", "rfa"]), tmp_path, listener=heard)
+    assert [num_runs for _, num_runs in heard.rounds] == [2] * 4 + [1] * 4
+
+
+def test_a_run_that_another_process_works_on_is_left_alone(tmp_path):
+    plan = tiny(rule=["mean", "median"])
+    play(plan, tmp_path / "first", **stopping_after(1))
+    run = next(run for run in find_runs(tmp_path / "first") if "mean" in run.path.name)
+    writer = Writer(run, b"", "x")
+    ends = play(plan, tmp_path / "first")
+    writer.close()
+    assert {rule: end.outcome for rule, end in ends.items()} == {
+        "mean": "busy",
+        "median": "finished",
+    }
+
+
+def test_the_audit_tells_who_was_judged_how(tmp_path):
+    play(tiny("attack=nan", "rule=gas(median)"), tmp_path)
+    run = find_runs(tmp_path)[0]
+    audit = np.load(run.path / "audit.npz")
+    assert audit["scores"].shape == (4, 10)
+    assert audit["is_sampled"].sum(axis=1).tolist() == [5] * 4
+    assert audit["is_byzantine"].sum() == 2
+    is_liar = audit["is_sampled"] & audit["is_byzantine"]
+    assert np.isposinf(audit["scores"][is_liar]).all()
+    assert not audit["is_kept"][is_liar].any()
+    assert np.isnan(audit["scores"][~audit["is_sampled"]]).all()
+    assert audit["label_counts"].sum() == 6000
+
+
+def test_a_root_and_settings_of_the_server_are_used(tmp_path):
+    ends = play(tiny(rule="fltrust", root_size=[20, 30]), tmp_path)
+    assert {end.outcome for end in ends.values()} == {"finished"}
+    first, second = (run.rounds()[-1].loss for run in find_runs(tmp_path))
+    assert first != second

@@ -1,0 +1,172 @@
+"""Settings: grids, hashes, overrides, and mistakes in one line."""
+
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from outvote.experiment.job import stack_key
+from outvote.experiment.presets import PRESETS
+from outvote.experiment.reading import make_plan, read_plan
+from outvote.experiment.spec import Spec
+from outvote.experiment.toml import to_toml
+from simulations import tiny
+
+HASH = "from outvote.experiment.reading import make_plan; print(make_plan({}).specs[0].hash)"
+
+
+def test_every_list_multiplies_and_the_last_varies_fastest():
+    plan = make_plan({"rule": ["mean", "median"], "seed": [0, 1], "data": {"beta": [0.1, 0.5]}})
+    found = [(spec.rule, spec.seed, spec.data.beta) for spec in plan.specs]
+    assert found[:3] == [("mean", 0, 0.1), ("mean", 0, 0.5), ("mean", 1, 0.1)]
+    assert len(set(found)) == 8
+
+
+def test_a_schedule_is_one_value():
+    plan = make_plan({"training": {"schedule": [[10, 0.01], [20, 0.001]]}})
+    assert [spec.training.schedule for spec in plan.specs] == [((10, 0.01), (20, 0.001))]
+
+
+def test_overrides_are_toml_or_words():
+    settings = ["data.beta=0.1", "rule=gas(median)", "seed=[1, 2]", "training.max_norm=none"]
+    plan = make_plan({"rule": "mean"}, settings)
+    assert [(s.data.beta, s.rule, s.seed) for s in plan.specs] == [
+        (0.1, "gas(median)", 1),
+        (0.1, "gas(median)", 2),
+    ]
+    assert plan.specs[0].training.max_norm is None
+
+
+def test_the_hash_is_the_same_in_another_process():
+    done = subprocess.run([sys.executable, "-c", HASH], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == make_plan({}).specs[0].hash
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["seed=1", "data.beta=0.4", "rule=mean", "attack=ipm", "precision=tf32", "rounds=9"]
+    + ["training.momentum=0.1", "federation.told=3", "server.momentum=0.5", "model.name=mlp"],
+)
+def test_whatever_changes_a_result_changes_the_hash(setting):
+    assert make_plan({}, [setting]).specs[0].hash != make_plan({}).specs[0].hash
+
+
+def test_another_spelling_is_the_same_run():
+    one = make_plan({"rule": "rbtm", "attack": "lie(z=1.5)", "suite": "a"})
+    other = make_plan({"rule": "trimmed-mean", "attack": "lie"})
+    assert one.specs == other.specs
+    iid = {"partition": "iid"}
+    assert make_plan({"data": {**iid, "beta": [0.1, 0.5]}}).specs == make_plan({"data": iid}).specs
+
+
+def test_the_hash_knows_the_content_of_ones_own_rules(tmp_path):
+    path = tmp_path / "mine.py"
+    text = "import outvote\nclass Mine(outvote.VectorRule):\n    def max_byzantine(self, n):\n"
+    text += (
+        "        return 0\n    def aggregate(self, rows, num_byzantine):\n        return rows[0]\n"
+    )
+    path.write_text(text)
+    table = {"rule": f"gas('{path}:Mine')"}
+    before = make_plan(table).specs[0].hash
+    path.write_text(text.replace("rows[0]", "rows[1]"))
+    assert make_plan(table).specs[0].hash != before
+
+
+@pytest.mark.parametrize("preset", [None, *PRESETS])
+def test_the_file_in_a_folder_is_the_same_run(preset, tmp_path):
+    plan = make_plan({"preset": preset} if preset else {"training": {"max_norm": "none"}})
+    path = tmp_path / "config.toml"
+    path.write_text(to_toml(plan.specs[0], "demo"))
+    again = read_plan(path)
+    assert (again.suite, again.specs) == ("demo", plan.specs)
+    assert tomllib.loads(path.read_text())["suite"] == "demo"
+
+
+def test_the_presets_are_what_the_paper_printed():
+    found = {name: make_plan({"preset": name}).specs[0] for name in PRESETS}
+    settings = {
+        name.removeprefix("paper-"): (
+            spec.model.name,
+            spec.federation.sampled,
+            spec.rounds,
+            spec.training.num_epochs,
+            spec.training.batch_size,
+            spec.training.learning_rate,
+            spec.training.momentum,
+        )
+        for name, spec in found.items()
+    }
+    assert settings == {
+        "cifar10": ("alexnet", 5, 200, 5, 64, 0.1, 0.5),
+        "cifar100": ("squeezenet", 5, 400, 1, 64, 0.1, 0.5),
+        "femnist": ("leaf-cnn", 0.005, 1000, 1, 64, 0.5, 0.5),
+        "imagenet12": ("resnet18", 5, 200, 1, 128, 0.1, 0.9),
+    }
+    assert found["paper-imagenet12"].training.learning_rate_at(101) == 0.01
+    for spec in found.values():
+        assert (spec.data.beta, spec.federation.byzantine) == (0.5, 0.2)
+        assert (spec.training.weight_decay, spec.training.max_norm) == (1e-4, 2.0)
+
+
+def test_runs_that_differ_in_rule_attack_seed_or_partition_are_stacked():
+    plan = tiny(
+        rule=["mean", "median"],
+        attack=["lie", "ipm"],
+        seed=[0, 1],
+        data={"partition": ["iid", "dirichlet"]},
+        federation={"byzantine": [0.1, 0.2], "told": ["oracle", 2]},
+    )
+    assert len({stack_key(spec) for spec in plan.specs}) == 1
+    assert len({stack_key(spec) for spec in tiny(rounds=[1, 2]).specs}) == 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("rulez=mean", "unknown key 'rulez'; did you mean 'rule'?"),
+        ("data.betta=1", "unknown key 'data.betta'; did you mean 'beta'?"),
+        ("data=3", "data is a table, got 3"),
+        ("data.name=cifar11", "unknown dataset 'cifar11'; did you mean 'cifar10'?"),
+        ("data.partition=shard", "data.partition: unknown value 'shard'; did you mean 'shards'?"),
+        ("data.beta=0", "data.beta must be larger than 0"),
+        ("model.name=alexnett", "unknown model 'alexnett'; did you mean 'alexnet'?"),
+        ("rule=gas(krumm)", "unknown rule 'krumm'; did you mean 'krum'?"),
+        ("attack=lie(zz=1)", "lie has no parameter 'zz'"),
+        ("rounds=many", "rounds: expected int, got str."),
+        ("rounds=0", "rounds must be at least 1, got 0."),
+        ("rounds=[]", "rounds is an empty list"),
+        ("seed=-1", "seed must be at least 0"),
+        ("precision=float16", "precision: unknown value 'float16'"),
+        ("preset=paper-cifar", "unknown preset 'paper-cifar'; did you mean 'paper-cifar10'?"),
+        ("suite=../x", "suite must be the name of a folder"),
+        ("federation.byzantine=51", "at most the 50 clients there are, got 51"),
+        ("federation.byzantine=1.5", "a fraction from 0 to 1, got 1.5"),
+        ("federation.sampled=0", "from 1 to 50 clients can be sampled in a round, got 0"),
+        ("federation.sampled=0.0", "from 1 to 50 clients can be sampled"),
+        ("federation.told=orakle", "federation.told: unknown value 'orakle'"),
+        ("federation.num_clients=all", "is for data.partition = 'by-group'"),
+        ("training.batch_size=0", "batch_size must be at least 1, got 0"),
+        ("training.learning_rte=0", "did you mean 'learning_rate'?"),
+        ("server.momentum=1", "momentum must be from 0 to below 1"),
+        ("beta", "a setting is written key=value"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(setting, told):
+    with pytest.raises((ValueError, TypeError)) as error:
+        make_plan({}, [setting])
+    assert told in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path):
+    path = tmp_path / "a.toml"
+    with pytest.raises(ValueError, match="there is no file"):
+        read_plan(path)
+    path.write_text("rule = [")
+    with pytest.raises(ValueError, match="is not valid TOML"):
+        read_plan(path)
+
+
+def test_the_usual_settings_are_those_of_the_structs():
+    assert make_plan({}).specs[0] == Spec()

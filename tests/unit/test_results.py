@@ -1,0 +1,199 @@
+"""Run folders: whole or not at all, and damage is noticed."""
+
+import errno
+import json
+import os
+
+import numpy as np
+import pytest
+
+from outvote.metrics.record import Record
+from outvote.results import checkpoint as checkpoints
+from outvote.results.checkpoint import Checkpoint, load_newest, read_checkpoint, save
+from outvote.results.faults import BusyError, StoreError
+from outvote.results.folder import RunFolder, Writer, find_runs
+from outvote.results.lines import Lines, cut_back, read_lines
+from outvote.results.schema import Environment, Round, Status, Timing
+from outvote.results.summary import summarise
+
+ENVIRONMENT = Environment(
+    outvote="0",
+    python="3",
+    torch="2",
+    numpy="2",
+    system="",
+    device="cpu",
+    precision="float32",
+    num_threads=1,
+    commit=None,
+)
+
+
+def a_round(number: int, **facts) -> Round:
+    usual = {
+        "round": number,
+        "loss": 0.1 * number,
+        "accuracy": 0.5,
+        "clients": (1, 4),
+        "byzantine": (4,),
+        "num_told": 1,
+        "num_used": 1,
+        "kept": (1,),
+        "rejected": (),
+        "scores": (0.1 + 0.2, float("inf")),
+        "deviation": 1e-17,
+        "honest_norm": 1.0,
+    }
+    return Round(**{**usual, **facts})
+
+
+def a_checkpoint(number: int, config: str = "c") -> Checkpoint:
+    arrays = {
+        "weights": np.arange(100, dtype=np.float32) + number,
+        "buffers": np.empty(0, dtype=np.float64),
+        "attack.target": np.array([number]),
+    }
+    return Checkpoint(round=number, config=config, arrays=arrays, notes={"outcome": "running"})
+
+
+def test_a_checkpoint_comes_back_as_it_was(tmp_path):
+    save(tmp_path, a_checkpoint(3))
+    found, faults = load_newest(tmp_path, "c")
+    assert (found.round, found.config, found.notes, faults) == (3, "c", {"outcome": "running"}, [])
+    for name, array in a_checkpoint(3).arrays.items():
+        assert found.arrays[name].dtype == array.dtype
+        assert np.array_equal(found.arrays[name], array)
+
+
+def test_every_cut_and_every_flipped_bit_is_noticed(tmp_path):
+    path = tmp_path / checkpoints.NEWEST
+    whole = a_checkpoint(3).to_bytes()
+    start = int.from_bytes(whole[:8], "little") + 8
+    for size in (0, 1, 7, 8, 50, start, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(StoreError, match="is damaged"):
+            read_checkpoint(path)
+    for at in range(len(whole)):
+        changed = bytearray(whole)
+        changed[at] ^= 1 << (at % 8)
+        path.write_bytes(changed)
+        try:
+            found = read_checkpoint(path)
+        except StoreError:
+            continue
+        # A flip that changes nothing that is read: the padding of the header.
+        assert found.to_bytes() == whole
+
+
+@pytest.mark.parametrize("how", ["cut", "flip", "gone"])
+def test_a_damaged_newest_checkpoint_gives_way_to_the_previous_one(tmp_path, how):
+    save(tmp_path, a_checkpoint(3))
+    save(tmp_path, a_checkpoint(4))
+    newest = tmp_path / checkpoints.NEWEST
+    content = bytearray(newest.read_bytes())
+    content[-5] ^= 4
+    if how == "gone":
+        newest.unlink()
+    else:
+        newest.write_bytes(content if how == "flip" else content[:200])
+    found, faults = load_newest(tmp_path, "c")
+    assert found.round == 3
+    assert ["is damaged" in fault for fault in faults] == ([] if how == "gone" else [True])
+
+
+def test_a_checkpoint_of_other_settings_is_not_used(tmp_path):
+    save(tmp_path, a_checkpoint(3))
+    found, faults = load_newest(tmp_path, "other")
+    assert found is None
+    assert "other settings" in faults[0]
+
+
+def test_a_full_disk_is_told_and_leaves_the_last_checkpoint_intact(tmp_path, monkeypatch):
+    save(tmp_path, a_checkpoint(3))
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(StoreError, match=r"No space left .* last checkpoint is intact: make"):
+            save(tmp_path, a_checkpoint(4))
+    assert load_newest(tmp_path, "c")[0].round == 3
+    assert [path.name for path in tmp_path.iterdir()] == [checkpoints.NEWEST]
+
+
+def test_lines_are_strict_json_and_floats_come_back_to_the_last_bit(tmp_path):
+    lines = Lines(tmp_path / "metrics.jsonl")
+    lines.append(a_round(1, loss=float("nan")))
+    lines.close()
+    text = (tmp_path / "metrics.jsonl").read_text()
+    told = json.loads(text, parse_constant=lambda word: pytest.fail(f"not JSON: {word}"))
+    assert list(told) == list(Round.__struct_fields__)
+    assert told["scores"] == [0.30000000000000004, None]
+    assert read_lines(tmp_path / "metrics.jsonl", Round)[0].deviation == 1e-17
+
+
+def test_the_lines_are_the_fields_of_a_record():
+    assert Round.__struct_fields__ == Record.__slots__
+
+
+def test_a_half_written_last_line_does_not_count_and_is_cut_off(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = Lines(path)
+    for number in (1, 2, 3):
+        lines.append(a_round(number))
+    lines.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-7])
+    assert [line.round for line in read_lines(path, Round)] == [1, 2]
+    assert not cut_back(path, 3, Round)
+    assert cut_back(path, 2, Round)
+    assert path.read_bytes() == b"".join(whole.splitlines(keepends=True)[:2])
+
+
+def test_a_run_goes_on_where_its_checkpoint_is(tmp_path):
+    folder = RunFolder(tmp_path / "a" / "run")
+    writer = Writer(folder, b"", "c")
+    writer.begin(0, ENVIRONMENT)
+    timing = Timing(round=1, seconds=0.1, num_runs=1, images=1)
+    for number in (1, 2, 3):
+        writer.add(a_round(number), timing)
+        if number == 2:
+            status = Status(outcome="running", round=2, num_rounds=9)
+            writer.save(a_checkpoint(2), status)
+    with pytest.raises(BusyError, match="another process works on"):
+        Writer(folder, b"", "c")
+    writer.close()
+    writer = Writer(folder, b"", "c")
+    found, faults = writer.resume()
+    writer.begin(found.round, ENVIRONMENT)
+    assert ([line.round for line in folder.rounds()], faults) == ([1, 2], [])
+    writer.close()
+    assert [run.path for run in find_runs(tmp_path)] == [folder.path]
+
+
+def test_a_checkpoint_without_its_metrics_is_not_used(tmp_path):
+    folder = RunFolder(tmp_path)
+    save(tmp_path, a_checkpoint(3))
+    writer = Writer(folder, b"", "c")
+    found, faults = writer.resume()
+    writer.close()
+    assert found is None
+    assert "lacks rounds" in faults[0]
+
+
+def test_a_folder_of_a_newer_layout_is_refused(tmp_path):
+    (tmp_path / "status.json").write_text(
+        '{"outcome": "finished", "round": 1, "num_rounds": 1, "version": 99}'
+    )
+    with pytest.raises(StoreError, match="newer outvote"):
+        RunFolder(tmp_path).status()
+
+
+def test_a_summary_has_the_best_the_last_and_the_mean_of_the_last_ten():
+    rounds = [a_round(k, accuracy=k / 100) for k in range(1, 21)]
+    rounds[0] = a_round(1, accuracy=0.9, kept=(1, 4))
+    found = summarise(rounds)
+    assert (found.best, found.final, found.kept_byzantine) == (0.9, 0.2, 0.05)
+    assert found.last_ten == pytest.approx(0.155)
+    assert summarise([]).best is None
