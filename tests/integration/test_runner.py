@@ -116,7 +116,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_used(tmp_path, how):
     plan = tiny(**MEMORIES)
     play(plan, tmp_path / "whole")
     play(plan, tmp_path / "hurt", checkpoint_every=0, **stopping_after(3))
-    newest = sorted((tmp_path / "hurt").glob("*/*/checkpoint.safetensors"))[0]
+    newest = min((tmp_path / "hurt").glob("*/*/checkpoint.safetensors"))
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 16
     newest.write_bytes(content if how == "flip" else content[:-100])

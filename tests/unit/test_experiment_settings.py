@@ -45,8 +45,18 @@ def test_the_hash_is_the_same_in_another_process():
 
 @pytest.mark.parametrize(
     "setting",
-    ["seed=1", "data.beta=0.4", "rule=mean", "attack=ipm", "precision=tf32", "rounds=9"]
-    + ["training.momentum=0.1", "federation.told=3", "server.momentum=0.5", "model.name=mlp"],
+    [
+        "seed=1",
+        "data.beta=0.4",
+        "rule=mean",
+        "attack=ipm",
+        "precision=tf32",
+        "rounds=9",
+        "training.momentum=0.1",
+        "federation.told=3",
+        "server.momentum=0.5",
+        "model.name=mlp",
+    ],
 )
 def test_whatever_changes_a_result_changes_the_hash(setting):
     assert make_plan({}, [setting]).specs[0].hash != make_plan({}).specs[0].hash

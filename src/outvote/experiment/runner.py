@@ -96,6 +96,16 @@ class _Sweep:
                 continue
             with ExitStack() as stack:
                 self._play(jobs, stack)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """Runs that another process worked on may be over by now."""
+        for name, end in list(self.ends.items()):
+            status = end.job.folder.status() if end.outcome == "busy" else None
+            if status is not None and status.outcome in OVER:
+                self.ends[name] = Ended(
+                    job=end.job, outcome=status.outcome, reason=status.reason, is_new=False
+                )
 
     def _leave(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
