@@ -89,7 +89,7 @@ class Data:
 def throughput(data: Data, options: argparse.Namespace):  # noqa: ANN201
     """Play rounds of 60 runs: 12 rules under 5 attacks, evaluated in every round."""
     rules = [*RULES, *(f"gas({rule})" for rule in RULES)]
-    runs = [data.run(r, a, 0, 0.2) for r in rules for a in ATTACKS]
+    runs = [data.run(r, a, seed, 0.2) for r in rules for seed, a in enumerate(ATTACKS)]
     rows = []
     for precision in options.precision:
         world, state = data.world(runs, precision)
@@ -125,12 +125,17 @@ def timed_round(world: World, state: State) -> tuple[dict[str, float], int, Stat
     after = timed("serve", serving.serve, world, state, learnt, sent, judged)
     told = (world, after, chosen, learnt, judged)
     timed("evaluate", recording.describe, *told, is_evaluated=True)
-    num_images = sum(
+    return dict(seconds), count_images(world, chosen), after
+
+
+def count_images(world: World, chosen: sampling.Chosen) -> int:
+    """Return how many images were trained on; liars who need not train are not counted."""
+    return sum(
         len(run.federation.parts[client]) * world.training.num_epochs
-        for run, clients in zip(world.runs, chosen.clients, strict=True)
-        for client in clients
+        for number, (run, clients) in enumerate(zip(world.runs, chosen.clients, strict=True))
+        for place, client in enumerate(clients)
+        if training.must_train(world, chosen, number, place)
     )
-    return dict(seconds), num_images, after
 
 
 def curve(data: Data, options: argparse.Namespace):  # noqa: ANN201

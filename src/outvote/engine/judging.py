@@ -11,7 +11,7 @@ from outvote.engine.asking import ask, is_judged_alone
 from outvote.engine.attacking import Sent
 from outvote.engine.sampling import Chosen
 from outvote.engine.world import State, World
-from outvote.rules.batch import judge
+from outvote.rules.batch import Judgement, judge
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,18 +59,31 @@ def _judge_together(
     world: World, chosen: Chosen, sent: Sent, numbers: list[int], result: Judged
 ) -> None:
     at = torch.tensor(numbers, device=sent.gradients.device)
+    rows = sent.gradients[at]
     found = judge(
         world.runs[numbers[0]].rule,
-        sent.gradients[at],
+        rows,
         num_byzantine=[chosen.num_told[k] for k in numbers],
         seeds=[_seed(world, chosen, k) for k in numbers],
     )
     result.updates[at] = found.updates
-    result.scores[at] = found.scores
+    result.scores[at] = _scores(found, rows)
     result.weights[at] = found.weights
     result.is_rejected[at] = found.is_rejected
     for k, used in zip(numbers, found.num_byzantine, strict=True):
         result.num_used[k] = used
+
+
+def _scores(found: Judgement, rows: Tensor) -> Tensor:
+    """Return the rule's own scores; where it has none, the distances to the update."""
+    is_missing = found.scores.isinf() & ~found.is_rejected
+    scores = found.scores
+    for run in is_missing.any(dim=-1).nonzero().flatten().tolist():
+        # Run by run: the differences are as large as the gradients.
+        apart = rows[run] - found.updates[run]
+        far = torch.linalg.vector_norm(apart, dim=-1, dtype=torch.float64)
+        scores[run] = torch.where(is_missing[run], far, scores[run])
+    return scores
 
 
 def _judge_alone(

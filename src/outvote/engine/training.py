@@ -22,7 +22,7 @@ def train(world: World, state: State, chosen: Chosen) -> Trained:
     places, tasks = [], []
     for number, clients in enumerate(chosen.clients):
         for place, client in enumerate(clients):
-            if _must_train(world, chosen, number, place):
+            if must_train(world, chosen, number, place):
                 places.append(number * len(clients) + place)
                 tasks.append(_task(world, number, chosen.number, client))
     rate = world.training.learning_rate_at(chosen.number)
@@ -32,7 +32,7 @@ def train(world: World, state: State, chosen: Chosen) -> Trained:
     return learnt if len(places) == num_rows else _spread(learnt, places, num_rows)
 
 
-def _must_train(world: World, chosen: Chosen, number: int, place: int) -> bool:
+def must_train(world: World, chosen: Chosen, number: int, place: int) -> bool:
     """Tell whether it matters what a client learns."""
     is_byzantine = chosen.is_byzantine[number]
     return (
