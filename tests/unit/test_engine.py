@@ -205,6 +205,18 @@ def _is_mixed(chosen) -> bool:
     return bool((chosen.is_byzantine.any(dim=1) & ~chosen.is_byzantine.all(dim=1)).all())
 
 
+def test_a_rule_without_scores_is_scored_by_the_distance_to_its_update():
+    runs = make_runs([("mean", "none"), ("median", "nan"), ("gas(median, num_groups=5)", "lie")])
+    train, test = pictures(120), pictures(40)
+    modules = networks(runs)
+    world = make_world(modules[0], train, test, runs, training=TRAINING, num_classes=4)
+    step = next(iter(simulate(world, first_state(modules, train), 1)))
+    for record in step.records:
+        for client, score in zip(record.clients, record.scores, strict=True):
+            assert np.isfinite(score) == (client not in record.rejected)
+            assert score > 0
+
+
 def test_a_run_that_diverges_ends_and_the_others_go_on():
     runs = make_runs([("mean", "none"), ("median", "lie")])
     train, test = pictures(120, torch.float32), pictures(40, torch.float32)

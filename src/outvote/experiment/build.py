@@ -88,6 +88,7 @@ class Workshop:
             training=spec.training,
             num_classes=loaded.dataset.num_classes,
             server=spec.server,
+            aggregate=spec.aggregate,
             precision=spec.precision,
         )
 

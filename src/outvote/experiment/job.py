@@ -55,6 +55,7 @@ def stack_key(spec: Spec) -> Hashable:
         spec.training,
         spec.server,
         spec.precision,
+        spec.aggregate,
         spec.rounds,
         spec.evaluate_every,
         shape,

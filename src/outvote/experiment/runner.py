@@ -151,9 +151,7 @@ class _Sweep:
         spec = entry.job.spec
         if self.runner.max_stacked is not None:
             return max(1, self.runner.max_stacked)
-        shape = self.workshop.loaded(spec.data.name).dataset.shape
-        network = self.workshop.network(spec)
-        return most_runs(spec, network, shape, entry.run.num_sampled, self.runner.device)
+        return most_runs(self.workshop.network(spec), entry.run.num_sampled, self.runner.device)
 
     def _play_wave(self, entries: Sequence["_Entry"]) -> None:
         wave: Wave | None = None

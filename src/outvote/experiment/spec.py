@@ -51,6 +51,7 @@ class Spec(Struct, frozen=True, kw_only=True):
     seed: int = 0
     precision: Precision = "float32"
     root_size: int = 100
+    aggregate: Literal["parameters", "state"] = "parameters"
     data: Data = msgspec.field(default_factory=Data)
     federation: Members = msgspec.field(default_factory=Members)
     model: Model = msgspec.field(default_factory=Model)
