@@ -1,0 +1,61 @@
+"""docs/how-to/simulate.md is true: every key, every default, every file, and its code runs."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from outvote.experiment.presets import PRESETS
+from outvote.experiment.reading import make_plan
+from outvote.experiment.spec import Spec
+from simulations import play, tiny
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "how-to" / "simulate.md").read_text()
+ROWS = re.findall(r"^\| `([\w.]+)` \| `(.*?)` \|", PAGE, flags=re.MULTILINE)
+
+
+def block(kind: str) -> str:
+    return re.search(rf"^```{kind}\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)[1]
+
+
+def defaults():
+    for key, value in msgspec.to_builtins(Spec()).items():
+        if isinstance(value, dict):
+            yield from ((f"{key}.{name}", each) for name, each in value.items())
+        else:
+            yield key, value
+
+
+def test_the_table_has_every_key_with_its_default():
+    written = {key: tomllib.loads(f"value = {value}")["value"] for key, value in ROWS}
+    usual = {key: "none" if value is None else value for key, value in defaults()}
+    assert written == {
+        key: list(value) if isinstance(value, tuple) else value for key, value in usual.items()
+    }
+
+
+def test_the_table_can_be_played_as_it_stands():
+    assert make_plan({}, [f"{key}={value}" for key, value in ROWS]).specs == (Spec(),)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_is_named(preset):
+    assert f"`{preset}`" in PAGE
+
+
+def test_the_first_example_is_as_many_runs_as_it_says():
+    assert "3 rules × 2 attacks = 6 runs" in PAGE
+    assert len(make_plan(tomllib.loads(block("toml"))).specs) == 6
+
+
+def test_every_file_of_a_run_is_told_and_the_code_reads_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    play(tiny("rounds=1"), tmp_path / "runs")
+    folder = next((tmp_path / "runs").glob("*/*"))
+    for path in folder.iterdir():
+        assert path.name.startswith(".") or f"`{path.name}`" in PAGE
+    exec(compile(block("python"), "simulate.md", "exec"), {})
+    assert capsys.readouterr().out.startswith(folder.name)
