@@ -1,4 +1,4 @@
-"""The verbs that tell: list, show, plan, doctor, demo."""
+"""The verbs that tell: list, show, plan, doctor."""
 
 import pytest
 
@@ -104,15 +104,3 @@ def test_doctor_finds_what_is_installed_and_tells_how_to_get_the_rest(capsys):
     assert found["devices"]["torch_threads"] == torch.get_num_threads()
     assert len(found["devices"]["cuda"]) == torch.cuda.device_count()
     assert found["datasets"][0]["found"] == "part of outvote"
-
-
-def test_demo_shows_that_the_mean_is_moved_and_gas_is_not(capsys):
-    found = run(capsys, "demo", "--json").json
-    rows = {row["rule"]: row for row in found["rows"]}
-    assert rows["mean"]["broken"]["error"] > 1000
-    for rule in ("mean", "median", "multi-krum", "bulyan"):
-        assert rows[rule]["lie"]["error"] > 0.1
-        for attack in ("lie", "broken"):
-            # Nobody but the honest is kept, so what is left is the rounding of float32.
-            assert rows[f"gas({rule})"][attack]["error"] < 1e-6
-            assert rows[f"gas({rule})"][attack]["num_kept_byzantine"] == 0

@@ -1,10 +1,13 @@
 """Writing a file so that it is there in full or not at all, whenever the power goes."""
 
+import errno
 import os
 import secrets
 from pathlib import Path
 
 from outvote.results.faults import StoreError
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -48,7 +51,8 @@ def sync(path: Path) -> None:
 
 def not_written(path: Path, error: OSError) -> str:
     """Tell what could not be written and what to do."""
+    remedy = "make room" if error.errno in NO_ROOM else "check the folder"
     return (
         f"{path} could not be written: {error.strerror or error}; the last checkpoint is intact: "
-        "make room and run the same command again"
+        f"{remedy} and run the same command again"
     )

@@ -51,7 +51,7 @@ class RunFolder:
         path = self.path / name
         try:
             return msgspec.json.decode(path.read_bytes(), type=kind)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, msgspec.DecodeError) as error:
             raise StoreError(f"{path} cannot be read: {error}; remove it to start anew") from error

@@ -1,0 +1,130 @@
+"""`outvote run` and `outvote demo` from the outside."""
+
+import io
+from pathlib import Path
+
+import pytest
+
+from command_line import run
+from outvote.cli import demo
+from outvote.cli.progress import Bars
+from outvote.experiment.job import Ended, Job
+from outvote.experiment.listener import Played
+from outvote.results.folder import find_runs
+from simulations import tiny
+
+CONFIG = """
+rule = ["mean", "gas(median)"]
+rounds = 2
+data.partition = "iid"
+federation = { num_clients = 10, sampled = 5 }
+model.name = "mlp"
+training = { num_steps = 1, batch_size = 16 }
+"""
+SMALL_DEMO = ["--set", "rounds=1", "--set", "training.num_steps=1", "--device", "cpu"]
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+def test_run_prints_one_row_per_run_and_says_where_the_results_are(capsys, config, tmp_path):
+    result = run(capsys, "run", config, "-o", tmp_path / "runs", "--set", "data.min_size=1")
+    assert (result.code, result.err) == (0, "")
+    for words in ("rule", "attack", "best", "final", "last 10", "liars kept", "gas(median)"):
+        assert words in result.out
+    assert f"Results: {tmp_path / 'runs' / 'small'}" in result.out
+    assert "outcome" not in result.out
+    assert len(find_runs(tmp_path / "runs")) == 2
+
+
+def test_run_shows_the_settings_that_differ(capsys, config, tmp_path):
+    words = ["--set", "seed=[0, 1]", "--set", "rule=mean", "-o", tmp_path]
+    result = run(capsys, "run", config, *words)
+    titles = result.out.splitlines()[1].split()
+    assert titles[:4] == ["rule", "attack", "seed", "best"]
+
+
+def test_run_tells_programs_in_json(capsys, config, tmp_path):
+    found = run(capsys, "run", config, "-o", tmp_path, "--json").json
+    assert [each["rule"] for each in found] == ["mean", "gas(median)"]
+    assert {each["outcome"] for each in found} == {"finished"}
+    assert found[0]["kept_byzantine"] == 1.0
+    assert 0 <= found[0]["final"] <= found[0]["best"] <= 1
+
+
+def test_run_ends_with_1_and_one_line_for_each_run_that_failed(capsys, config, tmp_path):
+    words = ["--set", "data={partition='dirichlet', min_size=[1, 2000]}", "--set", "rule=mean"]
+    result = run(capsys, "run", config, "-o", tmp_path, *words)
+    assert result.code == 1
+    assert result.err.count("\n") == 1
+    assert "failed: ValueError" in result.err
+    assert "failed" in result.out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["nowhere.toml"], ["there is no file nowhere.toml"]),
+        (["{config}", "--set", "rulez=1"], ["small.toml", "'rulez'", "'rule'"]),
+        (["{config}", "--set", "data.name=cifar"], ["unknown dataset 'cifar'", "'cifar10'"]),
+        (["{config}", "--device", "tpu"], ["device"]),
+        (["{config}", "--device", "cuda:x"], ["device"]),
+        (["{config}", "--checkpoint-every", "-1"], ["--checkpoint-every"]),
+        ([], ["CONFIG"]),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(capsys, config, words, told):
+    words = [word.format(config=config) for word in words]
+    run(capsys, "run", *words).assert_fails(2, *told)
+
+
+def test_a_folder_that_cannot_be_written_is_one_line_and_exit_code_1(capsys, config, tmp_path):
+    (tmp_path / "small").write_text("a file")
+    result = run(capsys, "run", config, "-o", tmp_path)
+    result.assert_fails(1, "could not be written", str(tmp_path / "small"))
+
+
+def test_the_demo_in_small_has_all_rules_under_all_attacks(capsys, tmp_path):
+    result = run(capsys, "demo", "-o", tmp_path, *SMALL_DEMO)
+    assert (result.code, result.err) == (0, "")
+    for rule in demo.SETTINGS["rule"]:
+        assert f"\n  {rule} " in result.out
+    for attack in demo.SETTINGS["attack"]:
+        assert f"{attack}: accuracy" in result.out
+    assert len(find_runs(tmp_path / "demo")) == 15
+    found = run(capsys, "demo", "-o", tmp_path, *SMALL_DEMO, "--json").json
+    assert len(found) == 15
+
+
+def test_the_demo_has_a_fifth_of_liars_on_data_that_differs():
+    assert demo.SETTINGS["federation"]["byzantine"] == 0.2
+    assert demo.SETTINGS["data"]["partition"] == "dirichlet"
+    rules = demo.SETTINGS["rule"]
+    assert [rule for rule in rules if rule.startswith("gas")] == [
+        f"gas({rule})" for rule in rules[1::2]
+    ]
+
+
+def test_the_bars_tell_rounds_accuracy_and_speed():
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(record=True, width=150, file=io.StringIO())
+    with Progress("{task.description} {task.fields[told]}", console=console) as progress:
+        bars = Bars(progress)
+        bars.planned(10)
+        bars.played(
+            Played(
+                round=3, num_rounds=5, num_runs=2, accuracies=(0.5, 0.7), images=900, seconds=0.5
+            )
+        )
+        job = Job(tiny().specs[0], "tiny", Path())
+        bars.ended(Ended(job=job, outcome="failed", reason="no idea"))
+        tasks = {task.description: task for task in progress.tasks}
+    assert (tasks["all runs"].completed, tasks["all runs"].total) == (2, 10)
+    assert tasks["2 runs, round"].fields["told"] == "accuracy 0.500 to 0.700, 1,800 images/s"
+    assert "failed: no idea" in console.export_text()
