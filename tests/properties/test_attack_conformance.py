@@ -171,6 +171,14 @@ class LooksAtTheWholeBatch(Sound):
         return ov.Forged(rows=-scene.mean.mean(dim=0).expand(scene.num_runs, 1, -1))
 
 
+class LearnsWhereIdle(Sound):
+    has_memory = True
+
+    def craft(self, scene):
+        state = 1 + (torch.zeros(scene.num_runs, 1, 1) if scene.state is None else scene.state)
+        return ov.Forged(rows=-scene.mean.unsqueeze(1) * state.to(scene.device), state=state)
+
+
 BROKEN = {
     "no-global-state": DrawsFromTorch,
     "keeps-kind-and-dtype": ChangesTheDtype,
@@ -185,6 +193,7 @@ BROKEN = {
     "zero-spread": DividesByTheSpread,
     "text-round-trip": Forgets,
     "batch-equals-loop": LooksAtTheWholeBatch,
+    "memory-run-by-run": LearnsWhereIdle,
 }
 
 

@@ -26,7 +26,7 @@ class Attack(ABC):
     sees_own: ClassVar[bool] = True
     """It looks at what the attackers would have sent had they been honest."""
     has_memory: ClassVar[bool] = False
-    """It takes `state` and gives one back."""
+    """It takes `state` and gives one back; a run without attackers learns nothing."""
 
     def __init_subclass__(cls) -> None:
         """Give an attack without a name the name of its class."""

@@ -1,6 +1,6 @@
 """Mimic: all attackers copy one honest client, so that the others are under-represented."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import torch
@@ -52,9 +52,9 @@ class Mimic(Attack):
 
     def craft(self, scene: Scene) -> Forged:
         """Copy somebody."""
-        seen = scene.checked
+        seen = scene.trusted
         is_used = used_rows(seen)
-        clients = seen.clients if seen.clients is not None else is_used.cumsum(dim=-1) - 1
+        clients = numbered(scene, seen.gradients.shape[1])
         if self.client is not None:
             target = torch.full((seen.num_runs,), self.client, device=seen.device)
             count = is_used.sum(dim=-1).clamp(min=1)
@@ -63,21 +63,43 @@ class Mimic(Attack):
             ).double()
             row = present(target, clients, is_used, instead)
             return Forged(rows=rows_at(seen, row), state=scene.state)
-        scores, state = learn(seen, is_used, read_state(scene))
+        before = read_state(scene)
+        scores, state = learn(seen, is_used, before)
         is_learning = state.num_rounds <= self.warmup
         wanted = torch.where(is_learning, -1, state.target)
         row = present(wanted, clients, is_used, scores)
         target = clients.gather(-1, row.unsqueeze(-1)).squeeze(-1)
         target = torch.where(is_learning, target, state.target)
-        return Forged(rows=rows_at(seen, row), state=state.aimed_at(target))
+        state = replace(state, target=target).where(scene.byzantine_counts > 0, before)
+        return Forged(rows=rows_at(seen, row), state=state)
 
 
-def read_state(scene: Scene) -> MimicState | None:
-    """Check the memory that is handed over."""
-    if scene.state is None or isinstance(scene.state, MimicState):
-        return scene.state
-    kind = type(scene.state).__name__
-    raise ValueError(f"mimic: state must be what the last round gave back, got {kind}.")
+def read_state(scene: Scene) -> MimicState:
+    """Check the memory that is handed over; without one every run is at its beginning."""
+    state = scene.state
+    if state is None:
+        return MimicState.fresh(scene.num_runs, scene.dim, scene.device)
+    if not isinstance(state, MimicState):
+        kind = type(state).__name__
+        raise ValueError(f"mimic: state must be what the last round gave back, got {kind}.")  # noqa: TRY004
+    found, wanted = tuple(state.direction.shape), (scene.num_runs, scene.dim)
+    if found != wanted:
+        raise ValueError(
+            f"mimic: state must be of {wanted[0]} runs with {wanted[1]} coordinates, as the "
+            f"gradients are, got {found[0]} with {found[1]}; begin without a state."
+        )
+    return state
+
+
+def numbered(scene: Scene, num_rows: int) -> Tensor:
+    """Tell who sent each row; without ids, honest clients are counted, diverged ones too."""
+    ids = scene.clients
+    if ids is None:
+        ids = used_rows(scene).cumsum(dim=-1) - 1
+    # What attackers would have sent may have been added: nobody knows these by an id.
+    more = torch.arange(num_rows - ids.shape[1], device=scene.device)
+    more = more if scene.clients is None else torch.full_like(more, -2)
+    return torch.cat([ids.to(scene.device), more.expand(len(ids), -1)], dim=1)
 
 
 def used_rows(scene: Scene) -> Tensor:

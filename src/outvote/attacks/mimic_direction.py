@@ -1,7 +1,7 @@
 """The direction in which honest clients differ most, learnt over the rounds."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -23,22 +23,36 @@ class MimicState:
     num_rounds: Tensor
     target: Tensor
 
-    def aimed_at(self, target: Tensor) -> "MimicState":
-        """Return the same memory with another target."""
-        return replace(self, target=target)
+    @classmethod
+    def fresh(cls, num_runs: int, dim: int, device: torch.device) -> "MimicState":
+        """Return the memory of runs that have not seen a round yet."""
+        zeros = torch.zeros(num_runs, dtype=torch.int64, device=device)
+        nothing = torch.zeros(1, 1, device=device).expand(num_runs, dim)
+        return cls(direction=nothing, mean=nothing, num_rounds=zeros, target=zeros - 1)
+
+    def where(self, is_chosen: Tensor, other: "MimicState") -> "MimicState":
+        """Return this memory for the runs that are marked, and another for the rest."""
+        if bool(is_chosen.all()):
+            return self
+
+        def pick(name: str) -> Tensor:
+            mine = getattr(self, name)
+            theirs = getattr(other, name).to(mine.device, mine.dtype)
+            return torch.where(is_chosen.view(-1, *[1] * (mine.dim() - 1)), mine, theirs)
+
+        return MimicState(**{field.name: pick(field.name) for field in fields(self)})
 
 
-def learn(scene: Scene, is_used: Tensor, state: MimicState | None) -> tuple[PerClient, MimicState]:
+def learn(scene: Scene, is_used: Tensor, state: MimicState) -> tuple[PerClient, MimicState]:
     """Take one step towards the main direction; the scores tell how far along it each client is.
 
     Two passes over the gradients: one for the inner products with the old direction, and one that
     makes each tile of the new direction and at once its inner products with the clients.
     """
     dtype = _dtype(scene)
-    state = _started(scene, dtype) if state is None else state
     rounds = state.num_rounds.to(scene.device).unsqueeze(-1)
     share = (1 / (rounds.double() + 1)).to(dtype)
-    old = state.direction.to(scene.device, dtype)
+    old = _begun(scene, state, dtype)
     mean = torch.lerp(state.mean.to(scene.device, dtype), scene.mean.to(dtype), share)
     weights, before = _along(scene, is_used, dtype, mean, old)
     step, after, length = _step(scene, is_used, dtype, mean, weights)
@@ -64,21 +78,18 @@ def _dtype(scene: Scene) -> torch.dtype:
     return work_dtype(scene.gradients.dtype) if 1e-12 < size < 1e12 else torch.float64
 
 
-def _started(scene: Scene, dtype: torch.dtype) -> MimicState:
-    """Begin with a random direction."""
-    shape = (scene.num_runs, scene.dim)
-    direction = torch.empty(shape, dtype=dtype, device=scene.device)
-    for row, generator in zip(
-        direction, scene.draws.under("mimic").generators(scene.device), strict=True
-    ):
-        row.normal_(generator=generator)
-    zeros = torch.zeros(scene.num_runs, dtype=torch.int64, device=scene.device)
-    return MimicState(
-        direction=direction,
-        mean=torch.zeros_like(direction),
-        num_rounds=zeros,
-        target=zeros - 1,
-    )
+def _begun(scene: Scene, state: MimicState, dtype: torch.dtype) -> PerCoordinate:
+    """Return the old directions; a run that has none yet begins with a random one."""
+    is_first = ((state.num_rounds == 0) & ~state.direction.any(dim=-1)).tolist()
+    direction = state.direction.to(scene.device, dtype)
+    if not any(is_first):
+        return direction
+    direction = direction.clone(memory_format=torch.contiguous_format)
+    draws = scene.draws.under("mimic")
+    for run, is_new in enumerate(is_first):
+        if is_new:
+            direction[run].normal_(generator=draws.generator(run, scene.device))
+    return direction
 
 
 def _along(

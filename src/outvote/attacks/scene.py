@@ -94,6 +94,15 @@ class Scene:
         scene.__dict__["checked"] = scene
         return scene
 
+    @lazy
+    def trusted(self) -> "Scene":
+        """The same as `checked`, but looked at row by row only if the mean gives cause to."""
+        if self.gradients.dtype == torch.float64:
+            return self.checked
+        _ = self.mean
+        found: Scene = self.__dict__.get("checked", self)
+        return found
+
     def _with_own(self, is_used: Tensor) -> "Scene":
         """Where nobody honest is left, go by what the attackers would have sent."""
         assert self.own is not None

@@ -25,6 +25,7 @@ ATTACK_CHECKS: dict[str, Callable[[AttackTrial], None]] = {
     "zero-spread": checks.zero_spread,
     "text-round-trip": checks.text_round_trip,
     "batch-equals-loop": checks.batch_equals_loop,
+    "memory-run-by-run": checks.memory_run_by_run,
 }
 
 
