@@ -277,19 +277,30 @@ def squared_distances_to_vector(
     return squared_distances_to_vector(columns.double(), vector.double())
 
 
-def products_with(columns: Columns, centre: Tensor, point: PerCoordinate) -> PerClient:
-    """Return the inner products of a point with the rows and with itself, around the centre."""
+def products_with(
+    columns: Columns, centre: Tensor, point: PerCoordinate, known: Pairs | None = None
+) -> Pairs:
+    """Return the inner products of the rows and, last, a point, around the centre, float64.
 
-    def multiply(tile: tuple[slice, Columns]) -> PerClient:
+    `known` are those of the rows alone, where somebody has them.
+    """
+
+    def multiply(tile: tuple[slice, Columns]) -> tuple[Tensor, Tensor, Tensor]:
         piece, values = tile
         middle = of_client(values, centre)
         own = point[..., piece].unsqueeze(-1) - middle
-        rows = torch.cat([subtract(values, middle, None), own], dim=-1)
-        return torch.matmul(rows.mT, own).squeeze(-1)
+        centred = subtract(values, middle, None)
+        among = with_itself(centred) if known is None else own[..., :0, :0]
+        return among, torch.matmul(centred.mT, own), torch.matmul(own.mT, own)
 
     with exact_products():
         parts = mapped(multiply, tiles(columns), columns.device)
-    return torch.stack(parts).sum(dim=0, dtype=torch.float64)
+    among, across, itself = (
+        torch.stack(same).sum(dim=0, dtype=torch.float64) for same in zip(*parts, strict=True)
+    )
+    among = among if known is None else known.double()
+    upper = torch.cat([among, across], dim=-1)
+    return torch.cat([upper, torch.cat([across.mT, itself], dim=-1)], dim=-2)
 
 
 def pairwise_differences(columns: Columns) -> Pairs:

@@ -190,9 +190,9 @@ class Points:
             return torch.cat([self.columns.to(kind), point.unsqueeze(-1)], dim=-1)
 
         def products() -> Pairs:
-            row = linalg.products_with(self.columns, self.centre, point)
-            known = torch.cat([self.products.double(), row[..., :-1].unsqueeze(-1)], dim=-1)
-            return torch.cat([known, row.unsqueeze(-2)], dim=-2)
+            has_own = self._products is not None or "products" in self.__dict__
+            known = self.products if has_own else None
+            return linalg.products_with(self.columns, self.centre, point, known)
 
         # Averages of clients have inner products around a client that is not among them.
         is_mixed = self._products is not None and self._centre is None
