@@ -14,7 +14,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(STAMP) ## see it work: robust aggregation under attack, no network needed
+demo: $(STAMP) ## see it work: a federation under attack, real pictures, no network, a minute or two
 	$(BIN)/outvote demo
 
 test: check ## check, then the fast tests

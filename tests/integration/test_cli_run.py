@@ -82,6 +82,15 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys, config, words, told):
     run(capsys, "run", *words).assert_fails(2, *told)
 
 
+def test_data_that_is_not_there_is_one_line_before_anything_is_played(
+    capsys, config, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("OUTVOTE_DATA", str(tmp_path))
+    result = run(capsys, "run", config, "-o", tmp_path / "runs", "--set", "data.name=mnist")
+    result.assert_fails(2, "mnist is not in", "outvote data fetch mnist")
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_folder_that_cannot_be_written_is_one_line_and_exit_code_1(capsys, config, tmp_path):
     (tmp_path / "small").write_text("a file")
     result = run(capsys, "run", config, "-o", tmp_path)

@@ -49,6 +49,7 @@ def test_every_preset_is_named(preset):
 def test_the_first_example_is_as_many_runs_as_it_says():
     assert "3 rules × 2 attacks = 6 runs" in PAGE
     assert len(make_plan(tomllib.loads(block("toml"))).specs) == 6
+    assert (ROOT / "examples" / "small.toml").read_text() == block("toml")
 
 
 def test_every_file_of_a_run_is_told_and_the_code_reads_them(tmp_path, monkeypatch, capsys):

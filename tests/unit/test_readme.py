@@ -96,8 +96,16 @@ def test_aggregate_answers_as_shown(capsys, command):
 
 
 @pytest.mark.slow
-def test_demo_answers_as_shown(capsys):
+def test_demo_answers_as_shown(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     assert_answers_as_shown(capsys, "demo")
+
+
+@pytest.mark.slow
+def test_the_example_of_a_simulation_can_be_played(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    result = run(capsys, "run", "examples/small.toml", "--output", tmp_path)
+    assert result.code == 0, result.err
 
 
 def test_every_verb_is_shown():

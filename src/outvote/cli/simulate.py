@@ -27,6 +27,7 @@ def play(plan: "Plan", output: Path, device: str, checkpoint_every: float) -> "P
     from outvote.results.faults import StoreError
 
     chosen = find_device(device)
+    check_data(plan)
     with listening() as asked, shown_progress() as listener:
         runner = Runner(
             output=output,
@@ -40,6 +41,18 @@ def play(plan: "Plan", output: Path, device: str, checkpoint_every: float) -> "P
         except StoreError as error:
             raise WorkFailed(str(error)) from error
     return Played(ends, asked.exit_code if asked() else 0)
+
+
+def check_data(plan: "Plan") -> None:
+    """Refuse to begin if a dataset is not there."""
+    from outvote.data.faults import MissingDataError
+    from outvote.data.loader import find_entry, locate
+
+    for name in dict.fromkeys(spec.data.name for spec in plan.specs):
+        try:
+            locate(find_entry(name))
+        except MissingDataError as error:
+            raise click.UsageError(str(error)) from error
 
 
 def find_device(name: str) -> "torch.device":
