@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from outvote.engine import round as rounds
-from outvote.experiment import runner as runners
+from outvote.experiment import sweep as sweeps
 from outvote.experiment import wave as waves
 from outvote.results.faults import StoreError
 from outvote.results.folder import RunFolder, Writer, find_runs
@@ -20,6 +20,18 @@ class Broken(outvote.VectorRule):
         return num_clients - 1
     def aggregate(self, rows, num_byzantine):
         raise RuntimeError("no idea")
+"""
+ODD = """
+import outvote
+class Odd(outvote.Rule):
+    has_memory = True
+    def max_byzantine(self, num_clients):
+        return num_clients - 1
+    def answer(self, points, facts):
+        answer = outvote.Mean().answer(points, facts)
+        return outvote.Answer(weights=answer.weights, state=object())
+    def read_state(self, state, to_vector):
+        return state
 """
 
 
@@ -71,6 +83,16 @@ def test_a_broken_run_fails_alone(tmp_path):
     assert "RuntimeError: no idea" in ends[broken].reason
     assert any("in halves" in words for words in heard.words)
     assert RunFolder(ends[broken].job.folder.path).status().outcome == "failed"
+    play(tiny(rule=["mean", "median"]), tmp_path / "sound")
+    assert results(tmp_path / "sound").items() <= results(tmp_path).items()
+
+
+def test_a_run_whose_memory_cannot_be_saved_fails_alone(tmp_path):
+    (tmp_path / "odd.py").write_text(ODD)
+    odd = f"{tmp_path / 'odd.py'}:Odd"
+    ends = play(tiny(rule=["mean", odd, "median"]), tmp_path, checkpoint_every=0)
+    assert [end.outcome for end in ends.values()] == ["finished", "failed", "finished"]
+    assert "cannot be saved: object" in ends[odd].reason
     play(tiny(rule=["mean", "median"]), tmp_path / "sound")
     assert results(tmp_path / "sound").items() <= results(tmp_path).items()
 
@@ -165,7 +187,7 @@ def test_too_little_memory_means_smaller_waves(tmp_path, monkeypatch):
 
 
 def test_waves_are_as_large_as_memory_allows(tmp_path, monkeypatch):
-    monkeypatch.setattr(runners, "most_runs", lambda *_: 2)
+    monkeypatch.setattr(sweeps, "most_runs", lambda *_: 2)
     heard = Heard()
     play(tiny(rule=["mean", "median", "rfa"]), tmp_path, listener=heard)
     assert [num_runs for _, num_runs in heard.rounds] == [2] * 4 + [1] * 4

@@ -1,0 +1,208 @@
+"""Wave after wave until all runs are over: one broken run, or too little memory, stops no other."""
+
+from collections import deque
+from collections.abc import Hashable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from outvote.engine.simulation import first_state
+from outvote.engine.world import Run
+from outvote.experiment.build import Workshop
+from outvote.experiment.capacity import most_runs
+from outvote.experiment.environment import describe_environment
+from outvote.experiment.job import Ended, Job, stack_key
+from outvote.experiment.listener import Played
+from outvote.experiment.saving import state_of
+from outvote.experiment.wave import Wave
+from outvote.results.checkpoint import Checkpoint
+from outvote.results.faults import BusyError, StoreError
+from outvote.results.folder import Writer
+from outvote.results.schema import OVER, Status
+
+if TYPE_CHECKING:
+    from outvote.experiment.runner import Runner
+
+
+class Sweep:
+    """One call of a runner: it listens to its waves, and tells the runner's listener."""
+
+    def __init__(self, runner: "Runner", ends: dict[str, Ended]) -> None:
+        """Take what is over already; the rest is added."""
+        self.runner, self.ends = runner, ends
+        self.listener = runner.listener
+        self.workshop = Workshop(runner.device)
+        self.queue: deque[list[Job]] = deque()
+
+    def ended(self, what: Ended) -> None:
+        """Remember what became of a run."""
+        self.ends[what.job.spec.hash] = what
+        self.listener.ended(what)
+
+    def planned(self, num_rounds: int) -> None:
+        """Pass it on."""
+        self.listener.planned(num_rounds)
+
+    def played(self, what: Played) -> None:
+        """Pass it on."""
+        self.listener.played(what)
+
+    def said(self, text: str) -> None:
+        """Pass it on."""
+        self.listener.said(text)
+
+    def play(self, todo: Sequence[tuple[int, Job]]) -> None:
+        """Play wave after wave."""
+        groups: dict[Hashable, list[Job]] = {}
+        for done, job in todo:
+            groups.setdefault((stack_key(job.spec), done), []).append(job)
+        self.queue.extend(groups.values())
+        while self.queue:
+            jobs = self.queue.popleft()
+            if self.runner.should_stop():
+                self._leave(jobs)
+                continue
+            with ExitStack() as stack:
+                self._play(jobs, stack)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """Runs that another process worked on may be over by now."""
+        for name, end in list(self.ends.items()):
+            status = end.job.folder.status() if end.outcome == "busy" else None
+            if status is not None and status.outcome in OVER:
+                self.ends[name] = Ended(
+                    job=end.job, outcome=status.outcome, reason=status.reason, is_new=False
+                )
+
+    def _leave(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            self.ended(Ended(job=job, outcome="interrupted", reason="not begun, or stopped before"))
+
+    def _play(self, jobs: Sequence[Job], stack: ExitStack) -> None:
+        """Play runs that can be stacked; those that cannot be now are put back into the queue."""
+        ready = self._ready(jobs, stack)
+        if not ready:
+            return
+        limit = self._most(ready[0])
+        rounds = sorted({entry.round for entry in ready})
+        if len(rounds) > 1 or len(ready) > limit:
+            for number in rounds:
+                some = [entry.job for entry in ready if entry.round == number]
+                self.queue.extend(some[k : k + limit] for k in range(0, len(some), limit))
+            return
+        self._play_wave(ready)
+
+    def _ready(self, jobs: Sequence[Job], stack: ExitStack) -> list["Entry"]:
+        """Take hold of the folders, and build the runs; those that cannot be built have failed."""
+        found = []
+        for job in jobs:
+            try:
+                writer = job.writer()
+            except BusyError as error:
+                self.ended(Ended(job=job, outcome="busy", reason=str(error)))
+                continue
+            stack.callback(writer.close)
+            try:
+                run = self.workshop.run(job.spec)
+            except (ValueError, TypeError, OSError) as error:
+                self._fail(job, writer, error)
+                continue
+            checkpoint, faults = writer.resume()
+            for fault in faults:
+                where = "the start" if checkpoint is None else f"round {checkpoint.round}"
+                self.said(f"{fault}; {job.spec.name} goes on from {where}.")
+            found.append(Entry(job, writer, run, checkpoint))
+        return found
+
+    def _most(self, entry: "Entry") -> int:
+        spec = entry.job.spec
+        if self.runner.max_stacked is not None:
+            return max(1, self.runner.max_stacked)
+        return most_runs(self.workshop.network(spec), entry.run.num_sampled, self.runner.device)
+
+    def _play_wave(self, entries: Sequence["Entry"]) -> None:
+        wave: Wave | None = None
+        if self.runner.device.type == "cuda":
+            torch.cuda.empty_cache()  # What a wave before was too large for.
+        try:
+            wave = self._wave(entries)
+            if not wave.play(self, self.runner.should_stop, self.runner.checkpoint_every):
+                self._leave([wave.jobs[number] for number in wave.rows])
+        except StoreError:
+            raise
+        except Exception as error:  # noqa: BLE001  (one broken run never ends the others)
+            self._split(entries, wave, error)
+
+    def _wave(self, entries: Sequence["Entry"]) -> Wave:
+        spec, runs = entries[0].job.spec, [entry.run for entry in entries]
+        world = self.workshop.world(spec, runs)
+        found = [entry.checkpoint for entry in entries if entry.checkpoint is not None]
+        if found:
+            state = state_of(found, runs, self.runner.device)
+        else:
+            networks = [self.workshop.network(entry.job.spec) for entry in entries]
+            state = first_state(networks, self.workshop.loaded(spec.data.name).train)
+        environment = describe_environment(self.runner.device, spec.precision)
+        for entry in entries:
+            entry.writer.begin(state.round, environment)
+            entry.writer.tell(Status(outcome="running", round=state.round, num_rounds=spec.rounds))
+        jobs, writers = [entry.job for entry in entries], [entry.writer for entry in entries]
+        wave = Wave(jobs, writers, world, state, self.workshop)
+        for number, checkpoint in enumerate(found):
+            if checkpoint.notes["outcome"] == "diverged":  # Killed before it could say so.
+                wave.end(number, "diverged", self)
+        return wave
+
+    def _split(self, entries: Sequence["Entry"], wave: Wave | None, error: Exception) -> None:
+        """Play the runs again in halves, from where they stand, until a broken one is alone."""
+        going = list(entries) if wave is None else [entries[k] for k in wave.rows]
+        if len(going) == 1:
+            self._fail(going[0].job, going[0].writer, error)
+            return
+        if wave is not None:
+            self._save(wave)
+        if isinstance(error, torch.OutOfMemoryError):
+            self.said(f"{len(going)} runs do not fit into memory together; trying half as many.")
+        else:
+            self.said(f"{_told(error)} One of {len(going)} runs is broken; trying them in halves.")
+        half = len(going) // 2
+        self.queue.appendleft([entry.job for entry in going[half:]])
+        self.queue.appendleft([entry.job for entry in going[:half]])
+
+    def _save(self, wave: Wave) -> None:
+        """Keep what was played since the last checkpoint, if that is possible."""
+        try:
+            wave.save()
+        except StoreError:
+            raise
+        except Exception as error:  # noqa: BLE001  (a memory that cannot be saved is the fault)
+            self.said(f"{_told(error)} The runs go on from their last checkpoints.")
+
+    def _fail(self, job: Job, writer: Writer, error: Exception) -> None:
+        status = job.folder.status()
+        done = 0 if status is None else status.round
+        reason = _told(error)
+        writer.tell(Status(outcome="failed", round=done, num_rounds=job.spec.rounds, reason=reason))
+        self.ended(Ended(job=job, outcome="failed", reason=reason))
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A job whose folder is held, ready to be played."""
+
+    job: Job
+    writer: Writer
+    run: Run
+    checkpoint: Checkpoint | None
+
+    @property
+    def round(self) -> int:
+        """Where it goes on."""
+        return 0 if self.checkpoint is None else self.checkpoint.round
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(".") + "."
