@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from numbers import Integral, Real
 from typing import get_args
 
 
@@ -30,6 +31,16 @@ def closest(name: str, known: Iterable[str]) -> str:
     return f"known: {', '.join(choices)}." if choices else "nothing is known here."
 
 
+def plural(count: int, noun: str) -> str:
+    """Return "1 client", "2 clients"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def was(count: int) -> str:
+    """Return the verb that goes with so many."""
+    return "was" if count == 1 else "were"
+
+
 def check_choice(what: str, value: object, allowed: Iterable[object]) -> None:
     """Raise a ValueError unless `value` is one of `allowed`."""
     choices = list(allowed)
@@ -47,6 +58,13 @@ KINDS = {
 }
 
 
+def _is_of_kind(value: object, kind: object) -> bool:
+    """Tell numbers, numpy's too, from words and truth values."""
+    if kind is int or kind is float:
+        return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+    return type(value) is kind
+
+
 def check_kind(what: str, value: object, hint: object) -> None:
     """Raise a TypeError unless `value` is of the kind that a type hint such as ``int | None`` says.
 
@@ -55,7 +73,6 @@ def check_kind(what: str, value: object, hint: object) -> None:
     kinds = get_args(hint) or (hint,)
     if any(kind not in KINDS for kind in kinds):
         return
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    if type(value) not in kinds and not (is_number and float in kinds):
+    if not any(_is_of_kind(value, kind) for kind in kinds):
         allowed = " or ".join(KINDS[kind] for kind in kinds)
         raise TypeError(f"{what} must be {allowed}, got {value!r}.")

@@ -25,25 +25,28 @@ class Received:
     notes: tuple[str, ...] = ()
 
 
-def receive(gradients: Any) -> Received:
-    """Check gradients of any kind and view them as a matrix ``[clients, dim]``."""
+def receive(gradients: Any, what: str = "gradients", who: str = "client") -> Received:
+    """Check gradients of any kind and view them as a matrix ``[clients, dim]``.
+
+    Errors call the whole `what`, and a row `who`.
+    """
     if isinstance(gradients, Sequence) and not isinstance(gradients, str | bytes):
         if not gradients:
-            raise ValueError("gradients must hold at least one client, got an empty list.")
+            raise ValueError(f"{what} must hold at least one {who}, got an empty list.")
         if any(isinstance(gradient, Mapping) for gradient in gradients):
-            return _receive_named(gradients)
+            return _receive_named(gradients, who)
         if any(isinstance(gradient, Tensor) for gradient in gradients):
-            gradients = _stack_vectors(gradients)
-    rows = as_tensor(gradients, "gradients")
+            gradients = _stack_vectors(gradients, who)
+    rows = as_tensor(gradients, what)
     if rows.dim() != 2:
         raise ValueError(
-            "gradients must be a matrix [clients, dim], one row per client, got the shape "
-            f"{tuple(rows.shape)}; flatten each client's gradient, or pass a list of dicts."
+            f"{what} must be a matrix [clients, dim], one row per {who}, got the shape "
+            f"{tuple(rows.shape)}; flatten each {who}'s gradient, or pass a list of dicts."
         )
     is_numpy = not isinstance(gradients, Tensor)
     dtype = rows.dtype if rows.dtype in FLOATS else torch.float64
     notes = _promotion_notes([rows.dtype], dtype)
-    rows = _check_size(rows.to(dtype))
+    rows = _check_size(rows.to(dtype), what, who)
 
     def restore(vector: Tensor) -> Any:
         update = to_float(vector, dtype)
@@ -61,16 +64,16 @@ def receive(gradients: Any) -> Received:
     return Received(rows=rows, restore=restore, to_vector=to_vector, notes=notes)
 
 
-def _receive_named(gradients: Sequence[Any]) -> Received:
+def _receive_named(gradients: Sequence[Any], who: str) -> Received:
     if not isinstance(gradients[0], Mapping):
         raise TypeError(
-            "client 0 must be a dict of arrays, as others are, got "
+            f"{who} 0 must be a dict of arrays, as others are, got "
             f"{type(gradients[0]).__name__}; pass dicts alone or arrays alone."
         )
     layout = Layout.of(gradients[0])
     for k, named in enumerate(gradients[1:], 1):
-        layout = layout.widened(named, f"client {k}")
-    rows = torch.stack([layout.flatten(named, f"client {k}") for k, named in enumerate(gradients)])
+        layout = layout.widened(named, f"{who} {k}")
+    rows = torch.stack([layout.flatten(named, f"{who} {k}") for k, named in enumerate(gradients)])
 
     def to_vector(value: Any) -> Tensor:
         is_vector = isinstance(value, Tensor) and value.shape == rows.shape[1:]
@@ -78,7 +81,7 @@ def _receive_named(gradients: Sequence[Any]) -> Received:
         return _widened(vector, rows.device)
 
     return Received(
-        rows=_check_size(rows),
+        rows=_check_size(rows, "gradients", who),
         restore=layout.unflatten,
         to_vector=to_vector,
         layer_sizes=layout.sizes,
@@ -96,21 +99,21 @@ def _widened(vector: Tensor, device: torch.device) -> Tensor:
     return vector.to(device, torch.promote_types(vector.dtype, torch.float32))
 
 
-def _stack_vectors(gradients: Sequence[Any]) -> Tensor:
-    vectors = [as_tensor(gradient, f"client {k}") for k, gradient in enumerate(gradients)]
+def _stack_vectors(gradients: Sequence[Any], who: str) -> Tensor:
+    vectors = [as_tensor(gradient, f"{who} {k}") for k, gradient in enumerate(gradients)]
     for k, vector in enumerate(vectors):
         if vector.shape != vectors[0].shape or vector.dim() != 1:
             raise ValueError(
-                f"client {k} must be a vector of the shape {tuple(vectors[0].shape)} of the first, "
+                f"{who} {k} must be a vector of the shape {tuple(vectors[0].shape)} of the first, "
                 f"got {tuple(vector.shape)}."
             )
     return stack(vectors)
 
 
-def _check_size(rows: Tensor) -> Tensor:
+def _check_size(rows: Tensor, what: str, who: str) -> Tensor:
     if rows.numel() == 0:
         raise ValueError(
-            "gradients must hold at least one client and one coordinate, got the shape "
+            f"{what} must hold at least one {who} and one coordinate, got the shape "
             f"{tuple(rows.shape)}."
         )
     return rows

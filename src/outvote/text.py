@@ -8,6 +8,7 @@ value = number | true | false | none | word | 'quoted'
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
+from numbers import Integral, Real
 from typing import Any, get_type_hints
 
 from outvote.errors import check_kind, closest
@@ -64,7 +65,10 @@ def _value_text(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, str):
         return _quoted_if_needed(value) if value and _read_value(value) == value else f"'{value}'"
-    return str(value)
+    # Numbers of numpy are written as what they are exactly.
+    if isinstance(value, Integral):
+        return str(int(value))
+    return str(float(value)) if isinstance(value, Real) else str(value)
 
 
 def _quoted_if_needed(text: str) -> str:

@@ -10,6 +10,7 @@ import torch
 from outvote.attacks.base import Attack
 from outvote.attacks.crafted import Forged
 from outvote.attacks.lie import check_lie, shifted
+from outvote.attacks.reference_set import check_reference, more_notes, reference
 from outvote.attacks.scene import Scene
 
 
@@ -30,16 +31,22 @@ class ALIE(Attack):
     """
 
     name: ClassVar[str] = "alie"
-    sees_own: ClassVar[bool] = False
 
     spread: str = "population"
     """"population" or "sample" standard deviation, or the "variance" in its place."""
     sign: int = -1
     """-1: against the standard deviation; 1: along it."""
+    reference_set: str = "honest"
+    """Whose mean and spread: "honest" clients, or "all" (with the attackers' own gradients)."""
 
     def __post_init__(self) -> None:
         """Check the parameters."""
         check_lie("alie", self.spread, self.sign)
+        check_reference("alie", self.reference_set)
+
+    def needs_own(self) -> bool:
+        """Tell whether the attackers' own gradients count."""
+        return self.reference_set == "all"
 
     def craft(self, scene: Scene) -> Forged:
         """Shift the mean by as many standard deviations as the numbers of clients allow."""
@@ -47,8 +54,9 @@ class ALIE(Attack):
         pairs = zip(honest, scene.num_byzantine, strict=True)
         z = [hiding_z(h + f, f) for h, f in pairs]
         factor = torch.tensor(z, dtype=torch.float64, device=scene.device)
-        rows = shifted(scene.moments.mean, scene.spread(self.spread), self.sign * factor)
-        return Forged(rows=rows, factor=factor)
+        seen = reference(scene, self.reference_set)
+        rows = shifted(seen.moments.mean, seen.spread(self.spread), self.sign * factor)
+        return Forged(rows=rows, factor=factor, notes=more_notes(seen, scene))
 
 
 def hiding_z(num_clients: int, num_byzantine: int) -> float:

@@ -37,8 +37,7 @@ class Attack(ABC):
     def __call__(self, honest: Any, *, num_byzantine: int, **facts: Any) -> Any:
         """Return the rows that `num_byzantine` attackers send, of the kind of `honest`.
 
-        Takes what `inspect` takes. Attackers that send the same row share its memory: copy the
-        rows before you write into them.
+        Takes what `inspect` takes. The rows are copies, also where all attackers send the same.
         """
         return self.inspect(honest, num_byzantine=num_byzantine, **facts).rows
 

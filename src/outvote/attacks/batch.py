@@ -11,7 +11,7 @@ from outvote.attacks.base import Attack
 from outvote.attacks.call import finished, needs_a_rule
 from outvote.attacks.scene import Defence, Opinion, Scene, in_range
 from outvote.axes import Rows
-from outvote.precision import plain_torch
+from outvote.precision import plain_torch, work_dtype
 from outvote.seeding import Draws
 
 # Updates [runs, dim] for gradients [runs, clients, dim] and one seed per run; possibly with the
@@ -48,7 +48,7 @@ def corrupt(
     """
     _check(gradients, is_byzantine, seeds)
     if not bool(is_byzantine.any()):
-        return Corrupted(gradients=gradients.clone(), state=state)
+        return Corrupted(gradients=gradients.detach().clone(), state=state)
     if attack.needs_rule() and defence is None:
         raise ValueError(needs_a_rule(attack, "pass defence="))
     with plain_torch(gradients.device):
@@ -58,6 +58,7 @@ def corrupt(
             num_byzantine=where.counts,
             draws=Draws(tuple(seeds)),
             is_honest=where.is_honest,
+            is_own=where.is_byzantine,
             own=where.own(gradients.detach()),
             clients=clients,
             state=state,
@@ -70,7 +71,7 @@ def corrupt(
         gradients=where.gradients,
         factors=forged.factor,
         state=_kept_where_idle(state, forged.state, where.is_active),
-        notes=forged.notes,
+        notes=forged.notes + scene.notes(),
         num_evaluations=forged.num_evaluations,
     )
 
@@ -84,8 +85,7 @@ class _Places:
         self.counts = tuple(is_byzantine.sum(dim=-1).tolist())
         self.is_active = is_byzantine.any(dim=-1)
         # Where nobody honest was sampled, the attackers go by what they would have sent.
-        is_alone = is_byzantine.all(dim=-1, keepdim=True)
-        self.is_honest = ~is_byzantine | is_alone
+        self.is_honest = ~is_byzantine | is_byzantine.all(dim=-1, keepdim=True)
         self.run, self.client = is_byzantine.nonzero(as_tuple=True)
         self.attacker = (is_byzantine.cumsum(dim=-1) - 1)[self.run, self.client]
 
@@ -105,7 +105,8 @@ class _Places:
 
         def answer(rows: Rows, seeds: tuple[int, ...], wants_kept: bool) -> Opinion:
             self.put(in_range(rows, self.gradients.dtype))
-            found = defence(self.gradients, seeds)
+            # In half precision one update could not be told from the next.
+            found = defence(self.gradients.to(work_dtype(self.gradients.dtype)), seeds)
             updates, kept = found if isinstance(found, tuple) else (found, None)
             if wants_kept and kept is None:
                 raise ValueError(

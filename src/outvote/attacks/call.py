@@ -1,19 +1,18 @@
 """The calling contract: from what a caller hands over to the rows of the attackers."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from outvote.attacks.base import Attack
 from outvote.attacks.crafted import Crafted, Forged
 from outvote.attacks.defence import defence_of
+from outvote.attacks.handed_over import hand_over
 from outvote.attacks.scene import Scene, in_range
 from outvote.precision import plain_torch
-from outvote.receive import Received, receive
+from outvote.receive import Received
 from outvote.seeding import Draws, Seed, seed_from
 
 
@@ -28,8 +27,8 @@ def inspect(
     state: Any,
 ) -> Crafted:
     """Attack, whatever modes of torch the caller is in."""
-    check_num_byzantine(num_byzantine)
-    received, own_rows = _receive(honest, own, num_byzantine)
+    given = hand_over(honest, own, num_byzantine)
+    received = given.received
     if num_byzantine == 0:
         rows = received.rows.new_empty(0, received.rows.shape[1])
         return Crafted(rows=_restore(rows, received), state=state, notes=received.notes)
@@ -39,35 +38,28 @@ def inspect(
     with plain_torch(received.rows.device):
         scene = Scene(
             gradients=received.rows.unsqueeze(0),
-            num_byzantine=(num_byzantine,),
+            num_byzantine=(int(num_byzantine),),
             draws=Draws((drawn,)),
-            own=None if own_rows is None else own_rows.unsqueeze(0),
+            own=None if given.own is None else given.own.unsqueeze(0),
+            is_own=torch.ones_like(received.rows[:, 0], dtype=torch.bool).unsqueeze(0)
+            if given.is_alone
+            else None,
             state=state,
         )
         if attack.needs_rule():
-            is_numpy = not any(isinstance(part, Tensor) for part in (honest, *_first(honest)))
-            defence = defence_of(rule, received, num_byzantine, is_numpy=is_numpy)
+            defence = defence_of(rule, received, given.num_honest, int(num_byzantine))
             scene = replace(scene, defence=defence)
         forged = attack.craft(scene)
-        rows = finished(attack, forged, scene)[0].expand(num_byzantine, -1)
+        # A copy for each: a write into one row must not show in others.
+        rows = finished(attack, forged, scene)[0].expand(int(num_byzantine), -1).contiguous()
     return Crafted(
         rows=_restore(rows, received),
         factor=None if forged.factor is None else float(forged.factor[0]),
         state=forged.state,
         seed=drawn,
-        notes=received.notes + forged.notes + _left_out(scene),
+        notes=received.notes + forged.notes + scene.notes(),
         num_evaluations=forged.num_evaluations,
     )
-
-
-def check_num_byzantine(num_byzantine: object) -> None:
-    """Raise unless the number of attackers is a whole number of at least 0."""
-    if isinstance(num_byzantine, bool) or not isinstance(num_byzantine, int | np.integer):
-        raise TypeError(f"num_byzantine must be an integer, got {num_byzantine!r}.")
-    if num_byzantine < 0:
-        raise ValueError(
-            f"num_byzantine must be 0 or larger, got {num_byzantine}; pass 0 if nobody lies."
-        )
 
 
 def needs_a_rule(attack: Attack, remedy: str) -> str:
@@ -91,51 +83,7 @@ def finished(attack: Attack, forged: Forged, scene: Scene) -> Tensor:
     return in_range(forged.rows, scene.gradients.dtype)
 
 
-def _first(honest: Any) -> list[Any]:
-    return list(honest[:1]) if isinstance(honest, Sequence) else []
-
-
-def _receive(honest: Any, own: Any, num_byzantine: int) -> tuple[Received, Tensor | None]:
-    """Read both; without honest clients the attackers go by what they would have sent."""
-    if len(honest) == 0:
-        if own is None or len(own) == 0:
-            raise ValueError(
-                "an attack needs the gradients of at least one honest client, got none; pass "
-                "own=, what the attackers would have sent honestly, or leave the round out."
-            )
-        received = receive(own)
-        _check_own(received.rows, received.rows.shape[1], num_byzantine)
-        return received, received.rows
-    received = receive(honest)
-    if own is None:
-        return received, None
-    if isinstance(honest[0], Mapping):
-        rows = receive([honest[0], *own]).rows[1:]
-    else:
-        rows = receive(own).rows if len(own) else received.rows[:0]
-    _check_own(rows, received.rows.shape[1], num_byzantine)
-    return received, rows.to(received.rows.device, received.rows.dtype)
-
-
-def _check_own(own: Tensor, dim: int, num_byzantine: int) -> None:
-    if tuple(own.shape) != (num_byzantine, dim):
-        raise ValueError(
-            f"own must be {num_byzantine} rows of {dim} coordinates, one row per attacker, got "
-            f"the shape {tuple(own.shape)}."
-        )
-
-
 def _restore(rows: Tensor, received: Received) -> Any:
     if received.layer_sizes is not None:
         return [received.restore(row) for row in rows]
-    restored = received.restore(rows)
-    if isinstance(restored, np.ndarray) and rows.stride(0) == 0 and len(rows) > 1:
-        # All rows are one: a write into one of them would show in all.
-        restored.flags.writeable = False
-    return restored
-
-
-def _left_out(scene: Scene) -> tuple[str, ...]:
-    if scene.num_left_out == 0:
-        return ()
-    return (f"{scene.num_left_out} honest clients sent NaN or infinity and were left out",)
+    return received.restore(rows)

@@ -12,13 +12,13 @@ class Crafted:
 
     `factor` is the number that the attack chose or was given (z, gamma, epsilon, lambda, shift),
     `state` the memory of an attack that has one (pass it to the next round), `num_evaluations`
-    how often the rule was asked.
+    how often the rule was asked; `seed` is None if there was no attacker and nothing was drawn.
     """
 
     rows: Any
     factor: float | None = None
     state: Any = None
-    seed: int = 0
+    seed: int | None = None
     notes: tuple[str, ...] = ()
     num_evaluations: int = 0
 

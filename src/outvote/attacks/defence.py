@@ -4,43 +4,69 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from outvote.attacks.scene import Defence, Opinion, in_range
 from outvote.axes import Rows
 from outvote.flat import as_tensor
+from outvote.precision import work_dtype
 from outvote.receive import Received
 
 
-def defence_of(rule: Any, received: Received, num_byzantine: int, *, is_numpy: bool) -> Defence:
+def defence_of(rule: Any, received: Received, num_honest: int, num_byzantine: int) -> Defence:
     """Return what answers for a single run by calling `rule`, without changing any memory of it.
 
-    The matrix is made once; every question overwrites the attackers' rows in it.
+    The matrix is made once; every question overwrites the attackers' rows in it. It has the
+    precision of the work, since in half precision one update could not be told from the next.
     """
-    num_honest, dim = received.rows.shape
+    sent_as, dim = received.rows.dtype, received.rows.shape[1]
     matrix = torch.empty(
-        num_honest + num_byzantine, dim, dtype=received.rows.dtype, device=received.rows.device
+        num_honest + num_byzantine, dim, dtype=work_dtype(sent_as), device=received.rows.device
     )
-    matrix[:num_honest] = received.rows
-    # GAS by layers wants the layers: named gradients are handed on as such.
-    is_named = received.layer_sizes is not None
-
+    matrix[:num_honest] = received.rows[:num_honest]
+    given = _as_given(matrix, num_honest, received)
     judge, inspect = _asking(rule, num_byzantine)
 
     def answer(rows: Rows, seeds: tuple[int, ...], wants_kept: bool) -> Opinion:
-        matrix[num_honest:] = in_range(rows[0], matrix.dtype)
-        given: Any = [received.restore(row) for row in matrix] if is_named else matrix
-        given = given.numpy() if is_numpy and not is_named else given
+        num_sent = rows.shape[1]
+        matrix[num_honest : num_honest + num_sent] = in_range(rows[0], sent_as)
+        if num_sent < num_byzantine:
+            matrix[num_honest + 1 :] = matrix[num_honest]
         if not wants_kept:
-            return Opinion(_vector(judge(given, seed=seeds[0]), received))
-        verdict = inspect(given, seed=seeds[0])
+            return Opinion(_vector(judge(given(), seed=seeds[0]), received))
+        verdict = inspect(given(), seed=seeds[0])
         kept = set(verdict.kept)
         is_kept = all(client in kept for client in verdict.clients[num_honest:])
         kept_here = torch.tensor([is_kept], device=matrix.device)
         return Opinion(_vector(verdict.update, received), kept_here)
 
     return answer
+
+
+def _as_given(matrix: Tensor, num_honest: int, received: Received) -> Callable[[], Any]:
+    """Return what hands the matrix on as the caller gave the gradients: dicts, numpy or torch."""
+    example = received.restore(received.rows[0])
+    if isinstance(example, np.ndarray):
+        return matrix.numpy
+    if not isinstance(example, dict):
+        return lambda: matrix
+
+    # GAS by layers wants the layers.
+    def named(rows: Tensor) -> list[dict[str, Any]]:
+        return [
+            {name: _widened(part) for name, part in received.restore(row).items()} for row in rows
+        ]
+
+    honest = named(matrix[:num_honest])
+    return lambda: [*honest, *named(matrix[num_honest:])]
+
+
+def _widened(part: Any) -> Any:
+    if isinstance(part, Tensor):
+        return part.to(work_dtype(part.dtype))
+    return part.astype(np.float32) if part.dtype == np.float16 else part
 
 
 def _asking(rule: Any, num_byzantine: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -54,8 +80,13 @@ def _asking(rule: Any, num_byzantine: int) -> tuple[Callable[..., Any], Callable
         facts, inner = {**inner.keywords, **facts}, inner.func
     if hasattr(inner, "max_byzantine"):
         facts.setdefault("when_too_many", "lower")
+    if isinstance(inner, type):
+        raise TypeError(f"rule must be an object, got the class {inner.__name__}; call it first.")
     if not callable(inner):
-        raise TypeError(f"rule must be a rule or a function, got {type(rule).__name__}.")
+        raise TypeError(
+            f"rule must be a rule or a function, got {type(rule).__name__}; make_rule builds rules "
+            "from text."
+        )
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise ValueError(

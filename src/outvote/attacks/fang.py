@@ -86,6 +86,7 @@ def beyond(
     edge = torch.where(is_up, found.low, found.high)
     # Further out from zero if the honest values are on both sides of it, else towards it.
     is_outward = (edge < 0) == is_up
+    stretch = min(stretch, torch.finfo(edge.dtype).max)
     other = torch.where(is_outward, edge * stretch, edge / stretch)
     edge, other = (in_range(end, dtype).to(edge.dtype) for end in (edge, other))
     return torch.minimum(edge, other), torch.maximum(edge, other)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from outvote.attacks.base import Attack
@@ -38,8 +39,8 @@ class LabelFlip(Attack):
     def flip(self, labels: Any, num_classes: int) -> Any:
         """Return the labels to train on: a tensor for a tensor, else an array."""
         check_count("label-flip: num_classes", num_classes)
-        given = labels if isinstance(labels, Tensor) else np.asarray(labels)
-        if given.size if isinstance(given, np.ndarray) else given.numel():
+        given = whole_numbers(labels)
+        if len(given.reshape(-1)):
             low, high = int(given.min()), int(given.max())
             if low < 0 or high >= num_classes:
                 raise ValueError(
@@ -50,3 +51,22 @@ class LabelFlip(Attack):
     def craft(self, scene: Scene) -> Forged:
         """Send what training gave."""
         return Forged(rows=scene.own_rows)
+
+
+def whole_numbers(labels: Any) -> Any:
+    """Return labels as 64-bit integers; narrow ones would wrap around."""
+    if isinstance(labels, Tensor):
+        if not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool):
+            return labels.to(torch.int64)
+        kind = str(labels.dtype)
+    else:
+        try:
+            given = np.asarray(labels)
+        except ValueError:
+            raise TypeError(
+                "label-flip: labels must be whole numbers, got a ragged list."
+            ) from None
+        if given.dtype.kind in "iu" or given.size == 0:
+            return given.astype(np.int64)
+        kind = f"an array of {given.dtype}"
+    raise TypeError(f"label-flip: labels must be whole numbers, got {kind}.")

@@ -9,9 +9,10 @@ from torch import Tensor
 from outvote.attacks.base import Attack
 from outvote.attacks.crafted import Forged
 from outvote.attacks.parameters import check_number
-from outvote.attacks.scene import SPREADS, Scene
+from outvote.attacks.reference_set import check_reference, more_notes, reference
+from outvote.attacks.scene import SPREADS, Scene, in_range
 from outvote.axes import PerCoordinate, Rows
-from outvote.errors import check_choice
+from outvote.errors import check_choice, check_kind
 
 
 @final
@@ -46,7 +47,7 @@ class LIE(Attack):
         """Check the parameters."""
         check_number("lie: z", self.z)
         check_lie("lie", self.spread, self.sign)
-        check_choice("lie: reference_set", self.reference_set, ("honest", "all"))
+        check_reference("lie", self.reference_set)
 
     def needs_own(self) -> bool:
         """Tell whether the attackers' own gradients count."""
@@ -54,39 +55,21 @@ class LIE(Attack):
 
     def craft(self, scene: Scene) -> Forged:
         """Shift the mean."""
-        seen = with_own(scene) if self.reference_set == "all" else scene
+        seen = reference(scene, self.reference_set)
         factor = torch.full((scene.num_runs,), float(self.z), dtype=torch.float64)
         factor = factor.to(scene.device)
         rows = shifted(seen.moments.mean, seen.spread(self.spread), self.sign * factor)
-        return Forged(rows=rows, factor=factor)
+        return Forged(rows=rows, factor=factor, notes=more_notes(seen, scene))
 
 
 def check_lie(name: str, spread: str, sign: int) -> None:
     """Check what all forms of LIE share."""
     check_choice(f"{name}: spread", spread, SPREADS)
+    check_kind(f"{name}: sign", sign, int)
     check_choice(f"{name}: sign", sign, (-1, 1))
 
 
 def shifted(mean: PerCoordinate, spread: PerCoordinate, factor: Tensor) -> Rows:
     """Return mean + factor * spread, one row per run."""
-    return torch.addcmul(mean, spread, factor.to(mean.dtype).unsqueeze(-1)).unsqueeze(1)
-
-
-def with_own(scene: Scene) -> Scene:
-    """Count what the attackers would have sent among the honest gradients."""
-    from dataclasses import replace
-
-    if scene.own is None:
-        return scene
-    num_runs, num_clients = scene.gradients.shape[:2]
-    is_honest = scene.is_honest
-    if is_honest is None:
-        is_honest = torch.ones(num_runs, num_clients, dtype=torch.bool, device=scene.device)
-    places = torch.arange(scene.own.shape[1], device=scene.device)
-    is_own = places < scene.byzantine_counts.unsqueeze(-1)
-    return replace(
-        scene,
-        gradients=torch.cat([scene.gradients, scene.own], dim=1),
-        is_honest=torch.cat([is_honest, is_own], dim=1),
-        clients=None,
-    )
+    # A factor beyond the range of the dtype would make NaN of a spread of 0.
+    return torch.addcmul(mean, spread, in_range(factor, mean.dtype).unsqueeze(-1)).unsqueeze(1)

@@ -53,10 +53,10 @@ class Mimic(Attack):
     def craft(self, scene: Scene) -> Forged:
         """Copy somebody."""
         seen = scene.trusted
-        is_used = used_rows(seen)
+        is_used = seen.used_rows
         clients = numbered(scene, seen.gradients.shape[1])
         if self.client is not None:
-            target = torch.full((seen.num_runs,), self.client, device=seen.device)
+            target = torch.full((seen.num_runs,), int(self.client), device=seen.device)
             count = is_used.sum(dim=-1).clamp(min=1)
             instead = (
                 (is_used.cumsum(-1) - 1 == (target % count).unsqueeze(-1)) & is_used
@@ -95,19 +95,11 @@ def numbered(scene: Scene, num_rows: int) -> Tensor:
     """Tell who sent each row; without ids, honest clients are counted, diverged ones too."""
     ids = scene.clients
     if ids is None:
-        ids = used_rows(scene).cumsum(dim=-1) - 1
+        ids = scene.used_rows.cumsum(dim=-1) - 1
     # What attackers would have sent may have been added: nobody knows these by an id.
     more = torch.arange(num_rows - ids.shape[1], device=scene.device)
     more = more if scene.clients is None else torch.full_like(more, -2)
     return torch.cat([ids.to(scene.device), more.expand(len(ids), -1)], dim=1)
-
-
-def used_rows(scene: Scene) -> Tensor:
-    """Tell which rows are honest and finite."""
-    if scene.is_honest is not None:
-        return scene.is_honest
-    shape = scene.gradients.shape[:2]
-    return torch.ones(shape, dtype=torch.bool, device=scene.device)
 
 
 def present(target: Tensor, clients: Tensor, is_used: Tensor, instead: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 from outvote.attacks.base import Attack
 from outvote.attacks.crafted import Forged
 from outvote.attacks.parameters import check_number
+from outvote.attacks.reference_set import check_reference, more_notes, reference
 from outvote.attacks.scene import Scene
 from outvote.attacks.stealth import (
     Course,
@@ -39,7 +40,6 @@ class MinSum(Attack):
     """
 
     name: ClassVar[str] = "min-sum"
-    sees_own: ClassVar[bool] = False
 
     direction: str = "std"
     """Against the standard deviation ("std"), the "sign" of the mean, or the "unit-mean"."""
@@ -55,19 +55,28 @@ class MinSum(Attack):
     """Where the search starts."""
     tolerance: float = 1e-5
     """Where the search stops."""
+    reference_set: str = "honest"
+    """Among whom to hide: "honest" clients, or "all" (with the attackers' own gradients)."""
 
     def __post_init__(self) -> None:
         """Check the parameters."""
         check_stealth(self.name, self.direction, self.spread, self.method)
         check_search(self.name, self.gamma_init, self.tolerance)
+        check_reference(self.name, self.reference_set)
         check_number("min-sum: max_gamma", self.max_gamma, low=0, above=True)
         check_choice("min-sum: limit", self.limit, ("max", "min"))
 
+    def needs_own(self) -> bool:
+        """Tell whether the attackers' own gradients count."""
+        return self.reference_set == "all"
+
     def craft(self, scene: Scene) -> Forged:
         """Go as far as the constraint allows."""
-        course = set_course(scene, self.direction, self.spread, pairs=False)
+        seen = reference(scene, self.reference_set)
+        course = set_course(seen, self.direction, self.spread, pairs=False)
         gamma = self.factor(course)
-        return Forged(rows=course.rows(gamma), factor=gamma)
+        rows = course.rows(gamma)
+        return Forged(rows=rows, factor=gamma, notes=more_notes(seen, scene))
 
     def factor(self, course: Course) -> Tensor:
         """Return the largest gamma; the distances to the mean cancel on both sides."""

@@ -9,6 +9,7 @@ from outvote.attacks.base import Attack
 from outvote.attacks.crafted import Forged
 from outvote.attacks.lie import check_lie, shifted
 from outvote.attacks.parameters import check_count, check_number
+from outvote.attacks.reference_set import check_reference, more_notes, reference
 from outvote.attacks.scene import Scene
 from outvote.attacks.search import LineSearch, strongest_factor
 from outvote.axes import Rows
@@ -33,7 +34,6 @@ class OptimalLIE(Attack):
     """
 
     name: ClassVar[str] = "optimal-lie"
-    sees_own: ClassVar[bool] = False
 
     evals: int = 20
     """How often the search asks the rule."""
@@ -41,6 +41,8 @@ class OptimalLIE(Attack):
     """"population" or "sample" standard deviation, or the "variance" in its place."""
     sign: int = -1
     """-1: against the standard deviation; 1: along it."""
+    reference_set: str = "honest"
+    """Whose mean and spread: "honest" clients, or "all" (with the attackers' own gradients)."""
     max_factor: float = 1e6
     """The largest factor that the search tries."""
 
@@ -48,7 +50,12 @@ class OptimalLIE(Attack):
         """Check the parameters."""
         check_count("optimal-lie: evals", self.evals)
         check_lie("optimal-lie", self.spread, self.sign)
+        check_reference("optimal-lie", self.reference_set)
         check_number("optimal-lie: max_factor", self.max_factor, low=0, above=True)
+
+    def needs_own(self) -> bool:
+        """Tell whether the attackers' own gradients count."""
+        return self.reference_set == "all"
 
     def needs_rule(self) -> bool:
         """Tell that the search asks a rule."""
@@ -56,11 +63,17 @@ class OptimalLIE(Attack):
 
     def craft(self, scene: Scene) -> Forged:
         """Search for the shift."""
-        mean, spread = scene.moments.mean, scene.spread(self.spread)
+        seen = reference(scene, self.reference_set)
+        mean, spread = seen.moments.mean, seen.spread(self.spread)
 
         def rows_for(factor: Tensor) -> Rows:
             return shifted(mean, spread, self.sign * factor)
 
         search = LineSearch(evals=self.evals, delta=10, highest=self.max_factor, looks_left=False)
         factor = strongest_factor(scene, rows_for, search)
-        return Forged(rows=rows_for(factor), factor=factor, num_evaluations=self.evals)
+        return Forged(
+            rows=rows_for(factor),
+            factor=factor,
+            notes=more_notes(seen, scene),
+            num_evaluations=self.evals,
+        )

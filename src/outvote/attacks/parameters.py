@@ -19,7 +19,7 @@ def check_number(
 def check_count(what: str, value: object, *, low: int = 1) -> None:
     """Raise unless `value` is a whole number of at least `low`."""
     check_kind(what, value, int)
-    if isinstance(value, int) and value < low:
+    if int(value) < low:  # type: ignore[call-overload]
         raise ValueError(f"{what} must be at least {low}, got {value}.")
 
 

@@ -6,6 +6,8 @@ from outvote.axes import Pairs, PerClient, PerCoordinate, Rows
 
 # Matrix products work on blocks of rows; a block with less than this many is mostly wasted.
 BLOCK, FEW = 16, 4
+# From so many rows on it pays to take a quarter of the products from their mirror images.
+MANY = 40
 
 
 def weighted_sum(weights: PerClient, values: Rows) -> PerCoordinate:
@@ -33,14 +35,19 @@ def along(values: Rows, vectors: PerCoordinate) -> PerClient:
 def inner_products(values: Rows) -> Pairs:
     """Return the inner products of all rows with each other."""
     num_rows = values.shape[1]
-    num_left = num_rows % BLOCK
-    if values.is_cuda or len(values) > 1 or num_rows < BLOCK or not 0 < num_left <= FEW:
+    if values.is_cuda or len(values) > 1 or num_rows < BLOCK:
         return values @ values.mT
+    num_last = num_rows % BLOCK
+    if not 0 < num_last <= FEW:
+        if num_rows < MANY:
+            return values @ values.mT
+        # About half, in whole strips of half a block.
+        num_last = num_rows - BLOCK // 2 * -(-num_rows // BLOCK)
     found = values.new_empty(1, num_rows, num_rows)
-    main, rest = values[0, :-num_left], values[0, -num_left:]
-    torch.mm(main, main.mT, out=found[0, :-num_left, :-num_left])
-    torch.mm(rest, values[0].mT, out=found[0, -num_left:])
-    found[0, :-num_left, -num_left:] = found[0, -num_left:, :-num_left].mT
+    main, rest = values[0, :-num_last], values[0, -num_last:]
+    torch.mm(main, main.mT, out=found[0, :-num_last, :-num_last])
+    torch.mm(rest, values[0].mT, out=found[0, -num_last:])
+    found[0, :-num_last, -num_last:] = found[0, -num_last:, :-num_last].mT
     return found
 
 

@@ -37,6 +37,5 @@ def random_rows(scene: Scene, fill: Fill) -> Rows:
 
 def normal_rows(scene: Scene, sigma: float) -> Rows:
     """Return normal noise, independent for each attacker."""
-    return random_rows(scene, lambda row, generator, _: row.normal_(generator=generator)).mul_(
-        sigma
-    )
+    rows = random_rows(scene, lambda row, generator, _: row.normal_(generator=generator))
+    return rows.mul_(min(sigma, torch.finfo(rows.dtype).max))

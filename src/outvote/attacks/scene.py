@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outvote.attacks.statistics import Measured, Wanted, measure
 from outvote.axes import PerClient, PerCoordinate, Rows
-from outvote.errors import check_choice
+from outvote.errors import check_choice, plural, was
 from outvote.lazy import lazy
 from outvote.precision import work_dtype
 from outvote.receive import finite_rows, norms_later
@@ -36,7 +36,8 @@ class Scene:
     """The rounds of some runs as their attackers see them, `[runs, clients, dim]`.
 
     `is_honest` marks the rows that count as honest (None: all), `own` is what the attackers would
-    have sent had they been honest, and `clients` tells who sent each row.
+    have sent had they been honest, and `clients` tells who sent each row. `is_own` marks rows that
+    are attackers' own, though they may count as honest: where nobody else is there, for one.
     """
 
     gradients: Rows
@@ -44,6 +45,7 @@ class Scene:
     draws: Draws
     is_honest: Tensor | None = None
     own: Rows | None = None
+    is_own: Tensor | None = None
     clients: Tensor | None = None
     defence: Defence | None = None
     state: Any = None
@@ -76,11 +78,21 @@ class Scene:
     @lazy
     def honest_counts(self) -> Tensor:
         """The number of honest clients of each run, float64; those that diverged count too."""
-        if self.is_honest is None:
-            full = (self.num_runs,)
-            count = float(self.gradients.shape[1])
-            return torch.full(full, count, dtype=torch.float64, device=self.device)
-        return self.is_honest.sum(dim=-1).double()
+        return (self.used_rows & ~self.own_places).sum(dim=-1).double()
+
+    @lazy
+    def used_rows(self) -> Tensor:
+        """Which rows count as honest, [runs, clients]."""
+        if self.is_honest is not None:
+            return self.is_honest
+        return torch.ones(self.gradients.shape[:2], dtype=torch.bool, device=self.device)
+
+    @lazy
+    def own_places(self) -> Tensor:
+        """Which rows are the attackers' own, [runs, clients]."""
+        if self.is_own is not None:
+            return self.is_own
+        return torch.zeros(self.gradients.shape[:2], dtype=torch.bool, device=self.device)
 
     @lazy
     def checked(self) -> "Scene":
@@ -107,12 +119,18 @@ class Scene:
         """Where nobody honest is left, go by what the attackers would have sent."""
         assert self.own is not None
         more = self._is_finite(self.own) & ~is_used.any(dim=-1, keepdim=True)
+        return replace(self, is_honest=is_used).and_own(more)
+
+    def and_own(self, is_wanted: Tensor) -> "Scene":
+        """Count some of what the attackers would have sent, [runs, attackers], as honest."""
+        assert self.own is not None
         places = torch.arange(self.own.shape[1], device=self.device)
-        more &= places < self.byzantine_counts.unsqueeze(-1)
+        is_wanted = is_wanted & (places < self.byzantine_counts.unsqueeze(-1))
         return replace(
             self,
             gradients=torch.cat([self.gradients, self.own], dim=1),
-            is_honest=torch.cat([is_used, more], dim=1),
+            is_honest=torch.cat([self.used_rows, is_wanted], dim=1),
+            is_own=torch.cat([self.own_places, torch.ones_like(is_wanted)], dim=1),
             clients=None,
         )
 
@@ -121,14 +139,26 @@ class Scene:
         found = finite_rows(flat, norms_later(flat)())
         return torch.tensor(found, device=self.device).view(rows.shape[:2])
 
-    @lazy
-    def num_left_out(self) -> int:
-        """How many honest clients sent NaN or infinity, as far as was looked."""
+    def notes(self) -> tuple[str, ...]:
+        """Tell who diverged, as far as was looked, and what was done about it."""
+        notes = []
         checked = self.__dict__.get("checked", self)
-        if checked is self or checked.is_honest is None:
-            return 0
-        num_clients = self.gradients.shape[1]
-        return int(self.honest_counts.sum()) - int(checked.is_honest[:, :num_clients].sum())
+        if checked is not self:
+            num_clients = self.gradients.shape[1]
+            is_lost = self.used_rows & ~checked.used_rows[:, :num_clients]
+            if num_lost := int((is_lost & ~self.own_places).sum()):
+                clients = plural(num_lost, "honest client")
+                notes.append(f"{clients} sent NaN or infinity and {was(num_lost)} left out")
+            if num_lost := int((is_lost & self.own_places).sum()):
+                rows = plural(num_lost, "gradient")
+                notes.append(f"{rows} of the attackers' own {was(num_lost)} not finite, left out")
+        if num_replaced := self.__dict__.get("num_own_replaced", 0):
+            rows, dtype = plural(num_replaced, "gradient"), str(self.gradients.dtype)
+            notes.append(
+                f"{rows} of the attackers' own {was(num_replaced)} not finite in "
+                f"{dtype.removeprefix('torch.')}; the honest mean took the place"
+            )
+        return tuple(notes)
 
     def measured(self, wanted: Wanted) -> Measured:
         """Measure the honest clients, with care if that turns out to be needed."""
@@ -169,6 +199,7 @@ class Scene:
         is_finite = self._is_finite(self.own)
         if is_finite.all():
             return self.own
+        self.__dict__["num_own_replaced"] = int((~is_finite).sum())
         return torch.where(is_finite.unsqueeze(-1), self.own, self.mean.unsqueeze(1)).to(
             self.own.dtype
         )

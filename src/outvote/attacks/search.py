@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outvote.attacks.scene import Scene, norm
+from outvote.attacks.scene import Scene, in_range, norm
 from outvote.axes import Rows
+from outvote.precision import work_dtype
 
 # Differences of two updates that are no more than rounding.
 NOISE = 8
@@ -67,10 +68,11 @@ def strongest_factor(
         return scene.distances(scene.judge(rows_for(factor), "search").updates)
 
     start = torch.zeros(scene.num_runs, dtype=torch.float64, device=scene.device)
-    noise = NOISE * torch.finfo(scene.gradients.dtype).eps * norm(scene.mean)
+    # The defence is asked in the precision of the work: updates are not rounded to a narrower one.
+    noise = NOISE * torch.finfo(work_dtype(scene.gradients.dtype)).eps * norm(scene.mean)
     return line_maximize(distance, start, search, noise)
 
 
 def scaled(factor: Tensor, vectors: Tensor) -> Tensor:
     """Multiply the vector of each run by its factor."""
-    return factor.unsqueeze(-1).to(vectors.dtype) * vectors
+    return in_range(factor, vectors.dtype).unsqueeze(-1) * vectors

@@ -69,6 +69,8 @@ class Wanted:
     products: bool = False
     toward: Toward | None = None
     extremes: bool = False
+    is_exact: bool = False
+    """The mean is no further off than rounding it once, where the clients differ little."""
 
 
 def measure(rows: Rows, is_used: Tensor | None, dtype: torch.dtype, wanted: Wanted) -> Measured:
@@ -172,10 +174,20 @@ def _measure_tile(
         # Rows left out may hold NaN, which a factor of 0 would not take away.
         values = values.masked_fill(~is_used.unsqueeze(-1), 0)
         count = is_used.sum(dim=-1, keepdim=True).clamp(min=1)
-    torch.div(column_sums(values), count, out=mean)
     if spread is None:
+        torch.div(column_sums(values), count, out=mean)
         return None, None, None
-    away = torch.sub(values, mean.unsqueeze(1), out=scratch.like(values, 0))
+    around, away = values, scratch.like(values, 0)
+    if wanted.is_exact:
+        # Sums of large numbers that differ little are rounded more than the mean need be.
+        first = _first_rows(values, is_used)
+        around = torch.sub(values, first, out=away)
+        if is_used is not None:
+            around.masked_fill_(~is_used.unsqueeze(-1), 0)
+    middle = torch.div(column_sums(around), count, out=mean).unsqueeze(1)
+    torch.sub(around, middle, out=away)
+    if wanted.is_exact:
+        mean += first.squeeze(1)
     if is_used is not None:
         away.masked_fill_(~is_used.unsqueeze(-1), 0)
     products = inner_products(away).double() if wanted.products else None
@@ -186,6 +198,14 @@ def _measure_tile(
     if wanted.toward is None:
         return norms, products, None
     return norms, products, along(away, wanted.toward(mean, spread)).double()
+
+
+def _first_rows(values: Rows, is_used: Tensor | None) -> Rows:
+    """Return the first row in use of each run, [runs, 1, width]."""
+    if is_used is None:
+        return values[:, :1]
+    runs = torch.arange(len(values), device=values.device)
+    return values[runs, is_used.double().argmax(dim=-1)].unsqueeze(1)
 
 
 def _add_up(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from outvote.attacks.parameters import check_number
-from outvote.attacks.scene import Scene, norm
+from outvote.attacks.scene import Scene, in_range, norm
 from outvote.attacks.statistics import Measured, Toward, Wanted
 from outvote.axes import PerClient, PerCoordinate
 from outvote.errors import check_choice
@@ -35,13 +35,13 @@ class Course:
 
     def rows(self, gamma: Tensor) -> Tensor:
         """Return the row of each run."""
-        factor = (gamma * self.scale).to(self.vector.dtype).unsqueeze(-1)
+        factor = in_range(gamma * self.scale, self.vector.dtype).unsqueeze(-1)
         return torch.addcmul(self.found.mean, self.vector, factor, value=-1).unsqueeze(1)
 
     def shortened(self, reach: Tensor) -> Tensor:
         """Take off what rounding may add, so that the rows that are sent keep within reach."""
         slack = SLACK[self.vector.dtype]
-        return (reach * (1 - slack - 2 * self.rounding) - self.rounding_at_mean).clamp(min=0)
+        return (reach * (1 - slack - self.rounding) - self.rounding_at_mean).clamp(min=0)
 
 
 def check_stealth(name: str, direction: str, spread: str, method: str) -> None:
@@ -60,7 +60,13 @@ def check_search(name: str, gamma_init: float, tolerance: float) -> None:
 def set_course(scene: Scene, direction: str, spread: str, *, pairs: bool) -> Course:
     """Measure the honest clients, and along the direction."""
     toward = DIRECTIONS[direction]
-    wanted = Wanted(spread=True, norms=True, products=pairs, toward=toward if pairs else None)
+    wanted = Wanted(
+        spread=True,
+        norms=True,
+        products=pairs,
+        toward=toward if pairs else None,
+        is_exact=True,
+    )
     found = scene.measured(wanted)
     assert found.spread is not None
     vector = toward(found.mean, found.spread)
@@ -72,9 +78,11 @@ def set_course(scene: Scene, direction: str, spread: str, *, pairs: bool) -> Cou
         scale = torch.where(length > shortest, 1 / length, 0.0)
     elif direction == "std" and spread == "sample":
         scale = found.sample_factor()
-    # Rounded in the work and when sent; the tiniest numbers are rounded to a grid.
+    # Rounded in the work (mean, shift) and when sent; the tiniest numbers are rounded to a grid.
     sent = torch.finfo(scene.gradients.dtype)
-    rounding = 2 * max(sent.eps, torch.finfo(vector.dtype).eps)
+    rounding = 2 * torch.finfo(vector.dtype).eps
+    if scene.gradients.dtype != vector.dtype:
+        rounding += sent.eps / 2
     grid = scene.dim**0.5 * sent.smallest_normal * sent.eps
     return Course(
         found=found,
@@ -91,8 +99,13 @@ def search_gamma(
 ) -> Tensor:
     """Return the last feasible gamma of the halving search of the original authors, per run."""
     gamma, step, feasible = start, start, torch.zeros_like(start)
-    while bool(((feasible - gamma).abs() > tolerance).any()):
-        is_open = (feasible - gamma).abs() > tolerance
+    # Steps that are lost in rounding lead nowhere, however small a tolerance is asked for.
+    while bool(
+        (
+            is_open := ((feasible - gamma).abs() > tolerance)
+            & ((gamma + step != gamma) | (gamma - step != gamma))
+        ).any()
+    ):
         is_fine = is_feasible(gamma)
         feasible = torch.where(is_open & is_fine, gamma, feasible)
         step = step / 2

@@ -1,0 +1,30 @@
+"""Whose gradients an attack goes by: those of the honest, or also the attackers' own."""
+
+from outvote.attacks.scene import Scene
+from outvote.errors import check_choice
+
+REFERENCE_SETS = ("honest", "all")
+
+
+def check_reference(name: str, reference_set: str) -> None:
+    """Check the parameter."""
+    check_choice(f"{name}: reference_set", reference_set, REFERENCE_SETS)
+
+
+def reference(scene: Scene, reference_set: str) -> Scene:
+    """Return the scene; with "all", what the attackers would have sent counts as honest too."""
+    if reference_set == "honest":
+        return scene
+    if scene.own is None:
+        raise ValueError(
+            "reference_set='all' counts what the attackers would have sent honestly, got none; "
+            "pass own=, or leave reference_set at 'honest'."
+        )
+    # Where nobody is honest, their own is what they go by already.
+    is_wanted = (scene.honest_counts > 0).unsqueeze(-1)
+    return scene.and_own(is_wanted.expand(-1, scene.own.shape[1]))
+
+
+def more_notes(seen: Scene, scene: Scene) -> tuple[str, ...]:
+    """Tell what came up on looking at more than the scene, which tells its own."""
+    return () if seen is scene else seen.notes()

@@ -1,0 +1,177 @@
+"""What an attack is told and what it makes of it: nobody honest, own gradients, wrong arguments."""
+
+import numpy as np
+import pytest
+import torch
+
+import outvote as ov
+from outvote.attacks.batch import corrupt
+
+H = np.random.default_rng(3).normal(size=(8, 6)) + 1
+OWN = H[:3] * 2
+
+
+class Asked:
+    """A rule that remembers what it was asked about."""
+
+    def __init__(self):
+        self.shapes = []
+
+    def __call__(self, gradients, *, num_byzantine, seed):
+        self.shapes.append((tuple(gradients.shape), num_byzantine))
+        return gradients.mean(0)
+
+
+def test_without_honest_clients_the_rule_is_asked_about_the_attackers_alone():
+    asked = Asked()
+    alone = ov.IPM().inspect(H[:0], num_byzantine=3, own=OWN, rule=asked)
+    assert asked.shapes == [((3, 6), 3)] * 2
+    is_byzantine = torch.ones(1, 3, dtype=torch.bool)
+
+    def defence(gradients, seeds):
+        return gradients.mean(1)
+
+    rows = torch.from_numpy(OWN).unsqueeze(0)
+    batch = corrupt(ov.IPM(), rows, is_byzantine, seeds=[0], defence=defence)
+    np.testing.assert_allclose(batch.gradients[0], alone.rows)
+
+
+def test_without_honest_clients_alie_counts_the_attackers_alone():
+    found = ov.ALIE().inspect(H[:0], num_byzantine=8, own=H)
+    assert found.factor == 0
+    np.testing.assert_allclose(found.rows, [H.mean(0)] * 8)
+
+
+def test_an_empty_array_tells_what_the_rows_must_be():
+    empty = np.empty((0, 6), dtype=np.float32)
+    assert ov.LIE()(empty, num_byzantine=3, own=OWN).dtype == np.float32
+    assert isinstance(ov.LIE()(torch.empty(0, 6), num_byzantine=3, own=OWN), torch.Tensor)
+    with pytest.raises(ValueError, match=r"own must be 3 rows of 5 coordinates.*\(3, 6\)"):
+        ov.LIE()(np.empty((0, 5)), num_byzantine=3, own=OWN)
+    assert ov.LIE()([], num_byzantine=3, own=OWN).dtype == np.float64
+
+
+@pytest.mark.parametrize("bad", [np.nan, 1e300])
+def test_own_gradients_that_are_no_use_are_told(bad):
+    own = OWN.copy()
+    own[1, 2] = bad
+    found = ov.BitFlip().inspect(H.astype(np.float32), num_byzantine=3, own=own)
+    (note,) = found.notes
+    assert note.startswith("1 gradient of the attackers' own was not finite in float32; the honest")
+    np.testing.assert_allclose(found.rows[1], -H.mean(0), rtol=1e-6)
+    assert ov.BitFlip().inspect(H, num_byzantine=3, own=OWN).notes == ()
+
+
+@pytest.mark.parametrize("name", ["lie", "alie", "min-max", "min-sum", "optimal-lie"])
+def test_all_as_the_reference_set_needs_own_and_counts_it_once(name):
+    attack = ov.make_attack(f"{name}(reference_set=all)")
+    facts = {"num_byzantine": 3, "rule": ov.Mean()}
+    with pytest.raises(ValueError, match=r"reference_set='all' .* pass own="):
+        attack(H, **facts)
+    assert attack.needs_own()
+    both = attack(H, own=OWN, **facts)
+    if name not in ("alie", "optimal-lie"):  # These look at n, or at the rule, too.
+        wanted = ov.make_attack(name)(np.concatenate([H, OWN]), **facts)
+        np.testing.assert_allclose(both, wanted)
+    assert not np.allclose(both, ov.make_attack(name)(H, **facts))
+    alone = attack(H[:0], own=OWN, **facts)
+    np.testing.assert_allclose(alone, ov.make_attack(name)(H[:0], own=OWN, **facts))
+
+
+def test_own_gradients_that_diverged_are_told_where_all_are_the_reference():
+    own = OWN.copy()
+    own[1] = np.nan
+    found = ov.LIE(reference_set="all").inspect(H, num_byzantine=3, own=own)
+    assert found.notes == ("1 gradient of the attackers' own was not finite, left out",)
+
+
+def test_one_client_is_not_called_clients():
+    broken = H.copy()
+    broken[0] = np.nan
+    notes = ov.LIE().inspect(broken, num_byzantine=1).notes
+    assert notes == ("1 honest client sent NaN or infinity and was left out",)
+    with pytest.raises(ValueError, match="own must be 1 row of 1 coordinate, one"):
+        ov.BitFlip()(H[:, :1], num_byzantine=1, own=OWN)
+
+
+@pytest.mark.parametrize(
+    ("facts", "error", "message"),
+    [
+        ({"honest": None}, TypeError, "honest must be gradients, one row .* got NoneType"),
+        ({"honest": 3}, TypeError, "honest must be gradients.* got int"),
+        ({"honest": (row for row in H)}, TypeError, "honest must be gradients.* got generator"),
+        ({"honest": torch.tensor(1.0)}, TypeError, "honest must be .* got a single number"),
+        ({"own": 5}, TypeError, "own must be gradients.* got int"),
+        ({"own": [[1.0], [1.0, 2.0]]}, ValueError, "own must have rows of one length"),
+        ({"own": np.ones(6)}, ValueError, "own must be a matrix .* one row per attacker"),
+        ({"num_byzantine": 10**30}, ValueError, "num_byzantine must be at most 2147483647"),
+        ({"rule": ov.Median}, TypeError, "rule must be an object, got the class Median"),
+        ({"rule": "median"}, TypeError, "rule must be a rule or a function.* make_rule"),
+    ],
+)
+def test_wrong_arguments_are_one_clear_sentence(facts, error, message):
+    facts = {"honest": H, "num_byzantine": 2, "rule": ov.Median(), **facts}
+    with pytest.raises(error, match=message):
+        ov.IPM()(facts.pop("honest"), **facts)
+
+
+def test_a_wrong_own_of_named_gradients_is_called_own():
+    named = [{"w": row} for row in H]
+    with pytest.raises(ValueError, match="own row 1, entry 'w' must have the shape"):
+        ov.BitFlip()(named, num_byzantine=2, own=[{"w": H[0]}, {"w": H[0, :4]}])
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch", "dicts"])
+def test_rows_are_copies_also_where_all_attackers_send_the_same(kind):
+    honest = {"numpy": H, "torch": torch.from_numpy(H), "dicts": [{"w": row} for row in H]}[kind]
+    first, second = ov.LIE()(honest, num_byzantine=2)
+    if kind == "dicts":
+        first, second = first["w"], second["w"]
+    before = second.tolist()
+    first[:] = 77
+    assert second.tolist() == before
+
+
+def test_where_nobody_attacks_nothing_is_drawn_and_nothing_is_learnt_from():
+    assert ov.Gaussian().inspect(H, num_byzantine=0, seed=5).seed is None
+    rows = torch.from_numpy(H).unsqueeze(0).requires_grad_()
+    found = corrupt(ov.LIE(), rows, torch.zeros(1, 8, dtype=torch.bool), seeds=[0])
+    assert not found.gradients.requires_grad
+
+
+def test_labels_are_flipped_in_whole_numbers():
+    flip = ov.LabelFlip().flip
+    labels = torch.tensor([0, 255], dtype=torch.uint8)
+    assert flip(labels, 1000).tolist() == [999, 744]
+    assert flip(labels.numpy(), 1000).tolist() == [999, 744]
+    assert flip([], 10).shape == (0,)
+    for bad in ([0.5], ["a"], torch.tensor([1.5]), [True, False], None, [[0], [1, 2]]):
+        with pytest.raises(TypeError, match="label-flip: labels must be whole numbers, got"):
+            flip(bad, 10)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        ov.LIE(z=np.float64(2.5)),
+        ov.LIE(z=np.float32(0.1)),
+        ov.LIE(z=np.int64(2)),
+        ov.IPM(evals=np.int64(3)),
+        ov.IPM(epsilon=np.float64(0.1)),
+        ov.Mimic(client=np.int32(2)),
+        ov.Fang(stretch=np.float64(3)),
+    ],
+)
+def test_numbers_of_numpy_are_numbers(attack):
+    again = ov.make_attack(str(attack))
+    assert again == attack
+    assert str(again) == str(attack)
+    assert "np." not in str(attack)
+
+
+def test_true_is_no_sign():
+    with pytest.raises(TypeError, match="lie: sign must be a whole number, got True"):
+        ov.LIE(sign=True)
+    with pytest.raises(TypeError, match="size must be a whole number"):
+        ov.Bucketing(ov.Median(), size=True)
+    assert str(ov.Bucketing(ov.Median(), size=np.int64(3))) == "bucketing(median, size=3)"
