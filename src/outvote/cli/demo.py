@@ -24,9 +24,9 @@ SETTINGS: dict[str, Any] = {
     "training": {"num_epochs": 2},
 }
 STORY = """\
-6,000 real pictures of clothes, shared among 20 clients that each see few of the 10 kinds; 4 of the
-clients are Byzantine. Attack `none`: all are honest; `lie`: the 4 send the honest mean, moved by
-1.5 standard deviations; `bit-flip`: they send the opposite of what they learnt.
+6,000 real pictures of clothes, shared among 20 clients that each have much of some kinds and little
+of others; 4 of the clients are Byzantine. Attack `none`: they are honest. `lie`: they send the
+honest mean, moved by 1.5 standard deviations. `bit-flip`: they send the opposite of what they learnt.
 Playing {num_runs} runs of {rounds} rounds side by side; if stopped, the same command goes on."""
 
 
@@ -74,9 +74,9 @@ def _print(done: "Played", folder: Path) -> None:
     attacks = list(dict.fromkeys(end.job.spec.attack for end in done.ends))
     columns = [Column("rule")]
     for attack in attacks:
-        columns.append(Column(f"{attack}: accuracy", is_number=True))
+        columns.append(Column(f"{attack}\naccuracy", is_number=True))
         if attack != "none":
-            columns.append(Column("liars kept", is_number=True))
+            columns.append(Column("\nliars kept", is_number=True))
     rows = [
         [rule, *(cell for attack in attacks for cell in _cells(done, rule, attack))]
         for rule in rules
@@ -84,8 +84,8 @@ def _print(done: "Played", folder: Path) -> None:
     print_table(columns, rows)
     click.echo(
         "Accuracy: percent of the test pictures, mean over the last ten rounds (and over seeds).\n"
-        "Liars kept: the percentage of the liars' updates that had a say. Compare a rule with\n"
-        "gas(rule), and both with the mean without attack.\n"
+        "Liars kept: the percentage of the liars' updates that had a say. Compare each rule with\n"
+        "gas(rule), and all with the mean: lie is made to fool robust rules, bit-flip hurts the mean.\n"
         f"Every round is in {folder}. Other rules:\n"
         '  outvote demo --set \'rule=["krum", "gas(krum)"]\' --set \'attack=["min-max"]\''
     )
