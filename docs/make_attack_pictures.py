@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 import outvote as ov
 from outvote.attacks.spec import ATTACKS
+from outvote.errors import closest
 
 mpl.use("svg")
 from matplotlib import pyplot as plt
@@ -65,6 +66,9 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, default=FOLDER, help="folder")
     parser.add_argument("--format", choices=("svg", "png"), default="svg")
     words = parser.parse_args()
+    for name in words.attacks:
+        if name not in ATTACKS:
+            parser.error(f"there is no attack {name!r}; {closest(name, ATTACKS)}")
     words.output.mkdir(parents=True, exist_ok=True)
     for name in words.attacks:
         draw(name, words.output / f"{name}.{words.format}")

@@ -31,6 +31,11 @@ def closest(name: str, known: Iterable[str]) -> str:
     return f"known: {', '.join(choices)}." if choices else "nothing is known here."
 
 
+def an(noun: str) -> str:
+    """Return "a rule", "an attack"."""
+    return f"{'an' if noun[0].lower() in 'aeiou' else 'a'} {noun}"
+
+
 def plural(count: int, noun: str) -> str:
     """Return "1 client", "2 clients"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

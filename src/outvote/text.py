@@ -11,7 +11,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from numbers import Integral, Real
 from typing import Any, get_type_hints
 
-from outvote.errors import check_kind, closest
+from outvote.errors import an, check_kind, closest
 from outvote.loading import load_class
 
 WORD = re.compile(r"[^\s(),='\"]+")
@@ -24,7 +24,7 @@ def build(
 ) -> Any:
     """Build the object that a text describes."""
     if not isinstance(text, str):
-        raise TypeError(f"a {kind} is given as text or as an object, got {type(text).__name__}.")
+        raise TypeError(f"{an(kind)} is given as text or as an object, got {type(text).__name__}.")
     return _Reader(text, kind, table, aliases, base).read()
 
 

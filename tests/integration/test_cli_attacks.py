@@ -9,6 +9,7 @@ from outvote.attacks.spec import ATTACKS
 from outvote.cli.describe import describe
 
 MINE = '''
+import dataclasses
 import outvote
 class Zeros(outvote.Attack):
     """Nothing at all."""
@@ -23,6 +24,24 @@ class First(outvote.VectorRule):
 class Broken(First):
     def aggregate(self, rows, num_byzantine):
         raise RuntimeError("out of order")
+class Raises(outvote.Attack):
+    def craft(self, scene):
+        raise RuntimeError("no idea")
+class FailsFor3(First):
+    def aggregate(self, rows, num_byzantine):
+        if (rows[-1] == 3).all():
+            raise RuntimeError("three")
+        return rows[0]
+class Threes(outvote.Attack):
+    def craft(self, scene):
+        return outvote.Forged(rows=0 * scene.mean.unsqueeze(1) + 3)
+@dataclasses.dataclass(frozen=True)
+class Quiet(outvote.Attack):
+    loud: int = 7
+    def craft(self, scene):
+        return outvote.Forged(rows=0 * scene.mean.unsqueeze(1))
+class Labels(Quiet):
+    is_data_attack = True
 '''
 SMALL = ["--clients", 12, "--byzantine", 2, "--dim", 60]
 
@@ -101,6 +120,8 @@ def test_a_given_factor_needs_no_rule(capsys):
         (["stress", "--rule", "kurm"], ["'kurm'", "'krum'"]),
         (["stress", "--clients", "5", "--byzantine", "5"], ["num_byzantine", "honest"]),
         (["stress", "--byzantine", "0"], ["--byzantine"]),
+        (["stress", "--attack", "label-flip"], ["'label-flip' cannot be tried here", "labels"]),
+        (["show", "nope.py:Foo"], ["rule or attack 'nope.py:Foo': there is no file nope.py"]),
         (["stress", "--heterogeneity", "nan"], ["heterogeneity"]),
     ],
 )
@@ -140,6 +161,53 @@ def test_stress_takes_rules_and_attacks_of_the_user_and_goes_on_when_one_fails(c
 def test_stress_fails_when_nothing_can_be_measured(capsys, mine):
     words = ["stress", *SMALL, "--attack", "lie", "--rule", f"{mine}:Broken"]
     run(capsys, *words).assert_fails(1, "out of order")
+
+
+@pytest.mark.parametrize(
+    ("attacks", "rules", "told"),
+    [
+        (["Raises"], ["median"], "{mine}:Raises failed: RuntimeError: no idea"),
+        (["Raises", "lie"], ["median", "mean"], "{mine}:Raises failed: RuntimeError: no idea"),
+        (["Threes", "lie"], ["FailsFor3"], "{mine}:FailsFor3 under {mine}:Threes failed: "),
+        (["ipm"], ["Broken"], "{mine}:Broken failed: RuntimeError: out of order"),
+    ],
+)
+def test_stress_tells_who_failed(capsys, mine, attacks, rules, told):
+    words = ["stress", *SMALL]
+    for option, names in (("--attack", attacks), ("--rule", rules)):
+        for name in names:
+            words += [option, f"{mine}:{name}" if name[0].isupper() else name]
+    result = run(capsys, *words)
+    assert told.format(mine=mine) in result.out + result.err
+
+
+def test_stress_tells_which_rules_were_lowered_to_their_limit(capsys):
+    words = ["stress", "--clients", 12, "--byzantine", 5, "--dim", 60, "--attack", "zero"]
+    words += ["--rule", "krum", "--rule", "bulyan", "--rule", "median"]
+    assert "as many as they tolerate: krum 4, bulyan 2." in run(capsys, *words).out
+    assert run(capsys, *words, "--json").json["lowered"] == {"krum": 4, "bulyan": 2}
+
+
+def test_stress_tells_what_gas_aware_is_there(capsys):
+    words = ["stress", "--clients", 8, "--byzantine", 1, "--dim", 20, "--rule", "mean"]
+    out = run(capsys, *words).out
+    assert "gas-aware is gas-aware(draws=4, steps=5), fewer tries than its default" in out
+    assert "made for GAS" in out
+
+
+def test_show_recommends_no_stress_for_attacks_on_data(capsys, mine):
+    assert "outvote stress --attack 'lie'" in run(capsys, "show", "lie").out
+    assert "outvote stress" not in run(capsys, "show", "label-flip").out
+    run(capsys, "stress", "--attack", f"{mine}:Labels").assert_fails(2, "cannot be tried here")
+
+
+def test_show_hides_no_parameter_without_a_description(capsys, mine):
+    assert "loud=7" in run(capsys, "show", f"{mine}:Quiet").out
+
+
+def test_show_names_both_kinds_for_a_class_that_is_neither(capsys, mine):
+    result = run(capsys, "show", f"{mine}:Nope")
+    result.assert_fails(2, "has no class Nope that is a Rule or an Attack")
 
 
 @pytest.mark.slow

@@ -210,6 +210,23 @@ def test_a_broken_attack_is_caught(check):
     assert f"of {len(ATTACK_CHECKS)} checks" in str(caught.value)
 
 
+class SaysNonfinite(Sound):
+    sends_nonfinite = True
+
+
+def test_an_attack_that_says_it_sends_nan_must_do_so():
+    with pytest.raises(ov.ConformanceError, match="declare sends_nonfinite = False"):
+        ov.check_attack(SaysNonfinite())
+
+
+def test_flags_follow_the_parameters():
+    krum, mean = ov.Fang(target="krum"), ov.Fang()
+    assert (krum.is_random, krum.is_colluding) == (False, True)
+    assert (mean.is_random, mean.is_colluding) == (True, False)
+    assert (ov.Mimic().is_random, ov.Mimic().has_memory) == (False, False)
+    assert ov.Mimic(client=None).has_memory
+
+
 def test_an_exemption_needs_a_known_check_and_a_reason():
     ov.check_attack(LooksAtTheWholeBatch(), exempt={"batch-equals-loop": "it is meant to"})
     with pytest.raises(ValueError, match="did you mean 'finite'"):

@@ -78,6 +78,14 @@ def test_a_wrong_text_is_told(text, message):
         ov.make_attack(text)
 
 
+def test_articles_are_right(tmp_path):
+    with pytest.raises(TypeError, match="an attack is given as text"):
+        ov.make_attack(3)
+    (tmp_path / "empty.py").write_text("")
+    with pytest.raises(ValueError, match="no class X that is an Attack"):
+        ov.make_attack(f"{tmp_path}/empty.py:X")
+
+
 def test_a_text_comes_back():
     for text in ("lie(z=2)", "min-max(direction=sign)", "mimic(client=none)", "fang(target=krum)"):
         assert str(ov.make_attack(text)) == text

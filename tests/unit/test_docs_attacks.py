@@ -56,10 +56,10 @@ def test_the_kinds_are_those_of_the_code():
             "attack": name,
             "class": attack.__name__,
             "asks the rule": WORDS[attack().needs_rule()],
-            "random": WORDS[attack.is_random],
-            "all send one row": WORDS[attack.is_colluding],
-            "memory": WORDS[attack.has_memory],
-            "not finite": WORDS[attack.sends_nonfinite],
+            "random": WORDS[attack().is_random],
+            "all send one row": WORDS[attack().is_colluding],
+            "memory": WORDS[attack().has_memory],
+            "not finite": WORDS[attack().sends_nonfinite],
         }
         for name, attack in ATTACKS.items()
     ]
@@ -94,6 +94,14 @@ def test_every_attack_has_a_small_picture_without_a_date():
         assert "dc:date" not in text
         assert "attackers" in text
     assert {path.stem for path in PICTURES.glob("*.svg")} == set(ATTACKS)
+
+
+def test_a_picture_of_no_attack_is_told(monkeypatch, capsys):
+    pytest.importorskip("matplotlib", reason="pip install 'outvote[plots]'")
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "lei"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    assert "there is no attack 'lei'; did you mean 'lie'?" in capsys.readouterr().err
 
 
 def test_pictures_can_be_drawn_and_come_out_the_same_every_time(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ class Attack(ABC):
     """What lying clients send: honest gradients in, the liars' rows out."""
 
     name: ClassVar[str] = ""
-    # What `check_attack` holds an attack to.
+    # What `check_attack` holds an attack to; a property where it depends on a parameter.
     is_colluding: ClassVar[bool] = True
     """All attackers of a round send the same row."""
     is_random: ClassVar[bool] = False

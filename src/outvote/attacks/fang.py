@@ -41,8 +41,6 @@ class Fang(Attack):
 
     name: ClassVar[str] = "fang"
     sees_own: ClassVar[bool] = False
-    is_colluding: ClassVar[bool] = False
-    is_random: ClassVar[bool] = True
 
     target: str = "trimmed-mean"
     """The rule to fool: "trimmed-mean" or "krum"."""
@@ -56,6 +54,16 @@ class Fang(Attack):
         check_choice("fang: target", self.target, ("trimmed-mean", "krum"))
         check_number("fang: stretch", self.stretch, low=1, above=True)
         check_number("fang: threshold", self.threshold, low=0, above=True)
+
+    @property
+    def is_colluding(self) -> bool:  # type: ignore[override]
+        """All send the same row to Krum."""
+        return self.target == "krum"
+
+    @property
+    def is_random(self) -> bool:  # type: ignore[override]
+        """Nothing is drawn against Krum."""
+        return self.target != "krum"
 
     def craft(self, scene: Scene) -> Forged:
         """Draw beyond the honest values, or search for lambda."""

@@ -34,9 +34,7 @@ class Mimic(Attack):
 
     name: ClassVar[str] = "mimic"
     sees_own: ClassVar[bool] = False
-    is_random: ClassVar[bool] = True
     depends_on_order: ClassVar[bool] = True
-    has_memory: ClassVar[bool] = True
 
     client: int | None = 0
     """The honest client to copy; None: learn it."""
@@ -49,6 +47,16 @@ class Mimic(Attack):
         if self.client is not None:
             check_count("mimic: client", self.client, low=0)
         check_count("mimic: warmup", self.warmup)
+
+    @property
+    def is_random(self) -> bool:  # type: ignore[override]
+        """Learning begins with a random direction."""
+        return self.client is None
+
+    @property
+    def has_memory(self) -> bool:  # type: ignore[override]
+        """A given client needs no memory."""
+        return self.client is None
 
     def craft(self, scene: Scene) -> Forged:
         """Copy somebody."""

@@ -46,7 +46,8 @@ def show_attack(attack: "Attack", as_json: bool) -> None:
     where = sum(row[0] in ("formula", "needs") for row in rows)
     rows.insert(where, ["kind", kind_of(attack) or "each sends its own row"])
     print_table([Column(about.name), Column(about.summary)], rows)
-    click.echo(f"How far it takes each rule: outvote stress --attack '{attack}'")
+    if not attack.is_data_attack:
+        click.echo(f"How far it takes each rule: outvote stress --attack '{attack}'")
 
 
 def show_rule(name: str, as_json: bool) -> None:
@@ -74,15 +75,14 @@ def _is_attack(text: str) -> bool:
     from outvote.attacks.base import Attack
     from outvote.loading import load_class
     from outvote.rules import spec as rules
+    from outvote.rules.base import Rule
 
     name = re.split(r"[\s(]", text.strip(), maxsplit=1)[0]
     if re.search(r"\.py:\w+$", name):
         try:
-            load_class(name, "attack", Attack)
-        except ValueError:
-            # A rule then, or what building a rule complains about.
-            return False
-        return True
+            return issubclass(load_class(name, "rule or attack", Rule, Attack), Attack)
+        except ValueError as error:
+            raise click.UsageError(str(error)) from error
     name = name.lower()
     if name in {*attacks.ATTACKS, *attacks.ALIASES}:
         return True
@@ -128,6 +128,7 @@ def _rows(layer: "Rule | Attack", about: "Description") -> list[list[str]]:
     for parameter in about.parameters:
         value = getattr(layer, parameter.name)
         default = "" if value == parameter.default else f" (default {parameter.text})"
-        rows.append([f"{parameter.name}={value_text(value)}", parameter.doc + default])
+        told = parameter.doc or "no description"
+        rows.append([f"{parameter.name}={value_text(value)}", told + default])
     rows.append(["example", about.example])
     return [row for row in rows if row[1]]

@@ -11,6 +11,8 @@ from outvote.cli.stress_table import failures, print_stress
 from outvote.cli.verb import Verb, WorkFailed, read_attack, read_rule
 
 if TYPE_CHECKING:
+    from outvote.attacks.base import Attack
+    from outvote.rules.base import Rule
     from outvote.testing.stress import Progress, Stress
 
 # Fewer tries than the attack makes by default: it asks every rule some hundred times.
@@ -74,18 +76,22 @@ def command(
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     rules = [read_rule(text) for text in rule_texts or default_rules(groups)]
-    attacks = [read_attack(text) for text in attack_texts or default_attacks()]
+    attacks = [_on_gradients(text) for text in attack_texts or default_attacks()]
     table = stress(
         rules, attacks, gradients, num_servers=servers, on_progress=_progress(sys.stderr.isatty())
     )
     if all(cell.failure for cell in table.cells):
         raise WorkFailed(f"nothing could be measured; {failures(table)[0]}")
+    lowered = lowered_rules(rules, gradients.num_clients, gradients.num_byzantine)
     if as_json:
-        print_json(as_data(table, servers))
+        print_json({**as_data(table, servers), "lowered": lowered})
         return
     short = {} if attack_texts else {GAS_AWARE: "gas-aware"}
     short |= {} if rule_texts else {text: _without_groups(text, groups) for text in table.rules}
     print_stress(table, short, servers)
+    if lowered:
+        listed = ", ".join(f"{short.get(rule, rule)} {limit}" for rule, limit in lowered.items())
+        click.echo(f"Told of fewer attackers than there are, as many as they tolerate: {listed}.")
     if not rule_texts:
         click.echo(
             f"gas(...) has {groups} groups here; its default of 1000 resists more, and takes "
@@ -94,7 +100,16 @@ def command(
         )
     if not attack_texts:
         left_out = "; ".join(f"{name} is left out: {why}" for name, why in LEFT_OUT.items())
-        click.echo(f"gas-aware is {GAS_AWARE}; {left_out}.")
+        click.echo(
+            f"gas-aware is {GAS_AWARE}, fewer tries than its default; it is made for GAS, and "
+            f"against other rules a plain attack may do more.\n{left_out}."
+        )
+
+
+def lowered_rules(rules: "list[Rule]", num_clients: int, num_byzantine: int) -> dict[str, int]:
+    """Return the rules that tolerate fewer attackers than there are, and how many they do."""
+    limits = {str(rule): rule.max_byzantine(num_clients) for rule in rules}
+    return {rule: limit for rule, limit in limits.items() if limit < num_byzantine}
 
 
 def default_rules(num_groups: int) -> list[str]:
@@ -133,6 +148,14 @@ def as_data(table: "Stress", num_servers: int) -> dict[str, Any]:
         "worst": {rule: cell.attack for rule, cell in worst.items() if cell is not None},
         "safest": None if safest is None else safest.rule,
     }
+
+
+def _on_gradients(text: str) -> "Attack":
+    attack = read_attack(text)
+    if attack.is_data_attack:
+        why = LEFT_OUT.get(attack.name, LEFT_OUT["label-flip"])
+        raise click.UsageError(f"attack {text!r} cannot be tried here: {why}.")
+    return attack
 
 
 def _without_groups(text: str, num_groups: int) -> str:

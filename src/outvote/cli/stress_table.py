@@ -77,17 +77,22 @@ def _severity(cell: "Cell") -> float:
 
 def failures(table: "Stress") -> list[str]:
     """Tell each failure in one line; a rule or an attack that always fails the same way, once."""
-    by_why: dict[str, list[Cell]] = {}
+    by_cause: dict[tuple[str, str], list[Cell]] = {}
     for cell in table.cells:
         if cell.failure:
-            by_why.setdefault(cell.failure, []).append(cell)
-    return [f"{_who(cells, table)} failed: {one_line(why)}" for why, cells in by_why.items()]
+            by_cause.setdefault((cell.failed, cell.failure), []).append(cell)
+    return [
+        f"{_who(failed, cells, table)} failed: {one_line(why)}"
+        for (failed, why), cells in by_cause.items()
+    ]
 
 
-def _who(cells: "list[Cell]", table: "Stress") -> str:
-    rules, attacks = ({getattr(cell, key): 0 for cell in cells} for key in ("rule", "attack"))
-    if len(attacks) == len(table.attacks):
-        return ", ".join(rules)
-    if len(rules) == len(table.rules):
-        return ", ".join(attacks)
-    return f"{', '.join(attacks)} against {', '.join(rules)}"
+def _who(failed: str, cells: "list[Cell]", table: "Stress") -> str:
+    rules, attacks = (
+        list(dict.fromkeys(getattr(cell, key) for cell in cells)) for key in ("rule", "attack")
+    )
+    if failed == "attack":
+        who, others, word, are_all = attacks, rules, "against", len(rules) == len(table.rules)
+    else:
+        who, others, word, are_all = rules, attacks, "under", len(attacks) == len(table.attacks)
+    return ", ".join(who) + ("" if are_all else f" {word} {', '.join(others)}")

@@ -50,8 +50,11 @@ def keeps_kind_and_dtype(trial: AttackTrial) -> None:
 
 
 def finite(trial: AttackTrial) -> None:
-    """Whatever finite numbers come in, and whoever diverged, the rows are finite."""
+    """Whatever finite numbers come in, and whoever diverged, the rows are finite, or never are."""
     if trial.attack.sends_nonfinite:
+        for one in trial.scenarios():
+            is_finite = bool(np.isfinite(trial.rows(one)).all())
+            require(not is_finite, one, "finite rows; declare sends_nonfinite = False")
         return
     for number, (dtype, largest) in enumerate(LARGEST.items()):
         values = np.array([0.0, 1.0, -1.0, largest, -largest, float(torch.finfo(dtype).tiny) / 8])

@@ -27,6 +27,7 @@ class Server:
             "reference": honest[:NUM_REFERENCE_ROWS].mean(dim=0),
         }
         self.is_random = True
+        self.has_failed = False
         self._last: dict[str, tuple[Tensor, Any]] = {}
 
     def max_byzantine(self, num_clients: int) -> int:
@@ -61,11 +62,18 @@ class Server:
         return server
 
     def _answer(self, kind: str, gradients: Tensor, seed: int) -> Any:
-        ask = self.rule if kind == "update" else self.rule.inspect
         if self.is_random:
-            return ask(gradients, seed=seed, **self.facts)
+            return self._ask(kind, gradients, seed)
         rows = gradients[len(self.honest) :]
         if kind not in self._last or not torch.equal(self._last[kind][0], rows):
             # The caller may write other rows into the same matrix.
-            self._last[kind] = rows.clone(), ask(gradients, seed=seed, **self.facts)
+            self._last[kind] = rows.clone(), self._ask(kind, gradients, seed)
         return self._last[kind][1]
+
+    def _ask(self, kind: str, gradients: Tensor, seed: int) -> Any:
+        ask = self.rule if kind == "update" else self.rule.inspect
+        try:
+            return ask(gradients, seed=seed, **self.facts)
+        except Exception:
+            self.has_failed = True
+            raise

@@ -24,13 +24,15 @@ class Cell:
     """One attack against one rule.
 
     `error` is the distance of the update to the honest mean relative to the length of that mean,
-    on average over the seeds of the server; None if it failed, and `failure` tells why.
+    on average over the seeds of the server; None if it failed. Then `failure` tells why, and
+    `failed` who: "attack" or "rule".
     """
 
     attack: str
     rule: str
     error: float | None = None
     failure: str = ""
+    failed: str = ""
 
     @property
     def severity(self) -> float:
@@ -98,11 +100,15 @@ def stress(
     def work(place: tuple[str, str]) -> Cell:
         rule, attack = place
         server = servers[rule]
-        answer = server if isinstance(server, str) else arena.error(names[attack], server.afresh())
+        answer: float | Failure
+        if isinstance(server, Failure):
+            answer = server
+        else:
+            answer = arena.error(names[attack], server.afresh())
         count.one_more()
-        failed = isinstance(answer, str)
-        told = {"failure": answer} if failed else {"error": answer}
-        return Cell(attack=attack, rule=rule, **told)  # type: ignore[arg-type]
+        if isinstance(answer, Failure):
+            return Cell(attack=attack, rule=rule, failure=answer.why, failed=answer.who)
+        return Cell(attack=attack, rule=rule, error=answer)
 
     # The last ones first: wrappers come late in most lists, and searches take longest.
     places = [(rule, attack) for attack in names for rule in columns]
@@ -110,6 +116,14 @@ def stress(
     return Stress(
         gradients=gradients, attacks=tuple(names), rules=tuple(columns), cells=tuple(cells)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What was raised, in one line, and by whom."""
+
+    who: str
+    why: str
 
 
 class _Arena:
@@ -128,33 +142,35 @@ class _Arena:
             if not attack.needs_rule()
         }
 
-    def serve(self, rule: Rule) -> Server | str:
+    def serve(self, rule: Rule) -> Server | Failure:
         """Return a server with the rule, or why it cannot serve."""
         server = Server(rule, self.honest, self.num_byzantine)
         try:
             server.look_for_randomness(self.own)
         except Exception as error:  # noqa: BLE001  (a rule under test may raise anything)
-            return _why(error)
+            return Failure("rule", _why(error))
         return server
 
-    def craft(self, attack: Attack, server: Server | None) -> Tensor | str:
+    def craft(self, attack: Attack, server: Server | None) -> Tensor | Failure:
         """Return the rows that the attackers send, or why there are none."""
         facts: dict[str, Any] = {"rule": server, "own": self.own, "seed": self.attack_seed}
         try:
             return torch.as_tensor(attack(self.honest, num_byzantine=self.num_byzantine, **facts))
         except Exception as error:  # noqa: BLE001  (an attack under test may raise anything)
-            return _why(error)
+            # What the attack asked the rule may be what failed.
+            has_rule_failed = server is not None and server.has_failed
+            return Failure("rule" if has_rule_failed else "attack", _why(error))
 
-    def error(self, attack: Attack, server: Server) -> float | str:
+    def error(self, attack: Attack, server: Server) -> float | Failure:
         """Return the mean error over the servers' seeds, or why there is none."""
         known = self.known.get(str(attack))
         rows = self.craft(attack, server) if known is None else known
-        if isinstance(rows, str):
+        if isinstance(rows, Failure):
             return rows
         try:
             errors = [self.distance(update) for update in server.updates(rows, self.seeds)]
         except Exception as error:  # noqa: BLE001  (a rule under test may raise anything)
-            return _why(error)
+            return Failure("rule", _why(error))
         return sum(errors) / len(errors)
 
     def distance(self, update: Any) -> float:
