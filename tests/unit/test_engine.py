@@ -93,6 +93,22 @@ def test_runs_played_together_come_out_as_in_plain_loops(rule: str, way):
         torch.testing.assert_close(steps[-1].state.weights[k], expected, rtol=0, atol=1e-9)
 
 
+def test_clients_with_momentum_come_out_as_in_plain_loops():
+    training = replace(TRAINING, client_momentum=0.6)
+    runs = make_runs([("median", "lie"), ("mean", "bit-flip"), ("multi-krum", "label-flip")])
+    train, test = pictures(120), pictures(40)
+    modules = networks(runs)
+    world = make_world(modules[0], train, test, runs, training=training, num_classes=4)
+    *_, last = simulate(world, first_state(modules, train), 5)
+    for k, run in enumerate(runs):
+        plain = Plain(run, copy.deepcopy(modules[k]), train, test, training, 4)
+        for number in range(1, 6):
+            plain.play(number)
+        expected = nn.utils.parameters_to_vector(plain.model.parameters()).detach()
+        torch.testing.assert_close(last.state.weights[k], expected, rtol=0, atol=1e-9)
+        assert set(last.state.client_memory[k]) == set(plain.sent)
+
+
 @pytest.mark.parametrize("way", [Alone, Together])
 @pytest.mark.parametrize("name", ["mlp", "small-cnn"])
 def test_a_run_alone_and_among_others_agree(name: str, way):

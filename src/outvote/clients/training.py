@@ -22,6 +22,8 @@ class Training:
     """How often a client goes through its pictures in a round."""
     num_steps: int | None = None
     """How many batches a client takes in a round, instead of epochs."""
+    client_momentum: float = 0.0
+    """The share of what a client sent the last time it took part in what it sends now."""
     schedule: tuple[tuple[int, float], ...] = ()
     """Pairs (round, learning rate): from that round on, counted from 1."""
     augment: bool = False
@@ -29,8 +31,10 @@ class Training:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        for name, least in (("learning_rate", 0.0), ("momentum", 0.0), ("weight_decay", 0.0)):
-            _check_number(name, getattr(self, name), least)
+        for name in ("learning_rate", "momentum", "weight_decay", "client_momentum"):
+            _check_number(name, getattr(self, name), 0.0)
+        if self.client_momentum >= 1:
+            raise ValueError(f"client_momentum must be below 1, got {self.client_momentum}.")
         if self.max_norm is not None and not self.max_norm > 0:
             raise ValueError(f"max_norm must be positive, or none, got {self.max_norm}.")
         for name in ("batch_size", "num_epochs"):

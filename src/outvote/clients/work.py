@@ -31,6 +31,8 @@ class Trained:
     """The mean loss over the steps."""
     buffers: Tensor
     """Running statistics after training, ``[tasks, buffers]``; float64 holds counters too."""
+    memory: tuple[dict[int, Tensor], ...] = ()
+    """What clients of each run remember of what they sent, where they do."""
 
 
 class Trainer(Protocol):

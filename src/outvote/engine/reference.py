@@ -4,7 +4,7 @@ Slow and obvious: what `round.py` does for all runs at once must come out the sa
 """
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,7 @@ class Plain:
     num_classes: int
     attack_state: Any = None
     rule_state: Any = None
+    sent: dict[int, Tensor] = field(default_factory=dict)
 
     def play(self, number: int, *, is_evaluated: bool = True) -> dict[str, Any]:
         """Play one round, counted from 1, and tell what happened."""
@@ -62,6 +63,12 @@ class Plain:
             if client not in learnt:
                 zero = torch.zeros_like(next(iter(learnt.values()))) if are_spared else None
                 learnt[client] = self.learn(client, number) if zero is None else zero
+        if self.training.client_momentum:
+            share = self.training.client_momentum
+            for client in honest if are_spared else clients:
+                before = self.sent.get(client, learnt[client])
+                learnt[client] = share * before + (1 - share) * learnt[client]
+                self.sent[client] = learnt[client]
         return [learnt[client] for client in clients]
 
     def learn(self, client: int, number: int) -> Tensor:

@@ -31,6 +31,7 @@ def serve(world: World, state: State, learnt: Trained, sent: Sent, judged: Judge
         velocity=velocity,
         attack_memory=sent.memory,
         rule_memory=judged.memory,
+        client_memory=learnt.memory,
     )
 
 

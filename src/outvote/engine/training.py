@@ -19,15 +19,18 @@ def train(world: World, state: State, chosen: Chosen) -> Trained:
 
     Liars whose attack does not ask what they would have learnt are spared: their rows are 0.
     """
-    places, tasks = [], []
+    places, tasks, who = [], [], []
     for number, clients in enumerate(chosen.clients):
         for place, client in enumerate(clients):
             if must_train(world, chosen, number, place):
                 places.append(number * len(clients) + place)
                 tasks.append(_task(world, number, chosen.number, client))
+                who.append((number, client))
     rate = world.training.learning_rate_at(chosen.number)
     learnt = world.trainer.train(state.weights, state.buffers, tasks, world.training, rate)
     learnt = _with_buffers(world, state, tasks, learnt)
+    if world.training.client_momentum > 0:
+        learnt = _with_momentum(world, state, who, learnt)
     num_rows = chosen.is_byzantine.numel()
     return learnt if len(places) == num_rows else _spread(learnt, places, num_rows)
 
@@ -52,11 +55,31 @@ def _spread(learnt: Trained, places: list[int], num_rows: int) -> Trained:
             0, at.to(values.device), values
         )
 
-    return Trained(
+    return replace(
+        learnt,
         gradients=spread(learnt.gradients),
         losses=spread(learnt.losses),
         buffers=spread(learnt.buffers),
     )
+
+
+def _with_momentum(
+    world: World, state: State, who: list[tuple[int, int]], learnt: Trained
+) -> Trained:
+    """Mix what clients learnt with what they sent the last time; the first time there is nothing.
+
+    A client that diverged sends what it has, and forgets it.
+    """
+    share = world.training.client_momentum
+    memory = [dict(known) for known in state.client_memory or ({},) * len(world.runs)]
+    rows = learnt.gradients.clone()
+    for row, (number, client) in zip(rows, who, strict=True):
+        if client in memory[number]:
+            row.mul_(1 - share).add_(memory[number][client], alpha=share)
+        memory[number].pop(client, None)
+        if bool(row.isfinite().all()):
+            memory[number][client] = row.clone()
+    return replace(learnt, gradients=rows, memory=tuple(memory))
 
 
 def train_server(world: World, state: State, number: int, at: int) -> Tensor:

@@ -103,6 +103,8 @@ class State:
     velocity: Tensor | None = None
     attack_memory: tuple[Any, ...] = ()
     rule_memory: tuple[Any, ...] = ()
+    client_memory: tuple[dict[int, Tensor], ...] = ()
+    """What each client sent the last time, with `client_momentum` only."""
 
     def only(self, numbers: Sequence[int]) -> "State":
         """Return the state of some of the runs."""
@@ -114,4 +116,5 @@ class State:
             velocity=None if self.velocity is None else self.velocity[at],
             attack_memory=tuple(self.attack_memory[k] for k in numbers),
             rule_memory=tuple(self.rule_memory[k] for k in numbers),
+            client_memory=tuple(self.client_memory[k] for k in numbers if self.client_memory),
         )

@@ -1,6 +1,7 @@
 """Where runs stand <-> checkpoints, one per run."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -10,6 +11,9 @@ from torch import Tensor
 from outvote.engine.world import Run, State
 from outvote.experiment.memory import pack, unpack
 from outvote.results.checkpoint import Checkpoint
+
+MEMORIES = tuple(field.name for field in fields(State) if field.name.endswith("_memory"))
+"""Of attacks, rules, and whoever else remembers something from round to round."""
 
 
 def checkpoint_of(state: State, row: int, config: str, outcome: str) -> Checkpoint:
@@ -24,6 +28,7 @@ def checkpoint_of(state: State, row: int, config: str, outcome: str) -> Checkpoi
         "outcome": outcome,
         "attack": pack(_at(state.attack_memory, row), "attack", arrays),
         "rule": pack(_at(state.rule_memory, row), "rule", arrays),
+        "clients": pack(_at(state.client_memory, row), "clients", arrays),
     }
     return Checkpoint(round=state.round, config=config, arrays=arrays, notes=notes)
 
@@ -35,19 +40,24 @@ def state_of(found: Sequence[Checkpoint], runs: Sequence[Run], device: torch.dev
         rows = [torch.from_numpy(each.arrays[name].copy()) for each in found]
         return torch.stack(rows).to(device)
 
-    pairs = list(zip(found, runs, strict=True))
     return State(
         round=found[0].round,
         weights=stacked("weights"),
         buffers=stacked("buffers"),
         velocity=stacked("velocity") if "velocity" in found[0].arrays else None,
-        attack_memory=tuple(
-            unpack(each.notes["attack"], each.arrays, run.attack, device) for each, run in pairs
-        ),
-        rule_memory=tuple(
-            unpack(each.notes["rule"], each.arrays, run.rule, device) for each, run in pairs
-        ),
+        **{name: _remembered(name, found, runs, device) for name in MEMORIES},
     )
+
+
+def _remembered(
+    name: str, found: Sequence[Checkpoint], runs: Sequence[Run], device: torch.device
+) -> tuple[Any, ...]:
+    """Return what is remembered of each run; nothing at all if no run remembers anything."""
+    memory = []
+    for each, run in zip(found, runs, strict=True):
+        owner = getattr(run, name.removesuffix("_memory"), run)
+        memory.append(unpack(each.notes[name], each.arrays, owner, device))
+    return () if all(one is None for one in memory) else tuple(memory)
 
 
 def _at(memory: tuple[Any, ...], row: int) -> Any:
