@@ -20,6 +20,7 @@ MEMORIES = {
     "rule": ["gas(median, num_groups=20)", "centered-clipping", "foolsgold"],
     "attack": ["mimic(client=none)", "lie"],
     "server": {"momentum": 0.5},
+    "training": {"client_momentum": 0.3},
 }
 
 

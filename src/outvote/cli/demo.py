@@ -26,7 +26,7 @@ SETTINGS: dict[str, Any] = {
 STORY = """\
 6,000 real pictures of clothes, shared among 20 clients that each have much of some kinds and little
 of others; 4 of the clients are Byzantine. Attack `none`: they are honest. `lie`: they send the
-honest mean, moved by 1.5 standard deviations. `bit-flip`: they send the opposite of what they learnt.
+honest mean, moved by 1.5 standard deviations. `bit-flip`: the opposite of what they learnt.
 Playing {num_runs} runs of {rounds} rounds side by side; if stopped, the same command goes on."""
 
 
@@ -85,7 +85,7 @@ def _print(done: "Played", folder: Path) -> None:
     click.echo(
         "Accuracy: percent of the test pictures, mean over the last ten rounds (and over seeds).\n"
         "Liars kept: the percentage of the liars' updates that had a say. Compare each rule with\n"
-        "gas(rule), and all with the mean: lie is made to fool robust rules, bit-flip hurts the mean.\n"
+        "gas(rule), and all with the mean: lie is made for robust rules, bit-flip hurts the mean.\n"
         f"Every round is in {folder}. Other rules:\n"
         '  outvote demo --set \'rule=["krum", "gas(krum)"]\' --set \'attack=["min-max"]\''
     )

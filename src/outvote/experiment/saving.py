@@ -24,12 +24,9 @@ def checkpoint_of(state: State, row: int, config: str, outcome: str) -> Checkpoi
     }
     if state.velocity is not None:
         arrays["velocity"] = state.velocity[row].cpu().numpy()
-    notes = {
-        "outcome": outcome,
-        "attack": pack(_at(state.attack_memory, row), "attack", arrays),
-        "rule": pack(_at(state.rule_memory, row), "rule", arrays),
-        "clients": pack(_at(state.client_memory, row), "clients", arrays),
-    }
+    notes: dict[str, Any] = {"outcome": outcome}
+    for name in MEMORIES:
+        notes[name] = pack(_at(getattr(state, name), row), name, arrays)
     return Checkpoint(round=state.round, config=config, arrays=arrays, notes=notes)
 
 
