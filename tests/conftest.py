@@ -2,6 +2,10 @@
 
 import os
 
+# Where other programs want the cores too, threads that spin while they wait cost many times what
+# the work does. To be said before torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings

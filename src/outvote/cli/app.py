@@ -2,6 +2,7 @@
 
 import importlib
 import io
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -35,6 +36,8 @@ def main(args: Sequence[str] | None = None) -> int:
     goes before it.
     """
     words = list(sys.argv[1:] if args is None else args)
+    # Before torch is loaded: threads that spin while they wait bring a busy machine to a halt.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     _accept_any_text()
     try:
         result = program.main(words, prog_name="outvote", standalone_mode=False)
