@@ -9,6 +9,7 @@ from torch import Tensor
 from outvote.attacks.base import Attack
 from outvote.attacks.crafted import Crafted, Forged
 from outvote.attacks.defence import defence_of
+from outvote.attacks.fresh import fresh
 from outvote.attacks.handed_over import hand_over
 from outvote.attacks.scene import Scene, in_range
 from outvote.precision import plain_torch
@@ -50,8 +51,7 @@ def inspect(
             defence = defence_of(rule, received, given.num_honest, int(num_byzantine))
             scene = replace(scene, defence=defence)
         forged = attack.craft(scene)
-        # A copy for each: a write into one row must not show in others.
-        rows = finished(attack, forged, scene)[0].expand(int(num_byzantine), -1).contiguous()
+        rows = _copied(finished(attack, forged, scene)[0], int(num_byzantine))
     return Crafted(
         rows=_restore(rows, received),
         factor=None if forged.factor is None else float(forged.factor[0]),
@@ -60,6 +60,14 @@ def inspect(
         notes=received.notes + forged.notes + scene.notes(),
         num_evaluations=forged.num_evaluations,
     )
+
+
+def _copied(rows: Tensor, num_byzantine: int) -> Tensor:
+    """Return a row for each: a write into one must not show in others."""
+    if len(rows) == num_byzantine:
+        return rows
+    copies = fresh((num_byzantine, rows.shape[1]), rows.dtype, rows.device)
+    return copies.copy_(rows)
 
 
 def needs_a_rule(attack: Attack, remedy: str) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outvote.attacks.fresh import fresh
 from outvote.attacks.scene import Defence, Opinion, in_range
 from outvote.axes import Rows
 from outvote.flat import as_tensor
@@ -22,18 +23,21 @@ def defence_of(rule: Any, received: Received, num_honest: int, num_byzantine: in
     precision of the work, since in half precision one update could not be told from the next.
     """
     sent_as, dim = received.rows.dtype, received.rows.shape[1]
-    matrix = torch.empty(
-        num_honest + num_byzantine, dim, dtype=work_dtype(sent_as), device=received.rows.device
-    )
+    shape = (num_honest + num_byzantine, dim)
+    matrix = fresh(shape, work_dtype(sent_as), received.rows.device)
     matrix[:num_honest] = received.rows[:num_honest]
     given = _as_given(matrix, num_honest, received)
     judge, inspect = _asking(rule, num_byzantine)
+    largest = torch.finfo(sent_as).max
 
     def answer(rows: Rows, seeds: tuple[int, ...], wants_kept: bool) -> Opinion:
-        num_sent = rows.shape[1]
-        matrix[num_honest : num_honest + num_sent] = in_range(rows[0], sent_as)
-        if num_sent < num_byzantine:
-            matrix[num_honest + 1 :] = matrix[num_honest]
+        last = num_honest + rows.shape[1]
+        if rows.dtype == sent_as == matrix.dtype:
+            torch.clamp(rows[0], min=-largest, max=largest, out=matrix[num_honest:last])
+        else:
+            matrix[num_honest:last] = in_range(rows[0], sent_as)
+        # The row that all send is copied out of the cache.
+        matrix[last:] = matrix[num_honest]
         if not wants_kept:
             return Opinion(_vector(judge(given(), seed=seeds[0]), received))
         verdict = inspect(given(), seed=seeds[0])

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Generator, Tensor
 
+from outvote.attacks.fresh import fresh
 from outvote.attacks.scene import Scene
 from outvote.axes import Rows
 from outvote.precision import work_dtype
@@ -20,7 +21,7 @@ def random_rows(scene: Scene, fill: Fill) -> Rows:
     Attackers that a run does not have send zeros, and nothing is drawn for them.
     """
     shape = (scene.num_runs, scene.num_attackers, scene.dim)
-    rows = torch.empty(shape, dtype=work_dtype(scene.gradients.dtype), device=scene.device)
+    rows = fresh(shape, work_dtype(scene.gradients.dtype), scene.device)
 
     def draw(place: tuple[int, int]) -> None:
         run, attacker = place

@@ -14,7 +14,10 @@ from outvote.lazy import lazy
 from outvote.precision import work_dtype
 from outvote.receive import finite_rows, norms_later
 from outvote.seeding import Draws
+from outvote.threads import mapped
 
+# Coordinates that are looked at together.
+PIECE = 1 << 16
 SPREADS = ("population", "sample", "variance")
 
 
@@ -211,8 +214,16 @@ class Scene:
 
     def distances(self, updates: PerCoordinate) -> PerClient:
         """Return how far the updates are from the honest means, per run, float64."""
-        away = updates.to(self.mean.dtype) - self.mean
-        return norm(away)
+        if updates.device.type != "cpu":
+            return norm(updates.to(self.mean.dtype) - self.mean)
+
+        # Piece by piece, so that the differences never leave the cache.
+        def work(pieces: tuple[Tensor, Tensor]) -> Tensor:
+            update, mean = pieces
+            return norm(update.to(mean.dtype) - mean)
+
+        pairs = zip(updates.split(PIECE, dim=-1), self.mean.split(PIECE, dim=-1), strict=True)
+        return norm(torch.stack(mapped(work, list(pairs)), dim=-1))
 
 
 def norm(vectors: Tensor) -> Tensor:
