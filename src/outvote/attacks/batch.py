@@ -9,6 +9,7 @@ from torch import Tensor
 
 from outvote.attacks.base import Attack
 from outvote.attacks.call import finished, needs_a_rule
+from outvote.attacks.notes import notes_on
 from outvote.attacks.scene import Defence, Opinion, Scene, in_range
 from outvote.axes import Rows
 from outvote.precision import plain_torch, work_dtype
@@ -71,7 +72,7 @@ def corrupt(
         gradients=where.gradients,
         factors=forged.factor,
         state=_kept_where_idle(state, forged.state, where.is_active),
-        notes=forged.notes + scene.notes(),
+        notes=forged.notes + notes_on(scene),
         num_evaluations=forged.num_evaluations,
     )
 

@@ -11,6 +11,7 @@ from outvote.attacks.crafted import Crafted, Forged
 from outvote.attacks.defence import defence_of
 from outvote.attacks.fresh import fresh
 from outvote.attacks.handed_over import hand_over
+from outvote.attacks.notes import notes_on
 from outvote.attacks.scene import Scene, in_range
 from outvote.precision import plain_torch
 from outvote.receive import Received
@@ -57,7 +58,7 @@ def inspect(
         factor=None if forged.factor is None else float(forged.factor[0]),
         state=forged.state,
         seed=drawn,
-        notes=received.notes + forged.notes + scene.notes(),
+        notes=received.notes + forged.notes + notes_on(scene),
         num_evaluations=forged.num_evaluations,
     )
 

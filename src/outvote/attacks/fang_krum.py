@@ -14,9 +14,10 @@ Array = NDArray[np.float64]
 
 def fool_krum(scene: Scene, threshold: float) -> Forged:
     """Send -lambda * sign(mean); all that Krum looks at follows from inner products."""
-    seen = scene.checked
     wanted = Wanted(spread=True, norms=True, products=True, toward=lambda mean, _: mean.sign())
-    found = seen.measured(wanted)
+    found = scene.measured(wanted)
+    # Whoever diverged was left out.
+    seen = scene if found.is_used is scene.is_honest else scene.checked
     assert found.products is not None
     assert found.along is not None
     assert found.squared_norms is not None

@@ -1,5 +1,6 @@
 """Whose gradients an attack goes by: those of the honest, or also the attackers' own."""
 
+from outvote.attacks.notes import notes_on
 from outvote.attacks.scene import Scene
 from outvote.errors import check_choice
 
@@ -27,4 +28,4 @@ def reference(scene: Scene, reference_set: str) -> Scene:
 
 def more_notes(seen: Scene, scene: Scene) -> tuple[str, ...]:
     """Tell what came up on looking at more than the scene, which tells its own."""
-    return () if seen is scene else seen.notes()
+    return () if seen is scene else notes_on(seen)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outvote.attacks.statistics import Measured, Wanted, measure
 from outvote.axes import PerClient, PerCoordinate, Rows
-from outvote.errors import check_choice, plural, was
+from outvote.errors import check_choice
 from outvote.lazy import lazy
 from outvote.precision import work_dtype
 from outvote.receive import finite_rows, norms_later
@@ -141,27 +141,6 @@ class Scene:
         flat = rows.flatten(0, 1)
         found = finite_rows(flat, norms_later(flat)())
         return torch.tensor(found, device=self.device).view(rows.shape[:2])
-
-    def notes(self) -> tuple[str, ...]:
-        """Tell who diverged, as far as was looked, and what was done about it."""
-        notes = []
-        checked = self.__dict__.get("checked", self)
-        if checked is not self:
-            num_clients = self.gradients.shape[1]
-            is_lost = self.used_rows & ~checked.used_rows[:, :num_clients]
-            if num_lost := int((is_lost & ~self.own_places).sum()):
-                clients = plural(num_lost, "honest client")
-                notes.append(f"{clients} sent NaN or infinity and {was(num_lost)} left out")
-            if num_lost := int((is_lost & self.own_places).sum()):
-                rows = plural(num_lost, "gradient")
-                notes.append(f"{rows} of the attackers' own {was(num_lost)} not finite, left out")
-        if num_replaced := self.__dict__.get("num_own_replaced", 0):
-            rows, dtype = plural(num_replaced, "gradient"), str(self.gradients.dtype)
-            notes.append(
-                f"{rows} of the attackers' own {was(num_replaced)} not finite in "
-                f"{dtype.removeprefix('torch.')}; the honest mean took the place"
-            )
-        return tuple(notes)
 
     def measured(self, wanted: Wanted) -> Measured:
         """Measure the honest clients, with care if that turns out to be needed."""

@@ -7,6 +7,7 @@ import torch
 from outvote.attacks.base import Attack
 from outvote.errors import closest
 from outvote.testing import attack_checks as checks
+from outvote.testing.attack_memory import memory_run_by_run
 from outvote.testing.attack_trial import AttackTrial
 from outvote.testing.conformance import ConformanceError, Failure
 from outvote.testing.trial import BrokenError
@@ -25,7 +26,7 @@ ATTACK_CHECKS: dict[str, Callable[[AttackTrial], None]] = {
     "zero-spread": checks.zero_spread,
     "text-round-trip": checks.text_round_trip,
     "batch-equals-loop": checks.batch_equals_loop,
-    "memory-run-by-run": checks.memory_run_by_run,
+    "memory-run-by-run": memory_run_by_run,
 }
 
 
