@@ -6,7 +6,10 @@ import torch
 
 import outvote as ov
 from outvote.attacks.batch import corrupt
+from outvote.attacks.fresh import fresh
 from outvote.attacks.products import inner_products
+from outvote.attacks.scene import PIECE, Scene
+from outvote.seeding import Draws
 
 H = np.random.default_rng(3).normal(size=(8, 6)) + 1
 HALVES = [torch.float16, torch.bfloat16]
@@ -117,3 +120,25 @@ def test_half_precision_takes_no_more_than_its_rounding_from_the_reach(dtype, sh
 def test_products_of_halves_are_the_products(num_rows):
     values = torch.randn(1, num_rows, 30, generator=torch.Generator().manual_seed(0)).double()
     torch.testing.assert_close(inner_products(values), values @ values.mT)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_distances_are_the_same_in_pieces(dtype):
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(2, 3, 2 * PIECE + 5, generator=generator).to(dtype)
+    scene = Scene(gradients=rows, num_byzantine=(1, 1), draws=Draws((0, 1)))
+    updates = torch.randn(2, rows.shape[-1], generator=generator).to(dtype)
+    wanted = (updates.double() - rows.double().mean(dim=1)).norm(dim=-1)
+    torch.testing.assert_close(scene.distances(updates), wanted, rtol=1e-6, atol=0)
+    # Beyond the range of float32 squares.
+    torch.testing.assert_close(
+        scene.distances(1e30 * updates), 1e30 * updates.double().norm(dim=-1)
+    )
+
+
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32, torch.float64])
+def test_fresh_memory_has_the_shape_and_kind_that_is_asked_for(dtype):
+    memory = fresh((3, 4), dtype, torch.device("cpu"))
+    assert (memory.shape, memory.dtype) == ((3, 4), dtype)
+    memory.fill_(2)
+    assert float(memory.sum()) == 24

@@ -98,6 +98,9 @@ class _Places:
 
     def put(self, rows: Rows) -> None:
         """Put rows [runs, attackers or 1, dim] into their places."""
+        if len(self.counts) == 1:
+            self.gradients[0, self.client] = rows[0]
+            return
         attacker = self.attacker if rows.shape[1] > 1 else torch.zeros_like(self.attacker)
         self.gradients[self.run, self.client] = rows[self.run, attacker]
 
