@@ -23,8 +23,8 @@ DOUBT = {torch.float32: 1e-4, torch.float64: 1e-10}
 # A tile of this many values stays in the processor's cache; a GPU wants larger pieces.
 TILE_VALUES = {"cpu": 1 << 20, "cuda": 1 << 28}
 NUM_SAMPLED_COORDINATES = 512
-# From so many clients on, a mirrored quarter of their products pays for a second product.
-MANY_CLIENTS = 32
+# From so many on, a mirrored quarter of the products pays for a second, smaller product.
+MANY_CLIENTS, MANY_COORDINATES = 32, 256
 # A larger piece of n x n matrices: they are worked on in many small steps, each with its price.
 MATRICES_TILE = {"cpu": 1 << 19, "cuda": 1 << 26}
 # Squared norms up to this leave room for sums of them in float32.
@@ -84,7 +84,8 @@ def products(columns: Columns, centre: Tensor, scratch: Tensor | None = None) ->
 def with_itself(values: Columns) -> Pairs:
     """Return the inner products of the rows; with many, a quarter of them as a mirror image."""
     num_clients = values.shape[-1]
-    if values.device.type != "cpu" or num_clients < MANY_CLIENTS:
+    is_small = num_clients < MANY_CLIENTS or values.shape[-2] < MANY_COORDINATES
+    if is_small or values.device.type != "cpu":
         return torch.matmul(values.mT, values)
     half = num_clients // 2 + 1
     upper, lower = values.mT[..., :half, :], values.mT[..., half:, :]
