@@ -6,9 +6,10 @@ searches within evaluations + 2 times what the rule takes for the gradients and 
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
-from timing import medians
+from timing import circumstances, medians, write_json
 
 import outvote as ov
 from outvote.attacks.spec import ATTACKS
@@ -30,6 +31,7 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=2_472_266)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("-o", "--output", type=Path)
     args = parser.parse_args()
     device = torch.device(args.device)
     generator = torch.Generator(device).manual_seed(0)
@@ -41,26 +43,33 @@ def main() -> None:
         jobs[text] = _job(text, honest, own)
     seconds = medians(jobs, args.repeats, device)
     unit = seconds["X.mean(0)"]
+    rows = []
     print(f"{args.honest} honest + {args.byzantine} attackers, d = {args.dim:,}, {device}")
     print(HEAD.format("attack", "ms", "/ mean", "limit"))
     for text, took in seconds.items():
         limit = None if text.split("(")[0] in UNLIMITED or text == "X.mean(0)" else LIMIT
-        _print_row(text, took, took / unit, limit)
+        rows.append(_print_row(text, took, took / unit, limit))
     print(HEAD.format("search against", "ms", "/ rule", "limit"))
     for name in ASKED:
-        _print_searches(name, honest, args.byzantine, args.repeats)
+        rows += _print_searches(name, honest, args.byzantine, args.repeats)
+    if args.output:
+        sizes = {"honest": args.honest, "byzantine": args.byzantine, "dim": args.dim}
+        write_json(args.output, {"circumstances": circumstances(device) | sizes, "rows": rows})
 
 
 HEAD = "{:<28}{:>9}{:>9}{:>8}"
 
 
-def _print_row(text: str, seconds: float, ratio: float, limit: float | None) -> None:
+def _print_row(text: str, seconds: float, ratio: float, limit: float | None) -> dict[str, object]:
     verdict = "" if limit is None else "  holds" if ratio <= limit else "  exceeds"
     shown = "-" if limit is None else f"{limit:g}"
-    print(HEAD.format(text, f"{1e3 * seconds:.1f}", f"{ratio:.2f}", shown) + verdict)
+    print(HEAD.format(text, f"{1e3 * seconds:.1f}", f"{ratio:.2f}", shown) + verdict, flush=True)
+    return {"job": text, "seconds": seconds, "ratio": ratio, "limit": limit}
 
 
-def _print_searches(name: str, honest: torch.Tensor, num_byzantine: int, repeats: int) -> None:
+def _print_searches(
+    name: str, honest: torch.Tensor, num_byzantine: int, repeats: int
+) -> list[dict[str, object]]:
     """Print what searches take beside the rule that they ask."""
     rule = ov.make_rule(name)
     gradients = torch.cat([honest, -honest.mean(0).expand(num_byzantine, -1)])
@@ -75,10 +84,12 @@ def _print_searches(name: str, honest: torch.Tensor, num_byzantine: int, repeats
 
         jobs[text], evaluations[text] = ask, ask().num_evaluations
     seconds = medians(jobs, repeats, honest.device)
+    rows = []
     for text, took in seconds.items():
-        ratio = took / seconds[name]
         limit = evaluations[text] + 2 if text in evaluations else None
-        _print_row(f"{text} / {name}" if limit else name, took, ratio, limit)
+        shown = f"{text} / {name}" if limit else name
+        rows.append(_print_row(shown, took, took / seconds[name], limit))
+    return rows
 
 
 def _job(text: str, honest: torch.Tensor, own: torch.Tensor) -> Callable[[], object]:

@@ -247,8 +247,11 @@ def _to_average(products: Pairs, weights: PerClient, doubt: float) -> tuple[PerC
     along = torch.matmul(products, weights.unsqueeze(-1)).squeeze(-1)
     of_average = (weights * along).sum(dim=-1, keepdim=True)
     result = norms - 2 * along + of_average
+    # An average of one client alone is that client: 0 without a doubt.
+    is_itself = weights == 1
+    result = result.masked_fill(is_itself, 0)
     # Written so that what is not a number is doubtful too.
-    return result, ~(result >= (norms + of_average) * doubt).all(dim=-1)
+    return result, ~((result >= (norms + of_average) * doubt) | is_itself).all(dim=-1)
 
 
 def direct_distances_to_average(columns: Columns, weights: PerClient) -> PerClient:
