@@ -1,14 +1,16 @@
 """`outvote run` and `outvote demo` from the outside."""
 
 import io
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
 
 from command_line import run
-from outvote.cli import demo
+from outvote.cli import demo, simulate
 from outvote.cli.progress import Bars
-from outvote.experiment.job import Ended, Job
+from outvote.experiment.job import Ended
 from outvote.experiment.listener import Played
 from outvote.results.folder import find_runs
 from simulations import tiny
@@ -21,6 +23,7 @@ federation = { num_clients = 10, sampled = 5 }
 model.name = "mlp"
 training = { num_steps = 1, batch_size = 16 }
 """
+ON_CPU = ["{config}", "--device", "cpu", "--set"]
 SMALL_DEMO = ["--set", "rounds=1", "--set", "training.num_steps=1", "--device", "cpu"]
 
 
@@ -75,6 +78,17 @@ def test_run_ends_with_1_and_one_line_for_each_run_that_failed(capsys, config, t
         (["{config}", "--device", "cuda:x"], ["device"]),
         (["{config}", "--checkpoint-every", "-1"], ["--checkpoint-every"]),
         ([], ["CONFIG"]),
+        (["{config}", "--set", "federation.told=6"], ["at most the 5 clients sampled", "got 6"]),
+        ([*ON_CPU, "precision=bfloat16"], ["precision must be", "CPU", "got 'bfloat16'"]),
+        ([*ON_CPU, "model.name=alexnet"], ["alexnet cannot take the 28 x 28 pictures"]),
+        (
+            [*ON_CPU, "model.name=resnet18", "--set", "training.batch_size=1"],
+            ["batch_size must be at least 2", "got 1"],
+        ),
+        (
+            [*ON_CPU, "data.partition=by-group"],
+            ["fashion-mnist-small has none", "choose another partition"],
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(capsys, config, words, told):
@@ -109,6 +123,22 @@ def test_the_demo_in_small_has_all_rules_under_all_attacks(capsys, tmp_path):
     assert len(found) == 15
 
 
+def test_a_stopped_demo_is_told_how_to_go_on_with_its_settings(capsys, tmp_path, monkeypatch):
+    words = ["demo", "-o", str(tmp_path / "a folder"), *SMALL_DEMO, "--set", "rule=mean"]
+
+    def stopped(*facts):
+        done = simulate.play_plan(*facts)
+        done.signal_code = 143
+        return done
+
+    monkeypatch.setattr(simulate, "play_plan", simulate.play, raising=False)
+    monkeypatch.setattr(simulate, "play", stopped)
+    monkeypatch.setattr(sys, "argv", ["outvote", *words])
+    result = run(capsys, *words)
+    assert result.code == 143
+    assert shlex.join(["outvote", *words]) in result.err
+
+
 def test_the_demo_has_a_fifth_of_liars_on_data_that_differs():
     assert demo.SETTINGS["federation"]["byzantine"] == 0.2
     assert demo.SETTINGS["data"]["partition"] == "dirichlet"
@@ -131,7 +161,7 @@ def test_the_bars_tell_rounds_accuracy_and_speed():
                 round=3, num_rounds=5, num_runs=2, accuracies=(0.5, 0.7), images=900, seconds=0.5
             )
         )
-        job = Job(tiny().specs[0], "tiny", Path())
+        (job,) = tiny().jobs(Path())
         bars.ended(Ended(job=job, outcome="failed", reason="no idea"))
         tasks = {task.description: task for task in progress.tasks}
     assert (tasks["all runs"].completed, tasks["all runs"].total) == (2, 10)

@@ -108,7 +108,9 @@ def test_a_run_that_cannot_be_built_fails_alone(tmp_path):
 
 def test_a_run_that_diverges_is_a_result(tmp_path):
     plan = tiny(rule=["mean", "median"], server={"learning_rate": 1e38}, rounds=5)
-    ends = play(plan, tmp_path)
+    heard = Heard()
+    ends = play(plan, tmp_path, listener=heard)
+    assert heard.words == []
     assert {end.outcome for end in ends.values()} == {"diverged"}
     run = find_runs(tmp_path)[0]
     assert run.status().round == len(run.rounds()) < 5

@@ -24,10 +24,12 @@ def test_every_epoch_shows_every_picture_once(num_own: int, num_epochs: int):
 
 
 @pytest.mark.parametrize(
-    ("num_own", "expected"), [(17, [16]), (18, [16, 2]), (1, [1]), (33, [16, 16])]
+    ("num_own", "expected"), [(17, [16]), (18, [16, 2]), (1, []), (2, [2]), (33, [16, 16])]
 )
 def test_batches_too_small_for_normalisation_are_left_out(num_own: int, expected: list[int]):
-    batches = draw_batches(torch.arange(num_own), Training(batch_size=16), DRAWS, least=2)
+    training = Training(batch_size=16, augment=True)
+    batches = draw_batches(torch.arange(num_own), training, DRAWS, least=2)
+    assert batches.moves.shape == (len(expected), 16, 3)
     assert batches.sizes == expected
     assert batches.sizes == (batches.index >= 0).sum(dim=1).tolist()
 

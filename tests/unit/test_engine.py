@@ -2,7 +2,7 @@
 
 import copy
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 import pytest
@@ -10,16 +10,15 @@ import torch
 from torch import nn
 
 import outvote as ov
+from federations import TRAINING, make_runs, networks, pictures
 from outvote.clients.alone import Alone
 from outvote.clients.federation import Federation, count_sampled, make_federation
-from outvote.clients.pictures import Pictures
 from outvote.clients.together import Together
 from outvote.clients.training import Training
 from outvote.engine.reference import Plain
 from outvote.engine.sampling import choose_clients
 from outvote.engine.simulation import first_state, make_world, simulate
 from outvote.engine.training import train as train_clients
-from outvote.engine.world import Run
 
 RULES = (
     "mean",
@@ -40,57 +39,35 @@ ATTACKS = (
     "gaussian",
     "nan",
 )
-TRAINING = Training(num_epochs=2, batch_size=16, learning_rate=0.05)
-CPU = torch.device("cpu")
+SETS = (pictures(120), pictures(40))
 
 
-def pictures(num: int, dtype: torch.dtype = torch.float64, shape=(6, 6, 1)) -> Pictures:
-    random = np.random.default_rng(num)
-    images = random.integers(0, 256, (num, *shape), dtype=np.uint8)
-    labels = random.integers(0, 4, num)
-    return Pictures(images, labels, mean=[0.5], std=[0.3], device=CPU, dtype=dtype)
+@lru_cache
+def in_plain_loops(rule: str) -> list[tuple[list[dict], torch.Tensor]]:
+    """What is told of five rounds of two runs under each attack, and the last weights."""
+    runs, train, test = make_runs([(rule, attack) for attack in ATTACKS] * 2), *SETS
+    found = []
+    for run, module in zip(runs, networks(runs), strict=True):
+        plain = Plain(run, module, train, test, TRAINING, 4)
+        told = [plain.play(number) for number in range(1, 6)]
+        found.append((told, nn.utils.parameters_to_vector(plain.model.parameters()).detach()))
+    return found
 
 
-def make_runs(pairs, seed: int = 0) -> list[Run]:
-    runs = []
-    for k, (rule, attack) in enumerate(pairs, seed):
-        parts = np.array_split(np.random.default_rng(k).permutation(120), 8)
-        runs.append(
-            Run(
-                federation=make_federation(parts, fraction=0.25, seed=k),
-                attack=ov.make_attack(attack),
-                rule=ov.make_rule(rule),
-                seed=k,
-                num_sampled=6,
-            )
-        )
-    return runs
-
-
-def networks(runs, name: str = "mlp", dtype: torch.dtype = torch.float64) -> list[nn.Module]:
-    return [
-        ov.make_model(name, num_classes=4, image_shape=(6, 6, 1), seed=run.seed).to(dtype)
-        for run in runs
-    ]
-
-
+@pytest.mark.parametrize("is_batched", [False, True])
 @pytest.mark.parametrize("way", [Alone, Together])
 @pytest.mark.parametrize("rule", RULES)
-def test_runs_played_together_come_out_as_in_plain_loops(rule: str, way):
-    runs = make_runs([(rule, attack) for attack in ATTACKS])
-    train, test = pictures(120), pictures(40)
+def test_runs_played_together_come_out_as_in_plain_loops(rule: str, way, is_batched: bool):
+    runs, train, test = make_runs([(rule, attack) for attack in ATTACKS] * 2), *SETS
     modules = networks(runs)
     world = make_world(modules[0], train, test, runs, training=TRAINING, num_classes=4)
-    world = replace(world, trainer=way(modules[0], train))
+    world = replace(world, trainer=way(modules[0], train), is_batched=is_batched)
     steps = list(simulate(world, first_state(modules, train), 5))
-    for k, run in enumerate(runs):
-        plain = Plain(run, copy.deepcopy(modules[k]), train, test, TRAINING, 4)
-        for step in steps:
-            told = plain.play(step.state.round)
-            assert list(step.records[k].clients) == told["clients"]
-            assert step.records[k].accuracy == pytest.approx(told["accuracy"])
-        expected = nn.utils.parameters_to_vector(plain.model.parameters()).detach()
-        torch.testing.assert_close(steps[-1].state.weights[k], expected, rtol=0, atol=1e-9)
+    for k, (told, weights) in enumerate(in_plain_loops(rule)):
+        for step, expected in zip(steps, told, strict=True):
+            assert list(step.records[k].clients) == expected["clients"]
+            assert step.records[k].accuracy == pytest.approx(expected["accuracy"])
+        torch.testing.assert_close(steps[-1].state.weights[k], weights, rtol=0, atol=1e-9)
 
 
 def test_clients_with_momentum_come_out_as_in_plain_loops():

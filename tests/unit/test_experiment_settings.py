@@ -155,6 +155,7 @@ def test_runs_that_differ_in_rule_attack_seed_or_partition_are_stacked():
         ("federation.sampled=0", "from 1 to 50 clients can be sampled in a round, got 0"),
         ("federation.sampled=0.0", "from 1 to 50 clients can be sampled"),
         ("federation.told=orakle", "federation.told: unknown value 'orakle'"),
+        ("federation.told=51", "at most the 50 clients sampled in a round, got 51"),
         ("federation.num_clients=all", "is for data.partition = 'by-group'"),
         ("training.batch_size=0", "batch_size must be at least 1, got 0"),
         ("training.learning_rte=0", "did you mean 'learning_rate'?"),

@@ -3,16 +3,18 @@
 import errno
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from outvote.metrics.record import Record
 from outvote.results import checkpoint as checkpoints
+from outvote.results import lock as locks
 from outvote.results.checkpoint import Checkpoint, load_newest, read_checkpoint, save
 from outvote.results.faults import BusyError, StoreError
 from outvote.results.folder import RunFolder, Writer, find_runs
-from outvote.results.lines import Lines, cut_back, read_lines
+from outvote.results.lines import append_line, cut_back, read_lines
 from outvote.results.schema import Environment, Round, Status, Timing
 from outvote.results.summary import summarise
 
@@ -123,9 +125,7 @@ def test_a_full_disk_is_told_and_leaves_the_last_checkpoint_intact(tmp_path, mon
 
 
 def test_lines_are_strict_json_and_floats_come_back_to_the_last_bit(tmp_path):
-    lines = Lines(tmp_path / "metrics.jsonl")
-    lines.append(a_round(1, loss=float("nan")))
-    lines.close()
+    append_line(tmp_path / "metrics.jsonl", a_round(1, loss=float("nan")))
     text = (tmp_path / "metrics.jsonl").read_text()
     told = json.loads(text, parse_constant=lambda word: pytest.fail(f"not JSON: {word}"))
     assert list(told) == list(Round.__struct_fields__)
@@ -139,10 +139,8 @@ def test_the_lines_are_the_fields_of_a_record():
 
 def test_a_half_written_last_line_does_not_count_and_is_cut_off(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    lines = Lines(path)
     for number in (1, 2, 3):
-        lines.append(a_round(number))
-    lines.close()
+        append_line(path, a_round(number))
     whole = path.read_bytes()
     path.write_bytes(whole[:-7])
     assert [line.round for line in read_lines(path, Round)] == [1, 2]
@@ -170,6 +168,44 @@ def test_a_run_goes_on_where_its_checkpoint_is(tmp_path):
     assert ([line.round for line in folder.rounds()], faults) == ([1, 2], [])
     writer.close()
     assert [run.path for run in find_runs(tmp_path)] == [folder.path]
+
+
+def test_a_half_line_of_timings_is_cut_off_before_the_next_is_added(tmp_path):
+    timing = Timing(round=1, seconds=0.1, num_runs=1, images=1)
+    path = tmp_path / "timings.jsonl"
+    append_line(path, timing)
+    path.write_bytes(path.read_bytes() + b'{"round": 2, "sec')
+    writer = Writer(RunFolder(tmp_path), b"", "c")
+    writer.begin(0, ENVIRONMENT)
+    writer.add(a_round(1), timing)
+    writer.close()
+    assert RunFolder(tmp_path).timings() == [timing, timing]
+
+
+def test_a_run_holds_one_file_open(tmp_path):
+    before = len(list(Path("/dev/fd").iterdir()))
+    writer = Writer(RunFolder(tmp_path), b"", "c")
+    writer.begin(0, ENVIRONMENT)
+    writer.add(a_round(1), Timing(round=1, seconds=0.1, num_runs=1, images=1))
+    num_open = len(list(Path("/dev/fd").iterdir())) - before
+    writer.close()
+    assert num_open == 1
+
+
+def test_only_a_lock_that_is_taken_means_another_process(tmp_path, monkeypatch):
+    def refuse(file, how):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(locks.fcntl, "flock", refuse)
+    with pytest.raises(StoreError, match="No locks available"):
+        Writer(RunFolder(tmp_path), b"", "c")
+
+
+def test_a_status_that_cannot_be_read_is_told_and_unknown(tmp_path):
+    (tmp_path / "status.json").write_text('{"outcome": "fini')
+    status, fault = RunFolder(tmp_path).known_status()
+    assert status is None
+    assert "status.json cannot be read" in fault
 
 
 def test_a_checkpoint_without_its_metrics_is_not_used(tmp_path):

@@ -1,5 +1,7 @@
 """`outvote demo`: a small federation under attack, on real pictures, in a minute or two."""
 
+import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,7 +67,7 @@ def command(
         print_json(done.as_json())
     else:
         _print(done, output / plan.suite)
-    done.how_to_go_on("outvote demo")
+    done.how_to_go_on(shlex.join(["outvote", *sys.argv[1:]]))
     return done.exit_code
 
 

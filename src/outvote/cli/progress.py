@@ -29,7 +29,7 @@ class Plain:
     def ended(self, what: "Ended") -> None:
         """Tell of runs that failed."""
         if what.is_new and what.outcome in ("failed", "busy"):
-            self.said(f"{what.job.spec.name}: {what.outcome}: {what.reason}")
+            self.said(f"{what.job.name}: {what.outcome}: {what.reason}")
 
     def said(self, text: str) -> None:
         """Print a line."""

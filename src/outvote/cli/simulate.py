@@ -37,6 +37,10 @@ def play(plan: "Plan", output: Path, device: str, checkpoint_every: float) -> "P
             should_stop=asked,
         )
         try:
+            runner.check(plan)
+        except ValueError as error:
+            raise click.UsageError(str(error)) from error
+        try:
             ends = runner.play(plan)
         except StoreError as error:
             raise WorkFailed(str(error)) from error

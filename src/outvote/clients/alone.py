@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from outvote.clients.pictures import Pictures
 from outvote.clients.step import TINY
 from outvote.clients.training import Training
-from outvote.clients.work import Task, Trained
+from outvote.clients.work import Task, Trained, count_pictures
 from outvote.threads import mapped
 
 EVALUATED_AT_ONCE = 512
@@ -100,7 +100,12 @@ class Alone:
         order = torch.tensor(_longest_first(tasks))
         by_task = torch.empty(len(tasks), dtype=torch.float64)
         by_task[order] = torch.tensor(losses, dtype=torch.float64)
-        return Trained(gradients=gradients, losses=by_task, buffers=after)
+        return Trained(
+            gradients=gradients,
+            losses=by_task,
+            buffers=after,
+            num_pictures=count_pictures(tasks),
+        )
 
     @torch.enable_grad()
     def _train(
@@ -118,7 +123,7 @@ class Alone:
             loss.backward()
             model.step(training, learning_rate)
             total += loss.detach()
-        return float(total) / task.batches.num_steps
+        return float(total) / max(1, task.batches.num_steps)
 
     def count_right(self, weights: Tensor, buffers: Tensor, pictures: Pictures) -> Tensor:
         """Return how many pictures each run's model recognises."""

@@ -38,14 +38,17 @@ class Batches:
 def draw_batches(part: Tensor, training: Training, draws: Draws, least: int = 1) -> Batches:
     """Shuffle the pictures of a client anew for every epoch and cut them into batches.
 
-    Batches of fewer than `least` pictures are left out, unless there would be none.
+    Batches of fewer than `least` pictures are left out, even if none is left.
     """
     generator = draws.under("batches").generator(0, CPU)
     size, num_own = training.batch_size, len(part)
     per_epoch = -(-num_own // size)
     # What is left at the end of an epoch is a batch too, if it is large enough.
     num_left = num_own - (per_epoch - 1) * size
-    num_batches = per_epoch - 1 if num_left < least and per_epoch > 1 else per_epoch
+    num_batches = per_epoch - 1 if num_left < least else per_epoch
+    if num_batches == 0:
+        nothing = torch.empty(0, size, dtype=torch.int64)
+        return Batches(nothing, [], _draw_moves(nothing, training, generator))
     num_steps = training.num_steps or training.num_epochs * num_batches
     num_epochs = -(-num_steps // num_batches)
     index = torch.full((num_epochs, per_epoch * size), -1, dtype=torch.int64)

@@ -10,7 +10,7 @@ from outvote.clients.memory import how_many_fit
 from outvote.clients.pictures import Pictures
 from outvote.clients.step import take_step
 from outvote.clients.training import Training
-from outvote.clients.work import Task, Trained
+from outvote.clients.work import Task, Trained, count_pictures
 from outvote.errors import check_choice
 from outvote.models.stacked import Stacked
 from outvote.precision import exact_products, fast_products
@@ -47,8 +47,9 @@ class Together:
         # Those with most steps first: the models that still train are then a prefix.
         order = sorted(range(len(tasks)), key=lambda k: -tasks[k].batches.num_steps)
         sorted_tasks = [tasks[k] for k in order]
-        if self._num_models is None:
-            shortest = sorted_tasks[-1:]
+        # One step at least, or there is nothing to measure.
+        shortest = [task for task in sorted_tasks if task.batches.num_steps > 0][-1:]
+        if self._num_models is None and shortest:
             self._num_models = how_many_fit(
                 lambda: self._train(weights, buffers, shortest, training, 0.0), weights.device
             )
@@ -62,6 +63,7 @@ class Together:
             gradients=_joined([part.gradients for part in parts], back),
             losses=_joined([part.losses for part in parts], back),
             buffers=_joined([part.buffers for part in parts], back),
+            num_pictures=count_pictures(tasks),
         )
 
     def _train(
@@ -84,8 +86,9 @@ class Together:
                 stack.step(active, training, learning_rate)
         return Trained(
             gradients=weights[plan.runs].sub_(self.stacked.gather(stack.weights)),
-            losses=(losses / plan.steps_each).cpu(),
+            losses=(losses / plan.steps_each.clamp(min=1)).cpu(),
             buffers=self._gather_buffers(state, buffers[plan.runs]),
+            num_pictures=count_pictures(tasks),
         )
 
     def _learn(self, stack: "_Stack", buffers: list[Tensor], plan: "_Plan", step: int) -> Tensor:

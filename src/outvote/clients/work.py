@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from outvote.clients.batches import Batches
@@ -28,11 +29,18 @@ class Trained:
     gradients: Tensor
     """The weights sent out minus the weights after training, ``[tasks, dim]``."""
     losses: Tensor
-    """The mean loss over the steps."""
+    """The mean loss over the steps; 0 where there was none."""
     buffers: Tensor
     """Running statistics after training, ``[tasks, buffers]``; float64 holds counters too."""
+    num_pictures: Tensor
+    """How many pictures each was trained on; 0: the client had too few for a batch."""
     memory: tuple[dict[int, Tensor], ...] = ()
     """What clients of each run remember of what they sent, where they do."""
+
+
+def count_pictures(tasks: Sequence[Task]) -> Tensor:
+    """Return how many pictures each task has, repeated ones counted again."""
+    return torch.tensor([task.batches.num_pictures for task in tasks], dtype=torch.int64)
 
 
 class Trainer(Protocol):

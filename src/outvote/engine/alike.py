@@ -1,7 +1,8 @@
 """Runs that can be worked on together.
 
-On a CPU every run is worked on alone: products of several matrices at once may differ in the last
-bit from those of one, and a run must come out the same whoever is played beside it, bit for bit.
+On a CPU every run is worked on alone (`World.is_batched`): products of several matrices at once may
+differ in the last bit from those of one, and a run must come out the same whoever is played beside
+it, bit for bit.
 """
 
 from collections.abc import Callable, Hashable
@@ -11,7 +12,7 @@ from outvote.engine.world import Run, World
 
 def alike(world: World, kind: Callable[[int, Run], Hashable]) -> list[list[int]]:
     """Put the numbers of runs of one kind together."""
-    if world.device.type == "cpu":
+    if not world.is_batched:
         return [[number] for number in range(len(world.runs))]
     groups: dict[Hashable, list[int]] = {}
     for number, run in enumerate(world.runs):
@@ -20,7 +21,7 @@ def alike(world: World, kind: Callable[[int, Run], Hashable]) -> list[list[int]]
 
 
 def pieces(world: World) -> list[slice]:
-    """Return all runs at once, or on a CPU one after the other."""
-    if world.device.type == "cpu":
+    """Return all runs at once, or one after the other."""
+    if not world.is_batched:
         return [slice(k, k + 1) for k in range(len(world.runs))]
     return [slice(0, len(world.runs))]

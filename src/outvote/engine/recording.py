@@ -22,12 +22,17 @@ def describe(
     num_runs, num_clients = judged.weights.shape
     is_byzantine = chosen.is_byzantine.to(judged.updates.device)
     rows = learnt.gradients.view(num_runs, num_clients, -1)
+    num_pictures = learnt.num_pictures.view(num_runs, -1)
     deviations, sizes, losses = [], [], []
     for some in pieces(world):
         means = honest_means(rows[some], is_byzantine[some])
         deviations += norms(judged.updates[some] - means)
         sizes += norms(means)
-        losses += honest_losses(learnt.losses.view(num_runs, -1)[some], chosen.is_byzantine[some])
+        losses += honest_losses(
+            learnt.losses.view(num_runs, -1)[some],
+            chosen.is_byzantine[some],
+            num_pictures[some] > 0,
+        )
     accuracies: list[float | None] = [None] * num_runs
     if is_evaluated:
         right = world.trainer.count_right(after.weights, after.buffers, world.test)
@@ -37,6 +42,7 @@ def describe(
     return [
         Record(
             round=chosen.number,
+            num_pictures=int(num_pictures[k].sum()),
             loss=losses[k],
             accuracy=accuracies[k],
             clients=tuple(clients),

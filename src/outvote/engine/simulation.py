@@ -12,6 +12,7 @@ from outvote.clients.pictures import Pictures
 from outvote.clients.together import Together
 from outvote.clients.training import Training
 from outvote.clients.work import Trainer
+from outvote.engine.normalisation import check_normalisation, has_normalisation
 from outvote.engine.round import play_round
 from outvote.engine.world import Run, State, World
 from outvote.metrics.record import Record
@@ -43,6 +44,7 @@ def make_world(  # noqa: PLR0913  (all of what a world is made of)
     precision: str = "float32",
 ) -> World:
     """Put everything together; clients train one by one on a CPU, all at once on a GPU."""
+    check_normalisation(module, training)
     device = train.images.device
     trainer: Trainer
     if device.type == "cpu":
@@ -68,7 +70,8 @@ def make_world(  # noqa: PLR0913  (all of what a world is made of)
         is_counter=mask(lambda name, buffer: not buffer.is_floating_point()),
         is_variance=mask(lambda name, buffer: name.endswith("running_var")),
         aggregate=aggregate,
-        has_normalisation=any(isinstance(part, nn.BatchNorm2d) for part in module.modules()),
+        has_normalisation=has_normalisation(module),
+        is_batched=device.type != "cpu",
     )
 
 
@@ -104,9 +107,14 @@ def simulate(
         yield Step(state, going, records, [going[k] for k in over])
         if over:
             left = [k for k in range(len(going)) if k not in over]
+            if not left:
+                return
             going = [going[k] for k in left]
             here, state = here.only(left), state.only(left)
 
 
 def _is_sound(state: State, number: int, record: Record) -> bool:
-    return isfinite(record.loss) and bool(state.weights[number].isfinite().all())
+    """Tell whether a run can go on; the loss is that of all honest clients that did not diverge."""
+    if record.loss is not None and not isfinite(record.loss):
+        return False
+    return all(bool(each[number].isfinite().all()) for each in (state.weights, state.buffers))

@@ -7,11 +7,9 @@ from torch import Tensor
 
 from outvote.clients.batches import draw_batches
 from outvote.clients.work import Task, Trained
+from outvote.engine.normalisation import LEAST_NORMALISED
 from outvote.engine.sampling import Chosen
 from outvote.engine.world import Run, State, World
-
-# Batch normalisation has no variance of a single picture.
-LEAST_NORMALISED = 2
 
 
 def train(world: World, state: State, chosen: Chosen) -> Trained:
@@ -60,6 +58,7 @@ def _spread(learnt: Trained, places: list[int], num_rows: int) -> Trained:
         gradients=spread(learnt.gradients),
         losses=spread(learnt.losses),
         buffers=spread(learnt.buffers),
+        num_pictures=spread(learnt.num_pictures),
     )
 
 

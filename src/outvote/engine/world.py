@@ -70,6 +70,8 @@ class World:
     aggregate: str = "parameters"
     """What rules see: the "parameters", or with "state" the buffers too, as both of the authors'
     codes have it."""
+    is_batched: bool = False
+    """Whether runs that share an attack or a rule are worked on at once, see `alike.py`."""
 
     def __post_init__(self) -> None:
         """Check that the runs can be stacked."""
@@ -108,13 +110,17 @@ class State:
 
     def only(self, numbers: Sequence[int]) -> "State":
         """Return the state of some of the runs."""
-        at = torch.tensor(numbers, device=self.weights.device)
+        at = torch.tensor(numbers, dtype=torch.long, device=self.weights.device)
+
+        def some(memory: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(memory[k] for k in numbers) if memory else ()
+
         return replace(
             self,
             weights=self.weights[at],
             buffers=self.buffers[at],
             velocity=None if self.velocity is None else self.velocity[at],
-            attack_memory=tuple(self.attack_memory[k] for k in numbers),
-            rule_memory=tuple(self.rule_memory[k] for k in numbers),
-            client_memory=tuple(self.client_memory[k] for k in numbers if self.client_memory),
+            attack_memory=some(self.attack_memory),
+            rule_memory=some(self.rule_memory),
+            client_memory=some(self.client_memory),
         )

@@ -13,10 +13,10 @@ from outvote.attacks.spec import make_attack
 from outvote.clients.federation import Federation, make_federation
 from outvote.clients.pictures import Pictures
 from outvote.data.dataset import Dataset
-from outvote.data.loader import load
 from outvote.engine.simulation import make_world
 from outvote.engine.world import Run, World
 from outvote.experiment.checking import num_sampled
+from outvote.experiment.shelf import Shelf
 from outvote.experiment.spec import Data, Members, Spec
 from outvote.models.spec import make_model
 from outvote.partition import (
@@ -46,21 +46,31 @@ class Workshop:
     def __init__(self, device: torch.device) -> None:
         """Take the device to train on."""
         self.device = device
+        self.shelf = Shelf()
         self._loaded: dict[str, Loaded] = {}
         self._federations: dict[tuple[Data, Members, int], Federation] = {}
 
     def loaded(self, name: str) -> Loaded:
-        """Load a dataset; the one before is let go."""
+        """Put the pictures of a dataset onto the device; those of the one before are let go."""
         if name not in self._loaded:
             self._loaded.clear()
             self._federations.clear()
-            found = load(name)
+            found = self.shelf.dataset(name)
             self._loaded[name] = Loaded(
                 found,
                 self._pictures(found, found.train_images, found.train_labels),
                 self._pictures(found, found.test_images, found.test_labels),
             )
         return self._loaded[name]
+
+    def num_clients(self, spec: Spec) -> int:
+        """Return how many clients there are; for that alone nothing is partitioned."""
+        number = spec.federation.num_clients
+        return number if isinstance(number, int) else self.shelf.num_groups(spec.data.name)
+
+    def num_sampled(self, spec: Spec) -> int:
+        """Return how many of them take part in a round."""
+        return num_sampled(spec.federation, self.num_clients(spec))
 
     def run(self, spec: Spec) -> Run:
         """Build one run."""
@@ -94,7 +104,7 @@ class Workshop:
 
     def network(self, spec: Spec) -> nn.Module:
         """Make the network that a run starts with."""
-        dataset = self.loaded(spec.data.name).dataset
+        dataset = self.shelf.dataset(spec.data.name)
         return make_model(
             spec.model.name,
             num_classes=dataset.num_classes,
@@ -104,7 +114,7 @@ class Workshop:
 
     def label_counts(self, spec: Spec, federation: Federation) -> NDArray[np.int64]:
         """Count the pictures of each class that every client owns."""
-        dataset = self.loaded(spec.data.name).dataset
+        dataset = self.shelf.dataset(spec.data.name)
         return np.stack(
             [
                 np.bincount(dataset.train_labels[part.numpy()], minlength=dataset.num_classes)
@@ -115,7 +125,7 @@ class Workshop:
     def _federation(self, spec: Spec) -> Federation:
         key = (spec.data, spec.federation, spec.seed)
         if key not in self._federations:
-            parts = _partition(spec, self.loaded(spec.data.name).dataset)
+            parts = _partition(spec, self.shelf)
             liars = spec.federation.byzantine
             self._federations[key] = make_federation(
                 parts,
@@ -126,7 +136,7 @@ class Workshop:
         return self._federations[key]
 
     def _root(self, spec: Spec) -> Tensor:
-        num_pictures = len(self.loaded(spec.data.name).train)
+        num_pictures = len(self.shelf.dataset(spec.data.name).train_labels)
         if spec.root_size > num_pictures:
             raise ValueError(
                 f"root_size must be at most the {num_pictures} training pictures, got "
@@ -140,17 +150,13 @@ class Workshop:
         return Pictures(images, labels, mean=dataset.mean, std=dataset.std, device=self.device)
 
 
-def _partition(spec: Spec, dataset: Dataset) -> list[Any]:
-    data, labels, seed = spec.data, dataset.train_labels, _seed(spec, "partition")
-    number = spec.federation.num_clients
+def _partition(spec: Spec, shelf: Shelf) -> list[Any]:
+    data, number, seed = spec.data, spec.federation.num_clients, _seed(spec, "partition")
     if data.partition == "by-group":
-        if dataset.train_groups is None:
-            raise ValueError(
-                f"data.partition = 'by-group' needs to know the writers, and {dataset.name} has "
-                "none; choose another partition."
-            )
         wanted = None if isinstance(number, str) else number
-        return list(partition_by_group(dataset.train_groups, num_clients=wanted, seed=seed))
+        groups = shelf.groups(data.name)
+        return list(partition_by_group(groups, num_clients=wanted, seed=seed))
+    labels = shelf.dataset(data.name).train_labels
     assert isinstance(number, int)
     if data.partition == "iid":
         return list(partition_iid(labels, num_clients=number, seed=seed))

@@ -37,6 +37,15 @@ def num_sampled(members: Members, num_clients: int) -> int:
     return count_sampled(num_clients, ratio=ratio, number=number)
 
 
+def check_told(members: Members, num_sampled: int) -> None:
+    """Refuse to tell the server of more liars than there are clients in a round."""
+    if isinstance(members.told, int) and members.told > num_sampled:
+        raise ValueError(
+            f"federation.told must be at most the {num_sampled} clients sampled in a round, got "
+            f"{members.told}; lower it, or write a fraction."
+        )
+
+
 def _ratio_or_number(value: float) -> tuple[float | None, int | None]:
     return (None, value) if isinstance(value, int) else (value, None)
 
@@ -67,7 +76,7 @@ def _check_members(members: Members, data: Data) -> None:
             )
         return
     _check_least("federation.num_clients", members.num_clients, 1)
-    num_sampled(members, members.num_clients)
+    check_told(members, num_sampled(members, members.num_clients))
     if isinstance(members.byzantine, int) and members.byzantine > members.num_clients:
         raise ValueError(
             f"federation.byzantine must be at most the {members.num_clients} clients there are, "

@@ -9,12 +9,14 @@ import numpy as np
 import torch
 
 import outvote
-from outvote.results.schema import Environment
+from outvote.results.schema import DataUsed, Environment
 
 PACKAGE = Path(outvote.__file__).parent
 
 
-def describe_environment(device: torch.device, precision: str) -> Environment:
+def describe_environment(
+    device: torch.device, precision: str, data: DataUsed | None = None
+) -> Environment:
     """Tell what a result may depend on besides its settings."""
     is_cuda = device.type == "cuda"
     return Environment(
@@ -27,6 +29,7 @@ def describe_environment(device: torch.device, precision: str) -> Environment:
         precision=precision,
         num_threads=torch.get_num_threads(),
         commit=commit(),
+        data=data,
     )
 
 

@@ -9,8 +9,9 @@ import msgspec
 
 from outvote.experiment.spec import Spec
 from outvote.experiment.toml import to_toml
+from outvote.results.faults import DamagedFileError
 from outvote.results.folder import RunFolder, Writer
-from outvote.results.schema import Outcome
+from outvote.results.schema import DataUsed, Outcome
 
 
 @final
@@ -21,16 +22,49 @@ class Job:
     spec: Spec
     suite: str
     root: Path
+    hash: str
+    """That of the settings when the plan was made."""
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return f"{self.spec.label}-{self.hash}"
 
     @property
     def folder(self) -> RunFolder:
         """The folder of its results."""
-        return RunFolder(self.root / self.suite / self.spec.name)
+        return RunFolder(self.root / self.suite / self.name)
+
+    def check_code(self) -> None:
+        """Refuse to play code that is not what the folder is named after."""
+        if self.spec.hash != self.hash:
+            raise ValueError(
+                f"the file of {self.spec.rule} or {self.spec.attack} was changed since the sweep "
+                "began; run the same command again to play what it is now."
+            )
+
+    def known_data(self) -> str | None:
+        """Return the checksum of the pictures it was played on, as far as that can be read."""
+        try:
+            environment = self.folder.environment()
+        except DamagedFileError:
+            return None
+        return environment.data.checksum if environment and environment.data else None
+
+    def other_data(self, known: str | None, now: DataUsed) -> str:
+        """Tell that the pictures are not those that it was played on; "" if they are."""
+        if known is None or known == now.checksum:
+            return ""
+        return (
+            f"{self.folder.path} was played on other pictures of {now.name}: checksum "
+            f"{known[:16]} expected, got {now.checksum[:16]} from {now.source}; bring the former "
+            "ones back, or choose another --output."
+        )
 
     def writer(self) -> Writer:
         """Take hold of the folder."""
         config = to_toml(self.spec, self.suite).encode()
-        return Writer(self.folder, config, self.spec.hash)
+        return Writer(self.folder, config, self.hash)
 
 
 @final

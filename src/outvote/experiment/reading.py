@@ -11,6 +11,7 @@ import msgspec
 
 from outvote.errors import closest
 from outvote.experiment.checking import checked
+from outvote.experiment.job import Job
 from outvote.experiment.presets import PRESETS, merged
 from outvote.experiment.spec import Spec
 
@@ -25,6 +26,15 @@ class Plan:
 
     suite: str
     specs: tuple[Spec, ...]
+    hashes: tuple[str, ...]
+    """Of the specs, when the plan was made."""
+
+    def jobs(self, root: Path) -> list[Job]:
+        """Return the runs, with their folders below `root`."""
+        return [
+            Job(spec, self.suite, root, known)
+            for spec, known in zip(self.specs, self.hashes, strict=True)
+        ]
 
 
 def read_plan(path: Path, settings: Sequence[str] = ()) -> Plan:
@@ -58,7 +68,8 @@ def make_plan(
     own = {key: value for key, value in table.items() if key not in OUTSIDE}
     whole = merged(PRESETS[name] if name else {}, own)
     specs = [checked(make_spec(each)) for each in expand(whole)]
-    return Plan(folder, tuple({spec.hash: spec for spec in specs}.values()))
+    by_hash = {spec.hash: spec for spec in specs}
+    return Plan(folder, tuple(by_hash.values()), tuple(by_hash))
 
 
 def expand(table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -7,11 +7,13 @@ from typing import final
 
 import torch
 
+from outvote.experiment.build import Workshop
 from outvote.experiment.job import Ended, Job
 from outvote.experiment.listener import Listener, Silent
+from outvote.experiment.preflight import check_playable
 from outvote.experiment.reading import Plan
 from outvote.experiment.sweep import Sweep
-from outvote.results.schema import OVER
+from outvote.results.schema import OVER, Status
 
 CHECKPOINT_EVERY = 60.0
 
@@ -31,20 +33,40 @@ class Runner:
     max_stacked: int | None = None
     """The most runs played together; None: as many as there is memory for."""
 
+    workshop: Workshop = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Make room for what runs share."""
+        self.workshop = Workshop(self.device)
+
+    def check(self, plan: Plan) -> None:
+        """Refuse what cannot be played on this device with a ValueError; nothing is written."""
+        check_playable(plan.specs, self.workshop)
+
     def play(self, plan: Plan) -> list[Ended]:
         """Play the runs of a plan; return what became of each, in their order."""
-        jobs = [Job(spec, plan.suite, self.output) for spec in plan.specs]
+        self.check(plan)
+        jobs = plan.jobs(self.output)
         ends: dict[str, Ended] = {}
         todo = []
         for job in jobs:
-            status = job.folder.status()
-            if status is not None and status.outcome in OVER:
-                ends[job.spec.hash] = Ended(
-                    job=job, outcome=status.outcome, reason=status.reason, is_new=False
+            status, fault = job.folder.known_status()
+            if fault:
+                self.listener.said(
+                    f"{fault}; {job.name} goes on from its checkpoint, if it has one."
                 )
-                self.listener.ended(ends[job.spec.hash])
+            if status is not None and status.outcome in OVER:
+                ends[job.hash] = self._over(job, status)
+                self.listener.ended(ends[job.hash])
             else:
                 todo.append((0 if status is None else status.round, job))
         self.listener.planned(sum(job.spec.rounds - done for done, job in todo))
         Sweep(self, ends).play(todo)
-        return [ends[job.spec.hash] for job in jobs]
+        return [ends[job.hash] for job in jobs]
+
+    def _over(self, job: Job, status: Status) -> Ended:
+        """Return what a run came to, unless that was on other pictures."""
+        fault = job.other_data(job.known_data(), self.workshop.shelf.used(job.spec.data.name))
+        if fault:
+            return Ended(job=job, outcome="failed", reason=fault)
+        return Ended(job=job, outcome=status.outcome, reason=status.reason, is_new=False)

@@ -16,15 +16,15 @@ MEMORIES = tuple(field.name for field in fields(State) if field.name.endswith("_
 """Of attacks, rules, and whoever else remembers something from round to round."""
 
 
-def checkpoint_of(state: State, row: int, config: str, outcome: str) -> Checkpoint:
-    """Take one run out of the state of many."""
+def checkpoint_of(state: State, row: int, config: str, outcome: str, data: str) -> Checkpoint:
+    """Take one run out of the state of many; `data` is the checksum of its pictures."""
     arrays: dict[str, NDArray[Any]] = {
         "weights": state.weights[row].cpu().numpy(),
         "buffers": state.buffers[row].cpu().numpy(),
     }
     if state.velocity is not None:
         arrays["velocity"] = state.velocity[row].cpu().numpy()
-    notes: dict[str, Any] = {"outcome": outcome}
+    notes: dict[str, Any] = {"outcome": outcome, "data": data}
     for name in MEMORIES:
         notes[name] = pack(_at(getattr(state, name), row), name, arrays)
     return Checkpoint(round=state.round, config=config, arrays=arrays, notes=notes)

@@ -60,7 +60,10 @@ class Spec(Struct, frozen=True, kw_only=True):
 
     @property
     def hash(self) -> str:
-        """The checksum of all settings, and of the files that rules and attacks come from."""
+        """The checksum of all settings, and of the files that rules and attacks come from.
+
+        Those are read anew every time: a `Job` keeps what it was when the plan was made.
+        """
         from outvote.experiment.own_code import digests
 
         content = {"protocol": PROTOCOL, "spec": self, "code": digests(self.rule, self.attack)}
@@ -68,9 +71,9 @@ class Spec(Struct, frozen=True, kw_only=True):
         return hashlib.blake2b(text, digest_size=6).hexdigest()
 
     @property
-    def name(self) -> str:
+    def label(self) -> str:
         """A readable name; together with the hash it is the name of the folder."""
-        return f"{_slug(self.rule)}-{_slug(self.attack)}-seed{self.seed}-{self.hash}"
+        return f"{_slug(self.rule)}-{_slug(self.attack)}-seed{self.seed}"
 
 
 def _slug(text: str, longest: int = 40) -> str:

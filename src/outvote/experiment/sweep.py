@@ -3,21 +3,18 @@
 from collections import deque
 from collections.abc import Hashable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from outvote.engine.simulation import first_state
-from outvote.engine.world import Run
-from outvote.experiment.build import Workshop
-from outvote.experiment.capacity import most_runs
+from outvote.experiment.capacity import most_locks, most_runs
+from outvote.experiment.entry import Entry
 from outvote.experiment.environment import describe_environment
 from outvote.experiment.job import Ended, Job, stack_key
-from outvote.experiment.listener import Played
 from outvote.experiment.saving import state_of
+from outvote.experiment.spec import Spec
 from outvote.experiment.wave import Wave
-from outvote.results.checkpoint import Checkpoint
 from outvote.results.faults import BusyError, StoreError
 from outvote.results.folder import Writer
 from outvote.results.schema import OVER, Status
@@ -32,46 +29,44 @@ class Sweep:
     def __init__(self, runner: "Runner", ends: dict[str, Ended]) -> None:
         """Take what is over already; the rest is added."""
         self.runner, self.ends = runner, ends
-        self.listener = runner.listener
-        self.workshop = Workshop(runner.device)
+        self.listener, self.workshop = runner.listener, runner.workshop
+        self.planned, self.played = runner.listener.planned, runner.listener.played
+        self.said = runner.listener.said
         self.queue: deque[list[Job]] = deque()
 
     def ended(self, what: Ended) -> None:
         """Remember what became of a run."""
-        self.ends[what.job.spec.hash] = what
+        self.ends[what.job.hash] = what
         self.listener.ended(what)
-
-    def planned(self, num_rounds: int) -> None:
-        """Pass it on."""
-        self.listener.planned(num_rounds)
-
-    def played(self, what: Played) -> None:
-        """Pass it on."""
-        self.listener.played(what)
-
-    def said(self, text: str) -> None:
-        """Pass it on."""
-        self.listener.said(text)
 
     def play(self, todo: Sequence[tuple[int, Job]]) -> None:
         """Play wave after wave."""
         groups: dict[Hashable, list[Job]] = {}
         for done, job in todo:
             groups.setdefault((stack_key(job.spec), done), []).append(job)
-        self.queue.extend(groups.values())
+        names = list(dict.fromkeys(job.spec.data.name for _, job in todo))
+        # Dataset by dataset: the pictures of one only are on the device.
+        self.queue.extend(sorted(groups.values(), key=lambda g: names.index(g[0].spec.data.name)))
         while self.queue:
             jobs = self.queue.popleft()
             if self.runner.should_stop():
                 self._leave(jobs)
                 continue
+            limit = self._most(jobs[0].spec)
+            if len(jobs) > limit:
+                self._put_back([jobs[k : k + limit] for k in range(0, len(jobs), limit)])
+                continue
             with ExitStack() as stack:
                 self._play(jobs, stack)
         self._look_again()
 
+    def _put_back(self, parts: Sequence[list[Job]]) -> None:
+        self.queue.extendleft(reversed(parts))
+
     def _look_again(self) -> None:
         """Runs that another process worked on may be over by now."""
         for name, end in list(self.ends.items()):
-            status = end.job.folder.status() if end.outcome == "busy" else None
+            status = end.job.folder.known_status()[0] if end.outcome == "busy" else None
             if status is not None and status.outcome in OVER:
                 self.ends[name] = Ended(
                     job=end.job, outcome=status.outcome, reason=status.reason, is_new=False
@@ -86,16 +81,13 @@ class Sweep:
         ready = self._ready(jobs, stack)
         if not ready:
             return
-        limit = self._most(ready[0])
         rounds = sorted({entry.round for entry in ready})
-        if len(rounds) > 1 or len(ready) > limit:
-            for number in rounds:
-                some = [entry.job for entry in ready if entry.round == number]
-                self.queue.extend(some[k : k + limit] for k in range(0, len(some), limit))
+        if len(rounds) > 1:
+            self._put_back([[e.job for e in ready if e.round == number] for number in rounds])
             return
         self._play_wave(ready)
 
-    def _ready(self, jobs: Sequence[Job], stack: ExitStack) -> list["Entry"]:
+    def _ready(self, jobs: Sequence[Job], stack: ExitStack) -> list[Entry]:
         """Take hold of the folders, and build the runs; those that cannot be built have failed."""
         found = []
         for job in jobs:
@@ -106,6 +98,7 @@ class Sweep:
                 continue
             stack.callback(writer.close)
             try:
+                job.check_code()
                 run = self.workshop.run(job.spec)
             except (ValueError, TypeError, OSError) as error:
                 self._fail(job, writer, error)
@@ -113,17 +106,24 @@ class Sweep:
             checkpoint, faults = writer.resume()
             for fault in faults:
                 where = "the start" if checkpoint is None else f"round {checkpoint.round}"
-                self.said(f"{fault}; {job.spec.name} goes on from {where}.")
+                self.said(f"{fault}; {job.name} goes on from {where}.")
+            known = None if checkpoint is None else checkpoint.notes.get("data")
+            if fault := job.other_data(known, self.workshop.shelf.used(job.spec.data.name)):
+                self.ended(Ended(job=job, outcome="failed", reason=fault))
+                continue
             found.append(Entry(job, writer, run, checkpoint))
         return found
 
-    def _most(self, entry: "Entry") -> int:
-        spec = entry.job.spec
+    def _most(self, spec: Spec) -> int:
+        """Return how many runs can be stacked."""
         if self.runner.max_stacked is not None:
-            return max(1, self.runner.max_stacked)
-        return most_runs(self.workshop.network(spec), entry.run.num_sampled, self.runner.device)
+            return min(max(1, self.runner.max_stacked), most_locks())
+        shop, has_momentum = self.workshop, spec.training.client_momentum > 0
+        num_kept = shop.num_clients(spec) if has_momentum else 0
+        fit = most_runs(shop.network(spec), shop.num_sampled(spec), self.runner.device, num_kept)
+        return min(fit, most_locks())
 
-    def _play_wave(self, entries: Sequence["Entry"]) -> None:
+    def _play_wave(self, entries: Sequence[Entry]) -> None:
         wave: Wave | None = None
         if self.runner.device.type == "cuda":
             torch.cuda.empty_cache()  # What a wave before was too large for.
@@ -136,7 +136,7 @@ class Sweep:
         except Exception as error:  # noqa: BLE001  (one broken run never ends the others)
             self._split(entries, wave, error)
 
-    def _wave(self, entries: Sequence["Entry"]) -> Wave:
+    def _wave(self, entries: Sequence[Entry]) -> Wave:
         spec, runs = entries[0].job.spec, [entry.run for entry in entries]
         world = self.workshop.world(spec, runs)
         found = [entry.checkpoint for entry in entries if entry.checkpoint is not None]
@@ -145,7 +145,8 @@ class Sweep:
         else:
             networks = [self.workshop.network(entry.job.spec) for entry in entries]
             state = first_state(networks, self.workshop.loaded(spec.data.name).train)
-        environment = describe_environment(self.runner.device, spec.precision)
+        data = self.workshop.shelf.used(spec.data.name)
+        environment = describe_environment(self.runner.device, spec.precision, data)
         for entry in entries:
             entry.writer.begin(state.round, environment)
             entry.writer.tell(Status(outcome="running", round=state.round, num_rounds=spec.rounds))
@@ -156,7 +157,7 @@ class Sweep:
                 wave.end(number, "diverged", self)
         return wave
 
-    def _split(self, entries: Sequence["Entry"], wave: Wave | None, error: Exception) -> None:
+    def _split(self, entries: Sequence[Entry], wave: Wave | None, error: Exception) -> None:
         """Play the runs again in halves, from where they stand, until a broken one is alone."""
         going = list(entries) if wave is None else [entries[k] for k in wave.rows]
         if len(going) == 1:
@@ -168,9 +169,8 @@ class Sweep:
             self.said(f"{len(going)} runs do not fit into memory together; trying half as many.")
         else:
             self.said(f"{_told(error)} One of {len(going)} runs is broken; trying them in halves.")
-        half = len(going) // 2
-        self.queue.appendleft([entry.job for entry in going[half:]])
-        self.queue.appendleft([entry.job for entry in going[:half]])
+        jobs, half = [entry.job for entry in going], len(going) // 2
+        self._put_back([jobs[:half], jobs[half:]])
 
     def _save(self, wave: Wave) -> None:
         """Keep what was played since the last checkpoint, if that is possible."""
@@ -182,26 +182,11 @@ class Sweep:
             self.said(f"{_told(error)} The runs go on from their last checkpoints.")
 
     def _fail(self, job: Job, writer: Writer, error: Exception) -> None:
-        status = job.folder.status()
+        status, _ = job.folder.known_status()
         done = 0 if status is None else status.round
         reason = _told(error)
         writer.tell(Status(outcome="failed", round=done, num_rounds=job.spec.rounds, reason=reason))
         self.ended(Ended(job=job, outcome="failed", reason=reason))
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A job whose folder is held, ready to be played."""
-
-    job: Job
-    writer: Writer
-    run: Run
-    checkpoint: Checkpoint | None
-
-    @property
-    def round(self) -> int:
-        """Where it goes on."""
-        return 0 if self.checkpoint is None else self.checkpoint.round
 
 
 def _told(error: Exception) -> str:

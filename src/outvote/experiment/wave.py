@@ -14,6 +14,7 @@ from outvote.experiment.listener import Listener, Played
 from outvote.experiment.saving import checkpoint_of
 from outvote.metrics.record import Record
 from outvote.results.audit import audit_arrays, to_npz
+from outvote.results.checkpoint import Checkpoint
 from outvote.results.folder import Writer
 from outvote.results.schema import Outcome, Round, Status, Timing
 
@@ -41,6 +42,7 @@ class Wave:
         self.state = state
         self.rows = {number: number for number in range(len(jobs))}
         """The runs that still go on, and their rows in the state."""
+        self._data = workshop.shelf.used(jobs[0].spec.data.name).checksum
         self._saved = state.round
         self._saved_at = monotonic()
 
@@ -50,6 +52,8 @@ class Wave:
         """Play; return whether all runs are over."""
         spec = self.jobs[0].spec
         going = list(self.rows)
+        if not going:
+            return True
         here = self.state if len(going) == len(self.jobs) else self.state.only(going)
         start = monotonic()
         for step in simulate(
@@ -76,13 +80,13 @@ class Wave:
             if self._saved == self.state.round:
                 writer.tell(status)
             else:
-                writer.save(checkpoint_of(self.state, row, writer.checksum, outcome), status)
+                writer.save(self._checkpoint(row, writer, outcome), status)
         self._saved, self._saved_at = self.state.round, monotonic()
 
     def end(self, number: int, outcome: Outcome, listener: Listener) -> None:
         """Write down that a run is over."""
         job, writer, run = self.jobs[number], self.writers[number], self.world.runs[number]
-        checkpoint = checkpoint_of(self.state, self.rows[number], writer.checksum, outcome)
+        checkpoint = self._checkpoint(self.rows[number], writer, outcome)
         writer.save(checkpoint, self._status(number, "running"))
         arrays = audit_arrays(
             writer.folder.rounds(),
@@ -94,13 +98,13 @@ class Wave:
         del self.rows[number]
         listener.ended(Ended(job=job, outcome=outcome, reason=status.reason))
 
+    def _checkpoint(self, row: int, writer: Writer, outcome: Outcome) -> Checkpoint:
+        return checkpoint_of(self.state, row, writer.checksum, outcome, self._data)
+
     def _record(self, step: Step, seconds: float) -> Played:
         self.state = step.state
         self.rows = {number: row for row, number in enumerate(step.numbers)}
-        images = sum(
-            self._num_images(number, record)
-            for number, record in zip(step.numbers, step.records, strict=True)
-        )
+        images = sum(record.num_pictures for record in step.records)
         timing = Timing(
             round=step.state.round, seconds=seconds, num_runs=len(step.numbers), images=images
         )
@@ -122,14 +126,6 @@ class Wave:
             num_rounds=self.jobs[number].spec.rounds,
             reason=REASONS.get(outcome, "").format(self.state.round),
         )
-
-    def _num_images(self, number: int, record: Record) -> int:
-        training, parts = self.world.training, self.world.runs[number].federation.parts
-        if training.num_steps is not None:
-            # A batch is never larger than what the client owns.
-            sizes = [min(training.batch_size, len(parts[client])) for client in record.clients]
-            return training.num_steps * sum(sizes)
-        return training.num_epochs * sum(len(parts[client]) for client in record.clients)
 
 
 def as_round(record: Record) -> Round:

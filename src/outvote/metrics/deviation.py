@@ -19,11 +19,16 @@ def honest_means(gradients: Tensor, is_byzantine: Tensor) -> Tensor:
     return torch.matmul(share.unsqueeze(1), clean).squeeze(1)
 
 
-def honest_losses(losses: Tensor, is_byzantine: Tensor) -> list[float]:
-    """Return the mean loss ``[runs, clients]`` of the honest clients of each run."""
-    is_honest = ~is_byzantine | is_byzantine.all(dim=-1, keepdim=True)
-    total = torch.where(is_honest, losses, 0.0).sum(dim=-1)
-    return [float(loss) for loss in total / is_honest.sum(dim=-1)]
+def honest_losses(losses: Tensor, is_byzantine: Tensor, has_trained: Tensor) -> list[float | None]:
+    """Return the mean loss ``[runs, clients]`` of the honest clients of each run.
+
+    Clients that diverged do not count, unless all did: then it is NaN. None: nobody trained.
+    """
+    is_honest = (~is_byzantine | is_byzantine.all(dim=-1, keepdim=True)) & has_trained
+    is_counted = is_honest & losses.isfinite()
+    means = torch.where(is_counted, losses, 0.0).sum(dim=-1) / is_counted.sum(dim=-1)
+    trained = is_honest.any(dim=-1).tolist()
+    return [loss if any_ else None for loss, any_ in zip(means.tolist(), trained, strict=True)]
 
 
 def norms(vectors: Tensor) -> list[float]:

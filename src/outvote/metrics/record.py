@@ -8,8 +8,11 @@ class Record:
     """One round: who took part, who was believed, and what came out."""
 
     round: int
-    loss: float
-    """Mean training loss of the honest clients of the round."""
+    num_pictures: int
+    """How many pictures the clients were trained on."""
+    loss: float | None
+    """Mean training loss of the honest clients of the round; those that diverged do not count,
+    unless all did. None: nobody had enough pictures to train on."""
     accuracy: float | None
     """Share of the test pictures recognised after the round, if it was evaluated."""
     clients: tuple[int, ...]

@@ -9,8 +9,15 @@ import msgspec
 from outvote.results import checkpoint as checkpoints
 from outvote.results.atomic import not_written, remove_drafts, write_whole
 from outvote.results.checkpoint import Checkpoint
-from outvote.results.faults import StoreError
-from outvote.results.lines import Lines, count_from_one, cut_back, read_lines
+from outvote.results.faults import DamagedFileError, StoreError
+from outvote.results.lines import (
+    append_line,
+    count_from_one,
+    cut_back,
+    cut_to_whole,
+    read_lines,
+    sync_lines,
+)
 from outvote.results.lock import lock
 from outvote.results.schema import VERSION, Environment, Round, Status, Timing
 
@@ -35,6 +42,13 @@ class RunFolder:
             )
         return found
 
+    def known_status(self) -> tuple[Status | None, str]:
+        """Return what became of the run, as far as that can be read, and what is wrong."""
+        try:
+            return self.status(), ""
+        except DamagedFileError as error:
+            return None, str(error)
+
     def environment(self) -> Environment | None:
         """Return where it was played."""
         return self._read("env.json", Environment)
@@ -54,7 +68,7 @@ class RunFolder:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, msgspec.DecodeError) as error:
-            raise StoreError(f"{path} cannot be read: {error}; remove it to start anew") from error
+            raise DamagedFileError(f"{path} cannot be read: {error}") from error
 
 
 @final
@@ -71,8 +85,7 @@ class Writer:
             raise StoreError(not_written(self.path, error)) from error
         remove_drafts(self.path)
         self._config = config
-        self._metrics: Lines | None = None
-        self._timings: Lines | None = None
+        self._metrics, self._timings = self.path / "metrics.jsonl", self.path / "timings.jsonl"
 
     def resume(self) -> tuple[Checkpoint | None, list[str]]:
         """Find where to go on (None: from the start), and what was wrong with newer checkpoints."""
@@ -89,29 +102,25 @@ class Writer:
         return found, faults
 
     def begin(self, round_: int, environment: Environment) -> None:
-        """Remove what was recorded after a round, and open the files."""
+        """Remove what was recorded after a round, and half lines."""
         try:
-            cut_back(self.path / "metrics.jsonl", round_, Round)
+            cut_back(self._metrics, round_, Round)
+            cut_to_whole(self._timings, Timing)
         except OSError as error:
-            raise StoreError(not_written(self.path / "metrics.jsonl", error)) from error
+            raise StoreError(not_written(self._metrics, error)) from error
         if round_ == 0:
             checkpoints.drop_all(self.path)
         write_whole(self.path / "config.toml", self._config)
         self._write("env.json", environment)
-        self._metrics = Lines(self.path / "metrics.jsonl")
-        self._timings = Lines(self.path / "timings.jsonl")
 
     def add(self, round_: Round, timing: Timing) -> None:
         """Record a round."""
-        assert self._metrics is not None
-        assert self._timings is not None
-        self._metrics.append(round_)
-        self._timings.append(timing)
+        append_line(self._metrics, round_)
+        append_line(self._timings, timing)
 
     def save(self, checkpoint: Checkpoint, status: Status) -> None:
         """Keep where the run stands, so that it can go on from here."""
-        if self._metrics is not None:
-            self._metrics.sync()
+        sync_lines(self._metrics)
         checkpoints.save(self.path, checkpoint)
         self.tell(status)
 
@@ -127,9 +136,6 @@ class Writer:
 
     def close(self) -> None:
         """Let go of the folder."""
-        for lines in (self._metrics, self._timings):
-            if lines is not None:
-                lines.close()
         self._lock.close()
 
     def _write(self, name: str, content: Any) -> None:

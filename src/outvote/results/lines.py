@@ -7,44 +7,31 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from outvote.results.atomic import not_written
+from outvote.results.atomic import not_written, sync
 from outvote.results.faults import StoreError
 
 Line = TypeVar("Line")
 
 
-class Lines:
-    """Appends lines of JSON to a file."""
+def append_line(path: Path, line: Any) -> None:
+    """Add a line of JSON and hand it to the system: it is there even if this process is killed.
 
-    def __init__(self, path: Path) -> None:
-        """Open the file, after what is in it."""
-        self.path = path
-        try:
-            self._file = path.open("ab")
-        except OSError as error:
-            raise StoreError(not_written(path, error)) from error
+    The file is not kept open: of hundreds of runs, that would be more than a process may have.
+    """
+    try:
+        with path.open("ab") as file:
+            file.write(msgspec.json.encode(line) + b"\n")
+    except OSError as error:
+        raise StoreError(not_written(path, error)) from error
 
-    def append(self, line: Any) -> None:
-        """Add a line and hand it to the system: it is there even if this process is killed."""
-        try:
-            self._file.write(msgspec.json.encode(line) + b"\n")
-            self._file.flush()
-        except OSError as error:
-            raise StoreError(not_written(self.path, error)) from error
 
-    def sync(self) -> None:
-        """Make sure that all lines are on the disk: they are there even if the power goes."""
-        try:
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            raise StoreError(not_written(self.path, error)) from error
-
-    def close(self) -> None:
-        """Close the file."""
-        try:
-            self._file.close()
-        except OSError as error:
-            raise StoreError(not_written(self.path, error)) from error
+def sync_lines(path: Path) -> None:
+    """Make sure that all lines are on the disk: they are there even if the power goes."""
+    try:
+        if path.exists():
+            sync(path)
+    except OSError as error:
+        raise StoreError(not_written(path, error)) from error
 
 
 def read_lines(path: Path, kind: type[Line]) -> list[Line]:
@@ -64,6 +51,11 @@ def cut_back(path: Path, num_lines: int, kind: type[Any]) -> bool:
     if path.exists():
         os.truncate(path, end)
     return True
+
+
+def cut_to_whole(path: Path, kind: type[Any]) -> None:
+    """Remove a half written line, and what is after it."""
+    cut_back(path, len(read_lines(path, kind)), kind)
 
 
 def count_from_one(rounds: Sequence[int]) -> bool:

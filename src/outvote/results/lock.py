@@ -12,7 +12,10 @@ fcntl: Any = importlib.import_module("fcntl") if find_spec("fcntl") else None
 
 
 def lock(path: Path) -> BinaryIO:
-    """Take the lock that a file stands for, until that file is closed; BusyError if taken."""
+    """Take the lock that a file stands for, until that file is closed; BusyError if taken.
+
+    Other faults (a file system without locks, say) are OSErrors that tell themselves.
+    """
     file = path.open("ab")
     if fcntl is None:
         return file
@@ -20,5 +23,7 @@ def lock(path: Path) -> BinaryIO:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         file.close()
-        raise BusyError(f"another process works on {path.parent}") from error
+        if isinstance(error, BlockingIOError):
+            raise BusyError(f"another process works on {path.parent}") from error
+        raise
     return file

@@ -16,6 +16,7 @@ class Round(Struct, frozen=True, kw_only=True):
     """One line of metrics.jsonl; null stands for what is not finite, or was not measured."""
 
     round: int
+    num_pictures: int | None = None
     loss: float | None
     accuracy: float | None
     clients: tuple[int, ...]
@@ -50,6 +51,18 @@ class Status(Struct, frozen=True, kw_only=True):
     version: int = VERSION
 
 
+class DataUsed(Struct, frozen=True, kw_only=True):
+    """The pictures that a run was played on."""
+
+    name: str
+    source: str
+    """The form they were found in, and where."""
+    num_train: int
+    num_test: int
+    checksum: str
+    """Of all pictures, labels and writers."""
+
+
 class Environment(Struct, frozen=True, kw_only=True):
     """Where a run was played: env.json."""
 
@@ -62,3 +75,4 @@ class Environment(Struct, frozen=True, kw_only=True):
     precision: str
     num_threads: int
     commit: str | None
+    data: DataUsed | None = None

@@ -1,0 +1,47 @@
+"""Settings that no run can be played with are refused before anything is played."""
+
+from collections.abc import Sequence
+
+import torch
+
+from outvote.engine.normalisation import check_normalisation
+from outvote.experiment.build import Workshop
+from outvote.experiment.checking import check_told
+from outvote.experiment.spec import Spec
+
+
+def check_playable(specs: Sequence[Spec], workshop: Workshop) -> None:
+    """Load the data and try the networks on one picture each; a fault is a ValueError."""
+    seen = set()
+    for spec in specs:
+        _check_precision(spec, workshop.device)
+        if spec.data.partition == "by-group":
+            workshop.shelf.groups(spec.data.name)
+        check_told(spec.federation, workshop.num_sampled(spec))
+        tried = (spec.data.name, spec.model.name, spec.training.batch_size)
+        if tried not in seen:
+            seen.add(tried)
+            _try_network(spec, workshop)
+
+
+def _check_precision(spec: Spec, device: torch.device) -> None:
+    if spec.precision == "bfloat16" and device.type == "cpu":
+        raise ValueError(
+            "precision must be 'float32' or 'tf32' on a CPU, got 'bfloat16'; change it, or take "
+            "--device cuda."
+        )
+
+
+def _try_network(spec: Spec, workshop: Workshop) -> None:
+    height, width, channels = workshop.shelf.dataset(spec.data.name).shape
+    try:
+        network = workshop.network(spec).eval()
+        with torch.no_grad():
+            network(torch.zeros(1, channels, height, width))
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(
+            f"model.name: {spec.model.name} cannot take the {height} x {width} pictures of "
+            f"{spec.data.name} ({str(error).splitlines()[0].rstrip('.')}); choose another network "
+            "or dataset."
+        ) from error
+    check_normalisation(network, spec.training)

@@ -1,0 +1,138 @@
+"""What can go wrong with many runs, and is told in one line each."""
+
+import resource
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from outvote.data.loader import load
+from outvote.experiment import shelf
+from outvote.experiment import wave as waves
+from outvote.results.folder import find_runs
+from simulations import Heard, play, results, tiny
+
+# Its weights are too large for a second round.
+FAR = """
+import outvote
+class Far(outvote.VectorRule):
+    def max_byzantine(self, num_clients):
+        return num_clients - 1
+    def aggregate(self, rows, num_byzantine):
+        return rows[0] * 1e30
+"""
+
+
+def stopped_after(number: int, plan, output: Path):
+    heard = Heard()
+    play(plan, output, listener=heard, should_stop=lambda: len(heard.rounds) >= number)
+
+
+def killed(arrays):
+    raise KeyboardInterrupt
+
+
+def test_a_run_killed_while_it_diverged_ends_beside_one_that_goes_on(tmp_path, monkeypatch):
+    (tmp_path / "far.py").write_text(FAR)
+    far = f"{tmp_path / 'far.py'}:Far"
+    usual = {"attack": "none"}
+    with monkeypatch.context() as patch:
+        patch.setattr(waves, "to_npz", killed)
+        with pytest.raises(KeyboardInterrupt):
+            play(tiny(rule=far, **usual), tmp_path / "out")
+    (run,) = find_runs(tmp_path / "out")
+    stopped_after(run.status().round, tiny(rule="median", **usual), tmp_path / "out")
+    heard = Heard()
+    ends = play(tiny(rule=[far, "median"], **usual), tmp_path / "out", listener=heard)
+    assert [end.outcome for end in ends.values()] == ["diverged", "finished"]
+    assert heard.words == []
+    play(tiny(rule=[far, "median"], **usual), tmp_path / "whole")
+    assert results(tmp_path / "out") == results(tmp_path / "whole")
+
+
+def test_waves_are_as_large_as_the_limit_on_open_files_allows(tmp_path):
+    plan = tiny("rounds=1", "training.num_steps=1", f"seed={list(range(12))}")
+    play(tiny("rounds=1"), tmp_path / "first")  # Threads and data are there before it is counted.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    num_open = len(list(Path("/dev/fd").iterdir()))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (num_open + 10, hard))
+    heard = Heard()
+    try:
+        play(plan, tmp_path / "many", listener=heard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert {end.outcome for end in heard.ends} == {"finished"}
+    assert len(heard.ends) == 12
+    assert heard.words == []
+
+
+def other_pictures(name: str, **options):
+    found = load(name)
+    return replace(found, test_labels=found.test_labels[::-1].copy())
+
+
+@pytest.mark.parametrize("number", [2, 99])
+def test_on_other_pictures_a_run_neither_goes_on_nor_counts(tmp_path, monkeypatch, number):
+    stopped_after(number, tiny(), tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.glob("*/*/*")}
+    (run,) = find_runs(tmp_path)
+    used = run.environment().data
+    assert (used.num_train, used.num_test) == (6000, 2000)
+    with monkeypatch.context() as patch:
+        patch.setattr(shelf, "load", other_pictures)
+        (end,) = play(tiny(), tmp_path).values()
+    assert (end.outcome, "\n" in end.reason) == ("failed", False)
+    for words in ("other pictures", used.checksum[:16], "expected, got", "--output"):
+        assert words in end.reason
+    assert {path: path.read_bytes() for path in tmp_path.glob("*/*/*")} == before
+    (end,) = play(tiny(), tmp_path).values()
+    assert end.outcome == "finished"
+
+
+def test_a_rule_edited_while_it_is_played_is_not_played_under_the_old_name(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(FAR.replace("Far", "Mine").replace("1e30", "1"))
+    rules = [f"{path}:Mine", f"nnm('{path}:Mine')"]
+
+    def edit(played):
+        path.write_text(FAR.replace("Far", "Mine").replace("1e30", "2"))
+
+    ends = play(tiny(rule=rules), tmp_path, max_stacked=1, listener=Heard(edit))
+    assert [end.outcome for end in ends.values()] == ["finished", "failed"]
+    assert "was changed since the sweep began" in list(ends.values())[1].reason
+
+
+def test_each_dataset_is_loaded_once(tmp_path, monkeypatch):
+    names = []
+
+    def count(name: str):
+        names.append(name)
+        return replace(load("fashion-mnist-small"), name=name)
+
+    monkeypatch.setattr(shelf, "load", count)
+    plan = tiny("rounds=1", rule=["mean", "median"], data={"name": ["mnist", "fashion-mnist"]})
+    heard = Heard()
+    play(plan, tmp_path, max_stacked=1, listener=heard)
+    assert [end.outcome for end in heard.ends] == ["finished"] * 4
+    assert sorted(names) == ["fashion-mnist", "mnist"]
+
+
+@pytest.mark.parametrize("number", [2, 99])
+def test_a_status_that_cannot_be_read_stops_nobody(tmp_path, number):
+    plan = tiny(rule=["mean", "median"])
+    play(plan, tmp_path / "whole")
+    stopped_after(number, plan, tmp_path / "hurt")
+    (find_runs(tmp_path / "hurt")[0].path / "status.json").write_text('{"outcome": "fi')
+    heard = Heard()
+    ends = play(plan, tmp_path / "hurt", listener=heard)
+    assert {end.outcome for end in ends.values()} == {"finished"}
+    assert len(heard.words) == 1
+    assert "status.json cannot be read" in heard.words[0]
+    assert results(tmp_path / "hurt") == results(tmp_path / "whole")
+
+
+def test_timings_count_the_pictures_that_were_trained_on(tmp_path):
+    play(tiny(attack="lie"), tmp_path)
+    (run,) = find_runs(tmp_path)
+    expected = [2 * 16 * (5 - len(each.byzantine)) for each in run.rounds()]
+    assert [timing.images for timing in run.timings()] == expected

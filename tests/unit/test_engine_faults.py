@@ -1,0 +1,146 @@
+"""What goes wrong for one client, or one run, harms no other."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from federations import TRAINING, make_runs, networks, pictures
+from outvote.clients.federation import make_federation
+from outvote.clients.together import Together
+from outvote.clients.training import Training
+from outvote.engine.simulation import first_state, make_world, simulate
+from outvote.engine.world import State
+from outvote.metrics.deviation import honest_losses
+from outvote.server.buffers import merge_buffers
+
+NAN = float("nan")
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4)
+    ).double()
+
+
+class OneDiverges:
+    """A trainer whose first client of a round learns nothing but NaN."""
+
+    def __init__(self, trainer):
+        self.trainer, self.count_right = trainer, trainer.count_right
+
+    def train(self, *facts):
+        learnt = self.trainer.train(*facts)
+        learnt.gradients[0] = learnt.losses[0] = NAN
+        learnt.buffers[0, :-1] = NAN  # The last one is a counter, and a whole number.
+        return learnt
+
+
+def test_when_all_runs_diverge_there_is_nothing_left_to_play():
+    runs = make_runs([("mean", "none"), ("median", "lie")])
+    train, test = pictures(120, torch.float32), pictures(40, torch.float32)
+    modules = networks(runs, dtype=torch.float32)
+    for module in modules:
+        nn.init.constant_(next(module.parameters()), torch.inf)
+    world = make_world(modules[0], train, test, runs, training=TRAINING, num_classes=4)
+    (step,) = simulate(world, first_state(modules, train), 3)
+    assert step.over == [0, 1]
+
+
+@pytest.mark.parametrize("numbers", [[], [1], [1, 0]])
+def test_a_state_without_memories_can_be_taken_apart(numbers: list[int]):
+    state = State(round=1, weights=torch.arange(6.0).view(2, 3), buffers=torch.zeros(2, 0))
+    found = state.only(numbers)
+    assert found.weights.tolist() == [state.weights[k].tolist() for k in numbers]
+    assert (found.attack_memory, found.rule_memory, found.client_memory) == ((), (), ())
+
+
+@pytest.mark.parametrize("rule", ["median", "multi-krum"])
+def test_one_honest_client_that_diverges_ends_no_run_and_spoils_no_statistics(rule: str):
+    module, (run,) = normalised(), make_runs([(rule, "none")])
+    run = replace(run, federation=replace(run.federation, is_byzantine=(False,) * 8))
+    train, test = pictures(120), pictures(40)
+    world = make_world(module, train, test, [run], training=TRAINING, num_classes=4)
+    world = replace(world, trainer=OneDiverges(world.trainer))
+    steps = list(simulate(world, first_state([module], train), 2))
+    assert [step.over for step in steps] == [[], []]
+    assert all(np.isfinite(step.records[0].loss) for step in steps)
+    assert bool(steps[-1].state.buffers.isfinite().all())
+
+
+def test_a_run_whose_statistics_are_not_finite_is_over():
+    module, (run,) = normalised(), make_runs([("mean", "none")])
+    train, test = pictures(120), pictures(40)
+    world = make_world(module, train, test, [run], training=TRAINING, num_classes=4)
+    start = first_state([module], train)
+    start.buffers[:, 0] = NAN
+    (step,) = simulate(world, start, 3)
+    assert step.over == [0]
+
+
+def test_the_loss_is_that_of_the_honest_clients_that_did_not_diverge():
+    losses = torch.tensor([[1.0, NAN, 3.0, 9.0], [NAN] * 4, [0.0] * 4])
+    is_byzantine = torch.tensor([[False, False, False, True]] * 3)
+    has_trained = torch.tensor([[True] * 4, [True] * 4, [False] * 4])
+    first, second, third = honest_losses(losses, is_byzantine, has_trained)
+    assert (first, third) == (2.0, None)
+    assert np.isnan(second)
+
+
+def test_statistics_of_clients_that_were_not_kept_do_not_count():
+    sent = torch.tensor([[[1.0], [3.0], [NAN], [8.0]]]).double()
+    is_kept = torch.tensor([[True, True, False, False]])
+    for selects, expected in ((True, 2.0), (False, 3.0)):
+        found = merge_buffers(
+            sent, is_kept, selects=torch.tensor([selects]), is_counter=torch.tensor([False])
+        )
+        assert found.tolist() == [[expected]]
+
+
+def test_a_client_with_one_picture_sends_zero_if_batches_are_normalised_both_ways():
+    parts = [[0], [1, 2, 3], [4], list(range(5, 22))]
+    run = replace(make_runs([("mean", "none")])[0], federation=make_federation(parts))
+    run = replace(run, num_sampled=4)
+    module, train, test = normalised(), pictures(120), pictures(40)
+    world = make_world(module, train, test, [run], training=TRAINING, num_classes=4)
+    start = first_state([module], train)
+    (one,) = simulate(world, start, 1)
+    (other,) = simulate(replace(world, trainer=Together(module, train)), start, 1)
+    torch.testing.assert_close(one.state.weights, other.state.weights, rtol=0, atol=1e-9)
+    torch.testing.assert_close(one.state.buffers, other.state.buffers, rtol=0, atol=1e-9)
+    assert one.records[0].num_pictures == 2 * 3 + 2 * 16
+    assert one.records[0].loss == pytest.approx(other.records[0].loss)
+
+
+@pytest.mark.parametrize("is_stacked", [False, True])
+def test_a_round_in_which_nobody_can_train_changes_nothing(is_stacked: bool):
+    (run,) = make_runs([("mean", "none")])
+    run = replace(run, federation=make_federation([[k] for k in range(6)]))
+    module, train, test = normalised(), pictures(120), pictures(40)
+    world = make_world(module, train, test, [run], training=TRAINING, num_classes=4)
+    if is_stacked:
+        world = replace(world, trainer=Together(module, train))
+    start = first_state([module], train)
+    steps = list(simulate(world, start, 2))
+    assert torch.equal(steps[-1].state.weights, start.weights)
+    assert [step.records[0].loss for step in steps] == [None, None]
+
+
+def test_batches_of_one_are_refused_where_they_are_normalised():
+    train, test = pictures(120), pictures(40)
+    facts = {"training": Training(batch_size=1), "num_classes": 4}
+    with pytest.raises(ValueError, match=r"batch_size must be at least 2 .* got 1; raise it"):
+        make_world(normalised(), train, test, make_runs([("mean", "none")]), **facts)
+
+
+def test_pictures_that_nobody_trained_on_are_not_counted():
+    runs = make_runs([("median", "lie"), ("median", "bit-flip")])
+    train, test = pictures(120), pictures(40)
+    modules = networks(runs)
+    world = make_world(modules[0], train, test, runs, training=TRAINING, num_classes=4)
+    for step in simulate(world, first_state(modules, train), 3):
+        spared, all_ = step.records
+        assert spared.num_pictures == 2 * 15 * (6 - len(spared.byzantine))
+        assert all_.num_pictures == 2 * 15 * 6
