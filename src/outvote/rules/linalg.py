@@ -165,7 +165,7 @@ def _squared_distances(products: Pairs, doubt: float) -> tuple[Pairs, Tensor | N
         norms = products.diagonal(dim1=-2, dim2=-1)
     left, right = norms.unsqueeze(-1), norms.unsqueeze(-2)
     # In an order of operations that makes it symmetric to the last bit: ties are settled by index.
-    result = (left + right).sub_(products + products.mT).clamp_(min=0)
+    result = (left + right).sub_(products + products.mT)
     to_self = result.diagonal(dim1=-2, dim2=-1)
     to_self.fill_(torch.inf)
     nearest = result.amin(dim=-1)
@@ -173,6 +173,7 @@ def _squared_distances(products: Pairs, doubt: float) -> tuple[Pairs, Tensor | N
     is_fine = (nearest >= longest.unsqueeze(-1) * doubt) & (longest < torch.inf).unsqueeze(-1)
     if bool(is_fine.all()):
         return result, None
+    result.clamp_(min=0)
     # Written so that what overflowed, and is infinite or not a number, is doubtful too.
     doubtful = (result >= torch.maximum(left, right).mul_(doubt)) & (result < torch.inf)
     return result, doubtful.logical_not_().triu_(1)
