@@ -33,9 +33,11 @@ format: $(STAMP) ## format the code and apply the safe fixes of the linter
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
 
-bench: $(STAMP) ## time the rules, each beside the obvious loop and beside ByzFL's
+bench: $(STAMP) ## time rules, attacks and simulator, beside obvious loops and beside ByzFL
 	$(BIN)/python benchmarks/bench_rules.py
 	$(BIN)/python benchmarks/bench_byzfl.py
+	$(BIN)/python benchmarks/bench_attacks.py
+	$(BIN)/python benchmarks/bench_engine.py
 
 venv: $(STAMP) ## create or refresh .venv with the pinned development tools
 
