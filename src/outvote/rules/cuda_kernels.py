@@ -246,7 +246,8 @@ def _squared_distances_to_average(
     # An average of one client alone is that client: 0 without a doubt.
     is_itself = weight == 1.0
     far = tl.where(is_itself, 0.0, far)
-    is_sure = (far >= (norms + of_average) * doubt) | (client >= num_clients) | is_itself
+    is_sure = (far >= (norms + of_average) * doubt) & (far < float("inf"))
+    is_sure = is_sure | (client >= num_clients) | is_itself
     tl.store(result + group * num_clients + client, far, mask=known)
     count = tl.sum((is_sure == 0).to(tl.int32), axis=0)
     if COUNTS:

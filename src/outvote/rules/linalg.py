@@ -251,8 +251,9 @@ def _to_average(products: Pairs, weights: PerClient, doubt: float) -> tuple[PerC
     # An average of one client alone is that client: 0 without a doubt.
     is_itself = weights == 1
     result = result.masked_fill(is_itself, 0)
-    # Written so that what is not a number is doubtful too.
-    return result, ~((result >= (norms + of_average) * doubt) | is_itself).all(dim=-1)
+    # Written so that what overflowed, and is infinite or not a number, is doubtful too.
+    is_sure = (result >= (norms + of_average) * doubt) & (result < torch.inf)
+    return result, ~(is_sure | is_itself).all(dim=-1)
 
 
 def direct_distances_to_average(columns: Columns, weights: PerClient) -> PerClient:
