@@ -6,9 +6,9 @@ import torch
 
 import outvote as ov
 from outvote.attacks.batch import corrupt
-from outvote.attacks.fresh import fresh
 from outvote.attacks.products import inner_products
 from outvote.attacks.scene import PIECE, Scene
+from outvote.fresh import fresh
 from outvote.seeding import Draws
 
 H = np.random.default_rng(3).normal(size=(8, 6)) + 1

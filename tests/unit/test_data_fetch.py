@@ -227,11 +227,11 @@ def test_a_package_that_fails_leaves_nothing(tmp_path, monkeypatch, script, told
 
 
 def test_a_debian_package_is_unpacked_by_its_own_tool(tmp_path, monkeypatch):
-    files = tmp_path / "root" / "usr" / "share" / "small"
+    files = tmp_path / "unpacked" / "usr" / "share" / "small"
     files.mkdir(parents=True)
     write_png(files, IMAGES, LABELS)
     put_program(tmp_path / "bin", monkeypatch, "apt-get", 'echo "$@" > small_1_all.deb')
-    unpack = f'test "$1 $2 $3" = "-x small_1_all.deb ." && cp -r "{tmp_path}"/root/* .'
+    unpack = f'test "$1 $2 $3" = "-x small_1_all.deb ." && cp -r "{tmp_path}/unpacked/." .'
     put_program(tmp_path / "bin", monkeypatch, "dpkg-deb", unpack)
     members = tuple(f"usr/share/small/{name}" for name in PNG_FILES)
     package = Package(client="apt-get", name="small", members=members, num_bytes=1)

@@ -9,10 +9,10 @@ from torch import Tensor
 from outvote.attacks.base import Attack
 from outvote.attacks.crafted import Crafted, Forged
 from outvote.attacks.defence import defence_of
-from outvote.attacks.fresh import fresh
 from outvote.attacks.handed_over import hand_over
 from outvote.attacks.notes import notes_on
 from outvote.attacks.scene import Scene, in_range
+from outvote.fresh import fresh
 from outvote.precision import plain_torch
 from outvote.receive import Received
 from outvote.seeding import Draws, Seed, seed_from

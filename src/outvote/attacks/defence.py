@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outvote.attacks.fresh import fresh
 from outvote.attacks.scene import Defence, Opinion, in_range
 from outvote.axes import Rows
 from outvote.flat import as_tensor
+from outvote.fresh import fresh
 from outvote.precision import work_dtype
 from outvote.receive import Received
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Generator, Tensor
 
-from outvote.attacks.fresh import fresh
 from outvote.attacks.scene import Scene
 from outvote.axes import Rows
+from outvote.fresh import fresh
 from outvote.precision import work_dtype
 from outvote.threads import mapped
 

@@ -1,4 +1,4 @@
-"""`outvote stress`: every attack against every rule, on made-up gradients, in seconds."""
+"""`outvote stress`: every attack against every rule, on made-up gradients, in about a minute."""
 
 import sys
 from dataclasses import asdict

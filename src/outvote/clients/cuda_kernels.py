@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outvote.clients.step import TINY
+
 BLOCK = 4096
 
 
@@ -79,4 +81,4 @@ def take_step(weights, gradients, velocities, copy, training, learning_rate) -> 
 
 def _scales(sums: Tensor, max_norm: float) -> Tensor:
     norms = sums.sum(dim=1, dtype=torch.float64).sqrt()
-    return (max_norm / (norms + 1e-6)).clamp(max=1.0).float()
+    return (max_norm / (norms + TINY)).clamp(max=1.0).float()

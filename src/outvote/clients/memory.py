@@ -18,6 +18,10 @@ def how_many_fit(work: Callable[[], object], device: torch.device) -> int | None
     work()
     torch.cuda.synchronize(device)
     each = max(1, torch.cuda.max_memory_allocated(device) - before)
-    free, _ = torch.cuda.mem_get_info(device)
-    at_hand = free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return max(1, int(SHARE * at_hand / each))
+    return max(1, int(SHARE * free_on_gpu(device) / each))
+
+
+def free_on_gpu(device: torch.device) -> int:
+    """Return how much memory there is to take, with what torch holds back and nobody uses."""
+    idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + idle

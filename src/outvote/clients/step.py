@@ -1,25 +1,19 @@
 """One step of clipped SGD in every model of a stack, on parameters that lie in one room."""
 
-import importlib.util
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from outvote.clients.training import Training
+from outvote.kernels import load_kernels
 
 # The same guard against a norm of 0 that torch's own clipping has.
 TINY = 1e-6
 
 
-@lru_cache(maxsize=1)
 def _kernels() -> Any:
-    if importlib.util.find_spec("triton") is None:
-        return None
-    from outvote.clients import cuda_kernels  # needs Triton
-
-    return cuda_kernels
+    return load_kernels("outvote.clients.cuda_kernels")
 
 
 @torch.no_grad()

@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from outvote.clients.memory import free_on_gpu
+
 # What is learnt, sent, attacked and judged, and copies of it; the trainer looks after itself.
 VECTORS_PER_CLIENT = 8
 SHARE_OF_FREE = 0.6
@@ -46,9 +48,7 @@ def most_locks() -> int:
 def free_bytes(device: torch.device) -> int | None:
     """Return how much memory there is to take; None: unknown."""
     if device.type == "cuda":
-        # What torch holds back from earlier waves and nobody uses is free too.
-        idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + idle
+        return free_on_gpu(device)
     if MEMINFO.is_file():
         # Unlike free pages, it counts the cache of files, which the system gives back.
         for line in MEMINFO.read_text().splitlines():

@@ -1,20 +1,15 @@
 """Windows of convolutions on NVIDIA GPUs; `windows` has the same in plain torch."""
 
-import importlib.util
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from outvote.kernels import load_kernels
 
-@lru_cache(maxsize=1)
+
 def _kernels() -> Any:
-    if importlib.util.find_spec("triton") is None:
-        return None
-    from outvote.models import cuda_kernels  # needs Triton
-
-    return cuda_kernels
+    return load_kernels("outvote.models.cuda_kernels")
 
 
 def is_usable(values: Tensor) -> bool:

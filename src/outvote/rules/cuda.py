@@ -6,12 +6,12 @@ Triton, the precision or the number of clients does not fit, and that tests comp
 
 from __future__ import annotations
 
-import importlib.util
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from outvote.kernels import load_kernels
 
 if TYPE_CHECKING:
     from outvote.axes import Columns, Pairs, PerClient, PerCoordinate
@@ -23,13 +23,8 @@ LARGEST_TILE = 128
 SECTOR = 8
 
 
-@lru_cache(maxsize=1)
 def _kernels() -> Any:
-    if importlib.util.find_spec("triton") is None:
-        return None
-    from outvote.rules import cuda_kernels  # needs Triton
-
-    return cuda_kernels
+    return load_kernels("outvote.rules.cuda_kernels")
 
 
 def is_usable(values: Tensor, num_clients: int) -> bool:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Columns, Pairs
+from outvote.fresh import fresh
 from outvote.lazy import lazy
 from outvote.precision import exact_products, work_dtype
 from outvote.rules import cuda, linalg
@@ -279,9 +280,7 @@ def run(work: Callable[[], Result]) -> Result:
 
 
 def _large_pages(like: Tensor, *shape: int) -> Tensor:
-    """Allocate through numpy, which asks for large pages: page faults would double the time."""
-    is_double = work_dtype(like.dtype) == torch.float64
-    return torch.from_numpy(np.empty(shape, np.float64 if is_double else np.float32))
+    return fresh(shape, work_dtype(like.dtype), like.device)
 
 
 def _turn(source: np.ndarray, target: np.ndarray, piece: slice) -> None:
