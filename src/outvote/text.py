@@ -64,7 +64,7 @@ def _value_text(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return str(value).lower()
     if isinstance(value, str):
-        return _quoted_if_needed(value) if value and _read_value(value) == value else f"'{value}'"
+        return _quoted_if_needed(value) if value and read_value(value) == value else f"'{value}'"
     # Numbers of numpy are written as what they are exactly.
     if isinstance(value, Integral):
         return str(int(value))
@@ -77,7 +77,8 @@ def _quoted_if_needed(text: str) -> str:
     return f'"{text}"' if "'" in text else f"'{text}'"
 
 
-def _read_value(token: str) -> Any:
+def read_value(token: str) -> Any:
+    """Return what a token stands for: a number, true, false, none or a word."""
     if token[0] in "'\"":
         return token[1:-1]
     if token.lower() in WORDS:
@@ -138,7 +139,7 @@ class _Reader:
                 self._next("=")
                 if word in named:
                     raise self._error(f"{word} is given twice")
-                named[word] = _read_value(self._next("a value"))
+                named[word] = read_value(self._next("a value"))
             else:
                 inside.append(self._spec(word))
             if self._peek() == ",":
