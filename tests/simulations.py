@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from outvote.experiment.presets import merged
 from outvote.experiment.reading import make_plan
 from outvote.experiment.runner import Runner
+from outvote.grids import merged
 
 TINY = {
     "rule": "mean",

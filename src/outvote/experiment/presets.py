@@ -1,7 +1,8 @@
 """Named settings to start from: what the paper printed."""
 
-from collections.abc import Mapping
 from typing import Any
+
+from outvote.grids import merged
 
 _PAPER: dict[str, Any] = {
     "attack": "lie(z=1.5)",
@@ -17,17 +18,6 @@ _PAPER: dict[str, Any] = {
         "num_epochs": 1,
     },
 }
-
-
-def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table with the values of another put over it, table by table."""
-    result = dict(base)
-    for key, value in over.items():
-        old = result.get(key)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        result[key] = merged(old, value) if both else value  # type: ignore[arg-type]
-    return result
-
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper-cifar10": merged(
@@ -62,3 +52,4 @@ PRESETS: dict[str, dict[str, Any]] = {
         },
     ),
 }
+PRESETS["paper"] = PRESETS["paper-cifar10"]

@@ -1,8 +1,7 @@
 """From a file of settings to runs: presets, overrides, grids; mistakes are told in one line."""
 
-import itertools
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -12,11 +11,10 @@ import msgspec
 from outvote.errors import closest
 from outvote.experiment.checking import checked
 from outvote.experiment.job import Job
-from outvote.experiment.presets import PRESETS, merged
+from outvote.experiment.presets import PRESETS
 from outvote.experiment.spec import Spec
+from outvote.grids import expand, merged, nested
 
-# A list is a grid, but here it is one value.
-LISTS = ("training.schedule",)
 OUTSIDE = ("preset", "suite")
 
 
@@ -72,33 +70,12 @@ def make_plan(
     return Plan(folder, tuple(by_hash.values()), tuple(by_hash))
 
 
-def expand(table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield one table for each way to pick a value from every list; the last varies fastest."""
-    axes = list(_axes(table))
-    for key, values in axes:
-        if not values:
-            raise ValueError(f"{key} is an empty list; give it a value.")
-    for picked in itertools.product(*(values for _, values in axes)):
-        result = dict(table)
-        for (key, _), value in zip(axes, picked, strict=True):
-            result = merged(result, nested(key, value))
-        yield result
-
-
 def make_spec(table: Mapping[str, Any]) -> Spec:
     """Make one run of plain values."""
     try:
         return msgspec.convert(_checked_table(table, Spec, ""), Spec)
     except msgspec.ValidationError as error:
         raise ValueError(_in_words(str(error))) from error
-
-
-def nested(key: str, value: Any) -> dict[str, Any]:
-    """Return {"a": {"b": value}} for "a.b"."""
-    for word in reversed(key.split(".")):
-        value = {word: value}
-    assert isinstance(value, dict)
-    return value
 
 
 def _override(text: str) -> dict[str, Any]:
@@ -112,15 +89,6 @@ def _override(text: str) -> dict[str, Any]:
     if value.strip() in ("nan", "inf"):
         parsed = value.strip()  # Attacks, and no setting may be such a number.
     return nested(key.strip(), parsed)
-
-
-def _axes(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, list[Any]]]:
-    for word, value in table.items():
-        key = f"{above}{word}"
-        if isinstance(value, Mapping):
-            yield from _axes(value, f"{key}.")
-        elif isinstance(value, list) and key not in LISTS:
-            yield key, value
 
 
 def _checked_table(table: Mapping[str, Any], kind: type, above: str) -> dict[str, Any]:

@@ -1,0 +1,49 @@
+"""The numbers that the paper printed."""
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any, NamedTuple, final
+
+from outvote.results.labels import label
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which numbers: a file of the folder paper, the column that tells the columns apart."""
+
+    file: str
+    column: str
+    where: Mapping[str, str] = field(default_factory=dict)
+    empty: str = "oracle"
+    """What an empty field of that column stands for."""
+
+
+class Printed(NamedTuple):
+    """One cell of a table of the paper, in percent."""
+
+    accuracy: float
+    std: float | None
+
+
+def read_printed(wanted: Wanted) -> dict[tuple[str, Any], Printed]:
+    """Return the cells by the name of the rule and the value of the column."""
+    text = (files("outvote.suites") / "paper" / f"{wanted.file}.csv").read_text(encoding="utf-8")
+    result = {}
+    for row in csv.DictReader(text.splitlines()):
+        if all(row[key] == value for key, value in wanted.where.items()):
+            std = row.get("std")
+            place = label(row["rule"]), _value(row[wanted.column], wanted.empty)
+            result[place] = Printed(float(row["accuracy"]), float(std) if std else None)
+    return result
+
+
+def _value(text: str, empty: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text or empty

@@ -1,0 +1,178 @@
+"""A suite: several grids of runs, and how each is shown."""
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal, final, get_args
+
+from outvote.errors import closest
+from outvote.grids import Table, expand, flat, merged
+from outvote.results.labels import label, outline, parameters
+from outvote.results.run import Result
+from outvote.suites.paper import Printed, Wanted, read_printed
+
+Kind = Literal["table", "selection", "deviation"]
+"""How a part is shown: accuracies, or one of the paper's two figures."""
+KEYS = ("title", "description", "settings", "part")
+PART_KEYS = ("name", "title", "columns", "kind", "paper", "settings")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One grid of runs: a row for each rule, a column for each value of one setting."""
+
+    name: str
+    title: str
+    columns: str
+    """The setting that the columns differ in, such as "attack", "data.beta", "rule.num_groups"."""
+    kind: Kind
+    settings: Mapping[str, Any]
+    """What `outvote run` takes."""
+    wanted: Wanted | None
+    """Where the paper's numbers are."""
+
+    @property
+    def rows(self) -> list[str]:
+        """The names of the rules, in order."""
+        return list(dict.fromkeys(label(each["rule"]) for each in self._grid()))
+
+    @property
+    def values(self) -> list[Any]:
+        """The values of the columns, in order."""
+        return list(dict.fromkeys(value_of(each, self.columns) for each in self._grid()))
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds that every cell is to have."""
+        found = self.settings.get("seed", 0)
+        return list(found) if isinstance(found, list) else [found]
+
+    def holds(self, result: Result) -> bool:
+        """Tell whether a run belongs to this part, whatever its seed."""
+        return any(_describes(each, result) for each in self._grid())
+
+    def printed(self) -> dict[tuple[str, Any], Printed]:
+        """Return the paper's numbers by row and column."""
+        return {} if self.wanted is None else read_printed(self.wanted)
+
+    def _grid(self) -> Iterator[dict[str, Any]]:
+        own = {key: value for key, value in self.settings.items() if key not in ("seed", "preset")}
+        yield from expand(own)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """Parts that are played together."""
+
+    name: str
+    title: str
+    description: str
+    parts: tuple[Part, ...]
+
+
+def suite_names() -> list[str]:
+    """Return the names of the suites that come with outvote."""
+    return sorted(each.name[: -len(".toml")] for each in _shipped() if each.name.endswith(".toml"))
+
+
+def read_suite(name: str) -> Suite:
+    """Read a suite by its name, or from a file of one's own (path.toml)."""
+    if name.endswith(".toml"):
+        path = Path(name)
+        if not path.is_file():
+            raise ValueError(f"there is no file {name}; check the path.")
+        return _parsed(path.stem, path.read_text(encoding="utf-8"))
+    if name not in suite_names():
+        raise ValueError(f"unknown suite {name!r}; {closest(name, suite_names())}")
+    found = next(each for each in _shipped() if each.name == f"{name}.toml")
+    return _parsed(name, found.read_text(encoding="utf-8"))
+
+
+def value_of(table: Table, key: str) -> Any:
+    """Return a setting of a table; "rule" and "attack" are names, "rule.num_groups" a parameter."""
+    first, _, rest = key.partition(".")
+    if first in ("rule", "attack") and first in table:
+        return parameters(table[first]).get(rest) if rest else label(table[first])
+    return flat(table).get(key)
+
+
+def _describes(table: Table, result: Result) -> bool:
+    """Tell whether a run has all settings of a table; those that neither names are the same."""
+    for key, value in flat(table).items():
+        if key in ("rule", "attack"):
+            if not _fits(value, result.config[key]):
+                return False
+        elif result.setting(key) != value:
+            return False
+    return True
+
+
+def _fits(wanted: str, found: str) -> bool:
+    """Tell whether two texts mean the same; a run's text leaves out what is the default."""
+    given, known = outline(wanted).all_parameters, parameters(found)
+    return label(wanted) == label(found) and all(
+        known[key] == value for key, value in given.items() if key in known
+    )
+
+
+def _parsed(name: str, text: str) -> Suite:
+    try:
+        return make_suite(name, tomllib.loads(text))
+    except (tomllib.TOMLDecodeError, ValueError) as error:
+        raise ValueError(f"suite {name}: {error}") from error
+
+
+def make_suite(name: str, table: Table) -> Suite:
+    """Make a suite of the content of its file."""
+    _check_keys(table, KEYS, "")
+    parts = table.get("part")
+    if not isinstance(parts, list) or not parts:
+        raise ValueError("a suite needs at least one [[part]].")
+    return Suite(
+        name=name,
+        title=str(table.get("title", name)),
+        description=str(table.get("description", "")),
+        parts=_told_apart([_part(each, table.get("settings", {})) for each in parts]),
+    )
+
+
+def _told_apart(parts: list[Part]) -> tuple[Part, ...]:
+    """Refuse parts that a run could belong to by mistake."""
+    keys = [set(flat(part.settings)) for part in parts]
+    for part, own in zip(parts, keys, strict=True):
+        for missing in sorted(set().union(*keys) - own - {"seed"}):
+            raise ValueError(
+                f"part {part.name!r} does not say what {missing} is, as another part does; "
+                "give it a value there or in [settings]."
+            )
+    return tuple(parts)
+
+
+def _part(table: Table, shared: Table) -> Part:
+    _check_keys(table, PART_KEYS, "part.")
+    kind = table.get("kind", "table")
+    if kind not in get_args(Kind):
+        raise ValueError(f"part.kind: unknown value {kind!r}; {closest(kind, get_args(Kind))}")
+    wanted = table.get("paper")
+    return Part(
+        name=str(table.get("name", "main")),
+        title=str(table.get("title", "")),
+        columns=str(table.get("columns", "attack")),
+        kind=kind,
+        settings=merged(shared, table.get("settings", {})),
+        wanted=None if wanted is None else Wanted(**wanted),
+    )
+
+
+def _check_keys(table: Table, known: tuple[str, ...], above: str) -> None:
+    for key in table:
+        if key not in known:
+            raise ValueError(f"unknown key {above + key!r}; {closest(key, known)}")
+
+
+def _shipped() -> list[Any]:
+    return list(files("outvote.suites").iterdir())
