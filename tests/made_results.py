@@ -1,0 +1,200 @@
+"""Made-up results that look like real ones, in memory or as run folders: hundreds in seconds."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from outvote.experiment.reading import Plan, make_plan
+from outvote.experiment.suites import plan_suite
+from outvote.experiment.toml import to_toml
+from outvote.results.audit import audit_arrays, to_npz
+from outvote.results.folder import RunFolder
+from outvote.results.labels import label
+from outvote.results.run import Result, read_result, series_of
+from outvote.results.schema import DataUsed, Environment, Round, Status, Timing
+from outvote.suites.suite import read_suite
+
+NUM_CLASSES = 10
+ENVIRONMENT = Environment(
+    outvote="0.1.0",
+    python="3.12.4",
+    torch="2.13.0",
+    numpy="2.3.1",
+    system="Linux x86_64",
+    device="cpu",
+    precision="float32",
+    num_threads=2,
+    commit="0123456789abcdef0123456789abcdef01234567",
+    data=DataUsed(name="made-up", source="nowhere", num_train=6000, num_test=1000, checksum="0a1b"),
+)
+# How much of the possible accuracy an attack leaves to a rule without GAS.
+HARM = {"none": 1.0, "bit-flip": 0.9, "label-flip": 0.95, "lie": 0.55, "min-max": 0.65}
+
+
+@dataclass(frozen=True)
+class Made:
+    """A made-up run, before it is a `Result` or a folder."""
+
+    suite: str
+    name: str
+    spec: Any
+    status: Status
+    rounds: list[Round]
+    timings: list[Timing]
+    is_byzantine: np.ndarray
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """All settings as a config.toml has them."""
+        return tomllib.loads(to_toml(self.spec, self.suite))
+
+
+def made_results(
+    suite: str | Mapping[str, Any] = "smoke",
+    *,
+    seeds: int = 2,
+    rounds: int | None = None,
+    diverged: tuple[str, ...] = (),
+    environment: Environment = ENVIRONMENT,
+) -> list[Result]:
+    """Results of all runs of a suite that is shipped, or of settings of one's own.
+
+    `rounds` is how many each played (default: as many as its settings say); runs whose name
+    begins with a word of `diverged` have diverged half-way.
+    """
+    return [
+        Result(
+            suite=made.suite,
+            name=made.name,
+            config=made.config,
+            status=made.status,
+            environment=environment,
+            series=series_of(made.rounds),
+            seconds=sum(each.seconds / each.num_runs for each in made.timings),
+            num_images=sum(each.num_pictures or 0 for each in made.rounds),
+            folder=None,
+        )
+        for made in made_runs(suite, seeds=seeds, rounds=rounds, diverged=diverged)
+    ]
+
+
+def write_store(
+    root: Path,
+    suite: str | Mapping[str, Any] = "smoke",
+    *,
+    seeds: int = 2,
+    rounds: int | None = None,
+    diverged: tuple[str, ...] = (),
+    environment: Environment = ENVIRONMENT,
+) -> list[Result]:
+    """Write the same as run folders below `root`, and read them back."""
+    results = []
+    for made in made_runs(suite, seeds=seeds, rounds=rounds, diverged=diverged):
+        path = root / made.suite / made.name
+        path.mkdir(parents=True)
+        (path / "config.toml").write_text(to_toml(made.spec, made.suite), encoding="utf-8")
+        (path / "env.json").write_bytes(msgspec.json.encode(environment))
+        (path / "status.json").write_bytes(msgspec.json.encode(made.status))
+        (path / "metrics.jsonl").write_bytes(_lines(made.rounds))
+        (path / "timings.jsonl").write_bytes(_lines(made.timings))
+        labels = _random(made.spec).multinomial(
+            100, np.full(NUM_CLASSES, 1 / NUM_CLASSES), size=len(made.is_byzantine)
+        )
+        arrays = audit_arrays(made.rounds, is_byzantine=made.is_byzantine, label_counts=labels)
+        (path / "audit.npz").write_bytes(to_npz(arrays))
+        results.append(read_result(RunFolder(path)))
+    return results
+
+
+def made_runs(suite, *, seeds: int, rounds: int | None, diverged: tuple[str, ...]) -> list[Made]:
+    """Make up all runs of a suite."""
+    plan = _plan(suite, [f"seed={list(range(seeds))}"])
+    return [
+        _made(plan.suite, f"{spec.label}-{known}", spec, rounds or spec.rounds, diverged)
+        for spec, known in zip(plan.specs, plan.hashes, strict=True)
+    ]
+
+
+def _plan(suite: str | Mapping[str, Any], settings: list[str]) -> Plan:
+    if isinstance(suite, str):
+        return plan_suite(read_suite(suite), settings)
+    return make_plan(suite, settings, suite="own")
+
+
+def _made(suite: str, name: str, spec: Any, num_rounds: int, diverged: tuple[str, ...]) -> Made:
+    is_diverged = name.startswith(diverged) if diverged else False
+    played = max(1, num_rounds // 2) if is_diverged else num_rounds
+    random = _random(spec)
+    members = spec.federation
+    num_clients = members.num_clients if members.num_clients != "all" else 40
+    is_byzantine = np.zeros(num_clients, dtype=bool)
+    num_liars = _count(members.byzantine, num_clients)
+    is_byzantine[random.choice(num_clients, num_liars, replace=False)] = True
+    status = Status(
+        outcome="diverged" if is_diverged else "finished",
+        round=played,
+        num_rounds=num_rounds,
+        reason="the weights are not finite" if is_diverged else "",
+    )
+    timings = [Timing(round=k + 1, seconds=0.5, num_runs=4, images=1280) for k in range(played)]
+    rounds = _rounds(spec, played, is_byzantine, random)
+    return Made(suite, name, spec, status, rounds, timings, is_byzantine)
+
+
+def _rounds(spec: Any, played: int, is_byzantine: np.ndarray, random: Any) -> list[Round]:
+    """Accuracy rises to what rule and attack allow; liars score higher, more so under GAS."""
+    attack, is_gas = label(spec.attack), label(spec.rule).startswith("gas")
+    left = HARM.get(attack, 0.7)
+    left = 1 - (1 - left) * (0.35 if is_gas else 1) * random.uniform(0.8, 1.2)
+    alike = 1.0 if spec.data.partition == "iid" else min(1.0, 0.8 + 0.2 * spec.data.beta)
+    top = 0.62 * left * alike + random.normal(scale=0.006)
+    steps = np.arange(1, played + 1)
+    rise = 1 - np.exp(-steps / (0.15 * spec.rounds + 1))
+    accuracy = np.clip(0.1 + (top - 0.1) * rise + random.normal(scale=0.01, size=played), 0, 1)
+    shown = (1.8 if is_gas else 1.15) + (0.4 if spec.data.partition == "iid" else 0.0)
+    num_sampled = _count(spec.federation.sampled, len(is_byzantine))
+    found = []
+    for step in range(played):
+        clients = np.sort(random.choice(len(is_byzantine), num_sampled, replace=False))
+        lies = is_byzantine[clients]
+        scores = random.lognormal(sigma=0.25, size=num_sampled) * np.where(lies, shown, 1.0)
+        kept = clients[np.argsort(np.argsort(scores)) < num_sampled - lies.sum()]
+        norm = 2.0 * 0.995**step
+        far = norm * (0.25 if is_gas else 0.6) * (1 + 0.2 * random.normal()) * (1 + lies.mean())
+        found.append(
+            Round(
+                round=step + 1,
+                num_pictures=64 * num_sampled,
+                loss=float(2.3 * np.exp(-2 * accuracy[step])),
+                accuracy=round(float(accuracy[step]), 4)
+                if (step + 1) % spec.evaluate_every == 0 or step + 1 == played
+                else None,
+                clients=tuple(clients.tolist()),
+                byzantine=tuple(clients[lies].tolist()),
+                num_told=int(lies.sum()),
+                num_used=int(lies.sum()),
+                kept=tuple(kept.tolist()),
+                rejected=(),
+                scores=tuple(scores.tolist()),
+                deviation=float(abs(far)),
+                honest_norm=norm,
+            )
+        )
+    return found
+
+
+def _random(spec: Any) -> np.random.Generator:
+    return np.random.default_rng(int(spec.hash, 16))
+
+
+def _count(wanted: float, whole: int) -> int:
+    return wanted if isinstance(wanted, int) else int(np.ceil(wanted * whole))
+
+
+def _lines(items: list[Any]) -> bytes:
+    return b"".join(msgspec.json.encode(each) + b"\n" for each in items)
