@@ -105,7 +105,7 @@ def test_a_rule_edited_while_it_is_played_is_not_played_under_the_old_name(tmp_p
 def test_each_dataset_is_loaded_once(tmp_path, monkeypatch):
     names = []
 
-    def count(name: str):
+    def count(name: str, **options):
         names.append(name)
         return replace(load("fashion-mnist-small"), name=name)
 

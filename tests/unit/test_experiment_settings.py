@@ -4,16 +4,21 @@ import subprocess
 import sys
 import tomllib
 
+import msgspec
 import pytest
 
 from outvote.experiment.job import stack_key
 from outvote.experiment.presets import PRESETS
 from outvote.experiment.reading import make_plan, read_plan
-from outvote.experiment.spec import Spec
+from outvote.experiment.spec import LATER, Spec
+from outvote.experiment.suites import plan_suite
 from outvote.experiment.toml import to_toml
+from outvote.grids import flat
+from outvote.suites.suite import read_suite
 from simulations import tiny
 
 HASH = "from outvote.experiment.reading import make_plan; print(make_plan({}).specs[0].hash)"
+SMALLER = {"image_size": 64}
 
 
 def test_every_list_multiplies_and_the_last_varies_fastest():
@@ -62,6 +67,29 @@ def test_whatever_changes_a_result_changes_the_hash(setting):
     assert make_plan({}, [setting]).specs[0].hash != make_plan({}).specs[0].hash
 
 
+def test_runs_keep_the_names_that_they_had_when_the_hash_was_fixed():
+    assert Spec().hash == "1c92d66b4169"
+    assert make_plan({"preset": "paper"}).hashes == ("87aa01c4cfa7",)
+    for name, ends in {
+        "demo": ("062af29e962f", "d5cd83e7570d"),
+        "table1-cifar10": ("d1ffe0e8d55e", "f5a1cce7ead2"),
+        "table1-imagenet12": ("5c35b82280b6", "4e4bf09a29d0"),
+    }.items():
+        hashes = plan_suite(read_suite(name)).hashes
+        assert (hashes[0], hashes[-1]) == ends
+
+
+def test_a_setting_that_came_later_counts_only_where_it_is_not_the_default():
+    folder = {"name": "imagenet12"}
+    plain, given = (make_plan({"data": {**folder, **more}}).specs[0] for more in ({}, SMALLER))
+    assert plain.hash != given.hash
+    assert "image_size" not in to_toml(plain, "a")
+    assert tomllib.loads(to_toml(given, "a"))["data"]["image_size"] == 64
+    assert make_plan({"data": {**folder, "image_size": 224}}).specs == (plain,)
+    for key in LATER:
+        assert key in flat(msgspec.to_builtins(Spec()))
+
+
 def test_another_spelling_is_the_same_run():
     one = make_plan({"rule": "rbtm", "attack": "lie(z=1.5)", "suite": "a"})
     other = make_plan({"rule": "trimmed-mean", "attack": "lie"})
@@ -95,6 +123,7 @@ def test_the_file_in_a_folder_is_the_same_run(preset, tmp_path):
 
 def test_the_presets_are_what_the_paper_printed():
     found = {name: make_plan({"preset": name}).specs[0] for name in PRESETS}
+    assert found.pop("paper") == found["paper-cifar10"]
     settings = {
         name.removeprefix("paper-"): (
             spec.model.name,
@@ -139,6 +168,7 @@ def test_runs_that_differ_in_rule_attack_seed_or_partition_are_stacked():
         ("data=3", "data is a table, got 3"),
         ("data.name=cifar11", "unknown dataset 'cifar11'; did you mean 'cifar10'?"),
         ("data.partition=shard", "data.partition: unknown value 'shard'; did you mean 'shards'?"),
+        ("data.image_size=64", "is for folders of pictures such as imagenet12, got 64 for fashion"),
         ("data.beta=0", "data.beta must be larger than 0"),
         ("model.name=alexnett", "unknown model 'alexnett'; did you mean 'alexnet'?"),
         ("rule=gas(krumm)", "unknown rule 'krumm'; did you mean 'krum'?"),

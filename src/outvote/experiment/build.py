@@ -16,7 +16,7 @@ from outvote.data.dataset import Dataset
 from outvote.engine.simulation import make_world
 from outvote.engine.world import Run, World
 from outvote.experiment.checking import num_sampled
-from outvote.experiment.shelf import Shelf
+from outvote.experiment.shelf import Shelf, Wanted, wanted
 from outvote.experiment.spec import Data, Members, Spec
 from outvote.models.spec import make_model
 from outvote.partition import (
@@ -47,26 +47,27 @@ class Workshop:
         """Take the device to train on."""
         self.device = device
         self.shelf = Shelf()
-        self._loaded: dict[str, Loaded] = {}
+        self._loaded: dict[Wanted, Loaded] = {}
         self._federations: dict[tuple[Data, Members, int], Federation] = {}
 
-    def loaded(self, name: str) -> Loaded:
+    def loaded(self, data: Data) -> Loaded:
         """Put the pictures of a dataset onto the device; those of the one before are let go."""
-        if name not in self._loaded:
+        key = wanted(data)
+        if key not in self._loaded:
             self._loaded.clear()
             self._federations.clear()
-            found = self.shelf.dataset(name)
-            self._loaded[name] = Loaded(
+            found = self.shelf.dataset(data)
+            self._loaded[key] = Loaded(
                 found,
                 self._pictures(found, found.train_images, found.train_labels),
                 self._pictures(found, found.test_images, found.test_labels),
             )
-        return self._loaded[name]
+        return self._loaded[key]
 
     def num_clients(self, spec: Spec) -> int:
         """Return how many clients there are; for that alone nothing is partitioned."""
         number = spec.federation.num_clients
-        return number if isinstance(number, int) else self.shelf.num_groups(spec.data.name)
+        return number if isinstance(number, int) else self.shelf.num_groups(spec.data)
 
     def num_sampled(self, spec: Spec) -> int:
         """Return how many of them take part in a round."""
@@ -89,7 +90,7 @@ class Workshop:
 
     def world(self, spec: Spec, runs: Sequence[Run]) -> World:
         """Put runs together that share all but federation, attack, rule and seed."""
-        loaded = self.loaded(spec.data.name)
+        loaded = self.loaded(spec.data)
         return make_world(
             self.network(spec),
             loaded.train,
@@ -104,7 +105,7 @@ class Workshop:
 
     def network(self, spec: Spec) -> nn.Module:
         """Make the network that a run starts with."""
-        dataset = self.shelf.dataset(spec.data.name)
+        dataset = self.shelf.dataset(spec.data)
         return make_model(
             spec.model.name,
             num_classes=dataset.num_classes,
@@ -114,7 +115,7 @@ class Workshop:
 
     def label_counts(self, spec: Spec, federation: Federation) -> NDArray[np.int64]:
         """Count the pictures of each class that every client owns."""
-        dataset = self.shelf.dataset(spec.data.name)
+        dataset = self.shelf.dataset(spec.data)
         return np.stack(
             [
                 np.bincount(dataset.train_labels[part.numpy()], minlength=dataset.num_classes)
@@ -136,7 +137,7 @@ class Workshop:
         return self._federations[key]
 
     def _root(self, spec: Spec) -> Tensor:
-        num_pictures = len(self.shelf.dataset(spec.data.name).train_labels)
+        num_pictures = len(self.shelf.dataset(spec.data).train_labels)
         if spec.root_size > num_pictures:
             raise ValueError(
                 f"root_size must be at most the {num_pictures} training pictures, got "
@@ -154,9 +155,9 @@ def _partition(spec: Spec, shelf: Shelf) -> list[Any]:
     data, number, seed = spec.data, spec.federation.num_clients, _seed(spec, "partition")
     if data.partition == "by-group":
         wanted = None if isinstance(number, str) else number
-        groups = shelf.groups(data.name)
+        groups = shelf.groups(data)
         return list(partition_by_group(groups, num_clients=wanted, seed=seed))
-    labels = shelf.dataset(data.name).train_labels
+    labels = shelf.dataset(data).train_labels
     assert isinstance(number, int)
     if data.partition == "iid":
         return list(partition_iid(labels, num_clients=number, seed=seed))

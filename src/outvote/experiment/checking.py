@@ -6,6 +6,7 @@ import msgspec
 
 from outvote.attacks.spec import make_attack
 from outvote.clients.federation import count_sampled
+from outvote.data.image_folder import SIZE
 from outvote.data.loader import find_entry
 from outvote.errors import closest
 from outvote.experiment.spec import Data, Members, Spec
@@ -51,11 +52,23 @@ def _ratio_or_number(value: float) -> tuple[float | None, int | None]:
 
 
 def _check_data(data: Data) -> None:
-    find_entry(data.name)
+    _check_size(data)
     if not (isfinite(data.beta) and data.beta > 0):
         raise ValueError(f"data.beta must be larger than 0 and finite, got {data.beta}.")
     _check_least("data.min_size", data.min_size, 1)
     _check_least("data.shards_per_client", data.shards_per_client, 1)
+
+
+def _check_size(data: Data) -> None:
+    can_choose = any("size" in form.options for form in find_entry(data.name).forms)
+    if data.image_size is None:
+        return
+    if not can_choose:
+        raise ValueError(
+            f"data.image_size is for folders of pictures such as imagenet12, got {data.image_size} "
+            f"for {data.name}; leave it out."
+        )
+    _check_least("data.image_size", data.image_size, 1)
 
 
 def _check_members(members: Members, data: Data) -> None:
@@ -90,8 +103,10 @@ def _check_least(name: str, value: int, least: int) -> None:
 
 
 def _without_the_idle(data: Data) -> Data:
-    """Set what the partition does not look at to its default."""
+    """Set what the partition does not look at to its default, and a size that is the default."""
     usual = Data()
+    if data.image_size == SIZE:
+        data = msgspec.structs.replace(data, image_size=None)
     if data.partition != "dirichlet":
         data = msgspec.structs.replace(
             data, beta=usual.beta, balance=usual.balance, min_size=usual.min_size

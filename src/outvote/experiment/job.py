@@ -85,6 +85,7 @@ def stack_key(spec: Spec) -> Hashable:
     shape = msgspec.structs.replace(members, byzantine=0, told="oracle")
     return (
         spec.data.name,
+        spec.data.image_size,
         spec.model,
         spec.training,
         spec.server,

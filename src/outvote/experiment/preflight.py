@@ -7,6 +7,7 @@ import torch
 from outvote.engine.normalisation import check_normalisation
 from outvote.experiment.build import Workshop
 from outvote.experiment.checking import check_told
+from outvote.experiment.shelf import wanted
 from outvote.experiment.spec import Spec
 
 
@@ -16,9 +17,9 @@ def check_playable(specs: Sequence[Spec], workshop: Workshop) -> None:
     for spec in specs:
         _check_precision(spec, workshop.device)
         if spec.data.partition == "by-group":
-            workshop.shelf.groups(spec.data.name)
+            workshop.shelf.groups(spec.data)
         check_told(spec.federation, workshop.num_sampled(spec))
-        tried = (spec.data.name, spec.model.name, spec.training.batch_size)
+        tried = (wanted(spec.data), spec.model.name, spec.training.batch_size)
         if tried not in seen:
             seen.add(tried)
             _try_network(spec, workshop)
@@ -33,7 +34,7 @@ def _check_precision(spec: Spec, device: torch.device) -> None:
 
 
 def _try_network(spec: Spec, workshop: Workshop) -> None:
-    height, width, channels = workshop.shelf.dataset(spec.data.name).shape
+    height, width, channels = workshop.shelf.dataset(spec.data).shape
     try:
         network = workshop.network(spec).eval()
         with torch.no_grad():

@@ -66,7 +66,7 @@ class Runner:
 
     def _over(self, job: Job, status: Status) -> Ended:
         """Return what a run came to, unless that was on other pictures."""
-        fault = job.other_data(job.known_data(), self.workshop.shelf.used(job.spec.data.name))
+        fault = job.other_data(job.known_data(), self.workshop.shelf.used(job.spec.data))
         if fault:
             return Ended(job=job, outcome="failed", reason=fault)
         return Ended(job=job, outcome=status.outcome, reason=status.reason, is_new=False)

@@ -7,7 +7,16 @@ import numpy as np
 from outvote.data.checksum import sha256_of
 from outvote.data.dataset import Dataset, Labels
 from outvote.data.loader import load
+from outvote.experiment.spec import Data
 from outvote.results.schema import DataUsed
+
+Wanted = tuple[str, int | None]
+"""Which pictures: the name of a dataset, and their size where that can be chosen."""
+
+
+def wanted(data: Data) -> Wanted:
+    """Return which pictures settings ask for."""
+    return data.name, data.image_size
 
 
 @final
@@ -16,34 +25,36 @@ class Shelf:
 
     def __init__(self) -> None:
         """Start with nothing."""
-        self._datasets: dict[str, Dataset] = {}
-        self._used: dict[str, DataUsed] = {}
+        self._datasets: dict[Wanted, Dataset] = {}
+        self._used: dict[Wanted, DataUsed] = {}
 
-    def dataset(self, name: str) -> Dataset:
+    def dataset(self, data: Data) -> Dataset:
         """Return a dataset; the first time it is loaded."""
-        if name not in self._datasets:
-            self._datasets[name] = load(name)
-        return self._datasets[name]
+        key = wanted(data)
+        if key not in self._datasets:
+            self._datasets[key] = load(data.name, size=data.image_size)
+        return self._datasets[key]
 
-    def used(self, name: str) -> DataUsed:
+    def used(self, data: Data) -> DataUsed:
         """Tell which pictures these are."""
-        if name not in self._used:
-            self._used[name] = _describe(self.dataset(name))
-        return self._used[name]
+        key = wanted(data)
+        if key not in self._used:
+            self._used[key] = _describe(self.dataset(data))
+        return self._used[key]
 
-    def groups(self, name: str) -> Labels:
+    def groups(self, data: Data) -> Labels:
         """Return the writer of every training picture."""
-        found = self.dataset(name).train_groups
+        found = self.dataset(data).train_groups
         if found is None:
             raise ValueError(
-                f"data.partition = 'by-group' needs to know the writers, and {name} has none; "
+                f"data.partition = 'by-group' needs to know the writers, and {data.name} has none; "
                 "choose another partition."
             )
         return found
 
-    def num_groups(self, name: str) -> int:
+    def num_groups(self, data: Data) -> int:
         """Return how many writers there are."""
-        return len(np.unique(self.groups(name)))
+        return len(np.unique(self.groups(data)))
 
 
 def _describe(data: Dataset) -> DataUsed:

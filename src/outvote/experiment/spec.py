@@ -1,7 +1,7 @@
 """The settings of one run; everything in here can change a result, and is part of its hash."""
 
 import hashlib
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -13,6 +13,9 @@ Partition = Literal["dirichlet", "iid", "shards", "by-group"]
 Precision = Literal["float32", "tf32", "bfloat16"]
 # Enters every hash: to be raised whenever the same settings give other numbers than before.
 PROTOCOL = 1
+# Settings that came later: where they have their default they are left out of the hash and of
+# config.toml, so that the runs that there were before keep their names. Nothing is ever removed.
+LATER = ("data.image_size",)
 
 
 class Data(Struct, frozen=True, kw_only=True):
@@ -24,6 +27,8 @@ class Data(Struct, frozen=True, kw_only=True):
     balance: bool = True
     min_size: int = 10
     shards_per_client: int = 2
+    image_size: int | None = None
+    """The height and width that folders of pictures are brought to; None: 224."""
 
 
 class Members(Struct, frozen=True, kw_only=True):
@@ -66,7 +71,8 @@ class Spec(Struct, frozen=True, kw_only=True):
         """
         from outvote.experiment.own_code import digests
 
-        content = {"protocol": PROTOCOL, "spec": self, "code": digests(self.rule, self.attack)}
+        code = digests(self.rule, self.attack)
+        content = {"protocol": PROTOCOL, "spec": as_table(self), "code": code}
         text = msgspec.json.encode(content, order="sorted")
         return hashlib.blake2b(text, digest_size=6).hexdigest()
 
@@ -74,6 +80,20 @@ class Spec(Struct, frozen=True, kw_only=True):
     def label(self) -> str:
         """A readable name; together with the hash it is the name of the folder."""
         return f"{_slug(self.rule)}-{_slug(self.attack)}-seed{self.seed}"
+
+
+def as_table(spec: Spec) -> dict[str, Any]:
+    """Return the settings as plain values, without those of `LATER` that have their default."""
+    table: dict[str, Any] = msgspec.to_builtins(spec)
+    usual: dict[str, Any] = msgspec.to_builtins(Spec())
+    for key in LATER:
+        *above, last = key.split(".")
+        inside, default = table, usual
+        for word in above:
+            inside, default = inside[word], default[word]
+        if inside[last] == default[last]:
+            del inside[last]
+    return table
 
 
 def _slug(text: str, longest: int = 40) -> str:

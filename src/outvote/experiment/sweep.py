@@ -108,7 +108,7 @@ class Sweep:
                 where = "the start" if checkpoint is None else f"round {checkpoint.round}"
                 self.said(f"{fault}; {job.name} goes on from {where}.")
             known = None if checkpoint is None else checkpoint.notes.get("data")
-            if fault := job.other_data(known, self.workshop.shelf.used(job.spec.data.name)):
+            if fault := job.other_data(known, self.workshop.shelf.used(job.spec.data)):
                 self.ended(Ended(job=job, outcome="failed", reason=fault))
                 continue
             found.append(Entry(job, writer, run, checkpoint))
@@ -144,8 +144,8 @@ class Sweep:
             state = state_of(found, runs, self.runner.device)
         else:
             networks = [self.workshop.network(entry.job.spec) for entry in entries]
-            state = first_state(networks, self.workshop.loaded(spec.data.name).train)
-        data = self.workshop.shelf.used(spec.data.name)
+            state = first_state(networks, self.workshop.loaded(spec.data).train)
+        data = self.workshop.shelf.used(spec.data)
         environment = describe_environment(self.runner.device, spec.precision, data)
         for entry in entries:
             entry.writer.begin(state.round, environment)

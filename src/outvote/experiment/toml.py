@@ -4,14 +4,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
-from outvote.experiment.spec import Spec
+from outvote.experiment.spec import Spec, as_table
 
 
 def to_toml(spec: Spec, suite: str) -> str:
     """Return the file that describes one run."""
-    table = {"suite": suite, **msgspec.to_builtins(spec)}
+    table = {"suite": suite, **as_table(spec)}
     lines = [f"{key} = {_value(value)}" for key, value in table.items() if not _is_table(value)]
     for key, value in table.items():
         if _is_table(value):

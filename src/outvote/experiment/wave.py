@@ -42,7 +42,7 @@ class Wave:
         self.state = state
         self.rows = {number: number for number in range(len(jobs))}
         """The runs that still go on, and their rows in the state."""
-        self._data = workshop.shelf.used(jobs[0].spec.data.name).checksum
+        self._data = workshop.shelf.used(jobs[0].spec.data).checksum
         self._saved = state.round
         self._saved_at = monotonic()
 
