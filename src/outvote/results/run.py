@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
 
@@ -12,37 +12,12 @@ from numpy.typing import NDArray
 from outvote.results.faults import DamagedFileError
 from outvote.results.folder import RunFolder
 from outvote.results.labels import label, parameters
-from outvote.results.schema import Environment, Round, Status, Timing
+from outvote.results.schema import Environment, Status, Timing
+from outvote.results.series import SERIES, Series, series_of
 
 NUM_LAST = 10
 
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Series:
-    """What is told round by round; NaN: not measured, or not finite."""
-
-    round: NDArray[np.int64]
-    accuracy: NDArray[np.float64]
-    loss: NDArray[np.float64]
-    deviation: NDArray[np.float64]
-    """How far the update was from the mean of the honest gradients."""
-    honest_norm: NDArray[np.float64]
-    num_sampled: NDArray[np.int64]
-    num_byzantine: NDArray[np.int64]
-    """How many of those sampled lied."""
-    num_kept: NDArray[np.int64]
-    num_kept_byzantine: NDArray[np.int64]
-    num_rejected: NDArray[np.int64]
-    num_told: NDArray[np.int64]
-    num_used: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        """Return the number of rounds."""
-        return len(self.round)
-
-
-SERIES = tuple(field.name for field in fields(Series))
+__all__ = ["SERIES", "Result", "Series", "check_config", "read_result", "series_of"]
 
 
 @final
@@ -147,6 +122,7 @@ def read_result(folder: RunFolder) -> Result | None:
         return None  # Status comes first when a run is about to begin.
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise DamagedFileError(f"{path} cannot be read: {error}") from error
+    check_config(config, str(path))
     rounds = folder.rounds()
     return Result(
         suite=str(config.get("suite", folder.path.parent.name)),
@@ -161,30 +137,12 @@ def read_result(folder: RunFolder) -> Result | None:
     )
 
 
-def series_of(rounds: Sequence[Round]) -> Series:
-    """Turn the lines of a run into arrays."""
-
-    def real(name: str) -> NDArray[np.float64]:
-        values = [getattr(each, name) for each in rounds]
-        return np.array([np.nan if value is None else value for value in values], dtype=float)
-
-    def whole(values: list[int]) -> NDArray[np.int64]:
-        return np.array(values, dtype=np.int64)
-
-    return Series(
-        round=whole([each.round for each in rounds]),
-        accuracy=real("accuracy"),
-        loss=real("loss"),
-        deviation=real("deviation"),
-        honest_norm=real("honest_norm"),
-        num_sampled=whole([len(each.clients) for each in rounds]),
-        num_byzantine=whole([len(each.byzantine) for each in rounds]),
-        num_kept=whole([len(each.kept) for each in rounds]),
-        num_kept_byzantine=whole([len(set(e.kept) & set(e.byzantine)) for e in rounds]),
-        num_rejected=whole([len(each.rejected) for each in rounds]),
-        num_told=whole([each.num_told for each in rounds]),
-        num_used=whole([each.num_used for each in rounds]),
-    )
+def check_config(config: Mapping[str, Any], where: str) -> None:
+    """Refuse settings that lack what every run has."""
+    for key, kind in (("rule", str), ("attack", str), ("seed", int)):
+        found = config.get(key)
+        if not isinstance(found, kind) or found == "":
+            raise DamagedFileError(f"{where} is damaged: its {key} is {found!r}")
 
 
 def _seconds(timings: Sequence[Timing]) -> float:

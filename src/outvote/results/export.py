@@ -1,0 +1,75 @@
+"""Exports: many runs in one CSV file, small enough to commit; tables need nothing else.
+
+One row is one run. What is told round by round is one field: numbers with spaces between them.
+"""
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from outvote.results.run import Result
+from outvote.results.series import REAL, SERIES, Series
+
+VERSION = 1
+MARK = "outvote-export"
+"""The first column: every row tells the version of the format."""
+ABOUT = (
+    "suite",
+    "name",
+    "outcome",
+    "reason",
+    "rounds_played",
+    "num_rounds",
+    "config",
+    "environment",
+    "seconds",
+    "num_images",
+)
+
+
+def to_export(results: Iterable[Result], *, is_packed: bool = True) -> bytes:
+    """Return the file: the same runs always give the same bytes, even those of an export."""
+    text = io.StringIO(newline="")
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow([MARK, *ABOUT, *SERIES])
+    for each in sorted(results, key=lambda result: (result.suite, result.name)):
+        table.writerow([str(VERSION), *_about(each), *_by_round(each.series)])
+    content = text.getvalue().encode()
+    return _packed(content) if is_packed else content
+
+
+def _about(result: Result) -> list[str]:
+    config = json.dumps(result.config, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    environment = result.environment
+    return [
+        result.suite,
+        result.name,
+        result.status.outcome,
+        result.status.reason,
+        str(result.status.round),
+        str(result.status.num_rounds),
+        config,
+        "" if environment is None else msgspec.json.encode(environment, order="sorted").decode(),
+        f"{result.seconds:.3f}",
+        str(result.num_images),
+    ]
+
+
+def _by_round(series: Series) -> Iterator[str]:
+    # Plain numbers: counting repetitions was tried, and gzip makes the same size of both.
+    for name in SERIES:
+        values = getattr(series, name).tolist()
+        # Accuracies are what tables print: to the last bit.
+        is_rounded = name in REAL and name != "accuracy"
+        yield " ".join(f"{value:.5g}" if is_rounded else repr(value) for value in values)
+
+
+def _packed(content: bytes) -> bytes:
+    file = io.BytesIO()
+    with gzip.GzipFile(filename="", mode="wb", compresslevel=9, fileobj=file, mtime=0) as pack:
+        pack.write(content)
+    return file.getvalue()

@@ -1,0 +1,66 @@
+"""What is told of a run round by round, as arrays."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outvote.results.schema import Round
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Series:
+    """What is told round by round; NaN: not measured, or not finite."""
+
+    round: NDArray[np.int64]
+    accuracy: NDArray[np.float64]
+    loss: NDArray[np.float64]
+    deviation: NDArray[np.float64]
+    """How far the update was from the mean of the honest gradients."""
+    honest_norm: NDArray[np.float64]
+    num_sampled: NDArray[np.int64]
+    num_byzantine: NDArray[np.int64]
+    """How many of those sampled lied."""
+    num_kept: NDArray[np.int64]
+    num_kept_byzantine: NDArray[np.int64]
+    num_rejected: NDArray[np.int64]
+    num_told: NDArray[np.int64]
+    num_used: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        """Return the number of rounds."""
+        return len(self.round)
+
+
+SERIES = tuple(field.name for field in fields(Series))
+REAL = ("accuracy", "loss", "deviation", "honest_norm")
+"""Those that are no counts."""
+
+
+def series_of(rounds: Sequence[Round]) -> Series:
+    """Turn the lines of a run into arrays."""
+
+    def real(name: str) -> NDArray[np.float64]:
+        values = [getattr(each, name) for each in rounds]
+        return np.array([np.nan if value is None else value for value in values], dtype=float)
+
+    def whole(values: list[int]) -> NDArray[np.int64]:
+        return np.array(values, dtype=np.int64)
+
+    return Series(
+        round=whole([each.round for each in rounds]),
+        accuracy=real("accuracy"),
+        loss=real("loss"),
+        deviation=real("deviation"),
+        honest_norm=real("honest_norm"),
+        num_sampled=whole([len(each.clients) for each in rounds]),
+        num_byzantine=whole([len(each.byzantine) for each in rounds]),
+        num_kept=whole([len(each.kept) for each in rounds]),
+        num_kept_byzantine=whole([len(set(e.kept) & set(e.byzantine)) for e in rounds]),
+        num_rejected=whole([len(each.rejected) for each in rounds]),
+        num_told=whole([each.num_told for each in rounds]),
+        num_used=whole([each.num_used for each in rounds]),
+    )
