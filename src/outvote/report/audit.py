@@ -1,0 +1,173 @@
+"""Who was judged how, client by round: of a simulated run or of a federation in production."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outvote.results.audit_log import AuditRound, Judgement, Manifest, read_audit, read_manifest
+from outvote.results.run import Result
+from outvote.results.schema import Round
+
+
+class Mark(IntEnum):
+    """What became of a client in a round."""
+
+    ABSENT = 0
+    """It was not sampled."""
+    KEPT = 1
+    DROPPED = 2
+    """It was judged and had no share in the update."""
+    REJECTED = 3
+    """It sent NaN or infinity."""
+    MALFORMED = 4
+    """Its reply could not be read."""
+    ERROR = 5
+    MISSING = 6
+    LATE = 7
+    EXCLUDED = 8
+    """It was not asked because of what it did before."""
+
+
+REFUSED = (Mark.DROPPED, Mark.REJECTED, Mark.MALFORMED)
+"""It sent something that had no share in the update."""
+JUDGED = (Mark.KEPT, *REFUSED)
+FAULTS = {
+    "malformed": Mark.MALFORMED,
+    "error": Mark.ERROR,
+    "missing": Mark.MISSING,
+    "late": Mark.LATE,
+    "excluded": Mark.EXCLUDED,
+}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Audit:
+    """All that is known of the clients, round by round."""
+
+    title: str
+    clients: tuple[str, ...]
+    rounds: NDArray[np.int64]
+    scores: NDArray[np.float64]
+    """``[rounds, clients]``; NaN: not judged or no score, infinity: sent what is not finite."""
+    marks: NDArray[np.uint8]
+    """``[rounds, clients]``, of `Mark`."""
+    is_byzantine: NDArray[np.bool_] | None
+    """``[clients]``; None: the truth is not known."""
+    reasons: Mapping[tuple[int, int], str]
+    """What was written beside a judgement, by place in the arrays."""
+    about: Mapping[str, Any]
+    """The rule and whatever else was set."""
+
+    @property
+    def is_judged(self) -> NDArray[np.bool_]:
+        """``[rounds, clients]``: whether it sent something that was used or refused."""
+        result: NDArray[np.bool_] = np.isin(self.marks, JUDGED)
+        return result
+
+    @property
+    def is_refused(self) -> NDArray[np.bool_]:
+        """``[rounds, clients]``: whether it sent something that had no share in the update."""
+        result: NDArray[np.bool_] = np.isin(self.marks, REFUSED)
+        return result
+
+
+def audit_run(result: Result) -> Audit | None:
+    """Return the audit of a simulated run; None if it comes from an export."""
+    if result.folder is None:
+        return None
+    rounds = result.folder.rounds()
+    seen = max((max(each.clients, default=-1) for each in rounds), default=-1) + 1
+    wanted = result.setting("federation.num_clients")
+    num_clients = max(seen, wanted) if isinstance(wanted, int) else seen
+    marks, scores = _of_rounds(rounds, num_clients)
+    liars = np.zeros(num_clients, dtype=bool)
+    liars[sorted({client for each in rounds for client in each.byzantine})] = True
+    return Audit(
+        title=f"{result.config['rule']} against {result.config['attack']}, seed {result.seed}",
+        clients=tuple(str(client) for client in range(num_clients)),
+        rounds=np.array([each.round for each in rounds], dtype=np.int64),
+        scores=scores,
+        marks=marks,
+        is_byzantine=liars,
+        reasons={},
+        about={"rule": result.config["rule"], "attack": result.config["attack"]},
+    )
+
+
+def audit_log(folder: Path) -> Audit | None:
+    """Return the audit of a federation in production; None if there is no log here."""
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return None
+    rounds = read_audit(folder)
+    clients = list(dict.fromkeys(each.client for line in rounds for each in line.clients))
+    place = {client: column for column, client in enumerate(clients)}
+    shape = (len(rounds), len(clients))
+    marks, scores = np.zeros(shape, dtype=np.uint8), np.full(shape, np.nan)
+    reasons = {}
+    for row, line in enumerate(rounds):
+        for each in line.clients:
+            column = place[each.client]
+            marks[row, column] = _mark(each)
+            scores[row, column] = _score(each)
+            if each.reason:
+                reasons[row, column] = each.reason
+    return Audit(
+        title=folder.resolve().name,
+        clients=tuple(clients),
+        rounds=np.array([line.round for line in rounds], dtype=np.int64),
+        scores=scores,
+        marks=marks,
+        is_byzantine=None,
+        reasons=reasons,
+        about=_about(manifest, rounds),
+    )
+
+
+def _of_rounds(
+    rounds: Sequence[Round], num_clients: int
+) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
+    shape = (len(rounds), num_clients)
+    marks, scores = np.zeros(shape, dtype=np.uint8), np.full(shape, np.nan)
+    for row, each in enumerate(rounds):
+        clients = list(each.clients)
+        marks[row, clients] = Mark.DROPPED
+        marks[row, list(each.kept)] = Mark.KEPT
+        marks[row, list(each.rejected)] = Mark.REJECTED
+        scores[row, clients] = [np.inf if score is None else score for score in each.scores]
+    return marks, scores
+
+
+def _mark(judgement: Judgement) -> Mark:
+    if judgement.standing != "judged":
+        return FAULTS[judgement.standing]
+    if judgement.kept:
+        return Mark.KEPT
+    return Mark.REJECTED if judgement.score is None else Mark.DROPPED
+
+
+def _score(judgement: Judgement) -> float:
+    if judgement.score is not None:
+        return judgement.score
+    is_refused = judgement.standing == "judged" and not judgement.kept
+    return np.inf if is_refused else np.nan
+
+
+def _about(manifest: Manifest, rounds: Sequence[AuditRound]) -> dict[str, Any]:
+    told = {
+        "rule": manifest.rule,
+        "num_byzantine": manifest.num_byzantine,
+        "byzantine_fraction": manifest.byzantine_fraction,
+        "outvote": manifest.outvote,
+        "started": manifest.started,
+        "last round": rounds[-1].time if rounds else None,
+        "rounds without an update": sum(not each.is_updated for each in rounds),
+        **manifest.settings,
+    }
+    return {key: value for key, value in told.items() if value is not None}

@@ -1,0 +1,214 @@
+"""Audits of runs and of production logs: what is said of each client, and who stands out."""
+
+import json
+import math
+
+import msgspec
+import numpy as np
+import pytest
+
+from made_results import write_store
+from outvote.report.audit import Audit, Mark, audit_log, audit_run
+from outvote.report.audit_clients import client_records, longest_streaks, within_round_ranks
+from outvote.report.audit_truth import detection
+from outvote.results.audit_log import AuditRound, Judgement, Manifest
+from outvote.results.faults import DamagedFileError, StoreError
+
+K, D, R = Mark.KEPT, Mark.DROPPED, Mark.REJECTED
+NAN, INF = math.nan, math.inf
+
+
+def made(scores, marks, liars=None):
+    scores, marks = np.array(scores, dtype=float), np.array(marks, dtype=np.uint8)
+    return Audit(
+        title="made",
+        clients=tuple("abcdefgh"[: marks.shape[1]]),
+        rounds=np.arange(1, len(marks) + 1),
+        scores=scores,
+        marks=marks,
+        is_byzantine=None if liars is None else np.array(liars, dtype=bool),
+        reasons={},
+        about={},
+    )
+
+
+def record(audit, client):
+    return next(each for each in client_records(audit) if each.client == client)
+
+
+def write_log(folder, rounds, **manifest):
+    folder.mkdir(exist_ok=True)
+    about = Manifest(
+        rule="gas(median)", outvote="0.1.0", started="2026-01-01T00:00:00Z", **manifest
+    )
+    (folder / "manifest.json").write_bytes(msgspec.json.encode(about))
+    lines = [msgspec.json.encode(each) + b"\n" for each in rounds]
+    (folder / "audit.jsonl").write_bytes(b"".join(lines))
+
+
+def line(number, *clients, is_updated=True):
+    return AuditRound(
+        round=number,
+        time=f"2026-01-01T00:0{number}:00Z",
+        num_byzantine=1,
+        is_updated=is_updated,
+        clients=clients,
+    )
+
+
+def test_ranks_lie_between_0_and_1_and_equals_share_theirs():
+    audit = made([[3.0, 1.0, 2.0, 2.0, NAN]], [[D, K, K, K, 0]])
+    ranks, compared = within_round_ranks(audit)
+    np.testing.assert_array_equal(ranks, [[1.0, 0.0, 0.5, 0.5, NAN]])
+    assert compared.tolist() == [4]
+
+
+def test_ranks_do_not_depend_on_the_scale_of_a_round():
+    scores, marks = [[1.0, 2.0, 5.0]] * 3, [[K, K, D]] * 3
+    scaled = np.array(scores) * np.array([[1e-20], [1.0], [1e30]])
+    np.testing.assert_array_equal(
+        within_round_ranks(made(scores, marks))[0], within_round_ranks(made(scaled, marks))[0]
+    )
+
+
+def test_what_cannot_be_used_ranks_above_all_scores():
+    audit = made([[INF, 1e300, NAN]], [[R, K, Mark.MALFORMED]])
+    np.testing.assert_array_equal(within_round_ranks(audit)[0], [[0.75, 0.0, 0.75]])
+
+
+def test_a_client_that_is_alone_in_its_round_has_no_rank():
+    only = record(made([[1.0, NAN]], [[K, 0]]), "a")
+    assert math.isnan(only.suspicion)
+    assert math.isnan(only.error)
+
+
+def test_the_error_is_that_of_ranks_drawn_by_chance():
+    """Of three clients the ranks 0, 1/2, 1 have variance 1/6; over six rounds the mean has 1/36."""
+    audit = made([[1.0, 2.0, 3.0]] * 6, [[K, K, D]] * 6)
+    found = record(audit, "c")
+    assert (found.suspicion, found.error) == (1.0, pytest.approx(1 / 6))
+    assert found.lower_bound == pytest.approx(1 - 1 / 6)
+
+
+def test_few_rounds_are_little_evidence():
+    """b is worst once, c is worst but one in forty rounds: c stands above b."""
+    scores = [[1.0, 9.0, 2.0, NAN, NAN]] + [[1.0, NAN, 8.0, 0.5, 9.0]] * 40
+    marks = [[K, D, K, 0, 0]] + [[K, 0, K, K, D]] * 40
+    assert [each.client for each in client_records(made(scores, marks))][:3] == ["e", "c", "b"]
+
+
+def test_streaks_go_on_over_rounds_without_the_client():
+    judged = np.array([[1, 1], [0, 1], [1, 1], [1, 1], [1, 1]], dtype=bool)
+    refused = np.array([[1, 1], [0, 0], [1, 1], [0, 1], [1, 0]], dtype=bool)
+    assert longest_streaks(judged, refused).tolist() == [2, 2]
+
+
+def test_counts_of_a_client():
+    marks = [[K, D], [0, R], [D, Mark.LATE], [K, Mark.MISSING], [K, Mark.EXCLUDED]]
+    scores = [[1.0, 2.0], [NAN, INF], [3.0, NAN], [1.0, NAN], [1.0, NAN]]
+    b = record(made(scores, marks), "b")
+    assert (b.num_sampled, b.num_judged, b.num_dropped, b.num_rejected) == (4, 2, 2, 1)
+    assert (b.longest_streak, b.drop_rate, b.last_seen) == (2, 1.0, 2)
+    assert {name: num for name, num in b.faults.items() if num} == {
+        "late": 1,
+        "missing": 1,
+        "excluded": 1,
+    }
+
+
+def test_precision_and_recall_against_the_truth():
+    """Sent: 6 by honest ones, 3 by the liar c; dropped: c twice, a once."""
+    audit = made(
+        [[1.0, 2.0, 9.0], [8.0, 1.0, 9.0], [1.0, 2.0, 1.5]],
+        [[K, K, D], [D, K, D], [K, K, K]],
+        liars=[False, False, True],
+    )
+    found = detection(audit, client_records(audit))
+    assert found.num_liars == 1
+    assert found.drop_precision == pytest.approx(2 / 3)
+    assert found.drop_recall == pytest.approx(2 / 3)
+    assert found.honest_kept == pytest.approx(5 / 6)
+    assert found.top_precision == 1.0
+
+
+def test_without_liars_or_drops_shares_are_unknown_rather_than_zero():
+    audit = made([[1.0, 2.0]], [[K, K]], liars=[False, False])
+    found = detection(audit, client_records(audit))
+    assert (found.drop_precision, found.drop_recall, found.top_precision) == (None, None, None)
+    assert detection(made([[1.0]], [[K]]), []) is None
+
+
+def test_a_run_says_the_same_as_its_arrays(tmp_path):
+    settings = {"rule": "gas(median)", "attack": "lie", "rounds": 7}
+    (result,) = write_store(tmp_path, settings, seeds=1)
+    audit = audit_run(result)
+    arrays = np.load(result.folder.path / "audit.npz")
+    np.testing.assert_array_equal(audit.scores, arrays["scores"])
+    np.testing.assert_array_equal(audit.marks == Mark.KEPT, arrays["is_kept"])
+    np.testing.assert_array_equal(audit.is_judged, arrays["is_sampled"])
+    seen = arrays["is_sampled"].any(axis=0)
+    np.testing.assert_array_equal(audit.is_byzantine[seen], arrays["is_byzantine"][seen])
+
+
+def test_liars_of_a_run_stand_out(tmp_path):
+    settings = {"rule": "gas(median)", "attack": "lie", "rounds": 60}
+    (result,) = write_store(tmp_path, settings, seeds=1)
+    audit = audit_run(result)
+    assert detection(audit, client_records(audit)).top_precision > 0.7
+
+
+def test_a_run_that_rejected_somebody_marks_it(tmp_path):
+    (result,) = write_store(tmp_path, {"rule": "mean", "rounds": 1}, seeds=1)
+    path = result.folder.path / "metrics.jsonl"
+    told = json.loads(path.read_text())
+    first = told["clients"][0]
+    told["rejected"], told["scores"][0] = [first], None
+    told["kept"] = [client for client in told["kept"] if client != first]
+    path.write_text(json.dumps(told) + "\n")
+    audit = audit_run(result)
+    assert audit.marks[0, first] == Mark.REJECTED
+    assert audit.scores[0, first] == INF
+
+
+def test_a_log_of_production_has_clients_standings_and_reasons_but_no_truth(tmp_path):
+    write_log(
+        tmp_path,
+        [
+            line(
+                1,
+                Judgement(client="ann", score=1.0, kept=True),
+                Judgement(client="eve", score=4.0),
+                Judgement(client="nan"),
+                Judgement(client="bad", standing="malformed", reason="no tensor 'w'"),
+            ),
+            line(2, Judgement(client="bob", standing="missing"), is_updated=False),
+        ],
+    )
+    audit = audit_log(tmp_path)
+    assert audit.clients == ("ann", "eve", "nan", "bad", "bob")
+    assert audit.marks.tolist() == [[K, D, R, Mark.MALFORMED, 0], [0, 0, 0, 0, Mark.MISSING]]
+    assert audit.scores[0, 2] == INF
+    assert math.isnan(audit.scores[0, 3])
+    assert audit.is_byzantine is None
+    assert record(audit, "bad").reason == "no tensor 'w'"
+    assert audit.about["rounds without an update"] == 1
+    assert detection(audit, client_records(audit)) is None
+
+
+def test_a_log_is_read_while_it_is_written(tmp_path):
+    write_log(tmp_path, [line(1, Judgement(client="ann", score=1.0, kept=True))])
+    with (tmp_path / "audit.jsonl").open("ab") as file:
+        file.write(b'{"round":2,"time":"2026')
+    assert audit_log(tmp_path).rounds.tolist() == [1]
+    (tmp_path / "audit.jsonl").write_bytes(b"")
+    assert client_records(audit_log(tmp_path)) == []
+
+
+def test_a_folder_without_a_log_has_no_audit_and_a_damaged_one_says_so(tmp_path):
+    assert audit_log(tmp_path) is None
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(DamagedFileError):
+        audit_log(tmp_path)
+    write_log(tmp_path, [], version=99)
+    with pytest.raises(StoreError, match="newer"):
+        audit_log(tmp_path)
