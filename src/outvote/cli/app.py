@@ -21,6 +21,7 @@ VERBS = {
     "data": "outvote.cli.data",
     "demo": "outvote.cli.demo",
     "doctor": "outvote.cli.doctor",
+    "export": "outvote.cli.export",
     "list": "outvote.cli.list",
     "plan": "outvote.cli.plan",
     "run": "outvote.cli.run",

@@ -8,19 +8,21 @@ from pathlib import Path
 from outvote.results.faults import StoreError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+CHECKPOINT = "the last checkpoint is intact"
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write beside the target, then replace it; on failure what was there stays."""
-    draft = write_draft(path, content)
+def write_whole(path: Path, content: bytes, *, stays: str = CHECKPOINT) -> None:
+    """Write beside the target, then replace it; on failure what was there stays, and is told."""
+    draft = write_draft(path, content, stays=stays)
     try:
         draft.replace(path)
         sync(path.parent)
     except OSError as error:
-        raise StoreError(not_written(path, error)) from error
+        draft.unlink(missing_ok=True)
+        raise StoreError(not_written(path, error, stays)) from error
 
 
-def write_draft(path: Path, content: bytes) -> Path:
+def write_draft(path: Path, content: bytes, *, stays: str = CHECKPOINT) -> Path:
     """Write a file that shall become `path`, and make sure that it is on the disk."""
     draft = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
     try:
@@ -30,7 +32,7 @@ def write_draft(path: Path, content: bytes) -> Path:
             os.fsync(file.fileno())
     except OSError as error:
         draft.unlink(missing_ok=True)
-        raise StoreError(not_written(path, error)) from error
+        raise StoreError(not_written(path, error, stays)) from error
     return draft
 
 
@@ -49,10 +51,10 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def not_written(path: Path, error: OSError) -> str:
-    """Tell what could not be written and what to do."""
+def not_written(path: Path, error: OSError, stays: str = CHECKPOINT) -> str:
+    """Tell what could not be written, what is still there, and what to do."""
     remedy = "make room" if error.errno in NO_ROOM else "check the folder"
     return (
-        f"{path} could not be written: {error.strerror or error}; the last checkpoint is intact: "
-        f"{remedy} and run the same command again"
+        f"{path} could not be written: {error.strerror or error}; {stays}: {remedy} and run the "
+        "same command again"
     )

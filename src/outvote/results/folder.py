@@ -1,5 +1,6 @@
 """The folder of one run: what is in it, and how it is written."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, final
@@ -19,7 +20,7 @@ from outvote.results.lines import (
     sync_lines,
 )
 from outvote.results.lock import lock
-from outvote.results.schema import VERSION, Environment, Round, Status, Timing
+from outvote.results.schema import OLDEST, VERSION, Environment, Layout, Round, Status, Timing
 
 Kind = TypeVar("Kind")
 
@@ -34,13 +35,12 @@ class RunFolder:
 
     def status(self) -> Status | None:
         """Return what became of the run; None if it was never begun."""
-        found = self._read("status.json", Status)
-        if found is not None and found.version > VERSION:
-            raise StoreError(
-                f"{self.path} was written by a newer outvote (layout {found.version}, known up to "
-                f"{VERSION}); upgrade outvote or choose another --output"
-            )
-        return found
+        # The version first: what a newer layout holds may look like damage.
+        layout = self._read("status.json", Layout)
+        if layout is None:
+            return None
+        self._check_version(layout.version)
+        return self._read("status.json", Status)
 
     def known_status(self) -> tuple[Status | None, str]:
         """Return what became of the run, as far as that can be read, and what is wrong."""
@@ -60,6 +60,19 @@ class RunFolder:
     def timings(self) -> list[Timing]:
         """Return how long the rounds took; rounds that were played again are told again."""
         return read_lines(self.path / "timings.jsonl", Timing)
+
+    def _check_version(self, version: int) -> None:
+        if version > VERSION:
+            raise StoreError(
+                f"{self.path} was written by a newer outvote (layout {version}, known up to "
+                f"{VERSION}); upgrade outvote or choose another --output"
+            )
+        if version < OLDEST:
+            raise StoreError(
+                f"{self.path} was written by an older outvote (layout {version}, known from "
+                f"{OLDEST}); read it with that outvote, or choose another --output and play it "
+                "again"
+            )
 
     def _read(self, name: str, kind: type[Kind]) -> Kind | None:
         path = self.path / name
@@ -144,5 +157,14 @@ class Writer:
 
 
 def find_runs(root: Path) -> Sequence[RunFolder]:
-    """Return all runs below a folder, in the order of their paths."""
-    return [RunFolder(path.parent) for path in sorted(root.glob("**/status.json"))]
+    """Return all runs below a folder, in the order of their paths.
+
+    Folders with a dot in front are passed over: what is being copied there is no run yet.
+    """
+    found = []
+    for path, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        if "status.json" in files:
+            found.append(Path(path))
+            folders.clear()
+    return [RunFolder(path) for path in sorted(found)]

@@ -6,6 +6,9 @@ from msgspec import Struct
 
 VERSION = 1
 """Of the layout of a run folder."""
+OLDEST = 0
+"""The oldest layout that is still read; 0 is that of a folder that does not tell its version: as 1,
+but the lines of metrics.jsonl may lack num_pictures."""
 
 Outcome = Literal["running", "interrupted", "failed", "finished", "diverged"]
 OVER: tuple[Outcome, ...] = ("finished", "diverged")
@@ -49,6 +52,12 @@ class Status(Struct, frozen=True, kw_only=True):
     num_rounds: int
     reason: str = ""
     version: int = VERSION
+
+
+class Layout(Struct, frozen=True, kw_only=True):
+    """What can be read of any status.json, whoever wrote it."""
+
+    version: int = 0
 
 
 class DataUsed(Struct, frozen=True, kw_only=True):

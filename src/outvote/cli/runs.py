@@ -1,0 +1,30 @@
+"""The runs that a verb is given: folders and exports."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from outvote.cli.output import one_line
+from outvote.cli.verb import WorkFailed
+
+if TYPE_CHECKING:
+    from outvote.results.run import Result
+
+paths_argument = click.argument(
+    "paths", metavar="RUNS...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
+
+
+def read_runs(paths: Sequence[Path]) -> "list[Result]":
+    """Read all runs below some paths; those that are damaged are named on stderr and left out."""
+    from outvote.results.collect import collect
+    from outvote.results.faults import DamagedFileError, StoreError
+
+    try:
+        return collect(paths, lambda text: click.echo(one_line(text), err=True))
+    except DamagedFileError as error:
+        raise WorkFailed(str(error)) from error
+    except StoreError as error:
+        raise click.UsageError(str(error)) from error
