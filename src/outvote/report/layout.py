@@ -1,0 +1,114 @@
+"""From runs to tables: as the suite has them, with every cell that it asks for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from outvote.errors import closest
+from outvote.grids import flat
+from outvote.report.automatic import automatic_grids
+from outvote.report.differing import differing, ordered, split
+from outvote.report.grid import Grid, Placed, fill
+from outvote.report.naming import names_of
+from outvote.results.run import Result
+from outvote.suites.suite import Part, Suite, read_suite, suite_names
+
+
+def grids_of(results: Sequence[Result], part: str | None = None) -> list[Grid]:
+    """Lay all runs out, suite by suite; `part` is the name of the only part wanted."""
+    by_suite: dict[str, list[Result]] = {}
+    for each in sorted(results, key=lambda each: (each.suite, each.name)):
+        by_suite.setdefault(each.suite, []).append(each)
+    grids = [grid for name, group in by_suite.items() for grid in _grids_of_suite(name, group)]
+    if part is None:
+        return grids
+    known = sorted({grid.part for grid in grids if grid.part})
+    if part not in known:
+        hint = closest(part, known) if known else "these runs belong to no suite with parts."
+        raise ValueError(f"unknown part {part!r}; {hint}")
+    return [grid for grid in grids if grid.part == part]
+
+
+def _grids_of_suite(name: str, results: Sequence[Result]) -> list[Grid]:
+    if name not in suite_names():
+        return automatic_grids(results, suite_title=name)
+    suite = read_suite(name)
+    held = [[each for each in results if part.holds(each)] for part in suite.parts]
+    known = {id(each) for group in held for each in group}
+    added: list[list[Result]] = [[] for _ in suite.parts]
+    rest = []
+    for each in results:
+        if id(each) not in known:
+            places = _places_of_added(suite.parts, each)
+            for number in places:
+                added[number].append(each)
+            if not places:
+                rest.append(each)
+    grids = [
+        grid
+        for part, own, more in zip(suite.parts, held, added, strict=True)
+        for grid in _grids_of_part(suite, part, own, more)
+    ]
+    if rest:
+        grids += automatic_grids(rest, suite_title=suite.title, title="Other runs")
+    return grids
+
+
+def _places_of_added(parts: Sequence[Part], result: Result) -> list[int]:
+    """Return the parts that would hold a run if they had its rule, its attack, or both."""
+    for keys in (("rule",), ("attack",), ("rule", "attack")):
+        own = {key: result.config[key] for key in keys}
+        found = [
+            number
+            for number, part in enumerate(parts)
+            if ("attack" not in keys or part.columns == "attack")
+            and replace(part, settings={**part.settings, **own}).holds(result)
+        ]
+        if found:
+            return found
+    return []
+
+
+def _grids_of_part(
+    suite: Suite, part: Part, held: Sequence[Result], added: Sequence[Result]
+) -> list[Grid]:
+    """Make one table, or one for each combination of settings that the part leaves open."""
+    keys = list(differing([*held, *added], ignored=flat(part.settings)))
+    held_names, all_names = _row_names(part, held), _row_names(part, [*held, *added])
+    attacks = names_of(each.config["attack"] for each in [*held, *added])
+    is_held = {id(each) for each in held}
+
+    def place(each: Result) -> Placed:
+        names = held_names if id(each) in is_held else all_names
+        column = each.setting(part.columns)
+        if part.columns == "attack" and column not in part.values:
+            column = attacks[each.config["attack"]]
+        return Placed(names[each.config["rule"]], column, each)
+
+    groups = split([*held, *added], keys) if keys else [("", [*held, *added])]
+    return [
+        _grid_of_part(suite, part, [place(each) for each in group], told) for told, group in groups
+    ]
+
+
+def _row_names(part: Part, results: Sequence[Result]) -> dict[str, str]:
+    ignored = [part.columns.removeprefix("rule.")] if part.columns.startswith("rule.") else []
+    return names_of((each.config["rule"] for each in results), ignored)
+
+
+def _grid_of_part(suite: Suite, part: Part, placed: Sequence[Placed], told: str) -> Grid:
+    rows = list(dict.fromkeys([*part.rows, *(each.row for each in placed)]))
+    new = ordered(each.column for each in placed if each.column not in part.values)
+    columns = [*part.values, *new]
+    printed: Mapping[tuple[str, Any], Any] = part.printed()
+    return Grid(
+        suite=suite.name,
+        suite_title=suite.title,
+        part=part.name,
+        title=", ".join(text for text in (part.title, told) if text),
+        kind=part.kind,
+        column_key=part.columns,
+        rows=tuple(rows),
+        columns=tuple(columns),
+        cells=fill(placed, rows, columns, num_wanted=len(part.seeds), printed=printed),
+    )
