@@ -5,17 +5,20 @@ import json
 import os
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from outvote.metrics.record import Record
 from outvote.results import checkpoint as checkpoints
+from outvote.results import folder as folders
 from outvote.results import lock as locks
 from outvote.results.checkpoint import Checkpoint, load_newest, read_checkpoint, save
 from outvote.results.faults import BusyError, StoreError
 from outvote.results.folder import RunFolder, Writer, find_runs
 from outvote.results.lines import append_line, cut_back, read_lines
-from outvote.results.schema import Environment, Round, Status, Timing
+from outvote.results.run import read_result
+from outvote.results.schema import VERSION, Environment, Round, Status, Timing
 from outvote.results.summary import summarise
 
 ENVIRONMENT = Environment(
@@ -218,12 +221,41 @@ def test_a_checkpoint_without_its_metrics_is_not_used(tmp_path):
     assert "lacks rounds" in faults[0]
 
 
-def test_a_folder_of_a_newer_layout_is_refused(tmp_path):
-    (tmp_path / "status.json").write_text(
-        '{"outcome": "finished", "round": 1, "num_rounds": 1, "version": 99}'
-    )
-    with pytest.raises(StoreError, match="newer outvote"):
+@pytest.mark.parametrize("outcome", ["finished", "of-a-kind-unknown-today"])
+def test_a_folder_of_a_newer_layout_is_refused_whatever_is_in_it(tmp_path, outcome):
+    status = {"outcome": outcome, "round": 1, "num_rounds": 1, "version": VERSION + 1}
+    (tmp_path / "status.json").write_text(json.dumps(status))
+    with pytest.raises(StoreError, match=r"newer outvote \(layout 2, known up to 1\); upgrade"):
         RunFolder(tmp_path).status()
+
+
+@pytest.mark.parametrize("told", [{}, {"version": 0}])
+def test_a_folder_of_layout_0_which_tells_no_version_is_read(tmp_path, told):
+    status = {"outcome": "finished", "round": 2, "num_rounds": 2, **told}
+    (tmp_path / "status.json").write_text(json.dumps(status))
+    (tmp_path / "config.toml").write_text('rule = "mean"\nattack = "lie"\nseed = 3\n')
+    lines = [json.loads(msgspec.json.encode(a_round(number))) for number in (1, 2)]
+    for line in lines:
+        del line["num_pictures"]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = read_result(RunFolder(tmp_path))
+    assert (found.seed, found.best, len(found.series), found.is_over) == (3, 0.5, 2, True)
+    assert (found.environment, found.seconds, found.num_images) == (None, 0.0, 0)
+    assert found.suite == tmp_path.parent.name
+
+
+def test_a_folder_of_a_layout_too_old_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "OLDEST", 1)
+    (tmp_path / "status.json").write_text('{"outcome": "finished", "round": 1, "num_rounds": 1}')
+    with pytest.raises(StoreError, match=r"older outvote \(layout 0, known from 1\); read it with"):
+        RunFolder(tmp_path).status()
+
+
+def test_what_is_written_today_tells_its_layout(tmp_path):
+    writer = Writer(RunFolder(tmp_path), b"", "c")
+    writer.tell(Status(outcome="running", round=0, num_rounds=1))
+    writer.close()
+    assert json.loads((tmp_path / "status.json").read_text())["version"] == VERSION
 
 
 def test_a_summary_has_the_best_the_last_and_the_mean_of_the_last_ten():

@@ -1,0 +1,72 @@
+"""`outvote export`, `outvote list runs` and `outvote list suites`, as a user types them."""
+
+import json
+
+import pytest
+
+from command_line import run
+from made_results import write_store
+from outvote.results.collect import collect
+
+TWO = {"rule": ["mean", "gas(median, num_groups=20)"], "attack": ["lie", "none"], "rounds": 6}
+
+
+@pytest.fixture
+def store(tmp_path):
+    write_store(tmp_path / "runs", TWO, seeds=1)
+    return tmp_path / "runs"
+
+
+def set_outcome(store, outcome, number=0):
+    path = sorted(store.glob("*/*/status.json"))[number]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "outcome": outcome}))
+    return path.parent
+
+
+def test_an_export_can_stand_for_the_runs(capsys, store, tmp_path):
+    first, second = tmp_path / "a.csv.gz", tmp_path / "b.csv.gz"
+    found = run(capsys, "export", store, "-o", first, "--json")
+    assert found.json == {
+        "path": str(first),
+        "runs": 4,
+        "left_out": 0,
+        "bytes": first.stat().st_size,
+    }
+    found = run(capsys, "export", first, store, "-o", second)
+    assert found.out == f"{second}: 4 runs, {first.stat().st_size:,} bytes.\n"
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_runs_that_are_not_over_are_left_out_unless_asked_for(capsys, store, tmp_path):
+    set_outcome(store, "running")
+    found = run(capsys, "export", store, "-o", tmp_path / "a.csv")
+    assert "3 runs" in found.out
+    assert "not over: 1; --all takes them too" in found.out
+    assert (
+        run(capsys, "export", store, "-o", tmp_path / "a.csv", "--all", "--json").json["runs"] == 4
+    )
+    assert len(collect([tmp_path / "a.csv"])) == 4
+
+
+def test_a_damaged_run_is_named_on_stderr_and_the_others_are_exported(capsys, store, tmp_path):
+    bad = sorted(store.glob("*/*"))[1]
+    (bad / "config.toml").write_text("rule =")
+    found = run(capsys, "export", store, "-o", tmp_path / "a.csv.gz", "--json")
+    assert found.json["runs"] == 3
+    assert found.err.startswith(f"{bad} is left out")
+
+
+def test_mistakes_are_told_in_one_line(capsys, store, tmp_path):
+    target = tmp_path / "a.csv.gz"
+    run(capsys, "export", "nowhere", "-o", target).assert_fails(2, "no file or folder nowhere")
+    run(capsys, "export", store, "-o", tmp_path / "a.txt").assert_fails(2, ".csv.gz or .csv, got")
+    run(capsys, "export", store).assert_fails(2, "--output")
+    run(capsys, "export", "-o", target).assert_fails(2, "RUNS")
+    set_outcome(store, "running")
+    one = set_outcome(store, "failed")
+    run(capsys, "export", one, "-o", target).assert_fails(2, "none of the 1 runs is over")
+    assert not target.exists()
+    missing = tmp_path / "no" / "a.csv"
+    run(capsys, "export", store, "-o", missing).assert_fails(1, "could not be written")
+    target.write_bytes(b"\x1f\x8bno")
+    run(capsys, "export", target, "-o", target).assert_fails(1, "cannot be read")

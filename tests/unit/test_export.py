@@ -1,0 +1,242 @@
+"""Exports read back to what they were made of; runs are collected from any mixture of places."""
+
+import csv
+import gzip
+import io
+import json
+import shutil
+import time
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+
+from made_results import made_results, write_store
+from outvote.results.collect import collect
+from outvote.results.export import MARK, to_export
+from outvote.results.exported import read_export
+from outvote.results.faults import DamagedFileError, StoreError
+from outvote.results.series import SERIES
+
+TWO = {"rule": ["mean", "gas(median, num_groups=20)"], "attack": ["lie", "none"], "rounds": 6}
+
+
+def exported(tmp_path, results, name="runs.csv.gz", **how):
+    path = tmp_path / name
+    path.write_bytes(to_export(results, **how))
+    return path
+
+
+def assert_same(found, wanted):
+    for key in ("suite", "name", "config", "status", "environment", "num_images", "hash"):
+        assert getattr(found, key) == getattr(wanted, key), key
+    assert found.seconds == pytest.approx(wanted.seconds, abs=5e-4)
+    for key in SERIES:
+        ours, theirs = getattr(found.series, key), getattr(wanted.series, key)
+        assert ours.dtype == theirs.dtype
+        # Five digits of what nobody prints with more; the rest to the last bit.
+        slack = 5e-5 if key in ("loss", "deviation", "honest_norm") else 0
+        np.testing.assert_allclose(ours, theirs, rtol=slack, atol=0, err_msg=key)
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_an_export_reads_back_to_the_same_results(tmp_path, is_packed):
+    wanted = made_results(TWO, diverged=("mean-lie",))
+    found = read_export(exported(tmp_path, wanted, is_packed=is_packed))
+    wanted = sorted(wanted, key=lambda result: result.name)
+    assert {result.status.outcome for result in found} == {"finished", "diverged"}
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert_same(ours, theirs)
+        assert ours.folder is None
+        assert (ours.best, ours.final, ours.last_ten) == (
+            theirs.best,
+            theirs.final,
+            theirs.last_ten,
+        )
+
+
+def test_unmeasured_values_and_awkward_texts_survive(tmp_path):
+    one = made_results(TWO, seeds=1)[0]
+    gaps = np.where(np.arange(len(one.series)) % 2, np.nan, 1 / 3)
+    series = replace(one.series, accuracy=gaps, loss=gaps)
+    status = msgspec.structs.replace(one.status, reason='he said "no",\nthen \u00e9nough')
+    odd = replace(one, series=series, status=status, environment=None)
+    found = read_export(exported(tmp_path, [odd]))[0]
+    assert_same(found, odd)
+    assert np.array_equal(found.series.accuracy, gaps, equal_nan=True)
+
+
+def test_an_export_of_an_export_has_the_same_bytes_whatever_the_order(tmp_path):
+    results = made_results(TWO)
+    first = exported(tmp_path, results)
+    assert to_export(read_export(first)) == first.read_bytes()
+    assert to_export(results[::-1]) == first.read_bytes()
+
+
+def test_an_export_is_plain_csv_with_one_row_per_run():
+    results = made_results(TWO, seeds=1)
+    text = gzip.decompress(to_export(results)).decode()
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert len(rows) == len(results)
+    assert next(iter(rows[0])) == MARK
+    assert json.loads(rows[0]["config"])["federation"]["num_clients"] == 50
+    first = min(results, key=lambda result: result.name)
+    assert [float(word) for word in rows[0]["accuracy"].split()] == first.series.accuracy.tolist()
+
+
+def test_a_run_without_any_round_is_read_back(tmp_path):
+    one = made_results(TWO, seeds=1)[0]
+    empty = replace(one.series, **{key: getattr(one.series, key)[:0] for key in SERIES})
+    found = read_export(exported(tmp_path, [replace(one, series=empty)]))[0]
+    assert (len(found.series), found.series.num_kept.dtype) == (0, np.int64)
+
+
+def test_a_field_may_be_longer_than_the_csv_module_expects(tmp_path):
+    one = made_results(TWO, seeds=1)[0]
+    limit = csv.field_size_limit()
+    long = replace(one.series, **{key: np.tile(getattr(one.series, key), 20_000) for key in SERIES})
+    found = read_export(exported(tmp_path, [replace(one, series=long)]))[0]
+    assert len(found.series) == 120_000
+    assert csv.field_size_limit() == limit
+
+
+def changed(tmp_path, old, new):
+    path = exported(tmp_path, made_results(TWO, seeds=1), "runs.csv", is_packed=False)
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("\n1,", "\n2,", r"newer outvote \(export 2, known up to 1\); upgrade"),
+        ("\n1,", "\none,", "version is 'one'"),
+        (MARK, "other", "is no export; give one"),
+        (",loss,", ",los,", "no column 'loss'"),
+        (",finished,", ",done,", "run 1 of .* is damaged: Invalid enum value 'done'"),
+        (",round,", ",round,note,", "unknown column 'note'; remove it"),
+        ("1 2 3 4 5 6", "1 2 3 4 5", "accuracy has 6 numbers for 5 rounds"),
+        ("1 2 3 4 5 6", "1 2 3 4 5 x", "run 1 of .* is damaged"),
+        ('""rule"":', '""role"":', "its rule is None"),
+        ('"{""', '"[""', "run 1 of .* is damaged"),
+    ],
+)
+def test_what_is_wrong_with_an_export_is_told_in_one_line(tmp_path, old, new, words):
+    with pytest.raises(StoreError, match=words) as caught:
+        collect([changed(tmp_path, old, new)])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [3, 30, -9])
+def test_an_export_that_was_cut_off_is_damaged(tmp_path, size):
+    path = exported(tmp_path, made_results(TWO, seeds=1))
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(DamagedFileError, match=r"runs.csv.gz cannot be read"):
+        read_export(path)
+
+
+def test_a_csv_that_was_cut_off_is_damaged(tmp_path):
+    path = exported(tmp_path, made_results(TWO, seeds=1), "runs.csv", is_packed=False)
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(DamagedFileError, match=r"run 4 of .* is damaged"):
+        read_export(path)
+
+
+def test_a_picture_is_no_export(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"\x89PNG\r\n\x1a\n\xff")
+    with pytest.raises(StoreError, match="is no export"):
+        collect([tmp_path / "a.csv"])
+
+
+def test_runs_are_collected_from_stores_suites_single_runs_and_exports(tmp_path):
+    store = tmp_path / "runs"
+    results = write_store(store, TWO)
+    names = sorted(result.name for result in results)
+    assert [result.name for result in collect([store])] == names
+    assert [result.name for result in collect([store / "own"])] == names
+    assert [result.name for result in collect([store / "own" / names[2]])] == [names[2]]
+    half = exported(tmp_path, [result for result in results if result.name in names[:5]])
+    rest = [store / "own" / name for name in names[4:]]
+    assert [result.name for result in collect([half, *rest])] == names
+
+
+def test_the_same_run_twice_counts_once_and_the_better_one_wins(tmp_path):
+    over = made_results(TWO, seeds=1)[0]
+    running = replace(over, status=msgspec.structs.replace(over.status, outcome="running"))
+    short = {key: getattr(over.series, key)[:3] for key in SERIES}
+    behind = replace(running, series=replace(over.series, **short))
+    paths = [
+        exported(tmp_path, [each], f"{k}.csv.gz") for k, each in enumerate((behind, running, over))
+    ]
+    for order in (paths, paths[::-1], [paths[2], paths[0], paths[1]]):
+        (found,) = collect(order)
+        assert found.status.outcome == "finished"
+    for order in (paths[:2], paths[1::-1]):
+        (found,) = collect(order)
+        assert len(found.series) == 6
+    elsewhere = exported(tmp_path, [replace(over, suite="another")], "3.csv.gz")
+    assert [result.suite for result in collect([paths[2], elsewhere])] == ["another", "own"]
+
+
+def test_a_folder_wins_over_an_export_of_the_same_run(tmp_path):
+    results = write_store(tmp_path / "runs", TWO, seeds=1)
+    path = exported(tmp_path, results)
+    for order in ([tmp_path / "runs", path], [path, tmp_path / "runs"]):
+        assert all(result.folder is not None for result in collect(order))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("status.json", '{"outcome": "fini'),
+        ("config.toml", "rule = "),
+        ("config.toml", 'attack = "lie"\nseed = 0\n'),
+        ("env.json", "{}"),
+    ],
+)
+def test_a_damaged_run_is_left_out_and_named(tmp_path, name, content):
+    results = write_store(tmp_path, TWO, seeds=1)
+    bad = results[1].folder.path
+    (bad / name).write_text(content)
+    words = []
+    assert len(collect([tmp_path], words.append)) == len(results) - 1
+    (told,) = words
+    assert told.startswith(f"{bad} is left out: {bad / name}")
+
+
+def test_a_run_that_is_being_copied_is_no_run_yet(tmp_path):
+    results = write_store(tmp_path, TWO, seeds=1)
+    first = results[0].folder.path
+    shutil.copytree(first, first.parent / ".draft")
+    shutil.copytree(first, tmp_path / ".elsewhere" / first.name)
+    assert len(collect([tmp_path])) == len(results)
+
+
+def test_a_run_that_was_never_begun_is_no_run(tmp_path):
+    results = write_store(tmp_path, TWO, seeds=1)
+    (results[0].folder.path / "config.toml").unlink()
+    words = []
+    assert len(collect([tmp_path], words.append)) == len(results) - 1
+    assert words == []
+
+
+def test_nothing_found_is_told(tmp_path):
+    with pytest.raises(StoreError, match=r"there is no file or folder .*nowhere; check the path"):
+        collect([tmp_path / "nowhere"])
+    with pytest.raises(StoreError, match=r"no runs in .*; give a store"):
+        collect([tmp_path])
+    with pytest.raises(StoreError, match="no runs in no path"):
+        collect([])
+
+
+def test_the_runs_of_a_table_of_the_paper_fit_into_one_and_a_half_megabytes(tmp_path):
+    results = made_results("table1-cifar10", seeds=5)
+    assert sum(len(result.series) for result in results) >= 360 * 200
+    path = exported(tmp_path, results)
+    assert path.stat().st_size < 1_500_000
+    start = time.perf_counter()
+    assert len(read_export(path)) == len(results)
+    assert time.perf_counter() - start < 5
