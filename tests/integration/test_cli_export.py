@@ -70,3 +70,41 @@ def test_mistakes_are_told_in_one_line(capsys, store, tmp_path):
     run(capsys, "export", store, "-o", missing).assert_fails(1, "could not be written")
     target.write_bytes(b"\x1f\x8bno")
     run(capsys, "export", target, "-o", target).assert_fails(1, "cannot be read")
+
+
+def test_runs_are_listed_as_a_table_and_as_json(capsys, store):
+    found = run(capsys, "list", "runs", "--output", store, "--json").json
+    assert [entry["outcome"] for entry in found] == ["finished"] * 4
+    assert {entry["rule"] for entry in found} == {"mean", "gas(median, num_groups=20)"}
+    assert "stamp" not in found[0]
+    table = run(capsys, "list", "runs", "--output", store, "--rebuild")
+    assert (table.code, table.err) == (0, "")
+    for entry in found:
+        assert f"{100 * entry['best']:.1f}" in table.out
+    assert (store / "index.sqlite").exists()
+
+
+def test_runs_are_listed_by_suite(capsys, store):
+    write_store(store, {**TWO, "rounds": 3} | {"rule": "median"}, seeds=1)
+    assert len(run(capsys, "list", "runs", "-o", store, "--suite", "own", "--json").json) == 6
+    found = run(capsys, "list", "runs", "-o", store, "--suite", "owm")
+    found.assert_fails(2, "no runs of a suite 'owm'", "own")
+
+
+def test_what_cannot_be_listed_is_told(capsys, store, tmp_path):
+    run(capsys, "list", "runs", "-o", tmp_path / "no").assert_fails(2, "there is no folder")
+    run(capsys, "list", "rules", "--rebuild").assert_fails(2, "`outvote list runs` alone")
+    assert run(capsys, "list", "runs", "-o", tmp_path / "runs" / "own", "--json").code == 0
+    (tmp_path / "empty").mkdir()
+    assert run(capsys, "list", "runs", "-o", tmp_path / "empty", "--json").json == []
+    newer = min(store.glob("*/*/status.json"))
+    newer.write_text('{"version": 99}')
+    run(capsys, "list", "runs", "-o", store, "--rebuild").assert_fails(2, "newer outvote")
+
+
+def test_suites_are_listed_with_their_runs_and_parts(capsys):
+    found = {suite["name"]: suite for suite in run(capsys, "list", "suites", "--json").json}
+    assert len(found) == 14
+    assert found["table1-cifar10"]["num_runs"] == 390
+    assert [part["name"] for part in found["table1-cifar10"]["parts"]] == ["main", "lie-p100"]
+    assert "figure1-motivation" in run(capsys, "list", "suites").out

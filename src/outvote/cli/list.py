@@ -1,9 +1,11 @@
 """`outvote list rules`: what there is."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import click
 
+from outvote.cli.list_runs import list_runs, list_suites
 from outvote.cli.output import Column, print_json, print_table
 from outvote.cli.verb import Verb
 from outvote.errors import closest
@@ -11,17 +13,35 @@ from outvote.errors import closest
 
 @click.command("list", cls=Verb)
 @click.argument("kind")
-def command(kind: str, as_json: bool) -> None:
-    """List all rules, attacks, models or datasets.
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Of runs: the folder of the results.  [default: runs]",
+)
+@click.option("--suite", help="Of runs: only those of a suite.")
+@click.option("--rebuild", is_flag=True, help="Of runs: read all of them again.")
+def command(
+    kind: str, output: Path | None, suite: str | None, rebuild: bool, as_json: bool
+) -> None:
+    """List all rules, attacks, models, datasets, suites or runs.
 
     n is the number of clients, f the number of Byzantine ones among them.
 
-    Example: outvote list rules
-    """
+    \b
+    outvote list rules
+    outvote list runs --suite smoke
+    """  # noqa: D301  (click wants the backspace)
+    if kind == "runs":
+        list_runs(output or Path("runs"), suite, rebuild, as_json)
+        return
     if kind not in KINDS:
+        known = [*KINDS, "runs"]
         raise click.UsageError(
-            f"nothing of the kind {kind!r} can be listed; {closest(kind, KINDS)}"
+            f"nothing of the kind {kind!r} can be listed; {closest(kind, known)}"
         )
+    if output is not None or suite is not None or rebuild:
+        raise click.UsageError("--output, --suite and --rebuild are for `outvote list runs` alone.")
     KINDS[kind](as_json)
 
 
@@ -102,6 +122,7 @@ KINDS = {
     "attacks": list_attacks,
     "models": list_models,
     "datasets": list_datasets,
+    "suites": list_suites,
 }
 
 

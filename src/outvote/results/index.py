@@ -1,0 +1,192 @@
+"""A list of all runs of a store: index.sqlite, made of the run folders, and nothing depends on it.
+
+Only folders that changed are read again. It may be deleted at any time; one that is damaged, or of
+another version, is made anew; where it cannot be written, the list is made without it.
+"""
+
+import hashlib
+import math
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from outvote.results.faults import DamagedFileError
+from outvote.results.folder import RunFolder, find_runs
+from outvote.results.run import Result, read_result
+
+NAME = "index.sqlite"
+VERSION = 1
+"""Of the table; to be raised whenever an entry changes."""
+PATIENCE = 10.0
+"""Seconds to wait for another process that writes."""
+UNUSABLE = (
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_READONLY,
+)
+"""What no new file would mend."""
+
+Said = Callable[[str], None]
+
+
+class Entry(NamedTuple):
+    """One run; None is what is not known."""
+
+    path: str
+    """Of its folder, from the store."""
+    suite: str
+    name: str
+    hash: str
+    rule: str
+    attack: str
+    seed: int
+    outcome: str
+    round: int
+    num_rounds: int
+    best: float | None
+    final: float | None
+    last_ten: float | None
+    kept_byzantine: float | None
+    stamp: str
+    """When status.json and metrics.jsonl were written, and their sizes."""
+
+
+def list_runs(root: Path, said: Said, *, rebuild: bool = False) -> list[Entry]:
+    """Return all runs below a store, by suite and name, and bring its index up to date."""
+    folders = {_place(folder, root): folder for folder in find_runs(root)}
+    if not folders:
+        return []
+    known = {} if rebuild else _known(root / NAME, said)
+    found = {
+        place: entry
+        for place, folder in folders.items()
+        if (entry := _entry(folder, place, known.get(place), said)) is not None
+    }
+    if found != known or rebuild:
+        _write(root / NAME, list(found.values()), said)
+    return sorted(found.values(), key=lambda entry: (entry.suite, entry.name, entry.path))
+
+
+def _place(folder: RunFolder, root: Path) -> str:
+    return folder.path.relative_to(root).as_posix()
+
+
+def _entry(folder: RunFolder, place: str, known: Entry | None, said: Said) -> Entry | None:
+    """Return what is known of a run, or read it if it has changed since."""
+    try:
+        stamp = _stamp(folder.path)
+        if known is not None and known.stamp == stamp:
+            return known
+        result = read_result(folder)
+    except (DamagedFileError, OSError) as error:
+        said(f"{folder.path} is left out: {error}")
+        return None
+    return None if result is None else _described(result, place, stamp)
+
+
+def _stamp(path: Path) -> str:
+    facts = []
+    for name in ("status.json", "metrics.jsonl"):
+        try:
+            about = (path / name).stat()
+        except FileNotFoundError:
+            facts += [0, 0]
+        else:
+            facts += [about.st_mtime_ns, about.st_size]
+    return " ".join(str(fact) for fact in facts)
+
+
+def _described(result: Result, place: str, stamp: str) -> Entry:
+    return Entry(
+        path=place,
+        suite=result.suite,
+        name=result.name,
+        hash=result.hash,
+        rule=result.config["rule"],
+        attack=result.config["attack"],
+        seed=result.seed,
+        outcome=result.status.outcome,
+        round=result.status.round,
+        num_rounds=result.status.num_rounds,
+        best=_number(result.best),
+        final=_number(result.final),
+        last_ten=_number(result.last_ten),
+        kept_byzantine=_number(result.kept_byzantine),
+        stamp=stamp,
+    )
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _known(path: Path, said: Said) -> Mapping[str, Entry]:
+    """Return what the index holds; nothing if there is none, or none that can be used."""
+    if not path.exists():
+        return {}
+    try:
+        with _opened(path) as index:
+            (version,) = index.execute("PRAGMA user_version").fetchone()
+            if version != VERSION:
+                return {}
+            index.execute("BEGIN")  # Both of the same content.
+            rows = index.execute("SELECT * FROM runs ORDER BY path").fetchall()
+            is_sound = index.execute("SELECT * FROM checksum").fetchall() == [(_checksum(rows),)]
+    except sqlite3.Error as error:
+        if _is_unusable(error):
+            said(f"{path} cannot be read: {error}; all runs are read instead")
+        return {}
+    return {row[0]: Entry(*row) for row in rows} if is_sound else {}
+
+
+def _write(path: Path, entries: Sequence[Entry], said: Said) -> None:
+    """Replace the content of the index; a file that is damaged is removed first."""
+    try:
+        try:
+            _replace(path, entries)
+        except sqlite3.DatabaseError as error:
+            if _is_unusable(error):
+                raise
+            path.unlink(missing_ok=True)
+            _replace(path, entries)
+    except (sqlite3.Error, OSError) as error:
+        said(f"{path} could not be written: {error}; the list is complete without it")
+
+
+def _replace(path: Path, entries: Sequence[Entry]) -> None:
+    rows = sorted(tuple(entry) for entry in entries)
+    with _opened(path) as index:
+        # One short transaction: others see the content before it or after it.
+        index.execute("BEGIN IMMEDIATE")
+        for table in ("runs", "checksum"):
+            index.execute(f"DROP TABLE IF EXISTS {table}")
+        index.execute(f"CREATE TABLE runs ({', '.join(Entry._fields)}, PRIMARY KEY (path))")
+        index.execute("CREATE TABLE checksum (value)")
+        index.executemany(f"INSERT INTO runs VALUES ({', '.join('?' * len(Entry._fields))})", rows)
+        index.execute("INSERT INTO checksum VALUES (?)", (_checksum(rows),))
+        index.execute(f"PRAGMA user_version = {VERSION}")
+        index.execute("COMMIT")
+
+
+def _checksum(rows: Sequence[tuple[object, ...]]) -> str:
+    return hashlib.blake2b(repr(rows).encode(), digest_size=16).hexdigest()
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    index = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
+    try:
+        yield index
+    finally:
+        index.close()
+
+
+def _is_unusable(error: sqlite3.Error) -> bool:
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF in UNUSABLE
