@@ -27,6 +27,7 @@ VERBS = {
     "run": "outvote.cli.run",
     "show": "outvote.cli.show",
     "stress": "outvote.cli.stress",
+    "table": "outvote.cli.table",
 }
 
 

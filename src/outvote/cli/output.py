@@ -42,7 +42,12 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], title:
 
 def print_json(data: object) -> None:
     """Print valid JSON: numbers that are not finite become null."""
-    click.echo(json.dumps(_plain(data), indent=2, allow_nan=False))
+    click.echo(json_text(data))
+
+
+def json_text(data: object) -> str:
+    """Return valid JSON: numbers that are not finite become null."""
+    return json.dumps(_plain(data), indent=2, allow_nan=False)
 
 
 def number(value: float | None, digits: int = 4) -> str:

@@ -75,7 +75,7 @@ class Cell:
         ours = self.spread(metric)
         if ours is None or self.printed is None or metric == "kept_byzantine":
             return None
-        return ours.mean - self.printed.accuracy
+        return round(shown(ours.mean) - self.printed.accuracy, 2)
 
 
 @final
@@ -94,6 +94,13 @@ class Worst:
     def is_partial(self) -> bool:
         """Whether columns are missing: then the worst may be worse."""
         return self.num_known < self.num_columns
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's, in points; None unless both are whole."""
+        if self.printed is None or self.is_partial:
+            return None
+        return round(shown(self.spread.mean) - self.printed, 2)
 
 
 def spread_of(values: Sequence[float]) -> Spread | None:
@@ -128,5 +135,9 @@ def worst_of(cells: Sequence[Cell], metric: Metric) -> Worst | None:
 
 def goodness(spread: Spread, metric: Metric) -> float:
     """Return a number that is larger the better the rule; what prints alike is alike."""
-    shown = round(spread.mean, 2)
-    return -shown if metric == "kept_byzantine" else shown
+    return -shown(spread.mean) if metric == "kept_byzantine" else shown(spread.mean)
+
+
+def shown(mean: float) -> float:
+    """Return a mean as tables print it, so that their differences add up."""
+    return round(mean, 2)

@@ -1,5 +1,6 @@
 """A table as data: rows of rules, columns of one setting, and a cell for every pair."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
@@ -51,10 +52,21 @@ class Grid:
         return self.column_key == "attack" and len(self.columns) > 1
 
     @property
-    def num_seeds(self) -> int | None:
-        """How many seeds every cell has that has any; None if they differ."""
-        found = {len(cell.seeds) for row in self.cells for cell in row if not cell.is_missing}
-        return found.pop() if len(found) == 1 else None
+    def usual_seeds(self) -> int:
+        """How many seeds most cells have that have any."""
+        counts = Counter(len(cell.seeds) for row in self.cells for cell in row if cell.results)
+        return max(counts, key=lambda number: (counts[number], number), default=0)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all cells that have any seeds have as many."""
+        found = {len(cell.seeds) for row in self.cells for cell in row if cell.results}
+        return len(found) <= 1
+
+    @property
+    def has_rivals(self) -> bool:
+        """Whether a rule and a wrapped form of it are both there."""
+        return bool(self._rivals())
 
     def worst(self, row: int, metric: Metric) -> Worst | None:
         """Return the worst column of a row."""
@@ -65,10 +77,9 @@ class Grid:
 
         If no two rows share a rule inside, it is the best of each column.
         """
-        rivals = self._rivals()
         return {
             (row, column)
-            for group in rivals
+            for group in self._rivals() or [list(range(len(self.rows)))]
             for column in range(len(self.columns))
             for row in self._winners(group, column, metric)
         }
@@ -77,8 +88,7 @@ class Grid:
         groups: dict[str, list[int]] = {}
         for number, row in enumerate(self.rows):
             groups.setdefault(family(row), []).append(number)
-        rivals = [group for group in groups.values() if len(group) > 1]
-        return rivals or [list(range(len(self.rows)))]
+        return [group for group in groups.values() if len(group) > 1]
 
     def _winners(self, group: Sequence[int], column: int, metric: Metric) -> list[int]:
         known = {}
@@ -88,6 +98,12 @@ class Grid:
                 known[row] = goodness(spread, metric)
         top = max(known.values(), default=0.0)
         return [row for row in known if known[row] == top] if len(known) > 1 else []
+
+
+def runs_of(grids: Sequence[Grid]) -> list[Result]:
+    """Return all runs in some tables, also those that are not over."""
+    cells = [cell for grid in grids for row in grid.cells for cell in row]
+    return [each for cell in cells for each in (*cell.results, *cell.unfinished)]
 
 
 class Placed(NamedTuple):

@@ -1,0 +1,114 @@
+"""`outvote table RUNS`: accuracies of rules under attacks, beside those of the paper."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from outvote.cli.output import clean, json_text
+from outvote.cli.runs import paths_argument, read_runs
+from outvote.cli.verb import Verb, WorkFailed
+
+if TYPE_CHECKING:
+    from outvote.report.cells import Metric
+    from outvote.report.grid import Grid
+
+METRICS: "dict[str, Metric]" = {
+    "best": "best",
+    "final": "final",
+    "last-ten": "last_ten",
+    "kept": "kept_byzantine",
+}
+FORMATS = ("md", "latex", "csv", "json")
+
+
+@click.command("table", cls=Verb)
+@paths_argument
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(FORMATS),
+    default="md",
+    show_default=True,
+    help="Markdown, LaTeX (booktabs), or a record for each cell.",
+)
+@click.option("--paper", is_flag=True, help="The paper's value beside each of ours.")
+@click.option(
+    "--metric",
+    type=click.Choice(tuple(METRICS)),
+    default="best",
+    show_default=True,
+    help="Accuracy of the best round (the paper's), the last, the last ten; or liars kept.",
+)
+@click.option("--part", help="Only this part of the suite.")
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The file to write; default: print.",
+)
+def command(
+    paths: tuple[Path, ...],
+    format_: str,
+    paper: bool,
+    metric: str,
+    part: str | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Make tables of runs: mean ± standard deviation over seeds, worst cases, what is missing.
+
+    RUNS are folders of runs, or exports. Runs of a suite that comes with outvote are laid out as
+    the suite has them; of others, rules are rows, and attacks or whatever differs are columns.
+    The same runs always give the same text.
+
+    \b
+    outvote table runs/table1-cifar10 --paper
+    outvote table table1-cifar10.csv.gz --format latex -o table1.tex
+    """  # noqa: D301  (click wants the backspace)
+    from outvote.report.layout import grids_of
+
+    wanted = METRICS[metric]
+    if paper and wanted == "kept_byzantine":
+        raise click.UsageError(
+            "--paper goes with accuracies: the paper has no numbers for --metric kept."
+        )
+    try:
+        grids = grids_of(read_runs(paths), part)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    text = write_table(grids, "json" if as_json else format_, wanted, paper=paper)
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        write_file(output, text.encode())
+
+
+def write_table(grids: "list[Grid]", format_: str, metric: "Metric", *, paper: bool) -> str:
+    """Return tables in a format."""
+    if format_ == "json":
+        from outvote.report.table_data import as_json
+
+        return json_text(as_json(grids, metric, paper=paper)) + "\n"
+    if format_ == "csv":
+        from outvote.report.table_data import to_csv
+
+        return clean(to_csv(grids, metric, paper=paper))
+    if format_ == "latex":
+        from outvote.report.table_latex import latex
+
+        return clean(latex(grids, metric, paper=paper))
+    from outvote.report.table_markdown import markdown
+
+    return clean(markdown(grids, metric, paper=paper))
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file in full or not at all."""
+    from outvote.results.atomic import write_whole
+    from outvote.results.faults import StoreError
+
+    try:
+        write_whole(path, content, stays="what was there stays")
+    except StoreError as error:
+        raise WorkFailed(str(error)) from error

@@ -1,0 +1,102 @@
+"""Tables for programs: one record for each cell, as CSV or JSON."""
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from outvote.report.cells import METRICS, Cell, Metric
+from outvote.report.grid import Grid, runs_of
+from outvote.report.provenance import provenance_of
+
+DIGITS = 4
+
+
+def records(grids: Sequence[Grid], metric: Metric, *, paper: bool = False) -> list[dict[str, Any]]:
+    """Return one flat record for each cell, with all metrics in percent; None: no number.
+
+    With `paper`, `difference` is that of the metric to the paper's value.
+    """
+    return [
+        {
+            "suite": grid.suite,
+            "part": grid.part,
+            "title": grid.title,
+            "rule": row,
+            "column": grid.column_key,
+            "value": value,
+            **_counts(cell),
+            **_numbers(cell),
+            **(_printed(cell, metric) if paper else {}),
+        }
+        for grid in grids
+        for row, cells in zip(grid.rows, grid.cells, strict=True)
+        for value, cell in zip(grid.columns, cells, strict=True)
+    ]
+
+
+def to_csv(grids: Sequence[Grid], metric: Metric, *, paper: bool = False) -> str:
+    """Return the records as CSV; an empty field: no number."""
+    found = records(grids, metric, paper=paper)
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(found[0]) if found else [], lineterminator="\n")
+    writer.writeheader()
+    for each in found:
+        writer.writerow({**each, "seeds": " ".join(map(str, each["seeds"]))})
+    return file.getvalue()
+
+
+def as_json(grids: Sequence[Grid], metric: Metric, *, paper: bool = False) -> dict[str, Any]:
+    """Return the records, the worst case of each row, and where all of it comes from."""
+    return {
+        "metric": metric,
+        "cells": records(grids, metric, paper=paper),
+        "worst_cases": [
+            _worst(grid, number, metric)
+            for grid in grids
+            if grid.has_worst
+            for number in range(len(grid.rows))
+        ],
+        "provenance": provenance_of(runs_of(grids)).as_dict(),
+    }
+
+
+def _counts(cell: Cell) -> dict[str, Any]:
+    return {
+        "seeds": cell.seeds,
+        "num_seeds": len(cell.seeds),
+        "num_wanted": cell.num_wanted,
+        "num_runs": len(cell.results),
+        "num_diverged": cell.num_diverged,
+        "num_unfinished": len(cell.unfinished),
+    }
+
+
+def _numbers(cell: Cell) -> dict[str, float | None]:
+    result = {}
+    for name in METRICS:
+        spread = cell.spread(name)
+        result[f"{name}_mean"] = None if spread is None else round(spread.mean, DIGITS)
+        std = None if spread is None else spread.std
+        result[f"{name}_std"] = None if std is None else round(std, DIGITS)
+    return result
+
+
+def _printed(cell: Cell, metric: Metric) -> dict[str, float | None]:
+    printed = cell.printed
+    return {
+        "paper": None if printed is None else printed.accuracy,
+        "paper_std": None if printed is None else printed.std,
+        "difference": cell.difference(metric),
+    }
+
+
+def _worst(grid: Grid, row: int, metric: Metric) -> dict[str, Any]:
+    worst = grid.worst(row, metric)
+    place = {"suite": grid.suite, "part": grid.part, "title": grid.title, "rule": grid.rows[row]}
+    return {
+        **place,
+        "value": None if worst is None else grid.columns[worst.column],
+        "mean": None if worst is None else round(worst.spread.mean, DIGITS),
+        "is_partial": worst is None or worst.is_partial,
+    }

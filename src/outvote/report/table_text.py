@@ -1,0 +1,108 @@
+"""The words of a table that all formats share: captions, notes and numbers."""
+
+from outvote.report.cells import TITLES, Cell, Metric, Spread, Worst
+from outvote.report.grid import Grid
+
+MINUS = "−"
+
+
+def points(value: float) -> str:
+    """Return a percentage with two decimals."""
+    return f"{value + 0.0:.2f}"
+
+
+def signed(value: float) -> str:
+    """Return a difference with its sign; nothing has none."""
+    text = f"{value:+.2f}"
+    return "0.00" if text in ("+0.00", "-0.00") else text.replace("-", MINUS)
+
+
+def mean_and_std(spread: Spread, plus_minus: str = " ± ") -> tuple[str, str]:
+    """Return the mean, and what comes after it."""
+    std = "" if spread.std is None else f"{plus_minus}{points(spread.std)}"
+    return points(spread.mean), std
+
+
+def missing(cell: Cell) -> str:
+    """Say why a cell has no number."""
+    if cell.results:
+        return "diverged" if cell.num_diverged else "not measured"
+    outcomes = {each.status.outcome for each in cell.unfinished}
+    if "failed" in outcomes:
+        return "failed"
+    return "not over" if outcomes else "not run"
+
+
+def notes(cell: Cell, grid: Grid) -> list[str]:
+    """Return what must be known to read a number."""
+    found = []
+    if cell.results and len(cell.seeds) != grid.usual_seeds:
+        found.append(seeds_told(len(cell.seeds), cell.num_wanted))
+    if cell.num_diverged:
+        found.append(f"{cell.num_diverged} diverged")
+    return found
+
+
+def seeds_told(number: int, wanted: int) -> str:
+    """Tell how many seeds there are, and how many there should be.
+
+    >>> seeds_told(2, 5), seeds_told(5, 5), seeds_told(1, 1)
+    ('2 of 5 seeds', '5 seeds', '1 seed')
+    """
+    if number < wanted:
+        return f"{number} of {wanted} seeds"
+    return f"{number} seed{'' if number == 1 else 's'}"
+
+
+def worst_notes(worst: Worst) -> list[str]:
+    """Say how much of a row a worst case knows."""
+    return [f"{worst.num_known} of {worst.num_columns}"] if worst.is_partial else []
+
+
+def caption(grid: Grid, metric: Metric) -> str:
+    """Say what the numbers are."""
+    if not grid.results:
+        return "Nothing of this was run."
+    title = TITLES[metric]
+    wanted = max(cell.num_wanted for row in grid.cells for cell in row)
+    seeds = seeds_told(grid.usual_seeds, wanted)
+    if not grid.is_even:
+        seeds += " unless a cell says otherwise"
+    how = "" if grid.usual_seeds == 1 and grid.is_even else "mean ± standard deviation, "
+    return f"{title[0].upper()}{title[1:]}, in percent: {how}{seeds}."
+
+
+def reading_help(grid: Grid, metric: Metric, *, paper: bool) -> list[str]:
+    """Return one sentence for each thing in a table that does not explain itself."""
+    said = []
+    if grid.best(metric):
+        among = "a rule and its wrapped forms" if grid.has_rivals else "each column"
+        said.append(f"Bold: the best of {among}.")
+    if grid.has_worst and grid.results:
+        which = "largest" if metric == "kept_byzantine" else "smallest"
+        said.append(f"Worst case: the {which} mean of a row, in brackets if columns are missing.")
+    if paper and grid.has_printed:
+        said.append("Paper: its value, and ours minus it.")
+    return said
+
+
+def gaps(grid: Grid) -> list[str]:
+    """Say what is missing or doubtful, and what to do about it."""
+    cells = [cell for row in grid.cells for cell in row]
+    lacking = sum(not cell.is_complete for cell in cells)
+    repeated = sum(cell.num_repeated for cell in cells)
+    said = []
+    if lacking:
+        said.append(f"{lacking} of {len(cells)} cells lack runs{_remedy(grid)}.")
+    if repeated:
+        said.append(
+            f"{repeated} runs have the seed of another run in their cell, as when the code of a "
+            "rule was changed; all are counted."
+        )
+    return said
+
+
+def _remedy(grid: Grid) -> str:
+    if not grid.part:
+        return ""
+    return f"; `outvote bench {grid.suite} --part {grid.part}` plays those of the suite"
