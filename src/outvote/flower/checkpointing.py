@@ -1,0 +1,90 @@
+"""Where a federation stands <-> a file that survives `kill -9`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outvote.flower.state import ServerState
+from outvote.results import checkpoint as checkpoints
+from outvote.results.checkpoint import Checkpoint
+from outvote.results.faults import StoreError
+
+CONFIG = "outvote-flower-1"
+"""The layout of the file."""
+
+
+def save_state(folder: Path, state: ServerState) -> None:
+    """Write where the federation stands after a round."""
+    arrays: dict[str, NDArray[Any]] = {}
+    if state.model is None:
+        return
+    for name, array in state.model.items():
+        arrays[f"model/{name}"] = array.numpy()
+    for name, tensor in state.optimizer_memory.items():
+        arrays[f"optimizer/{name}"] = tensor.numpy()
+    notes = {
+        "names": list(state.model),
+        "offenders": state.offenders.to_notes(),
+        "rule_memory": _pack(state.rule_memory, arrays),
+    }
+    checkpoints.save(
+        folder, Checkpoint(round=state.round, config=CONFIG, arrays=arrays, notes=notes)
+    )
+
+
+def load_state(folder: Path, state: ServerState) -> list[str]:
+    """Take up the newest sound checkpoint, if any; return what was wrong with newer ones."""
+    found, faults = checkpoints.load_newest(folder, CONFIG)
+    if found is None:
+        if faults:
+            raise StoreError(f"no checkpoint in {folder} can be read: {'; '.join(faults)}")
+        return []
+    if faults:
+        # Else the damaged one would take the place of the sound one when the next is saved.
+        checkpoints.drop_newest(folder)
+    arrays, notes = found.arrays, found.notes
+    state.round = found.round
+    state.model = ArrayRecord({name: Array(arrays[f"model/{name}"]) for name in notes["names"]})
+    state.optimizer_memory = {
+        name.removeprefix("optimizer/"): _tensor(array)
+        for name, array in arrays.items()
+        if name.startswith("optimizer/")
+    }
+    state.offenders.from_notes(notes["offenders"])
+    state.rule_memory = _unpack(notes["rule_memory"], arrays)
+    return faults
+
+
+def _pack(memory: Any, arrays: dict[str, NDArray[Any]]) -> Any:
+    """Put the vectors that a rule remembers among the arrays: one, or one per node."""
+    if memory is None:
+        return None
+    if isinstance(memory, Tensor):
+        arrays["rule"] = memory.cpu().numpy()
+        return "one"
+    if isinstance(memory, Mapping) and all(isinstance(each, Tensor) for each in memory.values()):
+        for k, vector in enumerate(memory.values()):
+            arrays[f"rule/{k}"] = vector.cpu().numpy()
+        return list(memory)
+    raise TypeError(
+        f"what the rule remembers cannot be saved: {type(memory).__name__}; use a tensor or a "
+        "dictionary of tensors, or pass audit_dir=None."
+    )
+
+
+def _unpack(note: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
+    if note is None:
+        return None
+    if note == "one":
+        return _tensor(arrays["rule"])
+    return {client: _tensor(arrays[f"rule/{k}"]) for k, client in enumerate(note)}
+
+
+def _tensor(array: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(np.array(array))

@@ -1,0 +1,169 @@
+"""What the server does with the update of a round: plain steps, momentum, adaptive steps.
+
+The rule comes first and knows nothing of these; they see one update, which nobody alone could
+write. Reference: Reddi et al., Adaptive Federated Optimization, ICLR 2021.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from outvote.text import build, to_text
+
+Memory = Mapping[str, Tensor]
+"""What an optimiser remembers from round to round; it is part of a checkpoint."""
+
+
+class ServerOptimizer(ABC):
+    """Turns the update that a rule gave into the step that the model takes."""
+
+    name: ClassVar[str] = ""
+
+    @abstractmethod
+    def step(self, update: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        """Return what is added to the model, and what to remember."""
+
+    def __str__(self) -> str:
+        """Return the text that `make_server_optimizer` turns back into this one."""
+        return to_text(self, ServerOptimizer)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedAvg(ServerOptimizer):
+    """The update itself, times a learning rate; with momentum if wanted.
+
+    >>> FedAvg(learning_rate=0.5).step(torch.ones(2), {})[0]
+    tensor([0.5000, 0.5000])
+    """
+
+    name: ClassVar[str] = "fedavg"
+    learning_rate: float = 1.0
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        _check_positive(self.name, "learning_rate", self.learning_rate)
+        _check_share(self.name, "momentum", self.momentum)
+
+    def step(self, update: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        """Return the update, or the decaying sum of all updates, times the learning rate."""
+        if self.momentum == 0:
+            return update * self.learning_rate, {}
+        velocity = update + self.momentum * memory.get("velocity", torch.zeros_like(update))
+        return velocity * self.learning_rate, {"velocity": velocity}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Adaptive(ServerOptimizer):
+    """Steps that are shorter where updates were large before."""
+
+    learning_rate: float = 0.1
+    beta_1: float = 0.9
+    tau: float = 1e-3
+    """How large a coordinate must be to count; the smaller, the more adaptive."""
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        _check_positive(self.name, "learning_rate", self.learning_rate)
+        _check_positive(self.name, "tau", self.tau)
+        _check_share(self.name, "beta_1", self.beta_1)
+
+    def step(self, update: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        """Return the mean of past updates over the root of their mean square."""
+        first = memory.get("first", torch.zeros_like(update))
+        first = torch.lerp(update, first, self.beta_1)
+        second = memory.get("second", torch.full_like(update, self.tau**2))
+        second = self.spread(second, update.square())
+        step = self.learning_rate * first / (second.sqrt() + self.tau)
+        return step, {"first": first, "second": second}
+
+    @abstractmethod
+    def spread(self, second: Tensor, square: Tensor) -> Tensor:
+        """Bring what is remembered of the squares up to date."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedAdagrad(_Adaptive):
+    """Adaptive steps that only ever get shorter."""
+
+    name: ClassVar[str] = "fedadagrad"
+    beta_1: float = 0.0
+
+    def spread(self, second: Tensor, square: Tensor) -> Tensor:
+        """Add the squares up."""
+        return second + square
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedAdam(_Adaptive):
+    """Adaptive steps that forget old updates."""
+
+    name: ClassVar[str] = "fedadam"
+    beta_2: float = 0.99
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        _Adaptive.__post_init__(self)
+        _check_share(self.name, "beta_2", self.beta_2)
+
+    def spread(self, second: Tensor, square: Tensor) -> Tensor:
+        """Average, recent squares first."""
+        return torch.lerp(square, second, self.beta_2)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedYogi(_Adaptive):
+    """Adaptive steps that forget old updates slowly, so that one small update does not matter."""
+
+    name: ClassVar[str] = "fedyogi"
+    beta_2: float = 0.99
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        _Adaptive.__post_init__(self)
+        _check_share(self.name, "beta_2", self.beta_2)
+
+    def spread(self, second: Tensor, square: Tensor) -> Tensor:
+        """Move towards the squares by a share of them."""
+        return second - (1 - self.beta_2) * square * torch.sign(second - square)
+
+
+SERVER_OPTIMIZERS: dict[str, type[ServerOptimizer]] = {
+    "fedavg": FedAvg,
+    "fedadagrad": FedAdagrad,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
+}
+
+
+def make_server_optimizer(text: str | ServerOptimizer) -> ServerOptimizer:
+    """Build a server optimiser from text such as "fedadam(learning_rate=0.01)".
+
+    >>> make_server_optimizer("fedavg(momentum=0.9)")
+    FedAvg(learning_rate=1.0, momentum=0.9)
+    """
+    if isinstance(text, ServerOptimizer):
+        return text
+    made: ServerOptimizer = build(
+        text, kind="server optimizer", table=SERVER_OPTIMIZERS, aliases={}, base=ServerOptimizer
+    )
+    return made
+
+
+def _check_positive(who: str, what: str, value: float) -> None:
+    if not (isfinite(value) and value > 0):
+        raise ValueError(f"{who}: {what} must be positive and finite, got {value}.")
+
+
+def _check_share(who: str, what: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise ValueError(f"{who}: {what} must be from 0 to below 1, got {value}.")

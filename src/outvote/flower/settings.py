@@ -1,0 +1,143 @@
+"""What a strategy is told when it is made, checked at once and not in round 1."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, final
+
+import numpy as np
+from flwr.app import ArrayRecord
+
+from outvote.errors import check_choice
+from outvote.flower.sampling import Sampler
+from outvote.flower.server_optimizers import ServerOptimizer
+from outvote.results.audit_log import read_manifest
+from outvote.rules.base import Rule
+from outvote.rules.call import num_from_fraction
+from outvote.seeding import seed_from
+
+WhenTooMany = Literal["keep", "lower"]
+Reference = Callable[[int, ArrayRecord], ArrayRecord]
+"""The server's own training, for rules that need it: the round and the model -> a trained one."""
+Plain = str | int | float | bool | None
+HOOKS = ("sample", "reference")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All settings of a `RobustStrategy`; it tells what they mean."""
+
+    rule: Rule
+    num_byzantine: int | None
+    byzantine_fraction: float | None
+    audit_dir: Path | None
+    when_too_many: WhenTooMany
+    use_num_examples: bool
+    server_optimizer: ServerOptimizer
+    exclude_after: int | None
+    probation: int | None
+    sample: Sampler | None
+    reference: Reference | None
+    seed: int | None
+    fraction_train: float
+    fraction_evaluate: float
+    min_train_nodes: int
+    min_evaluate_nodes: int
+    min_available_nodes: int
+    checkpoint_every: int
+    weighted_by_key: str
+    arrayrecord_key: str
+    configrecord_key: str
+
+    def __post_init__(self) -> None:
+        """Check everything."""
+        check_choice("when_too_many", self.when_too_many, ("keep", "lower"))
+        self._check_byzantine()
+        for name in ("fraction_train", "fraction_evaluate"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)}.")
+        for name in ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"):
+            _check_whole(name, getattr(self, name), 0)
+        for name in ("exclude_after", "probation", "checkpoint_every"):
+            if getattr(self, name) is not None:
+                _check_whole(name, getattr(self, name), 1)
+        if self.probation is not None and self.exclude_after is None:
+            raise ValueError("probation needs exclude_after, got none; set exclude_after too.")
+        if self.seed is not None:
+            seed_from(self.seed)
+        self._check_rule()
+
+    def num_byzantine_of(self, num_nodes: int) -> int:
+        """Return how many of so many nodes may lie."""
+        if self.byzantine_fraction is not None:
+            return num_from_fraction(self.byzantine_fraction, num_nodes)
+        return self.num_byzantine or 0
+
+    def to_notes(self) -> dict[str, Plain]:
+        """Return what the manifest keeps besides rule and number of liars."""
+        left_out = ("rule", "num_byzantine", "byzantine_fraction", "audit_dir")
+        by_name = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: _plain(by_name[name]) for name in by_name if name not in left_out}
+
+    def _check_byzantine(self) -> None:
+        if self.num_byzantine is not None and self.byzantine_fraction is not None:
+            raise ValueError(
+                "num_byzantine and byzantine_fraction must not be given both, got "
+                f"{self.num_byzantine} and {self.byzantine_fraction}; leave one out."
+            )
+        if self.num_byzantine is not None:
+            _check_whole("num_byzantine", self.num_byzantine, 0)
+        if self.byzantine_fraction is not None:
+            num_from_fraction(self.byzantine_fraction, 1)
+        if self.num_byzantine is self.byzantine_fraction is None and self.rule.must_be_told():
+            raise ValueError(
+                f"{self.rule.name} must be told how many nodes may lie; pass num_byzantine=, or "
+                "byzantine_fraction= if the number is unknown."
+            )
+
+    def _check_rule(self) -> None:
+        if self.rule.needs_reference and self.reference is None:
+            raise ValueError(
+                f"{self.rule} compares clients with the server's own training; pass reference=, a "
+                "function that trains the model it is given."
+            )
+        if self.use_num_examples:
+            # Rules that cannot weigh say so here.
+            rows = np.random.default_rng(0).normal(size=(16, 4))
+            own = rows[0] if self.rule.needs_reference else None
+            self.rule.inspect(rows, num_byzantine=0, sample_counts=[1] * 16, reference=own, seed=0)
+
+
+def resumed_settings(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the run whose log is in a folder, where none are given now."""
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return dict(given)
+    notes = manifest.settings
+    for name in HOOKS:
+        if notes.get(name) and name not in given:
+            raise ValueError(
+                f"the run in {folder} had its own {name}= ({notes[name]}), which no file can keep; "
+                f"pass it again, or {name}=None to go on without."
+            )
+    known = {each.name for each in fields(Settings)} - set(HOOKS)
+    kept = {name: value for name, value in notes.items() if name in known}
+    kept["rule"] = manifest.rule
+    if not {"num_byzantine", "byzantine_fraction"} & set(given):
+        kept["num_byzantine"] = manifest.num_byzantine
+        kept["byzantine_fraction"] = manifest.byzantine_fraction
+    return kept | dict(given)
+
+
+def _check_whole(name: str, value: object, at_least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise ValueError(f"{name} must be a whole number from {at_least} on, got {value!r}.")
+
+
+def _plain(value: Any) -> Plain:
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    if isinstance(value, ServerOptimizer):
+        return str(value)
+    return str(getattr(value, "__qualname__", type(value).__qualname__))
