@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outvote.cli.output import Column, one_line, print_json, print_table
-from outvote.cli.simulate import percent
 from outvote.errors import closest
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def list_runs(output: Path, suite: str | None, rebuild: bool, as_json: bool) -> 
             entry.hash,
             entry.outcome,
             f"{entry.round}/{entry.num_rounds}",
-            *map(percent, (entry.best, entry.final, entry.last_ten, entry.kept_byzantine)),
+            *map(_percent, (entry.best, entry.final, entry.last_ten, entry.kept_byzantine)),
         ]
         for entry in chosen
     ]
@@ -93,3 +92,7 @@ def list_suites(as_json: bool) -> None:
 
 def _told(entry: "Entry") -> dict[str, Any]:
     return {key: value for key, value in entry._asdict().items() if key != "stamp"}
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}"
