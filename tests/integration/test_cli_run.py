@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from command_line import run
-from outvote.cli import demo, simulate
+from outvote.cli import simulate
 from outvote.cli.progress import Bars
 from outvote.experiment.job import Ended
 from outvote.experiment.listener import Played
 from outvote.results.folder import find_runs
+from outvote.suites.suite import read_suite
 from simulations import tiny
 
 CONFIG = """
@@ -114,9 +115,10 @@ def test_a_folder_that_cannot_be_written_is_one_line_and_exit_code_1(capsys, con
 def test_the_demo_in_small_has_all_rules_under_all_attacks(capsys, tmp_path):
     result = run(capsys, "demo", "-o", tmp_path, *SMALL_DEMO)
     assert (result.code, result.err) == (0, "")
-    for rule in demo.SETTINGS["rule"]:
+    (part,) = read_suite("demo").parts
+    for rule in part.rows:
         assert f"\n  {rule} " in result.out
-    for attack in demo.SETTINGS["attack"]:
+    for attack in part.values:
         assert attack in result.out
     assert len(find_runs(tmp_path / "demo")) == 15
     found = run(capsys, "demo", "-o", tmp_path, *SMALL_DEMO, "--json").json
@@ -140,9 +142,10 @@ def test_a_stopped_demo_is_told_how_to_go_on_with_its_settings(capsys, tmp_path,
 
 
 def test_the_demo_has_a_fifth_of_liars_on_data_that_differs():
-    assert demo.SETTINGS["federation"]["byzantine"] == 0.2
-    assert demo.SETTINGS["data"]["partition"] == "dirichlet"
-    rules = demo.SETTINGS["rule"]
+    (part,) = read_suite("demo").parts
+    assert part.settings["federation"]["byzantine"] == 0.2
+    assert part.settings["data"]["partition"] == "dirichlet"
+    rules = part.rows
     assert [rule for rule in rules if rule.startswith("gas")] == [
         f"gas({rule})" for rule in rules[1::2]
     ]

@@ -18,6 +18,7 @@ FINE, FAILED, WRONG_USE = 0, 1, 2
 
 VERBS = {
     "aggregate": "outvote.cli.aggregate",
+    "bench": "outvote.cli.bench",
     "data": "outvote.cli.data",
     "demo": "outvote.cli.demo",
     "doctor": "outvote.cli.doctor",
@@ -91,6 +92,7 @@ HELP = """Federated learning in which some clients may lie.
 \b
 outvote demo                       see robust rules at work, in a minute or two
 outvote run CONFIG.toml            simulate federations, resumed where they stopped
+outvote bench SUITE                the paper's tables and figures, or a suite of your own
 outvote list rules                 what there is; also attacks, models, datasets
 outvote show 'gas(multi-krum)'     what a rule does and tolerates; also for attacks
 outvote stress                     every attack against every rule, in seconds

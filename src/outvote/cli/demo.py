@@ -4,27 +4,17 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from outvote.cli.output import Column, print_json, print_table
-from outvote.cli.run import checkpoint_option, device_option
+from outvote.cli.run import checkpoint_option, device_option, set_option
 from outvote.cli.verb import Verb
 
 if TYPE_CHECKING:
-    from outvote.cli.simulate import Played
+    from outvote.cli.played import Played
 
-SETTINGS: dict[str, Any] = {
-    "suite": "demo",
-    "rule": ["mean", "median", "gas(median)", "bulyan", "gas(bulyan)"],
-    "attack": ["none", "lie", "bit-flip"],
-    "rounds": 30,
-    "data": {"name": "fashion-mnist-small", "partition": "dirichlet", "beta": 0.2},
-    "federation": {"num_clients": 20, "byzantine": 0.2, "sampled": 1.0},
-    "model": {"name": "mlp"},
-    "training": {"num_epochs": 2},
-}
 STORY = """\
 6,000 real pictures of clothes, shared among 20 clients that each have much of some kinds and little
 of others; 4 of the clients are Byzantine. Attack `none`: they are honest. `lie`: they send the
@@ -33,7 +23,7 @@ Playing {num_runs} runs of {rounds} rounds side by side; if stopped, the same co
 
 
 @click.command("demo", cls=Verb)
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a setting.")
+@set_option
 @click.option(
     "--output",
     "-o",
@@ -52,17 +42,19 @@ def command(
     A federation on real pictures that come with outvote: no network needed. Runs that are finished
     are not played again.
     """
-    from outvote.cli.simulate import play
-    from outvote.experiment.reading import make_plan
+    from outvote.cli.simulate import How, play
+    from outvote.experiment.suites import plan_suite
+    from outvote.suites.suite import read_suite
 
     try:
-        plan = make_plan(SETTINGS, settings)
+        plan = plan_suite(read_suite("demo"), settings)
     except (ValueError, TypeError) as error:
         raise click.UsageError(str(error)) from error
     if not as_json and not settings:
         story = STORY.format(num_runs=len(plan.specs), rounds=plan.specs[0].rounds)
         click.echo(story)
-    done = play(plan, output, device, checkpoint_every)
+    how = How(output=output, device=device, checkpoint_every=checkpoint_every)
+    done = play(plan, how)
     if as_json:
         print_json(done.as_json())
     else:
@@ -94,7 +86,7 @@ def _print(done: "Played", folder: Path) -> None:
 
 
 def _cells(done: "Played", rule: str, attack: str) -> Iterator[str]:
-    from outvote.cli.simulate import percent
+    from outvote.cli.played import percent
 
     found = [
         summary

@@ -28,7 +28,7 @@ class Plain:
 
     def ended(self, what: "Ended") -> None:
         """Tell of runs that failed."""
-        if what.is_new and what.outcome in ("failed", "busy"):
+        if what.is_new and what.outcome == "failed":
             self.said(f"{what.job.name}: {what.outcome}: {what.reason}")
 
     def said(self, text: str) -> None:

@@ -18,11 +18,19 @@ checkpoint_option = click.option(
     show_default=True,
     help="Seconds between two checkpoints; 0: after every round.",
 )
+set_option = click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a setting."
+)
+weights_option = click.option(
+    "--no-weights",
+    is_flag=True,
+    help="Do not keep the final weights of runs that are over; tables do not need them.",
+)
 
 
 @click.command("run", cls=Verb)
 @click.argument("config", type=click.Path(path_type=Path))
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a setting.")
+@set_option
 @click.option(
     "--output",
     "-o",
@@ -33,12 +41,14 @@ checkpoint_option = click.option(
 )
 @device_option
 @checkpoint_option
+@weights_option
 def command(
     config: Path,
     settings: tuple[str, ...],
     output: Path,
     device: str,
     checkpoint_every: float,
+    no_weights: bool,
     as_json: bool,
 ) -> int:
     """Simulate federations: every list in the file multiplies the runs.
@@ -49,14 +59,20 @@ def command(
     \b
     outvote run config.toml --set data.beta=0.1 --set 'rule=["mean", "gas(median)"]'
     """  # noqa: D301  (click wants the backspace)
-    from outvote.cli.simulate import play
+    from outvote.cli.simulate import How, play
     from outvote.experiment.reading import read_plan
 
     try:
         plan = read_plan(config, settings)
     except (ValueError, TypeError) as error:
         raise click.UsageError(str(error)) from error
-    done = play(plan, output, device, checkpoint_every)
+    how = How(
+        output=output,
+        device=device,
+        checkpoint_every=checkpoint_every,
+        keep_weights=not no_weights,
+    )
+    done = play(plan, how)
     done.print(as_json)
     if not as_json:
         click.echo(f"Results: {output / plan.suite}")

@@ -1,13 +1,16 @@
-"""What `run` and `demo` share: playing a plan, and the table at the end."""
+"""What `run`, `bench` and `demo` share: playing a plan, here or by many processes."""
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from time import monotonic
+from typing import TYPE_CHECKING, Any, final
 
 import click
 
-from outvote.cli.output import Column, print_json, print_table
+from outvote.cli.played import Played
 from outvote.cli.progress import shown_progress
 from outvote.cli.signals import listening
 from outvote.cli.verb import WorkFailed
@@ -15,36 +18,57 @@ from outvote.cli.verb import WorkFailed
 if TYPE_CHECKING:
     import torch
 
-    from outvote.experiment.job import Ended
+    from outvote.experiment.parallel import Workers
     from outvote.experiment.reading import Plan
 
-COLUMNS = ("best", "final", "last_ten", "kept_byzantine")
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class How:
+    """How to play: nothing in here changes a result, but the device in the last bits."""
+
+    output: Path
+    device: str = "auto"
+    checkpoint_every: float = 60.0
+    max_stacked: int | None = None
+    keep_weights: bool = True
+    adopts: bool = False
+    max_minutes: float | None = None
+    num_processes: int | None = None
+    """None: this one alone."""
+    dask: str | None = None
+    """The address of a scheduler."""
 
 
-def play(plan: "Plan", output: Path, device: str, checkpoint_every: float) -> "Played":
-    """Play all runs; bars, signals and the disk are looked after."""
+def play(plan: "Plan", how: How) -> Played:
+    """Play all runs; bars, signals, the time and the disk are looked after."""
+    from outvote.experiment.parallel import play_with
     from outvote.experiment.runner import Runner
     from outvote.results.faults import StoreError
 
-    chosen = find_device(device)
+    chosen, until = find_device(how.device), _until(how)
     check_data(plan)
-    with listening() as asked, shown_progress() as listener:
+    with listening() as asked, shown_progress() as listener, _workers(how) as workers:
         runner = Runner(
-            output=output,
+            output=how.output,
             device=chosen,
-            checkpoint_every=checkpoint_every,
+            checkpoint_every=how.checkpoint_every,
             listener=listener,
-            should_stop=asked,
+            should_stop=lambda: asked() or monotonic() >= until,
+            max_stacked=how.max_stacked,
+            keep_weights=how.keep_weights,
+            adopts=how.adopts,
         )
         try:
             runner.check(plan)
         except ValueError as error:
             raise click.UsageError(str(error)) from error
         try:
-            ends = runner.play(plan)
+            ends = play_with(workers, runner, plan) if workers else runner.play(plan)
         except StoreError as error:
             raise WorkFailed(str(error)) from error
-    return Played(ends, asked.exit_code if asked() else 0)
+    is_time_up = monotonic() >= until
+    return Played(ends, asked.exit_code if asked() else 0, is_time_up=is_time_up)
 
 
 def check_data(plan: "Plan") -> None:
@@ -61,100 +85,67 @@ def check_data(plan: "Plan") -> None:
 
 def find_device(name: str) -> "torch.device":
     """Return a device; "auto" is a GPU if there is one."""
-    import torch
+    from outvote.experiment.device import choose_device
 
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise click.UsageError(f"unknown device {name!r}; take cpu, cuda or cuda:0.") from error
-    if device.type not in ("cpu", "cuda"):
-        raise click.UsageError(f"device must be cpu or cuda, got {name!r}.")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise click.UsageError(f"device {name!r}: torch finds no CUDA device; take cpu.")
-    return device
+        return choose_device(name)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
 
 
-class Played:
-    """What became of all runs."""
+def threads_each(num_processes: int) -> int:
+    """Return how many threads each of so many processes has."""
+    from outvote.experiment.device import num_cores
 
-    def __init__(self, ends: Sequence["Ended"], signal_code: int) -> None:
-        """Read the results of those that are over or half done."""
-        from outvote.results.summary import summarise
-
-        self.ends, self.signal_code = ends, signal_code
-        self.summaries = [summarise(end.job.folder.rounds()) for end in ends]
-
-    @property
-    def exit_code(self) -> int:
-        """0, 1 if a run failed or is busy elsewhere, or 128 + the signal that stopped it."""
-        is_bad = any(end.outcome in ("failed", "busy") for end in self.ends)
-        return self.signal_code or int(is_bad)
-
-    def as_json(self) -> list[dict[str, Any]]:
-        """Return one entry per run."""
-        return [
-            {
-                "rule": end.job.spec.rule,
-                "attack": end.job.spec.attack,
-                "seed": end.job.spec.seed,
-                "outcome": end.outcome,
-                "reason": end.reason,
-                "folder": str(end.job.folder.path),
-                **asdict(summary),
-            }
-            for end, summary in zip(self.ends, self.summaries, strict=True)
-        ]
-
-    def print(self, as_json: bool) -> None:
-        """Print one row per run, with the settings that differ between them."""
-        if as_json:
-            print_json(self.as_json())
-            return
-        differing = _differing([_flat(end.job.spec) for end in self.ends])
-        titles = ["rule", "attack", *differing]
-        columns = [Column(title) for title in titles]
-        columns += [
-            Column(title, is_number=True) for title in ("best", "final", "last 10", "liars kept")
-        ]
-        rows = []
-        for end, summary in zip(self.ends, self.summaries, strict=True):
-            flat = _flat(end.job.spec)
-            numbers = [getattr(summary, name) for name in COLUMNS]
-            state = "" if end.outcome == "finished" else end.outcome
-            cells = [str(flat[key]) for key in titles] + [percent(value) for value in numbers]
-            rows.append([*cells, state])
-        if all(row[-1] == "" for row in rows):
-            rows = [row[:-1] for row in rows]
-        else:
-            columns.append(Column("outcome"))
-        print_table(columns, rows)
-        click.echo("Accuracies in percent; liars kept: the share of them with a say in the update.")
-
-    def how_to_go_on(self, command: str) -> None:
-        """Say what to do if it was stopped."""
-        if self.signal_code:
-            click.echo(f"stopped and saved; to go on: {command}", err=True)
+    return max(1, num_cores() // num_processes)
 
 
-def percent(value: float | None) -> str:
-    """Return a share as percent."""
-    return "-" if value is None else f"{100 * value:.1f}"
+def _until(how: How) -> float:
+    return float("inf") if how.max_minutes is None else monotonic() + 60 * how.max_minutes
 
 
-def _flat(spec: Any) -> dict[str, Any]:
-    import msgspec
+@contextmanager
+def _workers(how: How) -> Iterator["Workers | None"]:
+    """Start processes, or find those of Dask; None: this process plays."""
+    if how.dask is not None:
+        with _dask(how.dask, how.device) as workers:
+            yield workers
+    elif how.num_processes is not None:
+        with _processes(how.num_processes) as workers:
+            yield workers
+    else:
+        yield None
 
-    flat: dict[str, Any] = {}
-    for key, value in msgspec.to_builtins(spec).items():
-        if isinstance(value, dict):
-            flat |= {f"{key}.{name}": each for name, each in value.items()}
-        else:
-            flat[key] = value
-    return flat
+
+@contextmanager
+def _processes(number: int) -> Iterator["Workers"]:
+    from outvote.experiment.parallel import Workers
+    from outvote.experiment.processes import Processes
+
+    pool = Processes(number)
+    try:
+        yield Workers(executor=pool, number=number, num_threads=threads_each(number))
+    except BaseException:
+        pool.kill()
+        raise
+    pool.shutdown()
 
 
-def _differing(flats: Sequence[dict[str, Any]]) -> list[str]:
-    keys = [key for key in flats[0] if key not in ("rule", "attack")]
-    return [key for key in keys if len({str(flat[key]) for flat in flats}) > 1]
+@contextmanager
+def _dask(address: str, device: str) -> Iterator["Workers"]:
+    from outvote.experiment.parallel import Workers
+
+    try:
+        library: Any = import_module("distributed")
+    except ImportError as error:
+        raise click.UsageError("--dask needs Dask: pip install 'outvote[dask]'.") from error
+    try:
+        client = library.Client(address, timeout="10s")
+    except (OSError, ValueError, TimeoutError) as error:
+        raise click.UsageError(
+            f"--dask: no scheduler answers at {address!r} ({type(error).__name__}); check the "
+            "address, as in tcp://127.0.0.1:8786."
+        ) from error
+    with client:
+        number = max(1, sum(client.nthreads().values()))
+        yield Workers(executor=client.get_executor(pure=False), number=number, device=device)

@@ -18,19 +18,23 @@ def describe_environment(
     device: torch.device, precision: str, data: DataUsed | None = None
 ) -> Environment:
     """Tell what a result may depend on besides its settings."""
-    is_cuda = device.type == "cuda"
     return Environment(
         outvote=outvote.__version__,
         python=platform.python_version(),
         torch=str(torch.__version__),
         numpy=np.__version__,
         system=f"{platform.system()} {platform.machine()}",
-        device=torch.cuda.get_device_name(device) if is_cuda else "cpu",
+        device=device_name(device),
         precision=precision,
         num_threads=torch.get_num_threads(),
         commit=commit(),
         data=data,
     )
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of a GPU, or "cpu"."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 @lru_cache(maxsize=1)

@@ -56,7 +56,7 @@ def make_plan(
 ) -> Plan:
     """Make the runs of a table of settings: every list multiplies them."""
     for text in settings:
-        table = merged(table, _override(text))
+        table = merged(table, override(text))
     name = table.get("preset")
     if name is not None and name not in PRESETS:
         raise ValueError(f"unknown preset {name!r}; {closest(str(name), PRESETS)}")
@@ -78,7 +78,8 @@ def make_spec(table: Mapping[str, Any]) -> Spec:
         raise ValueError(_in_words(str(error))) from error
 
 
-def _override(text: str) -> dict[str, Any]:
+def override(text: str) -> dict[str, Any]:
+    """Read an override such as "data.beta=0.1" as a table."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ValueError(f"a setting is written key=value, as in data.beta=0.1, got {text!r}.")

@@ -1,15 +1,17 @@
 """Plays many runs: those that are over are skipped, half-done ones go on, the rest is stacked."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
 import torch
 
+from outvote.experiment.adopting import adopt, find_elsewhere
 from outvote.experiment.build import Workshop
 from outvote.experiment.job import Ended, Job
 from outvote.experiment.listener import Listener, Silent
+from outvote.experiment.ordering import Todo
 from outvote.experiment.preflight import check_playable
 from outvote.experiment.reading import Plan
 from outvote.experiment.sweep import Sweep
@@ -32,6 +34,10 @@ class Runner:
     """Asked after every round."""
     max_stacked: int | None = None
     """The most runs played together; None: as many as there is memory for."""
+    keep_weights: bool = True
+    """Whether the last checkpoint of a run that is over stays."""
+    adopts: bool = False
+    """Whether runs that another suite of the store has finished are taken over from there."""
 
     workshop: Workshop = field(init=False)
 
@@ -47,6 +53,12 @@ class Runner:
         """Play the runs of a plan; return what became of each, in their order."""
         self.check(plan)
         jobs = plan.jobs(self.output)
+        ends, todo = self.sort(jobs)
+        Sweep(self, ends).play(todo)
+        return [ends[job.hash] for job in jobs]
+
+    def sort(self, jobs: Sequence[Job]) -> tuple[dict[str, Ended], list[Todo]]:
+        """Tell runs that are over, here or in another suite, from those that are to be played."""
         ends: dict[str, Ended] = {}
         todo = []
         for job in jobs:
@@ -55,18 +67,23 @@ class Runner:
                 self.listener.said(
                     f"{fault}; {job.name} goes on from its checkpoint, if it has one."
                 )
+            if status is None or status.outcome not in OVER:
+                status = self._adopted(job) or status
             if status is not None and status.outcome in OVER:
-                ends[job.hash] = self._over(job, status)
+                ends[job.hash] = self.over(job, status)
                 self.listener.ended(ends[job.hash])
             else:
                 todo.append((0 if status is None else status.round, job))
         self.listener.planned(sum(job.spec.rounds - done for done, job in todo))
-        Sweep(self, ends).play(todo)
-        return [ends[job.hash] for job in jobs]
+        return ends, todo
 
-    def _over(self, job: Job, status: Status) -> Ended:
+    def over(self, job: Job, status: Status) -> Ended:
         """Return what a run came to, unless that was on other pictures."""
         fault = job.other_data(job.known_data(), self.workshop.shelf.used(job.spec.data))
         if fault:
             return Ended(job=job, outcome="failed", reason=fault)
         return Ended(job=job, outcome=status.outcome, reason=status.reason, is_new=False)
+
+    def _adopted(self, job: Job) -> Status | None:
+        other = find_elsewhere(job) if self.adopts else None
+        return None if other is None else adopt(job, other, self.workshop.shelf.used(job.spec.data))

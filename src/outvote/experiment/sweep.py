@@ -1,7 +1,7 @@
 """Wave after wave until all runs are over: one broken run, or too little memory, stops no other."""
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,8 @@ from outvote.engine.simulation import first_state
 from outvote.experiment.capacity import most_locks, most_runs
 from outvote.experiment.entry import Entry
 from outvote.experiment.environment import describe_environment
-from outvote.experiment.job import Ended, Job, stack_key
+from outvote.experiment.job import Ended, Job
+from outvote.experiment.ordering import Todo, stacks
 from outvote.experiment.saving import state_of
 from outvote.experiment.spec import Spec
 from outvote.experiment.wave import Wave
@@ -39,14 +40,14 @@ class Sweep:
         self.ends[what.job.hash] = what
         self.listener.ended(what)
 
-    def play(self, todo: Sequence[tuple[int, Job]]) -> None:
-        """Play wave after wave."""
-        groups: dict[Hashable, list[Job]] = {}
-        for done, job in todo:
-            groups.setdefault((stack_key(job.spec), done), []).append(job)
-        names = list(dict.fromkeys(job.spec.data.name for _, job in todo))
-        # Dataset by dataset: the pictures of one only are on the device.
-        self.queue.extend(sorted(groups.values(), key=lambda g: names.index(g[0].spec.data.name)))
+    def play(self, todo: Sequence[Todo]) -> None:
+        """Play wave after wave; then look again at runs that another process worked on."""
+        self._play_all(todo)
+        self._play_all(self._free_again())
+        self._free_again()
+
+    def _play_all(self, todo: Sequence[Todo]) -> None:
+        self.queue.extend(stacks(todo))
         while self.queue:
             jobs = self.queue.popleft()
             if self.runner.should_stop():
@@ -58,19 +59,20 @@ class Sweep:
                 continue
             with ExitStack() as stack:
                 self._play(jobs, stack)
-        self._look_again()
 
     def _put_back(self, parts: Sequence[list[Job]]) -> None:
         self.queue.extendleft(reversed(parts))
 
-    def _look_again(self) -> None:
-        """Runs that another process worked on may be over by now."""
-        for name, end in list(self.ends.items()):
-            status = end.job.folder.known_status()[0] if end.outcome == "busy" else None
+    def _free_again(self) -> list[Todo]:
+        """Return the busy runs that are not over; the other process may have been ended."""
+        found = []
+        for job in [end.job for end in self.ends.values() if end.outcome == "busy"]:
+            status, _ = job.folder.known_status()
             if status is not None and status.outcome in OVER:
-                self.ends[name] = Ended(
-                    job=end.job, outcome=status.outcome, reason=status.reason, is_new=False
-                )
+                self.ended(self.runner.over(job, status))
+            else:
+                found.append((0 if status is None else status.round, job))
+        return found
 
     def _leave(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
@@ -94,9 +96,13 @@ class Sweep:
             try:
                 writer = job.writer()
             except BusyError as error:
-                self.ended(Ended(job=job, outcome="busy", reason=str(error)))
+                self.ends[job.hash] = Ended(job=job, outcome="busy", reason=str(error))
                 continue
             stack.callback(writer.close)
+            status, _ = job.folder.known_status()
+            if status is not None and status.outcome in OVER:  # Since the plan was made.
+                self.ended(self.runner.over(job, status))
+                continue
             try:
                 job.check_code()
                 run = self.workshop.run(job.spec)
@@ -151,7 +157,8 @@ class Sweep:
             entry.writer.begin(state.round, environment)
             entry.writer.tell(Status(outcome="running", round=state.round, num_rounds=spec.rounds))
         jobs, writers = [entry.job for entry in entries], [entry.writer for entry in entries]
-        wave = Wave(jobs, writers, world, state, self.workshop)
+        keep = self.runner.keep_weights
+        wave = Wave(jobs, writers, world, state, self.workshop, keep_weights=keep)
         for number, checkpoint in enumerate(found):
             if checkpoint.notes["outcome"] == "diverged":  # Killed before it could say so.
                 wave.end(number, "diverged", self)

@@ -14,7 +14,7 @@ from outvote.experiment.listener import Listener, Played
 from outvote.experiment.saving import checkpoint_of
 from outvote.metrics.record import Record
 from outvote.results.audit import audit_arrays, to_npz
-from outvote.results.checkpoint import Checkpoint
+from outvote.results.checkpoint import Checkpoint, drop_all
 from outvote.results.folder import Writer
 from outvote.results.schema import Outcome, Round, Status, Timing
 
@@ -35,10 +35,12 @@ class Wave:
         world: World,
         state: State,
         workshop: Workshop,
+        *,
+        keep_weights: bool = True,
     ) -> None:
         """Take runs that stand at the same round."""
         self.jobs, self.writers, self.world = jobs, writers, world
-        self.workshop = workshop
+        self.workshop, self.keep_weights = workshop, keep_weights
         self.state = state
         self.rows = {number: number for number in range(len(jobs))}
         """The runs that still go on, and their rows in the state."""
@@ -95,6 +97,8 @@ class Wave:
         )
         status = self._status(number, outcome)
         writer.end(status, to_npz(arrays))
+        if not self.keep_weights:
+            drop_all(writer.path)
         del self.rows[number]
         listener.ended(Ended(job=job, outcome=outcome, reason=status.reason))
 

@@ -1,0 +1,108 @@
+"""A part of a suite: some rules, attacks, parts and seeds; and rules and attacks of one's own."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, final
+
+from outvote.attacks.spec import make_attack
+from outvote.errors import closest
+from outvote.experiment.reading import override
+from outvote.grids import merged
+from outvote.results.labels import label, outline
+from outvote.rules.spec import make_rule
+from outvote.suites.suite import Part, Suite, value_of
+
+Axis = Literal["rule", "attack"]
+MAKERS: dict[Axis, Callable[[str], object]] = {"rule": make_rule, "attack": make_attack}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What to take of a suite; nothing given: all of it."""
+
+    settings: Sequence[str] = ()
+    """Overrides such as "rounds=10", for all parts."""
+    parts: Sequence[str] = ()
+    rules: Sequence[str] = ()
+    """Names as "gas(median)" or full texts; what the suite does not have is added to it."""
+    attacks: Sequence[str] = ()
+    num_seeds: int | None = None
+    """Seeds 0, 1, ...; None: those of the suite."""
+
+
+def choose(suite: Suite, choice: Choice) -> Suite:
+    """Return the suite with what was chosen; a choice that nothing fits is a ValueError."""
+    parts = _named(suite, choice.parts)
+    for text in choice.settings:
+        parts = [_with(part, override(text)) for part in parts]
+    if choice.num_seeds is not None:
+        seeds = {"seed": list(range(choice.num_seeds))}
+        parts = [_with(part, seeds) for part in parts]
+    parts = _filtered(suite.name, parts, "rule", choice.rules)
+    parts = _filtered(suite.name, parts, "attack", choice.attacks)
+    return replace(suite, parts=tuple(parts))
+
+
+def _named(suite: Suite, names: Sequence[str]) -> list[Part]:
+    known = [part.name for part in suite.parts]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"suite {suite.name} has no part {name!r}; {closest(name, known)}")
+    return [part for part in suite.parts if not names or part.name in names]
+
+
+def _with(part: Part, settings: dict[str, Any]) -> Part:
+    return replace(part, settings=merged(part.settings, settings))
+
+
+def _filtered(suite: str, parts: list[Part], axis: Axis, texts: Sequence[str]) -> list[Part]:
+    """Keep what fits a text; a text that fits nothing is added to the parts that can show it."""
+    if not texts:
+        return parts
+    kept: list[list[str]] = [[] for _ in parts]
+    for text in texts:
+        canonical = str(MAKERS[axis](text))  # Raises if there is no such thing.
+        found = [
+            [each for each in _values(part, axis) if _fits(text, each, axis)] for part in parts
+        ]
+        if not any(found):
+            found = [[canonical] if _can_show(part, axis, canonical) else [] for part in parts]
+        if not any(found):
+            known = sorted({label(each) for part in parts for each in _values(part, axis)})
+            raise ValueError(
+                f"no part of {suite} can show the {axis} {text!r}: its columns are "
+                f"{' and '.join(sorted({part.columns for part in parts}))}; take one of "
+                f"{', '.join(known)}, or --set '{axis}={text}'."
+            )
+        for had, more in zip(kept, found, strict=True):
+            had += [each for each in more if each not in had]
+    return [_with(part, {axis: values}) for part, values in zip(parts, kept, strict=True) if values]
+
+
+def _values(part: Part, axis: Axis) -> list[str]:
+    found = part.settings.get(axis, [])
+    return list(found) if isinstance(found, list) else [found]
+
+
+def _fits(text: str, each: str, axis: Axis) -> bool:
+    """Tell whether a name fits whatever its parameters, or a text with parameters to the letter."""
+    if _has_parameters(text):
+        return str(MAKERS[axis](text)) == str(MAKERS[axis](each))
+    return label(text) == label(each)
+
+
+def _has_parameters(text: str) -> bool:
+    def given(found: Any) -> bool:
+        return bool(found.parameters) or any(given(each) for each in found.inside)
+
+    return given(outline(text))
+
+
+def _can_show(part: Part, axis: Axis, text: str) -> bool:
+    """Tell whether there is a row for a rule, or a column for an attack."""
+    if axis == "attack":
+        return part.columns == "attack"
+    return (
+        not part.columns.startswith("rule.") or value_of({"rule": text}, part.columns) is not None
+    )

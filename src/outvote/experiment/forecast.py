@@ -1,0 +1,170 @@
+"""What a suite would play: how many runs, how many are done, and how long the rest takes."""
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal, final
+
+from outvote.experiment.adopting import find_elsewhere
+from outvote.experiment.job import Job, stack_key
+from outvote.experiment.reading import Plan, read_plan
+from outvote.experiment.suites import plan_part, plan_suite
+from outvote.results.faults import StoreError
+from outvote.results.folder import RunFolder, find_runs
+from outvote.results.schema import OVER
+from outvote.suites.suite import Part, Suite
+
+Standing = Literal["finished", "half_done", "adoptable", "to_do"]
+STANDINGS: tuple[Standing, ...] = ("finished", "half_done", "adoptable", "to_do")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """How many runs there are, and how they stand; each counts once."""
+
+    runs: int
+    finished: int
+    half_done: int
+    adoptable: int
+    """Finished in another suite of the store: they will be copied."""
+    to_do: int
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartForecast:
+    """One part: its cells and its runs."""
+
+    name: str
+    title: str
+    rules: list[str]
+    columns: str
+    values: list[Any]
+    seeds: list[int]
+    counts: Counts
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """What runs of one kind took."""
+
+    images_per_round: float
+    seconds_per_image: float
+    """Of one core on a CPU."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """A suite before it is played."""
+
+    parts: list[PartForecast]
+    counts: Counts
+    """Of all parts; runs that several of them have count once."""
+    seconds: float | None
+    """How long what can be estimated will take; None: nothing can."""
+    num_unknown: int
+    """Runs to be played that no finished run in the store is like."""
+
+
+def forecast(suite: Suite, root: Path, device: str, num_cores: int) -> Forecast:
+    """Look at a store, and play nothing; on a CPU, time is shared by `num_cores` (a GPU: 1)."""
+    plan = plan_suite(suite)
+    jobs = plan.jobs(root)
+    standing = {job.hash: _standing(job) for job in jobs}
+    seconds, num_unknown = _estimate(jobs, standing, known_speeds(root, device, jobs), num_cores)
+    parts = [_part(part, plan_part(suite, part), standing) for part in suite.parts]
+    return Forecast(
+        parts=parts,
+        counts=_counts(plan.hashes, standing),
+        seconds=seconds,
+        num_unknown=num_unknown,
+    )
+
+
+def known_speeds(root: Path, device: str, jobs: Iterable[Job]) -> dict[Hashable, Speed]:
+    """Return what runs of the same kind as some jobs took on a device, by what they share."""
+    wanted = {stack_key(job.spec) for job in jobs}
+    found: dict[Hashable, list[Speed]] = {}
+    for folder in find_runs(root) if root.is_dir() else ():
+        try:
+            key, speed = _speed(folder, device)
+        except (StoreError, ValueError, TypeError):
+            continue  # Damaged, or of a rule whose file is gone: no help here.
+        if key in wanted and speed is not None:
+            found.setdefault(key, []).append(speed)
+    return {
+        key: Speed(
+            images_per_round=median(each.images_per_round for each in speeds),
+            seconds_per_image=median(each.seconds_per_image for each in speeds),
+        )
+        for key, speeds in found.items()
+    }
+
+
+def _speed(folder: RunFolder, device: str) -> tuple[Hashable, Speed | None]:
+    status, environment = folder.status(), folder.environment()
+    if status is None or status.outcome not in OVER or environment is None:
+        return None, None
+    if environment.device != device:
+        return None, None
+    (spec,) = read_plan(folder.path / "config.toml").specs
+    rounds, timings = folder.rounds(), folder.timings()
+    images = sum(each.images for each in timings)
+    if not rounds or not images:
+        return None, None
+    seconds = sum(each.seconds for each in timings) / images
+    return stack_key(spec), Speed(
+        images_per_round=sum(each.num_pictures or 0 for each in rounds) / len(rounds),
+        seconds_per_image=seconds * (environment.num_threads if device == "cpu" else 1),
+    )
+
+
+def _estimate(
+    jobs: Sequence[Job],
+    standing: dict[str, Standing],
+    speeds: dict[Hashable, Speed],
+    num_cores: int,
+) -> tuple[float | None, int]:
+    seconds, num_known, num_unknown = 0.0, 0, 0
+    for job in jobs:
+        if standing[job.hash] in ("finished", "adoptable"):
+            continue
+        speed = speeds.get(stack_key(job.spec))
+        if speed is None:
+            num_unknown += 1
+            continue
+        num_known += 1
+        status, _ = job.folder.known_status()
+        left = job.spec.rounds - (0 if status is None else status.round)
+        seconds += left * speed.images_per_round * speed.seconds_per_image / num_cores
+    return (seconds if num_known else None), num_unknown
+
+
+def _standing(job: Job) -> Standing:
+    status, _ = job.folder.known_status()
+    if status is not None and status.outcome in OVER:
+        return "finished"
+    if find_elsewhere(job) is not None:
+        return "adoptable"
+    return "half_done" if status is not None and status.round > 0 else "to_do"
+
+
+def _part(part: Part, plan: Plan, standing: dict[str, Standing]) -> PartForecast:
+    return PartForecast(
+        name=part.name,
+        title=part.title,
+        rules=part.rows,
+        columns=part.columns,
+        values=part.values,
+        seeds=part.seeds,
+        counts=_counts(plan.hashes, standing),
+    )
+
+
+def _counts(hashes: Sequence[str], standing: dict[str, Standing]) -> Counts:
+    each = {name: sum(standing[one] == name for one in hashes) for name in STANDINGS}
+    return Counts(runs=len(hashes), **each)

@@ -1,0 +1,141 @@
+"""Processes on this machine as an executor: one that is killed takes only its own work with it."""
+
+import os
+import signal
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from queue import SimpleQueue
+from threading import Lock, Thread
+from types import FrameType
+from typing import Any, ParamSpec, TypeVar, final
+
+from outvote.experiment.unit import ask_to_stop
+
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
+
+
+class ProcessEnded(RuntimeError):  # noqa: N818  (it tells what happened)
+    """The process ended before it answered: killed, or out of memory."""
+
+
+@final
+class Processes(Executor):
+    """So many processes; they stay, so that torch and the pictures are loaded once in each.
+
+    A ProcessPoolExecutor would end all processes when one of them is killed.
+    """
+
+    def __init__(self, num_processes: int) -> None:
+        """Start none: a process is started when there is work for it."""
+        self._threads = ThreadPoolExecutor(num_processes, "outvote-process")
+        self._free: SimpleQueue[_Lane | None] = SimpleQueue()
+        self._all: set[_Lane] = set()
+        self._lock = Lock()
+        for _ in range(num_processes):
+            self._free.put(None)
+
+    def submit(
+        self, fn: Callable[Given, Answer], /, *args: Given.args, **kwargs: Given.kwargs
+    ) -> Future[Answer]:
+        """Let the next free process call a function that can be imported."""
+        return self._threads.submit(self._call, fn, args, kwargs)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Let the processes end when their work is done."""
+        self._threads.shutdown(wait, cancel_futures=cancel_futures)
+        if wait:
+            for lane in self._all:
+                lane.close()
+
+    def kill(self) -> None:
+        """End all processes at once; what they worked on fails."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for lane in list(self._all):
+            lane.process.kill()
+
+    def _call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        lane = self._free.get()
+        try:
+            if lane is None:
+                lane = self._started()
+            return lane.call(function, args, kwargs)
+        except ProcessEnded:
+            if lane is not None:
+                lane.close()
+                self._all.discard(lane)
+            lane = None
+            raise
+        finally:
+            self._free.put(lane)
+
+    def _started(self) -> "_Lane":
+        with self._lock:
+            lane = _Lane()
+            self._all.add(lane)
+        return lane
+
+
+@final
+class _Lane:
+    """One process, and the pipe to it."""
+
+    def __init__(self) -> None:
+        # Not forked: threads and CUDA do not survive that.
+        context = get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process: BaseProcess = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        try:
+            self.connection.send((function, args, kwargs))
+            # Its end of the pipe is closed if it ends, however that comes.
+            wait([self.connection, self.process.sentinel])
+            is_fine, answer = self.connection.recv()
+        except (EOFError, OSError) as error:
+            self.process.join()
+            code = self.process.exitcode
+            raise ProcessEnded(f"its process ended with the exit code {code}") from error
+        if not is_fine:
+            raise RuntimeError(answer)
+        return answer
+
+    def close(self) -> None:
+        self.connection.close()
+        self.process.join()
+
+
+def _serve(connection: Connection) -> None:
+    """Answer calls until the other side is gone."""
+    # Ctrl-C goes to all processes of a terminal: the first one decides, and tells by a file.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _stop)
+    Thread(target=_end_with_parent, daemon=True).start()
+    while True:
+        try:
+            function, args, kwargs = connection.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            answer = (True, function(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001  (whatever it is, it is told on the other side)
+            answer = (False, f"{type(error).__name__}: {error}")
+        connection.send(answer)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    del number, frame
+    ask_to_stop()
+
+
+def _end_with_parent() -> None:
+    """Let go of all runs when the first process was killed: the next command wants them."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
