@@ -64,7 +64,7 @@ def _judge_together(
         world.runs[numbers[0]].rule,
         rows,
         num_byzantine=[chosen.num_told[k] for k in numbers],
-        seeds=[_seed(world, chosen, k) for k in numbers],
+        seeds=[rule_seed(world, chosen, k) for k in numbers],
     )
     result.updates[at] = found.updates
     result.scores[at] = _scores(found, rows)
@@ -90,7 +90,7 @@ def _judge_alone(
     world: World, state: State, chosen: Chosen, sent: Sent, number: int, result: Judged
 ) -> Any:
     """Judge a run whose rule remembers earlier rounds, or trusts a gradient of the server's own."""
-    seed = _seed(world, chosen, number)
+    seed = rule_seed(world, chosen, number)
     verdict = ask(world, state, chosen, sent.gradients[number], number, seed)
     places = {client: k for k, client in enumerate(chosen.clients[number])}
     result.updates[number] = verdict.update
@@ -102,5 +102,6 @@ def _judge_alone(
     return verdict.state
 
 
-def _seed(world: World, chosen: Chosen, number: int) -> int:
+def rule_seed(world: World, chosen: Chosen, number: int) -> int:
+    """Return what a run's rule draws from in a round."""
     return world.runs[number].draws(chosen.number, "rule").derived()[0]

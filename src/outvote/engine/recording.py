@@ -2,6 +2,7 @@
 
 from outvote.clients.work import Trained
 from outvote.engine.alike import pieces
+from outvote.engine.diagnosing import diagnose
 from outvote.engine.judging import Judged
 from outvote.engine.sampling import Chosen
 from outvote.engine.world import State, World
@@ -11,6 +12,7 @@ from outvote.metrics.record import Record
 
 def describe(
     world: World,
+    before: State,
     after: State,
     chosen: Chosen,
     learnt: Trained,
@@ -39,6 +41,7 @@ def describe(
         accuracies = [int(count) / len(world.test) for count in right]
     kept, rejected = (judged.weights > 0).tolist(), judged.is_rejected.tolist()
     scores = judged.scores.tolist()
+    diagnostics = diagnose(world, before, chosen, learnt, judged)
     return [
         Record(
             round=chosen.number,
@@ -54,6 +57,7 @@ def describe(
             scores=tuple(scores[k]),
             deviation=deviations[k],
             honest_norm=sizes[k],
+            diagnostics=diagnostics[k],
         )
         for k, clients in enumerate(chosen.clients)
     ]

@@ -19,4 +19,4 @@ def play_round(
     sent = attack(world, state, chosen, learnt)
     judged = judge_all(world, state, chosen, sent)
     after = serve(world, state, learnt, sent, judged)
-    return after, describe(world, after, chosen, learnt, judged, is_evaluated=is_evaluated)
+    return after, describe(world, state, after, chosen, learnt, judged, is_evaluated=is_evaluated)

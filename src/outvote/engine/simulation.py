@@ -42,6 +42,7 @@ def make_world(  # noqa: PLR0913  (all of what a world is made of)
     server: Server | None = None,
     aggregate: str = "parameters",
     precision: str = "float32",
+    has_diagnostics: bool = False,
 ) -> World:
     """Put everything together; clients train one by one on a CPU, all at once on a GPU."""
     check_normalisation(module, training)
@@ -72,6 +73,7 @@ def make_world(  # noqa: PLR0913  (all of what a world is made of)
         aggregate=aggregate,
         has_normalisation=has_normalisation(module),
         is_batched=device.type != "cpu",
+        has_diagnostics=has_diagnostics,
     )
 
 

@@ -72,6 +72,8 @@ class World:
     codes have it."""
     is_batched: bool = False
     """Whether runs that share an attack or a rule are worked on at once, see `alike.py`."""
+    has_diagnostics: bool = False
+    """Whether rounds are diagnosed, see `diagnosing.py`."""
 
     def __post_init__(self) -> None:
         """Check that the runs can be stacked."""

@@ -101,6 +101,7 @@ class Workshop:
             server=spec.server,
             aggregate=spec.aggregate,
             precision=spec.precision,
+            has_diagnostics=spec.diagnostics,
         )
 
     def network(self, spec: Spec) -> nn.Module:

@@ -91,6 +91,7 @@ def stack_key(spec: Spec) -> Hashable:
         spec.server,
         spec.precision,
         spec.aggregate,
+        spec.diagnostics,
         spec.rounds,
         spec.evaluate_every,
         shape,

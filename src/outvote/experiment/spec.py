@@ -15,7 +15,7 @@ Precision = Literal["float32", "tf32", "bfloat16"]
 PROTOCOL = 1
 # Settings that came later: where they have their default they are left out of the hash and of
 # config.toml, so that the runs that there were before keep their names. Nothing is ever removed.
-LATER = ("data.image_size",)
+LATER = ("data.image_size", "diagnostics")
 
 
 class Data(Struct, frozen=True, kw_only=True):
@@ -57,6 +57,7 @@ class Spec(Struct, frozen=True, kw_only=True):
     precision: Precision = "float32"
     root_size: int = 100
     aggregate: Literal["parameters", "state"] = "parameters"
+    diagnostics: bool = False
     data: Data = msgspec.field(default_factory=Data)
     federation: Members = msgspec.field(default_factory=Members)
     model: Model = msgspec.field(default_factory=Model)

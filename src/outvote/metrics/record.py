@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from outvote.metrics.diagnostics import Diagnostics
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
@@ -30,6 +32,8 @@ class Record:
     """How far the update is from the mean of the honest gradients."""
     honest_norm: float
     """The norm of that mean."""
+    diagnostics: Diagnostics | None = None
+    """Only of runs that ask for them."""
 
     @property
     def num_kept_byzantine(self) -> int:

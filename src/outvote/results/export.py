@@ -1,18 +1,20 @@
 """Exports: many runs in one CSV file, small enough to commit; tables need nothing else.
 
 One row is one run. What is told round by round is one field: numbers with spaces between them.
+Diagnostics have columns only if a run has them.
 """
 
 import csv
 import gzip
 import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
+import numpy as np
 
 from outvote.results.run import Result
-from outvote.results.series import REAL, SERIES, Series
+from outvote.results.series import DIAGNOSTICS, REAL, SERIES, Series
 
 VERSION = 1
 MARK = "outvote-export"
@@ -33,11 +35,13 @@ ABOUT = (
 
 def to_export(results: Iterable[Result], *, is_packed: bool = True) -> bytes:
     """Return the file: the same runs always give the same bytes, even those of an export."""
+    ordered = sorted(results, key=lambda result: (result.suite, result.name))
+    columns = (*SERIES, *(name for name in DIAGNOSTICS if _is_known(ordered, name)))
     text = io.StringIO(newline="")
     table = csv.writer(text, lineterminator="\n")
-    table.writerow([MARK, *ABOUT, *SERIES])
-    for each in sorted(results, key=lambda result: (result.suite, result.name)):
-        table.writerow([str(VERSION), *_about(each), *_by_round(each.series)])
+    table.writerow([MARK, *ABOUT, *columns])
+    for each in ordered:
+        table.writerow([str(VERSION), *_about(each), *_by_round(each.series, columns)])
     content = text.getvalue().encode()
     return _packed(content) if is_packed else content
 
@@ -59,9 +63,13 @@ def _about(result: Result) -> list[str]:
     ]
 
 
-def _by_round(series: Series) -> Iterator[str]:
+def _is_known(results: Sequence[Result], name: str) -> bool:
+    return any(not np.isnan(getattr(each.series, name)).all() for each in results)
+
+
+def _by_round(series: Series, columns: Sequence[str]) -> Iterator[str]:
     # Plain numbers: counting repetitions was tried, and gzip makes the same size of both.
-    for name in SERIES:
+    for name in columns:
         values = getattr(series, name).tolist()
         # Accuracies are what tables print: to the last bit.
         is_rounded = name in REAL and name != "accuracy"

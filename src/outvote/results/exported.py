@@ -17,7 +17,7 @@ from outvote.results.export import ABOUT, MARK, VERSION
 from outvote.results.faults import DamagedFileError, StoreError
 from outvote.results.run import Result, check_config
 from outvote.results.schema import Environment, Status
-from outvote.results.series import REAL, SERIES, Series
+from outvote.results.series import DIAGNOSTICS, REAL, SERIES, Series
 
 GZIP = b"\x1f\x8b"
 LONGEST_FIELD = 2**31 - 1
@@ -75,12 +75,12 @@ def _check_version(found: str, path: Path) -> None:
 
 
 def _check_columns(found: Sequence[str], path: Path) -> None:
-    known = (MARK, *ABOUT, *SERIES)
-    for name in known:
+    needed = (MARK, *ABOUT, *SERIES)
+    for name in needed:
         if name not in found:
             raise DamagedFileError(f"{path} is damaged: it has no column {name!r}")
     for name in found:
-        if name not in known:
+        if name not in (*needed, *DIAGNOSTICS):
             raise StoreError(f"{path} has an unknown column {name!r}; remove it")
 
 
@@ -125,11 +125,15 @@ def _environment(text: str) -> Environment | None:
 
 
 def _series(row: Mapping[str, Any]) -> Series:
-    arrays: dict[str, NDArray[Any]] = {
-        name: np.array(row[name].split(), dtype=np.float64 if name in REAL else np.int64)
-        for name in SERIES
-    }
+    num_rounds = len(row["round"].split())
+    arrays: dict[str, NDArray[Any]] = {name: _numbers(row, name) for name in SERIES}
+    for name in DIAGNOSTICS:
+        arrays[name] = _numbers(row, name) if name in row else np.full(num_rounds, np.nan)
     for name, array in arrays.items():
-        if len(array) != len(arrays["round"]):
-            raise ValueError(f"{name} has {len(array)} numbers for {len(arrays['round'])} rounds")
+        if len(array) != num_rounds:
+            raise ValueError(f"{name} has {len(array)} numbers for {num_rounds} rounds")
     return Series(**arrays)
+
+
+def _numbers(row: Mapping[str, Any], name: str) -> NDArray[Any]:
+    return np.array(row[name].split(), dtype=np.float64 if name in REAL else np.int64)

@@ -13,11 +13,11 @@ from outvote.results.faults import DamagedFileError
 from outvote.results.folder import RunFolder
 from outvote.results.labels import label, parameters
 from outvote.results.schema import Environment, Status, Timing
-from outvote.results.series import SERIES, Series, series_of
+from outvote.results.series import DIAGNOSTICS, SERIES, Series, series_of
 
 NUM_LAST = 10
 
-__all__ = ["SERIES", "Result", "Series", "check_config", "read_result", "series_of"]
+__all__ = ["DIAGNOSTICS", "SERIES", "Result", "Series", "check_config", "read_result", "series_of"]
 
 
 @final

@@ -15,7 +15,23 @@ OVER: tuple[Outcome, ...] = ("finished", "diverged")
 """The outcomes that are results."""
 
 
-class Round(Struct, frozen=True, kw_only=True):
+class Diagnosis(Struct, frozen=True, kw_only=True):
+    """What theory asks about a round; null: not known, not finite, or it does not apply."""
+
+    kappa: float | None = None
+    """How far the honest client that differs most is from the mean of the honest ones."""
+    sigma: float | None = None
+    """How far batches are from all pictures, of the honest client where that is largest."""
+    honest_diameter: float | None = None
+    resilience: float | None = None
+    """The constant lambda of the rule, or of the rule inside GAS."""
+    bound_factor: float | None = None
+    """Of the paper's bound on the squared deviation, GAS only."""
+    certificate: float | None = None
+    """What the deviation cannot exceed, GAS only."""
+
+
+class Round(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of metrics.jsonl; null stands for what is not finite, or was not measured."""
 
     round: int
@@ -31,6 +47,8 @@ class Round(Struct, frozen=True, kw_only=True):
     scores: tuple[float | None, ...]
     deviation: float | None
     honest_norm: float | None
+    diagnostics: Diagnosis | None = None
+    """Left out of the lines of runs that do not ask for it."""
 
 
 class Timing(Struct, frozen=True, kw_only=True):

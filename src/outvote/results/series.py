@@ -7,7 +7,9 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from outvote.results.schema import Round
+from outvote.results.schema import Diagnosis, Round
+
+UNKNOWN = Diagnosis()
 
 
 @final
@@ -29,27 +31,38 @@ class Series:
     num_rejected: NDArray[np.int64]
     num_told: NDArray[np.int64]
     num_used: NDArray[np.int64]
+    kappa: NDArray[np.float64]
+    """Diagnostics from here on, NaN in runs without: see `schema.Diagnosis`."""
+    sigma: NDArray[np.float64]
+    honest_diameter: NDArray[np.float64]
+    resilience: NDArray[np.float64]
+    bound_factor: NDArray[np.float64]
+    certificate: NDArray[np.float64]
 
     def __len__(self) -> int:
         """Return the number of rounds."""
         return len(self.round)
 
 
-SERIES = tuple(field.name for field in fields(Series))
-REAL = ("accuracy", "loss", "deviation", "honest_norm")
+DIAGNOSTICS = Diagnosis.__struct_fields__
+"""Those that few runs have."""
+SERIES = tuple(field.name for field in fields(Series) if field.name not in DIAGNOSTICS)
+"""Those that every run has."""
+REAL = ("accuracy", "loss", "deviation", "honest_norm", *DIAGNOSTICS)
 """Those that are no counts."""
 
 
 def series_of(rounds: Sequence[Round]) -> Series:
     """Turn the lines of a run into arrays."""
 
-    def real(name: str) -> NDArray[np.float64]:
-        values = [getattr(each, name) for each in rounds]
+    def real(name: str, items: Sequence[Round | Diagnosis] = rounds) -> NDArray[np.float64]:
+        values = [getattr(each, name) for each in items]
         return np.array([np.nan if value is None else value for value in values], dtype=float)
 
     def whole(values: list[int]) -> NDArray[np.int64]:
         return np.array(values, dtype=np.int64)
 
+    diagnoses = [each.diagnostics or UNKNOWN for each in rounds]
     return Series(
         round=whole([each.round for each in rounds]),
         accuracy=real("accuracy"),
@@ -63,4 +76,5 @@ def series_of(rounds: Sequence[Round]) -> Series:
         num_rejected=whole([len(each.rejected) for each in rounds]),
         num_told=whole([each.num_told for each in rounds]),
         num_used=whole([each.num_used for each in rounds]),
+        **{name: real(name, diagnoses) for name in DIAGNOSTICS},
     )

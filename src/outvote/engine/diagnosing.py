@@ -1,0 +1,174 @@
+"""Diagnostics of a round, for runs that ask for them: they cost a pass over honest pictures."""
+
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from torch import Tensor
+
+from outvote.clients.batches import Batches, draw_batches
+from outvote.clients.work import Task, Trained
+from outvote.engine.judging import Judged, rule_seed
+from outvote.engine.normalisation import LEAST_NORMALISED
+from outvote.engine.sampling import Chosen
+from outvote.engine.world import State, World
+from outvote.metrics.diagnostics import (
+    Diagnostics,
+    LocalPass,
+    bound_factor,
+    certificate,
+    heterogeneity,
+)
+from outvote.precision import plain_torch
+from outvote.rules.base import Facts, Rule
+from outvote.rules.gas import GAS
+from outvote.rules.points import Points
+from outvote.rules.resilience import resilience
+from outvote.rules.split import Split, slabs
+from outvote.seeding import Draws
+
+# Each has a gradient of its own.
+BATCHES_AT_ONCE = 8
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Seen:
+    """What a rule had to judge in a round of one run, as somebody sees it who knows the liars."""
+
+    rule: Rule
+    seed: int
+    rows: Tensor
+    """``[clients, dim]``: what honest clients sent, and zeros for the liars; none was rejected."""
+    is_honest: Tensor
+    num_byzantine: int
+    """How many liars the rule reckoned with among them."""
+    num_kept_byzantine: int
+
+
+def diagnose(
+    world: World, state: State, chosen: Chosen, learnt: Trained, judged: Judged
+) -> list[Diagnostics | None]:
+    """Diagnose a round of every run; `state` is where the round began."""
+    if not world.has_diagnostics:
+        return [None] * len(world.runs)
+    found: list[Diagnostics | None] = []
+    for number in range(len(world.runs)):
+        clients = compare_clients(world, state, chosen, number)
+        seen = _seen(world, chosen, learnt, judged, number)
+        with plain_torch(seen.rows.device):
+            found.append(diagnose_rule(seen, clients))
+    return found
+
+
+def compare_clients(world: World, state: State, chosen: Chosen, number: int) -> Diagnostics:
+    """Tell how much the honest clients of a run differ, and how much the batches of one do."""
+    passes = [
+        found
+        for client, lies in zip(
+            chosen.clients[number], chosen.is_byzantine[number].tolist(), strict=True
+        )
+        if not lies and (found := _pass_of(world, state, number, chosen.number, client)) is not None
+    ]
+    if not passes:
+        return Diagnostics()
+    means, noises = zip(*passes, strict=True)
+    return Diagnostics(kappa=heterogeneity(torch.stack(means)), sigma=max(noises))
+
+
+def _pass_of(
+    world: World, state: State, number: int, at: int, client: int
+) -> tuple[Tensor, float] | None:
+    """Return a client's gradient over all its pictures, and how much those of its batches differ.
+
+    At the weights that the round began with: each batch is one plain step of length 1 from there.
+    """
+    run = world.runs[number]
+    plain = replace(
+        world.training,
+        momentum=0.0,
+        weight_decay=0.0,
+        max_norm=None,
+        num_epochs=1,
+        num_steps=None,
+        augment=False,
+    )
+    least = LEAST_NORMALISED if world.has_normalisation else 1
+    draws = run.draws(at, client, "diagnostics")
+    batches = draw_batches(run.federation.parts[client], plain, draws, least)
+    if batches.num_steps == 0:
+        return None
+    sums = LocalPass(state.weights[number])
+    for start in range(0, batches.num_steps, BATCHES_AT_ONCE):
+        some = slice(start, start + BATCHES_AT_ONCE)
+        sizes = batches.sizes[some]
+        tasks = [
+            Task(number, Batches(index.unsqueeze(0), [size]))
+            for index, size in zip(batches.index[some], sizes, strict=True)
+        ]
+        learnt = world.trainer.train(state.weights, state.buffers, tasks, plain, 1.0)
+        for gradient, size in zip(learnt.gradients, sizes, strict=True):
+            sums.add(gradient, size)
+    return sums.mean.to(state.weights.dtype), sums.noise
+
+
+def _seen(world: World, chosen: Chosen, learnt: Trained, judged: Judged, number: int) -> Seen:
+    is_byzantine = chosen.is_byzantine[number].to(judged.weights.device)
+    is_judged = ~judged.is_rejected[number]
+    num_rejected = int((~is_judged).sum())
+    rows = learnt.gradients.view(len(world.runs), len(is_judged), -1)[number]
+    # As many rows as the rule judged: on a GPU, a split depends on their number.
+    rows = torch.where(is_byzantine.unsqueeze(-1), 0, rows)[is_judged]
+    return Seen(
+        rule=world.runs[number].rule,
+        seed=rule_seed(world, chosen, number),
+        rows=rows,
+        is_honest=~is_byzantine[is_judged],
+        num_byzantine=max(0, judged.num_used[number] - num_rejected),
+        num_kept_byzantine=int(((judged.weights[number] > 0) & is_byzantine).sum()),
+    )
+
+
+def diagnose_rule(seen: Seen, clients: Diagnostics) -> Diagnostics:
+    """Add what is known of the gradients and the rule to what is known of the clients."""
+    if not bool(seen.is_honest.any()):
+        return clients
+    diameter = _sum_of_diameters(Points.from_rows(seen.rows.unsqueeze(0)), seen.is_honest)
+    found = replace(clients, honest_diameter=diameter)
+    if isinstance(seen.rule, GAS):
+        return _diagnose_gas(seen, seen.rule, diameter, found)
+    num_clients, dim = seen.rows.shape
+    return replace(found, resilience=resilience(seen.rule, num_clients, seen.num_byzantine, dim))
+
+
+def _diagnose_gas(seen: Seen, gas: GAS, diameter: float, found: Diagnostics) -> Diagnostics:
+    points = Points.from_rows(seen.rows.unsqueeze(0))
+    split = split_of(seen, gas)
+    num_clients, f = points.num_clients, seen.num_byzantine
+    known = resilience(gas.rule, num_clients, f, max(block.shape[-1] for block in split.blocks))
+    if known is None:
+        return found
+    found = replace(
+        found,
+        resilience=known,
+        bound_factor=bound_factor(num_clients, f, split.num_groups, known),
+    )
+    num_honest = int(seen.is_honest.sum())
+    if num_honest != num_clients - f:
+        return found  # Those kept are not as many as the honest: nothing is known of their mean.
+    slab_diameters = [_sum_of_diameters(some, seen.is_honest) for some in slabs(points, split)]
+    limit = certificate(seen.num_kept_byzantine, num_honest, diameter, sum(slab_diameters), known)
+    return replace(found, certificate=limit)
+
+
+def split_of(seen: Seen, gas: GAS) -> Split:
+    """Return the split that was used: it depends on the seed alone."""
+    facts = Facts(num_byzantine=seen.num_byzantine, draws=Draws((seen.seed,)))
+    return gas.split_coordinates(Points.from_rows(seen.rows.unsqueeze(0)), facts)
+
+
+def _sum_of_diameters(points: Points, is_honest: Tensor) -> float:
+    """Return the largest distance between honest clients, added up over the groups."""
+    is_pair = is_honest.unsqueeze(-1) & is_honest
+    squared = torch.where(is_pair, points.squared_distances.double(), 0)
+    return float(squared.amax(dim=(-2, -1)).clamp(min=0).sqrt().sum())
