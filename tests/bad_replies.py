@@ -8,15 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
 import numpy as np
-from flwr.app import (
-    Array,
-    ArrayRecord,
-    ConfigRecord,
-    Error,
-    Message,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -74,8 +66,8 @@ def arrays_of(record: ArrayRecord) -> Named:
 
 def content_of(arrays: Named | ArrayRecord, **metrics: float) -> RecordDict:
     record = arrays if isinstance(arrays, ArrayRecord) else record_of(arrays)
-    told = {"num-examples": 10, "loss": 1.0} | metrics
-    return RecordDict({"arrays": record, "metrics": MetricRecord(told)})
+    told = MetricRecord({"num-examples": 10, "loss": 1.0} | metrics)
+    return RecordDict({"arrays": record, "metrics": told})
 
 
 def npy(array: np.ndarray) -> bytes:
@@ -103,7 +95,8 @@ def _of_first(arrays: Named, change: Callable[[np.ndarray], np.ndarray]) -> Reco
 
 
 def _all(arrays: Named, change: Callable[[np.ndarray], np.ndarray]) -> RecordDict:
-    return content_of({name: change(array) for name, array in arrays.items()})
+    floats = {name: change(array) for name, array in arrays.items() if array.dtype.kind == "f"}
+    return content_of(arrays | floats)
 
 
 def _lie(arrays: Named) -> RecordDict:

@@ -29,7 +29,8 @@ def save_state(folder: Path, state: ServerState) -> None:
     for name, tensor in state.optimizer_memory.items():
         arrays[f"optimizer/{name}"] = tensor.numpy()
     notes = {
-        "names": list(state.model),
+        # A file keeps neither the order of the arrays nor that a single number has no axis.
+        "shapes": [[name, list(array.shape)] for name, array in state.model.items()],
         "offenders": state.offenders.to_notes(),
         "rule_memory": _pack(state.rule_memory, arrays),
     }
@@ -50,7 +51,9 @@ def load_state(folder: Path, state: ServerState) -> list[str]:
         checkpoints.drop_newest(folder)
     arrays, notes = found.arrays, found.notes
     state.round = found.round
-    state.model = ArrayRecord({name: Array(arrays[f"model/{name}"]) for name in notes["names"]})
+    state.model = ArrayRecord(
+        {name: Array(arrays[f"model/{name}"].reshape(shape)) for name, shape in notes["shapes"]}
+    )
     state.optimizer_memory = {
         name.removeprefix("optimizer/"): _tensor(array)
         for name, array in arrays.items()

@@ -56,7 +56,9 @@ def _average(told: list[tuple[list[float], float]], num_byzantine: int) -> list[
     cut = min(num_byzantine, (len(told) - 1) // 2)
     order = np.argsort(table, axis=0, kind="stable")[cut : len(told) - cut]
     inner = np.take_along_axis(table, order, axis=0)
-    return [float(value) for value in np.average(inner, axis=0, weights=weights[order])]
+    shares = weights[order]
+    shares = np.where(shares.sum(axis=0) > 0, shares, 1.0)
+    return [float(value) for value in np.average(inner, axis=0, weights=shares)]
 
 
 def _as_list(value: Any) -> list[float]:

@@ -76,13 +76,14 @@ def judgements(received: Received, verdict: Verdict | None) -> list[Judgement]:
             for client, remark, norm in zip(clients, remarks, norms, strict=True)
         ]
     kept = set(verdict.kept)
+    dropped = "outvoted" if blames(verdict) else "not chosen"
     cosines = _cosines(received.rows, verdict.update, received.norms)
     return [
         Judgement(
             client=client,
             score=_finite(float(score)),
             kept=client in kept,
-            reason="; ".join(filter(None, ["" if client in kept else "outvoted", remark])),
+            reason="; ".join(filter(None, ["" if client in kept else dropped, remark])),
             norm=norm,
             cosine=cosine,
         )

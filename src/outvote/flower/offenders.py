@@ -50,10 +50,8 @@ class Offenders:
         among so many nodes.
         """
         self._readmit(round_)
-        worst = sorted(
-            (node for node in self._excluded if node in online),
-            key=lambda node: (-len(self._offences[node]), self._excluded[node], node),
-        )[:num_byzantine]
+        worst = sorted((node for node in self._excluded if node in online), key=self._rank)
+        worst = worst[:num_byzantine]
         while worst and (left := len(online) - len(worst)) < num_wanted:
             if tolerates(left) >= num_byzantine:
                 break
@@ -78,6 +76,11 @@ class Offenders:
         for node, round_, offence in notes["offences"]:
             self._offences.setdefault(node, []).append((round_, offence))
         self._excluded = dict(notes["excluded"])
+
+    def _rank(self, node: int) -> tuple[int, int, int, int]:
+        """Put the worst first: nonsense is no opinion, and being outvoted may be bad luck."""
+        offences = [offence for _, offence in self._offences[node]]
+        return -offences.count("malformed"), -len(offences), self._excluded[node], node
 
     def _readmit(self, round_: int) -> None:
         if self.probation is None or self.exclude_after is None:

@@ -9,9 +9,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 
 from outvote.flower.asking import choose_for_evaluation, choose_for_training, messages
-from outvote.flower.auditing import AuditLog
-from outvote.flower.checkpointing import load_state, save_state
+from outvote.flower.checkpointing import load_state
 from outvote.flower.evaluating import merge_replies
+from outvote.flower.journal import Journal
 from outvote.flower.late import LateReplies
 from outvote.flower.offenders import Offenders
 from outvote.flower.rounds import ResumableStrategy
@@ -96,8 +96,7 @@ class RobustStrategy(ResumableStrategy):
             configrecord_key=configrecord_key,
         )
         self.state = ServerState(offenders=Offenders(exclude_after, probation))
-        self._is_resumed = False
-        self._log: AuditLog | None = None
+        self._journal = Journal(self.settings, self.state, is_resumed=False)
         self._asked: Asked | None = None
         self._asked_to_evaluate: list[Message] = []
         self._late = LateReplies()
@@ -111,29 +110,27 @@ class RobustStrategy(ResumableStrategy):
         """
         folder = Path(audit_dir)
         found = cls(audit_dir=folder, **resumed_settings(folder, settings))
-        found._is_resumed = True
         for fault in load_state(folder, found.state):
             LOG.warning("An older checkpoint is used: %s", fault)
+        found._journal = Journal(found.settings, found.state, is_resumed=True)
         return found
 
     def begin(self, initial_arrays: ArrayRecord) -> tuple[int, ArrayRecord]:
         """Return the last round that was played, and the model after it."""
-        self._open_log()
+        model = self.state.model or initial_arrays
+        check_same(model, initial_arrays)
+        self._journal.open()
         self.summary()
-        if self.state.model is None:
-            return 0, initial_arrays
-        check_same(self.state.model, initial_arrays)
-        return self.state.round, self.state.model
+        return self.state.round, model
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Choose nodes and write their messages."""
-        log = self._open_log()
+        self._journal.open()
         for round_, node in self._late.arrived(grid):
             LOG.info("Node %d answered round %d too late.", node, round_)
-            if log is not None:
-                log.add_late(round_, node)
+            self._journal.add_late(round_, node)
         chosen = choose_for_training(self.settings, self.state, server_round, grid)
         kind = MessageType.TRAIN
         sent = messages(self.settings, server_round, arrays, config, kind, chosen.nodes)
@@ -159,10 +156,7 @@ class RobustStrategy(ResumableStrategy):
         done = finish_round(self.settings, self.state, asked, replies)
         self._late.expect(server_round, asked.messages, done.missing)
         log_round(done.told)
-        if self._log is not None:
-            self._log.add(done.told)
-            if server_round % self.settings.checkpoint_every == 0:
-                save_state(self._log.folder, self.state)
+        self._journal.add(done.told)
         return done.model, done.metrics
 
     def configure_evaluate(
@@ -188,14 +182,4 @@ class RobustStrategy(ResumableStrategy):
 
     def close(self) -> None:
         """Save where the federation stands, and let go of the folder."""
-        if self._log is not None:
-            save_state(self._log.folder, self.state)
-            self._log.close()
-            self._log = None
-            self._is_resumed = True
-
-    def _open_log(self) -> AuditLog | None:
-        folder = self.settings.audit_dir
-        if folder is not None and self._log is None:
-            self._log = AuditLog(folder, self.settings, is_resumed=self._is_resumed)
-        return self._log
+        self._journal.close()

@@ -7,6 +7,7 @@ from outvote.flower.settings import Settings
 from outvote.results.audit_log import AuditRound
 
 LOG = getLogger("flwr")
+OUTVOTED = "outvoted"
 QUIET = ("judged", "excluded")
 """Standings that need no line of their own."""
 
@@ -17,8 +18,8 @@ def log_round(told: AuditRound) -> None:
     for each in told.clients:
         if each.standing not in QUIET:
             LOG.warning("\tnode %s %s: %s", each.client, each.standing, each.reason)
-    outvoted = [each.client for each in told.clients if each.standing == "judged" and not each.kept]
-    if told.is_updated and outvoted:
+    outvoted = [each.client for each in told.clients if each.reason.startswith(OUTVOTED)]
+    if outvoted:
         LOG.info("\toutvoted: %s", ", ".join(outvoted))
     parts = ", ".join(f"{count} {standing}" for standing, count in sorted(counts.items()))
     LOG.info("aggregate_train: %s", parts or "nobody was asked")

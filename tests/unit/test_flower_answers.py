@@ -1,0 +1,109 @@
+"""Whose reply is whose, who is missing, and who is late."""
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from bad_replies import (
+    HandMadeGrid,
+    arrays_of,
+    content_of,
+    error_reply,
+    honest,
+    play_round,
+    record_of,
+    respond_with,
+)
+from outvote.flower import RobustStrategy
+from outvote.flower.answers import sort_answers
+from outvote.results.audit_log import read_audit
+
+MODEL = {"w": np.zeros((3, 4), np.float32), "b": np.zeros(2, np.float32)}
+NODES = range(100, 107)
+
+
+def asked(num_nodes=3):
+    grid = HandMadeGrid(range(num_nodes), lambda message: None)
+    content = RecordDict({"arrays": record_of(MODEL)})
+    messages = [Message(content, node, "train") for node in range(100, 100 + num_nodes)]
+    grid.push_messages(messages)
+    return messages
+
+
+def test_an_error_is_laid_at_the_door_of_the_node_that_was_asked():
+    messages = asked()
+    answers = sort_answers(messages, [error_reply(messages[1], "it\nis\ngone" * 100)])
+    assert list(answers.errors) == [101]
+    assert answers.errors[101].startswith("error 3: 'it\\nis")
+    assert len(answers.errors[101]) < 100
+    assert answers.missing == [100, 102]
+
+
+def test_replies_of_strangers_and_second_replies_do_not_count():
+    messages = asked()
+    stranger = Message(content_of(MODEL), reply_to=messages[0])
+    stranger.metadata.__dict__["_src_node_id"] = 999
+    twice = Message(content_of(MODEL), reply_to=messages[1])
+    fine = Message(content_of(MODEL), reply_to=messages[2])
+    answers = sort_answers(messages, [stranger, twice, twice, fine])
+    assert answers.malformed == {999: "it was not asked", 101: "it answered more than once"}
+    assert list(answers.contents) == [102]
+    assert answers.missing == [100]
+
+
+def test_a_node_that_answers_for_another_one_loses_its_own_voice():
+    messages = asked()
+    own = Message(content_of(MODEL), reply_to=messages[0])
+    forged = Message(content_of(MODEL), reply_to=messages[1])
+    forged.metadata.__dict__["_src_node_id"] = 100
+    for replies in ([own, forged], [forged, own]):
+        answers = sort_answers(messages, replies)
+        assert list(answers.malformed) == [100]
+        assert answers.contents == {}
+
+
+def test_an_answer_to_an_earlier_round_is_late():
+    before, messages = asked(), asked()
+    before[0].metadata.__dict__["_message_id"] = "of-an-earlier-round"
+    answers = sort_answers(messages, [Message(content_of(MODEL), reply_to=before[0])])
+    assert list(answers.late) == [100]
+    assert answers.missing == [101, 102]
+
+
+def test_replies_that_come_after_their_round_are_told_as_late_of_that_round(tmp_path):
+    slow = {}
+
+    def respond(message):
+        node = message.metadata.dst_node_id
+        reply = Message(content_of(honest(node, MODEL)), reply_to=message)
+        if node in (101, 102) and not slow.get("over"):
+            if node == 101:
+                slow[message.metadata.message_id] = reply
+            return None
+        return reply
+
+    grid = HandMadeGrid(NODES, respond)
+    strategy = RobustStrategy("median", num_byzantine=1, audit_dir=tmp_path)
+    model, _ = play_round(strategy, grid, record_of(MODEL), 1)
+    (told,) = read_audit(tmp_path)
+    assert [each.client for each in told.clients if each.standing == "missing"] == ["101", "102"]
+    grid.late.update(slow)
+    slow["over"] = True
+    play_round(strategy, grid, model, 2)
+    strategy.close()
+    first, second = read_audit(tmp_path)
+    standings = {each.client: each.standing for each in first.clients}
+    assert (standings["101"], standings["102"], standings["103"]) == ("late", "missing", "judged")
+    assert {each.standing for each in second.clients} == {"judged"}
+
+
+def test_the_order_of_arrival_does_not_matter():
+    def model_after(order):
+        strategy = RobustStrategy("gas(multi-krum)", num_byzantine=1, audit_dir=None, seed=3)
+        grid = HandMadeGrid(NODES, respond_with("big", [103]))
+        messages = strategy.configure_train(1, record_of(MODEL), ConfigRecord(), grid)
+        replies = grid.send_and_receive(messages)
+        return arrays_of(strategy.aggregate_train(1, [replies[k] for k in order])[0])
+
+    first, second = model_after(range(7)), model_after([4, 1, 6, 0, 2, 5, 3])
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, second[name])

@@ -1,0 +1,40 @@
+"""Without Flower everything else works, and outvote.flower says what to install."""
+
+import subprocess
+import sys
+
+BLOCK = """
+import sys
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "flwr":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Block())
+"""
+
+
+def run(code):
+    return subprocess.run(
+        [sys.executable, "-c", BLOCK + code], capture_output=True, text=True, check=False
+    )
+
+
+def test_without_flower_the_exact_line_to_install_it_is_told():
+    done = run("import outvote.flower")
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1] == (
+        "ImportError: outvote.flower needs Flower 1.41 or newer; run: pip install 'outvote[flower]'"
+    )
+
+
+def test_without_flower_the_rest_works():
+    done = run(
+        "import outvote as ov\n"
+        "print(ov.make_rule('gas(median)')([[1.0], [2.0], [3.0]], num_byzantine=1))\n"
+        "import outvote.cli, outvote.experiment.runner, outvote.results.audit_log\n"
+        "assert not any(name.startswith('flwr') for name in sys.modules)\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("[")

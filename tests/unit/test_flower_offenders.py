@@ -1,0 +1,127 @@
+"""Repeat offenders: who is excluded, on what evidence, and when it may come back."""
+
+import numpy as np
+import pytest
+
+from bad_replies import HandMadeGrid, play_round, record_of, respond_with
+from outvote.flower import RobustStrategy
+from outvote.flower.offenders import Offenders
+from outvote.results.audit_log import read_audit
+
+MODEL = {"w": np.zeros((3, 4), np.float32)}
+NODES = tuple(range(100, 112))
+
+
+def out(offenders, round_, online=NODES, wanted=12, num_byzantine=2, tolerates=None):
+    return offenders.excluded(
+        round_, online, wanted, num_byzantine, tolerates or (lambda num_nodes: num_nodes)
+    )
+
+
+def test_after_so_many_offences_a_node_is_out():
+    offenders = Offenders(exclude_after=3)
+    for round_ in (1, 2):
+        offenders.record(round_, kept=[100], offences={101: "outvoted"})
+        assert out(offenders, round_ + 1) == []
+    offenders.record(3, kept=[100], offences={101: "malformed"})
+    assert out(offenders, 4) == out(offenders, 400) == [101]
+    assert offenders.evidence(101) == (
+        "excluded after round 3: outvoted in round 1, outvoted in round 2, malformed in round 3"
+    )
+
+
+def test_being_kept_forgives_being_outvoted_but_not_nonsense():
+    offenders = Offenders(exclude_after=2)
+    offenders.record(1, kept=[], offences={101: "outvoted", 102: "malformed"})
+    offenders.record(2, kept=[101, 102], offences={})
+    offenders.record(3, kept=[], offences={101: "outvoted", 102: "malformed"})
+    assert out(offenders, 4) == [102]
+
+
+def test_nobody_is_excluded_unless_that_is_wanted():
+    offenders = Offenders()
+    for round_ in range(1, 50):
+        offenders.record(round_, kept=[], offences={101: "malformed"})
+    assert out(offenders, 50) == []
+
+
+def test_never_more_are_excluded_than_may_lie_and_the_worst_go_first():
+    offenders = Offenders(exclude_after=1)
+    offenders.record(1, kept=[], offences={101: "outvoted", 102: "outvoted", 103: "outvoted"})
+    offenders.record(2, kept=[], offences={103: "outvoted"})
+    assert out(offenders, 3) == [101, 103]
+    assert out(offenders, 3, num_byzantine=1) == [103]
+    assert out(offenders, 3, num_byzantine=0) == []
+    offenders.record(3, kept=[], offences={104: "malformed"})
+    assert out(offenders, 4, num_byzantine=1) == [104]
+
+
+def test_nobody_is_excluded_whom_the_rule_needs():
+    offenders = Offenders(exclude_after=1)
+    offenders.record(1, kept=[], offences={101: "outvoted", 102: "outvoted"})
+
+    def like_krum(num_nodes):
+        return (num_nodes - 3) // 2
+
+    assert out(offenders, 2, NODES[:8], 8, 2, like_krum) == [101]
+    assert out(offenders, 2, NODES[:7], 7, 2, like_krum) == []
+    # Enough are left for the sample.
+    assert out(offenders, 2, NODES[:9], 7, 2, like_krum) == [101, 102]
+
+
+def test_probation_ends_with_the_first_offence():
+    offenders = Offenders(exclude_after=2, probation=3)
+    offenders.record(1, kept=[], offences={101: "outvoted"})
+    offenders.record(2, kept=[], offences={101: "outvoted"})
+    assert [out(offenders, round_) for round_ in (3, 4, 5, 6)] == [[101], [101], [101], []]
+    offenders.record(6, kept=[], offences={101: "outvoted"})
+    assert out(offenders, 7) == [101]
+    assert offenders.evidence(101).endswith("outvoted in round 2, outvoted in round 6")
+
+
+def test_who_behaves_on_probation_is_forgiven():
+    offenders = Offenders(exclude_after=2, probation=1)
+    for round_ in (1, 2):
+        offenders.record(round_, kept=[], offences={101: "outvoted"})
+    assert out(offenders, 4) == []
+    offenders.record(4, kept=[101], offences={})
+    offenders.record(5, kept=[], offences={101: "outvoted"})
+    assert out(offenders, 6) == []
+
+
+def test_the_history_survives_a_restart():
+    offenders = Offenders(exclude_after=2, probation=9)
+    for round_ in (1, 2):
+        offenders.record(round_, kept=[], offences={101: "outvoted", 102: "malformed"})
+    again = Offenders(exclude_after=2, probation=9)
+    again.from_notes(offenders.to_notes())
+    assert out(again, 3) == out(offenders, 3) == [101, 102]
+    assert again.evidence(102) == offenders.evidence(102)
+
+
+@pytest.mark.parametrize("kind", ["shape", "big"])
+def test_the_strategy_stops_asking_and_tells_why(kind, tmp_path):
+    grid = HandMadeGrid(NODES, respond_with(kind, [104]))
+    strategy = RobustStrategy(
+        "gas(multi-krum)", num_byzantine=1, audit_dir=tmp_path, exclude_after=2, probation=2
+    )
+    model = record_of(MODEL)
+    for number in range(1, 6):
+        play_round(strategy, grid, model, number)
+    strategy.close()
+    assert [104 in asked for asked in grid.asked] == [True, True, False, False, True]
+    told = read_audit(tmp_path)[2]
+    (out_,) = [each for each in told.clients if each.standing == "excluded"]
+    what = "malformed" if kind == "shape" else "outvoted"
+    assert out_.client == "104"
+    assert out_.reason == f"excluded after round 2: {what} in round 1, {what} in round 2"
+
+
+def test_a_rule_that_keeps_one_client_blames_nobody(tmp_path):
+    grid = HandMadeGrid(NODES, respond_with("none", []))
+    strategy = RobustStrategy("krum", num_byzantine=2, audit_dir=tmp_path, exclude_after=1)
+    for number in (1, 2):
+        play_round(strategy, grid, record_of(MODEL), number)
+    strategy.close()
+    assert grid.asked == [list(NODES)] * 2
+    assert {each.reason for each in read_audit(tmp_path)[1].clients} == {"", "not chosen"}

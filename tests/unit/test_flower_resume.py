@@ -1,0 +1,184 @@
+"""A server that stops, or is killed, goes on where it was."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bad_replies import HandMadeGrid, arrays_of, play_round, record_of, respond_with
+from outvote.flower import RobustStrategy
+from outvote.results.audit_log import read_audit, read_manifest
+from outvote.results.faults import BusyError, StoreError
+
+MODEL = {"w": np.zeros((3, 4), np.float32), "steps": np.array(0, np.int64)}
+NODES = range(100, 111)
+SETTINGS = {
+    "rule": "gas(multi-krum)",
+    "num_byzantine": 2,
+    "seed": 5,
+    "server_optimizer": "fedadam(learning_rate=0.05)",
+    "exclude_after": 3,
+}
+
+
+def grid_of(kind="big"):
+    return HandMadeGrid(NODES, respond_with(kind, [104]))
+
+
+def weights(record):
+    return {name: array.tolist() for name, array in arrays_of(record).items()}
+
+
+def test_a_run_in_two_parts_ends_like_one_in_one_part(tmp_path):
+    whole = RobustStrategy(audit_dir=tmp_path / "whole", **SETTINGS)
+    expected = whole.start(grid_of(), record_of(MODEL), num_rounds=6)
+    first = RobustStrategy(audit_dir=tmp_path / "parts", **SETTINGS)
+    first.start(grid_of(), record_of(MODEL), num_rounds=3)
+    second = RobustStrategy.resume(tmp_path / "parts")
+    grid = grid_of()
+    result = second.start(grid, record_of(MODEL), num_rounds=6)
+    assert weights(result.arrays) == weights(expected.arrays)
+    assert sorted(result.train_metrics_clientapp) == [4, 5, 6]
+    # Excluded after round 3, before the restart.
+    assert not any(104 in asked for asked in grid.asked)
+    logs = [read_audit(tmp_path / name) for name in ("whole", "parts")]
+    clients = [[(told.round, told.seed, told.clients) for told in log] for log in logs]
+    assert clients[0] == clients[1]
+
+
+def test_rules_and_optimisers_remember_across_a_restart(tmp_path):
+    settings = {"num_byzantine": 2, "server_optimizer": "fedavg(momentum=0.9)"}
+    for rule in ("centered-clipping(radius=1.0)", "foolsgold"):
+        whole = RobustStrategy(rule, audit_dir=None, **settings)
+        expected = whole.start(grid_of("none"), record_of(MODEL), num_rounds=4)
+        folder = tmp_path / rule
+        RobustStrategy(rule, audit_dir=folder, **settings).start(
+            grid_of("none"), record_of(MODEL), num_rounds=2
+        )
+        again = RobustStrategy.resume(folder).start(grid_of("none"), record_of(MODEL), num_rounds=4)
+        assert weights(again.arrays) == weights(expected.arrays)
+
+
+def test_a_finished_run_has_nothing_left_to_play(tmp_path):
+    done = RobustStrategy(audit_dir=tmp_path, **SETTINGS).start(grid_of(), record_of(MODEL), 2)
+    grid = grid_of()
+    again = RobustStrategy.resume(tmp_path).start(grid, record_of(MODEL), 2)
+    assert grid.asked == []
+    assert weights(again.arrays) == weights(done.arrays)
+
+
+def test_resume_starts_where_there_is_nothing_to_resume(tmp_path):
+    strategy = RobustStrategy.resume(tmp_path / "new", **SETTINGS)
+    strategy.start(grid_of(), record_of(MODEL), num_rounds=1)
+    assert [told.round for told in read_audit(tmp_path / "new")] == [1]
+
+
+def test_the_log_of_another_run_is_not_written_over(tmp_path):
+    RobustStrategy(audit_dir=tmp_path, **SETTINGS).start(grid_of(), record_of(MODEL), 1)
+    with pytest.raises(ValueError, match=r"go on with RobustStrategy\.resume"):
+        RobustStrategy(audit_dir=tmp_path, **SETTINGS).start(grid_of(), record_of(MODEL), 1)
+    assert len(read_audit(tmp_path)) == 1
+
+
+def test_two_servers_cannot_write_one_log(tmp_path):
+    first = RobustStrategy(audit_dir=tmp_path, **SETTINGS)
+    play_round(first, grid_of(), record_of(MODEL))
+    with pytest.raises(BusyError, match="another process works on"):
+        play_round(RobustStrategy.resume(tmp_path), grid_of(), record_of(MODEL))
+    first.close()
+
+
+def test_settings_can_be_changed_on_the_way_and_the_manifest_follows(tmp_path):
+    RobustStrategy(audit_dir=tmp_path, **SETTINGS).start(grid_of(), record_of(MODEL), 1)
+    started = read_manifest(tmp_path).started
+    again = RobustStrategy.resume(tmp_path, byzantine_fraction=0.1, exclude_after=None)
+    assert str(again.settings.rule) == "gas(multi-krum)"
+    assert (again.settings.num_byzantine, again.settings.byzantine_fraction) == (None, 0.1)
+    again.start(grid_of(), record_of(MODEL), 2)
+    assert read_manifest(tmp_path).byzantine_fraction == 0.1
+    assert read_manifest(tmp_path).started == started
+
+
+def test_hooks_must_be_given_again(tmp_path):
+    def every_node(round_, nodes):
+        return nodes
+
+    strategy = RobustStrategy(audit_dir=tmp_path, sample=every_node, **SETTINGS)
+    strategy.start(grid_of(), record_of(MODEL), 1)
+    with pytest.raises(ValueError, match=r"had its own sample= .*every_node"):
+        RobustStrategy.resume(tmp_path)
+    RobustStrategy.resume(tmp_path, sample=every_node)
+
+
+def test_another_model_is_refused(tmp_path):
+    RobustStrategy(audit_dir=tmp_path, **SETTINGS).start(grid_of(), record_of(MODEL), 1)
+    other = RobustStrategy.resume(tmp_path)
+    with pytest.raises(ValueError, match="the checkpoint is of another model"):
+        other.start(grid_of(), record_of({"w": np.zeros(5, np.float32)}), 2)
+    other.close()
+
+
+def test_a_damaged_checkpoint_costs_a_round_and_two_of_them_are_an_error(tmp_path):
+    RobustStrategy(audit_dir=tmp_path, **SETTINGS).start(grid_of(), record_of(MODEL), 3)
+    for name, round_ in (("checkpoint.safetensors", 2), ("checkpoint.previous.safetensors", None)):
+        path = tmp_path / name
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+        if round_ is not None:
+            assert RobustStrategy.resume(tmp_path).state.round == round_
+            path.write_bytes(content)
+    with pytest.raises(StoreError, match="no checkpoint in"):
+        RobustStrategy.resume(tmp_path)
+
+
+def test_a_half_written_line_is_cut_off_before_the_next(tmp_path):
+    RobustStrategy(audit_dir=tmp_path, **SETTINGS).start(grid_of(), record_of(MODEL), 1)
+    with (tmp_path / "audit.jsonl").open("ab") as file:
+        file.write(b'{"round":2,"time":"20')
+    RobustStrategy.resume(tmp_path).start(grid_of(), record_of(MODEL), 2)
+    lines = (tmp_path / "audit.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [1, 2]
+
+
+SERVER = """
+import sys
+sys.path.insert(0, {tests!r})
+from unit.test_flower_resume import MODEL, SETTINGS, grid_of, record_of
+from outvote.flower import RobustStrategy
+strategy = RobustStrategy.resume({folder!r}, **SETTINGS)
+print(strategy.state.round, flush=True)
+def tell(number, arrays):
+    print("round", number, flush=True)
+strategy.start(grid_of(), record_of(MODEL), num_rounds={rounds}, evaluate_fn=tell)
+"""
+
+
+def test_a_server_killed_in_any_moment_goes_on_at_the_right_round_with_the_same_model(tmp_path):
+    tests = str(Path(__file__).parents[1])
+    code = SERVER.format(tests=tests, folder=str(tmp_path / "killed"), rounds=10**6)
+    server = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        for line in server.stdout:
+            if line.strip() == "round 12":
+                break
+    finally:
+        os.kill(server.pid, signal.SIGKILL)
+        server.wait()
+        server.stdout.close()
+    again = RobustStrategy.resume(tmp_path / "killed")
+    played = again.state.round
+    assert played >= 12
+    told = [each.round for each in read_audit(tmp_path / "killed")]
+    assert told[:played] == list(range(1, played + 1))
+    assert len(told) <= played + 1
+    result = again.start(grid_of(), record_of(MODEL), num_rounds=played + 3)
+    expected = RobustStrategy(audit_dir=None, **SETTINGS).start(
+        grid_of(), record_of(MODEL), num_rounds=played + 3
+    )
+    assert weights(result.arrays) == weights(expected.arrays)

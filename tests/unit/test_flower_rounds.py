@@ -1,0 +1,146 @@
+"""Around the rule: secrets, sampling, memories, metrics, manifest."""
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+
+from bad_replies import HandMadeGrid, arrays_of, content_of, honest, play_round, record_of
+from outvote.flower import RobustStrategy
+from outvote.flower.evaluating import merge_metrics
+from outvote.results.audit_log import read_audit, read_manifest
+
+MODEL = {"w": np.zeros((3, 4), np.float32), "b": np.zeros(2, np.float32)}
+NODES = range(100, 111)
+
+
+def strategy_of(rule="multi-krum", num_byzantine=2, audit_dir=None, **settings):
+    return RobustStrategy(rule, num_byzantine=num_byzantine, audit_dir=audit_dir, **settings)
+
+
+def grid_of(send, nodes=NODES):
+    """A grid whose nodes send what ``send(node, model)`` returns."""
+
+    def respond(message):
+        model = arrays_of(message.content["arrays"])
+        sent = send(message.metadata.dst_node_id, model)
+        content = sent if isinstance(sent, RecordDict) else content_of(sent)
+        return Message(content, reply_to=message)
+
+    return HandMadeGrid(nodes, respond)
+
+
+def test_the_split_is_drawn_afresh_and_told_in_the_log_alone(tmp_path, caplog):
+    strategy = strategy_of("gas(multi-krum)", audit_dir=tmp_path)
+    sent = []
+
+    def respond(message):
+        sent.append(str(dict(message.content["config"])))
+        return Message(content_of(honest(message.metadata.dst_node_id, MODEL)), reply_to=message)
+
+    strategy.start(HandMadeGrid(NODES, respond), record_of(MODEL), num_rounds=3)
+    seeds = [told.seed for told in read_audit(tmp_path)]
+    assert len(set(seeds)) == 3
+    spoken = caplog.text + "".join(sent) + (tmp_path / "manifest.json").read_text()
+    assert not any(str(seed) in spoken for seed in seeds)
+
+
+def test_a_seed_repeats_splits_and_samples():
+    def play(seed):
+        strategy = strategy_of("gas(median)", seed=seed, fraction_train=0.7)
+        grid = grid_of(honest)
+        result = strategy.start(grid, record_of(MODEL), num_rounds=2)
+        return grid.asked, [array.tobytes() for array in arrays_of(result.arrays).values()]
+
+    assert play(1) == play(1)
+    assert play(1)[0] != play(2)[0]
+
+
+def test_counts_matter_only_to_who_asks():
+    def send(node, model):
+        arrays = {"w": np.full(4, node - 100, np.float32)}
+        return content_of(arrays, **{"num-examples": 10**6 if node == 104 else 1})
+
+    def mean(**settings):
+        strategy = strategy_of("mean", num_byzantine=0, **settings)
+        found, _ = play_round(strategy, grid_of(send), record_of({"w": np.zeros(4, np.float32)}))
+        return float(arrays_of(found)["w"][0])
+
+    assert mean() == pytest.approx(5)
+    assert mean(use_num_examples=True) == pytest.approx(4, abs=1e-4)
+
+
+def test_your_own_sampling_chooses_from_who_is_there():
+    seen = []
+
+    def sample(round_, nodes):
+        seen.append((round_, list(nodes)))
+        return nodes[:5]
+
+    grid = grid_of(honest)
+    strategy = strategy_of("median", sample=sample)
+    play_round(strategy, grid, record_of(MODEL))
+    assert seen == [(1, list(NODES))]
+    assert grid.asked == [list(NODES)[:5]]
+    stranger = strategy_of("median", sample=lambda round_, nodes: [7])
+    with pytest.raises(ValueError, match="sample chose node 7"):
+        play_round(stranger, grid, record_of(MODEL))
+
+
+def test_the_round_is_told_to_nodes_and_the_config_of_the_caller_stays_as_it_was():
+    config = ConfigRecord({"lr": 0.5})
+    grid = grid_of(honest)
+    (first, *_) = strategy_of().configure_train(3, record_of(MODEL), config, grid)
+    assert dict(first.content["config"]) == {"lr": 0.5, "server-round": 3}
+    assert dict(config) == {"lr": 0.5}
+
+
+def test_rules_with_memory_and_rules_with_a_reference_work(tmp_path):
+    grid = grid_of(honest)
+    remembering = strategy_of("centered-clipping(radius=1.0)", num_byzantine=2)
+    result = remembering.start(grid, record_of(MODEL), num_rounds=2)
+    assert remembering.state.rule_memory.shape == (14,)
+    assert np.isfinite(arrays_of(result.arrays)["w"]).all()
+
+    def train(round_, model):
+        return record_of({name: array + 1 for name, array in arrays_of(model).items()})
+
+    trusted = strategy_of("fltrust", num_byzantine=None, reference=train)
+    found = arrays_of(play_round(trusted, grid, record_of(MODEL))[0])
+    assert np.abs(found["w"] - 1).max() < 0.3
+
+
+def test_one_nan_or_huge_loss_does_not_poison_the_report():
+    told = [{"loss": 1.0 + k / 10, "num-examples": 5} for k in range(9)]
+    bad = [{"loss": float("nan")}, {"loss": 1e30}, {"loss": [1.0, 2.0]}, {}]
+    assert merge_metrics([*told, *bad], 2, "num-examples")["loss"] == pytest.approx(1.45, abs=0.1)
+    assert merge_metrics(told, 0, "num-examples") == {"loss": pytest.approx(1.4)}
+    assert merge_metrics([{"loss": float("inf")}] * 3, 1, "num-examples") is None
+    lists = [{"by_class": [1.0, 2.0]}] * 5 + [{"by_class": [9e9, -9e9]}, {"by_class": [1.0]}]
+    assert merge_metrics(lists, 1, "num-examples") == {"by_class": [1.0, 2.0]}
+
+
+def test_evaluation_is_averaged_robustly_end_to_end():
+    def send(node, model):
+        bad = {100: float("nan"), 101: -1e9}
+        metrics = {"accuracy": bad.get(node, 0.8), "num-examples": 3}
+        return RecordDict({"metrics": MetricRecord(metrics)})
+
+    strategy, grid = strategy_of(), grid_of(send)
+    messages = strategy.configure_evaluate(1, record_of(MODEL), ConfigRecord(), grid)
+    found = strategy.aggregate_evaluate(1, grid.send_and_receive(messages))
+    assert found == {"accuracy": pytest.approx(0.8)}
+
+
+def test_the_manifest_tells_how_the_run_was_set_up(tmp_path):
+    strategy = strategy_of("gas(median)", audit_dir=tmp_path, server_optimizer="fedadam")
+    play_round(strategy, grid_of(honest), record_of(MODEL))
+    strategy.close()
+    found = read_manifest(tmp_path)
+    assert (found.rule, found.num_byzantine) == ("gas(median)", 2)
+    assert found.settings["server_optimizer"] == "fedadam"
+    assert found.settings["when_too_many"] == "keep"
+
+
+def test_aggregating_without_asking_first_is_an_error():
+    with pytest.raises(RuntimeError, match="needs configure_train before it"):
+        strategy_of().aggregate_train(1, [])

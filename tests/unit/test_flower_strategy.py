@@ -1,0 +1,165 @@
+"""The strategy: settings, too few replies, dtypes, statistics."""
+
+import numpy as np
+import pytest
+from flwr.app import Message, RecordDict
+
+import outvote as ov
+from bad_replies import (
+    HandMadeGrid,
+    arrays_of,
+    content_of,
+    honest,
+    play_round,
+    record_of,
+    respond_with,
+)
+from outvote.flower import RobustStrategy
+from outvote.results.audit_log import read_audit
+
+MODEL = {"w": np.zeros((3, 4), np.float32), "b": np.zeros(2, np.float32)}
+NODES = range(100, 111)
+
+
+def strategy_of(rule="multi-krum", num_byzantine=2, audit_dir=None, **settings):
+    return RobustStrategy(rule, num_byzantine=num_byzantine, audit_dir=audit_dir, **settings)
+
+
+def grid_of(send, nodes=NODES):
+    """A grid whose nodes send what ``send(node, model)`` returns."""
+
+    def respond(message):
+        model = arrays_of(message.content["arrays"])
+        sent = send(message.metadata.dst_node_id, model)
+        content = sent if isinstance(sent, RecordDict) else content_of(sent)
+        return Message(content, reply_to=message)
+
+    return HandMadeGrid(nodes, respond)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_byzantine": None}, "must be told how many nodes may lie"),
+        ({"byzantine_fraction": 0.2}, "must not be given both"),
+        ({"num_byzantine": -1}, "num_byzantine must be a whole number from 0 on, got -1"),
+        ({"num_byzantine": None, "byzantine_fraction": 0.5}, "below 0.5, got 0.5"),
+        ({"rule": "multikrum"}, "did you mean 'multi-krum'"),
+        ({"rule": "fltrust"}, "pass reference="),
+        ({"rule": "bulyan", "use_num_examples": True}, "cannot weigh by sample_counts"),
+        ({"when_too_many": "raise"}, "when_too_many must be one of 'keep', 'lower'"),
+        ({"server_optimizer": "fedadm"}, "did you mean 'fedadam'"),
+        ({"probation": 3}, "probation needs exclude_after"),
+        ({"exclude_after": 0}, "exclude_after must be a whole number from 1 on, got 0"),
+        ({"fraction_train": 1.5}, "fraction_train must be from 0 to 1, got 1.5"),
+        ({"seed": -4}, "seed must be 0 or larger"),
+    ],
+)
+def test_wrong_settings_are_refused_before_any_round(settings, message):
+    with pytest.raises(ValueError, match=message):
+        strategy_of(**settings)
+
+
+def test_the_model_is_what_the_rule_makes_of_the_updates():
+    model = {name: np.full_like(array, 100) for name, array in MODEL.items()}
+    grid = grid_of(honest)
+    found, _ = play_round(strategy_of("krum"), grid, record_of(model))
+    rows = [np.concatenate([a.ravel() for a in honest(n, MODEL).values()]) for n in NODES]
+    expected = ov.Krum()(np.stack(rows), num_byzantine=2)
+    got = np.concatenate([array.ravel() for array in arrays_of(found).values()])
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+def test_small_updates_of_large_weights_are_told_apart():
+    # In float32 the distances between raw weights would drown: 1e-4 of 1000.
+    draw = np.random.default_rng(0)
+    base = {"w": draw.normal(0, 1000, 10_000).astype(np.float32)}
+
+    def send(node, model):
+        scale = 3e-3 if node < 102 else 1e-3
+        step = np.random.default_rng(node).normal(0, scale, 10_000).astype(np.float32)
+        return {"w": model["w"] + step}
+
+    found, _ = play_round(strategy_of("krum"), grid_of(send), record_of(base))
+    chosen = [n for n in NODES if np.array_equal(arrays_of(found)["w"], send(n, base)["w"])]
+    assert len(chosen) == 1
+    assert chosen[0] >= 102
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_the_dtype_of_the_model_never_changes(dtype):
+    model = {"w": np.ones((3, 4), dtype), "b": np.zeros(2, np.float32)}
+    found, _ = play_round(strategy_of("median"), grid_of(honest), record_of(model))
+    assert {name: array.dtype for name, array in arrays_of(found).items()} == {
+        "w": np.dtype(dtype),
+        "b": np.dtype(np.float32),
+    }
+
+
+def test_statistics_are_merged_by_the_median_and_do_not_sway_the_rule():
+    model = {
+        "w": np.zeros(4, np.float32),
+        "bn.running_var": np.ones(2, np.float32),
+        "bn.num_batches_tracked": np.array(7, np.int64),
+        "is_on": np.array([True, False]),
+    }
+
+    def send(node, model):
+        count = 7 + 1000 * (node - 99)
+        update = np.float32(1 if node < 109 else 50) + np.float32(node % 3) / 10
+        return {
+            "w": np.full(4, update, np.float32),
+            "bn.running_var": np.array([node, 1e9 if node == 104 else 2], np.float32),
+            "bn.num_batches_tracked": np.array(2**62 if node == 103 else count, np.int64),
+            "is_on": np.array([True, False]),
+        }
+
+    strategy = strategy_of("multi-krum")
+    found = arrays_of(play_round(strategy, grid_of(send), record_of(model))[0])
+    assert found["w"].max() < 2
+    np.testing.assert_array_equal(found["bn.running_var"], [105, 2])
+    assert found["bn.num_batches_tracked"] == 7 + 1000 * 7
+    assert found["bn.num_batches_tracked"].dtype == np.int64
+    assert found["is_on"].tolist() == [True, False]
+
+
+def test_lowering_the_number_of_liars_is_for_who_asks_for_it(tmp_path):
+    nodes = range(100, 104)
+    kept = strategy_of("multi-krum", audit_dir=tmp_path / "keep")
+    lowered = strategy_of("multi-krum", audit_dir=tmp_path / "lower", when_too_many="lower")
+    assert play_round(kept, grid_of(honest, nodes), record_of(MODEL))[0] is None
+    assert play_round(lowered, grid_of(honest, nodes), record_of(MODEL))[0] is not None
+    kept.close()
+    lowered.close()
+    (keep,), (low,) = read_audit(tmp_path / "keep"), read_audit(tmp_path / "lower")
+    assert (keep.is_updated, keep.num_byzantine) == (False, 2)
+    assert (low.is_updated, low.num_byzantine) == (True, 0)
+    assert low.reason == "num_byzantine was lowered from 2 to 0"
+
+
+def test_a_share_of_liars_is_reckoned_of_the_nodes_asked_not_of_those_who_answer(tmp_path):
+    strategy = RobustStrategy("multi-krum", byzantine_fraction=0.2, audit_dir=tmp_path)
+    grid = HandMadeGrid(range(100, 120), respond_with("error", range(100, 109)))
+    play_round(strategy, grid, record_of(MODEL))
+    strategy.close()
+    assert read_audit(tmp_path)[0].num_byzantine == 4
+
+
+def test_a_round_in_which_nobody_answers_keeps_the_model(tmp_path):
+    strategy = strategy_of(audit_dir=tmp_path)
+    grid = HandMadeGrid(NODES, lambda message: None)
+    assert play_round(strategy, grid, record_of(MODEL)) == (None, None)
+    strategy.close()
+    (told,) = read_audit(tmp_path)
+    assert told.reason == "no reply could be used"
+    assert [each.standing for each in told.clients] == ["missing"] * 11
+
+
+def test_a_model_that_would_not_be_finite_is_not_taken(tmp_path):
+    strategy = strategy_of(
+        "median", audit_dir=tmp_path, server_optimizer="fedavg(learning_rate=10)"
+    )
+    grid = grid_of(lambda node, model: {"w": np.full(4, 2e38, np.float32)})
+    assert play_round(strategy, grid, record_of({"w": np.zeros(4, np.float32)}))[0] is None
+    strategy.close()
+    assert read_audit(tmp_path)[0].reason == "the new model would not have been finite"
