@@ -18,6 +18,7 @@ FINE, FAILED, WRONG_USE = 0, 1, 2
 
 VERBS = {
     "aggregate": "outvote.cli.aggregate",
+    "audit": "outvote.cli.audit",
     "bench": "outvote.cli.bench",
     "data": "outvote.cli.data",
     "demo": "outvote.cli.demo",
@@ -25,6 +26,8 @@ VERBS = {
     "export": "outvote.cli.export",
     "list": "outvote.cli.list",
     "plan": "outvote.cli.plan",
+    "plot": "outvote.cli.plot",
+    "report": "outvote.cli.report",
     "run": "outvote.cli.run",
     "show": "outvote.cli.show",
     "stress": "outvote.cli.stress",

@@ -87,7 +87,8 @@ def audit_run(result: Result) -> Audit | None:
     num_clients = max(seen, wanted) if isinstance(wanted, int) else seen
     marks, scores = _of_rounds(rounds, num_clients)
     liars = np.zeros(num_clients, dtype=bool)
-    liars[sorted({client for each in rounds for client in each.byzantine})] = True
+    if result.attack != "none":  # Then those who could lie do not.
+        liars[sorted({client for each in rounds for client in each.byzantine})] = True
     return Audit(
         title=f"{result.config['rule']} against {result.config['attack']}, seed {result.seed}",
         clients=tuple(str(client) for client in range(num_clients)),

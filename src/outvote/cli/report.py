@@ -1,0 +1,46 @@
+"""`outvote report RUNS -o report.html`: tables, curves and audits in one file, for any browser."""
+
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from outvote.cli.output import print_json
+from outvote.cli.runs import paths_argument, read_runs
+from outvote.cli.verb import Verb, WorkFailed
+
+
+@click.command("report", cls=Verb)
+@paths_argument
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("report.html"),
+    show_default=True,
+    help="The file to write.",
+)
+def command(paths: tuple[Path, ...], output: Path, as_json: bool) -> None:
+    """Write one HTML file that shows everything and needs no network.
+
+    RUNS are folders of runs, or exports. The page has the tables, to be sorted and switched between
+    best, final, worst case and the paper's numbers; the curves; and of each run the audit: who was
+    judged how in which round. Clients are not in an export, so audits need the folders.
+
+    \b
+    outvote report runs/table1-cifar10 -o report.html
+    """  # noqa: D301  (click wants the backspace)
+    from outvote.report.html import write_report
+    from outvote.results.faults import StoreError
+
+    results = read_runs(paths)
+    try:
+        write_report(results, output, command=shlex.join(["outvote", *sys.argv[1:]]))
+    except StoreError as error:
+        raise WorkFailed(str(error)) from error
+    num_bytes = output.stat().st_size
+    if as_json:
+        print_json({"path": str(output), "runs": len(results), "bytes": num_bytes})
+        return
+    click.echo(f"{output}: {len(results)} runs, {num_bytes:,} bytes. Open it in a browser.")

@@ -1,0 +1,99 @@
+"""An audit as a page holds it: packed, one entry per client and round in which it was asked."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outvote.report.audit import FAULTS, Audit, Mark
+from outvote.report.audit_clients import ClientRecord, client_records, within_round_ranks
+from outvote.report.audit_truth import detection
+from outvote.report.packing import packed_measured, packed_shares, packed_whole
+
+NO_RANK, RANK_SCALE = 255, 250
+MAX_REASONS = 2000
+
+
+def num_entries(audit: Audit) -> int:
+    """Return how many judgements there are."""
+    return int((audit.marks != Mark.ABSENT).sum())
+
+
+def audit_entry(audit: Audit, every: int) -> dict[str, Any]:
+    """Pack an audit; counts are of all rounds, of the matrix every so many rounds are kept."""
+    records = client_records(audit)
+    found = detection(audit, records)
+    return {
+        "clients": list(audit.clients) if _are_named(audit.clients) else len(audit.clients),
+        "every": every,
+        "matrix": _matrix(audit, every),
+        "records": _records(records),
+        "detection": None if found is None else asdict(found),
+        "liars": None if audit.is_byzantine is None else packed_whole(audit.is_byzantine),
+        "reasons": _reasons(audit.reasons, every),
+    }
+
+
+def _are_named(clients: Sequence[str]) -> bool:
+    return list(clients) != [str(k) for k in range(len(clients))]
+
+
+def _matrix(audit: Audit, every: int) -> dict[str, Any]:
+    """Pack round by round: who was asked, what became of it, score and rank."""
+    ranks, _ = within_round_ranks(audit)
+    marks, scores, ranks = audit.marks[::every], audit.scores[::every], ranks[::every]
+    rows, columns = np.nonzero(marks)
+    counts = np.bincount(rows, minlength=len(marks))
+    return {
+        "rounds": packed_whole(audit.rounds[::every]),
+        "counts": packed_whole(counts),
+        "clients": packed_whole(columns),
+        "marks": packed_whole(marks[rows, columns]),
+        "scores": packed_measured(scores[rows, columns]),
+        "ranks": packed_whole(_rank_codes(ranks[rows, columns])),
+    }
+
+
+def _rank_codes(ranks: NDArray[np.float64]) -> NDArray[np.uint8]:
+    known = ~np.isnan(ranks)
+    codes = np.full(ranks.shape, NO_RANK, dtype=np.uint8)
+    codes[known] = np.rint(ranks[known] * RANK_SCALE)
+    return codes
+
+
+def _records(records: Sequence[ClientRecord]) -> dict[str, Any]:
+    """Pack what is said of the clients, in the order of their suspicion."""
+
+    def whole(name: str) -> dict[str, Any]:
+        return packed_whole(np.array([getattr(each, name) for each in records], dtype=np.int64))
+
+    def share(name: str) -> dict[str, Any]:
+        return packed_shares(np.array([getattr(each, name) for each in records], dtype=float))
+
+    result: dict[str, Any] = {
+        "num": len(records),
+        "index": whole("index"),
+        "suspicion": share("suspicion"),
+        "error": share("error"),
+        "last_seen": packed_whole(np.array([each.last_seen or 0 for each in records], dtype=int)),
+    }
+    for name in ("num_sampled", "num_judged", "num_dropped", "longest_streak", "num_rejected"):
+        result[name] = whole(name)
+    result["faults"] = {
+        name: packed_whole(np.array([each.faults[name] for each in records]))
+        for name in FAULTS
+        if any(each.faults[name] for each in records)
+    }
+    return result
+
+
+def _reasons(reasons: Mapping[tuple[int, int], str], every: int) -> list[list[Any]]:
+    """Return row, client and text of the last judgements that have one."""
+    told = [
+        [row // every, column, text]
+        for (row, column), text in sorted(reasons.items())
+        if row % every == 0
+    ]
+    return told[-MAX_REASONS:]

@@ -1,0 +1,132 @@
+// Curves of a table: a panel for each column, a line for each rule, a band over seeds.
+
+const CURVES = {
+  accuracy: { title: "Accuracy", format: (value) => percent(value, 0), of: (series) => series.accuracy },
+  loss: { title: "Training loss of the honest", format: short, of: (series) => series.loss },
+  deviation: { title: "Distance of the update to the honest mean", format: short, isLog: true, of: (series) => series.deviation },
+  relative: { title: "The same, relative to the honest mean", format: short, isLog: true,
+    of: (series) => series.deviation.map((value, k) => value / series.honest_norm[k]) },
+  kept: { title: "Share of liars kept", format: (value) => percent(value, 0), isSmooth: true,
+    of: (series) => Float64Array.from(series.num_byzantine, (num, k) => (num ? series.num_kept_byzantine[k] / num : NaN)) },
+};
+const curves = { grid: 0, what: "accuracy", hidden: new Set(), only: null };
+const unpacked = new Map();
+
+function seriesOf(run) {
+  if (!unpacked.has(run)) {
+    const packed = data.runs[run].series ?? {};
+    unpacked.set(run, Object.fromEntries(Object.entries(packed).map(([name, value]) => [name, unpack(value)])));
+  }
+  return unpacked.get(run);
+}
+
+function startCurves() {
+  if (!data.grids.length) return;
+  byId("curve-grid").append(...data.grids.map((grid, k) => html("option", { value: k }, grid.title)));
+  byId("curve-grid-field").hidden = data.grids.length < 2;
+  byId("curve-what").append(...Object.entries(CURVES).map(([name, curve]) => html("option", { value: name }, curve.title)));
+  byId("curve-grid").addEventListener("change", (event) => {
+    Object.assign(curves, { grid: Number(event.target.value), hidden: new Set() });
+    drawCurves();
+  });
+  byId("curve-what").addEventListener("change", (event) => { curves.what = event.target.value; drawCurves(); });
+  byId("curve-values").addEventListener("toggle", drawValues);
+  drawCurves();
+}
+
+// Rules that wrap the same rule share a hue; the plain one is dashed and thinner.
+function styleOf(grid, row) {
+  const families = [...new Set(grid.families)];
+  const palette = hues();
+  const place = families.indexOf(grid.families[row]);
+  const alike = grid.families.flatMap((family, k) => (family === grid.families[row] ? [k] : []));
+  const rank = alike.indexOf(row);
+  const isPlain = alike.length > 1 && grid.rows[row] === grid.families[row];
+  const dash = isPlain ? "5 3" : [null, null, "2 2", "8 2 2 2"][Math.min(rank, 3)];
+  return { colour: palette[place % palette.length], dash: place >= palette.length && !dash ? "9 3" : dash, width: isPlain ? 1.5 : 2 };
+}
+
+const SMOOTH = 10;
+
+function smoothed(values) {
+  return Float64Array.from(values, (_, k) => {
+    const known = Array.from(values.slice(Math.max(0, k - SMOOTH + 1), k + 1)).filter(isKnown);
+    return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : NaN;
+  });
+}
+
+// Mean, and mean ± deviation, over the runs of a cell.
+function pointsOf(runs, curve) {
+  const found = new Map();
+  for (const run of runs) {
+    const series = seriesOf(run);
+    if (!series.round) continue;
+    const values = curve.isSmooth ? smoothed(curve.of(series)) : curve.of(series);
+    series.round.forEach((round, k) => {
+      if (Number.isFinite(values[k])) found.set(round, [...(found.get(round) ?? []), values[k]]);
+    });
+  }
+  return [...found].sort((a, b) => a[0] - b[0]).map(([round, values]) => {
+    const mean = values.reduce((sum, value) => sum + value, 0) / values.length;
+    if (values.length < 2) return [round, mean, null, null];
+    const deviation = Math.sqrt(values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / (values.length - 1));
+    return [round, mean, mean - deviation, mean + deviation];
+  });
+}
+
+function linesOf(grid, column) {
+  const curve = CURVES[curves.what];
+  return grid.rows.map((name, row) => ({ ...styleOf(grid, row), label: name, row, points: pointsOf(grid.cells[row][column].runs, curve) }))
+    .filter((line) => line.points.length);
+}
+
+function drawCurves() {
+  const grid = data.grids[curves.grid];
+  const curve = CURVES[curves.what];
+  const all = grid.columns.map((_, column) => linesOf(grid, column));
+  const shown = all.map((lines) => lines.filter((line) => !curves.hidden.has(line.row)));
+  const range = rangeOf(shown.flat(), curve.isLog);
+  drawLegend(grid, new Set(all.flat().map((line) => line.row)));
+  const boxes = grid.columns.map((title) => html("figure", { class: "panel" }, html("figcaption", {}, title), html("div", { class: "plot" })));
+  byId("panels").replaceChildren(...boxes);
+  boxes.forEach((box, column) => {
+    const plot = box.querySelector(".plot");
+    if (!all[column].length) plot.append(html("p", { class: "note" }, "not run"));
+    else drawChart(plot, { lines: shown[column], label: `${curve.title} by round, ${grid.columns[column]}; the values are in the table below`,
+      format: curve.format, isLog: curve.isLog, range });
+  });
+  drawValues();
+}
+
+function drawLegend(grid, known) {
+  const toggle = (row) => {
+    if (!curves.hidden.delete(row)) curves.hidden.add(row);
+    drawCurves();
+    byId("legend").querySelector(`[data-row="${row}"]`)?.focus();
+  };
+  const items = grid.rows.flatMap((name, row) => (known.has(row) ? [html("button", { type: "button", class: "key", "data-row": row,
+    "aria-pressed": String(!curves.hidden.has(row)), click: () => toggle(row) }, swatch(styleOf(grid, row)), name)] : []));
+  const everybody = () => { curves.hidden = new Set(curves.hidden.size ? [] : known); drawCurves(); };
+  byId("legend").replaceChildren(...items, html("button", { type: "button", class: "key all", click: everybody }, curves.hidden.size ? "show all" : "hide all"));
+}
+
+const NUM_VALUES = 12;
+
+// The text alternative: a few rounds of every line.
+function drawValues() {
+  const details = byId("curve-values");
+  if (!details.open) return;
+  const grid = data.grids[curves.grid];
+  const { format, isSmooth } = CURVES[curves.what];
+  const show = curves.what === "accuracy" || isSmooth ? (value) => percent(value) : format;
+  const rows = grid.columns.flatMap((title, column) => linesOf(grid, column).map((line) => ({ title, line })));
+  const rounds = [...new Set(rows.flatMap(({ line }) => line.points.map(([round]) => round)))].sort((a, b) => a - b);
+  const every = Math.max(1, Math.ceil(rounds.length / NUM_VALUES));
+  const chosen = rounds.filter((_, k) => (rounds.length - 1 - k) % every === 0);
+  const head = html("tr", {}, ["column", "rule", ...chosen.map((round) => `round ${round}`)].map((text) => html("th", { scope: "col" }, text)));
+  const body = rows.map(({ title, line }) => {
+    const values = new Map(line.points.map(([round, mean]) => [round, mean]));
+    return html("tr", {}, html("th", { scope: "row" }, title), html("th", { scope: "row" }, line.label), chosen.map((round) => html("td", {}, show(values.get(round)))));
+  });
+  details.querySelector("div").replaceChildren(html("table", { class: "numbers plain" }, html("thead", {}, head), html("tbody", {}, body)));
+}

@@ -1,0 +1,80 @@
+// Downloads of a run, colours, and the start.
+
+function downloads(run, place, audit, records) {
+  const name = run.name.replaceAll(/[^\w.-]+/g, "-");
+  const rounds = () => {
+    const series = seriesOf(place);
+    const names = Object.keys(series);
+    download(`${name}-rounds.csv`, [names, ...Array.from(series.round, (_, k) => names.map((key) => series[key][k]))]);
+  };
+  const clients = () => download(`${name}-clients.csv`, [
+    ["place", "client", "liar", "suspicion", "error", "sampled", "judged", "dropped", "streak", "rejected", "last_seen", "reason"],
+    ...records.map((each) => [each.place, each.name, each.isLiar === null ? "" : Number(each.isLiar), each.suspicion, each.error, each.sampled, each.judged,
+      each.dropped, each.streak, each.rejected, each.lastSeen, each.reason])]);
+  const judgements = () => download(`${name}-judgements.csv`, [["round", "client", "standing", "score", "rank"],
+    ...Array.from(audit.clients, (client, k) => [audit.rounds[audit.places[k]], audit.names[client], MARK_NAMES[audit.marks[k]],
+      Number(audit.scores[k].toPrecision(4)), audit.ranks[k] === 255 ? null : audit.ranks[k] / 250])]);
+  const button = (title, action) => html("button", { type: "button", class: "quiet", click: action }, title);
+  return html("div", { class: "tools" }, html("span", { class: "soft" }, "Download CSV:"),
+    run.series ? button("rounds", rounds) : null, button("clients", clients), button("judgements", judgements));
+}
+
+function redrawAll() {
+  if (data.grids.length) {
+    drawTables();
+    drawCurves();
+  }
+  if (data.runs.length) drawRun(data.runs[runs.current], runs.current);
+}
+
+const THEMES = { "": ["◐", "Colours: as the system"], light: ["☀", "Colours: light"], dark: ["☾", "Colours: dark"] };
+
+function setTheme(theme) {
+  const root = document.documentElement;
+  if (theme) root.dataset.theme = theme;
+  else delete root.dataset.theme;
+  const [sign, label] = THEMES[theme];
+  byId("theme").textContent = sign;
+  byId("theme").setAttribute("aria-label", label);
+  byId("theme").title = label;
+  try { localStorage.setItem("outvote-theme", theme); } catch { /* Files may not store anything: then it lasts as long as the page. */ }
+}
+
+function startTheme() {
+  let stored = "";
+  try { stored = localStorage.getItem("outvote-theme") ?? ""; } catch { /* The same. */ }
+  setTheme(stored in THEMES ? stored : "");
+  byId("theme").addEventListener("click", () => {
+    const names = Object.keys(THEMES);
+    setTheme(names[(names.indexOf(document.documentElement.dataset.theme ?? "") + 1) % names.length]);
+    redrawAll();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
+}
+
+function startResizing() {
+  let width = innerWidth;
+  let timer = 0;
+  addEventListener("resize", () => {
+    if (innerWidth === width) return;
+    width = innerWidth;
+    clearTimeout(timer);
+    timer = setTimeout(() => { if (data.grids.length) drawCurves(); runs.redraw(); }, 120);
+  });
+}
+
+addEventListener("hashchange", () => {
+  const found = /^#run=(\d+)$/.exec(location.hash);
+  if (!found) return;
+  showRun(Number(found[1]), false);
+  byId("runs").scrollIntoView();
+});
+
+startTheme();
+startTables();
+startCurves();
+startRuns();
+startResizing();
+const shared = pairsTable("Settings that all runs share", data.settings);
+if (shared) byId("shared").append(html("h3", {}, "Settings"), shared);
+document.documentElement.dataset.ready = "yes";

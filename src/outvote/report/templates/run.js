@@ -1,0 +1,157 @@
+// One run: how it went, its audit, its settings, its numbers.
+
+const runs = { current: 0, matrix: null, redraw: () => {} };
+
+const runName = (run) => (isKnown(run.seed) ? `${run.title}, seed ${run.seed}` : run.title);
+
+function startRuns() {
+  byId("picker").hidden = data.runs.length < 2;
+  byId("find").addEventListener("input", listRuns);
+  byId("pick").addEventListener("change", (event) => showRun(Number(event.target.value)));
+  byId("before").addEventListener("click", () => step(-1));
+  byId("after").addEventListener("click", () => step(1));
+  listRuns();
+  if (data.runs.length) showRun(Number(/^#run=(\d+)$/.exec(location.hash)?.[1] ?? tellingRun()), false);
+}
+
+// The run to begin with: a wrapped rule under attack, if there is one.
+function tellingRun() {
+  const place = data.runs.findIndex((run) => run.audit && run.rule.includes("(") && run.attack !== "none");
+  return Math.max(0, place);
+}
+
+function listRuns() {
+  const words = byId("find").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const settings = (run) => Object.entries(run.settings).map(([key, value]) => `${key}=${value}`).join(" ");
+  const found = data.runs.flatMap((run, k) => {
+    const text = `${run.name} ${runName(run)} seed${run.seed} ${run.outcome} ${settings(run)}`.toLowerCase();
+    return words.every((word) => text.includes(word)) ? [k] : [];
+  });
+  const extra = (run) => Object.entries(run.settings).filter(([key]) => !["rule", "attack", "seed"].includes(key)).map(([key, value]) => `, ${key} ${value}`).join("");
+  byId("pick").replaceChildren(...found.map((k) => html("option", { value: k }, runName(data.runs[k]) + extra(data.runs[k]))));
+  byId("found").textContent = `${found.length} of ${data.runs.length} runs`;
+  if (found.includes(runs.current)) byId("pick").value = runs.current;
+  else if (found.length && words.length) showRun(found[0], false);
+}
+
+function step(by) {
+  const pick = byId("pick");
+  const place = pick.selectedIndex + by;
+  if (place >= 0 && place < pick.options.length) showRun(Number(pick.options[place].value));
+}
+
+function showRun(place, isPushed = true) {
+  const run = data.runs[place];
+  if (!run) return;
+  runs.current = place;
+  if (![...byId("pick").options].some((option) => Number(option.value) === place)) {
+    byId("find").value = "";
+    listRuns();
+  }
+  byId("pick").value = place;
+  if (isPushed) history.replaceState(null, "", `#run=${place}`);
+  drawRun(run, place);
+}
+
+function drawRun(run, place) {
+  const box = byId("run");
+  const tone = { finished: "good", log: "good" }[run.outcome] ?? "warn";
+  const title = html("h3", {}, runName(run), " ", html("span", { class: `badge ${tone}` }, run.outcome === "log" ? "production log" : run.outcome));
+  const why = run.reason ? html("p", { class: "note" }, run.reason) : null;
+  box.replaceChildren(title, ...(why ? [why] : []), ...[numberTiles(run), curvesOf(run, place), auditOf(run, place), setupOf(run)].flat().filter(Boolean));
+  runs.redraw();
+}
+
+function tiles(pairs) {
+  return html("dl", { class: "tiles" }, pairs.map(([name, value, about]) => html("div", { title: about ?? null }, html("dt", {}, name), html("dd", {}, value))));
+}
+
+function numberTiles(run) {
+  const { best, final, last_ten: lastTen, kept_byzantine: kept } = run.numbers;
+  if (best === undefined) return null;
+  return tiles([["best", percent(best, 2)], ["final", percent(final, 2)], ["last ten", percent(lastTen, 2)], ["liars kept", isKnown(kept) ? `${percent(kept)} %` : "–"]]);
+}
+
+function curvesOf(run, place) {
+  const series = seriesOf(place);
+  if (!series.round?.length) { runs.redraw = () => {}; return null; }
+  const wanted = [["accuracy", "Accuracy"], ["deviation", "Distance of the update to the honest mean"], ["loss", "Training loss of the honest"]];
+  const boxes = wanted.map(([what, title]) => ({ what, node: html("figure", { class: "panel" }, html("figcaption", {}, title), html("div", { class: "plot" })) }));
+  runs.redraw = () => boxes.forEach(({ what, node }) => {
+    const curve = CURVES[what];
+    const values = curve.of(series);
+    const points = Array.from(series.round).flatMap((round, k) => (Number.isFinite(values[k]) ? [[round, values[k]]] : []));
+    const line = { label: curve.title, colour: hues()[0], points };
+    const plot = node.querySelector(".plot");
+    if (points.length) drawChart(plot, { lines: [line], label: `${curve.title} by round: from ${curve.format(points[0][1])} to ${curve.format(points.at(-1)[1])}`, format: curve.format, isLog: curve.isLog, height: 170 });
+    else plot.replaceChildren(html("p", { class: "note" }, "not measured"));
+  });
+  return html("div", { class: "panels three" }, boxes.map(({ node }) => node));
+}
+
+function auditOf(run, place) {
+  if (!run.audit) return html("p", { class: "note" }, "This run comes from an export. Clients are not in an export, so there is no audit; make the report from the run folders to see one.");
+  const audit = readAudit(run.audit);
+  const records = recordsOf(run.audit, audit.names, audit.liars);
+  const labels = labelsOf(run);
+  const ranking = html("div");
+  const state = { column: 0, direction: 1, isAll: false };
+  const matrix = new Matrix(audit, records.map((each) => each.index));
+  runs.matrix = matrix;
+  drawRanking(ranking, records, labels, state);
+  const draw = runs.redraw;
+  runs.redraw = () => { draw(); matrix.draw(); };
+  return [detectionTiles(run.audit.detection), html("h4", {}, "Every judgement"), matrixTools(matrix, records), matrixLegend(audit), matrix.box, matrix.status,
+    matrixNote(run.audit, audit, matrix), html("h4", {}, "Clients, the most suspicious first"), ranking, downloads(run, place, audit, records)];
+}
+
+function detectionTiles(found) {
+  if (!found) return html("p", { class: "note" }, "Who lies is not known here: suspicion is all there is.");
+  const share = (value) => (isKnown(value) ? `${percent(value, 0)} %` : "–");
+  return tiles([
+    ["precision of dropping", share(found.drop_precision), "Share of what was dropped that liars had sent"],
+    ["recall of dropping", share(found.drop_recall), "Share of what liars had sent that was dropped"],
+    ["honest kept", share(found.honest_kept), "Share of what honest clients had sent that was used"],
+    [`liars in the top ${found.num_liars}`, share(found.top_precision), "Share of liars among the most suspicious, as many as there are liars: precision and recall of the ranking"],
+  ]);
+}
+
+function matrixTools(matrix, records) {
+  const orders = { "most suspicious": records.map((each) => each.index), "by number": records.map((each) => each.index).sort((a, b) => a - b),
+    "most dropped": [...records].sort((a, b) => b.dropped - a.dropped).map((each) => each.index) };
+  if (matrix.audit.liars) orders["liars first"] = [...records].sort((a, b) => b.isLiar - a.isLiar || a.index - b.index).map((each) => each.index);
+  const choose = (event) => matrix.sort(orders[event.target.value]);
+  const more = html("button", { type: "button", class: "quiet", hidden: records.length <= SOME_CLIENTS,
+    click: (event) => { matrix.numShown = Math.min(MAX_CLIENTS, records.length); event.target.hidden = true; matrix.draw(); } }, `Show ${Math.min(MAX_CLIENTS, records.length)} clients`);
+  return html("div", { class: "tools" }, html("label", { class: "field" }, "Order ", html("select", { change: choose }, Object.keys(orders).map((name) => html("option", {}, name)))), more);
+}
+
+function matrixLegend(audit) {
+  const seen = new Set(audit.marks);
+  const bar = (ramp) => svg("svg", { width: 44, height: 10, "aria-hidden": "true" }, [0, 1, 2, 3].map((k) => svg("rect", { x: k * 11, width: 11, height: 10, fill: ramp[k] })));
+  const box = (name, letter) => html("span", { class: `chip ${name}`, "aria-hidden": "true" }, letter);
+  const rest = [3, 4, 5, 6, 7, 8].filter((mark) => seen.has(mark)).map((mark) => html("span", {}, box(mark <= MARK.malformed ? "ink" : "fault", MARK_LETTERS[mark]), MARK_NAMES[mark]));
+  return html("div", { class: "keys" }, html("span", {}, bar(ramps().kept), "kept"), html("span", {}, bar(ramps().dropped), "dropped"), html("span", { class: "soft" }, "stronger: a larger score than the others of the round"), rest,
+    audit.liars ? html("span", {}, html("span", { class: "diamond", "aria-hidden": "true" }, "◆"), "liar") : null);
+}
+
+function matrixNote(entry, audit, matrix) {
+  const notes = [];
+  if (entry.every > 1) notes.push(`One of every ${entry.every} rounds is drawn, so that this file stays small; the counts below are of all rounds.`);
+  if (matrix.first > 0) notes.push(`The last ${MAX_ROUNDS} rounds are drawn.`);
+  return notes.length ? html("p", { class: "note" }, notes.join(" ")) : null;
+}
+
+function setupOf(run) {
+  const parts = [pairsTable("Settings of this run", run.settings)];
+  if (isKnown(run.environment)) parts.push(pairsTable("Environment", data.environments[run.environment]));
+  return html("div", { class: "columns" }, parts);
+}
+
+function pairsTable(title, pairs) {
+  const rows = Object.entries(pairs).flatMap(([key, value]) => (value && typeof value === "object" && !Array.isArray(value)
+    ? Object.entries(value).map(([name, each]) => [`${key}.${name}`, each]) : [[key, value]]));
+  if (!rows.length) return null;
+  return html("details", { open: rows.length <= 6 }, html("summary", {}, title), html("dl", { class: "pairs" }, rows.map(([key, value]) =>
+    html("div", {}, html("dt", {}, key), html("dd", {}, Array.isArray(value) ? value.join(", ") : String(value ?? "–"))))));
+}

@@ -1,0 +1,146 @@
+// The tables of results: a switch for what is shown, sorting, and shades.
+
+const METRICS = {
+  best: { title: "Best", note: "Best accuracy of all rounds in percent, mean ± standard deviation over seeds." },
+  final: { title: "Final", note: "Accuracy after the last round in percent, mean ± standard deviation over seeds." },
+  last_ten: { title: "Last ten", note: "Mean accuracy of the last ten tests in percent, mean ± standard deviation over seeds." },
+  worst: { title: "Worst case", note: "The column where each rule does worst, by the mean over seeds. ≥ or ≤: columns are missing, and the worst may be worse." },
+  paper: { title: "Vs paper", note: "Best accuracy minus what the paper printed, in points; the paper’s number beside it." },
+  kept_byzantine: { title: "Liars kept", note: "Share of what liars sent that had a say in the update, in percent. Less is better." },
+};
+const tables = { metric: "best", isShaded: true, sorts: data.grids.map(() => ({ column: null, direction: 1 })) };
+
+function startTables() {
+  if (!data.grids.length) return;
+  const hasPaper = data.grids.some((grid) => grid.has_paper);
+  const hasWorst = data.grids.some((grid) => grid.has_worst);
+  for (const [name, metric] of Object.entries(METRICS)) {
+    if ((name === "paper" && !hasPaper) || (name === "worst" && !hasWorst)) continue;
+    const choose = () => { tables.metric = name; drawTables(); };
+    byId("metric").append(html("label", {}, html("input", { type: "radio", name: "metric", value: name,
+      checked: name === tables.metric, change: choose }), html("span", {}, metric.title)));
+  }
+  byId("shaded").addEventListener("change", (event) => { tables.isShaded = event.target.checked; drawTables(); });
+  byId("download-table").addEventListener("click", downloadTables);
+  byId("table-tools").hidden = false;
+  drawTables();
+}
+
+function drawTables() {
+  byId("metric-note").textContent = METRICS[tables.metric].note;
+  const views = data.grids.map(viewOf);
+  const [low, high] = extent(views);
+  drawScale(low, high);
+  views.forEach((view, k) => drawTable(view, k, low, high));
+}
+
+// What a table shows: headings, and for every row its cells { value, text, small, run, isBold }.
+function viewOf(grid) {
+  if (tables.metric === "worst" && grid.has_worst) return worstView(grid);
+  const metric = tables.metric === "worst" ? "best" : tables.metric;
+  const hasWorst = grid.has_worst && metric !== "paper";
+  const rows = grid.rows.map((name, row) => {
+    const cells = grid.cells[row].map((cell) => (metric === "paper" ? paperCell(cell) : accuracyCell(cell, metric)));
+    return { name, cells: hasWorst ? [...cells, worstCell(grid, row, metric)] : cells };
+  });
+  return { headings: hasWorst ? [...grid.columns, "worst case"] : grid.columns, rows };
+}
+
+function accuracyCell(cell, metric) {
+  if (!cell[metric]) return { value: null, text: cell.best ? "–" : cell.note ?? "–", isMissing: true, run: cell.runs[0] };
+  const [mean, deviation] = cell[metric];
+  return { value: mean, text: fixed(mean), small: deviation === null ? "" : `± ${fixed(deviation)}`, note: cell.note,
+    isBold: (cell.bold ?? []).includes(metric), run: cell.runs[0] };
+}
+
+function paperCell(cell) {
+  const isMissing = !isKnown(cell.difference);
+  return { value: isMissing ? null : cell.difference, text: isMissing ? cell.note ?? "–" : signed(cell.difference), isMissing,
+    small: cell.paper ? `paper ${fixed(cell.paper[0])}` : "", note: isMissing ? "" : cell.note, run: cell.runs[0] };
+}
+
+function worstCell(grid, row, metric) {
+  const worst = grid.worst[metric][row];
+  if (!worst) return { value: null, text: "–", isMissing: true, isEdge: true };
+  const sign = worst[2] ? (metric === "kept_byzantine" ? "≥ " : "≤ ") : "";
+  return { value: worst[0], text: sign + fixed(worst[0]), isEdge: true, run: grid.cells[row][worst[1]].runs[0],
+    small: tables.metric === "worst" ? grid.columns[worst[1]] : "" };
+}
+
+function worstView(grid) {
+  const metrics = ["best", "final", "last_ten", "kept_byzantine"];
+  const rows = grid.rows.map((name, row) => ({ name, cells: metrics.map((metric) =>
+    ({ ...worstCell(grid, row, metric), isEdge: false, ramp: metric === "kept_byzantine" ? "none" : null })) }));
+  return { headings: metrics.map((metric) => METRICS[metric].title.toLowerCase()), rows };
+}
+
+function extent(views) {
+  const values = views.flatMap((view) => view.rows.flatMap((row) => row.cells.filter((cell) => cell.ramp !== "none").map((cell) => cell.value))).filter(isKnown);
+  if (tables.metric === "paper") {
+    const most = Math.max(1, ...values.map(Math.abs));
+    return [-most, most];
+  }
+  return values.length ? [Math.min(...values), Math.max(...values)] : [0, 1];
+}
+
+const rampName = () => ({ paper: "both", kept_byzantine: "bad" })[tables.metric] ?? "good";
+
+function drawScale(low, high) {
+  const ramp = ramps()[rampName()];
+  const steps = Array.from({ length: 24 }, (_, k) => svg("rect", { x: k * 4, width: 4.5, height: 10, fill: cssColour(mixed(ramp, k / 23)) }));
+  const show = tables.metric === "paper" ? signed : (value) => fixed(value, 1);
+  byId("scale").replaceChildren(show(low), svg("svg", { width: 96, height: 10 }, ...steps), show(high));
+  byId("scale").hidden = !tables.isShaded;
+}
+
+function drawTable(view, k, low, high) {
+  const grid = data.grids[k];
+  const sort = tables.sorts[k];
+  if (sort.column >= view.headings.length) Object.assign(sort, { column: null, direction: 1 });
+  const redraw = () => {
+    drawTable(view, k, low, high);
+    document.querySelector(`#grid-${k} button[data-column="${sort.column}"]`)?.focus();
+  };
+  const first = tables.metric === "kept_byzantine" ? 1 : -1;
+  const rows = view.rows.map((row, place) => ({ ...row, place, family: grid.families[place] }));
+  rows.sort(byValue((row) => (sort.column === null ? row.place : sort.column < 0 ? row.name : row.cells[sort.column].value), sort.direction));
+  const head = html("thead", {}, html("tr", {}, sortHeading("rule", -1, sort, 1, redraw),
+    view.headings.map((title, column) => sortHeading(title, column, sort, first, redraw, { class: view.rows[0]?.cells[column].isEdge ? "edge" : null }))));
+  const bodies = (sort.column === null ? groupsOf(rows) : [rows]).map((group) => html("tbody", {}, group.map((row) =>
+    html("tr", {}, html("th", { scope: "row" }, breakable(row.name)), row.cells.map((cell) => drawCell(cell, low, high))))));
+  document.querySelector(`table[data-grid="${k}"]`).replaceChildren(head, ...bodies);
+}
+
+// Rules and their wrapped forms stand together, as long as nothing else is sorted by.
+function groupsOf(rows) {
+  const groups = [];
+  for (const row of rows) {
+    if (groups.at(-1)?.[0].family === row.family) groups.at(-1).push(row);
+    else groups.push([row]);
+  }
+  return groups.length < rows.length ? groups : [rows];
+}
+
+function drawCell(cell, low, high) {
+  const content = isKnown(cell.run) ? html("a", { href: `#run=${cell.run}`, tabindex: -1 }, cell.text) : html("span", {}, cell.text);
+  const names = [cell.isMissing && "missing", cell.isBold && "bold", cell.isEdge && "edge"].filter(Boolean).join(" ");
+  const node = html("td", { class: names || null }, content, cell.small ? html("small", {}, cell.small) : null,
+    cell.note && !cell.isMissing ? html("small", { class: "warn" }, cell.note) : null);
+  if (tables.isShaded && isKnown(cell.value) && cell.ramp !== "none") {
+    const colour = mixed(ramps()[rampName()], high > low ? (cell.value - low) / (high - low) : 0.5);
+    node.style.backgroundColor = cssColour(colour);
+    node.style.color = inkOn(colour);
+  }
+  return node;
+}
+
+function downloadTables() {
+  const rows = [["table", "rule", "column", "best", "best_std", "final", "final_std", "last_ten", "last_ten_std",
+    "liars_kept", "liars_kept_std", "paper", "difference", "runs", "note"]];
+  for (const grid of data.grids) {
+    grid.cells.forEach((cells, row) => cells.forEach((cell, column) => rows.push([grid.title, grid.rows[row], grid.columns[column],
+      ...["best", "final", "last_ten", "kept_byzantine"].flatMap((metric) => cell[metric] ?? [null, null]),
+      cell.paper?.[0] ?? null, cell.difference ?? null, cell.runs.length, cell.note ?? ""])));
+  }
+  download("table.csv", rows);
+}
