@@ -7,7 +7,8 @@ import click
 
 from outvote.cli.output import clean, json_text
 from outvote.cli.runs import paths_argument, read_runs
-from outvote.cli.verb import Verb, WorkFailed
+from outvote.cli.verb import Verb
+from outvote.cli.whole_file import write_file
 
 if TYPE_CHECKING:
     from outvote.report.cells import Metric
@@ -101,14 +102,3 @@ def write_table(grids: "list[Grid]", format_: str, metric: "Metric", *, paper: b
     from outvote.report.table_markdown import markdown
 
     return clean(markdown(grids, metric, paper=paper))
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file in full or not at all."""
-    from outvote.results.atomic import write_whole
-    from outvote.results.faults import StoreError
-
-    try:
-        write_whole(path, content, stays="what was there stays")
-    except StoreError as error:
-        raise WorkFailed(str(error)) from error

@@ -17,6 +17,13 @@ TITLES: dict[Metric, str] = {
     "kept_byzantine": "share of the sampled liars that were kept",
 }
 
+SHORT_TITLES: dict[Metric, str] = {
+    "best": "best accuracy",
+    "final": "final accuracy",
+    "last_ten": "accuracy, last ten",
+    "kept_byzantine": "liars kept",
+}
+
 
 class Spread(NamedTuple):
     """The mean over seeds, in percent."""

@@ -1,0 +1,105 @@
+"""`outvote plot RUNS --kind curves -o f.png`: figures of runs."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from outvote.cli.output import print_json
+from outvote.cli.runs import paths_argument, read_runs
+from outvote.cli.table import METRICS
+from outvote.cli.verb import Verb
+from outvote.cli.whole_file import write_file
+
+if TYPE_CHECKING:
+    from outvote.report.figures import FigureKind
+
+# Written out, because the figures themselves cannot be imported without matplotlib.
+KINDS = ("curves", "heatmap", "selection", "deviation", "identification", "f-beta")
+FORMATS = ("png", "svg", "pdf")
+
+
+@click.command("plot", cls=Verb)
+@paths_argument
+@click.option("--kind", type=click.Choice(KINDS), required=True, help="What to draw; see below.")
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="The file to write: .png, .svg or .pdf.",
+)
+@click.option(
+    "--metric",
+    type=click.Choice(tuple(METRICS)),
+    default="best",
+    show_default=True,
+    help="Of heatmaps: which accuracy, or liars kept.",
+)
+@click.option("--part", help="Only this part of the suite.")
+@click.option("--run", help="identification: the name or hash of a run.")
+def command(
+    paths: tuple[Path, ...],
+    kind: str,
+    output: Path,
+    metric: str,
+    part: str | None,
+    run: str | None,
+    as_json: bool,
+) -> None:
+    """Draw runs. RUNS are folders of runs, or exports; the same runs always give the same file.
+
+    \b
+    curves          accuracy by round, mean and deviation over seeds
+    heatmap         rules × attacks (or whatever the columns are), with numbers
+    selection       liars kept, honest kept, accuracy, by rule (Figure 1 of the paper)
+    deviation       distance of the update to the honest mean, by round (Figure 2)
+    identification  one run, client by round: scores, verdicts, truth; also of production logs
+    f-beta          number of liars × heterogeneity, with numbers
+
+    \b
+    outvote plot runs/table1-cifar10 --kind curves --part main -o curves.svg
+    """  # noqa: D301  (click wants the backspace)
+    format_ = output.suffix.lower().removeprefix(".")
+    if format_ not in FORMATS:
+        raise click.UsageError(f"--output must end in .png, .svg or .pdf, got {output}.")
+    _check_matplotlib()
+    try:
+        content = _picture(paths, kind, format_, metric, part, run)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    write_file(output, content)
+    if as_json:
+        print_json({"path": str(output), "kind": kind, "bytes": len(content)})
+        return
+    click.echo(f"{output}: {len(content):,} bytes.")
+
+
+def _check_matplotlib() -> None:
+    try:
+        import outvote.report.figures  # noqa: F401  (only report imports matplotlib)
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        raise click.UsageError(
+            "figures need matplotlib, which is missing; install it: pip install 'outvote[plots]'"
+        ) from error
+
+
+def _picture(
+    paths: tuple[Path, ...], kind: str, format_: str, metric: str, part: str | None, run: str | None
+) -> bytes:
+    from outvote.report.audit import audit_log
+    from outvote.report.figures import audit_picture, picture
+
+    log = audit_log(paths[0]) if kind == "identification" and len(paths) == 1 else None
+    if log is not None:
+        return audit_picture(log, format_)
+    return picture(
+        cast("FigureKind", kind),
+        read_runs(paths),
+        format_,
+        metric=METRICS[metric],
+        part=part,
+        run=run,
+    )
