@@ -157,13 +157,17 @@ def _part(table: Table, shared: Table) -> Part:
     kind = table.get("kind", "table")
     if kind not in get_args(Kind):
         raise ValueError(f"part.kind: unknown value {kind!r}; {closest(kind, get_args(Kind))}")
-    wanted = table.get("paper")
+    wanted, name = table.get("paper"), str(table.get("name", "main"))
+    settings = merged(shared, table.get("settings", {}))
+    for key in ("rule", "attack"):
+        if key not in settings:
+            raise ValueError(f"part {name!r} names no {key}; add {key} = ... to its settings.")
     return Part(
-        name=str(table.get("name", "main")),
+        name=name,
         title=str(table.get("title", "")),
         columns=str(table.get("columns", "attack")),
         kind=kind,
-        settings=merged(shared, table.get("settings", {})),
+        settings=settings,
         wanted=None if wanted is None else Wanted(**wanted),
     )
 

@@ -1,0 +1,294 @@
+"""The shipped suites, against numbers that are written out here a second time from the paper."""
+
+import re
+from itertools import product
+
+import pytest
+
+from made_results import made_results
+from outvote.attacks.spec import make_attack
+from outvote.experiment.choosing import Choice, choose
+from outvote.experiment.presets import PRESETS
+from outvote.experiment.spec import Spec, as_table
+from outvote.experiment.suites import plan_part, plan_suite
+from outvote.grids import flat
+from outvote.models.spec import make_model
+from outvote.results.labels import label
+from outvote.rules.spec import make_rule
+from outvote.suites.suite import make_suite, read_suite, suite_names, value_of
+
+DNC = "dnc(removal_factor=4.0, num_iterations=1, num_coordinates=10000)"
+BASES = ["multi-krum", "bulyan", "median", "rfa(num_iterations=3)", DNC, "trimmed-mean"]
+ATTACKS = [
+    "bit-flip",
+    "label-flip",
+    "lie(z=1.5)",
+    "min-max(direction=std, method=search, gamma_init=10.0, tolerance=1e-05)",
+    "min-sum(direction=std, method=search, gamma_init=10.0, tolerance=1e-05)",
+    "ipm(evals=2)",
+]
+LIE = ["lie(z=1.5)"]
+SEEDS = [0, 1, 2, 3, 4]
+TABLES = [f"table1-{name}" for name in ("cifar10", "cifar100", "femnist", "imagenet12")] + [
+    "table2-bucketing",
+    "table3-num-groups",
+    "table4-unknown-f",
+    "table5-heterogeneity",
+    "table6-num-byzantine",
+    "table7-num-clients",
+    "figure1-motivation",
+    "figure2-deviation",
+]
+
+
+def gas(num_groups):
+    return [f"gas({base}, num_groups={num_groups})" for base in BASES]
+
+
+BOTH = BASES + gas(1000)
+BUCKETS = [f"bucketing({base}, size=2)" for base in BASES]
+GROUPS = [100, 1000, 10_000, 100_000, 1_000_000, 2_472_266]
+SPLIT = [f"gas({base}, num_groups={p})" for base in ("multi-krum", "bulyan") for p in GROUPS]
+
+# Of each part: rules, attacks, and the setting that the columns differ in with its values.
+GRIDS = {
+    **{(f"{name}", "main"): (BOTH, ATTACKS, {}) for name in TABLES[:4]},
+    **{(f"{name}", "lie-p100"): (gas(100), LIE, {}) for name in TABLES[:4]},
+    ("table2-bucketing", "main"): (BUCKETS + gas(1000), ATTACKS, {}),
+    ("table3-num-groups", "main"): (SPLIT, LIE, {}),
+    ("table4-unknown-f", "main"): (gas(1000), LIE, {"federation.told": ["oracle", 0.1, 0.3]}),
+    ("table5-heterogeneity", "main"): (BOTH, LIE, {"data.beta": [0.3, 0.7]}),
+    ("table6-num-byzantine", "main"): (BOTH, LIE, {"federation.byzantine": [5, 15]}),
+    ("table7-num-clients", "main"): (BOTH, LIE, {"federation.num_clients": [75, 100]}),
+    ("figure1-motivation", "iid"): (BASES, LIE, {}),
+    ("figure1-motivation", "non-iid"): (BASES, LIE, {}),
+    ("figure2-deviation", "main"): (BOTH, LIE, {}),
+}
+# SPEC 5.1, column by column.
+CIFAR10 = {
+    "data.name": "cifar10",
+    "model.name": "alexnet",
+    "rounds": 200,
+    "evaluate_every": 1,
+    "aggregate": "parameters",
+    "precision": "float32",
+    "data.partition": "dirichlet",
+    "data.beta": 0.5,
+    "data.balance": True,
+    "data.min_size": 10,
+    "federation.num_clients": 50,
+    "federation.byzantine": 0.2,
+    "federation.sampled": 5,
+    "federation.told": "oracle",
+    "training.num_epochs": 5,
+    "training.num_steps": None,
+    "training.batch_size": 64,
+    "training.learning_rate": 0.1,
+    "training.momentum": 0.5,
+    "training.weight_decay": 1e-4,
+    "training.max_norm": 2.0,
+    "training.schedule": [],
+    "training.client_momentum": 0.0,
+    "training.augment": False,
+    "server.learning_rate": 1.0,
+    "server.momentum": 0.0,
+}
+SPECIAL = {
+    "table1-cifar100": {
+        "data.name": "cifar100",
+        "model.name": "squeezenet",
+        "rounds": 400,
+        "training.num_epochs": 1,
+    },
+    "table1-femnist": {
+        "data.name": "femnist",
+        "data.partition": "by-group",
+        "model.name": "leaf-cnn",
+        "rounds": 1000,
+        "federation.num_clients": "all",
+        "federation.sampled": 0.005,
+        "training.num_epochs": 1,
+        "training.learning_rate": 0.5,
+    },
+    "table1-imagenet12": {
+        "data.name": "imagenet12",
+        "model.name": "resnet18",
+        "training.num_epochs": 1,
+        "training.batch_size": 128,
+        "training.momentum": 0.9,
+        "training.schedule": [[101, 0.01]],
+    },
+    "table7-num-clients": {"federation.sampled": 0.1},
+    "figure1-motivation": {
+        "rounds": 500,
+        "federation.byzantine": 10,
+        "federation.sampled": 50,
+        "training.num_epochs": 1,
+    },
+}
+
+
+def setting(spec, key):
+    found = flat(as_table(spec))[key] if key else None
+    return list(map(list, found)) if isinstance(found, tuple) else found
+
+
+def test_there_are_the_twelve_suites_of_the_paper_and_two_small_ones():
+    assert sorted(suite_names()) == sorted([*TABLES, "demo", "smoke"])
+    parts = {(name, part.name) for name in TABLES for part in read_suite(name).parts}
+    assert parts == set(GRIDS)
+
+
+@pytest.mark.parametrize(("name", "part"), GRIDS)
+def test_a_part_has_the_papers_grid(name, part):
+    suite = read_suite(name)
+    (found,) = [each for each in suite.parts if each.name == part]
+    rules, attacks, columns = GRIDS[name, part]
+    rules, attacks = map(make_rule, rules), map(make_attack, attacks)
+    key, values = next(iter(columns.items()), ("", [None]))
+    specs = plan_part(suite, found).specs
+    cells = [(make_rule(s.rule), make_attack(s.attack), setting(s, key), s.seed) for s in specs]
+    assert len(cells) == len(set(cells))
+    assert set(cells) == set(product(rules, attacks, values, SEEDS))
+
+
+@pytest.mark.parametrize(("name", "part"), GRIDS)
+def test_all_other_settings_are_those_that_the_paper_printed(name, part):
+    suite = read_suite(name)
+    (found,) = [each for each in suite.parts if each.name == part]
+    expected = CIFAR10 | SPECIAL.get(name, {})
+    if part == "iid":
+        expected = expected | {"data.partition": "iid"}
+    for key in GRIDS[name, part][2]:
+        del expected[key]
+    for spec in plan_part(suite, found).specs:
+        assert {key: setting(spec, key) for key in expected} == expected
+
+
+def test_d_of_table_3_is_the_number_of_weights_of_the_network():
+    network = make_model("alexnet", num_classes=10)
+    assert sum(each.numel() for each in network.parameters()) == GROUPS[-1]
+
+
+@pytest.mark.parametrize("name", suite_names())
+def test_a_run_belongs_to_the_parts_that_ask_for_it_and_to_no_other(name):
+    suite = choose(read_suite(name), Choice(num_seeds=1))
+    asked = {part.name: set(plan_part(suite, part).hashes) for part in suite.parts}
+    results = made_results(name, seeds=1, rounds=1)
+    assert {each.hash for each in results} == set(plan_suite(suite).hashes)
+    for each in results:
+        for part in suite.parts:
+            assert part.holds(each) == (each.hash in asked[part.name]), (each.name, part.name)
+
+
+@pytest.mark.parametrize("name", suite_names())
+def test_every_cell_of_a_part_has_a_run_for_each_seed(name):
+    suite = read_suite(name)
+    for part in suite.parts:
+        found = {
+            (label(spec.rule), value_of(as_table(spec), part.columns), spec.seed)
+            for spec in plan_part(suite, part).specs
+        }
+        assert found == set(product(part.rows, part.values, part.seeds))
+
+
+@pytest.mark.parametrize("name", [name for name in TABLES if name.startswith("table")])
+def test_the_paper_has_a_number_for_every_cell(name):
+    for part in read_suite(name).parts:
+        assert set(product(part.rows, part.values)) <= set(part.printed())
+
+
+def test_table_1_is_360_runs_of_12_rules_under_6_attacks():
+    suite = read_suite("table1-cifar10")
+    main, extra = suite.parts
+    assert (len(main.rows), len(main.values), len(main.seeds)) == (12, 6, 5)
+    assert [len(plan_part(suite, part).specs) for part in (main, extra)] == [360, 30]
+    assert len(plan_suite(suite).specs) == 390
+
+
+def test_smoke_has_every_shape_that_a_suite_of_the_paper_has():
+    def shapes(names):
+        return {(part.columns, part.kind) for name in names for part in read_suite(name).parts}
+
+    assert shapes(TABLES) <= shapes(["smoke"])
+    assert {part.settings["data"]["name"] for part in read_suite("smoke").parts} == {
+        "fashion-mnist-small"
+    }
+
+
+def test_the_defaults_are_those_that_were_decided():
+    spec = Spec()
+    assert (spec.aggregate, spec.data.balance, spec.data.min_size) == ("parameters", True, 10)
+    assert spec.federation.told == "oracle"
+    assert (make_rule("rfa").num_iterations, make_rule("dnc").removal_factor) == (3, 1.0)
+    assert make_rule("rfa").smoothing == 1e-6
+    assert make_attack("lie").z == 1.5
+    assert PRESETS["paper"] == PRESETS["paper-cifar10"]
+
+
+def test_a_name_is_a_filter_whatever_its_parameters():
+    suite = choose(
+        read_suite("table1-cifar10"), Choice(rules=["rbtm", "gas(dnc)"], attacks=["ipm", "lie"])
+    )
+    assert [(part.name, part.rows, part.values) for part in suite.parts] == [
+        ("main", ["trimmed-mean", "gas(dnc)"], ["ipm", "lie"]),
+        ("lie-p100", ["gas(dnc)"], ["lie"]),
+    ]
+
+
+def test_a_text_with_parameters_is_a_filter_to_the_letter():
+    suite = choose(read_suite("table1-cifar10"), Choice(rules=["gas(median, num_groups=100)"]))
+    assert [(part.name, part.rows) for part in suite.parts] == [("lie-p100", ["gas(median)"])]
+
+
+def test_what_a_suite_has_not_is_added_to_the_parts_that_can_show_it(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    mine = f"{tmp_path / 'mine.py'}:Mine"
+    suite = choose(
+        read_suite("smoke"),
+        Choice(rules=[mine, "gas(median)", "gas(rfa)"], attacks=["none"], parts=["table1"]),
+    )
+    assert [part.values for part in suite.parts] == [["none"]]
+    assert suite.parts[0].rows == [mine, "gas(median)", "gas(rfa)"]
+    groups = choose(read_suite("smoke"), Choice(rules=["krum"]))
+    assert "table3" not in {part.name for part in groups.parts}
+    assert len(groups.parts) == len(read_suite("smoke").parts) - 1
+
+
+MINE = """
+import outvote
+class Mine(outvote.VectorRule):
+    def max_byzantine(self, num_clients):
+        return num_clients - 1
+    def aggregate(self, rows, num_byzantine):
+        return rows.mean(dim=0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "choice", "told"),
+    [
+        ("table1-cifar10", {"parts": ["mian"]}, "no part 'mian'; did you mean 'main'?"),
+        ("table1-cifar10", {"rules": ["mediann"]}, "did you mean 'median'?"),
+        ("table1-cifar10", {"attacks": ["lye"]}, "did you mean 'lie'?"),
+        ("table3-num-groups", {"rules": ["krum"]}, "take one of gas(bulyan), gas(multi-krum)"),
+        ("table5-heterogeneity", {"attacks": ["ipm"]}, "its columns are data.beta"),
+        ("smoke", {"settings": ["rounds"]}, "a setting is written key=value"),
+    ],
+)
+def test_a_choice_that_nothing_fits_is_told_in_one_line(name, choice, told):
+    with pytest.raises(ValueError, match=re.escape(told)) as error:
+        choose(read_suite(name), Choice(**choice))
+    assert "\n" not in str(error.value)
+
+
+def test_settings_and_seeds_hold_for_all_parts():
+    suite = choose(read_suite("smoke"), Choice(settings=["rounds=2"], num_seeds=3))
+    plan = plan_suite(suite)
+    assert {spec.rounds for spec in plan.specs} == {2}
+    assert {spec.seed for spec in plan.specs} == {0, 1, 2}
+
+
+def test_a_part_must_name_its_rules_and_attacks():
+    with pytest.raises(ValueError, match="part 'main' names no attack"):
+        make_suite("own", {"part": [{"settings": {"rule": "mean"}}]})
