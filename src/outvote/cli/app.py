@@ -96,7 +96,7 @@ HELP = """Federated learning in which some clients may lie.
 outvote demo                       see robust rules at work, in a minute or two
 outvote run CONFIG.toml            simulate federations, resumed where they stopped
 outvote bench SUITE                the paper's tables and figures, or a suite of your own
-outvote list rules                 what there is; also attacks, models, datasets
+outvote list rules                 what there is; also attacks, models, datasets, suites, runs
 outvote show 'gas(multi-krum)'     what a rule does and tolerates; also for attacks
 outvote stress                     every attack against every rule, in seconds
 outvote VERB --help                more on a verb
