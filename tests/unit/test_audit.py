@@ -7,11 +7,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from audit_logs import line, write_log
+from command_line import run
 from made_results import write_store
 from outvote.report.audit import Audit, Mark, audit_log, audit_run
 from outvote.report.audit_clients import client_records, longest_streaks, within_round_ranks
 from outvote.report.audit_truth import detection
-from outvote.results.audit_log import AuditRound, Judgement, Manifest
+from outvote.results.audit_log import Judgement
 from outvote.results.faults import DamagedFileError, StoreError
 
 K, D, R = Mark.KEPT, Mark.DROPPED, Mark.REJECTED
@@ -34,26 +36,6 @@ def made(scores, marks, liars=None):
 
 def record(audit, client):
     return next(each for each in client_records(audit) if each.client == client)
-
-
-def write_log(folder, rounds, **manifest):
-    folder.mkdir(exist_ok=True)
-    about = Manifest(
-        rule="gas(median)", outvote="0.1.0", started="2026-01-01T00:00:00Z", **manifest
-    )
-    (folder / "manifest.json").write_bytes(msgspec.json.encode(about))
-    lines = [msgspec.json.encode(each) + b"\n" for each in rounds]
-    (folder / "audit.jsonl").write_bytes(b"".join(lines))
-
-
-def line(number, *clients, is_updated=True):
-    return AuditRound(
-        round=number,
-        time=f"2026-01-01T00:0{number}:00Z",
-        num_byzantine=1,
-        is_updated=is_updated,
-        clients=clients,
-    )
 
 
 def test_ranks_lie_between_0_and_1_and_equals_share_theirs():
@@ -212,3 +194,94 @@ def test_a_folder_without_a_log_has_no_audit_and_a_damaged_one_says_so(tmp_path)
     write_log(tmp_path, [], version=99)
     with pytest.raises(StoreError, match="newer"):
         audit_log(tmp_path)
+
+
+@pytest.fixture
+def suite(tmp_path):
+    settings = {"rule": ["median", "gas(median)"], "attack": "lie", "rounds": 8}
+    write_store(tmp_path, settings, seeds=1)
+    return tmp_path / "own"
+
+
+@pytest.fixture
+def log(tmp_path):
+    rounds = [
+        line(
+            number,
+            Judgement(client="ann", score=1.0, kept=True),
+            Judgement(client="bob", score=1.1, kept=True),
+            Judgement(client="eve", score=9.0, reason="far away"),
+        )
+        for number in (1, 2, 3)
+    ]
+    write_log(tmp_path / "log", rounds)
+    return tmp_path / "log"
+
+
+def test_audit_of_a_suite_has_a_line_for_each_run(suite, capsys):
+    found = run(capsys, "audit", suite)
+    assert found.code == 0, found.err
+    for path in suite.iterdir():
+        assert path.name in found.out
+    assert [entry["rounds"] for entry in run(capsys, "audit", suite, "--json").json] == [8, 8]
+
+
+def test_audit_of_one_run_lists_its_clients(suite, capsys, tmp_path):
+    page = tmp_path / "audit.html"
+    found = run(capsys, "audit", suite, "--run", "gas-median", "--top", "3", "-o", page)
+    assert found.code == 0, found.err
+    assert "gas(median) against lie, seed 0: 8 rounds, 50 clients" in found.out
+    assert "47 more: --top 50" in found.out
+    assert page.exists()
+    told = run(capsys, "audit", next(suite.glob("gas-*")), "--json").json
+    assert len(told["clients"]) == 50
+    assert told["detection"]["num_liars"] <= 10
+
+
+def test_audit_of_a_log_names_the_one_who_was_dropped(log, capsys, tmp_path):
+    found = run(capsys, "audit", log, "-o", tmp_path / "audit.html")
+    assert found.code == 0, found.err
+    first = next(text for text in found.out.splitlines() if "ann" in text or "eve" in text)
+    assert first.split()[:2] == ["eve", "1.00"]
+    assert "far away" in first
+    assert (tmp_path / "audit.html").exists()
+    told = run(capsys, "audit", log, "--json").json
+    assert told["detection"] is None
+    assert told["clients"][0]["client"] == "eve"
+
+
+def test_audit_follows_a_log_until_it_is_stopped(log, capsys, monkeypatch):
+    naps = []
+
+    def nap(seconds):
+        naps.append(seconds)
+        if len(naps) == 3:
+            raise KeyboardInterrupt
+        if len(naps) == 2:
+            with (log / "audit.jsonl").open("ab") as file:
+                file.write(msgspec.json.encode(line(4, Judgement(client="eve", score=2.0))) + b"\n")
+
+    monkeypatch.setattr("outvote.cli.audit.time.sleep", nap)
+    found = run(capsys, "audit", log, "--follow")
+    assert found.code == 0, found.err
+    assert [text for text in found.out.splitlines() if "rounds, 3 clients" in text] == [
+        "log: 3 rounds, 3 clients",
+        "log: 4 rounds, 3 clients",
+    ]
+
+
+def test_audit_refuses_other_folders_in_one_line(tmp_path, suite, log, capsys):
+    (tmp_path / "empty").mkdir()
+    run(capsys, "audit", tmp_path / "empty").assert_fails(2, "neither a run", "audit log")
+    run(capsys, "audit", tmp_path / "nowhere").assert_fails(2, "no folder", "nowhere")
+    run(capsys, "audit", suite, "--run", "krum").assert_fails(2, "'krum'", "2 runs", "closest")
+    run(capsys, "audit", log, "--run", "krum").assert_fails(2, "leave out --run")
+    (log / "manifest.json").write_bytes(b"\x00garbage")
+    run(capsys, "audit", log).assert_fails(2, "manifest.json", "cannot be read")
+
+
+def test_audit_never_prints_control_characters_of_a_log(tmp_path, capsys):
+    write_log(tmp_path / "log", [line(1, Judgement(client="\x1b[2Jeve", standing="late"))])
+    found = run(capsys, "audit", tmp_path / "log")
+    assert "\x1b" not in found.out
+    assert "eve" in found.out

@@ -72,8 +72,12 @@ class _Source:
 
     def _read(self) -> "tuple[Audit | None, list[Result]]":
         from outvote.report.audit import audit_log
+        from outvote.results.faults import StoreError
 
-        log = audit_log(self.folder)
+        try:
+            log = audit_log(self.folder)
+        except StoreError as error:
+            raise click.UsageError(f"{error}; give the folder of a whole log.") from error
         if log is not None:
             if self.name is not None:
                 raise click.UsageError(f"{self.folder} is one log; leave out --run.")
@@ -118,17 +122,18 @@ class _Source:
 
 def _runs_in(folder: Path) -> "list[Result]":
     from outvote.results.collect import collect
-    from outvote.results.faults import DamagedFileError, StoreError
+    from outvote.results.faults import StoreError
+    from outvote.results.folder import find_runs
 
-    try:
-        return collect([folder], lambda text: click.echo(one_line(text), err=True))
-    except DamagedFileError:
-        raise
-    except StoreError as error:
+    if not find_runs(folder):
         raise click.UsageError(
             f"{folder} is neither a run, nor a suite, nor an audit log; give a folder that "
             "outvote run, outvote bench or a server with an audit log wrote."
-        ) from error
+        )
+    try:
+        return collect([folder], lambda text: click.echo(one_line(text), err=True))
+    except StoreError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _chosen(results: "Sequence[Result]", name: str | None) -> "list[Result]":

@@ -81,8 +81,8 @@ def print_overview(results: "Sequence[Result]") -> None:
         )
     print_table(columns, rows)
     click.echo(
-        "Precision: share of what was dropped that liars had sent; recall: share of what they\n"
-        "sent that was dropped; top: share of liars among as many most suspicious clients; *: liar.\n"
+        "Precision: share of what was dropped that liars had sent. Recall: share of what they\n"
+        "sent that was dropped. Top: share of liars among as many most suspicious; *: liar.\n"
         "More on one: outvote audit FOLDER --run NAME"
     )
 

@@ -124,8 +124,8 @@ function groupsOf(rows) {
 function drawCell(cell, low, high) {
   const content = isKnown(cell.run) ? html("a", { href: `#run=${cell.run}`, tabindex: -1 }, cell.text) : html("span", {}, cell.text);
   const names = [cell.isMissing && "missing", cell.isBold && "bold", cell.isEdge && "edge"].filter(Boolean).join(" ");
-  const node = html("td", { class: names || null }, content, cell.small ? html("small", {}, cell.small) : null,
-    cell.note && !cell.isMissing ? html("small", { class: "warn" }, cell.note) : null);
+  const node = html("td", { class: names || null }, content, cell.small ? [" ", html("small", {}, cell.small)] : null,
+    cell.note && !cell.isMissing ? [" ", html("small", { class: "warn" }, cell.note)] : null);
   if (tables.isShaded && isKnown(cell.value) && cell.ramp !== "none") {
     const colour = mixed(ramps()[rampName()], high > low ? (cell.value - low) / (high - low) : 0.5);
     node.style.backgroundColor = cssColour(colour);

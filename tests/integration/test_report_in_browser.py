@@ -1,0 +1,223 @@
+"""Pages in a real browser, opened from disk: they work, are quiet, and load nothing."""
+
+import csv
+import time
+from pathlib import Path
+
+import pytest
+
+from audit_logs import line, write_log
+from browser import Browser, find_browser
+from made_results import write_store
+from outvote.report.audit import audit_log
+from outvote.report.html import write_log_audit, write_report
+from outvote.results.audit_log import Judgement
+from outvote.results.export import to_export
+from outvote.results.exported import read_export
+
+pytestmark = pytest.mark.skipif(
+    find_browser() is None, reason="no Chromium found; install it (apt-get install chromium)"
+)
+
+SETTINGS = {
+    "rule": ["median", "gas(median)", "krum", "gas(krum)"],
+    "attack": ["none", "lie", "bit-flip"],
+    "rounds": 20,
+}
+FIRST = "krum"
+ATTACKS = ("bit-flip", "lie", "none")
+NUMBERS = "[...document.querySelectorAll('#grid-0 tbody td a')].map(each => each.innerText)"
+HOSTILE = (
+    "</script><script>window.owned = 1</script>"
+    "<img src=http://127.0.0.1:9/x onerror='window.owned = 1'>"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("pages")
+
+
+@pytest.fixture(scope="module")
+def results(folder):
+    return write_store(folder / "runs", SETTINGS, seeds=2)
+
+
+@pytest.fixture(scope="module")
+def report(folder, results) -> Path:
+    path = folder / "report.html"
+    write_report(results, path, command="outvote report runs -o report.html")
+    return path
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    with Browser(tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+@pytest.fixture
+def browser(running):
+    """A wide window with light colours; a page that complains or loads something fails the test."""
+    running.resize(1280, 900)
+    running.prefer(is_dark=False)
+    yield running
+    assert running.faults() == []
+    assert [each for each in running.requests() if not each.startswith(("file:", "data:"))] == []
+
+
+def column(browser, number):
+    return [
+        float(row.split()[0]) for row in browser.texts(f"#grid-0 tbody td:nth-child({number + 1})")
+    ]
+
+
+def test_the_only_file_that_a_page_asks_for_is_itself(browser, report):
+    browser.open(report)
+    assert browser.requests()[0] == report.resolve().as_uri()
+    assert [each for each in browser.requests()[1:] if not each.startswith("data:")] == []
+
+
+def test_a_table_sorts_by_click_and_by_keyboard(browser, report):
+    browser.open(report)
+    assert browser.texts("#grid-0 tbody th") == ["krum", "gas(krum)", "median", "gas(median)"]
+    assert column(browser, 2) != sorted(column(browser, 2))
+    browser.click("#grid-0 thead th:nth-child(3) button")
+    assert column(browser, 2) == sorted(column(browser, 2), reverse=True)
+    assert browser.evaluate("document.querySelector('#grid-0 thead th:nth-child(3)').ariaSort") == (
+        "descending"
+    )
+    browser.press("Enter", "\r")
+    assert column(browser, 2) == sorted(column(browser, 2))
+    browser.press("Tab")
+    browser.press("Enter", "\r")
+    assert column(browser, 3) == sorted(column(browser, 3), reverse=True)
+
+
+def test_the_switch_changes_the_numbers(browser, report, results):
+    browser.open(report)
+
+    def mean(metric, rule, attack):
+        chosen = [each for each in results if (each.rule, each.attack) == (rule, attack)]
+        return f"{100 * sum(getattr(each, metric) for each in chosen) / len(chosen):.2f}"
+
+    for metric in ("final", "last_ten", "kept_byzantine", "best"):
+        browser.click(f"#metric input[value={metric}] + span")
+        shown = browser.evaluate(NUMBERS)[:3]
+        assert shown == [mean(metric, FIRST, attack) for attack in ATTACKS]
+    browser.click("#metric input[value=worst] + span")
+    worst = min(float(mean("best", FIRST, attack)) for attack in ATTACKS)
+    assert float(browser.evaluate(NUMBERS)[0]) == worst
+    browser.press("ArrowRight")
+    assert browser.evaluate("document.querySelector('#metric input:checked').value") != "worst"
+
+
+def test_curves_can_be_hidden_and_read_as_a_table(browser, report):
+    browser.open(report)
+    lines = "document.querySelectorAll('#panels .line').length"
+    assert browser.evaluate(lines) == 12
+    browser.click("#legend .key")
+    assert browser.evaluate(lines) == 9
+    browser.click("#curve-values summary")
+    browser.wait("document.querySelectorAll('#curve-values tbody tr').length === 12")
+
+
+def test_the_audit_of_a_run_shows_its_judgements(browser, report, results):
+    place = next(k for k, each in enumerate(results) if each.rule == "gas(median)" and each.seed)
+    browser.open(report)
+    browser.evaluate(f"location.hash = '#run={place}'")
+    browser.wait("document.querySelector('#run h3').innerText.includes('seed 1')")
+    assert "gas(median) against" in browser.texts("#run h3")[0]
+    assert len(browser.texts("#run .tiles dd")) == 8
+    assert len(browser.texts("#run .ranking tbody tr")) == 20
+    painted = browser.evaluate(
+        "(() => { const canvas = document.querySelector('.cells'); const found = new Set();"
+        "const pen = canvas.getContext('2d');"
+        "const bytes = pen.getImageData(0, 0, canvas.width, canvas.height).data;"
+        "for (let k = 0; k < bytes.length; k += 4) found.add(bytes.slice(k, k + 3).join());"
+        "return found.size; })()"
+    )
+    assert painted > 10
+    browser.evaluate("document.querySelector('.cells').focus()")
+    browser.press("ArrowRight")
+    assert "round 1:" in browser.texts(".read")[0]
+
+
+def test_runs_are_found_by_words(browser, report):
+    browser.open(report)
+    browser.evaluate(
+        "(() => { const box = document.querySelector('#find'); box.value = 'gas krum lie seed1';"
+        "box.dispatchEvent(new Event('input')); })()"
+    )
+    assert browser.texts("#found") == ["1 of 24 runs"]
+    assert "gas(krum) against lie, seed 1" in browser.texts("#run h3")[0]
+
+
+def test_numbers_can_be_downloaded(browser, report, tmp_path):
+    browser.open(report)
+    browser.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    browser.click("#download-table")
+    path, end = tmp_path / "table.csv", time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    assert len(rows) == 12
+    assert float(rows[0]["best"]) == float(browser.evaluate(NUMBERS)[0])
+
+
+def test_colours_follow_the_system_and_the_button(browser, report):
+    paper = "getComputedStyle(document.body).backgroundColor"
+    browser.open(report)
+    browser.evaluate("localStorage.clear()")
+    light = browser.evaluate(paper)
+    browser.prefer(is_dark=True)
+    dark = browser.evaluate(paper)
+    assert dark != light
+    browser.click("#theme")
+    assert browser.evaluate(paper) == light
+    browser.click("#theme")
+    assert browser.evaluate(paper) == dark
+    browser.evaluate("localStorage.clear()")
+
+
+@pytest.mark.parametrize("width", [320, 375, 768])
+def test_a_page_is_no_wider_than_a_phone(browser, report, width):
+    browser.resize(width, 700)
+    browser.open(report)
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_every_control_has_a_name_and_every_picture_a_text(browser, report):
+    browser.open(report)
+    nameless = browser.evaluate(
+        "[...document.querySelectorAll('button, select, input')].filter(each => !each.innerText &&"
+        "!each.ariaLabel && !each.labels?.length).map(each => each.outerHTML)"
+    )
+    assert nameless == []
+    assert browser.evaluate(
+        "[...document.querySelectorAll('[role=img]')].every(each => each.ariaLabel.length > 10)"
+    )
+
+
+def test_runs_of_an_export_say_why_they_have_no_audit(browser, results, folder):
+    path = folder / "all.csv.gz"
+    path.write_bytes(to_export(results))
+    write_report(read_export(path), folder / "export.html")
+    browser.open(folder / "export.html")
+    assert "Clients are not in an export" in browser.texts("#run")[0]
+    assert browser.evaluate("document.querySelectorAll('#panels .line').length") == 12
+
+
+def test_a_hostile_log_is_shown_as_text(browser, folder):
+    clients = [Judgement(client=name, score=1.0, kept=True) for name in ("ann", "bob")]
+    hostile = Judgement(client=HOSTILE, standing="malformed", reason=HOSTILE)
+    write_log(
+        folder / "log", [line(k, *clients, hostile) for k in (1, 2, 3)], settings={"<b>": "<i>"}
+    )
+    write_log_audit(audit_log(folder / "log"), folder / "audit.html", command=HOSTILE)
+    browser.open(folder / "audit.html")
+    assert HOSTILE in browser.texts(".ranking tbody tr")[0]
+    assert browser.evaluate("window.owned") is None
+    assert browser.evaluate("document.querySelectorAll('img, b b, i').length") == 0
+    assert "Who lies is not known" in browser.texts("#run")[0]

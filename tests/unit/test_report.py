@@ -1,0 +1,277 @@
+"""Pages: what they hold is what was measured, and nothing that a file says can act in them."""
+
+import base64
+import hashlib
+import html
+import json
+import re
+import time
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from audit_logs import line, write_log
+from command_line import run
+from made_results import ENVIRONMENT, made_results, write_store
+from outvote.report.audit import audit_run
+from outvote.report.cells import Cell
+from outvote.report.html import write_log_audit, write_report
+from outvote.report.html_facts import commands_of, dates_of, duration, facts_of, title_and_lead
+from outvote.report.html_runs import MAX_ENTRIES, run_entries
+from outvote.report.html_tables import cell_note
+from outvote.report.packing import packed_measured, packed_shares, packed_whole
+from outvote.results.audit_log import Judgement
+from outvote.results.export import to_export
+from outvote.suites.suite import read_suite
+
+TWO_RULES = {"rule": ["median", "gas(median)"], "attack": ["none", "lie"], "rounds": 6}
+
+
+def data_of(path):
+    text = path.read_text(encoding="utf-8")
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    return json.loads(found[1])
+
+
+def unpacked(packed):
+    """What the page's script does, in Python."""
+    codes = np.frombuffer(base64.b64decode(packed["data"]), dtype=f"<u{packed['bytes']}")
+    if "kind" not in packed:
+        return codes
+    if packed["kind"] == "share":
+        return np.where(codes == 65535, np.nan, codes / 10000)
+    scaled = packed["low"] + (codes.astype(float) - 1) / 65532 * (packed["high"] - packed["low"])
+    values = np.exp(scaled) if packed["kind"] == "log" else scaled
+    if packed["kind"] == "log":
+        values = np.where(codes == 0, 0.0, values)
+    return np.where(codes == 65535, np.inf, np.where(codes == 65534, np.nan, values))
+
+
+@pytest.mark.parametrize("largest", [0, 255, 256, 65535, 65536, 2**32 - 1])
+def test_whole_numbers_come_back_exactly(largest):
+    values = np.array([0, largest, largest // 2])
+    np.testing.assert_array_equal(unpacked(packed_whole(values)), values)
+
+
+def test_shares_come_back_to_four_digits():
+    values = np.array([0.0, 1.0, 0.12344, np.nan])
+    np.testing.assert_allclose(unpacked(packed_shares(values)), [0, 1, 0.1234, np.nan])
+
+
+@pytest.mark.parametrize(
+    ("values", "tolerance"),
+    [
+        ([1e-38, 1.0, 1e38, 0.0, np.inf, np.nan], 2e-3),
+        ([0.5, 0.501, 2.0], 1e-4),
+        ([7.0], 0),
+        ([], 0),
+        ([0.0, 0.0], 0),
+    ],
+)
+def test_measured_numbers_come_back_to_three_digits(values, tolerance):
+    found = unpacked(packed_measured(np.array(values, dtype=float)))
+    np.testing.assert_allclose(found, values, rtol=tolerance or 1e-12)
+
+
+def test_numbers_below_zero_are_packed_evenly():
+    values = np.array([-1.0, 0.0, 0.25, np.nan])
+    np.testing.assert_allclose(unpacked(packed_measured(values)), values, atol=1e-4)
+
+
+def test_a_page_holds_the_numbers_of_its_runs(tmp_path):
+    results = write_store(tmp_path / "runs", TWO_RULES, seeds=2)
+    write_report(results, tmp_path / "report.html")
+    page = data_of(tmp_path / "report.html")
+    for result, entry in zip(results, page["runs"], strict=True):
+        assert (entry["rule"], entry["seed"]) == (result.rule, result.seed)
+        assert entry["numbers"]["best"] == result.best
+        np.testing.assert_allclose(
+            unpacked(entry["series"]["accuracy"]), result.series.accuracy, atol=6e-5
+        )
+        audit = audit_run(result)
+        matrix = {name: unpacked(packed) for name, packed in entry["audit"]["matrix"].items()}
+        rows = np.repeat(np.arange(len(audit.rounds)), matrix["counts"])
+        np.testing.assert_array_equal(audit.marks[rows, matrix["clients"]], matrix["marks"])
+        np.testing.assert_allclose(
+            audit.scores[rows, matrix["clients"]], matrix["scores"], rtol=1e-3
+        )
+        assert len(rows) == (audit.marks > 0).sum()
+
+
+def test_the_cells_of_a_page_lead_to_their_runs(tmp_path):
+    results = write_store(tmp_path / "runs", TWO_RULES, seeds=2)
+    write_report(results, tmp_path / "report.html")
+    page = data_of(tmp_path / "report.html")
+    (grid,) = page["grids"]
+    for row, cells in zip(grid["rows"], grid["cells"], strict=True):
+        for column, cell in zip(grid["columns"], cells, strict=True):
+            found = [page["runs"][place] for place in cell["runs"]]
+            assert [(each["rule"], each["attack"]) for each in found] == [(row, column)] * 2
+            mean = 100 * np.mean([each["numbers"]["best"] for each in found])
+            assert cell["best"][0] == pytest.approx(mean, abs=0.006)
+
+
+def test_labels_and_settings_that_runs_share_are_told_once(tmp_path):
+    results = write_store(tmp_path, TWO_RULES, seeds=1)
+    page = run_entries(results)
+    assert len(page["environments"]) == 1
+    assert set(page["runs"][0]["settings"]) == {"rule", "attack"}
+    assert page["settings"]["rounds"] == 6
+    counts = np.load(results[0].folder.path / "audit.npz")["label_counts"]
+    packed = page["labels"][page["runs"][0]["labels"]]
+    np.testing.assert_array_equal(
+        unpacked(packed["counts"]).reshape(-1, packed["num_classes"]), counts
+    )
+
+
+def test_runs_from_an_export_have_tables_and_curves_but_no_audit(tmp_path, capsys):
+    results = made_results(TWO_RULES, seeds=1)
+    (tmp_path / "all.csv.gz").write_bytes(to_export(results))
+    page = tmp_path / "report.html"
+    assert run(capsys, "report", tmp_path / "all.csv.gz", "-o", page).code == 0
+    assert all(entry["audit"] is None for entry in data_of(page)["runs"])
+    assert data_of(page)["grids"][0]["cells"][0][0]["best"]
+
+
+def test_cells_say_what_is_missing_or_went_wrong():
+    good, bad = made_results({"rule": "median", "attack": ["lie", "none"]}, diverged=("median-n",))[
+        ::2
+    ]
+    assert cell_note(Cell()) == "not run"
+    assert cell_note(Cell(unfinished=(good,))) == "unfinished"
+    assert cell_note(Cell(results=(good,))) == ""
+    assert cell_note(Cell(results=(good, bad), num_wanted=5)) == "1 of 5 seeds, 1 diverged"
+
+
+def test_long_audits_keep_some_rounds_and_all_counts(tmp_path, monkeypatch):
+    results = write_store(tmp_path, {"rule": "gas(median)", "attack": "lie", "rounds": 9}, seeds=1)
+    monkeypatch.setattr("outvote.report.html_runs.MAX_ENTRIES", 3 * 5 + 1)
+    (entry,) = run_entries(results)["runs"]
+    audit = entry["audit"]
+    num_all = int(results[0].series.num_sampled.sum())
+    assert audit["every"] == -(-num_all // 16) > 1
+    assert len(unpacked(audit["matrix"]["rounds"])) == -(-9 // audit["every"])
+    assert unpacked(audit["records"]["num_judged"]).sum() == num_all
+
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u2028&quot;'\"<!--"
+
+
+class Elements(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.attributes = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+
+def elements(path):
+    parser = Elements()
+    parser.feed(path.read_text(encoding="utf-8"))
+    return parser
+
+
+def test_markup_in_names_reasons_and_settings_stays_text(tmp_path):
+    write_log(
+        tmp_path / "log",
+        [line(1, Judgement(client=HOSTILE, standing="error", reason=HOSTILE))],
+        settings={HOSTILE: HOSTILE},
+    )
+    from outvote.report.audit import audit_log
+
+    audit = replace(audit_log(tmp_path / "log"), title=HOSTILE)
+    write_log_audit(audit, tmp_path / "audit.html", command=HOSTILE)
+    found = elements(tmp_path / "audit.html")
+    assert found.tags.count("script") == 2
+    assert "img" not in found.tags
+    assert not [name for name, _ in found.attributes if name.startswith("on")]
+    page = data_of(tmp_path / "audit.html")
+    assert page["runs"][0]["audit"]["clients"] == [HOSTILE]
+    assert page["runs"][0]["audit"]["reasons"][0][2] == HOSTILE
+
+
+def test_a_page_may_run_its_own_script_and_load_nothing(tmp_path):
+    write_report(made_results(TWO_RULES, seeds=1), tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    policy = html.unescape(re.search(r'Content-Security-Policy" content="(.*?)"', text)[1])
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    assert rules["default-src"] == "'none'"
+    for tag, kind in (("style", "style-src"), ("script", "script-src")):
+        content = re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)[1]
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert rules[kind] == f"'sha256-{digest}'"
+    found = elements(tmp_path / "report.html")
+    assert "style" not in [name for name, _ in found.attributes]
+    addresses = [value for name, value in found.attributes if name in ("src", "href")]
+    assert all(value.startswith(("#", "data:")) for value in addresses)
+
+
+def test_without_a_script_a_page_still_has_its_table(tmp_path):
+    results = made_results(TWO_RULES, seeds=1)
+    write_report(results, tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    body = text[text.index("<tbody>") : text.index("</tbody>")]
+    for result in results:
+        assert f"{100 * result.best:.2f}" in body
+
+
+def test_the_head_says_where_runs_come_from(tmp_path):
+    results = write_store(tmp_path, "demo", seeds=1, rounds=2)
+    facts = dict(facts_of(results))
+    assert facts["Runs"] == "15"
+    assert facts["Hardware"] == "cpu, 2 threads, Linux x86_64"
+    assert facts["Commit"] == ENVIRONMENT.commit[:12]
+    assert "torch 2.13.0" in facts["Versions"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", facts["Played"])
+    title, lead = title_and_lead(results)
+    assert title == read_suite("demo").title
+    assert lead.startswith("6,000 real pictures")
+    assert dates_of(made_results("demo", seeds=1, rounds=1)) == "unknown: from an export"
+
+
+def test_the_head_says_what_to_type():
+    shipped = made_results("demo", seeds=1, rounds=1)
+    own = made_results(TWO_RULES, seeds=1)
+    report = "outvote report runs -o report.html"
+    assert commands_of(shipped, report) == ["outvote bench demo", report]
+    assert commands_of(shipped, "outvote demo") == ["outvote demo"]
+    assert commands_of(own, report) == [report]
+    assert commands_of(shipped, "") == ["outvote bench demo"]
+
+
+def test_times_are_told_as_people_say_them():
+    assert [duration(0.4), duration(61), duration(7261)] == ["0 s", "1 min 1 s", "2 h 1 min"]
+
+
+def test_report_refuses_what_is_no_folder_of_runs(tmp_path, capsys):
+    result = run(capsys, "report", tmp_path, "-o", tmp_path / "report.html")
+    result.assert_fails(2, "no runs")
+    assert not (tmp_path / "report.html").exists()
+    run(capsys, "report", tmp_path / "nowhere").assert_fails(2, "nowhere")
+
+
+def test_report_tells_what_it_wrote(tmp_path, capsys):
+    write_store(tmp_path / "runs", TWO_RULES, seeds=1)
+    page = tmp_path / "report.html"
+    told = run(capsys, "report", tmp_path / "runs", "-o", page, "--json").json
+    assert told == {"path": str(page), "runs": 4, "bytes": page.stat().st_size}
+    run(capsys, "report", tmp_path / "runs", "-o", tmp_path / "no" / "x.html").assert_fails(
+        1, "could not be written"
+    )
+
+
+@pytest.mark.slow
+def test_a_page_of_360_runs_of_200_rounds_is_made_in_20_seconds_and_8_megabytes(tmp_path, capsys):
+    results = write_store(tmp_path / "runs", "table1-cifar10", seeds=5, rounds=200)
+    assert len(results) >= 360
+    assert sum(int(each.series.num_sampled.sum()) for each in results) < MAX_ENTRIES
+    start = time.perf_counter()
+    page = tmp_path / "report.html"
+    assert run(capsys, "report", tmp_path / "runs", "-o", page).code == 0
+    assert time.perf_counter() - start < 20
+    assert page.stat().st_size < 8_000_000
+    assert all(entry["audit"]["every"] == 1 for entry in data_of(page)["runs"])
