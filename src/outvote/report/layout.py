@@ -76,12 +76,12 @@ def _grids_of_part(
     keys = list(differing([*held, *added], ignored=flat(part.settings)))
     held_names, all_names = _row_names(part, held), _row_names(part, [*held, *added])
     attacks = names_of(each.config["attack"] for each in [*held, *added])
-    is_held = {id(each) for each in held}
+    is_held, known_columns = {id(each) for each in held}, part.values
 
     def place(each: Result) -> Placed:
         names = held_names if id(each) in is_held else all_names
         column = each.setting(part.columns)
-        if part.columns == "attack" and column not in part.values:
+        if part.columns == "attack" and column not in known_columns:
             column = attacks[each.config["attack"]]
         return Placed(names[each.config["rule"]], column, each)
 
@@ -97,9 +97,8 @@ def _row_names(part: Part, results: Sequence[Result]) -> dict[str, str]:
 
 
 def _grid_of_part(suite: Suite, part: Part, placed: Sequence[Placed], told: str) -> Grid:
-    rows = list(dict.fromkeys([*part.rows, *(each.row for each in placed)]))
-    new = ordered(each.column for each in placed if each.column not in part.values)
-    columns = [*part.values, *new]
+    rows, columns = list(dict.fromkeys([*part.rows, *(each.row for each in placed)])), part.values
+    columns += ordered(each.column for each in placed if each.column not in columns)
     printed: Mapping[tuple[str, Any], Any] = part.printed()
     return Grid(
         suite=suite.name,

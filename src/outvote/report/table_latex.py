@@ -11,6 +11,7 @@ from outvote.report.table_text import (
     caption,
     mean_and_std,
     missing,
+    no_worst,
     notes,
     points,
     reading_help,
@@ -127,7 +128,7 @@ def _worst(grid: Grid, row: int, metric: Metric) -> list[str]:
         return []
     worst = grid.worst(row, metric)
     if worst is None:
-        return ["not run"]
+        return [no_worst(grid, row)]
     more = worst_notes(worst)
     return [points(worst.spread.mean) + escape_after(f"({more[0]})" if more else "")]
 

@@ -12,6 +12,7 @@ from outvote.report.table_text import (
     gaps,
     mean_and_std,
     missing,
+    no_worst,
     notes,
     points,
     reading_help,
@@ -84,7 +85,7 @@ def _cell(grid: Grid, row: int, column: int, metric: Metric, *, is_bold: bool, p
 def _worst(grid: Grid, row: int, metric: Metric, *, paper: bool) -> str:
     worst = grid.worst(row, metric)
     if worst is None:
-        return "not run"
+        return no_worst(grid, row)
     more = worst_notes(worst)
     if paper and worst.printed is not None:
         more.insert(0, _paper(worst.printed, worst.difference))

@@ -59,6 +59,11 @@ def worst_notes(worst: Worst) -> list[str]:
     return [f"{worst.num_known} of {worst.num_columns}"] if worst.is_partial else []
 
 
+def no_worst(grid: Grid, row: int) -> str:
+    """Say why a row has no worst case."""
+    return "not run" if all(cell.is_missing for cell in grid.cells[row]) else "no number"
+
+
 def caption(grid: Grid, metric: Metric) -> str:
     """Say what the numbers are."""
     if not grid.results:

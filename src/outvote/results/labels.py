@@ -1,5 +1,6 @@
 """Short names of rules and attacks for tables: the name without the parameters, and these alone."""
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from outvote.text import TOKEN, read_value
@@ -49,6 +50,7 @@ def parameters(text: str) -> dict[str, Any]:
     return outline(text).all_parameters
 
 
+@lru_cache(maxsize=4096)  # A table asks for the same few again and again.
 def outline(text: str) -> Outline:
     """Take a text apart; it was checked before, by those who know the rules and attacks."""
     tokens = [found[1] for found in TOKEN.finditer(text)]

@@ -1,0 +1,366 @@
+"""Tables: every cell that a suite asks for, true numbers, what is missing, in four formats."""
+
+import csv
+import io
+import random
+import re
+import statistics
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from made_results import ENVIRONMENT, made_results
+from outvote.report.cells import METRICS, Cell, spread_of
+from outvote.report.layout import grids_of
+from outvote.report.naming import names_of
+from outvote.report.provenance import provenance_of
+from outvote.report.table_data import as_json, records, to_csv
+from outvote.report.table_latex import latex
+from outvote.report.table_markdown import markdown
+from outvote.results.schema import Status
+from outvote.suites.suite import read_suite, suite_names
+
+OWN = {"rule": ["median", "gas(median)"], "attack": ["lie", "ipm"], "rounds": 4}
+
+
+@cache
+def made_table1(seeds, diverged):
+    return made_results("table1-cifar10", seeds=seeds, rounds=3, diverged=diverged)
+
+
+def table1(seeds=2, diverged=()):
+    return list(made_table1(seeds, diverged))
+
+
+def ended(result, outcome):
+    return replace(result, status=Status(outcome=outcome, round=1, num_rounds=3))
+
+
+def with_rule(result, rule):
+    return replace(result, config={**result.config, "rule": rule})
+
+
+def with_attack(result, attack):
+    return replace(result, config={**result.config, "attack": attack})
+
+
+def cells_of(grid):
+    return [cell for row in grid.cells for cell in row]
+
+
+def table_lines(text):
+    return [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line[:1] == "|"]
+
+
+def test_a_cell_has_the_mean_and_the_sample_deviation_of_its_seeds():
+    results = table1(seeds=3)
+    cell = grids_of(results)[0].cells[0][0]
+    assert cell.seeds == [0, 1, 2]
+    for metric in METRICS:
+        values = [100 * getattr(each, metric) for each in cell.results]
+        spread = cell.spread(metric)
+        assert spread.mean == pytest.approx(statistics.mean(values))
+        assert spread.std == pytest.approx(statistics.stdev(values))
+
+
+def test_one_seed_has_no_deviation_and_no_number_no_mean():
+    assert spread_of([1.0]) == (1.0, None, 1)
+    assert spread_of([float("nan"), 1.0]) == (1.0, None, 1)
+    assert spread_of([float("nan")]) is None
+
+
+@pytest.mark.parametrize("name", suite_names())
+def test_every_cell_of_every_suite_has_all_its_runs_and_the_papers_number(name):
+    grids = grids_of(made_results(name, seeds=1, rounds=2))
+    parts = read_suite(name).parts
+    assert [grid.part for grid in grids] == [part.name for part in parts]
+    for grid, part in zip(grids, parts, strict=True):
+        assert (list(grid.rows), list(grid.columns)) == (part.rows, part.values)
+        for cell in cells_of(grid):
+            assert (len(cell.results), cell.num_wanted) == (1, len(part.seeds))
+            assert (cell.printed is None) == (part.wanted is None)
+
+
+def test_cells_are_there_when_only_one_run_is():
+    main, lie = grids_of(table1()[:1])
+    assert (len(cells_of(main)), len(cells_of(lie))) == (72, 6)
+    assert sum(not cell.is_missing for cell in cells_of(main)) == 1
+    text = markdown([main, lie], "best")
+    assert text.count("not run |") == 71 + 6 + 11
+    assert "`outvote bench table1-cifar10 --part lie-p100`" in text
+    assert "Nothing of this was run." in text
+
+
+def test_runs_that_are_not_over_are_not_counted_but_told():
+    results = table1(seeds=1)
+    results[0], results[1] = ended(results[0], "failed"), ended(results[1], "interrupted")
+    main = grids_of(results)[0]
+    missing = [cell for cell in cells_of(main) if cell.is_missing]
+    assert [len(cell.unfinished) for cell in missing] == [1, 1]
+    text = markdown([main], "best")
+    assert "| failed |" in text
+    assert "| not over |" in text
+    assert "Not counted, because not over: 1 failed, 1 interrupted." in text
+
+
+def test_a_number_of_seeds_is_told_once_or_where_it_differs():
+    results = table1()
+    assert "deviation, 2 of 5 seeds. " in markdown(grids_of(results)[:1], "best")
+    text = markdown(grids_of(results[1:])[:1], "best")
+    assert "deviation, 2 of 5 seeds unless a cell says otherwise." in text
+    assert text.count("(1 of 5 seeds)") == 1
+
+
+def test_diverged_runs_are_marked():
+    text = markdown(grids_of(table1(diverged=("rfa",)))[:1], "best")
+    assert text.count("(2 diverged)") == 6
+    never_tested = [
+        replace(each, series=replace(each.series, accuracy=each.series.accuracy * float("nan")))
+        for each in table1(seeds=1, diverged=("rfa",))
+    ]
+    text = markdown(grids_of(never_tested)[:1], "best")
+    assert text.count(" diverged |") == 6
+    assert text.count(" not measured |") == 66
+    assert text.count(" no number |") == 12
+
+
+def test_the_better_of_a_rule_and_its_gas_form_is_bold():
+    grid = grids_of(table1())[0]
+    bold = grid.best("best")
+    for first in range(0, 12, 2):
+        for column in range(6):
+            plain, gas = (
+                round(grid.cells[row][column].spread("best").mean, 2) for row in (first, first + 1)
+            )
+            assert ((first, column) in bold) == (plain >= gas)
+            assert ((first + 1, column) in bold) == (gas >= plain)
+    assert grid.best("kept_byzantine") != bold
+
+
+def test_equal_numbers_are_both_bold_and_a_single_one_is_not():
+    one = next(each for each in made_results(OWN, seeds=1) if each.rule == "median")
+    both = [one, replace(with_rule(one, "gas(median)"), name="other")]
+    assert grids_of(both)[0].best("best") == {(0, 0), (1, 0)}
+    assert grids_of([one])[0].best("best") == set()
+
+
+def test_the_worst_case_is_the_smallest_mean_and_partial_if_a_column_is_missing():
+    results = table1()
+    whole = grids_of(results)[0]
+    worst = whole.worst(0, "best")
+    assert worst.spread.mean == min(cell.spread("best").mean for cell in whole.cells[0])
+    assert not worst.is_partial
+    assert worst.printed == 23.68
+    most = whole.worst(0, "kept_byzantine").spread.mean
+    assert most == max(cell.spread("kept_byzantine").mean for cell in whole.cells[0])
+    column = whole.columns[worst.column]
+    part = grids_of([each for each in results if each.attack != column])[0]
+    assert part.worst(0, "best").is_partial
+    assert "(5 of 6)" in markdown([part], "best")
+
+
+def test_an_added_rule_is_a_row_and_an_added_attack_a_column():
+    results = table1()
+    rule = [with_rule(each, "mine.py:My") for each in results if each.rule == "median"]
+    attack = [with_attack(each, "gas-aware") for each in results if each.attack == "ipm"]
+    main, lie = grids_of([*results, *rule, *attack])
+    assert main.rows[-1] == "mine.py:My"
+    assert main.columns[-1] == "gas-aware"
+    assert [len(cell.seeds) for cell in main.cells[-1]] == [2, 2, 2, 2, 2, 2, 0]
+    assert all(row[-1].seeds == [0, 1] for row in main.cells[:-1])
+    assert [cell.printed for cell in main.cells[-1]] == [None] * 7
+    assert lie.rows[-1] == "mine.py:My"  # It was under LIE, too.
+
+
+def test_the_same_rule_with_another_parameter_is_a_row_of_its_own():
+    results = table1()
+    more = [with_rule(each, "gas(median, num_groups=7)") for each in results if each.rule == "rfa"]
+    main = grids_of([*results, *more])[0]
+    assert main.rows[-1] == "gas(median, num_groups=7)"
+    assert "gas(median)" in main.rows
+    assert all(len(cell.results) == 2 for cell in cells_of(main))
+
+
+def test_settings_that_a_part_leaves_open_are_tables_of_their_own():
+    results = table1()
+    more = [replace(each, config={**each.config, "precision": "tf32"}) for each in results]
+    grids = [grid for grid in grids_of([*results, *more]) if grid.part == "main"]
+    assert [grid.title for grid in grids] == [
+        "CIFAR-10, p = 1000, float32",
+        "CIFAR-10, p = 1000, tf32",
+    ]
+    assert all(len(cell.results) == 2 for grid in grids for cell in cells_of(grid))
+
+
+def test_runs_that_fit_no_part_are_laid_out_by_themselves():
+    results = table1()
+    data = {**results[0].config["data"], "beta": 0.1}
+    federation = {**results[0].config["federation"], "sampled": 7}
+    config = {**results[0].config, "data": data, "federation": federation}
+    odd = replace(results[0], config={**config, "attack": "lie(z=9.0)"}, name="odd")
+    smoke = [replace(odd, suite="smoke")]
+    *_, last = grids_of(smoke)
+    assert (last.part, last.title) == ("", "Other runs")
+    assert last.results == smoke
+
+
+def test_own_runs_have_rules_as_rows_attacks_as_columns_and_tables_for_the_rest():
+    grids = grids_of(made_results({**OWN, "data": {"beta": [0.5, 0.1]}}))
+    assert [grid.title for grid in grids] == ["β = 0.1", "β = 0.5"]
+    for grid in grids:
+        assert (grid.part, grid.rows) == ("", ("median", "gas(median)"))
+        assert grid.titles == ["ipm", "lie"]
+        assert all(cell.seeds == [0, 1] for cell in cells_of(grid))
+
+
+def test_own_runs_with_one_attack_have_what_differs_most_as_columns():
+    federation = {"byzantine": [4, 2, 10], "sampled": 20}
+    table = {**OWN, "attack": "lie", "data": {"beta": [0.5, 0.1]}, "federation": federation}
+    grids = grids_of(made_results(table, seeds=1))
+    assert [grid.titles for grid in grids] == [["f = 2", "f = 4", "f = 10"]] * 2
+    assert not any(grid.has_worst for grid in grids)
+
+
+def test_names_have_the_parameters_that_differ_and_no_others():
+    names = names_of(
+        [
+            "gas(rfa(num_iterations=3), num_groups=10)",
+            "gas(rfa(num_iterations=3))",
+            "rfa(num_iterations=3)",
+        ]
+    )
+    assert list(names.values()) == ["gas(rfa, num_groups=10)", "gas(rfa, num_groups=1000)", "rfa"]
+
+
+def test_a_repeated_seed_is_counted_and_told():
+    results = table1(seeds=1)
+    grid = grids_of([*results, replace(results[0], name=f"{results[0].name[:-1]}x")])[0]
+    repeated = [cell for cell in cells_of(grid) if cell.num_repeated]
+    assert [(len(cell.seeds), len(cell.results)) for cell in repeated] == [(1, 2)]
+    assert "1 runs have the seed of another run in their cell" in markdown([grid], "best")
+
+
+def test_an_unknown_part_is_named_with_the_closest():
+    with pytest.raises(ValueError, match=r"unknown part 'mian'.*main"):
+        grids_of(table1(), "mian")
+    assert {grid.part for grid in grids_of(table1(), "main")} == {"main"}
+
+
+@pytest.mark.parametrize("write", [markdown, latex, to_csv, as_json])
+def test_the_same_runs_in_any_order_give_the_same_text(write):
+    results = table1()
+    shuffled = random.Random(0).sample(results, len(results))
+    assert write(grids_of(results), "best") == write(grids_of(shuffled), "best")
+
+
+def test_markdown_tables_have_one_field_per_column():
+    results = table1()
+    lines = table_lines(markdown(grids_of(results)[:1], "best", paper=True))
+    assert {len(line) for line in lines} == {8}
+    assert len(lines) == 2 + 12
+
+
+def test_differences_to_the_paper_add_up_as_printed():
+    text = markdown(grids_of(table1()), "best", paper=True)
+    found = re.findall(r"([\d.]+)[* ]*(?:± [\d.]+ )?\(paper ([\d.]+), ([+−]?[\d.]+)\)", text)
+    assert len(found) == 72 + 12 + 6
+    for ours, papers, difference in found:
+        told = float(difference.replace("−", "-"))
+        assert told == pytest.approx(float(ours) - float(papers), abs=1e-9)
+
+
+def test_the_papers_number_stands_where_ours_is_missing():
+    assert "not run (paper 59.23)" in markdown(grids_of(table1()[:1]), "best", paper=True)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("paper", [False, True])
+def test_latex_is_balanced_and_every_row_has_all_columns(metric, paper):
+    results = [with_rule(each, "my_%$&#{}~^\\.py:<R>") for each in table1()[:2]]
+    text = latex(grids_of([*table1()[:40], *results]), metric, paper=paper)
+    assert text.isascii()
+    bare = re.sub(r"\\[\\{}&%$#_]", "", re.sub(r"^%.*$", "", text, flags=re.MULTILINE))
+    depth = 0
+    for letter in bare:
+        depth += {"{": 1, "}": -1}.get(letter, 0)
+        assert depth >= 0
+    assert depth == 0
+    assert bare.count("$") % 2 == 0
+    opened, closed = (re.findall(rf"\\{word}{{(\w+)}}", text) for word in ("begin", "end"))
+    assert opened == ["table", "tabular"] * 2
+    assert closed == ["tabular", "table"] * 2
+    for tabular in re.findall(r"\\begin{tabular}{(l r*|lr+)}(.*?)\\end{tabular}", text, re.DOTALL):
+        rows = [line for line in tabular[1].splitlines() if line.endswith(r"\\")]
+        assert len(rows) > 5
+        assert {len(re.findall(r"(?<!\\)&", row)) + 1 for row in rows} == {len(tabular[0])}
+        for rule in ("toprule", "midrule", "bottomrule"):
+            assert tabular[1].count(rf"\{rule}") == 1
+
+
+def test_latex_has_the_best_in_bold():
+    grid = grids_of(table1())[0]
+    assert latex([grid], "best").count(r"\textbf{") == len(grid.best("best"))
+
+
+def test_names_from_files_cannot_break_a_markdown_table():
+    results = made_results(OWN, seeds=1)
+    hostile = [with_rule(each, "'a|b\n# <b>*x*`y`.py:R'") for each in results]
+    text = markdown(grids_of(hostile), "best")
+    assert {len(line) for line in table_lines(text)} == {4}
+    assert "<b>" not in text.replace("\\<b\\>", "")
+    assert "\n# " not in text
+
+
+def test_the_csv_reads_back_to_the_records():
+    grids = grids_of(table1()[:50])
+    found = list(csv.DictReader(io.StringIO(to_csv(grids, "best", paper=True))))
+    told = records(grids, "best", paper=True)
+    assert len(found) == len(told) == 78
+    for row, record in zip(found, told, strict=True):
+        for key, value in record.items():
+            if value is None:
+                assert row[key] == ""
+            elif isinstance(value, float):
+                assert float(row[key]) == value
+            elif isinstance(value, list):
+                assert [int(word) for word in row[key].split()] == value
+            else:
+                assert row[key] == str(value)
+
+
+def test_json_has_cells_worst_cases_and_where_they_come_from():
+    grids = grids_of(table1())
+    found = as_json(grids, "best", paper=True)
+    assert found["cells"] == records(grids, "best", paper=True)
+    assert len(found["worst_cases"]) == 12
+    assert found["provenance"]["num_runs"] == 156
+
+
+def test_provenance_counts_a_run_once_and_tells_all_machines():
+    one = made_results("smoke", seeds=1)
+    other = msgspec_replace(device="NVIDIA H200", commit="f" * 40 + "+changes")
+    more = made_results(OWN, seeds=1, environment=other)
+    about = provenance_of([*one, *one, *more])
+    assert about.num_runs == len(one) + len(more)
+    assert about.devices == ["NVIDIA H200", "cpu"]
+    assert about.num_images == sum(each.num_images for each in [*one, *more])
+    assert "0123456789ab, ffffffffffff+changes" in about.told()
+
+
+def msgspec_replace(**changes):
+    from msgspec.structs import replace as changed
+
+    return changed(ENVIRONMENT, **changes)
+
+
+def test_the_settings_of_the_runs_are_told():
+    text = markdown(grids_of(table1())[:1], "best")
+    assert (
+        "cifar10, alexnet, 200 rounds, 50 clients, 20 % liars, 5 sampled, dirichlet, β = 0.5."
+        in (text)
+    )
+
+
+def test_an_empty_cell_has_nothing():
+    assert (Cell().spread("best"), Cell().difference("best"), Cell().seeds) == (None, None, [])
