@@ -8,10 +8,11 @@ import click
 from outvote.cli.output import print_json
 from outvote.cli.runs import paths_argument, read_runs
 from outvote.cli.table import METRICS
-from outvote.cli.verb import Verb
+from outvote.cli.verb import Verb, WorkFailed
 from outvote.cli.whole_file import write_file
 
 if TYPE_CHECKING:
+    from outvote.report.audit import Audit
     from outvote.report.figures import FigureKind
 
 # Written out, because the figures themselves cannot be imported without matplotlib.
@@ -89,10 +90,9 @@ def _check_matplotlib() -> None:
 def _picture(
     paths: tuple[Path, ...], kind: str, format_: str, metric: str, part: str | None, run: str | None
 ) -> bytes:
-    from outvote.report.audit import audit_log
     from outvote.report.figures import audit_picture, picture
 
-    log = audit_log(paths[0]) if kind == "identification" and len(paths) == 1 else None
+    log = _production_log(paths[0]) if kind == "identification" and len(paths) == 1 else None
     if log is not None:
         return audit_picture(log, format_)
     return picture(
@@ -103,3 +103,15 @@ def _picture(
         part=part,
         run=run,
     )
+
+
+def _production_log(path: Path) -> "Audit | None":
+    from outvote.report.audit import audit_log
+    from outvote.results.faults import DamagedFileError, StoreError
+
+    try:
+        return audit_log(path)
+    except DamagedFileError as error:
+        raise WorkFailed(str(error)) from error
+    except StoreError as error:
+        raise click.UsageError(str(error)) from error

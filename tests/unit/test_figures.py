@@ -1,0 +1,236 @@
+"""Figures: all kinds in all formats, the same bytes for the same runs, true numbers in them."""
+
+import random
+import re
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from made_results import made_results, write_store
+from outvote.cli import plot
+from outvote.report.audit import audit_run
+from outvote.report.curves import curve_of
+from outvote.report.figures import FORMATS, KINDS, audit_picture, picture
+from outvote.report.figures_identification import draw_identification
+from outvote.report.figures_selection import kept_honest
+from outvote.report.figures_style import COLOURS, line_styles
+from outvote.report.layout import grids_of
+from outvote.results.schema import Status
+
+GRID = {
+    "rule": ["median", "gas(median)"],
+    "attack": "lie",
+    "rounds": 5,
+    "data": {"beta": [0.1, 0.5]},
+    "federation": {"byzantine": [2, 5], "num_clients": 20, "sampled": 10},
+}
+SOURCES = {
+    "curves": "demo",
+    "heatmap": "demo",
+    "selection": "figure1-motivation",
+    "deviation": "figure2-deviation",
+    "f-beta": "own",
+}
+
+
+@cache
+def made(name):
+    return made_results(GRID if name == "own" else name, seeds=2, rounds=5)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Run folders, for what an export does not know."""
+    return write_store(tmp_path_factory.mktemp("runs"), GRID, seeds=1)
+
+
+def draw(kind, runs, format_="svg", **how):
+    """Draw what a kind needs; identification has the first run folder."""
+    if kind == "identification":
+        return picture(kind, runs, format_, **{"run": runs[0].name, **how})
+    return picture(kind, made(SOURCES[kind]), format_, **how)
+
+
+def words_of(svg):
+    return re.findall(r">([^<>\n]+)</text>", svg.decode())
+
+
+def test_the_command_line_knows_all_kinds_and_formats():
+    assert set(plot.KINDS) == set(KINDS)
+    assert set(plot.FORMATS) == set(FORMATS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_can_be_drawn_in_every_format(kind, runs):
+    for format_, start in (("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")):
+        assert draw(kind, runs, format_).startswith(start)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_runs_in_any_order_give_the_same_bytes(kind, runs):
+    if kind == "identification":
+        again = picture(kind, runs[::-1], "svg", run=runs[0].hash)
+    else:
+        results = made(SOURCES[kind])
+        again = picture(kind, random.Random(0).sample(results, len(results)), "svg")
+    assert draw(kind, runs) == again
+    assert b"<dc:date>" not in again
+
+
+def test_a_curve_is_the_mean_and_sample_deviation_of_what_was_measured():
+    first, second = made("demo")[:2]
+    gap = first.series.accuracy.copy()
+    gap[1] = np.nan
+    first = replace(first, series=replace(first.series, accuracy=gap))
+    curve = curve_of([first, second], "accuracy")
+    both = np.stack([first.series.accuracy, second.series.accuracy])
+    np.testing.assert_allclose(curve.mean, np.nanmean(both, axis=0))
+    np.testing.assert_allclose(np.delete(curve.std, 1), np.delete(both.std(axis=0, ddof=1), 1))
+    assert curve.std[1] == 0
+    assert curve.rounds.tolist() == [1, 2, 3, 4, 5]
+
+
+def test_a_curve_has_no_point_where_nothing_was_measured_and_tells_who_diverged():
+    first = made("demo")[0]
+    accuracy = np.array([np.nan, 0.1, np.nan, 0.2, 0.3])
+    status = Status(outcome="diverged", round=5, num_rounds=30)
+    gone = replace(first, series=replace(first.series, accuracy=accuracy), status=status)
+    curve = curve_of([gone], "accuracy")
+    assert curve.rounds.tolist() == [2, 4, 5]
+    assert curve.ends == [5]
+    everywhere = [replace(each, status=status) for each in made("demo")]
+    assert picture("curves", everywhere, "svg") != picture("curves", made("demo"), "svg")
+
+
+def test_curves_name_every_rule_once_and_every_column():
+    words = words_of(draw("curves", []))
+    grid = grids_of(made("demo"))[0]
+    for name in (*grid.rows, *grid.columns):
+        assert words.count(name) == 1
+
+
+def test_a_rule_and_its_gas_form_share_a_colour_and_differ_in_dashes():
+    styles = line_styles(["median", "gas(median)", "krum"])
+    assert styles["median"].colour == styles["gas(median)"].colour != styles["krum"].colour
+    assert [styles[row].dashes for row in ("median", "gas(median)", "krum")] == ["--", "-", "-"]
+    many = line_styles([f"r{k}" for k in range(20)])
+    assert {style.colour for style in many.values()} == set(COLOURS)
+
+
+def test_a_heatmap_has_the_means_of_the_table():
+    words = words_of(draw("heatmap", []))
+    for row in grids_of(made("demo"))[0].cells:
+        for cell in row:
+            assert f"{cell.spread('best').mean:.1f}" in words
+    kept = words_of(draw("heatmap", [], metric="kept_byzantine"))
+    assert kept != words
+    assert "liars kept, percent" in kept
+
+
+def test_a_heatmap_says_what_was_not_run():
+    results = [each for each in made("demo") if (each.rule, each.attack) != ("median", "lie")]
+    assert words_of(picture("heatmap", results, "svg")).count("not run") == 1
+
+
+def test_maps_of_different_shapes_are_drawn_too():
+    results = made_results("smoke", seeds=1)
+    words = words_of(picture("heatmap", results, "svg"))
+    assert "Number of groups" in words
+    assert "Rules and their GAS forms under six attacks" in words
+
+
+def test_liars_and_heterogeneity_have_a_map_for_each_rule():
+    words = words_of(draw("f-beta", []))
+    assert words.count("f = 2") == words.count("β = 0.5") == 2
+    one = [
+        each
+        for each in made("own")
+        if each.rule == "median"
+        and (each.setting("federation.byzantine"), each.setting("data.beta")) == (2, 0.1)
+    ]
+    assert f"{100 * np.mean([each.best for each in one]):.1f}" in words
+
+
+def test_liars_and_heterogeneity_must_both_differ():
+    with pytest.raises(ValueError, match=r"do not differ in federation.byzantine and data.beta"):
+        picture("f-beta", made("demo"), "png")
+
+
+def test_selection_shows_shares_of_liars_and_honest_clients():
+    result = made("figure1-motivation")[0]
+    series = result.series
+    sampled = sum(series.num_sampled) - sum(series.num_byzantine)
+    share = (sum(series.num_kept) - sum(series.num_kept_byzantine)) / sampled
+    assert kept_honest(result) == pytest.approx(share)
+    words = words_of(draw("selection", []))
+    for grid in grids_of(made("figure1-motivation")):
+        assert words.count(grid.title) == 1
+        for row in grid.cells:
+            assert f"{row[0].spread('kept_byzantine').mean:.1f}" in words
+            assert f"{row[0].spread('best').mean:.1f}" in words
+
+
+def test_selection_refuses_more_than_can_be_read():
+    with pytest.raises(ValueError, match=r"at most 6 columns.*--metric kept"):
+        picture("selection", made_results("table1-cifar10", seeds=1, rounds=2), "png")
+
+
+def test_curves_refuse_more_panels_than_can_be_read():
+    with pytest.raises(ValueError, match=r"28 panels, and 24 can be read.*--part"):
+        picture("curves", made_results("smoke", seeds=1), "png")
+
+
+def test_deviation_has_a_panel_for_each_rule_and_one_legend():
+    words = words_of(draw("deviation", []))
+    for rule in ("multi-krum", "bulyan", "median", "rfa", "dnc", "trimmed-mean"):
+        assert words.count(rule) == 1
+    assert words.count("the rule alone") == words.count("gas(rule)") == 1
+
+
+def test_identification_shows_every_score_and_verdict_beside_the_truth(runs):
+    audit = audit_run(runs[0])
+    above, below = draw_identification(audit).axes[:2]
+    verdicts = below.images[0].get_array()
+    liars, refused = audit.is_byzantine, audit.is_refused
+    assert np.isin(verdicts[:2].compressed(), [2, 3]).all()
+    assert np.isin(verdicts[2:].compressed(), [0, 1]).all()
+    for code, kind in enumerate((~refused & ~liars, refused & ~liars, refused & liars)):
+        assert (verdicts.compressed() == code).sum() == (audit.is_judged & kind).sum()
+    scores = above.images[0].get_array().compressed()
+    middles = np.nanmedian(audit.scores, axis=1, keepdims=True)
+    relative = (audit.scores / middles)[audit.is_judged]
+    np.testing.assert_allclose(np.sort(scores), np.sort(relative))
+    words = words_of(draw("identification", runs))
+    assert {"2 liars", "18 honest", "liar, kept", "verdicts and truth"} <= set(words)
+
+
+def test_identification_without_the_truth_ranks_by_refusals(runs):
+    audit = replace(audit_run(runs[0]), is_byzantine=None)
+    words = words_of(audit_picture(audit, "svg"))
+    assert "clients, most often dropped first" in words
+    assert "liar, kept" not in words
+
+
+def test_identification_wants_one_run_with_its_folder(runs):
+    with pytest.raises(ValueError, match=r"shows one run, got 8; name one by --run"):
+        picture("identification", runs, "png")
+    with pytest.raises(ValueError, match=r"there is no run 'medain'"):
+        picture("identification", runs, "png", run="medain")
+    with pytest.raises(ValueError, match=r"an export does not say"):
+        picture("identification", made("own")[:1], "png")
+
+
+def test_names_that_look_like_formulas_are_only_names():
+    config = {**made("own")[0].config, "rule": "'$x_{.py:R$'"}
+    results = [replace(made("own")[0], config=config)]
+    assert "$x_{.py:R$" in words_of(picture("curves", results, "svg"))
+
+
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"identification"}))
+def test_runs_that_are_not_over_cannot_be_drawn(kind):
+    status = Status(outcome="running", round=1, num_rounds=5)
+    results = [replace(each, status=status) for each in made("own")]
+    with pytest.raises(ValueError, match="none of these runs is over"):
+        picture(kind, results, "png")
