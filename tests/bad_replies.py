@@ -155,7 +155,7 @@ BAD: dict[str, Callable[[Named], RecordDict] | None] = {
     "strdtype": _words,
     "nometric": _no_metrics,
     "numex_huge": lambda arrays: content_of(arrays, **{"num-examples": 10**15}),
-    "numex_neg": lambda arrays: content_of(arrays, **{"num-examples": -9}),
+    "numex_neg": lambda arrays: content_of(arrays, **{"num-examples": -99}),
     "numex_nan": lambda arrays: content_of(arrays, **{"num-examples": float("nan")}),
     "loss_nan": lambda arrays: content_of(arrays, loss=float("nan")),
 }

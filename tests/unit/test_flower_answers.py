@@ -38,6 +38,15 @@ def test_an_error_is_laid_at_the_door_of_the_node_that_was_asked():
     assert answers.missing == [100, 102]
 
 
+def test_an_error_about_an_unknown_message_is_nobodys():
+    messages, unknown = asked(), asked()
+    unknown[0].metadata.__dict__["_message_id"] = "unknown"
+    answers = sort_answers(messages, [error_reply(unknown[0])])
+    assert answers.missing == [100, 101, 102]
+    assert not answers.errors
+    assert not answers.malformed
+
+
 def test_replies_of_strangers_and_second_replies_do_not_count():
     messages = asked()
     stranger = Message(content_of(MODEL), reply_to=messages[0])

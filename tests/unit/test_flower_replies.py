@@ -5,6 +5,8 @@ import io
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bad_replies import (
     content_of,
@@ -64,6 +66,22 @@ REFUSED = {
 @pytest.mark.parametrize("data", ACCEPTED.values(), ids=ACCEPTED)
 def test_files_that_hold_the_right_values_are_read_however_they_are_padded(data):
     np.testing.assert_array_equal(read(labelled(data)).weights[0], RIGHT.ravel())
+
+
+@given(data=st.data())
+def test_whatever_bytes_come_they_are_read_or_refused(data):
+    whole = bytearray(data.draw(st.sampled_from(list(ACCEPTED.values()))))
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(whole) - 1))
+        whole[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+        if not whole:
+            break
+    try:
+        values = read(labelled(bytes(whole))).weights[0]
+    except Malformed:
+        return
+    assert values.shape == (12,)
+    assert values.dtype == np.float32
 
 
 @pytest.mark.parametrize(("data", "reason"), REFUSED.values(), ids=REFUSED)

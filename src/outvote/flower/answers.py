@@ -35,6 +35,8 @@ def sort_answers(asked: Sequence[Message], replies: Iterable[Message]) -> Answer
     for reply in replies:
         key, source = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
         node = by_id.get(key, source)
+        if reply.has_error() and node not in nodes:
+            continue  # The SuperLink's, about a message that nobody here knows.
         if node not in nodes or (source != node and not reply.has_error()):
             answers.malformed[source] = "it was not asked"
             answers.contents.pop(source, None)

@@ -9,6 +9,7 @@ import msgspec
 
 import outvote
 from outvote.flower.answers import Answers
+from outvote.flower.late import PATIENCE
 from outvote.flower.settings import Settings
 from outvote.results.atomic import not_written, remove_drafts, write_whole
 from outvote.results.audit_log import (
@@ -58,6 +59,7 @@ class AuditLog:
         sync_lines(self.lines)
         if any(each.standing == "missing" for each in told.clients):
             self._waiting[told.round] = told
+        self._waiting.pop(told.round - PATIENCE, None)
 
     def add_late(self, round_: int, node: int) -> None:
         """Tell a round again: a node that was missing did answer, but too late."""

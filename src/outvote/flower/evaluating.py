@@ -1,5 +1,6 @@
 """What nodes measured, averaged so that one of them can neither poison nor move the report far."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from logging import getLogger
 from typing import Any
@@ -28,9 +29,9 @@ def merge_metrics(
     metric was told by more nodes than may lie.
     """
     weights = [1.0] * len(told) if counts is None else list(counts)
-    names = {name: None for metrics in told for name in metrics if name != counts_key}
+    tellers = Counter(name for metrics in told for name in metrics if name != counts_key)
     merged: dict[str, Any] = {}
-    for name in names:
+    for name in (name for name, count in tellers.items() if count > num_byzantine):
         values = [metrics.get(name) for metrics in told]
         usable = [
             (_as_list(value), weight)

@@ -83,7 +83,7 @@ class Expected:
 
 def short(text: object) -> str:
     """Quote words of a stranger: on one line, and not too long."""
-    word = repr(text if isinstance(text, str) else str(text))
+    word = repr(str(text)[: LONGEST_NAME + 1])
     return word if len(word) <= LONGEST_NAME else f"{word[: LONGEST_NAME - 3]}..."
 
 
