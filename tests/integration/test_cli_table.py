@@ -1,12 +1,14 @@
 """`outvote table` and `outvote plot`: from folders and exports, to the terminal and to files."""
 
 import sys
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from command_line import run
 from made_results import write_store
+from outvote.cli import plot, table
 from outvote.results.audit_log import AuditRound, Judgement, Manifest
 
 
@@ -124,3 +126,11 @@ def test_without_matplotlib_the_pip_line_is_told(store, tmp_path, capsys, monkey
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     done = run(capsys, "plot", store, "--kind", "curves", "-o", tmp_path / "x.png")
     done.assert_fails(2, "pip install 'outvote[plots]'")
+
+
+def test_the_page_names_every_option_format_metric_and_kind():
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "tables.md").read_text()
+    options = [param.opts[-1] for verb in (plot, table) for param in verb.command.params]
+    words = {*options} - {"paths", "--debug"}
+    for word in (*words, *table.METRICS, *table.FORMATS, *plot.KINDS, *plot.FORMATS):
+        assert f"`{word}" in page or f"`.{word}`" in page, word

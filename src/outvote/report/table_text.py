@@ -87,7 +87,7 @@ def reading_help(grid: Grid, metric: Metric, *, paper: bool) -> list[str]:
         which = "largest" if metric == "kept_byzantine" else "smallest"
         said.append(f"Worst case: the {which} mean of a row, in brackets if columns are missing.")
     if paper and grid.has_printed:
-        said.append("Paper: its value, and ours minus it.")
+        said.append("Paper: the best accuracy that it prints, and ours minus it.")
     return said
 
 
