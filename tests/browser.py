@@ -124,6 +124,10 @@ class Browser:
         self.call("Input.dispatchKeyEvent", type="keyDown", key=key, code=key, text=text)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key, code=key)
 
+    def hide_scrollbars(self) -> None:
+        """Leave the bars out of pictures."""
+        self.call("Emulation.setScrollbarsHidden", hidden=True)
+
     def resize(self, width: int, height: int, scale: float = 1.0) -> None:
         """Set the size of the window."""
         self.call(

@@ -12,6 +12,7 @@ from made_results import write_store
 from outvote.report.audit import audit_log
 from outvote.report.html import write_log_audit, write_report
 from outvote.results.audit_log import Judgement
+from outvote.results.collect import collect
 from outvote.results.export import to_export
 from outvote.results.exported import read_export
 
@@ -141,6 +142,40 @@ def test_the_audit_of_a_run_shows_its_judgements(browser, report, results):
     browser.evaluate("document.querySelector('.cells').focus()")
     browser.press("ArrowRight")
     assert "round 1:" in browser.texts(".read")[0]
+
+
+def test_a_number_of_a_table_leads_to_its_run(browser, report):
+    browser.open(report)
+    browser.click("#grid-0 tbody tr:nth-child(2) td:nth-child(3) a")
+    browser.wait("document.querySelector('#run h3').innerText.includes('gas(krum) against lie')")
+    browser.wait("Math.abs(document.querySelector('#runs').getBoundingClientRect().top) < 200")
+
+
+def test_runs_that_have_only_begun_are_shown_as_far_as_they_are(browser, folder):
+    write_store(folder / "begun", {"rule": ["mean", "krum"], "rounds": 3}, seeds=1)
+    for path in (folder / "begun").glob("*/*"):
+        is_first = path.name.startswith("mean")
+        lines = (path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+        (path / "metrics.jsonl").write_bytes(b"" if is_first else lines[0] + lines[1][:40])
+        (path / "status.json").write_text('{"outcome": "running", "round": 0, "num_rounds": 3}')
+        (path / "audit.npz").unlink()
+        (path / "env.json").unlink()
+    results = collect([folder / "begun"])
+    write_report(results, folder / "begun.html")
+    browser.open(folder / "begun.html")
+    assert browser.texts("#grid-0 tbody td") == ["unfinished", "unfinished"]
+    assert "running" in browser.texts("#run h3")[0]
+    browser.click("#after")
+    assert "0 of 3 rounds" in browser.texts("#run")[0]
+    browser.click("#before")
+    assert "1 of 3 rounds" in browser.texts("#run")[0]
+
+
+def test_an_empty_log_is_a_page_too(browser, folder):
+    write_log(folder / "empty", [])
+    write_log_audit(audit_log(folder / "empty"), folder / "empty.html")
+    browser.open(folder / "empty.html")
+    assert "Nobody is more than three errors" in browser.texts("#run")[0]
 
 
 def test_runs_are_found_by_words(browser, report):

@@ -79,6 +79,14 @@ def test_few_rounds_are_little_evidence():
     assert [each.client for each in client_records(made(scores, marks))][:3] == ["e", "c", "b"]
 
 
+def test_who_is_steadily_worst_stands_out_and_who_is_so_once_does_not():
+    """The error of eight clients is 0.327 / sqrt(rounds): h stands out from 4 on, g from 8."""
+    scores, marks = [list(range(8))], [[K] * 7 + [D]]
+    assert not any(each.stands_out for each in client_records(made(scores, marks)))
+    found = client_records(made(scores * 6, marks * 6))
+    assert [each.client for each in found if each.stands_out] == ["h"]
+
+
 def test_streaks_go_on_over_rounds_without_the_client():
     judged = np.array([[1, 1], [0, 1], [1, 1], [1, 1], [1, 1]], dtype=bool)
     refused = np.array([[1, 1], [0, 0], [1, 1], [0, 1], [1, 0]], dtype=bool)
@@ -244,6 +252,7 @@ def test_audit_of_a_log_names_the_one_who_was_dropped(log, capsys, tmp_path):
     first = next(text for text in found.out.splitlines() if "ann" in text or "eve" in text)
     assert first.split()[:2] == ["eve", "1.00"]
     assert "far away" in first
+    assert "More than three errors" not in found.out
     assert (tmp_path / "audit.html").exists()
     told = run(capsys, "audit", log, "--json").json
     assert told["detection"] is None

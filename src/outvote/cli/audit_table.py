@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.output import Column, number, print_table
+from outvote.cli.output import Column, clean, number, print_table
 
 if TYPE_CHECKING:
     from outvote.report.audit import Audit
@@ -35,6 +35,9 @@ def print_audit(audit: "Audit", top: int) -> None:
     print_table([column for column, _ in columns], rows, title)
     if len(records) > top:
         click.echo(f"{len(records) - top} more: --top {len(records)}")
+    unlike = [each.client for each in records if each.stands_out]
+    if unlike:
+        click.echo(f"More than three errors above 0.5: {clean(_listed(unlike, top))}.")
     found = detection(audit, records)
     if found is not None:
         click.echo(
@@ -58,7 +61,10 @@ def shown_audit(audit: "Audit") -> dict[str, Any]:
         "about": dict(audit.about),
         "rounds": len(audit.rounds),
         "detection": None if found is None else asdict(found),
-        "clients": [{**asdict(each), "drop_rate": each.drop_rate} for each in records],
+        "clients": [
+            {**asdict(each), "drop_rate": each.drop_rate, "stands_out": each.stands_out}
+            for each in records
+        ],
     }
 
 
@@ -135,6 +141,11 @@ def _columns(records: "Sequence[ClientRecord]") -> Iterator[tuple[Column, Any]]:
     yield Column("last seen", is_number=True), lambda each: number(each.last_seen, 9)
     if any(each.reason for each in records):
         yield Column("last reason"), lambda each: each.reason
+
+
+def _listed(names: Sequence[str], most: int) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _named(record: "ClientRecord") -> str:

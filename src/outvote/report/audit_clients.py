@@ -9,14 +9,16 @@ from numpy.typing import NDArray
 
 from outvote.report.audit import FAULTS, Audit, Mark
 
+NUM_ERRORS = 3.0
+"""So far above 0.5 a client stands out: of clients all alike, one of 700 does by chance."""
 HOW_SUSPICION_IS_COMPUTED = (
     "In every round the clients that sent something are ranked by their score: 0 is the smallest, "
     "1 the largest, equals share their ranks. What could not be used (NaN, infinity, unreadable) "
     "ranks above all scores. Suspicion is a client's mean rank over its rounds, and 0.5 is what "
     "clients that are all alike would have. The error is the standard error that such clients "
     "would show by chance. Clients are ordered by suspicion minus error, so a few rounds are "
-    "little evidence. A high value says that a client is steadily unlike the others. That may be "
-    "an attack, or data that nobody else has."
+    "little evidence; who is more than three errors above 0.5 stands out. That says that a client "
+    "is steadily unlike the others. It may be an attack, or data that nobody else has."
 )
 
 
@@ -56,6 +58,11 @@ class ClientRecord:
     def lower_bound(self) -> float:
         """Its suspicion minus its error: what clients are ordered by."""
         return self.suspicion - self.error
+
+    @property
+    def stands_out(self) -> bool:
+        """Whether chance alone would hardly put it so far above the others."""
+        return self.suspicion - NUM_ERRORS * self.error > 0.5
 
 
 def client_records(audit: Audit) -> list[ClientRecord]:

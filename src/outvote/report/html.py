@@ -19,6 +19,16 @@ from outvote.results.atomic import write_whole
 from outvote.results.run import Result
 
 SCRIPTS = ("base", "chart", "table", "curves", "matrix", "ranking", "run", "page")
+NAMES = {
+    "rule": "Rule",
+    "num_byzantine": "Liars reckoned with",
+    "byzantine_fraction": "Share of liars reckoned with",
+    "outvote": "Version",
+    "started": "Started",
+    "last round": "Last round",
+    "rounds without an update": "Rounds without an update",
+}
+"""What a log's own settings are called."""
 ICON = (
     "%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Crect width='16' height='16'"
     " rx='4' fill='%230b6478'/%3E%3Cpath d='M4 8.5l2.6 2.6L12 5.4' fill='none' stroke='%23fff'"
@@ -61,7 +71,7 @@ def write_run_audits(results: Sequence[Result], path: Path, *, command: str = ""
 
 def write_log_audit(audit: Audit, path: Path, *, command: str = "") -> None:
     """Write the audit of a production log to one HTML file."""
-    facts = [(key.replace("_", " ").capitalize(), str(audit.about[key])) for key in audit.about]
+    facts = [(NAMES.get(key, key), str(value)) for key, value in audit.about.items()]
     counts = [("Rounds", f"{len(audit.rounds):,}"), ("Clients", f"{len(audit.clients):,}")]
     text = render(
         kind="audit",

@@ -78,7 +78,7 @@ def versions_of(environments: Sequence[Environment]) -> str:
 def duration(seconds: float) -> str:
     """Return a time as people say it.
 
-    >>> duration(5025), duration(42.4)
+    >>> duration(5040), duration(42.4)
     ('1 h 24 min', '42 s')
     """
     minutes, rest = divmod(round(seconds), 60)

@@ -128,7 +128,8 @@ def _outcome(result: Result) -> dict[str, Any]:
         "attack": result.attack,
         "seed": result.seed,
         "outcome": result.status.outcome,
-        "reason": result.status.reason,
+        "reason": result.status.reason
+        or ("" if result.is_over else f"{len(result.series)} of {result.status.num_rounds} rounds"),
         "numbers": {**numbers, "seconds": round(result.seconds, 1)},
     }
 

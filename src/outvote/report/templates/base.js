@@ -132,7 +132,7 @@ const tip = {
 };
 
 // A name that may be broken after a bracket where the line is short.
-const breakable = (name) => name.split(/(?<=[(,])/).flatMap((part, k) => (k ? [html("wbr"), part] : [part]));
+const breakable = (name) => (name.match(/[^(,]*[(,]?/g) ?? []).filter(Boolean).flatMap((part, k) => (k ? [html("wbr"), part] : [part]));
 
 // Sorting shared by all tables: unknown values stay last.
 function byValue(value, direction) {

@@ -16,7 +16,18 @@ function downloads(run, place, audit, records) {
       Number(audit.scores[k].toPrecision(4)), audit.ranks[k] === 255 ? null : audit.ranks[k] / 250])]);
   const button = (title, action) => html("button", { type: "button", class: "quiet", click: action }, title);
   return html("div", { class: "tools" }, html("span", { class: "soft" }, "Download CSV:"),
-    run.series ? button("rounds", rounds) : null, button("clients", clients), button("judgements", judgements));
+    run.series ? button("rounds", rounds) : null, audit ? [button("clients", clients), button("judgements", judgements)] : null);
+}
+
+// One line for each run: what differs, what became of it, and its numbers.
+function downloadRuns() {
+  const settings = [...new Set(data.runs.flatMap((run) => Object.keys(run.settings)))];
+  const numbers = ["best", "final", "last_ten", "kept_byzantine", "seconds"];
+  const measures = ["num_liars", "drop_precision", "drop_recall", "honest_kept", "top_precision"];
+  const plain = (value) => (typeof value === "object" ? JSON.stringify(value) : value);
+  download("runs.csv", [["name", "outcome", ...settings, ...numbers, ...measures],
+    ...data.runs.map((run) => [run.name, run.outcome, ...settings.map((key) => plain(run.settings[key])), ...numbers.map((key) => run.numbers[key]),
+      ...measures.map((key) => run.audit?.detection?.[key])])]);
 }
 
 function redrawAll() {

@@ -82,7 +82,7 @@ function drawRanking(box, records, labels, state) {
   const shown = sorted.slice(0, state.isAll ? undefined : SOME_RANKED);
   const head = html("thead", {}, html("tr", {}, columns.map((column, k) => sortHeading(column.title, k, state, column.first ?? -1, redraw, { class: column.isText ? "text" : null }))));
   const body = html("tbody", {}, shown.map((each) => html("tr", { class: each.isLiar === null ? null : each.isLiar ? "lies" : "honest" }, columns.map((column) =>
-    html("td", { class: column.isText ? "text" : null }, column.draw ? column.draw(each) : short(column.value(each)))))));
+    html("td", { class: column.isText ? "text" : column.value(each) === 0 ? "zero" : null }, column.draw ? column.draw(each) : short(column.value(each)))))));
   const more = sorted.length > shown.length ? html("button", { type: "button", class: "quiet", click: () => { state.isAll = true; redraw(); } }, `Show all ${sorted.length} clients`) : null;
   box.replaceChildren(html("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Clients by suspicion" }, html("table", { class: "numbers plain ranking" }, head, body)), ...(more ? [more] : []));
 }

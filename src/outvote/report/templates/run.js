@@ -10,6 +10,7 @@ function startRuns() {
   byId("pick").addEventListener("change", (event) => showRun(Number(event.target.value)));
   byId("before").addEventListener("click", () => step(-1));
   byId("after").addEventListener("click", () => step(1));
+  byId("download-runs").addEventListener("click", downloadRuns);
   listRuns();
   if (data.runs.length) showRun(Number(/^#run=(\d+)$/.exec(location.hash)?.[1] ?? tellingRun()), false);
 }
@@ -90,7 +91,10 @@ function curvesOf(run, place) {
 }
 
 function auditOf(run, place) {
-  if (!run.audit) return html("p", { class: "note" }, "This run comes from an export. Clients are not in an export, so there is no audit; make the report from the run folders to see one.");
+  if (!run.audit) {
+    return [html("p", { class: "note" }, "This run comes from an export. Clients are not in an export, so there is no audit; make the report from the run folders to see one."),
+      downloads(run, place, null, null)];
+  }
   const audit = readAudit(run.audit);
   const records = recordsOf(run.audit, audit.names, audit.liars);
   const labels = labelsOf(run);
@@ -102,7 +106,7 @@ function auditOf(run, place) {
   const draw = runs.redraw;
   runs.redraw = () => { draw(); matrix.draw(); };
   return [detectionTiles(run.audit.detection), html("h4", {}, "Every judgement"), matrixTools(matrix, records), matrixLegend(audit), matrix.box, matrix.status,
-    matrixNote(run.audit, audit, matrix), html("h4", {}, "Clients, the most suspicious first"), ranking, downloads(run, place, audit, records)];
+    matrixNote(run.audit, audit, matrix), html("h4", {}, "Clients, the most suspicious first"), standing(records), ranking, downloads(run, place, audit, records)];
 }
 
 function detectionTiles(found) {
@@ -114,6 +118,17 @@ function detectionTiles(found) {
     ["honest kept", share(found.honest_kept), "Share of what honest clients had sent that was used"],
     [`liars in the top ${found.num_liars}`, share(found.top_precision), "Share of liars among the most suspicious, as many as there are liars: precision and recall of the ranking"],
   ]);
+}
+
+const NUM_ERRORS = 3;
+
+// Those whom chance alone would hardly put so far above the others.
+function standing(records) {
+  const unlike = records.filter((each) => each.suspicion - NUM_ERRORS * each.error > 0.5);
+  if (!unlike.length) return html("p", { class: "note" }, "Nobody is more than three errors above 0.5.");
+  const more = unlike.length > SOME_RANKED ? ` and ${unlike.length - SOME_RANKED} more` : "";
+  return html("p", {}, "More than three errors above 0.5, so steadily unlike the others: ",
+    unlike.slice(0, SOME_RANKED).flatMap((each, k) => [k ? ", " : "", html("b", {}, each.name)]), more, ".");
 }
 
 function matrixTools(matrix, records) {
