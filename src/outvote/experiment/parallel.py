@@ -123,8 +123,7 @@ class _Crew:
             told = future.result()
         except Exception as error:  # noqa: BLE001  (whatever ends a unit, the others go on)
             if can_retry:
-                names = ", ".join(job.name for job in work.jobs)
-                self.runner.listener.said(f"{names}: {_told(error)} Trying once more.")
+                self.runner.listener.said(f"{_names(work.jobs)}: {_told(error)} Trying once more.")
                 self._submit(_Work(work.jobs, work.attempt + 1))
             else:
                 self._fail(work, error)
@@ -136,6 +135,9 @@ class _Crew:
             self._stop()
         left = self._heard(told, work)
         if left and can_retry:
+            self.runner.listener.said(
+                f"{_names(left)}: the process was asked to stop, and saved. Trying once more."
+            )
             self._submit(_Work(left, work.attempt + 1))
 
     def _heard(self, told: Told, work: _Work) -> list[Job]:
@@ -169,6 +171,11 @@ def _write_failed(job: Job, done: int, reason: str) -> None:
         return
     writer.tell(Status(outcome="failed", round=done, num_rounds=job.spec.rounds, reason=reason))
     writer.close()
+
+
+def _names(jobs: Sequence[Job]) -> str:
+    more = f" and {len(jobs) - 1} more" if len(jobs) > 1 else ""
+    return f"{jobs[0].name}{more}"
 
 
 def _told(error: Exception) -> str:

@@ -1,0 +1,211 @@
+"""`outvote bench` from the outside, played by one process."""
+
+import shutil
+import sys
+import tomllib
+from itertools import chain, repeat
+
+import msgspec
+import pytest
+
+from benches import metrics, outcomes, own_rule, own_suite
+from command_line import run
+from outvote.cli import simulate
+from outvote.experiment import shelf
+from outvote.experiment.adopting import adopt, find_elsewhere
+from outvote.experiment.ordering import stacks
+from outvote.experiment.reading import read_plan
+from outvote.results.folder import find_runs
+from simulations import tiny
+
+CPU = ["--device", "cpu"]
+TABLE_1 = ["bench", "table1-cifar10", "--dry-run", *CPU]
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory):
+    return own_suite(tmp_path_factory.mktemp("suite"), ["mean", "gas(median)"])
+
+
+@pytest.fixture(scope="module")
+def store(suite):
+    """A store in which the suite is finished; not to be written to."""
+    from outvote.cli import main
+
+    output = suite.parent / "runs"
+    assert main(["bench", str(suite), "-o", str(output), *CPU]) == 0
+    return output
+
+
+def copied(store, tmp_path):
+    return shutil.copytree(store, tmp_path / "runs")
+
+
+def test_a_dry_run_of_table_1_counts_360_runs_and_names_12_times_6_cells(capsys, tmp_path):
+    result = run(capsys, *TABLE_1, "-o", tmp_path)
+    assert result.code == 0
+    assert "main: 360 runs = 12 rules × 6 attacks × 5 seeds" in result.out
+    assert "attacks: bit-flip, label-flip, lie, min-max, min-sum, ipm" in result.out
+    assert "all: 390 runs, 0 finished, 0 half done, 0 adoptable" in result.out
+    assert f"no estimate: no run like these is in {tmp_path}/." in result.out
+    found = run(capsys, *TABLE_1, "-o", tmp_path, "--json").json
+    main = found["parts"][0]
+    assert (len(main["rules"]), len(main["values"]), len(main["seeds"])) == (12, 6, 5)
+    assert (main["counts"]["runs"], main["counts"]["to_do"]) == (360, 360)
+    assert (found["seconds"], found["num_unknown"]) == (None, 390)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_suite_is_shown_in_cells(capsys, suite, store):
+    result = run(capsys, "bench", suite, "-o", store, *CPU)
+    assert (result.code, result.err) == (0, "")
+    assert "main:" in result.out
+    assert "gas(median)" in result.out
+    assert f"8 of 8 runs are over. Results: {store / 'tiny'}" in result.out
+    found = run(capsys, "bench", suite, "-o", store, *CPU, "--json").json
+    assert {each["outcome"] for each in found} == {"finished"}
+    assert outcomes(store) == {"finished": 8}
+
+
+def test_a_dry_run_knows_what_is_done_and_how_fast_it_was(capsys, suite, store):
+    words = ["bench", suite, "-o", store, *CPU, "--dry-run", "--seeds", "4"]
+    result = run(capsys, *words)
+    assert "main: 16 runs = 2 rules × 2 attacks × 4 seeds" in result.out
+    assert "8 finished, 0 half done, 0 adoptable from another suite, 8 to do" in result.out
+    assert "seconds at the speed of the runs in" in result.out
+    found = run(capsys, *words, "--json").json
+    assert 0 < found["seconds"] < 60
+    done = run(capsys, "bench", suite, "-o", store, *CPU, "--dry-run")
+    assert "nothing is left to play." in done.out
+    other = run(capsys, *words, "--set", "rounds=[3, 4]", "--json").json
+    assert other["num_unknown"] == 16
+    assert other["counts"]["finished"] == 8
+
+
+def test_a_run_of_another_suite_is_adopted_and_not_played_again(capsys, store, tmp_path):
+    output = copied(store, tmp_path)
+    other = own_suite(tmp_path, ["mean", "median"], name="other")
+    dry = run(capsys, "bench", other, "-o", output, *CPU, "--dry-run")
+    assert "0 finished, 0 half done, 4 adoptable from another suite, 4 to do" in dry.out
+    assert run(capsys, "bench", other, "-o", output, *CPU).code == 0
+    whole = metrics(store)
+    adopted = [each for each in find_runs(output / "other") if each.path.name in whole]
+    assert len(adopted) == 4
+    for each in adopted:
+        assert (each.path / "metrics.jsonl").read_bytes() == whole[each.path.name]
+        assert not (each.path / "checkpoint.safetensors").exists()
+        config = tomllib.loads((each.path / "config.toml").read_text())
+        assert config["suite"] == "other"
+        assert read_plan(each.path / "config.toml").hashes[0] in each.path.name
+        assert len(each.timings()) == 3
+    assert outcomes(output / "other") == {"finished": 8}
+    assert not list((output / "other").glob(".*"))
+
+
+def test_a_half_done_run_gives_way_to_a_finished_one_of_another_suite(store, tmp_path):
+    output = copied(store, tmp_path)
+    job = _job(output)
+    writer = job.writer()
+    (job.folder.path / "metrics.jsonl").write_text("{}\n")
+    other = find_elsewhere(job)
+    assert adopt(job, other, shelf.Shelf().used(job.spec.data)) is None, "somebody is at work on it"
+    writer.close()
+    status = adopt(job, other, shelf.Shelf().used(job.spec.data))
+    assert status.outcome == "finished"
+    assert len(job.folder.rounds()) == 3
+    assert [path.name for path in job.folder.path.parent.iterdir()] == [job.name]
+
+
+def test_a_run_on_other_pictures_is_not_adopted(store, tmp_path):
+    job = _job(copied(store, tmp_path))
+    now = msgspec.structs.replace(shelf.Shelf().used(job.spec.data), checksum="0" * 64)
+    assert adopt(job, find_elsewhere(job), now) is None
+    assert not job.folder.path.exists()
+
+
+def _job(output):
+    path = find_runs(output)[0].path / "config.toml"
+    plan = read_plan(path, ["suite=elsewhere"])
+    return plan.jobs(output)[0]
+
+
+def test_runs_without_weights_are_finished_too(capsys, suite, store, tmp_path):
+    words = ["bench", suite, "-o", tmp_path, *CPU, "--no-weights"]
+    assert run(capsys, *words).code == 0
+    assert not list(tmp_path.glob("*/*/checkpoint*"))
+    assert metrics(tmp_path) == metrics(store)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/*")}
+    assert run(capsys, *words).code == 0
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/*")} == before
+
+
+def test_when_time_is_up_all_is_saved_and_the_same_command_goes_on(
+    capsys, suite, store, tmp_path, monkeypatch
+):
+    words = ["bench", suite, "-o", tmp_path, *CPU, "--max-stacked", "4"]
+    with monkeypatch.context() as patch:
+        # The clock is asked once at the start, then before each wave and after each round.
+        times = chain([0.0] * 4, repeat(61.0))
+        patch.setattr(simulate, "monotonic", lambda: next(times))
+        result = run(capsys, *words, "--max-minutes", "1")
+    assert result.code == 0
+    assert "time is up, 0 of 8 runs are over, the others are saved; to go on: outvote" in result.err
+    assert outcomes(tmp_path) == {"interrupted": 4}
+    assert {each.status().round for each in find_runs(tmp_path)} == {2}
+    dry = run(capsys, *words, "--dry-run")
+    assert "0 finished, 4 half done, 0 adoptable from another suite, 4 to do" in dry.out
+    again = run(capsys, *words, "--max-minutes", "60")
+    assert (again.code, again.err) == (0, "")
+    assert metrics(tmp_path) == metrics(store)
+    for path in tmp_path.glob("*/*/timings.jsonl"):
+        assert path.read_bytes().count(b"\n") == 3
+
+
+def test_a_broken_rule_of_ones_own_does_not_end_the_sweep(capsys, suite, tmp_path):
+    broken = own_rule(tmp_path, "raise RuntimeError('no idea')")
+    words = ["--rule", broken, "--rule", "mean", "--attack", "lie"]
+    result = run(capsys, "bench", suite, "-o", tmp_path / "runs", *CPU, *words)
+    assert result.code == 1
+    assert outcomes(tmp_path / "runs") == {"failed": 2, "finished": 2}
+    assert "RuntimeError: no idea" in result.err
+    assert "2 of 4 runs are over" in result.out
+
+
+def test_the_most_work_comes_first_dataset_by_dataset(tmp_path):
+    plan = tiny(seed=[0, 1], rounds=[2, 30, 4], data={"name": ["mnist", "fashion-mnist"]})
+    few = tiny(rounds=100, data={"name": "mnist"})
+    jobs = [(0, job) for each in (plan, few) for job in each.jobs(tmp_path)]
+    order = [(g[0].spec.data.name, g[0].spec.rounds, len(g)) for g in stacks(jobs)]
+    assert order == [
+        ("mnist", 100, 1),
+        ("mnist", 30, 2),
+        ("mnist", 4, 2),
+        ("mnist", 2, 2),
+        ("fashion-mnist", 30, 2),
+        ("fashion-mnist", 4, 2),
+        ("fashion-mnist", 2, 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["tabel1-cifar10"], ["unknown suite", "did you mean 'table1-cifar10'?"]),
+        (["nowhere.toml"], ["there is no file nowhere.toml"]),
+        (["smoke", "--part", "tabel1"], ["no part 'tabel1'", "did you mean 'table1'?"]),
+        (["smoke", "--rule", "mediann"], ["unknown rule 'mediann'", "did you mean 'median'?"]),
+        (["smoke", "--set", "rulez=1"], ["part table1", "did you mean 'rule'?"]),
+        (["smoke", "--seeds", "0"], ["--seeds"]),
+        (["smoke", "--max-minutes", "0"], ["--max-minutes"]),
+        (["smoke", "-j", "2", "--dask", "x:1"], ["-j and --dask exclude each other"]),
+        ([], ["SUITE"]),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(capsys, words, told):
+    run(capsys, "bench", *words).assert_fails(2, *told)
+
+
+def test_without_dask_the_line_that_installs_it_is_told(capsys, suite, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    result = run(capsys, "bench", suite, "-o", tmp_path, *CPU, "--dask", "tcp://127.0.0.1:1")
+    result.assert_fails(2, "pip install 'outvote[dask]'")

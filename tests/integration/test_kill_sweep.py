@@ -1,0 +1,109 @@
+"""A sweep of several processes is killed, or meets another one, and nothing is lost or doubled."""
+
+import json
+import random
+import signal
+import time
+
+import pytest
+
+from benches import (
+    SLOW,
+    children,
+    is_running,
+    metrics,
+    outcomes,
+    own_rule,
+    own_suite,
+    start,
+    wait_for_rounds,
+)
+from outvote.cli import main
+
+ROUNDS = 6
+NUM_RUNS = 8
+BY_TWO = ("-j", "2", "--checkpoint-every", "0")
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("slow")
+    rules = [own_rule(folder, SLOW), "centered-clipping"]
+    return own_suite(folder, rules, ROUNDS, name="slow")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(suite):
+    finish(suite, suite.parent / "whole")
+    return metrics(suite.parent / "whole")
+
+
+def finish(suite, output):
+    words = ["bench", str(suite), "--device", "cpu", "-o", str(output), *BY_TWO]
+    assert main(words) == 0
+
+
+def assert_whole(output, undisturbed):
+    """Every run is there once, finished, with every round once."""
+    assert len(undisturbed) == NUM_RUNS
+    assert {text.count(b"\n") for text in undisturbed.values()} == {ROUNDS}
+    assert metrics(output) == undisturbed
+    assert outcomes(output) == {"finished": NUM_RUNS}
+
+
+def wait_until(is_so, seconds=30):
+    last = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < last, "processes outlive the one that started them"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("num_kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_sweep_killed_at_random_moments_ends_as_if_it_never_was(
+    suite, tmp_path, undisturbed, num_kills
+):
+    seed = random.SystemRandom().randrange(10**6)
+    chance = random.Random(seed)
+    most = NUM_RUNS * ROUNDS
+    targets = sorted(chance.choices(range(1, most - 6), k=num_kills))
+    num_killed = 0
+    for target in targets:
+        process = start(suite, tmp_path, *BY_TWO)
+        wait_for_rounds(process, tmp_path, target)
+        time.sleep(chance.uniform(0, 0.2))
+        found = children(process)
+        process.kill()
+        process.communicate(timeout=60)
+        num_killed += process.returncode == -signal.SIGKILL
+        wait_until(lambda pids=found: not any(map(is_running, pids)))
+    assert num_killed > 0, (seed, targets)
+    finish(suite, tmp_path)
+    assert_whole(tmp_path, undisturbed)
+
+
+def test_a_signal_lets_all_processes_save_and_the_sweep_goes_on(suite, tmp_path, undisturbed):
+    process = start(suite, tmp_path, "-j", "2", "--checkpoint-every", "1000")
+    wait_for_rounds(process, tmp_path, 3)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, err
+    assert "stopped and saved; to go on: outvote bench" in err
+    assert "runs are over" in out
+    states = [json.loads(path.read_text()) for path in tmp_path.glob("*/*/status.json")]
+    assert {state["outcome"] for state in states} <= {"interrupted", "finished"}
+    assert not list(tmp_path.glob(".stop-*"))
+    # What was played is saved: nothing of it is played again.
+    finish(suite, tmp_path)
+    assert_whole(tmp_path, undisturbed)
+    for path in tmp_path.glob("*/*/timings.jsonl"):
+        assert path.read_bytes().count(b"\n") == ROUNDS
+
+
+def test_two_sweeps_at_once_share_the_runs_and_none_is_played_twice(suite, tmp_path, undisturbed):
+    for process in [start(suite, tmp_path, *BY_TWO), start(suite, tmp_path, *BY_TWO)]:
+        _, err = process.communicate(timeout=300)
+        # One that found some runs taken says so.
+        assert process.returncode == 0 or "another process works on" in err
+    assert_whole(tmp_path, undisturbed)
+    for path in tmp_path.glob("*/*/timings.jsonl"):
+        assert path.read_bytes().count(b"\n") == ROUNDS
