@@ -6,7 +6,8 @@ from typing import ClassVar, final
 from outvote.axes import Columns, PerCoordinate
 from outvote.errors import check_choice
 from outvote.rules.base import CoordinatewiseRule
-from outvote.rules.order import mean_of_ranks, median_ranks
+from outvote.rules.order import median_ranks
+from outvote.rules.ranks import mean_of_ranks, values_at_ranks
 
 
 @final
@@ -46,5 +47,4 @@ class Median(CoordinatewiseRule):
     def bounds(self, columns: Columns, num_byzantine: int) -> tuple[PerCoordinate, PerCoordinate]:
         """Return the middle value or values."""
         del num_byzantine
-        first, last = median_ranks(columns.shape[-1], self.even)
-        return mean_of_ranks(columns, first, first + 1), mean_of_ranks(columns, last - 1, last)
+        return values_at_ranks(columns, *median_ranks(columns.shape[-1], self.even))

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Columns, PerClient, PerCoordinate
-from outvote.precision import exact_products
 from outvote.rules import cuda, linalg
 from outvote.threads import in_pieces, mapped
 
@@ -22,32 +21,9 @@ LARGEST_ROOM = 1 << 24
 Result = TypeVar("Result")
 
 
-def mean_of_ranks(columns: Columns, first: int, last: int) -> PerCoordinate:
-    """Return, per coordinate, the mean of the sorted values `first` up to, not with, `last`."""
-    if cuda.is_usable(columns, columns.shape[-1]):
-        return cuda.mean_of_ranks(columns, first, last)
-    parts = over_tiles(lambda tile: _mean_of_ranks(tile, first, last), columns)
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-
-
 def over_tiles(work: Callable[[Columns], Result], columns: Columns) -> list[Result]:
     """Work on pieces of the coordinates that fit the cache."""
     return mapped(lambda tile: work(tile[1]), linalg.tiles(columns), columns.device)
-
-
-def _mean_of_ranks(tile: Columns, first: int, last: int) -> PerCoordinate:
-    share = 1 / (last - first)
-    if tile.shape[-1] <= LARGEST_NETWORK and tile.device.type == "cpu":
-        ranked = sorting_network(list(tile.movedim(-1, 0).contiguous()))
-        mean = ranked[first] * share
-        for values in ranked[first + 1 : last]:
-            mean.add_(values, alpha=share)
-        return mean
-    # Weights instead of a sum: nothing overflows, and a huge value outside the range counts 0.
-    weights = tile.new_zeros(tile.shape[-1])
-    weights[first:last] = share
-    with exact_products():
-        return torch.matmul(_sorted_for_now(tile), weights)
 
 
 def sorting_network(values: list[Tensor]) -> list[Tensor]:
@@ -97,7 +73,7 @@ def sort_clients(tile: Columns, room: np.ndarray | None = None) -> Columns:
 _ROOMS = local()
 
 
-def _sorted_for_now(tile: Columns) -> Columns:
+def sorted_for_now(tile: Columns) -> Columns:
     """Sort into memory of this thread's own, which lasts until the thread sorts again."""
     if tile.device.type != "cpu":
         return sort_clients(tile)
@@ -115,7 +91,7 @@ def sum_of_smallest(values: Tensor, num_smallest: int) -> Tensor:
     """Return the sum of the smallest values along the last axis."""
     if cuda.can_sort(values):
         return cuda.sum_of_smallest(values, num_smallest)
-    return _sorted_for_now(values)[..., :num_smallest].sum(dim=-1, dtype=torch.float64)
+    return sorted_for_now(values)[..., :num_smallest].sum(dim=-1, dtype=torch.float64)
 
 
 def median_ranks(num_clients: int, even: str) -> tuple[int, int]:

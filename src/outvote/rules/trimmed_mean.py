@@ -5,7 +5,7 @@ from typing import ClassVar, final
 
 from outvote.axes import Columns, PerCoordinate
 from outvote.rules.base import CoordinatewiseRule
-from outvote.rules.order import mean_of_ranks
+from outvote.rules.ranks import mean_of_ranks, values_at_ranks
 
 
 @final
@@ -35,8 +35,4 @@ class TrimmedMean(CoordinatewiseRule):
 
     def bounds(self, columns: Columns, num_byzantine: int) -> tuple[PerCoordinate, PerCoordinate]:
         """Return the smallest and the largest value that were not trimmed."""
-        last = columns.shape[-1] - num_byzantine
-        return (
-            mean_of_ranks(columns, num_byzantine, num_byzantine + 1),
-            mean_of_ranks(columns, last - 1, last),
-        )
+        return values_at_ranks(columns, num_byzantine, columns.shape[-1] - num_byzantine)
