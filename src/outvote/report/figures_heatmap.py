@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import isnan
 from typing import NamedTuple
 
-import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
@@ -13,11 +11,12 @@ from matplotlib.colors import Colormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from outvote.report.cells import SHORT_TITLES, Metric, spread_of
+from outvote.report.cells import SHORT_TITLES, Cell, Metric
 from outvote.report.differing import differing, ordered, split
 from outvote.report.figures_style import FAINT, GREY, MOST_PANELS, panels
 from outvote.report.grid import Grid
 from outvote.report.naming import family, names_of, title_of
+from outvote.report.table_text import missing
 from outvote.results.run import Result
 
 HEIGHT, LONGEST = 0.3, 14
@@ -26,12 +25,13 @@ LIARS, HETEROGENEITY = "federation.byzantine", "data.beta"
 
 
 class Map(NamedTuple):
-    """One heatmap; NaN: no run."""
+    """One heatmap."""
 
     title: str
     rows: list[str]
     columns: list[str]
-    values: list[list[float]]
+    fields: list[list[float | str]]
+    """A number, or why there is none."""
 
 
 class Colours(NamedTuple):
@@ -62,9 +62,13 @@ def draw_liars_and_heterogeneity(results: Sequence[Result], metric: Metric) -> F
 
 
 def _map_of(grid: Grid, metric: Metric) -> Map:
-    spreads = [[cell.spread(metric) for cell in row] for row in grid.cells]
-    values = [[float("nan") if each is None else each.mean for each in row] for row in spreads]
-    return Map(grid.title, list(grid.rows), grid.titles, values)
+    fields = [[_field(cell, metric) for cell in row] for row in grid.cells]
+    return Map(grid.title, list(grid.rows), grid.titles, fields)
+
+
+def _field(cell: Cell, metric: Metric) -> float | str:
+    spread = cell.spread(metric)
+    return missing(cell) if spread is None else spread.mean
 
 
 def _maps(results: Sequence[Result], told: str, metric: Metric) -> list[Map]:
@@ -73,17 +77,21 @@ def _maps(results: Sequence[Result], told: str, metric: Metric) -> list[Map]:
     attacks = names_of(each.config["attack"] for each in results)
     liars = ordered(each.setting(LIARS) for each in results)
     betas = ordered(each.setting(HETEROGENEITY) for each in results)
-    cells: dict[tuple[str, str], dict[tuple[float, float], list[float]]] = {}
+    cells: dict[tuple[str, str], dict[tuple[float, float], list[Result]]] = {}
     for each in results:
         pair = rules[each.config["rule"]], attacks[each.config["attack"]]
         place = each.setting(LIARS), each.setting(HETEROGENEITY)
-        cells.setdefault(pair, {}).setdefault(place, []).append(100 * getattr(each, metric))
+        cells.setdefault(pair, {}).setdefault(place, []).append(each)
+
+    def field(found: list[Result]) -> float | str:
+        return _field(Cell(results=tuple(sorted(found, key=lambda each: each.name))), metric)
+
     return [
         Map(
             ", ".join(text for text in (rule, attack if len(attacks) > 1 else "", told) if text),
             [title_of(LIARS, liar) for liar in liars],
             [title_of(HETEROGENEITY, beta) for beta in betas],
-            [[_mean(found.get((liar, beta), [])) for beta in betas] for liar in liars],
+            [[field(found.get((liar, beta), [])) for beta in betas] for liar in liars],
         )
         for (rule, attack), found in sorted(cells.items(), key=lambda item: _base_first(item[0]))
     ]
@@ -93,15 +101,14 @@ def _base_first(pair: tuple[str, str]) -> tuple[str, int, str]:
     return family(pair[0]), pair[0].count("("), pair[1]
 
 
-def _mean(values: Sequence[float]) -> float:
-    spread = spread_of(values)
-    return float("nan") if spread is None else spread.mean
-
-
 def _draw(maps: Sequence[Map], metric: Metric) -> Figure:
-    known = [v for each in maps for row in each.values for v in row if not isnan(v)]
+    fields = [field for each in maps for row in each.fields for field in row]
+    known = [field for field in fields if isinstance(field, float)]
     if not known:
-        raise ValueError("none of these runs has a number; play them to the end.")
+        raise ValueError(
+            f"none of these runs has a number for {SHORT_TITLES[metric]}; choose another --metric, "
+            "or play them to the end."
+        )
     if len(maps) > MOST_PANELS:
         raise ValueError(f"these runs would make {len(maps)} maps; choose a part (--part).")
     colours = Colours(Normalize(min(known), max(known)), colormaps["cividis"])
@@ -133,10 +140,10 @@ def _panels(maps: Sequence[Map]) -> tuple[Figure, list[Axes]]:
 
 
 def _draw_map(axes: Axes, each: Map, colours: Colours) -> None:
-    values = np.array(each.values)
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
-    axes.imshow(values, cmap=colours.map, norm=colours.range, aspect="auto")
+    numbers = [[f if isinstance(f, float) else float("nan") for f in row] for row in each.fields]
+    axes.imshow(numbers, cmap=colours.map, norm=colours.range, aspect="auto")
     axes.set_title(each.title)
     axes.set_xticks(range(len(each.columns)), each.columns)
     axes.set_yticks(range(len(each.rows)), each.rows)
@@ -148,18 +155,19 @@ def _draw_map(axes: Axes, each: Map, colours: Colours) -> None:
     for number, (row, after) in enumerate(pairwise(each.rows)):
         if family(row) != family(after):
             axes.axhline(number + 0.5, color="white", linewidth=2)
-    for (row_number, column), value in np.ndenumerate(values):
-        _write(axes, row_number, column, float(value), colours)
+    for number, fields in enumerate(each.fields):
+        for column, field in enumerate(fields):
+            _write(axes, number, column, field, colours)
 
 
-def _write(axes: Axes, row: int, column: int, value: float, colours: Colours) -> None:
+def _write(axes: Axes, row: int, column: int, field: float | str, colours: Colours) -> None:
     """Write a number so that it can be read on its colour; a field without one is hatched."""
-    if isnan(value):
+    if isinstance(field, str):
         corner = (column - 0.5, row - 0.5)
         axes.add_patch(Rectangle(corner, 1, 1, fill=False, hatch="////", edgecolor=FAINT, lw=0))
-        axes.text(column, row, "not run", ha="center", va="center", fontsize=6.5, color=GREY)
+        axes.text(column, row, field, ha="center", va="center", fontsize=6.5, color=GREY)
         return
-    red, green, blue, _ = colours.map(float(colours.range(value)))
+    red, green, blue, _ = colours.map(float(colours.range(field)))
     is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
     colour = "white" if is_dark else "black"
-    axes.text(column, row, f"{value:.1f}", ha="center", va="center", fontsize=8, color=colour)
+    axes.text(column, row, f"{field:.1f}", ha="center", va="center", fontsize=8, color=colour)

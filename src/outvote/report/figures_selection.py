@@ -101,15 +101,15 @@ def _draw_bars(
         axes.errorbar(
             means, places, xerr=[lows, stds], fmt="none", ecolor="#333333", elinewidth=0.8
         )
-    for place, each in zip(places, spreads, strict=True):
-        _write(axes, float(place), each)
+    for row, place, each in zip(rows, places, spreads, strict=True):
+        _write(axes, float(place), each, "not run" if row not in found[number].cells else "none")
     return bars
 
 
-def _write(axes: Axes, place: float, spread: Spread | None) -> None:
+def _write(axes: Axes, place: float, spread: Spread | None, instead: str) -> None:
     """Write a number right of its bar, or inside if there is no room."""
     if spread is None:
-        axes.text(1.0, place, "not run", va="center", fontsize=6.5, color=GREY)
+        axes.text(1.0, place, instead, va="center", fontsize=6.5, color=GREY)
         return
     text, end = f"{spread.mean:.1f}", spread.mean + (spread.std or 0.0)
     if end < 90:
