@@ -2,6 +2,7 @@
 
 import platform
 import subprocess
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 
@@ -29,6 +30,7 @@ def describe_environment(
         num_threads=torch.get_num_threads(),
         commit=commit(),
         data=data,
+        date=datetime.now(UTC).date().isoformat(),
     )
 
 

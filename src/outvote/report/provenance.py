@@ -21,6 +21,7 @@ class Provenance:
     torch: list[str]
     commits: list[str]
     precisions: list[str]
+    dates: list[str]
     num_images: int
     """How many pictures all clients were trained on."""
     run_seconds: float
@@ -39,7 +40,8 @@ class Provenance:
         commits = _listed([_short(commit) for commit in self.commits])
         parts = [
             f"{_counted(self.num_runs, 'run')} with {seeds}.",
-            f"Played on {_listed(self.devices)} in {_listed(self.precisions)}, with {software}.",
+            f"Played on {_listed(self.devices)} in {_listed(self.precisions)}, with {software}"
+            f"{_days(self.dates)}.",
             f"Commit: {commits}.",
             f"{self.num_images:,} images in {self.run_seconds:,.0f} run-seconds.",
         ]
@@ -63,6 +65,7 @@ def provenance_of(results: Iterable[Result]) -> Provenance:
         torch=ordered(each.torch for each in found),
         commits=ordered(each.commit for each in found if each.commit is not None),
         precisions=ordered(each.precision for each in found),
+        dates=ordered(each.date for each in found if each.date is not None),
         num_images=sum(each.num_images for each in over),
         run_seconds=round(sum(each.seconds for each in over), 1),
         unfinished={str(name): rest[name] for name in sorted(rest)},
@@ -99,6 +102,12 @@ PHRASES: dict[str, Callable[[Any], str]] = {
     "federation.sampled": _part_of("sampled"),
     "data.partition": str,
 }
+
+
+def _days(dates: Sequence[str]) -> str:
+    if len(dates) < 2:
+        return f", on {dates[0]}" if dates else ""
+    return f", from {dates[0]} to {dates[-1]}"
 
 
 def _short(commit: str) -> str:

@@ -103,3 +103,5 @@ class Environment(Struct, frozen=True, kw_only=True):
     num_threads: int
     commit: str | None
     data: DataUsed | None = None
+    date: str | None = None
+    """The day on which it was begun or went on, UTC."""
