@@ -45,6 +45,22 @@ def test_ranks_lie_between_0_and_1_and_equals_share_theirs():
     assert compared.tolist() == [4]
 
 
+def test_ranks_are_those_of_a_plain_count():
+    random = np.random.default_rng(0)
+    marks = random.integers(0, 4, size=(60, 7))
+    scores = np.where(marks == R, INF, random.integers(0, 4, size=marks.shape).astype(float))
+    scores[marks == Mark.ABSENT] = NAN
+    ranks, _ = within_round_ranks(made(scores, marks))
+    for row, own in zip(ranks, scores, strict=True):
+        known = own[~np.isnan(own)]
+        for rank, score in zip(row, own, strict=True):
+            if math.isnan(score) or len(known) < 2:
+                assert math.isnan(rank)
+                continue
+            below, equal = (known < score).sum(), (known == score).sum()
+            assert rank == pytest.approx((below + (equal - 1) / 2) / (len(known) - 1))
+
+
 def test_ranks_do_not_depend_on_the_scale_of_a_round():
     scores, marks = [[1.0, 2.0, 5.0]] * 3, [[K, K, D]] * 3
     scaled = np.array(scores) * np.array([[1e-20], [1.0], [1e30]])

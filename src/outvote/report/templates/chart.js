@@ -12,11 +12,16 @@ function niceTicks(low, high, wanted) {
   return ticks;
 }
 
+// Powers of ten, and twice and five times them where there is room.
 function logTicks(low, high) {
-  const ticks = [];
-  for (let power = Math.ceil(low); power <= Math.floor(high); power += 1) ticks.push(power);
-  if (ticks.length > 1) return ticks;
-  return niceTicks(10 ** low, 10 ** high, 4).filter((tick) => tick > 0).map(Math.log10);
+  const of = (factors) => {
+    const ticks = [];
+    for (let power = Math.floor(low); power <= Math.floor(high); power += 1) ticks.push(...factors.map((factor) => power + Math.log10(factor)));
+    return ticks.filter((tick) => tick >= low && tick <= high);
+  };
+  const fine = of([1, 2, 5]);
+  if (fine.length < 2) return niceTicks(10 ** low, 10 ** high, 4).filter((tick) => tick > 0).map(Math.log10);
+  return fine.length > 6 ? of([1]) : fine;
 }
 
 // Lines have { label, colour, dash, width, points: [[x, y, low, high]] }.
@@ -64,11 +69,11 @@ function drawChart(box, { lines, label, format, isLog = false, range = null, hei
   figure.append(...axes({ x, y, low, high, first, last, width, height, format, isLog }));
   for (const line of lines) {
     const band = bandOf(line.points, x, y);
-    if (band) figure.append(svg("path", { d: band, fill: line.colour, class: "band" }));
+    if (band) figure.append(svg("path", { d: band, fill: line.colour, class: "band", "data-row": line.row }));
   }
   for (const line of lines) {
     figure.append(svg("path", { d: pathOf(line.points, x, y), stroke: line.colour, "stroke-width": line.width ?? 2,
-      "stroke-dasharray": line.dash ?? null, class: "line" }));
+      "stroke-dasharray": line.dash ?? null, class: "line", "data-row": line.row }));
     if (line.points.length === 1) figure.append(svg("circle", { cx: x(line.points[0][0]), cy: y(line.points[0][1]), r: 3, fill: line.colour }));
   }
   box.replaceChildren(figure);

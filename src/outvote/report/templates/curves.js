@@ -55,16 +55,35 @@ function smoothed(values) {
   });
 }
 
+const MAX_POINTS = 50;
+
+// Of many rounds a point is the mean of several: single rounds of many lines would be a blur.
+function roundsPerPoint(grid) {
+  const longest = Math.max(1, ...grid.cells.flat().flatMap((cell) => cell.runs).map((run) => seriesOf(run).round?.length ?? 0));
+  return Math.ceil(longest / MAX_POINTS);
+}
+
+function means(rounds, values, size) {
+  if (size === 1) return Array.from(rounds, (round, k) => [round, values[k]]);
+  const points = [];
+  for (let first = 0; first < rounds.length; first += size) {
+    const known = Array.from(values.slice(first, first + size)).filter(Number.isFinite);
+    const last = Math.min(first + size, rounds.length) - 1;
+    points.push([rounds[last], known.reduce((sum, value) => sum + value, 0) / known.length]);
+  }
+  return points;
+}
+
 // Mean, and mean ± deviation, over the runs of a cell.
-function pointsOf(runs, curve) {
+function pointsOf(runs, curve, size) {
   const found = new Map();
   for (const run of runs) {
     const series = seriesOf(run);
     if (!series.round) continue;
     const values = curve.isSmooth ? smoothed(curve.of(series)) : curve.of(series);
-    series.round.forEach((round, k) => {
-      if (Number.isFinite(values[k])) found.set(round, [...(found.get(round) ?? []), values[k]]);
-    });
+    for (const [round, value] of means(series.round, values, size)) {
+      if (Number.isFinite(value)) found.set(round, [...(found.get(round) ?? []), value]);
+    }
   }
   return [...found].sort((a, b) => a[0] - b[0]).map(([round, values]) => {
     const mean = values.reduce((sum, value) => sum + value, 0) / values.length;
@@ -76,7 +95,8 @@ function pointsOf(runs, curve) {
 
 function linesOf(grid, column) {
   const curve = CURVES[curves.what];
-  return grid.rows.map((name, row) => ({ ...styleOf(grid, row), label: name, row, points: pointsOf(grid.cells[row][column].runs, curve) }))
+  const size = roundsPerPoint(grid);
+  return grid.rows.map((name, row) => ({ ...styleOf(grid, row), label: name, row, points: pointsOf(grid.cells[row][column].runs, curve, size) }))
     .filter((line) => line.points.length);
 }
 
@@ -95,7 +115,16 @@ function drawCurves() {
     else drawChart(plot, { lines: shown[column], label: `${curve.title} by round, ${grid.columns[column]}; the values are in the table below`,
       format: curve.format, isLog: curve.isLog, range });
   });
+  const size = roundsPerPoint(grid);
+  byId("curve-note").textContent = size > 1 ? `Each point is the mean of ${size} rounds, told at the last of them.` : "";
   drawValues();
+}
+
+// The lines of one rule stand out while its key is pointed at.
+function light(row) {
+  for (const path of document.querySelectorAll("#panels .line, #panels .band")) {
+    path.classList.toggle("faint", row !== null && path.dataset.row !== String(row));
+  }
 }
 
 function drawLegend(grid, known) {
@@ -105,7 +134,7 @@ function drawLegend(grid, known) {
     byId("legend").querySelector(`[data-row="${row}"]`)?.focus();
   };
   const items = grid.rows.flatMap((name, row) => (known.has(row) ? [html("button", { type: "button", class: "key", "data-row": row,
-    "aria-pressed": String(!curves.hidden.has(row)), click: () => toggle(row) }, swatch(styleOf(grid, row)), name)] : []));
+    "aria-pressed": String(!curves.hidden.has(row)), click: () => toggle(row), pointerenter: () => light(row), pointerleave: () => light(null) }, swatch(styleOf(grid, row)), name)] : []));
   const everybody = () => { curves.hidden = new Set(curves.hidden.size ? [] : known); drawCurves(); };
   byId("legend").replaceChildren(...items, html("button", { type: "button", class: "key all", click: everybody }, curves.hidden.size ? "show all" : "hide all"));
 }
