@@ -17,6 +17,8 @@ from outvote.seeding import Draws
 SIMULATION = Path(__file__).parents[1] / "flower_simulation.py"
 PYTHON = os.environ.get("OUTVOTE_FLOWER_PYTHON", sys.executable)
 """A Python with outvote and `flwr[simulation]`: Ray is too heavy for the development extra."""
+ALONE = ["unshare", "-rn", "--pid", "--fork", "--kill-child", "--mount-proc"]
+"""A network without anybody else: Ray listens on every interface. Whoever is left is ended."""
 NUM_NODES, NUM_LIARS, NUM_ROUNDS, LAST = 20, 4, 30, 5
 RULE, ATTACK, BETA = "gas(multi-krum)", "label-flip", 0.5
 
@@ -24,7 +26,7 @@ RULE, ATTACK, BETA = "gas(multi-krum)", "label-flip", 0.5
 @pytest.fixture
 def _simulator():
     """Skip unless Ray is there, and may be shut into a network of its own."""
-    for command in ([PYTHON, "-c", "import ray"], ["unshare", "-rn", "ip", "link"]):
+    for command in ([PYTHON, "-c", "import ray"], [*ALONE, "ip", "link"]):
         try:
             subprocess.run(command, capture_output=True, check=True)
         except (OSError, subprocess.CalledProcessError):
@@ -47,10 +49,11 @@ def simulate_with_flower(folder):
         "seed": Draws((0,)).under("partition").derived()[0],  # as the engine's run with seed 0
     }
     done = subprocess.run(
-        ["unshare", "-rn", PYTHON, SIMULATION, folder, str(NUM_NODES), json.dumps(settings)],
+        [*ALONE, PYTHON, SIMULATION, folder, str(NUM_NODES), json.dumps(settings)],
         capture_output=True,
         text=True,
         check=True,
+        timeout=600,
     )
     return [float(found) for found in re.findall(r"'accuracy': ([0-9.]+)", done.stdout)]
 
