@@ -4,11 +4,13 @@ import base64
 import hashlib
 import html
 import json
+import os
 import re
 import time
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -230,7 +232,25 @@ def test_the_head_says_where_runs_come_from(tmp_path):
     title, lead = title_and_lead(results)
     assert title == read_suite("demo").title
     assert lead.startswith("6,000 real pictures")
-    assert dates_of(made_results("demo", seeds=1, rounds=1)) == "unknown: from an export"
+
+
+def test_days_are_those_that_runs_tell_else_those_of_their_files(tmp_path):
+    def played(day):
+        environment = msgspec.structs.replace(ENVIRONMENT, date=day)
+        return made_results({"rule": "mean", "rounds": 1}, seeds=1, environment=environment)
+
+    assert dates_of(played("2026-01-02")) == "2026-01-02"
+    assert dates_of([*played("2026-01-03"), *played("2026-01-02")]) == "2026-01-02 to 2026-01-03"
+    assert dates_of(played(None)) == "unknown"
+    old = write_store(
+        tmp_path,
+        {"rule": "mean", "rounds": 1},
+        seeds=1,
+        environment=msgspec.structs.replace(ENVIRONMENT, date=None),
+    )
+    for name in ("config.toml", "status.json"):
+        os.utime(old[0].folder.path / name, (86400, 86400))
+    assert dates_of(old) == "1970-01-02"
 
 
 def test_the_head_says_what_to_type():

@@ -51,18 +51,12 @@ def facts_of(results: Sequence[Result]) -> Facts:
 
 
 def dates_of(results: Sequence[Result]) -> str:
-    """Return the days of the first and last file that the runs wrote."""
-    times = [
-        path.stat().st_mtime
-        for result in results
-        if result.folder is not None
-        for name in ("config.toml", "status.json")
-        if (path := result.folder.path / name).exists()
-    ]
-    if not times:
-        return "unknown: from an export"
-    days = [datetime.fromtimestamp(time, UTC).date() for time in (min(times), max(times))]
-    return str(days[0]) if days[0] == days[1] else f"{days[0]} to {days[1]}"
+    """Return the first and last day on which the runs were played, as far as they say so."""
+    told = [each.environment.date for each in results if each.environment is not None]
+    days = sorted({day for day in told if day is not None}) or _days_of_files(results)
+    if not days:
+        return "unknown"
+    return days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
 
 
 def versions_of(environments: Sequence[Environment]) -> str:
@@ -85,6 +79,18 @@ def duration(seconds: float) -> str:
     if minutes >= 60:
         return f"{minutes // 60:,} h {minutes % 60} min"
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def _days_of_files(results: Sequence[Result]) -> list[str]:
+    """Return the days on which the folders were written to; runs of old did not say when."""
+    times = [
+        path.stat().st_mtime
+        for result in results
+        if result.folder is not None
+        for name in ("config.toml", "status.json")
+        if (path := result.folder.path / name).exists()
+    ]
+    return sorted({str(datetime.fromtimestamp(time, UTC).date()) for time in times})
 
 
 def _runs(results: Sequence[Result]) -> str:
