@@ -182,8 +182,11 @@ def _is_tied(ranked: Tensor, middle: _Middle, start: Tensor, width: int) -> Tens
 
 def shares_between(columns: Columns, low: PerCoordinate, high: PerCoordinate) -> PerClient:
     """Return, per client, the share of coordinates where its value lies between two bounds."""
-    total = columns.new_zeros(*columns.shape[:-2], columns.shape[-1], dtype=torch.float64)
-    for piece, tile in linalg.tiles(columns):
+
+    def count(numbered: tuple[slice, Columns]) -> Tensor:
+        piece, tile = numbered
         entered = (tile >= low[..., piece, None]) & (tile <= high[..., piece, None])
-        total += entered.sum(dim=-2)
-    return total / columns.shape[-2]
+        return entered.sum(dim=-2)
+
+    counts = mapped(count, linalg.tiles(columns), columns.device)
+    return torch.stack(counts).sum(dim=0).double() / columns.shape[-2]
