@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
+from outvote.report.commands import bench_commands
 from outvote.report.differing import ordered
 from outvote.results.run import Result
 
@@ -22,6 +23,8 @@ class Provenance:
     commits: list[str]
     precisions: list[str]
     dates: list[str]
+    commands: list[str]
+    """What plays them again."""
     num_images: int
     """How many pictures all clients were trained on."""
     run_seconds: float
@@ -37,11 +40,12 @@ class Provenance:
         """Tell it in a few short sentences."""
         seeds = _counted(len(self.seeds), "seed")
         software = f"outvote {_listed(self.outvote)} and torch {_listed(self.torch)}"
+        when = _days(self.dates)
+        where = f"{_listed(self.devices)} in {_listed(self.precisions)}"
         commits = _listed([_short(commit) for commit in self.commits])
         parts = [
             f"{_counted(self.num_runs, 'run')} with {seeds}.",
-            f"Played on {_listed(self.devices)} in {_listed(self.precisions)}, with {software}"
-            f"{_days(self.dates)}.",
+            f"Played on {where}, with {software}{when}.",
             f"Commit: {commits}.",
             f"{self.num_images:,} images in {self.run_seconds:,.0f} run-seconds.",
         ]
@@ -66,6 +70,7 @@ def provenance_of(results: Iterable[Result]) -> Provenance:
         commits=ordered(each.commit for each in found if each.commit is not None),
         precisions=ordered(each.precision for each in found),
         dates=ordered(each.date for each in found if each.date is not None),
+        commands=bench_commands(over),
         num_images=sum(each.num_images for each in over),
         run_seconds=round(sum(each.seconds for each in over), 1),
         unfinished={str(name): rest[name] for name in sorted(rest)},

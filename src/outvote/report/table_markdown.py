@@ -30,7 +30,9 @@ def markdown(grids: Sequence[Grid], metric: Metric, *, paper: bool = False) -> s
         blocks.append(f"## {escape(title)}")
         for grid in group:
             blocks += _section(grid, metric, paper=paper)
-    blocks += ["---", escape(provenance_of(runs_of(grids)).told())]
+    provenance = provenance_of(runs_of(grids))
+    blocks += ["---", escape(provenance.told())]
+    blocks += [f"    {command}" for command in provenance.commands]
     return "\n\n".join(blocks) + "\n"
 
 
