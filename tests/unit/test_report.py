@@ -22,7 +22,8 @@ from outvote.report.cells import Cell
 from outvote.report.html import write_log_audit, write_report
 from outvote.report.html_facts import commands_of, dates_of, duration, facts_of, title_and_lead
 from outvote.report.html_runs import MAX_ENTRIES, run_entries
-from outvote.report.html_tables import cell_note
+from outvote.report.html_tables import cell_note, seeds_note
+from outvote.report.layout import grids_of
 from outvote.report.packing import packed_measured, packed_shares, packed_whole
 from outvote.results.audit_log import Judgement
 from outvote.results.export import to_export
@@ -144,7 +145,24 @@ def test_cells_say_what_is_missing_or_went_wrong():
     assert cell_note(Cell()) == "not run"
     assert cell_note(Cell(unfinished=(good,))) == "unfinished"
     assert cell_note(Cell(results=(good,))) == ""
-    assert cell_note(Cell(results=(good, bad), num_wanted=5)) == "1 of 5 seeds, 1 diverged"
+    cell = Cell(results=(good, bad), num_wanted=5)
+    assert cell_note(cell) == "1 of 5 seeds, 1 diverged"
+    assert cell_note(cell, are_seeds_told=True) == "1 diverged"
+
+
+def test_seeds_are_told_once_where_all_cells_have_as_many():
+    first, second = made_results({"rule": "mean", "rounds": 1}, seeds=2)
+    one, both = Cell(results=(first,), num_wanted=2), Cell(results=(first, second), num_wanted=2)
+    (grid,) = grids_of([first, second])
+
+    def note(*cells):
+        return seeds_note(replace(grid, cells=(cells,), columns=tuple(range(len(cells)))))
+
+    assert note(both, both) == "2 seeds"
+    assert note(one, one, Cell()) == "1 of 2 seeds"
+    assert note(replace(one, num_wanted=0)) == "1 seed"
+    assert note(one, both) == ""
+    assert note(Cell()) == ""
 
 
 def test_long_audits_keep_some_rounds_and_all_counts(tmp_path, monkeypatch):

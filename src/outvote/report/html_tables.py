@@ -21,11 +21,13 @@ def grid_entries(grids: Sequence[Grid], results: Sequence[Result]) -> list[dict[
 
 def _grid_entry(grid: Grid, places: Places, *, is_only_suite: bool) -> dict[str, Any]:
     bold = {metric: grid.best(metric) for metric in METRICS}
+    seeds = seeds_note(grid)
     return {
         "suite": grid.suite,
         "part": grid.part,
         "title": (grid.title if is_only_suite else f"{grid.suite_title}: {grid.title}")
         or grid.suite_title,
+        "seeds": seeds,
         "rows": list(grid.rows),
         "families": [family(row) for row in grid.rows],
         "columns": grid.titles,
@@ -34,7 +36,12 @@ def _grid_entry(grid: Grid, places: Places, *, is_only_suite: bool) -> dict[str,
         "has_worst": grid.has_worst,
         "cells": [
             [
-                _cell_entry(cell, places, [m for m in METRICS if (row, column) in bold[m]])
+                _cell_entry(
+                    cell,
+                    places,
+                    [metric for metric in METRICS if (row, column) in bold[metric]],
+                    are_seeds_told=bool(seeds),
+                )
                 for column, cell in enumerate(cells)
             ]
             for row, cells in enumerate(grid.cells)
@@ -46,7 +53,20 @@ def _grid_entry(grid: Grid, places: Places, *, is_only_suite: bool) -> dict[str,
     }
 
 
-def _cell_entry(cell: Cell, places: Places, bold: Sequence[Metric]) -> dict[str, Any]:
+def seeds_note(grid: Grid) -> str:
+    """Return how many seeds all cells have; empty if they differ: then the cells say it."""
+    cells = [cell for row in grid.cells for cell in row if not cell.is_missing]
+    found = {(len(cell.seeds), max(cell.num_wanted, len(cell.seeds))) for cell in cells}
+    if len(found) != 1:
+        return ""
+    num, wanted = found.pop()
+    seeds = "1 seed" if wanted == 1 else f"{wanted} seeds"
+    return seeds if num == wanted else f"{num} of {seeds}"
+
+
+def _cell_entry(
+    cell: Cell, places: Places, bold: Sequence[Metric], *, are_seeds_told: bool
+) -> dict[str, Any]:
     entry: dict[str, Any] = {metric: _numbers(cell.spread(metric)) for metric in METRICS}
     entry["runs"] = [places[id(each)] for each in (*cell.results, *cell.unfinished)]
     if bold:
@@ -55,18 +75,18 @@ def _cell_entry(cell: Cell, places: Places, bold: Sequence[Metric]) -> dict[str,
         difference = cell.difference("best")
         entry["paper"] = [cell.printed.accuracy, cell.printed.std]
         entry["difference"] = None if difference is None else round(difference, 2)
-    note = cell_note(cell)
+    note = cell_note(cell, are_seeds_told=are_seeds_told)
     if note:
         entry["note"] = note
     return entry
 
 
-def cell_note(cell: Cell) -> str:
+def cell_note(cell: Cell, *, are_seeds_told: bool = False) -> str:
     """Return what must be said beside the number: what is missing or went wrong."""
     if cell.is_missing:
         return "unfinished" if cell.unfinished else "not run"
     notes = []
-    if not cell.is_complete:
+    if not cell.is_complete and not are_seeds_told:
         notes.append(f"{len(cell.seeds)} of {cell.num_wanted} seeds")
     if cell.num_diverged:
         notes.append(f"{cell.num_diverged} diverged")
