@@ -87,7 +87,9 @@ def test_a_run_of_another_suite_is_adopted_and_not_played_again(capsys, store, t
     other = own_suite(tmp_path, ["mean", "median"], name="other")
     dry = run(capsys, "bench", other, "-o", output, *CPU, "--dry-run")
     assert "0 finished, 0 half done, 4 adoptable from another suite, 4 to do" in dry.out
-    assert run(capsys, "bench", other, "-o", output, *CPU).code == 0
+    result = run(capsys, "bench", other, "-o", output, *CPU)
+    assert result.code == 0
+    assert result.err == f"4 runs finished in another suite of {output}: copied.\n"
     whole = metrics(store)
     adopted = [each for each in find_runs(output / "other") if each.path.name in whole]
     assert len(adopted) == 4
@@ -137,6 +139,14 @@ def test_runs_without_weights_are_finished_too(capsys, suite, store, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/*")}
     assert run(capsys, *words).code == 0
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/*")} == before
+
+
+def test_a_store_of_a_newer_outvote_is_one_line(capsys, suite, store, tmp_path):
+    output = copied(store, tmp_path)
+    (find_runs(output)[0].path / "status.json").write_text('{"version": 99}')
+    for words in (["--dry-run"], []):
+        result = run(capsys, "bench", suite, "-o", output, *CPU, *words)
+        result.assert_fails(1, "newer outvote", "upgrade outvote")
 
 
 def test_when_time_is_up_all_is_saved_and_the_same_command_goes_on(

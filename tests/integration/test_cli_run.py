@@ -60,6 +60,19 @@ def test_run_tells_programs_in_json(capsys, config, tmp_path):
     assert 0 <= found[0]["final"] <= found[0]["best"] <= 1
 
 
+def test_run_without_weights_keeps_all_the_rest(capsys, config, tmp_path):
+    assert run(capsys, "run", config, "-o", tmp_path, "--no-weights").code == 0
+    kept = {path.name for path in tmp_path.glob("small/*/*") if path.name[0] != "."}
+    assert kept == {
+        "audit.npz",
+        "config.toml",
+        "env.json",
+        "metrics.jsonl",
+        "status.json",
+        "timings.jsonl",
+    }
+
+
 def test_run_ends_with_1_and_one_line_for_each_run_that_failed(capsys, config, tmp_path):
     words = ["--set", "data={partition='dirichlet', min_size=[1, 2000]}", "--set", "rule=mean"]
     result = run(capsys, "run", config, "-o", tmp_path, *words)

@@ -1,14 +1,17 @@
 """Many runs: skipped, resumed, stacked, and a broken one harms nobody."""
 
 import os
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from outvote.engine import round as rounds
 from outvote.experiment import sweep as sweeps
 from outvote.experiment import wave as waves
+from outvote.results.checkpoint import read_checkpoint
 from outvote.results.faults import StoreError
 from outvote.results.folder import RunFolder, Writer, find_runs
 from simulations import MEMORIES, Heard, play, results, tiny
@@ -227,3 +230,29 @@ def test_a_root_and_settings_of_the_server_are_used(tmp_path):
     assert {end.outcome for end in ends.values()} == {"finished"}
     first, second = (run.rounds()[-1].loss for run in find_runs(tmp_path))
     assert first != second
+
+
+def test_pictures_of_a_folder_are_played_in_the_size_that_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("OUTVOTE_DATA", str(tmp_path / "data"))
+    random = np.random.default_rng(0)
+    for part, name, number in product(("train", "val"), "ab", range(12)):
+        folder = tmp_path / "data" / "imagenet12" / part / name
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = random.integers(0, 256, (40, 40, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    data = {"name": "imagenet12", "image_size": [16, 8]}
+    plan = tiny(data=data, rounds=1, federation={"num_clients": 4, "sampled": 2})
+    heard = Heard()
+    play(plan, tmp_path / "runs", listener=heard)
+    assert [end.outcome for end in heard.ends] == ["finished", "finished"]
+    assert heard.rounds == [(1, 1), (1, 1)], "other pictures cannot be stacked"
+    sizes = {run.path.name[-12:]: len(_weights(run)) for run in find_runs(tmp_path / "runs")}
+    by_size = {spec.data.image_size: sizes[spec.hash] for spec in plan.specs}
+    inputs = {size: size * size * 3 for size in (8, 16)}
+    # One row of weights per pixel and colour: the first layer is what differs.
+    assert (by_size[16] - by_size[8]) % (inputs[16] - inputs[8]) == 0
+    assert by_size[16] > by_size[8]
+
+
+def _weights(run):
+    return read_checkpoint(run.path / "checkpoint.safetensors").arrays["weights"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outvote.cli.run import checkpoint_option, device_option, set_option, weights_option
-from outvote.cli.verb import Verb
+from outvote.cli.verb import Verb, WorkFailed
 
 if TYPE_CHECKING:
     from outvote.cli.simulate import How
@@ -112,6 +112,7 @@ def _foretell(suite: "Suite", how: "How", as_json: bool) -> int:
     from outvote.cli.simulate import find_device, threads_each
     from outvote.experiment.environment import device_name
     from outvote.experiment.forecast import forecast
+    from outvote.results.faults import StoreError
 
     device = find_device(how.device)
     number = how.num_processes or 1
@@ -120,6 +121,8 @@ def _foretell(suite: "Suite", how: "How", as_json: bool) -> int:
         found = forecast(suite, how.output, device_name(device), num_cores)
     except (ValueError, TypeError) as error:
         raise click.UsageError(str(error)) from error
+    except StoreError as error:
+        raise WorkFailed(str(error)) from error
     print_forecast(suite, found, how.output, as_json)
     return 0
 

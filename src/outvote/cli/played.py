@@ -28,8 +28,12 @@ class Played:
 
     @property
     def exit_code(self) -> int:
-        """0, 1 if a run failed or is busy elsewhere, or 128 + the signal that stopped it."""
-        is_bad = any(end.outcome in ("failed", "busy") for end in self.ends)
+        """0, 1 if a run failed or is not over, or 128 + the signal that stopped it.
+
+        Runs that are left because the time is up are what was asked for.
+        """
+        bad = ("failed", "busy") if self.is_time_up else ("failed", "busy", "interrupted")
+        is_bad = any(end.outcome in bad for end in self.ends)
         return self.signal_code or int(is_bad)
 
     def as_json(self) -> list[dict[str, Any]]:

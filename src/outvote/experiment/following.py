@@ -51,9 +51,12 @@ class Follower:
         if size <= known:  # Cut back, if it goes on from a checkpoint.
             self._known[job.hash] = size
             return []
-        with (job.folder.path / "metrics.jsonl").open("rb") as file:
-            file.seek(known)
-            text = file.read(size - known)
+        try:
+            with (job.folder.path / "metrics.jsonl").open("rb") as file:
+                file.seek(known)
+                text = file.read(size - known)
+        except OSError:
+            return []
         whole = text[: text.rfind(b"\n") + 1]
         self._known[job.hash] += len(whole)
         try:

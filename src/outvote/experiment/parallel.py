@@ -71,14 +71,15 @@ class _Crew:
         self.stop_file = runner.output.absolute() / f".stop-{secrets.token_hex(4)}"
         self.is_stopped, self.store_fault = False, ""
         self.waiting: dict[Future[Told], _Work] = {}
+        self.follower = Follower(runner.listener, ())
 
     def play(self, todo: Sequence[Todo]) -> None:
-        follower = Follower(self.runner.listener, [job for _, job in todo])
+        self.follower = Follower(self.runner.listener, [job for _, job in todo])
         for jobs in self._shared_out(todo):
             self._submit(_Work(jobs, 1))
         while self.waiting:
             done, _ = wait(self.waiting, LOOK_EVERY, FIRST_COMPLETED)
-            follower.look()
+            self.follower.look()
             if self.runner.should_stop():
                 self._stop()
             for future in done:
@@ -149,7 +150,7 @@ class _Crew:
             if outcome == "interrupted" and not self.is_stopped:
                 left.append(end.job)
             elif outcome != "busy":
-                self.runner.listener.ended(end)
+                self._ended(end)
         return left
 
     def _fail(self, work: _Work, error: Exception) -> None:
@@ -160,8 +161,12 @@ class _Crew:
             else:
                 end = Ended(job=job, outcome="failed", reason=_told(error))
                 _write_failed(job, 0 if status is None else status.round, end.reason)
-            self.ends[job.hash] = end
-            self.runner.listener.ended(end)
+            self._ended(end)
+
+    def _ended(self, end: Ended) -> None:
+        self.ends[end.job.hash] = end
+        self.follower.forget(end.job)
+        self.runner.listener.ended(end)
 
 
 def _write_failed(job: Job, done: int, reason: str) -> None:

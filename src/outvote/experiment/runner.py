@@ -7,6 +7,7 @@ from typing import final
 
 import torch
 
+from outvote.errors import plural
 from outvote.experiment.adopting import adopt, find_elsewhere
 from outvote.experiment.build import Workshop
 from outvote.experiment.job import Ended, Job
@@ -60,7 +61,7 @@ class Runner:
     def sort(self, jobs: Sequence[Job]) -> tuple[dict[str, Ended], list[Todo]]:
         """Tell runs that are over, here or in another suite, from those that are to be played."""
         ends: dict[str, Ended] = {}
-        todo = []
+        todo, num_adopted = [], 0
         for job in jobs:
             status, fault = job.folder.known_status()
             if fault:
@@ -68,12 +69,16 @@ class Runner:
                     f"{fault}; {job.name} goes on from its checkpoint, if it has one."
                 )
             if status is None or status.outcome not in OVER:
-                status = self._adopted(job) or status
+                adopted = self._adopted(job)
+                status, num_adopted = adopted or status, num_adopted + (adopted is not None)
             if status is not None and status.outcome in OVER:
                 ends[job.hash] = self.over(job, status)
                 self.listener.ended(ends[job.hash])
             else:
                 todo.append((0 if status is None else status.round, job))
+        if num_adopted:
+            what = plural(num_adopted, "run")
+            self.listener.said(f"{what} finished in another suite of {self.output}: copied.")
         self.listener.planned(sum(job.spec.rounds - done for done, job in todo))
         return ends, todo
 
