@@ -234,3 +234,11 @@ def test_runs_that_are_not_over_cannot_be_drawn(kind):
     results = [replace(each, status=status) for each in made("own")]
     with pytest.raises(ValueError, match="none of these runs is over"):
         picture(kind, results, "png")
+
+
+def test_with_a_window_a_point_is_the_mean_of_several_rounds():
+    run = made_results("table1-cifar10", seeds=1, rounds=10)[0]
+    curve = curve_of([run], "accuracy", window=4)
+    accuracy = run.series.accuracy
+    assert curve.rounds.tolist() == [4, 8, 10]
+    assert np.allclose(curve.mean, [accuracy[:4].mean(), accuracy[4:8].mean(), accuracy[8:].mean()])

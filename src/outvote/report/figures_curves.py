@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from outvote.report.curves import Curve, curve_of
+from outvote.report.curves import Curve, curve_of, rounds_per_point
 from outvote.report.figures_style import (
     BLUE,
     COLOURS,
@@ -79,16 +79,17 @@ def _draw(
     found: Sequence[Panel], styles: Mapping[str, LineStyle], column: Column, title: str
 ) -> Figure:
     made = panels(len(found), sharex=True, sharey=column == "accuracy")
+    window = rounds_per_point([each for p in found for runs in p.results.values() for each in runs])
     for axes, panel in zip(made.axes, found, strict=True):
         axes.set_title(panel.title)
         axes.margins(x=0.02)
         for row, results in panel.results.items():
             scale = 100.0 if column == "accuracy" else 1.0
-            _draw_curve(axes, curve_of(results, column), styles[row], scale)
+            _draw_curve(axes, curve_of(results, column, window), styles[row], scale)
         if column == "deviation":
             axes.set_ylim(bottom=0)
     for axes in made.lowest:
-        axes.set_xlabel("round")
+        axes.set_xlabel("round" if window == 1 else f"round (means of {window})")
     for axes in made.leftmost:
         axes.set_ylabel(title)
     lines = [
