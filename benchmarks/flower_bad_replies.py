@@ -78,13 +78,13 @@ def main() -> int:
     conditions |= {"nodes": NUM_NODES, "num_byzantine": NUM_BYZANTINE}
     print(conditions)
     columns = [*FLOWER, *(f"outvote {rule}" for rule in OURS)]
-    print(" ".join([f"{'':12}", *(f"{name:>23}" for name in columns), "told of the bad node"]))
+    print(" ".join([f"{'':12}", *(f"{name:>26}" for name in columns), "told of the bad node"]))
     rows = []
     for kind in BAD:
         row = measure(kind)
         rows.append(row)
         cells = [row["flower"][name] for name in FLOWER] + [row["outvote"][name] for name in OURS]
-        print(f"{kind:12}", *(f"{cell:>23}" for cell in cells), row["told"], flush=True)
+        print(f"{kind:12}", *(f"{cell:>26}" for cell in cells), row["told"], flush=True)
     if options.output:
         write_json(options.output, {"circumstances": conditions, "rows": rows})
     return 0
@@ -113,7 +113,7 @@ def outcome(strategy: Strategy, kind: str) -> str:
             warnings.simplefilter("ignore")
             model, _ = play_round(strategy, grid, record_of(MODEL))
     except (AppExitException, TypeError, ValueError) as error:
-        return type(error).__name__[:23]
+        return type(error).__name__
     if model is None:
         return "model kept"
     arrays = arrays_of(model)

@@ -1,0 +1,77 @@
+"""docs/reference/flower.md is true: every setting with its default, every number of a benchmark."""
+
+import inspect
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from outvote.flower import RobustStrategy
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "reference" / "flower.md").read_text()
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def rows_under(start):
+    """The cells of the first table after some words."""
+    after = PAGE.split(start)[1].splitlines()
+    table = []
+    for line in after:
+        if line.startswith("|"):
+            table.append([cell.strip() for cell in line.strip("|").split("|")])
+        elif table:
+            break
+    return table[0], table[2:]
+
+
+def result(start):
+    """The benchmark file that is named first after some words."""
+    path = RESULTS / re.search(r"results/([\w-]+\.json)", PAGE.split(start)[1])[1]
+    found = json.loads(path.read_text())
+    about = found["circumstances"]
+    assert f"{about['date']}, commit {about['commit']}" in PAGE.split(start)[1][:120]
+    return found["rows"]
+
+
+def test_the_settings_are_those_of_the_strategy_with_their_defaults():
+    _, rows = rows_under("## Settings")
+    written = [(row[0].strip("`"), row[1].strip("`")) for row in rows]
+    parameters = inspect.signature(RobustStrategy).parameters.values()
+    assert written == [(each.name, repr(each.default)) for each in parameters]
+
+
+def test_bad_replies_are_told_as_they_were_measured():
+    head, rows = rows_under("**One bad reply among eleven")
+    for row, measured in zip(rows, result("**One bad reply among eleven, f = 2.**"), strict=True):
+        assert row[0] == measured["kind"]
+        for name, cell in zip(head[2:], row[2:], strict=True):
+            ours = name.removeprefix("ours: ")
+            expected = measured["outvote"][ours] if ours != name else measured["flower"][name]
+            assert cell == expected
+
+
+def test_precision_is_told_as_it_was_measured():
+    _, rows = rows_under("**Precision.**")
+    for row, measured in zip(rows, result("**Precision.**"), strict=True):
+        assert float(row[0]) == measured["ratio"]
+        assert row[1:] == [str(measured["flower"]), str(measured["outvote"])]
+
+
+def test_times_are_told_as_they_were_measured():
+    _, rows = rows_under("milliseconds. 2")
+    for row, measured in zip(rows, result("f = 4, milliseconds. "), strict=True):
+        clock, cpu = measured["milliseconds"], measured["least cpu"]
+        assert row[:2] == [measured["flower"], measured["rule"]]
+        assert row[3:5] == [str(clock["outvote"]), str(clock["outvote with log"])]
+        assert row[7] == str(cpu["outvote"])
+        if "flower" in clock:
+            assert [row[2], row[6]] == [str(clock["flower"]), str(cpu["flower"])]
+            assert float(row[5]) == pytest.approx(clock["outvote"] / clock["flower"], abs=0.005)
+
+
+def test_krum_like_rules_take_at_most_one_and_a_half_times_flowers_time_and_others_less():
+    by_name = {row["flower"]: row["milliseconds"] for row in result("f = 4, milliseconds. ")}
+    for name, limit in (("Krum", 1.5), ("MultiKrum", 1.5), ("Bulyan", 1), ("FedMedian", 1)):
+        assert by_name[name]["outvote with log"] <= limit * by_name[name]["flower"]
