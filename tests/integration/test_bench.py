@@ -16,7 +16,7 @@ from outvote.experiment.adopting import adopt, find_elsewhere
 from outvote.experiment.ordering import stacks
 from outvote.experiment.reading import read_plan
 from outvote.results.folder import find_runs
-from simulations import tiny
+from simulations import Heard, play, tiny
 
 CPU = ["--device", "cpu"]
 TABLE_1 = ["bench", "table1-cifar10", "--dry-run", *CPU]
@@ -169,6 +169,20 @@ def test_when_time_is_up_all_is_saved_and_the_same_command_goes_on(
     assert metrics(tmp_path) == metrics(store)
     for path in tmp_path.glob("*/*/timings.jsonl"):
         assert path.read_bytes().count(b"\n") == 3
+
+
+def test_a_run_that_another_sweep_ended_since_the_plan_was_made_is_not_played_again(tmp_path):
+    plan = tiny(rule=["mean", "median"])
+
+    class Late(Heard):
+        def planned(self, num_rounds):
+            play(plan, tmp_path, keep_weights=False)
+
+    heard = Late()
+    ends = play(plan, tmp_path, keep_weights=False, listener=heard)
+    assert [(end.outcome, end.is_new) for end in ends.values()] == [("finished", False)] * 2
+    assert heard.rounds == []
+    assert [len(run.timings()) for run in find_runs(tmp_path)] == [4, 4]
 
 
 def test_a_broken_rule_of_ones_own_does_not_end_the_sweep(capsys, suite, tmp_path):

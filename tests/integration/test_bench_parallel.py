@@ -3,6 +3,8 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +15,7 @@ import torch
 from benches import (
     SLOW,
     children,
+    is_running,
     metrics,
     outcomes,
     own_rule,
@@ -29,6 +32,14 @@ from outvote.results.folder import find_runs
 from simulations import Heard, play, tiny
 
 CPU = ["--device", "cpu"]
+ASLEEP = """
+import os, time
+from outvote.experiment.processes import Processes
+pool = Processes(1)
+print(pool.submit(os.getpid).result(), flush=True)
+pool.submit(time.sleep, 600).result()
+"""
+needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="there is no /proc")
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 MARKED = "p = Path(__file__ + '.once'); p.exists() or (p.touch(), {kill})"
 
@@ -138,7 +149,20 @@ def test_processes_can_be_ended_at_once():
     assert time.monotonic() - started < 60
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="there is no /proc here")
+@needs_proc
+def test_processes_at_work_end_when_the_one_that_started_them_is_killed():
+    process = subprocess.Popen([sys.executable, "-c", ASLEEP], stdout=subprocess.PIPE, text=True)
+    worker = int(process.stdout.readline())
+    assert is_running(worker)
+    process.kill()
+    process.communicate(timeout=60)
+    last = time.monotonic() + 60
+    while is_running(worker):
+        assert time.monotonic() < last
+        time.sleep(0.01)
+
+
+@needs_proc
 def test_a_child_that_is_asked_to_end_saves_and_its_run_goes_on(tmp_path):
     suite = own_suite(tmp_path, [own_rule(tmp_path, SLOW)], rounds=8)
     process = start(suite, tmp_path / "runs", "-j", "1", "--seeds", "1", "--attack", "lie")

@@ -100,7 +100,8 @@ def test_a_signal_lets_all_processes_save_and_the_sweep_goes_on(suite, tmp_path,
 
 
 def test_two_sweeps_at_once_share_the_runs_and_none_is_played_twice(suite, tmp_path, undisturbed):
-    for process in [start(suite, tmp_path, *BY_TWO), start(suite, tmp_path, *BY_TWO)]:
+    words = (*BY_TWO, "--no-weights")
+    for process in [start(suite, tmp_path, *words), start(suite, tmp_path, *words)]:
         _, err = process.communicate(timeout=300)
         # One that found some runs taken says so.
         assert process.returncode == 0 or "another process works on" in err
