@@ -64,6 +64,15 @@ def test_rules_and_optimisers_remember_across_a_restart(tmp_path):
         assert weights(again.arrays) == weights(expected.arrays)
 
 
+def test_another_rule_does_not_get_what_the_first_remembered(tmp_path):
+    first = RobustStrategy("foolsgold", audit_dir=tmp_path)
+    first.start(grid_of("none"), record_of(MODEL), num_rounds=1)
+    second = RobustStrategy.resume(tmp_path, rule="centered-clipping(radius=1.0)")
+    assert second.state.rule_memory is None
+    second.start(grid_of("none"), record_of(MODEL), num_rounds=2)
+    assert [told.is_updated for told in read_audit(tmp_path)] == [True, True]
+
+
 def test_a_finished_run_has_nothing_left_to_play(tmp_path):
     done = RobustStrategy(audit_dir=tmp_path, **SETTINGS).start(grid_of(), record_of(MODEL), 2)
     grid = grid_of()

@@ -7,6 +7,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from bad_replies import HandMadeGrid, arrays_of, content_of, honest, play_round, record_of
 from outvote.flower import RobustStrategy
 from outvote.flower.evaluating import merge_metrics
+from outvote.report.audit import Mark, audit_log
 from outvote.results.audit_log import read_audit, read_manifest
 
 MODEL = {"w": np.zeros((3, 4), np.float32), "b": np.zeros(2, np.float32)}
@@ -139,6 +140,30 @@ def test_the_manifest_tells_how_the_run_was_set_up(tmp_path):
     assert (found.rule, found.num_byzantine) == ("gas(median)", 2)
     assert found.settings["server_optimizer"] == "fedadam"
     assert found.settings["when_too_many"] == "keep"
+
+
+def test_nobody_looks_suspicious_because_others_did_not_answer(tmp_path):
+    def respond(message):
+        node = message.metadata.dst_node_id
+        return Message(content_of(honest(node, MODEL)), reply_to=message) if node < 103 else None
+
+    strategy = strategy_of(audit_dir=tmp_path)
+    play_round(strategy, HandMadeGrid(NODES, respond), record_of(MODEL))
+    strategy.close()
+    audit = audit_log(tmp_path)
+    assert audit.marks[0].tolist() == [Mark.ABSENT] * 3 + [Mark.MISSING] * 8
+    assert np.isnan(audit.scores).all()
+
+
+def test_the_server_waits_until_enough_nodes_are_connected(monkeypatch):
+    monkeypatch.setattr("outvote.flower.sampling.SECONDS_BETWEEN_LOOKS", 0)
+    grid = grid_of(honest, nodes=[])
+    looks = iter(range(100))
+    grid.get_node_ids = lambda: list(NODES)[: next(looks)]
+    strategy = strategy_of("median", min_available_nodes=7, fraction_train=0.5)
+    messages = strategy.configure_train(1, record_of(MODEL), ConfigRecord(), grid)
+    assert len(messages) == 3
+    assert next(looks) == 8
 
 
 def test_aggregating_without_asking_first_is_an_error():

@@ -19,8 +19,8 @@ CONFIG = "outvote-flower-1"
 """The layout of the file."""
 
 
-def save_state(folder: Path, state: ServerState) -> None:
-    """Write where the federation stands after a round."""
+def save_state(folder: Path, state: ServerState, rule: str) -> None:
+    """Write where the federation stands after a round; the rule is told by its text."""
     arrays: dict[str, NDArray[Any]] = {}
     if state.model is None:
         return
@@ -32,6 +32,7 @@ def save_state(folder: Path, state: ServerState) -> None:
         # A file keeps neither the order of the arrays nor that a single number has no axis.
         "shapes": [[name, list(array.shape)] for name, array in state.model.items()],
         "offenders": state.offenders.to_notes(),
+        "rule": rule,
         "rule_memory": _pack(state.rule_memory, arrays),
     }
     checkpoints.save(
@@ -39,8 +40,11 @@ def save_state(folder: Path, state: ServerState) -> None:
     )
 
 
-def load_state(folder: Path, state: ServerState) -> list[str]:
-    """Take up the newest sound checkpoint, if any; return what was wrong with newer ones."""
+def load_state(folder: Path, state: ServerState, rule: str) -> list[str]:
+    """Take up the newest sound checkpoint, if any; return what was wrong with newer ones.
+
+    What another rule remembered is of no use to this one.
+    """
     found, faults = checkpoints.load_newest(folder, CONFIG)
     if found is None:
         if faults:
@@ -60,7 +64,7 @@ def load_state(folder: Path, state: ServerState) -> list[str]:
         if name.startswith("optimizer/")
     }
     state.offenders.from_notes(notes["offenders"])
-    state.rule_memory = _unpack(notes["rule_memory"], arrays)
+    state.rule_memory = _unpack(notes["rule_memory"], arrays) if notes["rule"] == rule else None
     return faults
 
 

@@ -47,5 +47,5 @@ class Journal:
 
     def _save(self) -> None:
         if self._log is not None and self.state.round > self._saved_round:
-            save_state(self._log.folder, self.state)
+            save_state(self._log.folder, self.state, str(self.settings.rule))
             self._saved_round = self.state.round

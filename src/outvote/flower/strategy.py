@@ -110,7 +110,7 @@ class RobustStrategy(ResumableStrategy):
         """
         folder = Path(audit_dir)
         found = cls(audit_dir=folder, **resumed_settings(folder, settings))
-        for fault in load_state(folder, found.state):
+        for fault in load_state(folder, found.state, str(found.settings.rule)):
             LOG.warning("An older checkpoint is used: %s", fault)
         found._journal = Journal(found.settings, found.state, is_resumed=True)
         return found

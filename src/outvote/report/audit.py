@@ -115,6 +115,8 @@ def audit_log(folder: Path) -> Audit | None:
     for row, line in enumerate(rounds):
         for each in line.clients:
             column = place[each.client]
+            if not line.is_updated and each.standing == "judged" and each.score is None:
+                continue  # The rule judged nobody: its reply was fine, but too few others were.
             marks[row, column] = _mark(each)
             scores[row, column] = _score(each)
             if each.reason:
