@@ -123,6 +123,23 @@ def test_statistics_are_merged_by_the_median_and_do_not_sway_the_rule():
     assert found["is_on"].tolist() == [True, False]
 
 
+def test_what_nobody_changes_stays_as_it_is_to_the_last_bit():
+    model = {
+        "nothing": np.zeros((0, 3), np.float32),
+        "single": np.array(0.1, np.float32),
+        "half": np.array([0.1, -3], np.float16),
+        "wide": np.array([[0.1, 1e30]]),
+        "large": np.array([2**64 - 1, 5], np.uint64),
+        "low": np.array(-(2**63), np.int64),
+    }
+    found = arrays_of(
+        play_round(strategy_of("median"), grid_of(lambda node, sent: sent), record_of(model))[0]
+    )
+    for name, array in model.items():
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
+        assert found[name].tobytes() == array.tobytes()
+
+
 def test_lowering_the_number_of_liars_is_for_who_asks_for_it(tmp_path):
     nodes = range(100, 104)
     kept = strategy_of("multi-krum", audit_dir=tmp_path / "keep")

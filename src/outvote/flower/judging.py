@@ -93,9 +93,9 @@ def judgements(received: Received, verdict: Verdict | None) -> list[Judgement]:
     ]
 
 
-def merge_statistics(statistics: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the coordinate-wise median of what networks counted by themselves."""
-    return np.asarray(np.median(statistics, axis=0), np.float64)
+def merge_statistics(statistics: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+    """Return the coordinate-wise median, the lower of two: always something that was sent."""
+    return [np.sort(part, axis=0)[(len(part) - 1) // 2] for part in statistics]
 
 
 def _cosines(rows: Tensor, update: Tensor, norms: Sequence[float]) -> list[float | None]:

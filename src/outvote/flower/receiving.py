@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -28,8 +28,8 @@ class Received:
     """Of whom can be judged, by node, in order."""
     rows: torch.Tensor
     """Their updates, ``[nodes, dim]``: what was sent, minus the model."""
-    statistics: NDArray[np.float64]
-    """What the networks counted by themselves, ``[nodes, values]``, as it was sent."""
+    statistics: tuple[NDArray[Any], ...]
+    """What the networks counted by themselves, ``[nodes, values]`` each, as it was sent."""
     norms: tuple[float, ...]
     """Of the updates."""
     malformed: Mapping[int, str]
@@ -52,17 +52,22 @@ def receive(
             replies[node] = read_reply(sent, contents[node], counts_key, use_counts=use_counts)
         except Malformed as fault:
             malformed[node] = str(fault)
-    rows, statistics = _fill(sent, list(replies.values()))
-    norms = torch.linalg.vector_norm(rows, dim=-1).tolist()
+    rows = _fill(sent, list(replies.values()))
     received = Received(
-        replies=replies, rows=rows, statistics=statistics, norms=tuple(norms), malformed=malformed
+        replies=replies,
+        rows=rows,
+        statistics=tuple(
+            np.stack(parts)
+            for parts in zip(*(reply.statistics for reply in replies.values()), strict=True)
+        ),
+        norms=tuple(torch.linalg.vector_norm(rows, dim=-1).tolist()),
+        malformed=malformed,
     )
     return _without_not_finite(received)
 
 
-def _fill(sent: SentModel, replies: list[Reply]) -> tuple[torch.Tensor, NDArray[np.float64]]:
+def _fill(sent: SentModel, replies: list[Reply]) -> torch.Tensor:
     rows = np.empty((len(replies), len(sent.vector)), sent.vector.dtype)
-    statistics = np.empty((len(replies), sent.num_statistics))
 
     def fill(row: int) -> None:
         start = 0
@@ -71,19 +76,17 @@ def _fill(sent: SentModel, replies: list[Reply]) -> tuple[torch.Tensor, NDArray[
                 part = slice(start, start + len(values))
                 np.subtract(values, sent.vector[part], out=rows[row, part])
                 start += len(values)
-            if sent.statistics:
-                np.concatenate(replies[row].statistics, out=statistics[row])
 
     mapped(fill, range(len(replies)))
-    return torch.from_numpy(rows), statistics
+    return torch.from_numpy(rows)
 
 
 def _without_not_finite(received: Received) -> Received:
     """Leave out whoever sent NaN or infinity, and measure what is too long for float32."""
     rows, norms = received.rows, list(received.norms)
     are_fine = [
-        is_fine and bool(np.isfinite(row).all())
-        for is_fine, row in zip(finite_rows(rows, norms), received.statistics, strict=True)
+        is_fine and all(bool(np.isfinite(part[row]).all()) for part in received.statistics)
+        for row, is_fine in enumerate(finite_rows(rows, norms))
     ]
     for row, (is_fine, norm) in enumerate(zip(are_fine, norms, strict=True)):
         if is_fine and not isfinite(norm):
@@ -95,7 +98,7 @@ def _without_not_finite(received: Received) -> Received:
     return Received(
         replies={node: received.replies[node] for node, is_fine in pairs if is_fine},
         rows=rows[torch.tensor(are_fine)],
-        statistics=received.statistics[are_fine],
+        statistics=tuple(part[are_fine] for part in received.statistics),
         norms=tuple(norm for norm, is_fine in zip(norms, are_fine, strict=True) if is_fine),
         malformed={**received.malformed, **lost},
     )

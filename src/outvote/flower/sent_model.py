@@ -1,6 +1,6 @@
 """The model that was sent: what replies are compared with, and the way back to a record."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -61,17 +61,14 @@ class SentModel:
         """What each array must look like."""
         return {each.name: each for each in (*self.weights, *self.statistics)}
 
-    @property
-    def num_statistics(self) -> int:
-        """How many values the statistics have together."""
-        return sum(each.size for each in self.statistics)
-
-    def moved(self, step: Tensor, statistics: Values) -> ArrayRecord | None:
+    def moved(self, step: Tensor, statistics: Sequence[Values]) -> ArrayRecord | None:
         """Return the model after a step, in its own dtypes; None if it would not be finite."""
         vector = torch.from_numpy(self.vector) + step
         if not bool(vector.isfinite().all()):
             return None
-        arrays = _cut(vector, self.weights) | _cut_statistics(statistics, self.statistics)
+        arrays = _cut(vector, self.weights)
+        for each, values in zip(self.statistics, statistics, strict=True):
+            arrays[each.name] = values.reshape(each.shape)
         return ArrayRecord({name: Array(arrays[name]) for name in self.record})
 
     def to_vector(self, arrays: Mapping[str, Values]) -> Values:
@@ -122,25 +119,3 @@ def _cut(vector: Tensor, parts: tuple[Expected, ...]) -> dict[str, Values]:
         .numpy()
         for each, piece in zip(parts, pieces, strict=True)
     }
-
-
-def _cut_statistics(values: Values, parts: tuple[Expected, ...]) -> dict[str, Values]:
-    ends = np.cumsum([each.size for each in parts])
-    pieces = np.split(values, ends[:-1]) if parts else []
-    return {
-        each.name: _narrowed(piece, each.dtype).reshape(each.shape)
-        for each, piece in zip(parts, pieces, strict=True)
-    }
-
-
-def _narrowed(values: Values, dtype: np.dtype[Any]) -> Values:
-    if dtype.kind == "f":
-        return values.astype(dtype)
-    if dtype.kind == "b":
-        return values >= 0.5
-    limits = np.iinfo(dtype)
-    highest = float(limits.max)
-    if limits.bits == 64:
-        # As a float64 it would be one too large.
-        highest = float(np.nextafter(highest, 0))
-    return np.clip(np.rint(values), float(limits.min), highest).astype(dtype)
