@@ -52,6 +52,15 @@ def own_suite(folder, rules, rounds=3, name="tiny"):
     return path
 
 
+def finished_store(folder):
+    """A suite, and a store in which all its runs are finished; not to be written to."""
+    from outvote.cli import main
+
+    suite = own_suite(folder, ["mean", "gas(median)"])
+    assert main(["bench", str(suite), "-o", str(folder / "runs"), "--device", "cpu"]) == 0
+    return suite, folder / "runs"
+
+
 def start(suite, output, *words):
     """Start `outvote bench` as a program."""
     command = [sys.executable, "-c", MAIN, "bench", suite, "--device", "cpu", "-o", output, *words]

@@ -2,19 +2,14 @@
 
 import shutil
 import sys
-import tomllib
 from itertools import chain, repeat
 
-import msgspec
 import pytest
 
-from benches import metrics, outcomes, own_rule, own_suite
+from benches import finished_store, metrics, outcomes, own_rule
 from command_line import run
 from outvote.cli import simulate
-from outvote.experiment import shelf
-from outvote.experiment.adopting import adopt, find_elsewhere
 from outvote.experiment.ordering import stacks
-from outvote.experiment.reading import read_plan
 from outvote.results.folder import find_runs
 from simulations import Heard, play, tiny
 
@@ -23,18 +18,18 @@ TABLE_1 = ["bench", "table1-cifar10", "--dry-run", *CPU]
 
 
 @pytest.fixture(scope="module")
-def suite(tmp_path_factory):
-    return own_suite(tmp_path_factory.mktemp("suite"), ["mean", "gas(median)"])
+def suite_and_store(tmp_path_factory):
+    return finished_store(tmp_path_factory.mktemp("suite"))
 
 
-@pytest.fixture(scope="module")
-def store(suite):
-    """A store in which the suite is finished; not to be written to."""
-    from outvote.cli import main
+@pytest.fixture
+def suite(suite_and_store):
+    return suite_and_store[0]
 
-    output = suite.parent / "runs"
-    assert main(["bench", str(suite), "-o", str(output), *CPU]) == 0
-    return output
+
+@pytest.fixture
+def store(suite_and_store):
+    return suite_and_store[1]
 
 
 def copied(store, tmp_path):
@@ -80,55 +75,6 @@ def test_a_dry_run_knows_what_is_done_and_how_fast_it_was(capsys, suite, store):
     other = run(capsys, *words, "--set", "rounds=[3, 4]", "--json").json
     assert other["num_unknown"] == 16
     assert other["counts"]["finished"] == 8
-
-
-def test_a_run_of_another_suite_is_adopted_and_not_played_again(capsys, store, tmp_path):
-    output = copied(store, tmp_path)
-    other = own_suite(tmp_path, ["mean", "median"], name="other")
-    dry = run(capsys, "bench", other, "-o", output, *CPU, "--dry-run")
-    assert "0 finished, 0 half done, 4 adoptable from another suite, 4 to do" in dry.out
-    result = run(capsys, "bench", other, "-o", output, *CPU)
-    assert result.code == 0
-    assert result.err == f"4 runs finished in another suite of {output}: copied.\n"
-    whole = metrics(store)
-    adopted = [each for each in find_runs(output / "other") if each.path.name in whole]
-    assert len(adopted) == 4
-    for each in adopted:
-        assert (each.path / "metrics.jsonl").read_bytes() == whole[each.path.name]
-        assert not (each.path / "checkpoint.safetensors").exists()
-        config = tomllib.loads((each.path / "config.toml").read_text())
-        assert config["suite"] == "other"
-        assert read_plan(each.path / "config.toml").hashes[0] in each.path.name
-        assert len(each.timings()) == 3
-    assert outcomes(output / "other") == {"finished": 8}
-    assert not list((output / "other").glob(".*"))
-
-
-def test_a_half_done_run_gives_way_to_a_finished_one_of_another_suite(store, tmp_path):
-    output = copied(store, tmp_path)
-    job = _job(output)
-    writer = job.writer()
-    (job.folder.path / "metrics.jsonl").write_text("{}\n")
-    other = find_elsewhere(job)
-    assert adopt(job, other, shelf.Shelf().used(job.spec.data)) is None, "somebody is at work on it"
-    writer.close()
-    status = adopt(job, other, shelf.Shelf().used(job.spec.data))
-    assert status.outcome == "finished"
-    assert len(job.folder.rounds()) == 3
-    assert [path.name for path in job.folder.path.parent.iterdir()] == [job.name]
-
-
-def test_a_run_on_other_pictures_is_not_adopted(store, tmp_path):
-    job = _job(copied(store, tmp_path))
-    now = msgspec.structs.replace(shelf.Shelf().used(job.spec.data), checksum="0" * 64)
-    assert adopt(job, find_elsewhere(job), now) is None
-    assert not job.folder.path.exists()
-
-
-def _job(output):
-    path = find_runs(output)[0].path / "config.toml"
-    plan = read_plan(path, ["suite=elsewhere"])
-    return plan.jobs(output)[0]
 
 
 def test_runs_without_weights_are_finished_too(capsys, suite, store, tmp_path):

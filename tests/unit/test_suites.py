@@ -1,6 +1,5 @@
 """The shipped suites, against numbers that are written out here a second time from the paper."""
 
-import re
 from itertools import product
 
 import pytest
@@ -224,69 +223,6 @@ def test_the_defaults_are_those_that_were_decided():
     assert make_rule("rfa").smoothing == 1e-6
     assert make_attack("lie").z == 1.5
     assert PRESETS["paper"] == PRESETS["paper-cifar10"]
-
-
-def test_a_name_is_a_filter_whatever_its_parameters():
-    suite = choose(
-        read_suite("table1-cifar10"), Choice(rules=["rbtm", "gas(dnc)"], attacks=["ipm", "lie"])
-    )
-    assert [(part.name, part.rows, part.values) for part in suite.parts] == [
-        ("main", ["trimmed-mean", "gas(dnc)"], ["ipm", "lie"]),
-        ("lie-p100", ["gas(dnc)"], ["lie"]),
-    ]
-
-
-def test_a_text_with_parameters_is_a_filter_to_the_letter():
-    suite = choose(read_suite("table1-cifar10"), Choice(rules=["gas(median, num_groups=100)"]))
-    assert [(part.name, part.rows) for part in suite.parts] == [("lie-p100", ["gas(median)"])]
-
-
-def test_what_a_suite_has_not_is_added_to_the_parts_that_can_show_it(tmp_path):
-    (tmp_path / "mine.py").write_text(MINE)
-    mine = f"{tmp_path / 'mine.py'}:Mine"
-    suite = choose(
-        read_suite("smoke"),
-        Choice(rules=[mine, "gas(median)", "gas(rfa)"], attacks=["none"], parts=["table1"]),
-    )
-    assert [part.values for part in suite.parts] == [["none"]]
-    assert suite.parts[0].rows == [mine, "gas(median)", "gas(rfa)"]
-    groups = choose(read_suite("smoke"), Choice(rules=["krum"]))
-    assert "table3" not in {part.name for part in groups.parts}
-    assert len(groups.parts) == len(read_suite("smoke").parts) - 1
-
-
-MINE = """
-import outvote
-class Mine(outvote.VectorRule):
-    def max_byzantine(self, num_clients):
-        return num_clients - 1
-    def aggregate(self, rows, num_byzantine):
-        return rows.mean(dim=0)
-"""
-
-
-@pytest.mark.parametrize(
-    ("name", "choice", "told"),
-    [
-        ("table1-cifar10", {"parts": ["mian"]}, "no part 'mian'; did you mean 'main'?"),
-        ("table1-cifar10", {"rules": ["mediann"]}, "did you mean 'median'?"),
-        ("table1-cifar10", {"attacks": ["lye"]}, "did you mean 'lie'?"),
-        ("table3-num-groups", {"rules": ["krum"]}, "take one of gas(bulyan), gas(multi-krum)"),
-        ("table5-heterogeneity", {"attacks": ["ipm"]}, "its columns are data.beta"),
-        ("smoke", {"settings": ["rounds"]}, "a setting is written key=value"),
-    ],
-)
-def test_a_choice_that_nothing_fits_is_told_in_one_line(name, choice, told):
-    with pytest.raises(ValueError, match=re.escape(told)) as error:
-        choose(read_suite(name), Choice(**choice))
-    assert "\n" not in str(error.value)
-
-
-def test_settings_and_seeds_hold_for_all_parts():
-    suite = choose(read_suite("smoke"), Choice(settings=["rounds=2"], num_seeds=3))
-    plan = plan_suite(suite)
-    assert {spec.rounds for spec in plan.specs} == {2}
-    assert {spec.seed for spec in plan.specs} == {0, 1, 2}
 
 
 def test_a_part_must_name_its_rules_and_attacks():
