@@ -7,16 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from flower_certificates import write_certificate, write_node_key
+from flower_processes import HOST, PATIENCE, descendants, free_port, program, wait_until
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "flower"
-HOST = "127.0.0.1"
 LINK = "here"
-# What a federation on a busy machine may take to do one thing.
-PATIENCE = 240.0
 SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -183,39 +180,3 @@ class Federation:
     def _is_link_up(self):
         with socket.socket() as probe:
             return probe.connect_ex((HOST, self.port)) == 0
-
-
-def program(name):
-    """Return a program that came with Flower."""
-    return str(Path(sys.executable).parent / name)
-
-
-def free_port():
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return probe.getsockname()[1]
-
-
-def wait_until(is_so, what, patience=PATIENCE):
-    """Wait until something is so."""
-    end = time.monotonic() + patience
-    while not is_so():
-        assert time.monotonic() < end, f"waited {patience:g} s in vain until {what}"
-        time.sleep(0.2)
-
-
-def descendants(pid):
-    """Return the ids of the processes that a process has started, and those these have started."""
-    children = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rsplit(")", 1)[1].split()
-        except OSError:
-            continue
-        children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
-    found, new = [], [pid]
-    while new:
-        new = [child for parent in new for child in children.get(parent, [])]
-        found += new
-    return found

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from flwr.app import Array
 
-from flower_federation import HOST, Federation, wait_until
+from flower_federation import Federation
+from flower_processes import HOST, left_over, wait_until
 from outvote.flower.checkpointing import CONFIG
 from outvote.results import checkpoint
 from outvote.results.audit_log import read_audit
@@ -19,12 +20,15 @@ ALIKE = {"beta": 5.0}  # the nodes' pictures differ little, so that a liar canno
 
 @pytest.fixture
 def federation(tmp_path, request):
+    if shutil.which("ss") is None:
+        pytest.skip("needs ss, of iproute2, to see who listens where")
     with Federation(tmp_path, is_secure=request.param) as started:
         shutil.copy(ROUGH_CLIENT, started.app / "fashion" / "rough_client.py")
         settings = started.app / "pyproject.toml"
         text = settings.read_text().replace("fashion.client_app:app", "fashion.rough_client:app")
         settings.write_text(text)
         yield started
+    wait_until(lambda: not left_over(tmp_path), "all processes are gone", 30)
 
 
 def start_node(federation, number, num_nodes, **config):

@@ -16,6 +16,7 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 
+from outvote.attacks.spec import ATTACKS
 from outvote.flower.mods import AttackMod, labels_to_train_on
 
 MODEL = {
@@ -77,6 +78,16 @@ def update(reply, model=MODEL):
 def test_the_update_is_replaced_not_the_weights(attack, wanted):
     reply = AttackMod(attack=attack)(message(), node(), add_step)
     assert np.allclose(update(reply), wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", [name for name in ATTACKS if name not in ("none", "label-flip")])
+def test_every_attack_can_be_sent_round_after_round(name):
+    mod, context = AttackMod(attack=name, rule="median"), node()
+    for number in range(4):
+        model = {k: v + number if v.dtype.kind == "f" else v for k, v in MODEL.items()}
+        reply = mod(message(model=model, number=number), context, add_step)
+        is_finite = bool(np.isfinite(update(reply, model)).all())
+        assert is_finite is not ATTACKS[name].sends_nonfinite
 
 
 def test_shapes_dtypes_whole_numbers_and_metrics_stay_as_the_app_made_them():
