@@ -206,6 +206,15 @@ def test_labels_are_the_very_same_without_a_drill():
     assert labels_to_train_on(message(), labels, 10) is labels
 
 
+@pytest.mark.parametrize("labels", [[-1, 0], [0, 10]])
+def test_label_flip_refuses_labels_that_are_no_classes(labels):
+    def app(given, _context):
+        labels_to_train_on(given, labels, 10)
+
+    with pytest.raises(ValueError, match="from 0 to 9"):
+        AttackMod(attack="label-flip")(message(), node(), app)
+
+
 def test_label_flip_fails_aloud_in_an_app_that_does_not_ask_for_labels():
     with pytest.raises(RuntimeError, match="labels_to_train_on"):
         AttackMod(attack="label-flip")(message(), node(), add_step)

@@ -125,8 +125,13 @@ def labels_to_train_on(message: Message, labels: Any, num_classes: int) -> Any:
     record["is-read"] = True
     wrong = make_attack(str(record["attack"])).label_map(num_classes)
     given = whole_numbers(labels)
-    if wrong is None:
+    if wrong is None or len(given) == 0:
         return given
+    if int(given.min()) < 0 or int(given.max()) >= num_classes:
+        raise ValueError(
+            f"labels must be from 0 to {num_classes - 1}, got {int(given.min())} to "
+            f"{int(given.max())}; pass the right num_classes."
+        )
     is_tensor = isinstance(given, torch.Tensor)
     return given.new_tensor(wrong)[given] if is_tensor else np.asarray(wrong)[given]
 
