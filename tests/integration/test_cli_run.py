@@ -134,6 +134,9 @@ def test_the_demo_in_small_has_all_rules_under_all_attacks(capsys, tmp_path):
     for attack in part.values:
         assert attack in result.out
     assert len(find_runs(tmp_path / "demo")) == 15
+    page = tmp_path / "demo" / "report.html"
+    assert str(page) in result.out
+    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     found = run(capsys, "demo", "-o", tmp_path, *SMALL_DEMO, "--json").json
     assert len(found) == 15
 

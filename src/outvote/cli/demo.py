@@ -10,7 +10,7 @@ import click
 
 from outvote.cli.output import Column, print_json, print_table
 from outvote.cli.run import checkpoint_option, device_option, set_option
-from outvote.cli.verb import Verb
+from outvote.cli.verb import Verb, WorkFailed
 
 if TYPE_CHECKING:
     from outvote.cli.played import Played
@@ -55,12 +55,28 @@ def command(
         click.echo(story)
     how = How(output=output, device=device, checkpoint_every=checkpoint_every)
     done = play(plan, how)
+    page = _write_page(output / plan.suite)
     if as_json:
         print_json(done.as_json())
     else:
         _print(done, output / plan.suite)
+        click.echo(f"Tables, curves and who was suspected, as one page: {page}")
     done.how_to_go_on(shlex.join(["outvote", *sys.argv[1:]]))
     return done.exit_code
+
+
+def _write_page(folder: Path) -> Path:
+    """Write the report of all runs that are there; a browser opens it from the disk."""
+    from outvote.cli.runs import read_runs
+    from outvote.report.html import write_report
+    from outvote.results.faults import StoreError
+
+    page = folder / "report.html"
+    try:
+        write_report(read_runs([folder]), page, command="outvote demo")
+    except StoreError as error:
+        raise WorkFailed(str(error)) from error
+    return page
 
 
 def _print(done: "Played", folder: Path) -> None:

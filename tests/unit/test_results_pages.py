@@ -1,0 +1,47 @@
+"""The published results are what the exports beside them give, to the last byte."""
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from outvote.suites.suite import suite_names
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "results"
+MADE = runpy.run_path(str(ROOT / "tools" / "results_pages.py"))
+EXPORTS = [path.name.removesuffix(".csv.gz") for path in sorted(FOLDER.glob("*.csv.gz"))]
+
+
+def test_each_page_is_what_outvote_table_prints():
+    pages = MADE["tables"](FOLDER)
+    assert set(pages) == {f"{name}.md" for name in EXPORTS if name in suite_names()}
+    for name, text in pages.items():
+        page = (FOLDER / name).read_text(encoding="utf-8")
+        assert page == text, f"{name}: run python tools/results_pages.py"
+
+
+def test_the_claims_are_counted_from_the_exports():
+    made = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "claims.py"), str(FOLDER)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (FOLDER / "claims.md").read_text(encoding="utf-8") == made.stdout
+
+
+def test_the_table_of_the_readme_is_made_from_the_export():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert MADE["with_short_table"](readme, FOLDER) == readme
+
+
+@pytest.mark.parametrize("name", [name for name in EXPORTS if name in suite_names()])
+def test_each_page_is_named_on_the_first_page(name):
+    assert f"({name}.md)" in (FOLDER / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_exports_are_small_enough_to_keep():
+    assert sum(path.stat().st_size for path in FOLDER.glob("*.csv.gz")) < 8_000_000
