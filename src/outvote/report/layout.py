@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from outvote.errors import closest
 from outvote.grids import flat
@@ -10,6 +10,7 @@ from outvote.report.automatic import automatic_grids
 from outvote.report.differing import differing, ordered, split
 from outvote.report.grid import Grid, Placed, fill
 from outvote.report.naming import names_of
+from outvote.results.labels import is_same, label
 from outvote.results.run import Result
 from outvote.suites.suite import Part, Suite, read_suite, suite_names
 
@@ -73,27 +74,32 @@ def _grids_of_part(
     suite: Suite, part: Part, held: Sequence[Result], added: Sequence[Result]
 ) -> list[Grid]:
     """Make one table, or one for each combination of settings that the part leaves open."""
-    keys = list(differing([*held, *added], ignored=flat(part.settings)))
-    held_names, all_names = _row_names(part, held), _row_names(part, [*held, *added])
-    attacks = names_of(each.config["attack"] for each in [*held, *added])
-    is_held, known_columns = {id(each) for each in held}, part.values
+    results = [*held, *added]
+    keys = list(differing(results, ignored=flat(part.settings)))
+    rows, attacks = _names(part, "rule", results), _names(part, "attack", results)
 
     def place(each: Result) -> Placed:
-        names = held_names if id(each) in is_held else all_names
-        column = each.setting(part.columns)
-        if part.columns == "attack" and column not in known_columns:
-            column = attacks[each.config["attack"]]
-        return Placed(names[each.config["rule"]], column, each)
+        is_attack = part.columns == "attack"
+        column = attacks[each.config["attack"]] if is_attack else each.setting(part.columns)
+        return Placed(rows[each.config["rule"]], column, each)
 
-    groups = split([*held, *added], keys) if keys else [("", [*held, *added])]
     return [
-        _grid_of_part(suite, part, [place(each) for each in group], told) for told, group in groups
+        _grid_of_part(suite, part, [place(each) for each in group], told)
+        for told, group in split(results, keys) or [("", [])]
     ]
 
 
-def _row_names(part: Part, results: Sequence[Result]) -> dict[str, str]:
-    ignored = [part.columns.removeprefix("rule.")] if part.columns.startswith("rule.") else []
-    return names_of((each.config["rule"] for each in results), ignored)
+def _names(part: Part, key: Literal["rule", "attack"], results: Sequence[Result]) -> dict[str, str]:
+    """Return what rules or attacks are called; one that the part has not is told from its own."""
+    own = part.texts(key)
+    meant = {
+        text: next((each for each in own if is_same(each, text)), None)
+        for text in dict.fromkeys(each.config[key] for each in results)
+    }
+    others = [text for text, known in meant.items() if known is None]
+    ignored = [part.columns.removeprefix(f"{key}.")] if part.columns.startswith(f"{key}.") else []
+    names = names_of([*own, *others], ignored)
+    return {text: names[text] if known is None else label(text) for text, known in meant.items()}
 
 
 def _grid_of_part(suite: Suite, part: Part, placed: Sequence[Placed], told: str) -> Grid:

@@ -5,8 +5,18 @@ from typing import Any, NamedTuple
 
 from outvote.text import TOKEN, read_value
 
-DEFAULTS: dict[str, dict[str, Any]] = {"gas": {"num_groups": 1000}}
-"""What a text does not say and a table wants to know."""
+_SEARCH = {"direction": "std", "method": "closed-form", "gamma_init": 10.0, "tolerance": 1e-5}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "bucketing": {"size": 2},
+    "dnc": {"removal_factor": 1.0, "num_iterations": 1, "num_coordinates": 10_000},
+    "gas": {"num_groups": 1000},
+    "ipm": {"evals": 2},
+    "lie": {"z": 1.5},
+    "min-max": _SEARCH,
+    "min-sum": _SEARCH,
+    "rfa": {"num_iterations": 3},
+}
+"""What suites say, and the text of a run leaves out because it is the default."""
 ALIASES = {"rbtm": "trimmed-mean"}
 
 
@@ -29,7 +39,13 @@ class Outline(NamedTuple):
         result: dict[str, Any] = {}
         for each in self.inside:
             result |= each.all_parameters
-        return result | DEFAULTS.get(self.name, {}) | self.parameters
+        return result | self.settled.parameters
+
+    @property
+    def settled(self) -> "Outline":
+        """The same, with the defaults that it leaves out."""
+        own = DEFAULTS.get(self.name, {}) | self.parameters
+        return Outline(self.name, tuple(each.settled for each in self.inside), own)
 
 
 def label(text: str) -> str:
@@ -42,12 +58,21 @@ def label(text: str) -> str:
 
 
 def parameters(text: str) -> dict[str, Any]:
-    """Return the parameters that a rule or attack was given, those inside too.
+    """Return the parameters of a rule or attack, those inside too, as far as they are known.
 
-    >>> parameters("gas(dnc(removal_factor=4.0), num_groups=100)")
-    {'removal_factor': 4.0, 'num_groups': 100}
+    >>> parameters("gas(multi-krum(num_selected=3))")
+    {'num_selected': 3, 'num_groups': 1000}
     """
     return outline(text).all_parameters
+
+
+def is_same(first: str, second: str) -> bool:
+    """Tell whether two texts mean the same rule or attack.
+
+    >>> is_same("rbtm", "trimmed-mean"), is_same("lie(z=1.5)", "lie"), is_same("lie(z=2)", "lie")
+    (True, True, False)
+    """
+    return outline(first).settled == outline(second).settled
 
 
 @lru_cache(maxsize=4096)  # A table asks for the same few again and again.

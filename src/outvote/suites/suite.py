@@ -9,7 +9,7 @@ from typing import Any, Literal, final, get_args
 
 from outvote.errors import closest
 from outvote.grids import Table, expand, flat, merged
-from outvote.results.labels import label, outline, parameters
+from outvote.results.labels import is_same, label, parameters
 from outvote.results.run import Result
 from outvote.suites.paper import Printed, Wanted, read_printed
 
@@ -48,6 +48,11 @@ class Part:
     def seeds(self) -> list[int]:
         """The seeds that every cell is to have."""
         found = self.settings.get("seed", 0)
+        return list(found) if isinstance(found, list) else [found]
+
+    def texts(self, key: Literal["rule", "attack"]) -> list[str]:
+        """Return the rules or attacks as they are written."""
+        found = self.settings[key]
         return list(found) if isinstance(found, list) else [found]
 
     def holds(self, result: Result) -> bool:
@@ -104,19 +109,11 @@ def _describes(table: Table, result: Result) -> bool:
     """Tell whether a run has all settings of a table; those that neither names are the same."""
     for key, value in flat(table).items():
         if key in ("rule", "attack"):
-            if not _fits(value, result.config[key]):
+            if not is_same(value, result.config[key]):
                 return False
         elif result.setting(key) != value:
             return False
     return True
-
-
-def _fits(wanted: str, found: str) -> bool:
-    """Tell whether two texts mean the same; a run's text leaves out what is the default."""
-    given, known = outline(wanted).all_parameters, parameters(found)
-    return label(wanted) == label(found) and all(
-        known[key] == value for key, value in given.items() if key in known
-    )
 
 
 def _parsed(name: str, text: str) -> Suite:

@@ -1,0 +1,97 @@
+"""Where runs stand in tables: beside the paper's number only if they have the paper's settings."""
+
+from dataclasses import replace
+
+import pytest
+
+from made_results import made_results
+from outvote.attacks.spec import make_attack
+from outvote.report.layout import grids_of
+from outvote.results.labels import DEFAULTS, outline
+from outvote.rules.spec import make_rule
+from outvote.suites.suite import read_suite, suite_names
+
+
+def table1(rule, attack):
+    """Runs of one rule and one attack, or of all."""
+    return [
+        each
+        for each in made_results("table1-cifar10", seeds=1, rounds=2)
+        if (rule in (None, each.rule)) and (attack in (None, each.attack))
+    ]
+
+
+def changed(result, **settings):
+    return replace(result, config={**result.config, **settings}, name=f"{result.name}f")
+
+
+def main_cells(results):
+    grid = grids_of(results, "main")[0]
+    return {
+        (row, column): cell
+        for row, cells in zip(grid.rows, grid.cells, strict=True)
+        for column, cell in zip(grid.columns, cells, strict=True)
+    }
+
+
+@pytest.mark.parametrize("with_own", [False, True])
+@pytest.mark.parametrize(
+    ("rule", "own", "name"),
+    [
+        ("dnc(removal_factor=2.0)", "dnc", "dnc(removal_factor=2)"),
+        ("dnc", "dnc", "dnc(removal_factor=1)"),
+        ("multi-krum(num_selected=3)", "multi-krum", "multi-krum(num_selected=3)"),
+        ("gas(rfa(start=median))", "gas(rfa)", "gas(rfa, start=median)"),
+    ],
+)
+def test_a_rule_with_another_parameter_never_stands_beside_the_papers_number(
+    rule, own, name, with_own
+):
+    first = table1(own, "lie")[0]
+    cells = main_cells([changed(first, rule=rule), *([first] if with_own else [])])
+    assert len(cells[name, "lie"].results) == 1
+    assert cells[name, "lie"].printed is None
+    assert len(cells[own, "lie"].results) == with_own
+    assert cells[own, "lie"].printed is not None
+
+
+@pytest.mark.parametrize("with_own", [False, True])
+@pytest.mark.parametrize(
+    ("attack", "own", "name"),
+    [
+        ("lie(z=0.3)", "lie", "lie(z=0.3)"),
+        ("min-max", "min-max", "min-max(method=closed-form)"),
+        ("ipm(max_epsilon=5.0)", "ipm", "ipm(max_epsilon=5)"),
+    ],
+)
+def test_an_attack_with_another_parameter_is_a_column_of_its_own(attack, own, name, with_own):
+    first = table1("median", own)[0]
+    cells = main_cells([changed(first, attack=attack), *([first] if with_own else [])])
+    assert len(cells["median", name].results) == 1
+    assert cells["median", name].printed is None
+    assert len(cells["median", own].results) == with_own
+
+
+def test_an_added_attack_leaves_the_rules_their_rows():
+    first = table1("trimmed-mean", "lie")[0]
+    cells = main_cells([first, changed(first, attack="zero")])
+    assert len(cells["trimmed-mean", "zero"].results) == 1
+    assert {row for row, _ in cells} == set(read_suite("table1-cifar10").parts[0].rows)
+
+
+def test_what_suites_say_and_texts_of_runs_leave_out_is_known():
+    texts = {"rule": make_rule, "attack": make_attack}
+    for suite in map(read_suite, suite_names()):
+        for part in suite.parts:
+            for key, make in texts.items():
+                for text in part.texts(key):
+                    check_defaults(outline(text), make)
+
+
+def check_defaults(found, make):
+    for each in found.inside:
+        check_defaults(each, make)
+    inside = [each.label for each in found.inside]
+    plain = make(f"{found.name}({', '.join(inside)})" if inside else found.name)
+    for key in {**found.parameters, **DEFAULTS.get(found.name, {})}:
+        assert DEFAULTS[found.name][key] == getattr(plain, key)
