@@ -241,3 +241,24 @@ def test_the_runs_of_a_table_of_the_paper_fit_into_one_and_a_half_megabytes(tmp_
     start = time.perf_counter()
     assert len(read_export(path)) == len(results)
     assert time.perf_counter() - start < 5
+
+
+def test_every_row_tells_its_version(tmp_path):
+    path = exported(tmp_path, made_results(TWO, seeds=1), "runs.csv", is_packed=False)
+    first, second, *rest = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([first, second, *("2" + each[1:] for each in rest)]))
+    with pytest.raises(StoreError, match="newer outvote"):
+        read_export(path)
+
+
+def test_a_folder_whose_name_is_no_text_can_be_exported(tmp_path):
+    one = replace(made_results(TWO, seeds=1)[0], name="odd\udcff-0")
+    assert read_export(exported(tmp_path, [one]))[0].name == r"odd\udcff-0"
+
+
+@pytest.mark.parametrize("rule", ["", " ", 3, None])
+def test_a_run_without_the_text_of_a_rule_is_damaged(tmp_path, rule):
+    one = made_results(TWO, seeds=1)[0]
+    path = exported(tmp_path, [replace(one, config={**one.config, "rule": rule})])
+    with pytest.raises(DamagedFileError, match="its rule is"):
+        read_export(path)

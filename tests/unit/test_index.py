@@ -106,8 +106,9 @@ def test_runs_that_are_gone_leave_the_index_and_new_ones_enter_it(store, reads):
 
 
 def test_what_was_never_measured_is_null(store):
-    path = store / list_runs(store, quiet)[0].path / "metrics.jsonl"
-    path.write_bytes(b"")
+    folder = store / list_runs(store, quiet)[0].path
+    (folder / "metrics.jsonl").write_bytes(b"")
+    change(folder / "status.json", outcome="interrupted", round=0)
     entry = list_runs(store, quiet)[0]
     assert (entry.best, entry.final, entry.last_ten, entry.kept_byzantine) == (None,) * 4
     assert content(store)[0][10:14] == (None,) * 4
@@ -168,6 +169,28 @@ def test_a_damaged_run_is_named_and_left_out(store):
     words = []
     assert list_runs(store, words.append) == [*first[:2], *first[3:]]
     assert "is left out" in words[0]
+
+
+def test_a_run_that_is_over_but_lacks_rounds_is_named_and_left_out(store):
+    first = list_runs(store, quiet)
+    path = store / first[2].path / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], b"{half\n", *lines[3:]]))
+    words = []
+    assert list_runs(store, words.append) == [*first[:2], *first[3:]]
+    assert "6 rounds were played, and 2 can be read; remove the folder" in words[0]
+
+
+def test_what_sqlite_cannot_hold_is_listed_all_the_same(store):
+    first = list_runs(store, quiet)
+    path = store / first[0].path / "config.toml"
+    path.write_text(path.read_text().replace("seed = 0", f"seed = {2**70}"))
+    words = []
+    found = list_runs(store, words.append, rebuild=True)
+    assert 2**70 in [entry.seed for entry in found]
+    shutil.move(store / first[1].path, os.fsencode(store / "own" / "odd") + b"\xff-0")
+    assert len(list_runs(store, words.append, rebuild=True)) == 8
+    assert ["could not be written" in word for word in words] == [True, True]
 
 
 def test_a_store_without_runs_gets_no_index(tmp_path):

@@ -6,7 +6,8 @@ import click
 
 from outvote.cli.output import print_json
 from outvote.cli.runs import paths_argument, read_runs
-from outvote.cli.verb import Verb, WorkFailed
+from outvote.cli.verb import Verb
+from outvote.cli.whole_file import write_file
 
 
 @click.command("export", cls=Verb)
@@ -28,9 +29,7 @@ def command(paths: tuple[Path, ...], output: Path, with_all: bool, as_json: bool
     \b
     outvote export runs/table1-cifar10 -o table1-cifar10.csv.gz
     """  # noqa: D301  (click wants the backspace)
-    from outvote.results.atomic import write_whole
     from outvote.results.export import to_export
-    from outvote.results.faults import StoreError
 
     if not output.name.endswith((".csv.gz", ".csv")):
         raise click.UsageError(f"--output must end in .csv.gz or .csv, got {output}.")
@@ -41,10 +40,7 @@ def command(paths: tuple[Path, ...], output: Path, with_all: bool, as_json: bool
             f"none of the {len(found)} runs is over; play them to the end, or add --all."
         )
     content = to_export(chosen, is_packed=output.name.endswith(".gz"))
-    try:
-        write_whole(output, content, stays="what was there stays")
-    except StoreError as error:
-        raise WorkFailed(str(error)) from error
+    write_file(output, content)
     num_left = len(found) - len(chosen)
     if as_json:
         about = {"path": str(output), "runs": len(chosen), "left_out": num_left}

@@ -12,11 +12,18 @@ CHECKPOINT = "the last checkpoint is intact"
 
 
 def write_whole(path: Path, content: bytes, *, stays: str = CHECKPOINT) -> None:
-    """Write beside the target, then replace it; on failure what was there stays, and is told."""
-    draft = write_draft(path, content, stays=stays)
+    """Write beside the target, then replace it; on failure what was there stays, and is told.
+
+    A link stays, and leads to the new content; a pipe or /dev/null is written to, not replaced.
+    """
+    target = Path(os.path.realpath(path))
+    if _is_special(target):
+        _write_into(target, content, stays)
+        return
+    draft = write_draft(target, content, stays=stays)
     try:
-        draft.replace(path)
-        sync(path.parent)
+        draft.replace(target)
+        sync(target.parent)
     except OSError as error:
         draft.unlink(missing_ok=True)
         raise StoreError(not_written(path, error, stays)) from error
@@ -40,6 +47,17 @@ def remove_drafts(folder: Path) -> None:
     """Remove what a killed process left half written."""
     for draft in folder.glob(".*.tmp"):
         draft.unlink(missing_ok=True)
+
+
+def _is_special(path: Path) -> bool:
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _write_into(path: Path, content: bytes, stays: str) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise StoreError(not_written(path, error, stays)) from error
 
 
 def sync(path: Path) -> None:

@@ -42,7 +42,8 @@ def to_export(results: Iterable[Result], *, is_packed: bool = True) -> bytes:
     table.writerow([MARK, *ABOUT, *columns])
     for each in ordered:
         table.writerow([str(VERSION), *_about(each), *_by_round(each.series, columns)])
-    content = text.getvalue().encode()
+    # Names of folders need not be text.
+    content = text.getvalue().encode(errors="backslashreplace")
     return _packed(content) if is_packed else content
 
 

@@ -54,8 +54,8 @@ def _rows(text: str, path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     if MARK not in columns:
         raise StoreError(_no_export(path))
     for number, row in enumerate(table, start=1):
+        _check_version(str(row[MARK]), path)
         if number == 1:
-            _check_version(str(row[MARK]), path)
             _check_columns(columns, path)
         yield number, row
 

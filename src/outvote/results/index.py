@@ -155,7 +155,8 @@ def _write(path: Path, entries: Sequence[Entry], said: Said) -> None:
                 raise
             path.unlink(missing_ok=True)
             _replace(path, entries)
-    except (sqlite3.Error, OSError) as error:
+    # The last two: a seed that is too large for SQLite, a folder whose name is no text.
+    except (sqlite3.Error, OSError, OverflowError, UnicodeEncodeError) as error:
         said(f"{path} could not be written: {error}; the list is complete without it")
 
 
@@ -175,7 +176,7 @@ def _replace(path: Path, entries: Sequence[Entry]) -> None:
 
 
 def _checksum(rows: Sequence[tuple[object, ...]]) -> str:
-    return hashlib.blake2b(repr(rows).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(ascii(rows).encode(), digest_size=16).hexdigest()
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from outvote.results.faults import DamagedFileError
 from outvote.results.folder import RunFolder
 from outvote.results.labels import label, parameters
-from outvote.results.schema import Environment, Status, Timing
+from outvote.results.schema import OVER, Environment, Status, Timing
 from outvote.results.series import DIAGNOSTICS, SERIES, Series, series_of
 
 NUM_LAST = 10
@@ -77,7 +77,7 @@ class Result:
     @property
     def is_over(self) -> bool:
         """Whether it is a result: finished or diverged."""
-        return self.status.outcome in ("finished", "diverged")
+        return self.status.outcome in OVER
 
     @property
     def best(self) -> float:
@@ -124,6 +124,11 @@ def read_result(folder: RunFolder) -> Result | None:
         raise DamagedFileError(f"{path} cannot be read: {error}") from error
     check_config(config, str(path))
     rounds = folder.rounds()
+    if status.outcome in OVER and len(rounds) != status.round:
+        raise DamagedFileError(
+            f"{folder.path / 'metrics.jsonl'} is damaged: {status.round} rounds were played, and "
+            f"{len(rounds)} can be read; remove the folder, and play the run again"
+        )
     return Result(
         suite=str(config.get("suite", folder.path.parent.name)),
         name=folder.path.name,
@@ -141,7 +146,7 @@ def check_config(config: Mapping[str, Any], where: str) -> None:
     """Refuse settings that lack what every run has."""
     for key, kind in (("rule", str), ("attack", str), ("seed", int)):
         found = config.get(key)
-        if not isinstance(found, kind) or found == "":
+        if not isinstance(found, kind) or not str(found).strip():
             raise DamagedFileError(f"{where} is damaged: its {key} is {found!r}")
 
 
