@@ -25,7 +25,7 @@ class HandMadeGrid(Grid):
     def __init__(self, nodes: Iterable[int], respond: Respond) -> None:
         self.nodes, self.respond = list(nodes), respond
         self.ids = count(1)
-        self.late: dict[str, Message] = {}
+        self.mail: dict[str, Message] = {}
         self.asked: list[list[int]] = []
 
     def set_run(self, run) -> None: ...
@@ -41,19 +41,20 @@ class HandMadeGrid(Grid):
         return self.nodes
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        messages = list(messages)
+        self.asked.append([message.metadata.dst_node_id for message in messages])
         for message in messages:
-            message.metadata.__dict__["_message_id"] = f"message-{next(self.ids)}"
+            key = message.metadata.__dict__["_message_id"] = f"message-{next(self.ids)}"
+            reply = self.respond(message)
+            if reply is not None:
+                self.mail[key] = reply
         return [message.metadata.message_id for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        return [self.late.pop(key) for key in list(message_ids) if key in self.late]
+        return [self.mail.pop(key) for key in list(message_ids) if key in self.mail]
 
     def send_and_receive(self, messages, *, timeout=None) -> list[Message]:
-        messages = list(messages)
-        self.push_messages(messages)
-        self.asked.append([message.metadata.dst_node_id for message in messages])
-        replies = [self.respond(message) for message in messages]
-        return [reply for reply in replies if reply is not None]
+        return self.pull_messages(self.push_messages(messages))
 
 
 def record_of(arrays: Named) -> ArrayRecord:

@@ -1,7 +1,9 @@
 """Whose reply is whose, who is missing, and who is late."""
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, RecordDict
+import pytest
+from flwr.app import Array, ConfigRecord, Message, RecordDict
+from flwr.serverapp.strategy import FedMedian
 
 from bad_replies import (
     HandMadeGrid,
@@ -15,6 +17,7 @@ from bad_replies import (
 )
 from outvote.flower import RobustStrategy
 from outvote.flower.answers import sort_answers
+from outvote.flower.collecting import send_and_receive
 from outvote.results.audit_log import read_audit
 
 MODEL = {"w": np.zeros((3, 4), np.float32), "b": np.zeros(2, np.float32)}
@@ -95,7 +98,7 @@ def test_replies_that_come_after_their_round_are_told_as_late_of_that_round(tmp_
     model, _ = play_round(strategy, grid, record_of(MODEL), 1)
     (told,) = read_audit(tmp_path)
     assert [each.client for each in told.clients if each.standing == "missing"] == ["101", "102"]
-    grid.late.update(slow)
+    grid.mail.update(slow)
     slow["over"] = True
     play_round(strategy, grid, model, 2)
     strategy.close()
@@ -103,6 +106,68 @@ def test_replies_that_come_after_their_round_are_told_as_late_of_that_round(tmp_
     standings = {each.client: each.standing for each in first.clients}
     assert (standings["101"], standings["102"], standings["103"]) == ("late", "missing", "judged")
     assert {each.standing for each in second.clients} == {"judged"}
+
+
+class StrictGrid(HandMadeGrid):
+    """Takes messages apart and puts them together again, as the way over the network does."""
+
+    def pull_messages(self, message_ids):
+        return [self.sent_over(reply) for reply in super().pull_messages(message_ids)]
+
+    def sent_over(self, reply):
+        if reply.has_content():
+            for array in reply.content["arrays"].values():
+                Array.inflate(array.deflate(), array.children)
+        return reply
+
+
+def test_a_reply_that_flower_cannot_decode_harms_only_who_sent_it(tmp_path):
+    def respond(message):
+        node = message.metadata.dst_node_id
+        content = content_of(honest(node, MODEL))
+        if node == 104:
+            content["arrays"]["w"].shape = ("seven",)
+        return Message(content, reply_to=message)
+
+    grid = StrictGrid(NODES, respond)
+    with pytest.raises(TypeError, match="Invalid arguments for Array"):
+        FedMedian().start(grid, record_of(MODEL), num_rounds=1)
+    strategy = RobustStrategy("median", num_byzantine=1, audit_dir=tmp_path)
+    strategy.start(grid, record_of(MODEL), num_rounds=2)
+    for told in read_audit(tmp_path):
+        assert told.is_updated
+        (bad,) = [each for each in told.clients if each.standing != "judged"]
+        assert (bad.client, bad.standing) == ("104", "malformed")
+        assert bad.reason.startswith("Flower cannot decode it: 'TypeError: Invalid arguments")
+
+
+def test_who_does_not_answer_is_waited_for_until_the_time_is_over(monkeypatch):
+    monkeypatch.setattr("outvote.flower.collecting.SECONDS_BETWEEN_PULLS", 0.01)
+    grid = HandMadeGrid(NODES, respond_with("none", []))
+    messages = asked()
+    slow = []
+
+    def pull_messages(keys):
+        slow.append(keys)
+        return HandMadeGrid.pull_messages(grid, keys) if len(slow) > 10 else []
+
+    grid.pull_messages = pull_messages
+    assert len(send_and_receive(grid, messages, timeout=60)) == 3
+    assert len(slow) == 13
+    grid.respond = lambda message: None
+    assert send_and_receive(grid, asked(), timeout=0.05) == []
+    assert send_and_receive(grid, [], timeout=60) == []
+
+
+def test_a_broken_network_is_not_blamed_on_a_node():
+    grid = HandMadeGrid(NODES, respond_with("none", []))
+
+    def pull_messages(keys):
+        raise ConnectionError("the network is down")
+
+    grid.pull_messages = pull_messages
+    with pytest.raises(ConnectionError):
+        send_and_receive(grid, asked(), timeout=60)
 
 
 def test_the_order_of_arrival_does_not_matter():

@@ -10,6 +10,7 @@ from typing import final
 
 from flwr.app import Message, RecordDict
 
+from outvote.flower.collecting import UNREADABLE
 from outvote.flower.npy import short
 
 
@@ -54,6 +55,8 @@ def _add(answers: Answers, node: int, reply: Message) -> None:
     if node in answers.contents or node in answers.malformed:
         answers.contents.pop(node, None)
         answers.malformed[node] = "it answered more than once"
+    elif reply.has_error() and reply.error.code == UNREADABLE:
+        answers.malformed[node] = f"Flower cannot decode it: {short(reply.error.reason or '')}"
     elif reply.has_error():
         answers.errors[node] = f"error {reply.error.code}: {short(reply.error.reason or '')}"
     elif not reply.has_content():

@@ -3,8 +3,10 @@
 from collections.abc import Collection, Sequence
 from typing import final
 
-from flwr.app import Message
+from flwr.app import Message, Metadata
 from flwr.serverapp import Grid
+
+from outvote.flower.collecting import UNDECODABLE
 
 PATIENCE = 10
 """For how many rounds a reply is looked for."""
@@ -16,25 +18,26 @@ class LateReplies:
 
     def __init__(self) -> None:
         """Wait for nobody."""
-        self._waiting: dict[str, tuple[int, int]] = {}
+        self._waiting: list[tuple[int, Metadata]] = []
 
     def expect(self, round_: int, asked: Sequence[Message], missing: Collection[int]) -> None:
         """Take note of who did not answer in a round."""
-        for message in asked:
-            about = message.metadata
-            if about.dst_node_id in missing and about.message_id:
-                self._waiting[about.message_id] = (round_, about.dst_node_id)
-        self._waiting = {
-            key: found for key, found in self._waiting.items() if found[0] > round_ - PATIENCE
-        }
+        kept = [each for each in self._waiting if each[0] > round_ - PATIENCE]
+        # Their metadata alone: the messages hold the whole model.
+        new = [each.metadata for each in asked if each.metadata.dst_node_id in missing]
+        self._waiting = [*kept, *((round_, about) for about in new if about.message_id)]
 
     def arrived(self, grid: Grid) -> list[tuple[int, int]]:
         """Return round and node of every reply that has come by now."""
-        if not self._waiting:
-            return []
-        late = []
-        for reply in grid.pull_messages(list(self._waiting)):
-            found = self._waiting.pop(reply.metadata.reply_to_message_id, None)
-            if found is not None and reply.has_content():
-                late.append(found)
+        late, still = [], []
+        for round_, about in self._waiting:
+            try:
+                replies = list(grid.pull_messages([about.message_id]))
+            except UNDECODABLE:
+                continue
+            if not replies:
+                still.append((round_, about))
+            elif replies[0].has_content():
+                late.append((round_, about.dst_node_id))
+        self._waiting = still
         return sorted(late)

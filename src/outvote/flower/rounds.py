@@ -8,6 +8,8 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from outvote.flower.collecting import send_and_receive
+
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 LOG = getLogger("flwr")
 
@@ -55,7 +57,7 @@ class ResumableStrategy(Strategy):
         self, number: int, grid: Grid, config: ConfigRecord, timeout: float, result: Result
     ) -> None:
         messages = self.configure_train(number, result.arrays, config, grid)
-        replies = grid.send_and_receive(messages, timeout=timeout)
+        replies = send_and_receive(grid, messages, timeout)
         arrays, metrics = self.aggregate_train(number, replies)
         if arrays is not None:
             result.arrays = arrays
@@ -67,7 +69,7 @@ class ResumableStrategy(Strategy):
         self, number: int, grid: Grid, config: ConfigRecord, timeout: float, result: Result
     ) -> None:
         messages = self.configure_evaluate(number, result.arrays, config, grid)
-        replies = grid.send_and_receive(messages, timeout=timeout)
+        replies = send_and_receive(grid, messages, timeout)
         metrics = self.aggregate_evaluate(number, replies)
         if metrics is not None:
             LOG.info("\tevaluation: %s", dict(metrics))

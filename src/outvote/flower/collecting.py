@@ -1,0 +1,62 @@
+"""Sending and receiving, so that a reply which Flower cannot decode harms only who sent it.
+
+Flower pulls all replies in one go and decodes them before any strategy sees them: a ClientApp that
+writes a word where a number belongs ends the run. Here replies are pulled one by one.
+"""
+
+import time
+from collections.abc import Iterable
+
+from flwr.app import Error, Message
+from flwr.serverapp import Grid
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+UNREADABLE = 9001
+"""The code of the error that stands for a reply which could not be decoded."""
+SECONDS_BETWEEN_PULLS = 3.0
+
+# What decoding raises; faults of the network are others, and are not the node's.
+UNDECODABLE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    DecodeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
+def send_and_receive(
+    grid: Grid, messages: Iterable[Message], timeout: float | None
+) -> list[Message]:
+    """Do as Flower's grid does, except that a reply that cannot be decoded becomes an error."""
+    sent = list(messages)
+    pushed = set(grid.push_messages(sent)) if sent else set()
+    waiting = [message for message in sent if message.metadata.message_id in pushed]
+    pause = getattr(grid, "pull_interval", SECONDS_BETWEEN_PULLS)
+    end = None if timeout is None else time.monotonic() + timeout
+    replies: list[Message] = []
+    while True:
+        still: list[Message] = []
+        for message in waiting:
+            found = pull(grid, message)
+            replies.extend(found)
+            if not found:
+                still.append(message)
+        waiting = still
+        left = pause if end is None else min(pause, end - time.monotonic())
+        if not waiting or left <= 0:
+            return replies
+        time.sleep(left)
+
+
+def pull(grid: Grid, message: Message) -> list[Message]:
+    """Return the reply to a message, if there is one by now."""
+    try:
+        return list(grid.pull_messages([message.metadata.message_id]))
+    except UNDECODABLE as error:
+        reason = f"{type(error).__name__}: {error}"
+        return [Message(Error(UNREADABLE, reason), reply_to=message)]
