@@ -364,3 +364,47 @@ def test_the_settings_of_the_runs_are_told():
 
 def test_an_empty_cell_has_nothing():
     assert (Cell().spread("best"), Cell().difference("best"), Cell().seeds) == (None, None, [])
+
+
+def test_commands_play_the_precision_that_the_runs_had():
+    results = table1(seeds=1)
+    half = [replace(each, config={**each.config, "precision": "bfloat16"}) for each in results]
+    text = markdown(grids_of(half), "best")
+    assert "`outvote bench table1-cifar10 --part main --precision bfloat16` plays" in text
+    assert provenance_of(half).commands == [
+        "outvote bench table1-cifar10 --seeds 1 --precision bfloat16"
+    ]
+    both = [*results, *(replace(each, name=f"{each.name}b") for each in half)]
+    assert provenance_of(both).commands == [
+        "outvote bench table1-cifar10 --seeds 1 --precision bfloat16",
+        "outvote bench table1-cifar10 --seeds 1",
+    ]
+
+
+def test_a_table_of_runs_that_are_not_over_does_not_say_that_nothing_was_run():
+    text = markdown(grids_of([ended(each, "interrupted") for each in table1(seeds=1)])[:1], "best")
+    assert "None of these runs is over." in text
+    assert "No run is over. Not counted, because not over: 72 interrupted." in text
+    assert "unknown" not in text
+
+
+@pytest.mark.parametrize("write", [markdown, latex])
+def test_a_mean_of_fewer_runs_than_there_are_says_so(write):
+    results = table1(seeds=3)
+    nan = results[0].series.accuracy * float("nan")
+    results[0] = replace(results[0], series=replace(results[0].series, accuracy=nan))
+    assert write(grids_of(results), "best").count("(2 of 3 measured)") == 1
+    assert "measured" not in write(grids_of(table1(seeds=3)), "best")
+
+
+def test_records_tell_the_worst_case_and_what_the_paper_has_for_it():
+    grids = grids_of(table1())
+    worst = as_json(grids, "final", paper=True)["worst_cases"]
+    found = [each for each in records(grids, "final") if each["is_worst"]]
+    assert [(each["rule"], each["value"], each["final_mean"]) for each in found] == [
+        (each["rule"], each["value"], each["mean"]) for each in worst
+    ]
+    assert worst[0]["paper"] == 23.68
+    assert worst[0]["difference"] == pytest.approx(worst[0]["mean"] - 23.68, abs=0.0051)
+    lie = [each for each in records(grids, "final") if each["part"] == "lie-p100"]
+    assert {each["is_worst"] for each in lie} == {None}

@@ -7,6 +7,7 @@ from typing import Any, final
 
 from outvote.report.commands import bench_commands
 from outvote.report.differing import ordered
+from outvote.report.naming import title_of
 from outvote.results.run import Result
 
 
@@ -49,6 +50,8 @@ class Provenance:
             f"Commit: {commits}.",
             f"{self.num_images:,} images in {self.run_seconds:,.0f} run-seconds.",
         ]
+        if not self.num_runs:
+            parts = ["No run is over."]
         if self.unfinished:
             told = ", ".join(f"{number} {name}" for name, number in self.unfinished.items())
             parts.append(f"Not counted, because not over: {told}.")
@@ -87,7 +90,7 @@ def settings_told(results: Sequence[Result]) -> str:
     partitions = {each.setting("data.partition") for each in results}
     betas = ordered(each.setting("data.beta") for each in results)
     if partitions == {"dirichlet"} and len(betas) == 1:
-        told.append(f"β = {betas[0]:g}")
+        told.append(title_of("data.beta", betas[0]))
     return ", ".join(told)
 
 

@@ -15,7 +15,8 @@ DIGITS = 4
 def records(grids: Sequence[Grid], metric: Metric, *, paper: bool = False) -> list[dict[str, Any]]:
     """Return one flat record for each cell, with all metrics in percent; None: no number.
 
-    With `paper`, `difference` is that of the metric to the paper's value.
+    `is_worst` tells whether the metric is worst in this column of the row; None: there is no such
+    thing as a worst case. With `paper`, `difference` is that of the metric to the paper's value.
     """
     return [
         {
@@ -27,11 +28,12 @@ def records(grids: Sequence[Grid], metric: Metric, *, paper: bool = False) -> li
             "value": value,
             **_counts(cell),
             **_numbers(cell),
+            "is_worst": _is_worst(grid, number, column, metric),
             **(_printed(cell, metric) if paper else {}),
         }
         for grid in grids
-        for row, cells in zip(grid.rows, grid.cells, strict=True)
-        for value, cell in zip(grid.columns, cells, strict=True)
+        for number, (row, cells) in enumerate(zip(grid.rows, grid.cells, strict=True))
+        for column, (value, cell) in enumerate(zip(grid.columns, cells, strict=True))
     ]
 
 
@@ -52,7 +54,7 @@ def as_json(grids: Sequence[Grid], metric: Metric, *, paper: bool = False) -> di
         "metric": metric,
         "cells": records(grids, metric, paper=paper),
         "worst_cases": [
-            _worst(grid, number, metric)
+            _worst(grid, number, metric, paper=paper)
             for grid in grids
             if grid.has_worst
             for number in range(len(grid.rows))
@@ -91,12 +93,22 @@ def _printed(cell: Cell, metric: Metric) -> dict[str, float | None]:
     }
 
 
-def _worst(grid: Grid, row: int, metric: Metric) -> dict[str, Any]:
+def _is_worst(grid: Grid, row: int, column: int, metric: Metric) -> bool | None:
+    worst = grid.worst(row, metric) if grid.has_worst else None
+    return None if worst is None else worst.column == column
+
+
+def _worst(grid: Grid, row: int, metric: Metric, *, paper: bool) -> dict[str, Any]:
     worst = grid.worst(row, metric)
     place = {"suite": grid.suite, "part": grid.part, "title": grid.title, "rule": grid.rows[row]}
+    printed = {
+        "paper": None if worst is None else worst.printed,
+        "difference": None if worst is None else worst.difference,
+    }
     return {
         **place,
         "value": None if worst is None else grid.columns[worst.column],
         "mean": None if worst is None else round(worst.spread.mean, DIGITS),
         "is_partial": worst is None or worst.is_partial,
+        **(printed if paper else {}),
     }

@@ -113,7 +113,7 @@ def _cell(grid: Grid, row: int, column: int, metric: Metric, *, is_bold: bool) -
     if spread is None:
         return escape(missing(cell))
     mean, std = mean_and_std(spread)
-    more = notes(cell, grid)
+    more = notes(cell, grid, metric)
     told = f" ({'; '.join(more)})" if more else ""
     return (rf"\textbf{{{mean}}}" if is_bold else mean) + escape_after(std + told)
 

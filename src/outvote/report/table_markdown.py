@@ -75,7 +75,7 @@ def _line(cells: Sequence[str]) -> str:
 
 def _cell(grid: Grid, row: int, column: int, metric: Metric, *, is_bold: bool, paper: bool) -> str:
     cell = grid.cells[row][column]
-    spread, more = cell.spread(metric), notes(cell, grid)
+    spread, more = cell.spread(metric), notes(cell, grid, metric)
     if paper and cell.printed is not None and metric != "kept_byzantine":
         more.insert(0, _paper(cell.printed.accuracy, cell.difference(metric)))
     if spread is None:

@@ -1,7 +1,8 @@
 """The words of a table that all formats share: captions, notes and numbers."""
 
 from outvote.report.cells import TITLES, Cell, Metric, Spread, Worst
-from outvote.report.grid import Grid
+from outvote.report.commands import precision_of, precision_words
+from outvote.report.grid import Grid, runs_of
 
 MINUS = "−"
 
@@ -33,13 +34,15 @@ def missing(cell: Cell) -> str:
     return "not over" if outcomes else "not run"
 
 
-def notes(cell: Cell, grid: Grid) -> list[str]:
+def notes(cell: Cell, grid: Grid, metric: Metric) -> list[str]:
     """Return what must be known to read a number."""
-    found = []
+    found, spread = [], cell.spread(metric)
     if cell.results and len(cell.seeds) != grid.usual_seeds:
         found.append(seeds_told(len(cell.seeds), cell.num_wanted))
     if cell.num_diverged:
         found.append(f"{cell.num_diverged} diverged")
+    if spread is not None and spread.num < len(cell.results):
+        found.append(f"{spread.num} of {len(cell.results)} measured")
     return found
 
 
@@ -67,7 +70,7 @@ def no_worst(grid: Grid, row: int) -> str:
 def caption(grid: Grid, metric: Metric) -> str:
     """Say what the numbers are."""
     if not grid.results:
-        return "Nothing of this was run."
+        return "None of these runs is over." if runs_of([grid]) else "Nothing of this was run."
     title = TITLES[metric]
     wanted = max(cell.num_wanted for row in grid.cells for cell in row)
     seeds = seeds_told(grid.usual_seeds, wanted)
@@ -110,4 +113,8 @@ def gaps(grid: Grid) -> list[str]:
 def _remedy(grid: Grid) -> str:
     if not grid.part:
         return ""
-    return f"; `outvote bench {grid.suite} --part {grid.part}` plays those of the suite"
+    words = ["outvote", "bench", grid.suite, "--part", grid.part]
+    precisions = {precision_of(each) for each in runs_of([grid])}
+    if len(precisions) == 1:
+        words += precision_words(precisions.pop())
+    return f"; `{' '.join(words)}` plays those of the suite"
