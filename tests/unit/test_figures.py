@@ -7,6 +7,8 @@ from functools import cache
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from made_results import made_results, write_store
 from outvote.cli import plot
@@ -15,9 +17,10 @@ from outvote.report.curves import curve_of
 from outvote.report.figures import FORMATS, KINDS, audit_picture, picture
 from outvote.report.figures_identification import draw_identification
 from outvote.report.figures_selection import kept_honest
-from outvote.report.figures_style import COLOURS, line_styles
+from outvote.report.figures_style import COLOURS, legend_below, line_styles
 from outvote.report.layout import grids_of
 from outvote.results.schema import Status
+from outvote.suites.suite import read_suite
 
 GRID = {
     "rule": ["median", "gas(median)"],
@@ -242,3 +245,13 @@ def test_with_a_window_a_point_is_the_mean_of_several_rounds():
     accuracy = run.series.accuracy
     assert curve.rounds.tolist() == [4, 8, 10]
     assert np.allclose(curve.mean, [accuracy[:4].mean(), accuracy[4:8].mean(), accuracy[8:].mean()])
+
+
+@pytest.mark.parametrize("width", [4.0, 7.0, 9.9, 12.0])
+def test_a_rule_and_its_gas_form_stand_in_one_column_of_the_legend(width):
+    figure = Figure(figsize=(width, 3.0), layout="constrained")
+    rows = read_suite("table1-cifar10").parts[0].rows
+    legend_below(figure, [Line2D([], []) for _ in rows], rows)
+    figure.draw_without_rendering()
+    left = [text.get_window_extent().x0 for text in figure.legends[0].get_texts()]
+    assert left[::2] == pytest.approx(left[1::2])

@@ -106,10 +106,10 @@ def legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) 
     width = figure.get_figwidth()
     longest = max((len(label) for label in labels), default=0)
     fit = max(1, int(width / (0.075 * longest + 0.6)))
-    columns = min(fit, ceil(len(labels) / 2) if len(labels) > 4 else len(labels))
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=max(1, columns), handlelength=2.4
-    )
+    rows = max(ceil(len(labels) / fit), 2 if len(labels) > 4 else 1)
+    rows += rows % 2 if rows > 1 else 0  # It is filled column by column: no pair is torn apart.
+    columns = max(1, ceil(len(labels) / rows))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=2.4)
 
 
 def to_bytes(figure: Figure, format_: str) -> bytes:
