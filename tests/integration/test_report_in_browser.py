@@ -1,9 +1,12 @@
 """Pages in a real browser, opened from disk: they work, are quiet, and load nothing."""
 
 import csv
+import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from audit_logs import line, write_log
@@ -124,7 +127,9 @@ def test_curves_can_be_hidden_and_read_as_a_table(browser, report):
 
 
 def test_the_audit_of_a_run_shows_its_judgements(browser, report, results):
-    place = next(k for k, each in enumerate(results) if each.rule == "gas(median)" and each.seed)
+    place = next(
+        k for k, each in enumerate(results) if each.name.startswith("gas-median-lie-seed1")
+    )
     browser.open(report)
     browser.evaluate(f"location.hash = '#run={place}'")
     browser.wait("document.querySelector('#run h3').innerText.includes('seed 1')")
@@ -149,6 +154,74 @@ def test_a_number_of_a_table_leads_to_its_run(browser, report):
     browser.click("#grid-0 tbody tr:nth-child(2) td:nth-child(3) a")
     browser.wait("document.querySelector('#run h3').innerText.includes('gas(krum) against lie')")
     browser.wait("Math.abs(document.querySelector('#runs').getBoundingClientRect().top) < 200")
+
+
+def test_numbers_of_a_table_are_reached_by_keyboard(browser, report):
+    browser.open(report)
+    browser.evaluate("document.querySelector('#grid-0 tbody a[tabindex=\\'0\\']').focus()")
+    for key in ("ArrowRight", "ArrowDown", "ArrowDown", "ArrowLeft", "ArrowLeft"):
+        browser.press(key)
+    assert browser.evaluate("document.querySelectorAll('#grid-0 a[tabindex=\\'0\\']').length") == 1
+    place = browser.evaluate("document.activeElement.getAttribute('href')")
+    browser.press("Enter", "\r")
+    browser.wait("document.activeElement.id === 'runs-title'")
+    assert browser.evaluate("location.hash") == place
+    assert "median against bit-flip" in browser.texts("#run h3")[0]
+
+
+def test_a_number_leads_to_its_run_a_second_time(browser, report):
+    browser.open(report)
+    for _ in range(2):
+        browser.click("#grid-0 tbody tr:nth-child(2) td:nth-child(3) a")
+        browser.wait("Math.abs(document.querySelector('#runs').getBoundingClientRect().top) < 200")
+
+
+def test_an_address_of_no_run_shows_some_run(browser, report):
+    browser.call("Page.navigate", url="about:blank")  # Else only the address would change.
+    browser.open(report, "#run=99999")
+    assert " against " in browser.texts("#run h3")[0]
+
+
+def test_distances_of_zero_are_drawn_on_a_scale_of_powers(browser, folder):
+    (result,) = write_store(
+        folder / "zeros", {"rule": "krum", "attack": "lie", "rounds": 7}, seeds=1
+    )
+    deviation = np.array([0, 0, 1.0, 0, 2.0, np.nan, 3.0])
+    series = replace(result.series, deviation=deviation)
+    write_report([replace(result, series=series)], folder / "zeros.html")
+    browser.open(folder / "zeros.html")
+    path = "document.querySelectorAll('#run .panel')[1].querySelector('.line').getAttribute('d')"
+    heights = [float(point.split()[1]) for point in re.split("[ML]", browser.evaluate(path))[1:]]
+    assert len(heights) == 6
+    assert heights[0] == heights[1] == heights[3] > heights[2] > heights[4] > heights[5]
+    ticks = browser.evaluate(
+        "[...document.querySelectorAll('#run .panel')[1].querySelectorAll('text')]"
+        ".map(each => each.textContent)"
+    )
+    assert ticks[0] == "0"
+
+
+def test_where_nobody_lies_the_page_says_so(browser, report, results):
+    place = next(k for k, each in enumerate(results) if each.attack == "none")
+    browser.call("Page.navigate", url="about:blank")
+    browser.open(report, f"#run={place}")
+    assert "Nobody lies in this run" in browser.texts("#run")[0]
+    assert "precision" not in browser.texts("#run")[0]
+
+
+def test_kept_and_dropped_differ_without_colours(browser, folder):
+    """A kept cell is lower than a dropped one: its top row of pixels is the stripe behind it."""
+    told = Judgement(client="ann", score=1.0, kept=True), Judgement(client="eve", score=2.0)
+    write_log(folder / "two", [line(1, *told)])
+    write_log_audit(audit_log(folder / "two"), folder / "two.html")
+    browser.open(folder / "two.html")
+    heights = browser.evaluate(
+        "(() => { const pen = document.querySelector('.cells').getContext('2d');"
+        "const bytes = pen.getImageData(20, 0, 1, 34).data;"
+        "const at = (y) => bytes.slice(4 * y, 4 * y + 4).join();"
+        "return [0, 17].map((top) => at(top + 3) === at(top + 8)); })()"
+    )
+    assert heights == [True, False]  # eve stands first.
 
 
 def test_runs_that_have_only_begun_are_shown_as_far_as_they_are(browser, folder):
@@ -231,7 +304,8 @@ def test_every_control_has_a_name_and_every_picture_a_text(browser, report):
     )
     assert nameless == []
     assert browser.evaluate(
-        "[...document.querySelectorAll('[role=img]')].every(each => each.ariaLabel.length > 10)"
+        "[...document.querySelectorAll('[role=img], canvas:not([aria-hidden])')]"
+        ".every(each => each.ariaLabel.length > 10)"
     )
 
 

@@ -144,6 +144,12 @@ def test_without_liars_or_drops_shares_are_unknown_rather_than_zero():
     assert detection(made([[1.0]], [[K]]), []) is None
 
 
+def test_where_nobody_lies_what_is_dropped_has_no_precision():
+    audit = made([[1.0, 2.0]], [[K, D]], liars=[False, False])
+    found = detection(audit, client_records(audit))
+    assert (found.drop_precision, found.honest_kept) == (None, 0.5)
+
+
 def test_a_run_says_the_same_as_its_arrays(tmp_path):
     settings = {"rule": "gas(median)", "attack": "lie", "rounds": 7}
     (result,) = write_store(tmp_path, settings, seeds=1)
@@ -208,6 +214,41 @@ def test_a_log_is_read_while_it_is_written(tmp_path):
     assert audit_log(tmp_path).rounds.tolist() == [1]
     (tmp_path / "audit.jsonl").write_bytes(b"")
     assert client_records(audit_log(tmp_path)) == []
+
+
+def test_a_damaged_line_hides_no_other_and_is_told(tmp_path, capsys):
+    clients = Judgement(client="ann", score=1.0, kept=True), Judgement(client="eve", score=4.0)
+    write_log(tmp_path, [line(k, *clients) for k in (1, 2, 3, 4)])
+    path = tmp_path / "audit.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + lines[1][:30] + b"\n\xff\n" + lines[2] + lines[3])
+    audit = audit_log(tmp_path)
+    assert audit.rounds.tolist() == [1, 3, 4]
+    assert audit.about["lines that cannot be read"] == 2
+    found = run(capsys, "audit", tmp_path)
+    assert found.code == 0
+    assert "2 lines cannot be read" in found.err
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 32])
+def test_a_round_that_no_page_can_hold_is_a_damaged_line(tmp_path, number):
+    write_log(tmp_path, [line(number, Judgement(client="ann", score=1.0, kept=True))])
+    assert audit_log(tmp_path).about["lines that cannot be read"] == 1
+
+
+def test_a_round_told_twice_counts_as_last_told(tmp_path):
+    first, last = (Judgement(client="ann", standing=each) for each in ("missing", "late"))
+    write_log(tmp_path, [line(1, first), line(2, first), line(1, last)])
+    assert audit_log(tmp_path).marks.tolist() == [[Mark.LATE], [Mark.MISSING]]
+
+
+def test_a_log_says_why_the_last_round_had_no_update(tmp_path):
+    kept = msgspec.structs.replace(line(2, is_updated=False), reason="too few replies")
+    write_log(tmp_path, [line(1), kept, line(3)], settings={"rule": "of another", "x": 1})
+    about = audit_log(tmp_path).about
+    assert about["last of them"] == "round 2: too few replies"
+    assert about["rule"] == "gas(median)"  # A setting does not hide what the log is about.
+    assert about["x"] == 1
 
 
 def test_a_folder_without_a_log_has_no_audit_and_a_damaged_one_says_so(tmp_path):
@@ -303,6 +344,30 @@ def test_audit_refuses_other_folders_in_one_line(tmp_path, suite, log, capsys):
     run(capsys, "audit", log, "--run", "krum").assert_fails(2, "leave out --run")
     (log / "manifest.json").write_bytes(b"\x00garbage")
     run(capsys, "audit", log).assert_fails(2, "manifest.json", "cannot be read")
+
+
+def test_audit_prints_long_and_broken_names_on_a_short_line(tmp_path, capsys):
+    names = "x" * 10_000, "eve\nOf 1 client"
+    told = [Judgement(client=name, standing="late", reason=name) for name in names]
+    write_log(tmp_path / "log", [line(1, *told)])
+    found = run(capsys, "audit", tmp_path / "log")
+    assert "log: 1 round, 2 clients" in found.out
+    assert len(found.out) < 3000
+    assert "eve Of 1 client" in found.out
+    told = run(capsys, "audit", tmp_path / "log", "--json").json
+    assert {each["client"] for each in told["clients"]} == set(names)
+
+
+def test_audit_says_how_many_chance_alone_would_name(tmp_path, capsys):
+    """740 clients make one: 0.135 % of those all alike are three errors above 0.5."""
+
+    def told(num):
+        clients = [Judgement(client=str(k), score=float(k), kept=True) for k in range(num)]
+        write_log(tmp_path / str(num), [line(k, *clients) for k in range(1, 10)])
+        return run(capsys, "audit", tmp_path / str(num)).out
+
+    assert "Of 50 clients all alike, chance alone would put fewer than one there." in told(50)
+    assert "Of 1,600 clients all alike, chance alone would put about 2 there." in told(1600)
 
 
 def test_audit_never_prints_control_characters_of_a_log(tmp_path, capsys):

@@ -17,7 +17,7 @@ import pytest
 from audit_logs import line, write_log
 from command_line import run
 from made_results import ENVIRONMENT, made_results, write_store
-from outvote.report.audit import audit_run
+from outvote.report.audit import audit_log, audit_run
 from outvote.report.cells import Cell
 from outvote.report.html import write_log_audit, write_report
 from outvote.report.html_facts import commands_of, dates_of, duration, facts_of, title_and_lead
@@ -176,6 +176,69 @@ def test_long_audits_keep_some_rounds_and_all_counts(tmp_path, monkeypatch):
     assert unpacked(audit["records"]["num_judged"]).sum() == num_all
 
 
+def test_every_client_keeps_its_last_reason_and_long_texts_are_cut(tmp_path, monkeypatch):
+    """A thinned matrix, or one with too many reasons, must not change what the ranking says."""
+    monkeypatch.setattr("outvote.report.html_runs.MAX_ENTRIES", 2)
+    monkeypatch.setattr("outvote.report.html_audit.MAX_REASONS", 1)
+    long = "y" * 10_000
+    told = [
+        line(1, Judgement(client=long, standing="error", reason="old")),
+        line(2, Judgement(client=long, standing="error", reason=long)),
+        line(3, Judgement(client="\u202ebob", standing="late", reason="slow")),
+        line(4, Judgement(client="\u202ebob", standing="late", reason="slow")),
+    ]
+    write_log(tmp_path / "log", told, settings={"note": long})
+    write_log_audit(audit_log(tmp_path / "log"), tmp_path / "audit.html")
+    (entry,) = data_of(tmp_path / "audit.html")["runs"]
+    audit = entry["audit"]
+    assert audit["clients"] == ["y" * 299 + "…", "\\u202ebob"]
+    reasons = [audit["texts"][place] for place in unpacked(audit["records"]["reason"])]
+    clients = unpacked(audit["records"]["index"]).tolist()
+    assert dict(zip(clients, reasons, strict=True)) == {0: "y" * 299 + "…", 1: "slow"}
+    assert [audit["texts"][place] for _, _, place in audit["reasons"]] == ["slow"]
+    assert (tmp_path / "audit.html").read_text(encoding="utf-8").count("y" * 300) == 0
+
+
+def test_runs_that_were_never_tested_have_a_page(tmp_path):
+    results = [
+        replace(each, series=replace(each.series, accuracy=np.full(6, np.nan)))
+        for each in made_results(TWO_RULES, seeds=1)
+    ]
+    write_report(results, tmp_path / "report.html")
+    (grid,) = data_of(tmp_path / "report.html")["grids"]
+    assert {cell["note"] for row in grid["cells"] for cell in row} == {"not tested"}
+    assert "not tested</td>" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_where_nobody_lies_no_liar_is_kept():
+    results = made_results(TWO_RULES, seeds=1)
+    for result, entry in zip(results, run_entries(results)["runs"], strict=True):
+        is_known = entry["numbers"]["kept_byzantine"] is not None
+        assert is_known == (result.attack != "none")
+
+
+def test_tables_without_a_run_are_only_named(tmp_path):
+    grids = grids_of(made_results("smoke", seeds=1, rounds=1))
+    part = next(grid for grid in grids if grid.part == "table5")
+    write_report(part.results, tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert [grid["title"] for grid in data_of(tmp_path / "report.html")["grids"]] == [part.title]
+    named = re.search(r'id="not-run">(.*?)</p>', text)[1]
+    others = [grid.title for grid in grids_of(part.results) if not grid.results]
+    assert len(others) > 3
+    assert all(html.escape(title) in named for title in others)
+
+
+def test_the_worst_case_is_compared_with_the_worst_of_the_paper(tmp_path):
+    results = made_results("table1-cifar10", seeds=1, rounds=2)
+    write_report(results, tmp_path / "report.html")
+    grid = next(each for each in data_of(tmp_path / "report.html")["grids"] if each["has_worst"])
+    for cells, worst in zip(grid["cells"], grid["worst"]["best"], strict=True):
+        printed = min(cell["paper"][0] for cell in cells)
+        ours = min(cell["best"][0] for cell in cells)
+        assert worst[3:] == [printed, pytest.approx(ours - printed, abs=0.006)]
+
+
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u2028&quot;'\"<!--"
 
 
@@ -201,8 +264,6 @@ def test_markup_in_names_reasons_and_settings_stays_text(tmp_path):
         [line(1, Judgement(client=HOSTILE, standing="error", reason=HOSTILE))],
         settings={HOSTILE: HOSTILE},
     )
-    from outvote.report.audit import audit_log
-
     audit = replace(audit_log(tmp_path / "log"), title=HOSTILE)
     write_log_audit(audit, tmp_path / "audit.html", command=HOSTILE)
     found = elements(tmp_path / "audit.html")
@@ -210,8 +271,9 @@ def test_markup_in_names_reasons_and_settings_stays_text(tmp_path):
     assert "img" not in found.tags
     assert not [name for name, _ in found.attributes if name.startswith("on")]
     page = data_of(tmp_path / "audit.html")
-    assert page["runs"][0]["audit"]["clients"] == [HOSTILE]
-    assert page["runs"][0]["audit"]["reasons"][0][2] == HOSTILE
+    shown = HOSTILE.replace("\u2028", "\\u2028")
+    assert page["runs"][0]["audit"]["clients"] == [shown]
+    assert page["runs"][0]["audit"]["texts"] == ["", shown]
 
 
 def test_a_page_may_run_its_own_script_and_load_nothing(tmp_path):
@@ -272,13 +334,13 @@ def test_days_are_those_that_runs_tell_else_those_of_their_files(tmp_path):
 
 
 def test_the_head_says_what_to_type():
-    shipped = made_results("demo", seeds=1, rounds=1)
-    own = made_results(TWO_RULES, seeds=1)
+    shipped = grids_of(made_results("demo", seeds=1, rounds=1))
+    own = grids_of(made_results(TWO_RULES, seeds=1))
     report = "outvote report runs -o report.html"
-    assert commands_of(shipped, report) == ["outvote bench demo", report]
+    assert commands_of(shipped, report) == ["outvote bench demo --seeds 1", report]
     assert commands_of(shipped, "outvote demo") == ["outvote demo"]
     assert commands_of(own, report) == [report]
-    assert commands_of(shipped, "") == ["outvote bench demo"]
+    assert commands_of(shipped, "") == ["outvote bench demo --seeds 1"]
 
 
 def test_times_are_told_as_people_say_them():

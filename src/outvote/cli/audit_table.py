@@ -1,6 +1,6 @@
 """Audits as text: the clients of one, or a line for each of several."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import asdict
 from math import isnan
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,8 @@ LEGEND = (
     "that may be an attack, or data that nobody else has. Ordered by suspicion minus error."
 )
 NUM_NAMED = 3
+MAX_NAME, MAX_REASON = 40, 80
+"""So many characters are printed; --json and the page have more."""
 
 
 def print_audit(audit: "Audit", top: int) -> None:
@@ -29,7 +31,8 @@ def print_audit(audit: "Audit", top: int) -> None:
     from outvote.report.audit_truth import detection
 
     records = client_records(audit)
-    title = f"{audit.title}: {len(audit.rounds)} rounds, {len(audit.clients)} clients"
+    rounds, clients = _counted(audit.rounds, "round"), _counted(audit.clients, "client")
+    title = f"{audit.title}: {rounds}, {clients}"
     columns = list(_columns(records))
     rows = [[draw(each) for _, draw in columns] for each in records[:top]]
     print_table([column for column, _ in columns], rows, title)
@@ -37,7 +40,9 @@ def print_audit(audit: "Audit", top: int) -> None:
         click.echo(f"{len(records) - top} more: --top {len(records)}")
     unlike = [each.client for each in records if each.stands_out]
     if unlike:
-        click.echo(f"More than three errors above 0.5: {clean(_listed(unlike, top))}.")
+        listed = clean(_listed([_cut(each, MAX_NAME) for each in unlike], top))
+        click.echo(f"More than three errors above 0.5: {listed}.")
+        click.echo(f"Of {clients} all alike, chance alone would put {_expected(records)} there.")
     found = detection(audit, records)
     if found is not None:
         click.echo(
@@ -47,6 +52,8 @@ def print_audit(audit: "Audit", top: int) -> None:
             f"Of the {found.num_liars} most suspicious clients {_percent(found.top_precision)} lie."
         )
     click.echo(LEGEND)
+    if num_lost := audit.about.get("lines that cannot be read"):
+        click.echo(f"Warning: {_counted(range(num_lost), 'line')} cannot be read.", err=True)
 
 
 def shown_audit(audit: "Audit") -> dict[str, Any]:
@@ -124,7 +131,7 @@ def _audits(
 
 def _columns(records: "Sequence[ClientRecord]") -> Iterator[tuple[Column, Any]]:
     """Yield the columns that say something, and how each is drawn."""
-    yield Column("client"), lambda each: each.client
+    yield Column("client"), lambda each: _cut(each.client, MAX_NAME)
     if any(each.is_byzantine for each in records):
         yield Column("truth"), lambda each: "liar" if each.is_byzantine else ""
     yield Column("suspicion", is_number=True), lambda each: _rank(each.suspicion)
@@ -140,7 +147,7 @@ def _columns(records: "Sequence[ClientRecord]") -> Iterator[tuple[Column, Any]]:
             yield Column(name, is_number=True), lambda each, name=name: str(each.faults[name])
     yield Column("last seen", is_number=True), lambda each: number(each.last_seen, 9)
     if any(each.reason for each in records):
-        yield Column("last reason"), lambda each: each.reason
+        yield Column("last reason"), lambda each: _cut(each.reason, MAX_REASON)
 
 
 def _listed(names: Sequence[str], most: int) -> str:
@@ -149,7 +156,24 @@ def _listed(names: Sequence[str], most: int) -> str:
 
 
 def _named(record: "ClientRecord") -> str:
-    return f"{record.client}{'*' if record.is_byzantine else ''}"
+    return f"{_cut(record.client, MAX_NAME)}{'*' if record.is_byzantine else ''}"
+
+
+def _cut(text: str, most: int) -> str:
+    """Put a text of somebody else on one line of limited length."""
+    text = " ".join(text[: 2 * most].split())
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _counted(things: Sized, what: str) -> str:
+    return f"{len(things):,} {what}{'' if len(things) == 1 else 's'}"
+
+
+def _expected(records: "Sequence[ClientRecord]") -> str:
+    from outvote.report.audit_clients import CHANCE
+
+    number = CHANCE * sum(not isnan(each.suspicion) for each in records)
+    return "fewer than one" if number < 1 else f"about {number:.0f}"
 
 
 def _rank(value: float) -> str:

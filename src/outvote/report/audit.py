@@ -9,7 +9,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from outvote.results.audit_log import AuditRound, Judgement, Manifest, read_audit, read_manifest
+from outvote.results.audit_log import Judgement, Manifest, Told, read_manifest, read_told
 from outvote.results.run import Result
 from outvote.results.schema import Round
 
@@ -106,7 +106,8 @@ def audit_log(folder: Path) -> Audit | None:
     manifest = read_manifest(folder)
     if manifest is None:
         return None
-    rounds = read_audit(folder)
+    told = read_told(folder)
+    rounds = told.rounds
     clients = list(dict.fromkeys(each.client for line in rounds for each in line.clients))
     place = {client: column for column, client in enumerate(clients)}
     shape = (len(rounds), len(clients))
@@ -129,7 +130,7 @@ def audit_log(folder: Path) -> Audit | None:
         marks=marks,
         is_byzantine=None,
         reasons=reasons,
-        about=_about(manifest, rounds),
+        about=_about(manifest, told),
     )
 
 
@@ -162,15 +163,24 @@ def _score(judgement: Judgement) -> float:
     return np.inf if is_refused else np.nan
 
 
-def _about(manifest: Manifest, rounds: Sequence[AuditRound]) -> dict[str, Any]:
-    told = {
+def _about(manifest: Manifest, told: Told) -> dict[str, Any]:
+    rounds = told.rounds
+    kept = [each for each in rounds if not each.is_updated]
+    facts = {
         "rule": manifest.rule,
         "num_byzantine": manifest.num_byzantine,
         "byzantine_fraction": manifest.byzantine_fraction,
         "outvote": manifest.outvote,
         "started": manifest.started,
         "last round": rounds[-1].time if rounds else None,
-        "rounds without an update": sum(not each.is_updated for each in rounds),
-        **manifest.settings,
+        "rounds without an update": len(kept),
+        "last of them": f"round {kept[-1].round}: {kept[-1].reason or 'no reason'}"
+        if kept
+        else None,
+        "lines that cannot be read": told.num_unreadable or None,
     }
-    return {key: value for key, value in told.items() if value is not None}
+    return {
+        key: value
+        for key, value in {**facts, **manifest.settings, **facts}.items()
+        if value is not None
+    }

@@ -10,15 +10,18 @@ from numpy.typing import NDArray
 from outvote.report.audit import FAULTS, Audit, Mark
 
 NUM_ERRORS = 3.0
-"""So far above 0.5 a client stands out: of clients all alike, one of 700 does by chance."""
+"""So far above 0.5 a client stands out."""
+CHANCE = 0.00135
+"""The share of clients all alike that do so by chance, if each was compared often."""
 HOW_SUSPICION_IS_COMPUTED = (
     "In every round the clients that sent something are ranked by their score: 0 is the smallest, "
     "1 the largest, equals share their ranks. What could not be used (NaN, infinity, unreadable) "
     "ranks above all scores. Suspicion is a client's mean rank over its rounds, and 0.5 is what "
     "clients that are all alike would have. The error is the standard error that such clients "
     "would show by chance. Clients are ordered by suspicion minus error, so a few rounds are "
-    "little evidence; who is more than three errors above 0.5 stands out. That says that a client "
-    "is steadily unlike the others. It may be an attack, or data that nobody else has."
+    "little evidence; who is more than three errors above 0.5 stands out. Of clients all alike "
+    "about one of 700 does so by chance. Standing out says that a client is steadily unlike the "
+    "others. It may be an attack, or data that nobody else has."
 )
 
 

@@ -37,7 +37,7 @@ def detection(audit: Audit, records: Sequence[ClientRecord]) -> Detection | None
     top = took_part[:num_liars]
     return Detection(
         num_liars=num_liars,
-        drop_precision=_share(num_caught, int(refused.sum())),
+        drop_precision=_share(num_caught, int(refused.sum())) if num_liars else None,
         drop_recall=_share(num_caught, int(lied.sum())),
         honest_kept=_share(int((honest & ~refused).sum()), int(honest.sum())),
         top_precision=_share(sum(bool(each.is_byzantine) for each in top), num_liars),

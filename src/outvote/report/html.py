@@ -11,6 +11,8 @@ import msgspec
 
 from outvote.report.audit import Audit
 from outvote.report.audit_clients import HOW_SUSPICION_IS_COMPUTED
+from outvote.report.grid import runs_of
+from outvote.report.html_audit import shortened
 from outvote.report.html_facts import Facts, commands_of, facts_of, title_and_lead
 from outvote.report.html_runs import log_entries, run_entries
 from outvote.report.html_tables import grid_entries
@@ -27,6 +29,8 @@ NAMES = {
     "started": "Started",
     "last round": "Last round",
     "rounds without an update": "Rounds without an update",
+    "last of them": "Last of them",
+    "lines that cannot be read": "Lines that cannot be read",
 }
 """What a log's own settings are called."""
 ICON = (
@@ -42,15 +46,18 @@ def write_report(results: Sequence[Result], path: Path, *, command: str = "") ->
     `command` is what the reader types to get the same page.
     """
     title, lead = title_and_lead(results)
-    grids = grids_of(results)
+    # A table without a single run says nothing: it is only named.
+    all_grids = grids_of(results)
+    grids = [grid for grid in all_grids if runs_of([grid])]
     page = {"grids": grid_entries(grids, results), **run_entries(results)}
     text = render(
         kind="report",
         title=title,
         lead=lead,
         facts=facts_of(results),
-        commands=commands_of(results, command),
+        commands=commands_of(grids, command),
         page=page,
+        not_run=[grid.title or grid.suite_title for grid in all_grids if not runs_of([grid])],
     )
     write_whole(path, text.encode("utf-8"), stays="what was there stays")
 
@@ -71,7 +78,10 @@ def write_run_audits(results: Sequence[Result], path: Path, *, command: str = ""
 
 def write_log_audit(audit: Audit, path: Path, *, command: str = "") -> None:
     """Write the audit of a production log to one HTML file."""
-    facts = [(NAMES.get(key, key), str(value)) for key, value in audit.about.items()]
+    facts = [
+        (shortened(NAMES.get(key, key)), shortened(str(value)))
+        for key, value in audit.about.items()
+    ]
     counts = [("Rounds", f"{len(audit.rounds):,}"), ("Clients", f"{len(audit.clients):,}")]
     text = render(
         kind="audit",
@@ -92,6 +102,7 @@ def render(
     facts: Facts,
     commands: Sequence[str],
     page: Mapping[str, Any],
+    not_run: Sequence[str] = (),
 ) -> str:
     """Return the page; what comes from files is text in it, never markup."""
     from jinja2 import Environment, StrictUndefined
@@ -107,6 +118,7 @@ def render(
         facts=facts,
         commands=commands,
         grids=page["grids"],
+        not_run=not_run,
         how=HOW_SUSPICION_IS_COMPUTED,
         policy=policy(style, script),
         icon=Markup(ICON),

@@ -14,6 +14,8 @@ from outvote.report.packing import packed_measured, packed_shares, packed_whole
 
 NO_RANK, RANK_SCALE = 255, 250
 MAX_REASONS = 2000
+MAX_TEXT = 300
+"""So many characters of a name or a reason are kept: others wrote them, at any length."""
 
 
 def num_entries(audit: Audit) -> int:
@@ -25,15 +27,29 @@ def audit_entry(audit: Audit, every: int) -> dict[str, Any]:
     """Pack an audit; counts are of all rounds, of the matrix every so many rounds are kept."""
     records = client_records(audit)
     found = detection(audit, records)
+    texts: dict[str, int] = {"": 0}
     return {
-        "clients": list(audit.clients) if _are_named(audit.clients) else len(audit.clients),
+        "clients": [shortened(each) for each in audit.clients]
+        if _are_named(audit.clients)
+        else len(audit.clients),
         "every": every,
         "matrix": _matrix(audit, every),
-        "records": _records(records),
+        "records": _records(records, texts),
         "detection": None if found is None else asdict(found),
         "liars": None if audit.is_byzantine is None else packed_whole(audit.is_byzantine),
-        "reasons": _reasons(audit.reasons, every),
+        "reasons": _reasons(audit.reasons, every, texts),
+        "texts": list(texts),
     }
+
+
+def shortened(text: str) -> str:
+    r"""Return a text without what would turn or hide the words around it; its beginning if long.
+
+    >>> len(shortened("x" * 10_000)), shortened("a\u202eb")
+    (300, 'a\\u202eb')
+    """
+    text = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def _are_named(clients: Sequence[str]) -> bool:
@@ -63,7 +79,7 @@ def _rank_codes(ranks: NDArray[np.float64]) -> NDArray[np.uint8]:
     return codes
 
 
-def _records(records: Sequence[ClientRecord]) -> dict[str, Any]:
+def _records(records: Sequence[ClientRecord], texts: dict[str, int]) -> dict[str, Any]:
     """Pack what is said of the clients, in the order of their suspicion."""
 
     def whole(name: str) -> dict[str, Any]:
@@ -78,6 +94,9 @@ def _records(records: Sequence[ClientRecord]) -> dict[str, Any]:
         "suspicion": share("suspicion"),
         "error": share("error"),
         "last_seen": packed_whole(np.array([each.last_seen or 0 for each in records], dtype=int)),
+        "reason": packed_whole(
+            np.array([_place(each.reason, texts) for each in records], dtype=int)
+        ),
     }
     for name in ("num_sampled", "num_judged", "num_dropped", "longest_streak", "num_rejected"):
         result[name] = whole(name)
@@ -89,11 +108,14 @@ def _records(records: Sequence[ClientRecord]) -> dict[str, Any]:
     return result
 
 
-def _reasons(reasons: Mapping[tuple[int, int], str], every: int) -> list[list[Any]]:
-    """Return row, client and text of the last judgements that have one."""
-    told = [
-        [row // every, column, text]
-        for (row, column), text in sorted(reasons.items())
-        if row % every == 0
-    ]
-    return told[-MAX_REASONS:]
+def _reasons(
+    reasons: Mapping[tuple[int, int], str], every: int, texts: dict[str, int]
+) -> list[list[int]]:
+    """Return row, client and place of the text of the last judgements that have one."""
+    told = [place for place in sorted(reasons) if place[0] % every == 0][-MAX_REASONS:]
+    return [[row // every, column, _place(reasons[row, column], texts)] for row, column in told]
+
+
+def _place(text: str, texts: dict[str, int]) -> int:
+    """Return where a text is among those that are kept once."""
+    return texts.setdefault(shortened(text), len(texts))

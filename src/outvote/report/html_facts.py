@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from outvote.report.grid import Grid
+from outvote.report.replaying import replay_commands
 from outvote.results.run import Result
 from outvote.results.schema import Environment
 from outvote.suites.suite import read_suite, suite_names
@@ -21,10 +23,9 @@ def title_and_lead(results: Sequence[Result]) -> tuple[str, str]:
     return ", ".join(titles), "" if first is None else " ".join(first.description.split())
 
 
-def commands_of(results: Sequence[Result], command: str) -> list[str]:
+def commands_of(grids: Sequence[Grid], command: str) -> list[str]:
     """Return what to type to get the same runs and the same page."""
-    names = dict.fromkeys(result.suite for result in results)
-    played = [f"outvote bench {name}" for name in names if name in suite_names()]
+    played = replay_commands(grids)
     if not command:
         return played
     makes_runs = command.startswith(("outvote demo", "outvote bench", "outvote run"))

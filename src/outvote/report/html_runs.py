@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from outvote.grids import flat
 from outvote.report.audit import Audit, audit_run
-from outvote.report.html_audit import audit_entry, num_entries
+from outvote.report.html_audit import audit_entry, num_entries, shortened
 from outvote.report.packing import packed_measured, packed_shares, packed_whole
 from outvote.results.run import Result, Series
 
@@ -61,7 +61,7 @@ def log_entries(audit: Audit) -> dict[str, Any]:
                 "reason": "",
                 "numbers": {},
                 "series": None,
-                "settings": dict(audit.about),
+                "settings": {shortened(key): _readable(each) for key, each in audit.about.items()},
                 "environment": None,
                 "audit": audit_entry(audit, _every([num_entries(audit)])),
                 "labels": None,
@@ -71,6 +71,10 @@ def log_entries(audit: Audit) -> dict[str, Any]:
         "environments": [],
         "labels": [],
     }
+
+
+def _readable(value: Any) -> Any:
+    return shortened(value) if isinstance(value, str) else value
 
 
 def shared_settings(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -121,6 +125,8 @@ def _outcome(result: Result) -> dict[str, Any]:
         name: None if np.isnan(getattr(result, name)) else getattr(result, name)
         for name in ("best", "final", "last_ten", "kept_byzantine")
     }
+    if result.attack == "none":  # Those who could lie do not: there is nobody to keep.
+        numbers["kept_byzantine"] = None
     return {
         "name": result.name,
         "title": f"{result.rule} against {result.attack}",

@@ -90,15 +90,18 @@ def cell_note(cell: Cell, *, are_seeds_told: bool = False) -> str:
         notes.append(f"{len(cell.seeds)} of {cell.num_wanted} seeds")
     if cell.num_diverged:
         notes.append(f"{cell.num_diverged} diverged")
+    elif cell.spread("best") is None:
+        notes.append("not tested")
     return ", ".join(notes)
 
 
 def _worst_entry(grid: Grid, row: int, metric: Metric) -> list[Any] | None:
-    """Return the number, the column, and whether columns are missing."""
+    """Return number, column, whether columns are missing, the paper's, and the difference."""
     worst = grid.worst(row, metric)
     if worst is None:
         return None
-    return [round(worst.spread.mean, 2), worst.column, worst.is_partial]
+    mean = round(worst.spread.mean, 2)
+    return [mean, worst.column, worst.is_partial, worst.printed, worst.difference]
 
 
 def _numbers(spread: Spread | None) -> list[float | None] | None:

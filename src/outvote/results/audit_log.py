@@ -1,13 +1,12 @@
 """Logs of who was judged how: what a federation in production writes, round by round."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from outvote.results.faults import DamagedFileError, StoreError
-from outvote.results.lines import read_lines
 
 FORMAT = "outvote-audit"
 VERSION = 1
@@ -37,7 +36,7 @@ class Judgement(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class AuditRound(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of audit.jsonl."""
 
-    round: int
+    round: Annotated[int, Meta(ge=0, lt=1 << 32)]
     time: str
     """When it was over, ISO 8601, UTC."""
     num_byzantine: int
@@ -86,11 +85,42 @@ def read_manifest(folder: Path) -> Manifest | None:
     return found
 
 
+class Told(NamedTuple):
+    """What a log tells."""
+
+    rounds: list[AuditRound]
+    """In order; a round told twice counts as last told."""
+    num_unreadable: int
+    """How many whole lines make no sense, such as what a full disk or an editor left behind."""
+
+
 def read_audit(folder: Path) -> list[AuditRound]:
-    """Read all rounds, up to a line that is being written; a round told twice counts as last told.
+    """Read all rounds; none if there is no log.
 
     >>> read_audit(Path("no/such/folder"))
     []
     """
-    by_round = {each.round: each for each in read_lines(folder / LINES, AuditRound)}
-    return [by_round[number] for number in sorted(by_round)]
+    return read_told(folder).rounds
+
+
+def read_told(folder: Path) -> Told:
+    """Read all rounds; a last line without an end is being written and does not count yet.
+
+    A damaged line hides no other: who looks for an attacker must not lose the rounds after it.
+    """
+    path = folder / LINES
+    try:
+        *lines, _ = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return Told([], 0)
+    except OSError as error:
+        raise DamagedFileError(f"{path} cannot be read: {error}") from error
+    decoder, by_round, num_unreadable = msgspec.json.Decoder(AuditRound), {}, 0
+    for line in lines:
+        try:
+            found = decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            num_unreadable += 1
+        else:
+            by_round[found.round] = found
+    return Told([by_round[number] for number in sorted(by_round)], num_unreadable)

@@ -64,13 +64,13 @@ const RAMPS = {
   light: { good: ["#f1f5f4", "#cfe3e2", "#94c4c7", "#4b94a4", "#1c5f78", "#0d3550"],
            bad: ["#faf5ee", "#f6dfc0", "#edbb7f", "#d98a3d", "#b05a12", "#6f3208"],
            both: ["#a6510a", "#dd9a4d", "#f3dcbc", "#f6f6f3", "#c6deea", "#5a9fc4", "#1a5f92"],
-           kept: ["#e3edf3", "#b3d0e2", "#6fa6c9", "#2d77a8"],
-           dropped: ["#fbe3c4", "#f4b976", "#e5852f", "#b8500a"] },
+           kept: ["#c3d9e8", "#93bdd8", "#5797c2", "#1f6697"],
+           dropped: ["#f8d3a4", "#f2ae62", "#e07c25", "#a84706"] },
   dark: { good: ["#17222a", "#1b3b4a", "#28647a", "#4d96a3", "#92c8c3", "#e0f2ea"],
           bad: ["#241d16", "#4a3216", "#85521a", "#c07a2c", "#e8ad66", "#fbe3c0"],
           both: ["#f0a45a", "#a8662a", "#4d3820", "#23272b", "#20445a", "#3c83ac", "#8ccbf0"],
-          kept: ["#1d2c37", "#234a63", "#2f7199", "#5aa9d6"],
-          dropped: ["#463019", "#86511c", "#cf7a26", "#ffb061"] },
+          kept: ["#2d4658", "#2f5f80", "#3a86b4", "#74bfec"],
+          dropped: ["#64431d", "#955a1e", "#d58029", "#ffb976"] },
 };
 
 function isDark() {
@@ -130,6 +130,9 @@ const tip = {
     byId("tip").hidden = true;
   },
 };
+
+// A finger that is lifted leaves, too; its tip stays until something else is touched.
+const leave = (event) => { if (event.pointerType !== "touch") tip.hide(); };
 
 // A name that may be broken after a bracket where the line is short.
 const breakable = (name) => (name.match(/[^(,]*[(,]?/g) ?? []).filter(Boolean).flatMap((part, k) => (k ? [html("wbr"), part] : [part]));

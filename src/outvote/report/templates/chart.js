@@ -1,5 +1,7 @@
 // Line charts as SVG, drawn to the width that there is.
 
+// A scale of powers has no zero: it gets a line of its own at the bottom.
+const ZERO_ROOM = 18;
 const MARGIN = { top: 10, right: 10, bottom: 28, left: 44 };
 
 function niceTicks(low, high, wanted) {
@@ -28,10 +30,11 @@ function logTicks(low, high) {
 function rangeOf(lines, isLog) {
   const values = lines.flatMap((line) => line.points.flatMap(([, y, low, high]) => [y, low ?? y, high ?? y]));
   const usable = values.filter((value) => Number.isFinite(value) && (!isLog || value > 0)).map((v) => (isLog ? Math.log10(v) : v));
-  if (!usable.length) return [0, 1];
+  const hasZero = isLog && values.includes(0);
+  if (!usable.length) return hasZero ? [NaN, NaN, true] : [0, 1, false];
   const [low, high] = [Math.min(...usable), Math.max(...usable)];
   const pad = (high - low || Math.abs(high) || 1) * 0.06;
-  return [isLog || low < 0 ? low - pad : Math.max(0, low - pad), high + pad];
+  return [isLog || low < 0 ? low - pad : Math.max(0, low - pad), high + pad, hasZero];
 }
 
 function pathOf(points, x, y) {
@@ -56,17 +59,18 @@ function bandOf(points, x, y) {
 
 function drawChart(box, { lines, label, format, isLog = false, range = null, height = 220 }) {
   const width = Math.max(240, Math.floor(box.clientWidth));
-  const [low, high] = range ?? rangeOf(lines, isLog);
+  const [low, high, hasZero] = range ?? rangeOf(lines, isLog);
   const all = lines.flatMap((line) => line.points.map(([at]) => at));
   const [first, last] = all.length ? [Math.min(...all), Math.max(...all)] : [0, 1];
   const inner = { width: width - MARGIN.left - MARGIN.right, height: height - MARGIN.top - MARGIN.bottom };
   const x = (at) => MARGIN.left + (last > first ? (at - first) / (last - first) : 0.5) * inner.width;
   const y = (value) => {
+    if (hasZero && value === 0) return MARGIN.top + inner.height;
     const scaled = isLog ? (value > 0 ? Math.log10(value) : NaN) : value;
-    return MARGIN.top + (1 - (scaled - low) / (high - low || 1)) * inner.height;
+    return MARGIN.top + (1 - (scaled - low) / (high - low || 1)) * (inner.height - (hasZero ? ZERO_ROOM : 0));
   };
   const figure = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
-  figure.append(...axes({ x, y, low, high, first, last, width, height, format, isLog }));
+  figure.append(...axes({ x, y, low, high, first, last, width, height, format, isLog, hasZero }));
   for (const line of lines) {
     const band = bandOf(line.points, x, y);
     if (band) figure.append(svg("path", { d: band, fill: line.colour, class: "band", "data-row": line.row }));
@@ -80,12 +84,13 @@ function drawChart(box, { lines, label, format, isLog = false, range = null, hei
   if (all.length) crosshair(figure, { lines, x, first, last, height, format, width });
 }
 
-function axes({ x, y, low, high, first, last, width, height, format, isLog }) {
+function axes({ x, y, low, high, first, last, width, height, format, isLog, hasZero }) {
   const raise = (tick) => (isLog ? 10 ** tick : tick);
-  const rows = (isLog ? logTicks(low, high) : niceTicks(low, high, 5)).map((tick) => {
-    const at = y(raise(tick));
+  const ticks = (isLog ? logTicks(low, high) : niceTicks(low, high, 5)).map(raise);
+  const rows = (hasZero ? [0, ...ticks] : ticks).map((tick) => {
+    const at = y(tick);
     return [svg("line", { x1: MARGIN.left, x2: width - MARGIN.right, y1: at, y2: at, class: "rule" }),
-      svg("text", { x: MARGIN.left - 7, y: at + 4, "text-anchor": "end" }, format(raise(tick)))];
+      svg("text", { x: MARGIN.left - 7, y: at + 4, "text-anchor": "end" }, format(tick))];
   });
   const columns = niceTicks(first, last, Math.max(2, Math.floor(width / 70))).filter(Number.isInteger).map((tick) =>
     svg("text", { x: Math.min(x(tick), width - 12), y: height - 9, "text-anchor": "middle" }, String(tick)));
@@ -113,7 +118,8 @@ function crosshair(figure, { lines, x, first, last, height, format, width }) {
       html("span", { class: "tip-row" }, swatch(line), html("span", {}, line.label), html("b", {}, format(value))))]);
   };
   figure.addEventListener("pointermove", move);
-  figure.addEventListener("pointerleave", () => { rule.setAttribute("visibility", "hidden"); tip.hide(); });
+  figure.addEventListener("pointerdown", move);
+  figure.addEventListener("pointerleave", (event) => { rule.setAttribute("visibility", "hidden"); leave(event); });
 }
 
 function swatch(line) {

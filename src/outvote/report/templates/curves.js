@@ -111,7 +111,8 @@ function drawCurves() {
   byId("panels").replaceChildren(...boxes);
   boxes.forEach((box, column) => {
     const plot = box.querySelector(".plot");
-    if (!all[column].length) plot.append(html("p", { class: "note" }, "not run"));
+    const isRun = grid.cells.some((cells) => cells[column].runs.length);
+    if (!all[column].length) plot.append(html("p", { class: "note" }, isRun ? "not measured" : "not run"));
     else drawChart(plot, { lines: shown[column], label: `${curve.title} by round, ${grid.columns[column]}; the values are in the table below`,
       format: curve.format, isLog: curve.isLog, range });
   });

@@ -16,7 +16,7 @@ function readAudit(audit) {
   const places = [];
   let next = 0;
   counts.forEach((count, round) => { for (let k = 0; k < count; k += 1) places[next++] = round; });
-  const reasons = new Map(audit.reasons.map(([row, client, text]) => [`${row} ${client}`, text]));
+  const reasons = new Map(audit.reasons.map(([row, client, text]) => [`${row} ${client}`, audit.texts[text]]));
   return { names, rounds, places, clients, marks, scores, ranks, liars, reasons };
 }
 
@@ -25,13 +25,14 @@ class Matrix {
     Object.assign(this, { audit, order, numShown: Math.min(SOME_CLIENTS, order.length) });
     this.first = Math.max(0, audit.rounds.length - MAX_ROUNDS);
     this.labels = html("canvas", { class: "names", "aria-hidden": "true" });
-    this.cells = html("canvas", { class: "cells", tabindex: 0, role: "img",
+    this.cells = html("canvas", { class: "cells", tabindex: 0, role: "application",
       "aria-label": "Judgements by client and round. Arrow keys move from cell to cell. The table below says the same of each client." });
     this.box = html("div", { class: "matrix" }, this.labels, this.cells);
     this.status = html("p", { class: "note read", "aria-live": "polite" });
     this.cursor = null;
     this.cells.addEventListener("pointermove", (event) => this.point(event));
-    this.cells.addEventListener("pointerleave", () => tip.hide());
+    this.cells.addEventListener("pointerdown", (event) => this.point(event));
+    this.cells.addEventListener("pointerleave", leave);
     this.cells.addEventListener("keydown", (event) => this.move(event));
   }
 
@@ -119,7 +120,9 @@ class Matrix {
     if (mark === MARK.kept) pen.fillStyle = cssColour(mixed(colours.ramps.kept, rank));
     else if (mark === MARK.dropped) pen.fillStyle = cssColour(mixed(colours.ramps.dropped, rank));
     else pen.fillStyle = mark <= MARK.malformed ? colours.ink : colours.fault;
-    pen.fillRect(x, y, width, height);
+    // Kept is lower than dropped: the difference is to be seen without colours, too.
+    if (mark === MARK.kept) pen.fillRect(x, y + height * 0.25, width, height * 0.5);
+    else pen.fillRect(x, y, width, height);
     const letter = MARK_LETTERS[mark];
     if (!letter || width < 6) return;
     pen.fillStyle = colours.paper;

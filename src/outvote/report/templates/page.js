@@ -74,12 +74,23 @@ function startResizing() {
   });
 }
 
-addEventListener("hashchange", () => {
-  const found = /^#run=(\d+)$/.exec(location.hash);
-  if (!found) return;
-  showRun(Number(found[1]), false);
+function visit(place) {
+  showRun(place, false);
   byId("runs").scrollIntoView();
+  byId("runs-title").focus({ preventScroll: true });
+}
+
+// A link to where one is already changes no address.
+function visitAgain(place) {
+  if (location.hash === `#run=${place}`) visit(place);
+}
+
+addEventListener("hashchange", () => {
+  const place = placeInAddress();
+  if (place !== null) visit(place);
 });
+addEventListener("pointerdown", (event) => { if (!event.target.closest(".plot, .matrix")) tip.hide(); });
+addEventListener("scroll", () => tip.hide(), { passive: true });
 
 startTheme();
 startTables();

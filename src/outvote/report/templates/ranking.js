@@ -6,10 +6,9 @@ function recordsOf(entry, names, liars) {
   const packed = entry.records;
   const column = Object.fromEntries(Object.entries(packed).filter(([, value]) => value?.data !== undefined).map(([name, value]) => [name, unpack(value)]));
   const faults = Object.entries(packed.faults).map(([name, value]) => [name, unpack(value)]);
-  const reasons = new Map(entry.reasons.map(([, client, text]) => [client, text]));
   return Array.from({ length: packed.num }, (_, k) => {
     const index = column.index[k];
-    return { place: k + 1, index, name: names[index], isLiar: liars === null ? null : liars[index] === 1, reason: reasons.get(index) ?? "",
+    return { place: k + 1, index, name: names[index], isLiar: liars === null ? null : liars[index] === 1, reason: entry.texts[column.reason[k]],
       suspicion: column.suspicion[k], error: column.error[k], sampled: column.num_sampled[k], judged: column.num_judged[k],
       dropped: column.num_dropped[k], rate: column.num_judged[k] ? column.num_dropped[k] / column.num_judged[k] : NaN,
       streak: column.longest_streak[k], rejected: column.num_rejected[k], lastSeen: column.last_seen[k] || NaN,
@@ -21,7 +20,7 @@ function rankingColumns(records, labels) {
   const faults = Object.keys(records[0]?.faults ?? {});
   const columns = [
     { title: "#", value: (each) => each.place, first: 1 },
-    { title: "client", value: (each) => each.index, first: 1, isText: true, draw: (each) => [each.name, each.isLiar ? html("span", { class: "badge liar" }, "liar") : null] },
+    { title: "client", value: (each) => each.index, first: 1, isText: true, isName: true, draw: (each) => [each.name, each.isLiar ? html("span", { class: "badge liar" }, "liar") : null] },
     { title: "suspicion", value: (each) => each.suspicion, draw: suspicionBar },
     { title: "sampled", value: (each) => each.sampled },
     { title: "dropped", value: (each) => each.dropped },
@@ -82,7 +81,7 @@ function drawRanking(box, records, labels, state) {
   const shown = sorted.slice(0, state.isAll ? undefined : SOME_RANKED);
   const head = html("thead", {}, html("tr", {}, columns.map((column, k) => sortHeading(column.title, k, state, column.first ?? -1, redraw, { class: column.isText ? "text" : null }))));
   const body = html("tbody", {}, shown.map((each) => html("tr", { class: each.isLiar === null ? null : each.isLiar ? "lies" : "honest" }, columns.map((column) =>
-    html("td", { class: column.isText ? "text" : column.value(each) === 0 ? "zero" : null }, column.draw ? column.draw(each) : short(column.value(each)))))));
+    html(column.isName ? "th" : "td", { scope: column.isName ? "row" : null, class: column.isText ? "text" : column.value(each) === 0 ? "zero" : null }, column.draw ? column.draw(each) : short(column.value(each)))))));
   const more = sorted.length > shown.length ? html("button", { type: "button", class: "quiet", click: () => { state.isAll = true; redraw(); } }, `Show all ${sorted.length} clients`) : null;
   box.replaceChildren(html("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Clients by suspicion" }, html("table", { class: "numbers plain ranking" }, head, body)), ...(more ? [more] : []));
 }

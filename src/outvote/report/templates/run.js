@@ -12,7 +12,12 @@ function startRuns() {
   byId("after").addEventListener("click", () => step(1));
   byId("download-runs").addEventListener("click", downloadRuns);
   listRuns();
-  if (data.runs.length) showRun(Number(/^#run=(\d+)$/.exec(location.hash)?.[1] ?? tellingRun()), false);
+  if (data.runs.length) showRun(placeInAddress() ?? tellingRun(), false);
+}
+
+function placeInAddress() {
+  const found = /^#run=(\d+)$/.exec(location.hash);
+  return found && Number(found[1]) < data.runs.length ? Number(found[1]) : null;
 }
 
 // The run to begin with: a wrapped rule under attack, if there is one.
@@ -64,7 +69,7 @@ function drawRun(run, place) {
 }
 
 function tiles(pairs) {
-  return html("dl", { class: "tiles" }, pairs.map(([name, value, about]) => html("div", { title: about ?? null }, html("dt", {}, name), html("dd", {}, value))));
+  return html("dl", { class: "tiles" }, pairs.map(([name, value]) => html("div", {}, html("dt", {}, name), html("dd", {}, value))));
 }
 
 function numberTiles(run) {
@@ -105,22 +110,31 @@ function auditOf(run, place) {
   drawRanking(ranking, records, labels, state);
   const draw = runs.redraw;
   runs.redraw = () => { draw(); matrix.draw(); };
-  return [detectionTiles(run.audit.detection), html("h4", {}, "Every judgement"), matrixTools(matrix, records), matrixLegend(audit), matrix.box, matrix.status,
+  return [...detectionTiles(run.audit.detection, records), html("h4", {}, "Every judgement"), matrixTools(matrix, records), matrixLegend(audit), matrix.box, matrix.status,
     matrixNote(run.audit, audit, matrix), html("h4", {}, "Clients, the most suspicious first"), standing(records), ranking, downloads(run, place, audit, records)];
 }
 
-function detectionTiles(found) {
-  if (!found) return html("p", { class: "note" }, "Who lies is not known here: suspicion is all there is.");
+function detectionTiles(found, records) {
+  if (!found) return [html("p", { class: "note" }, "Who lies is not known here: suspicion is all there is.")];
+  if (!found.num_liars) {
+    return [tiles([["honest kept", isKnown(found.honest_kept) ? `${percent(found.honest_kept, 0)} %` : "–"]]),
+      html("p", { class: "note" }, "Nobody lies in this run, so there is nothing to find: all that was dropped was honest.")];
+  }
+  const numSeen = records.filter((each) => each.judged).length;
   const share = (value) => (isKnown(value) ? `${percent(value, 0)} %` : "–");
-  return tiles([
-    ["precision of dropping", share(found.drop_precision), "Share of what was dropped that liars had sent"],
-    ["recall of dropping", share(found.drop_recall), "Share of what liars had sent that was dropped"],
-    ["honest kept", share(found.honest_kept), "Share of what honest clients had sent that was used"],
-    [`liars in the top ${found.num_liars}`, share(found.top_precision), "Share of liars among the most suspicious, as many as there are liars: precision and recall of the ranking"],
-  ]);
+  return [tiles([["precision of dropping", share(found.drop_precision)], ["recall of dropping", share(found.drop_recall)],
+    ["honest kept", share(found.honest_kept)], [`liars in the top ${found.num_liars}`, share(found.top_precision)]]),
+    html("p", { class: "note" }, `Precision: the share of what was dropped that liars had sent. Recall: the share of what liars had sent that was dropped. The top ${found.num_liars} are the most suspicious, as many as liars took part; a ranking by chance would have ${percent(found.num_liars / numSeen, 0)} % liars there.`)];
 }
 
 const NUM_ERRORS = 3;
+
+const CHANCE = 0.00135;
+
+function expected(records) {
+  const number = CHANCE * records.filter((each) => isKnown(each.suspicion)).length;
+  return number < 1 ? "fewer than one" : `about ${number.toFixed(0)}`;
+}
 
 // Those whom chance alone would hardly put so far above the others.
 function standing(records) {
@@ -128,7 +142,7 @@ function standing(records) {
   if (!unlike.length) return html("p", { class: "note" }, "Nobody is more than three errors above 0.5.");
   const more = unlike.length > SOME_RANKED ? ` and ${unlike.length - SOME_RANKED} more` : "";
   return html("p", {}, "More than three errors above 0.5, so steadily unlike the others: ",
-    unlike.slice(0, SOME_RANKED).flatMap((each, k) => [k ? ", " : "", html("b", {}, each.name)]), more, ".");
+    unlike.slice(0, SOME_RANKED).flatMap((each, k) => [k ? ", " : "", html("b", {}, each.name)]), more, ". ", html("span", { class: "soft" }, `Of ${records.length} clients all alike, chance alone would put ${expected(records)} there.`));
 }
 
 function matrixTools(matrix, records) {
@@ -143,10 +157,10 @@ function matrixTools(matrix, records) {
 
 function matrixLegend(audit) {
   const seen = new Set(audit.marks);
-  const bar = (ramp) => svg("svg", { width: 44, height: 10, "aria-hidden": "true" }, [0, 1, 2, 3].map((k) => svg("rect", { x: k * 11, width: 11, height: 10, fill: ramp[k] })));
+  const bar = (ramp, size) => svg("svg", { width: 44, height: 12, "aria-hidden": "true" }, [0, 1, 2, 3].map((k) => svg("rect", { x: k * 11, y: (12 - size) / 2, width: 10, height: size, fill: ramp[k] })));
   const box = (name, letter) => html("span", { class: `chip ${name}`, "aria-hidden": "true" }, letter);
   const rest = [3, 4, 5, 6, 7, 8].filter((mark) => seen.has(mark)).map((mark) => html("span", {}, box(mark <= MARK.malformed ? "ink" : "fault", MARK_LETTERS[mark]), MARK_NAMES[mark]));
-  return html("div", { class: "keys" }, html("span", {}, bar(ramps().kept), "kept"), html("span", {}, bar(ramps().dropped), "dropped"), html("span", { class: "soft" }, "stronger: a larger score than the others of the round"), rest,
+  return html("div", { class: "keys" }, html("span", {}, bar(ramps().kept, 6), "kept (low box)"), html("span", {}, bar(ramps().dropped, 12), "dropped (tall box)"), html("span", { class: "soft" }, "stronger: a larger score than the others of the round"), rest,
     audit.liars ? html("span", {}, html("span", { class: "diamond", "aria-hidden": "true" }, "◆"), "liar") : null);
 }
 
@@ -158,7 +172,7 @@ function matrixNote(entry, audit, matrix) {
 }
 
 function setupOf(run) {
-  const parts = [pairsTable("Settings of this run", run.settings)];
+  const parts = [pairsTable(`Settings of this ${run.outcome === "log" ? "log" : "run"}`, run.settings)];
   if (isKnown(run.environment)) parts.push(pairsTable("Environment", data.environments[run.environment]));
   return html("div", { class: "columns" }, parts);
 }

@@ -5,7 +5,7 @@ const METRICS = {
   final: { title: "Final", note: "Accuracy after the last round in percent, mean ± standard deviation over seeds." },
   last_ten: { title: "Last ten", note: "Mean accuracy of the last ten tests in percent, mean ± standard deviation over seeds." },
   worst: { title: "Worst case", note: "The column where each rule does worst, by the mean over seeds. ≥ or ≤: columns are missing, and the worst may be worse." },
-  paper: { title: "Vs paper", note: "Best accuracy minus what the paper printed, in points; the paper’s number beside it." },
+  paper: { title: "Vs paper", note: "Best accuracy minus what the paper printed, in points; in brackets the paper’s number. Worst case: our worst minus the paper’s worst." },
   kept_byzantine: { title: "Liars kept", note: "Share of what liars sent that had a say in the update, in percent. Less is better." },
 };
 const tables = { metric: "best", isShaded: true, sorts: data.grids.map(() => ({ column: null, direction: 1 })) };
@@ -23,6 +23,7 @@ function startTables() {
   byId("shaded").addEventListener("change", (event) => { tables.isShaded = event.target.checked; drawTables(); });
   byId("download-table").addEventListener("click", downloadTables);
   byId("table-tools").hidden = false;
+  for (const table of document.querySelectorAll("table[data-grid]")) table.addEventListener("keydown", roam);
   drawTables();
 }
 
@@ -38,10 +39,10 @@ function drawTables() {
 function viewOf(grid) {
   if (tables.metric === "worst" && grid.has_worst) return worstView(grid);
   const metric = tables.metric === "worst" ? "best" : tables.metric;
-  const hasWorst = grid.has_worst && metric !== "paper";
+  const hasWorst = grid.has_worst && (metric !== "paper" || grid.worst.best.some((worst) => isKnown(worst?.[4])));
   const rows = grid.rows.map((name, row) => {
     const cells = grid.cells[row].map((cell) => (metric === "paper" ? paperCell(cell) : accuracyCell(cell, metric)));
-    return { name, cells: hasWorst ? [...cells, worstCell(grid, row, metric)] : cells };
+    return { name, cells: hasWorst ? [...cells, metric === "paper" ? worstPaperCell(grid, row) : worstCell(grid, row, metric)] : cells };
   });
   return { headings: hasWorst ? [...grid.columns, "worst case"] : grid.columns, rows };
 }
@@ -56,7 +57,7 @@ function accuracyCell(cell, metric) {
 function paperCell(cell) {
   const isMissing = !isKnown(cell.difference);
   return { value: isMissing ? null : cell.difference, text: isMissing ? cell.note ?? "–" : signed(cell.difference), isMissing,
-    small: cell.paper ? `paper ${fixed(cell.paper[0])}` : "", note: isMissing ? "" : cell.note, run: cell.runs[0] };
+    small: cell.paper ? `(${fixed(cell.paper[0])})` : "", note: isMissing ? "" : cell.note, run: cell.runs[0] };
 }
 
 function worstCell(grid, row, metric) {
@@ -65,6 +66,12 @@ function worstCell(grid, row, metric) {
   const sign = worst[2] ? (metric === "kept_byzantine" ? "≥ " : "≤ ") : "";
   return { value: worst[0], text: sign + fixed(worst[0]), isEdge: true, run: grid.cells[row][worst[1]].runs[0],
     small: tables.metric === "worst" ? grid.columns[worst[1]] : "" };
+}
+
+function worstPaperCell(grid, row) {
+  const [, column, , printed, difference] = grid.worst.best[row] ?? [];
+  if (!isKnown(difference)) return { value: null, text: "–", isMissing: true, isEdge: true };
+  return { value: difference, text: signed(difference), small: `(${fixed(printed)})`, isEdge: true, run: grid.cells[row][column].runs[0] };
 }
 
 function worstView(grid) {
@@ -80,7 +87,7 @@ function extent(views) {
     const most = Math.max(1, ...values.map(Math.abs));
     return [-most, most];
   }
-  return values.length ? [Math.min(...values), Math.max(...values)] : [0, 1];
+  return values.length ? [Math.min(...values), Math.max(...values)] : [0, 0];
 }
 
 const rampName = () => ({ paper: "both", kept_byzantine: "bad" })[tables.metric] ?? "good";
@@ -90,7 +97,7 @@ function drawScale(low, high) {
   const steps = Array.from({ length: 24 }, (_, k) => svg("rect", { x: k * 4, width: 4.5, height: 10, fill: cssColour(mixed(ramp, k / 23)) }));
   const show = tables.metric === "paper" ? signed : (value) => fixed(value, 1);
   byId("scale").replaceChildren(show(low), svg("svg", { width: 96, height: 10 }, ...steps), show(high));
-  byId("scale").hidden = !tables.isShaded;
+  byId("scale").hidden = !tables.isShaded || !(high > low);
 }
 
 function drawTable(view, k, low, high) {
@@ -108,7 +115,30 @@ function drawTable(view, k, low, high) {
     view.headings.map((title, column) => sortHeading(title, column, sort, first, redraw, { class: view.rows[0]?.cells[column].isEdge ? "edge" : null }))));
   const bodies = (sort.column === null ? groupsOf(rows) : [rows]).map((group) => html("tbody", {}, group.map((row) =>
     html("tr", {}, html("th", { scope: "row" }, breakable(row.name)), row.cells.map((cell) => drawCell(cell, low, high))))));
-  document.querySelector(`table[data-grid="${k}"]`).replaceChildren(head, ...bodies);
+  const table = document.querySelector(`table[data-grid="${k}"]`);
+  table.replaceChildren(head, ...bodies);
+  table.querySelector("tbody a")?.setAttribute("tabindex", "0");
+}
+
+// One stop of the Tab key for all numbers of a table; the arrow keys go from one to the next.
+function roam(event) {
+  const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+  const cell = event.target.closest("tbody td");
+  if (!step || !cell) return;
+  event.preventDefault();
+  const rows = [...event.currentTarget.querySelectorAll("tbody tr")];
+  let [row, column] = [rows.indexOf(cell.parentNode), cell.cellIndex];
+  for (;;) {
+    [row, column] = [row + step[0], column + step[1]];
+    const next = rows[row]?.cells[column];
+    if (!next) return;
+    const link = next.querySelector("a");
+    if (!link) continue;
+    event.target.tabIndex = -1;
+    link.tabIndex = 0;
+    link.focus();
+    return;
+  }
 }
 
 // Rules and their wrapped forms stand together, as long as nothing else is sorted by.
@@ -122,7 +152,7 @@ function groupsOf(rows) {
 }
 
 function drawCell(cell, low, high) {
-  const content = isKnown(cell.run) ? html("a", { href: `#run=${cell.run}`, tabindex: -1 }, cell.text) : html("span", {}, cell.text);
+  const content = isKnown(cell.run) ? html("a", { href: `#run=${cell.run}`, tabindex: -1, click: () => visitAgain(cell.run) }, cell.text) : html("span", {}, cell.text);
   const names = [cell.isMissing && "missing", cell.isBold && "bold", cell.isEdge && "edge"].filter(Boolean).join(" ");
   const node = html("td", { class: names || null }, content, cell.small ? [" ", html("small", {}, cell.small)] : null,
     cell.note && !cell.isMissing ? [" ", html("small", { class: "warn" }, cell.note)] : null);

@@ -1,0 +1,38 @@
+"""The commands that a page tells: what its runs have otherwise than their suite is in them."""
+
+from made_results import made_results
+from outvote.report.layout import grids_of
+from outvote.report.replaying import replay_commands
+
+
+def commands(results):
+    return replay_commands(grids_of(results))
+
+
+def with_settings(results, **settings):
+    for each in results:
+        each.config.update(settings)
+    return results
+
+
+def test_a_whole_suite_is_one_command():
+    assert commands(made_results("smoke", seeds=2, rounds=1)) == ["outvote bench smoke --seeds 2"]
+
+
+def test_one_part_of_several_is_named():
+    results = made_results("smoke", seeds=1, rounds=1)
+    grid = next(each for each in grids_of(results) if each.part == "table5")
+    assert commands(grid.results) == ["outvote bench smoke --seeds 1 --part table5"]
+
+
+def test_settings_that_the_suite_has_otherwise_are_told():
+    results = with_settings(made_results("demo", seeds=1, rounds=1), rounds=3)
+    assert commands(results) == ["outvote bench demo --seeds 1 --set rounds=3"]
+
+
+def test_rules_that_the_suite_does_not_have_are_told():
+    results = made_results("demo", seeds=1, rounds=1)
+    own = with_settings([results[0]], rule="mine.py:MyRule")
+    assert commands([*results[1:], *own])[-1] == (
+        "outvote bench demo --seeds 1 --rule mine.py:MyRule"
+    )
