@@ -21,6 +21,12 @@ class Far(outvote.VectorRule):
     def aggregate(self, rows, num_byzantine):
         return rows[0] * 1e30
 """
+MAKING = """
+    def __init__(self):
+        from pathlib import Path
+        if Path(__file__ + ".mark").exists():
+            raise KeyError("no idea")
+"""
 
 
 def stopped_after(number: int, plan, output: Path):
@@ -100,6 +106,16 @@ def test_a_rule_edited_while_it_is_played_is_not_played_under_the_old_name(tmp_p
     ends = play(tiny(rule=rules), tmp_path, max_stacked=1, listener=Heard(edit))
     assert [end.outcome for end in ends.values()] == ["finished", "failed"]
     assert "was changed since the sweep began" in list(ends.values())[1].reason
+
+
+def test_a_rule_that_can_no_longer_be_made_fails_alone(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(FAR + MAKING)
+    plan = tiny(rule=[f"{path}:Far", "mean"])
+    (tmp_path / "mine.py.mark").touch()
+    ends = play(plan, tmp_path / "out")
+    assert [end.outcome for end in ends.values()] == ["failed", "finished"]
+    assert "KeyError: 'no idea'" in ends[f"{path}:Far"].reason
 
 
 def test_each_dataset_is_loaded_once(tmp_path, monkeypatch):

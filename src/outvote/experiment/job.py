@@ -79,6 +79,11 @@ class Ended:
     """False if it was over before."""
 
 
+def told(error: Exception) -> str:
+    """Return a fault as one sentence."""
+    return f"{type(error).__name__}: {error}".rstrip(".") + "."
+
+
 def stack_key(spec: Spec) -> Hashable:
     """Return what runs must share to be played together."""
     members = spec.federation

@@ -1,6 +1,5 @@
 """Many processes play one plan: those of this machine, or of any executor on any machine."""
 
-import secrets
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass
@@ -8,14 +7,15 @@ from math import ceil
 from typing import final
 
 from outvote.experiment.following import Follower
-from outvote.experiment.job import Ended, Job
+from outvote.experiment.job import Ended, Job, told
 from outvote.experiment.ordering import Todo, stacks
 from outvote.experiment.reading import Plan
 from outvote.experiment.runner import Runner
 from outvote.experiment.spec import as_table
-from outvote.experiment.unit import Told, Unit, play_unit
+from outvote.experiment.unit import StopFile, Told, Unit, play_unit
+from outvote.results.atomic import not_written
 from outvote.results.faults import BusyError, StoreError
-from outvote.results.schema import OVER, Status
+from outvote.results.schema import OVER, Outcome, Status
 
 LOOK_EVERY = 0.5
 MOST_ATTEMPTS = 2
@@ -40,16 +40,22 @@ def play_with(workers: Workers, runner: Runner, plan: Plan) -> list[Ended]:
 
     All of them must see the store under the same absolute path, and have outvote, the data and the
     files of rules and attacks of one's own. A process that is killed harms only what it worked on,
-    which is tried once more.
+    which is tried once more. What an executor that was shut down or broke does not take is left.
     """
     runner.check(plan)
     jobs = plan.jobs(runner.output)
     ends, todo = runner.sort(jobs)
     crew = _Crew(workers, runner, ends)
-    crew.play(todo)
-    # The other process that worked on these may have been ended.
-    crew.play([(0, end.job) for end in ends.values() if end.outcome == "busy"])
-    crew.stop_file.unlink(missing_ok=True)
+    try:
+        crew.play(todo)
+        # The other process that worked on these may have been ended.
+        crew.play([(0, end.job) for end in ends.values() if end.outcome == "busy"])
+    except BaseException:
+        crew.stop()  # The file stays: whoever is still at work must find it.
+        raise
+    crew.stop_file.remove()
+    if crew.refusal:
+        runner.listener.said(f"the executor took no more work: {crew.refusal}")
     if crew.store_fault:
         raise StoreError(crew.store_fault)
     return [ends[job.hash] for job in jobs]
@@ -68,8 +74,8 @@ class _Crew:
 
     def __init__(self, workers: Workers, runner: Runner, ends: dict[str, Ended]) -> None:
         self.workers, self.runner, self.ends = workers, runner, ends
-        self.stop_file = runner.output.absolute() / f".stop-{secrets.token_hex(4)}"
-        self.is_stopped, self.store_fault = False, ""
+        self.stop_file = StopFile(runner.output)
+        self.is_stopped, self.store_fault, self.refusal = False, "", ""
         self.waiting: dict[Future[Told], _Work] = {}
         self.follower = Follower(runner.listener, ())
 
@@ -81,9 +87,19 @@ class _Crew:
             done, _ = wait(self.waiting, LOOK_EVERY, FIRST_COMPLETED)
             self.follower.look()
             if self.runner.should_stop():
-                self._stop()
+                self.stop()
             for future in done:
                 self._settle(future, self.waiting.pop(future))
+
+    def stop(self) -> None:
+        """Tell all processes: those at work save, the others begin nothing."""
+        if self.is_stopped:
+            return
+        self.is_stopped = True
+        try:
+            self.stop_file.put()
+        except OSError as error:  # Then they cannot write either, and end by themselves.
+            self.store_fault = self.store_fault or not_written(self.stop_file.path, error)
 
     def _shared_out(self, todo: Sequence[Todo]) -> list[list[Job]]:
         """Return the runs of each unit: stacks on a GPU; on a CPU nothing is gained by them."""
@@ -106,45 +122,42 @@ class _Crew:
             max_stacked=self.runner.max_stacked,
             keep_weights=self.runner.keep_weights,
             num_threads=self.workers.num_threads,
-            stop_file=str(self.stop_file),
+            stop_file=str(self.stop_file.path),
             attempt=work.attempt,
         )
-        self.waiting[self.workers.executor.submit(play_unit, unit)] = work
-
-    def _stop(self) -> None:
-        """Tell all processes: those at work save, the others begin nothing."""
-        if not self.is_stopped:
-            self.is_stopped = True
-            self.stop_file.parent.mkdir(parents=True, exist_ok=True)
-            self.stop_file.touch()
+        try:
+            self.waiting[self.workers.executor.submit(play_unit, unit)] = work
+        except Exception as error:  # noqa: BLE001  (each executor refuses in its own way)
+            self.refusal = told(error)
+            self._lose(work, "interrupted", self.refusal)
 
     def _settle(self, future: Future[Told], work: _Work) -> None:
         can_retry = work.attempt < MOST_ATTEMPTS and not self.is_stopped
         try:
-            told = future.result()
+            answer = future.result()
         except Exception as error:  # noqa: BLE001  (whatever ends a unit, the others go on)
             if can_retry:
-                self.runner.listener.said(f"{_names(work.jobs)}: {_told(error)} Trying once more.")
+                self.runner.listener.said(f"{_names(work.jobs)}: {told(error)} Trying once more.")
                 self._submit(_Work(work.jobs, work.attempt + 1))
             else:
-                self._fail(work, error)
+                self._lose(work, "interrupted" if self.is_stopped else "failed", told(error))
             return
-        for words in told.words:
+        for words in answer.words:
             self.runner.listener.said(words)
-        if told.store_fault:
-            self.store_fault = told.store_fault
-            self._stop()
-        left = self._heard(told, work)
+        if answer.store_fault:
+            self.store_fault = answer.store_fault
+            self.stop()
+        left = self._heard(answer, work)
         if left and can_retry:
             self.runner.listener.said(
                 f"{_names(left)}: the process was asked to stop, and saved. Trying once more."
             )
             self._submit(_Work(left, work.attempt + 1))
 
-    def _heard(self, told: Told, work: _Work) -> list[Job]:
+    def _heard(self, answer: Told, work: _Work) -> list[Job]:
         """Remember what became of the runs; return those whose process alone was stopped."""
         by_hash, left = {job.hash: job for job in work.jobs}, []
-        for name, outcome, reason, is_new in told.ends:
+        for name, outcome, reason, is_new in answer.ends:
             end = Ended(job=by_hash[name], outcome=outcome, reason=reason, is_new=is_new)
             self.ends[name] = end
             if outcome == "interrupted" and not self.is_stopped:
@@ -153,14 +166,16 @@ class _Crew:
                 self._ended(end)
         return left
 
-    def _fail(self, work: _Work, error: Exception) -> None:
+    def _lose(self, work: _Work, outcome: Outcome, reason: str) -> None:
+        """Remember what became of runs that nobody told of."""
         for job in work.jobs:
             status, _ = job.folder.known_status()
             if status is not None and status.outcome in OVER:
                 end = self.runner.over(job, status)
             else:
-                end = Ended(job=job, outcome="failed", reason=_told(error))
-                _write_failed(job, 0 if status is None else status.round, end.reason)
+                end = Ended(job=job, outcome=outcome, reason=reason)
+                if outcome == "failed":
+                    _write_failed(job, 0 if status is None else status.round, reason)
             self._ended(end)
 
     def _ended(self, end: Ended) -> None:
@@ -181,7 +196,3 @@ def _write_failed(job: Job, done: int, reason: str) -> None:
 def _names(jobs: Sequence[Job]) -> str:
     more = f" and {len(jobs) - 1} more" if len(jobs) > 1 else ""
     return f"{jobs[0].name}{more}"
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".rstrip(".") + "."

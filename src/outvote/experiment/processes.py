@@ -2,9 +2,10 @@
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from multiprocessing import get_context, parent_process
+from contextlib import contextmanager
+from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
@@ -16,6 +17,8 @@ from outvote.experiment.unit import ask_to_stop
 
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+CAN_HOLD_BACK = hasattr(signal, "pthread_sigmask")
 
 
 class ProcessEnded(RuntimeError):  # noqa: N818  (it tells what happened)
@@ -35,6 +38,7 @@ class Processes(Executor):
         self._free: SimpleQueue[_Lane | None] = SimpleQueue()
         self._all: set[_Lane] = set()
         self._lock = Lock()
+        self._is_killed = False
         for _ in range(num_processes):
             self._free.put(None)
 
@@ -54,8 +58,10 @@ class Processes(Executor):
     def kill(self) -> None:
         """End all processes at once; what they worked on fails."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for lane in list(self._all):
-            lane.process.kill()
+        with self._lock:
+            self._is_killed = True
+            for lane in self._all:
+                lane.process.kill()
 
     def _call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         lane = self._free.get()
@@ -66,7 +72,8 @@ class Processes(Executor):
         except ProcessEnded:
             if lane is not None:
                 lane.close()
-                self._all.discard(lane)
+                with self._lock:
+                    self._all.discard(lane)
             lane = None
             raise
         finally:
@@ -74,6 +81,8 @@ class Processes(Executor):
 
     def _started(self) -> "_Lane":
         with self._lock:
+            if self._is_killed:
+                raise ProcessEnded("no more processes are started")
             lane = _Lane()
             self._all.add(lane)
         return lane
@@ -88,7 +97,8 @@ class _Lane:
         context = get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process: BaseProcess = context.Process(target=_serve, args=(theirs,), daemon=True)
-        self.process.start()
+        with _held_back():
+            self.process.start()
         theirs.close()
 
     def call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -115,6 +125,8 @@ def _serve(connection: Connection) -> None:
     # Ctrl-C goes to all processes of a terminal: the first one decides, and tells by a file.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
+    if CAN_HOLD_BACK:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     Thread(target=_end_with_parent, daemon=True).start()
     while True:
         try:
@@ -126,6 +138,20 @@ def _serve(connection: Connection) -> None:
         except Exception as error:  # noqa: BLE001  (whatever it is, it is told on the other side)
             answer = (False, f"{type(error).__name__}: {error}")
         connection.send(answer)
+
+
+@contextmanager
+def _held_back() -> Iterator[None]:
+    """Start a process that no signal ends before it can say what it does with them."""
+    if not CAN_HOLD_BACK:
+        yield
+        return
+    resource_tracker.ensure_running()  # When it is started, it lets signals through again.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

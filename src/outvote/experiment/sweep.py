@@ -11,7 +11,7 @@ from outvote.engine.simulation import first_state
 from outvote.experiment.capacity import most_locks, most_runs
 from outvote.experiment.entry import Entry
 from outvote.experiment.environment import describe_environment
-from outvote.experiment.job import Ended, Job
+from outvote.experiment.job import Ended, Job, told
 from outvote.experiment.ordering import Todo, stacks
 from outvote.experiment.saving import state_of
 from outvote.experiment.spec import Spec
@@ -106,7 +106,7 @@ class Sweep:
             try:
                 job.check_code()
                 run = self.workshop.run(job.spec)
-            except (ValueError, TypeError, OSError) as error:
+            except Exception as error:  # noqa: BLE001  (a rule of one's own may raise anything)
                 self._fail(job, writer, error)
                 continue
             checkpoint, faults = writer.resume()
@@ -175,7 +175,7 @@ class Sweep:
         if isinstance(error, torch.OutOfMemoryError):
             self.said(f"{len(going)} runs do not fit into memory together; trying half as many.")
         else:
-            self.said(f"{_told(error)} One of {len(going)} runs is broken; trying them in halves.")
+            self.said(f"{told(error)} One of {len(going)} runs is broken; trying them in halves.")
         jobs, half = [entry.job for entry in going], len(going) // 2
         self._put_back([jobs[:half], jobs[half:]])
 
@@ -186,15 +186,11 @@ class Sweep:
         except StoreError:
             raise
         except Exception as error:  # noqa: BLE001  (a memory that cannot be saved is the fault)
-            self.said(f"{_told(error)} The runs go on from their last checkpoints.")
+            self.said(f"{told(error)} The runs go on from their last checkpoints.")
 
     def _fail(self, job: Job, writer: Writer, error: Exception) -> None:
         status, _ = job.folder.known_status()
         done = 0 if status is None else status.round
-        reason = _told(error)
+        reason = told(error)
         writer.tell(Status(outcome="failed", round=done, num_rounds=job.spec.rounds, reason=reason))
         self.ended(Ended(job=job, outcome="failed", reason=reason))
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".rstrip(".") + "."

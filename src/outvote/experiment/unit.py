@@ -1,8 +1,11 @@
 """Some runs as plain data that any executor can send to any process, and how they are played."""
 
+import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, local
+from time import time
 from typing import Any, final
 
 import msgspec
@@ -17,8 +20,32 @@ from outvote.experiment.runner import Runner
 from outvote.experiment.spec import Spec
 from outvote.results.faults import StoreError
 
+LONG_AGO = 3600.0
 _HERE = local()
 _STOP = Event()
+
+
+@final
+class StopFile:
+    """A file in the store that asks all processes to stop; nothing else reaches any executor's."""
+
+    def __init__(self, store: Path) -> None:
+        """Choose a name; remove what programs that were ended at once have left."""
+        self.path = store.absolute() / f".stop-{secrets.token_hex(4)}"
+        for path in self.path.parent.glob(".stop-*"):
+            with suppress(OSError):
+                if time() - path.stat().st_mtime > LONG_AGO:
+                    path.unlink()
+
+    def put(self) -> None:
+        """Ask."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.touch()
+
+    def remove(self) -> None:
+        """Take it away when all have ended."""
+        with suppress(OSError):
+            self.path.unlink()
 
 
 @final

@@ -1,0 +1,99 @@
+"""What ends many processes: signals, an executor that breaks, a store that cannot be made."""
+
+import os
+import signal
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from outvote.experiment import unit
+from outvote.experiment.parallel import Workers, play_with
+from outvote.experiment.processes import ProcessEnded, Processes
+from outvote.experiment.runner import Runner
+from outvote.experiment.unit import StopFile
+from outvote.results.faults import StoreError
+from outvote.results.folder import find_runs
+from simulations import Heard, tiny
+
+THREE = {"rule": ["mean", "median", "rfa"], "rounds": 1}
+
+
+class Breaking(ThreadPoolExecutor):
+    """Takes one piece of work, then none."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        future = super().submit(fn, *args, **kwargs)
+        self.shutdown()
+        return future
+
+
+class Deadly(ThreadPoolExecutor):
+    """All of its processes end before they answer."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        future = Future()
+        future.set_exception(ProcessEnded("its process ended with the exit code -2"))
+        return future
+
+
+def play_by(executor, output, **how):
+    return play_with(Workers(executor=executor), Runner(output=output, **how), tiny(**THREE))
+
+
+def test_a_store_that_cannot_be_made_is_told_in_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    with ThreadPoolExecutor(2) as pool, pytest.raises(StoreError, match="could not be written"):
+        play_by(pool, tmp_path / "file" / "runs")
+
+
+def test_what_an_executor_does_not_take_is_left_and_told_once(tmp_path):
+    heard = Heard()
+    ends = play_by(Breaking(1), tmp_path, listener=heard)
+    assert [end.outcome for end in ends] == ["finished", "interrupted", "interrupted"]
+    assert len(find_runs(tmp_path)) == 1
+    assert heard.words == [
+        "the executor took no more work: RuntimeError: cannot schedule new futures after shutdown."
+    ]
+
+
+def test_a_process_that_ends_when_all_shall_stop_has_not_failed(tmp_path):
+    ends = play_by(Deadly(1), tmp_path, should_stop=lambda: True)
+    assert {end.outcome for end in ends} == {"interrupted"}
+    assert find_runs(tmp_path) == []
+    assert {end.outcome for end in play_by(Deadly(1), tmp_path)} == {"failed"}
+
+
+def test_ended_at_once_it_still_asks_those_at_work_to_stop(tmp_path, monkeypatch):
+    class Impatient(Heard):
+        def ended(self, what):
+            raise KeyboardInterrupt
+
+    with ThreadPoolExecutor(1) as pool, pytest.raises(KeyboardInterrupt):
+        play_by(pool, tmp_path, listener=Impatient())
+    assert len(find_runs(tmp_path)) < 3
+    assert len(list(tmp_path.glob(".stop-*"))) == 1
+    StopFile(tmp_path)
+    assert len(list(tmp_path.glob(".stop-*"))) == 1
+    monkeypatch.setattr(unit, "LONG_AGO", -1.0)
+    StopFile(tmp_path)
+    assert list(tmp_path.glob(".stop-*")) == []
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="signals cannot be held back")
+def test_signals_do_not_end_a_process_that_is_being_started():
+    with Processes(1) as pool:
+        answer = pool.submit(os.getpid)
+        while not pool._all:
+            time.sleep(0.001)
+        (lane,) = pool._all
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(lane.process.pid, number)
+        assert answer.result(timeout=60) == lane.process.pid
+
+
+def test_no_process_is_started_when_all_are_to_end_at_once():
+    pool = Processes(1)
+    pool.kill()
+    with pytest.raises(ProcessEnded, match="no more processes are started"):
+        pool._call(os.getpid, (), {})
