@@ -8,6 +8,7 @@ value = number | true | false | none | word | 'quoted'
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any, get_type_hints
 
@@ -45,6 +46,7 @@ def _is_required(field: Field[Any]) -> bool:
     return field.default is MISSING and field.default_factory is MISSING
 
 
+@lru_cache(maxsize=256)
 def _hints(kind: type) -> dict[str, Any]:
     try:
         return get_type_hints(kind)

@@ -141,6 +141,15 @@ def test_a_broken_rule_of_ones_own_does_not_end_the_sweep(capsys, suite, tmp_pat
     assert "2 of 4 runs are over" in result.out
 
 
+def test_a_rule_that_was_edited_meanwhile_does_not_spoil_the_table(capsys, suite, tmp_path):
+    edited = own_rule(tmp_path, "Path(__file__).write_text('import nothing_like_that')")
+    words = ["--rule", edited, "--attack", "lie"]
+    result = run(capsys, "bench", suite, "-o", tmp_path / "runs", *CPU, *words)
+    assert (result.code, result.err) == (0, "")
+    (row,) = [line for line in result.out.splitlines() if edited in line]
+    assert float(row.split()[-1]) > 0
+
+
 def test_the_most_work_comes_first_dataset_by_dataset(tmp_path):
     plan = tiny(seed=[0, 1], rounds=[2, 30, 4], data={"name": ["mnist", "fashion-mnist"]})
     few = tiny(rounds=100, data={"name": "mnist"})

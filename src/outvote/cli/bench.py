@@ -130,13 +130,13 @@ def _foretell(suite: "Suite", how: "How", as_json: bool) -> int:
 def _play(suite: "Suite", how: "How", as_json: bool) -> int:
     from outvote.cli.bench_show import print_cells
     from outvote.cli.simulate import play
-    from outvote.experiment.suites import plan_suite
+    from outvote.experiment.suites import plan_parts, together
 
     try:
-        plan = plan_suite(suite)
+        plans = plan_parts(suite)
     except (ValueError, TypeError) as error:
         raise click.UsageError(str(error)) from error
-    done = play(plan, how)
-    print_cells(suite, done, how.output / plan.suite, as_json)
+    done = play(together(suite, plans), how)
+    print_cells(suite, plans, done, how.output / suite.name, as_json)
     done.how_to_go_on(shlex.join(["outvote", *sys.argv[1:]]))
     return done.exit_code

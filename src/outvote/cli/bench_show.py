@@ -1,5 +1,6 @@
 """What `outvote bench` prints: the cells of a suite, before and after they are played."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from outvote.errors import plural
 if TYPE_CHECKING:
     from outvote.cli.played import Played
     from outvote.experiment.forecast import Counts, Forecast, PartForecast
+    from outvote.experiment.reading import Plan
     from outvote.suites.suite import Part, Suite
 
 
@@ -32,13 +34,15 @@ def print_forecast(suite: "Suite", found: "Forecast", store: Path, as_json: bool
     click.echo(estimate)
 
 
-def print_cells(suite: "Suite", done: "Played", folder: Path, as_json: bool) -> None:
-    """Print what was played: a table for each part, or for programs every run."""
+def print_cells(
+    suite: "Suite", plans: Sequence["Plan"], done: "Played", folder: Path, as_json: bool
+) -> None:
+    """Print what was played: a table for each part and its plan, or for programs every run."""
     if as_json:
         print_json(done.as_json())
         return
-    for part in suite.parts:
-        _print_part(suite, part, done)
+    for part, plan in zip(suite.parts, plans, strict=True):
+        _print_part(part, plan, done)
     num_over = sum(end.outcome in ("finished", "diverged") for end in done.ends)
     click.echo(
         "Best accuracy in percent, mean over seeds; in brackets how many seeds there are, if not "
@@ -46,13 +50,12 @@ def print_cells(suite: "Suite", done: "Played", folder: Path, as_json: bool) -> 
     )
 
 
-def _print_part(suite: "Suite", part: "Part", done: "Played") -> None:
+def _print_part(part: "Part", plan: "Plan", done: "Played") -> None:
     from outvote.experiment.spec import as_table
-    from outvote.experiment.suites import plan_part
     from outvote.results.labels import label
     from outvote.suites.suite import value_of
 
-    wanted = set(plan_part(suite, part).hashes)
+    wanted = set(plan.hashes)
     cells: dict[tuple[str, Any], list[float | None]] = {}
     for end, summary in zip(done.ends, done.summaries, strict=True):
         if end.job.hash in wanted:

@@ -9,7 +9,7 @@ from typing import Any, Literal, final
 from outvote.experiment.adopting import find_elsewhere
 from outvote.experiment.job import Job, stack_key
 from outvote.experiment.reading import Plan, read_plan
-from outvote.experiment.suites import plan_part, plan_suite
+from outvote.experiment.suites import plan_parts, together
 from outvote.results.faults import StoreError
 from outvote.results.folder import RunFolder, find_runs
 from outvote.results.schema import OVER
@@ -72,13 +72,13 @@ class Forecast:
 
 def forecast(suite: Suite, root: Path, device: str, num_cores: int) -> Forecast:
     """Look at a store, and play nothing; on a CPU, time is shared by `num_cores` (a GPU: 1)."""
-    plan = plan_suite(suite)
+    plans = plan_parts(suite)
+    plan = together(suite, plans)
     jobs = plan.jobs(root)
     standing = {job.hash: _standing(job) for job in jobs}
     seconds, num_unknown = _estimate(jobs, standing, known_speeds(root, device, jobs), num_cores)
-    parts = [_part(part, plan_part(suite, part), standing) for part in suite.parts]
     return Forecast(
-        parts=parts,
+        parts=[_part(part, own, standing) for part, own in zip(suite.parts, plans, strict=True)],
         counts=_counts(plan.hashes, standing),
         seconds=seconds,
         num_unknown=num_unknown,
@@ -91,10 +91,11 @@ def known_speeds(root: Path, device: str, jobs: Iterable[Job]) -> dict[Hashable,
     found: dict[Hashable, list[Speed]] = {}
     for folder in find_runs(root) if root.is_dir() else ():
         try:
-            key, speed = _speed(folder, device)
+            key = _kind(folder, device)
+            speed = _speed(folder, device) if key in wanted else None
         except (StoreError, ValueError, TypeError):
             continue  # Damaged, or of a rule whose file is gone: no help here.
-        if key in wanted and speed is not None:
+        if speed is not None:
             found.setdefault(key, []).append(speed)
     return {
         key: Speed(
@@ -105,19 +106,25 @@ def known_speeds(root: Path, device: str, jobs: Iterable[Job]) -> dict[Hashable,
     }
 
 
-def _speed(folder: RunFolder, device: str) -> tuple[Hashable, Speed | None]:
+def _kind(folder: RunFolder, device: str) -> Hashable:
+    """Return what runs like this share; None if it is not over, or was played elsewhere."""
     status, environment = folder.status(), folder.environment()
     if status is None or status.outcome not in OVER or environment is None:
-        return None, None
+        return None
     if environment.device != device:
-        return None, None
+        return None
     (spec,) = read_plan(folder.path / "config.toml").specs
+    return stack_key(spec)
+
+
+def _speed(folder: RunFolder, device: str) -> Speed | None:
+    environment = folder.environment()
     rounds, timings = folder.rounds(), folder.timings()
     images = sum(each.images for each in timings)
-    if not rounds or not images:
-        return None, None
+    if environment is None or not rounds or not images:
+        return None
     seconds = sum(each.seconds for each in timings) / images
-    return stack_key(spec), Speed(
+    return Speed(
         images_per_round=sum(each.num_pictures or 0 for each in rounds) / len(rounds),
         seconds_per_image=seconds * (environment.num_threads if device == "cpu" else 1),
     )

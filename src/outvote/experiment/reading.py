@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -94,7 +95,7 @@ def override(text: str) -> dict[str, Any]:
 
 def _checked_table(table: Mapping[str, Any], kind: type, above: str) -> dict[str, Any]:
     """Check the keys and the words of a table; return it with none for the word "none"."""
-    hints = {key: hint for key, hint in get_type_hints(kind).items() if key in _fields(kind)}
+    hints = _hints(kind)
     result = {}
     for key, value in table.items():
         if key not in hints:
@@ -118,6 +119,11 @@ def _checked_word(key: str, value: Any, hint: Any) -> Any:
     if words and isinstance(value, str) and value not in words:
         raise ValueError(f"{key}: unknown value {value!r}; {closest(value, words)}")
     return value
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return {key: hint for key, hint in get_type_hints(kind).items() if key in _fields(kind)}
 
 
 def _fields(kind: type) -> tuple[str, ...]:
