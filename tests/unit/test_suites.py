@@ -14,7 +14,7 @@ from outvote.grids import flat
 from outvote.models.spec import make_model
 from outvote.results.labels import label
 from outvote.rules.spec import make_rule
-from outvote.suites.suite import make_suite, read_suite, suite_names, value_of
+from outvote.suites.suite import read_suite, suite_names, value_of
 
 DNC = "dnc(removal_factor=4.0, num_iterations=1, num_coordinates=10000)"
 BASES = ["multi-krum", "bulyan", "median", "rfa(num_iterations=3)", DNC, "trimmed-mean"]
@@ -223,8 +223,3 @@ def test_the_defaults_are_those_that_were_decided():
     assert make_rule("rfa").smoothing == 1e-6
     assert make_attack("lie").z == 1.5
     assert PRESETS["paper"] == PRESETS["paper-cifar10"]
-
-
-def test_a_part_must_name_its_rules_and_attacks():
-    with pytest.raises(ValueError, match="part 'main' names no attack"):
-        make_suite("own", {"part": [{"settings": {"rule": "mean"}}]})

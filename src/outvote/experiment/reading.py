@@ -59,7 +59,7 @@ def make_plan(
     for text in settings:
         table = merged(table, override(text))
     name = table.get("preset")
-    if name is not None and name not in PRESETS:
+    if name is not None and (not isinstance(name, str) or name not in PRESETS):
         raise ValueError(f"unknown preset {name!r}; {closest(str(name), PRESETS)}")
     folder: Any = table.get("suite", suite)
     if not isinstance(folder, str) or Path(folder).name != folder:

@@ -11,6 +11,7 @@ from outvote.errors import closest
 from outvote.grids import Table, expand, flat, merged
 from outvote.results.labels import is_same, label, parameters
 from outvote.results.run import Result
+from outvote.suites.checking import as_table, check_keys, check_texts, read_wanted
 from outvote.suites.paper import Printed, Wanted, read_printed
 
 Kind = Literal["table", "selection", "deviation"]
@@ -90,11 +91,11 @@ def read_suite(name: str) -> Suite:
         path = Path(name)
         if not path.is_file():
             raise ValueError(f"there is no file {name}; check the path.")
-        return _parsed(path.stem, path.read_text(encoding="utf-8"))
+        return _parsed(path.stem, path)
     if name not in suite_names():
         raise ValueError(f"unknown suite {name!r}; {closest(name, suite_names())}")
     found = next(each for each in _shipped() if each.name == f"{name}.toml")
-    return _parsed(name, found.read_text(encoding="utf-8"))
+    return _parsed(name, found)
 
 
 def value_of(table: Table, key: str) -> Any:
@@ -116,16 +117,17 @@ def _describes(table: Table, result: Result) -> bool:
     return True
 
 
-def _parsed(name: str, text: str) -> Suite:
+def _parsed(name: str, file: Any) -> Suite:
     try:
-        return make_suite(name, tomllib.loads(text))
-    except (tomllib.TOMLDecodeError, ValueError) as error:
+        return make_suite(name, tomllib.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
         raise ValueError(f"suite {name}: {error}") from error
 
 
 def make_suite(name: str, table: Table) -> Suite:
     """Make a suite of the content of its file."""
-    _check_keys(table, KEYS, "")
+    check_keys(table, KEYS, "")
+    shared = as_table("settings", table.get("settings", {}))
     parts = table.get("part")
     if not isinstance(parts, list) or not parts:
         raise ValueError("a suite needs at least one [[part]].")
@@ -133,12 +135,16 @@ def make_suite(name: str, table: Table) -> Suite:
         name=name,
         title=str(table.get("title", name)),
         description=str(table.get("description", "")),
-        parts=_told_apart([_part(each, table.get("settings", {})) for each in parts]),
+        parts=_told_apart([_part(as_table("[part]", each), shared) for each in parts]),
     )
 
 
 def _told_apart(parts: list[Part]) -> tuple[Part, ...]:
-    """Refuse parts that a run could belong to by mistake."""
+    """Refuse parts of the same name, and parts that a run could belong to by mistake."""
+    names = [part.name for part in parts]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{names.count(name)} parts are named {name!r}; rename all but one.")
     keys = [set(flat(part.settings)) for part in parts]
     for part, own in zip(parts, keys, strict=True):
         for missing in sorted(set().union(*keys) - own - {"seed"}):
@@ -150,29 +156,27 @@ def _told_apart(parts: list[Part]) -> tuple[Part, ...]:
 
 
 def _part(table: Table, shared: Table) -> Part:
-    _check_keys(table, PART_KEYS, "part.")
-    kind = table.get("kind", "table")
+    check_keys(table, PART_KEYS, "part.")
+    kind, name = table.get("kind", "table"), str(table.get("name", "main"))
     if kind not in get_args(Kind):
-        raise ValueError(f"part.kind: unknown value {kind!r}; {closest(kind, get_args(Kind))}")
-    wanted, name = table.get("paper"), str(table.get("name", "main"))
-    settings = merged(shared, table.get("settings", {}))
-    for key in ("rule", "attack"):
-        if key not in settings:
-            raise ValueError(f"part {name!r} names no {key}; add {key} = ... to its settings.")
-    return Part(
+        raise ValueError(f"part.kind: unknown value {kind!r}; {closest(str(kind), get_args(Kind))}")
+    settings = merged(shared, as_table("part.settings", table.get("settings", {})))
+    check_texts(name, settings)
+    part = Part(
         name=name,
         title=str(table.get("title", "")),
         columns=str(table.get("columns", "attack")),
         kind=kind,
         settings=settings,
-        wanted=None if wanted is None else Wanted(**wanted),
+        wanted=read_wanted(table.get("paper")),
     )
-
-
-def _check_keys(table: Table, known: tuple[str, ...], above: str) -> None:
-    for key in table:
-        if key not in known:
-            raise ValueError(f"unknown key {above + key!r}; {closest(key, known)}")
+    if part.values == [None]:
+        known = [key for key in flat(settings) if key not in ("seed", "preset")]
+        raise ValueError(
+            f"part {name!r}: its columns differ in {part.columns!r}, which its settings do not "
+            f"give; {closest(part.columns, known)}"
+        )
+    return part
 
 
 def _shipped() -> list[Any]:
