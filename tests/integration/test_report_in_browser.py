@@ -309,6 +309,32 @@ def test_every_control_has_a_name_and_every_picture_a_text(browser, report):
     )
 
 
+CONTRASTS = """(() => {
+  const part = (v) => (v <= 10 ? v / 3294 : ((v / 255 + 0.055) / 1.055) ** 2.4);
+  const light = (colour) => {
+    const [red, green, blue] = colour.match(/[0-9]+/g).map(Number).map(part);
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05;
+  };
+  return [...document.querySelectorAll("#results td[style] *")].map((node) => {
+    const style = getComputedStyle(node.closest("td"));
+    const [ink, paper] = [light(getComputedStyle(node).color), light(style.backgroundColor)];
+    return Math.max(ink, paper) / Math.min(ink, paper);
+  });
+})()"""
+
+
+@pytest.mark.parametrize("is_dark", [False, True])
+def test_numbers_can_be_read_on_every_shade(browser, report, is_dark):
+    """4.5 is what WCAG asks of small text."""
+    browser.prefer(is_dark=is_dark)
+    browser.open(report)
+    for metric in ("best", "final", "worst", "kept_byzantine"):
+        browser.click(f"#metric input[value={metric}] + span")
+        found = browser.evaluate(CONTRASTS)
+        assert len(found) > 8
+        assert min(found) > 4.5
+
+
 def test_runs_of_an_export_say_why_they_have_no_audit(browser, results, folder):
     path = folder / "all.csv.gz"
     path.write_bytes(to_export(results))

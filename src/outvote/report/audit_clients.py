@@ -20,7 +20,7 @@ HOW_SUSPICION_IS_COMPUTED = (
     "clients that are all alike would have. The error is the standard error that such clients "
     "would show by chance. Clients are ordered by suspicion minus error, so a few rounds are "
     "little evidence; who is more than three errors above 0.5 stands out. Of clients all alike "
-    "about one of 700 does so by chance. Standing out says that a client is steadily unlike the "
+    "at most one of 700 does so by chance. Standing out says that a client is steadily unlike the "
     "others. It may be an attack, or data that nobody else has."
 )
 

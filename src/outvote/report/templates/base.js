@@ -95,7 +95,7 @@ const cssColour = (rgb) => `rgb(${rgb.join(",")})`;
 function inkOn(rgb) {
   const linear = rgb.map((value) => (value / 255 <= 0.04 ? value / 255 / 12.92 : ((value / 255 + 0.055) / 1.055) ** 2.4));
   const light = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
-  return (light + 0.05) ** 2 > 0.0525 ? "#101314" : "#ffffff";
+  return (light + 0.05) ** 2 > 0.0525 ? "#000000" : "#ffffff";
 }
 
 // A cell that begins like a formula would be run by a spreadsheet: it gets an apostrophe.
