@@ -303,6 +303,14 @@ def test_audit_of_one_run_lists_its_clients(suite, capsys, tmp_path):
     assert told["detection"]["num_liars"] <= 10
 
 
+def test_audit_of_a_run_without_an_attack_says_that_nobody_lies(tmp_path, capsys):
+    write_store(tmp_path, {"rule": "gas(median)", "attack": "none", "rounds": 3}, seeds=1)
+    found = run(capsys, "audit", tmp_path)
+    assert found.code == 0, found.err
+    assert "Nobody lies here; 80 % of what was sent was kept." in found.out
+    assert "came from liars" not in found.out
+
+
 def test_audit_of_a_log_names_the_one_who_was_dropped(log, capsys, tmp_path):
     found = run(capsys, "audit", log, "-o", tmp_path / "audit.html")
     assert found.code == 0, found.err

@@ -34,5 +34,16 @@ def test_rules_that_the_suite_does_not_have_are_told():
     results = made_results("demo", seeds=1, rounds=1)
     own = with_settings([results[0]], rule="mine.py:MyRule")
     assert commands([*results[1:], *own])[-1] == (
-        "outvote bench demo --seeds 1 --rule mine.py:MyRule"
+        f"outvote bench demo --seeds 1 --rule mine.py:MyRule --attack {own[0].attack}"
     )
+
+
+def test_a_few_rules_and_attacks_of_many_are_named():
+    results = made_results("demo", seeds=1, rounds=1)
+    some = [each for each in results if each.rule == "gas(bulyan)" and each.attack != "none"]
+    assert commands(some) == [
+        "outvote bench demo --seeds 1 --rule 'gas(bulyan)' --attack lie --attack bit-flip"
+    ]
+    assert commands([each for each in results if each.attack == "lie"]) == [
+        "outvote bench demo --seeds 1 --attack lie"
+    ]

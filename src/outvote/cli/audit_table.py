@@ -45,15 +45,21 @@ def print_audit(audit: "Audit", top: int) -> None:
         click.echo(f"Of {clients} all alike, chance alone would put {_expected(records)} there.")
     found = detection(audit, records)
     if found is not None:
-        click.echo(
-            f"Of what was dropped, {_percent(found.drop_precision)} came from liars; of what liars "
-            f"sent, {_percent(found.drop_recall)} was dropped, of what the honest sent "
-            f"{_percent(found.honest_kept)} was kept.\n"
-            f"Of the {found.num_liars} most suspicious clients {_percent(found.top_precision)} lie."
-        )
+        click.echo(_told(found))
     click.echo(LEGEND)
     if num_lost := audit.about.get("lines that cannot be read"):
         click.echo(f"Warning: {_counted(range(num_lost), 'line')} cannot be read.", err=True)
+
+
+def _told(found: "Detection") -> str:
+    if not found.num_liars:
+        return f"Nobody lies here; {_percent(found.honest_kept)} of what was sent was kept."
+    return (
+        f"Of what was dropped, {_percent(found.drop_precision)} came from liars; of what liars "
+        f"sent, {_percent(found.drop_recall)} was dropped, of what the honest sent "
+        f"{_percent(found.honest_kept)} was kept.\n"
+        f"Of the {found.num_liars} most suspicious clients {_percent(found.top_precision)} lie."
+    )
 
 
 def shown_audit(audit: "Audit") -> dict[str, Any]:

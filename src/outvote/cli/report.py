@@ -43,4 +43,5 @@ def command(paths: tuple[Path, ...], output: Path, as_json: bool) -> None:
     if as_json:
         print_json({"path": str(output), "runs": len(results), "bytes": num_bytes})
         return
-    click.echo(f"{output}: {len(results)} runs, {num_bytes:,} bytes. Open it in a browser.")
+    runs = "1 run" if len(results) == 1 else f"{len(results)} runs"
+    click.echo(f"{output}: {runs}, {num_bytes:,} bytes. Open it in a browser.")

@@ -14,6 +14,7 @@ from outvote.suites.suite import Part, read_suite, suite_names
 
 LEFT_OUT = ("rule", "attack", "seed", "preset", "precision")
 """Settings that the command has words of its own for."""
+MOST_NAMED = 4
 
 
 def replay_commands(grids: Sequence[Grid]) -> list[str]:
@@ -34,13 +35,25 @@ def _commands(suite: str, grids: Sequence[Grid]) -> list[str]:
             part = parts.get(grid.part) or _nearest(list(parts.values()), each)
             words = ("--part", part.name, *_otherwise(part, each))
             groups.setdefault(words, []).append(each)
-    if set(groups) == {("--part", name) for name in parts}:  # All of the suite, and no more.
+    chosen = {words: _only(parts[words[1]], group) for words, group in groups.items()}
+    if set(groups) == {("--part", name) for name in parts} and not any(chosen.values()):
         return bench_commands([each for group in groups.values() for each in group])
     return [
-        " ".join([command, shlex.join(words if len(parts) > 1 else words[2:])]).rstrip()
+        shlex.join([*shlex.split(command), *words[0 if len(parts) > 1 else 2 :], *chosen[words]])
         for words, group in groups.items()
         for command in bench_commands(group)
     ]
+
+
+def _only(part: Part, results: Sequence[Result]) -> list[str]:
+    """Return the words that leave out rules and attacks without a run, if they are not too many."""
+    words = []
+    wanted = {"rule": part.rows, "attack": part.values if part.columns == "attack" else []}
+    for key, names in wanted.items():
+        found = list(dict.fromkeys(str(each.setting(key)) for each in results))
+        if set(found) < set(names) and len(found) <= MOST_NAMED:
+            words += [word for name in found for word in (f"--{key}", name)]
+    return words
 
 
 def _otherwise(part: Part, result: Result) -> list[str]:
