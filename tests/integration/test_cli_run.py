@@ -157,6 +157,16 @@ def test_a_stopped_demo_is_told_how_to_go_on_with_its_settings(capsys, tmp_path,
     assert shlex.join(["outvote", *words]) in result.err
 
 
+def test_runs_that_failed_are_not_counted_as_over_when_time_is_up(capsys, tmp_path):
+    jobs = tiny(seed=[0, 1, 2]).jobs(tmp_path)
+    outcomes = ("finished", "failed", "interrupted")
+    ends = [Ended(job=job, outcome=word) for job, word in zip(jobs, outcomes, strict=True)]
+    played = simulate.Played(ends, 0, is_time_up=True)
+    played.how_to_go_on("outvote bench smoke")
+    assert "time is up, 1 of 3 runs are over" in capsys.readouterr().err
+    assert played.exit_code == 1
+
+
 def test_the_demo_has_a_fifth_of_liars_on_data_that_differs():
     (part,) = read_suite("demo").parts
     assert part.settings["federation"]["byzantine"] == 0.2

@@ -89,7 +89,7 @@ class Played:
         if self.signal_code:
             click.echo(f"stopped and saved; to go on: {command}", err=True)
         elif self.is_time_up and left:
-            num_over = len(self.ends) - len(left)
+            num_over = sum(end.outcome in ("finished", "diverged") for end in self.ends)
             click.echo(
                 f"time is up, {num_over} of {len(self.ends)} runs are over, the others are saved; "
                 f"to go on: {command}",

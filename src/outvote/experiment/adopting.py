@@ -9,11 +9,12 @@ from time import time
 from outvote.experiment.job import Job
 from outvote.experiment.toml import to_toml
 from outvote.results.atomic import not_written, sync, write_whole
+from outvote.results.checkpoint import drop_all
 from outvote.results.faults import BusyError, StoreError
 from outvote.results.schema import OVER, DataUsed, Status
 
 FILES = ("env.json", "metrics.jsonl", "timings.jsonl", "audit.npz", "status.json")
-"""What is copied: all that makes tables and reports; weights stay where they are."""
+"""What is copied, in this order: all that makes tables and reports; weights stay where they are."""
 LONG_AGO = 3600.0
 TAKEN = (errno.ENOTEMPTY, errno.EEXIST)
 
@@ -64,7 +65,7 @@ def _is_over(job: Job) -> bool:
 
 def _remove_left(job: Job) -> None:
     """Remove what a program that was killed left beside the run."""
-    for path in job.folder.path.parent.glob(f".{job.name}.*.tmp*"):
+    for path in job.folder.path.parent.glob(f".{job.name}.*.tmp"):
         if time() - path.stat().st_mtime > LONG_AGO:
             shutil.rmtree(path, ignore_errors=True)
 
@@ -81,19 +82,25 @@ def _copy(job: Job, other: Job, draft: Path) -> None:
 def _put(job: Job, draft: Path) -> None:
     """Give the copy its name; a half-done run of that name gives way."""
     place = job.folder.path
-    if place.exists():
-        writer = job.writer()  # Nobody may be at work on it.
-        try:
-            if _is_over(job):
-                return
-            away = draft.with_name(f"{draft.name}.old")
-            place.rename(away)
-        finally:
-            writer.close()
-        shutil.rmtree(away, ignore_errors=True)
     try:
         draft.rename(place)
     except OSError as error:
-        if error.errno not in TAKEN:  # Else another process was faster.
+        if error.errno not in TAKEN:
             raise
+        _put_into(job, draft)
     sync(place.parent)
+
+
+def _put_into(job: Job, draft: Path) -> None:
+    """Replace what is in the folder: it is held all the time, so nobody can begin it meanwhile."""
+    writer = job.writer()
+    try:
+        if _is_over(job):
+            return
+        drop_all(writer.path)  # They do not go with the copy, should it end half way.
+        for name in ("config.toml", *FILES):
+            if name == FILES[-1]:
+                sync(writer.path)
+            (draft / name).replace(writer.path / name)
+    finally:
+        writer.close()
