@@ -9,14 +9,14 @@ from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar, final
 
-from outvote.experiment.unit import ask_to_stop
-
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
+ASKED_TO_STOP = Event()
+"""Set in a process that was asked to end: the unit that it plays finishes its round and saves."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 CAN_HOLD_BACK = hasattr(signal, "pthread_sigmask")
 
@@ -156,7 +156,7 @@ def _held_back() -> Iterator[None]:
 
 def _stop(number: int, frame: FrameType | None) -> None:
     del number, frame
-    ask_to_stop()
+    ASKED_TO_STOP.set()
 
 
 def _end_with_parent() -> None:

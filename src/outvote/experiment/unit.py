@@ -4,7 +4,7 @@ import secrets
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event, local
+from threading import local
 from time import time
 from typing import Any, final
 
@@ -15,6 +15,7 @@ from outvote.experiment.build import Workshop
 from outvote.experiment.device import choose_device
 from outvote.experiment.job import Ended
 from outvote.experiment.listener import Played
+from outvote.experiment.processes import ASKED_TO_STOP
 from outvote.experiment.reading import Plan
 from outvote.experiment.runner import Runner
 from outvote.experiment.spec import Spec
@@ -22,7 +23,6 @@ from outvote.results.faults import StoreError
 
 LONG_AGO = 3600.0
 _HERE = local()
-_STOP = Event()
 
 
 @final
@@ -86,7 +86,7 @@ class Told:
 
 def play_unit(unit: Unit) -> Told:
     """Play the runs of a unit in this process."""
-    _STOP.clear()
+    ASKED_TO_STOP.clear()
     stop_file, heard = Path(unit.stop_file), _Heard()
     if stop_file.exists():
         left = tuple((each, "interrupted", "not begun", True) for each in unit.hashes)
@@ -98,7 +98,7 @@ def play_unit(unit: Unit) -> Told:
         device=choose_device(unit.device),
         checkpoint_every=unit.checkpoint_every,
         listener=heard,
-        should_stop=lambda: _STOP.is_set() or stop_file.exists(),
+        should_stop=lambda: ASKED_TO_STOP.is_set() or stop_file.exists(),
         max_stacked=unit.max_stacked,
         keep_weights=unit.keep_weights,
     )
@@ -110,11 +110,6 @@ def play_unit(unit: Unit) -> Told:
         return Told(ends=(), words=tuple(heard.words), store_fault=str(error))
     told = tuple((end.job.hash, end.outcome, end.reason, end.is_new) for end in ends)
     return Told(ends=told, words=tuple(heard.words))
-
-
-def ask_to_stop() -> None:
-    """Let the unit that this process plays finish its round and save."""
-    _STOP.set()
 
 
 def _workshop(device: torch.device) -> Workshop:
