@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from outvote.clients.training import Training
+from outvote.experiment.own_code import digests
 from outvote.server.step import Server
 
 Partition = Literal["dirichlet", "iid", "shards", "by-group"]
@@ -70,8 +71,6 @@ class Spec(Struct, frozen=True, kw_only=True):
 
         Those are read anew every time: a `Job` keeps what it was when the plan was made.
         """
-        from outvote.experiment.own_code import digests
-
         code = digests(self.rule, self.attack)
         content = {"protocol": PROTOCOL, "spec": as_table(self), "code": code}
         text = msgspec.json.encode(content, order="sorted")
