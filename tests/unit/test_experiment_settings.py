@@ -1,12 +1,15 @@
 """Settings: grids, hashes, overrides, and mistakes in one line."""
 
+import re
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from outvote import experiment
 from outvote.experiment.job import stack_key
 from outvote.experiment.presets import PRESETS
 from outvote.experiment.reading import make_plan, read_plan
@@ -211,3 +214,8 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path):
 
 def test_the_usual_settings_are_those_of_the_structs():
     assert make_plan({}).specs[0] == Spec()
+
+
+def test_the_docstring_that_tells_the_flow_names_every_module_and_no_other():
+    modules = {path.stem for path in Path(experiment.__file__).parent.glob("*.py")} - {"__init__"}
+    assert set(re.findall(r"`(\w+)`", experiment.__doc__)) == modules
