@@ -16,7 +16,7 @@ from outvote.results import lock as locks
 from outvote.results.checkpoint import Checkpoint, load_newest, read_checkpoint, save
 from outvote.results.faults import BusyError, StoreError
 from outvote.results.folder import RunFolder, Writer, find_runs
-from outvote.results.lines import append_line, cut_back, read_lines
+from outvote.results.lines import append_line, cut_back, cut_to_whole, read_lines
 from outvote.results.run import read_result
 from outvote.results.schema import VERSION, Environment, Round, Status, Timing
 from outvote.results.summary import summarise
@@ -152,6 +152,38 @@ def test_a_half_written_last_line_does_not_count_and_is_cut_off(tmp_path):
     assert not cut_back(path, 3, Round)
     assert cut_back(path, 2, Round)
     assert path.read_bytes() == b"".join(whole.splitlines(keepends=True)[:2])
+
+
+@pytest.mark.parametrize("tail", [b'{"round":5,', b"\xff", b""])
+def test_only_an_unfinished_last_line_is_cut_off(tmp_path, tail):
+    """What stands behind a damaged line is evidence: an audit log must not lose it."""
+    path = tmp_path / "audit.jsonl"
+    for number in (1, 2, 3, 4):
+        append_line(path, a_round(number))
+    lines = path.read_bytes().splitlines(keepends=True)
+    damaged = lines[0] + lines[1][:20] + b"\n\xff\n" + lines[2] + lines[3]
+    path.write_bytes(damaged + tail)
+    cut_to_whole(path, Round)
+    assert path.read_bytes() == damaged
+    cut_to_whole(tmp_path / "none.jsonl", Round)
+    assert not (tmp_path / "none.jsonl").exists()
+
+
+def test_a_last_line_that_lacks_only_its_end_gets_it(tmp_path):
+    append_line(tmp_path / "audit.jsonl", a_round(1))
+    whole = (tmp_path / "audit.jsonl").read_bytes()
+    (tmp_path / "audit.jsonl").write_bytes(whole[:-1])
+    cut_to_whole(tmp_path / "audit.jsonl", Round)
+    assert (tmp_path / "audit.jsonl").read_bytes() == whole
+
+
+def test_a_damaged_line_of_timings_hides_no_other(tmp_path):
+    timing = Timing(round=1, seconds=1.0, num_runs=1, images=1)
+    for _ in range(3):
+        append_line(tmp_path / "timings.jsonl", timing)
+    first, *others = (tmp_path / "timings.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "timings.jsonl").write_bytes(first[:9] + b"\n" + b"".join(others))
+    assert RunFolder(tmp_path).timings() == [timing, timing]
 
 
 def test_a_run_goes_on_where_its_checkpoint_is(tmp_path):

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from outvote.results.faults import DamagedFileError, StoreError
+from outvote.results.lines import read_readable
 
 FORMAT = "outvote-audit"
 VERSION = 1
@@ -110,17 +111,8 @@ def read_told(folder: Path) -> Told:
     """
     path = folder / LINES
     try:
-        *lines, _ = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return Told([], 0)
+        lines, num_unreadable = read_readable(path, AuditRound)
     except OSError as error:
         raise DamagedFileError(f"{path} cannot be read: {error}") from error
-    decoder, by_round, num_unreadable = msgspec.json.Decoder(AuditRound), {}, 0
-    for line in lines:
-        try:
-            found = decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            num_unreadable += 1
-        else:
-            by_round[found.round] = found
+    by_round = {line.round: line for line in lines}
     return Told([by_round[number] for number in sorted(by_round)], num_unreadable)

@@ -17,6 +17,7 @@ from outvote.results.lines import (
     cut_back,
     cut_to_whole,
     read_lines,
+    read_readable,
     sync_lines,
 )
 from outvote.results.lock import lock
@@ -59,7 +60,7 @@ class RunFolder:
 
     def timings(self) -> list[Timing]:
         """Return how long the rounds took; rounds that were played again are told again."""
-        return read_lines(self.path / "timings.jsonl", Timing)
+        return read_readable(self.path / "timings.jsonl", Timing)[0]
 
     def _check_version(self, version: int) -> None:
         if version > VERSION:
@@ -115,7 +116,7 @@ class Writer:
         return found, faults
 
     def begin(self, round_: int, environment: Environment) -> None:
-        """Remove what was recorded after a round, and half lines."""
+        """Remove what was recorded after a round; of the times only a half line."""
         try:
             cut_back(self._metrics, round_, Round)
             cut_to_whole(self._timings, Timing)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,8 +36,23 @@ def sync_lines(path: Path) -> None:
 
 
 def read_lines(path: Path, kind: type[Line]) -> list[Line]:
-    """Read the lines up to the first that is not whole."""
+    """Read the lines up to the first that is not whole: where each builds on those before it."""
     return [line for line, _ in _whole_lines(path, kind)]
+
+
+def read_readable(path: Path, kind: type[Line]) -> tuple[list[Line], int]:
+    """Read all lines that make sense, and count the others: where each stands for itself.
+
+    A last line without an end is being written, and does not count yet.
+    """
+    if not path.exists():
+        return [], 0
+    *lines, _ = path.read_bytes().split(b"\n")
+    decoder, found = msgspec.json.Decoder(kind), []
+    for line in lines:
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            found.append(decoder.decode(line))
+    return found, len(lines) - len(found)
 
 
 def cut_back(path: Path, num_lines: int, kind: type[Any]) -> bool:
@@ -54,8 +70,22 @@ def cut_back(path: Path, num_lines: int, kind: type[Any]) -> bool:
 
 
 def cut_to_whole(path: Path, kind: type[Any]) -> None:
-    """Remove a half written line, and what is after it."""
-    cut_back(path, len(read_lines(path, kind)), kind)
+    """Remove an unfinished last line, onto which the next would be written.
+
+    One that is whole but for its end gets it. Damaged lines and those after them are evidence, and
+    stay.
+    """
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    end = content.rfind(b"\n") + 1
+    try:
+        msgspec.json.decode(content[end:], type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        os.truncate(path, end)
+    else:
+        with path.open("ab") as file:
+            file.write(b"\n")
 
 
 def count_from_one(rounds: Sequence[int]) -> bool:
