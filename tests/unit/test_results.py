@@ -19,7 +19,8 @@ from outvote.results.folder import RunFolder, Writer, find_runs
 from outvote.results.lines import append_line, cut_back, cut_to_whole, read_lines
 from outvote.results.run import read_result
 from outvote.results.schema import VERSION, Environment, Round, Status, Timing
-from outvote.results.summary import summarise
+from outvote.results.series import series_of
+from outvote.results.summary import summary_of
 
 ENVIRONMENT = Environment(
     outvote="0",
@@ -291,10 +292,34 @@ def test_what_is_written_today_tells_its_layout(tmp_path):
     assert json.loads((tmp_path / "status.json").read_text())["version"] == VERSION
 
 
+def summed(rounds, attack="lie"):
+    return summary_of(series_of(rounds), attack=attack)
+
+
 def test_a_summary_has_the_best_the_last_and_the_mean_of_the_last_ten():
     rounds = [a_round(k, accuracy=k / 100) for k in range(1, 21)]
     rounds[0] = a_round(1, accuracy=0.9, kept=(1, 4))
-    found = summarise(rounds)
+    found = summed(rounds)
     assert (found.best, found.final, found.kept_byzantine) == (0.9, 0.2, 0.05)
     assert found.last_ten == pytest.approx(0.155)
-    assert summarise([]).best is None
+    assert summed([]).best is None
+
+
+def test_where_nobody_lies_no_share_of_liars_is_kept():
+    rounds = [a_round(k, kept=(1, 4)) for k in (1, 2)]
+    assert summed(rounds, "lie").kept_byzantine == 1.0
+    assert summed(rounds, "none").kept_byzantine is None
+    assert summed([a_round(1, byzantine=())]).kept_byzantine is None
+
+
+def test_the_deviation_is_that_of_the_rounds_in_which_somebody_lied():
+    rounds = [
+        a_round(1, deviation=1.0),
+        a_round(2, deviation=5.0, byzantine=()),
+        a_round(3, deviation=2.0),
+        a_round(4, deviation=None),
+    ]
+    assert summed(rounds).deviation == 1.5
+    assert summed(rounds, "none").deviation == pytest.approx(8 / 3)
+    assert summed(rounds[1:2]).deviation == 5.0
+    assert summed(rounds[3:]).deviation is None

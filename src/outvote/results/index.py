@@ -5,7 +5,6 @@ another version, is made anew; where it cannot be written, the list is made with
 """
 
 import hashlib
-import math
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from outvote.results.folder import RunFolder, find_runs
 from outvote.results.run import Result, read_result
 
 NAME = "index.sqlite"
-VERSION = 1
+VERSION = 2
 """Of the table; to be raised whenever an entry changes."""
 PATIENCE = 10.0
 """Seconds to wait for another process that writes."""
@@ -114,16 +113,12 @@ def _described(result: Result, place: str, stamp: str) -> Entry:
         outcome=result.status.outcome,
         round=result.status.round,
         num_rounds=result.status.num_rounds,
-        best=_number(result.best),
-        final=_number(result.final),
-        last_ten=_number(result.last_ten),
-        kept_byzantine=_number(result.kept_byzantine),
+        best=result.summary.best,
+        final=result.summary.final,
+        last_ten=result.summary.last_ten,
+        kept_byzantine=result.summary.kept_byzantine,
         stamp=stamp,
     )
-
-
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else value
 
 
 def _known(path: Path, said: Said) -> Mapping[str, Entry]:

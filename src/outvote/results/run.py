@@ -6,16 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from outvote.results.faults import DamagedFileError
 from outvote.results.folder import RunFolder
 from outvote.results.labels import label, parameters
 from outvote.results.schema import OVER, Environment, Status, Timing
 from outvote.results.series import DIAGNOSTICS, SERIES, Series, series_of
-
-NUM_LAST = 10
+from outvote.results.summary import Summary, summary_of
 
 __all__ = ["DIAGNOSTICS", "SERIES", "Result", "Series", "check_config", "read_result", "series_of"]
 
@@ -79,35 +75,35 @@ class Result:
         """Whether it is a result: finished or diverged."""
         return self.status.outcome in OVER
 
+    @cached_property
+    def summary(self) -> Summary:
+        """The run in a few numbers."""
+        return summary_of(self.series, attack=self.attack)
+
     @property
     def best(self) -> float:
         """The largest accuracy of all rounds; NaN if it was never tested."""
-        known = self._accuracies
-        return float(known.max()) if len(known) else float("nan")
+        return _or_nan(self.summary.best)
 
     @property
     def final(self) -> float:
         """The last accuracy that was measured; NaN if none was."""
-        known = self._accuracies
-        return float(known[-1]) if len(known) else float("nan")
+        return _or_nan(self.summary.final)
 
     @property
     def last_ten(self) -> float:
         """The mean of the last ten accuracies."""
-        known = self._accuracies
-        return float(known[-NUM_LAST:].mean()) if len(known) else float("nan")
+        return _or_nan(self.summary.last_ten)
 
     @property
     def kept_byzantine(self) -> float:
-        """The share of the liars sampled that had a share in the update; NaN if there were none."""
-        lied = int(self.series.num_byzantine.sum())
-        return float(self.series.num_kept_byzantine.sum() / lied) if lied else float("nan")
+        """The share of the liars sampled that had a share in the update; NaN if nobody lied."""
+        return _or_nan(self.summary.kept_byzantine)
 
     @property
-    def _accuracies(self) -> NDArray[np.float64]:
-        accuracy = self.series.accuracy
-        known: NDArray[np.float64] = accuracy[~np.isnan(accuracy)]
-        return known
+    def deviation(self) -> float:
+        """How far the update was from the honest mean where somebody lied, on average."""
+        return _or_nan(self.summary.deviation)
 
 
 def read_result(folder: RunFolder) -> Result | None:
@@ -148,6 +144,10 @@ def check_config(config: Mapping[str, Any], where: str) -> None:
         found = config.get(key)
         if not isinstance(found, kind) or not str(found).strip():
             raise DamagedFileError(f"{where} is damaged: its {key} is {found!r}")
+
+
+def _or_nan(value: float | None) -> float:
+    return float("nan") if value is None else value
 
 
 def _seconds(timings: Sequence[Timing]) -> float:

@@ -4,7 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from outvote.results.schema import Round
+from outvote.results.series import Series, series_of
 
 NUM_LAST = 10
 
@@ -12,26 +16,41 @@ NUM_LAST = 10
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The accuracies that papers print, and how many liars were believed."""
+    """What tables print of a run; None: it cannot be told."""
 
     best: float | None
     """The largest accuracy of all rounds."""
     final: float | None
+    """The last accuracy that was measured."""
     last_ten: float | None
     """The mean of the last ten accuracies."""
     kept_byzantine: float | None
-    """The share of the liars sampled that had a share in the update."""
+    """The share of the liars sampled that had a share in the update; None if nobody lied."""
+    deviation: float | None
+    """How far the update was from the honest mean, on average over the rounds in which somebody
+    lied; over all rounds if nobody did."""
+
+
+def summary_of(series: Series, *, attack: str) -> Summary:
+    """Sum a run up; under the attack "none" those who could lie do not."""
+    known = series.accuracy[~np.isnan(series.accuracy)]
+    num_lies = np.zeros_like(series.num_byzantine) if attack == "none" else series.num_byzantine
+    lied = num_lies > 0
+    total = int(num_lies.sum())
+    return Summary(
+        best=float(known.max()) if len(known) else None,
+        final=float(known[-1]) if len(known) else None,
+        last_ten=_mean(known[-NUM_LAST:]),
+        kept_byzantine=float(series.num_kept_byzantine.sum() / total) if total else None,
+        deviation=_mean(series.deviation[lied] if lied.any() else series.deviation),
+    )
 
 
 def summarise(rounds: Sequence[Round]) -> Summary:
-    """Sum a run up; what cannot be told is None."""
-    accuracies = [each.accuracy for each in rounds if each.accuracy is not None]
-    last = accuracies[-NUM_LAST:]
-    num_liars = sum(len(each.byzantine) for each in rounds)
-    num_kept = sum(len(set(each.kept) & set(each.byzantine)) for each in rounds)
-    return Summary(
-        best=max(accuracies, default=None),
-        final=last[-1] if last else None,
-        last_ten=sum(last) / len(last) if last else None,
-        kept_byzantine=num_kept / num_liars if num_liars else None,
-    )
+    """Sum up the lines of a run whose attack is one."""
+    return summary_of(series_of(rounds), attack="")
+
+
+def _mean(values: NDArray[np.float64]) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else None
