@@ -50,27 +50,70 @@ def test_an_error_about_an_unknown_message_is_nobodys():
     assert not answers.malformed
 
 
-def test_replies_of_strangers_and_second_replies_do_not_count():
+def test_second_replies_do_not_count():
     messages = asked()
-    stranger = Message(content_of(MODEL), reply_to=messages[0])
-    stranger.metadata.__dict__["_src_node_id"] = 999
     twice = Message(content_of(MODEL), reply_to=messages[1])
     fine = Message(content_of(MODEL), reply_to=messages[2])
-    answers = sort_answers(messages, [stranger, twice, twice, fine])
-    assert answers.malformed == {999: "it was not asked", 101: "it answered more than once"}
+    answers = sort_answers(messages, [twice, twice, fine])
+    assert answers.malformed == {101: "it answered more than once"}
     assert list(answers.contents) == [102]
     assert answers.missing == [100]
 
 
-def test_a_node_that_answers_for_another_one_loses_its_own_voice():
+def test_an_error_and_an_answer_are_more_than_one_answer():
+    messages = asked()
+    fine = Message(content_of(MODEL), reply_to=messages[1])
+    for replies in ([error_reply(messages[1]), fine], [fine, error_reply(messages[1])]):
+        answers = sort_answers(messages, replies)
+        assert (list(answers.malformed), answers.contents, answers.errors) == ([101], {}, {})
+
+
+def labelled(reply, source):
+    """The label on what a node sends is written by that node; the SuperLink checks a copy."""
+    reply.metadata.__dict__["_src_node_id"] = source
+    return reply
+
+
+def test_a_label_blames_nobody_where_it_is_not_known_who_wrote_it():
     messages = asked()
     own = Message(content_of(MODEL), reply_to=messages[0])
-    forged = Message(content_of(MODEL), reply_to=messages[1])
-    forged.metadata.__dict__["_src_node_id"] = 100
-    for replies in ([own, forged], [forged, own]):
+    forged = labelled(Message(content_of(MODEL), reply_to=messages[1]), 100)
+    stranger = labelled(Message(content_of(MODEL), reply_to=messages[2]), 999)
+    for replies in ([own, forged, stranger], [stranger, forged, own]):
         answers = sort_answers(messages, replies)
-        assert list(answers.malformed) == [100]
-        assert answers.contents == {}
+        assert list(answers.contents) == [100]
+        assert answers.malformed == {}
+        assert answers.missing == [101, 102]
+
+
+@pytest.mark.parametrize("what", ["sender", "question"])
+def test_nobody_can_be_made_to_look_bad_by_a_label(what, tmp_path):
+    seen = {}
+
+    def respond(message):
+        node = message.metadata.dst_node_id
+        seen[node] = message.metadata.message_id
+        reply = Message(content_of(honest(node, MODEL)), reply_to=message)
+        if node == 104:
+            labelled(reply, 103)
+            if what == "question":
+                reply.metadata.__dict__["_reply_to_message_id"] = seen[103]
+        return reply
+
+    strategy = RobustStrategy("median", num_byzantine=1, audit_dir=tmp_path)
+    strategy.start(HandMadeGrid(NODES, respond), record_of(MODEL), num_rounds=1)
+    (told,) = read_audit(tmp_path)
+    (bad,) = [each for each in told.clients if each.standing != "judged"]
+    assert (bad.client, bad.standing) == ("104", "malformed")
+    assert bad.reason == "it is labelled as another node's answer"
+
+
+def test_an_answer_that_is_something_else_than_records_is_malformed():
+    messages = asked()
+    replies = [Message(content_of(MODEL), reply_to=message) for message in messages]
+    replies[1].__dict__["_content"] = Array(np.zeros(3))
+    answers = sort_answers(messages, replies)
+    assert answers.malformed == {101: "it sent no records"}
 
 
 def test_an_answer_to_an_earlier_round_is_late():
@@ -106,6 +149,28 @@ def test_replies_that_come_after_their_round_are_told_as_late_of_that_round(tmp_
     standings = {each.client: each.standing for each in first.clients}
     assert (standings["101"], standings["102"], standings["103"]) == ("late", "missing", "judged")
     assert {each.standing for each in second.clients} == {"judged"}
+
+
+def test_a_round_with_many_late_replies_is_told_again_once(tmp_path):
+    slow = {}
+
+    def respond(message):
+        node = message.metadata.dst_node_id
+        reply = Message(content_of(honest(node, MODEL)), reply_to=message)
+        if node < 104 and not slow.get("over"):
+            slow[message.metadata.message_id] = reply
+            return None
+        return reply
+
+    grid = HandMadeGrid(NODES, respond)
+    strategy = RobustStrategy("median", num_byzantine=1, audit_dir=tmp_path)
+    model, _ = play_round(strategy, grid, record_of(MODEL), 1)
+    grid.mail.update(slow)
+    slow["over"] = True
+    play_round(strategy, grid, model, 2)
+    strategy.close()
+    assert len((tmp_path / "audit.jsonl").read_text().splitlines()) == 3
+    assert [each.standing for each in read_audit(tmp_path)[0].clients][:4] == ["late"] * 4
 
 
 class StrictGrid(HandMadeGrid):

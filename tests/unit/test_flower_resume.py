@@ -155,6 +155,45 @@ def test_a_half_written_line_is_cut_off_before_the_next(tmp_path):
     assert [json.loads(line)["round"] for line in lines] == [1, 2]
 
 
+def test_a_damaged_line_costs_no_other_when_a_run_goes_on(tmp_path):
+    RobustStrategy(audit_dir=tmp_path, **SETTINGS).start(grid_of(), record_of(MODEL), 3)
+    path = tmp_path / "audit.jsonl"
+    first, *others = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([first[:50] + b"\n", *others]))
+    RobustStrategy.resume(tmp_path).start(grid_of(), record_of(MODEL), 4)
+    assert [told.round for told in read_audit(tmp_path)] == [2, 3, 4]
+
+
+def test_a_round_that_could_not_be_told_is_played_again(tmp_path, monkeypatch):
+    RobustStrategy(audit_dir=tmp_path, **SETTINGS).start(grid_of(), record_of(MODEL), 2)
+    full = RobustStrategy.resume(tmp_path)
+
+    def no_room(path, line):
+        raise StoreError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("outvote.flower.auditing.append_line", no_room)
+        with pytest.raises(StoreError, match="no room"):
+            full.start(grid_of(), record_of(MODEL), 3)
+    again = RobustStrategy.resume(tmp_path)
+    assert again.state.round == 2
+    again.start(grid_of(), record_of(MODEL), 3)
+    assert [told.round for told in read_audit(tmp_path)] == [1, 2, 3]
+
+
+def test_a_checkpoint_that_cannot_be_written_lets_go_of_the_folder(tmp_path, monkeypatch):
+    def no_room(folder, state, rule):
+        raise StoreError("no room")
+
+    first = RobustStrategy(audit_dir=tmp_path, **SETTINGS)
+    with monkeypatch.context() as patched:
+        patched.setattr("outvote.flower.journal.save_state", no_room)
+        with pytest.raises(StoreError, match="no room"):
+            first.start(grid_of(), record_of(MODEL), 1)
+    RobustStrategy.resume(tmp_path).start(grid_of(), record_of(MODEL), 1)
+    assert [told.round for told in read_audit(tmp_path)] == [1]
+
+
 SERVER = """
 import sys
 sys.path.insert(0, {tests!r})

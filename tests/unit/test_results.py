@@ -16,7 +16,7 @@ from outvote.results import lock as locks
 from outvote.results.checkpoint import Checkpoint, load_newest, read_checkpoint, save
 from outvote.results.faults import BusyError, StoreError
 from outvote.results.folder import RunFolder, Writer, find_runs
-from outvote.results.lines import append_line, cut_back, cut_to_whole, read_lines
+from outvote.results.lines import append_line, cut_back, cut_unfinished, read_lines
 from outvote.results.run import read_result
 from outvote.results.schema import VERSION, Environment, Round, Status, Timing
 from outvote.results.series import series_of
@@ -164,18 +164,10 @@ def test_only_an_unfinished_last_line_is_cut_off(tmp_path, tail):
     lines = path.read_bytes().splitlines(keepends=True)
     damaged = lines[0] + lines[1][:20] + b"\n\xff\n" + lines[2] + lines[3]
     path.write_bytes(damaged + tail)
-    cut_to_whole(path, Round)
+    cut_unfinished(path)
     assert path.read_bytes() == damaged
-    cut_to_whole(tmp_path / "none.jsonl", Round)
+    cut_unfinished(tmp_path / "none.jsonl")
     assert not (tmp_path / "none.jsonl").exists()
-
-
-def test_a_last_line_that_lacks_only_its_end_gets_it(tmp_path):
-    append_line(tmp_path / "audit.jsonl", a_round(1))
-    whole = (tmp_path / "audit.jsonl").read_bytes()
-    (tmp_path / "audit.jsonl").write_bytes(whole[:-1])
-    cut_to_whole(tmp_path / "audit.jsonl", Round)
-    assert (tmp_path / "audit.jsonl").read_bytes() == whole
 
 
 def test_a_damaged_line_of_timings_hides_no_other(tmp_path):

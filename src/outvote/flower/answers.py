@@ -10,7 +10,7 @@ from typing import final
 
 from flwr.app import Message, RecordDict
 
-from outvote.flower.collecting import UNREADABLE
+from outvote.flower.collecting import MISLABELLED, UNREADABLE
 from outvote.flower.npy import short
 
 
@@ -36,12 +36,9 @@ def sort_answers(asked: Sequence[Message], replies: Iterable[Message]) -> Answer
     for reply in replies:
         key, source = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
         node = by_id.get(key, source)
-        if reply.has_error() and node not in nodes:
-            continue  # The SuperLink's, about a message that nobody here knows.
         if node not in nodes or (source != node and not reply.has_error()):
-            answers.malformed[source] = "it was not asked"
-            answers.contents.pop(source, None)
-        elif by_id and key not in by_id:
+            continue  # Nobody knows whose it is: a label that anybody can write blames nobody.
+        if by_id and key not in by_id:
             answers.late[node] = "it answered what it was asked in another round"
         else:
             _add(answers, node, reply)
@@ -52,14 +49,17 @@ def sort_answers(asked: Sequence[Message], replies: Iterable[Message]) -> Answer
 
 
 def _add(answers: Answers, node: int, reply: Message) -> None:
-    if node in answers.contents or node in answers.malformed:
+    if any(node in each for each in (answers.contents, answers.malformed, answers.errors)):
         answers.contents.pop(node, None)
+        answers.errors.pop(node, None)
         answers.malformed[node] = "it answered more than once"
     elif reply.has_error() and reply.error.code == UNREADABLE:
         answers.malformed[node] = f"Flower cannot decode it: {short(reply.error.reason or '')}"
+    elif reply.has_error() and reply.error.code == MISLABELLED:
+        answers.malformed[node] = "it is labelled as another node's answer"
     elif reply.has_error():
         answers.errors[node] = f"error {reply.error.code}: {short(reply.error.reason or '')}"
-    elif not reply.has_content():
-        answers.malformed[node] = "it sent nothing"
+    elif not reply.has_content() or not isinstance(reply.content, RecordDict):
+        answers.malformed[node] = "it sent no records"
     else:
         answers.contents[node] = reply.content

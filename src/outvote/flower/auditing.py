@@ -1,6 +1,6 @@
 """The audit log of a federation: a manifest, and a line per round."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, final
@@ -22,7 +22,7 @@ from outvote.results.audit_log import (
     read_manifest,
 )
 from outvote.results.faults import StoreError
-from outvote.results.lines import append_line, cut_to_whole, sync_lines
+from outvote.results.lines import append_line, cut_unfinished, sync_lines
 from outvote.results.lock import lock
 
 TOO_LATE = "its reply came when the round was over"
@@ -40,18 +40,12 @@ class AuditLog:
             self._lock: BinaryIO = lock(folder / ".lock")
         except OSError as error:
             raise StoreError(not_written(folder, error)) from error
-        before = read_manifest(folder)
-        if before is not None and not is_resumed:
-            self.close()
-            raise ValueError(
-                f"audit_dir {folder} holds the log of a run that started {before.started}; choose "
-                f"another folder, or go on with RobustStrategy.resume({str(folder)!r})."
-            )
-        remove_drafts(folder)
-        cut_to_whole(self.lines, AuditRound)
-        started = before.started if before is not None else now()
-        _write_manifest(folder, settings, started)
         self._waiting: dict[int, AuditRound] = {}
+        try:
+            self._begin(settings, is_resumed=is_resumed)
+        except BaseException:
+            self.close()
+            raise
 
     def add(self, told: AuditRound) -> None:
         """Add a round."""
@@ -61,14 +55,15 @@ class AuditLog:
             self._waiting[told.round] = told
         self._waiting.pop(told.round - PATIENCE, None)
 
-    def add_late(self, round_: int, node: int) -> None:
-        """Tell a round again: a node that was missing did answer, but too late."""
+    def add_late(self, round_: int, nodes: Collection[int]) -> None:
+        """Tell a round again: nodes that were missing did answer, but too late."""
         told = self._waiting.get(round_)
         if told is None:
             return
+        late = {str(node) for node in nodes}
         clients = tuple(
             Judgement(client=each.client, standing="late", reason=TOO_LATE)
-            if each.client == str(node) and each.standing == "missing"
+            if each.client in late and each.standing == "missing"
             else each
             for each in told.clients
         )
@@ -77,6 +72,18 @@ class AuditLog:
     def close(self) -> None:
         """Let go of the folder."""
         self._lock.close()
+
+    def _begin(self, settings: Settings, *, is_resumed: bool) -> None:
+        before = read_manifest(self.folder)
+        if before is not None and not is_resumed:
+            raise ValueError(
+                f"audit_dir {self.folder} holds the log of a run that started {before.started}; "
+                f"choose another folder, or go on with RobustStrategy.resume({str(self.folder)!r})."
+            )
+        remove_drafts(self.folder)
+        cut_unfinished(self.lines)
+        started = before.started if before is not None else now()
+        _write_manifest(self.folder, settings, started)
 
 
 def not_judged(

@@ -1,7 +1,8 @@
 """Sending and receiving, so that a reply which Flower cannot decode harms only who sent it.
 
 Flower pulls all replies in one go and decodes them before any strategy sees them: a ClientApp that
-writes a word where a number belongs ends the run. Here replies are pulled one by one.
+writes a word where a number belongs ends the run. Here replies are pulled one by one, so that it
+is known whose each is, whatever its label says: the SuperLink checks another copy of the label.
 """
 
 import time
@@ -11,8 +12,8 @@ from flwr.app import Error, Message
 from flwr.serverapp import Grid
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-UNREADABLE = 9001
-"""The code of the error that stands for a reply which could not be decoded."""
+UNREADABLE, MISLABELLED = 9001, 9002
+"""Codes of errors that stand for a reply which could not be decoded, or denies whose it is."""
 SECONDS_BETWEEN_PULLS = 3.0
 
 # What decoding raises; faults of the network are others, and are not the node's.
@@ -56,7 +57,19 @@ def send_and_receive(
 def pull(grid: Grid, message: Message) -> list[Message]:
     """Return the reply to a message, if there is one by now."""
     try:
-        return list(grid.pull_messages([message.metadata.message_id]))
+        replies = list(grid.pull_messages([message.metadata.message_id]))
+        wrong = Error(MISLABELLED, "")
+        return [
+            reply if _is_answer(reply, message) else Message(wrong, reply_to=message)
+            for reply in replies
+        ]
     except UNDECODABLE as error:
         reason = f"{type(error).__name__}: {error}"
         return [Message(Error(UNREADABLE, reason), reply_to=message)]
+
+
+def _is_answer(reply: Message, asked: Message) -> bool:
+    """Tell whether the label is right; the SuperLink answers for nodes that failed."""
+    about, node = reply.metadata, asked.metadata.dst_node_id
+    is_from = reply.has_error() or about.src_node_id == node
+    return is_from and about.reply_to_message_id == asked.metadata.message_id

@@ -1,5 +1,6 @@
 """The folder of a federation: its log and its checkpoint; without a folder nothing is written."""
 
+from collections.abc import Collection
 from typing import final
 
 from outvote.flower.auditing import AuditLog
@@ -17,6 +18,7 @@ class Journal:
         """Take note of what to write; nothing is opened yet."""
         self.settings, self.state = settings, state
         self._is_resumed, self._saved_round = is_resumed, state.round
+        self._told_round = state.round
         self._log: AuditLog | None = None
 
     def open(self) -> None:
@@ -30,22 +32,27 @@ class Journal:
         """Add a round, and save where the federation stands if it is time."""
         if self._log is not None:
             self._log.add(told)
+        self._told_round = told.round
         if told.round % self.settings.checkpoint_every == 0:
             self._save()
 
-    def add_late(self, round_: int, node: int) -> None:
-        """Tell a round again: a node that was missing did answer, but too late."""
+    def add_late(self, round_: int, nodes: Collection[int]) -> None:
+        """Tell a round again: nodes that were missing did answer, but too late."""
         if self._log is not None:
-            self._log.add_late(round_, node)
+            self._log.add_late(round_, nodes)
 
     def close(self) -> None:
         """Save where the federation stands, and let go of the folder."""
-        self._save()
-        if self._log is not None:
-            self._log.close()
-            self._log = None
+        try:
+            self._save()
+        finally:
+            if self._log is not None:
+                self._log.close()
+                self._log = None
 
     def _save(self) -> None:
+        if self._told_round < self.state.round:
+            return  # What is not in the log was not done: it is played again, and told.
         if self._log is not None and self.state.round > self._saved_round:
             save_state(self._log.folder, self.state, str(self.settings.rule))
             self._saved_round = self.state.round

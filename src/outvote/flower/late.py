@@ -27,9 +27,10 @@ class LateReplies:
         new = [each.metadata for each in asked if each.metadata.dst_node_id in missing]
         self._waiting = [*kept, *((round_, about) for about in new if about.message_id)]
 
-    def arrived(self, grid: Grid) -> list[tuple[int, int]]:
-        """Return round and node of every reply that has come by now."""
-        late, still = [], []
+    def arrived(self, grid: Grid) -> dict[int, list[int]]:
+        """Return whose replies have come by now, by round."""
+        late: dict[int, list[int]] = {}
+        still = []
         for round_, about in self._waiting:
             try:
                 replies = list(grid.pull_messages([about.message_id]))
@@ -38,6 +39,6 @@ class LateReplies:
             if not replies:
                 still.append((round_, about))
             elif replies[0].has_content():
-                late.append((round_, about.dst_node_id))
+                late.setdefault(round_, []).append(about.dst_node_id)
         self._waiting = still
-        return sorted(late)
+        return late

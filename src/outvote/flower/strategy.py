@@ -128,9 +128,9 @@ class RobustStrategy(ResumableStrategy):
     ) -> Iterable[Message]:
         """Choose nodes and write their messages."""
         self._journal.open()
-        for round_, node in self._late.arrived(grid):
-            LOG.info("Node %d answered round %d too late.", node, round_)
-            self._journal.add_late(round_, node)
+        for round_, nodes in self._late.arrived(grid).items():
+            LOG.info("Too late for round %d: nodes %s", round_, ", ".join(map(str, nodes)))
+            self._journal.add_late(round_, nodes)
         chosen = choose_for_training(self.settings, self.state, server_round, grid)
         kind = MessageType.TRAIN
         sent = messages(self.settings, server_round, arrays, config, kind, chosen.nodes)

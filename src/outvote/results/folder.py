@@ -15,7 +15,7 @@ from outvote.results.lines import (
     append_line,
     count_from_one,
     cut_back,
-    cut_to_whole,
+    cut_unfinished,
     read_lines,
     read_readable,
     sync_lines,
@@ -119,7 +119,7 @@ class Writer:
         """Remove what was recorded after a round; of the times only a half line."""
         try:
             cut_back(self._metrics, round_, Round)
-            cut_to_whole(self._timings, Timing)
+            cut_unfinished(self._timings)
         except OSError as error:
             raise StoreError(not_written(self._metrics, error)) from error
         if round_ == 0:

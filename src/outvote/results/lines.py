@@ -69,23 +69,15 @@ def cut_back(path: Path, num_lines: int, kind: type[Any]) -> bool:
     return True
 
 
-def cut_to_whole(path: Path, kind: type[Any]) -> None:
-    """Remove an unfinished last line, onto which the next would be written.
-
-    One that is whole but for its end gets it. Damaged lines and those after them are evidence, and
-    stay.
-    """
-    if not path.exists():
-        return
-    content = path.read_bytes()
-    end = content.rfind(b"\n") + 1
+def cut_unfinished(path: Path) -> None:
+    """Remove a half written last line; whole lines stay as evidence, even if they make no sense."""
     try:
-        msgspec.json.decode(content[end:], type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return
+    end = content.rfind(b"\n") + 1
+    if end < len(content):
         os.truncate(path, end)
-    else:
-        with path.open("ab") as file:
-            file.write(b"\n")
 
 
 def count_from_one(rounds: Sequence[int]) -> bool:
