@@ -3,7 +3,9 @@
 import resource
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from outvote.data.loader import load
@@ -131,6 +133,29 @@ def test_each_dataset_is_loaded_once(tmp_path, monkeypatch):
     play(plan, tmp_path, max_stacked=1, listener=heard)
     assert [end.outcome for end in heard.ends] == ["finished"] * 4
     assert sorted(names) == ["fashion-mnist", "mnist"]
+
+
+def test_writers_are_clients_and_are_counted_once(tmp_path, monkeypatch):
+    counted = []
+
+    def written(name: str, **options):
+        found = load(name)
+        return replace(found, train_groups=np.arange(len(found.train_labels)) % 12)
+
+    def count(values):
+        counted.append(values)
+        return np.unique(values)
+
+    monkeypatch.setattr(shelf, "load", written)
+    monkeypatch.setattr(shelf, "np", SimpleNamespace(unique=count))
+    members = {"num_clients": "all", "sampled": 0.5}
+    plan = tiny(seed=[0, 1, 2], data={"partition": "by-group"}, federation=members)
+    play(plan, tmp_path)
+    assert [run.status().outcome for run in find_runs(tmp_path)] == ["finished"] * 3
+    for run in find_runs(tmp_path):
+        assert {len(each.clients) for each in run.rounds()} == {6}
+        assert {client for each in run.rounds() for client in each.clients} <= set(range(12))
+    assert len(counted) == 1
 
 
 @pytest.mark.parametrize("number", [2, 99])

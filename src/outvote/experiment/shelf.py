@@ -27,6 +27,7 @@ class Shelf:
         """Start with nothing."""
         self._datasets: dict[Wanted, Dataset] = {}
         self._used: dict[Wanted, DataUsed] = {}
+        self._num_groups: dict[Wanted, int] = {}
 
     def dataset(self, data: Data) -> Dataset:
         """Return a dataset; the first time it is loaded."""
@@ -53,8 +54,11 @@ class Shelf:
         return found
 
     def num_groups(self, data: Data) -> int:
-        """Return how many writers there are."""
-        return len(np.unique(self.groups(data)))
+        """Return how many writers there are; asked for every run, counted once."""
+        key = wanted(data)
+        if key not in self._num_groups:
+            self._num_groups[key] = len(np.unique(self.groups(data)))
+        return self._num_groups[key]
 
 
 def _describe(data: Dataset) -> DataUsed:
