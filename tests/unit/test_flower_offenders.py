@@ -99,6 +99,43 @@ def test_the_history_survives_a_restart():
     assert again.evidence(102) == offenders.evidence(102)
 
 
+def test_what_excludes_can_be_settled_anew_at_a_restart():
+    offenders = Offenders(exclude_after=2)
+    for round_ in (1, 2, 3):
+        offenders.record(round_, kept=[], offences={101: "malformed"})
+    offenders.record(3, kept=[], offences={102: "malformed"})
+    offenders.record(4, kept=[], offences={102: "malformed"})
+    found = {}
+    for exclude_after in (None, 2, 3, 4):
+        again = Offenders(exclude_after)
+        again.from_notes(offenders.to_notes())
+        found[exclude_after] = out(again, 5)
+    assert found == {None: [], 2: [101, 102], 3: [101], 4: []}
+
+
+def test_what_is_remembered_of_a_node_does_not_grow_for_ever():
+    for exclude_after in (None, 150):
+        offenders = Offenders(exclude_after)
+        for round_ in range(1, 151):
+            offenders.record(round_, kept=[], offences={101: "malformed"})
+        rounds = [round_ for _, round_, _ in offenders.to_notes()["offences"]]
+        assert len(rounds) == (exclude_after or 100)
+        assert rounds[-1] == 150
+    assert out(offenders, 151) == [101]
+
+
+def test_who_is_excluded_does_not_lower_the_number_of_liars(tmp_path):
+    grid = HandMadeGrid(range(100, 130), respond_with("shape", range(100, 106)))
+    strategy = RobustStrategy(
+        "multi-krum", byzantine_fraction=0.2, audit_dir=tmp_path, exclude_after=1
+    )
+    for number in (1, 2):
+        play_round(strategy, grid, record_of(MODEL), number)
+    strategy.close()
+    assert len(grid.asked[1]) == 24
+    assert [told.num_byzantine for told in read_audit(tmp_path)] == [6, 6]
+
+
 @pytest.mark.parametrize("kind", ["shape", "big"])
 def test_the_strategy_stops_asking_and_tells_why(kind, tmp_path):
     grid = HandMadeGrid(NODES, respond_with(kind, [104]))

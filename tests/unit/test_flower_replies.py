@@ -127,6 +127,8 @@ def test_a_server_with_a_broken_model_is_told_so_and_blames_no_client():
         SentModel.read(record_of({"w": np.array(["a"])}))
     with pytest.raises(ValueError, match="at least one array of floating-point numbers"):
         SentModel.read(record_of({"counts": np.zeros(3, np.int64)}))
+    with pytest.raises(ValueError, match="at least one array of floating-point numbers"):
+        SentModel.read(record_of({"nothing": np.zeros((0, 3), np.float32)}))
 
 
 def test_nothing_is_unpickled():

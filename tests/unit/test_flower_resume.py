@@ -146,6 +146,17 @@ def test_a_damaged_checkpoint_costs_a_round_and_two_of_them_are_an_error(tmp_pat
         RobustStrategy.resume(tmp_path)
 
 
+def test_a_lost_checkpoint_is_told_and_the_federation_does_not_start_anew(tmp_path):
+    RobustStrategy(audit_dir=tmp_path, **SETTINGS).start(grid_of(), record_of(MODEL), 2)
+    for path in tmp_path.glob("checkpoint*"):
+        path.unlink()
+    with pytest.raises(StoreError, match="tells of 2 rounds, but the checkpoint is gone"):
+        RobustStrategy.resume(tmp_path)
+    lines = (tmp_path / "audit.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "audit.jsonl").write_text(lines[0])  # killed before the first checkpoint
+    assert RobustStrategy.resume(tmp_path).state.round == 0
+
+
 def test_a_half_written_line_is_cut_off_before_the_next(tmp_path):
     RobustStrategy(audit_dir=tmp_path, **SETTINGS).start(grid_of(), record_of(MODEL), 1)
     with (tmp_path / "audit.jsonl").open("ab") as file:

@@ -132,6 +132,19 @@ def test_evaluation_is_averaged_robustly_end_to_end():
     assert found == {"accuracy": pytest.approx(0.8)}
 
 
+def test_a_rule_that_need_not_be_told_of_liars_does_not_believe_them_either():
+    def send(node, model):
+        return content_of(honest(node, model), loss=1e9 if node == 101 else 1.0)
+
+    grid = grid_of(send)
+    strategy = strategy_of("median", num_byzantine=None)
+    assert play_round(strategy, grid, record_of(MODEL))[1]["loss"] == pytest.approx(1)
+    messages = strategy.configure_evaluate(1, record_of(MODEL), ConfigRecord(), grid)
+    found = strategy.aggregate_evaluate(1, grid.send_and_receive(messages))
+    assert found["loss"] == pytest.approx(1)
+    assert play_round(strategy_of("mean", None), grid, record_of(MODEL))[1]["loss"] > 1e7
+
+
 def test_the_manifest_tells_how_the_run_was_set_up(tmp_path):
     strategy = strategy_of("gas(median)", audit_dir=tmp_path, server_optimizer="fedadam")
     play_round(strategy, grid_of(honest), record_of(MODEL))

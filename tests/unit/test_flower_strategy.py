@@ -50,6 +50,7 @@ def grid_of(send, nodes=NODES):
         ({"when_too_many": "raise"}, "when_too_many must be one of 'keep', 'lower'"),
         ({"server_optimizer": "fedadm"}, "did you mean 'fedadam'"),
         ({"probation": 3}, "probation needs exclude_after"),
+        ({"rule": "median", "num_byzantine": None, "exclude_after": 3}, "set num_byzantine or"),
         ({"exclude_after": 0}, "exclude_after must be a whole number from 1 on, got 0"),
         ({"fraction_train": 1.5}, "fraction_train must be from 0 to 1, got 1.5"),
         ({"seed": -4}, "seed must be 0 or larger"),

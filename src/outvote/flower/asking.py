@@ -21,31 +21,39 @@ class Chosen:
     excluded: Mapping[int, str]
     """Who is connected but not asked because of what it did before: the evidence."""
     num_online: int
+    num_byzantine: int
+    """How many of them may lie. Exclusion lowers nothing: the honest may have been excluded."""
+
+
+NOBODY = Chosen(nodes=(), excluded={}, num_online=0, num_byzantine=0)
 
 
 def choose_for_training(settings: Settings, state: ServerState, round_: int, grid: Grid) -> Chosen:
     """Choose who trains."""
     if settings.fraction_train == 0:
-        return Chosen(nodes=(), excluded={}, num_online=0)
+        return NOBODY
     online, wanted = _wait(settings, grid, settings.fraction_train, settings.min_train_nodes)
     candidates, excluded = _candidates(settings, state, round_, online, wanted)
     if settings.sample is not None:
         nodes = check_sample(settings.sample(round_, candidates), candidates)
+        wanted = len(nodes)
     else:
         nodes = draw(candidates, wanted, settings.seed, f"train {round_}")
-    return Chosen(nodes=nodes, excluded=excluded, num_online=len(online))
+    num_byzantine = settings.num_byzantine_of(wanted)
+    return Chosen(
+        nodes=nodes, excluded=excluded, num_online=len(online), num_byzantine=num_byzantine
+    )
 
 
 def choose_for_evaluation(
     settings: Settings, state: ServerState, round_: int, grid: Grid
-) -> Chosen:
+) -> list[int]:
     """Choose who evaluates."""
     if settings.fraction_evaluate == 0:
-        return Chosen(nodes=(), excluded={}, num_online=0)
+        return []
     online, wanted = _wait(settings, grid, settings.fraction_evaluate, settings.min_evaluate_nodes)
-    candidates, excluded = _candidates(settings, state, round_, online, wanted)
-    nodes = draw(candidates, wanted, settings.seed, f"evaluate {round_}")
-    return Chosen(nodes=nodes, excluded=excluded, num_online=len(online))
+    candidates, _ = _candidates(settings, state, round_, online, wanted)
+    return draw(candidates, wanted, settings.seed, f"evaluate {round_}")
 
 
 def messages(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from outvote.flower.state import ServerState
 from outvote.results import checkpoint as checkpoints
+from outvote.results.audit_log import read_audit, read_manifest
 from outvote.results.checkpoint import Checkpoint
 from outvote.results.faults import StoreError
 
@@ -49,6 +50,7 @@ def load_state(folder: Path, state: ServerState, rule: str) -> list[str]:
     if found is None:
         if faults:
             raise StoreError(f"no checkpoint in {folder} can be read: {'; '.join(faults)}")
+        _check_none_is_lost(folder)
         return []
     if faults:
         # Else the damaged one would take the place of the sound one when the next is saved.
@@ -66,6 +68,17 @@ def load_state(folder: Path, state: ServerState, rule: str) -> list[str]:
     state.offenders.from_notes(notes["offenders"])
     state.rule_memory = _unpack(notes["rule_memory"], arrays) if notes["rule"] == rule else None
     return faults
+
+
+def _check_none_is_lost(folder: Path) -> None:
+    """Raise if rounds were played that must have left a checkpoint."""
+    manifest, told = read_manifest(folder), read_audit(folder)
+    every = 1 if manifest is None else int(manifest.settings.get("checkpoint_every") or 1)
+    if told and told[-1].round > every:
+        raise StoreError(
+            f"the log in {folder} tells of {told[-1].round} rounds, but the checkpoint is gone; "
+            "bring it back, or start anew in another audit_dir"
+        )
 
 
 def _pack(memory: Any, arrays: dict[str, NDArray[Any]]) -> Any:

@@ -62,6 +62,13 @@ def _average(told: list[tuple[list[float], float]], num_byzantine: int) -> list[
     return [float(value) for value in np.average(inner, axis=0, weights=shares)]
 
 
+def num_distrusted(settings: Settings, num_byzantine: int, num_told: int) -> int:
+    """Return how many may lie about a metric: as many as the rule bears, if nobody said."""
+    if settings.num_byzantine is None and settings.byzantine_fraction is None:
+        return max(0, min(settings.rule.max_byzantine(num_told), (num_told - 1) // 2))
+    return num_byzantine
+
+
 def _as_list(value: Any) -> list[float]:
     return value if isinstance(value, list) else [value]
 
@@ -83,7 +90,7 @@ def merge_replies(
     counts = None
     if settings.use_num_examples:
         counts = [_count(metrics, settings.weighted_by_key) for metrics in told]
-    num_byzantine = settings.num_byzantine_of(len(asked))
+    num_byzantine = num_distrusted(settings, settings.num_byzantine_of(len(asked)), len(told))
     return merge_metrics(told, num_byzantine, settings.weighted_by_key, counts)
 
 

@@ -4,6 +4,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal, final
 
 Offence = Literal["malformed", "outvoted"]
+MOST_KEPT = 100
+"""How many offences of a node are remembered, unless exclusion asks for more: a file holds them."""
 
 
 @final
@@ -31,8 +33,9 @@ class Offenders:
             if not self.exclude_after or len(unforgiven) < self.exclude_after:
                 self._excluded.pop(node, None)
         for node, offence in offences.items():
-            self._offences.setdefault(node, []).append((round_, offence))
-            if self.exclude_after and len(self._offences[node]) >= self.exclude_after:
+            known = [*self._offences.get(node, []), (round_, offence)]
+            self._offences[node] = known[-max(MOST_KEPT, self.exclude_after or 0) :]
+            if self.exclude_after and len(known) >= self.exclude_after:
                 self._excluded[node] = round_
 
     def excluded(
@@ -71,11 +74,15 @@ class Offenders:
         }
 
     def from_notes(self, notes: Mapping[str, Any]) -> None:
-        """Remember what `to_notes` told."""
+        """Remember what `to_notes` told; who is excluded by it may have been settled anew since."""
         self._offences = {}
         for node, round_, offence in notes["offences"]:
             self._offences.setdefault(node, []).append((round_, offence))
-        self._excluded = dict(notes["excluded"])
+        self._excluded = {
+            node: round_
+            for node, round_ in notes["excluded"]
+            if self.exclude_after and len(self._offences[node]) >= self.exclude_after
+        }
 
     def _rank(self, node: int) -> tuple[int, int, int, int]:
         """Put the worst first: nonsense is no opinion, and being outvoted may be bad luck."""

@@ -40,7 +40,7 @@ class SentModel:
         """Read the server's own model; it must be sound."""
         arrays = {name: _check(name, array.numpy()) for name, array in record.items()}
         names = [name for name, array in arrays.items() if not _is_statistic(name, array)]
-        if not names:
+        if not any(arrays[name].size for name in names):
             raise ValueError(
                 "the model must have at least one array of floating-point numbers that is no "
                 f"running statistic, got {', '.join(map(short, arrays)) or 'no array'}."

@@ -64,6 +64,11 @@ class Settings:
                 _check_whole(name, getattr(self, name), 1)
         if self.probation is not None and self.exclude_after is None:
             raise ValueError("probation needs exclude_after, got none; set exclude_after too.")
+        if self.exclude_after is not None and not (self.num_byzantine or self.byzantine_fraction):
+            raise ValueError(
+                "exclude_after excludes at most as many nodes as may lie, got none; set "
+                "num_byzantine or byzantine_fraction too."
+            )
         if self.seed is not None:
             seed_from(self.seed)
         self._check_rule()

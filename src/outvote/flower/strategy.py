@@ -138,7 +138,7 @@ class RobustStrategy(ResumableStrategy):
             round=server_round,
             sent=SentModel.read(arrays),
             messages=sent,
-            num_byzantine=self.settings.num_byzantine_of(len(sent)),
+            num_byzantine=chosen.num_byzantine,
             excluded=chosen.excluded,
         )
         LOG.info("configure_train: %d of %d nodes are asked", len(sent), chosen.num_online)
@@ -165,7 +165,7 @@ class RobustStrategy(ResumableStrategy):
         """Choose nodes that measure the model, and write their messages."""
         chosen = choose_for_evaluation(self.settings, self.state, server_round, grid)
         kind = MessageType.EVALUATE
-        sent = messages(self.settings, server_round, arrays, config, kind, chosen.nodes)
+        sent = messages(self.settings, server_round, arrays, config, kind, chosen)
         self._asked_to_evaluate = sent
         return sent
 

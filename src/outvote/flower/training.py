@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 
 from outvote.flower.answers import Answers, sort_answers
 from outvote.flower.auditing import in_order, not_judged, now
-from outvote.flower.evaluating import merge_metrics
+from outvote.flower.evaluating import merge_metrics, num_distrusted
 from outvote.flower.judging import Decision, blames, judge, judgements, merge_statistics
 from outvote.flower.offenders import Offence
 from outvote.flower.receiving import Received, receive
@@ -121,7 +121,7 @@ def _metrics(settings: Settings, received: Received, decision: Decision) -> Metr
     replies = list(received.replies.values())
     return merge_metrics(
         [reply.metrics for reply in replies],
-        decision.num_byzantine,
+        num_distrusted(settings, decision.num_byzantine, len(replies)),
         settings.weighted_by_key,
         [reply.count for reply in replies],
     )
