@@ -98,8 +98,11 @@ class Federation:
         return {str(node["node-id"]) for node in nodes if node["status"] == "online"}
 
     def wait_for_nodes(self, count):
-        """Wait until so many nodes are there."""
-        wait_until(lambda: len(self.online()) == count, f"{count} nodes are online")
+        """Wait until so many nodes are there.
+
+        Every look is a program that takes a core for a second, and the nodes need the cores.
+        """
+        wait_until(lambda: len(self.online()) == count, f"{count} nodes are online", pause=2.0)
 
     def start_run(self, name, **config):
         """Start a run of the app; its log is that of `name`."""

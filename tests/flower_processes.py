@@ -23,12 +23,12 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def wait_until(is_so, what, patience=PATIENCE):
+def wait_until(is_so, what, patience=PATIENCE, pause=0.2):
     """Wait until something is so."""
     end = time.monotonic() + patience
     while not is_so():
         assert time.monotonic() < end, f"waited {patience:g} s in vain until {what}"
-        time.sleep(0.2)
+        time.sleep(pause)
 
 
 def descendants(pid):

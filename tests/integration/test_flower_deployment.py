@@ -52,7 +52,7 @@ def test_with_tls_and_keys_a_round_is_played_and_a_liar_is_named(federation):
     nodes = [federation.register(number) for number in range(3)]
     for number, attack in enumerate(("none", "none", "bit-flip")):
         start_node(federation, number, 3, attack=attack)
-    federation.wait_for_nodes(3)
+    # The strategy waits for the nodes; the server starts meanwhile.
     federation.start_run(
         "run", **ALIKE, **{"num-rounds": 1, "min-nodes": 3, "fraction-evaluate": 0.0}
     )
