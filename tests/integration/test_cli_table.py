@@ -51,15 +51,26 @@ def test_json_is_the_format_json(store, capsys):
 def test_metrics_and_parts_can_be_chosen(store, capsys):
     tables = {
         metric: run(capsys, "table", store, "--part", "main", "--metric", metric).out
-        for metric in ("best", "final", "last-ten", "kept")
+        for metric in table.METRICS
     }
-    assert len(set(tables.values())) == 4
+    assert len(set(tables.values())) == 5
     assert "Share of the sampled liars that were kept" in tables["kept"]
+
+
+def test_a_store_with_other_things_than_accuracies_can_be_shown_beside_the_paper(tmp_path, capsys):
+    for suite in ("figure2-deviation", "table5-heterogeneity"):
+        write_store(tmp_path, suite, seeds=1, rounds=2)
+    done = run(capsys, "table", tmp_path, "--paper")
+    assert done.code == 0
+    assert "Distance of the update to the honest mean, where somebody lied: 1 of 5" in done.out
+    assert "(paper 12.19, " in done.out
 
 
 def test_mistakes_are_one_line(store, tmp_path, capsys):
     run(capsys, "table", store, "--part", "mian").assert_fails(2, "unknown part 'mian'", "main")
-    run(capsys, "table", store, "--paper", "--metric", "kept").assert_fails(2, "--paper")
+    for metric in ("kept", "deviation"):
+        done = run(capsys, "table", store, "--paper", "--metric", metric)
+        done.assert_fails(2, "--paper", f"--metric {metric}")
     run(capsys, "table", tmp_path / "none").assert_fails(2, "there is no file or folder")
     run(capsys, "table", tmp_path).assert_fails(2, "no runs in")
     nowhere = tmp_path / "no" / "t.md"

@@ -130,6 +130,12 @@ def test_a_heatmap_has_the_means_of_the_table():
     kept = words_of(draw("heatmap", [], metric="kept_byzantine"))
     assert kept != words
     assert "liars kept, percent" in kept
+    assert "-" in kept
+    far = words_of(draw("heatmap", [], metric="deviation"))
+    assert "deviation" in far
+    for row in grids_of(made("demo"))[0].cells:
+        for cell in row:
+            assert f"{cell.spread('deviation').mean:.3g}" in far
 
 
 def test_a_heatmap_says_what_was_not_run():

@@ -1,8 +1,19 @@
 """The commands that a page tells: what its runs have otherwise than their suite is in them."""
 
+import shlex
+from dataclasses import replace
+
+import pytest
+
 from made_results import made_results
+from outvote.experiment.choosing import Choice, choose
+from outvote.experiment.suites import plan_parts
 from outvote.report.layout import grids_of
 from outvote.report.replaying import replay_commands
+from outvote.report.table_data import as_json
+from outvote.report.table_latex import latex
+from outvote.report.table_markdown import markdown
+from outvote.suites.suite import read_suite
 
 
 def commands(results):
@@ -47,3 +58,69 @@ def test_a_few_rules_and_attacks_of_many_are_named():
     assert commands([each for each in results if each.attack == "lie"]) == [
         "outvote bench demo --seeds 1 --attack lie"
     ]
+
+
+ADDED = [
+    ("attack", "lie", "lie(z=0.3)", "--attack 'lie(z=0.3)'"),
+    ("attack", "min-max", "min-max", "--attack 'min-max(direction=std, method=closed-form, "),
+    ("attack", "lie", "zero", "--attack zero"),
+    ("rule", "dnc", "dnc(removal_factor=2.0)", "--rule 'dnc(removal_factor=2.0)'"),
+    ("rule", "dnc", "dnc", "--rule 'dnc(removal_factor=1.0, "),
+    ("rule", "gas(dnc)", "gas(dnc)", "--rule 'gas(dnc(removal_factor=1.0, "),
+    ("rule", "gas(median)", "gas(median, num_groups=7)", "--rule 'gas(median, num_groups=7)'"),
+]
+
+
+@pytest.mark.parametrize(("axis", "own", "text", "told"), ADDED)
+def test_the_same_name_with_other_parameters_is_told_and_plays_the_same_run(axis, own, text, told):
+    results = made_results("table1-cifar10", seeds=1, rounds=1)
+    first = next(each for each in results if each.setting(axis) == own)
+    added = replace(first, config={**first.config, axis: text}, name="added")
+    (command,) = commands([added])
+    assert told in command
+    assert command.count(f"--{axis}") == 1
+    assert (added.config["rule"], added.config["attack"]) in played(command)
+    assert len(played(command)) == 1
+
+
+def test_what_a_part_has_no_row_or_column_for_is_set():
+    results = made_results("table5-heterogeneity", seeds=1, rounds=1)
+    added = replace(results[0], config={**results[0].config, "attack": "zero"}, name="added")
+    (command,) = commands([added])
+    assert "--set 'attack=\"zero\"'" in command
+    assert (added.config["rule"], "zero") in played(command)
+
+
+def test_rules_of_one_name_are_told_apart_by_their_parameters():
+    results = made_results("table3-num-groups", seeds=1, rounds=1)
+    some = [each for each in results if each.setting("rule.num_groups") == 100][:2]
+    (command,) = commands(some)
+    assert {rule for rule, _ in played(command)} == {each.config["rule"] for each in some}
+
+
+def test_tables_and_records_tell_the_same_commands_as_the_page():
+    results = with_settings(made_results("demo", seeds=1, rounds=1), rounds=3)
+    own = with_settings([results[0]], rule="mine.py:MyRule")
+    grids = grids_of([*results[1:], *own])
+    wanted = replay_commands(grids)
+    assert len(wanted) == 2
+    assert markdown(grids).endswith("".join(f"\n    {each}\n" for each in wanted))
+    assert as_json(grids)["provenance"]["commands"] == wanted
+    assert all(f"% {each}\n" in latex(grids) for each in wanted)
+
+
+def played(command):
+    """Rules and attacks of the runs that a command would play."""
+    options = {"--part": [], "--rule": [], "--attack": [], "--set": [], "--seeds": ["1"]}
+    _, _, suite, *words = shlex.split(command)
+    for option, value in zip(words[::2], words[1::2], strict=True):
+        options[option].append(value)
+    choice = Choice(
+        settings=options["--set"],
+        parts=options["--part"],
+        rules=options["--rule"],
+        attacks=options["--attack"],
+        num_seeds=int(options["--seeds"][-1]),
+    )
+    plans = plan_parts(choose(read_suite(suite), choice))
+    return {(spec.rule, spec.attack) for plan in plans for spec in plan.specs}

@@ -22,11 +22,13 @@ from outvote.report.cells import Cell
 from outvote.report.html import write_log_audit, write_report
 from outvote.report.html_facts import commands_of, dates_of, duration, facts_of, title_and_lead
 from outvote.report.html_runs import MAX_ENTRIES, run_entries
-from outvote.report.html_tables import cell_note, seeds_note
+from outvote.report.html_tables import cell_note
 from outvote.report.layout import grids_of
 from outvote.report.packing import packed_measured, packed_shares, packed_whole
+from outvote.report.table_text import seeds_of
 from outvote.results.audit_log import Judgement
 from outvote.results.export import to_export
+from outvote.results.schema import Status
 from outvote.suites.suite import read_suite
 
 TWO_RULES = {"rule": ["median", "gas(median)"], "attack": ["none", "lie"], "rounds": 6}
@@ -90,6 +92,7 @@ def test_a_page_holds_the_numbers_of_its_runs(tmp_path):
     for result, entry in zip(results, page["runs"], strict=True):
         assert (entry["rule"], entry["seed"]) == (result.rule, result.seed)
         assert entry["numbers"]["best"] == result.best
+        assert entry["numbers"]["deviation"] == result.deviation
         np.testing.assert_allclose(
             unpacked(entry["series"]["accuracy"]), result.series.accuracy, atol=6e-5
         )
@@ -138,16 +141,28 @@ def test_runs_from_an_export_have_tables_and_curves_but_no_audit(tmp_path, capsy
     assert data_of(page)["grids"][0]["cells"][0][0]["best"]
 
 
+def with_cells(grid, *cells):
+    return replace(grid, cells=(cells,), columns=tuple(range(len(cells))))
+
+
 def test_cells_say_what_is_missing_or_went_wrong():
     good, bad = made_results({"rule": "median", "attack": ["lie", "none"]}, diverged=("median-n",))[
         ::2
     ]
-    assert cell_note(Cell()) == "not run"
-    assert cell_note(Cell(unfinished=(good,))) == "unfinished"
-    assert cell_note(Cell(results=(good,))) == ""
+    (grid,) = grids_of([good, bad])
+
+    def note(cell, *others):
+        return cell_note(cell, with_cells(grid, cell, *others))
+
+    unfinished = replace(good, status=Status(outcome="failed", round=1, num_rounds=3))
+    assert note(Cell()) == "not run"
+    assert note(Cell(unfinished=(unfinished,))) == "failed"
+    assert note(Cell(results=(good,))) == ""
     cell = Cell(results=(good, bad), num_wanted=5)
-    assert cell_note(cell) == "1 of 5 seeds, 1 diverged"
-    assert cell_note(cell, are_seeds_told=True) == "1 diverged"
+    assert note(cell) == "1 diverged"
+    second = replace(good, config={**good.config, "seed": 1})
+    others = [Cell(results=(good, second), num_wanted=5)] * 2
+    assert note(cell, *others) == "1 of 5 seeds, 1 diverged"
 
 
 def test_seeds_are_told_once_where_all_cells_have_as_many():
@@ -156,13 +171,12 @@ def test_seeds_are_told_once_where_all_cells_have_as_many():
     (grid,) = grids_of([first, second])
 
     def note(*cells):
-        return seeds_note(replace(grid, cells=(cells,), columns=tuple(range(len(cells)))))
+        return seeds_of(with_cells(grid, *cells))
 
     assert note(both, both) == "2 seeds"
     assert note(one, one, Cell()) == "1 of 2 seeds"
     assert note(replace(one, num_wanted=0)) == "1 seed"
-    assert note(one, both) == ""
-    assert note(Cell()) == ""
+    assert note(one, both) == "2 seeds unless a cell says otherwise"
 
 
 def test_long_audits_keep_some_rounds_and_all_counts(tmp_path, monkeypatch):
@@ -206,8 +220,8 @@ def test_runs_that_were_never_tested_have_a_page(tmp_path):
     ]
     write_report(results, tmp_path / "report.html")
     (grid,) = data_of(tmp_path / "report.html")["grids"]
-    assert {cell["note"] for row in grid["cells"] for cell in row} == {"not tested"}
-    assert "not tested</td>" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert {cell["note"] for row in grid["cells"] for cell in row} == {"not measured"}
+    assert "not measured</td>" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def test_where_nobody_lies_no_liar_is_kept():

@@ -58,7 +58,8 @@ def test_a_cell_has_the_mean_and_the_sample_deviation_of_its_seeds():
     cell = grids_of(results)[0].cells[0][0]
     assert cell.seeds == [0, 1, 2]
     for metric in METRICS:
-        values = [100 * getattr(each, metric) for each in cell.results]
+        scale = 1 if metric == "deviation" else 100
+        values = [scale * getattr(each, metric) for each in cell.results]
         spread = cell.spread(metric)
         assert spread.mean == pytest.approx(statistics.mean(values))
         assert spread.std == pytest.approx(statistics.stdev(values))
@@ -86,10 +87,20 @@ def test_cells_are_there_when_only_one_run_is():
     main, lie = grids_of(table1()[:1])
     assert (len(cells_of(main)), len(cells_of(lie))) == (72, 6)
     assert sum(not cell.is_missing for cell in cells_of(main)) == 1
-    text = markdown([main, lie], "best")
-    assert text.count("not run |") == 71 + 6 + 11
-    assert "`outvote bench table1-cifar10 --part lie-p100`" in text
-    assert "Nothing of this was run." in text
+    assert markdown([main], "best").count("not run |") == 71 + 11
+
+
+def test_parts_without_a_run_are_only_named():
+    """A part with one run that is not over has all its cells."""
+    grids = grids_of([ended(table1()[0], "failed")])
+    named = "Nothing was run, as the suite has it, of: CIFAR-10, LIE, p = 100."
+    text = markdown(grids, "best")
+    assert text.count(named) == 1
+    assert len(table_lines(text)) == 2 + 12
+    assert f"% {named}" in latex(grids, "best")
+    assert latex(grids, "best").count(r"\begin{table}") == 1
+    assert len(records(grids, "best")) == 72 + 6
+    assert "Nothing was run" not in markdown(grids_of(table1()), "best")
 
 
 def test_runs_that_are_not_over_are_not_counted_but_told():
@@ -288,8 +299,8 @@ def test_latex_is_balanced_and_every_row_has_all_columns(metric, paper):
     assert depth == 0
     assert bare.count("$") % 2 == 0
     opened, closed = (re.findall(rf"\\{word}{{(\w+)}}", text) for word in ("begin", "end"))
-    assert opened == ["table", "tabular"] * 2
-    assert closed == ["tabular", "table"] * 2
+    assert opened == ["table", "tabular"]
+    assert closed == ["tabular", "table"]
     for tabular in re.findall(r"\\begin{tabular}{(l r*|lr+)}(.*?)\\end{tabular}", text, re.DOTALL):
         rows = [line for line in tabular[1].splitlines() if line.endswith(r"\\")]
         assert len(rows) > 5
@@ -341,7 +352,8 @@ def test_provenance_counts_a_run_once_and_tells_all_machines():
     one = made_results("smoke", seeds=1)
     other = msgspec_replace(device="NVIDIA H200", commit="f" * 40 + "+changes")
     more = made_results(OWN, seeds=1, environment=other)
-    about = provenance_of([*one, *one, *more])
+    grids = [*grids_of(one), *grids_of([*one, *more])]
+    about = provenance_of(grids)
     assert about.num_runs == len(one) + len(more)
     assert about.devices == ["NVIDIA H200", "cpu"]
     assert about.num_images == sum(each.num_images for each in [*one, *more])
@@ -371,11 +383,11 @@ def test_commands_play_the_precision_that_the_runs_had():
     half = [replace(each, config={**each.config, "precision": "bfloat16"}) for each in results]
     text = markdown(grids_of(half), "best")
     assert "`outvote bench table1-cifar10 --part main --precision bfloat16` plays" in text
-    assert provenance_of(half).commands == [
+    assert provenance_of(grids_of(half)).commands == [
         "outvote bench table1-cifar10 --seeds 1 --precision bfloat16"
     ]
     both = [*results, *(replace(each, name=f"{each.name}b") for each in half)]
-    assert provenance_of(both).commands == [
+    assert provenance_of(grids_of(both)).commands == [
         "outvote bench table1-cifar10 --seeds 1 --precision bfloat16",
         "outvote bench table1-cifar10 --seeds 1",
     ]
@@ -408,3 +420,66 @@ def test_records_tell_the_worst_case_and_what_the_paper_has_for_it():
     assert worst[0]["difference"] == pytest.approx(worst[0]["mean"] - 23.68, abs=0.0051)
     lie = [each for each in records(grids, "final") if each["part"] == "lie-p100"]
     assert {each["is_worst"] for each in lie} == {None}
+
+
+def test_where_nobody_lies_no_share_is_told_and_no_column_is_missing():
+    grid = grids_of(made_results({**OWN, "attack": ["none", "lie", "ipm"]}))[0]
+    column = grid.columns.index("none")
+    assert {row[column].spread("kept_byzantine") for row in grid.cells} == {None}
+    worst = grid.worst(0, "kept_byzantine")
+    assert not worst.is_partial
+    assert worst.column != column
+    lines = table_lines(markdown([grid], "kept_byzantine"))
+    assert {line[1 + column].strip() for line in lines[2:]} == {"-"}
+    assert "-: nobody lied." in markdown([grid], "kept_byzantine")
+    assert "nobody lied" not in markdown([grid], "best")
+    record = records([grid], "kept_byzantine")[column]
+    assert (record["value"], record["kept_byzantine_mean"]) == ("none", None)
+
+
+def test_a_deviation_is_a_plain_number_and_the_smallest_is_best():
+    grid = grids_of(made_results({**OWN, "attack": ["none", "lie", "ipm"]}))[0]
+    text = markdown([grid], "deviation", paper=True)
+    assert "Distance of the update to the honest mean, where somebody lied: mean ±" in text
+    assert "percent" not in text
+    assert "Worst case: the largest mean" in text
+    means = [[cell.spread("deviation").mean for cell in row] for row in grid.cells]
+    for row, column in grid.best("deviation"):
+        assert means[row][column] == min(each[column] for each in means)
+    for row, line in enumerate(table_lines(text)[2:]):
+        told = [float(each.replace("*", "").split()[0]) for each in line[1:-1]]
+        assert told == [pytest.approx(mean, rel=5e-3) for mean in means[row]]
+        assert float(line[-1]) == max(told)
+    assert records([grid])[0]["deviation_mean"] == pytest.approx(means[0][0], rel=1e-5)
+
+
+@pytest.mark.parametrize("far", [1e-7, 0.0, 1e30, 1e300])
+def test_deviations_of_any_size_can_be_read(far):
+    results = [
+        replace(each, series=replace(each.series, deviation=each.series.deviation * 0 + far))
+        for each in made_results(OWN)
+    ]
+    grid = grids_of(results)[0]
+    assert grid.cells[0][0].spread("deviation") == (pytest.approx(far), 0.0, 2)
+    told = table_lines(markdown([grid], "deviation"))[2][1].replace("*", "")
+    assert float(told.split()[0]) == pytest.approx(far)
+    assert latex([grid], "deviation").isascii()
+
+
+def test_a_table_shows_what_its_part_is_about_unless_told_otherwise():
+    selection = grids_of(made_results("figure1-motivation", seeds=1, rounds=2))
+    deviation = grids_of(made_results("figure2-deviation", seeds=1, rounds=2))
+    text = markdown(selection, paper=True)
+    assert text.count("Share of the sampled liars that were kept, in percent") == 2
+    assert text.count("Best accuracy of all rounds, in percent") == 2
+    assert text.count("### ") == text.count("plays those of the suite") == 2
+    assert "Distance of the update" in markdown(deviation, paper=True)
+    assert "paper" not in markdown(deviation, paper=True)
+    for grids in (selection, deviation):
+        assert "Accuracy after the last round" in markdown(grids, "final")
+        assert "liars that were kept" not in markdown(grids, "final")
+    labels = re.findall(r"\\label{(.*?)}", latex(selection))
+    assert len(set(labels)) == len(labels) == 4
+    assert {each["metric"] for each in records(selection)} == {"kept_byzantine"}
+    assert as_json(deviation)["metric"] is None
+    assert markdown(grids_of(table1())) == markdown(grids_of(table1()), "best")

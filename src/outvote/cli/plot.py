@@ -35,7 +35,7 @@ FORMATS = ("png", "svg", "pdf")
     type=click.Choice(tuple(METRICS)),
     default="best",
     show_default=True,
-    help="Of heatmaps: which accuracy, or liars kept.",
+    help="Of heatmaps: which accuracy, liars kept, or the distance to the honest mean.",
 )
 @click.option("--part", help="Only this part of the suite.")
 @click.option("--run", help="identification: the name or hash of a run.")

@@ -1,4 +1,4 @@
-"""`outvote table RUNS`: accuracies of rules under attacks, beside those of the paper."""
+"""`outvote table RUNS`: what rules come to under attacks, beside the numbers of the paper."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ METRICS: "dict[str, Metric]" = {
     "final": "final",
     "last-ten": "last_ten",
     "kept": "kept_byzantine",
+    "deviation": "deviation",
 }
 FORMATS = ("md", "latex", "csv", "json")
 
@@ -37,9 +38,8 @@ FORMATS = ("md", "latex", "csv", "json")
 @click.option(
     "--metric",
     type=click.Choice(tuple(METRICS)),
-    default="best",
-    show_default=True,
-    help="Accuracy of the best round (the paper's), the last, the last ten; or liars kept.",
+    help="Accuracy of the best round (the paper's), the last, the last ten; liars kept; or the "
+    "distance to the honest mean.  [default: what each part of a suite is about, else best]",
 )
 @click.option("--part", help="Only this part of the suite.")
 @click.option(
@@ -52,7 +52,7 @@ def command(
     paths: tuple[Path, ...],
     format_: str,
     paper: bool,
-    metric: str,
+    metric: str | None,
     part: str | None,
     output: Path | None,
     as_json: bool,
@@ -61,7 +61,7 @@ def command(
 
     RUNS are folders of runs, or exports. Runs of a suite that comes with outvote are laid out as
     the suite has them; of others, rules are rows, and attacks or whatever differs are columns.
-    The same runs always give the same text.
+    Parts of which nothing was run are only named. The same runs always give the same text.
 
     \b
     outvote table runs/table1-cifar10 --paper
@@ -69,10 +69,10 @@ def command(
     """  # noqa: D301  (click wants the backspace)
     from outvote.report.layout import grids_of
 
-    wanted = METRICS[metric]
-    if paper and wanted == "kept_byzantine":
+    wanted = None if metric is None else METRICS[metric]
+    if paper and wanted in ("kept_byzantine", "deviation"):
         raise click.UsageError(
-            "--paper goes with accuracies: the paper has no numbers for --metric kept."
+            f"--paper goes with accuracies: the paper has no numbers for --metric {metric}."
         )
     try:
         grids = grids_of(read_runs(paths), part)
@@ -85,7 +85,9 @@ def command(
         write_file(output, text.encode())
 
 
-def write_table(grids: "list[Grid]", format_: str, metric: "Metric", *, paper: bool) -> str:
+def write_table(
+    grids: "list[Grid]", format_: str, metric: "Metric | None" = None, *, paper: bool = False
+) -> str:
     """Return tables in a format."""
     if format_ == "json":
         from outvote.report.table_data import as_json

@@ -1,20 +1,31 @@
 """One cell of a table: what the runs of several seeds came to."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan, sqrt
+from math import hypot, isnan, sqrt
 from typing import Literal, NamedTuple, final, get_args
 
 from outvote.results.run import Result
 from outvote.suites.paper import Printed
+from outvote.suites.suite import Kind
 
-Metric = Literal["best", "final", "last_ten", "kept_byzantine"]
+Metric = Literal["best", "final", "last_ten", "kept_byzantine", "deviation"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
+ACCURACIES: tuple[Metric, ...] = ("best", "final", "last_ten")
+"""Those that the paper has numbers for."""
+LESS_IS_BETTER: tuple[Metric, ...] = ("kept_byzantine", "deviation")
+USUAL: dict[Kind, tuple[Metric, ...]] = {
+    "table": ("best",),
+    "selection": ("kept_byzantine", "best"),
+    "deviation": ("deviation",),
+}
+"""What a part is about, unless somebody asks for another metric."""
 TITLES: dict[Metric, str] = {
     "best": "best accuracy of all rounds",
     "final": "accuracy after the last round",
     "last_ten": "mean accuracy of the last ten tests",
     "kept_byzantine": "share of the sampled liars that were kept",
+    "deviation": "distance of the update to the honest mean, where somebody lied",
 }
 
 SHORT_TITLES: dict[Metric, str] = {
@@ -22,11 +33,12 @@ SHORT_TITLES: dict[Metric, str] = {
     "final": "final accuracy",
     "last_ten": "accuracy, last ten",
     "kept_byzantine": "liars kept",
+    "deviation": "deviation",
 }
 
 
 class Spread(NamedTuple):
-    """The mean over seeds, in percent."""
+    """The mean over seeds, in percent unless it is a deviation."""
 
     mean: float
     std: float | None
@@ -75,14 +87,15 @@ class Cell:
 
     def spread(self, metric: Metric) -> Spread | None:
         """Return mean and deviation over the seeds; None if there is no number."""
-        return spread_of([100 * float(getattr(each, metric)) for each in self.results])
+        scale = 100 if is_percent(metric) else 1
+        return spread_of([scale * float(getattr(each, metric)) for each in self.results])
 
     def difference(self, metric: Metric) -> float | None:
         """Return ours minus the paper's, in points; None if one is not there."""
         ours = self.spread(metric)
-        if ours is None or self.printed is None or metric == "kept_byzantine":
+        if ours is None or self.printed is None or metric not in ACCURACIES:
             return None
-        return round(shown(ours.mean) - self.printed.accuracy, 2)
+        return round(shown(ours.mean, metric) - self.printed.accuracy, 2)
 
 
 @final
@@ -95,7 +108,7 @@ class Worst:
     num_known: int
     num_columns: int
     printed: float | None
-    """The worst that the paper has; None unless it has all columns."""
+    """The worst accuracy that the paper has; None unless it has all columns."""
 
     @property
     def is_partial(self) -> bool:
@@ -107,7 +120,7 @@ class Worst:
         """Ours minus the paper's, in points; None unless both are whole."""
         if self.printed is None or self.is_partial:
             return None
-        return round(shown(self.spread.mean) - self.printed, 2)
+        return round(round(self.spread.mean, 2) - self.printed, 2)
 
 
 def spread_of(values: Sequence[float]) -> Spread | None:
@@ -118,19 +131,20 @@ def spread_of(values: Sequence[float]) -> Spread | None:
     mean = sum(known) / len(known)
     if len(known) == 1:
         return Spread(mean, None, 1)
-    squares = sum((value - mean) ** 2 for value in known)
-    return Spread(mean, sqrt(squares / (len(known) - 1)), len(known))
+    # Not a sum of squares: that of the deviations of runs that diverged may be too large.
+    std = hypot(*(value - mean for value in known)) / sqrt(len(known) - 1)
+    return Spread(mean, std, len(known))
 
 
-def worst_of(cells: Sequence[Cell], metric: Metric) -> Worst | None:
-    """Return the column where a rule does worst; None if nothing is known."""
-    spreads = [(k, cell.spread(metric)) for k, cell in enumerate(cells)]
+def worst_of(cells: Mapping[int, Cell], metric: Metric) -> Worst | None:
+    """Return the column where a rule does worst, of cells by column; None if nothing is known."""
+    spreads = [(k, cell.spread(metric)) for k, cell in cells.items()]
     known = [(k, spread) for k, spread in spreads if spread is not None]
     if not known:
         return None
     column, spread = min(known, key=lambda pair: goodness(pair[1], metric))
-    printed = [cell.printed.accuracy for cell in cells if cell.printed is not None]
-    has_all = len(printed) == len(cells) and metric != "kept_byzantine"
+    printed = [cell.printed.accuracy for cell in cells.values() if cell.printed is not None]
+    has_all = len(printed) == len(cells) and metric in ACCURACIES
     return Worst(
         spread=spread,
         column=column,
@@ -142,9 +156,15 @@ def worst_of(cells: Sequence[Cell], metric: Metric) -> Worst | None:
 
 def goodness(spread: Spread, metric: Metric) -> float:
     """Return a number that is larger the better the rule; what prints alike is alike."""
-    return -shown(spread.mean) if metric == "kept_byzantine" else shown(spread.mean)
+    number = shown(spread.mean, metric)
+    return -number if metric in LESS_IS_BETTER else number
 
 
-def shown(mean: float) -> float:
+def is_percent(metric: Metric) -> bool:
+    """Tell whether a metric is a share; a deviation is a length."""
+    return metric != "deviation"
+
+
+def shown(mean: float, metric: Metric) -> float:
     """Return a mean as tables print it, so that their differences add up."""
-    return round(mean, 2)
+    return round(mean, 2) if is_percent(metric) else float(f"{mean:.3g}")

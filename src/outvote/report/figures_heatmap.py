@@ -11,7 +11,7 @@ from matplotlib.colors import Colormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from outvote.report.cells import SHORT_TITLES, Cell, Metric
+from outvote.report.cells import SHORT_TITLES, Cell, Metric, is_percent
 from outvote.report.differing import differing, ordered, split
 from outvote.report.figures_style import FAINT, GREY, MOST_PANELS, panels
 from outvote.report.grid import Grid
@@ -68,7 +68,7 @@ def _map_of(grid: Grid, metric: Metric) -> Map:
 
 def _field(cell: Cell, metric: Metric) -> float | str:
     spread = cell.spread(metric)
-    return missing(cell) if spread is None else spread.mean
+    return missing(cell, metric) if spread is None else spread.mean
 
 
 def _maps(results: Sequence[Result], told: str, metric: Metric) -> list[Map]:
@@ -114,11 +114,12 @@ def _draw(maps: Sequence[Map], metric: Metric) -> Figure:
     colours = Colours(Normalize(min(known), max(known)), colormaps["cividis"])
     figure, all_axes = _panels(maps)
     for axes, each in zip(all_axes, maps, strict=True):
-        _draw_map(axes, each, colours)
+        _draw_map(axes, each, colours, ".1f" if is_percent(metric) else ".3g")
     bar = figure.colorbar(
         ScalarMappable(*colours), ax=all_axes, aspect=8 * figure.get_figheight(), pad=0.02
     )
-    bar.set_label(f"{SHORT_TITLES[metric]}, percent", fontsize=8.5)
+    unit = ", percent" if is_percent(metric) else ""
+    bar.set_label(f"{SHORT_TITLES[metric]}{unit}", fontsize=8.5)
     bar.outline.set_visible(False)
     return figure
 
@@ -139,7 +140,7 @@ def _panels(maps: Sequence[Map]) -> tuple[Figure, list[Axes]]:
     return figure, all_axes
 
 
-def _draw_map(axes: Axes, each: Map, colours: Colours) -> None:
+def _draw_map(axes: Axes, each: Map, colours: Colours, form: str) -> None:
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     numbers = [[f if isinstance(f, float) else float("nan") for f in row] for row in each.fields]
@@ -157,17 +158,21 @@ def _draw_map(axes: Axes, each: Map, colours: Colours) -> None:
             axes.axhline(number + 0.5, color="white", linewidth=2)
     for number, fields in enumerate(each.fields):
         for column, field in enumerate(fields):
-            _write(axes, number, column, field, colours)
+            told = field if isinstance(field, str) else format(field, form)
+            _write(axes, (number, column), told, colours, field)
 
 
-def _write(axes: Axes, row: int, column: int, field: float | str, colours: Colours) -> None:
+def _write(
+    axes: Axes, place: tuple[int, int], told: str, colours: Colours, field: float | str
+) -> None:
     """Write a number so that it can be read on its colour; a field without one is hatched."""
+    row, column = place
     if isinstance(field, str):
         corner = (column - 0.5, row - 0.5)
         axes.add_patch(Rectangle(corner, 1, 1, fill=False, hatch="////", edgecolor=FAINT, lw=0))
-        axes.text(column, row, field, ha="center", va="center", fontsize=6.5, color=GREY)
+        axes.text(column, row, told, ha="center", va="center", fontsize=6.5, color=GREY)
         return
     red, green, blue, _ = colours.map(float(colours.range(field)))
     is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
     colour = "white" if is_dark else "black"
-    axes.text(column, row, f"{field:.1f}", ha="center", va="center", fontsize=8, color=colour)
+    axes.text(column, row, told, ha="center", va="center", fontsize=8, color=colour)

@@ -45,9 +45,11 @@ def draw_selection(grids: Sequence[Grid]) -> Figure:
 def kept_honest(result: Result) -> float:
     """Return the share of the honest clients sampled that had a share in the update."""
     series = result.series
-    sampled = int((series.num_sampled - series.num_byzantine).sum())
-    kept = int((series.num_kept - series.num_kept_byzantine).sum())
-    return kept / sampled if sampled else float("nan")
+    sampled, kept = series.num_sampled.sum(), series.num_kept.sum()
+    if result.attack != "none":  # Then those who could lie do not, and are honest, too.
+        sampled -= series.num_byzantine.sum()
+        kept -= series.num_kept_byzantine.sum()
+    return float(kept / sampled) if sampled else float("nan")
 
 
 PANELS: dict[str, Callable[[Result], float]] = {

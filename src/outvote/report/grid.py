@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
-from outvote.report.cells import Cell, Metric, Worst, goodness, worst_of
+from outvote.report.cells import USUAL, Cell, Metric, Worst, goodness, worst_of
 from outvote.report.naming import family, title_of
 from outvote.results.run import Result
 from outvote.suites.paper import Printed
@@ -68,9 +68,18 @@ class Grid:
         """Whether a rule and a wrapped form of it are both there."""
         return bool(self._rivals())
 
+    def metrics(self, chosen: Metric | None) -> tuple[Metric, ...]:
+        """Return what is shown: what was chosen, or else what this table is about."""
+        return USUAL[self.kind] if chosen is None else (chosen,)
+
     def worst(self, row: int, metric: Metric) -> Worst | None:
-        """Return the worst column of a row."""
-        return worst_of(self.cells[row], metric)
+        """Return the worst column of a row; where nobody lies no liar can be kept."""
+        cells = {
+            column: cell
+            for column, cell in enumerate(self.cells[row])
+            if metric != "kept_byzantine" or self.columns[column] != "none"
+        }
+        return worst_of(cells, metric)
 
     def best(self, metric: Metric) -> set[tuple[int, int]]:
         """Return the cells to be set in bold: the best of a rule and its wrapped forms.

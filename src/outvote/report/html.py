@@ -17,6 +17,7 @@ from outvote.report.html_facts import Facts, commands_of, facts_of, title_and_le
 from outvote.report.html_runs import log_entries, run_entries
 from outvote.report.html_tables import grid_entries
 from outvote.report.layout import grids_of
+from outvote.report.table_text import not_run
 from outvote.results.atomic import write_whole
 from outvote.results.run import Result
 
@@ -57,7 +58,7 @@ def write_report(results: Sequence[Result], path: Path, *, command: str = "") ->
         facts=facts_of(results),
         commands=commands_of(grids, command),
         page=page,
-        not_run=[grid.title or grid.suite_title for grid in all_grids if not runs_of([grid])],
+        not_run=not_run(all_grids),
     )
     write_whole(path, text.encode("utf-8"), stays="what was there stays")
 
@@ -102,7 +103,7 @@ def render(
     facts: Facts,
     commands: Sequence[str],
     page: Mapping[str, Any],
-    not_run: Sequence[str] = (),
+    not_run: str = "",
 ) -> str:
     """Return the page; what comes from files is text in it, never markup."""
     from jinja2 import Environment, StrictUndefined

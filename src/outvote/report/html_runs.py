@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, final
 
 import msgspec
@@ -121,12 +122,6 @@ class Once:
 
 
 def _outcome(result: Result) -> dict[str, Any]:
-    numbers = {
-        name: None if np.isnan(getattr(result, name)) else getattr(result, name)
-        for name in ("best", "final", "last_ten", "kept_byzantine")
-    }
-    if result.attack == "none":  # Those who could lie do not: there is nobody to keep.
-        numbers["kept_byzantine"] = None
     return {
         "name": result.name,
         "title": f"{result.rule} against {result.attack}",
@@ -136,7 +131,7 @@ def _outcome(result: Result) -> dict[str, Any]:
         "outcome": result.status.outcome,
         "reason": result.status.reason
         or ("" if result.is_over else f"{len(result.series)} of {result.status.num_rounds} rounds"),
-        "numbers": {**numbers, "seconds": round(result.seconds, 1)},
+        "numbers": {**asdict(result.summary), "seconds": round(result.seconds, 1)},
     }
 
 

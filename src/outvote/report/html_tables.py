@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from outvote.report.cells import METRICS, Cell, Metric, Spread
+from outvote.report.cells import METRICS, Cell, Metric, Spread, shown
 from outvote.report.grid import Grid
 from outvote.report.naming import family
+from outvote.report.table_text import missing, notes, seeds_of
 from outvote.results.run import Result
 
 Places = Mapping[int, int]
@@ -21,13 +22,12 @@ def grid_entries(grids: Sequence[Grid], results: Sequence[Result]) -> list[dict[
 
 def _grid_entry(grid: Grid, places: Places, *, is_only_suite: bool) -> dict[str, Any]:
     bold = {metric: grid.best(metric) for metric in METRICS}
-    seeds = seeds_note(grid)
     return {
         "suite": grid.suite,
         "part": grid.part,
         "title": (grid.title if is_only_suite else f"{grid.suite_title}: {grid.title}")
         or grid.suite_title,
-        "seeds": seeds,
+        "seeds": seeds_of(grid) if grid.results else "",
         "rows": list(grid.rows),
         "families": [family(row) for row in grid.rows],
         "columns": grid.titles,
@@ -38,9 +38,9 @@ def _grid_entry(grid: Grid, places: Places, *, is_only_suite: bool) -> dict[str,
             [
                 _cell_entry(
                     cell,
+                    grid,
                     places,
                     [metric for metric in METRICS if (row, column) in bold[metric]],
-                    are_seeds_told=bool(seeds),
                 )
                 for column, cell in enumerate(cells)
             ]
@@ -53,21 +53,8 @@ def _grid_entry(grid: Grid, places: Places, *, is_only_suite: bool) -> dict[str,
     }
 
 
-def seeds_note(grid: Grid) -> str:
-    """Return how many seeds all cells have; empty if they differ: then the cells say it."""
-    cells = [cell for row in grid.cells for cell in row if not cell.is_missing]
-    found = {(len(cell.seeds), max(cell.num_wanted, len(cell.seeds))) for cell in cells}
-    if len(found) != 1:
-        return ""
-    num, wanted = found.pop()
-    seeds = "1 seed" if wanted == 1 else f"{wanted} seeds"
-    return seeds if num == wanted else f"{num} of {seeds}"
-
-
-def _cell_entry(
-    cell: Cell, places: Places, bold: Sequence[Metric], *, are_seeds_told: bool
-) -> dict[str, Any]:
-    entry: dict[str, Any] = {metric: _numbers(cell.spread(metric)) for metric in METRICS}
+def _cell_entry(cell: Cell, grid: Grid, places: Places, bold: Sequence[Metric]) -> dict[str, Any]:
+    entry: dict[str, Any] = {metric: _numbers(cell.spread(metric), metric) for metric in METRICS}
     entry["runs"] = [places[id(each)] for each in (*cell.results, *cell.unfinished)]
     if bold:
         entry["bold"] = list(bold)
@@ -75,24 +62,16 @@ def _cell_entry(
         difference = cell.difference("best")
         entry["paper"] = [cell.printed.accuracy, cell.printed.std]
         entry["difference"] = None if difference is None else round(difference, 2)
-    note = cell_note(cell, are_seeds_told=are_seeds_told)
+    note = cell_note(cell, grid)
     if note:
         entry["note"] = note
     return entry
 
 
-def cell_note(cell: Cell, *, are_seeds_told: bool = False) -> str:
+def cell_note(cell: Cell, grid: Grid) -> str:
     """Return what must be said beside the number: what is missing or went wrong."""
-    if cell.is_missing:
-        return "unfinished" if cell.unfinished else "not run"
-    notes = []
-    if not cell.is_complete and not are_seeds_told:
-        notes.append(f"{len(cell.seeds)} of {cell.num_wanted} seeds")
-    if cell.num_diverged:
-        notes.append(f"{cell.num_diverged} diverged")
-    elif cell.spread("best") is None:
-        notes.append("not tested")
-    return ", ".join(notes)
+    why = [missing(cell, "best")] if cell.spread("best") is None else []
+    return ", ".join([*why, *notes(cell, grid, "best")])
 
 
 def _worst_entry(grid: Grid, row: int, metric: Metric) -> list[Any] | None:
@@ -100,11 +79,11 @@ def _worst_entry(grid: Grid, row: int, metric: Metric) -> list[Any] | None:
     worst = grid.worst(row, metric)
     if worst is None:
         return None
-    mean = round(worst.spread.mean, 2)
+    mean = shown(worst.spread.mean, metric)
     return [mean, worst.column, worst.is_partial, worst.printed, worst.difference]
 
 
-def _numbers(spread: Spread | None) -> list[float | None] | None:
+def _numbers(spread: Spread | None, metric: Metric) -> list[float | None] | None:
     if spread is None:
         return None
-    return [round(spread.mean, 2), None if spread.std is None else round(spread.std, 2)]
+    return [shown(spread.mean, metric), None if spread.std is None else shown(spread.std, metric)]

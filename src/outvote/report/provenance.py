@@ -1,13 +1,14 @@
 """Where the numbers of a table come from: runs, machines, versions, settings."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
-from outvote.report.commands import bench_commands
 from outvote.report.differing import ordered
+from outvote.report.grid import Grid, runs_of
 from outvote.report.naming import title_of
+from outvote.report.replaying import replay_commands
 from outvote.results.run import Result
 
 
@@ -58,9 +59,9 @@ class Provenance:
         return " ".join(parts)
 
 
-def provenance_of(results: Iterable[Result]) -> Provenance:
-    """Sum up where runs were played; one that is in several tables counts once."""
-    once = {(each.suite, each.name): each for each in results}
+def provenance_of(grids: Sequence[Grid]) -> Provenance:
+    """Sum up where the runs of tables were played; one that is in several counts once."""
+    once = {(each.suite, each.name): each for each in runs_of(grids)}
     over = [once[key] for key in sorted(once) if once[key].is_over]
     rest = Counter(each.status.outcome for each in once.values() if not each.is_over)
     found = [each.environment for each in over if each.environment is not None]
@@ -73,7 +74,7 @@ def provenance_of(results: Iterable[Result]) -> Provenance:
         commits=ordered(each.commit for each in found if each.commit is not None),
         precisions=ordered(each.precision for each in found),
         dates=ordered(each.date for each in found if each.date is not None),
-        commands=bench_commands(over),
+        commands=replay_commands(grids),
         num_images=sum(each.num_images for each in over),
         run_seconds=round(sum(each.seconds for each in over), 1),
         unfinished={str(name): rest[name] for name in sorted(rest)},

@@ -1,18 +1,20 @@
-"""What to type to get the runs of a page again: suites, parts, and what was set otherwise."""
+"""What to type to get runs again: suites, parts, seeds, and what was set otherwise."""
 
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from outvote.grids import flat
-from outvote.report.commands import bench_commands
 from outvote.report.differing import ordered
 from outvote.report.grid import Grid, runs_of
+from outvote.results.labels import Outline, is_same, label, outline
 from outvote.results.run import Result
-from outvote.suites.suite import Part, read_suite, suite_names
+from outvote.suites.suite import Part, read_suite, suite_names, value_of
 
-LEFT_OUT = ("rule", "attack", "seed", "preset", "precision")
+Axis = Literal["rule", "attack"]
+AXES: tuple[Axis, ...] = ("rule", "attack")
+LEFT_OUT = (*AXES, "seed", "preset", "precision")
 """Settings that the command has words of its own for."""
 MOST_NAMED = 4
 
@@ -21,13 +23,24 @@ def replay_commands(grids: Sequence[Grid]) -> list[str]:
     """Return commands for all runs that are of suites that come with outvote."""
     known = dict.fromkeys(grid.suite for grid in grids if grid.suite in suite_names())
     return [
-        command
+        shlex.join(["outvote", "bench", suite, *words])
         for suite in known
-        for command in _commands(suite, [grid for grid in grids if grid.suite == suite])
+        for words in _commands(suite, [grid for grid in grids if grid.suite == suite])
     ]
 
 
-def _commands(suite: str, grids: Sequence[Grid]) -> list[str]:
+def precision_words(precision: str) -> list[str]:
+    """Return what a command needs to play in a precision."""
+    return [] if precision == "float32" else ["--precision", precision]
+
+
+def precision_of(result: Result) -> str:
+    """Return the precision that a run was played in."""
+    return str(result.config.get("precision", "float32"))
+
+
+def _commands(suite: str, grids: Sequence[Grid]) -> list[list[str]]:
+    """Return the words of each command: one for all of a suite, or for each part of a part."""
     parts = {part.name: part for part in read_suite(suite).parts}
     groups: dict[tuple[str, ...], list[Result]] = {}
     for grid in grids:
@@ -35,35 +48,90 @@ def _commands(suite: str, grids: Sequence[Grid]) -> list[str]:
             part = parts.get(grid.part) or _nearest(list(parts.values()), each)
             words = ("--part", part.name, *_otherwise(part, each))
             groups.setdefault(words, []).append(each)
-    chosen = {words: _only(parts[words[1]], group) for words, group in groups.items()}
+    chosen = {words: _only(parts[words[1]], words, group) for words, group in groups.items()}
     if set(groups) == {("--part", name) for name in parts} and not any(chosen.values()):
-        return bench_commands([each for group in groups.values() for each in group])
+        return _played([each for group in groups.values() for each in group])
     return [
-        shlex.join([*shlex.split(command), *words[0 if len(parts) > 1 else 2 :], *chosen[words]])
+        [*played, *words[0 if len(parts) > 1 else 2 :], *chosen[words]]
         for words, group in groups.items()
-        for command in bench_commands(group)
+        for played in _played(group)
     ]
 
 
-def _only(part: Part, results: Sequence[Result]) -> list[str]:
+def _played(results: Sequence[Result]) -> list[list[str]]:
+    """Return the words for seeds and device; each precision has a command of its own."""
+    groups: dict[str, list[Result]] = {}
+    for each in results:
+        groups.setdefault(precision_of(each), []).append(each)
+    return [
+        [*_seeds(groups[precision]), *precision_words(precision), *_device(groups[precision])]
+        for precision in sorted(groups)
+    ]
+
+
+def _seeds(results: Sequence[Result]) -> list[str]:
+    seeds = ordered(each.seed for each in results)
+    if seeds == list(range(len(seeds))):
+        return ["--seeds", str(len(seeds))]
+    return ["--set", f"seed={seeds}"]
+
+
+def _device(results: Sequence[Result]) -> list[str]:
+    devices = {each.environment.device for each in results if each.environment is not None}
+    return ["--device", "cuda"] if devices and "cpu" not in devices else []
+
+
+def _only(part: Part, words: Sequence[str], results: Sequence[Result]) -> list[str]:
     """Return the words that leave out rules and attacks without a run, if they are not too many."""
-    words = []
-    wanted = {"rule": part.rows, "attack": part.values if part.columns == "attack" else []}
-    for key, names in wanted.items():
-        found = list(dict.fromkeys(str(each.setting(key)) for each in results))
-        if set(found) < set(names) and len(found) <= MOST_NAMED:
-            words += [word for name in found for word in (f"--{key}", name)]
-    return words
+    chosen = []
+    for axis in AXES:
+        own = part.texts(axis)
+        found = [text for text in own if _is_among(text, [each.config[axis] for each in results])]
+        if f"--{axis}" in words or not _can_show(part, axis, own[0]):
+            continue
+        if 0 < len(found) < len(own) and len(found) <= MOST_NAMED:
+            labels = [label(text) for text in own]
+            for text in found:
+                name = label(text)
+                chosen += [f"--{axis}", name if labels.count(name) == 1 else text]
+    return chosen
 
 
 def _otherwise(part: Part, result: Result) -> list[str]:
     """Return the words for what a run has otherwise than its part."""
-    words = [] if result.rule in part.rows else ["--rule", str(result.config["rule"])]
-    if part.columns == "attack" and result.attack not in part.values:
-        words += ["--attack", str(result.config["attack"])]
+    words = []
+    for axis in AXES:
+        own, text = part.texts(axis), str(result.config[axis])
+        if not _is_among(text, own):
+            told = _told_apart(text, own)
+            is_shown = _can_show(part, axis, text)
+            words += [f"--{axis}", told] if is_shown else ["--set", f"{axis}={json.dumps(text)}"]
     for key, value in _differing(part, result).items():
         words += ["--set", f"{key}={json.dumps(value)}"]
     return words
+
+
+def _is_among(text: str, texts: Sequence[str]) -> bool:
+    return any(is_same(text, each) for each in texts)
+
+
+def _can_show(part: Part, axis: Axis, text: str) -> bool:
+    """Tell whether a part has a row for a rule, or a column for an attack."""
+    if axis == "attack":
+        return part.columns == "attack"
+    is_parameter = part.columns.startswith("rule.")
+    return not is_parameter or value_of({"rule": text}, part.columns) is not None
+
+
+def _told_apart(text: str, own: Sequence[str]) -> str:
+    """Return a text that is not taken for the suite's own of the same name."""
+    return _spelled(outline(text).settled) if text in map(label, own) else text
+
+
+def _spelled(found: Outline) -> str:
+    parts = [_spelled(each) for each in found.inside]
+    parts += [f"{key}={value}" for key, value in found.parameters.items()]
+    return f"{found.name}({', '.join(parts)})" if parts else found.name
 
 
 def _nearest(parts: Sequence[Part], result: Result) -> Part:

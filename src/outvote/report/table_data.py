@@ -5,17 +5,20 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from outvote.report.cells import METRICS, Cell, Metric
-from outvote.report.grid import Grid, runs_of
+from outvote.report.cells import METRICS, Cell, Metric, is_percent
+from outvote.report.grid import Grid
 from outvote.report.provenance import provenance_of
 
 DIGITS = 4
 
 
-def records(grids: Sequence[Grid], metric: Metric, *, paper: bool = False) -> list[dict[str, Any]]:
-    """Return one flat record for each cell, with all metrics in percent; None: no number.
+def records(
+    grids: Sequence[Grid], metric: Metric | None = None, *, paper: bool = False
+) -> list[dict[str, Any]]:
+    """Return one flat record for each cell, with all metrics; None: no number.
 
-    `is_worst` tells whether the metric is worst in this column of the row; None: there is no such
+    All but the deviation are in percent. `metric` is what was chosen, or else what the table is
+    about. `is_worst` tells whether it is worst in this column of the row; None: there is no such
     thing as a worst case. With `paper`, `difference` is that of the metric to the paper's value.
     """
     return [
@@ -28,16 +31,18 @@ def records(grids: Sequence[Grid], metric: Metric, *, paper: bool = False) -> li
             "value": value,
             **_counts(cell),
             **_numbers(cell),
-            "is_worst": _is_worst(grid, number, column, metric),
-            **(_printed(cell, metric) if paper else {}),
+            "metric": shown,
+            "is_worst": _is_worst(grid, number, column, shown),
+            **(_printed(cell, shown) if paper else {}),
         }
         for grid in grids
+        for shown in grid.metrics(metric)[:1]
         for number, (row, cells) in enumerate(zip(grid.rows, grid.cells, strict=True))
         for column, (value, cell) in enumerate(zip(grid.columns, cells, strict=True))
     ]
 
 
-def to_csv(grids: Sequence[Grid], metric: Metric, *, paper: bool = False) -> str:
+def to_csv(grids: Sequence[Grid], metric: Metric | None = None, *, paper: bool = False) -> str:
     """Return the records as CSV; an empty field: no number."""
     found = records(grids, metric, paper=paper)
     file = io.StringIO()
@@ -48,18 +53,23 @@ def to_csv(grids: Sequence[Grid], metric: Metric, *, paper: bool = False) -> str
     return file.getvalue()
 
 
-def as_json(grids: Sequence[Grid], metric: Metric, *, paper: bool = False) -> dict[str, Any]:
-    """Return the records, the worst case of each row, and where all of it comes from."""
+def as_json(
+    grids: Sequence[Grid], metric: Metric | None = None, *, paper: bool = False
+) -> dict[str, Any]:
+    """Return the records, the worst case of each row, and where all of it comes from.
+
+    `metric` is the one that was chosen; None: each table has that which it is about.
+    """
     return {
         "metric": metric,
         "cells": records(grids, metric, paper=paper),
         "worst_cases": [
-            _worst(grid, number, metric, paper=paper)
+            _worst(grid, number, grid.metrics(metric)[0], paper=paper)
             for grid in grids
             if grid.has_worst
             for number in range(len(grid.rows))
         ],
-        "provenance": provenance_of(runs_of(grids)).as_dict(),
+        "provenance": provenance_of(grids).as_dict(),
     }
 
 
@@ -78,10 +88,15 @@ def _numbers(cell: Cell) -> dict[str, float | None]:
     result = {}
     for name in METRICS:
         spread = cell.spread(name)
-        result[f"{name}_mean"] = None if spread is None else round(spread.mean, DIGITS)
+        result[f"{name}_mean"] = None if spread is None else _rounded(spread.mean, name)
         std = None if spread is None else spread.std
-        result[f"{name}_std"] = None if std is None else round(std, DIGITS)
+        result[f"{name}_std"] = None if std is None else _rounded(std, name)
     return result
+
+
+def _rounded(value: float, metric: Metric) -> float:
+    """Return a percentage to four decimals, a length to so many digits that it is as exact."""
+    return round(value, DIGITS) if is_percent(metric) else float(f"{value:.{DIGITS + 2}g}")
 
 
 def _printed(cell: Cell, metric: Metric) -> dict[str, float | None]:
@@ -107,8 +122,9 @@ def _worst(grid: Grid, row: int, metric: Metric, *, paper: bool) -> dict[str, An
     }
     return {
         **place,
+        "metric": metric,
         "value": None if worst is None else grid.columns[worst.column],
-        "mean": None if worst is None else round(worst.spread.mean, DIGITS),
+        "mean": None if worst is None else _rounded(worst.spread.mean, metric),
         "is_partial": worst is None or worst.is_partial,
         **(printed if paper else {}),
     }

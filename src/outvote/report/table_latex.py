@@ -9,10 +9,13 @@ from outvote.report.provenance import provenance_of
 from outvote.report.table_text import (
     MINUS,
     caption,
+    has_paper,
     mean_and_std,
     missing,
     no_worst,
+    not_run,
     notes,
+    number,
     points,
     reading_help,
     signed,
@@ -40,11 +43,21 @@ SPECIAL = {
 }
 
 
-def latex(grids: Sequence[Grid], metric: Metric, *, paper: bool = False) -> str:
-    """Return one table environment for each grid; the preamble needs booktabs."""
-    told = provenance_of(runs_of(grids)).told()
-    head = [f"% {_comment(told)}", r"% Needs \usepackage{booktabs}."]
-    return "\n".join(head + [_environment(grid, metric, paper=paper) for grid in grids]) + "\n"
+def latex(grids: Sequence[Grid], metric: Metric | None = None, *, paper: bool = False) -> str:
+    """Return a table environment for each grid; the preamble needs booktabs.
+
+    Without a metric, a table shows what it is about; for that some need two environments.
+    """
+    provenance = provenance_of(grids)
+    told = [provenance.told(), *provenance.commands, not_run(grids)]
+    head = [f"% {_comment(text)}" for text in told if text]
+    tables = [
+        _environment(grid, each, paper=paper and has_paper(grid, each), is_again=place > 0)
+        for grid in grids
+        if runs_of([grid])
+        for place, each in enumerate(grid.metrics(metric))
+    ]
+    return "\n".join([*head, r"% Needs \usepackage{booktabs}.", *tables]) + "\n"
 
 
 def escape(text: str) -> str:
@@ -62,7 +75,8 @@ def _comment(text: str) -> str:
     return " ".join(text.split())
 
 
-def _environment(grid: Grid, metric: Metric, *, paper: bool) -> str:
+def _environment(grid: Grid, metric: Metric, *, paper: bool, is_again: bool) -> str:
+    label = _key(f"{grid.suite} {grid.part or grid.title} {metric if is_again else ''}")
     titles = [*grid.titles, *(["worst case"] if grid.has_worst else [])]
     heading = ": ".join(text for text in (grid.suite_title, grid.title) if text)
     said = [f"{heading}.", caption(grid, metric), *reading_help(grid, metric, paper=paper)]
@@ -72,7 +86,7 @@ def _environment(grid: Grid, metric: Metric, *, paper: bool) -> str:
         r"\small",
         r"\setlength{\tabcolsep}{4pt}",
         rf"\caption{{{escape(' '.join(said))}}}",
-        rf"\label{{tab:{_key(grid)}}}",
+        rf"\label{{tab:{label}}}",
         rf"\begin{{tabular}}{{l{'r' * len(titles)}}}",
         r"\toprule",
         _line(["rule", *titles]),
@@ -85,8 +99,7 @@ def _environment(grid: Grid, metric: Metric, *, paper: bool) -> str:
     return "\n".join(lines)
 
 
-def _key(grid: Grid) -> str:
-    words = f"{grid.suite} {grid.part or grid.title}"
+def _key(words: str) -> str:
     kept = "".join(c if c.isascii() and c.isalnum() else " " for c in words)
     return "-".join(kept.split())
 
@@ -94,16 +107,16 @@ def _key(grid: Grid) -> str:
 def _body(grid: Grid, metric: Metric, *, paper: bool) -> list[str]:
     """Return the lines of the rows, with a gap between rules that are not compared."""
     bold, lines = grid.best(metric), []
-    for number, row in enumerate(grid.rows):
-        if number and grid.has_rivals and family(row) != family(grid.rows[number - 1]):
+    for place, row in enumerate(grid.rows):
+        if place and grid.has_rivals and family(row) != family(grid.rows[place - 1]):
             lines.append(r"\addlinespace")
         cells = [
-            _cell(grid, number, column, metric, is_bold=(number, column) in bold)
+            _cell(grid, place, column, metric, is_bold=(place, column) in bold)
             for column in range(len(grid.columns))
         ]
-        lines.append(_joined([escape(row), *cells, *_worst(grid, number, metric)]))
-        if paper and any(cell.printed is not None for cell in grid.cells[number]):
-            lines.append(_paper_line(grid, number, metric))
+        lines.append(_joined([escape(row), *cells, *_worst(grid, place, metric)]))
+        if paper and any(cell.printed is not None for cell in grid.cells[place]):
+            lines.append(_paper_line(grid, place, metric))
     return lines
 
 
@@ -111,8 +124,8 @@ def _cell(grid: Grid, row: int, column: int, metric: Metric, *, is_bold: bool) -
     cell = grid.cells[row][column]
     spread = cell.spread(metric)
     if spread is None:
-        return escape(missing(cell))
-    mean, std = mean_and_std(spread)
+        return escape(missing(cell, metric))
+    mean, std = mean_and_std(spread, metric)
     more = notes(cell, grid, metric)
     told = f" ({'; '.join(more)})" if more else ""
     return (rf"\textbf{{{mean}}}" if is_bold else mean) + escape_after(std + told)
@@ -130,7 +143,7 @@ def _worst(grid: Grid, row: int, metric: Metric) -> list[str]:
     if worst is None:
         return [no_worst(grid, row)]
     more = worst_notes(worst)
-    return [points(worst.spread.mean) + escape_after(f"({more[0]})" if more else "")]
+    return [number(worst.spread.mean, metric) + escape_after(f"({more[0]})" if more else "")]
 
 
 def _paper_line(grid: Grid, row: int, metric: Metric) -> str:

@@ -10,10 +10,13 @@ from outvote.report.provenance import provenance_of, settings_told
 from outvote.report.table_text import (
     caption,
     gaps,
+    has_paper,
     mean_and_std,
     missing,
     no_worst,
+    not_run,
     notes,
+    number,
     points,
     reading_help,
     signed,
@@ -23,14 +26,19 @@ from outvote.report.table_text import (
 SPECIAL = re.compile(r"[\\|*<>`\[\]]|(?<!\w)_|_(?!\w)")
 
 
-def markdown(grids: Sequence[Grid], metric: Metric, *, paper: bool = False) -> str:
-    """Return all tables, suite by suite, and where they come from."""
+def markdown(grids: Sequence[Grid], metric: Metric | None = None, *, paper: bool = False) -> str:
+    """Return all tables, suite by suite, and where they come from.
+
+    Without a metric, a table shows what it is about.
+    """
     blocks = []
     for title, group in groupby(grids, key=lambda grid: grid.suite_title):
+        own = list(group)
         blocks.append(f"## {escape(title)}")
-        for grid in group:
-            blocks += _section(grid, metric, paper=paper)
-    provenance = provenance_of(runs_of(grids))
+        for grid in own:
+            blocks += _section(grid, metric, paper=paper) if runs_of([grid]) else []
+        blocks += [escape(text) for text in [not_run(own)] if text]
+    provenance = provenance_of(grids)
     blocks += ["---", escape(provenance.told())]
     blocks += [f"    {command}" for command in provenance.commands]
     return "\n\n".join(blocks) + "\n"
@@ -41,13 +49,15 @@ def escape(text: str) -> str:
     return SPECIAL.sub(lambda found: f"\\{found[0]}", " ".join(text.split()))
 
 
-def _section(grid: Grid, metric: Metric, *, paper: bool) -> list[str]:
+def _section(grid: Grid, chosen: Metric | None, *, paper: bool) -> list[str]:
     settings = settings_told(grid.results)
-    said = [caption(grid, metric), *reading_help(grid, metric, paper=paper)]
     blocks = [f"### {escape(grid.title)}"] if grid.title else []
     if settings:
         blocks.append(f"{escape(settings)}.")
-    blocks += [" ".join(said), _table(grid, metric, paper=paper)]
+    for metric in grid.metrics(chosen):
+        said = [caption(grid, metric), *reading_help(grid, metric, paper=paper)]
+        with_paper = paper and has_paper(grid, metric)
+        blocks += [" ".join(said), _table(grid, metric, paper=with_paper)]
     return [*blocks, *gaps(grid)]
 
 
@@ -58,13 +68,13 @@ def _table(grid: Grid, metric: Metric, *, paper: bool) -> str:
         _line(["---", *("---:" for _ in titles)]),
     ]
     bold = grid.best(metric)
-    for number, row in enumerate(grid.rows):
+    for place, row in enumerate(grid.rows):
         texts = [
-            _cell(grid, number, column, metric, is_bold=(number, column) in bold, paper=paper)
+            _cell(grid, place, column, metric, is_bold=(place, column) in bold, paper=paper)
             for column in range(len(grid.columns))
         ]
         if grid.has_worst:
-            texts.append(_worst(grid, number, metric, paper=paper))
+            texts.append(_worst(grid, place, metric, paper=paper))
         lines.append(_line([escape(row), *texts]))
     return "\n".join(lines)
 
@@ -76,11 +86,11 @@ def _line(cells: Sequence[str]) -> str:
 def _cell(grid: Grid, row: int, column: int, metric: Metric, *, is_bold: bool, paper: bool) -> str:
     cell = grid.cells[row][column]
     spread, more = cell.spread(metric), notes(cell, grid, metric)
-    if paper and cell.printed is not None and metric != "kept_byzantine":
+    if paper and cell.printed is not None:
         more.insert(0, _paper(cell.printed.accuracy, cell.difference(metric)))
     if spread is None:
-        return _with_notes(missing(cell), [note for note in more if "diverged" not in note])
-    mean, std = mean_and_std(spread)
+        return _with_notes(missing(cell, metric), more)
+    mean, std = mean_and_std(spread, metric)
     return _with_notes((f"**{mean}**" if is_bold else mean) + std, more)
 
 
@@ -91,7 +101,7 @@ def _worst(grid: Grid, row: int, metric: Metric, *, paper: bool) -> str:
     more = worst_notes(worst)
     if paper and worst.printed is not None:
         more.insert(0, _paper(worst.printed, worst.difference))
-    return _with_notes(points(worst.spread.mean), more)
+    return _with_notes(number(worst.spread.mean, metric), more)
 
 
 def _paper(printed: float, difference: float | None) -> str:

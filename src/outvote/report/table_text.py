@@ -1,8 +1,19 @@
 """The words of a table that all formats share: captions, notes and numbers."""
 
-from outvote.report.cells import TITLES, Cell, Metric, Spread, Worst
-from outvote.report.commands import precision_of, precision_words
+from collections.abc import Sequence
+
+from outvote.report.cells import (
+    ACCURACIES,
+    LESS_IS_BETTER,
+    TITLES,
+    Cell,
+    Metric,
+    Spread,
+    Worst,
+    is_percent,
+)
 from outvote.report.grid import Grid, runs_of
+from outvote.report.replaying import precision_of, precision_words
 
 MINUS = "−"
 
@@ -18,14 +29,25 @@ def signed(value: float) -> str:
     return "0.00" if text in ("+0.00", "-0.00") else text.replace("-", MINUS)
 
 
-def mean_and_std(spread: Spread, plus_minus: str = " ± ") -> tuple[str, str]:
+def number(value: float, metric: Metric, digits: int = 3) -> str:
+    """Return a percentage with two decimals, or a length with some digits.
+
+    >>> number(71.256, "best"), number(0.04, "deviation"), number(123.4, "deviation")
+    ('71.26', '0.0400', '123')
+    """
+    return points(value) if is_percent(metric) else f"{value:#.{digits}g}".rstrip(".")
+
+
+def mean_and_std(spread: Spread, metric: Metric) -> tuple[str, str]:
     """Return the mean, and what comes after it."""
-    std = "" if spread.std is None else f"{plus_minus}{points(spread.std)}"
-    return points(spread.mean), std
+    std = "" if spread.std is None else f" ± {number(spread.std, metric, digits=2)}"
+    return number(spread.mean, metric), std
 
 
-def missing(cell: Cell) -> str:
-    """Say why a cell has no number."""
+def missing(cell: Cell, metric: Metric) -> str:
+    """Say why a cell has no number; "-" if it can have none, because nobody lied."""
+    if cell.results and metric == "kept_byzantine":
+        return "-"
     if cell.results:
         return "diverged" if cell.num_diverged else "not measured"
     outcomes = {each.status.outcome for each in cell.unfinished}
@@ -39,7 +61,7 @@ def notes(cell: Cell, grid: Grid, metric: Metric) -> list[str]:
     found, spread = [], cell.spread(metric)
     if cell.results and len(cell.seeds) != grid.usual_seeds:
         found.append(seeds_told(len(cell.seeds), cell.num_wanted))
-    if cell.num_diverged:
+    if cell.num_diverged and spread is not None:
         found.append(f"{cell.num_diverged} diverged")
     if spread is not None and spread.num < len(cell.results):
         found.append(f"{spread.num} of {len(cell.results)} measured")
@@ -70,14 +92,28 @@ def no_worst(grid: Grid, row: int) -> str:
 def caption(grid: Grid, metric: Metric) -> str:
     """Say what the numbers are."""
     if not grid.results:
-        return "None of these runs is over." if runs_of([grid]) else "Nothing of this was run."
-    title = TITLES[metric]
+        return "None of these runs is over."
+    title, unit = TITLES[metric], ", in percent" if is_percent(metric) else ""
+    how = "" if grid.usual_seeds == 1 and grid.is_even else "mean ± standard deviation, "
+    return f"{title[0].upper()}{title[1:]}{unit}: {how}{seeds_of(grid)}."
+
+
+def seeds_of(grid: Grid) -> str:
+    """Tell how many seeds the cells of a table have."""
     wanted = max(cell.num_wanted for row in grid.cells for cell in row)
     seeds = seeds_told(grid.usual_seeds, wanted)
-    if not grid.is_even:
-        seeds += " unless a cell says otherwise"
-    how = "" if grid.usual_seeds == 1 and grid.is_even else "mean ± standard deviation, "
-    return f"{title[0].upper()}{title[1:]}, in percent: {how}{seeds}."
+    return seeds if grid.is_even else f"{seeds} unless a cell says otherwise"
+
+
+def not_run(grids: Sequence[Grid]) -> str:
+    """Name the tables without a single run, which say nothing; empty if there are none."""
+    names = [grid.title or grid.suite_title for grid in grids if not runs_of([grid])]
+    return f"Nothing was run, as the suite has it, of: {'; '.join(names)}." if names else ""
+
+
+def has_paper(grid: Grid, metric: Metric) -> bool:
+    """Tell whether the paper has numbers to stand beside ours."""
+    return grid.has_printed and metric in ACCURACIES
 
 
 def reading_help(grid: Grid, metric: Metric, *, paper: bool) -> list[str]:
@@ -87,11 +123,17 @@ def reading_help(grid: Grid, metric: Metric, *, paper: bool) -> list[str]:
         among = "a rule and its wrapped forms" if grid.has_rivals else "each column"
         said.append(f"Bold: the best of {among}.")
     if grid.has_worst and grid.results:
-        which = "largest" if metric == "kept_byzantine" else "smallest"
+        which = "largest" if metric in LESS_IS_BETTER else "smallest"
         said.append(f"Worst case: the {which} mean of a row, in brackets if columns are missing.")
-    if paper and grid.has_printed:
+    if any(_is_without_liars(cell, metric) for row in grid.cells for cell in row):
+        said.append("-: nobody lied.")
+    if paper and has_paper(grid, metric):
         said.append("Paper: the best accuracy that it prints, and ours minus it.")
     return said
+
+
+def _is_without_liars(cell: Cell, metric: Metric) -> bool:
+    return cell.spread(metric) is None and missing(cell, metric) == "-"
 
 
 def gaps(grid: Grid) -> list[str]:

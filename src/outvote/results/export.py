@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from outvote.results.run import Result
-from outvote.results.series import DIAGNOSTICS, REAL, SERIES, Series
+from outvote.results.series import DIAGNOSTICS, REAL, SERIES, Series, to_digits
 
 VERSION = 1
 MARK = "outvote-export"
@@ -74,7 +74,7 @@ def _by_round(series: Series, columns: Sequence[str]) -> Iterator[str]:
         values = getattr(series, name).tolist()
         # Accuracies are what tables print: to the last bit.
         is_rounded = name in REAL and name != "accuracy"
-        yield " ".join(f"{value:.5g}" if is_rounded else repr(value) for value in values)
+        yield " ".join(to_digits(value) if is_rounded else repr(value) for value in values)
 
 
 def _packed(content: bytes) -> bytes:

@@ -52,6 +52,11 @@ REAL = ("accuracy", "loss", "deviation", "honest_norm", *DIAGNOSTICS)
 """Those that are no counts."""
 
 
+def to_digits(value: float) -> str:
+    """Return a number that is no accuracy as an export has it."""
+    return f"{value:.5g}"
+
+
 def series_of(rounds: Sequence[Round]) -> Series:
     """Turn the lines of a run into arrays."""
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outvote.results.schema import Round
-from outvote.results.series import Series, series_of
+from outvote.results.series import Series, series_of, to_digits
 
 NUM_LAST = 10
 
@@ -42,13 +42,18 @@ def summary_of(series: Series, *, attack: str) -> Summary:
         final=float(known[-1]) if len(known) else None,
         last_ten=_mean(known[-NUM_LAST:]),
         kept_byzantine=float(series.num_kept_byzantine.sum() / total) if total else None,
-        deviation=_mean(series.deviation[lied] if lied.any() else series.deviation),
+        deviation=_mean(_as_exported(series.deviation[lied] if lied.any() else series.deviation)),
     )
 
 
 def summarise(rounds: Sequence[Round]) -> Summary:
     """Sum up the lines of a run whose attack is one."""
     return summary_of(series_of(rounds), attack="")
+
+
+def _as_exported(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return so many digits as an export has: a table is the same from folders and from it."""
+    return np.array([float(to_digits(value)) for value in values.tolist()])
 
 
 def _mean(values: NDArray[np.float64]) -> float | None:

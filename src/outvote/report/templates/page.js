@@ -22,7 +22,7 @@ function downloads(run, place, audit, records) {
 // One line for each run: what differs, what became of it, and its numbers.
 function downloadRuns() {
   const settings = [...new Set(data.runs.flatMap((run) => Object.keys(run.settings)))];
-  const numbers = ["best", "final", "last_ten", "kept_byzantine", "seconds"];
+  const numbers = ["best", "final", "last_ten", "kept_byzantine", "deviation", "seconds"];
   const measures = ["num_liars", "drop_precision", "drop_recall", "honest_kept", "top_precision"];
   const plain = (value) => (typeof value === "object" ? JSON.stringify(value) : value);
   download("runs.csv", [["name", "outcome", ...settings, ...numbers, ...measures],

@@ -73,9 +73,9 @@ function tiles(pairs) {
 }
 
 function numberTiles(run) {
-  const { best, final, last_ten: lastTen, kept_byzantine: kept } = run.numbers;
+  const { best, final, last_ten: lastTen, kept_byzantine: kept, deviation } = run.numbers;
   if (best === undefined) return null;
-  return tiles([["best", percent(best, 2)], ["final", percent(final, 2)], ["last ten", percent(lastTen, 2)], ["liars kept", isKnown(kept) ? `${percent(kept)} %` : "–"]]);
+  return tiles([["best", percent(best, 2)], ["final", percent(final, 2)], ["last ten", percent(lastTen, 2)], ["liars kept", isKnown(kept) ? `${percent(kept)} %` : "–"], ["deviation", short(deviation)]]);
 }
 
 function curvesOf(run, place) {

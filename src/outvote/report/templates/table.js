@@ -6,8 +6,13 @@ const METRICS = {
   last_ten: { title: "Last ten", note: "Mean accuracy of the last ten tests in percent, mean ± standard deviation over seeds." },
   worst: { title: "Worst case", note: "The column where each rule does worst, by the mean over seeds. ≥ or ≤: columns are missing, and the worst may be worse." },
   paper: { title: "Vs paper", note: "Best accuracy minus what the paper printed, in points; in brackets the paper’s number. Worst case: our worst minus the paper’s worst." },
-  kept_byzantine: { title: "Liars kept", note: "Share of what liars sent that had a say in the update, in percent. Less is better." },
+  kept_byzantine: { title: "Liars kept", note: "Share of what liars sent that had a say in the update, in percent. –: nobody lied. Less is better." },
+  deviation: { title: "Deviation", note: "Distance of the update to the mean of the honest gradients, on average over the rounds in which somebody lied (over all, if nobody did), mean ± standard deviation over seeds. Less is better." },
 };
+const NUMBERS = ["best", "final", "last_ten", "kept_byzantine", "deviation"];
+const isLessBetter = (metric) => metric === "kept_byzantine" || metric === "deviation";
+// Shares have two decimals, lengths three digits.
+const shown = (value, metric) => (metric === "deviation" ? short(value) : fixed(value));
 const tables = { metric: "best", isShaded: true, sorts: data.grids.map(() => ({ column: null, direction: 1 })) };
 
 function startTables() {
@@ -50,7 +55,7 @@ function viewOf(grid) {
 function accuracyCell(cell, metric) {
   if (!cell[metric]) return { value: null, text: cell.best ? "–" : cell.note ?? "–", isMissing: true, run: cell.runs[0] };
   const [mean, deviation] = cell[metric];
-  return { value: mean, text: fixed(mean), small: deviation === null ? "" : `± ${fixed(deviation)}`, note: cell.note,
+  return { value: mean, text: shown(mean, metric), small: deviation === null ? "" : `± ${shown(deviation, metric)}`, note: cell.best ? cell.note : "",
     isBold: (cell.bold ?? []).includes(metric), run: cell.runs[0] };
 }
 
@@ -63,8 +68,8 @@ function paperCell(cell) {
 function worstCell(grid, row, metric) {
   const worst = grid.worst[metric][row];
   if (!worst) return { value: null, text: "–", isMissing: true, isEdge: true };
-  const sign = worst[2] ? (metric === "kept_byzantine" ? "≥ " : "≤ ") : "";
-  return { value: worst[0], text: sign + fixed(worst[0]), isEdge: true, run: grid.cells[row][worst[1]].runs[0],
+  const sign = worst[2] ? (isLessBetter(metric) ? "≥ " : "≤ ") : "";
+  return { value: worst[0], text: sign + shown(worst[0], metric), isEdge: true, run: grid.cells[row][worst[1]].runs[0],
     small: tables.metric === "worst" ? grid.columns[worst[1]] : "" };
 }
 
@@ -75,10 +80,9 @@ function worstPaperCell(grid, row) {
 }
 
 function worstView(grid) {
-  const metrics = ["best", "final", "last_ten", "kept_byzantine"];
-  const rows = grid.rows.map((name, row) => ({ name, cells: metrics.map((metric) =>
-    ({ ...worstCell(grid, row, metric), isEdge: false, ramp: metric === "kept_byzantine" ? "none" : null })) }));
-  return { headings: metrics.map((metric) => METRICS[metric].title.toLowerCase()), rows };
+  const rows = grid.rows.map((name, row) => ({ name, cells: NUMBERS.map((metric) =>
+    ({ ...worstCell(grid, row, metric), isEdge: false, ramp: isLessBetter(metric) ? "none" : null })) }));
+  return { headings: NUMBERS.map((metric) => METRICS[metric].title.toLowerCase()), rows };
 }
 
 function extent(views) {
@@ -90,12 +94,12 @@ function extent(views) {
   return values.length ? [Math.min(...values), Math.max(...values)] : [0, 0];
 }
 
-const rampName = () => ({ paper: "both", kept_byzantine: "bad" })[tables.metric] ?? "good";
+const rampName = () => (tables.metric === "paper" ? "both" : isLessBetter(tables.metric) ? "bad" : "good");
 
 function drawScale(low, high) {
   const ramp = ramps()[rampName()];
   const steps = Array.from({ length: 24 }, (_, k) => svg("rect", { x: k * 4, width: 4.5, height: 10, fill: cssColour(mixed(ramp, k / 23)) }));
-  const show = tables.metric === "paper" ? signed : (value) => fixed(value, 1);
+  const show = { paper: signed, deviation: short }[tables.metric] ?? ((value) => fixed(value, 1));
   byId("scale").replaceChildren(show(low), svg("svg", { width: 96, height: 10 }, ...steps), show(high));
   byId("scale").hidden = !tables.isShaded || !(high > low);
 }
@@ -108,7 +112,7 @@ function drawTable(view, k, low, high) {
     drawTable(view, k, low, high);
     document.querySelector(`#grid-${k} button[data-column="${sort.column}"]`)?.focus();
   };
-  const first = tables.metric === "kept_byzantine" ? 1 : -1;
+  const first = isLessBetter(tables.metric) ? 1 : -1;
   const rows = view.rows.map((row, place) => ({ ...row, place, family: grid.families[place] }));
   rows.sort(byValue((row) => (sort.column === null ? row.place : sort.column < 0 ? row.name : row.cells[sort.column].value), sort.direction));
   const head = html("thead", {}, html("tr", {}, sortHeading("rule", -1, sort, 1, redraw),
@@ -166,10 +170,10 @@ function drawCell(cell, low, high) {
 
 function downloadTables() {
   const rows = [["table", "rule", "column", "best", "best_std", "final", "final_std", "last_ten", "last_ten_std",
-    "liars_kept", "liars_kept_std", "paper", "difference", "runs", "note"]];
+    "liars_kept", "liars_kept_std", "deviation", "deviation_std", "paper", "difference", "runs", "note"]];
   for (const grid of data.grids) {
     grid.cells.forEach((cells, row) => cells.forEach((cell, column) => rows.push([grid.title, grid.rows[row], grid.columns[column],
-      ...["best", "final", "last_ten", "kept_byzantine"].flatMap((metric) => cell[metric] ?? [null, null]),
+      ...NUMBERS.flatMap((metric) => cell[metric] ?? [null, null]),
       cell.paper?.[0] ?? null, cell.difference ?? null, cell.runs.length, cell.note ?? ""])));
   }
   download("table.csv", rows);
