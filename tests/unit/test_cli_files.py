@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import stat
+import threading
 from pathlib import Path
 
 import click
@@ -13,10 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save, save_file
 
-from outvote.cli import write
 from outvote.cli.client_files import client_ids, find_files
 from outvote.cli.safetensors_file import UnusableFile, read_header, read_tensors
 from outvote.cli.verb import WorkFailed
+from outvote.cli.whole_file import write_tensors
+from outvote.results import atomic
 
 GOOD = save({"w": torch.arange(6.0).view(2, 3), "n": torch.tensor(4)})
 
@@ -144,7 +146,7 @@ def test_a_new_file_obeys_the_umask_and_an_old_one_keeps_its_mode(tmp_path):
     before = os.umask(0o027)
     try:
         for path in (old, new):
-            write.write_tensors(path, {"w": torch.ones(2)}, {})
+            write_tensors(path, {"w": torch.ones(2)}, {})
     finally:
         os.umask(before)
     assert [stat.S_IMODE(path.stat().st_mode) for path in (old, new)] == [0o640, 0o640]
@@ -155,13 +157,12 @@ def test_a_write_that_fails_half_way_leaves_the_old_file_and_nothing_else(tmp_pa
     path = tmp_path / "model.safetensors"
     save_file({"w": torch.zeros(3)}, path)
 
-    def fail(tensors, draft, metadata):
-        Path(draft).write_bytes(b"half")
+    def fail(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(write.safetensors.torch, "save_file", fail)
-    with pytest.raises(WorkFailed, match="No space left"):
-        write.write_tensors(path, {"w": torch.ones(3)}, {})
+    monkeypatch.setattr(atomic.os, "fsync", fail)
+    with pytest.raises(WorkFailed, match="No space left on device; what was there stays: make"):
+        write_tensors(path, {"w": torch.ones(3)}, {})
     assert load_file(path)["w"].tolist() == [0, 0, 0]
     assert list(tmp_path.iterdir()) == [path]
 
@@ -170,6 +171,22 @@ def test_the_old_file_is_there_until_the_new_one_is_complete(tmp_path, monkeypat
     path = tmp_path / "model.safetensors"
     save_file({"w": torch.zeros(3)}, path)
     seen = []
-    monkeypatch.setattr(write, "_sync", lambda _: seen.append(load_file(path)["w"].tolist()))
-    write.write_tensors(path, {"w": torch.ones(3)}, {})
+    monkeypatch.setattr(atomic.os, "fsync", lambda _: seen.append(load_file(path)["w"].tolist()))
+    write_tensors(path, {"w": torch.ones(3)}, {})
     assert seen == [[0, 0, 0], [1, 1, 1]]
+
+
+def test_a_model_is_written_to_a_pipe_or_link_and_does_not_replace_it(tmp_path):
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(tmp_path / "real")
+    read = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    for path in (pipe, link):
+        write_tensors(path, {"w": torch.ones(3)}, {"format": "pt"})
+    reader.join(timeout=10)
+    assert read == [(tmp_path / "real").read_bytes()]
+    assert load_file(tmp_path / "real")["w"].tolist() == [1, 1, 1]
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert link.is_symlink()

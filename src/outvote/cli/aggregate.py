@@ -80,7 +80,7 @@ def aggregate(
     """Read the files, let the rule judge, write the result; return what there is to tell."""
     from outvote.cli.collect import collect
     from outvote.cli.vote import judgements, new_model, num_tolerated, vote
-    from outvote.cli.write import write_tensors
+    from outvote.cli.whole_file import write_tensors
 
     tolerated = num_tolerated(rule, len(paths), told)
     clients, start = collect(paths, base)

@@ -1,8 +1,13 @@
-"""Writing a text or a picture so that it is there in full or not at all."""
+"""Writing a text, a picture or a model so that it is there in full or not at all."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from outvote.cli.verb import WorkFailed
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -14,3 +19,11 @@ def write_file(path: Path, content: bytes) -> None:
         write_whole(path, content, stays="what was there stays")
     except StoreError as error:
         raise WorkFailed(str(error)) from error
+
+
+def write_tensors(path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file in the same way."""
+    from safetensors.torch import save
+
+    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    write_file(path, save(whole, metadata=dict(metadata) or None))

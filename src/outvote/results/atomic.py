@@ -3,6 +3,7 @@
 import errno
 import os
 import secrets
+import stat
 from pathlib import Path
 
 from outvote.results.faults import StoreError
@@ -14,7 +15,8 @@ CHECKPOINT = "the last checkpoint is intact"
 def write_whole(path: Path, content: bytes, *, stays: str = CHECKPOINT) -> None:
     """Write beside the target, then replace it; on failure what was there stays, and is told.
 
-    A link stays, and leads to the new content; a pipe or /dev/null is written to, not replaced.
+    A link stays, and leads to the new content; a pipe or /dev/null is written to, not replaced. A
+    new file has the mode that the umask asks for, one that is replaced keeps its own.
     """
     target = Path(os.path.realpath(path))
     if _is_special(target):
@@ -34,6 +36,8 @@ def write_draft(path: Path, content: bytes, *, stays: str = CHECKPOINT) -> Path:
     draft = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
     try:
         with draft.open("xb") as file:
+            if path.exists():
+                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
