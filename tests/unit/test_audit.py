@@ -207,6 +207,34 @@ def test_a_log_of_production_has_clients_standings_and_reasons_but_no_truth(tmp_
     assert detection(audit, client_records(audit)) is None
 
 
+def test_norms_and_cosines_of_a_log_are_told_as_medians(tmp_path, capsys):
+    rounds = [
+        line(
+            number,
+            Judgement(client="ann", score=1.0, kept=True, norm=norm, cosine=0.9),
+            Judgement(client="eve", score=4.0, norm=8.0, cosine=-0.25 if number == 1 else None),
+            Judgement(client="bob", standing="missing"),
+        )
+        for number, norm in ((1, 1.0), (2, 5.0), (3, 2.0))
+    ]
+    write_log(tmp_path / "log", rounds)
+    audit = audit_log(tmp_path / "log")
+    found = {each.client: (each.norm, each.cosine) for each in client_records(audit)}
+    assert found["ann"] == (2.0, 0.9)
+    assert found["eve"] == (8.0, -0.25)
+    assert all(map(math.isnan, found["bob"]))
+    lines = run(capsys, "audit", tmp_path / "log").out.splitlines()
+    head = next(text.split() for text in lines if "cosine" in text)
+    assert head[head.index("norm") : head.index("norm") + 2] == ["norm", "cosine"]
+    assert " 8    -0.25 " in next(text for text in lines if " eve " in text)
+    told = run(capsys, "audit", tmp_path / "log", "--json").json["clients"]
+    assert {each["client"]: each["norm"] for each in told} == {"ann": 2.0, "eve": 8.0, "bob": None}
+
+
+def test_audits_without_norms_have_no_columns_for_them(log, capsys):
+    assert "cosine" not in run(capsys, "audit", log).out
+
+
 def test_a_log_is_read_while_it_is_written(tmp_path):
     write_log(tmp_path, [line(1, Judgement(client="ann", score=1.0, kept=True))])
     with (tmp_path / "audit.jsonl").open("ab") as file:

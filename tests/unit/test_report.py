@@ -213,6 +213,21 @@ def test_every_client_keeps_its_last_reason_and_long_texts_are_cut(tmp_path, mon
     assert (tmp_path / "audit.html").read_text(encoding="utf-8").count("y" * 300) == 0
 
 
+def test_the_ranking_of_a_page_has_norms_and_cosines_where_a_log_has_them(tmp_path):
+    judged = Judgement(client="ann", score=1.0, kept=True, norm=2.5, cosine=-0.5)
+    for name, each in (("with", judged), ("without", Judgement(client="ann", score=1.0))):
+        write_log(tmp_path / name, [line(1, each, Judgement(client="bob", score=2.0))])
+        write_log_audit(audit_log(tmp_path / name), tmp_path / f"{name}.html")
+    (entry,) = data_of(tmp_path / "with.html")["runs"]
+    records = entry["audit"]["records"]
+    place = unpacked(records["index"]).tolist().index(0)
+    assert unpacked(records["norm"])[place] == pytest.approx(2.5)
+    assert unpacked(records["cosine"])[place] == pytest.approx(-0.5)
+    assert np.isnan(unpacked(records["norm"])[1 - place])
+    (entry,) = data_of(tmp_path / "without.html")["runs"]
+    assert "norm" not in entry["audit"]["records"]
+
+
 def test_runs_that_were_never_tested_have_a_page(tmp_path):
     results = [
         replace(each, series=replace(each.series, accuracy=np.full(6, np.nan)))

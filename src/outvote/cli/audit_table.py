@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import asdict
+from functools import partial
 from math import isnan
 from typing import TYPE_CHECKING, Any
 
@@ -151,6 +152,9 @@ def _columns(records: "Sequence[ClientRecord]") -> Iterator[tuple[Column, Any]]:
     for name in records[0].faults if records else ():
         if any(each.faults[name] for each in records):
             yield Column(name, is_number=True), lambda each, name=name: str(each.faults[name])
+    for name in ("norm", "cosine"):
+        if not all(isnan(getattr(each, name)) for each in records):
+            yield Column(name, is_number=True), partial(_measured, name=name)
     yield Column("last seen", is_number=True), lambda each: number(each.last_seen, 9)
     if any(each.reason for each in records):
         yield Column("last reason"), lambda each: _cut(each.reason, MAX_REASON)
@@ -180,6 +184,10 @@ def _expected(records: "Sequence[ClientRecord]") -> str:
 
     number = CHANCE * sum(not isnan(each.suspicion) for each in records)
     return "fewer than one" if number < 1 else f"about {number:.0f}"
+
+
+def _measured(record: "ClientRecord", name: str) -> str:
+    return number(getattr(record, name), 3)
 
 
 def _rank(value: float) -> str:

@@ -9,7 +9,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from outvote.results.audit_log import Judgement, Manifest, Told, read_manifest, read_told
+from outvote.report.audit_facts import log_facts
+from outvote.results.audit_log import AuditRound, Judgement, read_manifest, read_told
 from outvote.results.run import Result
 from outvote.results.schema import Round
 
@@ -63,6 +64,10 @@ class Audit:
     """What was written beside a judgement, by place in the arrays."""
     about: Mapping[str, Any]
     """The rule and whatever else was set."""
+    norms: NDArray[np.float64] | None = None
+    """``[rounds, clients]``: how long what it sent was; NaN: not told, None: never told."""
+    cosines: NDArray[np.float64] | None = None
+    """``[rounds, clients]``: between what it sent and the update, likewise."""
 
     @property
     def is_judged(self) -> NDArray[np.bool_]:
@@ -130,7 +135,9 @@ def audit_log(folder: Path) -> Audit | None:
         marks=marks,
         is_byzantine=None,
         reasons=reasons,
-        about=_about(manifest, told),
+        about=log_facts(manifest, told),
+        norms=_measured(rounds, place, "norm"),
+        cosines=_measured(rounds, place, "cosine"),
     )
 
 
@@ -148,6 +155,18 @@ def _of_rounds(
     return marks, scores
 
 
+def _measured(
+    rounds: Sequence[AuditRound], place: Mapping[str, int], name: str
+) -> NDArray[np.float64] | None:
+    """Return what is told of each judgement; None if it is told of none."""
+    found = np.full((len(rounds), len(place)), np.nan)
+    for row, line in enumerate(rounds):
+        for each in line.clients:
+            value = getattr(each, name)
+            found[row, place[each.client]] = np.nan if value is None else value
+    return None if np.isnan(found).all() else found
+
+
 def _mark(judgement: Judgement) -> Mark:
     if judgement.standing != "judged":
         return FAULTS[judgement.standing]
@@ -161,26 +180,3 @@ def _score(judgement: Judgement) -> float:
         return judgement.score
     is_refused = judgement.standing == "judged" and not judgement.kept
     return np.inf if is_refused else np.nan
-
-
-def _about(manifest: Manifest, told: Told) -> dict[str, Any]:
-    rounds = told.rounds
-    kept = [each for each in rounds if not each.is_updated]
-    facts = {
-        "rule": manifest.rule,
-        "num_byzantine": manifest.num_byzantine,
-        "byzantine_fraction": manifest.byzantine_fraction,
-        "outvote": manifest.outvote,
-        "started": manifest.started,
-        "last round": rounds[-1].time if rounds else None,
-        "rounds without an update": len(kept),
-        "last of them": f"round {kept[-1].round}: {kept[-1].reason or 'no reason'}"
-        if kept
-        else None,
-        "lines that cannot be read": told.num_unreadable or None,
-    }
-    return {
-        key: value
-        for key, value in {**facts, **manifest.settings, **facts}.items()
-        if value is not None
-    }

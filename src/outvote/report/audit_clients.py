@@ -51,6 +51,10 @@ class ClientRecord:
     """The last round in which it sent something."""
     reason: str
     """The last that was written about it."""
+    norm: float
+    """The median length of what it sent; NaN if that is not known."""
+    cosine: float
+    """The median cosine between what it sent and the update, likewise."""
 
     @property
     def drop_rate(self) -> float:
@@ -77,6 +81,7 @@ def client_records(audit: Audit) -> list[ClientRecord]:
     num_sampled = len(audit.rounds) - counts[Mark.ABSENT] - counts[Mark.EXCLUDED]
     last_reasons = {column: text for (_, column), text in sorted(audit.reasons.items())}
     last_seen = _last_seen(audit.rounds, judged)
+    norms, cosines = _medians(audit.norms, audit), _medians(audit.cosines, audit)
     records = [
         ClientRecord(
             client=client,
@@ -92,6 +97,8 @@ def client_records(audit: Audit) -> list[ClientRecord]:
             faults={name: int(counts[mark][k]) for name, mark in FAULTS.items()},
             last_seen=last_seen[k],
             reason=last_reasons.get(k, ""),
+            norm=norms[k],
+            cosine=cosines[k],
         )
         for k, client in enumerate(audit.clients)
     ]
@@ -156,6 +163,14 @@ def longest_streaks(
 def _last_seen(rounds: NDArray[np.int64], is_judged: NDArray[np.bool_]) -> list[int | None]:
     columns = (np.flatnonzero(column) for column in is_judged.T)
     return [int(rounds[found[-1]]) if len(found) else None for found in columns]
+
+
+def _medians(values: NDArray[np.float64] | None, audit: Audit) -> list[float]:
+    """Return the median of each client over the rounds in which it is known."""
+    if values is None:
+        return [float("nan")] * len(audit.clients)
+    known = (column[~np.isnan(column)] for column in values.T)
+    return [float(np.median(each)) if len(each) else float("nan") for each in known]
 
 
 def _order(record: ClientRecord) -> tuple[float, int, int, int]:

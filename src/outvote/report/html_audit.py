@@ -98,6 +98,10 @@ def _records(records: Sequence[ClientRecord], texts: dict[str, int]) -> dict[str
             np.array([_place(each.reason, texts) for each in records], dtype=int)
         ),
     }
+    for name in ("norm", "cosine"):
+        values = np.array([getattr(each, name) for each in records], dtype=float)
+        if not np.isnan(values).all():
+            result[name] = packed_measured(values)
     for name in ("num_sampled", "num_judged", "num_dropped", "longest_streak", "num_rejected"):
         result[name] = whole(name)
     result["faults"] = {

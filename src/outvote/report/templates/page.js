@@ -8,9 +8,9 @@ function downloads(run, place, audit, records) {
     download(`${name}-rounds.csv`, [names, ...Array.from(series.round, (_, k) => names.map((key) => series[key][k]))]);
   };
   const clients = () => download(`${name}-clients.csv`, [
-    ["place", "client", "liar", "suspicion", "error", "sampled", "judged", "dropped", "streak", "rejected", "last_seen", "reason"],
+    ["place", "client", "liar", "suspicion", "error", "sampled", "judged", "dropped", "streak", "rejected", "norm", "cosine", "last_seen", "reason"],
     ...records.map((each) => [each.place, each.name, each.isLiar === null ? "" : Number(each.isLiar), each.suspicion, each.error, each.sampled, each.judged,
-      each.dropped, each.streak, each.rejected, each.lastSeen, each.reason])]);
+      each.dropped, each.streak, each.rejected, each.norm, each.cosine, each.lastSeen, each.reason])]);
   const judgements = () => download(`${name}-judgements.csv`, [["round", "client", "standing", "score", "rank"],
     ...Array.from(audit.clients, (client, k) => [audit.rounds[audit.places[k]], audit.names[client], MARK_NAMES[audit.marks[k]],
       Number(audit.scores[k].toPrecision(4)), audit.ranks[k] === 255 ? null : audit.ranks[k] / 250])]);

@@ -11,7 +11,7 @@ function recordsOf(entry, names, liars) {
     return { place: k + 1, index, name: names[index], isLiar: liars === null ? null : liars[index] === 1, reason: entry.texts[column.reason[k]],
       suspicion: column.suspicion[k], error: column.error[k], sampled: column.num_sampled[k], judged: column.num_judged[k],
       dropped: column.num_dropped[k], rate: column.num_judged[k] ? column.num_dropped[k] / column.num_judged[k] : NaN,
-      streak: column.longest_streak[k], rejected: column.num_rejected[k], lastSeen: column.last_seen[k] || NaN,
+      streak: column.longest_streak[k], rejected: column.num_rejected[k], norm: column.norm?.[k], cosine: column.cosine?.[k], lastSeen: column.last_seen[k] || NaN,
       faults: Object.fromEntries(faults.map(([name, counts]) => [name, counts[k]])) };
   });
 }
@@ -29,6 +29,7 @@ function rankingColumns(records, labels) {
   ];
   if (records.some((each) => each.rejected)) columns.push({ title: "not finite", value: (each) => each.rejected });
   for (const name of faults) columns.push({ title: name, value: (each) => each.faults[name] });
+  for (const name of ["norm", "cosine"]) if (records.some((each) => isKnown(each[name]))) columns.push({ title: name, value: (each) => each[name] });
   columns.push({ title: "last seen", value: (each) => each.lastSeen });
   if (labels) columns.push({ title: "labels owned", value: (each) => mainShare(labels, each.index), draw: (each) => histogram(labels, each), isText: true });
   if (records.some((each) => each.reason)) columns.push({ title: "last reason", value: (each) => each.reason || null, draw: (each) => each.reason, isText: true });
