@@ -57,6 +57,9 @@ def test_run_tells_programs_in_json(capsys, config, tmp_path):
     assert [each["rule"] for each in found] == ["mean", "gas(median)"]
     assert {each["outcome"] for each in found} == {"finished"}
     assert found[0]["kept_byzantine"] == 1.0
+    assert found[0]["deviation"] > 0
+    nobody = run(capsys, "run", config, "--set", "attack=none", "-o", tmp_path, "--json").json
+    assert [each["kept_byzantine"] for each in nobody] == [None, None]
     assert 0 <= found[0]["final"] <= found[0]["best"] <= 1
 
 

@@ -103,12 +103,18 @@ def test_the_switch_changes_the_numbers(browser, report, results):
 
     def mean(metric, rule, attack):
         chosen = [each for each in results if (each.rule, each.attack) == (rule, attack)]
-        return f"{100 * sum(getattr(each, metric) for each in chosen) / len(chosen):.2f}"
+        found = 100 * sum(getattr(each, metric) for each in chosen) / len(chosen)
+        return "–" if np.isnan(found) else f"{found:.2f}"
 
     for metric in ("final", "last_ten", "kept_byzantine", "best"):
         browser.click(f"#metric input[value={metric}] + span")
         shown = browser.evaluate(NUMBERS)[:3]
         assert shown == [mean(metric, FIRST, attack) for attack in ATTACKS]
+    browser.click("#metric input[value=deviation] + span")
+    for attack, told in zip(ATTACKS, browser.evaluate(NUMBERS)[:3], strict=True):
+        wanted = float(mean("deviation", FIRST, attack)) / 100
+        assert float(told) == pytest.approx(wanted, rel=6e-3)
+    assert "Less is better" in browser.texts("#metric-note")[0]
     browser.click("#metric input[value=worst] + span")
     worst = min(float(mean("best", FIRST, attack)) for attack in ATTACKS)
     assert float(browser.evaluate(NUMBERS)[0]) == worst
@@ -134,7 +140,7 @@ def test_the_audit_of_a_run_shows_its_judgements(browser, report, results):
     browser.evaluate(f"location.hash = '#run={place}'")
     browser.wait("document.querySelector('#run h3').innerText.includes('seed 1')")
     assert "gas(median) against" in browser.texts("#run h3")[0]
-    assert len(browser.texts("#run .tiles dd")) == 8
+    assert len(browser.texts("#run .tiles dd")) == 9
     assert len(browser.texts("#run .ranking tbody tr")) == 20
     painted = browser.evaluate(
         "(() => { const canvas = document.querySelector('.cells'); const found = new Set();"
@@ -236,7 +242,7 @@ def test_runs_that_have_only_begun_are_shown_as_far_as_they_are(browser, folder)
     results = collect([folder / "begun"])
     write_report(results, folder / "begun.html")
     browser.open(folder / "begun.html")
-    assert browser.texts("#grid-0 tbody td") == ["unfinished", "unfinished"]
+    assert browser.texts("#grid-0 tbody td") == ["not over", "not over"]
     assert "running" in browser.texts("#run h3")[0]
     browser.click("#after")
     assert "0 of 3 rounds" in browser.texts("#run")[0]
@@ -328,7 +334,7 @@ def test_numbers_can_be_read_on_every_shade(browser, report, is_dark):
     """4.5 is what WCAG asks of small text."""
     browser.prefer(is_dark=is_dark)
     browser.open(report)
-    for metric in ("best", "final", "worst", "kept_byzantine"):
+    for metric in ("best", "final", "worst", "kept_byzantine", "deviation"):
         browser.click(f"#metric input[value={metric}] + span")
         found = browser.evaluate(CONTRASTS)
         assert len(found) > 8

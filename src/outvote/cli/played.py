@@ -21,10 +21,14 @@ class Played:
         self, ends: Sequence["Ended"], signal_code: int, *, is_time_up: bool = False
     ) -> None:
         """Read the results of those that are over or half done."""
-        from outvote.results.summary import summarise
+        from outvote.results.series import series_of
+        from outvote.results.summary import summary_of
 
         self.ends, self.signal_code, self.is_time_up = ends, signal_code, is_time_up
-        self.summaries = [summarise(end.job.folder.rounds()) for end in ends]
+        self.summaries = [
+            summary_of(series_of(end.job.folder.rounds()), attack=end.job.spec.attack)
+            for end in ends
+        ]
 
     @property
     def exit_code(self) -> int:

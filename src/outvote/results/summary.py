@@ -1,14 +1,12 @@
 """A run in a few numbers."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outvote.results.schema import Round
-from outvote.results.series import Series, series_of, to_digits
+from outvote.results.series import Series, to_digits
 
 NUM_LAST = 10
 
@@ -44,11 +42,6 @@ def summary_of(series: Series, *, attack: str) -> Summary:
         kept_byzantine=float(series.num_kept_byzantine.sum() / total) if total else None,
         deviation=_mean(_as_exported(series.deviation[lied] if lied.any() else series.deviation)),
     )
-
-
-def summarise(rounds: Sequence[Round]) -> Summary:
-    """Sum up the lines of a run whose attack is one."""
-    return summary_of(series_of(rounds), attack="")
 
 
 def _as_exported(values: NDArray[np.float64]) -> NDArray[np.float64]:
