@@ -247,7 +247,7 @@ def deviation_is_lower(folder: Path) -> Claim | None:
     numbers, lower = [], []
     for base in BASES:
         alone, inside = (
-            fmean(_deviation(each) for each in cells.of(rule, "lie").values())
+            fmean(each.deviation for each in cells.of(rule, "lie").values())
             for rule in (base, f"gas({base})")
         )
         lower.append(inside < alone)
@@ -352,11 +352,6 @@ def _mean_gain(cells: Cells, base: str, metric: Metric) -> float:
         for column in cells.part.values
         for gain in cells.gains(f"gas({base})", base, column, metric)
     )
-
-
-def _deviation(result: Result) -> float:
-    series = result.series
-    return float(np.nanmean(series.deviation[series.num_byzantine > 0]))
 
 
 def _verdict(not_worse: Sequence[bool], better: Sequence[bool] | None = None) -> str:

@@ -481,5 +481,7 @@ def test_a_table_shows_what_its_part_is_about_unless_told_otherwise():
     labels = re.findall(r"\\label{(.*?)}", latex(selection))
     assert len(set(labels)) == len(labels) == 4
     assert {each["metric"] for each in records(selection)} == {"kept_byzantine"}
+    begun = [ended(each, "interrupted") for grid in selection for each in grid.results]
+    assert len(table_lines(markdown(grids_of(begun)))) == 2 * (2 + 6)
     assert as_json(deviation)["metric"] is None
     assert markdown(grids_of(table1())) == markdown(grids_of(table1()), "best")

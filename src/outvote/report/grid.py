@@ -70,7 +70,8 @@ class Grid:
 
     def metrics(self, chosen: Metric | None) -> tuple[Metric, ...]:
         """Return what is shown: what was chosen, or else what this table is about."""
-        return USUAL[self.kind] if chosen is None else (chosen,)
+        usual = USUAL[self.kind] if self.results else USUAL[self.kind][:1]
+        return usual if chosen is None else (chosen,)
 
     def worst(self, row: int, metric: Metric) -> Worst | None:
         """Return the worst column of a row; where nobody lies no liar can be kept."""
