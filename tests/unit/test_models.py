@@ -1,5 +1,8 @@
 """The networks: their sizes are the papers', and stacked ones compute what plain ones do."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -22,6 +25,23 @@ SIZES = {
 # Small, so that float64 is fast; alexnet takes none that are smaller.
 SHAPES = {"squeezenet": (16, 16, 3), "leaf-cnn": (8, 8, 1)}
 BATCHES = (4, 3)
+MLP = MODELS["mlp"]
+
+
+def test_threads_that_make_networks_at_once_get_those_of_their_own_seeds(monkeypatch):
+    def slow(*facts):
+        time.sleep(0.01)  # Another thread has its turn.
+        return MLP(*facts)
+
+    def weights(seed):
+        network = ov.make_model("mlp", num_classes=10, seed=seed)
+        return nn.utils.parameters_to_vector(network.parameters()).detach()
+
+    alone = [weights(seed) for seed in range(4)]
+    monkeypatch.setitem(MODELS, "mlp", slow)
+    with ThreadPoolExecutor(4) as pool:
+        for found, expected in zip(pool.map(weights, range(4)), alone, strict=True):
+            assert torch.equal(found, expected)
 
 
 def test_every_model_has_its_size_here():

@@ -1,6 +1,7 @@
 """Networks by name."""
 
 from collections.abc import Callable
+from threading import Lock
 
 import torch
 from torch import nn
@@ -23,6 +24,9 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "small-cnn": small_cnn,
     "mlp": mlp,
 }
+
+_LENT = Lock()
+"""All threads share torch's generator: two at once would draw from each other's seeds."""
 
 
 def make_model(
@@ -47,6 +51,6 @@ def make_model(
         raise ValueError(f"num_classes must be at least 2, got {num_classes}.")
     shape = () if image_shape is None else (image_shape,)
     # torch's layers draw from the global generator: lent for a moment, and put back as it was.
-    with torch.random.fork_rng(devices=[]):
+    with _LENT, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed_from(seed))
         return MODELS[name](num_classes, *shape)
