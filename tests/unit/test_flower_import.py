@@ -1,7 +1,11 @@
 """Without Flower everything else works, and outvote.flower says what to install."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
+
+import outvote.flower
 
 BLOCK = """
 import sys
@@ -38,3 +42,9 @@ def test_without_flower_the_rest_works():
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("[")
+
+
+def test_the_way_of_a_round_names_every_module():
+    named = set(re.findall(r"(?<!`)`([a-z_]+)`(?!`)", outvote.flower.__doc__))
+    modules = {path.stem for path in Path(outvote.flower.__file__).parent.glob("[a-z]*.py")}
+    assert named == modules
