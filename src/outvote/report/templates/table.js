@@ -12,7 +12,7 @@ const METRICS = {
 const NUMBERS = ["best", "final", "last_ten", "kept_byzantine", "deviation"];
 const isLessBetter = (metric) => metric === "kept_byzantine" || metric === "deviation";
 // Shares have two decimals, lengths three digits.
-const shown = (value, metric) => (metric === "deviation" ? short(value) : fixed(value));
+const shown = (value, metric, digits = 3) => (metric === "deviation" ? value.toPrecision(digits) : fixed(value));
 const tables = { metric: "best", isShaded: true, sorts: data.grids.map(() => ({ column: null, direction: 1 })) };
 
 function startTables() {
@@ -55,7 +55,7 @@ function viewOf(grid) {
 function accuracyCell(cell, metric) {
   if (!cell[metric]) return { value: null, text: cell.best ? "–" : cell.note ?? "–", isMissing: true, run: cell.runs[0] };
   const [mean, deviation] = cell[metric];
-  return { value: mean, text: shown(mean, metric), small: deviation === null ? "" : `± ${shown(deviation, metric)}`, note: cell.best ? cell.note : "",
+  return { value: mean, text: shown(mean, metric), small: deviation === null ? "" : `± ${shown(deviation, metric, 2)}`, note: cell.best ? cell.note : "",
     isBold: (cell.bold ?? []).includes(metric), run: cell.runs[0] };
 }
 
