@@ -60,6 +60,16 @@ def test_a_few_rules_and_attacks_of_many_are_named():
     ]
 
 
+def test_settings_that_the_suite_leaves_to_its_preset_are_told_where_runs_differ():
+    results = made_results("table5-heterogeneity", seeds=1, rounds=1)
+    training = {**results[0].config["training"], "momentum": 0.25}
+    more = [replace(each, config={**each.config, "training": training}) for each in results]
+    assert commands([*results, *more]) == [
+        f"outvote bench table5-heterogeneity --seeds 1 --set training.momentum={momentum}"
+        for momentum in (0.25, 0.5)
+    ]
+
+
 ADDED = [
     ("attack", "lie", "lie(z=0.3)", "--attack 'lie(z=0.3)'"),
     ("attack", "min-max", "min-max", "--attack 'min-max(direction=std, method=closed-form, "),

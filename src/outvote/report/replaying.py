@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from outvote.grids import flat
-from outvote.report.differing import ordered
+from outvote.report.differing import differing, ordered
 from outvote.report.grid import Grid, runs_of
 from outvote.results.labels import Outline, is_same, label, outline
 from outvote.results.run import Result
@@ -42,11 +42,15 @@ def precision_of(result: Result) -> str:
 def _commands(suite: str, grids: Sequence[Grid]) -> list[list[str]]:
     """Return the words of each command: one for all of a suite, or for each part of a part."""
     parts = {part.name: part for part in read_suite(suite).parts}
+    # What no part says is the preset's; runs that differ in it are told apart.
+    said = {key for part in parts.values() for key in flat(part.settings)}
+    unsaid = differing(runs_of(grids), ignored=[*said, *LEFT_OUT])
     groups: dict[tuple[str, ...], list[Result]] = {}
     for grid in grids:
         for each in runs_of([grid]):
             part = parts.get(grid.part) or _nearest(list(parts.values()), each)
-            words = ("--part", part.name, *_otherwise(part, each))
+            own = {key: each.setting(key) for key in unsaid if each.setting(key) is not None}
+            words = ("--part", part.name, *_otherwise(part, each), *_set(own))
             groups.setdefault(words, []).append(each)
     chosen = {words: _only(parts[words[1]], words, group) for words, group in groups.items()}
     if set(groups) == {("--part", name) for name in parts} and not any(chosen.values()):
@@ -106,9 +110,12 @@ def _otherwise(part: Part, result: Result) -> list[str]:
             told = _told_apart(text, own)
             is_shown = _can_show(part, axis, text)
             words += [f"--{axis}", told] if is_shown else ["--set", f"{axis}={json.dumps(text)}"]
-    for key, value in _differing(part, result).items():
-        words += ["--set", f"{key}={json.dumps(value)}"]
-    return words
+    return [*words, *_set(_differing(part, result))]
+
+
+def _set(settings: Mapping[str, Any]) -> list[str]:
+    found = ((key, json.dumps(value)) for key, value in settings.items())
+    return [word for key, value in found for word in ("--set", f"{key}={value}")]
 
 
 def _is_among(text: str, texts: Sequence[str]) -> bool:
