@@ -1,5 +1,8 @@
 """Whose reply is whose, who is missing, and who is late."""
 
+from threading import Event
+from time import monotonic
+
 import numpy as np
 import pytest
 from flwr.app import Array, ConfigRecord, Message, RecordDict
@@ -222,6 +225,33 @@ def test_who_does_not_answer_is_waited_for_until_the_time_is_over(monkeypatch):
     grid.respond = lambda message: None
     assert send_and_receive(grid, asked(), timeout=0.05) == []
     assert send_and_receive(grid, [], timeout=60) == []
+
+
+def test_who_announces_a_reply_and_does_not_send_it_holds_up_nobody(monkeypatch, tmp_path):
+    monkeypatch.setattr("outvote.flower.collecting.SECONDS_BETWEEN_PULLS", 0.01)
+    monkeypatch.setattr("outvote.flower.collecting.SECONDS_FOR_A_PULL", 0.05)
+    grid = HandMadeGrid(NODES, respond_with("none", []))
+    is_over, stalled = Event(), []
+
+    def pull_messages(keys):
+        found = HandMadeGrid.pull_messages(grid, keys)
+        if found and found[0].metadata.src_node_id in (101, 102):
+            stalled.append(found[0].metadata.src_node_id)
+            is_over.wait(60)
+        return found
+
+    grid.pull_messages = pull_messages
+    strategy = RobustStrategy("median", num_byzantine=1, audit_dir=tmp_path, fraction_evaluate=0)
+    try:
+        start = monotonic()
+        strategy.start(grid, record_of(MODEL), num_rounds=1, timeout=0.5)
+        assert monotonic() - start < 20
+    finally:
+        is_over.set()
+    assert stalled == [101, 102]
+    (told,) = read_audit(tmp_path)
+    standings = [each.standing for each in told.clients]
+    assert standings == ["judged", "missing", "missing", *["judged"] * 4]
 
 
 def test_a_broken_network_is_not_blamed_on_a_node():

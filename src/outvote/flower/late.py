@@ -1,12 +1,13 @@
 """Replies that come when their round is over: looked for once more before the next one."""
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import final
 
 from flwr.app import Message, Metadata
 from flwr.serverapp import Grid
 
-from outvote.flower.collecting import UNDECODABLE
+from outvote.flower.collecting import UNDECODABLE, Pull
 
 PATIENCE = 10
 """For how many rounds a reply is looked for."""
@@ -32,8 +33,9 @@ class LateReplies:
         late: dict[int, list[int]] = {}
         still = []
         for round_, about in self._waiting:
+            ask = Pull(partial(_pull, grid, about.message_id))
             try:
-                replies = list(grid.pull_messages([about.message_id]))
+                replies = ask.look()
             except UNDECODABLE:
                 continue
             if not replies:
@@ -42,3 +44,7 @@ class LateReplies:
                 late.setdefault(round_, []).append(about.dst_node_id)
         self._waiting = still
         return late
+
+
+def _pull(grid: Grid, message_id: str) -> list[Message]:
+    return list(grid.pull_messages([message_id]))
