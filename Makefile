@@ -21,6 +21,7 @@ test: check ## check, then the fast tests
 	$(BIN)/python -m pytest
 
 test-all: check ## check, then all tests, slow ones too
+	$(PIP_INSTALL) 'flwr[simulation]' # brings Ray, which the tests start in a network namespace only
 	$(BIN)/python -m pytest -m ""
 
 check: $(STAMP) ## formatting, lint, types, import layers; changes nothing
