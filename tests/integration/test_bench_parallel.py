@@ -203,7 +203,17 @@ def test_the_workers_of_dask_play_a_suite(capsys, cluster, tmp_path):
     assert metrics(tmp_path / "dask") == metrics(tmp_path / "here")
 
 
+@pytest.fixture
+def same_environment():
+    """Dask sets OMP_NUM_THREADS and others for its workers, and leaves them set."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("same_environment")
 def test_a_worker_of_dask_that_is_killed_harms_nobody(capsys, tmp_path):
     distributed = pytest.importorskip("distributed")
     once = own_rule(tmp_path, MARKED.format(kill=KILL), "once")
