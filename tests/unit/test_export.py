@@ -17,6 +17,7 @@ from outvote.results.collect import collect
 from outvote.results.export import MARK, to_export
 from outvote.results.exported import read_export
 from outvote.results.faults import DamagedFileError, StoreError
+from outvote.results.schema import DataUsed
 from outvote.results.series import SERIES
 
 TWO = {"rule": ["mean", "gas(median, num_groups=20)"], "attack": ["lie", "none"], "rounds": 6}
@@ -262,3 +263,19 @@ def test_a_run_without_the_text_of_a_rule_is_damaged(tmp_path, rule):
     path = exported(tmp_path, [replace(one, config={**one.config, "rule": rule})])
     with pytest.raises(DamagedFileError, match="its rule is"):
         read_export(path)
+
+
+@pytest.mark.parametrize(
+    "place", ["/home/ann/my data, old/cifar10", "~/cifar10", "D:\\data\\cifar10"]
+)
+def test_an_export_does_not_tell_where_data_lay(place):
+    run = made_results("table3-num-groups", seeds=1, rounds=2)[0]
+    form = "WebP mosaics (part0.webp, ...)"
+    data = DataUsed(
+        name="cifar10", source=f"{form}, {place}", num_train=1, num_test=1, checksum="0" * 64
+    )
+    environment = msgspec.structs.replace(run.environment, data=data)
+    content = to_export([replace(run, environment=environment)], is_packed=False).decode()
+    assert form in content
+    assert "ann" not in content
+    assert place not in content

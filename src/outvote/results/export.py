@@ -8,16 +8,20 @@ import csv
 import gzip
 import io
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 import numpy as np
 
 from outvote.results.run import Result
+from outvote.results.schema import Environment
 from outvote.results.series import DIAGNOSTICS, REAL, SERIES, Series, to_digits
 
 VERSION = 1
 MARK = "outvote-export"
+PLACE = re.compile(r", (/|~|[A-Za-z]:[\\/]|\\\\).*$")
+"""Where on somebody's disk data lay, at the end of what is told of its form."""
 """The first column: every row tells the version of the format."""
 ABOUT = (
     "suite",
@@ -49,7 +53,7 @@ def to_export(results: Iterable[Result], *, is_packed: bool = True) -> bytes:
 
 def _about(result: Result) -> list[str]:
     config = json.dumps(result.config, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    environment = result.environment
+    environment = _without_places(result.environment)
     return [
         result.suite,
         result.name,
@@ -62,6 +66,14 @@ def _about(result: Result) -> list[str]:
         f"{result.seconds:.3f}",
         str(result.num_images),
     ]
+
+
+def _without_places(environment: Environment | None) -> Environment | None:
+    """Leave out what is nobody's business: the checksum says which pictures they were."""
+    if environment is None or environment.data is None:
+        return environment
+    data = msgspec.structs.replace(environment.data, source=PLACE.sub("", environment.data.source))
+    return msgspec.structs.replace(environment, data=data)
 
 
 def _is_known(results: Sequence[Result], name: str) -> bool:
