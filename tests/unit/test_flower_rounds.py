@@ -5,29 +5,10 @@ import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from bad_replies import HandMadeGrid, arrays_of, content_of, honest, play_round, record_of
-from outvote.flower import RobustStrategy
+from flower_small import MODEL, NODES, grid_of, strategy_of
 from outvote.flower.evaluating import merge_metrics
 from outvote.report.audit import Mark, audit_log
 from outvote.results.audit_log import read_audit, read_manifest
-
-MODEL = {"w": np.zeros((3, 4), np.float32), "b": np.zeros(2, np.float32)}
-NODES = range(100, 111)
-
-
-def strategy_of(rule="multi-krum", num_byzantine=2, audit_dir=None, **settings):
-    return RobustStrategy(rule, num_byzantine=num_byzantine, audit_dir=audit_dir, **settings)
-
-
-def grid_of(send, nodes=NODES):
-    """A grid whose nodes send what ``send(node, model)`` returns."""
-
-    def respond(message):
-        model = arrays_of(message.content["arrays"])
-        sent = send(message.metadata.dst_node_id, model)
-        content = sent if isinstance(sent, RecordDict) else content_of(sent)
-        return Message(content, reply_to=message)
-
-    return HandMadeGrid(nodes, respond)
 
 
 def test_the_split_is_drawn_afresh_and_told_in_the_log_alone(tmp_path, caplog):

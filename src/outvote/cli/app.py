@@ -96,6 +96,9 @@ HELP = """Federated learning in which some clients may lie.
 outvote demo                       see robust rules at work, in a minute or two
 outvote run CONFIG.toml            simulate federations, resumed where they stopped
 outvote bench SUITE                the paper's tables and figures, or a suite of your own
+outvote table RUNS --paper         tables, with the paper's numbers; also plot, report, export
+outvote audit FOLDER               who looks suspicious, in a simulation or a server's log
+outvote aggregate updates          the files of many clients become one update
 outvote list rules                 what there is; also attacks, models, datasets, suites, runs
 outvote show 'gas(multi-krum)'     what a rule does and tolerates; also for attacks
 outvote stress                     every attack against every rule, in seconds

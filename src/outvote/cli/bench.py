@@ -2,12 +2,17 @@
 
 import shlex
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.run import checkpoint_option, device_option, set_option, weights_option
+from outvote.cli.run import (
+    checkpoint_option,
+    device_option,
+    output_option,
+    set_option,
+    weights_option,
+)
 from outvote.cli.verb import Verb, WorkFailed
 
 if TYPE_CHECKING:
@@ -28,14 +33,7 @@ PRECISIONS = ("float32", "tf32", "bfloat16")
 @set_option
 @device_option
 @click.option("--precision", type=click.Choice(PRECISIONS), help="Short for --set precision=...")
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("runs"),
-    show_default=True,
-    help="The store: results go to its folder of the suite's name.",
-)
+@output_option
 @click.option(
     "--dry-run", is_flag=True, help="Count runs, say what is done, estimate; play nothing."
 )

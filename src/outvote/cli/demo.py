@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from outvote.cli.output import Column, print_json, print_table
-from outvote.cli.run import checkpoint_option, device_option, set_option
+from outvote.cli.run import checkpoint_option, device_option, output_option, set_option
 from outvote.cli.verb import Verb, WorkFailed
 
 if TYPE_CHECKING:
@@ -24,14 +24,7 @@ Playing {num_runs} runs of {rounds} rounds side by side; if stopped, the same co
 
 @click.command("demo", cls=Verb)
 @set_option
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("runs"),
-    show_default=True,
-    help="The folder for the results: they go to its folder demo.",
-)
+@output_option
 @device_option
 @checkpoint_option
 def command(

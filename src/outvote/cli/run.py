@@ -21,6 +21,14 @@ checkpoint_option = click.option(
 set_option = click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a setting."
 )
+output_option = click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("runs"),
+    show_default=True,
+    help="The store: results go to its folder of the suite's name.",
+)
 weights_option = click.option(
     "--no-weights",
     is_flag=True,
@@ -31,14 +39,7 @@ weights_option = click.option(
 @click.command("run", cls=Verb)
 @click.argument("config", type=click.Path(path_type=Path))
 @set_option
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("runs"),
-    show_default=True,
-    help="The folder for the results.",
-)
+@output_option
 @device_option
 @checkpoint_option
 @weights_option
