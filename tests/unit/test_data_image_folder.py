@@ -136,3 +136,12 @@ def test_a_folder_without_pictures_is_missing_data(tmp_path):
 def test_the_folder_test_will_do_as_well(folder):
     (folder / "val").rename(folder / "test")
     assert len(load("imagenet12", folder=folder, size=8).test_labels) == 4
+
+
+def test_tiny_imagenet_is_a_folder_of_pictures_of_its_own_size(folder):
+    dataset = load("tiny-imagenet12", folder=folder)
+    assert dataset.shape == (64, 64, 3)
+    assert np.array_equal(
+        dataset.train_images, load("imagenet12", folder=folder, size=64).train_images
+    )
+    assert load("tiny-imagenet12", folder=folder, size=8).shape == (8, 8, 3)

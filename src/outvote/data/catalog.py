@@ -1,5 +1,8 @@
 """All datasets: one table."""
 
+from dataclasses import replace
+from functools import partial
+
 from outvote.data.entries_cifar import CIFAR10_ENTRY, CIFAR100_ENTRY
 from outvote.data.entries_idx import FASHION_ENTRY, MNIST_ENTRY, SMALL_ENTRY
 from outvote.data.entry import Entry, Form, has_all
@@ -51,6 +54,15 @@ IMAGENET12_ENTRY = Entry(
     ),
     advice="copy or link your pictures there; ImageNet may not be passed on",
 )
+TINY_SIZE = 64
+TINY_IMAGENET12_ENTRY = replace(
+    IMAGENET12_ENTRY,
+    name="tiny-imagenet12",
+    doc="12 classes of Tiny-ImageNet, a small stand-in for imagenet12",
+    shape=(TINY_SIZE, TINY_SIZE, 3),
+    forms=(replace(IMAGENET12_ENTRY.forms[0], read=partial(read_image_folder, size=TINY_SIZE)),),
+    advice="copy or link 12 classes of Tiny-ImageNet there",
+)
 DATASETS = {
     "fashion-mnist-small": SMALL_ENTRY,
     "fashion-mnist": FASHION_ENTRY,
@@ -59,4 +71,5 @@ DATASETS = {
     "cifar100": CIFAR100_ENTRY,
     "femnist": FEMNIST_ENTRY,
     "imagenet12": IMAGENET12_ENTRY,
+    "tiny-imagenet12": TINY_IMAGENET12_ENTRY,
 }
