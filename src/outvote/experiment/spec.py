@@ -29,7 +29,7 @@ class Data(Struct, frozen=True, kw_only=True):
     min_size: int = 10
     shards_per_client: int = 2
     image_size: int | None = None
-    """The height and width that folders of pictures are brought to; None: 224, of Tiny-ImageNet 64."""
+    """The height and width of a folder's pictures; None: 224, or 64 for Tiny-ImageNet."""
 
 
 class Members(Struct, frozen=True, kw_only=True):
