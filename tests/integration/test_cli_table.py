@@ -67,6 +67,8 @@ def test_a_store_with_other_things_than_accuracies_can_be_shown_beside_the_paper
 
 
 def test_mistakes_are_one_line(store, tmp_path, capsys):
+    none = run(capsys, "table", store, "--suite", "none.toml")
+    none.assert_fails(2, "there is no file none.toml")
     run(capsys, "table", store, "--part", "mian").assert_fails(2, "unknown part 'mian'", "main")
     for metric in ("kept", "deviation"):
         done = run(capsys, "table", store, "--paper", "--metric", metric)

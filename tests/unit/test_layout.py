@@ -7,6 +7,7 @@ import pytest
 from made_results import made_results
 from outvote.attacks.spec import make_attack
 from outvote.report.layout import grids_of
+from outvote.report.table_markdown import markdown
 from outvote.results.labels import DEFAULTS, outline
 from outvote.rules.spec import make_rule
 from outvote.suites.suite import read_suite, suite_names
@@ -95,3 +96,49 @@ def check_defaults(found, make):
     plain = make(f"{found.name}({', '.join(inside)})" if inside else found.name)
     for key in {**found.parameters, **DEFAULTS.get(found.name, {})}:
         assert DEFAULTS[found.name][key] == getattr(plain, key)
+
+
+OWN = """
+title = "Mine"
+[settings]
+preset = "paper-cifar10"
+[[part]]
+name = "first"
+title = "Two rules"
+columns = "attack"
+settings.rule = ["median", "krum"]
+settings.attack = ["lie(z=1.5)", "bit-flip"]
+[[part]]
+name = "second"
+columns = "attack"
+settings.rule = "median"
+settings.attack = "lie(z=1.5, sign=1)"
+"""
+
+
+@pytest.fixture
+def own_suite(tmp_path, monkeypatch):
+    """The file of a suite of one's own in the current folder, and its runs."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text(OWN)
+    return made_results("mine.toml", seeds=1, rounds=2)
+
+
+def test_the_file_of_a_suite_gives_its_runs_their_parts_titles_and_order(own_suite):
+    first, second = grids_of(own_suite, sources=["mine.toml"])
+    assert (first.part, first.title, first.rows) == ("first", "Two rules", ("median", "krum"))
+    assert (first.columns, second.part) == (("lie", "bit-flip"), "second")
+    assert {grid.part for grid in grids_of(own_suite)} == {""}
+
+
+def test_pages_name_the_file_of_a_suite_in_their_commands(own_suite):
+    grids = grids_of(own_suite[:1], sources=["mine.toml"])
+    text = markdown(grids)
+    assert "`outvote bench mine.toml --part first` plays those of the suite" in text
+    assert text.splitlines()[-1].startswith("    outvote bench mine.toml --seeds 1 --part first")
+
+
+def test_the_file_of_a_suite_without_runs_is_refused(own_suite, tmp_path):
+    (tmp_path / "other.toml").write_text(OWN)
+    with pytest.raises(ValueError, match=r"suite 'other' \(other.toml\); they are of: mine"):
+        grids_of(own_suite, sources=["other.toml"])

@@ -43,6 +43,13 @@ FORMATS = ("md", "latex", "csv", "json")
 )
 @click.option("--part", help="Only this part of the suite.")
 @click.option(
+    "--suite",
+    "suites",
+    metavar="FILE",
+    multiple=True,
+    help="The path.toml of a suite of your own, to lay its runs out as it has them.",
+)
+@click.option(
     "--output",
     "-o",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -54,18 +61,21 @@ def command(
     paper: bool,
     metric: str | None,
     part: str | None,
+    suites: tuple[str, ...],
     output: Path | None,
     as_json: bool,
 ) -> None:
     """Make tables of runs: mean ± standard deviation over seeds, worst cases, what is missing.
 
-    RUNS are folders of runs, or exports. Runs of a suite that comes with outvote are laid out as
-    the suite has them; of others, rules are rows, and attacks or whatever differs are columns.
+    RUNS are folders of runs, or exports. Runs of a suite that comes with outvote, or that --suite
+    gives, are laid out as the suite has them; of others, rules are rows, and attacks or whatever
+    differs are columns.
     Parts of which nothing was run are only named. The same runs always give the same text.
 
     \b
     outvote table runs/table1-cifar10 --paper
     outvote table table1-cifar10.csv.gz --format latex -o table1.tex
+    outvote table runs/mine --suite mine.toml
     """  # noqa: D301  (click wants the backspace)
     from outvote.report.layout import grids_of
 
@@ -75,7 +85,7 @@ def command(
             f"--paper goes with accuracies: the paper has no numbers for --metric {metric}."
         )
     try:
-        grids = grids_of(read_runs(paths), part)
+        grids = grids_of(read_runs(paths), part, suites)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     text = write_table(grids, "json" if as_json else format_, wanted, paper=paper)

@@ -30,6 +30,8 @@ class Grid:
     """The values of that setting."""
     cells: tuple[tuple[Cell, ...], ...]
     """By row and column."""
+    source: str = ""
+    """What `outvote bench` takes to play it, a name or a file; empty: no suite is known."""
 
     @property
     def titles(self) -> list[str]:

@@ -1,6 +1,6 @@
 """From runs to tables: as the suite has them, with every cell that it asks for."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -15,12 +15,22 @@ from outvote.results.run import Result
 from outvote.suites.suite import Part, Suite, read_suite, suite_names
 
 
-def grids_of(results: Sequence[Result], part: str | None = None) -> list[Grid]:
-    """Lay all runs out, suite by suite; `part` is the name of the only part wanted."""
+def grids_of(
+    results: Sequence[Result], part: str | None = None, sources: Sequence[str] = ()
+) -> list[Grid]:
+    """Lay all runs out, suite by suite; `part` is the name of the only part wanted.
+
+    `sources` are files of suites that do not come with outvote.
+    """
     by_suite: dict[str, list[Result]] = {}
     for each in sorted(results, key=lambda each: (each.suite, each.name)):
         by_suite.setdefault(each.suite, []).append(each)
-    grids = [grid for name, group in by_suite.items() for grid in _grids_of_suite(name, group)]
+    known_sources = _sources(by_suite, sources)
+    grids = [
+        grid
+        for name, group in by_suite.items()
+        for grid in _grids_of_suite(name, group, known_sources.get(name))
+    ]
     if part is None:
         return grids
     known = sorted({grid.part for grid in grids if grid.part})
@@ -30,10 +40,22 @@ def grids_of(results: Sequence[Result], part: str | None = None) -> list[Grid]:
     return [grid for grid in grids if grid.part == part]
 
 
-def _grids_of_suite(name: str, results: Sequence[Result]) -> list[Grid]:
-    if name not in suite_names():
+def _sources(names: Collection[str], own: Sequence[str]) -> dict[str, str]:
+    """Return what to read each known suite from; one's own goes before outvote's."""
+    found = {name: name for name in names if name in suite_names()}
+    for source in own:
+        name = read_suite(source).name
+        if name not in names:
+            known = ", ".join(sorted(names))
+            raise ValueError(f"no run is of the suite {name!r} ({source}); they are of: {known}.")
+        found[name] = source
+    return found
+
+
+def _grids_of_suite(name: str, results: Sequence[Result], source: str | None) -> list[Grid]:
+    if source is None:
         return automatic_grids(results, suite_title=name)
-    suite = read_suite(name)
+    suite = read_suite(source)
     held = [[each for each in results if part.holds(each)] for part in suite.parts]
     known = {id(each) for group in held for each in group}
     added: list[list[Result]] = [[] for _ in suite.parts]
@@ -52,7 +74,7 @@ def _grids_of_suite(name: str, results: Sequence[Result]) -> list[Grid]:
     ]
     if rest:
         grids += automatic_grids(rest, suite_title=suite.title, title="Other runs")
-    return grids
+    return [replace(grid, source=source) for grid in grids]
 
 
 def _places_of_added(parts: Sequence[Part], result: Result) -> list[int]:

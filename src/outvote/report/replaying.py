@@ -10,7 +10,7 @@ from outvote.report.differing import differing, ordered
 from outvote.report.grid import Grid, runs_of
 from outvote.results.labels import Outline, is_same, label, outline
 from outvote.results.run import Result
-from outvote.suites.suite import Part, read_suite, suite_names, value_of
+from outvote.suites.suite import Part, read_suite, value_of
 
 Axis = Literal["rule", "attack"]
 AXES: tuple[Axis, ...] = ("rule", "attack")
@@ -20,12 +20,12 @@ MOST_NAMED = 4
 
 
 def replay_commands(grids: Sequence[Grid]) -> list[str]:
-    """Return commands for all runs that are of suites that come with outvote."""
-    known = dict.fromkeys(grid.suite for grid in grids if grid.suite in suite_names())
+    """Return commands for all runs of suites that are known."""
+    known = dict.fromkeys(grid.source for grid in grids if grid.source)
     return [
-        shlex.join(["outvote", "bench", suite, *words])
-        for suite in known
-        for words in _commands(suite, [grid for grid in grids if grid.suite == suite])
+        shlex.join(["outvote", "bench", source, *words])
+        for source in known
+        for words in _commands(source, [grid for grid in grids if grid.source == source])
     ]
 
 
@@ -39,9 +39,9 @@ def precision_of(result: Result) -> str:
     return str(result.config.get("precision", "float32"))
 
 
-def _commands(suite: str, grids: Sequence[Grid]) -> list[list[str]]:
+def _commands(source: str, grids: Sequence[Grid]) -> list[list[str]]:
     """Return the words of each command: one for all of a suite, or for each part of a part."""
-    parts = {part.name: part for part in read_suite(suite).parts}
+    parts = {part.name: part for part in read_suite(source).parts}
     # What no part says is the preset's; runs that differ in it are told apart.
     said = {key for part in parts.values() for key in flat(part.settings)}
     unsaid = differing(runs_of(grids), ignored=[*said, *LEFT_OUT])

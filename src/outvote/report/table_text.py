@@ -155,7 +155,7 @@ def gaps(grid: Grid) -> list[str]:
 def _remedy(grid: Grid) -> str:
     if not grid.part:
         return ""
-    words = ["outvote", "bench", grid.suite, "--part", grid.part]
+    words = ["outvote", "bench", grid.source, "--part", grid.part]
     precisions = {precision_of(each) for each in runs_of([grid])}
     if len(precisions) == 1:
         words += precision_words(precisions.pop())
