@@ -2,7 +2,8 @@
 
 import io
 import sys
-from contextlib import redirect_stdout
+from contextlib import chdir, redirect_stdout
+from os.path import relpath
 from pathlib import Path
 
 from outvote.cli import main as outvote
@@ -20,28 +21,47 @@ PICTURES = {
 }
 
 
+def page_names(folder: Path) -> list[str]:
+    """Return the exports that have a page: those of outvote's suites, and of files beside them."""
+    names = [path.name.removesuffix(".csv.gz") for path in sorted(folder.glob("*.csv.gz"))]
+    known = suite_names()
+    return [name for name in names if name in known or (folder / f"{name}.toml").exists()]
+
+
 def tables(folder: Path) -> dict[str, str]:
-    """Return the page of each suite: exactly what `outvote table EXPORT --paper` prints."""
-    result = {}
-    for export in sorted(folder.glob("*.csv.gz")):
-        name = export.name.removesuffix(".csv.gz")
-        if name in suite_names():
-            said = io.StringIO()
-            with redirect_stdout(said):
-                code = outvote(["table", str(export), "--paper"])
-            if code:
-                raise SystemExit(f"outvote table {export} ended with {code}")
-            result[f"{name}.md"] = said.getvalue()
-    return result
+    """Return the page of each suite: exactly what `outvote table EXPORT --paper` prints.
+
+    Where the suite is a file beside the export, that is given too (`--suite FILE`).
+    """
+    return {f"{name}.md": _table(folder, name) for name in page_names(folder)}
 
 
-def pictures(folder: Path) -> None:
-    """Draw the figures."""
+def _table(folder: Path, name: str) -> str:
+    words = ["table", str(folder / f"{name}.csv.gz"), "--paper"]
+    if (folder / f"{name}.toml").exists():
+        # The page names the file in its commands, and those are typed in the root.
+        words += ["--suite", relpath(folder / f"{name}.toml", ROOT)]
+    said = io.StringIO()
+    with chdir(ROOT), redirect_stdout(said):
+        _play(words)
+    return said.getvalue()
+
+
+def pictures(folder: Path) -> list[Path]:
+    """Draw the figures of exports in which runs are over, and return them."""
+    drawn = []
     for name, (kind, *more) in PICTURES.items():
-        export = folder / f"{name}.csv.gz"
-        if export.exists():
-            words = ["plot", str(export), "--kind", kind, *more]
-            outvote([*words, "-o", str(folder / f"{name}.png")])
+        export, picture = folder / f"{name}.csv.gz", folder / f"{name}.png"
+        if export.exists() and any(each.is_over for each in collect([export])):
+            _play(["plot", str(export), "--kind", kind, *more, "-o", str(picture)])
+            drawn.append(picture)
+    return drawn
+
+
+def _play(words: list[str]) -> None:
+    code = outvote(words)
+    if code:
+        raise SystemExit(f"outvote {' '.join(words)} ended with {code}")
 
 
 def short_table(folder: Path) -> str:

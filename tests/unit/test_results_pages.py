@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from outvote.suites.suite import suite_names
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "results"
@@ -17,7 +16,7 @@ EXPORTS = [path.name.removesuffix(".csv.gz") for path in sorted(FOLDER.glob("*.c
 
 def test_each_page_is_what_outvote_table_prints():
     pages = MADE["tables"](FOLDER)
-    assert set(pages) == {f"{name}.md" for name in EXPORTS if name in suite_names()}
+    assert set(pages) == {f"{name}.md" for name in EXPORTS if name in MADE["page_names"](FOLDER)}
     for name, text in pages.items():
         page = (FOLDER / name).read_text(encoding="utf-8")
         assert page == text, f"{name}: run python tools/results_pages.py"
@@ -38,7 +37,7 @@ def test_the_table_of_the_readme_is_made_from_the_export():
     assert MADE["with_short_table"](readme, FOLDER) == readme
 
 
-@pytest.mark.parametrize("name", [name for name in EXPORTS if name in suite_names()])
+@pytest.mark.parametrize("name", [name for name in EXPORTS if name in MADE["page_names"](FOLDER)])
 def test_each_page_is_named_on_the_first_page(name):
     assert f"({name}.md)" in (FOLDER / "README.md").read_text(encoding="utf-8")
 
