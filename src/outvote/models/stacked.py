@@ -217,8 +217,10 @@ class Stacked:
 
         def run(state: Pass, images: Tensor) -> Tensor:
             mean, variance, count = state.buffers[first : first + 3]
+            # Moments are sums of many small numbers: not for bfloat16.
+            exact = images.to(mean.dtype)
             if state.is_training:
-                now_mean, now_variance, size = _moments(images, state.is_there)
+                now_mean, now_variance, size = _moments(exact, state.is_there)
                 unbiased = now_variance.detach() * (size / (size - 1).clamp(min=1))
                 mean.lerp_(now_mean.detach(), momentum)
                 variance.lerp_(unbiased, momentum)
@@ -226,7 +228,7 @@ class Stacked:
                 mean, variance = now_mean, now_variance
             scale = state.parameters[at[0]] * (variance + epsilon).rsqrt()
             shift = state.parameters[at[1]] - mean * scale
-            return images * _per_channel(scale) + _per_channel(shift)
+            return (exact * _per_channel(scale) + _per_channel(shift)).to(images.dtype)
 
         return run
 
