@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from claims_numbers import signed
-
 from outvote.report.layout import grids_of
 from outvote.results.collect import collect
 

@@ -7,7 +7,6 @@ from statistics import fmean, stdev
 from typing import final
 
 from claims_cells import BySeed, shared
-
 from outvote.report.table_text import MINUS
 
 NOISE = 1.0

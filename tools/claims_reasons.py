@@ -5,7 +5,6 @@ from statistics import fmean
 
 from claims_cells import BASES, METRICS, Cells, shared
 from claims_numbers import NOISE, Claim, counted, seeds_told, signed, verdict, with_error
-
 from outvote.results.run import Result
 
 COLLAPSE = 0.5

@@ -6,6 +6,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+
 from claims_cells import BASES, METRICS, BySeed, Cells, Metric, shared
 from claims_numbers import NOISE, Claim, seeds_told, signed, verdict, with_error
 

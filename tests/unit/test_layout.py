@@ -131,6 +131,20 @@ def test_the_file_of_a_suite_gives_its_runs_their_parts_titles_and_order(own_sui
     assert {grid.part for grid in grids_of(own_suite)} == {""}
 
 
+def test_rules_and_attacks_of_one_name_are_never_averaged(tmp_path):
+    file = tmp_path / "alike.toml"
+    file.write_text(
+        OWN.replace('["median", "krum"]', '["rfa(start=zero)", "rfa(num_iterations=8)", "krum"]')
+        .replace('"bit-flip"]', '"lie(z=1.5, sign=1)"]')
+        .replace('settings.attack = "lie(z=1.5, sign=1)"', 'settings.attack = "bit-flip"')
+    )
+    first, _ = grids_of(made_results(str(file), seeds=1, rounds=2), sources=[str(file)])
+    rows = ("rfa(num_iterations=3, start=zero)", "rfa(num_iterations=8)", "krum")
+    assert first.rows == rows
+    assert first.columns == ("lie", "lie(sign=1)")
+    assert {len(cell.results) for row in first.cells for cell in row} == {1}
+
+
 def test_pages_name_the_file_of_a_suite_in_their_commands(own_suite):
     grids = grids_of(own_suite[:1], sources=["mine.toml"])
     text = markdown(grids)

@@ -1,12 +1,17 @@
 """The published results are what the exports beside them give, to the last byte."""
 
 import runpy
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from made_results import made_results
+from outvote.results.export import to_export
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "results"
@@ -44,3 +49,27 @@ def test_each_page_is_named_on_the_first_page(name):
 
 def test_the_exports_are_small_enough_to_keep():
     assert sum(path.stat().st_size for path in FOLDER.glob("*.csv.gz")) < 8_000_000
+
+
+def test_a_suite_beside_its_export_gives_the_page_its_parts(tmp_path):
+    shutil.copy(FOLDER / "probes.toml", tmp_path)
+    results = made_results(str(tmp_path / "probes.toml"), seeds=1, rounds=1)
+    (tmp_path / "probes.csv.gz").write_bytes(to_export(results))
+    (tmp_path / "replays.csv.gz").write_bytes(to_export(results))
+    pages = MADE["tables"](tmp_path)
+    assert set(pages) == {"probes.md"}
+    assert "### CIFAR-10, other readings of the rules" in pages["probes.md"]
+    assert "have the seed of another run" not in pages["probes.md"]
+
+
+@pytest.mark.parametrize("outcome", ["finished", "interrupted"])
+def test_figure_1_is_drawn_once_runs_are_over(tmp_path, outcome):
+    results = made_results("figure1-motivation", seeds=1, rounds=2)
+    ended = [
+        replace(each, status=msgspec.structs.replace(each.status, outcome=outcome))
+        for each in results
+    ]
+    (tmp_path / "figure1-motivation.csv.gz").write_bytes(to_export(ended))
+    drawn = MADE["pictures"](tmp_path)
+    assert [path.name for path in drawn] == ["figure1-motivation.png"] * (outcome == "finished")
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)

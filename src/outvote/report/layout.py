@@ -10,7 +10,7 @@ from outvote.report.automatic import automatic_grids
 from outvote.report.differing import differing, ordered, split
 from outvote.report.grid import Grid, Placed, fill
 from outvote.report.naming import names_of
-from outvote.results.labels import is_same, label
+from outvote.results.labels import is_same
 from outvote.results.run import Result
 from outvote.suites.suite import Part, Suite, read_suite, suite_names
 
@@ -113,19 +113,31 @@ def _grids_of_part(
 
 def _names(part: Part, key: Literal["rule", "attack"], results: Sequence[Result]) -> dict[str, str]:
     """Return what rules or attacks are called; one that the part has not is told from its own."""
-    own = part.texts(key)
+    own = _own_names(part, key)
     meant = {
         text: next((each for each in own if is_same(each, text)), None)
         for text in dict.fromkeys(each.config[key] for each in results)
     }
     others = [text for text, known in meant.items() if known is None]
-    ignored = [part.columns.removeprefix(f"{key}.")] if part.columns.startswith(f"{key}.") else []
-    names = names_of([*own, *others], ignored)
-    return {text: names[text] if known is None else label(text) for text, known in meant.items()}
+    names = names_of([*own, *others], _ignored(part, key))
+    return {text: names[text] if known is None else own[known] for text, known in meant.items()}
+
+
+def _own_names(part: Part, key: Literal["rule", "attack"]) -> dict[str, str]:
+    """Return what a part's own rules or attacks are called: the label, unless two share it."""
+    return names_of(part.texts(key), _ignored(part, key))
+
+
+def _ignored(part: Part, key: str) -> list[str]:
+    """Return the parameter that columns are made of."""
+    return [part.columns.removeprefix(f"{key}.")] if part.columns.startswith(f"{key}.") else []
 
 
 def _grid_of_part(suite: Suite, part: Part, placed: Sequence[Placed], told: str) -> Grid:
-    rows, columns = list(dict.fromkeys([*part.rows, *(each.row for each in placed)])), part.values
+    own = _own_names(part, "rule").values()
+    rows = list(dict.fromkeys([*own, *(each.row for each in placed)]))
+    is_attack = part.columns == "attack"
+    columns: list[Any] = list(_own_names(part, "attack").values()) if is_attack else part.values
     columns += ordered(each.column for each in placed if each.column not in columns)
     printed: Mapping[tuple[str, Any], Any] = part.printed()
     return Grid(
