@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from outvote.experiment.presets import PRESETS
 from outvote.experiment.reading import make_plan
 from outvote.experiment.spec import Spec
+from outvote.suites.presets import PRESETS
 from simulations import play, tiny
 
 ROOT = Path(__file__).parents[2]

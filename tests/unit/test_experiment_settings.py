@@ -11,12 +11,12 @@ import pytest
 
 from outvote import experiment
 from outvote.experiment.job import stack_key
-from outvote.experiment.presets import PRESETS
 from outvote.experiment.reading import make_plan, read_plan
 from outvote.experiment.spec import LATER, Spec
 from outvote.experiment.suites import plan_suite
 from outvote.experiment.toml import to_toml
 from outvote.grids import flat
+from outvote.suites.presets import PRESETS
 from outvote.suites.suite import read_suite
 from simulations import tiny
 

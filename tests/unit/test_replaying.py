@@ -41,6 +41,20 @@ def test_settings_that_the_suite_has_otherwise_are_told():
     assert commands(results) == ["outvote bench demo --seeds 1 --set rounds=3"]
 
 
+def test_settings_that_the_preset_has_otherwise_are_told():
+    results = made_results("table2-bucketing", seeds=1, rounds=1)
+    for each in results:
+        each.config["federation"]["sampled"] = 18
+    assert commands(results) == [
+        "outvote bench table2-bucketing --seeds 1 --set federation.sampled=18"
+    ]
+
+
+def test_a_schedule_is_one_value_and_not_told_if_it_is_the_presets():
+    results = made_results("table1-imagenet12", seeds=1, rounds=1)
+    assert commands(results) == ["outvote bench table1-imagenet12 --seeds 1"]
+
+
 def test_rules_that_the_suite_does_not_have_are_told():
     results = made_results("demo", seeds=1, rounds=1)
     own = with_settings([results[0]], rule="mine.py:MyRule")
@@ -60,13 +74,13 @@ def test_a_few_rules_and_attacks_of_many_are_named():
     ]
 
 
-def test_settings_that_the_suite_leaves_to_its_preset_are_told_where_runs_differ():
+def test_settings_that_the_suite_leaves_to_its_preset_are_told_of_those_that_have_others():
     results = made_results("table5-heterogeneity", seeds=1, rounds=1)
     training = {**results[0].config["training"], "momentum": 0.25}
     more = [replace(each, config={**each.config, "training": training}) for each in results]
     assert commands([*results, *more]) == [
-        f"outvote bench table5-heterogeneity --seeds 1 --set training.momentum={momentum}"
-        for momentum in (0.25, 0.5)
+        f"outvote bench table5-heterogeneity --seeds 1{words}"
+        for words in (" --set training.momentum=0.25", "")
     ]
 
 

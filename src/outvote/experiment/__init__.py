@@ -3,7 +3,7 @@
 How it goes, and which module does what:
 
 1. What to play. A `spec` is one run; everything in it is part of its hash, and so are files of
-   one's own (`own_code`). `reading` makes a plan of a file: presets (`presets`), overrides, and
+   one's own (`own_code`). `reading` makes a plan of a file: presets (of `suites`), overrides, and
    lists that multiply runs; `checking` refuses what makes no sense. `suites` does the same for
    all parts of a suite, of which `choosing` takes some. `forecast` counts them and guesses how
    long they take.

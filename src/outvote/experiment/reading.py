@@ -12,9 +12,9 @@ import msgspec
 from outvote.errors import closest
 from outvote.experiment.checking import checked
 from outvote.experiment.job import Job
-from outvote.experiment.presets import PRESETS
 from outvote.experiment.spec import Spec
 from outvote.grids import expand, merged, nested
+from outvote.suites.presets import PRESETS
 
 OUTSIDE = ("preset", "suite")
 

@@ -5,11 +5,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from outvote.grids import flat
+from outvote.grids import LISTS, flat, merged
 from outvote.report.differing import differing, ordered
 from outvote.report.grid import Grid, runs_of
 from outvote.results.labels import Outline, is_same, label, outline
 from outvote.results.run import Result
+from outvote.suites.presets import PRESETS
 from outvote.suites.suite import Part, read_suite, value_of
 
 Axis = Literal["rule", "attack"]
@@ -42,8 +43,8 @@ def precision_of(result: Result) -> str:
 def _commands(source: str, grids: Sequence[Grid]) -> list[list[str]]:
     """Return the words of each command: one for all of a suite, or for each part of a part."""
     parts = {part.name: part for part in read_suite(source).parts}
-    # What no part says is the preset's; runs that differ in it are told apart.
-    said = {key for part in parts.values() for key in flat(part.settings)}
+    # What neither parts nor presets say has a default; runs that differ in it are told apart.
+    said = {key for part in parts.values() for key in _said(part)}
     unsaid = differing(runs_of(grids), ignored=[*said, *LEFT_OUT])
     groups: dict[tuple[str, ...], list[Result]] = {}
     for grid in grids:
@@ -147,9 +148,15 @@ def _nearest(parts: Sequence[Part], result: Result) -> Part:
 
 def _differing(part: Part, result: Result) -> Mapping[str, Any]:
     found = {}
-    for key, value in flat(part.settings).items():
+    for key, value in _said(part).items():
         own = result.setting(key)
-        wanted = value if isinstance(value, list) else [value]
+        wanted = value if isinstance(value, list) and key not in LISTS else [value]
         if key not in LEFT_OUT and own is not None and own not in wanted:
             found[key] = own
     return {key: found[key] for key in ordered(found)}
+
+
+def _said(part: Part) -> dict[str, Any]:
+    """Return the settings that a part or its preset has, such as {"data.beta": 0.5}."""
+    preset = PRESETS.get(str(part.settings.get("preset")), {})
+    return flat(merged(preset, part.settings))
