@@ -50,6 +50,21 @@ def test_settings_that_the_preset_has_otherwise_are_told():
     ]
 
 
+def test_one_command_plays_all_parts_that_have_the_same_otherwise():
+    results = made_results("smoke", seeds=1, rounds=1)
+    for each in results:
+        each.config["training"]["batch_size"] = 16
+    wanted = "outvote bench smoke --seeds 1 --set training.batch_size=16"
+    assert commands(results) == [wanted]
+
+
+def test_the_command_for_missing_cells_has_the_settings_of_those_that_are_there():
+    results = made_results("table1-femnist", seeds=1, rounds=1)[:1]
+    results[0].config["federation"]["sampled"] = 18
+    wanted = "`outvote bench table1-femnist --part main --set federation.sampled=18` plays"
+    assert wanted in markdown(grids_of(results))
+
+
 def test_a_schedule_is_one_value_and_not_told_if_it_is_the_presets():
     results = made_results("table1-imagenet12", seeds=1, rounds=1)
     assert commands(results) == ["outvote bench table1-imagenet12 --seeds 1"]

@@ -30,6 +30,17 @@ def replay_commands(grids: Sequence[Grid]) -> list[str]:
     ]
 
 
+def missing_command(grid: Grid) -> str:
+    """Return what plays the cells that a part lacks, with what all its runs have otherwise."""
+    part = next(each for each in read_suite(grid.source).parts if each.name == grid.part)
+    own = {
+        (*precision_words(precision_of(each)), *_set(_differing(part, each)))
+        for each in runs_of([grid])
+    }
+    words = own.pop() if len(own) == 1 else ()
+    return shlex.join(["outvote", "bench", grid.source, "--part", grid.part, *words])
+
+
 def precision_words(precision: str) -> list[str]:
     """Return what a command needs to play in a precision."""
     return [] if precision == "float32" else ["--precision", precision]
@@ -54,8 +65,12 @@ def _commands(source: str, grids: Sequence[Grid]) -> list[list[str]]:
             words = ("--part", part.name, *_otherwise(part, each), *_set(own))
             groups.setdefault(words, []).append(each)
     chosen = {words: _only(parts[words[1]], words, group) for words, group in groups.items()}
-    if set(groups) == {("--part", name) for name in parts} and not any(chosen.values()):
-        return _played([each for group in groups.values() for each in group])
+    otherwise = {words[2:] for words in groups}
+    is_all = {words[1] for words in groups} == set(parts) and not any(chosen.values())
+    if is_all and len(otherwise) == 1:
+        everything = [each for group in groups.values() for each in group]
+        (words,) = otherwise
+        return [[*played, *words] for played in _played(everything)]
     return [
         [*played, *words[0 if len(parts) > 1 else 2 :], *chosen[words]]
         for words, group in groups.items()

@@ -13,7 +13,7 @@ from outvote.report.cells import (
     is_percent,
 )
 from outvote.report.grid import Grid, runs_of
-from outvote.report.replaying import precision_of, precision_words
+from outvote.report.replaying import missing_command
 
 MINUS = "−"
 
@@ -155,8 +155,4 @@ def gaps(grid: Grid) -> list[str]:
 def _remedy(grid: Grid) -> str:
     if not grid.part:
         return ""
-    words = ["outvote", "bench", grid.source, "--part", grid.part]
-    precisions = {precision_of(each) for each in runs_of([grid])}
-    if len(precisions) == 1:
-        words += precision_words(precisions.pop())
-    return f"; `{' '.join(words)}` plays those of the suite"
+    return f"; `{missing_command(grid)}` plays those of the suite"
