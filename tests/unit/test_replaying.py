@@ -51,10 +51,10 @@ def test_settings_that_the_preset_has_otherwise_are_told():
 
 
 def test_one_command_plays_all_parts_that_have_the_same_otherwise():
-    results = made_results("smoke", seeds=1, rounds=1)
+    results = made_results("figure1-motivation", seeds=1, rounds=1)
     for each in results:
-        each.config["training"]["batch_size"] = 16
-    wanted = "outvote bench smoke --seeds 1 --set training.batch_size=16"
+        each.config["training"]["momentum"] = 0.25
+    wanted = "outvote bench figure1-motivation --seeds 1 --set training.momentum=0.25"
     assert commands(results) == [wanted]
 
 
