@@ -3,8 +3,10 @@
 import os
 
 # Where other programs want the cores too, threads that spin while they wait cost many times what
-# the work does. To be said before torch is loaded.
+# the work does. To be said before they are loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# numpy's own threads spin whatever they are told, and only small oracles ask numpy for products.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 import torch
