@@ -40,16 +40,18 @@ ATTACKS = (
     "nan",
 )
 SETS = (pictures(120), pictures(40))
+# What is remembered is written in the first round, read in the second and read again in the third.
+NUM_ROUNDS = 3
 
 
 @lru_cache
 def in_plain_loops(rule: str) -> list[tuple[list[dict], torch.Tensor]]:
-    """What is told of five rounds of two runs under each attack, and the last weights."""
+    """What is told of three rounds of two runs under each attack, and the last weights."""
     runs, train, test = make_runs([(rule, attack) for attack in ATTACKS] * 2), *SETS
     found = []
     for run, module in zip(runs, networks(runs), strict=True):
         plain = Plain(run, module, train, test, TRAINING, 4)
-        told = [plain.play(number) for number in range(1, 6)]
+        told = [plain.play(number) for number in range(1, NUM_ROUNDS + 1)]
         found.append((told, nn.utils.parameters_to_vector(plain.model.parameters()).detach()))
     return found
 
@@ -62,7 +64,7 @@ def test_runs_played_together_come_out_as_in_plain_loops(rule: str, way, is_batc
     modules = networks(runs)
     world = make_world(modules[0], train, test, runs, training=TRAINING, num_classes=4)
     world = replace(world, trainer=way(modules[0], train), is_batched=is_batched)
-    steps = list(simulate(world, first_state(modules, train), 5))
+    steps = list(simulate(world, first_state(modules, train), NUM_ROUNDS))
     for k, (told, weights) in enumerate(in_plain_loops(rule)):
         for step, expected in zip(steps, told, strict=True):
             assert list(step.records[k].clients) == expected["clients"]
