@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from outvote.rules.verdict import Verdict
-from outvote.testing.trial import Round, Trial, as_array, require, require_close
+from outvote.testing.trial import BrokenError, Round, Trial, as_array, require, require_close
 
 
 def call_equals_inspect(trial: Trial) -> None:
@@ -63,7 +63,8 @@ def _require_same(got: Verdict, wanted: Verdict, one: Round) -> None:
     is_same = np.array_equal(as_array(got.update), as_array(wanted.update))
     is_same = is_same and np.array_equal(got.scores, wanted.scores)
     is_same = is_same and np.array_equal(got.weights, wanted.weights)
-    require(is_same, one, f"{got.update} the second time, {wanted.update} the first")
+    if not is_same:
+        raise BrokenError(one, f"{got.update} the second time, {wanted.update} the first")
 
 
 def _cuda_states() -> list[torch.Tensor]:
@@ -87,9 +88,10 @@ def stirred_generators() -> Iterator[None]:
 
 def global_state() -> dict[str, object]:
     """Return what a call must leave as it was."""
+    kind, words, *rest = np.random.get_state()  # noqa: NPY002  (read, not used)
     return {
         "Python's random state": random.getstate(),
-        "numpy's random state": str(np.random.get_state()),  # noqa: NPY002  (read, not used)
+        "numpy's random state": (kind, np.asarray(words).tobytes(), *rest),
         "torch's random state": torch.get_rng_state().numpy().tobytes(),
         "CUDA's random state": [state.numpy().tobytes() for state in _cuda_states()],
         "torch's precision of matrix products": torch.get_float32_matmul_precision(),
