@@ -44,25 +44,30 @@ def stopping_after(number: int):
     return {"listener": heard, "should_stop": lambda: len(heard.rounds) >= number}
 
 
-def test_a_run_stopped_anywhere_ends_as_if_it_never_was(tmp_path):
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """What runs with every kind of memory come to when nothing stops them."""
+    folder = tmp_path_factory.mktemp("whole")
+    play(tiny(**MEMORIES), folder)
+    return results(folder)
+
+
+def test_a_run_stopped_anywhere_ends_as_if_it_never_was(tmp_path, undisturbed):
     plan = tiny(**MEMORIES)
-    play(plan, tmp_path / "whole")
     for number in (1, 2, 3):
         ends = play(plan, tmp_path / f"stopped{number}", **stopping_after(number))
         assert {end.outcome for end in ends.values()} == {"interrupted"}
         status = find_runs(tmp_path / f"stopped{number}")[0].status()
         assert (status.outcome, status.round) == ("interrupted", number)
         play(plan, tmp_path / f"stopped{number}")
-        assert results(tmp_path / f"stopped{number}") == results(tmp_path / "whole")
+        assert results(tmp_path / f"stopped{number}") == undisturbed
 
 
-def test_how_runs_are_stacked_changes_nothing(tmp_path):
-    plan = tiny(**MEMORIES)
-    play(plan, tmp_path / "together")
+def test_how_runs_are_stacked_changes_nothing(tmp_path, undisturbed):
     heard = Heard()
-    play(plan, tmp_path / "two", max_stacked=2, listener=heard)
+    play(tiny(**MEMORIES), tmp_path, max_stacked=2, listener=heard)
     assert {num_runs for _, num_runs in heard.rounds} == {2}
-    assert results(tmp_path / "two") == results(tmp_path / "together")
+    assert results(tmp_path) == undisturbed
 
 
 def test_runs_that_are_over_are_not_played_again(tmp_path):
@@ -139,9 +144,8 @@ def _killed(arrays):
 
 
 @pytest.mark.parametrize("how", ["cut", "flip"])
-def test_a_damaged_checkpoint_is_told_and_the_one_before_used(tmp_path, how):
+def test_a_damaged_checkpoint_is_told_and_the_one_before_used(tmp_path, undisturbed, how):
     plan = tiny(**MEMORIES)
-    play(plan, tmp_path / "whole")
     play(plan, tmp_path / "hurt", checkpoint_every=0, **stopping_after(3))
     newest = min((tmp_path / "hurt").glob("*/*/checkpoint.safetensors"))
     content = bytearray(newest.read_bytes())
@@ -152,7 +156,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_used(tmp_path, how):
     assert len(heard.words) == 1
     assert "is damaged" in heard.words[0]
     assert "goes on from round 2" in heard.words[0]
-    assert results(tmp_path / "hurt") == results(tmp_path / "whole")
+    assert results(tmp_path / "hurt") == undisturbed
 
 
 def test_a_full_disk_ends_with_one_sentence_and_can_be_resumed(tmp_path, monkeypatch):
