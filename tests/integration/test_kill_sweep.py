@@ -70,7 +70,7 @@ def wait_until(is_so, seconds=30):
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("num_kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_kills", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_sweep_killed_at_random_moments_ends_as_if_it_never_was(
     suite, tmp_path, undisturbed, num_kills
 ):
