@@ -28,7 +28,7 @@ EVERY_ATTACK = [
     "mimic(client=3)",
     "fang(target=krum)",
     "optimal-lie(spread=sample, sign=1, evals=5)",
-    "gas-aware(draws=3, steps=2)",
+    "gas-aware(draws=2, steps=1)",
 ]
 
 
