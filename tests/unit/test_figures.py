@@ -53,6 +53,12 @@ def draw(kind, runs, format_="svg", **how):
     """Draw what a kind needs; identification has the first run folder."""
     if kind == "identification":
         return picture(kind, runs, format_, **{"run": runs[0].name, **how})
+    return drawn(kind, format_, **how)
+
+
+@cache
+def drawn(kind, format_, **how):
+    """Draw made-up runs, once for all tests that look at the picture."""
     return picture(kind, made(SOURCES[kind]), format_, **how)
 
 
