@@ -47,15 +47,19 @@ def test_exact_ties_go_to_the_lowest_row(name, n, d, seed, data, device):
     np.testing.assert_allclose(update_of(verdict), pair.oracle(X, f), rtol=0, atol=1e-12)
 
 
+# The same inputs in every run: that they are clear, a slow test tells.
+SIZES = ((5, 40), (8, 100), (9, 7))
+NUM_GROUPS = (1, 7, 20)
+
+
 @EVERY_PAIR
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rule_agrees_with_its_oracle_on_float32(name, family, device):
     pair = PAIRS[name]
-    for seed, (n, d) in enumerate([(5, 40), (8, 100), (9, 7)]):
+    for seed, (n, d) in enumerate(SIZES):
         X = make_rows(family, n, d, seed).astype(np.float32)
         f = pair.rule.max_byzantine(num_clients=n)
         exact = X.astype(np.float64)
-        assert is_clear(lambda X, f=f: pair.oracle(X, f), exact, seed, noise=3e-6, jump=1e-3)
         verdict = inspect(pair.rule, X, device, num_byzantine=f, seed=seed)
         expected = np.asarray(pair.oracle(exact, f))
         atol = 1e-6 * (np.abs(expected).max() + spread(exact))
@@ -97,28 +101,37 @@ def test_gas_agrees_with_its_oracle(name, data, device):
     assert_gas_agrees(verdict, pair, X, f, groups)
 
 
+def gas_inputs(pair, family):
+    """The rows of seven clients, of which two lie, their groups, and what GAS makes of them."""
+    f = 2
+    f_base = min(f, pair.rule.max_byzantine(num_clients=7))
+    for seed, p in enumerate(NUM_GROUPS):
+        X = make_rows(family, 7, 60, seed).astype(np.float32)
+        groups = np.array_split(np.random.default_rng(seed).permutation(60), p)
+        yield X, groups, lambda X, groups=groups: slow.gas(pair.oracle, X, groups, f, f_base)[0]
+
+
 @EVERY_PAIR
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gas_agrees_with_its_oracle_on_float32(name, family, device):
     pair = PAIRS[name]
-    n, d, f = 7, 60, 2
-    f_base = min(f, pair.rule.max_byzantine(num_clients=n))
-    for seed, p in enumerate([1, 7, 20]):
-        X = make_rows(family, n, d, seed).astype(np.float32)
+    for X, groups, output in gas_inputs(pair, family):
+        named = [list(map(int, group)) for group in groups]
+        verdict = inspect(ov.GAS(pair.rule), X, device, num_byzantine=2, groups=named)
         exact = X.astype(np.float64)
-        groups = np.array_split(np.random.default_rng(seed).permutation(d), p)
-
-        def output(X, groups=groups):
-            return slow.gas(pair.oracle, X, groups, f, f_base)[0]
-
-        assert is_clear(output, exact, seed, noise=3e-6, jump=1e-3)
-        verdict = inspect(
-            ov.GAS(pair.rule),
-            X,
-            device,
-            num_byzantine=f,
-            groups=[list(map(int, g)) for g in groups],
-        )
         expected = np.asarray(output(exact))
         atol = 1e-6 * (np.abs(expected).max() + spread(exact))
         np.testing.assert_allclose(update_of(verdict), expected, rtol=0, atol=atol)
+
+
+@pytest.mark.slow
+@EVERY_PAIR
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rounding_to_float32_decides_nothing_on_these_inputs(name, family):
+    pair, much = PAIRS[name], {"noise": 3e-6, "jump": 1e-3}
+    for seed, (n, d) in enumerate(SIZES):
+        exact = make_rows(family, n, d, seed).astype(np.float32).astype(np.float64)
+        f = pair.rule.max_byzantine(num_clients=n)
+        assert is_clear(lambda X, f=f: pair.oracle(X, f), exact, seed, **much)
+    for seed, (X, _, output) in enumerate(gas_inputs(pair, family)):
+        assert is_clear(output, X.astype(np.float64), seed, **much)
