@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -183,9 +183,16 @@ def _rounds(spec: Any, played: int, is_byzantine: np.ndarray, random: Any) -> li
                 scores=tuple(scores.tolist()),
                 deviation=float(abs(far)),
                 honest_norm=norm,
+                byzantine_weight=float(np.isin(kept, clients[lies]).sum() / max(1, len(kept))),
             )
         )
     return found
+
+
+def without_weights(result: Result) -> Result:
+    """Return the run as an earlier version would have told it."""
+    unknown = np.full(len(result.series), np.nan)
+    return replace(result, series=replace(result.series, byzantine_weight=unknown))
 
 
 def _random(spec: Any) -> np.random.Generator:

@@ -14,7 +14,9 @@ from outvote.attacks.batch import corrupt
 from outvote.attacks.mimic_direction import MimicState
 from outvote.attacks.search import LineSearch, line_maximize
 
-NUM_INPUTS = 1000
+MANY_INPUTS = pytest.mark.parametrize(
+    "num_inputs", [300, pytest.param(1000, marks=pytest.mark.slow)]
+)
 DIRECTIONS = ("std", "sign", "unit-mean")
 
 
@@ -71,8 +73,9 @@ def check_stealth(H, attack, device, keeps, gammas):
     assert keeps([float(x) for x in row], [[float(x) for x in h] for h in H])
 
 
-def test_min_max_in_closed_form_agrees_with_the_search_and_keeps_its_constraint(device):
-    for seed in range(NUM_INPUTS):
+@MANY_INPUTS
+def test_min_max_in_closed_form_agrees_with_the_search_and_keeps_its_constraint(num_inputs, device):
+    for seed in range(num_inputs):
         H, name, gammas = honest(seed), DIRECTIONS[seed % 3], []
         for method in ("closed-form", "search"):
             attack = ov.MinMax(direction=name, method=method)
@@ -81,8 +84,9 @@ def test_min_max_in_closed_form_agrees_with_the_search_and_keeps_its_constraint(
         assert gammas[1] <= gammas[0] + 1e-9 or gammas[0] == 20
 
 
-def test_min_sum_in_closed_form_agrees_with_the_search_and_keeps_its_constraint(device):
-    for seed in range(NUM_INPUTS):
+@MANY_INPUTS
+def test_min_sum_in_closed_form_agrees_with_the_search_and_keeps_its_constraint(num_inputs, device):
+    for seed in range(num_inputs):
         H, name, bound, gammas = honest(seed), DIRECTIONS[seed % 3], ("max", "min")[seed % 2], []
         keeps = functools.partial(oracles.keeps_min_sum, bound=bound)
         for method in ("closed-form", "search"):

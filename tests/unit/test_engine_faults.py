@@ -13,7 +13,7 @@ from outvote.clients.together import Together
 from outvote.clients.training import Training
 from outvote.engine.simulation import first_state, make_world, simulate
 from outvote.engine.world import State
-from outvote.metrics.deviation import honest_losses
+from outvote.metrics.deviation import honest_losses, weight_shares
 from outvote.server.buffers import merge_buffers
 
 NAN = float("nan")
@@ -87,6 +87,23 @@ def test_the_loss_is_that_of_the_honest_clients_that_did_not_diverge():
     first, second, third = honest_losses(losses, is_byzantine, has_trained)
     assert (first, third) == (2.0, None)
     assert np.isnan(second)
+
+
+def test_the_liars_share_is_theirs_of_all_weights():
+    weights = torch.tensor([[0.5, 0.5, 1.0], [0.0, 0.0, 2.0], [0.0, 0.0, 0.0]])
+    is_byzantine = torch.tensor([[True, False, False], [True, True, False], [True, False, False]])
+    assert weight_shares(weights, is_byzantine) == [0.25, 0.0, None]
+
+
+def test_of_a_mean_the_liars_have_the_share_that_they_are_of_the_clients():
+    runs = make_runs([("mean", "lie"), ("multi-krum", "lie")])
+    train, test = pictures(120), pictures(40)
+    modules = networks(runs)
+    world = make_world(modules[0], train, test, runs, training=TRAINING, num_classes=4)
+    for step in simulate(world, first_state(modules, train), 3):
+        mean, krum = step.records
+        assert mean.byzantine_weight == pytest.approx(len(mean.byzantine) / len(mean.clients))
+        assert krum.byzantine_weight == pytest.approx(krum.num_kept_byzantine / len(krum.kept))
 
 
 def test_statistics_of_clients_that_were_not_kept_do_not_count():

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from made_results import made_results, write_store
+from made_results import made_results, without_weights, write_store
 from outvote.cli import plot
 from outvote.report.audit import audit_run
 from outvote.report.curves import curve_of
@@ -173,14 +173,24 @@ def test_liars_and_heterogeneity_must_both_differ():
         picture("f-beta", made("demo"), "png")
 
 
-def test_selection_shows_shares_of_liars_and_honest_clients():
+def test_selection_shows_the_liars_share_and_the_accuracy():
+    words = words_of(draw("selection", []))
+    for grid in grids_of(made("figure1-motivation")):
+        assert words.count(grid.title) == 1
+        for row in grid.cells:
+            assert f"{row[0].spread('byzantine_weight').mean:.1f}" in words
+            assert f"{row[0].spread('best').mean:.1f}" in words
+
+
+def test_selection_of_runs_that_do_not_tell_weights_shows_who_was_kept():
     result = made("figure1-motivation")[0]
     series = result.series
     sampled = sum(series.num_sampled) - sum(series.num_byzantine)
     share = (sum(series.num_kept) - sum(series.num_kept_byzantine)) / sampled
     assert kept_honest(result) == pytest.approx(share)
-    words = words_of(draw("selection", []))
-    for grid in grids_of(made("figure1-motivation")):
+    old = [without_weights(each) for each in made("figure1-motivation")]
+    words = words_of(picture("selection", old, "svg"))
+    for grid in grids_of(old):
         assert words.count(grid.title) == 1
         for row in grid.cells:
             assert f"{row[0].spread('kept_byzantine').mean:.1f}" in words

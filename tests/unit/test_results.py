@@ -49,6 +49,7 @@ def a_round(number: int, **facts) -> Round:
         "scores": (0.1 + 0.2, float("inf")),
         "deviation": 1e-17,
         "honest_norm": 1.0,
+        "byzantine_weight": 0.0,
     }
     return Round(**{**usual, **facts})
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import outvote as ov
 from outvote.clients.federation import make_federation
@@ -103,17 +104,33 @@ def test_two_rounds_on_the_device_are_those_of_the_cpu(name, shape, tolerance: f
     torch.testing.assert_close(found[0], found[1], rtol=tolerance, atol=tolerance)
 
 
+def normalised() -> nn.Module:
+    module = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 4)
+    )
+    generator = torch.Generator().manual_seed(0)
+    for layer in (module[0], module[-1]):
+        nn.init.normal_(layer.weight, std=0.1, generator=generator)
+        nn.init.zeros_(layer.bias)
+    return module
+
+
+def perceptron() -> nn.Module:
+    return ov.make_model("mlp", num_classes=4, image_shape=(8, 8, 1), seed=0)
+
+
+@pytest.mark.parametrize("network", [perceptron, normalised])
 @pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
-def test_other_precisions_stay_close_to_float32(precision: str, device):
+def test_other_precisions_stay_close_to_float32(precision: str, network, device):
     if device.type == "cpu" and precision == "tf32":
         pytest.skip("a CPU has no TF32")
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (64, 8, 8, 1), dtype=np.uint8)
     pictures = Pictures(images, random.integers(0, 4, 64), mean=[0.5], std=[0.3], device=device)
-    module = ov.make_model("mlp", num_classes=4, image_shape=(8, 8, 1), seed=0)
+    module = network()
     runs = [
         Run(
-            federation=make_federation(np.array_split(np.arange(64), 4)),
+            federation=make_federation(np.split(np.arange(64), [5, 27, 40])),
             attack=ov.make_attack("none"),
             rule=ov.make_rule("mean"),
             seed=0,
@@ -122,10 +139,12 @@ def test_other_precisions_stay_close_to_float32(precision: str, device):
     ]
     world = make_world(module, pictures, pictures, runs, training=Training(), num_classes=4)
     start = first_state([module], pictures)
-    updates = []
+    updates, buffers = [], []
     for kind in ("float32", precision):
         world = replace(world, trainer=Together(module, pictures, kind))
         *_, last = simulate(world, start, 1)
         updates.append((last.state.weights - start.weights).double())
+        buffers.append(last.state.buffers.double())
     error = (updates[1] - updates[0]).norm() / updates[0].norm()
     assert 0 < error < 0.05
+    torch.testing.assert_close(buffers[1], buffers[0], rtol=0.01, atol=0.01)

@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 
-from made_results import ENVIRONMENT, made_results
+from made_results import ENVIRONMENT, made_results, without_weights
 from outvote.report.cells import METRICS, Cell, spread_of
 from outvote.report.layout import grids_of
 from outvote.report.naming import names_of
@@ -466,21 +466,31 @@ def test_deviations_of_any_size_can_be_read(far):
     assert latex([grid], "deviation").isascii()
 
 
+def test_runs_that_do_not_tell_weights_tell_who_was_kept():
+    results = made_results("figure1-motivation", seeds=1, rounds=2)
+    old = grids_of([without_weights(each) for each in results])
+    text = markdown(old, paper=True)
+    assert text.count("Share of the sampled liars that were kept, in percent") == 2
+    assert text.count("Best accuracy of all rounds, in percent") == 2
+    assert "| not measured |" in markdown(old, "byzantine_weight")
+    assert {each["metric"] for each in records(old)} == {"kept_byzantine"}
+
+
 def test_a_table_shows_what_its_part_is_about_unless_told_otherwise():
     selection = grids_of(made_results("figure1-motivation", seeds=1, rounds=2))
     deviation = grids_of(made_results("figure2-deviation", seeds=1, rounds=2))
     text = markdown(selection, paper=True)
-    assert text.count("Share of the sampled liars that were kept, in percent") == 2
+    assert text.count("Liars' share of the update: of the weights that the rule gave, in perc") == 2
     assert text.count("Best accuracy of all rounds, in percent") == 2
     assert text.count("### ") == text.count("plays those of the suite") == 2
     assert "Distance of the update" in markdown(deviation, paper=True)
     assert "paper" not in markdown(deviation, paper=True)
     for grids in (selection, deviation):
         assert "Accuracy after the last round" in markdown(grids, "final")
-        assert "liars that were kept" not in markdown(grids, "final")
+        assert "Liars' share" not in markdown(grids, "final")
     labels = re.findall(r"\\label{(.*?)}", latex(selection))
     assert len(set(labels)) == len(labels) == 4
-    assert {each["metric"] for each in records(selection)} == {"kept_byzantine"}
+    assert {each["metric"] for each in records(selection)} == {"byzantine_weight"}
     begun = [ended(each, "interrupted") for grid in selection for each in grid.results]
     assert len(table_lines(markdown(grids_of(begun)))) == 2 * (2 + 6)
     assert as_json(deviation)["metric"] is None

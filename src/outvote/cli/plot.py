@@ -35,7 +35,7 @@ FORMATS = ("png", "svg", "pdf")
     type=click.Choice(tuple(METRICS)),
     default="best",
     show_default=True,
-    help="Of heatmaps: which accuracy, liars kept, or the distance to the honest mean.",
+    help="Of heatmaps: an accuracy, liars kept, their share, or the distance to the honest mean.",
 )
 @click.option("--part", help="Only this part of the suite.")
 @click.option("--run", help="identification: the name or hash of a run.")
@@ -53,7 +53,7 @@ def command(
     \b
     curves          accuracy by round, mean and deviation over seeds
     heatmap         rules × attacks (or whatever the columns are), with numbers
-    selection       liars kept, honest kept, accuracy, by rule (Figure 1 of the paper)
+    selection       liars' share and accuracy, by rule (Figure 1 of the paper)
     deviation       distance of the update to the honest mean, by round (Figure 2)
     identification  one run, client by round: scores, verdicts, truth; also of production logs
     f-beta          number of liars × heterogeneity, with numbers

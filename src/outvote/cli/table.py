@@ -19,6 +19,7 @@ METRICS: "dict[str, Metric]" = {
     "final": "final",
     "last-ten": "last_ten",
     "kept": "kept_byzantine",
+    "liars-share": "byzantine_weight",
     "deviation": "deviation",
 }
 FORMATS = ("md", "latex", "csv", "json")
@@ -80,7 +81,7 @@ def command(
     from outvote.report.layout import grids_of
 
     wanted = None if metric is None else METRICS[metric]
-    if paper and wanted in ("kept_byzantine", "deviation"):
+    if paper and wanted in ("kept_byzantine", "byzantine_weight", "deviation"):
         raise click.UsageError(
             f"--paper goes with accuracies: the paper has no numbers for --metric {metric}."
         )

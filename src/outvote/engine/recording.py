@@ -6,7 +6,7 @@ from outvote.engine.diagnosing import diagnose
 from outvote.engine.judging import Judged
 from outvote.engine.sampling import Chosen
 from outvote.engine.world import State, World
-from outvote.metrics.deviation import honest_losses, honest_means, norms
+from outvote.metrics.deviation import honest_losses, honest_means, norms, weight_shares
 from outvote.metrics.record import Record
 
 
@@ -40,6 +40,7 @@ def describe(
         right = world.trainer.count_right(after.weights, after.buffers, world.test)
         accuracies = [int(count) / len(world.test) for count in right]
     kept, rejected = (judged.weights > 0).tolist(), judged.is_rejected.tolist()
+    shares = weight_shares(judged.weights, chosen.is_byzantine)
     scores = judged.scores.tolist()
     diagnostics = diagnose(world, before, chosen, learnt, judged)
     return [
@@ -57,6 +58,7 @@ def describe(
             scores=tuple(scores[k]),
             deviation=deviations[k],
             honest_norm=sizes[k],
+            byzantine_weight=shares[k],
             diagnostics=diagnostics[k],
         )
         for k, clients in enumerate(chosen.clients)

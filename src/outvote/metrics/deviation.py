@@ -31,6 +31,14 @@ def honest_losses(losses: Tensor, is_byzantine: Tensor, has_trained: Tensor) -> 
     return [loss if any_ else None for loss, any_ in zip(means.tolist(), trained, strict=True)]
 
 
+def weight_shares(weights: Tensor, is_byzantine: Tensor) -> list[float | None]:
+    """Return the liars' share of ``weights [runs, clients]``; None where nobody has any."""
+    exact, theirs = weights.double().cpu(), is_byzantine.cpu()
+    totals = exact.sum(dim=-1).tolist()
+    parts = torch.where(theirs, exact, 0.0).sum(dim=-1).tolist()
+    return [part / whole if whole else None for part, whole in zip(parts, totals, strict=True)]
+
+
 def norms(vectors: Tensor) -> list[float]:
     """Return the Euclidean norms of ``vectors [runs, dim]``."""
     found: Tensor = torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float64)

@@ -32,6 +32,8 @@ class Record:
     """How far the update is from the mean of the honest gradients."""
     honest_norm: float
     """The norm of that mean."""
+    byzantine_weight: float | None = None
+    """The liars' share of the weights that the rule gave; None: it gave none."""
     diagnostics: Diagnostics | None = None
     """Only of runs that ask for them."""
 

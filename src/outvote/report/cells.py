@@ -9,14 +9,16 @@ from outvote.results.run import Result
 from outvote.suites.paper import Printed
 from outvote.suites.suite import Kind
 
-Metric = Literal["best", "final", "last_ten", "kept_byzantine", "deviation"]
+Metric = Literal["best", "final", "last_ten", "kept_byzantine", "byzantine_weight", "deviation"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 ACCURACIES: tuple[Metric, ...] = ("best", "final", "last_ten")
 """Those that the paper has numbers for."""
-LESS_IS_BETTER: tuple[Metric, ...] = ("kept_byzantine", "deviation")
+LIARS: tuple[Metric, ...] = ("kept_byzantine", "byzantine_weight")
+"""Those that can only be told where somebody lied."""
+LESS_IS_BETTER: tuple[Metric, ...] = (*LIARS, "deviation")
 USUAL: dict[Kind, tuple[Metric, ...]] = {
     "table": ("best",),
-    "selection": ("kept_byzantine", "best"),
+    "selection": ("byzantine_weight", "best"),
     "deviation": ("deviation",),
 }
 """What a part is about, unless somebody asks for another metric."""
@@ -25,6 +27,7 @@ TITLES: dict[Metric, str] = {
     "final": "accuracy after the last round",
     "last_ten": "mean accuracy of the last ten tests",
     "kept_byzantine": "share of the sampled liars that were kept",
+    "byzantine_weight": "liars' share of the update: of the weights that the rule gave",
     "deviation": "distance of the update to the honest mean, where somebody lied",
 }
 
@@ -33,6 +36,7 @@ SHORT_TITLES: dict[Metric, str] = {
     "final": "final accuracy",
     "last_ten": "accuracy, last ten",
     "kept_byzantine": "liars kept",
+    "byzantine_weight": "liars' share",
     "deviation": "deviation",
 }
 

@@ -23,13 +23,17 @@ class Condition(NamedTuple):
 
 
 def draw_selection(grids: Sequence[Grid]) -> Figure:
-    """Draw three panels of bars, a group for each rule: liars kept, honest kept, accuracy."""
+    """Draw panels of bars, a group for each rule: the liars' share of the update, and accuracy.
+
+    Of runs of earlier versions, who was kept is known, but not how much of them.
+    """
     found = _conditions(grids)
     rows = list(dict.fromkeys(row for each in found for row in each.cells))
     size = (10.5, 0.9 + len(rows) * (0.16 * len(found) + 0.2))
     figure = Figure(figsize=size, layout="constrained")
-    all_axes = figure.subplots(1, len(PANELS), sharey=True)
-    for axes, (title, share) in zip(all_axes, PANELS.items(), strict=True):
+    panels = SHARES if any(grid.knows_weights for grid in grids) else COUNTS
+    all_axes = figure.subplots(1, len(panels), sharey=True)
+    for axes, (title, share) in zip(all_axes, panels.items(), strict=True):
         handles = [_draw_bars(axes, rows, found, number, share) for number in range(len(found))]
         axes.set_title(title)
         axes.set_xlabel("percent")
@@ -52,7 +56,11 @@ def kept_honest(result: Result) -> float:
     return float(kept / sampled) if sampled else float("nan")
 
 
-PANELS: dict[str, Callable[[Result], float]] = {
+SHARES: dict[str, Callable[[Result], float]] = {
+    "liars' share of the update": lambda result: result.byzantine_weight,
+    "best accuracy": lambda result: result.best,
+}
+COUNTS: dict[str, Callable[[Result], float]] = {
     "liars kept": lambda result: result.kept_byzantine,
     "honest clients kept": kept_honest,
     "best accuracy": lambda result: result.best,

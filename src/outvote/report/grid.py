@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
-from outvote.report.cells import USUAL, Cell, Metric, Worst, goodness, worst_of
+from outvote.report.cells import LIARS, USUAL, Cell, Metric, Worst, goodness, worst_of
 from outvote.report.naming import family, title_of
 from outvote.results.run import Result
 from outvote.suites.paper import Printed
@@ -72,15 +72,24 @@ class Grid:
 
     def metrics(self, chosen: Metric | None) -> tuple[Metric, ...]:
         """Return what is shown: what was chosen, or else what this table is about."""
+        if chosen is not None:
+            return (chosen,)
         usual = USUAL[self.kind] if self.results else USUAL[self.kind][:1]
-        return usual if chosen is None else (chosen,)
+        if self.knows_weights:
+            return usual
+        return tuple("kept_byzantine" if each == "byzantine_weight" else each for each in usual)
+
+    @property
+    def knows_weights(self) -> bool:
+        """Whether any run tells the liars' share; those of earlier versions do not."""
+        return any(cell.spread("byzantine_weight") for row in self.cells for cell in row)
 
     def worst(self, row: int, metric: Metric) -> Worst | None:
         """Return the worst column of a row; where nobody lies no liar can be kept."""
         cells = {
             column: cell
             for column, cell in enumerate(self.cells[row])
-            if metric != "kept_byzantine" or self.columns[column] != "none"
+            if metric not in LIARS or self.columns[column] != "none"
         }
         return worst_of(cells, metric)
 

@@ -1,10 +1,12 @@
 """The words of a table that all formats share: captions, notes and numbers."""
 
 from collections.abc import Sequence
+from math import isnan
 
 from outvote.report.cells import (
     ACCURACIES,
     LESS_IS_BETTER,
+    LIARS,
     TITLES,
     Cell,
     Metric,
@@ -46,7 +48,7 @@ def mean_and_std(spread: Spread, metric: Metric) -> tuple[str, str]:
 
 def missing(cell: Cell, metric: Metric) -> str:
     """Say why a cell has no number; "-" if it can have none, because nobody lied."""
-    if cell.results and metric == "kept_byzantine":
+    if cell.results and metric in LIARS and isnan(cell.results[0].kept_byzantine):
         return "-"
     if cell.results:
         return "diverged" if cell.num_diverged else "not measured"

@@ -16,7 +16,7 @@ import numpy as np
 
 from outvote.results.run import Result
 from outvote.results.schema import Environment
-from outvote.results.series import DIAGNOSTICS, REAL, SERIES, Series, to_digits
+from outvote.results.series import OPTIONAL, REAL, SERIES, Series, to_digits
 
 VERSION = 1
 MARK = "outvote-export"
@@ -40,7 +40,7 @@ ABOUT = (
 def to_export(results: Iterable[Result], *, is_packed: bool = True) -> bytes:
     """Return the file: the same runs always give the same bytes, even those of an export."""
     ordered = sorted(results, key=lambda result: (result.suite, result.name))
-    columns = (*SERIES, *(name for name in DIAGNOSTICS if _is_known(ordered, name)))
+    columns = (*SERIES, *(name for name in OPTIONAL if _is_known(ordered, name)))
     text = io.StringIO(newline="")
     table = csv.writer(text, lineterminator="\n")
     table.writerow([MARK, *ABOUT, *columns])

@@ -17,7 +17,7 @@ from outvote.results.export import ABOUT, MARK, VERSION
 from outvote.results.faults import DamagedFileError, StoreError
 from outvote.results.run import Result, check_config
 from outvote.results.schema import Environment, Status
-from outvote.results.series import DIAGNOSTICS, REAL, SERIES, Series
+from outvote.results.series import OPTIONAL, REAL, SERIES, Series
 
 GZIP = b"\x1f\x8b"
 LONGEST_FIELD = 2**31 - 1
@@ -80,7 +80,7 @@ def _check_columns(found: Sequence[str], path: Path) -> None:
         if name not in found:
             raise DamagedFileError(f"{path} is damaged: it has no column {name!r}")
     for name in found:
-        if name not in (*needed, *DIAGNOSTICS):
+        if name not in (*needed, *OPTIONAL):
             raise StoreError(f"{path} has an unknown column {name!r}; remove it")
 
 
@@ -127,7 +127,7 @@ def _environment(text: str) -> Environment | None:
 def _series(row: Mapping[str, Any]) -> Series:
     num_rounds = len(row["round"].split())
     arrays: dict[str, NDArray[Any]] = {name: _numbers(row, name) for name in SERIES}
-    for name in DIAGNOSTICS:
+    for name in OPTIONAL:
         arrays[name] = _numbers(row, name) if name in row else np.full(num_rounds, np.nan)
     for name, array in arrays.items():
         if len(array) != num_rounds:

@@ -10,10 +10,10 @@ from outvote.results.faults import DamagedFileError
 from outvote.results.folder import RunFolder
 from outvote.results.labels import label, parameters
 from outvote.results.schema import OVER, Environment, Status, Timing
-from outvote.results.series import DIAGNOSTICS, SERIES, Series, series_of
+from outvote.results.series import OPTIONAL, SERIES, Series, series_of
 from outvote.results.summary import Summary, summary_of
 
-__all__ = ["DIAGNOSTICS", "SERIES", "Result", "Series", "check_config", "read_result", "series_of"]
+__all__ = ["OPTIONAL", "SERIES", "Result", "Series", "check_config", "read_result", "series_of"]
 
 
 @final
@@ -99,6 +99,11 @@ class Result:
     def kept_byzantine(self) -> float:
         """The share of the liars sampled that had a share in the update; NaN if nobody lied."""
         return _or_nan(self.summary.kept_byzantine)
+
+    @property
+    def byzantine_weight(self) -> float:
+        """The liars' share of the weights where somebody lied, on average; NaN: not known."""
+        return _or_nan(self.summary.byzantine_weight)
 
     @property
     def deviation(self) -> float:

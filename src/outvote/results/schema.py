@@ -47,6 +47,7 @@ class Round(Struct, frozen=True, kw_only=True, omit_defaults=True):
     scores: tuple[float | None, ...]
     deviation: float | None
     honest_norm: float | None
+    byzantine_weight: float | None = None
     diagnostics: Diagnosis | None = None
     """Left out of the lines of runs that do not ask for it."""
 

@@ -31,6 +31,8 @@ class Series:
     num_rejected: NDArray[np.int64]
     num_told: NDArray[np.int64]
     num_used: NDArray[np.int64]
+    byzantine_weight: NDArray[np.float64]
+    """The liars' share of the weights; NaN in runs of earlier versions, which did not tell."""
     kappa: NDArray[np.float64]
     """Diagnostics from here on, NaN in runs without: see `schema.Diagnosis`."""
     sigma: NDArray[np.float64]
@@ -45,10 +47,11 @@ class Series:
 
 
 DIAGNOSTICS = Diagnosis.__struct_fields__
-"""Those that few runs have."""
-SERIES = tuple(field.name for field in fields(Series) if field.name not in DIAGNOSTICS)
+OPTIONAL = ("byzantine_weight", *DIAGNOSTICS)
+"""Those that not every run has."""
+SERIES = tuple(field.name for field in fields(Series) if field.name not in OPTIONAL)
 """Those that every run has."""
-REAL = ("accuracy", "loss", "deviation", "honest_norm", *DIAGNOSTICS)
+REAL = ("accuracy", "loss", "deviation", "honest_norm", *OPTIONAL)
 """Those that are no counts."""
 
 
@@ -81,5 +84,6 @@ def series_of(rounds: Sequence[Round]) -> Series:
         num_rejected=whole([len(each.rejected) for each in rounds]),
         num_told=whole([each.num_told for each in rounds]),
         num_used=whole([each.num_used for each in rounds]),
+        byzantine_weight=real("byzantine_weight"),
         **{name: real(name, diagnoses) for name in DIAGNOSTICS},
     )

@@ -24,6 +24,8 @@ class Summary:
     """The mean of the last ten accuracies."""
     kept_byzantine: float | None
     """The share of the liars sampled that had a share in the update; None if nobody lied."""
+    byzantine_weight: float | None
+    """The liars' share of all weights, on average over the rounds in which somebody lied."""
     deviation: float | None
     """How far the update was from the honest mean, on average over the rounds in which somebody
     lied; over all rounds if nobody did."""
@@ -40,6 +42,7 @@ def summary_of(series: Series, *, attack: str) -> Summary:
         final=float(known[-1]) if len(known) else None,
         last_ten=_mean(known[-NUM_LAST:]),
         kept_byzantine=float(series.num_kept_byzantine.sum() / total) if total else None,
+        byzantine_weight=_mean(_as_exported(series.byzantine_weight[lied])),
         deviation=_mean(_as_exported(series.deviation[lied] if lied.any() else series.deviation)),
     )
 

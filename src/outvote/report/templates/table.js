@@ -7,10 +7,11 @@ const METRICS = {
   worst: { title: "Worst case", note: "The column where each rule does worst, by the mean over seeds. ≥ or ≤: columns are missing, and the worst may be worse." },
   paper: { title: "Vs paper", note: "Best accuracy minus what the paper printed, in points; in brackets the paper’s number. Worst case: our worst minus the paper’s worst." },
   kept_byzantine: { title: "Liars kept", note: "Share of what liars sent that had a say in the update, in percent. –: nobody lied. Less is better." },
+  byzantine_weight: { title: "Liars' share", note: "The liars' share of the weights that the rule gave, in percent; of rules that go coordinate by coordinate, of the coordinates. –: nobody lied, or it was not recorded. Less is better." },
   deviation: { title: "Deviation", note: "Distance of the update to the mean of the honest gradients, on average over the rounds in which somebody lied (over all, if nobody did), mean ± standard deviation over seeds. Less is better." },
 };
-const NUMBERS = ["best", "final", "last_ten", "kept_byzantine", "deviation"];
-const isLessBetter = (metric) => metric === "kept_byzantine" || metric === "deviation";
+const NUMBERS = ["best", "final", "last_ten", "kept_byzantine", "byzantine_weight", "deviation"];
+const isLessBetter = (metric) => ["kept_byzantine", "byzantine_weight", "deviation"].includes(metric);
 // Shares have two decimals, lengths three digits.
 const shown = (value, metric, digits = 3) => (metric === "deviation" ? value.toPrecision(digits) : fixed(value));
 const tables = { metric: "best", isShaded: true, sorts: data.grids.map(() => ({ column: null, direction: 1 })) };
