@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from claims_differences import differences
+from claims_motivation import motivation_claims
 from claims_numbers import NOISE, Claim
 from claims_pairs import pair_claims
 from claims_reasons import reason_claims
@@ -38,8 +39,8 @@ FOOT = f"""\
   half of them, holds in part if it is not lower in half of them, and does not hold otherwise. Other
   claims count in the same way the rules, columns or measures for which they are true. The gain
   over DnC is mild if it is less than 3 points, a loss is little if it is less than 5. A rule
-  collapses where it reaches less than half of what it reaches inside GAS (earlier versions of this
-  page: less than 20 %).
+  collapses where it reaches less than half of what it reaches inside GAS. Liars are kept out where
+  they have less than half of their share of the clients.
 - Cells without runs are left out and named. One seed says little about a few points.
 """
 
@@ -52,7 +53,12 @@ def main() -> None:
 def page(folder: Path) -> str:
     """Return the page."""
     lines = [HEAD]
-    claims = [*pair_claims(folder), *reason_claims(folder), *setting_claims(folder)]
+    claims = [
+        *pair_claims(folder),
+        *reason_claims(folder),
+        *motivation_claims(folder),
+        *setting_claims(folder),
+    ]
     for number, claim in enumerate(claims, 1):
         lines += [f"## {number}. {claim.text}", "", *_lines(claim)]
     return "\n".join([*lines, *differences(folder), FOOT])

@@ -1,10 +1,10 @@
-"""Claims about why: rules that collapse, updates far from the honest mean, liars that are kept."""
+"""Claims about why: rules that collapse, and updates far from the honest mean."""
 
 from pathlib import Path
 from statistics import fmean
 
 from claims_cells import BASES, METRICS, Cells, shared
-from claims_numbers import NOISE, Claim, counted, seeds_told, signed, verdict, with_error
+from claims_numbers import Claim, counted, seeds_told, signed, verdict, with_error
 from outvote.results.run import Result
 
 COLLAPSE = 0.5
@@ -12,13 +12,12 @@ COLLAPSE = 0.5
 
 
 def reason_claims(folder: Path) -> list[Claim]:
-    """Return the claims about RFA and DnC, and of Figures 1 and 2."""
+    """Return the claims about RFA and DnC, and of Figure 2."""
     found = [
         _rescued(folder, "table1-cifar10", "CIFAR-10", "rfa", "RFA"),
         _rescued(folder, "table1-femnist", "FEMNIST", "rfa", "RFA"),
         _rescued(folder, "table1-femnist", "FEMNIST", "dnc", "DnC"),
         _deviation_is_lower(folder),
-        *_motivation(folder),
     ]
     return [claim for claim in found if claim is not None]
 
@@ -88,37 +87,3 @@ def _deviation_is_lower(folder: Path) -> Claim | None:
 
 def _deviation(result: Result) -> float:
     return result.deviation
-
-
-def _motivation(folder: Path) -> list[Claim]:
-    """Compare clients that are alike with clients that differ, rule by rule."""
-    alike, different = (Cells(folder, "figure1-motivation", part) for part in ("iid", "non-iid"))
-    loses, keeps = [], []
-    rows, known = [], []
-    for base in BASES:
-        best = shared([each.values((base, "lie"), METRICS["best"]) for each in (alike, different)])
-        kept = shared([each.values((base, "lie"), _kept) for each in (alike, different)])
-        if not best[0] or not kept[0]:
-            continue
-        known.append(best[0])
-        means = [fmean(each.values()) for each in (*best, *kept)]
-        loses.append(means[1] < means[0] - NOISE)
-        if min(means[2:]) < 100:
-            keeps.append(means[3] > means[2] + NOISE)
-        rows.append(
-            [base, *(f"{mean:.1f}" for mean in means[:2]), *(f"{mean:.0f} %" for mean in means[2:])]
-        )
-    if not rows:
-        return []
-    head = ["", "best, alike", "best, different", "liars kept, alike", "liars kept, different"]
-    seeds, table = seeds_told(known), [head, *rows]
-    lost = Claim("Rules lose accuracy when clients differ (Figure 1)", verdict(loses), seeds, table)
-    if not keeps:
-        return [lost]
-    note = "Counted are the rules that do not keep everybody in both; the numbers are above."
-    text = "Rules keep more liars when clients differ (Figure 1)"
-    return [lost, Claim(text, verdict(keeps), seeds, [], [note])]
-
-
-def _kept(result: Result) -> float:
-    return 100 * result.kept_byzantine

@@ -9,11 +9,12 @@ import pytest
 from claims import page
 from claims_cells import METRICS, Cells
 from claims_differences import differences
+from claims_motivation import motivation_claims
 from claims_numbers import Counted, gains_of, seeds_told, verdict, verdict_on_gains
 from claims_pairs import on_pairs, pair_claims
 from claims_reasons import reason_claims
 from claims_settings import setting_claims
-from made_results import made_results
+from made_results import made_results, without_weights
 from outvote.results.export import to_export
 from outvote.suites.suite import read_suite
 
@@ -215,3 +216,36 @@ def test_without_exports_there_is_no_claim(tmp_path):
     assert "How verdicts are made" in text
     assert "## 1." not in text
     assert "Table 1:" not in text
+
+
+def with_share(result, percent):
+    ones = np.ones(len(result.series))
+    return replace(result, series=replace(result.series, byzantine_weight=ones * percent / 100))
+
+
+def test_liars_are_let_in_by_their_share_of_the_update(tmp_path):
+    def percent(each):
+        return {"multi-krum": (5, 19), "rfa": (20, 20), "median": (0, 9), "bulyan": (0, 15)}.get(
+            each.rule, (0, 0)
+        )[each.setting("data.partition") == "dirichlet"]
+
+    results = [with_share(each, percent(each)) for each in made("figure1-motivation")]
+    (tmp_path / "figure1-motivation.csv.gz").write_bytes(to_export(results))
+    _, more, out = motivation_claims(tmp_path)
+    assert more.notes == ["multi-krum yes, rfa no, dnc no; the numbers are above."]
+    assert out.notes == ["median yes, trimmed-mean yes, bulyan no; the numbers are above."]
+    assert (more.verdict, out.verdict) == ("Does not hold", "Holds in part")
+
+
+def test_runs_that_do_not_tell_weights_tell_the_share_of_equal_ones_only(tmp_path):
+    old = [without_weights(each) for each in made("figure1-motivation")]
+    (tmp_path / "figure1-motivation.csv.gz").write_bytes(to_export(old))
+    lose, more = motivation_claims(tmp_path)
+    assert [row[0] for row in lose.table[1:] if row[-1] != "not recorded"] == ["multi-krum", "dnc"]
+    assert more.notes[0].startswith("multi-krum ")
+    alike = [
+        each.series.num_kept_byzantine.sum() / each.series.num_kept.sum()
+        for each in old
+        if (each.rule, each.setting("data.partition")) == ("multi-krum", "iid")
+    ]
+    assert lose.table[1][-2] == f"{100 * np.mean(alike):.1f} %"
