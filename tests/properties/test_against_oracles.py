@@ -47,6 +47,16 @@ def test_exact_ties_go_to_the_lowest_row(name, n, d, seed, data, device):
     np.testing.assert_allclose(update_of(verdict), pair.oracle(X, f), rtol=0, atol=1e-12)
 
 
+def test_the_geometric_median_near_a_client_is_found_despite_a_liar_at_1e8(device):
+    X = make_rows("one_huge_row", 4, 13, 13)
+    expected = slow.geometric_median(X)
+    near, there = (
+        np.abs(update_of(inspect(rule, X, device, num_byzantine=0)) - expected).max()
+        for rule in (ov.GeometricMedian(), ov.GeometricMedian(max_iterations=10_000))
+    )
+    assert there < 1e-9 < near < 1e-3
+
+
 # The same inputs in every run: that they are clear, a slow test tells.
 SIZES = ((5, 40), (8, 100), (9, 7))
 NUM_GROUPS = (1, 7, 20)
