@@ -41,8 +41,8 @@ def direction(H, name="std", ddof=0):
     return [m / length if length else 0.0 for m in mu]
 
 
-def moved(H, gamma, name="std", ddof=0):
-    return [m - gamma * v for m, v in zip(mean(H), direction(H, name, ddof), strict=True)]
+def moved(H, gamma, name="std", ddof=0, sign=-1):
+    return [m + sign * gamma * v for m, v in zip(mean(H), direction(H, name, ddof), strict=True)]
 
 
 def keeps_min_max(row, H):
@@ -56,11 +56,11 @@ def keeps_min_sum(row, H, bound="max"):
     return math.fsum(squared_distance(row, h) for h in H) <= limit
 
 
-def stealth_gamma(H, ddof=0, bound=None, name="std"):
+def stealth_gamma(H, ddof=0, bound=None, name="std", sign=-1):
     """The search of the NDSS authors; `bound` None means Min-Max."""
     gamma, step, feasible = 10.0, 10.0, 0.0
     while abs(feasible - gamma) > 1e-5:
-        row = moved(H, gamma, name, ddof)
+        row = moved(H, gamma, name, ddof, sign)
         if keeps_min_max(row, H) if bound is None else keeps_min_sum(row, H, bound):
             feasible = gamma
             gamma += step / 2

@@ -78,7 +78,7 @@ def test_min_max_in_closed_form_agrees_with_the_search_and_keeps_its_constraint(
     for seed in range(num_inputs):
         H, name, gammas = honest(seed), DIRECTIONS[seed % 3], []
         for method in ("closed-form", "search"):
-            attack = ov.MinMax(direction=name, method=method)
+            attack = ov.MinMax(direction=name, method=method, sign=(-1, 1)[seed % 2])
             check_stealth(H, attack, device, oracles.keeps_min_max, gammas)
         assert abs(gammas[0] - gammas[1]) <= 2e-5
         assert gammas[1] <= gammas[0] + 1e-9 or gammas[0] == 20
@@ -97,15 +97,23 @@ def test_min_sum_in_closed_form_agrees_with_the_search_and_keeps_its_constraint(
 
 @pytest.mark.parametrize("seed", range(60))
 def test_stealth_agrees_with_the_plain_search(seed, device):
-    H = honest(seed)
+    H, sign = honest(seed), (-1, 1)[seed % 2]
     for name in DIRECTIONS:
-        crafted = inspect(ov.MinMax(direction=name), H, device, num_byzantine=1)
-        assert abs(crafted.factor - oracles.stealth_gamma(H.tolist(), name=name)) <= 2e-5
+        attack = ov.MinMax(direction=name, sign=sign)
+        wanted = oracles.stealth_gamma(H.tolist(), name=name, sign=sign)
+        check_gamma(attack, H, device, wanted, oracles.moved(H.tolist(), wanted, name, 0, sign))
         for bound in ("max", "min"):
-            attack = ov.MinSum(direction=name, limit=bound, spread="sample")
-            crafted = inspect(attack, H, device, num_byzantine=1)
-            wanted = oracles.stealth_gamma(H.tolist(), 1, bound, name)
-            assert abs(crafted.factor - wanted) <= 2e-5
+            attack = ov.MinSum(direction=name, limit=bound, spread="sample", sign=sign)
+            wanted = oracles.stealth_gamma(H.tolist(), 1, bound, name, sign)
+            check_gamma(attack, H, device, wanted, oracles.moved(H.tolist(), wanted, name, 1, sign))
+
+
+def check_gamma(attack, H, device, gamma, row):
+    crafted = inspect(attack, H, device, num_byzantine=1)
+    assert abs(crafted.factor - gamma) <= 2e-5
+    np.testing.assert_allclose(
+        torch.as_tensor(crafted.rows).double().cpu()[0], row, atol=1e-4 * (1 + np.abs(H).max())
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from outvote.attacks.base import Attack
 from outvote.attacks.crafted import Forged
-from outvote.attacks.parameters import check_number
+from outvote.attacks.parameters import check_number, check_sign
 from outvote.attacks.reference_set import check_reference, more_notes, reference
 from outvote.attacks.scene import SPREADS, Scene, in_range
 from outvote.axes import PerCoordinate, Rows
-from outvote.errors import check_choice, check_kind
+from outvote.errors import check_choice
 
 
 @final
@@ -65,8 +65,7 @@ class LIE(Attack):
 def check_lie(name: str, spread: str, sign: int) -> None:
     """Check what all forms of LIE share."""
     check_choice(f"{name}: spread", spread, SPREADS)
-    check_kind(f"{name}: sign", sign, int)
-    check_choice(f"{name}: sign", sign, (-1, 1))
+    check_sign(name, sign)
 
 
 def shifted(mean: PerCoordinate, spread: PerCoordinate, factor: Tensor) -> Rows:

@@ -41,7 +41,9 @@ class MinMax(Attack):
     name: ClassVar[str] = "min-max"
 
     direction: str = "std"
-    """Against the standard deviation ("std"), the "sign" of the mean, or the "unit-mean"."""
+    """The standard deviation ("std"), the "sign" of the mean, or the "unit-mean"."""
+    sign: int = -1
+    """-1: against the direction; 1: along it."""
     spread: str = "population"
     """"population" or "sample" standard deviation."""
     method: str = "closed-form"
@@ -57,7 +59,7 @@ class MinMax(Attack):
 
     def __post_init__(self) -> None:
         """Check the parameters."""
-        check_stealth(self.name, self.direction, self.spread, self.method)
+        check_stealth(self.name, self.direction, self.sign, self.spread, self.method)
         check_search(self.name, self.gamma_init, self.tolerance)
         check_reference(self.name, self.reference_set)
         check_number("min-max: max_gamma", self.max_gamma, low=0, above=True)
@@ -69,7 +71,7 @@ class MinMax(Attack):
     def craft(self, scene: Scene) -> Forged:
         """Go as far as the constraint allows."""
         seen = reference(scene, self.reference_set)
-        course = set_course(seen, self.direction, self.spread, pairs=True)
+        course = set_course(seen, self.direction, self.sign, self.spread, pairs=True)
         gamma = self.factor(course)
         rows = course.rows(gamma)
         return Forged(rows=rows, factor=gamma, notes=more_notes(seen, scene))

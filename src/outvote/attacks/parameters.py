@@ -2,7 +2,7 @@
 
 from math import inf, isfinite
 
-from outvote.errors import check_kind
+from outvote.errors import check_choice, check_kind
 
 
 def check_number(
@@ -21,6 +21,12 @@ def check_count(what: str, value: object, *, low: int = 1) -> None:
     check_kind(what, value, int)
     if int(value) < low:  # type: ignore[call-overload]
         raise ValueError(f"{what} must be at least {low}, got {value}.")
+
+
+def check_sign(name: str, value: object) -> None:
+    """Raise unless the sign of an attack's shift is -1 or 1."""
+    check_kind(f"{name}: sign", value, int)
+    check_choice(f"{name}: sign", value, (-1, 1))
 
 
 def _range(low: float, high: float, above: bool) -> str:

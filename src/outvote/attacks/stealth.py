@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outvote.attacks.parameters import check_number
+from outvote.attacks.parameters import check_number, check_sign
 from outvote.attacks.scene import Scene, in_range, norm
 from outvote.attacks.statistics import Measured, Toward, Wanted
 from outvote.axes import PerClient, PerCoordinate
@@ -44,9 +44,10 @@ class Course:
         return (reach * (1 - slack - self.rounding) - self.rounding_at_mean).clamp(min=0)
 
 
-def check_stealth(name: str, direction: str, spread: str, method: str) -> None:
+def check_stealth(name: str, direction: str, sign: int, spread: str, method: str) -> None:
     """Check what Min-Max and Min-Sum share."""
     check_choice(f"{name}: direction", direction, DIRECTIONS)
+    check_sign(name, sign)
     check_choice(f"{name}: spread", spread, ("population", "sample"))
     check_choice(f"{name}: method", method, METHODS)
 
@@ -57,7 +58,7 @@ def check_search(name: str, gamma_init: float, tolerance: float) -> None:
     check_number(f"{name}: tolerance", tolerance, low=1e-12)
 
 
-def set_course(scene: Scene, direction: str, spread: str, *, pairs: bool) -> Course:
+def set_course(scene: Scene, direction: str, sign: int, spread: str, *, pairs: bool) -> Course:
     """Measure the honest clients, and along the direction."""
     toward = DIRECTIONS[direction]
     wanted = Wanted(
@@ -78,6 +79,7 @@ def set_course(scene: Scene, direction: str, spread: str, *, pairs: bool) -> Cou
         scale = torch.where(length > shortest, 1 / length, 0.0)
     elif direction == "std" and spread == "sample":
         scale = found.sample_factor()
+    scale = -sign * scale
     # Rounded in the work (mean, shift) and when sent; the tiniest numbers are rounded to a grid.
     sent = torch.finfo(scene.gradients.dtype)
     rounding = 2 * torch.finfo(vector.dtype).eps
