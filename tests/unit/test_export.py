@@ -21,6 +21,7 @@ from outvote.results.schema import DataUsed
 from outvote.results.series import SERIES
 
 TWO = {"rule": ["mean", "gas(median, num_groups=20)"], "attack": ["lie", "none"], "rounds": 6}
+EVERY = (*SERIES, "byzantine_weight")
 
 
 def exported(tmp_path, results, name="runs.csv.gz", **how):
@@ -88,7 +89,7 @@ def test_an_export_is_plain_csv_with_one_row_per_run():
 
 def test_a_run_without_any_round_is_read_back(tmp_path):
     one = made_results(TWO, seeds=1)[0]
-    empty = replace(one.series, **{key: getattr(one.series, key)[:0] for key in SERIES})
+    empty = replace(one.series, **{key: getattr(one.series, key)[:0] for key in EVERY})
     found = read_export(exported(tmp_path, [replace(one, series=empty)]))[0]
     assert (len(found.series), found.series.num_kept.dtype) == (0, np.int64)
 
@@ -96,7 +97,7 @@ def test_a_run_without_any_round_is_read_back(tmp_path):
 def test_a_field_may_be_longer_than_the_csv_module_expects(tmp_path):
     one = made_results(TWO, seeds=1)[0]
     limit = csv.field_size_limit()
-    long = replace(one.series, **{key: np.tile(getattr(one.series, key), 20_000) for key in SERIES})
+    long = replace(one.series, **{key: np.tile(getattr(one.series, key), 20_000) for key in EVERY})
     found = read_export(exported(tmp_path, [replace(one, series=long)]))[0]
     assert len(found.series) == 120_000
     assert csv.field_size_limit() == limit
@@ -167,7 +168,7 @@ def test_runs_are_collected_from_stores_suites_single_runs_and_exports(tmp_path)
 def test_the_same_run_twice_counts_once_and_the_better_one_wins(tmp_path):
     over = made_results(TWO, seeds=1)[0]
     running = replace(over, status=msgspec.structs.replace(over.status, outcome="running"))
-    short = {key: getattr(over.series, key)[:3] for key in SERIES}
+    short = {key: getattr(over.series, key)[:3] for key in EVERY}
     behind = replace(running, series=replace(over.series, **short))
     paths = [
         exported(tmp_path, [each], f"{k}.csv.gz") for k, each in enumerate((behind, running, over))
