@@ -62,6 +62,31 @@ def test_a_suite_is_shown_in_cells(capsys, suite, store):
     assert outcomes(store) == {"finished": 8}
 
 
+def test_rules_of_one_name_have_a_row_each(capsys, suite, tmp_path):
+    text = suite.read_text().replace("rule = [", 'rule = ["rfa(num_iterations=1)", "rfa", ', 1)
+    own = tmp_path / "tiny.toml"
+    own.write_text(text)
+    words = [
+        "bench",
+        own,
+        "--rule",
+        "rfa",
+        "--attack",
+        "none",
+        "--seeds",
+        "1",
+        *CPU,
+        "-o",
+        tmp_path,
+    ]
+    assert "= 2 rules × 1 attack × 1 seed" in run(capsys, *words, "--dry-run").out
+    lines = run(capsys, *words).out.splitlines()
+    assert [line.split()[0] for line in lines if "rfa" in line] == [
+        "rfa(num_iterations=1)",
+        "rfa(num_iterations=3)",
+    ]
+
+
 def test_a_dry_run_knows_what_is_done_and_how_fast_it_was(capsys, suite, store):
     words = ["bench", suite, "-o", store, *CPU, "--dry-run", "--seeds", "4"]
     result = run(capsys, *words)

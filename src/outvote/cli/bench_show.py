@@ -51,21 +51,18 @@ def print_cells(
 
 
 def _print_part(part: "Part", plan: "Plan", done: "Played") -> None:
-    from outvote.experiment.spec import as_table
-    from outvote.results.labels import label
-    from outvote.suites.suite import value_of
+    from outvote.experiment.places import places_of
 
-    wanted = set(plan.hashes)
+    places = places_of(part, plan)
     cells: dict[tuple[str, Any], list[float | None]] = {}
     for end, summary in zip(done.ends, done.summaries, strict=True):
-        if end.job.hash in wanted:
-            place = label(end.job.spec.rule), value_of(as_table(end.job.spec), part.columns)
+        if end.job.hash in places:
             is_over = end.outcome in ("finished", "diverged")
-            cells.setdefault(place, []).append(summary.best if is_over else None)
-    columns = [Column("rule"), *(Column(str(each), is_number=True) for each in part.values)]
-    rows = [
-        [row, *(_cell(cells.get((row, each), [])) for each in part.values)] for row in part.rows
-    ]
+            found = cells.setdefault(places[end.job.hash], [])
+            found.append(summary.best if is_over else None)
+    names, values = (list(dict.fromkeys(each[k] for each in places.values())) for k in (0, 1))
+    columns = [Column("rule"), *(Column(str(each), is_number=True) for each in values)]
+    rows = [[row, *(_cell(cells.get((row, each), [])) for each in values)] for row in names]
     print_table(columns, rows, f"{part.name}: {part.title}")
 
 

@@ -6,7 +6,7 @@ How it goes, and which module does what:
    one's own (`own_code`). `reading` makes a plan of a file: presets (of `suites`), overrides, and
    lists that multiply runs; `checking` refuses what makes no sense. `suites` does the same for
    all parts of a suite, of which `choosing` takes some. `forecast` counts them and guesses how
-   long they take.
+   long they take, `places` tells the cells of a table that they fill.
 2. What is left of it. A `job` is a run and its folder; `toml` writes its settings. The `runner`
    refuses what cannot be played here (`preflight`), passes over runs that are over, and copies
    those that another suite has finished (`adopting`).

@@ -8,6 +8,7 @@ from typing import Any, Literal, final
 
 from outvote.experiment.adopting import find_elsewhere
 from outvote.experiment.job import Job, stack_key
+from outvote.experiment.places import places_of
 from outvote.experiment.reading import Plan, read_plan
 from outvote.experiment.suites import plan_parts, together
 from outvote.results.faults import StoreError
@@ -161,12 +162,13 @@ def _standing(job: Job) -> Standing:
 
 
 def _part(part: Part, plan: Plan, standing: dict[str, Standing]) -> PartForecast:
+    places = places_of(part, plan).values()
     return PartForecast(
         name=part.name,
         title=part.title,
-        rules=part.rows,
+        rules=list(dict.fromkeys(row for row, _ in places)),
         columns=part.columns,
-        values=part.values,
+        values=list(dict.fromkeys(column for _, column in places)),
         seeds=part.seeds,
         counts=_counts(plan.hashes, standing),
     )

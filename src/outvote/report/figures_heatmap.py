@@ -15,8 +15,9 @@ from outvote.report.cells import SHORT_TITLES, Cell, Metric, is_percent
 from outvote.report.differing import differing, ordered, split
 from outvote.report.figures_style import FAINT, GREY, MOST_PANELS, panels
 from outvote.report.grid import Grid
-from outvote.report.naming import family, names_of, title_of
+from outvote.report.naming import family, title_of
 from outvote.report.table_text import missing
+from outvote.results.names import names_of
 from outvote.results.run import Result
 
 HEIGHT, LONGEST = 0.3, 14

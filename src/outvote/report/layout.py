@@ -9,8 +9,8 @@ from outvote.grids import flat
 from outvote.report.automatic import automatic_grids
 from outvote.report.differing import differing, ordered, split
 from outvote.report.grid import Grid, Placed, fill
-from outvote.report.naming import names_of
 from outvote.results.labels import is_same
+from outvote.results.names import names_of
 from outvote.results.run import Result
 from outvote.suites.suite import Part, Suite, read_suite, suite_names
 
@@ -119,18 +119,13 @@ def _names(part: Part, key: Literal["rule", "attack"], results: Sequence[Result]
         for text in dict.fromkeys(each.config[key] for each in results)
     }
     others = [text for text, known in meant.items() if known is None]
-    names = names_of([*own, *others], _ignored(part, key))
+    names = names_of([*own, *others], part.ignored(key))
     return {text: names[text] if known is None else own[known] for text, known in meant.items()}
 
 
 def _own_names(part: Part, key: Literal["rule", "attack"]) -> dict[str, str]:
     """Return what a part's own rules or attacks are called: the label, unless two share it."""
-    return names_of(part.texts(key), _ignored(part, key))
-
-
-def _ignored(part: Part, key: str) -> list[str]:
-    """Return the parameter that columns are made of."""
-    return [part.columns.removeprefix(f"{key}.")] if part.columns.startswith(f"{key}.") else []
+    return names_of(part.texts(key), part.ignored(key))
 
 
 def _grid_of_part(suite: Suite, part: Part, placed: Sequence[Placed], told: str) -> Grid:

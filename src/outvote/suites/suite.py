@@ -51,6 +51,11 @@ class Part:
         found = self.settings.get("seed", 0)
         return list(found) if isinstance(found, list) else [found]
 
+    def ignored(self, key: Literal["rule", "attack"]) -> list[str]:
+        """Return the parameter of rules or attacks that columns are made of, if they are."""
+        is_so = self.columns.startswith(f"{key}.")
+        return [self.columns.removeprefix(f"{key}.")] if is_so else []
+
     def texts(self, key: Literal["rule", "attack"]) -> list[str]:
         """Return the rules or attacks as they are written."""
         found = self.settings[key]
