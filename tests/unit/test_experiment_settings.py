@@ -93,6 +93,21 @@ def test_a_setting_that_came_later_counts_only_where_it_is_not_the_default():
         assert key in flat(msgspec.to_builtins(Spec()))
 
 
+def test_the_size_that_may_be_left_out_is_that_of_the_data():
+    sizes = {
+        (name, size): make_plan({"data": {"name": name, "image_size": size}}).specs[0].data
+        for name in ("imagenet12", "tiny-imagenet12")
+        for size in (224, 64)
+    }
+    found = {key: data.image_size for key, data in sizes.items()}
+    assert found == {
+        ("imagenet12", 224): None,
+        ("imagenet12", 64): 64,
+        ("tiny-imagenet12", 224): 224,
+        ("tiny-imagenet12", 64): None,
+    }
+
+
 def test_another_spelling_is_the_same_run():
     one = make_plan({"rule": "rbtm", "attack": "lie(z=1.5)", "suite": "a"})
     other = make_plan({"rule": "trimmed-mean", "attack": "lie"})

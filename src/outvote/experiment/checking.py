@@ -6,7 +6,6 @@ import msgspec
 
 from outvote.attacks.spec import make_attack
 from outvote.clients.federation import count_sampled
-from outvote.data.image_folder import SIZE
 from outvote.data.loader import find_entry
 from outvote.errors import closest
 from outvote.experiment.spec import Data, Members, Spec
@@ -105,7 +104,7 @@ def _check_least(name: str, value: int, least: int) -> None:
 def _without_the_idle(data: Data) -> Data:
     """Set what the partition does not look at to its default, and a size that is the default."""
     usual = Data()
-    if data.image_size == SIZE:
+    if data.image_size == find_entry(data.name).shape[0]:
         data = msgspec.structs.replace(data, image_size=None)
     if data.partition != "dirichlet":
         data = msgspec.structs.replace(
