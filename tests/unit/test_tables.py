@@ -374,6 +374,29 @@ def test_the_settings_of_the_runs_are_told():
     )
 
 
+def test_what_the_names_of_rows_and_columns_leave_out_is_told():
+    text = markdown(grids_of(table1())[:1], "best")
+    assert (
+        "Other than by default: dnc(removal_factor=4), gas(dnc(removal_factor=4)), "
+        "min-max(method=search), min-sum(method=search).\n" in text
+    )
+    by_groups = markdown(grids_of(made_results("table3-num-groups", seeds=1, rounds=1)), "best")
+    assert "Other than by default" not in by_groups
+
+
+def test_rules_that_reckon_with_nobody_are_told():
+    results = [
+        replace(each, series=replace(each.series, num_used=0 * each.series.num_used))
+        if each.rule == "bulyan"
+        else each
+        for each in table1(seeds=1)
+    ]
+    assert "no liar among so few clients" not in markdown(grids_of(table1(seeds=1))[:1], "best")
+    assert "Can tolerate no liar among so few clients: bulyan.\n" in markdown(
+        grids_of(results)[:1], "best"
+    )
+
+
 def test_an_empty_cell_has_nothing():
     assert (Cell().spread("best"), Cell().difference("best"), Cell().seeds) == (None, None, [])
 

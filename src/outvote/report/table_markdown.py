@@ -9,6 +9,7 @@ from outvote.report.grid import Grid, runs_of
 from outvote.report.provenance import provenance_of, settings_told
 from outvote.report.table_text import (
     caption,
+    fine_print,
     gaps,
     has_paper,
     mean_and_std,
@@ -51,9 +52,10 @@ def escape(text: str) -> str:
 
 def _section(grid: Grid, chosen: Metric | None, *, paper: bool) -> list[str]:
     settings = settings_told(grid.results)
+    said = [*([f"{settings}."] if settings else []), *fine_print(grid)]
     blocks = [f"### {escape(grid.title)}"] if grid.title else []
-    if settings:
-        blocks.append(f"{escape(settings)}.")
+    if said:
+        blocks.append(escape(" ".join(said)))
     for metric in grid.metrics(chosen):
         said = [caption(grid, metric), *reading_help(grid, metric, paper=paper)]
         with_paper = paper and has_paper(grid, metric)

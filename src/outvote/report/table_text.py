@@ -16,6 +16,8 @@ from outvote.report.cells import (
 )
 from outvote.report.grid import Grid, runs_of
 from outvote.report.replaying import missing_command
+from outvote.results.labels import label
+from outvote.results.run import Result
 
 MINUS = "−"
 
@@ -132,6 +134,32 @@ def reading_help(grid: Grid, metric: Metric, *, paper: bool) -> list[str]:
     if paper and has_paper(grid, metric):
         said.append("Paper: the best accuracy that it prints, and ours minus it.")
     return said
+
+
+def fine_print(grid: Grid) -> list[str]:
+    """Return what the names of rows and columns leave out."""
+    texts = [
+        each.config[axis]
+        for axis in ("rule", "attack")
+        if not grid.column_key.startswith(f"{axis}.")
+        for each in grid.results
+    ]
+    shown = {*grid.rows, *map(str, grid.columns)}
+    hidden = [text for text in dict.fromkeys(texts) if label(text) != text and text not in shown]
+    helpless = [
+        row
+        for row, cells in zip(grid.rows, grid.cells, strict=True)
+        if all(map(_is_helpless, runs := [run for cell in cells for run in cell.results])) and runs
+    ]
+    said = [f"Other than by default: {', '.join(hidden)}."] if hidden else []
+    if helpless:
+        said.append(f"Can tolerate no liar among so few clients: {', '.join(helpless)}.")
+    return said
+
+
+def _is_helpless(run: Result) -> bool:
+    """Tell whether a rule was told of liars, and never could reckon with one."""
+    return bool(run.series.num_told.any()) and not run.series.num_used.any()
 
 
 def _is_without_liars(cell: Cell, metric: Metric) -> bool:
