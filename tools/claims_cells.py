@@ -60,6 +60,13 @@ class Cells:
         """What all runs share."""
         return settings_told(self.runs)
 
+    @property
+    def helpless(self) -> set[str]:
+        """The rules that were told of liars, and in no run could reckon with one."""
+        able = {each.rule for each in self.runs if each.series.num_used.any()}
+        told = {each.rule for each in self.runs if each.series.num_told.any()}
+        return told - able
+
     def values(self, place: Place, metric: Metric) -> BySeed:
         """Return what the runs of a cell came to; those without a number are left out."""
         runs = self._by_place.get(place, {})

@@ -112,6 +112,9 @@ def verdict(is_not_worse: Sequence[bool], is_better: Sequence[bool] | None = Non
 
 
 def verdict_on_gains(gains: Counted) -> str:
-    """Judge a claim about pairs."""
-    means = gains.means
-    return verdict([mean >= -NOISE for mean in means], [mean > NOISE for mean in means])
+    """Judge a claim about pairs; what is lower more often than higher is no gain."""
+    is_lower = [mean < -NOISE for mean in gains.means]
+    is_higher = [mean > NOISE for mean in gains.means]
+    if sum(is_lower) > sum(is_higher):
+        return "Does not hold"
+    return verdict([not each for each in is_lower], is_higher)

@@ -1,6 +1,6 @@
 """Claims about pairs of rules: GAS(A) against A, and against Bucketing(A)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ Gains = dict[Pair, BySeed]
 
 
 def pair_claims(folder: Path) -> list[Claim]:
-    """Return the claims of Tables 1, 2, 6 and 7, and of Table 1 on other data."""
+    """Return the claims of Tables 1, 2, 5, 6 and 7, and of Table 1 on other data."""
     at_least = "GAS(A) is at least as accurate as A"
     better = "GAS(A) is more accurate than Bucketing(A) in most cases (Table 2)"
     found = [
@@ -41,6 +41,11 @@ def pair_claims(folder: Path) -> list[Claim]:
         ),
         _mild_for_dnc(folder),
         on_pairs(Cells(folder, "table2-bucketing"), better, BUCKETING),
+        on_pairs(
+            Cells(folder, "table5-heterogeneity"),
+            "GAS(A) beats A for β = 0.3 and 0.7 (Table 5)",
+            group=lambda pair: f"β = {pair.column}",
+        ),
         on_pairs(
             Cells(folder, "table6-num-byzantine"),
             "GAS(A) beats A for 5 and 15 liars of 50 (Table 6)",
@@ -84,7 +89,7 @@ def on_pairs(
         verdict_on_gains(gains_of(best.values())) if judge is None else judge(best),
         seeds_told(best.values()),
         _table(gains, _printed(cells, list(best)), group),
-        [*notes, *_left_out(pairs, best)],
+        [*notes, *_helpless(cells, {pair.worse for pair in best}), *_left_out(pairs, best)],
     )
 
 
@@ -147,6 +152,14 @@ def _table(
 
 def _told(gains: Counted, *, has_several: bool) -> list[str]:
     return [gains.told, *([gains.agreement] if has_several else []), gains.mean]
+
+
+def _helpless(cells: Cells, rules: Collection[str]) -> list[str]:
+    """Name the rules that take everybody in, because they can tolerate nobody."""
+    names = cells.helpless
+    found = [rule for rule in cells.part.rows if rule in rules and rule in names]
+    text = "Among so few clients can tolerate no liar, and is the mean of what it is given"
+    return [f"{text}: {', '.join(found)}."] if found else []
 
 
 def _left_out(pairs: Sequence[Pair], known: Gains) -> list[str]:

@@ -14,6 +14,7 @@ from claims_numbers import Counted, gains_of, seeds_told, verdict, verdict_on_ga
 from claims_pairs import on_pairs, pair_claims
 from claims_reasons import reason_claims
 from claims_settings import setting_claims
+from claims_shares import liars_share, share_claims
 from made_results import made_results, without_weights
 from outvote.results.export import to_export
 from outvote.suites.suite import read_suite
@@ -150,6 +151,8 @@ def test_seeds_are_told_as_people_say_them(numbers, told):
         ([2.0] * 8 + [-1.01] * 2, "Holds in part"),
         ([2.0] * 5 + [-1.01] * 5, "Holds in part"),
         ([2.0] * 4 + [-1.01] * 6, "Does not hold"),
+        ([2.0] * 2 + [0.0] * 6 + [-1.01] * 2, "Holds in part"),
+        ([2.0] + [0.0] * 7 + [-1.01] * 2, "Does not hold"),
     ],
 )
 def test_verdicts_change_at_their_limits(gains, wanted):
@@ -240,12 +243,77 @@ def test_liars_are_let_in_by_their_share_of_the_update(tmp_path):
 def test_runs_that_do_not_tell_weights_tell_the_share_of_equal_ones_only(tmp_path):
     old = [without_weights(each) for each in made("figure1-motivation")]
     (tmp_path / "figure1-motivation.csv.gz").write_bytes(to_export(old))
-    lose, more = motivation_claims(tmp_path)
+    lose, more, out = motivation_claims(tmp_path)
     assert [row[0] for row in lose.table[1:] if row[-1] != "not recorded"] == ["multi-krum", "dnc"]
     assert more.notes[0].startswith("multi-krum ")
+    assert ", rfa not recorded, dnc " in more.notes[0]
+    assert out.verdict == "Cannot be told yet"
     alike = [
         each.series.num_kept_byzantine.sum() / each.series.num_kept.sum()
         for each in old
         if (each.rule, each.setting("data.partition")) == ("multi-krum", "iid")
     ]
     assert lose.table[1][-2] == f"{100 * np.mean(alike):.1f} %"
+
+
+def lied_to(each):
+    """The same run, with one liar in every round, who is one of the five that are kept."""
+    names = ("num_byzantine", "num_told", "num_used", "num_kept_byzantine")
+    counts = {**dict.fromkeys(names, 1), "num_kept": 5}
+    ones = np.ones(len(each.series), dtype=np.int64)
+    return replace(
+        each, series=replace(each.series, **{name: many * ones for name, many in counts.items()})
+    )
+
+
+@pytest.mark.parametrize(
+    ("inside", "wanted"), [(18.9, "Holds"), (19.0, "Does not hold"), (30, "Does not hold")]
+)
+def test_gas_gets_rid_of_liars_if_less_of_the_update_is_theirs(tmp_path, inside, wanted):
+    results = [
+        with_share(lied_to(each), inside if is_gas(each) else 20)
+        for each in made("table1-cifar10", seeds=1)
+    ]
+    (tmp_path / "table1-cifar10.csv.gz").write_bytes(to_export(results))
+    (claim,) = share_claims(tmp_path)
+    assert claim.verdict == wanted
+    assert claim.table[1][:2] == ["multi-krum", f"20.0 → {inside:.1f}"]
+
+
+def test_shares_of_few_cells_are_not_judged(tmp_path):
+    old = [lied_to(without_weights(each)) for each in made("table1-femnist", seeds=1)]
+    (tmp_path / "table1-femnist.csv.gz").write_bytes(to_export(old))
+    (claim,) = share_claims(tmp_path)
+    assert claim.verdict == "Cannot be told yet"
+    assert claim.notes[1].startswith("Known of 12 of 36 cells")
+
+
+def helpless(each):
+    return replace(each, series=replace(each.series, num_used=0 * each.series.num_used))
+
+
+def test_a_rule_that_tolerates_nobody_gives_everybody_the_same_weight():
+    found = next(each for each in made("table1-cifar10") if each.rule == "bulyan")
+    bulyan = lied_to(without_weights(found))
+    assert liars_share(helpless(bulyan)) == pytest.approx(20)
+    assert np.isnan(liars_share(bulyan))
+
+
+def test_claims_name_rules_that_tolerate_nobody(tmp_path):
+    results = [
+        helpless(lied_to(each)) if each.rule == "bulyan" else each
+        for each in made("table1-cifar10", 1)
+    ]
+    (tmp_path / "table1-cifar10.csv.gz").write_bytes(to_export(results))
+    (note,) = pair_claims(tmp_path)[0].notes
+    assert note.endswith("is the mean of what it is given: bulyan.")
+
+
+@pytest.mark.parametrize(("estimated", "wanted"), [(51, "Holds"), (51.1, "Does not hold")])
+def test_the_known_number_is_best_unless_an_estimate_is_a_point_better(tmp_path, estimated, wanted):
+    def percent(each):
+        return 50 if each.setting("federation.told") == "oracle" else estimated
+
+    write(tmp_path, "table4-unknown-f", percent)
+    mild, best = setting_claims(tmp_path)
+    assert (mild.verdict, best.verdict) == ("Holds", wanted)
