@@ -53,7 +53,7 @@ def _rescued(folder: Path, suite: str, data: str, base: str, name: str) -> Claim
             *(
                 []
                 if data == "FEMNIST"
-                else ["The paper's text says so of FEMNIST, its numbers here."]
+                else ["In words the paper says so of FEMNIST only; here its numbers do."]
             ),
             "The columns in which the paper's number is less than half of that with GAS.",
             *([f"Not played: {', '.join(missing)}."] if missing else []),
