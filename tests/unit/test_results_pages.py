@@ -1,5 +1,6 @@
 """The published results are what the exports beside them give, to the last byte."""
 
+import re
 import runpy
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import msgspec
 import pytest
 
 from made_results import made_results
+from outvote.results.collect import collect
 from outvote.results.export import to_export
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +51,13 @@ def test_each_page_is_named_on_the_first_page(name):
 
 def test_the_exports_are_small_enough_to_keep():
     assert sum(path.stat().st_size for path in FOLDER.glob("*.csv.gz")) < 8_000_000
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_exports_name_no_place_on_a_disk(name):
+    for each in collect([FOLDER / f"{name}.csv.gz"]):
+        told = msgspec.json.encode([each.config, each.environment, each.status.reason]).decode()
+        assert not re.search(r"[/\\~]\w", told), each.name
 
 
 def test_a_suite_beside_its_export_gives_the_page_its_parts(tmp_path):
