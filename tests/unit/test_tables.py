@@ -380,6 +380,7 @@ def test_what_the_names_of_rows_and_columns_leave_out_is_told():
         "Other than by default: dnc(removal_factor=4), gas(dnc(removal_factor=4)), "
         "min-max(method=search), min-sum(method=search).\n" in text
     )
+    assert r"Other than by default: dnc(removal\_factor=4)" in latex(grids_of(table1())[:1], "best")
     by_groups = markdown(grids_of(made_results("table3-num-groups", seeds=1, rounds=1)), "best")
     assert "Other than by default" not in by_groups
 

@@ -9,6 +9,7 @@ from outvote.report.provenance import provenance_of
 from outvote.report.table_text import (
     MINUS,
     caption,
+    fine_print,
     has_paper,
     mean_and_std,
     missing,
@@ -80,6 +81,7 @@ def _environment(grid: Grid, metric: Metric, *, paper: bool, is_again: bool) -> 
     titles = [*grid.titles, *(["worst case"] if grid.has_worst else [])]
     heading = ": ".join(text for text in (grid.suite_title, grid.title) if text)
     said = [f"{heading}.", caption(grid, metric), *reading_help(grid, metric, paper=paper)]
+    said += fine_print(grid)
     lines = [
         r"\begin{table}[t]",
         r"\centering",
