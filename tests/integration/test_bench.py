@@ -5,6 +5,7 @@ import sys
 from itertools import chain, repeat
 
 import pytest
+import torch
 
 from benches import finished_store, metrics, outcomes, own_rule
 from command_line import run
@@ -49,6 +50,15 @@ def test_a_dry_run_of_table_1_counts_360_runs_and_names_12_times_6_cells(capsys,
     assert (main["counts"]["runs"], main["counts"]["to_do"]) == (360, 360)
     assert (found["seconds"], found["num_unknown"]) == (None, 390)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_dry_run_for_a_gpu_needs_none(capsys, suite, store, tmp_path):
+    words = ["bench", suite, "--device", "cuda", "--precision", "bfloat16", "-o", store]
+    result = run(capsys, *words, "--dry-run")
+    assert (result.code, result.err) == (0, "")
+    assert "no estimate" in result.out
+    assert "torch finds no CUDA device" in run(capsys, *words).err
 
 
 def test_a_suite_is_shown_in_cells(capsys, suite, store):

@@ -112,7 +112,7 @@ def _foretell(suite: "Suite", how: "How", as_json: bool) -> int:
     from outvote.experiment.forecast import forecast
     from outvote.results.faults import StoreError
 
-    device = find_device(how.device)
+    device = find_device(how.device, must_be_here=False)
     number = how.num_processes or 1
     num_cores = number * threads_each(number) if device.type == "cpu" else 1
     try:

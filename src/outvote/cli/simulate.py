@@ -83,12 +83,12 @@ def check_data(plan: "Plan") -> None:
             raise click.UsageError(str(error)) from error
 
 
-def find_device(name: str) -> "torch.device":
+def find_device(name: str, *, must_be_here: bool = True) -> "torch.device":
     """Return a device; "auto" is a GPU if there is one."""
     from outvote.experiment.device import choose_device
 
     try:
-        return choose_device(name)
+        return choose_device(name, must_be_here=must_be_here)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
 

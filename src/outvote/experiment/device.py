@@ -5,8 +5,8 @@ import os
 import torch
 
 
-def choose_device(name: str) -> torch.device:
-    """Return a device; "auto" is a GPU if there is one.
+def choose_device(name: str, *, must_be_here: bool = True) -> torch.device:
+    """Return a device; "auto" is a GPU if there is one. To plan for a GPU, none need be here.
 
     >>> choose_device("cpu")
     device(type='cpu')
@@ -19,7 +19,7 @@ def choose_device(name: str) -> torch.device:
         raise ValueError(f"unknown device {name!r}; take cpu, cuda or cuda:0.") from error
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device must be cpu or cuda, got {name!r}.")
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if must_be_here and device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {name!r}: torch finds no CUDA device; take cpu.")
     return device
 

@@ -35,8 +35,9 @@ def describe_environment(
 
 
 def device_name(device: torch.device) -> str:
-    """Return the name of a GPU, or "cpu"."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    """Return the name of a GPU, or "cpu"; a GPU that is not here is called "cuda"."""
+    is_here = device.type == "cuda" and torch.cuda.is_available()
+    return torch.cuda.get_device_name(device) if is_here else device.type
 
 
 @lru_cache(maxsize=1)
