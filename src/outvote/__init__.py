@@ -7,61 +7,69 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from outvote.attacks.alie import ALIE
-    from outvote.attacks.base import Attack
-    from outvote.attacks.bit_flip import BitFlip
-    from outvote.attacks.crafted import Crafted, Forged
-    from outvote.attacks.fang import Fang
-    from outvote.attacks.gas_aware import GASAware
-    from outvote.attacks.gaussian import Gaussian
-    from outvote.attacks.infs import Infs
-    from outvote.attacks.ipm import IPM
-    from outvote.attacks.label_flip import LabelFlip
-    from outvote.attacks.lie import LIE
-    from outvote.attacks.mimic import Mimic
-    from outvote.attacks.min_max import MinMax
-    from outvote.attacks.min_sum import MinSum
-    from outvote.attacks.nans import NaNs
-    from outvote.attacks.no_attack import NoAttack
-    from outvote.attacks.noise import Noise
-    from outvote.attacks.optimal_ipm import OptimalIPM
-    from outvote.attacks.optimal_lie import OptimalLIE
-    from outvote.attacks.scene import Scene
-    from outvote.attacks.spec import make_attack
-    from outvote.attacks.zero import Zero
-    from outvote.errors import OutvoteWarning, TooManyByzantine
-    from outvote.models.spec import make_model
-    from outvote.partition.by_group import partition_by_group
-    from outvote.partition.dirichlet import partition_dirichlet
-    from outvote.partition.iid import partition_iid
-    from outvote.partition.shards import partition_shards
-    from outvote.rules.answer import Answer
-    from outvote.rules.base import AffineRule, CoordinatewiseRule, Facts, Rule, VectorRule
-    from outvote.rules.bucketing import Bucketing
-    from outvote.rules.bulyan import Bulyan
-    from outvote.rules.centered_clipping import CenteredClipping
-    from outvote.rules.clip import Clip
-    from outvote.rules.dnc import DnC
-    from outvote.rules.fltrust import FLTrust
-    from outvote.rules.foolsgold import FoolsGold
-    from outvote.rules.gas import GAS
-    from outvote.rules.geometric_median import GeometricMedian
-    from outvote.rules.krum import Krum
-    from outvote.rules.mda import MDA
-    from outvote.rules.meamed import MeaMed
-    from outvote.rules.mean import Mean
-    from outvote.rules.median import Median
-    from outvote.rules.multi_krum import MultiKrum
-    from outvote.rules.nnm import NNM
-    from outvote.rules.norm_clipping import NormClipping
-    from outvote.rules.points import Points
-    from outvote.rules.rfa import RFA
-    from outvote.rules.signguard import SignGuard
-    from outvote.rules.spec import make_rule
-    from outvote.rules.trimmed_mean import TrimmedMean
-    from outvote.rules.verdict import Verdict
-    from outvote.testing.attack_conformance import check_attack
-    from outvote.testing.conformance import ConformanceError, check_rule
+    # "X as X" tells type checkers that a name is public.
+    from outvote.attacks.alie import ALIE as ALIE
+    from outvote.attacks.base import Attack as Attack
+    from outvote.attacks.bit_flip import BitFlip as BitFlip
+    from outvote.attacks.crafted import Crafted as Crafted
+    from outvote.attacks.crafted import Forged as Forged
+    from outvote.attacks.fang import Fang as Fang
+    from outvote.attacks.gas_aware import GASAware as GASAware
+    from outvote.attacks.gaussian import Gaussian as Gaussian
+    from outvote.attacks.infs import Infs as Infs
+    from outvote.attacks.ipm import IPM as IPM
+    from outvote.attacks.label_flip import LabelFlip as LabelFlip
+    from outvote.attacks.lie import LIE as LIE
+    from outvote.attacks.mimic import Mimic as Mimic
+    from outvote.attacks.min_max import MinMax as MinMax
+    from outvote.attacks.min_sum import MinSum as MinSum
+    from outvote.attacks.nans import NaNs as NaNs
+    from outvote.attacks.no_attack import NoAttack as NoAttack
+    from outvote.attacks.noise import Noise as Noise
+    from outvote.attacks.optimal_ipm import OptimalIPM as OptimalIPM
+    from outvote.attacks.optimal_lie import OptimalLIE as OptimalLIE
+    from outvote.attacks.scene import Scene as Scene
+    from outvote.attacks.spec import make_attack as make_attack
+    from outvote.attacks.zero import Zero as Zero
+    from outvote.errors import OutvoteWarning as OutvoteWarning
+    from outvote.errors import TooManyByzantine as TooManyByzantine
+    from outvote.models.spec import make_model as make_model
+    from outvote.partition.by_group import partition_by_group as partition_by_group
+    from outvote.partition.dirichlet import partition_dirichlet as partition_dirichlet
+    from outvote.partition.iid import partition_iid as partition_iid
+    from outvote.partition.shards import partition_shards as partition_shards
+    from outvote.rules.answer import Answer as Answer
+    from outvote.rules.base import AffineRule as AffineRule
+    from outvote.rules.base import CoordinatewiseRule as CoordinatewiseRule
+    from outvote.rules.base import Facts as Facts
+    from outvote.rules.base import Rule as Rule
+    from outvote.rules.base import VectorRule as VectorRule
+    from outvote.rules.bucketing import Bucketing as Bucketing
+    from outvote.rules.bulyan import Bulyan as Bulyan
+    from outvote.rules.centered_clipping import CenteredClipping as CenteredClipping
+    from outvote.rules.clip import Clip as Clip
+    from outvote.rules.dnc import DnC as DnC
+    from outvote.rules.fltrust import FLTrust as FLTrust
+    from outvote.rules.foolsgold import FoolsGold as FoolsGold
+    from outvote.rules.gas import GAS as GAS
+    from outvote.rules.geometric_median import GeometricMedian as GeometricMedian
+    from outvote.rules.krum import Krum as Krum
+    from outvote.rules.mda import MDA as MDA
+    from outvote.rules.meamed import MeaMed as MeaMed
+    from outvote.rules.mean import Mean as Mean
+    from outvote.rules.median import Median as Median
+    from outvote.rules.multi_krum import MultiKrum as MultiKrum
+    from outvote.rules.nnm import NNM as NNM
+    from outvote.rules.norm_clipping import NormClipping as NormClipping
+    from outvote.rules.points import Points as Points
+    from outvote.rules.rfa import RFA as RFA
+    from outvote.rules.signguard import SignGuard as SignGuard
+    from outvote.rules.spec import make_rule as make_rule
+    from outvote.rules.trimmed_mean import TrimmedMean as TrimmedMean
+    from outvote.rules.verdict import Verdict as Verdict
+    from outvote.testing.attack_conformance import check_attack as check_attack
+    from outvote.testing.conformance import ConformanceError as ConformanceError
+    from outvote.testing.conformance import check_rule as check_rule
 
 __version__ = "0.1.0"
 
@@ -129,7 +137,8 @@ _WHERE = {
     "make_model": "models.spec",
     "make_rule": "rules.spec",
 }
-__all__ = [*_WHERE]  # pyright: ignore[reportUnsupportedDunderAll]
+if not TYPE_CHECKING:
+    __all__ = [*_WHERE]
 
 
 def __getattr__(name: str) -> Any:
