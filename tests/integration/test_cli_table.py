@@ -11,6 +11,17 @@ from made_results import write_store
 from outvote.cli import plot, table
 from outvote.results.audit_log import AuditRound, Judgement, Manifest
 
+OWN = """
+title = "Mine"
+[[part]]
+name = "main"
+title = "My own table"
+columns = "attack"
+settings.rule = ["mean", "median"]
+settings.attack = ["none", "lie"]
+settings.rounds = 2
+"""
+
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
@@ -64,6 +75,25 @@ def test_a_store_with_other_things_than_accuracies_can_be_shown_beside_the_paper
     assert done.code == 0
     assert "Distance of the update to the honest mean, where somebody lied: 1 of 5" in done.out
     assert "(paper 12.19, " in done.out
+
+
+def test_a_suite_of_ones_own_is_shown_as_its_file_has_it(tmp_path, capsys):
+    own = tmp_path / "mine.toml"
+    own.write_text(OWN)
+    write_store(tmp_path / "runs", str(own), seeds=1, rounds=2)
+    words = [tmp_path / "runs", "--suite", own]
+    assert "### My own table" in run(capsys, "table", *words).out
+    curves = ["--kind", "curves", "--part", "main", "-o", tmp_path / "c.svg"]
+    assert run(capsys, "plot", *words, *curves).code == 0
+    run(capsys, "plot", words[0], *curves).assert_fails(2, "unknown part 'main'")
+    assert run(capsys, "report", *words, "-o", tmp_path / "r.html").code == 0
+    assert "My own table" in (tmp_path / "r.html").read_text()
+    (tmp_path / "sub").mkdir()
+    twin = tmp_path / "sub" / "mine.toml"
+    twin.write_text(OWN)
+    for verb in (["table"], ["plot", "--kind", "curves", "-o", tmp_path / "x.svg"], ["report"]):
+        done = run(capsys, *verb, *words, "--suite", twin)
+        done.assert_fails(2, "are both suites called 'mine'; give one")
 
 
 def test_mistakes_are_one_line(store, tmp_path, capsys):

@@ -1,12 +1,12 @@
 """`outvote plot RUNS --kind curves -o f.png`: figures of runs."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from outvote.cli.output import print_json
-from outvote.cli.runs import paths_argument, read_runs
+from outvote.cli.runs import paths_argument, read_runs, suites_option
 from outvote.cli.table import METRICS
 from outvote.cli.verb import Verb, WorkFailed
 from outvote.cli.whole_file import write_file
@@ -38,16 +38,9 @@ FORMATS = ("png", "svg", "pdf")
     help="Of heatmaps: an accuracy, liars kept, their share, or the distance to the honest mean.",
 )
 @click.option("--part", help="Only this part of the suite.")
+@suites_option
 @click.option("--run", help="identification: the name or hash of a run.")
-def command(
-    paths: tuple[Path, ...],
-    kind: str,
-    output: Path,
-    metric: str,
-    part: str | None,
-    run: str | None,
-    as_json: bool,
-) -> None:
+def command(paths: tuple[Path, ...], kind: str, output: Path, as_json: bool, **how: Any) -> None:
     """Draw runs. RUNS are folders of runs, or exports; the same runs always give the same file.
 
     \b
@@ -66,7 +59,7 @@ def command(
         raise click.UsageError(f"--output must end in .png, .svg or .pdf, got {output}.")
     _check_matplotlib()
     try:
-        content = _picture(paths, kind, format_, metric, part, run)
+        content = _picture(paths, kind, format_, **how)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     write_file(output, content)
@@ -88,21 +81,15 @@ def _check_matplotlib() -> None:
 
 
 def _picture(
-    paths: tuple[Path, ...], kind: str, format_: str, metric: str, part: str | None, run: str | None
+    paths: tuple[Path, ...], kind: str, format_: str, *, metric: str, **which: Any
 ) -> bytes:
     from outvote.report.figures import audit_picture, picture
 
     log = _production_log(paths[0]) if kind == "identification" and len(paths) == 1 else None
     if log is not None:
         return audit_picture(log, format_)
-    return picture(
-        cast("FigureKind", kind),
-        read_runs(paths),
-        format_,
-        metric=METRICS[metric],
-        part=part,
-        run=run,
-    )
+    results = read_runs(paths)
+    return picture(cast("FigureKind", kind), results, format_, metric=METRICS[metric], **which)
 
 
 def _production_log(path: Path) -> "Audit | None":

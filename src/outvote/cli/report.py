@@ -7,12 +7,13 @@ from pathlib import Path
 import click
 
 from outvote.cli.output import print_json
-from outvote.cli.runs import paths_argument, read_runs
+from outvote.cli.runs import paths_argument, read_runs, suites_option
 from outvote.cli.verb import Verb, WorkFailed
 
 
 @click.command("report", cls=Verb)
 @paths_argument
+@suites_option
 @click.option(
     "--output",
     "-o",
@@ -21,7 +22,7 @@ from outvote.cli.verb import Verb, WorkFailed
     show_default=True,
     help="The file to write.",
 )
-def command(paths: tuple[Path, ...], output: Path, as_json: bool) -> None:
+def command(paths: tuple[Path, ...], suites: tuple[str, ...], output: Path, as_json: bool) -> None:
     """Write one HTML file that shows everything and needs no network.
 
     RUNS are folders of runs, or exports. The page has the tables, to be sorted and switched between
@@ -36,7 +37,10 @@ def command(paths: tuple[Path, ...], output: Path, as_json: bool) -> None:
 
     results = read_runs(paths)
     try:
-        write_report(results, output, command=shlex.join(["outvote", *sys.argv[1:]]))
+        typed = shlex.join(["outvote", *sys.argv[1:]])
+        write_report(results, output, command=typed, suites=suites)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
     except StoreError as error:
         raise WorkFailed(str(error)) from error
     num_bytes = output.stat().st_size

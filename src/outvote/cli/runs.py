@@ -16,6 +16,14 @@ paths_argument = click.argument(
     "paths", metavar="RUNS...", nargs=-1, required=True, type=click.Path(path_type=Path)
 )
 
+suites_option = click.option(
+    "--suite",
+    "suites",
+    metavar="FILE",
+    multiple=True,
+    help="The path.toml of a suite of your own, to lay its runs out as it has them.",
+)
+
 
 def read_runs(paths: Sequence[Path]) -> "list[Result]":
     """Read all runs below some paths; those that are damaged are named on stderr and left out."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from outvote.cli.output import clean, json_text
-from outvote.cli.runs import paths_argument, read_runs
+from outvote.cli.runs import paths_argument, read_runs, suites_option
 from outvote.cli.verb import Verb
 from outvote.cli.whole_file import write_file
 
@@ -43,13 +43,7 @@ FORMATS = ("md", "latex", "csv", "json")
     "distance to the honest mean.  [default: what each part of a suite is about, else best]",
 )
 @click.option("--part", help="Only this part of the suite.")
-@click.option(
-    "--suite",
-    "suites",
-    metavar="FILE",
-    multiple=True,
-    help="The path.toml of a suite of your own, to lay its runs out as it has them.",
-)
+@suites_option
 @click.option(
     "--output",
     "-o",

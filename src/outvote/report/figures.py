@@ -30,11 +30,17 @@ def picture(
     *,
     metric: Metric = "best",
     part: str | None = None,
+    suites: Sequence[str] = (),
     run: str | None = None,
 ) -> bytes:
-    """Return the file of a figure; what the runs are not enough for is a ValueError."""
+    """Return the file of a figure; what the runs are not enough for is a ValueError.
+
+    `suites` are files of suites that do not come with outvote.
+    """
     with rc_context(SETTINGS):
-        return to_bytes(_figure(kind, results, metric, part, run), format_)
+        if kind == "identification":
+            return to_bytes(draw_identification(_audit(results, run)), format_)
+        return to_bytes(_figure(kind, grids_of(results, part, suites), metric), format_)
 
 
 def audit_picture(audit: Audit, format_: str) -> bytes:
@@ -43,16 +49,8 @@ def audit_picture(audit: Audit, format_: str) -> bytes:
         return to_bytes(draw_identification(audit), format_)
 
 
-def _figure(
-    kind: FigureKind,
-    results: Sequence[Result],
-    metric: Metric,
-    part: str | None,
-    run: str | None,
-) -> Figure:
-    if kind == "identification":
-        return draw_identification(_audit(results, run))
-    grids = [grid for grid in grids_of(results, part) if grid.results]
+def _figure(kind: FigureKind, found: Sequence[Grid], metric: Metric) -> Figure:
+    grids = [grid for grid in found if grid.results]
     if not grids:
         raise ValueError("none of these runs is over; play them to the end.")
     if kind == "f-beta":

@@ -41,14 +41,17 @@ ICON = (
 )
 
 
-def write_report(results: Sequence[Result], path: Path, *, command: str = "") -> None:
+def write_report(
+    results: Sequence[Result], path: Path, *, command: str = "", suites: Sequence[str] = ()
+) -> None:
     """Write tables, curves and audits of all runs to one HTML file.
 
-    `command` is what the reader types to get the same page.
+    `command` is what the reader types to get the same page, `suites` are files of suites that do
+    not come with outvote.
     """
     title, lead = title_and_lead(results)
     # A table without a single run says nothing: it is only named.
-    all_grids = grids_of(results)
+    all_grids = grids_of(results, sources=suites)
     grids = [grid for grid in all_grids if runs_of([grid])]
     page = {"grids": grid_entries(grids, results), **run_entries(results)}
     text = render(

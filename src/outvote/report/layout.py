@@ -48,6 +48,10 @@ def _sources(names: Collection[str], own: Sequence[str]) -> dict[str, str]:
         if name not in names:
             known = ", ".join(sorted(names))
             raise ValueError(f"no run is of the suite {name!r} ({source}); they are of: {known}.")
+        if found.get(name, name) != name:
+            raise ValueError(
+                f"{found[name]} and {source} are both suites called {name!r}; give one."
+            )
         found[name] = source
     return found
 
