@@ -213,7 +213,7 @@ def _redo_entries(result: Tensor, doubtful: Tensor, columns: Tensor) -> None:
     for some in entries.split(max(1, tile_values(columns) // columns.shape[1])):
         group, left, right = some.unbind(dim=-1)
         difference = columns[group, :, left].double() - columns[group, :, right].double()
-        exact = difference.square_().sum(dim=-1)
+        exact = difference.square_().sum(dim=-1).to(result.dtype)
         result[group, left, right] = exact
         result[group, right, left] = exact
 
