@@ -1,0 +1,52 @@
+"""Clients that are equal in some coordinates only: units that are off send zeros."""
+
+import numpy as np
+import pytest
+import torch
+
+import outvote as ov
+from every_rule import WRAPPABLE_NAMES
+from outvote.rules import linalg
+from outvote.testing.trial import as_array
+
+NUM_CLIENTS, DIM, NUM_GROUPS = 10, 2000, 100
+
+
+def gradients(seed):
+    """Three clients send zeros where a unit is off, and two agree in the first tenth."""
+    random = np.random.default_rng(seed)
+    rows = 0.01 * random.normal(size=(NUM_CLIENTS, DIM))
+    rows[:3, random.random(DIM) < 0.2] = 0
+    rows[3:5, : DIM // 10] = rows[3, : DIM // 10]
+    return rows.astype(np.float16).astype(np.float64)  # The same numbers in every dtype.
+
+
+@pytest.mark.parametrize("split", ["balanced", "contiguous"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("name", WRAPPABLE_NAMES)
+def test_gas_judges_clients_that_are_equal_in_some_groups(name, dtype, split, device):
+    rule = ov.GAS(ov.make_rule(name), num_groups=NUM_GROUPS, split=split)
+    for seed in range(3):
+        exact = torch.from_numpy(gradients(seed)).to(device)
+        wanted = rule.inspect(exact, num_byzantine=1, seed=seed)
+        found = rule.inspect(exact.to(dtype), num_byzantine=1, seed=seed)
+        assert found.kept == wanted.kept
+        np.testing.assert_allclose(found.scores, wanted.scores, rtol=1e-4)
+        np.testing.assert_allclose(
+            as_array(found.update),
+            as_array(wanted.update),
+            atol=2e-5 if dtype.itemsize == 2 else 1e-8,
+        )
+
+
+@pytest.mark.parametrize("num_equal", [1, 2, 3])
+def test_single_distances_that_cannot_be_trusted_are_redone_in_any_precision(num_equal, device):
+    columns = torch.from_numpy(gradients(0).T.reshape(NUM_GROUPS, -1, NUM_CLIENTS)).to(device)
+    columns[:num_equal, :, 5] = columns[:num_equal, :, 7] * (1 + 1e-6)
+    columns = columns.float()
+    products = torch.matmul(columns.mT, columns)
+    found = linalg.squared_distances(products, lambda: columns, torch.float32)
+    exact = columns.double()
+    wanted = (exact.unsqueeze(-1) - exact.unsqueeze(-2)).square().sum(dim=1)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-3, atol=1e-12)
+    assert float(found[0, 5, 7]) == pytest.approx(float(wanted[0, 5, 7]), rel=1e-6)
