@@ -42,8 +42,8 @@ def single_weights_are_off(rows, random):
 
 def units_are_off(rows, random):
     """A unit is a stretch of coordinates."""
-    unit = np.arange(rows.shape[1]) // max(1, rows.shape[1] // 8)
-    rows[np.ix_(random.random(len(rows)) < 0.5, random.random(9)[unit] < 0.3)] = 0
+    unit = np.arange(rows.shape[1]) * 8 // rows.shape[1]
+    rows[np.ix_(random.random(len(rows)) < 0.5, random.random(8)[unit] < 0.3)] = 0
 
 
 def a_layer_is_frozen(rows, random):
