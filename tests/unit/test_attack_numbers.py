@@ -51,6 +51,14 @@ def test_huge_parameters_send_no_nan(attack, dtype):
         assert np.isfinite(sent).all()
 
 
+@pytest.mark.parametrize("size", [1e150, 1e200, 1e300, 1.7e308])
+@pytest.mark.parametrize("num_honest", [1, 2, 5])
+def test_fang_ends_on_clients_whose_squares_are_infinite(num_honest, size):
+    honest = H[:num_honest] / np.abs(H).max() * size
+    sent = ov.Fang(target="krum")(honest, num_byzantine=1)
+    assert np.isfinite(sent).all()
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("attack", [ov.IPM(), ov.IPM(evals=4), ov.OptimalIPM(evals=3)])
 def test_searches_do_not_give_up_in_half_precision(attack, dtype):

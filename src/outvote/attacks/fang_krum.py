@@ -53,12 +53,15 @@ def largest_lambda(
     (lengths, along, num_nonzero), (dim, threshold) = beside, facts
     if len(lengths) == 0 or num_nonzero == 0 or num_byzantine == 0:
         return 0.0
-    step = first_lambda(np.sqrt(pairs), lengths, num_byzantine, dim)
-    while True:
-        far = lengths**2 + 2 * step * along + step**2 * num_nonzero
-        if step <= threshold or takes_attackers(pairs, far.clip(0), num_byzantine):
-            return step
-        step /= 2
+    # Of clients longer than 1e154 squares are infinite, and so are the attackers' distances.
+    with np.errstate(over="ignore", invalid="ignore"):
+        first = first_lambda(np.sqrt(pairs), lengths, num_byzantine, dim)
+        step = min(first, float(np.finfo(np.float64).max))
+        while True:
+            far = lengths**2 + 2 * step * along + step * step * num_nonzero
+            if step <= threshold or takes_attackers(pairs, far.clip(0), num_byzantine):
+                return step
+            step /= 2
 
 
 def first_lambda(distances: Array, lengths: Array, num_byzantine: int, dim: int) -> float:
