@@ -1,6 +1,7 @@
 """What every test shares: the device under test and how hard hypothesis tries."""
 
 import os
+from collections.abc import Iterator
 
 # Where other programs want the cores too, threads that spin while they wait cost many times what
 # the work does. To be said before they are loaded.
@@ -34,3 +35,12 @@ def device() -> torch.device:
     if wanted.type == "cuda" and not torch.cuda.is_available():
         pytest.exit(f"OUTVOTE_TEST_DEVICE is {wanted}, but torch finds no CUDA device.", 2)
     return wanted
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Torch has one thread while the tests of a module run."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -100,7 +100,7 @@ def test_mistakes_are_one_line(store, tmp_path, capsys):
     none = run(capsys, "table", store, "--suite", "none.toml")
     none.assert_fails(2, "there is no file none.toml")
     run(capsys, "table", store, "--part", "mian").assert_fails(2, "unknown part 'mian'", "main")
-    for metric in ("kept", "deviation"):
+    for metric in ("kept", "liars-share", "deviation"):
         done = run(capsys, "table", store, "--paper", "--metric", metric)
         done.assert_fails(2, "--paper", f"--metric {metric}")
     run(capsys, "table", tmp_path / "none").assert_fails(2, "there is no file or folder")

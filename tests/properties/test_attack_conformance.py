@@ -11,6 +11,9 @@ import outvote as ov
 from outvote.attacks.spec import ALIASES, ATTACKS
 from outvote.testing import ATTACK_CHECKS
 
+# The inputs are small: more threads only wait for each other.
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 EVERY_ATTACK = [
     *ATTACKS,
     "lie(z=3, spread=sample, sign=1)",
@@ -30,15 +33,6 @@ EVERY_ATTACK = [
     "optimal-lie(spread=sample, sign=1, evals=5)",
     "gas-aware(draws=2, steps=1)",
 ]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """The inputs are tiny: more threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("text", [t for t in EVERY_ATTACK if t != "gas-aware"])

@@ -9,6 +9,9 @@ from hypothesis.extra import numpy as npst
 
 import outvote as ov
 
+# The inputs are small: more threads only wait for each other.
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MANY = max(40, settings().max_examples * 2 // 5)
 DTYPES = {
     "float16": torch.float16,
@@ -52,14 +55,6 @@ SEARCHES = [
     "optimal-ipm(evals=4)",
     "gas-aware(draws=2, steps=1)",
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @st.composite

@@ -14,18 +14,13 @@ from outvote.attacks.batch import corrupt
 from outvote.attacks.mimic_direction import MimicState
 from outvote.attacks.search import LineSearch, line_maximize
 
+# The inputs are small: more threads only wait for each other.
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MANY_INPUTS = pytest.mark.parametrize(
     "num_inputs", [300, pytest.param(1000, marks=pytest.mark.slow)]
 )
 DIRECTIONS = ("std", "sign", "unit-mean")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def honest(seed, offset=0.0):

@@ -13,14 +13,8 @@ from every_rule import EVERY_RULE, PLAIN, WRAPPABLE_NAMES, WRAPPER_NAMES, WRAPPE
 from outvote.rules.spec import RULES
 from outvote.testing import CHECKS
 
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """The inputs are tiny: more threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+# The inputs are small: more threads only wait for each other.
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("text", EVERY_RULE)

@@ -12,6 +12,9 @@ from every_rule import EVERY_RULE, WRAPPABLE_NAMES
 from outvote.receive import LARGEST
 from outvote.testing.trial import as_array
 
+# The inputs are small: more threads only wait for each other.
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MANY = max(30, settings().max_examples * 3 // 10)
 TEXTS = list(EVERY_RULE)
 # Drawing an input takes longer than a rule on it, so that ten rules in a row are tried on each.
@@ -34,15 +37,6 @@ EXTREMES = {
 # Rejected like infinity: the square of such a number is not finite.
 TOO_LARGE = {"float64": [1e300, -1.7e308]}
 USUAL = [0.0, -0.0, 1.0, -1.0, 0.1, 2.5, -7.0, 1e4, 1e-4]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """The inputs are tiny: more threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @st.composite

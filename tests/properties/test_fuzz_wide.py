@@ -8,16 +8,11 @@ import outvote as ov
 from every_rule import WRAPPABLE_NAMES
 from outvote.testing.trial import as_array
 
+# The inputs are small: more threads only wait for each other.
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 NUM_INPUTS = 60
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def made(seed):

@@ -12,16 +12,11 @@ from attacking import attack_rows, place
 from outvote.attacks.batch import corrupt
 from outvote.attacks.spec import ATTACKS
 
+# The inputs are small: more threads only wait for each other.
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 H = np.random.default_rng(3).normal(size=(8, 6)) + 1
 RULE = ov.GAS(ov.MultiKrum(), num_groups=3)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -39,8 +39,9 @@ FORMATS = ("md", "latex", "csv", "json")
 @click.option(
     "--metric",
     type=click.Choice(tuple(METRICS)),
-    help="Accuracy of the best round (the paper's), the last, the last ten; liars kept; or the "
-    "distance to the honest mean.  [default: what each part of a suite is about, else best]",
+    help="Accuracy of the best round (the paper's), the last, the last ten; liars kept, or "
+    "their share of the weights; or the distance to the honest mean.  [default: what each part of "
+    "a suite is about, else best]",
 )
 @click.option("--part", help="Only this part of the suite.")
 @suites_option
@@ -72,10 +73,11 @@ def command(
     outvote table table1-cifar10.csv.gz --format latex -o table1.tex
     outvote table runs/mine --suite mine.toml
     """  # noqa: D301  (click wants the backspace)
+    from outvote.report.cells import ACCURACIES
     from outvote.report.layout import grids_of
 
     wanted = None if metric is None else METRICS[metric]
-    if paper and wanted in ("kept_byzantine", "byzantine_weight", "deviation"):
+    if paper and wanted is not None and wanted not in ACCURACIES:
         raise click.UsageError(
             f"--paper goes with accuracies: the paper has no numbers for --metric {metric}."
         )
