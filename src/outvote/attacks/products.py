@@ -3,6 +3,7 @@
 import torch
 
 from outvote.axes import Pairs, PerClient, PerCoordinate, Rows
+from outvote.long_products import long_products
 
 # Matrix products work on blocks of rows; a block with less than this many is mostly wasted.
 BLOCK, FEW = 16, 4
@@ -29,14 +30,14 @@ def along(values: Rows, vectors: PerCoordinate) -> PerClient:
     """Return the inner products of the rows with the vector of their run."""
     if len(values) == 1 and not values.is_cuda:
         return torch.mv(values[0], vectors[0]).unsqueeze(0)
-    return (values @ vectors.unsqueeze(-1)).squeeze(-1)
+    return long_products(values, vectors.unsqueeze(-2)).squeeze(-1)
 
 
 def inner_products(values: Rows) -> Pairs:
     """Return the inner products of all rows with each other."""
     num_rows = values.shape[1]
     if values.is_cuda or len(values) > 1 or num_rows < BLOCK:
-        return values @ values.mT
+        return long_products(values, values)
     num_last = num_rows % BLOCK
     if not 0 < num_last <= FEW:
         if num_rows < MANY:

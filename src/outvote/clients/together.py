@@ -17,7 +17,7 @@ from outvote.precision import exact_products, fast_products
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
 # Pictures evaluated at once, counted over all runs.
-EVALUATED_AT_ONCE = 1 << 17
+EVALUATED_AT_ONCE = 1 << 16
 FEW_PICTURES = 32
 
 

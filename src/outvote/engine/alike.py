@@ -7,6 +7,9 @@ it, bit for bit.
 
 from collections.abc import Callable, Hashable
 
+import torch
+from torch import Tensor
+
 from outvote.engine.world import Run, World
 
 
@@ -25,3 +28,10 @@ def pieces(world: World) -> list[slice]:
     if not world.is_batched:
         return [slice(k, k + 1) for k in range(len(world.runs))]
     return [slice(0, len(world.runs))]
+
+
+def place(numbers: list[int], device: torch.device) -> slice | Tensor:
+    """Return what picks some runs: a slice, which copies nothing, if they are neighbours."""
+    if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+        return slice(numbers[0], numbers[0] + len(numbers))
+    return torch.tensor(numbers, device=device)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outvote.attacks.batch import BatchDefence, corrupt
 from outvote.clients.work import Trained
-from outvote.engine.alike import alike
+from outvote.engine.alike import alike, place
 from outvote.engine.asking import ask, is_judged_alone
 from outvote.engine.sampling import Chosen
 from outvote.engine.world import Run, State, World
@@ -35,7 +35,7 @@ def attack(world: World, state: State, chosen: Chosen, learnt: Trained) -> Sent:
         some = torch.tensor(numbers)
         if first.attack.is_data_attack or not bool(chosen.is_byzantine[some].any()):
             continue
-        at = some.to(rows.device)
+        at = place(numbers, rows.device)
         found = corrupt(
             first.attack,
             learnt_rows[at],

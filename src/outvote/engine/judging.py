@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outvote.engine.alike import alike
+from outvote.engine.alike import alike, place
 from outvote.engine.asking import ask, is_judged_alone
 from outvote.engine.attacking import Sent
 from outvote.engine.sampling import Chosen
@@ -58,7 +58,7 @@ def judge_all(world: World, state: State, chosen: Chosen, sent: Sent) -> Judged:
 def _judge_together(
     world: World, chosen: Chosen, sent: Sent, numbers: list[int], result: Judged
 ) -> None:
-    at = torch.tensor(numbers, device=sent.gradients.device)
+    at = place(numbers, sent.gradients.device)
     rows = sent.gradients[at]
     found = judge(
         world.runs[numbers[0]].rule,

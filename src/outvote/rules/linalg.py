@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Columns, Pairs, PerClient, PerCoordinate
+from outvote.long_products import long_products
 from outvote.precision import exact_products, work_dtype
 from outvote.rules import cuda
 from outvote.rules.doubts import Doubts
@@ -86,7 +87,7 @@ def with_itself(values: Columns) -> Pairs:
     num_clients = values.shape[-1]
     is_small = num_clients < MANY_CLIENTS or values.shape[-2] < MANY_COORDINATES
     if is_small or values.device.type != "cpu":
-        return torch.matmul(values.mT, values)
+        return long_products(values.mT, values.mT)
     half = num_clients // 2 + 1
     upper, lower = values.mT[..., :half, :], values.mT[..., half:, :]
     result = values.new_empty(*values.shape[:-2], num_clients, num_clients)
@@ -99,7 +100,7 @@ def with_itself(values: Columns) -> Pairs:
 def exact_gram(columns: Columns) -> Pairs:
     """Return the inner products of the rows as they are."""
     with exact_products():
-        return torch.matmul(columns.mT, columns)
+        return long_products(columns.mT, columns.mT)
 
 
 def subtract(tile: Columns, other: Tensor, scratch: Tensor | None) -> Columns:
@@ -297,7 +298,7 @@ def products_with(
         own = point[..., piece].unsqueeze(-1) - middle
         centred = subtract(values, middle, None)
         among = with_itself(centred) if known is None else own[..., :0, :0]
-        return among, torch.matmul(centred.mT, own), torch.matmul(own.mT, own)
+        return among, long_products(centred.mT, own.mT), long_products(own.mT, own.mT)
 
     with exact_products():
         parts = mapped(multiply, tiles(columns), columns.device)
@@ -324,7 +325,7 @@ def inner_products(columns: Columns, vector: PerCoordinate) -> PerClient:
     """Return the inner product of every row with a vector, float64."""
     total = columns.new_zeros(*columns.shape[:-2], columns.shape[-1], dtype=torch.float64)
     for piece, tile in tiles(columns):
-        along = torch.matmul(tile.double().mT, vector[..., piece].double().unsqueeze(-1))
+        along = long_products(tile.double().mT, vector[..., piece].double().unsqueeze(-2))
         total += along.squeeze(-1)
     return total
 
