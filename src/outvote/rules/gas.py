@@ -118,9 +118,11 @@ class GAS(Wrapper):
             return cut(order, balanced_sizes(points.dim, num_groups))
         order = facts.draws.under("gas-split").permutations(points.dim, points.device)
         sizes = ceil_sizes if self.split == "ceil" else balanced_sizes
-        is_whole = len(points.batch) == 1 and cuda.is_usable(points.columns, points.num_clients)
-        if self.split == "balanced" and is_whole:
-            return Split((PlacedBlock(order, balanced_sizes(points.dim, num_groups)),))
+        if self.split == "balanced" and points.device.type != "cpu":
+            # A GPU moves values to their places faster than it fetches them: these are the places.
+            if len(points.batch) == 1 and cuda.is_usable(points.columns, points.num_clients):
+                return Split((PlacedBlock(order, balanced_sizes(points.dim, num_groups)),))
+            order = order.argsort(dim=-1)
         return cut(order, sizes(points.dim, num_groups))
 
     def score(
