@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from outvote.models.normalisation import Normalise, affine
 from outvote.models.parts import Branches, GlobalAverage, Residual
 from outvote.models.products import Product, multiply
 from outvote.models.windows import cut_windows
@@ -217,18 +218,19 @@ class Stacked:
 
         def run(state: Pass, images: Tensor) -> Tensor:
             mean, variance, count = state.buffers[first : first + 3]
-            # Moments are sums of many small numbers: not for bfloat16.
-            exact = images.to(mean.dtype)
-            if state.is_training:
-                now_mean, now_variance, size = _moments(exact, state.is_there)
-                unbiased = now_variance.detach() * (size / (size - 1).clamp(min=1))
-                mean.lerp_(now_mean.detach(), momentum)
-                variance.lerp_(unbiased, momentum)
-                count += 1
-                mean, variance = now_mean, now_variance
-            scale = state.parameters[at[0]] * (variance + epsilon).rsqrt()
-            shift = state.parameters[at[1]] - mean * scale
-            return (exact * _per_channel(scale) + _per_channel(shift)).to(images.dtype)
+            factor, offset = (state.parameters[k] for k in at)
+            if not state.is_training:
+                scale = factor * (variance + epsilon).rsqrt()
+                return affine(images, scale, offset - mean * scale)
+            result, now_mean, now_variance, size = Normalise.apply(  # type: ignore[no-untyped-call]
+                images, factor, offset, state.is_there, epsilon
+            )
+            unbiased = now_variance * (size / (size - 1).clamp(min=1))
+            mean.lerp_(now_mean, momentum)
+            variance.lerp_(unbiased, momentum)
+            count += 1
+            found: Tensor = result
+            return found
 
         return run
 
@@ -243,24 +245,6 @@ def _times(rows: Tensor, state: Pass, weight: int, bias: int | None) -> Tensor:
         rows, own, offset, state.gradients[weight], to_bias, state.anchor
     )
     return result
-
-
-def _moments(images: Tensor, is_there: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mean, variance and count per channel over the pictures that are there."""
-    over = (1, 2, 3)
-    if is_there is None:
-        size = images.new_full((len(images), 1), float(prod(images.shape[1:4])))
-        variance, mean = torch.var_mean(images, dim=over, correction=0)
-        return mean, variance, size
-    there = is_there.to(images.dtype)[:, :, None, None, None]
-    size = (there.sum(dim=over) * (images.shape[2] * images.shape[3])).clamp(min=1)
-    mean = (images * there).sum(dim=over) / size
-    centred = (images - _per_channel(mean)) * there
-    return mean, centred.square().sum(dim=over) / size, size
-
-
-def _per_channel(values: Tensor) -> Tensor:
-    return values[:, None, None, None, :]
 
 
 def _check_conv(module: nn.Conv2d) -> None:
