@@ -15,6 +15,7 @@ from claims_pairs import pair_claims
 from claims_reasons import reason_claims
 from claims_settings import setting_claims
 from claims_shares import share_claims
+from claims_sides import side_claims
 
 HEAD = """\
 # The paper's claims
@@ -58,6 +59,7 @@ def page(folder: Path) -> str:
     lines = [HEAD]
     claims = [
         *pair_claims(folder),
+        *side_claims(folder),
         *reason_claims(folder),
         *motivation_claims(folder),
         *share_claims(folder),
