@@ -26,14 +26,20 @@ BySeed = dict[int, float]
 class Cells:
     """The runs of one part of a suite that are over, by rule, column and seed."""
 
-    def __init__(self, folder: Path, suite: str, part: str = "main") -> None:
-        """Read the export of a suite; if there is none, no cell has a run."""
+    def __init__(
+        self, folder: Path, suite: str, part: str = "main", only: Sequence[str] = ()
+    ) -> None:
+        """Read the export of a suite, or of some rules; if there is none, no cell has a run."""
         own = folder / f"{suite}.toml"
         parts = read_suite(str(own) if own.exists() else suite).parts
         self.part = next(each for each in parts if each.name == part)
         path = folder / f"{suite}.csv.gz"
         found = collect([path]) if path.exists() else []
-        self.runs = [each for each in found if each.is_over and self.part.holds(each)]
+        self.runs = [
+            each
+            for each in found
+            if each.is_over and self.part.holds(each) and (not only or each.rule in only)
+        ]
 
     @cached_property
     def _by_place(self) -> dict[Place, dict[int, Result]]:

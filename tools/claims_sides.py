@@ -1,25 +1,91 @@
-"""GAS against the rules alone where attacks go along the standard deviation of gradients."""
+"""Other readings than ours: attacks along the standard deviation, and Krum for Multi-Krum."""
 
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
-from claims_cells import METRICS, Cells
-from claims_numbers import Claim
+from claims_cells import METRICS, Cells, shared
+from claims_numbers import Claim, seeds_told, signed
 from claims_pairs import on_pairs
+
+KRUM = ("krum", "gas(krum)")
 
 
 def side_claims(folder: Path) -> list[Claim]:
-    """Compare the pairs under attacks along the deviation, where the authors' code has them."""
+    """Return what the probes tell of the paper's claims, and of its Multi-Krum."""
     if not (folder / "probes.toml").exists():
         return []
-    cells = Cells(folder, "probes", "other-side")
-    claim = on_pairs(
-        cells,
+    sides = Cells(folder, "probes", "other-side")
+    table1 = Cells(folder, "table1-cifar10")
+    readings = Cells(folder, "probes", "rules", KRUM)
+    found = [_pairs(table1, sides), _krum(table1, readings, sides)]
+    return [claim for claim in found if claim is not None]
+
+
+def _pairs(table1: Cells, sides: Cells) -> Claim | None:
+    """Compare the pairs under attacks along the deviation, where the authors' code has them."""
+    return on_pairs(
+        sides,
         "GAS(A) is at least as accurate as A, under LIE, Min-Max and Min-Sum on the side of the "
         "mean that the authors' code takes (probes, CIFAR-10)",
         group=lambda pair: _attack_of(pair.column),
-        notes=_nearness(Cells(folder, "table1-cifar10"), cells),
+        notes=_nearness(table1, sides),
     )
-    return [] if claim is None else [claim]
+
+
+def _krum(table1: Cells, readings: Cells, sides: Cells) -> Claim | None:
+    """Compare Krum, which takes one client, with what the paper prints for Multi-Krum."""
+    best = METRICS["best"]
+    printed = {
+        (rule, _attack_of(column)): number.accuracy
+        for (rule, column), number in table1.part.printed().items()
+    }
+    rows, known, far, own = [], [], [], []
+    for cells, beside, column in _columns(table1, readings, sides):
+        attack = _attack_of(column)
+        one, inside = shared([cells.values((rule, column), best) for rule in KRUM])
+        many = beside.values(("multi-krum", _like(beside, column)), best)
+        if not one or not one.keys() <= many.keys():
+            continue
+        paper = [printed[rule, attack] for rule in ("multi-krum", "gas(multi-krum)")]
+        ours = [fmean(each.values()) for each in (one, inside)]
+        far.append(abs(ours[0] - paper[0]))
+        own.append(abs(fmean(many[seed] for seed in one) - paper[0]))
+        known.append(one)
+        both = [f"{mean:.1f} ({number:.1f})" for mean, number in zip(ours, paper, strict=True)]
+        gains = f"{signed(ours[1] - ours[0])} ({signed(paper[1] - paper[0])})"
+        rows.append([attack, *both, gains])
+    if not rows:
+        return None
+    told = (
+        f"Krum is {fmean(far):.1f} points from the paper's Multi-Krum on average, our Multi-Krum "
+        f"{fmean(own):.1f}. It fits if that is less than half."
+    )
+    return Claim(
+        "A reading of ours: the paper's Multi-Krum takes one client, as Krum does (CIFAR-10)",
+        "Fits" if fmean(far) < fmean(own) / 2 else "Does not fit",
+        seeds_told(known),
+        [["best (paper's Multi-Krum)", "Krum", "GAS(Krum)", "gain"], *rows],
+        [
+            told,
+            "LIE, Min-Max and Min-Sum on the side that the authors' code takes.",
+        ],
+    )
+
+
+def _columns(table1: Cells, readings: Cells, sides: Cells) -> list[tuple[Cells, Cells, Any]]:
+    """Return the columns with Krum: where they are, and where Multi-Krum is beside it."""
+    along = [_attack_of(column) for column in sides.part.values]
+    others = [column for column in readings.part.values if _attack_of(column) not in along]
+    return [
+        *((readings, table1, column) for column in others),
+        *((sides, sides, column) for column in sides.part.values),
+    ]
+
+
+def _like(cells: Cells, column: str) -> Any:
+    """Return the column of the same attack."""
+    return next(each for each in cells.part.values if _attack_of(each) == _attack_of(column))
 
 
 def _attack_of(column: str) -> str:
