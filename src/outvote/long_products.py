@@ -21,8 +21,10 @@ def long_products(left: Tensor, right: Tensor) -> Tensor:
     """Return ``left @ right.mT``, ``[..., rows, dim]`` each, with sums of pieces in float64."""
     num_matrices = prod(left.shape[:-2])
     num_blocks = num_matrices * prod(ceil(x.shape[-2] / BLOCK_ROWS) for x in (left, right))
-    num_pieces = min(left.shape[-1] // SHORTEST, ENOUGH_BLOCKS // max(1, num_blocks))
-    if left.device.type == "cpu" or num_pieces < 2 or num_matrices > MANY_MATRICES:
+    if left.device.type == "cpu" or num_blocks == 0 or num_matrices > MANY_MATRICES:
+        return torch.matmul(left, right.mT)
+    num_pieces = min(left.shape[-1] // SHORTEST, ENOUGH_BLOCKS // num_blocks)
+    if num_pieces < 2:
         return torch.matmul(left, right.mT)
     return in_pieces(left, right, num_pieces)
 

@@ -49,6 +49,13 @@ def test_on_any_device_they_are_what_float64_gives(num_rows: int, device: torch.
     torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=0.5)
 
 
+@pytest.mark.parametrize("shape", [(0, 5, 9000), (3, 0, 9000), (3, 5, 0), (0, 2, 5, 9000)])
+def test_where_nothing_is_the_products_are_empty_or_zero(shape: tuple[int, ...]) -> None:
+    # A device that is no CPU, and has no values: pieces would be formed there.
+    rows = torch.empty(shape, device="meta")
+    assert long_products(rows, rows).shape == (*shape[:-1], shape[-2])
+
+
 def test_neighbours_are_a_slice_and_others_an_index() -> None:
     cpu = torch.device("cpu")
     assert place([3, 4, 5], cpu) == slice(3, 6)
