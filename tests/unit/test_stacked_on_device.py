@@ -148,3 +148,25 @@ def test_other_precisions_stay_close_to_float32(precision: str, network, device)
     error = (updates[1] - updates[0]).norm() / updates[0].norm()
     assert 0 < error < 0.05
     torch.testing.assert_close(buffers[1], buffers[0], rtol=0.01, atol=0.01)
+
+
+def test_pictures_in_float64_can_be_trained_on_in_bfloat16(device):
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (12, 8, 8, 1), dtype=np.uint8)
+    facts = {"mean": [0.5], "std": [0.3], "device": device, "dtype": torch.float64}
+    pictures = Pictures(images, random.integers(0, 4, 12), **facts)
+    module = normalised().double()
+    run = Run(
+        federation=make_federation(np.split(np.arange(12), 2)),
+        attack=ov.make_attack("none"),
+        rule=ov.make_rule("mean"),
+        seed=0,
+        num_sampled=2,
+    )
+    world = make_world(module, pictures, pictures, [run], training=Training(), num_classes=4)
+    world = replace(world, trainer=Together(module, pictures, "bfloat16"))
+    start = first_state([module], pictures)
+    *_, last = simulate(world, start, 1)
+    assert last.state.buffers.dtype == torch.float64
+    assert not torch.equal(last.state.buffers, start.buffers)
+    assert bool(last.state.buffers.isfinite().all())

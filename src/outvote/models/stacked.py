@@ -226,8 +226,9 @@ class Stacked:
                 images, factor, offset, state.is_there, epsilon
             )
             unbiased = now_variance * (size / (size - 1).clamp(min=1))
-            mean.lerp_(now_mean, momentum)
-            variance.lerp_(unbiased, momentum)
+            # Buffers are as exact as the pictures were drawn, which may be more than these are.
+            mean.lerp_(now_mean.to(mean.dtype), momentum)
+            variance.lerp_(unbiased.to(variance.dtype), momentum)
             count += 1
             found: Tensor = result
             return found
