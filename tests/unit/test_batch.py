@@ -67,6 +67,22 @@ def test_a_run_in_a_batch_is_judged_as_it_would_be_alone(spec, device):
         assert found.is_rejected[run][here].nonzero().flatten().tolist() == alone.rejected
 
 
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_whole_batch_is_judged_as_runs_alone_and_left_as_it_was(spec, device):
+    rule = ov.make_rule(spec)
+    generator = torch.Generator().manual_seed(4)
+    # Every second run of a larger batch: rows are judged where they lie, without a copy.
+    larger = torch.randn(6, 7, 23, generator=generator, dtype=torch.float64).to(device)
+    rows, before = larger[::2], larger.clone()
+    found = judge(rule, rows, num_byzantine=[2] * 3, seeds=[1, 2, 3])
+    assert torch.equal(larger, before)
+    for run in range(3):
+        alone = rule.inspect(rows[run], num_byzantine=2, seed=run + 1, when_too_many="lower")
+        np.testing.assert_allclose(
+            found.updates[run].cpu(), alone.update.cpu(), rtol=1e-9, atol=1e-12
+        )
+
+
 def test_a_run_with_no_row_left_gives_the_update_zero(device):
     rows = torch.full((1, 3, 4), torch.nan, device=device)
     found = judge(ov.Median(), rows, num_byzantine=[1], seeds=[0])
