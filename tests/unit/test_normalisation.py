@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from outvote.models import normalisation
 from outvote.models.normalisation import Normalise, affine, moments
 
 EPSILON = 1e-5
@@ -98,3 +99,20 @@ def test_evaluation_multiplies_and_adds_by_channel(
         rtol=TOLERANCE[dtype],
         atol=1e-2 if dtype == torch.bfloat16 else 1e-5,
     )
+
+
+@pytest.mark.parametrize("name", ["images", "scale", "shift"])
+def test_evaluation_has_gradients_where_any_are_wanted(
+    name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The kernels, which have none, could be used.
+    monkeypatch.setattr(normalisation, "is_usable", lambda _: True)
+    given = {
+        "images": _drawn(2, 3, 2, 2, 4, seed=0),
+        "scale": _drawn(2, 4, seed=1),
+        "shift": _drawn(2, 4, seed=2),
+    }
+    given = {key: values.float().to(device) for key, values in given.items()}
+    given[name].requires_grad_()
+    affine(**given).sum().backward()
+    assert float(given[name].grad.abs().sum()) > 0

@@ -88,7 +88,8 @@ def moments(images: Tensor, is_there: Tensor | None) -> tuple[Tensor, Tensor, Te
 
 def affine(images: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """Return ``images * scale + shift``, both ``[models, channels]``."""
-    if is_usable(images) and not (torch.is_grad_enabled() and images.requires_grad):
+    wants_gradient = any(values.requires_grad for values in (images, scale, shift))
+    if is_usable(images) and not (torch.is_grad_enabled() and wants_gradient):
         found: Tensor = _kernels().affine(images.contiguous(), scale, shift)
         return found
     return (_wide(images) * per_channel(scale) + per_channel(shift)).to(images.dtype)
