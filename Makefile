@@ -1,7 +1,7 @@
 # Everything a newcomer needs is one verb away; `make help` lists the verbs.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all check format bench venv clean
+.PHONY: help demo test test-all test-kernels check format bench venv clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints-dev.txt
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(STAMP) ## see it work: a federation under attack, real pictures, no network, a minute or two
 	$(BIN)/outvote demo
@@ -23,6 +23,11 @@ test: check ## check, then the fast tests
 test-all: check ## check, then all tests, slow ones too
 	$(PIP_INSTALL) 'flwr[simulation]' # brings Ray, which the tests start in a network namespace only
 	$(BIN)/python -m pytest -m ""
+
+KERNEL_TESTS := tests/golden tests/unit/test_batch.py tests/unit/test_normalisation.py tests/unit/test_stacked_on_device.py
+test-kernels: $(STAMP) ## the Triton kernels, which are for GPUs, played on a CPU by Triton's interpreter
+	$(PIP_INSTALL) triton
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(KERNEL_TESTS) -k "not two_rounds and not other_precisions"
 
 check: $(STAMP) ## formatting, lint, types, import layers; changes nothing
 	$(BIN)/ruff format --check

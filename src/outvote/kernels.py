@@ -1,9 +1,22 @@
-"""Triton kernels: loaded where Triton is installed, and only when a GPU asks for them."""
+"""Triton kernels: loaded where Triton is installed, and only when a GPU asks for them.
+
+With TRITON_INTERPRET=1 Triton plays them on a CPU, very slowly: a way to test them without a GPU.
+"""
 
 import importlib
 import importlib.util
+import os
 from functools import cache
 from types import ModuleType
+
+from torch import Tensor
+
+_IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def is_for_kernels(values: Tensor) -> bool:
+    """Tell whether a tensor lies where kernels run."""
+    return values.is_cuda or _IS_INTERPRETED
 
 
 @cache

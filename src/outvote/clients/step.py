@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from outvote.clients.training import Training
-from outvote.kernels import load_kernels
+from outvote.kernels import is_for_kernels, load_kernels
 
 # The same guard against a norm of 0 that torch's own clipping has.
 TINY = 1e-6
@@ -29,7 +29,7 @@ def take_step(
 
     `copy` has the weights in the precision that products are formed in, if that is another.
     """
-    if weights.is_cuda and _kernels() is not None:
+    if is_for_kernels(weights) and _kernels() is not None:
         _kernels().take_step(weights, gradients, velocities, copy, training, learning_rate)
         return
     step = gradients.to(weights.dtype)

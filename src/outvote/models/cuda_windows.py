@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outvote.kernels import load_kernels
+from outvote.kernels import is_for_kernels, load_kernels
 
 
 def _kernels() -> Any:
@@ -14,7 +14,7 @@ def _kernels() -> Any:
 
 def is_usable(values: Tensor) -> bool:
     """Tell whether the kernels can work on these values."""
-    return values.is_cuda and _kernels() is not None
+    return is_for_kernels(values) and _kernels() is not None
 
 
 def cut(images: Tensor, size: int, stride: int, padding: int, sides: tuple[int, int]) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from outvote.kernels import load_kernels
+from outvote.kernels import is_for_kernels, load_kernels
 
 OVER = (1, 2, 3)
 
@@ -22,7 +22,7 @@ def _kernels() -> Any:
 
 def is_usable(images: Tensor) -> bool:
     """Tell whether the kernels can work on these pictures; their sums are float32."""
-    return images.is_cuda and images.dtype != torch.float64 and _kernels() is not None
+    return is_for_kernels(images) and images.dtype != torch.float64 and _kernels() is not None
 
 
 class Normalise(Function):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from outvote.kernels import load_kernels
+from outvote.kernels import is_for_kernels, load_kernels
 
 if TYPE_CHECKING:
     from outvote.axes import Columns, Pairs, PerClient, PerCoordinate
@@ -30,7 +30,7 @@ def _kernels() -> Any:
 def is_usable(values: Tensor, num_clients: int) -> bool:
     """Tell whether the kernels can work on these values."""
     return (
-        values.is_cuda
+        is_for_kernels(values)
         and values.dtype == torch.float32
         and num_clients <= LARGEST_TILE
         and _kernels() is not None
@@ -39,12 +39,14 @@ def is_usable(values: Tensor, num_clients: int) -> bool:
 
 def can_sort(values: Tensor) -> bool:
     """Tell whether rows of these values can be sorted by a kernel."""
-    return values.is_cuda and values.shape[-1] <= LARGEST_TILE and _kernels() is not None
+    return is_for_kernels(values) and values.shape[-1] <= LARGEST_TILE and _kernels() is not None
 
 
 def can_compare(values: Tensor) -> bool:
     """Tell whether all pairs of the last axis fit into one program of a kernel."""
-    return values.is_cuda and values.shape[-1] <= LARGEST_TILE // 2 and _kernels() is not None
+    return (
+        is_for_kernels(values) and values.shape[-1] <= LARGEST_TILE // 2 and _kernels() is not None
+    )
 
 
 def mean_of_ranks(columns: Columns, first: int, last: int) -> PerCoordinate:
