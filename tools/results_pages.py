@@ -6,6 +6,7 @@ from contextlib import chdir, redirect_stdout
 from os.path import relpath
 from pathlib import Path
 
+from choosing import PAGE, with_worst_cases
 from outvote.cli import main as outvote
 from outvote.report.layout import grids_of
 from outvote.results.collect import collect
@@ -95,6 +96,7 @@ def main() -> None:
     README.write_text(
         with_short_table(README.read_text(encoding="utf-8"), FOLDER), encoding="utf-8"
     )
+    PAGE.write_text(with_worst_cases(PAGE.read_text(encoding="utf-8"), FOLDER), encoding="utf-8")
     sys.stdout.write(f"{FOLDER}\n")
 
 

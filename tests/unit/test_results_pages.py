@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from choosing import PAGE, with_worst_cases, worst_cases
 from made_results import made_results
 from outvote.results.collect import collect
 from outvote.results.export import to_export
@@ -42,6 +43,21 @@ def test_the_claims_are_counted_from_the_exports():
 def test_the_table_of_the_readme_is_made_from_the_export():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert MADE["with_short_table"](readme, FOLDER) == readme
+
+
+def test_the_table_of_the_page_on_choosing_is_made_from_the_exports():
+    page = PAGE.read_text(encoding="utf-8")
+    assert with_worst_cases(page, FOLDER) == page
+
+
+def test_the_worst_case_is_the_smallest_mean_of_the_last_ten_rounds():
+    rows = dict(re.findall(r"^\| (\S+) \| ([\d.]+) \|", worst_cases(FOLDER), re.MULTILINE))
+    means = {}
+    for each in collect([FOLDER / "table1-cifar10.csv.gz"]):
+        if each.config["rule"] == "gas(dnc(removal_factor=4))":
+            means.setdefault(each.attack, []).append(100 * each.series.accuracy[-10:].mean())
+    assert {len(seeds) for seeds in means.values()} == {3}
+    assert rows["gas(dnc)"] == f"{min(sum(seeds) / 3 for seeds in means.values()):.1f}"
 
 
 @pytest.mark.parametrize("name", [name for name in EXPORTS if name in MADE["page_names"](FOLDER)])
