@@ -1,6 +1,7 @@
 """Triton kernels: loaded where Triton is installed, and only when a GPU asks for them.
 
-With TRITON_INTERPRET=1 Triton plays them on a CPU, very slowly: a way to test them without a GPU.
+With TRITON_INTERPRET=1 Triton plays them on a CPU, very slowly and in one thread only
+(OMP_NUM_THREADS=1): a way to test them without a GPU.
 """
 
 import importlib
