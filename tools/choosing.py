@@ -5,6 +5,7 @@ from pathlib import Path
 from statistics import fmean
 
 from claims_cells import BASES
+from marks import put_between
 from outvote.results.collect import collect
 
 PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "choose.md"
@@ -31,9 +32,7 @@ def worst_cases(folder: Path) -> str:
 
 def with_worst_cases(page: str, folder: Path) -> str:
     """Return the page with the table put between its marks."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{worst_cases(folder)}\n\n{END}{after}"
+    return put_between(page, BEGIN, END, worst_cases(folder))
 
 
 def _runs(export: Path) -> dict[tuple[str, str], list[float]]:

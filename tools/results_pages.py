@@ -7,6 +7,7 @@ from os.path import relpath
 from pathlib import Path
 
 from choosing import PAGE, with_worst_cases
+from marks import put_between
 from outvote.cli import main as outvote
 from outvote.report.layout import grids_of
 from outvote.results.collect import collect
@@ -83,9 +84,7 @@ def short_table(folder: Path) -> str:
 
 def with_short_table(readme: str, folder: Path) -> str:
     """Return the README with the table put between its marks."""
-    before, _, rest = readme.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{short_table(folder)}\n\n{END}{after}"
+    return put_between(readme, BEGIN, END, short_table(folder))
 
 
 def main() -> None:
