@@ -16,7 +16,8 @@ from outvote.models.stacked import Stacked
 from outvote.precision import exact_products, fast_products
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
-# Pictures evaluated at once, counted over all runs.
+# Pictures evaluated at once, counted over all runs. Layers of AlexNet and the LEAF CNN then have
+# fewer than 2^31 values; above, pooling counts in 64 bits and is slower.
 EVALUATED_AT_ONCE = 1 << 16
 FEW_PICTURES = 32
 
