@@ -21,13 +21,13 @@ from timing import circumstances, medians, write_json
 
 import outvote as ov
 from outvote.clients.federation import make_federation
-from outvote.clients.pictures import Pictures
+from outvote.clients.samples import Samples
 from outvote.clients.training import Training
 from outvote.data import load
 from outvote.engine.reference import Plain
-from outvote.engine.round import play_round
-from outvote.engine.simulation import first_state, make_world
-from outvote.engine.world import Run
+from outvote.engine.round import run_round
+from outvote.engine.run_stack import Run
+from outvote.engine.simulation import first_state, make_run_stack
 
 CPU = torch.device("cpu")
 NUM_CLIENTS, NUM_BYZANTINE, NUM_STEPS = 20, 4, 5
@@ -50,8 +50,8 @@ def main() -> int:
         print(f"byzfl {VERSION} could not be installed and is left out: {reason}")
     found = load("fashion-mnist-small")
     facts = {"mean": found.mean, "std": found.std, "device": CPU}
-    train = Pictures(found.train_images, found.train_labels, **facts)
-    test = Pictures(found.test_images, found.test_labels, **facts)
+    train = Samples(found.train_images, found.train_labels, **facts)
+    test = Samples(found.test_images, found.test_labels, **facts)
     run = Run(
         federation=make_federation(
             ov.partition_iid(found.train_labels, num_clients=NUM_CLIENTS, seed=0),
@@ -80,18 +80,18 @@ def main() -> int:
     return 0
 
 
-def ours(run: Run, model: torch.nn.Module, train: Pictures, test: Pictures) -> Any:
+def ours(run: Run, model: torch.nn.Module, train: Samples, test: Samples) -> Any:
     """Return a round of the simulator."""
-    world = make_world(model, train, test, [run], training=TRAINING, num_classes=10)
+    world = make_run_stack(model, train, test, [run], training=TRAINING, num_classes=10)
     state = [first_state([model], train)]
 
     def play() -> None:
-        state[0], _ = play_round(world, state[0], is_evaluated=False)
+        state[0], _ = run_round(world, state[0], is_evaluated=False)
 
     return play
 
 
-def plain(run: Run, model: torch.nn.Module, train: Pictures) -> Any:
+def plain(run: Run, model: torch.nn.Module, train: Samples) -> Any:
     """Return a round of plain loops; as ByzFL does, liars who need no gradient do not train."""
     player = Plain(run, copy.deepcopy(model), train, train, TRAINING, 10)
     number = [0]
@@ -103,7 +103,7 @@ def plain(run: Run, model: torch.nn.Module, train: Pictures) -> Any:
     return play
 
 
-def byzfl_round(run: Run, train: Pictures) -> Any:
+def byzfl_round(run: Run, train: Samples) -> Any:
     """Return a round as ByzFL's benchmark plays it: local steps, weights attacked and averaged."""
     load_aggregators()
     framework = importlib.import_module("byzfl.fed_framework")

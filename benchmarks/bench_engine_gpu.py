@@ -20,14 +20,14 @@ from timing import circumstances, write_json
 
 import outvote as ov
 from outvote.clients.federation import make_federation
-from outvote.clients.pictures import Pictures
-from outvote.clients.together import Together
+from outvote.clients.samples import Samples
+from outvote.clients.stacked import StackedTrainer
 from outvote.clients.training import Training
 from outvote.data import load
 from outvote.engine import attacking, judging, recording, sampling, serving, training
 from outvote.engine.reference import Plain
-from outvote.engine.simulation import first_state, make_world, simulate
-from outvote.engine.world import Run, State, World
+from outvote.engine.run_stack import Run, RunStack, State
+from outvote.engine.simulation import first_state, make_run_stack, simulate
 
 RULES = ("multi-krum", "bulyan", "median", "rfa", "dnc(removal_factor=4)", "rbtm")
 ATTACKS = ("bit-flip", "lie", "min-max", "min-sum", "ipm")
@@ -49,8 +49,8 @@ def main() -> None:
     found = load("cifar10", folder=options.data)
     facts = {"mean": found.mean, "std": found.std, "device": device}
     data = Data(
-        Pictures(found.train_images, found.train_labels, **facts),
-        Pictures(found.test_images, found.test_labels, **facts),
+        Samples(found.train_images, found.train_labels, **facts),
+        Samples(found.test_images, found.test_labels, **facts),
         found.train_labels,
     )
     result = {"circumstances": circumstances(device), "what": options.what}
@@ -63,7 +63,7 @@ def main() -> None:
 class Data:
     """Real pictures on the device."""
 
-    def __init__(self, train: Pictures, test: Pictures, labels: object) -> None:
+    def __init__(self, train: Samples, test: Samples, labels: object) -> None:
         """Keep them together."""
         self.train, self.test, self.labels = train, test, labels
 
@@ -78,11 +78,13 @@ class Data:
             num_sampled=5,
         )
 
-    def world(self, runs: list[Run], precision: str) -> tuple[World, State]:
+    def world(self, runs: list[Run], precision: str) -> tuple[RunStack, State]:
         """Return the runs at their start."""
         modules = [ov.make_model("alexnet", num_classes=10, seed=run.seed) for run in runs]
-        world = make_world(modules[0], self.train, self.test, runs, training=PAPER, num_classes=10)
-        trainer = Together(modules[0], self.train, precision)
+        world = make_run_stack(
+            modules[0], self.train, self.test, runs, training=PAPER, num_classes=10
+        )
+        trainer = StackedTrainer(modules[0], self.train, precision)
         return replace(world, trainer=trainer), first_state(modules, self.train)
 
 
@@ -106,7 +108,7 @@ def throughput(data: Data, options: argparse.Namespace):  # noqa: ANN201
         print(precision, "median of the last rounds:", round(median(speeds)), "images/s")
 
 
-def timed_round(world: World, state: State) -> tuple[dict[str, float], int, State]:
+def timed_round(world: RunStack, state: State) -> tuple[dict[str, float], int, State]:
     """Play a round as `engine/round.py` does, with a clock after every part."""
     seconds: dict[str, float] = defaultdict(float)
 
@@ -118,7 +120,7 @@ def timed_round(world: World, state: State) -> tuple[dict[str, float], int, Stat
         seconds[name] += time.perf_counter() - start
         return result
 
-    chosen = timed("choose", sampling.choose_clients, world, state.round + 1)
+    chosen = timed("choose", sampling.sample_participants, world, state.round + 1)
     learnt = timed("train", training.train, world, state, chosen)
     sent = timed("attack", attacking.attack, world, state, chosen, learnt)
     judged = timed("judge", judging.judge_all, world, state, chosen, sent)
@@ -128,7 +130,7 @@ def timed_round(world: World, state: State) -> tuple[dict[str, float], int, Stat
     return dict(seconds), count_images(world, chosen), after
 
 
-def count_images(world: World, chosen: sampling.Chosen) -> int:
+def count_images(world: RunStack, chosen: sampling.Participants) -> int:
     """Return how many images were trained on; liars who need not train are not counted."""
     return sum(
         len(run.federation.parts[client]) * world.training.num_epochs

@@ -102,7 +102,7 @@ class Federation:
         self.grid = HandMadeGrid(range(100, 100 + num_nodes), self.reply)
 
     def reply(self, message: Message) -> Message:
-        """Answer as node 100, 101, ... does; some strategies empty what they are given."""
+        """Aggregation as node 100, 101, ... does; some strategies empty what they are given."""
         record = ArrayRecord(dict(self.sent[message.metadata.dst_node_id - 100]))
         metrics = MetricRecord({"num-examples": 10, "loss": 1.0})
         return Message(RecordDict({"arrays": record, "metrics": metrics}), reply_to=message)

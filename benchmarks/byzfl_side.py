@@ -59,7 +59,7 @@ def around(inside: str, rule: Callable[[Any, int], Aggregate]) -> tuple[Pair, ..
             theirs=lambda byzfl, f: both(byzfl.NNM(f), rule(byzfl, f)),
             dim_share=10,
         ),
-        # Each draws its own order of the clients.
+        # Each stream its own order of the clients.
         Pair(
             ours=lambda n, f: f"bucketing({inside}, size=2)",
             theirs=lambda byzfl, f: both(byzfl.Bucketing(2), rule(byzfl, f)),

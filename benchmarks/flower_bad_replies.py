@@ -34,7 +34,7 @@ from flwr.serverapp.strategy import (
     Strategy,
 )
 
-from bad_replies import BAD, HandMadeGrid, arrays_of, play_round, record_of, respond_with
+from bad_replies import BAD, HandMadeGrid, arrays_of, record_of, respond_with, run_round
 from outvote.flower import RobustStrategy
 from outvote.results.audit_log import read_audit
 
@@ -111,7 +111,7 @@ def outcome(strategy: Strategy, kind: str) -> str:
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            model, _ = play_round(strategy, grid, record_of(MODEL))
+            model, _ = run_round(strategy, grid, record_of(MODEL))
     except (AppExitException, TypeError, ValueError) as error:
         return type(error).__name__
     if model is None:

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from flwr.app import Message
 from flwr.serverapp.strategy import Krum, Strategy
 
-from bad_replies import HandMadeGrid, arrays_of, content_of, play_round, record_of
+from bad_replies import HandMadeGrid, arrays_of, content_of, record_of, run_round
 from outvote.flower import RobustStrategy
 
 NUM_NODES, NUM_LIARS, DIM = 20, 4, 100_000
@@ -77,7 +77,7 @@ def chosen(strategy: Strategy, weights: np.ndarray, sent: list[np.ndarray]) -> i
         )
 
     grid = HandMadeGrid(range(100, 100 + len(sent)), reply)
-    model, _ = play_round(strategy, grid, record_of({"w": weights}))
+    model, _ = run_round(strategy, grid, record_of({"w": weights}))
     if model is None:
         raise RuntimeError(f"{strategy} kept the model: nothing was measured")
     found = arrays_of(model)["w"]

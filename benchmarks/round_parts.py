@@ -20,12 +20,12 @@ from typing import Any
 import torch
 
 from outvote.cli import main as outvote
-from outvote.clients.alone import Alone
-from outvote.clients.together import Together
+from outvote.clients.sequential import SequentialTrainer
+from outvote.clients.stacked import StackedTrainer
 from outvote.engine import judging
 from outvote.engine import round as rounds
 
-PARTS = ("choose_clients", "train", "attack", "judge_all", "serve", "describe")
+PARTS = ("sample_participants", "train", "attack", "judge_all", "serve", "describe")
 NUM_FIRST = 2
 Times = dict[str, list[float]]
 
@@ -40,7 +40,7 @@ def main() -> int:
     for name in PARTS:
         _time(rounds, name, times, lambda _, name=name: name)
     _time(judging, "judge", times, lambda given: f"  judge {given[0]}")
-    for trainer in (Alone, Together):
+    for trainer in (SequentialTrainer, StackedTrainer):
         _time(trainer, "count_right", times, lambda _: "  evaluate")
     with tempfile.TemporaryDirectory() as folder:
         words = ["bench", options.suite, "--seeds", "1", "--no-weights", "-o", folder]

@@ -15,7 +15,7 @@ class MyAttack(ov.Attack):
     share: float = 0.1
     """The share of the coordinates that is turned around."""
 
-    def craft(self, scene: ov.Scene) -> ov.Forged:
+    def craft(self, scene: ov.AttackContext) -> ov.Forged:
         """Turn the largest coordinates around; dimensions before the last are runs of a batch."""
         num_largest = max(1, int(self.share * scene.dim))
         largest = scene.mean.abs().topk(num_largest, dim=-1).indices

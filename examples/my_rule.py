@@ -15,13 +15,13 @@ class MyRule(ov.AffineRule):
         """Return the largest f with n >= 2f + 1."""
         return max(0, (num_clients - 1) // 2)
 
-    def weigh(self, points: ov.Points, facts: ov.Facts) -> ov.Answer:
+    def weigh(self, points: ov.ClientMatrix, facts: ov.RoundInfo) -> ov.Aggregation:
         """Give the kept clients equal weights; dimensions before the clients are a batch."""
         scores = points.squared_distances.median(dim=-1).values
         num_kept = points.num_clients - facts.num_byzantine
         kept = scores.argsort(dim=-1, stable=True)[..., :num_kept]
         weights = torch.zeros_like(scores).scatter_(-1, kept, 1 / num_kept)
-        return ov.Answer(weights=weights, scores=scores)
+        return ov.Aggregation(weights=weights, scores=scores)
 
 
 if __name__ == "__main__":

@@ -188,7 +188,7 @@ def respond_with(kind: str, bad_nodes: Sequence[int]) -> Respond:
     return respond
 
 
-def play_round(strategy, grid: HandMadeGrid, model: ArrayRecord, number: int = 1):
+def run_round(strategy, grid: HandMadeGrid, model: ArrayRecord, number: int = 1):
     """Play the training of one round."""
     messages = strategy.configure_train(number, model, ConfigRecord(), grid)
     return strategy.aggregate_train(number, grid.send_and_receive(messages))

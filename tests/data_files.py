@@ -22,11 +22,11 @@ from outvote.data.idx import FILES, read_idx
 from outvote.data.sources import Download, RemoteFile
 
 NUM = 4
-"""Pictures per batch of the small CIFAR."""
+"""Samples per batch of the small CIFAR."""
 
 
 def small_cifar():
-    """Pictures and labels of six batches, and the facts to check them against."""
+    """Samples and labels of six batches, and the facts to check them against."""
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (6 * NUM, 32, 32, 3), dtype=np.uint8)
     labels = random.integers(0, 10, 6 * NUM)

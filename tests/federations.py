@@ -6,19 +6,19 @@ from torch import nn
 
 import outvote as ov
 from outvote.clients.federation import make_federation
-from outvote.clients.pictures import Pictures
+from outvote.clients.samples import Samples
 from outvote.clients.training import Training
-from outvote.engine.world import Run
+from outvote.engine.run_stack import Run
 
 TRAINING = Training(num_epochs=2, batch_size=16, learning_rate=0.05)
 CPU = torch.device("cpu")
 
 
-def pictures(num: int, dtype: torch.dtype = torch.float64, shape=(6, 6, 1)) -> Pictures:
+def pictures(num: int, dtype: torch.dtype = torch.float64, shape=(6, 6, 1)) -> Samples:
     random = np.random.default_rng(num)
     images = random.integers(0, 256, (num, *shape), dtype=np.uint8)
     labels = random.integers(0, 4, num)
-    return Pictures(images, labels, mean=[0.5], std=[0.3], device=CPU, dtype=dtype)
+    return Samples(images, labels, mean=[0.5], std=[0.3], device=CPU, dtype=dtype)
 
 
 def make_runs(pairs, seed: int = 0) -> list[Run]:

@@ -76,7 +76,7 @@ def made_results(
             environment=environment,
             series=series_of(made.rounds),
             seconds=sum(each.seconds / each.num_runs for each in made.timings),
-            num_images=sum(each.num_pictures or 0 for each in made.rounds),
+            num_samples=sum(each.num_samples or 0 for each in made.rounds),
             folder=None,
         )
         for made in made_runs(suite, seeds=seeds, rounds=rounds, diverged=diverged)
@@ -169,15 +169,15 @@ def _rounds(spec: Any, played: int, is_byzantine: np.ndarray, random: Any) -> li
         found.append(
             Round(
                 round=step + 1,
-                num_pictures=64 * num_sampled,
+                num_samples=64 * num_sampled,
                 loss=float(2.3 * np.exp(-2 * accuracy[step])),
                 accuracy=round(float(accuracy[step]), 4)
                 if (step + 1) % spec.evaluate_every == 0 or step + 1 == played
                 else None,
                 clients=tuple(clients.tolist()),
                 byzantine=tuple(clients[lies].tolist()),
-                num_told=int(lies.sum()),
-                num_used=int(lies.sum()),
+                num_byzantine_assumed=int(lies.sum()),
+                num_byzantine_used=int(lies.sum()),
                 kept=tuple(kept.tolist()),
                 rejected=(),
                 scores=tuple(scores.tolist()),

@@ -238,12 +238,12 @@ def dnc_scores(X, coordinates):
     return [dot(list(row), list(top)) ** 2 for row in centred]
 
 
-def dnc(X, f, draws=None, removal_factor=1.0):
-    """2.6; `draws` holds the coordinates of each iteration, by default all of them, once."""
+def dnc(X, f, stream=None, removal_factor=1.0):
+    """2.6; `stream` holds the coordinates of each iteration, by default all of them, once."""
     X = as_rows(X)
-    draws = [range(len(X[0]))] if draws is None else draws
+    stream = [range(len(X[0]))] if stream is None else stream
     num_good = len(X) - min(math.ceil(removal_factor * f), len(X) - 1)
-    scores = [dnc_scores(X, coordinates) for coordinates in draws]
+    scores = [dnc_scores(X, coordinates) for coordinates in stream]
     good = set(range(len(X)))
     for one in scores:
         good &= set(smallest(one, num_good))

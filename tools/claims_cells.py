@@ -69,8 +69,8 @@ class Cells:
     @property
     def helpless(self) -> set[str]:
         """The rules that were told of liars, and in no run could reckon with one."""
-        able = {each.rule for each in self.runs if each.series.num_used.any()}
-        told = {each.rule for each in self.runs if each.series.num_told.any()}
+        able = {each.rule for each in self.runs if each.series.num_byzantine_used.any()}
+        told = {each.rule for each in self.runs if each.series.num_byzantine_assumed.any()}
         return told - able
 
     def values(self, place: Place, metric: Metric) -> BySeed:

@@ -10,7 +10,7 @@ from claims_cells import BySeed, shared
 from outvote.report.table_text import MINUS
 
 NOISE = 1.0
-"""Points: the same run played twice differs by less than this in most cases (see replays)."""
+"""ClientMatrix: the same run played twice differs by less than this in most cases (see replays)."""
 
 
 @final
@@ -32,7 +32,7 @@ class Counted:
     """The gains of several cells, counted and averaged."""
 
     cells: tuple[BySeed, ...]
-    """Points by seed; a cell without seeds is left out."""
+    """ClientMatrix by seed; a cell without seeds is left out."""
 
     @property
     def means(self) -> list[float]:

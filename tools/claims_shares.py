@@ -24,7 +24,7 @@ def liars_share(result: Result) -> float:
     if not isnan(result.byzantine_weight):
         return 100 * result.byzantine_weight
     series = result.series
-    is_mean = bool(series.num_told.any()) and not series.num_used.any()
+    is_mean = bool(series.num_byzantine_assumed.any()) and not series.num_byzantine_used.any()
     if not (result.rule in EQUAL or result.rule.startswith("gas(") or is_mean):
         return nan
     is_known = (series.num_byzantine > 0) & (series.num_kept > 0)

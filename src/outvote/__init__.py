@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from outvote.attacks.alie import ALIE as ALIE
     from outvote.attacks.base import Attack as Attack
     from outvote.attacks.bit_flip import BitFlip as BitFlip
+    from outvote.attacks.context import AttackContext as AttackContext
     from outvote.attacks.crafted import Crafted as Crafted
     from outvote.attacks.crafted import Forged as Forged
     from outvote.attacks.fang import Fang as Fang
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from outvote.attacks.noise import Noise as Noise
     from outvote.attacks.optimal_ipm import OptimalIPM as OptimalIPM
     from outvote.attacks.optimal_lie import OptimalLIE as OptimalLIE
-    from outvote.attacks.scene import Scene as Scene
     from outvote.attacks.spec import make_attack as make_attack
     from outvote.attacks.zero import Zero as Zero
     from outvote.errors import OutvoteWarning as OutvoteWarning
@@ -38,15 +38,16 @@ if TYPE_CHECKING:
     from outvote.partition.dirichlet import partition_dirichlet as partition_dirichlet
     from outvote.partition.iid import partition_iid as partition_iid
     from outvote.partition.shards import partition_shards as partition_shards
-    from outvote.rules.answer import Answer as Answer
+    from outvote.rules.aggregation import Aggregation as Aggregation
     from outvote.rules.base import AffineRule as AffineRule
     from outvote.rules.base import CoordinatewiseRule as CoordinatewiseRule
-    from outvote.rules.base import Facts as Facts
+    from outvote.rules.base import RoundInfo as RoundInfo
     from outvote.rules.base import Rule as Rule
     from outvote.rules.base import VectorRule as VectorRule
     from outvote.rules.bucketing import Bucketing as Bucketing
     from outvote.rules.bulyan import Bulyan as Bulyan
     from outvote.rules.centered_clipping import CenteredClipping as CenteredClipping
+    from outvote.rules.client_matrix import ClientMatrix as ClientMatrix
     from outvote.rules.clip import Clip as Clip
     from outvote.rules.dnc import DnC as DnC
     from outvote.rules.fltrust import FLTrust as FLTrust
@@ -61,7 +62,6 @@ if TYPE_CHECKING:
     from outvote.rules.multi_krum import MultiKrum as MultiKrum
     from outvote.rules.nnm import NNM as NNM
     from outvote.rules.norm_clipping import NormClipping as NormClipping
-    from outvote.rules.points import Points as Points
     from outvote.rules.rfa import RFA as RFA
     from outvote.rules.signguard import SignGuard as SignGuard
     from outvote.rules.spec import make_rule as make_rule
@@ -95,7 +95,7 @@ _WHERE = {
     "Noise": "attacks.noise",
     "OptimalIPM": "attacks.optimal_ipm",
     "OptimalLIE": "attacks.optimal_lie",
-    "Scene": "attacks.scene",
+    "AttackContext": "attacks.context",
     "Zero": "attacks.zero",
     "OutvoteWarning": "errors",
     "TooManyByzantine": "errors",
@@ -103,10 +103,10 @@ _WHERE = {
     "partition_dirichlet": "partition.dirichlet",
     "partition_iid": "partition.iid",
     "partition_shards": "partition.shards",
-    "Answer": "rules.answer",
+    "Aggregation": "rules.aggregation",
     "AffineRule": "rules.base",
     "CoordinatewiseRule": "rules.base",
-    "Facts": "rules.base",
+    "RoundInfo": "rules.base",
     "Rule": "rules.base",
     "VectorRule": "rules.base",
     "Bucketing": "rules.bucketing",
@@ -126,7 +126,7 @@ _WHERE = {
     "MultiKrum": "rules.multi_krum",
     "NNM": "rules.nnm",
     "NormClipping": "rules.norm_clipping",
-    "Points": "rules.points",
+    "ClientMatrix": "rules.client_matrix",
     "RFA": "rules.rfa",
     "SignGuard": "rules.signguard",
     "TrimmedMean": "rules.trimmed_mean",

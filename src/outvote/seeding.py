@@ -36,15 +36,15 @@ def seed_from(source: Seed) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
+class RandomStream:
     """The random streams of a batch of runs, one seed each."""
 
     seeds: tuple[int, ...]
     path: str = ""
 
-    def under(self, name: str) -> "Draws":
+    def fold_in(self, name: str) -> "RandomStream":
         """Return the streams of a part, told apart from those of other parts by its name."""
-        return Draws(self.seeds, f"{self.path}/{name}")
+        return RandomStream(self.seeds, f"{self.path}/{name}")
 
     def generators(self, device: torch.device) -> list[torch.Generator]:
         """Return one fresh generator per run on `device`."""

@@ -95,7 +95,10 @@ def test_run_ends_with_1_and_one_line_for_each_run_that_failed(capsys, config, t
         (["{config}", "--device", "cuda:x"], ["device"]),
         (["{config}", "--checkpoint-every", "-1"], ["--checkpoint-every"]),
         ([], ["CONFIG"]),
-        (["{config}", "--set", "federation.told=6"], ["at most the 5 clients sampled", "got 6"]),
+        (
+            ["{config}", "--set", "federation.assumed_byzantine=6"],
+            ["at most the 5 clients sampled", "got 6"],
+        ),
         ([*ON_CPU, "precision=bfloat16"], ["precision must be", "CPU", "got 'bfloat16'"]),
         ([*ON_CPU, "model.name=alexnet"], ["alexnet cannot take the 28 x 28 pictures"]),
         (

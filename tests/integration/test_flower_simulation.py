@@ -12,7 +12,7 @@ import pytest
 
 from outvote.cli import main
 from outvote.results.audit_log import read_audit
-from outvote.seeding import Draws
+from outvote.seeding import RandomStream
 
 SIMULATION = Path(__file__).parents[1] / "flower_simulation.py"
 PYTHON = os.environ.get("OUTVOTE_FLOWER_PYTHON", sys.executable)
@@ -46,7 +46,9 @@ def simulate_with_flower(folder):
         "min-nodes": NUM_NODES,
         "fraction-evaluate": 0.0,
         "beta": BETA,
-        "seed": Draws((0,)).under("partition").derived()[0],  # as the engine's run with seed 0
+        "seed": RandomStream((0,))
+        .fold_in("partition")
+        .derived()[0],  # as the engine's run with seed 0
     }
     done = subprocess.run(
         [*ALONE, PYTHON, SIMULATION, folder, str(NUM_NODES), json.dumps(settings)],

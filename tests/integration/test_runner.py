@@ -32,7 +32,7 @@ class Odd(outvote.Rule):
         return num_clients - 1
     def answer(self, points, facts):
         answer = outvote.Mean().answer(points, facts)
-        return outvote.Answer(weights=answer.weights, state=object())
+        return outvote.Aggregation(weights=answer.weights, state=object())
     def read_state(self, state, to_vector):
         return state
 """
@@ -183,12 +183,12 @@ def test_a_full_disk_ends_with_one_sentence_and_can_be_resumed(tmp_path, monkeyp
 def test_too_little_memory_means_smaller_waves(tmp_path, monkeypatch):
     plan = tiny(rule=["mean", "median", "rfa"])
 
-    def play_round(world, state, **how):
+    def run_round(world, state, **how):
         if len(world.runs) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return rounds.play_round(world, state, **how)
+        return rounds.run_round(world, state, **how)
 
-    monkeypatch.setattr("outvote.engine.simulation.play_round", play_round)
+    monkeypatch.setattr("outvote.engine.simulation.run_round", run_round)
     heard = Heard()
     ends = play(plan, tmp_path, listener=heard)
     assert {end.outcome for end in ends.values()} == {"finished"}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from outvote.data.loader import load
-from outvote.experiment import shelf
+from outvote.experiment import datasets
 from outvote.experiment import wave as waves
 from outvote.results.folder import find_runs
 from simulations import Heard, play, results, tiny
@@ -87,7 +87,7 @@ def test_on_other_pictures_a_run_neither_goes_on_nor_counts(tmp_path, monkeypatc
     used = run.environment().data
     assert (used.num_train, used.num_test) == (6000, 2000)
     with monkeypatch.context() as patch:
-        patch.setattr(shelf, "load", other_pictures)
+        patch.setattr(datasets, "load", other_pictures)
         (end,) = play(tiny(), tmp_path).values()
     assert (end.outcome, "\n" in end.reason) == ("failed", False)
     for words in ("other pictures", used.checksum[:16], "expected, got", "--output"):
@@ -127,7 +127,7 @@ def test_each_dataset_is_loaded_once(tmp_path, monkeypatch):
         names.append(name)
         return replace(load("fashion-mnist-small"), name=name)
 
-    monkeypatch.setattr(shelf, "load", count)
+    monkeypatch.setattr(datasets, "load", count)
     plan = tiny("rounds=1", rule=["mean", "median"], data={"name": ["mnist", "fashion-mnist"]})
     heard = Heard()
     play(plan, tmp_path, max_stacked=1, listener=heard)
@@ -146,8 +146,8 @@ def test_writers_are_clients_and_are_counted_once(tmp_path, monkeypatch):
         counted.append(values)
         return np.unique(values)
 
-    monkeypatch.setattr(shelf, "load", written)
-    monkeypatch.setattr(shelf, "np", SimpleNamespace(unique=count))
+    monkeypatch.setattr(datasets, "load", written)
+    monkeypatch.setattr(datasets, "np", SimpleNamespace(unique=count))
     members = {"num_clients": "all", "sampled": 0.5}
     plan = tiny(seed=[0, 1, 2], data={"partition": "by-group"}, federation=members)
     play(plan, tmp_path)

@@ -31,7 +31,7 @@ EVERY_ATTACK = [
     "mimic(client=3)",
     "fang(target=krum)",
     "optimal-lie(spread=sample, sign=1, evals=5)",
-    "gas-aware(draws=2, steps=1)",
+    "gas-aware(stream=2, steps=1)",
 ]
 
 
@@ -110,7 +110,7 @@ class HidesItsRandomness(Sound):
     def craft(self, scene):
         rows = [
             torch.randn(1, scene.dim, generator=generator, device=scene.device)
-            for generator in scene.draws.generators(scene.device)
+            for generator in scene.stream.generators(scene.device)
         ]
         return ov.Forged(rows=torch.stack(rows).to(scene.gradients))
 

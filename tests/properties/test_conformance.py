@@ -20,7 +20,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("text", EVERY_RULE)
 def test_every_rule_keeps_its_promises(text, device):
     with warnings.catch_warnings():
-        if device.type != "cpu":  # Draws and rounding differ: a tie may go well by chance there.
+        if (
+            device.type != "cpu"
+        ):  # RandomStream and rounding differ: a tie may go well by chance there.
             warnings.simplefilter("ignore", ov.OutvoteWarning)
         ov.check_rule(ov.make_rule(text), exempt=EVERY_RULE[text], device=device)
 
@@ -70,7 +72,9 @@ class NearestHalf(ov.AffineRule):
         far = points.squared_distances.sort(dim=-1).values
         scores = far[..., : points.num_clients // 2 + 1].sum(dim=-1)
         best = scores.argmin(dim=-1, keepdim=True)
-        return ov.Answer(weights=torch.zeros_like(scores).scatter_(-1, best, 1.0), scores=scores)
+        return ov.Aggregation(
+            weights=torch.zeros_like(scores).scatter_(-1, best, 1.0), scores=scores
+        )
 
 
 @dataclass(frozen=True)
@@ -231,7 +235,7 @@ class WeighsTooMuch(ov.AffineRule):
         return 0
 
     def weigh(self, points, facts):
-        return ov.Answer(weights=torch.full((*points.batch, points.num_clients), 0.3).double())
+        return ov.Aggregation(weights=torch.full((*points.batch, points.num_clients), 0.3).double())
 
 
 class MixesTheRuns(ov.AffineRule):
@@ -241,7 +245,7 @@ class MixesTheRuns(ov.AffineRule):
     def weigh(self, points, facts):
         far = points.squared_distances.sum(dim=-1)
         total = far.flatten(end_dim=-2).sum(dim=0).expand_as(far)
-        return ov.Answer(weights=(total / total.sum(dim=-1, keepdim=True)))
+        return ov.Aggregation(weights=(total / total.sum(dim=-1, keepdim=True)))
 
 
 @dataclass(frozen=True)

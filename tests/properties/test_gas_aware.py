@@ -27,7 +27,7 @@ def honest(num_clients, dim, seed=0):
 
 
 def strength(attack, rule, H, f, device, seeds=SERVER_SEEDS):
-    """How far the server's update is from the honest mean, on average over its own draws."""
+    """How far the server's update is from the honest mean, on average over its own stream."""
     crafted = inspect(attack, H, device, num_byzantine=f, rule=rule, seed=0)
     rows = crafted.rows.cpu().numpy() if isinstance(crafted.rows, torch.Tensor) else crafted.rows
     X = torch.from_numpy(np.concatenate([H, rows])).to(device)
@@ -43,7 +43,7 @@ def assert_strongest(base, num_groups, H, f, device, seeds=SERVER_SEEDS):
     ours = strength(ov.GASAware(), rule, H, f, device, seeds)
     for text in OTHERS:
         other = strength(ov.make_attack(text), rule, H, f, device, seeds)
-        # The server's draws are not the attackers': leave room for one of them to go otherwise.
+        # The server's stream are not the attackers': leave room for one of them to go otherwise.
         assert ours >= 0.93 * other, text
     return ours
 
@@ -74,7 +74,7 @@ def test_it_goes_as_far_as_it_is_kept(device):
 def test_it_works_against_a_rule_that_selects_without_gas(device):
     H = honest(12, 60)
     rule = ov.MultiKrum()
-    ours = strength(ov.GASAware(draws=1), rule, H, 3, device, [0])
+    ours = strength(ov.GASAware(stream=1), rule, H, 3, device, [0])
     for text in OTHERS:
         assert ours >= strength(ov.make_attack(text), rule, H, 3, device, [0]) - 1e-6
 

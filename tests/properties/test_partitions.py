@@ -134,7 +134,7 @@ def test_the_proportions_are_those_of_the_distribution():
         for seed in range(500)
     ]
     shares = np.array(sizes) / 10_000
-    # Beta(0.5, 1.5): mean 1/4, variance 1/16; 4 standard errors of 500 draws.
+    # Beta(0.5, 1.5): mean 1/4, variance 1/16; 4 standard errors of 500 stream.
     assert abs(shares.mean() - 1 / 4) < 4 * 0.25 / 500**0.5
     assert abs(shares.var() - 1 / 16) < 0.015
 

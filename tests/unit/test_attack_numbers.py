@@ -6,10 +6,10 @@ import torch
 
 import outvote as ov
 from outvote.attacks.batch import corrupt
+from outvote.attacks.context import PIECE, AttackContext
 from outvote.attacks.products import inner_products
-from outvote.attacks.scene import PIECE, Scene
 from outvote.fresh import fresh
-from outvote.seeding import Draws
+from outvote.seeding import RandomStream
 
 H = np.random.default_rng(3).normal(size=(8, 6)) + 1
 HALVES = [torch.float16, torch.bfloat16]
@@ -134,7 +134,7 @@ def test_products_of_halves_are_the_products(num_rows):
 def test_distances_are_the_same_in_pieces(dtype):
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(2, 3, 2 * PIECE + 5, generator=generator).to(dtype)
-    scene = Scene(gradients=rows, num_byzantine=(1, 1), draws=Draws((0, 1)))
+    scene = AttackContext(gradients=rows, num_byzantine=(1, 1), stream=RandomStream((0, 1)))
     updates = torch.randn(2, rows.shape[-1], generator=generator).to(dtype)
     wanted = (updates.double() - rows.double().mean(dim=1)).norm(dim=-1)
     torch.testing.assert_close(scene.distances(updates), wanted, rtol=1e-6, atol=0)

@@ -5,9 +5,9 @@ import torch
 
 from outvote.clients.batches import draw_batches
 from outvote.clients.training import Training
-from outvote.seeding import Draws
+from outvote.seeding import RandomStream
 
-DRAWS = Draws((7,))
+DRAWS = RandomStream((7,))
 
 
 @pytest.mark.parametrize("num_own", [1, 2, 15, 16, 17, 33, 40])
@@ -18,7 +18,7 @@ def test_every_epoch_shows_every_picture_once(num_own: int, num_epochs: int):
     seen = batches.index[batches.index >= 0]
     assert sorted(seen.tolist()) == sorted(part.tolist() * num_epochs)
     assert batches.sizes == (batches.index >= 0).sum(dim=1).tolist()
-    assert batches.num_pictures == num_own * num_epochs
+    assert batches.num_samples == num_own * num_epochs
     first = seen[:num_own]
     assert sorted(first.tolist()) == part.tolist()
 
@@ -41,8 +41,8 @@ def test_a_number_of_steps_goes_through_as_many_epochs_as_it_takes():
 
 def test_another_stream_gives_another_order_and_the_same_one_the_same():
     one, same, other = (
-        draw_batches(torch.arange(50), Training(), draws).index
-        for draws in (DRAWS, DRAWS, DRAWS.under("other"))
+        draw_batches(torch.arange(50), Training(), stream).index
+        for stream in (DRAWS, DRAWS, DRAWS.fold_in("other"))
     )
     assert torch.equal(one, same)
     assert not torch.equal(one, other)

@@ -76,7 +76,11 @@ def test_only_seeds_that_both_rules_have_are_compared(tmp_path):
     ("suite", "has_more_seeds", "claims"),
     [
         ("table3-num-groups", lambda each: each.setting(GROUPS) == 1000, setting_claims),
-        ("table4-unknown-f", lambda each: each.setting("federation.told") == 0.1, setting_claims),
+        (
+            "table4-unknown-f",
+            lambda each: each.setting("federation.assumed_byzantine") == 0.1,
+            setting_claims,
+        ),
         ("table1-cifar10", lambda each: each.attack == "lie", setting_claims),
         ("table1-cifar10", is_gas, reason_claims),
         ("figure2-deviation", is_gas, reason_claims),
@@ -258,7 +262,7 @@ def test_runs_that_do_not_tell_weights_tell_the_share_of_equal_ones_only(tmp_pat
 
 def lied_to(each):
     """The same run, with one liar in every round, who is one of the five that are kept."""
-    names = ("num_byzantine", "num_told", "num_used", "num_kept_byzantine")
+    names = ("num_byzantine", "num_byzantine_assumed", "num_byzantine_used", "num_kept_byzantine")
     counts = {**dict.fromkeys(names, 1), "num_kept": 5}
     ones = np.ones(len(each.series), dtype=np.int64)
     return replace(
@@ -289,7 +293,9 @@ def test_shares_of_few_cells_are_not_judged(tmp_path):
 
 
 def helpless(each):
-    return replace(each, series=replace(each.series, num_used=0 * each.series.num_used))
+    return replace(
+        each, series=replace(each.series, num_byzantine_used=0 * each.series.num_byzantine_used)
+    )
 
 
 def test_a_rule_that_tolerates_nobody_gives_everybody_the_same_weight():
@@ -312,7 +318,7 @@ def test_claims_name_rules_that_tolerate_nobody(tmp_path):
 @pytest.mark.parametrize(("estimated", "wanted"), [(51, "Holds"), (51.1, "Does not hold")])
 def test_the_known_number_is_best_unless_an_estimate_is_a_point_better(tmp_path, estimated, wanted):
     def percent(each):
-        return 50 if each.setting("federation.told") == "oracle" else estimated
+        return 50 if each.setting("federation.assumed_byzantine") == "oracle" else estimated
 
     write(tmp_path, "table4-unknown-f", percent)
     mild, best = setting_claims(tmp_path)

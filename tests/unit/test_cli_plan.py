@@ -45,11 +45,11 @@ def test_every_probability_is_the_exact_fraction_rounded_once(
     num_clients, num_byzantine, num_sampled
 ):
     sampling = Sampling(num_clients, num_byzantine, num_sampled)
-    draws = sampling.num_draws()
-    assert sum(draws.values()) == comb(num_clients, num_sampled)
+    stream = sampling.num_draws()
+    assert sum(stream.values()) == comb(num_clients, num_sampled)
     for k in range(num_sampled + 1):
         exact = by_the_formula(num_clients, num_byzantine, num_sampled, k)
-        assert Fraction(draws.get(k, 0), comb(num_clients, num_sampled)) == exact
+        assert Fraction(stream.get(k, 0), comb(num_clients, num_sampled)) == exact
         assert sampling.probability(lambda found, k=k: found == k) == float(exact)
 
 

@@ -14,12 +14,12 @@ from torch.nn import functional as F
 
 import outvote as ov
 from federations import TRAINING, make_runs, networks, pictures
-from outvote.clients.alone import Alone
 from outvote.clients.batches import draw_batches
-from outvote.clients.together import Together
+from outvote.clients.sequential import SequentialTrainer
+from outvote.clients.stacked import StackedTrainer
 from outvote.clients.training import Training
 from outvote.engine.diagnosing import Seen, diagnose_rule, split_of
-from outvote.engine.simulation import first_state, make_world, simulate
+from outvote.engine.simulation import first_state, make_run_stack, simulate
 from outvote.experiment.spec import Spec, as_table
 from outvote.metrics.diagnostics import Diagnostics, bound_factor, certificate
 from outvote.results.collect import collect
@@ -37,7 +37,7 @@ KNOWN = ["mda", "trimmed-mean", "meamed", "median", "geometric-median", "krum", 
 
 def world_of(runs, *, has_diagnostics=True, training=TRAINING, name="mlp"):
     modules = networks(runs, name)
-    world = partial(make_world, modules[0], *SETS, runs, training=training, num_classes=4)
+    world = partial(make_run_stack, modules[0], *SETS, runs, training=training, num_classes=4)
     return world(has_diagnostics=has_diagnostics), first_state(modules, SETS[0])
 
 
@@ -61,7 +61,7 @@ def in_plain_loops(run, module, weights, record, batch_size):
     for client in honest:
         part = run.federation.parts[client]
         mean = gradient_of(module, weights, part)
-        batches = draw_batches(part, once, run.draws(record.round, client, "diagnostics"))
+        batches = draw_batches(part, once, run.stream(record.round, client, "diagnostics"))
         assert sorted(batches.index[batches.index >= 0].tolist()) == sorted(part.tolist())
         squares = [
             (gradient_of(module, weights, index[:size]) - mean).square().sum()
@@ -73,7 +73,7 @@ def in_plain_loops(run, module, weights, record, batch_size):
     return max(float((mean - centre).norm()) for mean in means), max(noises)
 
 
-@pytest.mark.parametrize("way", [Alone, Together])
+@pytest.mark.parametrize("way", [SequentialTrainer, StackedTrainer])
 def test_kappa_and_sigma_are_those_of_plain_loops(way):
     runs = make_runs([("median", "lie"), ("gas(multi-krum, num_groups=9)", "label-flip")])
     # Batches smaller than a part, and one that is not full.
@@ -102,13 +102,13 @@ def test_a_run_comes_out_the_same_to_the_last_bit_with_and_without(attack):
 
 def test_a_round_without_diagnostics_trains_once(monkeypatch):
     calls = []
-    real = Alone.train
+    real = SequentialTrainer.train
 
     def counted(self, *what):
         calls.append(what)
         return real(self, *what)
 
-    monkeypatch.setattr(Alone, "train", counted)
+    monkeypatch.setattr(SequentialTrainer, "train", counted)
     played(make_runs([("gas(median)", "lie")]), 3, has_diagnostics=False)
     assert len(calls) == 3
 

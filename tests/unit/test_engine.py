@@ -11,13 +11,13 @@ from torch import nn
 
 import outvote as ov
 from federations import TRAINING, make_runs, networks, pictures
-from outvote.clients.alone import Alone
 from outvote.clients.federation import Federation, count_sampled, make_federation
-from outvote.clients.together import Together
+from outvote.clients.sequential import SequentialTrainer
+from outvote.clients.stacked import StackedTrainer
 from outvote.clients.training import Training
 from outvote.engine.reference import Plain
-from outvote.engine.sampling import choose_clients
-from outvote.engine.simulation import first_state, make_world, simulate
+from outvote.engine.sampling import sample_participants
+from outvote.engine.simulation import first_state, make_run_stack, simulate
 from outvote.engine.training import train as train_clients
 
 RULES = (
@@ -59,11 +59,11 @@ def in_plain_loops() -> list[tuple[list[dict], torch.Tensor]]:
 
 
 @pytest.mark.parametrize("is_batched", [False, True])
-@pytest.mark.parametrize("way", [Alone, Together])
+@pytest.mark.parametrize("way", [SequentialTrainer, StackedTrainer])
 def test_runs_played_together_come_out_as_in_plain_loops(way, is_batched: bool, in_plain_loops):
     runs, train, test = make_runs(PAIRS), *SETS
     modules = networks(runs)
-    world = make_world(modules[0], train, test, runs, training=TRAINING, num_classes=4)
+    world = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
     world = replace(world, trainer=way(modules[0], train), is_batched=is_batched)
     steps = list(simulate(world, first_state(modules, train), NUM_ROUNDS))
     for k, (told, weights) in enumerate(in_plain_loops):
@@ -79,7 +79,7 @@ def test_clients_with_momentum_come_out_as_in_plain_loops():
     runs = make_runs([("median", "lie"), ("mean", "bit-flip"), ("multi-krum", "label-flip")])
     train, test = pictures(120), pictures(40)
     modules = networks(runs)
-    world = make_world(modules[0], train, test, runs, training=training, num_classes=4)
+    world = make_run_stack(modules[0], train, test, runs, training=training, num_classes=4)
     *_, last = simulate(world, first_state(modules, train), 5)
     for k, run in enumerate(runs):
         plain = Plain(run, copy.deepcopy(modules[k]), train, test, training, 4)
@@ -90,13 +90,13 @@ def test_clients_with_momentum_come_out_as_in_plain_loops():
         assert set(last.state.client_memory[k]) == set(plain.sent)
 
 
-@pytest.mark.parametrize("way", [Alone, Together])
+@pytest.mark.parametrize("way", [SequentialTrainer, StackedTrainer])
 @pytest.mark.parametrize("name", ["mlp", "small-cnn"])
 def test_a_run_alone_and_among_others_agree(name: str, way):
     runs = make_runs([("gas(median, num_groups=5)", "lie"), ("mean", "ipm"), ("rfa", "min-max")])
     train, test = pictures(120, torch.float32), pictures(40, torch.float32)
     modules = networks(runs, name, torch.float32)
-    world = make_world(modules[0], train, test, runs, training=TRAINING, num_classes=4)
+    world = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
     world = replace(world, trainer=way(modules[0], train))
     together = list(simulate(world, first_state(modules, train), 3))[-1].state
     for k in range(len(runs)):
@@ -111,7 +111,7 @@ def test_on_a_cpu_a_run_alone_and_among_others_is_the_same_to_the_last_bit(num_s
     runs = [replace(run, num_sampled=num_sampled) for run in make_runs(pairs)]
     train, test = pictures(120, torch.float32), pictures(40, torch.float32)
     modules = networks(runs, "small-cnn", torch.float32)
-    world = make_world(modules[0], train, test, runs, training=TRAINING, num_classes=4)
+    world = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
     together = list(simulate(world, first_state(modules, train), 2))
     for k in range(len(runs)):
         alone = list(simulate(world.only([k]), first_state([modules[k]], train), 2))
@@ -126,10 +126,10 @@ def test_batch_normalisation_is_trained_the_same_both_ways():
     ).double()
     runs = make_runs([("gas(median, num_groups=5)", "lie"), ("median", "bit-flip")])
     train, test = pictures(120), pictures(40)
-    world = make_world(module, train, test, runs, training=TRAINING, num_classes=4)
+    world = make_run_stack(module, train, test, runs, training=TRAINING, num_classes=4)
     start = first_state([module, module], train)
     one = list(simulate(world, start, 3))[-1].state
-    world = replace(world, trainer=Together(module, train))
+    world = replace(world, trainer=StackedTrainer(module, train))
     other = list(simulate(world, start, 3))[-1].state
     torch.testing.assert_close(one.weights, other.weights, rtol=0, atol=1e-9)
     torch.testing.assert_close(one.buffers, other.buffers, rtol=0, atol=1e-9)
@@ -144,14 +144,14 @@ def test_rules_can_be_given_the_whole_state(attack: str):
     runs = make_runs([("mean", attack)])
     train, test = pictures(120), pictures(40)
     named = {"training": TRAINING, "num_classes": 4}
-    world = make_world(module, train, test, runs, **named, aggregate="state")
+    world = make_run_stack(module, train, test, runs, **named, aggregate="state")
     start = first_state([module], train)
     (step,) = simulate(world, start, 1)
     state = step.state
     assert bool((state.buffers[0, 4:8] >= 0).all()), "variances"
     assert bool(state.buffers[0, 8] == state.buffers[0, 8].round()), "the counter"
     if attack == "none":
-        (other,) = simulate(make_world(module, train, test, runs, **named), start, 1)
+        (other,) = simulate(make_run_stack(module, train, test, runs, **named), start, 1)
         torch.testing.assert_close(state.weights, other.state.weights)
         torch.testing.assert_close(state.buffers[:, :8], other.state.buffers[:, :8])
 
@@ -161,12 +161,12 @@ def test_pictures_can_be_moved_and_both_ways_move_them_alike():
     runs = make_runs([("mean", "none")])
     train, test = pictures(120), pictures(40)
     modules = networks(runs)
-    plain = make_world(modules[0], train, test, runs, training=TRAINING, num_classes=4)
-    world = make_world(modules[0], train, test, runs, training=training, num_classes=4)
+    plain = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
+    world = make_run_stack(modules[0], train, test, runs, training=training, num_classes=4)
     start = first_state(modules, train)
     without = list(simulate(plain, start, 1))[-1].state
     one = list(simulate(world, start, 1))[-1].state
-    world = replace(world, trainer=Together(modules[0], train))
+    world = replace(world, trainer=StackedTrainer(modules[0], train))
     other = list(simulate(world, start, 1))[-1].state
     torch.testing.assert_close(one.weights, other.weights, rtol=0, atol=1e-9)
     assert not torch.allclose(one.weights, without.weights)
@@ -178,7 +178,7 @@ def test_rules_with_memory_or_a_reference_can_be_played(rule: str, attack: str):
     runs = [replace(run, root=torch.arange(20)) for run in make_runs([(rule, attack)] * 2)]
     train, test = pictures(120), pictures(40)
     modules = networks(runs)
-    world = make_world(modules[0], train, test, runs, training=TRAINING, num_classes=4)
+    world = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
     state = list(simulate(world, first_state(modules, train), 3))[-1].state
     assert bool(state.weights.isfinite().all())
     if ov.make_rule(rule).has_memory:
@@ -189,9 +189,9 @@ def test_liars_train_only_if_their_attack_asks_what_they_would_have_sent():
     runs = make_runs([("median", "lie"), ("median", "bit-flip")])
     train, test = pictures(120), pictures(40)
     modules = networks(runs)
-    world = make_world(modules[0], train, test, runs, training=TRAINING, num_classes=4)
+    world = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
     state = first_state(modules, train)
-    chosen = next(c for c in map(partial(choose_clients, world), range(1, 99)) if _is_mixed(c))
+    chosen = next(c for c in map(partial(sample_participants, world), range(1, 99)) if _is_mixed(c))
     learnt = train_clients(world, state, chosen).gradients.view(2, 6, -1)
     is_idle = learnt.abs().sum(dim=-1) == 0
     assert torch.equal(is_idle[0], chosen.is_byzantine[0])
@@ -206,7 +206,7 @@ def test_a_rule_without_scores_is_scored_by_the_distance_to_its_update():
     runs = make_runs([("mean", "none"), ("median", "nan"), ("gas(median, num_groups=5)", "lie")])
     train, test = pictures(120), pictures(40)
     modules = networks(runs)
-    world = make_world(modules[0], train, test, runs, training=TRAINING, num_classes=4)
+    world = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
     step = next(iter(simulate(world, first_state(modules, train), 1)))
     for record in step.records:
         for client, score in zip(record.clients, record.scores, strict=True):
@@ -220,7 +220,7 @@ def test_a_run_that_diverges_ends_and_the_others_go_on():
     modules = networks(runs, dtype=torch.float32)
     with torch.no_grad():
         next(modules[0].parameters()).fill_(torch.inf)
-    world = make_world(modules[0], train, test, runs, training=TRAINING, num_classes=4)
+    world = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
     steps = list(simulate(world, first_state(modules, train), 3))
     assert steps[0].over == [0]
     assert [step.numbers for step in steps] == [[0, 1], [1], [1]]

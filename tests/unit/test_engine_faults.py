@@ -9,10 +9,10 @@ from torch import nn
 
 from federations import TRAINING, make_runs, networks, pictures
 from outvote.clients.federation import make_federation
-from outvote.clients.together import Together
+from outvote.clients.stacked import StackedTrainer
 from outvote.clients.training import Training
-from outvote.engine.simulation import first_state, make_world, simulate
-from outvote.engine.world import State
+from outvote.engine.run_stack import State
+from outvote.engine.simulation import first_state, make_run_stack, simulate
 from outvote.metrics.deviation import honest_losses, weight_shares
 from outvote.server.buffers import merge_buffers
 
@@ -44,7 +44,7 @@ def test_when_all_runs_diverge_there_is_nothing_left_to_play():
     modules = networks(runs, dtype=torch.float32)
     for module in modules:
         nn.init.constant_(next(module.parameters()), torch.inf)
-    world = make_world(modules[0], train, test, runs, training=TRAINING, num_classes=4)
+    world = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
     (step,) = simulate(world, first_state(modules, train), 3)
     assert step.over == [0, 1]
 
@@ -62,7 +62,7 @@ def test_one_honest_client_that_diverges_ends_no_run_and_spoils_no_statistics(ru
     module, (run,) = normalised(), make_runs([(rule, "none")])
     run = replace(run, federation=replace(run.federation, is_byzantine=(False,) * 8))
     train, test = pictures(120), pictures(40)
-    world = make_world(module, train, test, [run], training=TRAINING, num_classes=4)
+    world = make_run_stack(module, train, test, [run], training=TRAINING, num_classes=4)
     world = replace(world, trainer=OneDiverges(world.trainer))
     steps = list(simulate(world, first_state([module], train), 2))
     assert [step.over for step in steps] == [[], []]
@@ -73,7 +73,7 @@ def test_one_honest_client_that_diverges_ends_no_run_and_spoils_no_statistics(ru
 def test_a_run_whose_statistics_are_not_finite_is_over():
     module, (run,) = normalised(), make_runs([("mean", "none")])
     train, test = pictures(120), pictures(40)
-    world = make_world(module, train, test, [run], training=TRAINING, num_classes=4)
+    world = make_run_stack(module, train, test, [run], training=TRAINING, num_classes=4)
     start = first_state([module], train)
     start.buffers[:, 0] = NAN
     (step,) = simulate(world, start, 3)
@@ -99,7 +99,7 @@ def test_of_a_mean_the_liars_have_the_share_that_they_are_of_the_clients():
     runs = make_runs([("mean", "lie"), ("multi-krum", "lie")])
     train, test = pictures(120), pictures(40)
     modules = networks(runs)
-    world = make_world(modules[0], train, test, runs, training=TRAINING, num_classes=4)
+    world = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
     for step in simulate(world, first_state(modules, train), 3):
         mean, krum = step.records
         assert mean.byzantine_weight == pytest.approx(len(mean.byzantine) / len(mean.clients))
@@ -121,13 +121,13 @@ def test_a_client_with_one_picture_sends_zero_if_batches_are_normalised_both_way
     run = replace(make_runs([("mean", "none")])[0], federation=make_federation(parts))
     run = replace(run, num_sampled=4)
     module, train, test = normalised(), pictures(120), pictures(40)
-    world = make_world(module, train, test, [run], training=TRAINING, num_classes=4)
+    world = make_run_stack(module, train, test, [run], training=TRAINING, num_classes=4)
     start = first_state([module], train)
     (one,) = simulate(world, start, 1)
-    (other,) = simulate(replace(world, trainer=Together(module, train)), start, 1)
+    (other,) = simulate(replace(world, trainer=StackedTrainer(module, train)), start, 1)
     torch.testing.assert_close(one.state.weights, other.state.weights, rtol=0, atol=1e-9)
     torch.testing.assert_close(one.state.buffers, other.state.buffers, rtol=0, atol=1e-9)
-    assert one.records[0].num_pictures == 2 * 3 + 2 * 16
+    assert one.records[0].num_samples == 2 * 3 + 2 * 16
     assert one.records[0].loss == pytest.approx(other.records[0].loss)
 
 
@@ -136,9 +136,9 @@ def test_a_round_in_which_nobody_can_train_changes_nothing(is_stacked: bool):
     (run,) = make_runs([("mean", "none")])
     run = replace(run, federation=make_federation([[k] for k in range(6)]))
     module, train, test = normalised(), pictures(120), pictures(40)
-    world = make_world(module, train, test, [run], training=TRAINING, num_classes=4)
+    world = make_run_stack(module, train, test, [run], training=TRAINING, num_classes=4)
     if is_stacked:
-        world = replace(world, trainer=Together(module, train))
+        world = replace(world, trainer=StackedTrainer(module, train))
     start = first_state([module], train)
     steps = list(simulate(world, start, 2))
     assert torch.equal(steps[-1].state.weights, start.weights)
@@ -149,15 +149,15 @@ def test_batches_of_one_are_refused_where_they_are_normalised():
     train, test = pictures(120), pictures(40)
     facts = {"training": Training(batch_size=1), "num_classes": 4}
     with pytest.raises(ValueError, match=r"batch_size must be at least 2 .* got 1; raise it"):
-        make_world(normalised(), train, test, make_runs([("mean", "none")]), **facts)
+        make_run_stack(normalised(), train, test, make_runs([("mean", "none")]), **facts)
 
 
 def test_pictures_that_nobody_trained_on_are_not_counted():
     runs = make_runs([("median", "lie"), ("median", "bit-flip")])
     train, test = pictures(120), pictures(40)
     modules = networks(runs)
-    world = make_world(modules[0], train, test, runs, training=TRAINING, num_classes=4)
+    world = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
     for step in simulate(world, first_state(modules, train), 3):
         spared, all_ = step.records
-        assert spared.num_pictures == 2 * 15 * (6 - len(spared.byzantine))
-        assert all_.num_pictures == 2 * 15 * 6
+        assert spared.num_samples == 2 * 15 * (6 - len(spared.byzantine))
+        assert all_.num_samples == 2 * 15 * 6

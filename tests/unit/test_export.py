@@ -31,7 +31,7 @@ def exported(tmp_path, results, name="runs.csv.gz", **how):
 
 
 def assert_same(found, wanted):
-    for key in ("suite", "name", "config", "status", "environment", "num_images", "hash"):
+    for key in ("suite", "name", "config", "status", "environment", "num_samples", "hash"):
         assert getattr(found, key) == getattr(wanted, key), key
     assert found.seconds == pytest.approx(wanted.seconds, abs=5e-4)
     for key in SERIES:

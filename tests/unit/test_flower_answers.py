@@ -14,9 +14,9 @@ from bad_replies import (
     content_of,
     error_reply,
     honest,
-    play_round,
     record_of,
     respond_with,
+    run_round,
 )
 from outvote.flower import RobustStrategy
 from outvote.flower.answers import sort_answers
@@ -141,12 +141,12 @@ def test_replies_that_come_after_their_round_are_told_as_late_of_that_round(tmp_
 
     grid = HandMadeGrid(NODES, respond)
     strategy = RobustStrategy("median", num_byzantine=1, audit_dir=tmp_path)
-    model, _ = play_round(strategy, grid, record_of(MODEL), 1)
+    model, _ = run_round(strategy, grid, record_of(MODEL), 1)
     (told,) = read_audit(tmp_path)
     assert [each.client for each in told.clients if each.standing == "missing"] == ["101", "102"]
     grid.mail.update(slow)
     slow["over"] = True
-    play_round(strategy, grid, model, 2)
+    run_round(strategy, grid, model, 2)
     strategy.close()
     first, second = read_audit(tmp_path)
     standings = {each.client: each.standing for each in first.clients}
@@ -167,10 +167,10 @@ def test_a_round_with_many_late_replies_is_told_again_once(tmp_path):
 
     grid = HandMadeGrid(NODES, respond)
     strategy = RobustStrategy("median", num_byzantine=1, audit_dir=tmp_path)
-    model, _ = play_round(strategy, grid, record_of(MODEL), 1)
+    model, _ = run_round(strategy, grid, record_of(MODEL), 1)
     grid.mail.update(slow)
     slow["over"] = True
-    play_round(strategy, grid, model, 2)
+    run_round(strategy, grid, model, 2)
     strategy.close()
     assert len((tmp_path / "audit.jsonl").read_text().splitlines()) == 3
     assert [each.standing for each in read_audit(tmp_path)[0].clients][:4] == ["late"] * 4

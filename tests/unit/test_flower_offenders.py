@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bad_replies import HandMadeGrid, play_round, record_of, respond_with
+from bad_replies import HandMadeGrid, record_of, respond_with, run_round
 from outvote.flower import RobustStrategy
 from outvote.flower.offenders import Offenders
 from outvote.results.audit_log import read_audit
@@ -130,7 +130,7 @@ def test_who_is_excluded_does_not_lower_the_number_of_liars(tmp_path):
         "multi-krum", byzantine_fraction=0.2, audit_dir=tmp_path, exclude_after=1
     )
     for number in (1, 2):
-        play_round(strategy, grid, record_of(MODEL), number)
+        run_round(strategy, grid, record_of(MODEL), number)
     strategy.close()
     assert len(grid.asked[1]) == 24
     assert [told.num_byzantine for told in read_audit(tmp_path)] == [6, 6]
@@ -144,7 +144,7 @@ def test_the_strategy_stops_asking_and_tells_why(kind, tmp_path):
     )
     model = record_of(MODEL)
     for number in range(1, 6):
-        play_round(strategy, grid, model, number)
+        run_round(strategy, grid, model, number)
     strategy.close()
     assert [104 in asked for asked in grid.asked] == [True, True, False, False, True]
     told = read_audit(tmp_path)[2]
@@ -158,7 +158,7 @@ def test_a_rule_that_keeps_one_client_blames_nobody(tmp_path):
     grid = HandMadeGrid(NODES, respond_with("none", []))
     strategy = RobustStrategy("krum", num_byzantine=2, audit_dir=tmp_path, exclude_after=1)
     for number in (1, 2):
-        play_round(strategy, grid, record_of(MODEL), number)
+        run_round(strategy, grid, record_of(MODEL), number)
     strategy.close()
     assert grid.asked == [list(NODES)] * 2
     assert {each.reason for each in read_audit(tmp_path)[1].clients} == {"", "not chosen"}

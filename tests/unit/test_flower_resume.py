@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bad_replies import HandMadeGrid, arrays_of, play_round, record_of, respond_with
+from bad_replies import HandMadeGrid, arrays_of, record_of, respond_with, run_round
 from outvote.flower import RobustStrategy
 from outvote.results.audit_log import read_audit, read_manifest
 from outvote.results.faults import BusyError, StoreError
@@ -96,9 +96,9 @@ def test_the_log_of_another_run_is_not_written_over(tmp_path):
 
 def test_two_servers_cannot_write_one_log(tmp_path):
     first = RobustStrategy(audit_dir=tmp_path, **SETTINGS)
-    play_round(first, grid_of(), record_of(MODEL))
+    run_round(first, grid_of(), record_of(MODEL))
     with pytest.raises(BusyError, match="another process works on"):
-        play_round(RobustStrategy.resume(tmp_path), grid_of(), record_of(MODEL))
+        run_round(RobustStrategy.resume(tmp_path), grid_of(), record_of(MODEL))
     first.close()
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
-from bad_replies import HandMadeGrid, arrays_of, content_of, honest, play_round, record_of
+from bad_replies import HandMadeGrid, arrays_of, content_of, honest, record_of, run_round
 from flower_small import MODEL, NODES, grid_of, strategy_of
 from outvote.flower.evaluating import merge_metrics
 from outvote.report.audit import Mark, audit_log
@@ -44,7 +44,7 @@ def test_counts_matter_only_to_who_asks():
 
     def mean(**settings):
         strategy = strategy_of("mean", num_byzantine=0, **settings)
-        found, _ = play_round(strategy, grid_of(send), record_of({"w": np.zeros(4, np.float32)}))
+        found, _ = run_round(strategy, grid_of(send), record_of({"w": np.zeros(4, np.float32)}))
         return float(arrays_of(found)["w"][0])
 
     assert mean() == pytest.approx(5)
@@ -60,12 +60,12 @@ def test_your_own_sampling_chooses_from_who_is_there():
 
     grid = grid_of(honest)
     strategy = strategy_of("median", sample=sample)
-    play_round(strategy, grid, record_of(MODEL))
+    run_round(strategy, grid, record_of(MODEL))
     assert seen == [(1, list(NODES))]
     assert grid.asked == [list(NODES)[:5]]
     stranger = strategy_of("median", sample=lambda round_, nodes: [7])
     with pytest.raises(ValueError, match="sample chose node 7"):
-        play_round(stranger, grid, record_of(MODEL))
+        run_round(stranger, grid, record_of(MODEL))
 
 
 def test_the_round_is_told_to_nodes_and_the_config_of_the_caller_stays_as_it_was():
@@ -87,7 +87,7 @@ def test_rules_with_memory_and_rules_with_a_reference_work(tmp_path):
         return record_of({name: array + 1 for name, array in arrays_of(model).items()})
 
     trusted = strategy_of("fltrust", num_byzantine=None, reference=train)
-    found = arrays_of(play_round(trusted, grid, record_of(MODEL))[0])
+    found = arrays_of(run_round(trusted, grid, record_of(MODEL))[0])
     assert np.abs(found["w"] - 1).max() < 0.3
 
 
@@ -119,16 +119,16 @@ def test_a_rule_that_need_not_be_told_of_liars_does_not_believe_them_either():
 
     grid = grid_of(send)
     strategy = strategy_of("median", num_byzantine=None)
-    assert play_round(strategy, grid, record_of(MODEL))[1]["loss"] == pytest.approx(1)
+    assert run_round(strategy, grid, record_of(MODEL))[1]["loss"] == pytest.approx(1)
     messages = strategy.configure_evaluate(1, record_of(MODEL), ConfigRecord(), grid)
     found = strategy.aggregate_evaluate(1, grid.send_and_receive(messages))
     assert found["loss"] == pytest.approx(1)
-    assert play_round(strategy_of("mean", None), grid, record_of(MODEL))[1]["loss"] > 1e7
+    assert run_round(strategy_of("mean", None), grid, record_of(MODEL))[1]["loss"] > 1e7
 
 
 def test_the_manifest_tells_how_the_run_was_set_up(tmp_path):
     strategy = strategy_of("gas(median)", audit_dir=tmp_path, server_optimizer="fedadam")
-    play_round(strategy, grid_of(honest), record_of(MODEL))
+    run_round(strategy, grid_of(honest), record_of(MODEL))
     strategy.close()
     found = read_manifest(tmp_path)
     assert (found.rule, found.num_byzantine) == ("gas(median)", 2)
@@ -142,7 +142,7 @@ def test_nobody_looks_suspicious_because_others_did_not_answer(tmp_path):
         return Message(content_of(honest(node, MODEL)), reply_to=message) if node < 103 else None
 
     strategy = strategy_of(audit_dir=tmp_path)
-    play_round(strategy, HandMadeGrid(NODES, respond), record_of(MODEL))
+    run_round(strategy, HandMadeGrid(NODES, respond), record_of(MODEL))
     strategy.close()
     audit = audit_log(tmp_path)
     assert audit.marks[0].tolist() == [Mark.ABSENT] * 3 + [Mark.MISSING] * 8

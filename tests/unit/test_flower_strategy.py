@@ -8,9 +8,9 @@ from bad_replies import (
     HandMadeGrid,
     arrays_of,
     honest,
-    play_round,
     record_of,
     respond_with,
+    run_round,
 )
 from flower_small import MODEL, NODES, grid_of, strategy_of
 from outvote.flower import RobustStrategy
@@ -44,7 +44,7 @@ def test_wrong_settings_are_refused_before_any_round(settings, message):
 def test_the_model_is_what_the_rule_makes_of_the_updates():
     model = {name: np.full_like(array, 100) for name, array in MODEL.items()}
     grid = grid_of(honest)
-    found, _ = play_round(strategy_of("krum"), grid, record_of(model))
+    found, _ = run_round(strategy_of("krum"), grid, record_of(model))
     rows = [np.concatenate([a.ravel() for a in honest(n, MODEL).values()]) for n in NODES]
     expected = ov.Krum()(np.stack(rows), num_byzantine=2)
     got = np.concatenate([array.ravel() for array in arrays_of(found).values()])
@@ -61,7 +61,7 @@ def test_small_updates_of_large_weights_are_told_apart():
         step = np.random.default_rng(node).normal(0, scale, 10_000).astype(np.float32)
         return {"w": model["w"] + step}
 
-    found, _ = play_round(strategy_of("krum"), grid_of(send), record_of(base))
+    found, _ = run_round(strategy_of("krum"), grid_of(send), record_of(base))
     chosen = [n for n in NODES if np.array_equal(arrays_of(found)["w"], send(n, base)["w"])]
     assert len(chosen) == 1
     assert chosen[0] >= 102
@@ -70,7 +70,7 @@ def test_small_updates_of_large_weights_are_told_apart():
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_the_dtype_of_the_model_never_changes(dtype):
     model = {"w": np.ones((3, 4), dtype), "b": np.zeros(2, np.float32)}
-    found, _ = play_round(strategy_of("median"), grid_of(honest), record_of(model))
+    found, _ = run_round(strategy_of("median"), grid_of(honest), record_of(model))
     assert {name: array.dtype for name, array in arrays_of(found).items()} == {
         "w": np.dtype(dtype),
         "b": np.dtype(np.float32),
@@ -96,7 +96,7 @@ def test_statistics_are_merged_by_the_median_and_do_not_sway_the_rule():
         }
 
     strategy = strategy_of("multi-krum")
-    found = arrays_of(play_round(strategy, grid_of(send), record_of(model))[0])
+    found = arrays_of(run_round(strategy, grid_of(send), record_of(model))[0])
     assert found["w"].max() < 2
     np.testing.assert_array_equal(found["bn.running_var"], [105, 2])
     assert found["bn.num_batches_tracked"] == 7 + 1000 * 7
@@ -114,7 +114,7 @@ def test_what_nobody_changes_stays_as_it_is_to_the_last_bit():
         "low": np.array(-(2**63), np.int64),
     }
     found = arrays_of(
-        play_round(strategy_of("median"), grid_of(lambda node, sent: sent), record_of(model))[0]
+        run_round(strategy_of("median"), grid_of(lambda node, sent: sent), record_of(model))[0]
     )
     for name, array in model.items():
         assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
@@ -125,8 +125,8 @@ def test_lowering_the_number_of_liars_is_for_who_asks_for_it(tmp_path):
     nodes = range(100, 104)
     kept = strategy_of("multi-krum", audit_dir=tmp_path / "keep")
     lowered = strategy_of("multi-krum", audit_dir=tmp_path / "lower", when_too_many="lower")
-    assert play_round(kept, grid_of(honest, nodes), record_of(MODEL))[0] is None
-    assert play_round(lowered, grid_of(honest, nodes), record_of(MODEL))[0] is not None
+    assert run_round(kept, grid_of(honest, nodes), record_of(MODEL))[0] is None
+    assert run_round(lowered, grid_of(honest, nodes), record_of(MODEL))[0] is not None
     kept.close()
     lowered.close()
     (keep,), (low,) = read_audit(tmp_path / "keep"), read_audit(tmp_path / "lower")
@@ -138,7 +138,7 @@ def test_lowering_the_number_of_liars_is_for_who_asks_for_it(tmp_path):
 def test_a_share_of_liars_is_reckoned_of_the_nodes_asked_not_of_those_who_answer(tmp_path):
     strategy = RobustStrategy("multi-krum", byzantine_fraction=0.2, audit_dir=tmp_path)
     grid = HandMadeGrid(range(100, 120), respond_with("error", range(100, 109)))
-    play_round(strategy, grid, record_of(MODEL))
+    run_round(strategy, grid, record_of(MODEL))
     strategy.close()
     assert read_audit(tmp_path)[0].num_byzantine == 4
 
@@ -146,7 +146,7 @@ def test_a_share_of_liars_is_reckoned_of_the_nodes_asked_not_of_those_who_answer
 def test_a_round_in_which_nobody_answers_keeps_the_model(tmp_path):
     strategy = strategy_of(audit_dir=tmp_path)
     grid = HandMadeGrid(NODES, lambda message: None)
-    assert play_round(strategy, grid, record_of(MODEL)) == (None, None)
+    assert run_round(strategy, grid, record_of(MODEL)) == (None, None)
     strategy.close()
     (told,) = read_audit(tmp_path)
     assert told.reason == "no reply could be used"
@@ -158,6 +158,6 @@ def test_a_model_that_would_not_be_finite_is_not_taken(tmp_path):
         "median", audit_dir=tmp_path, server_optimizer="fedavg(learning_rate=10)"
     )
     grid = grid_of(lambda node, model: {"w": np.full(4, 2e38, np.float32)})
-    assert play_round(strategy, grid, record_of({"w": np.zeros(4, np.float32)}))[0] is None
+    assert run_round(strategy, grid, record_of({"w": np.zeros(4, np.float32)}))[0] is None
     strategy.close()
     assert read_audit(tmp_path)[0].reason == "the new model would not have been finite"

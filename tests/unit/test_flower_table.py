@@ -9,9 +9,9 @@ from bad_replies import (
     USABLE,
     HandMadeGrid,
     arrays_of,
-    play_round,
     record_of,
     respond_with,
+    run_round,
 )
 from outvote.flower import RobustStrategy
 from outvote.results.audit_log import read_audit
@@ -29,7 +29,7 @@ MISLED = {("rfa", "big")}
 def play(rule, kind, folder, num_nodes):
     grid = HandMadeGrid(range(100, 100 + num_nodes), respond_with(kind, [BAD_NODE]))
     strategy = RobustStrategy(rule, num_byzantine=2, audit_dir=folder, seed=0)
-    model, _ = play_round(strategy, grid, record_of(MODEL))
+    model, _ = run_round(strategy, grid, record_of(MODEL))
     strategy.close()
     (told,) = read_audit(folder)
     return model, told, {each.client: each for each in told.clients}
@@ -75,7 +75,7 @@ def test_more_bad_replies_than_liars_reckoned_with_do_not_spoil_the_model(kind, 
     nodes = range(100, 111)
     grid = HandMadeGrid(nodes, respond_with(kind, [101, 103, 105, 107]))
     strategy = RobustStrategy("gas(multi-krum)", num_byzantine=2, audit_dir=tmp_path)
-    model, _ = play_round(strategy, grid, record_of(MODEL))
+    model, _ = run_round(strategy, grid, record_of(MODEL))
     strategy.close()
     assert all(np.abs(array - 1).max() < HONEST for array in arrays_of(model).values())
     (told,) = read_audit(tmp_path)

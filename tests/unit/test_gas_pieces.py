@@ -37,7 +37,7 @@ class LooksFirst(AffineRule):
         spread = points.columns.double().var(dim=-2)
         far = points.squared_distances.double().sum(dim=-1) + spread
         is_near = linalg.smallest(far, points.num_clients - facts.num_byzantine)
-        return ov.Answer(weights=is_near.double() / (points.num_clients - facts.num_byzantine))
+        return ov.Aggregation(weights=is_near.double() / (points.num_clients - facts.num_byzantine))
 
 
 @pytest.fixture
@@ -99,8 +99,8 @@ def test_the_modes_of_the_caller_do_not_matter(spec, num_clients, device):
 @pytest.mark.parametrize(("dim", "num_groups"), [(23, 5), (20, 5), (7, 7)])
 def test_on_a_gpu_a_seed_means_one_split_in_every_precision(dim, num_groups, monkeypatch):
     order = torch.randperm(dim, generator=torch.Generator().manual_seed(0), dtype=torch.int32)
-    draws = SimpleNamespace(permutations=lambda *_: order.unsqueeze(0))
-    facts = SimpleNamespace(draws=SimpleNamespace(under=lambda _: draws))
+    stream = SimpleNamespace(permutations=lambda *_: order.unsqueeze(0))
+    facts = SimpleNamespace(stream=SimpleNamespace(under=lambda _: stream))
     # As on a GPU, but for the values themselves.
     columns = torch.zeros(1, dim, 3)
     points = SimpleNamespace(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import outvote as ov
-from outvote.clients.together import _Stack
+from outvote.clients.stacked import _Stack
 from outvote.models.spec import MODELS
 from outvote.models.stacked import Stacked
 

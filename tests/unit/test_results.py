@@ -42,8 +42,8 @@ def a_round(number: int, **facts) -> Round:
         "accuracy": 0.5,
         "clients": (1, 4),
         "byzantine": (4,),
-        "num_told": 1,
-        "num_used": 1,
+        "num_byzantine_assumed": 1,
+        "num_byzantine_used": 1,
         "kept": (1,),
         "rejected": (),
         "scores": (0.1 + 0.2, float("inf")),
@@ -134,7 +134,7 @@ def test_lines_are_strict_json_and_floats_come_back_to_the_last_bit(tmp_path):
     text = (tmp_path / "metrics.jsonl").read_text()
     told = json.loads(text, parse_constant=lambda word: pytest.fail(f"not JSON: {word}"))
     assert list(told) == [
-        name for name in Round.__struct_fields__ if name not in ("num_pictures", "diagnostics")
+        name for name in Round.__struct_fields__ if name not in ("num_samples", "diagnostics")
     ]
     assert told["scores"] == [0.30000000000000004, None]
     assert read_lines(tmp_path / "metrics.jsonl", Round)[0].deviation == 1e-17
@@ -263,11 +263,11 @@ def test_a_folder_of_layout_0_which_tells_no_version_is_read(tmp_path, told):
     (tmp_path / "status.json").write_text(json.dumps(status))
     (tmp_path / "config.toml").write_text('rule = "mean"\nattack = "lie"\nseed = 3\n')
     lines = [json.loads(msgspec.json.encode(a_round(number))) for number in (1, 2)]
-    assert all("num_pictures" not in line for line in lines)
+    assert all("num_samples" not in line for line in lines)
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = read_result(RunFolder(tmp_path))
     assert (found.seed, found.best, len(found.series), found.is_over) == (3, 0.5, 2, True)
-    assert (found.environment, found.seconds, found.num_images) == (None, 0.0, 0)
+    assert (found.environment, found.seconds, found.num_samples) == (None, 0.0, 0)
     assert found.suite == tmp_path.parent.name
 
 

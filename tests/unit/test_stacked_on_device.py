@@ -9,12 +9,12 @@ from torch import nn
 
 import outvote as ov
 from outvote.clients.federation import make_federation
-from outvote.clients.pictures import Pictures
+from outvote.clients.samples import Samples
+from outvote.clients.stacked import StackedTrainer
 from outvote.clients.step import take_step
-from outvote.clients.together import Together
 from outvote.clients.training import Training
-from outvote.engine.simulation import first_state, make_world, simulate
-from outvote.engine.world import Run
+from outvote.engine.run_stack import Run
+from outvote.engine.simulation import first_state, make_run_stack, simulate
 from outvote.models.windows import Windows
 
 CPU = torch.device("cpu")
@@ -92,13 +92,15 @@ def test_two_rounds_on_the_device_are_those_of_the_cpu(name, shape, tolerance: f
     for where, dtype in ((device, torch.float32), (CPU, torch.float64)):
         channels = shape[-1]
         facts = {"mean": [0.5] * channels, "std": [0.3] * channels, "device": where, "dtype": dtype}
-        pictures = Pictures(images, labels, **facts)
+        pictures = Samples(images, labels, **facts)
         modules = [
             ov.make_model(name, num_classes=4, image_shape=shape, seed=k).to(dtype)
             for k in range(2)
         ]
-        world = make_world(modules[0], pictures, pictures, runs, training=training, num_classes=4)
-        world = replace(world, trainer=Together(modules[0], pictures))
+        world = make_run_stack(
+            modules[0], pictures, pictures, runs, training=training, num_classes=4
+        )
+        world = replace(world, trainer=StackedTrainer(modules[0], pictures))
         *_, last = simulate(world, first_state(modules, pictures), 2)
         found.append(last.state.weights.cpu().double())
     torch.testing.assert_close(found[0], found[1], rtol=tolerance, atol=tolerance)
@@ -126,7 +128,7 @@ def test_other_precisions_stay_close_to_float32(precision: str, network, device)
         pytest.skip("a CPU has no TF32")
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (64, 8, 8, 1), dtype=np.uint8)
-    pictures = Pictures(images, random.integers(0, 4, 64), mean=[0.5], std=[0.3], device=device)
+    pictures = Samples(images, random.integers(0, 4, 64), mean=[0.5], std=[0.3], device=device)
     module = network()
     runs = [
         Run(
@@ -137,11 +139,11 @@ def test_other_precisions_stay_close_to_float32(precision: str, network, device)
             num_sampled=4,
         )
     ]
-    world = make_world(module, pictures, pictures, runs, training=Training(), num_classes=4)
+    world = make_run_stack(module, pictures, pictures, runs, training=Training(), num_classes=4)
     start = first_state([module], pictures)
     updates, buffers = [], []
     for kind in ("float32", precision):
-        world = replace(world, trainer=Together(module, pictures, kind))
+        world = replace(world, trainer=StackedTrainer(module, pictures, kind))
         *_, last = simulate(world, start, 1)
         updates.append((last.state.weights - start.weights).double())
         buffers.append(last.state.buffers.double())
@@ -154,7 +156,7 @@ def test_pictures_in_float64_can_be_trained_on_in_bfloat16(device):
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (12, 8, 8, 1), dtype=np.uint8)
     facts = {"mean": [0.5], "std": [0.3], "device": device, "dtype": torch.float64}
-    pictures = Pictures(images, random.integers(0, 4, 12), **facts)
+    pictures = Samples(images, random.integers(0, 4, 12), **facts)
     module = normalised().double()
     run = Run(
         federation=make_federation(np.split(np.arange(12), 2)),
@@ -163,8 +165,8 @@ def test_pictures_in_float64_can_be_trained_on_in_bfloat16(device):
         seed=0,
         num_sampled=2,
     )
-    world = make_world(module, pictures, pictures, [run], training=Training(), num_classes=4)
-    world = replace(world, trainer=Together(module, pictures, "bfloat16"))
+    world = make_run_stack(module, pictures, pictures, [run], training=Training(), num_classes=4)
+    world = replace(world, trainer=StackedTrainer(module, pictures, "bfloat16"))
     start = first_state([module], pictures)
     *_, last = simulate(world, start, 1)
     assert last.state.buffers.dtype == torch.float64

@@ -55,7 +55,11 @@ GRIDS = {
     **{(f"{name}", "lie-p100"): (gas(100), LIE, {}) for name in TABLES[:4]},
     ("table2-bucketing", "main"): (BUCKETS + gas(1000), ATTACKS, {}),
     ("table3-num-groups", "main"): (SPLIT, LIE, {}),
-    ("table4-unknown-f", "main"): (gas(1000), LIE, {"federation.told": ["oracle", 0.1, 0.3]}),
+    ("table4-unknown-f", "main"): (
+        gas(1000),
+        LIE,
+        {"federation.assumed_byzantine": ["oracle", 0.1, 0.3]},
+    ),
     ("table5-heterogeneity", "main"): (BOTH, LIE, {"data.beta": [0.3, 0.7]}),
     ("table6-num-byzantine", "main"): (BOTH, LIE, {"federation.byzantine": [5, 15]}),
     ("table7-num-clients", "main"): (BOTH, LIE, {"federation.num_clients": [75, 100]}),
@@ -78,7 +82,7 @@ CIFAR10 = {
     "federation.num_clients": 50,
     "federation.byzantine": 0.2,
     "federation.sampled": 5,
-    "federation.told": "oracle",
+    "federation.assumed_byzantine": "oracle",
     "training.num_epochs": 5,
     "training.num_steps": None,
     "training.batch_size": 64,
@@ -218,7 +222,7 @@ def test_smoke_has_every_shape_that_a_suite_of_the_paper_has():
 def test_the_defaults_are_those_that_were_decided():
     spec = Spec()
     assert (spec.aggregate, spec.data.balance, spec.data.min_size) == ("parameters", True, 10)
-    assert spec.federation.told == "oracle"
+    assert spec.federation.assumed_byzantine == "oracle"
     assert (make_rule("rfa").num_iterations, make_rule("dnc").removal_factor) == (3, 1.0)
     assert make_rule("rfa").smoothing == 1e-6
     assert make_attack("lie").z == 1.5

@@ -356,7 +356,7 @@ def test_provenance_counts_a_run_once_and_tells_all_machines():
     about = provenance_of(grids)
     assert about.num_runs == len(one) + len(more)
     assert about.devices == ["NVIDIA H200", "cpu"]
-    assert about.num_images == sum(each.num_images for each in [*one, *more])
+    assert about.num_samples == sum(each.num_samples for each in [*one, *more])
     assert "0123456789ab, ffffffffffff+changes" in about.told()
 
 
@@ -387,7 +387,9 @@ def test_what_the_names_of_rows_and_columns_leave_out_is_told():
 
 def test_rules_that_reckon_with_nobody_are_told():
     results = [
-        replace(each, series=replace(each.series, num_used=0 * each.series.num_used))
+        replace(
+            each, series=replace(each.series, num_byzantine_used=0 * each.series.num_byzantine_used)
+        )
         if each.rule == "bulyan"
         else each
         for each in table1(seeds=1)

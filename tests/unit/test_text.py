@@ -199,7 +199,7 @@ FILE = """
             far = points.squared_distances.pow(self.power / 2)
             scores = far.median(dim=-1).values
             best = scores.argmin(dim=-1, keepdim=True)
-            return ov.Answer(weights=torch.zeros_like(scores).scatter_(-1, best, 1.0))
+            return ov.Aggregation(weights=torch.zeros_like(scores).scatter_(-1, best, 1.0))
 
 
     @dataclass(frozen=True, kw_only=True)
@@ -223,7 +223,7 @@ FILE = """
 
         def answer(self, points, facts):
             vector = points.vector(self.rule.answer(points, facts))
-            return ov.Answer(vector=2 * vector)
+            return ov.Aggregation(vector=2 * vector)
 
 
     NOT_A_CLASS = 3

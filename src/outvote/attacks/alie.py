@@ -8,10 +8,10 @@ from typing import ClassVar, final
 import torch
 
 from outvote.attacks.base import Attack
+from outvote.attacks.context import AttackContext
 from outvote.attacks.crafted import Forged
 from outvote.attacks.lie import check_lie, shifted
 from outvote.attacks.reference_set import check_reference, more_notes, reference
-from outvote.attacks.scene import Scene
 
 
 @final
@@ -48,15 +48,15 @@ class ALIE(Attack):
         """Tell whether the attackers' own gradients count."""
         return self.reference_set == "all"
 
-    def craft(self, scene: Scene) -> Forged:
+    def craft(self, context: AttackContext) -> Forged:
         """Shift the mean by as many standard deviations as the numbers of clients allow."""
-        honest = [int(count) for count in scene.honest_counts.tolist()]
-        pairs = zip(honest, scene.num_byzantine, strict=True)
+        honest = [int(count) for count in context.honest_counts.tolist()]
+        pairs = zip(honest, context.num_byzantine, strict=True)
         z = [hiding_z(h + f, f) for h, f in pairs]
-        factor = torch.tensor(z, dtype=torch.float64, device=scene.device)
-        seen = reference(scene, self.reference_set)
+        factor = torch.tensor(z, dtype=torch.float64, device=context.device)
+        seen = reference(context, self.reference_set)
         rows = shifted(seen.moments.mean, seen.spread(self.spread), self.sign * factor)
-        return Forged(rows=rows, factor=factor, notes=more_notes(seen, scene))
+        return Forged(rows=rows, factor=factor, notes=more_notes(seen, context))
 
 
 def hiding_z(num_clients: int, num_byzantine: int) -> float:

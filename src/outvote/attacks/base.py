@@ -3,8 +3,8 @@
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
+from outvote.attacks.context import AttackContext
 from outvote.attacks.crafted import Crafted, Forged
-from outvote.attacks.scene import Scene
 from outvote.seeding import Seed
 
 
@@ -64,7 +64,7 @@ class Attack(ABC):
         )
 
     @abstractmethod
-    def craft(self, scene: Scene) -> Forged:
+    def craft(self, context: AttackContext) -> Forged:
         """Work out the rows for a batch of runs."""
 
     def label_map(self, num_classes: int) -> list[int] | None:

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from outvote.attacks.base import Attack
 from outvote.attacks.call import finished, needs_a_rule
+from outvote.attacks.context import AttackContext, Defence, Opinion, in_range
 from outvote.attacks.notes import notes_on
-from outvote.attacks.scene import Defence, Opinion, Scene, in_range
 from outvote.axes import Rows
 from outvote.precision import plain_torch, work_dtype
-from outvote.seeding import Draws
+from outvote.seeding import RandomStream
 
 # Updates [runs, dim] for gradients [runs, clients, dim] and one seed per run; possibly with the
 # rows that it keeps, [runs, clients].
@@ -54,10 +54,10 @@ def corrupt(
         raise ValueError(needs_a_rule(attack, "pass defence="))
     with plain_torch(gradients.device):
         where = _Places(is_byzantine.to(gradients.device), gradients.detach())
-        scene = Scene(
+        context = AttackContext(
             gradients=gradients.detach(),
             num_byzantine=where.counts,
-            draws=Draws(tuple(seeds)),
+            stream=RandomStream(tuple(seeds)),
             is_honest=where.is_honest,
             is_own=where.is_byzantine,
             own=where.own(gradients.detach()),
@@ -65,14 +65,14 @@ def corrupt(
             state=state,
         )
         if defence is not None:
-            scene = replace(scene, defence=where.asking(defence))
-        forged = attack.craft(scene)
-        where.put(finished(attack, forged, scene))
+            context = replace(context, defence=where.asking(defence))
+        forged = attack.craft(context)
+        where.put(finished(attack, forged, context))
     return Corrupted(
         gradients=where.gradients,
         factors=forged.factor,
         state=_kept_where_idle(state, forged.state, where.is_active),
-        notes=forged.notes + notes_on(scene),
+        notes=forged.notes + notes_on(context),
         num_evaluations=forged.num_evaluations,
     )
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from outvote.attacks.base import Attack
+from outvote.attacks.context import AttackContext
 from outvote.attacks.crafted import Forged
-from outvote.attacks.scene import Scene
 
 
 @final
@@ -26,6 +26,6 @@ class BitFlip(Attack):
     name: ClassVar[str] = "bit-flip"
     is_colluding: ClassVar[bool] = False
 
-    def craft(self, scene: Scene) -> Forged:
+    def craft(self, context: AttackContext) -> Forged:
         """Turn every attacker's own gradient around."""
-        return Forged(rows=-scene.own_rows, is_fresh=True)
+        return Forged(rows=-context.own_rows, is_fresh=True)

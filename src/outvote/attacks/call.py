@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 from outvote.attacks.base import Attack
+from outvote.attacks.context import AttackContext, in_range
 from outvote.attacks.crafted import Crafted, Forged
 from outvote.attacks.defence import defence_of
 from outvote.attacks.handed_over import hand_over
 from outvote.attacks.notes import notes_on
-from outvote.attacks.scene import Scene, in_range
 from outvote.fresh import fresh
 from outvote.precision import plain_torch
 from outvote.receive import Received
-from outvote.seeding import Draws, Seed, seed_from
+from outvote.seeding import RandomStream, Seed, seed_from
 
 
 def inspect(
@@ -38,10 +38,10 @@ def inspect(
         raise ValueError(needs_a_rule(attack, "pass rule=, as in rule=ov.GAS(ov.MultiKrum())"))
     drawn = seed_from(seed)
     with plain_torch(received.rows.device):
-        scene = Scene(
+        context = AttackContext(
             gradients=received.rows.unsqueeze(0),
             num_byzantine=(int(num_byzantine),),
-            draws=Draws((drawn,)),
+            stream=RandomStream((drawn,)),
             own=None if given.own is None else given.own.unsqueeze(0),
             is_own=torch.ones_like(received.rows[:, 0], dtype=torch.bool).unsqueeze(0)
             if given.is_alone
@@ -50,15 +50,15 @@ def inspect(
         )
         if attack.needs_rule():
             defence = defence_of(rule, received, given.num_honest, int(num_byzantine))
-            scene = replace(scene, defence=defence)
-        forged = attack.craft(scene)
-        rows = _copied(finished(attack, forged, scene)[0], int(num_byzantine))
+            context = replace(context, defence=defence)
+        forged = attack.craft(context)
+        rows = _copied(finished(attack, forged, context)[0], int(num_byzantine))
     return Crafted(
         rows=_restore(rows, received),
         factor=None if forged.factor is None else float(forged.factor[0]),
         state=forged.state,
         seed=drawn,
-        notes=received.notes + forged.notes + notes_on(scene),
+        notes=received.notes + forged.notes + notes_on(context),
         num_evaluations=forged.num_evaluations,
     )
 
@@ -76,20 +76,20 @@ def needs_a_rule(attack: Attack, remedy: str) -> str:
     return f"{attack} searches against the defence and needs a rule, got none; {remedy}."
 
 
-def finished(attack: Attack, forged: Forged, scene: Scene) -> Tensor:
+def finished(attack: Attack, forged: Forged, context: AttackContext) -> Tensor:
     """Check the rows, and bring them to the dtype of the gradients, clipped to its range."""
-    shapes = [(scene.num_runs, k, scene.dim) for k in (1, scene.num_attackers)]
+    shapes = [(context.num_runs, k, context.dim) for k in (1, context.num_attackers)]
     if tuple(forged.rows.shape) not in shapes:
         raise ValueError(
             f"{attack} must give rows of the shape {shapes[1]} or {shapes[0]}, got "
             f"{tuple(forged.rows.shape)}; mend the attack."
         )
     if attack.sends_nonfinite:
-        return forged.rows.to(scene.gradients.dtype)
-    if forged.is_fresh and forged.rows.dtype == scene.gradients.dtype:
+        return forged.rows.to(context.gradients.dtype)
+    if forged.is_fresh and forged.rows.dtype == context.gradients.dtype:
         largest = torch.finfo(forged.rows.dtype).max
         return forged.rows.clamp_(min=-largest, max=largest)
-    return in_range(forged.rows, scene.gradients.dtype)
+    return in_range(forged.rows, context.gradients.dtype)
 
 
 def _restore(rows: Tensor, received: Received) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outvote.attacks.scene import Defence, Opinion, in_range
+from outvote.attacks.context import Defence, Opinion, in_range
 from outvote.axes import Rows
 from outvote.flat import as_tensor
 from outvote.fresh import fresh

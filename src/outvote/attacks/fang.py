@@ -7,11 +7,11 @@ import torch
 from torch import Generator, Tensor
 
 from outvote.attacks.base import Attack
+from outvote.attacks.context import AttackContext, in_range
 from outvote.attacks.crafted import Forged
 from outvote.attacks.fang_krum import fool_krum
 from outvote.attacks.parameters import check_number
 from outvote.attacks.random_rows import random_rows
-from outvote.attacks.scene import Scene, in_range
 from outvote.attacks.statistics import Measured, Wanted
 from outvote.axes import PerCoordinate
 from outvote.errors import check_choice
@@ -65,23 +65,23 @@ class Fang(Attack):
         """Nothing is drawn against Krum."""
         return self.target != "krum"
 
-    def craft(self, scene: Scene) -> Forged:
+    def craft(self, context: AttackContext) -> Forged:
         """Draw beyond the honest values, or search for lambda."""
         if self.target == "krum":
-            return fool_krum(scene, self.threshold)
+            return fool_krum(context, self.threshold)
         low, high = beyond(
-            scene.measured(Wanted(extremes=True)), self.stretch, scene.gradients.dtype
+            context.measured(Wanted(extremes=True)), self.stretch, context.gradients.dtype
         )
         width = high - low
         # On a CPU piece by piece, so that each stays in the cache.
-        size = PIECE if scene.device.type == "cpu" else scene.dim
+        size = PIECE if context.device.type == "cpu" else context.dim
 
         def draw(row: Tensor, generator: Generator, run: int) -> None:
             pieces = (part.split(size) for part in (row, width[run], low[run]))
             for into, reach, first in zip(*pieces, strict=True):
                 into.uniform_(generator=generator).mul_(reach).add_(first)
 
-        return Forged(rows=random_rows(scene, draw), is_fresh=True)
+        return Forged(rows=random_rows(context, draw), is_fresh=True)
 
 
 def beyond(

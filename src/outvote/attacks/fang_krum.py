@@ -4,20 +4,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from outvote.attacks.context import AttackContext, norm
 from outvote.attacks.crafted import Forged
-from outvote.attacks.scene import Scene, norm
 from outvote.attacks.search import scaled
 from outvote.attacks.statistics import Wanted
 
 Array = NDArray[np.float64]
 
 
-def fool_krum(scene: Scene, threshold: float) -> Forged:
+def fool_krum(context: AttackContext, threshold: float) -> Forged:
     """Send -lambda * sign(mean); all that Krum looks at follows from inner products."""
     wanted = Wanted(spread=True, norms=True, products=True, toward=lambda mean, _: mean.sign())
-    found = scene.measured(wanted)
+    found = context.measured(wanted)
     # Whoever diverged was left out.
-    seen = scene if found.is_used is scene.is_honest else scene.checked
+    seen = context if found.is_used is context.is_honest else context.checked
     assert found.products is not None
     assert found.along is not None
     assert found.squared_norms is not None
@@ -28,14 +28,14 @@ def fool_krum(scene: Scene, threshold: float) -> Forged:
     pairs = (squares.unsqueeze(-1) + squares.unsqueeze(-2) - 2 * found.products).clamp(min=0)
     num_nonzero = signs.abs().double().sum(dim=-1)
     lambdas = []
-    for run, num_byzantine in enumerate(scene.num_byzantine):
+    for run, num_byzantine in enumerate(context.num_byzantine):
         used = slice(None) if found.is_used is None else found.is_used[run].cpu()
         far = pairs[run].cpu()[used][:, used].numpy()
         lengths = norms[run].cpu()[used].numpy()
         along = (found.along[run] + sides[run]).cpu()[used].numpy()
         beside = (lengths, along, float(num_nonzero[run]))
-        lambdas.append(largest_lambda(far, beside, num_byzantine, (scene.dim, threshold)))
-    factor = torch.tensor(lambdas, dtype=torch.float64, device=scene.device)
+        lambdas.append(largest_lambda(far, beside, num_byzantine, (context.dim, threshold)))
+    factor = torch.tensor(lambdas, dtype=torch.float64, device=context.device)
     return Forged(rows=scaled(-factor, signs).unsqueeze(1), factor=factor)
 
 

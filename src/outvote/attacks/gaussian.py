@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from outvote.attacks.base import Attack
+from outvote.attacks.context import AttackContext
 from outvote.attacks.crafted import Forged
 from outvote.attacks.parameters import check_number
 from outvote.attacks.random_rows import normal_rows
-from outvote.attacks.scene import Scene
 
 
 @final
@@ -36,6 +36,6 @@ class Gaussian(Attack):
         """Check the parameters."""
         check_number("gaussian: sigma", self.sigma, low=0)
 
-    def craft(self, scene: Scene) -> Forged:
+    def craft(self, context: AttackContext) -> Forged:
         """Draw the rows."""
-        return Forged(rows=normal_rows(scene, self.sigma), is_fresh=True)
+        return Forged(rows=normal_rows(context, self.sigma), is_fresh=True)

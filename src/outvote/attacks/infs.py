@@ -6,8 +6,8 @@ from typing import ClassVar, final
 import torch
 
 from outvote.attacks.base import Attack
+from outvote.attacks.context import AttackContext
 from outvote.attacks.crafted import Forged
-from outvote.attacks.scene import Scene
 
 
 @final
@@ -27,6 +27,8 @@ class Infs(Attack):
     sees_own: ClassVar[bool] = False
     sends_nonfinite: ClassVar[bool] = True
 
-    def craft(self, scene: Scene) -> Forged:
+    def craft(self, context: AttackContext) -> Forged:
         """Send infinity."""
-        return Forged(rows=scene.gradients.new_full((scene.num_runs, 1, scene.dim), torch.inf))
+        return Forged(
+            rows=context.gradients.new_full((context.num_runs, 1, context.dim), torch.inf)
+        )

@@ -6,9 +6,9 @@ from typing import ClassVar, final
 import torch
 
 from outvote.attacks.base import Attack
+from outvote.attacks.context import AttackContext
 from outvote.attacks.crafted import Forged
 from outvote.attacks.parameters import check_count, check_number
-from outvote.attacks.scene import Scene
 from outvote.attacks.search import LineSearch, scaled, strongest_factor
 
 
@@ -50,13 +50,15 @@ class IPM(Attack):
         """Tell that a given factor needs no search."""
         return self.epsilon is None
 
-    def craft(self, scene: Scene) -> Forged:
+    def craft(self, context: AttackContext) -> Forged:
         """Turn the mean around and scale it."""
         if self.epsilon is not None:
-            factor = torch.full((scene.num_runs,), float(self.epsilon), dtype=torch.float64)
-            factor = factor.to(scene.device)
-            return Forged(rows=scaled(-factor, scene.mean).unsqueeze(1), factor=factor)
+            factor = torch.full((context.num_runs,), float(self.epsilon), dtype=torch.float64)
+            factor = factor.to(context.device)
+            return Forged(rows=scaled(-factor, context.mean).unsqueeze(1), factor=factor)
         search = LineSearch(evals=self.evals, delta=1, highest=self.max_epsilon)
-        factor = strongest_factor(scene, lambda eps: scaled(-eps, scene.mean).unsqueeze(1), search)
-        rows = scaled(-factor, scene.mean).unsqueeze(1)
+        factor = strongest_factor(
+            context, lambda eps: scaled(-eps, context.mean).unsqueeze(1), search
+        )
+        rows = scaled(-factor, context.mean).unsqueeze(1)
         return Forged(rows=rows, factor=factor, num_evaluations=self.evals)

@@ -1,23 +1,23 @@
-"""The largest shift with which a rule still keeps the attackers, over draws of its randomness."""
+"""The largest shift with which a rule still keeps the attackers, over stream of its randomness."""
 
 import torch
 from torch import Tensor
 
+from outvote.attacks.context import AttackContext
 from outvote.attacks.lie import shifted
-from outvote.attacks.scene import Scene
 from outvote.axes import PerCoordinate, Rows
 
 
 class Trials:
-    """Asks the defence about rows, always on the same draws, and counts."""
+    """Asks the defence about rows, always on the same stream, and counts."""
 
-    def __init__(self, scene: Scene, num_draws: int, num_allowed: int) -> None:
-        """Take the number of draws, and in how many of them an attacker may be dropped."""
-        self.scene, self.num_draws, self.num_allowed = scene, num_draws, num_allowed
+    def __init__(self, context: AttackContext, num_draws: int, num_allowed: int) -> None:
+        """Take the number of stream, and in how many of them an attacker may be dropped."""
+        self.context, self.num_draws, self.num_allowed = context, num_draws, num_allowed
         self.num_evaluations = 0
 
     def strength(self, rows: Rows) -> Tensor:
-        """Return how far the update is from the honest mean, on average over the draws."""
+        """Return how far the update is from the honest mean, on average over the stream."""
         return self._ask(rows, gives_up=False)[1]
 
     def are_kept(self, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -25,13 +25,13 @@ class Trials:
         return self._ask(rows, gives_up=True)
 
     def _ask(self, rows: Rows, *, gives_up: bool) -> tuple[Tensor, Tensor]:
-        scene = self.scene
-        num_failures = torch.zeros(scene.num_runs, device=scene.device)
-        total = torch.zeros(scene.num_runs, dtype=torch.float64, device=scene.device)
+        context = self.context
+        num_failures = torch.zeros(context.num_runs, device=context.device)
+        total = torch.zeros(context.num_runs, dtype=torch.float64, device=context.device)
         for draw in range(self.num_draws):
-            opinion = scene.judge(rows, f"draw-{draw}", wants_kept=gives_up)
+            opinion = context.judge(rows, f"draw-{draw}", wants_kept=gives_up)
             self.num_evaluations += 1
-            total += scene.distances(opinion.updates)
+            total += context.distances(opinion.updates)
             if opinion.is_kept is not None:
                 num_failures += ~opinion.is_kept
             # Decided: no further draw can make up for these failures.
@@ -43,12 +43,12 @@ class Trials:
 class Best:
     """The strongest rows offered so far, run by run."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, context: AttackContext) -> None:
         """Begin with the honest mean."""
-        self.rows = scene.mean.unsqueeze(1)
-        self.factor = torch.zeros(scene.num_runs, dtype=torch.float64, device=scene.device)
+        self.rows = context.mean.unsqueeze(1)
+        self.factor = torch.zeros(context.num_runs, dtype=torch.float64, device=context.device)
         self.strength = torch.full_like(self.factor, -torch.inf)
-        self.names = ["mean"] * scene.num_runs
+        self.names = ["mean"] * context.num_runs
 
     def offer(self, name: str, rows: Rows, factor: Tensor, strength: Tensor) -> None:
         """Take the rows where they are stronger."""
@@ -74,7 +74,7 @@ def largest_kept_shift(
     trials: Trials, vector: PerCoordinate, highest: float, num_steps: int
 ) -> tuple[Tensor, Tensor]:
     """Double the shift until the attackers are dropped, then bisect; return shift and strength."""
-    mean = trials.scene.moments.mean
+    mean = trials.context.moments.mean
     low = torch.zeros(len(mean), dtype=torch.float64, device=mean.device)
     strength = torch.full_like(low, -torch.inf)
     high = torch.full_like(low, highest)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from outvote.attacks.base import Attack
+from outvote.attacks.context import AttackContext
 from outvote.attacks.crafted import Forged
 from outvote.attacks.parameters import check_count
-from outvote.attacks.scene import Scene
 
 
 @final
@@ -48,9 +48,9 @@ class LabelFlip(Attack):
                 )
         return num_classes - 1 - given
 
-    def craft(self, scene: Scene) -> Forged:
+    def craft(self, context: AttackContext) -> Forged:
         """Send what training gave."""
-        return Forged(rows=scene.own_rows)
+        return Forged(rows=context.own_rows)
 
 
 def whole_numbers(labels: Any) -> Any:

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from outvote.attacks.base import Attack
+from outvote.attacks.context import SPREADS, AttackContext, in_range
 from outvote.attacks.crafted import Forged
 from outvote.attacks.parameters import check_number, check_sign
 from outvote.attacks.reference_set import check_reference, more_notes, reference
-from outvote.attacks.scene import SPREADS, Scene, in_range
 from outvote.axes import PerCoordinate, Rows
 from outvote.errors import check_choice
 
@@ -53,13 +53,13 @@ class LIE(Attack):
         """Tell whether the attackers' own gradients count."""
         return self.reference_set == "all"
 
-    def craft(self, scene: Scene) -> Forged:
+    def craft(self, context: AttackContext) -> Forged:
         """Shift the mean."""
-        seen = reference(scene, self.reference_set)
-        factor = torch.full((scene.num_runs,), float(self.z), dtype=torch.float64)
-        factor = factor.to(scene.device)
+        seen = reference(context, self.reference_set)
+        factor = torch.full((context.num_runs,), float(self.z), dtype=torch.float64)
+        factor = factor.to(context.device)
         rows = shifted(seen.moments.mean, seen.spread(self.spread), self.sign * factor)
-        return Forged(rows=rows, factor=factor, notes=more_notes(seen, scene))
+        return Forged(rows=rows, factor=factor, notes=more_notes(seen, context))
 
 
 def check_lie(name: str, spread: str, sign: int) -> None:

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from outvote.attacks.base import Attack
+from outvote.attacks.context import AttackContext
 from outvote.attacks.crafted import Forged
 from outvote.attacks.mimic_direction import MimicState, learn
 from outvote.attacks.parameters import check_count
-from outvote.attacks.scene import Scene
 from outvote.errors import check_kind
 
 
@@ -58,11 +58,11 @@ class Mimic(Attack):
         """A given client needs no memory."""
         return self.client is None
 
-    def craft(self, scene: Scene) -> Forged:
+    def craft(self, context: AttackContext) -> Forged:
         """Copy somebody."""
-        seen = scene.trusted
+        seen = context.trusted
         is_used = seen.used_rows
-        clients = numbered(scene, seen.gradients.shape[1])
+        clients = numbered(context, seen.gradients.shape[1])
         if self.client is not None:
             target = torch.full((seen.num_runs,), int(self.client), device=seen.device)
             count = is_used.sum(dim=-1).clamp(min=1)
@@ -70,27 +70,27 @@ class Mimic(Attack):
                 (is_used.cumsum(-1) - 1 == (target % count).unsqueeze(-1)) & is_used
             ).double()
             row = present(target, clients, is_used, instead)
-            return Forged(rows=rows_at(seen, row), state=scene.state)
-        before = read_state(scene)
+            return Forged(rows=rows_at(seen, row), state=context.state)
+        before = read_state(context)
         scores, state = learn(seen, is_used, before)
         is_learning = state.num_rounds <= self.warmup
         wanted = torch.where(is_learning, -1, state.target)
         row = present(wanted, clients, is_used, scores)
         target = clients.gather(-1, row.unsqueeze(-1)).squeeze(-1)
         target = torch.where(is_learning, target, state.target)
-        state = replace(state, target=target).where(scene.byzantine_counts > 0, before)
+        state = replace(state, target=target).where(context.byzantine_counts > 0, before)
         return Forged(rows=rows_at(seen, row), state=state)
 
 
-def read_state(scene: Scene) -> MimicState:
+def read_state(context: AttackContext) -> MimicState:
     """Check the memory that is handed over; without one every run is at its beginning."""
-    state = scene.state
+    state = context.state
     if state is None:
-        return MimicState.fresh(scene.num_runs, scene.dim, scene.device)
+        return MimicState.fresh(context.num_runs, context.dim, context.device)
     if not isinstance(state, MimicState):
         kind = type(state).__name__
         raise ValueError(f"mimic: state must be what the last round gave back, got {kind}.")  # noqa: TRY004
-    found, wanted = tuple(state.direction.shape), (scene.num_runs, scene.dim)
+    found, wanted = tuple(state.direction.shape), (context.num_runs, context.dim)
     if found != wanted:
         raise ValueError(
             f"mimic: state must be of {wanted[0]} runs with {wanted[1]} coordinates, as the "
@@ -99,15 +99,15 @@ def read_state(scene: Scene) -> MimicState:
     return state
 
 
-def numbered(scene: Scene, num_rows: int) -> Tensor:
+def numbered(context: AttackContext, num_rows: int) -> Tensor:
     """Tell who sent each row; without ids, honest clients are counted, diverged ones too."""
-    ids = scene.clients
+    ids = context.clients
     if ids is None:
-        ids = scene.used_rows.cumsum(dim=-1) - 1
+        ids = context.used_rows.cumsum(dim=-1) - 1
     # What attackers would have sent may have been added: nobody knows these by an id.
-    more = torch.arange(num_rows - ids.shape[1], device=scene.device)
-    more = more if scene.clients is None else torch.full_like(more, -2)
-    return torch.cat([ids.to(scene.device), more.expand(len(ids), -1)], dim=1)
+    more = torch.arange(num_rows - ids.shape[1], device=context.device)
+    more = more if context.clients is None else torch.full_like(more, -2)
+    return torch.cat([ids.to(context.device), more.expand(len(ids), -1)], dim=1)
 
 
 def present(target: Tensor, clients: Tensor, is_used: Tensor, instead: Tensor) -> Tensor:
@@ -117,8 +117,8 @@ def present(target: Tensor, clients: Tensor, is_used: Tensor, instead: Tensor) -
     return torch.where(is_target.any(-1), is_target.double().argmax(-1), scores.argmax(-1))
 
 
-def rows_at(scene: Scene, row: Tensor) -> Tensor:
+def rows_at(context: AttackContext, row: Tensor) -> Tensor:
     """Copy one row of each run; zeros if nobody is there to copy."""
-    runs = torch.arange(scene.num_runs, device=scene.device)
-    rows = scene.gradients[runs, row].unsqueeze(1)
+    runs = torch.arange(context.num_runs, device=context.device)
+    rows = context.gradients[runs, row].unsqueeze(1)
     return rows.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from outvote.attacks.context import AttackContext
 from outvote.attacks.products import along, weighted_sum
-from outvote.attacks.scene import Scene
 from outvote.attacks.statistics import tiles
 from outvote.axes import PerClient, PerCoordinate
 from outvote.precision import work_dtype
@@ -43,19 +43,21 @@ class MimicState:
         return MimicState(**{field.name: pick(field.name) for field in fields(self)})
 
 
-def learn(scene: Scene, is_used: Tensor, state: MimicState) -> tuple[PerClient, MimicState]:
+def learn(
+    context: AttackContext, is_used: Tensor, state: MimicState
+) -> tuple[PerClient, MimicState]:
     """Take one step towards the main direction; the scores tell how far along it each client is.
 
     Two passes over the gradients: one for the inner products with the old direction, and one that
     makes each tile of the new direction and at once its inner products with the clients.
     """
-    dtype = _dtype(scene)
-    rounds = state.num_rounds.to(scene.device).unsqueeze(-1)
+    dtype = _dtype(context)
+    rounds = state.num_rounds.to(context.device).unsqueeze(-1)
     share = (1 / (rounds.double() + 1)).to(dtype)
-    old = _begun(scene, state, dtype)
-    mean = torch.lerp(state.mean.to(scene.device, dtype), scene.mean.to(dtype), share)
-    weights, before = _along(scene, is_used, dtype, mean, old)
-    step, after, length = _step(scene, is_used, dtype, mean, weights)
+    old = _begun(context, state, dtype)
+    mean = torch.lerp(state.mean.to(context.device, dtype), context.mean.to(dtype), share)
+    weights, before = _along(context, is_used, dtype, mean, old)
+    step, after, length = _step(context, is_used, dtype, mean, weights)
     length = torch.where(length > 0, length, 1.0)
     scores = (1 - share) * before + share * after / length.unsqueeze(-1)
     direction = torch.lerp(old, step / length.unsqueeze(-1).to(dtype), share)
@@ -64,48 +66,48 @@ def learn(scene: Scene, is_used: Tensor, state: MimicState) -> tuple[PerClient, 
     state = MimicState(
         direction=direction,
         mean=mean,
-        num_rounds=state.num_rounds.to(scene.device) + 1,
-        target=state.target.to(scene.device),
+        num_rounds=state.num_rounds.to(context.device) + 1,
+        target=state.target.to(context.device),
     )
     return scores, state
 
 
-def _dtype(scene: Scene) -> torch.dtype:
+def _dtype(context: AttackContext) -> torch.dtype:
     """Inner products of large or tiny numbers need float64."""
-    if scene.gradients.dtype == torch.float64:
+    if context.gradients.dtype == torch.float64:
         return torch.float64
-    size = float(scene.mean.abs().amax())
-    return work_dtype(scene.gradients.dtype) if 1e-12 < size < 1e12 else torch.float64
+    size = float(context.mean.abs().amax())
+    return work_dtype(context.gradients.dtype) if 1e-12 < size < 1e12 else torch.float64
 
 
-def _begun(scene: Scene, state: MimicState, dtype: torch.dtype) -> PerCoordinate:
+def _begun(context: AttackContext, state: MimicState, dtype: torch.dtype) -> PerCoordinate:
     """Return the old directions; a run that has none yet begins with a random one."""
     is_first = ((state.num_rounds == 0) & ~state.direction.any(dim=-1)).tolist()
-    direction = state.direction.to(scene.device, dtype)
+    direction = state.direction.to(context.device, dtype)
     if not any(is_first):
         return direction
     direction = direction.clone(memory_format=torch.contiguous_format)
-    draws = scene.draws.under("mimic")
+    stream = context.stream.fold_in("mimic")
     for run, is_new in enumerate(is_first):
         if is_new:
-            direction[run].normal_(generator=draws.generator(run, scene.device))
+            direction[run].normal_(generator=stream.generator(run, context.device))
     return direction
 
 
 def _along(
-    scene: Scene, is_used: Tensor, dtype: torch.dtype, mean: Tensor, old: Tensor
+    context: AttackContext, is_used: Tensor, dtype: torch.dtype, mean: Tensor, old: Tensor
 ) -> tuple[PerClient, PerClient]:
     """Return the inner products of the old direction with g - mean (largest: 1) and with g."""
 
     def work(tile: tuple[slice, slice]) -> Tensor:
         runs, columns = tile
-        values = _values(scene, is_used, tile, dtype)
+        values = _values(context, is_used, tile, dtype)
         towards = old[runs, columns]
         # The mean's own product, beside those of the clients.
         own = (mean[runs, columns] * towards).sum(dim=-1, keepdim=True)
         return torch.cat([along(values, towards), own], dim=-1).double()
 
-    total = _summed(scene, work, scene.gradients.shape[1] + 1)
+    total = _summed(context, work, context.gradients.shape[1] + 1)
     found = total[:, :-1]
     away = torch.where(is_used, found - total[:, -1:], 0.0)
     largest = away.abs().amax(dim=-1, keepdim=True)
@@ -113,7 +115,7 @@ def _along(
 
 
 def _step(
-    scene: Scene, is_used: Tensor, dtype: torch.dtype, mean: Tensor, weights: PerClient
+    context: AttackContext, is_used: Tensor, dtype: torch.dtype, mean: Tensor, weights: PerClient
 ) -> tuple[PerCoordinate, PerClient, Tensor]:
     """Return the weighted sum of g - mean, its inner products with g, and its length."""
     step = torch.empty_like(mean)
@@ -122,28 +124,32 @@ def _step(
 
     def work(tile: tuple[slice, slice]) -> Tensor:
         runs, columns = tile
-        values = _values(scene, is_used, tile, dtype)
+        values = _values(context, is_used, tile, dtype)
         part = weighted_sum(given[runs], values) - total_weight[runs] * mean[runs, columns]
         step[runs, columns] = part
         squares = part.double().square().sum(dim=-1, keepdim=True)
         return torch.cat([along(values, part).double(), squares], dim=-1)
 
-    total = _summed(scene, work, scene.gradients.shape[1] + 1)
+    total = _summed(context, work, context.gradients.shape[1] + 1)
     return step, total[:, :-1], total[:, -1].sqrt()
 
 
-def _values(scene: Scene, is_used: Tensor, tile: tuple[slice, slice], dtype: torch.dtype) -> Tensor:
+def _values(
+    context: AttackContext, is_used: Tensor, tile: tuple[slice, slice], dtype: torch.dtype
+) -> Tensor:
     runs, columns = tile
-    values = scene.gradients[runs, :, columns].to(dtype)
-    if scene.is_honest is None:
+    values = context.gradients[runs, :, columns].to(dtype)
+    if context.is_honest is None:
         return values
     return values.masked_fill(~is_used[runs].unsqueeze(-1), 0)
 
 
-def _summed(scene: Scene, work: Callable[[tuple[slice, slice]], Tensor], size: int) -> Tensor:
-    cut = tiles(scene.gradients)
-    parts = mapped(work, cut, scene.device)
-    total = torch.zeros(scene.num_runs, size, dtype=torch.float64, device=scene.device)
+def _summed(
+    context: AttackContext, work: Callable[[tuple[slice, slice]], Tensor], size: int
+) -> Tensor:
+    cut = tiles(context.gradients)
+    parts = mapped(work, cut, context.device)
+    total = torch.zeros(context.num_runs, size, dtype=torch.float64, device=context.device)
     for (runs, _), part in zip(cut, parts, strict=True):
         total[runs] += part
     return total

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from outvote.attacks.base import Attack
+from outvote.attacks.context import AttackContext
 from outvote.attacks.crafted import Forged
 from outvote.attacks.parameters import check_number
 from outvote.attacks.reference_set import check_reference, more_notes, reference
-from outvote.attacks.scene import Scene
 from outvote.attacks.stealth import (
     Course,
     check_search,
@@ -68,13 +68,13 @@ class MinMax(Attack):
         """Tell whether the attackers' own gradients count."""
         return self.reference_set == "all"
 
-    def craft(self, scene: Scene) -> Forged:
+    def craft(self, context: AttackContext) -> Forged:
         """Go as far as the constraint allows."""
-        seen = reference(scene, self.reference_set)
+        seen = reference(context, self.reference_set)
         course = set_course(seen, self.direction, self.sign, self.spread, pairs=True)
         gamma = self.factor(course)
         rows = course.rows(gamma)
-        return Forged(rows=rows, factor=gamma, notes=more_notes(seen, scene))
+        return Forged(rows=rows, factor=gamma, notes=more_notes(seen, context))
 
     def factor(self, course: Course) -> Tensor:
         """Return the largest gamma: each client bounds it by a root, and the least one counts."""

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from outvote.attacks.base import Attack
+from outvote.attacks.context import AttackContext
 from outvote.attacks.crafted import Forged
-from outvote.attacks.scene import Scene
 
 
 @final
@@ -25,6 +25,6 @@ class NoAttack(Attack):
     name: ClassVar[str] = "none"
     is_colluding: ClassVar[bool] = False
 
-    def craft(self, scene: Scene) -> Forged:
+    def craft(self, context: AttackContext) -> Forged:
         """Send what one has."""
-        return Forged(rows=scene.own_rows)
+        return Forged(rows=context.own_rows)

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from outvote.attacks.base import Attack
+from outvote.attacks.context import AttackContext
 from outvote.attacks.crafted import Forged
 from outvote.attacks.parameters import check_number
 from outvote.attacks.random_rows import normal_rows
-from outvote.attacks.scene import Scene
 
 
 @final
@@ -35,7 +35,7 @@ class Noise(Attack):
         """Check the parameters."""
         check_number("noise: sigma", self.sigma, low=0)
 
-    def craft(self, scene: Scene) -> Forged:
+    def craft(self, context: AttackContext) -> Forged:
         """Add what was drawn to what the attackers have."""
-        rows = normal_rows(scene, self.sigma).add_(scene.own_rows)
+        rows = normal_rows(context, self.sigma).add_(context.own_rows)
         return Forged(rows=rows, is_fresh=True)

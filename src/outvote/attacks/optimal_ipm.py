@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from outvote.attacks.base import Attack
+from outvote.attacks.context import AttackContext
 from outvote.attacks.crafted import Forged
 from outvote.attacks.parameters import check_count, check_number
-from outvote.attacks.scene import Scene
 from outvote.attacks.search import LineSearch, scaled, strongest_factor
 
 
@@ -44,9 +44,11 @@ class OptimalIPM(Attack):
         """Tell that the search asks a rule."""
         return True
 
-    def craft(self, scene: Scene) -> Forged:
+    def craft(self, context: AttackContext) -> Forged:
         """Search for the factor."""
         search = LineSearch(evals=self.evals, delta=10, highest=self.max_factor, looks_left=False)
-        factor = strongest_factor(scene, lambda eps: scaled(-eps, scene.mean).unsqueeze(1), search)
-        rows = scaled(-factor, scene.mean).unsqueeze(1)
+        factor = strongest_factor(
+            context, lambda eps: scaled(-eps, context.mean).unsqueeze(1), search
+        )
+        rows = scaled(-factor, context.mean).unsqueeze(1)
         return Forged(rows=rows, factor=factor, num_evaluations=self.evals)

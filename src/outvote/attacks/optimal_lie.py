@@ -6,11 +6,11 @@ from typing import ClassVar, final
 from torch import Tensor
 
 from outvote.attacks.base import Attack
+from outvote.attacks.context import AttackContext
 from outvote.attacks.crafted import Forged
 from outvote.attacks.lie import check_lie, shifted
 from outvote.attacks.parameters import check_count, check_number
 from outvote.attacks.reference_set import check_reference, more_notes, reference
-from outvote.attacks.scene import Scene
 from outvote.attacks.search import LineSearch, strongest_factor
 from outvote.axes import Rows
 
@@ -61,19 +61,19 @@ class OptimalLIE(Attack):
         """Tell that the search asks a rule."""
         return True
 
-    def craft(self, scene: Scene) -> Forged:
+    def craft(self, context: AttackContext) -> Forged:
         """Search for the shift."""
-        seen = reference(scene, self.reference_set)
+        seen = reference(context, self.reference_set)
         mean, spread = seen.moments.mean, seen.spread(self.spread)
 
         def rows_for(factor: Tensor) -> Rows:
             return shifted(mean, spread, self.sign * factor)
 
         search = LineSearch(evals=self.evals, delta=10, highest=self.max_factor, looks_left=False)
-        factor = strongest_factor(scene, rows_for, search)
+        factor = strongest_factor(context, rows_for, search)
         return Forged(
             rows=rows_for(factor),
             factor=factor,
-            notes=more_notes(seen, scene),
+            notes=more_notes(seen, context),
             num_evaluations=self.evals,
         )

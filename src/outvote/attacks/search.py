@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outvote.attacks.scene import Scene, in_range, norm
+from outvote.attacks.context import AttackContext, in_range, norm
 from outvote.axes import Rows
 from outvote.precision import work_dtype
 
@@ -60,16 +60,16 @@ def _shrink(best: Tensor, tried: Tensor, delta: Tensor, search: LineSearch) -> T
 
 
 def strongest_factor(
-    scene: Scene, rows_for: Callable[[Tensor], Rows], search: LineSearch
+    context: AttackContext, rows_for: Callable[[Tensor], Rows], search: LineSearch
 ) -> Tensor:
     """Return the factor per run that takes the update furthest from the honest mean."""
 
     def distance(factor: Tensor) -> Tensor:
-        return scene.distances(scene.judge(rows_for(factor), "search").updates)
+        return context.distances(context.judge(rows_for(factor), "search").updates)
 
-    start = torch.zeros(scene.num_runs, dtype=torch.float64, device=scene.device)
+    start = torch.zeros(context.num_runs, dtype=torch.float64, device=context.device)
     # The defence is asked in the precision of the work: updates are not rounded to a narrower one.
-    noise = NOISE * torch.finfo(work_dtype(scene.gradients.dtype)).eps * norm(scene.mean)
+    noise = NOISE * torch.finfo(work_dtype(context.gradients.dtype)).eps * norm(context.mean)
     return line_maximize(distance, start, search, noise)
 
 

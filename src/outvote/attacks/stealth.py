@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outvote.attacks.context import AttackContext, in_range, norm
 from outvote.attacks.parameters import check_number, check_sign
-from outvote.attacks.scene import Scene, in_range, norm
 from outvote.attacks.statistics import Measured, Toward, Wanted
 from outvote.axes import PerClient, PerCoordinate
 from outvote.errors import check_choice
@@ -58,7 +58,9 @@ def check_search(name: str, gamma_init: float, tolerance: float) -> None:
     check_number(f"{name}: tolerance", tolerance, low=1e-12)
 
 
-def set_course(scene: Scene, direction: str, sign: int, spread: str, *, pairs: bool) -> Course:
+def set_course(
+    context: AttackContext, direction: str, sign: int, spread: str, *, pairs: bool
+) -> Course:
     """Measure the honest clients, and along the direction."""
     toward = DIRECTIONS[direction]
     wanted = Wanted(
@@ -68,7 +70,7 @@ def set_course(scene: Scene, direction: str, sign: int, spread: str, *, pairs: b
         toward=toward if pairs else None,
         is_exact=True,
     )
-    found = scene.measured(wanted)
+    found = context.measured(wanted)
     assert found.spread is not None
     vector = toward(found.mean, found.spread)
     length, mean_length = norm(vector), norm(found.mean)
@@ -81,11 +83,11 @@ def set_course(scene: Scene, direction: str, sign: int, spread: str, *, pairs: b
         scale = found.sample_factor()
     scale = -sign * scale
     # Rounded in the work (mean, shift) and when sent; the tiniest numbers are rounded to a grid.
-    sent = torch.finfo(scene.gradients.dtype)
+    sent = torch.finfo(context.gradients.dtype)
     rounding = 2 * torch.finfo(vector.dtype).eps
-    if scene.gradients.dtype != vector.dtype:
+    if context.gradients.dtype != vector.dtype:
         rounding += sent.eps / 2
-    grid = scene.dim**0.5 * sent.smallest_normal * sent.eps
+    grid = context.dim**0.5 * sent.smallest_normal * sent.eps
     return Course(
         found=found,
         vector=vector,

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from outvote.attacks.base import Attack
+from outvote.attacks.context import AttackContext
 from outvote.attacks.crafted import Forged
-from outvote.attacks.scene import Scene
 
 
 @final
@@ -24,6 +24,6 @@ class Zero(Attack):
     name: ClassVar[str] = "zero"
     sees_own: ClassVar[bool] = False
 
-    def craft(self, scene: Scene) -> Forged:
+    def craft(self, context: AttackContext) -> Forged:
         """Send zeros."""
-        return Forged(rows=scene.gradients.new_zeros(scene.num_runs, 1, scene.dim))
+        return Forged(rows=context.gradients.new_zeros(context.num_runs, 1, context.dim))

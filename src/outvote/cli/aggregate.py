@@ -95,7 +95,7 @@ def aggregate(
         "output": str(output),
         "num_clients": len(clients),
         "num_rejected": num_rejected,
-        "num_byzantine_told": told.num_told(len(clients)),
+        "num_byzantine_told": told.num_byzantine_assumed(len(clients)),
         "num_byzantine": tolerated,
         "num_byzantine_left": max(0, tolerated - num_rejected),
         "base_num_byzantine": verdict.base_num_byzantine,

@@ -114,7 +114,7 @@ or SIGTERM, saved, to be run again.
 @debug_option
 @click.pass_context
 def program(ctx: click.Context) -> None:
-    """Answer with the help if no verb is given."""
+    """Aggregation with the help if no verb is given."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 

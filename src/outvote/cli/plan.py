@@ -33,22 +33,22 @@ class Sampling:
                 )
 
     def num_draws(self) -> dict[int, int]:
-        """Return how many draws hold k Byzantine clients, for every possible k."""
+        """Return how many stream hold k Byzantine clients, for every possible k."""
         num_honest = self.num_clients - self.num_byzantine
         first = max(0, self.num_sampled - num_honest)
         last = min(self.num_sampled, self.num_byzantine)
-        draws = {
+        stream = {
             first: comb(self.num_byzantine, first) * comb(num_honest, self.num_sampled - first)
         }
         for k in range(first, last):
             more = (self.num_byzantine - k) * (self.num_sampled - k)
             fewer = (k + 1) * (num_honest - self.num_sampled + k + 1)
-            draws[k + 1] = draws[k] * more // fewer
-        return draws
+            stream[k + 1] = stream[k] * more // fewer
+        return stream
 
     def probability(self, happens: Callable[[int], bool] = lambda k: True) -> float:
         """Return the probability of a round in which `happens(k)`; rounded once, at the end."""
-        favourable = sum(draws for k, draws in self.num_draws().items() if happens(k))
+        favourable = sum(stream for k, stream in self.num_draws().items() if happens(k))
         return favourable / comb(self.num_clients, self.num_sampled)
 
 
@@ -106,12 +106,12 @@ def _distribution(sampling: Sampling, limit: int, rounds: int) -> list[dict[str,
     return [
         {
             "num_byzantine": k,
-            "probability": draws / total,
-            "expected_rounds": rounds * (draws / total),
+            "probability": stream / total,
+            "expected_rounds": rounds * (stream / total),
             "is_tolerated": k <= limit,
             "is_majority": 2 * k > sampling.num_sampled,
         }
-        for k, draws in sampling.num_draws().items()
+        for k, stream in sampling.num_draws().items()
     ]
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from outvote.testing.stress import Progress, Stress
 
 # Fewer tries than the attack makes by default: it asks every rule some hundred times.
-GAS_AWARE = "gas-aware(draws=4, steps=5)"
+GAS_AWARE = "gas-aware(stream=4, steps=5)"
 LEFT_OUT = {"label-flip": "it changes labels, and nobody is trained here"}
 INSIDE = "multi-krum"
 
@@ -47,7 +47,7 @@ INSIDE = "multi-krum"
     type=click.IntRange(1, 1000),
     default=3,
     show_default=True,
-    help="Draws of a random rule's randomness; the errors are averaged.",
+    help="RandomStream of a random rule's randomness; the errors are averaged.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 def command(

@@ -22,7 +22,7 @@ def print_stress(table: "Stress", short: dict[str, str], num_servers: int) -> No
         f"Made-up gradients: {made.num_clients} clients, {made.num_byzantine} of them Byzantine, "
         f"{made.dim:,} coordinates, heterogeneity {made.heterogeneity:g}, seed {made.seed}.\n"
         "Distance of the update to the honest mean, relative to its length (0 is perfect); * marks "
-        f"the worst attack on a rule.\nMean over {num_servers} draws of the server's randomness."
+        f"the worst attack on a rule.\nMean over {num_servers} stream of the server's randomness."
     )
     labels = {rule: short.get(rule, rule) for rule in table.rules}
     worst = {rule: table.worst(rule) for rule in table.rules}

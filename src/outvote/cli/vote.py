@@ -27,7 +27,7 @@ class Told:
     when_too_many: str
     seed: int | None
 
-    def num_told(self, num_clients: int) -> int | None:
+    def num_byzantine_assumed(self, num_clients: int) -> int | None:
         """Return the number before any limit; None if the user gave none."""
         if self.byzantine_fraction is None:
             return self.num_byzantine

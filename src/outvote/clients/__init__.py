@@ -1,1 +1,1 @@
-"""Clients: who owns which pictures, who is asked, and what they learn in a round."""
+"""Clients: who owns which samples, who is asked, and what they learn in a round."""

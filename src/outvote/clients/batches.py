@@ -1,13 +1,13 @@
-"""Which pictures a client trains on, step by step."""
+"""Which samples a client trains on, step by step."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from outvote.clients.pictures import LARGEST_SHIFT
+from outvote.clients.samples import LARGEST_SHIFT
 from outvote.clients.training import Training
-from outvote.seeding import Draws
+from outvote.seeding import RandomStream
 
 CPU = torch.device("cpu")
 
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 class Batches:
     """The batches of one client in one round.
 
-    ``index [steps, batch_size]`` are pictures, -1 where a batch is not full; ``sizes`` tells how
+    ``index [steps, batch_size]`` are samples, -1 where a batch is not full; ``sizes`` tells how
     many there are; ``moves [steps, batch_size, 3]`` how to shift and mirror them, or None.
     """
 
@@ -30,17 +30,17 @@ class Batches:
         return len(self.sizes)
 
     @property
-    def num_pictures(self) -> int:
-        """How many pictures are trained on, repeated ones counted again."""
+    def num_samples(self) -> int:
+        """How many samples are trained on, repeated ones counted again."""
         return sum(self.sizes)
 
 
-def draw_batches(part: Tensor, training: Training, draws: Draws, least: int = 1) -> Batches:
-    """Shuffle the pictures of a client anew for every epoch and cut them into batches.
+def draw_batches(part: Tensor, training: Training, stream: RandomStream, least: int = 1) -> Batches:
+    """Shuffle the samples of a client anew for every epoch and cut them into batches.
 
-    Batches of fewer than `least` pictures are left out, even if none is left.
+    Batches of fewer than `least` samples are left out, even if none is left.
     """
-    generator = draws.under("batches").generator(0, CPU)
+    generator = stream.fold_in("batches").generator(0, CPU)
     size, num_own = training.batch_size, len(part)
     per_epoch = -(-num_own // size)
     # What is left at the end of an epoch is a batch too, if it is large enough.

@@ -1,4 +1,4 @@
-"""A federation: which client owns which pictures, and which clients are Byzantine."""
+"""A federation: which client owns which samples, and which clients are Byzantine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outvote.seeding import Draws
+from outvote.seeding import RandomStream
 
 
 @final
@@ -18,7 +18,7 @@ class Federation:
     """The clients of one run."""
 
     parts: tuple[Tensor, ...]
-    """The pictures of each client, as indices into the training set."""
+    """The samples of each client, as indices into the training set."""
     is_byzantine: tuple[bool, ...]
     """Who lies, for the whole run."""
 
@@ -58,7 +58,11 @@ def make_federation(
             f"the number of Byzantine clients must be from 0 to the {num_clients} clients there "
             f"are, got {count}."
         )
-    order = Draws((seed,)).under("who-is-byzantine").permutations(num_clients, torch.device("cpu"))
+    order = (
+        RandomStream((seed,))
+        .fold_in("who-is-byzantine")
+        .permutations(num_clients, torch.device("cpu"))
+    )
     liars = set(order[0, :count].tolist())
     return Federation(
         parts=tuple(torch.as_tensor(np.asarray(part), dtype=torch.int64) for part in parts),
@@ -78,8 +82,10 @@ def count_sampled(num_clients: int, *, ratio: float | None, number: int | None) 
     return count
 
 
-def sample_clients(num_clients: int, num_sampled: int, draws: Draws, number: int) -> list[int]:
+def sample_clients(
+    num_clients: int, num_sampled: int, stream: RandomStream, number: int
+) -> list[int]:
     """Return the clients of a round, drawn without replacement, in ascending order."""
-    stream = draws.under("sampling").under(str(number))
+    stream = stream.fold_in("sampling").fold_in(str(number))
     order = stream.permutations(num_clients, torch.device("cpu"))
     return sorted(order[0, :num_sampled].tolist())

@@ -19,7 +19,7 @@ class Training:
     """The norm that the gradient of every step is clipped to; None: no clipping."""
     batch_size: int = 64
     num_epochs: int = 1
-    """How often a client goes through its pictures in a round."""
+    """How often a client goes through its samples in a round."""
     num_steps: int | None = None
     """How many batches a client takes in a round, instead of epochs."""
     client_momentum: float = 0.0

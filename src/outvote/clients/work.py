@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outvote.clients.batches import Batches
-from outvote.clients.pictures import Pictures
+from outvote.clients.samples import Samples
 from outvote.clients.training import Training
 
 
@@ -23,7 +23,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Trained:
+class LocalUpdates:
     """What the clients learnt: one row per task."""
 
     gradients: Tensor
@@ -32,15 +32,15 @@ class Trained:
     """The mean loss over the steps; 0 where there was none."""
     buffers: Tensor
     """Running statistics after training, ``[tasks, buffers]``; float64 holds counters too."""
-    num_pictures: Tensor
-    """How many pictures each was trained on; 0: the client had too few for a batch."""
+    num_samples: Tensor
+    """How many samples each was trained on; 0: the client had too few for a batch."""
     memory: tuple[dict[int, Tensor], ...] = ()
     """What clients of each run remember of what they sent, where they do."""
 
 
-def count_pictures(tasks: Sequence[Task]) -> Tensor:
-    """Return how many pictures each task has, repeated ones counted again."""
-    return torch.tensor([task.batches.num_pictures for task in tasks], dtype=torch.int64)
+def count_samples(tasks: Sequence[Task]) -> Tensor:
+    """Return how many samples each task has, repeated ones counted again."""
+    return torch.tensor([task.batches.num_samples for task in tasks], dtype=torch.int64)
 
 
 class Trainer(Protocol):
@@ -53,10 +53,10 @@ class Trainer(Protocol):
         tasks: Sequence[Task],
         training: Training,
         learning_rate: float,
-    ) -> Trained:
+    ) -> LocalUpdates:
         """Train one model per task, from ``weights [runs, dim]``."""
         ...
 
-    def count_right(self, weights: Tensor, buffers: Tensor, pictures: Pictures) -> Tensor:
-        """Return how many pictures each run's model recognises, ``[runs]``."""
+    def count_right(self, weights: Tensor, buffers: Tensor, samples: Samples) -> Tensor:
+        """Return how many samples each run's model recognises, ``[runs]``."""
         ...

@@ -30,7 +30,7 @@ class Arrays:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Dataset:
-    """Pictures, labels and how to normalise them.
+    """Samples, labels and how to normalise them.
 
     A picture x goes into a model as (x / 255 - mean) / std, channel by channel.
     """

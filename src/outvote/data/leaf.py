@@ -21,7 +21,7 @@ TRAIN_SHARE = 0.9
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """Pictures with label and writer."""
+    """Samples with label and writer."""
 
     images: Images
     labels: Labels

@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from outvote.engine.sampling import Chosen
+from outvote.engine.run_stack import RunStack, State
+from outvote.engine.sampling import Participants
 from outvote.engine.training import train_server
-from outvote.engine.world import State, World
 from outvote.rules.base import Rule
 from outvote.rules.verdict import Verdict
 
@@ -15,19 +15,24 @@ def is_judged_alone(rule: Rule) -> bool:
 
 
 def ask(
-    world: World, state: State, chosen: Chosen, gradients: Tensor, number: int, seed: int
+    stack: RunStack,
+    state: State,
+    participants: Participants,
+    gradients: Tensor,
+    number: int,
+    seed: int,
 ) -> Verdict:
     """Return the verdict on ``gradients [clients, dim]`` of a run; nothing is remembered of it."""
-    rule = world.runs[number].rule
+    rule = stack.runs[number].rule
     reference = None
     if rule.needs_reference:
-        reference = train_server(world, state, number, chosen.number)
+        reference = train_server(stack, state, number, participants.number)
     return rule.inspect(
         gradients,
-        num_byzantine=chosen.num_told[number],
+        num_byzantine=participants.num_byzantine_assumed[number],
         when_too_many="lower",
         seed=seed,
-        clients=chosen.clients[number],
+        clients=participants.clients[number],
         reference=reference,
         state=state.rule_memory[number] if state.rule_memory else None,
     )

@@ -1,4 +1,4 @@
-"""The liars of a round replace what they learnt by what they send."""
+"""The liars of a round replace what they local_updates by what they send."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from outvote.attacks.batch import BatchDefence, corrupt
-from outvote.clients.work import Trained
+from outvote.clients.work import LocalUpdates
 from outvote.engine.alike import alike, place
 from outvote.engine.asking import ask, is_judged_alone
-from outvote.engine.sampling import Chosen
-from outvote.engine.world import Run, State, World
+from outvote.engine.run_stack import Run, RunStack, State
+from outvote.engine.sampling import Participants
 from outvote.rules.batch import judge
 
 
@@ -24,26 +24,30 @@ class Sent:
     memory: tuple[Any, ...]
 
 
-def attack(world: World, state: State, chosen: Chosen, learnt: Trained) -> Sent:
+def attack(
+    stack: RunStack, state: State, participants: Participants, local_updates: LocalUpdates
+) -> Sent:
     """Let the liars of every run send what their attack makes of the round."""
-    num_runs = len(world.runs)
-    learnt_rows = learnt.gradients.view(num_runs, -1, learnt.gradients.shape[-1])
+    num_runs = len(stack.runs)
+    learnt_rows = local_updates.gradients.view(num_runs, -1, local_updates.gradients.shape[-1])
     rows = learnt_rows
     memory = list(state.attack_memory or (None,) * num_runs)
-    for numbers in alike(world, _kind):
-        first = world.runs[numbers[0]]
+    for numbers in alike(stack, _kind):
+        first = stack.runs[numbers[0]]
         some = torch.tensor(numbers)
-        if first.attack.is_data_attack or not bool(chosen.is_byzantine[some].any()):
+        if first.attack.is_data_attack or not bool(participants.is_byzantine[some].any()):
             continue
         at = place(numbers, rows.device)
         found = corrupt(
             first.attack,
             learnt_rows[at],
-            chosen.is_byzantine[some].to(rows.device),
-            seeds=[world.runs[k].draws(chosen.number, "attack").derived()[0] for k in numbers],
-            defence=_defence(world, state, chosen, numbers),
+            participants.is_byzantine[some].to(rows.device),
+            seeds=[
+                stack.runs[k].stream(participants.number, "attack").derived()[0] for k in numbers
+            ],
+            defence=_defence(stack, state, participants, numbers),
             state=memory[numbers[0]] if first.attack.has_memory else None,
-            clients=torch.tensor([chosen.clients[k] for k in numbers], device=rows.device),
+            clients=torch.tensor([participants.clients[k] for k in numbers], device=rows.device),
         )
         if rows is learnt_rows:
             rows = learnt_rows.clone()
@@ -61,17 +65,19 @@ def _kind(number: int, run: Run) -> tuple[Any, ...]:
     return run.attack, asked, number if is_own else None
 
 
-def _defence(world: World, state: State, chosen: Chosen, numbers: list[int]) -> BatchDefence:
+def _defence(
+    stack: RunStack, state: State, participants: Participants, numbers: list[int]
+) -> BatchDefence:
     """Return what attackers believe the server will do; its memory is not theirs to change."""
-    rule = world.runs[numbers[0]].rule
+    rule = stack.runs[numbers[0]].rule
 
     def together(gradients: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
-        num_told = [chosen.num_told[k] for k in numbers]
-        judged = judge(rule, gradients, num_byzantine=num_told, seeds=seeds)
+        num_byzantine_assumed = [participants.num_byzantine_assumed[k] for k in numbers]
+        judged = judge(rule, gradients, num_byzantine=num_byzantine_assumed, seeds=seeds)
         return judged.updates, judged.weights > 0
 
     def alone(gradients: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
-        verdict = ask(world, state, chosen, gradients[0], numbers[0], seeds[0])
+        verdict = ask(stack, state, participants, gradients[0], numbers[0], seeds[0])
         kept = torch.from_numpy(verdict.weights > 0).to(gradients.device)
         return verdict.update.unsqueeze(0), kept.unsqueeze(0)
 

@@ -1,4 +1,4 @@
-"""Diagnostics of a round, for runs that ask for them: they cost a pass over honest pictures."""
+"""Diagnostics of a round, for runs that ask for them: they cost a pass over honest samples."""
 
 from dataclasses import dataclass, replace
 from typing import final
@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from outvote.clients.batches import Batches, draw_batches
-from outvote.clients.work import Task, Trained
+from outvote.clients.work import LocalUpdates, Task
 from outvote.engine.judging import Judged, rule_seed
 from outvote.engine.normalisation import LEAST_NORMALISED
-from outvote.engine.sampling import Chosen
-from outvote.engine.world import State, World
+from outvote.engine.run_stack import RunStack, State
+from outvote.engine.sampling import Participants
 from outvote.metrics.diagnostics import (
     Diagnostics,
     LocalPass,
@@ -20,12 +20,12 @@ from outvote.metrics.diagnostics import (
     heterogeneity,
 )
 from outvote.precision import plain_torch
-from outvote.rules.base import Facts, Rule
+from outvote.rules.base import RoundInfo, Rule
+from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.gas import GAS
-from outvote.rules.points import Points
 from outvote.rules.resilience import resilience
 from outvote.rules.split import Split, slabs
-from outvote.seeding import Draws
+from outvote.seeding import RandomStream
 
 # Each has a gradient of its own.
 BATCHES_AT_ONCE = 8
@@ -47,28 +47,35 @@ class Seen:
 
 
 def diagnose(
-    world: World, state: State, chosen: Chosen, learnt: Trained, judged: Judged
+    stack: RunStack,
+    state: State,
+    participants: Participants,
+    local_updates: LocalUpdates,
+    judged: Judged,
 ) -> list[Diagnostics | None]:
     """Diagnose a round of every run; `state` is where the round began."""
-    if not world.has_diagnostics:
-        return [None] * len(world.runs)
+    if not stack.has_diagnostics:
+        return [None] * len(stack.runs)
     found: list[Diagnostics | None] = []
-    for number in range(len(world.runs)):
-        clients = compare_clients(world, state, chosen, number)
-        seen = _seen(world, chosen, learnt, judged, number)
+    for number in range(len(stack.runs)):
+        clients = compare_clients(stack, state, participants, number)
+        seen = _seen(stack, participants, local_updates, judged, number)
         with plain_torch(seen.rows.device):
             found.append(diagnose_rule(seen, clients))
     return found
 
 
-def compare_clients(world: World, state: State, chosen: Chosen, number: int) -> Diagnostics:
+def compare_clients(
+    stack: RunStack, state: State, participants: Participants, number: int
+) -> Diagnostics:
     """Tell how much the honest clients of a run differ, and how much the batches of one do."""
     passes = [
         found
         for client, lies in zip(
-            chosen.clients[number], chosen.is_byzantine[number].tolist(), strict=True
+            participants.clients[number], participants.is_byzantine[number].tolist(), strict=True
         )
-        if not lies and (found := _pass_of(world, state, number, chosen.number, client)) is not None
+        if not lies
+        and (found := _pass_of(stack, state, number, participants.number, client)) is not None
     ]
     if not passes:
         return Diagnostics()
@@ -77,15 +84,15 @@ def compare_clients(world: World, state: State, chosen: Chosen, number: int) -> 
 
 
 def _pass_of(
-    world: World, state: State, number: int, at: int, client: int
+    stack: RunStack, state: State, number: int, at: int, client: int
 ) -> tuple[Tensor, float] | None:
-    """Return a client's gradient over all its pictures, and how much those of its batches differ.
+    """Return a client's gradient over all its samples, and how much those of its batches differ.
 
     At the weights that the round began with: each batch is one plain step of length 1 from there.
     """
-    run = world.runs[number]
+    run = stack.runs[number]
     plain = replace(
-        world.training,
+        stack.training,
         momentum=0.0,
         weight_decay=0.0,
         max_norm=None,
@@ -93,9 +100,9 @@ def _pass_of(
         num_steps=None,
         augment=False,
     )
-    least = LEAST_NORMALISED if world.has_normalisation else 1
-    draws = run.draws(at, client, "diagnostics")
-    batches = draw_batches(run.federation.parts[client], plain, draws, least)
+    least = LEAST_NORMALISED if stack.has_normalisation else 1
+    stream = run.stream(at, client, "diagnostics")
+    batches = draw_batches(run.federation.parts[client], plain, stream, least)
     if batches.num_steps == 0:
         return None
     sums = LocalPass(state.weights[number])
@@ -106,25 +113,31 @@ def _pass_of(
             Task(number, Batches(index.unsqueeze(0), [size]))
             for index, size in zip(batches.index[some], sizes, strict=True)
         ]
-        learnt = world.trainer.train(state.weights, state.buffers, tasks, plain, 1.0)
-        for gradient, size in zip(learnt.gradients, sizes, strict=True):
+        local_updates = stack.trainer.train(state.weights, state.buffers, tasks, plain, 1.0)
+        for gradient, size in zip(local_updates.gradients, sizes, strict=True):
             sums.add(gradient, size)
     return sums.mean.to(state.weights.dtype), sums.noise
 
 
-def _seen(world: World, chosen: Chosen, learnt: Trained, judged: Judged, number: int) -> Seen:
-    is_byzantine = chosen.is_byzantine[number].to(judged.weights.device)
+def _seen(
+    stack: RunStack,
+    participants: Participants,
+    local_updates: LocalUpdates,
+    judged: Judged,
+    number: int,
+) -> Seen:
+    is_byzantine = participants.is_byzantine[number].to(judged.weights.device)
     is_judged = ~judged.is_rejected[number]
     num_rejected = int((~is_judged).sum())
-    rows = learnt.gradients.view(len(world.runs), len(is_judged), -1)[number]
+    rows = local_updates.gradients.view(len(stack.runs), len(is_judged), -1)[number]
     # As many rows as the rule judged: on a GPU, a split depends on their number.
     rows = torch.where(is_byzantine.unsqueeze(-1), 0, rows)[is_judged]
     return Seen(
-        rule=world.runs[number].rule,
-        seed=rule_seed(world, chosen, number),
+        rule=stack.runs[number].rule,
+        seed=rule_seed(stack, participants, number),
         rows=rows,
         is_honest=~is_byzantine[is_judged],
-        num_byzantine=max(0, judged.num_used[number] - num_rejected),
+        num_byzantine=max(0, judged.num_byzantine_used[number] - num_rejected),
         num_kept_byzantine=int(((judged.weights[number] > 0) & is_byzantine).sum()),
     )
 
@@ -133,7 +146,7 @@ def diagnose_rule(seen: Seen, clients: Diagnostics) -> Diagnostics:
     """Add what is known of the gradients and the rule to what is known of the clients."""
     if not bool(seen.is_honest.any()):
         return clients
-    diameter = _sum_of_diameters(Points.from_rows(seen.rows.unsqueeze(0)), seen.is_honest)
+    diameter = _sum_of_diameters(ClientMatrix.from_rows(seen.rows.unsqueeze(0)), seen.is_honest)
     found = replace(clients, honest_diameter=diameter)
     if isinstance(seen.rule, GAS):
         return _diagnose_gas(seen, seen.rule, diameter, found)
@@ -142,9 +155,9 @@ def diagnose_rule(seen: Seen, clients: Diagnostics) -> Diagnostics:
 
 
 def _diagnose_gas(seen: Seen, gas: GAS, diameter: float, found: Diagnostics) -> Diagnostics:
-    points = Points.from_rows(seen.rows.unsqueeze(0))
+    matrix = ClientMatrix.from_rows(seen.rows.unsqueeze(0))
     split = split_of(seen, gas)
-    num_clients, f = points.num_clients, seen.num_byzantine
+    num_clients, f = matrix.num_clients, seen.num_byzantine
     known = resilience(gas.rule, num_clients, f, max(block.shape[-1] for block in split.blocks))
     if known is None:
         return found
@@ -156,19 +169,19 @@ def _diagnose_gas(seen: Seen, gas: GAS, diameter: float, found: Diagnostics) -> 
     num_honest = int(seen.is_honest.sum())
     if num_honest != num_clients - f:
         return found  # Those kept are not as many as the honest: nothing is known of their mean.
-    slab_diameters = [_sum_of_diameters(some, seen.is_honest) for some in slabs(points, split)]
+    slab_diameters = [_sum_of_diameters(some, seen.is_honest) for some in slabs(matrix, split)]
     limit = certificate(seen.num_kept_byzantine, num_honest, diameter, sum(slab_diameters), known)
     return replace(found, certificate=limit)
 
 
 def split_of(seen: Seen, gas: GAS) -> Split:
     """Return the split that was used: it depends on the seed alone."""
-    facts = Facts(num_byzantine=seen.num_byzantine, draws=Draws((seen.seed,)))
-    return gas.split_coordinates(Points.from_rows(seen.rows.unsqueeze(0)), facts)
+    info = RoundInfo(num_byzantine=seen.num_byzantine, stream=RandomStream((seen.seed,)))
+    return gas.split_coordinates(ClientMatrix.from_rows(seen.rows.unsqueeze(0)), info)
 
 
-def _sum_of_diameters(points: Points, is_honest: Tensor) -> float:
+def _sum_of_diameters(matrix: ClientMatrix, is_honest: Tensor) -> float:
     """Return the largest distance between honest clients, added up over the groups."""
     is_pair = is_honest.unsqueeze(-1) & is_honest
-    squared = torch.where(is_pair, points.squared_distances.double(), 0)
+    squared = torch.where(is_pair, matrix.squared_distances.double(), 0)
     return float(squared.amax(dim=(-2, -1)).clamp(min=0).sqrt().sum())

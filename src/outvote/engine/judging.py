@@ -9,8 +9,8 @@ from torch import Tensor
 from outvote.engine.alike import alike, place
 from outvote.engine.asking import ask, is_judged_alone
 from outvote.engine.attacking import Sent
-from outvote.engine.sampling import Chosen
-from outvote.engine.world import State, World
+from outvote.engine.run_stack import RunStack, State
+from outvote.engine.sampling import Participants
 from outvote.rules.batch import Judgement, judge
 
 
@@ -22,11 +22,11 @@ class Judged:
     scores: Tensor
     weights: Tensor
     is_rejected: Tensor
-    num_used: list[int]
+    num_byzantine_used: list[int]
     memory: tuple[Any, ...]
 
 
-def judge_all(world: World, state: State, chosen: Chosen, sent: Sent) -> Judged:
+def judge_all(stack: RunStack, state: State, participants: Participants, sent: Sent) -> Judged:
     """Let every run's rule judge; runs that share a rule without memory are judged together."""
     num_runs, num_clients, dim = sent.gradients.shape
     device = sent.gradients.device
@@ -39,39 +39,39 @@ def judge_all(world: World, state: State, chosen: Chosen, sent: Sent) -> Judged:
         state.rule_memory or (None,) * num_runs,
     )
     memory = list(result.memory)
-    for numbers in alike(world, lambda number, run: run.rule):
-        if is_judged_alone(world.runs[numbers[0]].rule):
+    for numbers in alike(stack, lambda number, run: run.rule):
+        if is_judged_alone(stack.runs[numbers[0]].rule):
             for number in numbers:
-                memory[number] = _judge_alone(world, state, chosen, sent, number, result)
+                memory[number] = _judge_alone(stack, state, participants, sent, number, result)
         else:
-            _judge_together(world, chosen, sent, numbers, result)
+            _judge_together(stack, participants, sent, numbers, result)
     return Judged(
         result.updates,
         result.scores,
         result.weights,
         result.is_rejected,
-        result.num_used,
+        result.num_byzantine_used,
         tuple(memory),
     )
 
 
 def _judge_together(
-    world: World, chosen: Chosen, sent: Sent, numbers: list[int], result: Judged
+    stack: RunStack, participants: Participants, sent: Sent, numbers: list[int], result: Judged
 ) -> None:
     at = place(numbers, sent.gradients.device)
     rows = sent.gradients[at]
     found = judge(
-        world.runs[numbers[0]].rule,
+        stack.runs[numbers[0]].rule,
         rows,
-        num_byzantine=[chosen.num_told[k] for k in numbers],
-        seeds=[rule_seed(world, chosen, k) for k in numbers],
+        num_byzantine=[participants.num_byzantine_assumed[k] for k in numbers],
+        seeds=[rule_seed(stack, participants, k) for k in numbers],
     )
     result.updates[at] = found.updates
     result.scores[at] = _scores(found, rows)
     result.weights[at] = found.weights
     result.is_rejected[at] = found.is_rejected
     for k, used in zip(numbers, found.num_byzantine, strict=True):
-        result.num_used[k] = used
+        result.num_byzantine_used[k] = used
 
 
 def _scores(found: Judgement, rows: Tensor) -> Tensor:
@@ -87,21 +87,26 @@ def _scores(found: Judgement, rows: Tensor) -> Tensor:
 
 
 def _judge_alone(
-    world: World, state: State, chosen: Chosen, sent: Sent, number: int, result: Judged
+    stack: RunStack,
+    state: State,
+    participants: Participants,
+    sent: Sent,
+    number: int,
+    result: Judged,
 ) -> Any:
     """Judge a run whose rule remembers earlier rounds, or trusts a gradient of the server's own."""
-    seed = rule_seed(world, chosen, number)
-    verdict = ask(world, state, chosen, sent.gradients[number], number, seed)
-    places = {client: k for k, client in enumerate(chosen.clients[number])}
+    seed = rule_seed(stack, participants, number)
+    verdict = ask(stack, state, participants, sent.gradients[number], number, seed)
+    places = {client: k for k, client in enumerate(participants.clients[number])}
     result.updates[number] = verdict.update
     result.scores[number] = torch.from_numpy(verdict.scores).to(result.scores)
     result.weights[number] = torch.from_numpy(verdict.weights).to(result.weights)
     for client in verdict.rejected:
         result.is_rejected[number, places[client]] = True
-    result.num_used[number] = verdict.num_byzantine
+    result.num_byzantine_used[number] = verdict.num_byzantine
     return verdict.state
 
 
-def rule_seed(world: World, chosen: Chosen, number: int) -> int:
-    """Return what a run's rule draws from in a round."""
-    return world.runs[number].draws(chosen.number, "rule").derived()[0]
+def rule_seed(stack: RunStack, participants: Participants, number: int) -> int:
+    """Return what a run's rule stream from in a round."""
+    return stack.runs[number].stream(participants.number, "rule").derived()[0]

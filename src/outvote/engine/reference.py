@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from outvote.clients.batches import draw_batches
 from outvote.clients.federation import sample_clients
-from outvote.clients.pictures import Pictures
+from outvote.clients.samples import Samples
 from outvote.clients.training import Training
-from outvote.engine.world import Run
+from outvote.engine.run_stack import Run
 
 
 @dataclass(slots=True, eq=False)
@@ -25,8 +25,8 @@ class Plain:
 
     run: Run
     model: nn.Module
-    train: Pictures
-    test: Pictures
+    train: Samples
+    test: Samples
     training: Training
     num_classes: int
     attack_state: Any = None
@@ -36,15 +36,15 @@ class Plain:
     def play(self, number: int, *, is_evaluated: bool = True) -> dict[str, Any]:
         """Play one round, counted from 1, and tell what happened."""
         run = self.run
-        clients = sample_clients(run.federation.num_clients, run.num_sampled, run.draws(), number)
+        clients = sample_clients(run.federation.num_clients, run.num_sampled, run.stream(), number)
         lies = [run.federation.is_byzantine[client] for client in clients]
-        learnt = self.learn_all(clients, lies, number)
-        sent = self.corrupt(learnt, clients, lies, number)
+        local_updates = self.learn_all(clients, lies, number)
+        sent = self.corrupt(local_updates, clients, lies, number)
         verdict = run.rule.inspect(
             sent,
-            num_byzantine=run.num_told(sum(lies)),
+            num_byzantine=run.num_byzantine_assumed(sum(lies)),
             when_too_many="lower",
-            seed=run.draws(number, "rule").derived()[0],
+            seed=run.stream(number, "rule").derived()[0],
             clients=clients,
             state=self.rule_state,
         )
@@ -58,21 +58,21 @@ class Plain:
         """Train the clients; liars only if it matters what they would have sent."""
         are_spared = not self.run.attack.needs_own() and not all(lies)
         honest = [client for client, lie in zip(clients, lies, strict=True) if not lie]
-        learnt = {client: self.learn(client, number) for client in honest}
+        local_updates = {client: self.learn(client, number) for client in honest}
         for client in clients:
-            if client not in learnt:
-                zero = torch.zeros_like(next(iter(learnt.values()))) if are_spared else None
-                learnt[client] = self.learn(client, number) if zero is None else zero
+            if client not in local_updates:
+                zero = torch.zeros_like(next(iter(local_updates.values()))) if are_spared else None
+                local_updates[client] = self.learn(client, number) if zero is None else zero
         if self.training.client_momentum:
             share = self.training.client_momentum
             for client in honest if are_spared else clients:
-                before = self.sent.get(client, learnt[client])
-                learnt[client] = share * before + (1 - share) * learnt[client]
-                self.sent[client] = learnt[client]
-        return [learnt[client] for client in clients]
+                before = self.sent.get(client, local_updates[client])
+                local_updates[client] = share * before + (1 - share) * local_updates[client]
+                self.sent[client] = local_updates[client]
+        return [local_updates[client] for client in clients]
 
     def learn(self, client: int, number: int) -> Tensor:
-        """Train a copy of the network on the pictures of a client."""
+        """Train a copy of the network on the samples of a client."""
         model = copy.deepcopy(self.model).train()
         before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
         optimiser = torch.optim.SGD(
@@ -82,7 +82,7 @@ class Plain:
             weight_decay=self.training.weight_decay,
         )
         batches = draw_batches(
-            self.run.federation.parts[client], self.training, self.run.draws(number, client)
+            self.run.federation.parts[client], self.training, self.run.stream(number, client)
         )
         for step, size in enumerate(batches.sizes):
             index = batches.index[step, :size]
@@ -99,10 +99,10 @@ class Plain:
         return before - nn.utils.parameters_to_vector(model.parameters()).detach()
 
     def corrupt(
-        self, learnt: list[Tensor], clients: list[int], lies: list[bool], number: int
+        self, local_updates: list[Tensor], clients: list[int], lies: list[bool], number: int
     ) -> Tensor:
         """Replace the rows of the liars by what their attack sends."""
-        rows = torch.stack(learnt)
+        rows = torch.stack(local_updates)
         liar = torch.tensor(lies)
         if not any(lies):
             return rows
@@ -110,8 +110,8 @@ class Plain:
             rows[~liar],
             num_byzantine=sum(lies),
             own=rows[liar],
-            rule=partial(self.run.rule, num_byzantine=self.run.num_told(sum(lies))),
-            seed=self.run.draws(number, "attack").derived()[0],
+            rule=partial(self.run.rule, num_byzantine=self.run.num_byzantine_assumed(sum(lies))),
+            seed=self.run.stream(number, "attack").derived()[0],
             state=self.attack_state,
         )
         self.attack_state = found.state
@@ -121,6 +121,6 @@ class Plain:
 
     @torch.no_grad()
     def accuracy(self) -> float:
-        """Return the share of the test pictures that the network recognises."""
+        """Return the share of the test samples that the network recognises."""
         logits = self.model.eval()(self.test.batch(torch.arange(len(self.test))).movedim(-1, 1))
         return float((logits.argmax(dim=-1) == self.test.labels).double().mean())

@@ -3,20 +3,22 @@
 from outvote.engine.attacking import attack
 from outvote.engine.judging import judge_all
 from outvote.engine.recording import describe
-from outvote.engine.sampling import choose_clients
+from outvote.engine.run_stack import RunStack, State
+from outvote.engine.sampling import sample_participants
 from outvote.engine.serving import serve
 from outvote.engine.training import train
-from outvote.engine.world import State, World
 from outvote.metrics.record import Record
 
 
-def play_round(
-    world: World, state: State, *, is_evaluated: bool = True
+def run_round(
+    stack: RunStack, state: State, *, is_evaluated: bool = True
 ) -> tuple[State, list[Record]]:
     """Choose clients, let them train, let liars lie, judge, step, and tell what happened."""
-    chosen = choose_clients(world, state.round + 1)
-    learnt = train(world, state, chosen)
-    sent = attack(world, state, chosen, learnt)
-    judged = judge_all(world, state, chosen, sent)
-    after = serve(world, state, learnt, sent, judged)
-    return after, describe(world, state, after, chosen, learnt, judged, is_evaluated=is_evaluated)
+    participants = sample_participants(stack, state.round + 1)
+    local_updates = train(stack, state, participants)
+    sent = attack(stack, state, participants, local_updates)
+    judged = judge_all(stack, state, participants, sent)
+    after = serve(stack, state, local_updates, sent, judged)
+    return after, describe(
+        stack, state, after, participants, local_updates, judged, is_evaluated=is_evaluated
+    )

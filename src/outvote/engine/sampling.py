@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from outvote.clients.federation import sample_clients
-from outvote.engine.world import World
+from outvote.engine.run_stack import RunStack
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Chosen:
+class Participants:
     """The clients of a round of every run."""
 
     number: int
@@ -18,17 +18,17 @@ class Chosen:
     clients: list[list[int]]
     is_byzantine: Tensor
     """``[runs, clients]``"""
-    num_told: list[int]
+    num_byzantine_assumed: list[int]
 
 
-def choose_clients(world: World, number: int) -> Chosen:
+def sample_participants(stack: RunStack, number: int) -> Participants:
     """Draw the clients of a round, and tell the server what it may know of them."""
     clients, liars, told = [], [], []
-    for run in world.runs:
+    for run in stack.runs:
         federation = run.federation
-        some = sample_clients(federation.num_clients, run.num_sampled, run.draws(), number)
+        some = sample_clients(federation.num_clients, run.num_sampled, run.stream(), number)
         lies = [federation.is_byzantine[k] for k in some]
         clients.append(some)
         liars.append(lies)
-        told.append(run.num_told(sum(lies)))
-    return Chosen(number, clients, torch.tensor(liars), told)
+        told.append(run.num_byzantine_assumed(sum(lies)))
+    return Participants(number, clients, torch.tensor(liars), told)

@@ -7,14 +7,14 @@ from math import isfinite
 import torch
 from torch import Tensor, nn
 
-from outvote.clients.alone import Alone
-from outvote.clients.pictures import Pictures
-from outvote.clients.together import Together
+from outvote.clients.samples import Samples
+from outvote.clients.sequential import SequentialTrainer
+from outvote.clients.stacked import StackedTrainer
 from outvote.clients.training import Training
 from outvote.clients.work import Trainer
 from outvote.engine.normalisation import check_normalisation, has_normalisation
-from outvote.engine.round import play_round
-from outvote.engine.world import Run, State, World
+from outvote.engine.round import run_round
+from outvote.engine.run_stack import Run, RunStack, State
 from outvote.metrics.record import Record
 from outvote.server.step import Server
 
@@ -31,10 +31,10 @@ class Step:
     """The runs that ended with this round because they diverged."""
 
 
-def make_world(  # noqa: PLR0913  (all of what a world is made of)
+def make_run_stack(  # noqa: PLR0913  (all of what a stack is made of)
     module: nn.Module,
-    train: Pictures,
-    test: Pictures,
+    train: Samples,
+    test: Samples,
     runs: Sequence[Run],
     *,
     training: Training,
@@ -43,7 +43,7 @@ def make_world(  # noqa: PLR0913  (all of what a world is made of)
     aggregate: str = "parameters",
     precision: str = "float32",
     has_diagnostics: bool = False,
-) -> World:
+) -> RunStack:
     """Put everything together; clients train one by one on a CPU, all at once on a GPU."""
     check_normalisation(module, training)
     device = train.images.device
@@ -51,9 +51,9 @@ def make_world(  # noqa: PLR0913  (all of what a world is made of)
     if device.type == "cpu":
         if precision == "bfloat16":
             raise ValueError("precision bfloat16 is for GPUs, got a CPU; set float32.")
-        trainer = Alone(module, train)
+        trainer = SequentialTrainer(module, train)
     else:
-        trainer = Together(module, train, precision)
+        trainer = StackedTrainer(module, train, precision)
     named = [(name, buffer) for name, buffer in module.named_buffers()]
     none = torch.empty(0, dtype=torch.bool, device=device)
 
@@ -61,7 +61,7 @@ def make_world(  # noqa: PLR0913  (all of what a world is made of)
         marks = [none.new_full((b.numel(),), is_so(name, b)) for name, b in named]
         return torch.cat([none, *marks])
 
-    return World(
+    return RunStack(
         runs=tuple(runs),
         trainer=trainer,
         test=test,
@@ -77,7 +77,7 @@ def make_world(  # noqa: PLR0913  (all of what a world is made of)
     )
 
 
-def first_state(modules: Sequence[nn.Module], like: Pictures) -> State:
+def first_state(modules: Sequence[nn.Module], like: Samples) -> State:
     """Return where runs start: one freshly made network each."""
     device, dtype = like.images.device, like.dtype
     weights = [nn.utils.parameters_to_vector(m.parameters()).detach() for m in modules]
@@ -91,7 +91,7 @@ def first_state(modules: Sequence[nn.Module], like: Pictures) -> State:
 
 
 def simulate(
-    world: World,
+    stack: RunStack,
     state: State,
     num_rounds: int,
     *,
@@ -99,12 +99,12 @@ def simulate(
     numbers: Sequence[int] | None = None,
 ) -> Iterator[Step]:
     """Play rounds up to `num_rounds`; runs that diverge end early, the others go on."""
-    going = list(range(len(world.runs)) if numbers is None else numbers)
-    here = world.only(going)
+    going = list(range(len(stack.runs)) if numbers is None else numbers)
+    here = stack.only(going)
     while going and state.round < num_rounds:
         number = state.round + 1
         is_evaluated = number % evaluate_every == 0 or number == num_rounds
-        state, records = play_round(here, state, is_evaluated=is_evaluated)
+        state, records = run_round(here, state, is_evaluated=is_evaluated)
         over = [k for k, record in enumerate(records) if not _is_sound(state, k, record)]
         yield Step(state, going, records, [going[k] for k in over])
         if over:

@@ -3,7 +3,7 @@
 How it goes, and which module does what:
 
 1. What to play. A `spec` is one run; everything in it is part of its hash, and so are files of
-   one's own (`own_code`). `reading` makes a plan of a file: presets (of `suites`), overrides, and
+   one's own (`user_code`). `reading` makes a plan of a file: presets (of `suites`), overrides, and
    lists that multiply runs; `checking` refuses what makes no sense. `suites` does the same for
    all parts of a suite, of which `choosing` takes some. `forecast` counts them and guesses how
    long they take, `places` tells the cells of a table that they fill.
@@ -14,7 +14,7 @@ How it goes, and which module does what:
    (`capacity`), takes hold of the folders (`entry`), and plays `wave` after wave: rounds are
    written down as they come, and where runs stand is saved now and then (`saving`, `memory`).
    What raises is tried again in halves, until the broken run is alone. `build` makes what the
-   engine plays, from datasets on a `shelf`, on a `device`; `environment` tells where that was.
+   engine plays, from datasets on a `datasets`, on a `device`; `environment` tells where that was.
 4. By many. `parallel` deals the jobs out as `unit`s to an executor, such as `processes` of this
    machine; each plays its own with a runner as above. `following` reads from the store how they
    get on, for whoever listens (`listener`).

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from outvote.attacks.spec import make_attack
 from outvote.clients.federation import Federation, make_federation
-from outvote.clients.pictures import Pictures
+from outvote.clients.samples import Samples
 from outvote.data.dataset import Dataset
-from outvote.engine.simulation import make_world
-from outvote.engine.world import Run, World
+from outvote.engine.run_stack import Run, RunStack
+from outvote.engine.simulation import make_run_stack
 from outvote.experiment.checking import num_sampled
-from outvote.experiment.shelf import Shelf, Wanted, wanted
+from outvote.experiment.dataset_cache import DatasetCache, Wanted, wanted
 from outvote.experiment.spec import Data, Members, Spec
 from outvote.models.spec import make_model
 from outvote.partition import (
@@ -26,7 +26,7 @@ from outvote.partition import (
     partition_shards,
 )
 from outvote.rules.spec import make_rule
-from outvote.seeding import Draws
+from outvote.seeding import RandomStream
 
 
 @final
@@ -35,18 +35,18 @@ class Loaded:
     """A dataset, and its pictures on the training device."""
 
     dataset: Dataset
-    train: Pictures
-    test: Pictures
+    train: Samples
+    test: Samples
 
 
 @final
-class Workshop:
+class RunBuilder:
     """Builds runs; what several of them share is made once."""
 
     def __init__(self, device: torch.device) -> None:
         """Take the device to train on."""
         self.device = device
-        self.shelf = Shelf()
+        self.datasets = DatasetCache()
         self._loaded: dict[Wanted, Loaded] = {}
         self._federations: dict[tuple[Data, Members, int], Federation] = {}
 
@@ -56,7 +56,7 @@ class Workshop:
         if key not in self._loaded:
             self._loaded.clear()
             self._federations.clear()
-            found = self.shelf.dataset(data)
+            found = self.datasets.dataset(data)
             self._loaded[key] = Loaded(
                 found,
                 self._pictures(found, found.train_images, found.train_labels),
@@ -67,7 +67,7 @@ class Workshop:
     def num_clients(self, spec: Spec) -> int:
         """Return how many clients there are; for that alone nothing is partitioned."""
         number = spec.federation.num_clients
-        return number if isinstance(number, int) else self.shelf.num_groups(spec.data)
+        return number if isinstance(number, int) else self.datasets.num_groups(spec.data)
 
     def num_sampled(self, spec: Spec) -> int:
         """Return how many of them take part in a round."""
@@ -77,21 +77,21 @@ class Workshop:
         """Build one run."""
         federation = self._federation(spec)
         rule = make_rule(spec.rule)
-        told = spec.federation.told
+        assumed = spec.federation.assumed_byzantine
         return Run(
             federation=federation,
             attack=make_attack(spec.attack),
             rule=rule,
             seed=spec.seed,
             num_sampled=num_sampled(spec.federation, federation.num_clients),
-            told=None if isinstance(told, str) else told,
+            assumed_byzantine=None if isinstance(assumed, str) else assumed,
             root=self._root(spec) if rule.needs_reference else None,
         )
 
-    def world(self, spec: Spec, runs: Sequence[Run]) -> World:
+    def stack(self, spec: Spec, runs: Sequence[Run]) -> RunStack:
         """Put runs together that share all but federation, attack, rule and seed."""
         loaded = self.loaded(spec.data)
-        return make_world(
+        return make_run_stack(
             self.network(spec),
             loaded.train,
             loaded.test,
@@ -106,7 +106,7 @@ class Workshop:
 
     def network(self, spec: Spec) -> nn.Module:
         """Make the network that a run starts with."""
-        dataset = self.shelf.dataset(spec.data)
+        dataset = self.datasets.dataset(spec.data)
         return make_model(
             spec.model.name,
             num_classes=dataset.num_classes,
@@ -116,7 +116,7 @@ class Workshop:
 
     def label_counts(self, spec: Spec, federation: Federation) -> NDArray[np.int64]:
         """Count the pictures of each class that every client owns."""
-        dataset = self.shelf.dataset(spec.data)
+        dataset = self.datasets.dataset(spec.data)
         return np.stack(
             [
                 np.bincount(dataset.train_labels[part.numpy()], minlength=dataset.num_classes)
@@ -127,7 +127,7 @@ class Workshop:
     def _federation(self, spec: Spec) -> Federation:
         key = (spec.data, spec.federation, spec.seed)
         if key not in self._federations:
-            parts = _partition(spec, self.shelf)
+            parts = _partition(spec, self.datasets)
             liars = spec.federation.byzantine
             self._federations[key] = make_federation(
                 parts,
@@ -138,27 +138,27 @@ class Workshop:
         return self._federations[key]
 
     def _root(self, spec: Spec) -> Tensor:
-        num_pictures = len(self.shelf.dataset(spec.data).train_labels)
-        if spec.root_size > num_pictures:
+        num_samples = len(self.datasets.dataset(spec.data).train_labels)
+        if spec.root_size > num_samples:
             raise ValueError(
-                f"root_size must be at most the {num_pictures} training pictures, got "
+                f"root_size must be at most the {num_samples} training pictures, got "
                 f"{spec.root_size}."
             )
-        draws = Draws((spec.seed,)).under("root")
-        order = draws.permutations(num_pictures, torch.device("cpu"))[0]
+        stream = RandomStream((spec.seed,)).fold_in("root")
+        order = stream.permutations(num_samples, torch.device("cpu"))[0]
         return order[: spec.root_size].long()
 
-    def _pictures(self, dataset: Dataset, images: Any, labels: Any) -> Pictures:
-        return Pictures(images, labels, mean=dataset.mean, std=dataset.std, device=self.device)
+    def _pictures(self, dataset: Dataset, images: Any, labels: Any) -> Samples:
+        return Samples(images, labels, mean=dataset.mean, std=dataset.std, device=self.device)
 
 
-def _partition(spec: Spec, shelf: Shelf) -> list[Any]:
+def _partition(spec: Spec, datasets: DatasetCache) -> list[Any]:
     data, number, seed = spec.data, spec.federation.num_clients, _seed(spec, "partition")
     if data.partition == "by-group":
         wanted = None if isinstance(number, str) else number
-        groups = shelf.groups(data)
+        groups = datasets.groups(data)
         return list(partition_by_group(groups, num_clients=wanted, seed=seed))
-    labels = shelf.dataset(data).train_labels
+    labels = datasets.dataset(data).train_labels
     assert isinstance(number, int)
     if data.partition == "iid":
         return list(partition_iid(labels, num_clients=number, seed=seed))
@@ -178,4 +178,4 @@ def _partition(spec: Spec, shelf: Shelf) -> list[Any]:
 
 
 def _seed(spec: Spec, what: str) -> int:
-    return Draws((spec.seed,)).under(what).derived()[0]
+    return RandomStream((spec.seed,)).fold_in(what).derived()[0]

@@ -9,7 +9,7 @@ from torch import nn
 
 from outvote.clients.memory import free_on_gpu
 
-# What is learnt, sent, attacked and judged, and copies of it; the trainer looks after itself.
+# What is local_updates, sent, attacked and judged, and copies of it; the trainer looks after itself.
 VECTORS_PER_CLIENT = 8
 SHARE_OF_FREE = 0.6
 SHARE_OF_FILES = 0.5

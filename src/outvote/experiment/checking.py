@@ -37,12 +37,12 @@ def num_sampled(members: Members, num_clients: int) -> int:
     return count_sampled(num_clients, ratio=ratio, number=number)
 
 
-def check_told(members: Members, num_sampled: int) -> None:
+def check_assumed(members: Members, num_sampled: int) -> None:
     """Refuse to tell the server of more liars than there are clients in a round."""
-    if isinstance(members.told, int) and members.told > num_sampled:
+    if isinstance(members.assumed_byzantine, int) and members.assumed_byzantine > num_sampled:
         raise ValueError(
-            f"federation.told must be at most the {num_sampled} clients sampled in a round, got "
-            f"{members.told}; lower it, or write a fraction."
+            f"federation.assumed_byzantine must be at most the {num_sampled} clients sampled in a round, got "
+            f"{members.assumed_byzantine}; lower it, or write a fraction."
         )
 
 
@@ -71,7 +71,7 @@ def _check_size(data: Data) -> None:
 
 
 def _check_members(members: Members, data: Data) -> None:
-    for name in ("byzantine", "sampled", "told"):
+    for name in ("byzantine", "sampled", "assumed_byzantine"):
         value = getattr(members, name)
         if isinstance(value, float) and not 0 <= value <= 1:
             raise ValueError(
@@ -88,7 +88,7 @@ def _check_members(members: Members, data: Data) -> None:
             )
         return
     _check_least("federation.num_clients", members.num_clients, 1)
-    check_told(members, num_sampled(members, members.num_clients))
+    check_assumed(members, num_sampled(members, members.num_clients))
     if isinstance(members.byzantine, int) and members.byzantine > members.num_clients:
         raise ValueError(
             f"federation.byzantine must be at most the {members.num_clients} clients there are, "

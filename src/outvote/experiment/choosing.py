@@ -32,7 +32,7 @@ class Choice:
 
 
 def choose(suite: Suite, choice: Choice) -> Suite:
-    """Return the suite with what was chosen; a choice that nothing fits is a ValueError."""
+    """Return the suite with what was participants; a choice that nothing fits is a ValueError."""
     parts = _named(suite, choice.parts)
     for text in choice.settings:
         parts = [_with(part, override(text)) for part in parts]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import final
 
-from outvote.engine.world import Run
+from outvote.engine.run_stack import Run
 from outvote.experiment.job import Job
 from outvote.results.checkpoint import Checkpoint
 from outvote.results.folder import Writer

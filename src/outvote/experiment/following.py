@@ -34,7 +34,7 @@ class Follower:
                     num_rounds=job.spec.rounds,
                     num_runs=1,
                     accuracies=() if line.accuracy is None else (line.accuracy,),
-                    images=line.num_pictures or 0,
+                    images=line.num_samples or 0,
                     seconds=seconds,
                 )
             )

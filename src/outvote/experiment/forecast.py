@@ -1,11 +1,13 @@
 """What a suite would play: how many runs, how many are done, and how long the rest takes."""
 
+import warnings
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, final
 
+from outvote.errors import OutvoteWarning
 from outvote.experiment.adopting import find_elsewhere
 from outvote.experiment.job import Job, stack_key
 from outvote.experiment.places import places_of
@@ -114,7 +116,9 @@ def _kind(folder: RunFolder, device: str) -> Hashable:
         return None
     if environment.device != device:
         return None
-    (spec,) = read_plan(folder.path / "config.toml").specs
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OutvoteWarning)  # A store of 0.1 has the old names.
+        (spec,) = read_plan(folder.path / "config.toml").specs
     return stack_key(spec)
 
 
@@ -126,7 +130,7 @@ def _speed(folder: RunFolder, device: str) -> Speed | None:
         return None
     seconds = sum(each.seconds for each in timings) / images
     return Speed(
-        images_per_round=sum(each.num_pictures or 0 for each in rounds) / len(rounds),
+        images_per_round=sum(each.num_samples or 0 for each in rounds) / len(rounds),
         seconds_per_image=seconds * (environment.num_threads if device == "cpu" else 1),
     )
 

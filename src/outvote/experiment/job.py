@@ -87,7 +87,7 @@ def told(error: Exception) -> str:
 def stack_key(spec: Spec) -> Hashable:
     """Return what runs must share to be played together."""
     members = spec.federation
-    shape = msgspec.structs.replace(members, byzantine=0, told="oracle")
+    shape = msgspec.structs.replace(members, byzantine=0, assumed_byzantine="oracle")
     return (
         spec.data.name,
         spec.data.image_size,

@@ -2,8 +2,8 @@
 
 from collections.abc import Hashable, Sequence
 
+from outvote.experiment.dataset_cache import wanted
 from outvote.experiment.job import Job, stack_key
-from outvote.experiment.shelf import wanted
 
 Todo = tuple[int, Job]
 """The rounds that are done, and the run."""

@@ -45,7 +45,7 @@ def play_with(workers: Workers, runner: Runner, plan: Plan) -> list[Ended]:
     runner.check(plan)
     jobs = plan.jobs(runner.output)
     ends, todo = runner.sort(jobs)
-    crew = _Crew(workers, runner, ends)
+    crew = _Scheduler(workers, runner, ends)
     try:
         crew.play(todo)
         # The other process that worked on these may have been ended.
@@ -69,7 +69,7 @@ class _Work:
 
 
 @final
-class _Crew:
+class _Scheduler:
     """Hands out units, and hears what became of them."""
 
     def __init__(self, workers: Workers, runner: Runner, ends: dict[str, Ended]) -> None:

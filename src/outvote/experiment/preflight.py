@@ -5,24 +5,24 @@ from collections.abc import Sequence
 import torch
 
 from outvote.engine.normalisation import check_normalisation
-from outvote.experiment.build import Workshop
-from outvote.experiment.checking import check_told
-from outvote.experiment.shelf import wanted
+from outvote.experiment.build import RunBuilder
+from outvote.experiment.checking import check_assumed
+from outvote.experiment.dataset_cache import wanted
 from outvote.experiment.spec import Spec
 
 
-def check_playable(specs: Sequence[Spec], workshop: Workshop) -> None:
+def check_playable(specs: Sequence[Spec], builder: RunBuilder) -> None:
     """Load the data and try the networks on one picture each; a fault is a ValueError."""
     seen = set()
     for spec in specs:
-        _check_precision(spec, workshop.device)
+        _check_precision(spec, builder.device)
         if spec.data.partition == "by-group":
-            workshop.shelf.groups(spec.data)
-        check_told(spec.federation, workshop.num_sampled(spec))
+            builder.datasets.groups(spec.data)
+        check_assumed(spec.federation, builder.num_sampled(spec))
         tried = (wanted(spec.data), spec.model.name, spec.training.batch_size)
         if tried not in seen:
             seen.add(tried)
-            _try_network(spec, workshop)
+            _try_network(spec, builder)
 
 
 def _check_precision(spec: Spec, device: torch.device) -> None:
@@ -33,10 +33,10 @@ def _check_precision(spec: Spec, device: torch.device) -> None:
         )
 
 
-def _try_network(spec: Spec, workshop: Workshop) -> None:
-    height, width, channels = workshop.shelf.dataset(spec.data).shape
+def _try_network(spec: Spec, builder: RunBuilder) -> None:
+    height, width, channels = builder.datasets.dataset(spec.data).shape
     try:
-        network = workshop.network(spec).eval()
+        network = builder.network(spec).eval()
         with torch.no_grad():
             network(torch.zeros(1, channels, height, width))
     except (RuntimeError, ValueError) as error:

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, ParamSpec, TypeVar, final
 
 Given = ParamSpec("Given")
-Answer = TypeVar("Answer")
+Aggregation = TypeVar("Aggregation")
 ASKED_TO_STOP = Event()
 """Set in a process that was asked to end: the unit that it plays finishes its round and saves."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -35,16 +35,16 @@ class Processes(Executor):
     def __init__(self, num_processes: int) -> None:
         """Start none: a process is started when there is work for it."""
         self._threads = ThreadPoolExecutor(num_processes, "outvote-process")
-        self._free: SimpleQueue[_Lane | None] = SimpleQueue()
-        self._all: set[_Lane] = set()
+        self._free: SimpleQueue[_Worker | None] = SimpleQueue()
+        self._all: set[_Worker] = set()
         self._lock = Lock()
         self._is_killed = False
         for _ in range(num_processes):
             self._free.put(None)
 
     def submit(
-        self, fn: Callable[Given, Answer], /, *args: Given.args, **kwargs: Given.kwargs
-    ) -> Future[Answer]:
+        self, fn: Callable[Given, Aggregation], /, *args: Given.args, **kwargs: Given.kwargs
+    ) -> Future[Aggregation]:
         """Let the next free process call a function that can be imported."""
         return self._threads.submit(self._call, fn, args, kwargs)
 
@@ -79,17 +79,17 @@ class Processes(Executor):
         finally:
             self._free.put(lane)
 
-    def _started(self) -> "_Lane":
+    def _started(self) -> "_Worker":
         with self._lock:
             if self._is_killed:
                 raise ProcessEnded("no more processes are started")
-            lane = _Lane()
+            lane = _Worker()
             self._all.add(lane)
         return lane
 
 
 @final
-class _Lane:
+class _Worker:
     """One process, and the pipe to it."""
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class _Lane:
 
 
 def _serve(connection: Connection) -> None:
-    """Answer calls until the other side is gone."""
+    """Aggregation calls until the other side is gone."""
     # Ctrl-C goes to all processes of a terminal: the first one decides, and tells by a file.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)

@@ -1,6 +1,7 @@
 """From a file of settings to runs: presets, overrides, grids; mistakes are told in one line."""
 
 import tomllib
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -9,11 +10,12 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from outvote.errors import closest
+from outvote.errors import OutvoteWarning, closest
 from outvote.experiment.checking import checked
 from outvote.experiment.job import Job
 from outvote.experiment.spec import Spec
 from outvote.grids import expand, merged, nested
+from outvote.results.renamed import SETTINGS, renamed_settings
 from outvote.suites.presets import PRESETS
 
 OUTSIDE = ("preset", "suite")
@@ -56,8 +58,9 @@ def make_plan(
     table: Mapping[str, Any], settings: Sequence[str] = (), *, suite: str = "runs"
 ) -> Plan:
     """Make the runs of a table of settings: every list multiplies them."""
+    table = with_new_names(table)
     for text in settings:
-        table = merged(table, override(text))
+        table = merged(table, with_new_names(override(text)))
     name = table.get("preset")
     if name is not None and (not isinstance(name, str) or name not in PRESETS):
         raise ValueError(f"unknown preset {name!r}; {closest(str(name), PRESETS)}")
@@ -69,6 +72,17 @@ def make_plan(
     specs = [checked(make_spec(each)) for each in expand(whole)]
     by_hash = {spec.hash: spec for spec in specs}
     return Plan(folder, tuple(by_hash.values()), tuple(by_hash))
+
+
+def with_new_names(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Rename the keys of version 0.1, with a warning."""
+    for old, new in SETTINGS.items():
+        section, _, key = old.partition(".")
+        inside = table.get(section)
+        if isinstance(inside, Mapping) and key in inside:
+            warnings.warn(f"{old} is now {new}; rename it.", OutvoteWarning, stacklevel=2)
+            table = renamed_settings(table)
+    return table
 
 
 def make_spec(table: Mapping[str, Any]) -> Spec:

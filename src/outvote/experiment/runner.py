@@ -9,7 +9,7 @@ import torch
 
 from outvote.errors import plural
 from outvote.experiment.adopting import adopt, find_elsewhere
-from outvote.experiment.build import Workshop
+from outvote.experiment.build import RunBuilder
 from outvote.experiment.job import Ended, Job
 from outvote.experiment.listener import Listener, Silent
 from outvote.experiment.ordering import Todo
@@ -40,15 +40,15 @@ class Runner:
     adopts: bool = False
     """Whether runs that another suite of the store has finished are taken over from there."""
 
-    workshop: Workshop = field(init=False)
+    builder: RunBuilder = field(init=False)
 
     def __post_init__(self) -> None:
         """Make room for what runs share."""
-        self.workshop = Workshop(self.device)
+        self.builder = RunBuilder(self.device)
 
     def check(self, plan: Plan) -> None:
         """Refuse what cannot be played on this device with a ValueError; nothing is written."""
-        check_playable(plan.specs, self.workshop)
+        check_playable(plan.specs, self.builder)
 
     def play(self, plan: Plan) -> list[Ended]:
         """Play the runs of a plan; return what became of each, in their order."""
@@ -84,11 +84,13 @@ class Runner:
 
     def over(self, job: Job, status: Status) -> Ended:
         """Return what a run came to, unless that was on other pictures."""
-        fault = job.other_data(job.known_data(), self.workshop.shelf.used(job.spec.data))
+        fault = job.other_data(job.known_data(), self.builder.datasets.used(job.spec.data))
         if fault:
             return Ended(job=job, outcome="failed", reason=fault)
         return Ended(job=job, outcome=status.outcome, reason=status.reason, is_new=False)
 
     def _adopted(self, job: Job) -> Status | None:
         other = find_elsewhere(job) if self.adopts else None
-        return None if other is None else adopt(job, other, self.workshop.shelf.used(job.spec.data))
+        return (
+            None if other is None else adopt(job, other, self.builder.datasets.used(job.spec.data))
+        )

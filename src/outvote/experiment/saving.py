@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outvote.engine.world import Run, State
+from outvote.engine.run_stack import Run, State
 from outvote.experiment.memory import pack, unpack
 from outvote.results.checkpoint import Checkpoint
 

@@ -7,7 +7,8 @@ import msgspec
 from msgspec import Struct
 
 from outvote.clients.training import Training
-from outvote.experiment.own_code import digests
+from outvote.experiment.user_code import digests
+from outvote.results.renamed import SETTINGS
 from outvote.server.step import Server
 
 Partition = Literal["dirichlet", "iid", "shards", "by-group"]
@@ -38,7 +39,7 @@ class Members(Struct, frozen=True, kw_only=True):
     num_clients: int | Literal["all"] = 50
     byzantine: int | float = 0.2
     sampled: int | float = 1.0
-    told: int | float | Literal["oracle"] = "oracle"
+    assumed_byzantine: int | float | Literal["oracle"] = "oracle"
 
 
 class Model(Struct, frozen=True, kw_only=True):
@@ -72,7 +73,7 @@ class Spec(Struct, frozen=True, kw_only=True):
         Those are read anew every time: a `Job` keeps what it was when the plan was made.
         """
         code = digests(self.rule, self.attack)
-        content = {"protocol": PROTOCOL, "spec": as_table(self), "code": code}
+        content = {"protocol": PROTOCOL, "spec": _as_hashed(self), "code": code}
         text = msgspec.json.encode(content, order="sorted")
         return hashlib.blake2b(text, digest_size=6).hexdigest()
 
@@ -93,6 +94,15 @@ def as_table(spec: Spec) -> dict[str, Any]:
             inside, default = inside[word], default[word]
         if inside[last] == default[last]:
             del inside[last]
+    return table
+
+
+def _as_hashed(spec: Spec) -> dict[str, Any]:
+    """Return the settings under the names that they had first, so that runs keep their names."""
+    table = as_table(spec)
+    for old, new in SETTINGS.items():
+        section, _, key = new.partition(".")
+        table[section][old.partition(".")[2]] = table[section].pop(key)
     return table
 
 

@@ -1,4 +1,4 @@
-"""Wave after wave until all runs are over: one broken run, or too little memory, stops no other."""
+"""StackRun after wave until all runs are over: one broken run, or too little memory, stops no other."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from outvote.experiment.job import Ended, Job, told
 from outvote.experiment.ordering import Todo, stacks
 from outvote.experiment.saving import state_of
 from outvote.experiment.spec import Spec
-from outvote.experiment.wave import Wave
+from outvote.experiment.stack_run import StackRun
 from outvote.results.faults import BusyError, StoreError
 from outvote.results.folder import Writer
 from outvote.results.schema import OVER, Status
@@ -30,7 +30,7 @@ class Sweep:
     def __init__(self, runner: "Runner", ends: dict[str, Ended]) -> None:
         """Take what is over already; the rest is added."""
         self.runner, self.ends = runner, ends
-        self.listener, self.workshop = runner.listener, runner.workshop
+        self.listener, self.builder = runner.listener, runner.builder
         self.planned, self.played = runner.listener.planned, runner.listener.played
         self.said = runner.listener.said
         self.queue: deque[list[Job]] = deque()
@@ -105,7 +105,7 @@ class Sweep:
                 continue
             try:
                 job.check_code()
-                run = self.workshop.run(job.spec)
+                run = self.builder.run(job.spec)
             except Exception as error:  # noqa: BLE001  (a rule of one's own may raise anything)
                 self._fail(job, writer, error)
                 continue
@@ -114,7 +114,7 @@ class Sweep:
                 where = "the start" if checkpoint is None else f"round {checkpoint.round}"
                 self.said(f"{fault}; {job.name} goes on from {where}.")
             known = None if checkpoint is None else checkpoint.notes.get("data")
-            if fault := job.other_data(known, self.workshop.shelf.used(job.spec.data)):
+            if fault := job.other_data(known, self.builder.datasets.used(job.spec.data)):
                 self.ended(Ended(job=job, outcome="failed", reason=fault))
                 continue
             found.append(Entry(job, writer, run, checkpoint))
@@ -124,17 +124,17 @@ class Sweep:
         """Return how many runs can be stacked."""
         if self.runner.max_stacked is not None:
             return min(max(1, self.runner.max_stacked), most_locks())
-        shop, has_momentum = self.workshop, spec.training.client_momentum > 0
+        shop, has_momentum = self.builder, spec.training.client_momentum > 0
         num_kept = shop.num_clients(spec) if has_momentum else 0
         fit = most_runs(shop.network(spec), shop.num_sampled(spec), self.runner.device, num_kept)
         return min(fit, most_locks())
 
     def _play_wave(self, entries: Sequence[Entry]) -> None:
-        wave: Wave | None = None
+        wave: StackRun | None = None
         if self.runner.device.type == "cuda":
             torch.cuda.empty_cache()  # What a wave before was too large for.
         try:
-            wave = self._wave(entries)
+            wave = self._stack_run(entries)
             if not wave.play(self, self.runner.should_stop, self.runner.checkpoint_every):
                 self._leave([wave.jobs[number] for number in wave.rows])
         except StoreError:
@@ -142,29 +142,29 @@ class Sweep:
         except Exception as error:  # noqa: BLE001  (one broken run never ends the others)
             self._split(entries, wave, error)
 
-    def _wave(self, entries: Sequence[Entry]) -> Wave:
+    def _stack_run(self, entries: Sequence[Entry]) -> StackRun:
         spec, runs = entries[0].job.spec, [entry.run for entry in entries]
-        world = self.workshop.world(spec, runs)
+        stack = self.builder.stack(spec, runs)
         found = [entry.checkpoint for entry in entries if entry.checkpoint is not None]
         if found:
             state = state_of(found, runs, self.runner.device)
         else:
-            networks = [self.workshop.network(entry.job.spec) for entry in entries]
-            state = first_state(networks, self.workshop.loaded(spec.data).train)
-        data = self.workshop.shelf.used(spec.data)
+            networks = [self.builder.network(entry.job.spec) for entry in entries]
+            state = first_state(networks, self.builder.loaded(spec.data).train)
+        data = self.builder.datasets.used(spec.data)
         environment = describe_environment(self.runner.device, spec.precision, data)
         for entry in entries:
             entry.writer.begin(state.round, environment)
             entry.writer.tell(Status(outcome="running", round=state.round, num_rounds=spec.rounds))
         jobs, writers = [entry.job for entry in entries], [entry.writer for entry in entries]
         keep = self.runner.keep_weights
-        wave = Wave(jobs, writers, world, state, self.workshop, keep_weights=keep)
+        wave = StackRun(jobs, writers, stack, state, self.builder, keep_weights=keep)
         for number, checkpoint in enumerate(found):
             if checkpoint.notes["outcome"] == "diverged":  # Killed before it could say so.
                 wave.end(number, "diverged", self)
         return wave
 
-    def _split(self, entries: Sequence[Entry], wave: Wave | None, error: Exception) -> None:
+    def _split(self, entries: Sequence[Entry], wave: StackRun | None, error: Exception) -> None:
         """Play the runs again in halves, from where they stand, until a broken one is alone."""
         going = list(entries) if wave is None else [entries[k] for k in wave.rows]
         if len(going) == 1:
@@ -179,7 +179,7 @@ class Sweep:
         jobs, half = [entry.job for entry in going], len(going) // 2
         self._put_back([jobs[:half], jobs[half:]])
 
-    def _save(self, wave: Wave) -> None:
+    def _save(self, wave: StackRun) -> None:
         """Keep what was played since the last checkpoint, if that is possible."""
         try:
             wave.save()

@@ -11,7 +11,7 @@ from typing import Any, final
 import msgspec
 import torch
 
-from outvote.experiment.build import Workshop
+from outvote.experiment.build import RunBuilder
 from outvote.experiment.device import choose_device
 from outvote.experiment.job import Ended
 from outvote.experiment.listener import Played
@@ -102,7 +102,7 @@ def play_unit(unit: Unit) -> Told:
         max_stacked=unit.max_stacked,
         keep_weights=unit.keep_weights,
     )
-    runner.workshop = _workshop(runner.device)
+    runner.builder = _workshop(runner.device)
     specs = tuple(msgspec.convert(table, Spec) for table in unit.tables)
     try:
         ends = runner.play(Plan(unit.suite, specs, unit.hashes))
@@ -112,11 +112,11 @@ def play_unit(unit: Unit) -> Told:
     return Told(ends=told, words=tuple(heard.words))
 
 
-def _workshop(device: torch.device) -> Workshop:
+def _workshop(device: torch.device) -> RunBuilder:
     """Return what the units of this thread share: pictures are loaded once."""
-    found: Workshop | None = getattr(_HERE, "workshop", None)
+    found: RunBuilder | None = getattr(_HERE, "builder", None)
     if found is None or found.device != device:
-        found = _HERE.workshop = Workshop(device)
+        found = _HERE.builder = RunBuilder(device)
     return found
 
 

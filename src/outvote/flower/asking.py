@@ -14,7 +14,7 @@ from outvote.flower.state import ServerState
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class Participants:
     """Who takes part in a round, and who is left out."""
 
     nodes: Sequence[int]
@@ -25,10 +25,12 @@ class Chosen:
     """How many of them may lie. Exclusion lowers nothing: the honest may have been excluded."""
 
 
-NOBODY = Chosen(nodes=(), excluded={}, num_online=0, num_byzantine=0)
+NOBODY = Participants(nodes=(), excluded={}, num_online=0, num_byzantine=0)
 
 
-def choose_for_training(settings: Settings, state: ServerState, round_: int, grid: Grid) -> Chosen:
+def choose_for_training(
+    settings: Settings, state: ServerState, round_: int, grid: Grid
+) -> Participants:
     """Choose who trains."""
     if settings.fraction_train == 0:
         return NOBODY
@@ -40,7 +42,7 @@ def choose_for_training(settings: Settings, state: ServerState, round_: int, gri
     else:
         nodes = draw(candidates, wanted, settings.seed, f"train {round_}")
     num_byzantine = settings.num_byzantine_of(wanted)
-    return Chosen(
+    return Participants(
         nodes=nodes, excluded=excluded, num_online=len(online), num_byzantine=num_byzantine
     )
 

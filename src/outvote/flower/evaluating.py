@@ -62,10 +62,15 @@ def _average(told: list[tuple[list[float], float]], num_byzantine: int) -> list[
     return [float(value) for value in np.average(inner, axis=0, weights=shares)]
 
 
-def num_distrusted(settings: Settings, num_byzantine: int, num_told: int) -> int:
+def num_distrusted(settings: Settings, num_byzantine: int, num_byzantine_assumed: int) -> int:
     """Return how many may lie about a metric: as many as the rule bears, if nobody said."""
     if settings.num_byzantine is None and settings.byzantine_fraction is None:
-        return max(0, min(settings.rule.max_byzantine(num_told), (num_told - 1) // 2))
+        return max(
+            0,
+            min(
+                settings.rule.max_byzantine(num_byzantine_assumed), (num_byzantine_assumed - 1) // 2
+            ),
+        )
     return num_byzantine
 
 

@@ -7,7 +7,7 @@ from logging import getLogger
 
 from flwr.serverapp import Grid
 
-from outvote.seeding import Draws
+from outvote.seeding import RandomStream
 
 Sampler = Callable[[int, Sequence[int]], Sequence[int]]
 """Somebody's own way to choose: the round and the nodes to choose from -> who is asked."""
@@ -45,7 +45,7 @@ def seeded(seed: int, what: str) -> random.Random:
 
 def derive(seed: int, what: str) -> int:
     """Return a seed of its own for every use of a seed."""
-    return Draws((seed,)).under(what).derived()[0]
+    return RandomStream((seed,)).fold_in(what).derived()[0]
 
 
 def check_sample(chosen: Sequence[int], candidates: Sequence[int]) -> list[int]:

@@ -43,7 +43,7 @@ class RobustStrategy(ResumableStrategy):
     probation: after so many rounds an excluded node is asked again; None: never.
     sample: your own choice of nodes, ``(round, nodes) -> nodes``.
     reference: the server's own training, ``(round, model) -> model``, for fltrust.
-    seed: None draws the randomness of the rule afresh in every round, as a secret.
+    seed: None stream the randomness of the rule afresh in every round, as a secret.
     checkpoint_every: how many rounds a kill may cost. The rest is as in Flower's own strategies.
     """
 

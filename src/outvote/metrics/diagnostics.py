@@ -40,12 +40,12 @@ class LocalPass:
         self._squares = 0.0
         self._num_pictures = self._num_batches = 0
 
-    def add(self, gradient: Tensor, num_pictures: int) -> None:
+    def add(self, gradient: Tensor, num_samples: int) -> None:
         """Count the gradient of one batch."""
         self._sum += gradient
-        self._weighted.add_(gradient, alpha=num_pictures)
+        self._weighted.add_(gradient, alpha=num_samples)
         self._squares += float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2
-        self._num_pictures += num_pictures
+        self._num_pictures += num_samples
         self._num_batches += 1
 
     @property

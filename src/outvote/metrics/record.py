@@ -10,7 +10,7 @@ class Record:
     """One round: who took part, who was believed, and what came out."""
 
     round: int
-    num_pictures: int
+    num_samples: int
     """How many pictures the clients were trained on."""
     loss: float | None
     """Mean training loss of the honest clients of the round; those that diverged do not count,
@@ -20,9 +20,9 @@ class Record:
     clients: tuple[int, ...]
     byzantine: tuple[int, ...]
     """Those of the clients that lie."""
-    num_told: int
+    num_byzantine_assumed: int
     """How many liars the server was told of."""
-    num_used: int
+    num_byzantine_used: int
     """How many of them the rule could reckon with."""
     kept: tuple[int, ...]
     rejected: tuple[int, ...]

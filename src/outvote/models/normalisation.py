@@ -1,7 +1,7 @@
 """Batch normalisation in many models at once, with a backward pass of its own.
 
-Left to torch, it would be a dozen passes over the pictures in float32; on a GPU here it is two
-forward and two backward, in the precision of the pictures, with sums in float32 or better.
+Left to torch, it would be a dozen passes over the samples in float32; on a GPU here it is two
+forward and two backward, in the precision of the samples, with sums in float32 or better.
 """
 
 from math import prod
@@ -21,14 +21,14 @@ def _kernels() -> Any:
 
 
 def is_usable(images: Tensor) -> bool:
-    """Tell whether the kernels can work on these pictures; their sums are float32."""
+    """Tell whether the kernels can work on these samples; their sums are float32."""
     return is_for_kernels(images) and images.dtype != torch.float64 and _kernels() is not None
 
 
 class Normalise(Function):
-    """Pictures ``[models, batch, height, width, channels]`` normalised by their own moments.
+    """Samples ``[models, batch, height, width, channels]`` normalised by their own moments.
 
-    Pictures that are not there are normalised too, but do not count.
+    Samples that are not there are normalised too, but do not count.
     """
 
     @staticmethod
@@ -40,32 +40,32 @@ class Normalise(Function):
         is_there: Tensor | None,
         epsilon: float,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the pictures, and mean, variance and count, ``[models, channels or 1]``."""
+        """Return the samples, and mean, variance and count, ``[models, channels or 1]``."""
         images = images.contiguous()
         mean, variance, size = moments(images, is_there)
-        steepness = (variance + epsilon).rsqrt()
-        scale = factor * steepness
-        ctx.save_for_backward(images, factor, mean, steepness, size, is_there)
+        inv_std = (variance + epsilon).rsqrt()
+        scale = factor * inv_std
+        ctx.save_for_backward(images, factor, mean, inv_std, size, is_there)
         ctx.mark_non_differentiable(mean, variance, size)
         return affine(images, scale, offset - mean * scale), mean, variance, size
 
     @staticmethod
     def backward(ctx: Any, *outer: Any) -> Any:
-        """Return the gradients of the pictures, the factors and the offsets."""
-        images, factor, mean, steepness, size, is_there = ctx.saved_tensors
+        """Return the gradients of the samples, the factors and the offsets."""
+        images, factor, mean, inv_std, size, is_there = ctx.saved_tensors
         gradient = outer[0].contiguous()
-        sums, along = _gradient_sums(gradient, images, mean, steepness)
+        sums, along = _gradient_sums(gradient, images, mean, inv_std)
         inner = _inner_gradient(
             gradient,
             images,
-            (mean, steepness, factor * steepness, sums / size, along / size),
+            (mean, inv_std, factor * inv_std, sums / size, along / size),
             is_there,
         )
         return inner, along.to(factor.dtype), sums.to(factor.dtype), None, None
 
 
 def moments(images: Tensor, is_there: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mean, variance and count per channel over the pictures that are there."""
+    """Return mean, variance and count per channel over the samples that are there."""
     if is_usable(images):
         means, squares, sizes = _kernels().moments(images, is_there)
         size = sizes.double().sum(dim=1).clamp(min=1).unsqueeze(-1)
@@ -96,33 +96,33 @@ def affine(images: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
 
 def _gradient_sums(
-    gradient: Tensor, images: Tensor, mean: Tensor, steepness: Tensor
+    gradient: Tensor, images: Tensor, mean: Tensor, inv_std: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the sums of the gradients, and of them times the normalised pictures."""
+    """Return the sums of the gradients, and of them times the normalised samples."""
     if is_usable(images):
-        sums, along = _kernels().gradient_sums(gradient, images, mean, steepness)
+        sums, along = _kernels().gradient_sums(gradient, images, mean, inv_std)
         return sums.sum(dim=1), along.sum(dim=1)
     exact = _wide(gradient)
-    centred = (_wide(images) - per_channel(mean)) * per_channel(steepness)
+    centred = (_wide(images) - per_channel(mean)) * per_channel(inv_std)
     return exact.sum(dim=OVER), (exact * centred).sum(dim=OVER)
 
 
 def _inner_gradient(
     gradient: Tensor, images: Tensor, by_channel: tuple[Tensor, ...], is_there: Tensor | None
 ) -> Tensor:
-    """Return the gradient of the pictures; what is not there did not move the moments."""
+    """Return the gradient of the samples; what is not there did not move the moments."""
     if is_usable(images):
         found: Tensor = _kernels().inner_gradient(gradient, images, by_channel, is_there)
         return found
-    mean, steepness, scale, average, along = (per_channel(values) for values in by_channel)
-    pull = average + (_wide(images) - mean) * steepness * along
+    mean, inv_std, scale, average, along = (per_channel(values) for values in by_channel)
+    pull = average + (_wide(images) - mean) * inv_std * along
     if is_there is not None:
         pull = pull * is_there.to(pull.dtype)[:, :, None, None, None]
     return ((_wide(gradient) - pull) * scale).to(gradient.dtype)
 
 
 def per_channel(values: Tensor) -> Tensor:
-    """Let ``values [models, channels]`` stand beside pictures."""
+    """Let ``values [models, channels]`` stand beside samples."""
     return values[:, None, None, None, :]
 
 

@@ -1,6 +1,6 @@
 """Triton kernels for batch normalisation; `normalisation` is the way in.
 
-Pictures are ``[models, rows, channels]`` here, `per_picture` rows each. A program takes a strip of
+Samples are ``[models, rows, channels]`` here, `per_picture` rows each. A program takes a strip of
 rows and some channels; what it adds up is added up over the strips outside.
 """
 
@@ -132,7 +132,7 @@ def _gradient_sums(
     gradient,
     images,
     mean,
-    steepness,
+    inv_std,
     sums,
     along,
     num_rows,
@@ -156,16 +156,16 @@ def _gradient_sums(
         outer = tl.load(gradient + at, mask=wanted, other=0.0).to(tl.float32)
         total += tl.sum(outer, axis=0)
         product += tl.sum(outer * (values - middle[None, :]), axis=0)
-    factor = tl.load(steepness + model * channels + channel, mask=is_channel, other=0.0)
+    factor = tl.load(inv_std + model * channels + channel, mask=is_channel, other=0.0)
     out = (model * tl.num_programs(0) + strip) * channels + channel
     tl.store(sums + out, total, mask=is_channel)
     tl.store(along + out, product * factor, mask=is_channel)
 
 
 def gradient_sums(
-    gradient: Tensor, images: Tensor, mean: Tensor, steepness: Tensor
+    gradient: Tensor, images: Tensor, mean: Tensor, inv_std: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the sums of gradients, and of them times the normalised pictures, of strips."""
+    """Return the sums of gradients, and of them times the normalised samples, of strips."""
     models, num_rows, channels, _ = _sizes(images)
     rows, lanes = _tile(channels)
     num_strips = triton.cdiv(num_rows, rows * NUM_TILES)
@@ -175,7 +175,7 @@ def gradient_sums(
         gradient,
         images,
         mean.contiguous(),
-        steepness.contiguous(),
+        inv_std.contiguous(),
         sums,
         along,
         num_rows,
@@ -194,7 +194,7 @@ def _inner_gradient(
     images,
     is_there,
     mean,
-    steepness,
+    inv_std,
     scale,
     average,
     along,
@@ -216,7 +216,7 @@ def _inner_gradient(
     here = model * channels + channel
     middle = tl.load(mean + here, mask=is_channel, other=0.0)
     turned = tl.load(along + here, mask=is_channel, other=0.0)
-    turned *= tl.load(steepness + here, mask=is_channel, other=0.0)
+    turned *= tl.load(inv_std + here, mask=is_channel, other=0.0)
     values = tl.load(images + at, mask=wanted, other=0.0).to(tl.float32)
     outer = tl.load(gradient + at, mask=wanted, other=0.0).to(tl.float32)
     pull = tl.load(average + here, mask=is_channel, other=0.0)[None, :]
@@ -233,7 +233,7 @@ def _inner_gradient(
 def inner_gradient(
     gradient: Tensor, images: Tensor, by_channel: tuple[Tensor, ...], is_there: Tensor | None
 ) -> Tensor:
-    """Return the gradient of the pictures."""
+    """Return the gradient of the samples."""
     models, num_rows, channels, per_picture = _sizes(images)
     rows, lanes = _tile(channels)
     result = torch.empty_like(gradient)

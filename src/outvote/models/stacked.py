@@ -1,7 +1,7 @@
 """One network, many sets of weights: all of them forward and backward as one program.
 
-Pictures are ``[models, batch, height, width, channels]``. A convolution is one batched product of
-the windows of the pictures with the weights, so weights are kept the way that product wants them
+Samples are ``[models, batch, height, width, channels]``. A convolution is one batched product of
+the windows of the samples with the weights, so weights are kept the way that product wants them
 (`Stacked.spread`) while clients train, and are put back into torch's order afterwards.
 """
 
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from outvote.models.normalisation import Normalise, affine
 from outvote.models.parts import Branches, GlobalAverage, Residual
 from outvote.models.products import Product, multiply
-from outvote.models.windows import cut_windows
+from outvote.models.windows import im2col
 
 Run = Callable[["Pass", Tensor], Tensor]
 # Numbers: parameters start at multiples of it, so that fast products are possible.
@@ -32,7 +32,7 @@ class Pass:
     gradients: Sequence[Tensor] | None = None
     """Where gradients of weights are written; None: they are left to torch."""
     is_there: Tensor | None = None
-    """Which pictures of a batch are not padding, ``[models, batch]``; None: all."""
+    """Which samples of a batch are not padding, ``[models, batch]``; None: all."""
     is_training: bool = False
     anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
 
@@ -183,9 +183,9 @@ class Stacked:
         weight, bias = self._weights(module)
 
         def run(state: Pass, images: Tensor) -> Tensor:
-            # Pictures that all models share (in evaluation) are cut once.
+            # Samples that all models share (in evaluation) are cut once.
             is_shared = images.stride(0) == 0
-            windows = cut_windows(images[:1] if is_shared else images, size, stride, padding)
+            windows = im2col(images[:1] if is_shared else images, size, stride, padding)
             rows = windows.flatten(1, 3)
             rows = rows.expand(len(images), -1, -1) if is_shared else rows
             return _times(rows, state, weight, bias).view(len(images), *windows.shape[1:4], -1)
@@ -226,7 +226,7 @@ class Stacked:
                 images, factor, offset, state.is_there, epsilon
             )
             unbiased = now_variance * (size / (size - 1).clamp(min=1))
-            # Buffers are as exact as the pictures were drawn, which may be more than these are.
+            # Buffers are as exact as the samples were drawn, which may be more than these are.
             mean.lerp_(now_mean.to(mean.dtype), momentum)
             variance.lerp_(unbiased.to(variance.dtype), momentum)
             count += 1

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from outvote.models import cuda_windows
 
 
-def cut_windows(images: Tensor, size: int, stride: int, padding: int) -> Tensor:
+def im2col(images: Tensor, size: int, stride: int, padding: int) -> Tensor:
     """Return the windows of a convolution, ``[models, batch, height, width, values]``."""
     if size == 1 and padding == 0:
         return images[:, :, ::stride, ::stride]

@@ -13,7 +13,7 @@ from outvote.report.audit import Audit
 from outvote.report.audit_clients import HOW_SUSPICION_IS_COMPUTED
 from outvote.report.grid import runs_of
 from outvote.report.html_audit import shortened
-from outvote.report.html_facts import Facts, commands_of, facts_of, title_and_lead
+from outvote.report.html_facts import RoundInfo, commands_of, facts_of, title_and_lead
 from outvote.report.html_runs import log_entries, run_entries
 from outvote.report.html_tables import grid_entries
 from outvote.report.layout import grids_of
@@ -103,7 +103,7 @@ def render(
     kind: str,
     title: str,
     lead: str,
-    facts: Facts,
+    facts: RoundInfo,
     commands: Sequence[str],
     page: Mapping[str, Any],
     not_run: str = "",

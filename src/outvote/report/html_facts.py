@@ -9,7 +9,7 @@ from outvote.results.run import Result
 from outvote.results.schema import Environment
 from outvote.suites.suite import read_suite, suite_names
 
-Facts = list[tuple[str, str]]
+RoundInfo = list[tuple[str, str]]
 
 
 def title_and_lead(results: Sequence[Result]) -> tuple[str, str]:
@@ -32,7 +32,7 @@ def commands_of(grids: Sequence[Grid], command: str) -> list[str]:
     return [command] if makes_runs else [*played, command]
 
 
-def facts_of(results: Sequence[Result]) -> Facts:
+def facts_of(results: Sequence[Result]) -> RoundInfo:
     """Return pairs of what and how much, for the head of the page."""
     environments = list({each.environment for each in results if each.environment is not None})
     seeds = {result.seed for result in results}
@@ -41,7 +41,7 @@ def facts_of(results: Sequence[Result]) -> Facts:
         ("Runs", _runs(results)),
         ("Seeds", f"{len(seeds):,}"),
         ("Rounds", f"{num_rounds:,}"),
-        ("Pictures trained on", f"{sum(result.num_images for result in results):,}"),
+        ("Samples trained on", f"{sum(result.num_samples for result in results):,}"),
         ("Time", duration(sum(result.seconds for result in results))),
         ("Played", dates_of(results)),
         ("Hardware", _joined(environments, "device", "num_threads", "system")),

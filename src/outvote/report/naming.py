@@ -10,7 +10,7 @@ SYMBOLS = {
     "federation.byzantine": "f",
     "federation.num_clients": "n",
     "federation.sampled": "sampled",
-    "federation.told": "δ",
+    "federation.assumed_byzantine": "δ",
     "rule.num_groups": "p",
 }
 BY_ITSELF = ("attack", "rule", "data.name", "data.partition", "model.name", "precision")
@@ -25,7 +25,7 @@ def title_of(key: str, value: Any) -> str:
     """
     if value is None:
         return f"no {SYMBOLS.get(key, key)}"
-    if key in BY_ITSELF or (key == "federation.told" and value == "oracle"):
+    if key in BY_ITSELF or (key == "federation.assumed_byzantine" and value == "oracle"):
         return plain(value)
     shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else plain(value)
     return f"{SYMBOLS.get(key, key)} = {shown}"

@@ -27,7 +27,7 @@ class Provenance:
     dates: list[str]
     commands: list[str]
     """What plays them again."""
-    num_images: int
+    num_samples: int
     """How many pictures all clients were trained on."""
     run_seconds: float
     """What all rounds took; runs that were played together share the time."""
@@ -49,7 +49,7 @@ class Provenance:
             f"{_counted(self.num_runs, 'run')} with {seeds}.",
             f"Played on {where}, with {software}{when}.",
             f"Commit: {commits}.",
-            f"{self.num_images:,} images in {self.run_seconds:,.0f} run-seconds.",
+            f"{self.num_samples:,} images in {self.run_seconds:,.0f} run-seconds.",
         ]
         if not self.num_runs:
             parts = ["No run is over."]
@@ -75,7 +75,7 @@ def provenance_of(grids: Sequence[Grid]) -> Provenance:
         precisions=ordered(each.precision for each in found),
         dates=ordered(each.date for each in found if each.date is not None),
         commands=replay_commands(grids),
-        num_images=sum(each.num_images for each in over),
+        num_samples=sum(each.num_samples for each in over),
         run_seconds=round(sum(each.seconds for each in over), 1),
         unfinished={str(name): rest[name] for name in sorted(rest)},
     )

@@ -159,7 +159,7 @@ def fine_print(grid: Grid) -> list[str]:
 
 def _is_helpless(run: Result) -> bool:
     """Tell whether a rule was told of liars, and never could reckon with one."""
-    return bool(run.series.num_told.any()) and not run.series.num_used.any()
+    return bool(run.series.num_byzantine_assumed.any()) and not run.series.num_byzantine_used.any()
 
 
 def _is_without_liars(cell: Cell, metric: Metric) -> bool:

@@ -18,7 +18,7 @@ from outvote.results.run import Result
 from outvote.results.schema import Environment
 from outvote.results.series import OPTIONAL, REAL, SERIES, Series, to_digits
 
-VERSION = 1
+VERSION = 2
 MARK = "outvote-export"
 PLACE = re.compile(r", (/|~|[A-Za-z]:[\\/]|\\\\).*$")
 """Where on somebody's disk data lay, at the end of what is told of its form."""
@@ -28,12 +28,12 @@ ABOUT = (
     "name",
     "outcome",
     "reason",
-    "rounds_played",
+    "rounds_completed",
     "num_rounds",
     "config",
     "environment",
     "seconds",
-    "num_images",
+    "num_samples",
 )
 
 
@@ -64,7 +64,7 @@ def _about(result: Result) -> list[str]:
         config,
         "" if environment is None else msgspec.json.encode(environment, order="sorted").decode(),
         f"{result.seconds:.3f}",
-        str(result.num_images),
+        str(result.num_samples),
     ]
 
 

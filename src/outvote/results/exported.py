@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from outvote.results.export import ABOUT, MARK, VERSION
 from outvote.results.faults import DamagedFileError, StoreError
+from outvote.results.renamed import COLUMNS, renamed_settings
 from outvote.results.run import Result, check_config
 from outvote.results.schema import Environment, Status
 from outvote.results.series import OPTIONAL, REAL, SERIES, Series
@@ -50,7 +51,8 @@ def _text(path: Path) -> str:
 def _rows(text: str, path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Return the rows by column, each with its number."""
     table = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    columns = table.fieldnames or ()
+    columns = [COLUMNS.get(name, name) for name in table.fieldnames or ()]
+    table.fieldnames = columns
     if MARK not in columns:
         raise StoreError(_no_export(path))
     for number, row in enumerate(table, start=1):
@@ -94,7 +96,7 @@ def _result(row: Mapping[str, Any], where: str) -> Result:
             environment=_environment(row["environment"]),
             series=_series(row),
             seconds=float(row["seconds"]),
-            num_images=int(row["num_images"]),
+            num_samples=int(row["num_samples"]),
             folder=None,
         )
     # A row that is too short has None for the fields that it lacks.
@@ -107,14 +109,14 @@ def _config(text: str, where: str) -> Mapping[str, Any]:
     if not isinstance(found, dict):
         raise ValueError("its config is no table")  # noqa: TRY004  (the file is wrong)
     check_config(found, where)
-    return found
+    return renamed_settings(found)
 
 
 def _status(row: Mapping[str, Any]) -> Status:
     found = {
         "outcome": row["outcome"],
         "reason": row["reason"],
-        "round": int(row["rounds_played"]),
+        "round": int(row["rounds_completed"]),
         "num_rounds": int(row["num_rounds"]),
     }
     return msgspec.convert(found, Status)

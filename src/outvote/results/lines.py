@@ -10,6 +10,7 @@ import msgspec
 
 from outvote.results.atomic import not_written, sync
 from outvote.results.faults import StoreError
+from outvote.results.renamed import renamed_line
 
 Line = TypeVar("Line")
 
@@ -51,7 +52,7 @@ def read_readable(path: Path, kind: type[Line]) -> tuple[list[Line], int]:
     decoder, found = msgspec.json.Decoder(kind), []
     for line in lines:
         with suppress(msgspec.DecodeError, UnicodeDecodeError):
-            found.append(decoder.decode(line))
+            found.append(decoder.decode(renamed_line(line)))
     return found, len(lines) - len(found)
 
 
@@ -94,7 +95,7 @@ def _whole_lines(path: Path, kind: type[Line]) -> Iterator[tuple[Line, int]]:
         for text in file:
             end += len(text)
             try:
-                line = decoder.decode(text)
+                line = decoder.decode(renamed_line(text))
             except (msgspec.DecodeError, UnicodeDecodeError):
                 return
             if not text.endswith(b"\n"):

@@ -9,6 +9,7 @@ from typing import Any, final
 from outvote.results.faults import DamagedFileError
 from outvote.results.folder import RunFolder
 from outvote.results.labels import label, parameters
+from outvote.results.renamed import renamed_settings
 from outvote.results.schema import OVER, Environment, Status, Timing
 from outvote.results.series import OPTIONAL, SERIES, Series, series_of
 from outvote.results.summary import Summary, summary_of
@@ -31,8 +32,8 @@ class Result:
     series: Series
     seconds: float
     """How long its rounds took, each shared equally by the runs that were played together."""
-    num_images: int
-    """How many pictures its clients were trained on."""
+    num_samples: int
+    """How many samples its clients were trained on."""
     folder: RunFolder | None
     """None: it comes from an export, and of the clients one by one nothing is known."""
 
@@ -118,7 +119,7 @@ def read_result(folder: RunFolder) -> Result | None:
         return None
     path = folder.path / "config.toml"
     try:
-        config = tomllib.loads(path.read_text(encoding="utf-8"))
+        config = renamed_settings(tomllib.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None  # Status comes first when a run is about to begin.
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -138,7 +139,7 @@ def read_result(folder: RunFolder) -> Result | None:
         environment=folder.environment(),
         series=series_of(rounds),
         seconds=_seconds(folder.timings()),
-        num_images=sum(each.num_pictures or 0 for each in rounds),
+        num_samples=sum(each.num_samples or 0 for each in rounds),
         folder=folder,
     )
 

@@ -4,11 +4,11 @@ from typing import Literal
 
 from msgspec import Struct
 
-VERSION = 1
+VERSION = 2
 """Of the layout of a run folder."""
 OLDEST = 0
 """The oldest layout that is still read; 0 is that of a folder that does not tell its version: as 1,
-but the lines of metrics.jsonl may lack num_pictures."""
+but the lines of metrics.jsonl may lack num_pictures; 1 and 0 have the names in `renamed.METRICS`."""
 
 Outcome = Literal["running", "interrupted", "failed", "finished", "diverged"]
 OVER: tuple[Outcome, ...] = ("finished", "diverged")
@@ -35,13 +35,13 @@ class Round(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of metrics.jsonl; null stands for what is not finite, or was not measured."""
 
     round: int
-    num_pictures: int | None = None
+    num_samples: int | None = None
     loss: float | None
     accuracy: float | None
     clients: tuple[int, ...]
     byzantine: tuple[int, ...]
-    num_told: int
-    num_used: int
+    num_byzantine_assumed: int
+    num_byzantine_used: int
     kept: tuple[int, ...]
     rejected: tuple[int, ...]
     scores: tuple[float | None, ...]

@@ -29,8 +29,8 @@ class Series:
     num_kept: NDArray[np.int64]
     num_kept_byzantine: NDArray[np.int64]
     num_rejected: NDArray[np.int64]
-    num_told: NDArray[np.int64]
-    num_used: NDArray[np.int64]
+    num_byzantine_assumed: NDArray[np.int64]
+    num_byzantine_used: NDArray[np.int64]
     byzantine_weight: NDArray[np.float64]
     """The liars' share of the weights; NaN in runs of earlier versions, which did not tell."""
     kappa: NDArray[np.float64]
@@ -82,8 +82,8 @@ def series_of(rounds: Sequence[Round]) -> Series:
         num_kept=whole([len(each.kept) for each in rounds]),
         num_kept_byzantine=whole([len(set(e.kept) & set(e.byzantine)) for e in rounds]),
         num_rejected=whole([len(each.rejected) for each in rounds]),
-        num_told=whole([each.num_told for each in rounds]),
-        num_used=whole([each.num_used for each in rounds]),
+        num_byzantine_assumed=whole([each.num_byzantine_assumed for each in rounds]),
+        num_byzantine_used=whole([each.num_byzantine_used for each in rounds]),
         byzantine_weight=real("byzantine_weight"),
         **{name: real(name, diagnoses) for name in DIAGNOSTICS},
     )

@@ -1,6 +1,6 @@
 """What a rule is, and the three kinds of rules.
 
-A rule answers on `Points`. An affine rule weighs the clients by the distances between them, a
+A rule answers on `ClientMatrix`. An affine rule weighs the clients by the distances between them, a
 coordinate-wise rule judges every coordinate alone, and a vector rule (other people's) does what it
 likes with the rows. Wrappers are rules that hold a rule.
 """
@@ -15,19 +15,19 @@ from torch import Tensor
 
 from outvote.axes import Columns, PerClient, PerCoordinate
 from outvote.flat import to_float
-from outvote.rules.answer import Answer
-from outvote.rules.points import Points
+from outvote.rules.aggregation import Aggregation
+from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.split import Split
 from outvote.rules.verdict import Verdict
-from outvote.seeding import Draws, Seed
+from outvote.seeding import RandomStream, Seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class RoundInfo:
     """What a rule is told about the round besides the gradients."""
 
     num_byzantine: int
-    draws: Draws
+    stream: RandomStream
     num_received: int = 0
     clients: tuple[Hashable, ...] = ()
     reference: Tensor | None = None
@@ -36,13 +36,13 @@ class Facts:
     layer_sizes: tuple[int, ...] | None = None
     wants_shares: bool = False
 
-    def inside(self, wrapper: "Rule", num_byzantine: int) -> "Facts":
-        """Return the facts for the rule inside a wrapper: a part has no memory of its own."""
-        draws = self.draws.under(wrapper.name)
+    def inside(self, wrapper: "Rule", num_byzantine: int) -> "RoundInfo":
+        """Return the info for the rule inside a wrapper: a part has no memory of its own."""
+        stream = self.stream.fold_in(wrapper.name)
         return replace(
             self,
             num_byzantine=num_byzantine,
-            draws=draws,
+            stream=stream,
             num_received=wrapper.inside_num_clients(self.num_received),
             state=None,
             split=None,
@@ -72,16 +72,16 @@ class Rule(ABC):
         if "name" not in vars(cls):
             cls.name = cls.__name__
 
-    def __call__(self, gradients: Any, **facts: Any) -> Any:
+    def __call__(self, gradients: Any, **info: Any) -> Any:
         """Aggregate: the update has the kind, dtype and device of the gradients.
 
         Takes what `inspect` takes.
         """
         from outvote.rules.call import inspect  # call needs Rule
 
-        return inspect(self, gradients, **facts, is_full=False).update
+        return inspect(self, gradients, **info, is_full=False).update
 
-    def inspect(  # noqa: PLR0913  (the facts of a round are many, and all are named)
+    def inspect(  # noqa: PLR0913  (the info of a round are many, and all are named)
         self,
         gradients: Any,
         *,
@@ -118,8 +118,8 @@ class Rule(ABC):
         """Return how many of `num_clients` clients may lie."""
 
     @abstractmethod
-    def answer(self, points: Points, facts: Facts) -> Answer:
-        """Answer on a batch of points."""
+    def answer(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
+        """Aggregation on a batch of matrix."""
 
     def must_be_told(self) -> bool:
         """Tell whether the rule cannot do without the number of Byzantine clients."""
@@ -145,10 +145,10 @@ class Rule(ABC):
         """Tell whether the rule looks at the values themselves, not only at distances."""
         return True
 
-    def prepare(self, points: Points, facts: Facts) -> Facts:
+    def prepare(self, matrix: ClientMatrix, info: RoundInfo) -> RoundInfo:
         """Draw what can be drawn before the values were looked at."""
-        del points
-        return facts
+        del matrix
+        return info
 
     def base_num_byzantine(self, num_byzantine: int, num_clients: int) -> int:
         """Return the number that the innermost rule works with (a wrapper may lower it)."""
@@ -178,15 +178,15 @@ class AffineRule(Rule):
         return False
 
     @abstractmethod
-    def weigh(self, points: Points, facts: Facts) -> Answer:
+    def weigh(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Return weights that sum to 1, and scores where the rule has its own."""
 
-    def answer(self, points: Points, facts: Facts) -> Answer:
-        """Answer with the average of a single client, or as `weigh` says."""
-        if points.num_clients == 1:
-            ones = torch.ones(*points.batch, 1, dtype=torch.float64, device=points.device)
-            return Answer(weights=ones)
-        return self.weigh(points, facts)
+    def answer(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
+        """Aggregation with the average of a single client, or as `weigh` says."""
+        if matrix.num_clients == 1:
+            ones = torch.ones(*matrix.batch, 1, dtype=torch.float64, device=matrix.device)
+            return Aggregation(weights=ones)
+        return self.weigh(matrix, info)
 
 
 class CoordinatewiseRule(Rule):
@@ -220,11 +220,11 @@ class CoordinatewiseRule(Rule):
         """Tell that nobody is believed as a whole."""
         return False
 
-    def answer(self, points: Points, facts: Facts) -> Answer:
-        """Answer with the vector of the reduced coordinates."""
-        vector = self.reduce(points.columns, facts.num_byzantine)
-        shares = self.shares(points.columns, facts.num_byzantine) if facts.wants_shares else None
-        return Answer(vector=vector, weights=shares)
+    def answer(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
+        """Aggregation with the vector of the reduced coordinates."""
+        vector = self.reduce(matrix.columns, info.num_byzantine)
+        shares = self.shares(matrix.columns, info.num_byzantine) if info.wants_shares else None
+        return Aggregation(vector=vector, weights=shares)
 
 
 class VectorRule(Rule):
@@ -240,10 +240,10 @@ class VectorRule(Rule):
         """Tell that nothing is known about it."""
         return False
 
-    def answer(self, points: Points, facts: Facts) -> Answer:
-        """Answer matrix by matrix."""
+    def answer(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
+        """Aggregation matrix by matrix."""
         # In float64, so that a plain sum of huge numbers does not overflow.
-        rows = points.columns.mT.double().reshape(-1, points.num_clients, points.dim)
-        vectors = [self.aggregate(matrix, facts.num_byzantine) for matrix in rows]
-        vector = torch.stack(vectors).view(*points.batch, points.dim)
-        return Answer(vector=to_float(vector, points.work_dtype))
+        rows = matrix.columns.mT.double().reshape(-1, matrix.num_clients, matrix.dim)
+        vectors = [self.aggregate(matrix, info.num_byzantine) for matrix in rows]
+        vector = torch.stack(vectors).view(*matrix.batch, matrix.dim)
+        return Aggregation(vector=to_float(vector, matrix.work_dtype))

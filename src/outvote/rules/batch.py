@@ -13,11 +13,11 @@ from torch import Tensor
 from outvote.axes import PerClient, Rows
 from outvote.precision import plain_torch
 from outvote.receive import finite_rows, norms_later
-from outvote.rules.answer import Answer
-from outvote.rules.base import Facts, Rule
+from outvote.rules.aggregation import Aggregation
+from outvote.rules.base import RoundInfo, Rule
+from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.linalg import central_client, twin_pairs
-from outvote.rules.points import Points
-from outvote.seeding import Draws
+from outvote.seeding import RandomStream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,20 +135,20 @@ def _group(runs: list[_Run], *, is_batched: bool) -> list[list[_Run]]:
 
 def _judge_alike(
     rule: Rule, rows: Rows, runs: list[_Run], seeds: tuple[int, ...]
-) -> tuple[Tensor, Answer]:
+) -> tuple[Tensor, Aggregation]:
     centre = torch.tensor([central_client(run.norms) for run in runs], device=rows.device)
     pairs = [twin_pairs(matrix, run.norms) for matrix, run in zip(rows, runs, strict=True)]
     twins = None
     if any(pair is not None for pair in pairs):
         none = torch.eye(rows.shape[1], dtype=torch.bool, device=rows.device)
         twins = torch.stack([none if pair is None else pair for pair in pairs])
-    points = Points.from_rows(rows, centre, twins)
-    facts = Facts(
+    matrix = ClientMatrix.from_rows(rows, centre, twins)
+    info = RoundInfo(
         num_byzantine=runs[0].num_byzantine,
-        draws=Draws(seeds),
+        stream=RandomStream(seeds),
         num_received=rows.shape[1],
         clients=tuple(runs[0].rows),
         wants_shares=True,
     )
-    answer = rule.answer(points, facts)
-    return points.vector(answer), answer
+    answer = rule.answer(matrix, info)
+    return matrix.vector(answer), answer

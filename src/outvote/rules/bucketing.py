@@ -9,9 +9,9 @@ from torch import Tensor
 
 from outvote.axes import Mixture
 from outvote.errors import check_choice, check_kind
-from outvote.rules.base import Facts
+from outvote.rules.base import RoundInfo
+from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.mixing import Mixing
-from outvote.rules.points import Points
 
 
 @final
@@ -65,13 +65,13 @@ class Bucketing(Mixing):
         spoiled = num_byzantine if self.f_rule == "same" else ceil(num_byzantine / self.size)
         return super(Bucketing, self).inside_num_byzantine(spoiled, num_clients)
 
-    def mixture(self, points: Points, facts: Facts) -> Mixture:
+    def mixture(self, matrix: ClientMatrix, info: RoundInfo) -> Mixture:
         """Average the shuffled clients bucket by bucket."""
-        draws = facts.draws.under("bucketing-shuffle")
-        orders = draws.permutations(points.num_clients, torch.device("cpu"))
+        stream = info.stream.fold_in("bucketing-shuffle")
+        orders = stream.permutations(matrix.num_clients, torch.device("cpu"))
         matrices = torch.stack([bucket_matrix(order, self.size) for order in orders])
-        groups = [1] * (len(points.batch) - 1)
-        return matrices.to(points.device).view(len(orders), *groups, *matrices.shape[-2:])
+        groups = [1] * (len(matrix.batch) - 1)
+        return matrices.to(matrix.device).view(len(orders), *groups, *matrices.shape[-2:])
 
 
 def bucket_matrix(permutation: Tensor, size: int) -> Tensor:

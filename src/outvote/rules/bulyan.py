@@ -9,11 +9,11 @@ from torch import Tensor
 from outvote.axes import Pairs
 from outvote.errors import check_choice
 from outvote.rules import linalg
-from outvote.rules.answer import Answer
-from outvote.rules.base import Facts, Rule
+from outvote.rules.aggregation import Aggregation
+from outvote.rules.base import RoundInfo, Rule
+from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.krum import krum_scores
 from outvote.rules.order import bounds_nearest_median, mean_nearest_median, shares_between
-from outvote.rules.points import Points
 
 
 @final
@@ -48,30 +48,30 @@ class Bulyan(Rule):
         """Return the largest f with n >= 4f + 3."""
         return max(0, (num_clients - 3) // 4)
 
-    def answer(self, points: Points, facts: Facts) -> Answer:
+    def answer(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Select clients by their distances, then average the middle of each coordinate."""
-        num_byzantine = facts.num_byzantine
-        num_selected = points.num_clients - 2 * num_byzantine
-        is_selected = self._select(points, num_selected, num_byzantine)
-        index = is_selected.nonzero()[:, -1].view(*points.batch, num_selected)
-        chosen = points.selected(index)
+        num_byzantine = info.num_byzantine
+        num_selected = matrix.num_clients - 2 * num_byzantine
+        is_selected = self._select(matrix, num_selected, num_byzantine)
+        index = is_selected.nonzero()[:, -1].view(*matrix.batch, num_selected)
+        chosen = matrix.selected(index)
         num_nearest = num_selected - 2 * num_byzantine
         vector = mean_nearest_median(chosen, num_nearest, self.even)
-        if not facts.wants_shares:
-            return Answer(vector=vector)
+        if not info.wants_shares:
+            return Aggregation(vector=vector)
         shares = shares_between(chosen, *bounds_nearest_median(chosen, num_nearest, self.even))
         weights = torch.zeros_like(is_selected, dtype=torch.float64).scatter_(-1, index, shares)
-        return Answer(vector=vector, weights=weights)
+        return Aggregation(vector=vector, weights=weights)
 
-    def _select(self, points: Points, num_selected: int, num_byzantine: int) -> Tensor:
+    def _select(self, matrix: ClientMatrix, num_selected: int, num_byzantine: int) -> Tensor:
         if num_byzantine == 0:
-            shape = (*points.batch, points.num_clients)
-            return torch.ones(shape, dtype=torch.bool, device=points.device)
+            shape = (*matrix.batch, matrix.num_clients)
+            return torch.ones(shape, dtype=torch.bool, device=matrix.device)
         if self.selection == "one-shot":
-            num_neighbours = max(1, points.num_clients - num_byzantine - 2)
-            scores = krum_scores(points.squared_distances, num_neighbours, 2)
+            num_neighbours = max(1, matrix.num_clients - num_byzantine - 2)
+            scores = krum_scores(matrix.squared_distances, num_neighbours, 2)
             return linalg.smallest(scores, num_selected)
-        return select_one_by_one(points.squared_distances, num_selected, num_byzantine)
+        return select_one_by_one(matrix.squared_distances, num_selected, num_byzantine)
 
 
 def select_one_by_one(squared_distances: Pairs, num_selected: int, num_byzantine: int) -> Tensor:

@@ -13,23 +13,23 @@ from torch import Tensor
 from outvote.errors import OutvoteWarning, TooManyByzantine, check_choice
 from outvote.precision import plain_torch
 from outvote.receive import LARGEST, Received, finite_rows, norms_later, receive
-from outvote.rules.answer import Answer
-from outvote.rules.base import Facts, Rule
+from outvote.rules.aggregation import Aggregation
+from outvote.rules.base import RoundInfo, Rule
+from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.linalg import central_client, twin_pairs
-from outvote.rules.points import Points
 from outvote.rules.split import explicit
 from outvote.rules.verdict import Verdict
-from outvote.seeding import Draws, Seed, seed_from
+from outvote.seeding import RandomStream, Seed, seed_from
 
 
-def inspect(rule: Rule, gradients: Any, **facts: Any) -> Verdict:
+def inspect(rule: Rule, gradients: Any, **info: Any) -> Verdict:
     """Aggregate with `rule`, whatever modes of torch the caller is in."""
     received = receive(gradients)
     with plain_torch(received.rows.device):
-        return _inspect(rule, received, **facts)
+        return _inspect(rule, received, **info)
 
 
-def _inspect(  # noqa: PLR0913  (the facts of a round are many, and all are named)
+def _inspect(  # noqa: PLR0913  (the info of a round are many, and all are named)
     rule: Rule,
     received: Received,
     *,
@@ -50,9 +50,9 @@ def _inspect(  # noqa: PLR0913  (the facts of a round are many, and all are name
     told = resolve_num_byzantine(
         rule, len(received.rows), num_byzantine, byzantine_fraction, when_too_many
     )
-    facts = Facts(
+    info = RoundInfo(
         num_byzantine=told,
-        draws=Draws((drawn,)),
+        stream=RandomStream((drawn,)),
         num_received=len(received.rows),
         reference=None if reference is None else _check_finite(received.to_vector(reference)),
         state=rule.read_state(state, received.to_vector),
@@ -65,25 +65,25 @@ def _inspect(  # noqa: PLR0913  (the facts of a round are many, and all are name
         if guess is not None and isfinite(float(guess.sum())):
             return _short_verdict(received, guess, ids, told, drawn)
     fetch_norms = norms_later(received.rows)
-    whole = Points.from_rows(received.rows.unsqueeze(0))
-    facts = rule.prepare(whole, facts)
+    whole = ClientMatrix.from_rows(received.rows.unsqueeze(0))
+    info = rule.prepare(whole, info)
     norms = fetch_norms()
     is_finite = finite_rows(received.rows, norms)
     num_left = sum(is_finite)
-    facts = replace(
-        facts,
+    info = replace(
+        info,
         num_byzantine=max(0, told - (len(is_finite) - num_left)),
         clients=tuple(client for client, ok in zip(ids, is_finite, strict=True) if ok),
     )
     counts = _check_counts(sample_counts, is_finite, received.rows.device)
-    points, answer = _judge(rule, whole, is_finite, norms, facts)
+    matrix, answer = _judge(rule, whole, is_finite, norms, info)
     if counts is not None and num_left:
         answer = _weighted(rule, answer, counts)
     update = received.rows.new_zeros(1, received.rows.shape[1])
     if num_left:
-        update = check_finite(rule, points.vector(answer))
+        update = check_finite(rule, matrix.vector(answer))
     if is_full and num_left and answer.scores is None:
-        answer = replace(answer, scores=points.distances_to(Answer(vector=update)))
+        answer = replace(answer, scores=matrix.distances_to(Aggregation(vector=update)))
     if received.notes and not is_full:
         warnings.warn(received.notes[0], OutvoteWarning, stacklevel=4)
     return Verdict(
@@ -93,7 +93,7 @@ def _inspect(  # noqa: PLR0913  (the facts of a round are many, and all are name
         clients=ids,
         rejected=[client for client, ok in zip(ids, is_finite, strict=True) if not ok],
         num_byzantine=told,
-        base_num_byzantine=rule.base_num_byzantine(facts.num_byzantine, max(1, num_left)),
+        base_num_byzantine=rule.base_num_byzantine(info.num_byzantine, max(1, num_left)),
         num_groups=answer.num_groups,
         seed=drawn,
         state=_without_run(answer.state),
@@ -130,8 +130,8 @@ def check_finite(rule: Rule, values: Tensor) -> Tensor:
 
 
 def _judge(
-    rule: Rule, whole: Points, is_finite: list[bool], norms: list[float], facts: Facts
-) -> tuple[Points, Answer]:
+    rule: Rule, whole: ClientMatrix, is_finite: list[bool], norms: list[float], info: RoundInfo
+) -> tuple[ClientMatrix, Aggregation]:
     """Let the rule answer on the finite rows."""
     rows, turned = whole.columns[0].mT, whole.turned
     if not all(is_finite):
@@ -139,15 +139,15 @@ def _judge(
         rows = rows[torch.tensor(is_finite, device=rows.device)]
         norms = [norm for norm, ok in zip(norms, is_finite, strict=True) if ok]
     if not norms:
-        is_vector = isinstance(facts.state, Tensor)
-        state = facts.state.unsqueeze(0) if is_vector else facts.state
-        return Points.from_rows(rows.unsqueeze(0)), Answer(state=state)
+        is_vector = isinstance(info.state, Tensor)
+        state = info.state.unsqueeze(0) if is_vector else info.state
+        return ClientMatrix.from_rows(rows.unsqueeze(0)), Aggregation(state=state)
     centre = torch.full((1,), central_client(norms), device=rows.device)
     twins = twin_pairs(rows, norms)
-    points = Points.from_rows(
+    matrix = ClientMatrix.from_rows(
         rows.unsqueeze(0), centre, None if twins is None else twins.unsqueeze(0), turned
     )
-    return points, rule.answer(points, facts)
+    return matrix, rule.answer(matrix, info)
 
 
 def _without_run(state: Any) -> Any:
@@ -204,7 +204,7 @@ def num_from_fraction(fraction: float, num_clients: int) -> int:
     return ceil(float(fraction) * num_clients - 1e-9)
 
 
-def _weighted(rule: Rule, answer: Answer, counts: Tensor) -> Answer:
+def _weighted(rule: Rule, answer: Aggregation, counts: Tensor) -> Aggregation:
     """Weigh the clients by their numbers of samples, within what the rule gave them together."""
     if answer.vector is not None or answer.weights is None:
         raise ValueError(

@@ -7,9 +7,9 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from outvote.rules.answer import Answer
-from outvote.rules.base import Facts, Rule
-from outvote.rules.points import Points
+from outvote.rules.aggregation import Aggregation
+from outvote.rules.base import RoundInfo, Rule
+from outvote.rules.client_matrix import ClientMatrix
 
 
 @final
@@ -56,19 +56,19 @@ class CenteredClipping(Rule):
         """Read the previous update."""
         return None if state is None else to_vector(state)
 
-    def answer(self, points: Points, facts: Facts) -> Answer:
+    def answer(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Move the centre, told as a weighted average of the clients and the old centre."""
-        start = None if facts.state is None else facts.state.expand(points.shape[:-1])
-        around = points.with_point(start)
+        start = None if info.state is None else info.state.expand(matrix.shape[:-1])
+        around = matrix.with_point(start)
         shape = (*around.batch, around.num_clients)
-        weights = torch.zeros(shape, dtype=torch.float64, device=points.device)
+        weights = torch.zeros(shape, dtype=torch.float64, device=matrix.device)
         weights[..., -1] = 1
         for _ in range(self.num_iterations):
-            far = around.distances_to(Answer(weights=weights))[..., :-1]
-            share = (self.radius / far.clamp(min=self.radius)) / points.num_clients
+            far = around.distances_to(Aggregation(weights=weights))[..., :-1]
+            share = (self.radius / far.clamp(min=self.radius)) / matrix.num_clients
             weights = weights * (1 - share.sum(dim=-1, keepdim=True))
             weights[..., :-1] += share
-        vector = points.vector(Answer(weights=weights[..., :-1]))
-        if facts.state is not None:
-            vector = vector + weights[..., -1:].to(vector) * facts.state.to(vector)
-        return Answer(vector=vector, weights=weights[..., :-1], state=vector)
+        vector = matrix.vector(Aggregation(weights=weights[..., :-1]))
+        if info.state is not None:
+            vector = vector + weights[..., -1:].to(vector) * info.state.to(vector)
+        return Aggregation(vector=vector, weights=weights[..., :-1], state=vector)

@@ -8,9 +8,9 @@ import torch
 from outvote.axes import PerClient
 from outvote.precision import work_dtype
 from outvote.rules import linalg
-from outvote.rules.answer import Answer
-from outvote.rules.base import Facts
-from outvote.rules.points import Points
+from outvote.rules.aggregation import Aggregation
+from outvote.rules.base import RoundInfo
+from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.wrapper import Wrapper
 
 
@@ -53,36 +53,38 @@ class Clip(Wrapper):
         """Return what the rule inside tolerates."""
         return self.rule.max_byzantine(num_clients)
 
-    def answer(self, points: Points, facts: Facts) -> Answer:
+    def answer(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Let the rule inside answer on the shortened gradients."""
-        num_byzantine = self.inside_num_byzantine(facts.num_byzantine, points.num_clients)
-        inside_facts = facts.inside(self, num_byzantine)
-        if not self.rule.needs_values() and points.dim > points.num_clients + 1:
-            return self._answer_by_distances(points, facts, inside_facts)
-        shortened = self._factors(linalg.norms(points.columns), facts.num_byzantine)
-        work = work_dtype(points.columns.dtype)
-        clipped = Points(points.columns.to(work) * shortened.to(work).unsqueeze(-2))
+        num_byzantine = self.inside_num_byzantine(info.num_byzantine, matrix.num_clients)
+        inside_facts = info.inside(self, num_byzantine)
+        if not self.rule.needs_values() and matrix.dim > matrix.num_clients + 1:
+            return self._answer_by_distances(matrix, info, inside_facts)
+        shortened = self._factors(linalg.norms(matrix.columns), info.num_byzantine)
+        work = work_dtype(matrix.columns.dtype)
+        clipped = ClientMatrix(matrix.columns.to(work) * shortened.to(work).unsqueeze(-2))
         inside = self.rule.answer(clipped, inside_facts)
         weights = inside.weights
         if inside.vector is None and weights is not None:
             weights = weights * shortened
         return replace(inside, vector=clipped.vector(inside), weights=weights)
 
-    def _answer_by_distances(self, points: Points, facts: Facts, inside_facts: Facts) -> Answer:
-        """Answer without a copy: a shortened gradient lies between itself and the origin."""
-        around = points.with_point()
+    def _answer_by_distances(
+        self, matrix: ClientMatrix, info: RoundInfo, inside_facts: RoundInfo
+    ) -> Aggregation:
+        """Aggregation without a copy: a shortened gradient lies between itself and the origin."""
+        around = matrix.with_point()
         at_origin = torch.zeros(
-            *around.batch, around.num_clients, dtype=torch.float64, device=points.device
+            *around.batch, around.num_clients, dtype=torch.float64, device=matrix.device
         )
         at_origin[..., -1] = 1
-        norms = around.distances_to(Answer(weights=at_origin))[..., :-1]
-        shortened = self._factors(norms, facts.num_byzantine)
+        norms = around.distances_to(Aggregation(weights=at_origin))[..., :-1]
+        shortened = self._factors(norms, info.num_byzantine)
         mixture = torch.cat([shortened.diag_embed(), (1 - shortened).unsqueeze(-1)], dim=-1)
         inside = self.rule.answer(around.mixed(mixture), inside_facts)
         if inside.vector is not None or inside.weights is None:
             return inside
         weights = inside.weights * shortened
-        return replace(inside, vector=points.vector(Answer(weights=weights)), weights=weights)
+        return replace(inside, vector=matrix.vector(Aggregation(weights=weights)), weights=weights)
 
     def _factors(self, norms: PerClient, num_byzantine: int) -> PerClient:
         if not isinstance(self.max_norm, str):

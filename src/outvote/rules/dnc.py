@@ -8,11 +8,11 @@ import torch
 
 from outvote.axes import PerClient
 from outvote.rules import linalg
-from outvote.rules.answer import Answer
-from outvote.rules.base import AffineRule, Facts
+from outvote.rules.aggregation import Aggregation
+from outvote.rules.base import AffineRule, RoundInfo
+from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.krum import average_of
-from outvote.rules.points import Points
-from outvote.seeding import Draws
+from outvote.seeding import RandomStream
 
 
 @final
@@ -63,31 +63,31 @@ class DnC(AffineRule):
         """Tell that a sample of the coordinates may be looked at."""
         return True
 
-    def weigh(self, points: Points, facts: Facts) -> Answer:
+    def weigh(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Average what every iteration keeps."""
-        removed = ceil(self.removal_factor * facts.num_byzantine - 1e-9)
-        num_kept = points.num_clients - min(removed, points.num_clients - 1)
-        scores = [self._score(points, facts.draws, k) for k in range(self.num_iterations)]
+        removed = ceil(self.removal_factor * info.num_byzantine - 1e-9)
+        num_kept = matrix.num_clients - min(removed, matrix.num_clients - 1)
+        scores = [self._score(matrix, info.stream, k) for k in range(self.num_iterations)]
         is_kept = torch.stack([linalg.smallest(s, num_kept) for s in scores]).all(dim=0)
         total = torch.stack(scores).sum(dim=0)
         # Different samples may leave nobody: then those with the smallest total score stay.
         is_empty = ~is_kept.any(dim=-1, keepdim=True)
         is_kept = torch.where(is_empty, linalg.smallest(total, num_kept), is_kept)
-        return Answer(
+        return Aggregation(
             weights=average_of(is_kept, 1) / is_kept.sum(dim=-1, keepdim=True), scores=total
         )
 
-    def _score(self, points: Points, draws: Draws, iteration: int) -> PerClient:
-        if self.num_coordinates >= points.dim:
-            return outlier_scores(points)
-        order = draws.under(f"dnc-{iteration}").permutations(points.dim, points.device)
-        return outlier_scores(points.at_coordinates(order[:, : self.num_coordinates].long()))
+    def _score(self, matrix: ClientMatrix, stream: RandomStream, iteration: int) -> PerClient:
+        if self.num_coordinates >= matrix.dim:
+            return outlier_scores(matrix)
+        order = stream.fold_in(f"dnc-{iteration}").permutations(matrix.dim, matrix.device)
+        return outlier_scores(matrix.at_coordinates(order[:, : self.num_coordinates].long()))
 
 
-def outlier_scores(points: Points) -> PerClient:
+def outlier_scores(matrix: ClientMatrix) -> PerClient:
     """Return the squared projections on the top singular direction, around the mean."""
     gram = (
-        points.gram if points.dim > points.num_clients else -0.5 * points.squared_distances.double()
+        matrix.gram if matrix.dim > matrix.num_clients else -0.5 * matrix.squared_distances.double()
     )
     centred = gram - gram.mean(dim=-1, keepdim=True)
     centred = centred - centred.mean(dim=-2, keepdim=True)

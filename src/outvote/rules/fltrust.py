@@ -9,9 +9,9 @@ from outvote.axes import Columns, PerClient, PerCoordinate
 from outvote.flat import to_float
 from outvote.precision import work_dtype
 from outvote.rules import linalg
-from outvote.rules.answer import Answer
-from outvote.rules.base import Facts, Rule
-from outvote.rules.points import Points
+from outvote.rules.aggregation import Aggregation
+from outvote.rules.base import RoundInfo, Rule
+from outvote.rules.client_matrix import ClientMatrix
 
 
 @final
@@ -40,24 +40,24 @@ class FLTrust(Rule):
         """Return n: trust does not come from the majority."""
         return num_clients
 
-    def answer(self, points: Points, facts: Facts) -> Answer:
-        """Weigh every client by how much it points where the server points."""
-        if facts.reference is None:
+    def answer(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
+        """Weigh every client by how much it matrix where the server matrix."""
+        if info.reference is None:
             raise ValueError(
                 "fltrust needs reference=, the gradient that the server computed on its own clean "
                 "data, got None."
             )
-        reference = facts.reference.expand(*points.shape[:-1])
+        reference = info.reference.expand(*matrix.shape[:-1])
         own_norm = linalg.norms(reference.unsqueeze(-1)).squeeze(-1)
-        norms = linalg.norms(points.columns)
-        dots = linalg.inner_products(points.columns, reference)
+        norms = linalg.norms(matrix.columns)
+        dots = linalg.inner_products(matrix.columns, reference)
         scale = norms * own_norm.unsqueeze(-1)
         cosine = torch.where(scale > 0, dots / scale.clamp(min=1e-300), 0).clamp(min=-1, max=1)
         trust = cosine.clamp(min=0)
         total = trust.sum(dim=-1, keepdim=True)
         shares = torch.where(total > 0, trust / total.clamp(min=1e-300), 0)
-        vector = rescaled_sum(points.columns, shares * own_norm.unsqueeze(-1), norms)
-        return Answer(vector=vector, weights=shares, scores=1 - cosine)
+        vector = rescaled_sum(matrix.columns, shares * own_norm.unsqueeze(-1), norms)
+        return Aggregation(vector=vector, weights=shares, scores=1 - cosine)
 
 
 def rescaled_sum(columns: Columns, shares: PerClient, norms: PerClient) -> PerCoordinate:

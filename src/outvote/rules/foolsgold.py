@@ -11,9 +11,9 @@ from outvote.axes import Pairs, PerClient
 from outvote.precision import work_dtype
 from outvote.receive import LARGEST
 from outvote.rules import linalg
-from outvote.rules.answer import Answer
-from outvote.rules.base import Facts, Rule
-from outvote.rules.points import Points
+from outvote.rules.aggregation import Aggregation
+from outvote.rules.base import RoundInfo, Rule
+from outvote.rules.client_matrix import ClientMatrix
 
 
 @final
@@ -58,24 +58,24 @@ class FoolsGold(Rule):
             )
         return {client: to_vector(vector) for client, vector in state.items()}
 
-    def answer(self, points: Points, facts: Facts) -> Answer:
+    def answer(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Weigh every client by how little its history resembles another's."""
-        columns = points.columns.to(work_dtype(points.columns.dtype))
-        past = facts.state or {}
+        columns = matrix.columns.to(work_dtype(matrix.columns.dtype))
+        past = info.state or {}
         rows = [
             columns[0, :, k] + past[client].to(columns) if client in past else columns[0, :, k]
-            for k, client in enumerate(facts.clients)
+            for k, client in enumerate(info.clients)
         ]
         largest = torch.finfo(columns.dtype).max
         most = min(largest, LARGEST)  # What is remembered must be accepted in the next round.
         history = torch.stack(rows).clamp(min=-most, max=most)
         weights = similarity_weights(cosines(history.mT.unsqueeze(0)))
         total = weights.sum(dim=-1, keepdim=True).clamp(min=1e-300)
-        average = points.vector(Answer(weights=weights / total)).double()
+        average = matrix.vector(Aggregation(weights=weights / total)).double()
         vector = average if self.normalise else average * total
         vector = vector.clamp(min=-largest, max=largest).to(columns.dtype)
-        state = {**past, **dict(zip(facts.clients, history, strict=True))}
-        return Answer(vector=vector, weights=weights / total, scores=1 - weights, state=state)
+        state = {**past, **dict(zip(info.clients, history, strict=True))}
+        return Aggregation(vector=vector, weights=weights / total, scores=1 - weights, state=state)
 
 
 def cosines(columns: Tensor) -> Pairs:

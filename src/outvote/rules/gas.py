@@ -11,11 +11,11 @@ from outvote.axes import PerClient
 from outvote.errors import check_choice, check_kind
 from outvote.precision import exact_products
 from outvote.rules import cuda, linalg
-from outvote.rules.answer import Answer
-from outvote.rules.base import Facts
+from outvote.rules.aggregation import Aggregation
+from outvote.rules.base import RoundInfo
+from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.doubts import Doubts
 from outvote.rules.krum import average_of
-from outvote.rules.points import Points
 from outvote.rules.reorder import PlacedBlock, is_turned_first, run, turning
 from outvote.rules.split import SPLITS, Split, balanced_sizes, by_layer, ceil_sizes, cut, slabs
 from outvote.rules.wrapper import Wrapper
@@ -70,80 +70,82 @@ class GAS(Wrapper):
         """Tell that clients are kept or dropped as a whole."""
         return True
 
-    def prepare(self, points: Points, facts: Facts) -> Facts:
+    def prepare(self, matrix: ClientMatrix, info: RoundInfo) -> RoundInfo:
         """Draw the split, on one core; the others turn the values meanwhile, where that helps."""
-        draw = partial(self.split_coordinates, points, facts)
-        if facts.split is not None:
-            return facts
-        if not is_turned_first(points.columns):
-            return replace(facts, split=draw())
-        points.turned, pieces = turning(points.columns)
+        draw = partial(self.split_coordinates, matrix, info)
+        if info.split is not None:
+            return info
+        if not is_turned_first(matrix.columns):
+            return replace(info, split=draw())
+        matrix.turned, pieces = turning(matrix.columns)
         jobs: list[Callable[[], Split | None]] = [draw, *pieces]
-        return replace(facts, split=mapped(run, jobs)[0])
+        return replace(info, split=mapped(run, jobs)[0])
 
-    def answer(self, points: Points, facts: Facts) -> Answer:
+    def answer(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Average the clients that are closest to what the rule says on the groups."""
-        split = facts.split or self.split_coordinates(points, facts)
+        split = info.split or self.split_coordinates(matrix, info)
         # A GPU works on while the doubts add up; only if there are any, all is done with care.
-        doubts = None if points.device.type == "cpu" else Doubts(points.device)
+        doubts = None if matrix.device.type == "cpu" else Doubts(matrix.device)
         with exact_products():
-            answer = self._judge(points, split, facts, doubts)
+            answer = self._judge(matrix, split, info, doubts)
             if doubts is not None:
-                points.begin_vector(answer)
-                answer = self._judge(points, split, facts, None) if doubts.are_any() else answer
+                matrix.begin_vector(answer)
+                answer = self._judge(matrix, split, info, None) if doubts.are_any() else answer
         is_ours = type(self.rule).__module__.startswith("outvote.")
         if not is_ours and answer.scores is not None and not bool(answer.scores.isfinite().all()):
             raise ValueError(f"{self.rule} gave NaN or infinity on a group; mend the rule.")
         return answer
 
-    def _judge(self, points: Points, split: Split, facts: Facts, doubts: Doubts | None) -> Answer:
+    def _judge(
+        self, matrix: ClientMatrix, split: Split, info: RoundInfo, doubts: Doubts | None
+    ) -> Aggregation:
         notes: set[str] = set()
-        scores = self.score(points, split, facts, notes, doubts)
-        num_kept = max(1, points.num_clients - facts.num_byzantine)
+        scores = self.score(matrix, split, info, notes, doubts)
+        num_kept = max(1, matrix.num_clients - info.num_byzantine)
         is_kept = linalg.smallest(scores, num_kept)
-        return Answer(
+        return Aggregation(
             weights=average_of(is_kept, num_kept),
             scores=scores,
             num_groups=split.num_groups,
-            notes=(*self._notes(points.dim, split.num_groups), *sorted(notes)),
+            notes=(*self._notes(matrix.dim, split.num_groups), *sorted(notes)),
         )
 
-    def split_coordinates(self, points: Points, facts: Facts) -> Split:
+    def split_coordinates(self, matrix: ClientMatrix, info: RoundInfo) -> Split:
         """Cut a random order of the coordinates (or their own order) into groups."""
-        num_groups = min(self.num_groups, points.dim)
+        num_groups = min(self.num_groups, matrix.dim)
         if self.split == "by-layer":
-            return by_layer(facts.layer_sizes, points.dim, points.device)
+            return by_layer(info.layer_sizes, matrix.dim, matrix.device)
         if self.split == "contiguous":
-            order = torch.arange(points.dim, device=points.device).unsqueeze(0)
-            return cut(order, balanced_sizes(points.dim, num_groups))
-        order = facts.draws.under("gas-split").permutations(points.dim, points.device)
+            order = torch.arange(matrix.dim, device=matrix.device).unsqueeze(0)
+            return cut(order, balanced_sizes(matrix.dim, num_groups))
+        order = info.stream.fold_in("gas-split").permutations(matrix.dim, matrix.device)
         sizes = ceil_sizes if self.split == "ceil" else balanced_sizes
-        if self.split == "balanced" and points.device.type != "cpu":
+        if self.split == "balanced" and matrix.device.type != "cpu":
             # A GPU moves values to their places faster than it fetches them: these are the places.
-            if len(points.batch) == 1 and cuda.is_usable(points.columns, points.num_clients):
-                return Split((PlacedBlock(order, balanced_sizes(points.dim, num_groups)),))
+            if len(matrix.batch) == 1 and cuda.is_usable(matrix.columns, matrix.num_clients):
+                return Split((PlacedBlock(order, balanced_sizes(matrix.dim, num_groups)),))
             order = order.argsort(dim=-1)
-        return cut(order, sizes(points.dim, num_groups))
+        return cut(order, sizes(matrix.dim, num_groups))
 
     def score(
         self,
-        points: Points,
+        matrix: ClientMatrix,
         split: Split,
-        facts: Facts,
+        info: RoundInfo,
         notes: set[str],
         doubts: Doubts | None = None,
     ) -> PerClient:
         """Add up how far every client is from the rule's answer; `notes` takes what it notes."""
-        num_byzantine = self.inside_num_byzantine(facts.num_byzantine, points.num_clients)
-        inside = facts.inside(self, num_byzantine)
+        num_byzantine = self.inside_num_byzantine(info.num_byzantine, matrix.num_clients)
+        inside = info.inside(self, num_byzantine)
 
-        def measure(some: Points) -> PerClient:
+        def measure(some: ClientMatrix) -> PerClient:
             answer = self.rule.answer(some, inside)
             notes.update(answer.notes)
             return some.distances_to(answer).sum(dim=-2)
 
-        groups = slabs(points, split, doubts, needs_values=self.rule.needs_values())
-        parts = mapped(measure, groups, points.device)
+        groups = slabs(matrix, split, doubts, needs_values=self.rule.needs_values())
+        parts = mapped(measure, groups, matrix.device)
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0)
 
     def _notes(self, dim: int, num_groups: int) -> tuple[str, ...]:

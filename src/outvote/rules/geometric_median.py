@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Pairs, PerClient
-from outvote.rules.answer import Answer
-from outvote.rules.base import AffineRule, Facts
+from outvote.rules.aggregation import Aggregation
+from outvote.rules.base import AffineRule, RoundInfo
+from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.mean import equal_weights
-from outvote.rules.points import Points
 
 TINY = 1e-150
 # Where some client is so many times farther away than most, only small steps are safe.
@@ -60,42 +60,42 @@ class GeometricMedian(AffineRule):
         """Return the largest f with n >= 2f + 1."""
         return max(0, (num_clients - 1) // 2)
 
-    def weigh(self, points: Points, facts: Facts) -> Answer:
+    def weigh(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Iterate, then put all weight on a client that is the median itself."""
-        del facts
-        is_client, client = median_client(points.squared_distances.double())
-        weights = equal_weights(points)
+        del info
+        is_client, client = median_client(matrix.squared_distances.double())
+        weights = equal_weights(matrix)
         if not bool(is_client.all()):
-            weights = self._iterate(points, weights)
+            weights = self._iterate(matrix, weights)
         alone = torch.zeros_like(weights).scatter_(-1, client.unsqueeze(-1), 1.0)
-        return Answer(weights=torch.where(is_client.unsqueeze(-1), alone, weights))
+        return Aggregation(weights=torch.where(is_client.unsqueeze(-1), alone, weights))
 
-    def _iterate(self, points: Points, weights: PerClient) -> PerClient:
+    def _iterate(self, matrix: ClientMatrix, weights: PerClient) -> PerClient:
         """Come near by Weiszfeld's steps, then use Newton's, which do not crawl near a client."""
-        weights, is_done = self._weiszfeld(points, weights, min(FIRST_STEPS, self.max_iterations))
+        weights, is_done = self._weiszfeld(matrix, weights, min(FIRST_STEPS, self.max_iterations))
         if is_done:
             return weights
         polished, change = weights, torch.full_like(weights[..., :1], torch.inf)
         for _ in range(NEWTON_STEPS):
-            updated = descend(points, polished)
+            updated = descend(matrix, polished)
             change = (updated - polished).abs().amax(dim=-1, keepdim=True)
             polished = updated
             if bool((change <= self.tolerance).all()):
                 break
         # Many weights make the same point; the next step of Weiszfeld's has none below 0.
-        far = points.distances_to(Answer(weights=polished)).clamp(min=TINY)
+        far = matrix.distances_to(Aggregation(weights=polished)).clamp(min=TINY)
         # A weight of 1e-17 still moves the point by 1e13 if its client is at 1e30.
         is_tame = far.amax(dim=-1, keepdim=True) <= TAME * far.median(dim=-1, keepdim=True).values
         is_polished = is_tame & (change <= SURE_CHANGE)
         if not bool(is_polished.all()):
-            weights, _ = self._weiszfeld(points, weights, self.max_iterations)
+            weights, _ = self._weiszfeld(matrix, weights, self.max_iterations)
         return torch.where(is_polished, weiszfeld_weights(far), weights)
 
     def _weiszfeld(
-        self, points: Points, weights: PerClient, num_steps: int
+        self, matrix: ClientMatrix, weights: PerClient, num_steps: int
     ) -> tuple[PerClient, bool]:
         for _ in range(num_steps):
-            far = points.distances_to(Answer(weights=weights)).clamp(min=TINY)
+            far = matrix.distances_to(Aggregation(weights=weights)).clamp(min=TINY)
             updated = weiszfeld_weights(far)
             # Relative to each weight: a liar at 1e30 matters as long as its weight is above 1e-30.
             change = ((updated - weights).abs() / updated).amax()
@@ -112,15 +112,15 @@ def weiszfeld_weights(far: PerClient) -> PerClient:
     return closeness / closeness.sum(dim=-1, keepdim=True)
 
 
-def descend(points: Points, weights: PerClient) -> PerClient:
+def descend(matrix: ClientMatrix, weights: PerClient) -> PerClient:
     """Take the longest of some shares of Newton's step that does not increase the objective."""
-    far = points.distances_to(Answer(weights=weights)).clamp(min=TINY)
-    step = newton_step(points.squared_distances.double(), weights, far) - weights
+    far = matrix.distances_to(Aggregation(weights=weights)).clamp(min=TINY)
+    step = newton_step(matrix.squared_distances.double(), weights, far) - weights
     allowed = far.sum(dim=-1, keepdim=True) * (1 + 1e-14)
     updated, is_set = weiszfeld_weights(far), torch.zeros_like(allowed, dtype=torch.bool)
     for share in STEP_SHARES:
         tried = weights + share * step
-        reached = points.distances_to(Answer(weights=tried)).sum(dim=-1, keepdim=True)
+        reached = matrix.distances_to(Aggregation(weights=tried)).sum(dim=-1, keepdim=True)
         is_good = ~is_set & (reached <= allowed)
         updated = torch.where(is_good, tried, updated)
         is_set |= is_good

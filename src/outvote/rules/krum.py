@@ -8,10 +8,10 @@ from torch import Tensor
 
 from outvote.axes import Pairs, PerClient
 from outvote.rules import linalg
-from outvote.rules.answer import Answer
-from outvote.rules.base import AffineRule, Facts
+from outvote.rules.aggregation import Aggregation
+from outvote.rules.base import AffineRule, RoundInfo
+from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.order import sum_of_smallest
-from outvote.rules.points import Points
 
 HUGE = 1e300
 
@@ -47,14 +47,14 @@ class Krum(AffineRule):
         """Return the largest f with n >= 2f + 3."""
         return max(0, (num_clients - 3) // 2)
 
-    def weigh(self, points: Points, facts: Facts) -> Answer:
+    def weigh(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Give all the weight to the client with the smallest score."""
-        neighbours = count_neighbours(self.num_neighbours, points, facts)
-        scores = krum_scores(points.squared_distances, neighbours, self.power)
-        return Answer(
+        neighbours = count_neighbours(self.num_neighbours, matrix, info)
+        scores = krum_scores(matrix.squared_distances, neighbours, self.power)
+        return Aggregation(
             weights=linalg.smallest(scores, 1).double(),
             scores=scores,
-            notes=lowered("num_neighbours", self.num_neighbours, points, facts, 1),
+            notes=lowered("num_neighbours", self.num_neighbours, matrix, info, 1),
         )
 
 
@@ -70,26 +70,26 @@ def krum_scores(squared_distances: Pairs, num_neighbours: int, power: float) -> 
     return sum_of_smallest(far, num_neighbours + 1)
 
 
-def count_neighbours(asked: int | None, points: Points, facts: Facts) -> int:
+def count_neighbours(asked: int | None, matrix: ClientMatrix, info: RoundInfo) -> int:
     """Return how many neighbours to count: n - f - 2, and at least one."""
     if asked is None:
-        return max(1, points.num_clients - facts.num_byzantine - 2)
-    return min(asked, points.num_clients - 1)
+        return max(1, matrix.num_clients - info.num_byzantine - 2)
+    return min(asked, matrix.num_clients - 1)
 
 
 def lowered(
-    name: str, asked: int | None, points: Points, facts: Facts, others: int
+    name: str, asked: int | None, matrix: ClientMatrix, info: RoundInfo, others: int
 ) -> tuple[str, ...]:
     """Return a note if a parameter asks for more clients than are left after some were rejected.
 
     `others` are the clients that cannot be asked for. If there never were enough, that is an error.
     """
-    most = points.num_clients - others
+    most = matrix.num_clients - others
     if asked is None or asked <= most:
         return ()
-    if asked > facts.num_received - others:
+    if asked > info.num_received - others:
         raise ValueError(
-            f"{name} must be at most {facts.num_received - others} for {facts.num_received} "
+            f"{name} must be at most {info.num_received - others} for {info.num_received} "
             f"clients, got {asked}; lower it or leave it out."
         )
     return (f"{name}={asked} is more than there are clients for; used {most}",)

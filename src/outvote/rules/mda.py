@@ -6,10 +6,10 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from outvote.rules.answer import Answer
-from outvote.rules.base import AffineRule, Facts
+from outvote.rules.aggregation import Aggregation
+from outvote.rules.base import AffineRule, RoundInfo
+from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.krum import average_of
-from outvote.rules.points import Points
 
 
 @final
@@ -42,16 +42,16 @@ class MDA(AffineRule):
         """Return the largest f with n >= 2f + 1."""
         return max(0, (num_clients - 1) // 2)
 
-    def weigh(self, points: Points, facts: Facts) -> Answer:
+    def weigh(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Average the tightest subset."""
-        distances = points.squared_distances
+        distances = matrix.squared_distances
         matrices = distances.reshape(-1, *distances.shape[-2:])
         kept = torch.stack(
-            [tightest_subset(matrix, facts.num_byzantine, self.max_steps) for matrix in matrices]
+            [tightest_subset(matrix, info.num_byzantine, self.max_steps) for matrix in matrices]
         )
-        num_kept = points.num_clients - facts.num_byzantine
-        weights = average_of(kept, num_kept).view(*points.batch, points.num_clients)
-        return Answer(weights=weights.to(distances.device))
+        num_kept = matrix.num_clients - info.num_byzantine
+        weights = average_of(kept, num_kept).view(*matrix.batch, matrix.num_clients)
+        return Aggregation(weights=weights.to(distances.device))
 
 
 def tightest_subset(squared_distances: Tensor, num_dropped: int, max_steps: int) -> Tensor:

@@ -5,9 +5,9 @@ from typing import ClassVar, final
 
 import torch
 
-from outvote.rules.answer import Answer
-from outvote.rules.base import AffineRule, Facts
-from outvote.rules.points import Points
+from outvote.rules.aggregation import Aggregation
+from outvote.rules.base import AffineRule, RoundInfo
+from outvote.rules.client_matrix import ClientMatrix
 
 
 @final
@@ -37,13 +37,13 @@ class Mean(AffineRule):
         # Of float64, numbers that are finite but too large to square are refused as well.
         return None if rows.dtype == torch.float64 else rows.mean(dim=0, dtype=torch.float32)
 
-    def weigh(self, points: Points, facts: Facts) -> Answer:
+    def weigh(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Give every client the same weight."""
-        del facts
-        return Answer(weights=equal_weights(points))
+        del info
+        return Aggregation(weights=equal_weights(matrix))
 
 
-def equal_weights(points: Points) -> torch.Tensor:
+def equal_weights(matrix: ClientMatrix) -> torch.Tensor:
     """Return the weight 1/n for every client."""
-    shape = (*points.batch, points.num_clients)
-    return torch.full(shape, 1 / points.num_clients, dtype=torch.float64, device=points.device)
+    shape = (*matrix.batch, matrix.num_clients)
+    return torch.full(shape, 1 / matrix.num_clients, dtype=torch.float64, device=matrix.device)

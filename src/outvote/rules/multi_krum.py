@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from outvote.rules import linalg
-from outvote.rules.answer import Answer
-from outvote.rules.base import AffineRule, Facts
+from outvote.rules.aggregation import Aggregation
+from outvote.rules.base import AffineRule, RoundInfo
+from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.krum import (
     average_of,
     check_score_parameters,
@@ -13,7 +14,6 @@ from outvote.rules.krum import (
     krum_scores,
     lowered,
 )
-from outvote.rules.points import Points
 
 
 @final
@@ -53,17 +53,17 @@ class MultiKrum(AffineRule):
         """Return the largest f with n >= 2f + 3."""
         return max(0, (num_clients - 3) // 2)
 
-    def weigh(self, points: Points, facts: Facts) -> Answer:
+    def weigh(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Average the clients with the smallest scores."""
-        neighbours = count_neighbours(self.num_neighbours, points, facts)
-        scores = krum_scores(points.squared_distances, neighbours, self.power)
-        num_selected = self._count_selected(points.num_clients, facts.num_byzantine)
+        neighbours = count_neighbours(self.num_neighbours, matrix, info)
+        scores = krum_scores(matrix.squared_distances, neighbours, self.power)
+        num_selected = self._count_selected(matrix.num_clients, info.num_byzantine)
         is_selected = linalg.smallest(scores, num_selected)
-        notes = lowered("num_neighbours", self.num_neighbours, points, facts, 1)
-        return Answer(
+        notes = lowered("num_neighbours", self.num_neighbours, matrix, info, 1)
+        return Aggregation(
             weights=average_of(is_selected, num_selected),
             scores=scores,
-            notes=notes + lowered("num_selected", self.num_selected, points, facts, 0),
+            notes=notes + lowered("num_selected", self.num_selected, matrix, info, 0),
         )
 
     def _count_selected(self, num_clients: int, num_byzantine: int) -> int:

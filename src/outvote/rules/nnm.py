@@ -6,9 +6,9 @@ from typing import ClassVar, final
 import torch
 
 from outvote.axes import Mixture, Pairs
-from outvote.rules.base import Facts
+from outvote.rules.base import RoundInfo
+from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.mixing import Mixing
-from outvote.rules.points import Points
 
 
 @final
@@ -33,9 +33,9 @@ class NNM(Mixing):
         """Return the smaller of n >= 2f + 1 and the limit of the rule inside."""
         return max(0, min((num_clients - 1) // 2, self.rule.max_byzantine(num_clients)))
 
-    def mixture(self, points: Points, facts: Facts) -> Mixture:
+    def mixture(self, matrix: ClientMatrix, info: RoundInfo) -> Mixture:
         """Average the nearest clients."""
-        return neighbour_matrix(points.squared_distances, facts.num_byzantine)
+        return neighbour_matrix(matrix.squared_distances, info.num_byzantine)
 
 
 def neighbour_matrix(squared_distances: Pairs, num_byzantine: int) -> Mixture:

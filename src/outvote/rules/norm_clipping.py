@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from outvote.rules import linalg
-from outvote.rules.answer import Answer
-from outvote.rules.base import Facts, Rule
-from outvote.rules.points import Points
+from outvote.rules.aggregation import Aggregation
+from outvote.rules.base import RoundInfo, Rule
+from outvote.rules.client_matrix import ClientMatrix
 
 
 @final
@@ -40,9 +40,11 @@ class NormClipping(Rule):
         """Return the largest f with n >= 2f + 1."""
         return max(0, (num_clients - 1) // 2)
 
-    def answer(self, points: Points, facts: Facts) -> Answer:
+    def answer(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Weigh every client by how much its norm is too long."""
-        del facts
-        norms = linalg.norms(points.columns)
-        weights = self.max_norm / norms.clamp(min=self.max_norm) / points.num_clients
-        return Answer(vector=points.vector(Answer(weights=weights)), weights=weights, scores=norms)
+        del info
+        norms = linalg.norms(matrix.columns)
+        weights = self.max_norm / norms.clamp(min=self.max_norm) / matrix.num_clients
+        return Aggregation(
+            vector=matrix.vector(Aggregation(weights=weights)), weights=weights, scores=norms
+        )

@@ -7,10 +7,10 @@ import torch
 
 from outvote.axes import PerClient
 from outvote.errors import check_choice
-from outvote.rules.answer import Answer
-from outvote.rules.base import AffineRule, Facts
+from outvote.rules.aggregation import Aggregation
+from outvote.rules.base import AffineRule, RoundInfo
+from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.mean import equal_weights
-from outvote.rules.points import Points
 
 
 @final
@@ -56,20 +56,22 @@ class RFA(AffineRule):
         """Tell whether the origin comes in, which is seen from the values."""
         return self.start == "zero"
 
-    def weigh(self, points: Points, facts: Facts) -> Answer:
+    def weigh(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Reweight the clients by their distance to the current average."""
-        del facts
+        del info
         if self.start == "mean":
-            return Answer(weights=self._reweigh(points, equal_weights(points), points.num_clients))
-        with_origin = points.with_point()
+            return Aggregation(
+                weights=self._reweigh(matrix, equal_weights(matrix), matrix.num_clients)
+            )
+        with_origin = matrix.with_point()
         weights = torch.zeros_like(equal_weights(with_origin))
         weights[..., -1] = 1
-        weights = self._reweigh(with_origin, weights, points.num_clients)
-        return Answer(weights=weights[..., :-1])
+        weights = self._reweigh(with_origin, weights, matrix.num_clients)
+        return Aggregation(weights=weights[..., :-1])
 
-    def _reweigh(self, points: Points, weights: PerClient, num_real: int) -> PerClient:
+    def _reweigh(self, matrix: ClientMatrix, weights: PerClient, num_real: int) -> PerClient:
         for _ in range(self.num_iterations):
-            far = points.distances_to(Answer(weights=weights))
+            far = matrix.distances_to(Aggregation(weights=weights))
             weights = 1 / far.clamp(min=self.smoothing)
             weights[..., num_real:] = 0
             weights /= weights.sum(dim=-1, keepdim=True)

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from outvote.rules import linalg
-from outvote.rules.answer import Answer
-from outvote.rules.base import Facts, Rule
+from outvote.rules.aggregation import Aggregation
+from outvote.rules.base import RoundInfo, Rule
+from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.mean_shift import largest_cluster
-from outvote.rules.points import Points
 
 
 @final
@@ -55,22 +55,22 @@ class SignGuard(Rule):
         """Return the largest f with n >= 2f + 1."""
         return max(0, (num_clients - 1) // 2)
 
-    def answer(self, points: Points, facts: Facts) -> Answer:
+    def answer(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Judge run by run: clustering is a search."""
-        width = int(points.dim * self.window) or points.dim
-        room = points.dim - width + 1
+        width = int(matrix.dim * self.window) or matrix.dim
+        room = matrix.dim - width + 1
         starts = [
             int(torch.randint(room, (), generator=generator, device="cpu"))
-            for generator in facts.draws.under("signguard").generators(torch.device("cpu"))
+            for generator in info.stream.fold_in("signguard").generators(torch.device("cpu"))
         ]
         judged = [
             _judge(columns, start, width, self.lower, self.upper)
-            for columns, start in zip(points.columns, starts, strict=True)
+            for columns, start in zip(matrix.columns, starts, strict=True)
         ]
         weights = torch.stack([weights for weights, _ in judged])
         is_kept = torch.stack([kept for _, kept in judged])
-        vector = points.vector(Answer(weights=weights))
-        return Answer(vector=vector, weights=weights * is_kept)
+        vector = matrix.vector(Aggregation(weights=weights))
+        return Aggregation(vector=vector, weights=weights * is_kept)
 
 
 def judge_rows(
@@ -78,7 +78,9 @@ def judge_rows(
 ) -> tuple[Tensor, Tensor]:
     """Return the update and who was kept, for rows ``[clients, dim]`` and a given window."""
     weights, is_kept = _judge(X.mT, start, window, lower, upper)
-    return Points(X.mT.unsqueeze(0)).vector(Answer(weights=weights.unsqueeze(0)))[0], is_kept
+    return ClientMatrix(X.mT.unsqueeze(0)).vector(Aggregation(weights=weights.unsqueeze(0)))[
+        0
+    ], is_kept
 
 
 def _judge(

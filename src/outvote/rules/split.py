@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from outvote.rules import linalg
+from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.doubts import Doubts
-from outvote.rules.points import Points
 from outvote.rules.reorder import Block, PlacedBlock, open_reader
 
 SPLITS = ("balanced", "ceil", "contiguous", "by-layer")
@@ -106,60 +106,60 @@ def by_layer(sizes: tuple[int, ...] | None, dim: int, device: torch.device) -> S
 
 
 def slabs(
-    points: Points,
+    matrix: ClientMatrix,
     split: Split,
     doubts: Doubts | None = None,
     *,
     needs_values: bool = True,
-) -> Iterator[Points]:
-    """Yield the groups as points ``[runs, groups, width, clients]``, some at a time.
+) -> Iterator[ClientMatrix]:
+    """Yield the groups as matrix ``[runs, groups, width, clients]``, some at a time.
 
     With `doubts`, what cannot be trusted is not recomputed but counted there (see `linalg`). Where
     distances are enough, only n x n matrices must fit the cache.
     """
-    if len(points.batch) > 1:
-        yield from _slabs_of_groups(points, split)
+    if len(matrix.batch) > 1:
+        yield from _slabs_of_groups(matrix, split)
         return
-    open_block = open_reader(points.columns, points.turned)
+    open_block = open_reader(matrix.columns, matrix.turned)
     for block in split.blocks:
         num_groups, width = block.shape[1:]
-        step = min(num_groups, groups_at_once(points, width, needs_values=needs_values))
+        step = min(num_groups, groups_at_once(matrix, width, needs_values=needs_values))
         reader = open_block(block)
         for start in range(0, num_groups, step):
             stop = min(num_groups, start + step)
-            yield Points(
+            yield ClientMatrix(
                 partial(reader.read, start, stop),
-                torch.Size([points.batch[0], stop - start, width, points.num_clients]),
+                torch.Size([matrix.batch[0], stop - start, width, matrix.num_clients]),
                 like=reader.columns,
-                centre=points.centre,
+                centre=matrix.centre,
                 # Distances in narrow groups are taken from the values, which are read anyway.
                 products=(
-                    reader.products(start, stop, points.centre)
-                    if width > points.num_clients
+                    reader.products(start, stop, matrix.centre)
+                    if width > matrix.num_clients
                     else None
                 ),
                 scratch=partial(reader.room, stop - start, "scratch"),
-                twins=points.twins,
+                twins=matrix.twins,
                 doubts=doubts,
             )
 
 
-def groups_at_once(points: Points, width: int, *, needs_values: bool) -> int:
+def groups_at_once(matrix: ClientMatrix, width: int, *, needs_values: bool) -> int:
     """Return how many groups fit the cache, with their values and their n x n matrices."""
-    num_clients = points.num_clients
-    room = linalg.tile_values(points.columns)
+    num_clients = matrix.num_clients
+    room = linalg.tile_values(matrix.columns)
     is_wide = width > num_clients
-    matrices = linalg.MATRICES_TILE.get(points.device.type, room // 4) // num_clients**2
+    matrices = linalg.MATRICES_TILE.get(matrix.device.type, room // 4) // num_clients**2
     values = room // (num_clients * width)
-    if is_wide and not needs_values and points.device.type == "cpu":
+    if is_wide and not needs_values and matrix.device.type == "cpu":
         values = matrices
-    return max(1, min(matrices, values) // points.batch[0])
+    return max(1, min(matrices, values) // matrix.batch[0])
 
 
-def _slabs_of_groups(points: Points, split: Split) -> Iterator[Points]:
+def _slabs_of_groups(matrix: ClientMatrix, split: Split) -> Iterator[ClientMatrix]:
     """Split what is itself a group: the same positions in every group of a run."""
     for block in split.blocks:
         for start in range(block.shape[1]):
             index = block.index[:, start].long()
-            inner = points.at_coordinates(index.expand(points.batch[0], -1))
-            yield Points(inner.columns.unsqueeze(-3))
+            inner = matrix.at_coordinates(index.expand(matrix.batch[0], -1))
+            yield ClientMatrix(inner.columns.unsqueeze(-3))

@@ -8,7 +8,12 @@ _PAPER: dict[str, Any] = {
     "attack": "lie(z=1.5)",
     "evaluate_every": 1,
     "data": {"partition": "dirichlet", "beta": 0.5, "balance": True, "min_size": 10},
-    "federation": {"num_clients": 50, "byzantine": 0.2, "sampled": 5, "told": "oracle"},
+    "federation": {
+        "num_clients": 50,
+        "byzantine": 0.2,
+        "sampled": 5,
+        "assumed_byzantine": "oracle",
+    },
     "training": {
         "learning_rate": 0.1,
         "momentum": 0.5,

@@ -10,6 +10,7 @@ from typing import Any, Literal, final, get_args
 from outvote.errors import closest
 from outvote.grids import Table, expand, flat, merged
 from outvote.results.labels import is_same, label, parameters
+from outvote.results.renamed import SETTINGS, renamed_settings
 from outvote.results.run import Result
 from outvote.suites.checking import as_table, check_keys, check_texts, read_wanted
 from outvote.suites.paper import Printed, Wanted, read_printed
@@ -165,12 +166,16 @@ def _part(table: Table, shared: Table) -> Part:
     kind, name = table.get("kind", "table"), str(table.get("name", "main"))
     if kind not in get_args(Kind):
         raise ValueError(f"part.kind: unknown value {kind!r}; {closest(str(kind), get_args(Kind))}")
-    settings = merged(shared, as_table("part.settings", table.get("settings", {})))
+    settings = merged(
+        renamed_settings(shared),
+        renamed_settings(as_table("part.settings", table.get("settings", {}))),
+    )
+    columns = str(table.get("columns", "attack"))
     check_texts(name, settings)
     part = Part(
         name=name,
         title=str(table.get("title", "")),
-        columns=str(table.get("columns", "attack")),
+        columns=SETTINGS.get(columns, columns),
         kind=kind,
         settings=settings,
         wanted=read_wanted(table.get("paper")),

@@ -4,10 +4,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outvote.rules.answer import Answer
-from outvote.rules.base import AffineRule, CoordinatewiseRule, Facts
-from outvote.rules.points import Points
-from outvote.seeding import Draws
+from outvote.rules.aggregation import Aggregation
+from outvote.rules.base import AffineRule, CoordinatewiseRule, RoundInfo
+from outvote.rules.client_matrix import ClientMatrix
+from outvote.seeding import RandomStream
 from outvote.testing.trial import (
     SIZES,
     Array,
@@ -106,12 +106,12 @@ def per_coordinate(trial: Trial) -> None:
 def average_of_clients(trial: Trial) -> None:
     """An affine rule answers with weights that are not negative and sum to 1."""
     for one in trial.rounds():
-        points, answer = answer_on(trial, one.rows[None], one.num_byzantine, (trial.seed,))
+        matrix, answer = answer_on(trial, one.rows[None], one.num_byzantine, (trial.seed,))
         if answer.vector is not None or answer.weights is None:
             is_affine = isinstance(trial.rule, AffineRule)
             require(not is_affine, one, "an AffineRule answered without weights, or with a vector")
             return
-        weights = answer.weights.double().expand(1, points.num_clients)[0].cpu().numpy()
+        weights = answer.weights.double().expand(1, matrix.num_clients)[0].cpu().numpy()
         is_average = bool(np.all(weights >= 0)) and abs(weights.sum() - 1) <= 1e-9
         require(is_average, one, f"weights {weights.tolist()} with the sum {weights.sum()}")
         require_close(trial.update(one), weights @ one.rows, one, "update, against the average")
@@ -147,21 +147,21 @@ def has_firm_weights(trial: Trial, one: Round) -> bool:
 
 def answer_on(
     trial: Trial, runs: Array, num_byzantine: int, seeds: tuple[int, ...]
-) -> tuple[Points, Answer]:
+) -> tuple[ClientMatrix, Aggregation]:
     """Ask the rule itself, below the calling contract, on rows ``[runs, clients, dim]``."""
     rows = torch.from_numpy(runs).to(trial.device)
-    points = Points.from_rows(rows)
-    facts = Facts(
+    matrix = ClientMatrix.from_rows(rows)
+    info = RoundInfo(
         num_byzantine=num_byzantine,
-        draws=Draws(seeds),
+        stream=RandomStream(seeds),
         clients=tuple(range(runs.shape[1])),
         reference=torch.ones_like(rows[0, 0]),
         wants_shares=True,
     )
-    return points, trial.rule.answer(points, facts)
+    return matrix, trial.rule.answer(matrix, info)
 
 
-def told(points: Points, answer: Answer) -> dict[str, Tensor]:
+def told(matrix: ClientMatrix, answer: Aggregation) -> dict[str, Tensor]:
     """Return everything that an answer tells per run."""
-    parts = {"update": points.vector(answer), "weights": answer.weights, "scores": answer.scores}
+    parts = {"update": matrix.vector(answer), "weights": answer.weights, "scores": answer.scores}
     return {name: part.double() for name, part in parts.items() if part is not None}

@@ -72,18 +72,18 @@ class AttackTrial:
         """Return rows as numpy on the CPU, and as a tensor on any other device."""
         return rows if self.device.type == "cpu" else torch.from_numpy(rows.copy()).to(self.device)
 
-    def inspect(self, honest: Gradients, own: Gradients, **facts: Any) -> Crafted:
+    def inspect(self, honest: Gradients, own: Gradients, **info: Any) -> Crafted:
         """Call the attack, with a rule if it wants one."""
-        facts = {"num_byzantine": len(own), "seed": self.seed, "rule": partial(DEFENCE), **facts}
-        return self.attack.inspect(honest, own=own, **facts)
+        info = {"num_byzantine": len(own), "seed": self.seed, "rule": partial(DEFENCE), **info}
+        return self.attack.inspect(honest, own=own, **info)
 
-    def crafted(self, one: Scenario, **facts: Any) -> Crafted:
+    def crafted(self, one: Scenario, **info: Any) -> Crafted:
         """Return what the attack does in a round."""
-        return self.inspect(self.given(one.honest), self.given(one.own), **facts)
+        return self.inspect(self.given(one.honest), self.given(one.own), **info)
 
-    def rows(self, one: Scenario, **facts: Any) -> Array:
+    def rows(self, one: Scenario, **info: Any) -> Array:
         """Return the rows of a round as float64."""
-        rows = self.crafted(one, **facts).rows
+        rows = self.crafted(one, **info).rows
         if isinstance(rows, Tensor):
             rows = rows.double().cpu().numpy()
         return np.asarray(rows, dtype=np.float64)

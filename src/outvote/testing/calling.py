@@ -79,7 +79,7 @@ def leaves_inputs_alone(trial: Trial) -> None:
 
 
 def _layouts(rows: Array, trial: Trial) -> dict[str, Gradients]:
-    """Return the same rows in many ways; elsewhere than on the CPU draws differ from numpy's."""
+    """Return the same rows in many ways; elsewhere than on the CPU stream differ from numpy's."""
     tensor = torch.from_numpy(rows.copy()).to(trial.device)
     tensors = {
         "torch": tensor,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from outvote.errors import check_kind
-from outvote.seeding import Draws
+from outvote.seeding import RandomStream
 
 SHARE_OF_COORDINATES = 0.1
 
@@ -59,7 +59,7 @@ class MadeUp:
 
 def made_up_round(recipe: MadeUp) -> tuple[Tensor, Tensor]:
     """Draw a round: the gradients of the honest, and what the attackers would have sent."""
-    generator = Draws((recipe.seed,)).under("made-up").generator(0, torch.device("cpu"))
+    generator = RandomStream((recipe.seed,)).fold_in("made-up").generator(0, torch.device("cpu"))
     shape = (recipe.num_clients, recipe.dim)
 
     def normal(*size: int) -> Tensor:

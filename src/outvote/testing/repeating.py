@@ -42,9 +42,9 @@ def same_seed_same_verdict(trial: Trial) -> None:
         require(first.seed == trial.seed, one, f"seed {first.seed} in place of {trial.seed}")
         trial.verdict(Round(one.rows[::-1] * 3 + 1, one.num_byzantine))
         _require_same(trial.verdict(one), first, one)
-        facts = {"num_byzantine": one.num_byzantine}
-        fresh = trial.inspect(trial.given(one.rows), **facts, seed=None)
-        again = trial.inspect(trial.given(one.rows), **facts, seed=fresh.seed)
+        info = {"num_byzantine": one.num_byzantine}
+        fresh = trial.inspect(trial.given(one.rows), **info, seed=None)
+        again = trial.inspect(trial.given(one.rows), **info, seed=fresh.seed)
         _require_same(again, fresh, one)
 
 

@@ -100,14 +100,14 @@ def refuses_too_many(trial: Trial) -> None:
 def refuses_nonsense(trial: Trial) -> None:
     """A negative number or a fraction of one half or more is a ValueError."""
     given = trial.given(trial.rows(5, 3))
-    for facts in (
+    for info in (
         {"num_byzantine": -1},
         {"num_byzantine": None, "byzantine_fraction": -0.1},
         {"num_byzantine": None, "byzantine_fraction": 0.5},
         {"num_byzantine": None, "byzantine_fraction": float("nan")},
         {"num_byzantine": 0, "byzantine_fraction": 0.1},
     ):
-        expect(ValueError, lambda facts=facts: trial.inspect(given, **facts), facts, "the call")  # type: ignore[misc]
+        expect(ValueError, lambda info=info: trial.inspect(given, **info), info, "the call")  # type: ignore[misc]
 
 
 def _nasty_rounds(trial: Trial, largest: float, tiny: float) -> Iterator[Round]:

@@ -21,7 +21,7 @@ class Server:
     def __init__(self, rule: Rule, honest: Tensor, num_byzantine: int) -> None:
         """Take the rule, the gradients of the honest, and the number of attackers."""
         self.rule, self.honest = rule, honest
-        self.facts: dict[str, Any] = {
+        self.info: dict[str, Any] = {
             "num_byzantine": num_byzantine,
             "when_too_many": "lower",
             "reference": honest[:NUM_REFERENCE_ROWS].mean(dim=0),
@@ -51,13 +51,13 @@ class Server:
     def look_for_randomness(self, own: Tensor) -> None:
         """Find out whether two seeds give different verdicts where nobody attacks."""
         matrix = torch.cat([self.honest, own])
-        one, other = (self.rule.inspect(matrix, seed=k, **self.facts) for k in range(2))
+        one, other = (self.rule.inspect(matrix, seed=k, **self.info) for k in range(2))
         pairs = [(one.update, other.update), (one.scores, other.scores)]
         self.is_random = not all(torch.equal(*map(torch.as_tensor, pair)) for pair in pairs)
 
     def afresh(self) -> "Server":
         """Return the same server with no memory of questions, for another thread."""
-        server = Server(self.rule, self.honest, self.facts["num_byzantine"])
+        server = Server(self.rule, self.honest, self.info["num_byzantine"])
         server.is_random = self.is_random
         return server
 
@@ -73,7 +73,7 @@ class Server:
     def _ask(self, kind: str, gradients: Tensor, seed: int) -> Any:
         ask = self.rule if kind == "update" else self.rule.inspect
         try:
-            return ask(gradients, seed=seed, **self.facts)
+            return ask(gradients, seed=seed, **self.info)
         except Exception:
             self.has_failed = True
             raise

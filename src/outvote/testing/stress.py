@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outvote.attacks.base import Attack
 from outvote.rules.base import Rule
-from outvote.seeding import Draws
+from outvote.seeding import RandomStream
 from outvote.testing.made_up import MadeUp, made_up_round
 from outvote.testing.server import Server
 from outvote.threads import mapped
@@ -133,9 +133,9 @@ class _Arena:
         self.num_byzantine = gradients.num_byzantine
         self.honest, self.own = made_up_round(gradients)
         self.mean = self.honest.double().mean(dim=0)
-        draws = Draws((gradients.seed,))
-        self.seeds = [draws.under(f"server-{k}").derived()[0] for k in range(num_servers)]
-        self.attack_seed = draws.under("attackers").derived()[0]
+        stream = RandomStream((gradients.seed,))
+        self.seeds = [stream.fold_in(f"server-{k}").derived()[0] for k in range(num_servers)]
+        self.attack_seed = stream.fold_in("attackers").derived()[0]
         self.known = {
             text: self.craft(attack, None)
             for text, attack in attacks.items()
@@ -153,9 +153,9 @@ class _Arena:
 
     def craft(self, attack: Attack, server: Server | None) -> Tensor | Failure:
         """Return the rows that the attackers send, or why there are none."""
-        facts: dict[str, Any] = {"rule": server, "own": self.own, "seed": self.attack_seed}
+        info: dict[str, Any] = {"rule": server, "own": self.own, "seed": self.attack_seed}
         try:
-            return torch.as_tensor(attack(self.honest, num_byzantine=self.num_byzantine, **facts))
+            return torch.as_tensor(attack(self.honest, num_byzantine=self.num_byzantine, **info))
         except Exception as error:  # noqa: BLE001  (an attack under test may raise anything)
             # What the attack asked the rule may be what failed.
             has_rule_failed = server is not None and server.has_failed

@@ -84,15 +84,15 @@ class Trial:
         """Return rows as numpy on the CPU, and as a tensor on any other device."""
         return rows if self.device.type == "cpu" else torch.from_numpy(rows).to(self.device)
 
-    def inspect(self, gradients: Gradients, **facts: Any) -> Verdict:
+    def inspect(self, gradients: Gradients, **info: Any) -> Verdict:
         """Call the rule with the seed, and with a reference if it cannot do without."""
-        facts = {"num_byzantine": 0, "seed": self.seed, **facts}
-        return self.rule.inspect(gradients, **facts, **self.reference(gradients))
+        info = {"num_byzantine": 0, "seed": self.seed, **info}
+        return self.rule.inspect(gradients, **info, **self.reference(gradients))
 
-    def call(self, gradients: Gradients, **facts: Any) -> Gradients:
+    def call(self, gradients: Gradients, **info: Any) -> Gradients:
         """Call the rule for the update alone."""
-        facts = {"num_byzantine": 0, "seed": self.seed, **facts}
-        return self.rule(gradients, **facts, **self.reference(gradients))
+        info = {"num_byzantine": 0, "seed": self.seed, **info}
+        return self.rule(gradients, **info, **self.reference(gradients))
 
     def verdict(self, one: Round) -> Verdict:
         """Return what the rule says on a round."""

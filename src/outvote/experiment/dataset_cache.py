@@ -11,7 +11,7 @@ from outvote.experiment.spec import Data
 from outvote.results.schema import DataUsed
 
 Wanted = tuple[str, int | None]
-"""Which pictures: the name of a dataset, and their size where that can be chosen."""
+"""Which pictures: the name of a dataset, and their size where that can be participants."""
 
 
 def wanted(data: Data) -> Wanted:
@@ -20,7 +20,7 @@ def wanted(data: Data) -> Wanted:
 
 
 @final
-class Shelf:
+class DatasetCache:
     """Keeps what was loaded."""
 
     def __init__(self) -> None:

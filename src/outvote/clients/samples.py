@@ -1,4 +1,4 @@
-"""The pictures on the training device: kept as bytes, made into numbers batch by batch."""
+"""The samples on the training device: kept as bytes, made into numbers batch by batch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from torch import Tensor
 LARGEST_SHIFT = 4
 
 
-class Pictures:
+class Samples:
     """Images ``[samples, height, width, channels]`` and their labels."""
 
     def __init__(
@@ -41,7 +41,7 @@ class Pictures:
         self.dtype = dtype
 
     def __len__(self) -> int:
-        """How many pictures there are."""
+        """How many samples there are."""
         return len(self.images)
 
     @property
@@ -51,7 +51,7 @@ class Pictures:
         return height, width, channels
 
     def batch(self, index: Tensor, moves: Tensor | None = None) -> Tensor:
-        """Return some pictures as numbers, ``[*index, height, width, channels]``.
+        """Return some samples as numbers, ``[*index, height, width, channels]``.
 
         `moves [*index, 3]` shifts each picture down and to the right (what comes in from outside is
         its mirror image) and turns it over where the third number is 1.

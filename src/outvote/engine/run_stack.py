@@ -10,12 +10,12 @@ from torch import Tensor
 
 from outvote.attacks.base import Attack
 from outvote.clients.federation import Federation
-from outvote.clients.pictures import Pictures
+from outvote.clients.samples import Samples
 from outvote.clients.training import Training
 from outvote.clients.work import Trainer
 from outvote.errors import check_choice
 from outvote.rules.base import Rule
-from outvote.seeding import Draws
+from outvote.seeding import RandomStream
 from outvote.server.step import Server
 
 
@@ -29,36 +29,36 @@ class Run:
     rule: Rule
     seed: int
     num_sampled: int
-    told: int | float | None = None
+    assumed_byzantine: int | float | None = None
     """What the server knows of the liars in a round: None their number, an integer that number
     always, a fraction that share of the clients, rounded up."""
     root: Tensor | None = None
-    """Pictures of the server's own, for rules that need a gradient to trust."""
+    """Samples of the server's own, for rules that need a gradient to trust."""
 
-    def draws(self, *names: object) -> Draws:
+    def stream(self, *names: object) -> RandomStream:
         """Return the run's random stream of that name."""
-        draws = Draws((self.seed,))
+        stream = RandomStream((self.seed,))
         for name in names:
-            draws = draws.under(str(name))
-        return draws
+            stream = stream.fold_in(str(name))
+        return stream
 
-    def num_told(self, num_byzantine: int) -> int:
+    def num_byzantine_assumed(self, num_byzantine: int) -> int:
         """Return how many liars the server reckons with if there are `num_byzantine`."""
-        if self.told is None:
+        if self.assumed_byzantine is None:
             return num_byzantine
-        if isinstance(self.told, int):
-            return self.told
-        return ceil(self.told * self.num_sampled - 1e-9)
+        if isinstance(self.assumed_byzantine, int):
+            return self.assumed_byzantine
+        return ceil(self.assumed_byzantine * self.num_sampled - 1e-9)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class World:
+class RunStack:
     """Runs that are played together: one dataset, one network, one way of training."""
 
     runs: tuple[Run, ...]
     trainer: Trainer
-    test: Pictures
+    test: Samples
     training: Training
     server: Server = field(default_factory=Server)
     num_classes: int
@@ -89,8 +89,8 @@ class World:
         """Where the runs are played."""
         return self.test.images.device
 
-    def only(self, numbers: Sequence[int]) -> "World":
-        """Return the world of some of the runs."""
+    def only(self, numbers: Sequence[int]) -> "RunStack":
+        """Return the stack of some of the runs."""
         return replace(self, runs=tuple(self.runs[k] for k in numbers))
 
 

@@ -1,4 +1,4 @@
-"""What a rule answers on some points."""
+"""What a rule answers on some matrix."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -7,7 +7,7 @@ from outvote.axes import Mixture, PerClient, PerCoordinate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Aggregation:
     """A weighted average of the clients, or any other vector.
 
     `weights` alone means the average of the clients with these weights, which sum to 1.
@@ -21,7 +21,7 @@ class Answer:
     num_groups: int | None = None
     notes: tuple[str, ...] = ()
 
-    def unmixed(self, mixture: Mixture) -> "Answer":
+    def unmixed(self, mixture: Mixture) -> "Aggregation":
         """Tell the same answer in terms of the clients that were mixed."""
         if self.weights is None:
             return replace(self, scores=None)

@@ -6,9 +6,9 @@ from typing import final
 
 import msgspec
 
+from outvote.engine.run_stack import RunStack, State
 from outvote.engine.simulation import Step, simulate
-from outvote.engine.world import State, World
-from outvote.experiment.build import Workshop
+from outvote.experiment.build import RunBuilder
 from outvote.experiment.job import Ended, Job
 from outvote.experiment.listener import Listener, Played
 from outvote.experiment.saving import checkpoint_of
@@ -25,26 +25,26 @@ REASONS = {
 
 
 @final
-class Wave:
+class StackRun:
     """Plays its runs to the end, or until it is told to stop."""
 
     def __init__(
         self,
         jobs: Sequence[Job],
         writers: Sequence[Writer],
-        world: World,
+        stack: RunStack,
         state: State,
-        workshop: Workshop,
+        builder: RunBuilder,
         *,
         keep_weights: bool = True,
     ) -> None:
         """Take runs that stand at the same round."""
-        self.jobs, self.writers, self.world = jobs, writers, world
-        self.workshop, self.keep_weights = workshop, keep_weights
+        self.jobs, self.writers, self.stack = jobs, writers, stack
+        self.builder, self.keep_weights = builder, keep_weights
         self.state = state
         self.rows = {number: number for number in range(len(jobs))}
         """The runs that still go on, and their rows in the state."""
-        self._data = workshop.shelf.used(jobs[0].spec.data).checksum
+        self._data = builder.datasets.used(jobs[0].spec.data).checksum
         self._saved = state.round
         self._saved_at = monotonic()
 
@@ -59,7 +59,7 @@ class Wave:
         here = self.state if len(going) == len(self.jobs) else self.state.only(going)
         start = monotonic()
         for step in simulate(
-            self.world, here, spec.rounds, evaluate_every=spec.evaluate_every, numbers=going
+            self.stack, here, spec.rounds, evaluate_every=spec.evaluate_every, numbers=going
         ):
             listener.played(self._record(step, monotonic() - start))
             for number in step.over:
@@ -87,13 +87,13 @@ class Wave:
 
     def end(self, number: int, outcome: Outcome, listener: Listener) -> None:
         """Write down that a run is over."""
-        job, writer, run = self.jobs[number], self.writers[number], self.world.runs[number]
+        job, writer, run = self.jobs[number], self.writers[number], self.stack.runs[number]
         checkpoint = self._checkpoint(self.rows[number], writer, outcome)
         writer.save(checkpoint, self._status(number, "running"))
         arrays = audit_arrays(
             writer.folder.rounds(),
             is_byzantine=run.federation.is_byzantine,
-            label_counts=self.workshop.label_counts(job.spec, run.federation),
+            label_counts=self.builder.label_counts(job.spec, run.federation),
         )
         status = self._status(number, outcome)
         writer.end(status, to_npz(arrays))
@@ -108,7 +108,7 @@ class Wave:
     def _record(self, step: Step, seconds: float) -> Played:
         self.state = step.state
         self.rows = {number: row for row, number in enumerate(step.numbers)}
-        images = sum(record.num_pictures for record in step.records)
+        images = sum(record.num_samples for record in step.records)
         timing = Timing(
             round=step.state.round, seconds=seconds, num_runs=len(step.numbers), images=images
         )

@@ -13,7 +13,7 @@ from outvote.errors import check_choice
 from outvote.lazy import lazy
 from outvote.precision import work_dtype
 from outvote.receive import finite_rows, norms_later
-from outvote.seeding import Draws
+from outvote.seeding import RandomStream
 from outvote.threads import mapped
 
 # Coordinates that are looked at together.
@@ -35,7 +35,7 @@ Defence = Callable[[Rows, tuple[int, ...], bool], Opinion]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Scene:
+class AttackContext:
     """The rounds of some runs as their attackers see them, `[runs, clients, dim]`.
 
     `is_honest` marks the rows that count as honest (None: all), `own` is what the attackers would
@@ -45,7 +45,7 @@ class Scene:
 
     gradients: Rows
     num_byzantine: tuple[int, ...]
-    draws: Draws
+    stream: RandomStream
     is_honest: Tensor | None = None
     own: Rows | None = None
     is_own: Tensor | None = None
@@ -98,33 +98,33 @@ class Scene:
         return torch.zeros(self.gradients.shape[:2], dtype=torch.bool, device=self.device)
 
     @lazy
-    def checked(self) -> "Scene":
-        """The same scene without the honest clients that sent NaN or infinity."""
+    def checked(self) -> "AttackContext":
+        """The same context without the honest clients that sent NaN or infinity."""
         is_used = self._is_finite(self.gradients)
         if self.is_honest is not None:
             is_used &= self.is_honest
-        scene = self if is_used.all() else replace(self, is_honest=is_used)
+        context = self if is_used.all() else replace(self, is_honest=is_used)
         if self.own is not None and not bool(is_used.any(dim=-1).all()):
-            scene = self._with_own(is_used)
-        scene.__dict__["checked"] = scene
-        return scene
+            context = self._with_own(is_used)
+        context.__dict__["checked"] = context
+        return context
 
     @lazy
-    def trusted(self) -> "Scene":
+    def trusted(self) -> "AttackContext":
         """The same as `checked`, but looked at row by row only if the mean gives cause to."""
         if self.gradients.dtype == torch.float64:
             return self.checked
         _ = self.mean
-        found: Scene = self.__dict__.get("checked", self)
+        found: AttackContext = self.__dict__.get("checked", self)
         return found
 
-    def _with_own(self, is_used: Tensor) -> "Scene":
+    def _with_own(self, is_used: Tensor) -> "AttackContext":
         """Where nobody honest is left, go by what the attackers would have sent."""
         assert self.own is not None
         more = self._is_finite(self.own) & ~is_used.any(dim=-1, keepdim=True)
         return replace(self, is_honest=is_used).and_own(more)
 
-    def and_own(self, is_wanted: Tensor) -> "Scene":
+    def and_own(self, is_wanted: Tensor) -> "AttackContext":
         """Count some of what the attackers would have sent, [runs, attackers], as honest."""
         assert self.own is not None
         places = torch.arange(self.own.shape[1], device=self.device)
@@ -189,7 +189,7 @@ class Scene:
     def judge(self, rows: Rows, name: str, *, wants_kept: bool = False) -> Opinion:
         """Ask the defence; the same name means the same randomness, of the attackers' own."""
         assert self.defence is not None
-        return self.defence(rows, self.draws.under(name).derived(), wants_kept)
+        return self.defence(rows, self.stream.fold_in(name).derived(), wants_kept)
 
     def distances(self, updates: PerCoordinate) -> PerClient:
         """Return how far the updates are from the honest means, per run, float64."""

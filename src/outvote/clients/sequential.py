@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from outvote.clients.pictures import Pictures
+from outvote.clients.samples import Samples
 from outvote.clients.step import TINY
 from outvote.clients.training import Training
-from outvote.clients.work import Task, Trained, count_pictures
+from outvote.clients.work import LocalUpdates, Task, count_samples
 from outvote.threads import mapped
 
 EVALUATED_AT_ONCE = 512
@@ -50,7 +50,7 @@ class FlatModel:
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
 
     def logits(self, images: Tensor) -> Tensor:
-        """Return the logits of pictures ``[batch, height, width, channels]``."""
+        """Return the logits of samples ``[batch, height, width, channels]``."""
         logits: Tensor = self.module(images.movedim(-1, 1))
         return logits
 
@@ -66,13 +66,13 @@ class FlatModel:
         self.weights.sub_(self.velocity, alpha=learning_rate)
 
 
-class Alone:
+class SequentialTrainer:
     """Trains client after client."""
 
-    def __init__(self, module: nn.Module, pictures: Pictures) -> None:
-        """Take the network and the training pictures."""
+    def __init__(self, module: nn.Module, samples: Samples) -> None:
+        """Take the network and the training samples."""
         self.module = module
-        self.pictures = pictures
+        self.samples = samples
         self._own = local()
 
     def train(
@@ -82,7 +82,7 @@ class Alone:
         tasks: Sequence[Task],
         training: Training,
         learning_rate: float,
-    ) -> Trained:
+    ) -> LocalUpdates:
         """Train one model per task, from ``weights [runs, dim]``."""
         gradients = weights.new_empty(len(tasks), weights.shape[1])
         after = buffers.new_empty(len(tasks), buffers.shape[1])
@@ -100,11 +100,11 @@ class Alone:
         order = torch.tensor(_longest_first(tasks))
         by_task = torch.empty(len(tasks), dtype=torch.float64)
         by_task[order] = torch.tensor(losses, dtype=torch.float64)
-        return Trained(
+        return LocalUpdates(
             gradients=gradients,
             losses=by_task,
             buffers=after,
-            num_pictures=count_pictures(tasks),
+            num_samples=count_samples(tasks),
         )
 
     @torch.enable_grad()
@@ -112,30 +112,30 @@ class Alone:
         self, model: FlatModel, task: Task, training: Training, learning_rate: float
     ) -> float:
         model.module.train()
-        total = torch.zeros((), dtype=torch.float64, device=self.pictures.images.device)
+        total = torch.zeros((), dtype=torch.float64, device=self.samples.images.device)
         for step, size in enumerate(task.batches.sizes):
             index = task.batches.index[step, :size]
             moves = None if task.batches.moves is None else task.batches.moves[step, :size]
-            labels = self.pictures.labels[index]
+            labels = self.samples.labels[index]
             labels = labels if task.label_map is None else task.label_map[labels]
             model.gradient.zero_()
-            loss = F.cross_entropy(model.logits(self.pictures.batch(index, moves)), labels)
+            loss = F.cross_entropy(model.logits(self.samples.batch(index, moves)), labels)
             loss.backward()
             model.step(training, learning_rate)
             total += loss.detach()
         return float(total) / max(1, task.batches.num_steps)
 
-    def count_right(self, weights: Tensor, buffers: Tensor, pictures: Pictures) -> Tensor:
-        """Return how many pictures each run's model recognises."""
+    def count_right(self, weights: Tensor, buffers: Tensor, samples: Samples) -> Tensor:
+        """Return how many samples each run's model recognises."""
 
         def work(run: int) -> int:
             model = self._model()
             model.load(weights[run], buffers[run])
             model.module.eval()
             num_right = 0
-            for index in torch.arange(len(pictures)).split(EVALUATED_AT_ONCE):
-                found = model.logits(pictures.batch(index)).argmax(dim=-1)
-                num_right += int((found == pictures.labels[index]).sum())
+            for index in torch.arange(len(samples)).split(EVALUATED_AT_ONCE):
+                found = model.logits(samples.batch(index)).argmax(dim=-1)
+                num_right += int((found == samples.labels[index]).sum())
             return num_right
 
         def without_gradient(run: int) -> int:
@@ -149,10 +149,10 @@ class Alone:
     def _model(self) -> FlatModel:
         model: FlatModel | None = getattr(self._own, "model", None)
         if model is None:
-            model = self._own.model = FlatModel(self.module, self.pictures.dtype)
+            model = self._own.model = FlatModel(self.module, self.samples.dtype)
         return model
 
 
 def _longest_first(tasks: Sequence[Task]) -> list[int]:
     """Order the tasks so that no long one is left for the end."""
-    return sorted(range(len(tasks)), key=lambda k: -tasks[k].batches.num_pictures)
+    return sorted(range(len(tasks)), key=lambda k: -tasks[k].batches.num_samples)

@@ -7,32 +7,32 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outvote.clients.memory import how_many_fit
-from outvote.clients.pictures import Pictures
+from outvote.clients.samples import Samples
 from outvote.clients.step import take_step
 from outvote.clients.training import Training
-from outvote.clients.work import Task, Trained, count_pictures
+from outvote.clients.work import LocalUpdates, Task, count_samples
 from outvote.errors import check_choice
 from outvote.models.stacked import Stacked
 from outvote.precision import exact_products, fast_products
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
-# Pictures evaluated at once, counted over all runs. Layers of AlexNet and the LEAF CNN then have
+# Samples evaluated at once, counted over all runs. Layers of AlexNet and the LEAF CNN then have
 # fewer than 2^31 values; above, pooling counts in 64 bits and is slower.
 EVALUATED_AT_ONCE = 1 << 16
 FEW_PICTURES = 32
 
 
-class Together:
+class StackedTrainer:
     """Trains the clients of all runs side by side."""
 
-    def __init__(self, module: nn.Module, pictures: Pictures, precision: str = "float32") -> None:
-        """Take the network, the training pictures, and the precision that products are formed in.
+    def __init__(self, module: nn.Module, samples: Samples, precision: str = "float32") -> None:
+        """Take the network, the training samples, and the precision that products are formed in.
 
-        "float32" means the precision of the pictures, with TF32 off.
+        "float32" means the precision of the samples, with TF32 off.
         """
         check_choice("precision", precision, PRECISIONS)
         self.stacked = Stacked(module)
-        self.pictures = pictures
+        self.samples = samples
         self.precision = precision
         self._num_models: int | None = None
 
@@ -43,7 +43,7 @@ class Together:
         tasks: Sequence[Task],
         training: Training,
         learning_rate: float,
-    ) -> Trained:
+    ) -> LocalUpdates:
         """Train one model per task, from ``weights [runs, dim]``, as many at once as fit."""
         # Those with most steps first: the models that still train are then a prefix.
         order = sorted(range(len(tasks)), key=lambda k: -tasks[k].batches.num_steps)
@@ -60,11 +60,11 @@ class Together:
             for k in range(0, len(tasks), size)
         ]
         back = torch.tensor(order).argsort()
-        return Trained(
+        return LocalUpdates(
             gradients=_joined([part.gradients for part in parts], back),
             losses=_joined([part.losses for part in parts], back),
             buffers=_joined([part.buffers for part in parts], back),
-            num_pictures=count_pictures(tasks),
+            num_samples=count_samples(tasks),
         )
 
     def _train(
@@ -74,7 +74,7 @@ class Together:
         tasks: Sequence[Task],
         training: Training,
         learning_rate: float,
-    ) -> Trained:
+    ) -> LocalUpdates:
         plan = _Plan(tasks, weights.device)
         stack = _Stack(self.stacked, weights[plan.runs], self.precision)
         state = self._spread_buffers(buffers[plan.runs])
@@ -85,11 +85,11 @@ class Together:
                 some = [values[:active] for values in state]
                 losses[:active] += self._learn(stack, some, plan, step)
                 stack.step(active, training, learning_rate)
-        return Trained(
+        return LocalUpdates(
             gradients=weights[plan.runs].sub_(self.stacked.gather(stack.weights)),
             losses=(losses / plan.steps_each.clamp(min=1)).cpu(),
             buffers=self._gather_buffers(state, buffers[plan.runs]),
-            num_pictures=count_pictures(tasks),
+            num_samples=count_samples(tasks),
         )
 
     def _learn(self, stack: "_Stack", buffers: list[Tensor], plan: "_Plan", step: int) -> Tensor:
@@ -97,8 +97,8 @@ class Together:
         active = plan.num_active[step]
         index, is_there = plan.index[:active, step], plan.is_there[:active, step]
         moves = None if plan.moves is None else plan.moves[:active, step]
-        images = self.pictures.batch(index, moves).to(stack.dtype)
-        labels = self.pictures.labels[index]
+        images = self.samples.batch(index, moves).to(stack.dtype)
+        labels = self.samples.labels[index]
         if plan.label_maps is not None:
             labels = plan.label_maps[:active].gather(1, labels)
         leaves, targets = stack.leaves(active), stack.targets(active)
@@ -112,27 +112,27 @@ class Together:
                 is_training=True,
             )
             each = F.cross_entropy(
-                logits.flatten(0, 1).to(self.pictures.dtype), labels.flatten(), reduction="none"
+                logits.flatten(0, 1).to(self.samples.dtype), labels.flatten(), reduction="none"
             )
             there = is_there.to(each.dtype)
             losses = (each.view_as(there) * there).sum(dim=1) / there.sum(dim=1)
             stack.backward(losses.sum(), leaves, targets)
         return losses.detach().double()
 
-    def count_right(self, weights: Tensor, buffers: Tensor, pictures: Pictures) -> Tensor:
-        """Return how many pictures each run's model recognises."""
+    def count_right(self, weights: Tensor, buffers: Tensor, samples: Samples) -> Tensor:
+        """Return how many samples each run's model recognises."""
         kind = torch.bfloat16 if self.precision == "bfloat16" else weights.dtype
         parameters = self.stacked.views(self.stacked.spread(weights).to(kind))
         state = self._spread_buffers(buffers)
         is_exact = self.precision == "float32"
 
         def count(index: Tensor) -> Tensor:
-            images = pictures.batch(index).to(kind).expand(len(weights), -1, -1, -1, -1)
+            images = samples.batch(index).to(kind).expand(len(weights), -1, -1, -1, -1)
             logits = self.stacked.forward(parameters, images, buffers=state)
-            return (logits.argmax(dim=-1) == pictures.labels[index]).sum(dim=-1)
+            return (logits.argmax(dim=-1) == samples.labels[index]).sum(dim=-1)
 
         with torch.no_grad(), exact_products() if is_exact else fast_products():
-            everything = torch.arange(len(pictures), device=weights.device)
+            everything = torch.arange(len(samples), device=weights.device)
             few = everything[:FEW_PICTURES]
             fits = how_many_fit(lambda: count(few), weights.device)
             most = EVALUATED_AT_ONCE // len(weights)
@@ -141,7 +141,7 @@ class Together:
         return torch.stack(parts).sum(dim=0).cpu()
 
     def _spread_buffers(self, buffers: Tensor) -> list[Tensor]:
-        kind = self.pictures.dtype
+        kind = self.samples.dtype
         spread = [slot.spread(buffers) for slot in self.stacked.buffer_slots]
         return [values if values.dim() == 1 else values.to(kind) for values in spread]
 

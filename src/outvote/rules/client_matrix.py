@@ -9,15 +9,15 @@ from outvote.axes import Columns, Mixture, Pairs, PerClient, PerCoordinate, Rows
 from outvote.lazy import lazy
 from outvote.precision import exact_products, work_dtype
 from outvote.rules import linalg
-from outvote.rules.answer import Answer
+from outvote.rules.aggregation import Aggregation
 from outvote.rules.doubts import Doubts
 
 # Up to this many coordinates, plain differences are cheaper than a Gram matrix and its checks.
 FEW_COORDINATES = 8
 
 
-class Points:
-    """The clients as points in the space of some coordinates, and the geometry between them.
+class ClientMatrix:
+    """The clients as matrix in the space of some coordinates, and the geometry between them.
 
     Shapes are ``[runs, *groups, dim, clients]``; everything is lazy, so that a rule that asks for
     distances alone never has the values copied.
@@ -45,7 +45,7 @@ class Points:
         self.shape = columns.shape if isinstance(columns, Tensor) else torch.Size(shape or ())
         kind = columns if isinstance(columns, Tensor) else like
         if kind is None:
-            raise ValueError("points made later need `like`, a tensor of their dtype and device.")
+            raise ValueError("matrix made later need `like`, a tensor of their dtype and device.")
         self.device = kind.device
         self.work_dtype = work_dtype(kind.dtype)
         self._centre = centre
@@ -54,7 +54,7 @@ class Points:
         self.twins = twins
         self._doubts = doubts
         self.turned: Columns | None = None
-        self._begun: tuple[Answer, PerCoordinate] | None = None
+        self._begun: tuple[Aggregation, PerCoordinate] | None = None
 
     @classmethod
     def from_rows(
@@ -63,14 +63,14 @@ class Points:
         centre: Tensor | None = None,
         twins: Tensor | None = None,
         turned: Columns | None = None,
-    ) -> "Points":
-        """View gradients ``[runs, clients, dim]`` as points, without a copy.
+    ) -> "ClientMatrix":
+        """View gradients ``[runs, clients, dim]`` as matrix, without a copy.
 
         `turned` is a copy with the clients last in memory, if there is one.
         """
-        points = cls(rows.mT, centre=centre, twins=twins)
-        points.turned = turned
-        return points
+        matrix = cls(rows.mT, centre=centre, twins=twins)
+        matrix.turned = turned
+        return matrix
 
     @property
     def num_clients(self) -> int:
@@ -79,7 +79,7 @@ class Points:
 
     @property
     def dim(self) -> int:
-        """How many coordinates the points have."""
+        """How many coordinates the matrix have."""
         return self.shape[-2]
 
     @property
@@ -118,7 +118,7 @@ class Points:
             self.products, lambda: self.columns, self.work_dtype, self.twins, self._doubts
         )
 
-    def squared_distances_to(self, answer: Answer) -> PerClient:
+    def squared_distances_to(self, answer: Aggregation) -> PerClient:
         """Return how far every client is from an answer, squared, float64."""
         if answer.vector is not None:
             return linalg.squared_distances_to_vector(self.columns, answer.vector, self._room())
@@ -134,16 +134,16 @@ class Points:
     def _room(self) -> Tensor | None:
         return None if self._scratch is None else self._scratch()
 
-    def distances_to(self, answer: Answer) -> PerClient:
+    def distances_to(self, answer: Aggregation) -> PerClient:
         """Return how far every client is from an answer, float64."""
         return self.squared_distances_to(answer).clamp(min=0).sqrt()
 
-    def begin_vector(self, answer: Answer) -> None:
+    def begin_vector(self, answer: Aggregation) -> None:
         """Let the device work on the vector of an answer that will probably be asked for."""
         if len(self.batch) == 1:
             self._begun = (answer, self.vector(answer))
 
-    def vector(self, answer: Answer) -> PerCoordinate:
+    def vector(self, answer: Aggregation) -> PerCoordinate:
         """Return the answer as a vector of coordinates, in the working precision."""
         if self._begun is not None and self._begun[0] is answer:
             return self._begun[1]
@@ -158,12 +158,12 @@ class Points:
                 return torch.matmul(weights.mT, self.columns.mT).squeeze(-2)
         return self._multiplied(weights).squeeze(-1)
 
-    def mixed(self, mixture: Mixture) -> "Points":
+    def mixed(self, mixture: Mixture) -> "ClientMatrix":
         """Replace the clients by weighted averages of them (every row of `mixture` sums to 1)."""
         mixture = mixture.double().expand(*self.batch, *mixture.shape[-2:])
         shape = torch.Size([*self.batch, self.dim, mixture.shape[-2]])
         narrow = self.dim <= self.num_clients
-        return Points(
+        return ClientMatrix(
             lambda: self._mixed_columns(mixture),
             shape,
             like=torch.empty(0, dtype=self.work_dtype, device=self.device),
@@ -179,7 +179,7 @@ class Points:
             parts = [torch.matmul(tile, matrix) for _, tile in linalg.tiles(self.columns)]
         return torch.cat(parts, dim=-2)
 
-    def with_point(self, vector: PerCoordinate | None = None) -> "Points":
+    def with_point(self, vector: PerCoordinate | None = None) -> "ClientMatrix":
         """Add one more point behind the clients: the origin, or a vector per run."""
         shape = torch.Size([*self.shape[:-1], self.num_clients + 1])
         kind = torch.empty(0, dtype=self.work_dtype, device=self.device)
@@ -197,8 +197,8 @@ class Points:
         # Averages of clients have inner products around a client that is not among them.
         is_mixed = self._products is not None and self._centre is None
         if is_mixed or self.dim <= self.num_clients + 1:
-            return Points(columns, shape, like=kind)
-        return Points(columns, shape, like=kind, centre=self.centre, products=products)
+            return ClientMatrix(columns, shape, like=kind)
+        return ClientMatrix(columns, shape, like=kind, centre=self.centre, products=products)
 
     def selected(self, index: Tensor) -> Columns:
         """Return the values of some clients per run and group, ``index [runs, *groups, k]``."""
@@ -207,10 +207,10 @@ class Points:
         index = index.unsqueeze(-2).expand(*self.batch, self.dim, index.shape[-1])
         return self.columns.gather(-1, index)
 
-    def at_coordinates(self, index: Tensor) -> "Points":
+    def at_coordinates(self, index: Tensor) -> "ClientMatrix":
         """Keep some coordinates, ``index [runs, k]``."""
         if len(index) == 1:
-            return Points(self.columns.index_select(-2, index[0]))
+            return ClientMatrix(self.columns.index_select(-2, index[0]))
         index = index.view(len(index), *[1] * (len(self.batch) - 1), -1, 1)
         index = index.expand(*self.batch, index.shape[-2], self.num_clients)
-        return Points(self.columns.gather(-2, index))
+        return ClientMatrix(self.columns.gather(-2, index))
