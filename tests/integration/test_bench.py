@@ -10,9 +10,9 @@ import torch
 from benches import finished_store, metrics, outcomes, own_rule
 from command_line import run
 from outvote.cli import simulate
-from outvote.experiment.ordering import stacks
+from outvote.experiment.runner import stacks
 from outvote.results.folder import find_runs
-from simulations import Heard, play, tiny
+from simulations import Recorder, execute, tiny
 
 CPU = ["--device", "cpu"]
 TABLE_1 = ["bench", "table1-cifar10", "--dry-run", *CPU]
@@ -155,14 +155,14 @@ def test_when_time_is_up_all_is_saved_and_the_same_command_goes_on(
 def test_a_run_that_another_sweep_ended_since_the_plan_was_made_is_not_played_again(tmp_path):
     plan = tiny(rule=["mean", "median"])
 
-    class Late(Heard):
+    class Late(Recorder):
         def planned(self, num_rounds):
-            play(plan, tmp_path, keep_weights=False)
+            execute(plan, tmp_path, keep_weights=False)
 
-    heard = Late()
-    ends = play(plan, tmp_path, keep_weights=False, listener=heard)
+    recorder = Late()
+    ends = execute(plan, tmp_path, keep_weights=False, listener=recorder)
     assert [(end.outcome, end.is_new) for end in ends.values()] == [("finished", False)] * 2
-    assert heard.rounds == []
+    assert recorder.rounds == []
     assert [len(run.timings()) for run in find_runs(tmp_path)] == [4, 4]
 
 

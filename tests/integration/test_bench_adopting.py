@@ -11,10 +11,10 @@ from benches import finished_store, metrics, outcomes, own_suite
 from command_line import run
 from outvote.experiment import adopting, datasets
 from outvote.experiment.adopting import adopt, find_elsewhere
-from outvote.experiment.reading import Plan, read_plan
-from outvote.results.faults import BusyError
+from outvote.experiment.plan import Plan, read_plan
+from outvote.results.disk import BusyError
 from outvote.results.folder import find_runs
-from simulations import Heard, play
+from simulations import Recorder, execute
 
 CPU = ["--device", "cpu"]
 
@@ -69,8 +69,8 @@ def test_a_half_done_run_gives_way_to_a_finished_one_of_another_suite(store, tmp
 def half_done(output):
     job = _job(output)
     plan = Plan(job.suite, (job.spec,), (job.hash,))
-    heard = Heard()
-    play(plan, output, listener=heard, should_stop=lambda: len(heard.rounds) == 2)
+    recorder = Recorder()
+    execute(plan, output, listener=recorder, should_stop=lambda: len(recorder.rounds) == 2)
     assert job.folder.status().round == 2
     return job
 
@@ -121,7 +121,7 @@ def test_killed_while_a_half_done_run_gives_way_it_is_as_if_it_was_never_begun(
         with pytest.raises(KeyboardInterrupt):
             adopt(job, find_elsewhere(job), datasets.DatasetCache().used(job.spec.data))
     assert job.folder.status().outcome == "interrupted"
-    (end,) = play(Plan(job.suite, (job.spec,), (job.hash,)), output).values()
+    (end,) = execute(Plan(job.suite, (job.spec,), (job.hash,)), output).values()
     assert end.outcome == "finished"
     assert (job.folder.path / "metrics.jsonl").read_bytes() == metrics(store)[job.name]
 

@@ -10,8 +10,7 @@ import pytest
 from command_line import run
 from outvote.cli import simulate
 from outvote.cli.progress import Bars
-from outvote.experiment.job import Ended
-from outvote.experiment.listener import Played
+from outvote.experiment.plan import RunEnd
 from outvote.results.folder import find_runs
 from outvote.suites.suite import read_suite
 from simulations import tiny
@@ -166,7 +165,7 @@ def test_a_stopped_demo_is_told_how_to_go_on_with_its_settings(capsys, tmp_path,
 def test_runs_that_failed_are_not_counted_as_over_when_time_is_up(capsys, tmp_path):
     jobs = tiny(seed=[0, 1, 2]).jobs(tmp_path)
     outcomes = ("finished", "failed", "interrupted")
-    ends = [Ended(job=job, outcome=word) for job, word in zip(jobs, outcomes, strict=True)]
+    ends = [RunEnd(job=job, outcome=word) for job, word in zip(jobs, outcomes, strict=True)]
     played = simulate.Played(ends, 0, is_time_up=True)
     played.how_to_go_on("outvote bench smoke")
     assert "time is up, 1 of 3 runs are over" in capsys.readouterr().err
@@ -197,7 +196,7 @@ def test_the_bars_tell_rounds_accuracy_and_speed():
             )
         )
         (job,) = tiny().jobs(Path())
-        bars.ended(Ended(job=job, outcome="failed", reason="no idea"))
+        bars.ended(RunEnd(job=job, outcome="failed", reason="no idea"))
         tasks = {task.description: task for task in progress.tasks}
     assert (tasks["all runs"].completed, tasks["all runs"].total) == (2, 10)
     assert tasks["2 runs, round"].fields["told"] == "accuracy 0.500 to 0.700, 1,800 images/s"

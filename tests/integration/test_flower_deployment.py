@@ -93,7 +93,7 @@ def test_liar_garbage_and_a_killed_node_are_named_and_a_stranger_stays_out(feder
     assert all(told.is_updated for told in read_audit(federation.folder / "audit"))
     for told in rounds:
         assert told[broken].standing == "malformed"
-        assert told[liar].standing == "judged"
+        assert told[liar].standing == "aggregated"
         assert [told[node].kept for node in (honest, other, liar)] == [True, True, False]
     assert rounds[0][killed].kept
     assert rounds[1][killed].standing == "error"

@@ -8,13 +8,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from outvote.experiment import unit
-from outvote.experiment.parallel import Workers, play_with
 from outvote.experiment.processes import ProcessEnded, Processes
 from outvote.experiment.runner import Runner
-from outvote.experiment.unit import StopFile
-from outvote.results.faults import StoreError
+from outvote.experiment.scheduler import StopFile, Workers, execute_on
+from outvote.results.disk import StoreError
 from outvote.results.folder import find_runs
-from simulations import Heard, tiny
+from simulations import Recorder, tiny
 
 THREE = {"rule": ["mean", "median", "rfa"], "rounds": 1}
 
@@ -38,7 +37,7 @@ class Deadly(ThreadPoolExecutor):
 
 
 def play_by(executor, output, **how):
-    return play_with(Workers(executor=executor), Runner(output=output, **how), tiny(**THREE))
+    return execute_on(Workers(executor=executor), Runner(output=output, **how), tiny(**THREE))
 
 
 def test_a_store_that_cannot_be_made_is_told_in_one_sentence(tmp_path):
@@ -48,11 +47,11 @@ def test_a_store_that_cannot_be_made_is_told_in_one_sentence(tmp_path):
 
 
 def test_what_an_executor_does_not_take_is_left_and_told_once(tmp_path):
-    heard = Heard()
-    ends = play_by(Breaking(1), tmp_path, listener=heard)
+    recorder = Recorder()
+    ends = play_by(Breaking(1), tmp_path, listener=recorder)
     assert [end.outcome for end in ends] == ["finished", "interrupted", "interrupted"]
     assert len(find_runs(tmp_path)) == 1
-    assert heard.words == [
+    assert recorder.messages == [
         "the executor took no more work: RuntimeError: cannot schedule new futures after shutdown."
     ]
 
@@ -65,7 +64,7 @@ def test_a_process_that_ends_when_all_shall_stop_has_not_failed(tmp_path):
 
 
 def test_ended_at_once_it_still_asks_those_at_work_to_stop(tmp_path, monkeypatch):
-    class Impatient(Heard):
+    class Impatient(Recorder):
         def ended(self, what):
             raise KeyboardInterrupt
 

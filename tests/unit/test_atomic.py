@@ -6,8 +6,7 @@ import threading
 
 import pytest
 
-from outvote.results.atomic import write_whole
-from outvote.results.faults import StoreError
+from outvote.results.disk import StoreError, write_whole
 
 
 def test_a_file_is_replaced_and_no_draft_is_left(tmp_path):

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from outvote.experiment.choosing import Choice, choose
-from outvote.experiment.suites import plan_suite
+from outvote.experiment.plan import plan_suite
 from outvote.suites.suite import read_suite
 
 

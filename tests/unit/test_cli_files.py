@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save, save_file
 
-from outvote.cli.client_files import client_ids, find_files
-from outvote.cli.safetensors_file import UnusableFile, read_header, read_tensors
 from outvote.cli.verb import WorkFailed
-from outvote.cli.whole_file import write_tensors
+from outvote.files.aggregate_files import write_tensors
+from outvote.files.client_files import client_ids, find_files
+from outvote.files.safetensors_file import UnusableFile, read_header, read_tensors
 from outvote.results import atomic
 
 GOOD = save({"w": torch.arange(6.0).view(2, 3), "n": torch.tensor(4)})

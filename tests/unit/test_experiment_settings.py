@@ -10,17 +10,14 @@ import msgspec
 import pytest
 
 from outvote import experiment
-from outvote.experiment.job import stack_key
-from outvote.experiment.reading import make_plan, read_plan
-from outvote.experiment.spec import LATER, Spec
-from outvote.experiment.suites import plan_suite
-from outvote.experiment.toml import to_toml
+from outvote.experiment.plan import make_plan, plan_suite, read_plan, stack_key
+from outvote.experiment.run_spec import LATER, RunSpec, to_toml
 from outvote.grids import flat
 from outvote.suites.presets import PRESETS
 from outvote.suites.suite import read_suite
 from simulations import tiny
 
-HASH = "from outvote.experiment.reading import make_plan; print(make_plan({}).specs[0].hash)"
+HASH = "from outvote.experiment.plan import make_plan; print(make_plan({}).specs[0].hash)"
 SMALLER = {"image_size": 64}
 
 
@@ -71,7 +68,7 @@ def test_whatever_changes_a_result_changes_the_hash(setting):
 
 
 def test_runs_keep_the_names_that_they_had_when_the_hash_was_fixed():
-    assert Spec().hash == "1c92d66b4169"
+    assert RunSpec().hash == "1c92d66b4169"
     assert make_plan({"preset": "paper"}).hashes == ("87aa01c4cfa7",)
     for name, ends in {
         "demo": ("062af29e962f", "d5cd83e7570d"),
@@ -90,7 +87,7 @@ def test_a_setting_that_came_later_counts_only_where_it_is_not_the_default():
     assert tomllib.loads(to_toml(given, "a"))["data"]["image_size"] == 64
     assert make_plan({"data": {**folder, "image_size": 224}}).specs == (plain,)
     for key in LATER:
-        assert key in flat(msgspec.to_builtins(Spec()))
+        assert key in flat(msgspec.to_builtins(RunSpec()))
 
 
 def test_the_size_that_may_be_left_out_is_that_of_the_data():
@@ -231,7 +228,7 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path):
 
 
 def test_the_usual_settings_are_those_of_the_structs():
-    assert make_plan({}).specs[0] == Spec()
+    assert make_plan({}).specs[0] == RunSpec()
 
 
 def test_the_docstring_that_tells_the_flow_names_every_module_and_no_other():

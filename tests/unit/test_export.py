@@ -14,9 +14,8 @@ import pytest
 
 from made_results import made_results, write_store
 from outvote.results.collect import collect
-from outvote.results.export import MARK, to_export
-from outvote.results.exported import read_export
-from outvote.results.faults import DamagedFileError, StoreError
+from outvote.results.disk import DamagedFileError, StoreError
+from outvote.results.export import MARK, read_export, to_export
 from outvote.results.schema import DataUsed
 from outvote.results.series import SERIES
 

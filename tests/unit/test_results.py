@@ -14,13 +14,18 @@ from outvote.results import checkpoint as checkpoints
 from outvote.results import folder as folders
 from outvote.results import lock as locks
 from outvote.results.checkpoint import Checkpoint, load_newest, read_checkpoint, save
-from outvote.results.faults import BusyError, StoreError
+from outvote.results.disk import (
+    BusyError,
+    StoreError,
+    append_line,
+    cut_back,
+    cut_unfinished,
+    read_lines,
+)
 from outvote.results.folder import RunFolder, Writer, find_runs
-from outvote.results.lines import append_line, cut_back, cut_unfinished, read_lines
 from outvote.results.run import read_result
 from outvote.results.schema import VERSION, Environment, Round, Status, Timing
-from outvote.results.series import series_of
-from outvote.results.summary import summary_of
+from outvote.results.series import series_of, summary_of
 
 ENVIRONMENT = Environment(
     outvote="0",

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from outvote.experiment.suites import plan_suite
+from outvote.experiment.plan import plan_suite
 from outvote.suites.suite import make_suite, read_suite
 
 USUAL = {"rule": "mean", "attack": "lie"}

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.download_bars import download_bars
 from outvote.cli.output import Column, print_json, print_table
+from outvote.cli.progress import download_bars
 from outvote.cli.verb import CONTEXT, Verb, WorkFailed
 from outvote.errors import closest
 

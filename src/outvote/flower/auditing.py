@@ -11,19 +11,25 @@ import outvote
 from outvote.flower.answers import Answers
 from outvote.flower.late import PATIENCE
 from outvote.flower.settings import Settings
-from outvote.results.atomic import not_written, remove_drafts, write_whole
 from outvote.results.audit_log import (
     LINES,
     MANIFEST,
     AuditRound,
-    Judgement,
+    ClientRecord,
     Manifest,
     Standing,
     read_manifest,
 )
-from outvote.results.faults import StoreError
-from outvote.results.lines import append_line, cut_unfinished, sync_lines
-from outvote.results.lock import lock
+from outvote.results.disk import (
+    StoreError,
+    append_line,
+    cut_unfinished,
+    lock,
+    not_written,
+    remove_temporaries,
+    sync_lines,
+    write_whole,
+)
 
 TOO_LATE = "its reply came when the round was over"
 
@@ -62,7 +68,7 @@ class AuditLog:
             return
         late = {str(node) for node in nodes}
         clients = tuple(
-            Judgement(client=each.client, standing="late", reason=TOO_LATE)
+            ClientRecord(client=each.client, standing="late", reason=TOO_LATE)
             if each.client in late and each.standing == "missing"
             else each
             for each in told.clients
@@ -80,7 +86,7 @@ class AuditLog:
                 f"audit_dir {self.folder} holds the log of a run that started {before.started}; "
                 f"choose another folder, or go on with RobustStrategy.resume({str(self.folder)!r})."
             )
-        remove_drafts(self.folder)
+        remove_temporaries(self.folder)
         cut_unfinished(self.lines)
         started = before.started if before is not None else now()
         _write_manifest(self.folder, settings, started)
@@ -88,7 +94,7 @@ class AuditLog:
 
 def not_judged(
     answers: Answers, malformed: Mapping[int, str], excluded: Mapping[int, str]
-) -> list[Judgement]:
+) -> list[ClientRecord]:
     """Tell why nodes were not judged."""
     kinds: Sequence[tuple[Standing, Mapping[int, str]]] = (
         ("malformed", malformed),
@@ -98,13 +104,13 @@ def not_judged(
         ("excluded", excluded),
     )
     return [
-        Judgement(client=str(node), standing=standing, reason=reason)
+        ClientRecord(client=str(node), standing=standing, reason=reason)
         for standing, by_node in kinds
         for node, reason in by_node.items()
     ]
 
 
-def in_order(clients: Sequence[Judgement]) -> tuple[Judgement, ...]:
+def in_order(clients: Sequence[ClientRecord]) -> tuple[ClientRecord, ...]:
     """Sort by node."""
     return tuple(sorted(clients, key=lambda each: int(each.client)))
 

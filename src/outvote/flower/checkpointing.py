@@ -14,7 +14,7 @@ from outvote.flower.state import ServerState
 from outvote.results import checkpoint as checkpoints
 from outvote.results.audit_log import read_audit, read_manifest
 from outvote.results.checkpoint import Checkpoint
-from outvote.results.faults import StoreError
+from outvote.results.disk import StoreError
 
 CONFIG = "outvote-flower-1"
 """The layout of the file."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from outvote.errors import TooManyByzantine
 from outvote.flower.receiving import Received
 from outvote.flower.settings import Settings
-from outvote.results.audit_log import Judgement
+from outvote.results.audit_log import ClientRecord
 from outvote.rules.verdict import Verdict
 
 NOBODY = "no reply could be used"
@@ -65,21 +65,21 @@ def blames(verdict: Verdict) -> bool:
     return 2 * len(verdict.kept) > len(verdict.clients)
 
 
-def judgements(received: Received, verdict: Verdict | None) -> list[Judgement]:
+def judgements(received: Received, verdict: Verdict | None) -> list[ClientRecord]:
     """Tell what was thought of each reply that could be judged."""
     remarks = [reply.remark for reply in received.replies.values()]
     clients = [str(node) for node in received.nodes]
     norms = [_finite(norm) for norm in received.norms]
     if verdict is None:
         return [
-            Judgement(client=client, reason=remark, norm=norm)
+            ClientRecord(client=client, reason=remark, norm=norm)
             for client, remark, norm in zip(clients, remarks, norms, strict=True)
         ]
     kept = set(verdict.kept)
     dropped = "outvoted" if blames(verdict) else "not chosen"
     cosines = _cosines(received.rows, verdict.update, received.norms)
     return [
-        Judgement(
+        ClientRecord(
             client=client,
             score=_finite(float(score)),
             kept=client in kept,

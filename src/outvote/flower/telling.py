@@ -8,7 +8,7 @@ from outvote.results.audit_log import AuditRound
 
 LOG = getLogger("flwr")
 OUTVOTED = "outvoted"
-QUIET = ("judged", "excluded")
+QUIET = ("aggregated", "excluded")
 """Standings that need no line of their own."""
 
 

@@ -1,6 +1,6 @@
-"""Reading safetensors files that strangers wrote: every fault has a name, nothing is mapped.
+"""Reads safetensors files from untrusted clients: every fault has a reason, nothing is mapped.
 
-The header is read and compared before any data, so a file that lies about its size costs nothing.
+The header is read and compared before any data, so a file with a false size costs nothing.
 The data is read, not mapped into memory: a file that is cut while it is mapped ends the process.
 """
 
@@ -35,13 +35,13 @@ DTYPES = {
 }
 
 
-class UnusableFile(Exception):  # noqa: N818  (it tells what the file is)
+class UnusableFile(Exception):  # noqa: N818  (named like TooManyByzantine)
     """A file cannot be used; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What the header says about one tensor."""
+    """The header of one tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -53,13 +53,13 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The tensors that a file promises, by name in alphabetical order, and its own remarks."""
+    """The tensors of a file, by name in alphabetical order, and its metadata."""
 
     entries: tuple[tuple[str, Entry], ...]
     metadata: Mapping[str, str]
 
     def fault(self, expected: "Header") -> str:
-        """Say how this header differs from what is expected; "" where it does not."""
+        """Return how this header differs from the expected one; "" where it does not."""
         own, wanted = dict(self.entries), dict(expected.entries)
         for name, entry in wanted.items():
             if name not in own:
@@ -71,7 +71,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Read and check what a file promises, without its data."""
+    """Read and check the header of a file, without its data."""
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
@@ -126,9 +126,9 @@ def _parse(text: bytes) -> dict[str, Any]:
     try:
         header = json.loads(text.decode())
     except (ValueError, RecursionError) as error:
-        raise UnusableFile("is not a safetensors file: its header is no JSON") from error
+        raise UnusableFile("is not a safetensors file: its header is not JSON") from error
     if not isinstance(header, dict):
-        raise UnusableFile("is not a safetensors file: its header is no JSON object")
+        raise UnusableFile("is not a safetensors file: its header is not a JSON object")
     return header
 
 
@@ -140,7 +140,7 @@ def _read_entries(header: dict[str, Any], num_bytes: int) -> Header:
     promised = sum(prod(entry.shape) * entry.dtype.itemsize for _, entry in entries)
     if promised != num_bytes:
         what = "is cut off" if num_bytes < promised else "has bytes too many"
-        raise UnusableFile(f"{what}: {num_bytes:,} bytes of data, its header says {promised:,}")
+        raise UnusableFile(f"{what}: {num_bytes:,} bytes of data, its header needs {promised:,}")
     return Header(entries, metadata if isinstance(metadata, dict) else {})
 
 
@@ -158,5 +158,5 @@ def _entry(name: str, about: object) -> Entry:
 
 
 def _is_shape(shape: list[Any]) -> bool:
-    # The bounds keep the product of a lying shape from growing without end.
+    # The bounds keep the product of a forged shape finite.
     return len(shape) <= 64 and all(type(size) is int and 0 <= size < 2**63 for size in shape)
