@@ -47,7 +47,7 @@ def pack_state(state: Any, name: str, arrays: dict[str, NDArray[Any]]) -> Node:
             if isinstance(key, bool) or not isinstance(key, str | int):
                 raise _cannot_save(name, f"has the key {key!r} of type {type(key).__name__}")
         return {"pairs": [[k, pack_state(v, f"{name}.{k}", arrays)] for k, v in state.items()]}
-    raise _cannot_save(name, f"is a {type(state).__name__}")
+    raise _cannot_save(name, f"is of type {type(state).__name__}")
 
 
 def unpack_state(

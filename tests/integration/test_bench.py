@@ -1,4 +1,4 @@
-"""`outvote bench` from the outside, played by one process."""
+"""`outvote bench` from the outside, in one process."""
 
 import shutil
 import sys
@@ -9,7 +9,7 @@ import torch
 
 from benches import finished_store, metrics, outcomes, own_rule
 from command_line import run
-from outvote.cli import simulate
+from outvote.cli import run_plan
 from outvote.experiment.runner import stacks
 from outvote.results.folder import find_runs
 from simulations import Recorder, execute, tiny
@@ -106,7 +106,7 @@ def test_a_dry_run_knows_what_is_done_and_how_fast_it_was(capsys, suite, store):
     found = run(capsys, *words, "--json").json
     assert 0 < found["seconds"] < 60
     done = run(capsys, "bench", suite, "-o", store, *CPU, "--dry-run")
-    assert "nothing is left to play." in done.out
+    assert "nothing is left to run." in done.out
     other = run(capsys, *words, "--set", "rounds=[3, 4]", "--json").json
     assert other["num_unknown"] == 16
     assert other["counts"]["finished"] == 8
@@ -137,7 +137,7 @@ def test_when_time_is_up_all_is_saved_and_the_same_command_goes_on(
     with monkeypatch.context() as patch:
         # The clock is asked once at the start, then before each wave and after each round.
         times = chain([0.0] * 4, repeat(61.0))
-        patch.setattr(simulate, "monotonic", lambda: next(times))
+        patch.setattr(run_plan, "monotonic", lambda: next(times))
         result = run(capsys, *words, "--max-minutes", "1")
     assert result.code == 0
     assert "time is up, 0 of 8 runs are over, the others are saved; to go on: outvote" in result.err

@@ -102,19 +102,19 @@ def test_nothing_usable_is_exit_code_1_and_the_old_output_stays(capsys, folder, 
     if kind == "unreadable":
         for k in range(5):
             (folder / f"{k}.safetensors").write_bytes(b"?" * k)
-        told = ["none of the 5 files", "is empty", "2 more"]
+        expected = ["none of the 5 files", "is empty", "2 more"]
     elif kind == "not finite":
         fill(folder, [{"w": torch.full((3,), float("nan"))}] * 2)
-        told = ["none of the 2 files", "'w'"]
+        expected = ["none of the 2 files", "'w'"]
     elif kind == "unlike the base":
         fill(folder, updates_of(2))
         save_file({"w": torch.ones(3)}, start)
         words += ["--base", start]
-        told = ["none of the 2 files", "'w' is missing"]
+        expected = ["none of the 2 files", "'w' is missing"]
     else:
         fill(folder, [{"n": torch.tensor(3)}] * 2)
-        told = ["no floating-point tensor"]
-    run(capsys, *words).assert_fails(1, *told)
+        expected = ["no floating-point tensor"]
+    run(capsys, *words).assert_fails(1, *expected)
     assert output.read_bytes() == b"old"
 
 

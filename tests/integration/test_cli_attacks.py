@@ -217,16 +217,16 @@ def test_stress_with_everything_fails_nowhere(capsys):
 
 
 def test_a_wide_table_is_cut_into_blocks_that_fit(monkeypatch):
-    from outvote.cli import stress_table
+    from outvote.cli import stress
 
     names = [f"attack-{k}" for k in range(9)]
-    assert stress_table.blocks_of(names, {}, 20) == [names]
-    monkeypatch.setattr(stress_table, "NO_TERMINAL_WIDTH", 60)
-    blocks = stress_table.blocks_of(names, {}, 20)
+    assert stress.blocks_of(names, {}, 20) == [names]
+    monkeypatch.setattr(stress, "NO_TERMINAL_WIDTH", 60)
+    blocks = stress.blocks_of(names, {}, 20)
     assert [len(block) for block in blocks] == [3, 3, 3]
     assert [name for block in blocks for name in block] == names
     # A name that is wider than the terminal still gets a table of its own.
-    assert stress_table.blocks_of(["x" * 80, "y"], {}, 20) == [["x" * 80], ["y"]]
+    assert stress.blocks_of(["x" * 80, "y"], {}, 20) == [["x" * 80], ["y"]]
 
 
 def test_progress_goes_to_stderr(capsys):

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from outvote.experiment import unit
+from outvote.experiment import scheduler
 from outvote.experiment.processes import ProcessEnded, Processes
 from outvote.experiment.runner import Runner
 from outvote.experiment.scheduler import StopFile, Workers, execute_on
@@ -74,7 +74,7 @@ def test_ended_at_once_it_still_asks_those_at_work_to_stop(tmp_path, monkeypatch
     assert len(list(tmp_path.glob(".stop-*"))) == 1
     StopFile(tmp_path)
     assert len(list(tmp_path.glob(".stop-*"))) == 1
-    monkeypatch.setattr(unit, "LONG_AGO", -1.0)
+    monkeypatch.setattr(scheduler, "LONG_AGO", -1.0)
     StopFile(tmp_path)
     assert list(tmp_path.glob(".stop-*")) == []
 

@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 from outvote.engine import round as rounds
-from outvote.experiment import sweep as sweeps
-from outvote.experiment import wave as waves
+from outvote.experiment import stack_run
+from outvote.experiment.builder import RunBuilder
 from outvote.results.checkpoint import read_checkpoint
 from outvote.results.disk import StoreError
 from outvote.results.folder import RunFolder, Writer, find_runs
@@ -46,7 +46,7 @@ def stopping_after(number: int):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """What runs with every kind of memory come to when nothing stops them."""
+    """What runs with every kind of state come to when nothing stops them."""
     folder = tmp_path_factory.mktemp("whole")
     execute(tiny(**STATES), folder)
     return results(folder)
@@ -70,7 +70,7 @@ def test_how_runs_are_stacked_changes_nothing(tmp_path, undisturbed):
     assert results(tmp_path) == undisturbed
 
 
-def test_runs_that_are_over_are_not_played_again(tmp_path):
+def test_runs_that_are_over_are_not_executed_again(tmp_path):
     execute(tiny(), tmp_path)
     recorder = Recorder()
     ends = execute(tiny(rule=["mean", "median"]), tmp_path, listener=recorder)
@@ -89,18 +89,18 @@ def test_a_broken_run_fails_alone(tmp_path):
     ends = execute(tiny(rule=["mean", broken, "median"]), tmp_path, listener=recorder)
     assert [end.outcome for end in ends.values()] == ["finished", "failed", "finished"]
     assert "RuntimeError: no idea" in ends[broken].reason
-    assert any("in halves" in words for words in recorder.messages)
+    assert any("trying halves" in words for words in recorder.messages)
     assert RunFolder(ends[broken].job.folder.path).status().outcome == "failed"
     execute(tiny(rule=["mean", "median"]), tmp_path / "sound")
     assert results(tmp_path / "sound").items() <= results(tmp_path).items()
 
 
-def test_a_run_whose_memory_cannot_be_saved_fails_alone(tmp_path):
+def test_a_run_whose_state_cannot_be_saved_fails_alone(tmp_path):
     (tmp_path / "odd.py").write_text(ODD)
     odd = f"{tmp_path / 'odd.py'}:Odd"
     ends = execute(tiny(rule=["mean", odd, "median"]), tmp_path, checkpoint_every=0)
     assert [end.outcome for end in ends.values()] == ["finished", "failed", "finished"]
-    assert "cannot be saved: object" in ends[odd].reason
+    assert "cannot be saved: rule_state is of type object" in ends[odd].reason
     execute(tiny(rule=["mean", "median"]), tmp_path / "sound")
     assert results(tmp_path / "sound").items() <= results(tmp_path).items()
 
@@ -131,7 +131,7 @@ def test_a_run_killed_while_it_was_ending_ends_the_same(tmp_path, monkeypatch):
         plan = tiny(**settings, **more)
         execute(plan, tmp_path / name)
         with monkeypatch.context() as patch:
-            patch.setattr(waves, "to_npz", _killed)
+            patch.setattr(stack_run, "to_npz", _killed)
             with pytest.raises(KeyboardInterrupt):
                 execute(plan, tmp_path / f"{name}-killed")
         ends = execute(plan, tmp_path / f"{name}-killed")
@@ -144,7 +144,7 @@ def _killed(arrays):
 
 
 @pytest.mark.parametrize("how", ["cut", "flip"])
-def test_a_damaged_checkpoint_is_told_and_the_one_before_used(tmp_path, undisturbed, how):
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_used(tmp_path, undisturbed, how):
     plan = tiny(**STATES)
     execute(plan, tmp_path / "hurt", checkpoint_every=0, **stopping_after(3))
     newest = min((tmp_path / "hurt").glob("*/*/checkpoint.safetensors"))
@@ -155,7 +155,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_used(tmp_path, undistur
     execute(plan, tmp_path / "hurt", listener=recorder)
     assert len(recorder.messages) == 1
     assert "is damaged" in recorder.messages[0]
-    assert "goes on from round 2" in recorder.messages[0]
+    assert "resumes from round 2" in recorder.messages[0]
     assert results(tmp_path / "hurt") == undisturbed
 
 
@@ -180,13 +180,13 @@ def test_a_full_disk_ends_with_one_sentence_and_can_be_resumed(tmp_path, monkeyp
     assert results(tmp_path / "full") == results(tmp_path / "whole")
 
 
-def test_too_little_memory_means_smaller_waves(tmp_path, monkeypatch):
+def test_too_little_memory_means_smaller_stacks(tmp_path, monkeypatch):
     plan = tiny(rule=["mean", "median", "rfa"])
 
-    def run_round(world, state, **how):
-        if len(world.runs) > 1:
+    def run_round(stack, state, **how):
+        if len(stack.runs) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return rounds.run_round(world, state, **how)
+        return rounds.run_round(stack, state, **how)
 
     monkeypatch.setattr("outvote.engine.simulation.run_round", run_round)
     recorder = Recorder()
@@ -195,8 +195,8 @@ def test_too_little_memory_means_smaller_waves(tmp_path, monkeypatch):
     assert recorder.messages[0] == "3 runs do not fit into memory together; trying half as many."
 
 
-def test_waves_are_as_large_as_memory_allows(tmp_path, monkeypatch):
-    monkeypatch.setattr(sweeps, "most_runs", lambda *_: 2)
+def test_stacks_are_as_large_as_memory_allows(tmp_path, monkeypatch):
+    monkeypatch.setattr(RunBuilder, "most_runs", lambda *_: 2)
     recorder = Recorder()
     execute(tiny(rule=["mean", "median", "rfa"]), tmp_path, listener=recorder)
     assert [num_runs for _, num_runs in recorder.rounds] == [2] * 4 + [1] * 4
@@ -215,16 +215,16 @@ def test_a_run_that_another_process_works_on_is_left_alone(tmp_path):
     }
 
 
-def test_the_audit_tells_who_was_judged_how(tmp_path):
+def test_the_audit_has_scores_and_who_was_kept(tmp_path):
     execute(tiny("attack=nan", "rule=gas(median)"), tmp_path)
     run = find_runs(tmp_path)[0]
     audit = np.load(run.path / "audit.npz")
     assert audit["scores"].shape == (4, 10)
     assert audit["is_sampled"].sum(axis=1).tolist() == [5] * 4
     assert audit["is_byzantine"].sum() == 2
-    is_liar = audit["is_sampled"] & audit["is_byzantine"]
-    assert np.isposinf(audit["scores"][is_liar]).all()
-    assert not audit["is_kept"][is_liar].any()
+    is_attacker = audit["is_sampled"] & audit["is_byzantine"]
+    assert np.isposinf(audit["scores"][is_attacker]).all()
+    assert not audit["is_kept"][is_attacker].any()
     assert np.isnan(audit["scores"][~audit["is_sampled"]]).all()
     assert audit["label_counts"].sum() == 6000
 
@@ -236,7 +236,7 @@ def test_a_root_and_settings_of_the_server_are_used(tmp_path):
     assert first != second
 
 
-def test_pictures_of_a_folder_are_played_in_the_size_that_is_asked_for(tmp_path, monkeypatch):
+def test_images_of_a_folder_have_the_size_that_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("OUTVOTE_DATA", str(tmp_path / "data"))
     random = np.random.default_rng(0)
     for part, name, number in product(("train", "val"), "ab", range(12)):
@@ -249,7 +249,7 @@ def test_pictures_of_a_folder_are_played_in_the_size_that_is_asked_for(tmp_path,
     recorder = Recorder()
     execute(plan, tmp_path / "runs", listener=recorder)
     assert [end.outcome for end in recorder.ends] == ["finished", "finished"]
-    assert recorder.rounds == [(1, 1), (1, 1)], "other pictures cannot be stacked"
+    assert recorder.rounds == [(1, 1), (1, 1)], "other images cannot be stacked"
     sizes = {run.path.name[-12:]: len(_weights(run)) for run in find_runs(tmp_path / "runs")}
     by_size = {spec.data.image_size: sizes[spec.hash] for spec in plan.specs}
     inputs = {size: size * size * 3 for size in (8, 16)}

@@ -1,4 +1,4 @@
-"""What can go wrong with many runs, and is told in one line each."""
+"""What can go wrong with many runs, reported in one line each."""
 
 import resource
 from dataclasses import replace
@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from outvote.data.loader import load
-from outvote.experiment import datasets
-from outvote.experiment import wave as waves
+from outvote.experiment import builder, stack_run
 from outvote.results.folder import find_runs
 from simulations import Recorder, execute, results, tiny
 
@@ -26,6 +25,7 @@ class Far(outvote.VectorRule):
 MAKING = """
     def __init__(self):
         from pathlib import Path
+from types import SimpleNamespace
         if Path(__file__ + ".mark").exists():
             raise KeyError("no idea")
 """
@@ -45,7 +45,7 @@ def test_a_run_killed_while_it_diverged_ends_beside_one_that_goes_on(tmp_path, m
     far = f"{tmp_path / 'far.py'}:Far"
     usual = {"attack": "none"}
     with monkeypatch.context() as patch:
-        patch.setattr(waves, "to_npz", killed)
+        patch.setattr(stack_run, "to_npz", killed)
         with pytest.raises(KeyboardInterrupt):
             execute(tiny(rule=far, **usual), tmp_path / "out")
     (run,) = find_runs(tmp_path / "out")
@@ -58,11 +58,9 @@ def test_a_run_killed_while_it_diverged_ends_beside_one_that_goes_on(tmp_path, m
     assert results(tmp_path / "out") == results(tmp_path / "whole")
 
 
-def test_waves_are_as_large_as_the_limit_on_open_files_allows(tmp_path):
+def test_stacks_are_as_large_as_the_limit_on_open_files_allows(tmp_path):
     plan = tiny("rounds=1", "training.num_steps=1", f"seed={list(range(12))}")
-    execute(
-        tiny("rounds=1"), tmp_path / "first"
-    )  # Threads and data are there before it is counted.
+    execute(tiny("rounds=1"), tmp_path / "first")  # Loads threads and data before the count.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     num_open = len(list(Path("/dev/fd").iterdir()))
     resource.setrlimit(resource.RLIMIT_NOFILE, (num_open + 10, hard))
@@ -76,35 +74,35 @@ def test_waves_are_as_large_as_the_limit_on_open_files_allows(tmp_path):
     assert recorder.messages == []
 
 
-def other_pictures(name: str, **options):
+def other_samples(name: str, **options):
     found = load(name)
     return replace(found, test_labels=found.test_labels[::-1].copy())
 
 
 @pytest.mark.parametrize("number", [2, 99])
-def test_on_other_pictures_a_run_neither_goes_on_nor_counts(tmp_path, monkeypatch, number):
+def test_on_other_samples_a_run_neither_goes_on_nor_counts(tmp_path, monkeypatch, number):
     stopped_after(number, tiny(), tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.glob("*/*/*")}
     (run,) = find_runs(tmp_path)
     used = run.environment().data
     assert (used.num_train, used.num_test) == (6000, 2000)
     with monkeypatch.context() as patch:
-        patch.setattr(datasets, "load", other_pictures)
+        patch.setattr(builder, "load", other_samples)
         (end,) = execute(tiny(), tmp_path).values()
     assert (end.outcome, "\n" in end.reason) == ("failed", False)
-    for words in ("other pictures", used.checksum[:16], "expected, got", "--output"):
+    for words in ("other samples", used.checksum[:16], "expected, got", "--output"):
         assert words in end.reason
     assert {path: path.read_bytes() for path in tmp_path.glob("*/*/*")} == before
     (end,) = execute(tiny(), tmp_path).values()
     assert end.outcome == "finished"
 
 
-def test_a_rule_edited_while_it_is_played_is_not_played_under_the_old_name(tmp_path):
+def test_a_rule_edited_during_a_sweep_is_not_run_under_the_old_name(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(FAR.replace("Far", "Mine").replace("1e30", "1"))
     rules = [f"{path}:Mine", f"nnm('{path}:Mine')"]
 
-    def edit(played):
+    def edit(progress):
         path.write_text(FAR.replace("Far", "Mine").replace("1e30", "2"))
 
     ends = execute(tiny(rule=rules), tmp_path, max_stacked=1, listener=Recorder(edit))
@@ -129,7 +127,7 @@ def test_each_dataset_is_loaded_once(tmp_path, monkeypatch):
         names.append(name)
         return replace(load("fashion-mnist-small"), name=name)
 
-    monkeypatch.setattr(datasets, "load", count)
+    monkeypatch.setattr(builder, "load", count)
     plan = tiny("rounds=1", rule=["mean", "median"], data={"name": ["mnist", "fashion-mnist"]})
     recorder = Recorder()
     execute(plan, tmp_path, max_stacked=1, listener=recorder)
@@ -148,10 +146,10 @@ def test_writers_are_clients_and_are_counted_once(tmp_path, monkeypatch):
         counted.append(values)
         return np.unique(values)
 
-    monkeypatch.setattr(datasets, "load", written)
-    monkeypatch.setattr(datasets, "np", SimpleNamespace(unique=count))
-    members = {"num_clients": "all", "sampled": 0.5}
-    plan = tiny(seed=[0, 1, 2], data={"partition": "by-group"}, federation=members)
+    monkeypatch.setattr(builder, "load", written)
+    monkeypatch.setattr(builder, "np", SimpleNamespace(**{**vars(np), "unique": count}))
+    federation = {"num_clients": "all", "sampled": 0.5}
+    plan = tiny(seed=[0, 1, 2], data={"partition": "by-group"}, federation=federation)
     execute(plan, tmp_path)
     assert [run.status().outcome for run in find_runs(tmp_path)] == ["finished"] * 3
     for run in find_runs(tmp_path):
@@ -161,7 +159,7 @@ def test_writers_are_clients_and_are_counted_once(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [2, 99])
-def test_a_status_that_cannot_be_read_stops_nobody(tmp_path, number):
+def test_a_status_that_cannot_be_read_stops_no_run(tmp_path, number):
     plan = tiny(rule=["mean", "median"])
     execute(plan, tmp_path / "whole")
     stopped_after(number, plan, tmp_path / "hurt")
@@ -174,7 +172,7 @@ def test_a_status_that_cannot_be_read_stops_nobody(tmp_path, number):
     assert results(tmp_path / "hurt") == results(tmp_path / "whole")
 
 
-def test_timings_count_the_pictures_that_were_trained_on(tmp_path):
+def test_timings_count_the_samples_that_were_trained_on(tmp_path):
     execute(tiny(attack="lie"), tmp_path)
     (run,) = find_runs(tmp_path)
     expected = [2 * 16 * (5 - len(each.byzantine)) for each in run.rounds()]

@@ -169,21 +169,21 @@ def test_runs_that_differ_in_rule_attack_seed_or_partition_are_stacked():
         attack=["lie", "ipm"],
         seed=[0, 1],
         data={"partition": ["iid", "dirichlet"]},
-        federation={"byzantine": [0.1, 0.2], "told": ["oracle", 2]},
+        federation={"byzantine": [0.1, 0.2], "assumed_byzantine": ["oracle", 2]},
     )
     assert len({stack_key(spec) for spec in plan.specs}) == 1
     assert len({stack_key(spec) for spec in tiny(rounds=[1, 2]).specs}) == 2
 
 
 @pytest.mark.parametrize(
-    ("setting", "told"),
+    ("setting", "message"),
     [
         ("rulez=mean", "unknown key 'rulez'; did you mean 'rule'?"),
         ("data.betta=1", "unknown key 'data.betta'; did you mean 'beta'?"),
         ("data=3", "data is a table, got 3"),
         ("data.name=cifar11", "unknown dataset 'cifar11'; did you mean 'cifar10'?"),
         ("data.partition=shard", "data.partition: unknown value 'shard'; did you mean 'shards'?"),
-        ("data.image_size=64", "is for folders of pictures such as imagenet12, got 64 for fashion"),
+        ("data.image_size=64", "is for folders of images such as imagenet12, got 64 for fashion"),
         ("data.beta=0", "data.beta must be larger than 0"),
         ("model.name=alexnett", "unknown model 'alexnett'; did you mean 'alexnet'?"),
         ("rule=gas(krumm)", "unknown rule 'krumm'; did you mean 'krum'?"),
@@ -211,14 +211,14 @@ def test_runs_that_differ_in_rule_attack_seed_or_partition_are_stacked():
         ("beta", "a setting is written key=value"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(setting, told):
+def test_a_mistake_is_reported_in_one_line(setting, message):
     with pytest.raises((ValueError, TypeError)) as error:
         make_plan({}, [setting])
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path):
+def test_a_file_that_cannot_be_read_is_reported(tmp_path):
     path = tmp_path / "a.toml"
     with pytest.raises(ValueError, match="there is no file"):
         read_plan(path)
@@ -231,6 +231,6 @@ def test_the_usual_settings_are_those_of_the_structs():
     assert make_plan({}).specs[0] == RunSpec()
 
 
-def test_the_docstring_that_tells_the_flow_names_every_module_and_no_other():
+def test_the_docstring_of_the_package_names_every_module_and_no_other():
     modules = {path.stem for path in Path(experiment.__file__).parent.glob("*.py")} - {"__init__"}
     assert set(re.findall(r"`(\w+)`", experiment.__doc__)) == modules

@@ -178,7 +178,7 @@ def test_a_run_that_is_over_but_lacks_rounds_is_named_and_left_out(store):
     path.write_bytes(b"".join([*lines[:2], b"{half\n", *lines[3:]]))
     words = []
     assert list_runs(store, words.append) == [*first[:2], *first[3:]]
-    assert "6 rounds were played, and 2 can be read; remove the folder" in words[0]
+    assert "6 rounds are done, and 2 can be read; remove the folder" in words[0]
 
 
 def test_what_sqlite_cannot_hold_is_listed_all_the_same(store):

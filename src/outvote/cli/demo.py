@@ -80,7 +80,7 @@ def _print(done: "Outcomes", folder: Path) -> None:
     for attack in attacks:
         columns.append(Column(f"{attack}\naccuracy", is_number=True))
         if attack != "none":
-            columns.append(Column("Byzantine\nselection rate", is_number=True))
+            columns.append(Column("Byzantine\nselected", is_number=True))
     rows = [
         [rule, *(cell for attack in attacks for cell in _cells(done, rule, attack))]
         for rule in rules
@@ -88,7 +88,7 @@ def _print(done: "Outcomes", folder: Path) -> None:
     print_table(columns, rows)
     click.echo(
         "Accuracy: percent of the test images, mean over the last ten rounds (and over seeds).\n"
-        "Byzantine selection rate: the percentage of the Byzantine clients' updates that the rule\n"
+        "Byzantine selected: the selection rate, the percentage of their updates that the rule\n"
         "kept. Compare each rule with gas(rule), and all with the mean: lie is made for robust\n"
         f"rules, bit-flip hurts the mean. Every round is in {folder}. Other rules:\n"
         '  outvote demo --set \'rule=["krum", "gas(krum)"]\' --set \'attack=["min-max"]\''

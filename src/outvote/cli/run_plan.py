@@ -29,7 +29,7 @@ NUMBERS = {
     "best": "best",
     "final": "final",
     "last_ten": "last 10",
-    "kept_byzantine": "Byzantine\nselection rate",
+    "kept_byzantine": "Byzantine selection rate",
 }
 """The numbers of a run that are printed, and their titles."""
 NUMBERS_NOTE = (

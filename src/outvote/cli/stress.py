@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Fewer tries than the attack makes by default: it asks every rule some hundred times.
 GAS_AWARE = "gas-aware(stream=4, steps=5)"
-LEFT_OUT = {"label-flip": "it changes labels, and nobody is trained here"}
+LEFT_OUT = {"label-flip": "it changes labels, and no client trains here"}
 INSIDE = "multi-krum"
 
 
@@ -49,7 +49,7 @@ INSIDE = "multi-krum"
     type=click.IntRange(1, 1000),
     default=3,
     show_default=True,
-    help="RandomStream of a random rule's randomness; the errors are averaged.",
+    help="How many seeds of a random rule; the errors are averaged.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 def command(
@@ -60,9 +60,9 @@ def command(
     as_json: bool,
     **recipe: Any,
 ) -> None:
-    """See how far each attack takes each rule from the honest mean.
+    """Measure how far each attack moves each rule from the honest mean.
 
-    Gradients are made up: a common part, a shift of each client's own on a tenth of the
+    Gradients are synthetic: a common part, a shift of each client's own on a tenth of the
     coordinates, and noise. Attackers know them and the rule, not the randomness of the server.
 
     --rule and --attack may be given many times, and take path.py:MyRule and path.py:MyAttack.
@@ -93,12 +93,12 @@ def command(
     print_stress(table, short, servers)
     if lowered:
         listed = ", ".join(f"{short.get(rule, rule)} {limit}" for rule, limit in lowered.items())
-        click.echo(f"Told of fewer attackers than there are, as many as they tolerate: {listed}.")
+        click.echo(f"Rules that assume fewer attackers, as many as they tolerate: {listed}.")
     if not rule_texts:
         click.echo(
             f"gas(...) has {groups} groups here; its default of 1000 resists more, and takes "
             "minutes (--groups 1000).\n"
-            "fltrust is given the mean of 5 honest clients; rules with memory are in round one."
+            "fltrust gets the mean of 5 honest clients; rules with state are in round one."
         )
     if not attack_texts:
         left_out = "; ".join(f"{name} is left out: {why}" for name, why in LEFT_OUT.items())
@@ -132,9 +132,9 @@ def default_attacks() -> list[str]:
     """Name every attack that acts on gradients, and both forms of Fang's."""
     from outvote.attacks.spec import ATTACKS
 
-    told = {"gas-aware": [GAS_AWARE], "fang": ["fang", "fang(target=krum)"]}
+    forms = {"gas-aware": [GAS_AWARE], "fang": ["fang", "fang(target=krum)"]}
     names = [name for name in ATTACKS if name not in LEFT_OUT]
-    return [text for name in names for text in told.get(name, [name])]
+    return [text for name in names for text in forms.get(name, [name])]
 
 
 def as_data(table: "Stress", num_servers: int) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def as_data(table: "Stress", num_servers: int) -> dict[str, Any]:
     safest = table.safest()
     worst = {rule: table.worst(rule) for rule in table.rules}
     return {
-        "gradients": {"made_up": True, **asdict(table.gradients)},
+        "gradients": {"synthetic": True, **asdict(table.gradients)},
         "num_servers": num_servers,
         "attacks": list(table.attacks),
         "rules": list(table.rules),
@@ -165,7 +165,7 @@ def _without_groups(text: str, num_groups: int) -> str:
 
 
 def _progress(is_terminal: bool) -> "Progress | None":
-    """Return what shows the count of cells on stderr, if somebody is there to see it."""
+    """Return a function that shows the count of cells on stderr, if it is a terminal."""
     if not is_terminal:
         return None
 
@@ -183,10 +183,10 @@ def print_stress(table: "Stress", short: dict[str, str], num_servers: int) -> No
     """Print errors, worst cases and failures; `short` holds shorter names of rules and attacks."""
     made = table.gradients
     click.echo(
-        f"Made-up gradients: {made.num_clients} clients, {made.num_byzantine} of them Byzantine, "
+        f"Synthetic gradients: {made.num_clients} clients, {made.num_byzantine} of them Byzantine, "
         f"{made.dim:,} coordinates, heterogeneity {made.heterogeneity:g}, seed {made.seed}.\n"
         "Distance of the update to the honest mean, relative to its length (0 is perfect); * marks "
-        f"the worst attack on a rule.\nMean over {num_servers} stream of the server's randomness."
+        f"the worst attack on a rule.\nMean over {num_servers} seeds of the server."
     )
     labels = {rule: short.get(rule, rule) for rule in table.rules}
     worst = {rule: table.worst(rule) for rule in table.rules}
@@ -210,7 +210,7 @@ def print_stress(table: "Stress", short: dict[str, str], num_servers: int) -> No
 
 
 def blocks_of(attacks: Sequence[str], short: dict[str, str], label_width: int) -> list[list[str]]:
-    """Deal the attacks out to tables that fit the terminal."""
+    """Share the attacks out among tables that fit the terminal."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else NO_TERMINAL_WIDTH
     blocks: list[list[str]] = [[]]
     used = label_width + GAP
@@ -240,7 +240,7 @@ def _severity(cell: "Cell") -> float:
 
 
 def failures(table: "Stress") -> list[str]:
-    """Tell each failure in one line; a rule or an attack that always fails the same way, once."""
+    """Return each failure in one line; a rule or attack that always fails the same way, once."""
     by_cause: dict[tuple[str, str], list[Cell]] = {}
     for cell in table.cells:
         if cell.failure:

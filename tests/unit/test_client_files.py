@@ -1,4 +1,4 @@
-"""Files of strangers: found, named, read or refused with a reason; and written whole."""
+"""Files of untrusted clients: found, named, read or refused with a reason; and written whole."""
 
 import contextlib
 import json
@@ -7,18 +7,17 @@ import stat
 import threading
 from pathlib import Path
 
-import click
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save, save_file
 
-from outvote.cli.verb import WorkFailed
 from outvote.files.aggregate_files import write_tensors
 from outvote.files.client_files import client_ids, find_files
 from outvote.files.safetensors_file import UnusableFile, read_header, read_tensors
-from outvote.results import atomic
+from outvote.results import disk
+from outvote.results.disk import StoreError
 
 GOOD = save({"w": torch.arange(6.0).view(2, 3), "n": torch.tensor(4)})
 
@@ -36,13 +35,13 @@ def tensor(dtype="F32", shape=(2,), offsets=(0, 8)):
 BAD_HEADERS = {
     "zero bytes": (b"", "is empty"),
     "seven bytes": (b"1234567", "not a safetensors file"),
-    "text": (b"hello, this is no model at all", "not a safetensors file"),
+    "text": (b"hello, this is not a model", "not a safetensors file"),
     "endless header": (b"\xff" * 8 + b"{}", "not a safetensors file"),
     "header beyond the end": ((10_000).to_bytes(8, "little") + b"{}", "cut off"),
-    "header is no JSON": (with_header(b"{nonsense"), "no JSON"),
-    "header is no UTF-8": (with_header(b'{"\xff": 1}'), "no JSON"),
-    "header nests without end": (with_header(b'{"a":' * 100_000), "no JSON"),
-    "header is a list": (with_header(b"[1]"), "no JSON object"),
+    "header is not JSON": (with_header(b"{nonsense"), "not JSON"),
+    "header is not UTF-8": (with_header(b'{"\xff": 1}'), "not JSON"),
+    "header nests without end": (with_header(b'{"a":' * 100_000), "not JSON"),
+    "header is a list": (with_header(b"[1]"), "not a JSON object"),
     "no tensors": (with_header({}), "holds no tensors"),
     "metadata alone": (with_header({"__metadata__": {"a": "b"}}), "holds no tensors"),
     "tensor is a number": (with_header({"w": 5}, b"12345678"), "no shape for 'w'"),
@@ -68,7 +67,7 @@ BAD_DATA = {
 
 
 @pytest.mark.parametrize("case", BAD_HEADERS)
-def test_a_file_that_lies_is_refused_by_its_header(tmp_path, case):
+def test_a_false_file_is_refused_by_its_header(tmp_path, case):
     data, reason = BAD_HEADERS[case]
     path = tmp_path / "a.safetensors"
     path.write_bytes(data)
@@ -93,7 +92,7 @@ def test_no_damage_to_a_file_raises_anything_but_its_reason(tmp_path, at, byte, 
         assert read_tensors(path, read_header(path))
 
 
-def test_what_is_no_regular_file_is_refused_without_waiting_for_it(tmp_path):
+def test_what_is_not_a_regular_file_is_refused_without_waiting_for_it(tmp_path):
     os.mkfifo(tmp_path / "pipe.safetensors")
     (tmp_path / "folder.safetensors").mkdir()
     (tmp_path / "link.safetensors").symlink_to(tmp_path / "nowhere")
@@ -135,7 +134,7 @@ def test_folders_patterns_and_files_are_found_once_each(tmp_path):
 @pytest.mark.parametrize("word", ["none.safetensors", "*.safetensors", "folder"])
 def test_naming_nothing_is_the_users_mistake(tmp_path, word):
     (tmp_path / "folder").mkdir()
-    with pytest.raises(click.UsageError, match="check the path"):
+    with pytest.raises(ValueError, match="check the path"):
         find_files([str(tmp_path / word)])
 
 
@@ -160,8 +159,8 @@ def test_a_write_that_fails_half_way_leaves_the_old_file_and_nothing_else(tmp_pa
     def fail(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(atomic.os, "fsync", fail)
-    with pytest.raises(WorkFailed, match="No space left on device; what was there stays: make"):
+    monkeypatch.setattr(disk.os, "fsync", fail)
+    with pytest.raises(StoreError, match="No space left on device; what was there stays: free"):
         write_tensors(path, {"w": torch.ones(3)}, {})
     assert load_file(path)["w"].tolist() == [0, 0, 0]
     assert list(tmp_path.iterdir()) == [path]
@@ -171,7 +170,7 @@ def test_the_old_file_is_there_until_the_new_one_is_complete(tmp_path, monkeypat
     path = tmp_path / "model.safetensors"
     save_file({"w": torch.zeros(3)}, path)
     seen = []
-    monkeypatch.setattr(atomic.os, "fsync", lambda _: seen.append(load_file(path)["w"].tolist()))
+    monkeypatch.setattr(disk.os, "fsync", lambda _: seen.append(load_file(path)["w"].tolist()))
     write_tensors(path, {"w": torch.ones(3)}, {})
     assert seen == [[0, 0, 0], [1, 1, 1]]
 
