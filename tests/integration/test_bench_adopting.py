@@ -29,7 +29,7 @@ def copied(store, tmp_path):
     return shutil.copytree(store, tmp_path / "runs")
 
 
-def test_a_run_of_another_suite_is_adopted_and_not_played_again(capsys, store, tmp_path):
+def test_a_run_of_another_suite_is_adopted_and_not_executed_again(capsys, store, tmp_path):
     output = copied(store, tmp_path)
     other = own_suite(tmp_path, ["mean", "median"], name="other")
     dry = run(capsys, "bench", other, "-o", output, *CPU, "--dry-run")
@@ -58,7 +58,7 @@ def test_a_half_done_run_gives_way_to_a_finished_one_of_another_suite(store, tmp
     (job.folder.path / "metrics.jsonl").write_text("{}\n")
     other = find_elsewhere(job)
     assert adopt(job, other, DatasetCache().used(job.spec.data)) is None, (
-        "somebody is at work on it"
+        "another process works on it"
     )
     writer.close()
     status = adopt(job, other, DatasetCache().used(job.spec.data))
@@ -127,7 +127,7 @@ def test_killed_while_a_half_done_run_gives_way_it_is_as_if_it_was_never_begun(
     assert (job.folder.path / "metrics.jsonl").read_bytes() == metrics(store)[job.name]
 
 
-def test_a_run_on_other_pictures_is_not_adopted(store, tmp_path):
+def test_a_run_on_other_data_is_not_adopted(store, tmp_path):
     job = _job(copied(store, tmp_path))
     now = msgspec.structs.replace(DatasetCache().used(job.spec.data), checksum="0" * 64)
     assert adopt(job, find_elsewhere(job), now) is None

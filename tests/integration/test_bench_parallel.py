@@ -50,20 +50,20 @@ def two_processes():
     return pool, Workers(executor=pool, number=2, num_threads=torch.get_num_threads())
 
 
-def play_by_two(plan, output, **how):
+def execute_by_two(plan, output, **how):
     pool, workers = two_processes()
     with pool:
         ends = execute_on(workers, Runner(output=output, **how), plan)
     return {end.job.spec.rule: end for end in ends}
 
 
-def test_many_processes_play_the_same_as_one_and_one_that_is_killed_harms_no_other(tmp_path):
+def test_many_processes_give_the_same_as_one_and_one_that_is_killed_harms_no_other(tmp_path):
     once = own_rule(tmp_path, MARKED.format(kill=KILL), "once")
     always = own_rule(tmp_path, KILL, "always")
     broken = own_rule(tmp_path, "raise RuntimeError('no idea')", "broken")
     plan = tiny(rule=["mean", once, always, broken, "gas(median)", "centered-clipping"])
     recorder = Recorder()
-    ends = play_by_two(plan, tmp_path / "many", listener=recorder)
+    ends = execute_by_two(plan, tmp_path / "many", listener=recorder)
     assert {rule: end.outcome for rule, end in ends.items()} == {
         "mean": "finished",
         once: "finished",
@@ -77,7 +77,7 @@ def test_many_processes_play_the_same_as_one_and_one_that_is_killed_harms_no_oth
     assert len([words for words in recorder.messages if "Trying once more." in words]) == 2
     assert outcomes(tmp_path / "many") == {"failed": 2, "finished": 4}
     assert {end.job.spec.rule for end in recorder.ends} == set(ends)
-    # What is told while it goes on: every round of every run that ended, as it was written.
+    # What is reported meanwhile: every round of every run that ended, as it was written.
     assert recorder.num_planned == 6 * 4
     assert {number for number, _ in recorder.rounds} == {1, 2, 3, 4}
     sound = tiny(rule=["mean", once, "gas(median)", "centered-clipping"])
@@ -97,7 +97,7 @@ def test_any_executor_will_do(tmp_path):
     assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
 
 
-def test_a_stop_is_told_to_all_and_nothing_more_is_begun(tmp_path):
+def test_a_stop_reaches_all_and_nothing_more_is_started(tmp_path):
     plan = tiny(rule=["mean", "median", "rfa"])
     recorder = Recorder()
     runner = Runner(output=tmp_path, listener=recorder, should_stop=lambda: True)
@@ -192,7 +192,7 @@ def cluster():
         yield found
 
 
-def test_the_workers_of_dask_play_a_suite(capsys, cluster, tmp_path):
+def test_the_workers_of_dask_run_a_suite(capsys, cluster, tmp_path):
     suite = own_suite(tmp_path, ["mean", own_rule(tmp_path, "pass")])
     assert re.match(r"tcp://127\.0\.0\.1:\d+$", cluster.scheduler_address)
     words = ["--dask", cluster.scheduler_address, *CPU]
@@ -229,7 +229,7 @@ def test_a_worker_of_dask_that_is_killed_harms_nobody(capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_address_without_a_scheduler_is_told(capsys, tmp_path):
+def test_an_address_without_a_scheduler_is_reported(capsys, tmp_path):
     pytest.importorskip("distributed")
     suite = own_suite(tmp_path, ["mean"])
     result = run(capsys, "bench", suite, "-o", tmp_path, *CPU, "--dask", "tcp://127.0.0.1:9")

@@ -146,7 +146,7 @@ def test_clients_with_the_same_file_name_are_named_by_their_paths(capsys, tmp_pa
     assert names == [str(tmp_path / name / "update.safetensors") for name in ("a", "b", "c")]
 
 
-def test_a_rule_of_the_user_that_tells_no_shares_drops_nobody(capsys, folder):
+def test_a_rule_of_the_user_that_reports_no_weights_drops_no_client(capsys, folder):
     fill(folder, updates_of(3))
     mine = folder.parent / "mine.py"
     mine.write_text(

@@ -29,7 +29,7 @@ def damage(folder):
     (folder / "empty.safetensors").touch()
     (folder / "folder.safetensors").mkdir()
     (folder / "text.safetensors").write_text("I am not a model, I am a sentence.")
-    (folder / "liar.safetensors").write_bytes(b"\xff" * 8 + whole[8:])
+    (folder / "forged.safetensors").write_bytes(b"\xff" * 8 + whole[8:])
     (folder / "lost.safetensors").symlink_to(folder / "nowhere")
     os.mkfifo(folder / "pipe.safetensors")
     save_file(good | {"extra": torch.ones(1)}, folder / "extra.safetensors")
@@ -45,7 +45,7 @@ def damage(folder):
         "empty": "is empty",
         "folder": "is a folder",
         "text": "not a safetensors file",
-        "liar": "not a safetensors file",
+        "forged": "not a safetensors file",
         "lost": "cannot be read",
         "pipe": "not a regular file",
         "extra": "unexpected tensor 'extra'",

@@ -55,8 +55,8 @@ def test_a_mistake_of_the_user_writes_nothing(capsys, folder, words, expected):
     assert not output.exists()
 
 
-@pytest.mark.parametrize("place", ["input", "link", "base", "folder", "nowhere", "pipe"])
-def test_a_bad_path_of_the_output_is_refused_before_any_work(capsys, folder, place):
+@pytest.mark.parametrize("kind", ["input", "link", "base", "folder", "nowhere", "pipe"])
+def test_a_bad_path_of_the_output_is_refused_before_any_work(capsys, folder, kind):
     fill(folder, updates_of(3))
     start = folder.parent / "base.safetensors"
     save_file(updates_of(1)[0], start)
@@ -69,7 +69,7 @@ def test_a_bad_path_of_the_output_is_refused_before_any_work(capsys, folder, pla
         "folder": folder,
         "nowhere": folder / "deeper" / "out.safetensors",
         "pipe": folder.parent / "pipe",
-    }[place]
+    }[kind]
     before = (folder / "client-1.safetensors").read_bytes(), start.read_bytes()
     words = ["aggregate", folder, "--rule", "median", "--base", start, "-o", output]
     run(capsys, *words).assert_fails(2, "--output", str(output))

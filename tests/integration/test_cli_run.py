@@ -35,7 +35,7 @@ def config(tmp_path):
     return path
 
 
-def test_run_prints_one_row_per_run_and_says_where_the_results_are(capsys, config, tmp_path):
+def test_run_prints_one_row_per_run_and_where_the_results_are(capsys, config, tmp_path):
     result = run(capsys, "run", config, "-o", tmp_path / "runs", "--set", "data.min_size=1")
     assert (result.code, result.err) == (0, "")
     for words in (
@@ -60,7 +60,7 @@ def test_run_shows_the_settings_that_differ(capsys, config, tmp_path):
     assert titles[:4] == ["rule", "attack", "seed", "best"]
 
 
-def test_run_tells_programs_in_json(capsys, config, tmp_path):
+def test_run_prints_json_for_programs(capsys, config, tmp_path):
     found = run(capsys, "run", config, "-o", tmp_path, "--json").json
     assert [each["rule"] for each in found] == ["mean", "gas(median)"]
     assert {each["outcome"] for each in found} == {"finished"}
@@ -215,3 +215,19 @@ def test_the_bars_show_rounds_accuracy_and_speed():
     assert (tasks["all runs"].completed, tasks["all runs"].total) == (2, 10)
     assert tasks["2 runs, round"].fields["note"] == "accuracy 0.500 to 0.700, 1,800 samples/s"
     assert "failed: no idea" in console.export_text()
+
+
+@pytest.mark.parametrize("where", ["file", "--set"])
+def test_a_setting_of_version_0_1_is_read_with_one_line_that_names_the_new_one(
+    capsys, config, tmp_path, where
+):
+    words = []
+    if where == "file":
+        config.write_text(config.read_text().replace("sampled = 5", "sampled = 5, told = 2"))
+    else:
+        words = ["--set", "federation.told=2"]
+    result = run(capsys, "run", config, *words, "-o", tmp_path / "runs", "--set", "rounds=1")
+    assert result.code == 0
+    new = "federation.told is now federation.assumed_byzantine; rename it."
+    assert result.err == f"warning: {new}\n"
+    assert {r.rounds()[0].num_byzantine_assumed for r in find_runs(tmp_path / "runs")} == {2}

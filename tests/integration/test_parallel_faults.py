@@ -28,7 +28,7 @@ class Breaking(ThreadPoolExecutor):
 
 
 class Deadly(ThreadPoolExecutor):
-    """All of its processes end before they answer."""
+    """All of its processes end before they return."""
 
     def submit(self, fn, /, *args, **kwargs):
         future = Future()
@@ -36,40 +36,40 @@ class Deadly(ThreadPoolExecutor):
         return future
 
 
-def play_by(executor, output, **how):
+def execute_by(executor, output, **how):
     return execute_on(Workers(executor=executor), Runner(output=output, **how), tiny(**THREE))
 
 
-def test_a_store_that_cannot_be_made_is_told_in_one_sentence(tmp_path):
+def test_a_store_that_cannot_be_made_is_reported_in_one_sentence(tmp_path):
     (tmp_path / "file").write_text("no folder")
     with ThreadPoolExecutor(2) as pool, pytest.raises(StoreError, match="could not be written"):
-        play_by(pool, tmp_path / "file" / "runs")
+        execute_by(pool, tmp_path / "file" / "runs")
 
 
-def test_what_an_executor_does_not_take_is_left_and_told_once(tmp_path):
+def test_what_an_executor_does_not_accept_is_left_and_reported_once(tmp_path):
     recorder = Recorder()
-    ends = play_by(Breaking(1), tmp_path, listener=recorder)
+    ends = execute_by(Breaking(1), tmp_path, listener=recorder)
     assert [end.outcome for end in ends] == ["finished", "interrupted", "interrupted"]
     assert len(find_runs(tmp_path)) == 1
     assert recorder.messages == [
-        "the executor took no more work: RuntimeError: cannot schedule new futures after shutdown."
+        "the executor accepted no more work: RuntimeError: cannot schedule new futures after shutdown."
     ]
 
 
 def test_a_process_that_ends_when_all_shall_stop_has_not_failed(tmp_path):
-    ends = play_by(Deadly(1), tmp_path, should_stop=lambda: True)
+    ends = execute_by(Deadly(1), tmp_path, should_stop=lambda: True)
     assert {end.outcome for end in ends} == {"interrupted"}
     assert find_runs(tmp_path) == []
-    assert {end.outcome for end in play_by(Deadly(1), tmp_path)} == {"failed"}
+    assert {end.outcome for end in execute_by(Deadly(1), tmp_path)} == {"failed"}
 
 
 def test_ended_at_once_it_still_asks_those_at_work_to_stop(tmp_path, monkeypatch):
     class Impatient(Recorder):
-        def ended(self, what):
+        def on_end(self, end):
             raise KeyboardInterrupt
 
     with ThreadPoolExecutor(1) as pool, pytest.raises(KeyboardInterrupt):
-        play_by(pool, tmp_path, listener=Impatient())
+        execute_by(pool, tmp_path, listener=Impatient())
     assert len(find_runs(tmp_path)) < 3
     assert len(list(tmp_path.glob(".stop-*"))) == 1
     StopFile(tmp_path)
@@ -82,13 +82,13 @@ def test_ended_at_once_it_still_asks_those_at_work_to_stop(tmp_path, monkeypatch
 @pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="signals cannot be held back")
 def test_signals_do_not_end_a_process_that_is_being_started():
     with Processes(1) as pool:
-        answer = pool.submit(os.getpid)
+        future = pool.submit(os.getpid)
         while not pool._all:
             time.sleep(0.001)
-        (lane,) = pool._all
+        (worker,) = pool._all
         for number in (signal.SIGINT, signal.SIGTERM):
-            os.kill(lane.process.pid, number)
-        assert answer.result(timeout=60) == lane.process.pid
+            os.kill(worker.process.pid, number)
+        assert future.result(timeout=60) == worker.process.pid
 
 
 def test_no_process_is_started_when_all_are_to_end_at_once():

@@ -260,3 +260,22 @@ def test_images_of_a_folder_have_the_size_that_is_asked_for(tmp_path, monkeypatc
 
 def _weights(run):
     return read_checkpoint(run.path / "checkpoint.safetensors").arrays["weights"]
+
+
+RAISING_ATTACK = """
+import outvote
+class Raising(outvote.Attack):
+    def craft(self, *args, **kwargs):
+        raise RuntimeError("two\\nlines")
+"""
+
+
+@pytest.mark.parametrize("who", ["rule", "attack"])
+def test_a_rule_or_attack_that_raises_has_failed_and_not_diverged(tmp_path, who):
+    (tmp_path / "own.py").write_text(BROKEN if who == "rule" else RAISING_ATTACK)
+    text = f"{tmp_path / 'own.py'}:{'Broken' if who == 'rule' else 'Raising'}"
+    (end,) = execute(tiny(**{who: text}), tmp_path / "runs").values()
+    status = find_runs(tmp_path / "runs")[0].status()
+    expected = "RuntimeError: no idea." if who == "rule" else "RuntimeError: two lines."
+    assert (end.outcome, end.reason) == ("failed", expected)
+    assert (status.outcome, status.reason) == ("failed", expected)

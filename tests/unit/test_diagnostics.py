@@ -334,6 +334,6 @@ def test_the_columns_are_the_fields_of_a_diagnosis():
 
 
 def test_diagnostics_are_another_run_and_runs_without_are_what_they_were():
-    assert Spec(diagnostics=True).hash != RunSpec().hash
+    assert RunSpec(diagnostics=True).hash != RunSpec().hash
     assert "diagnostics" not in as_table(RunSpec())
     assert as_table(RunSpec(diagnostics=True))["diagnostics"] is True

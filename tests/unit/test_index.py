@@ -45,14 +45,14 @@ def content(store):
 
 
 def quiet(text):
-    pytest.fail(f"nothing was to be said, got {text!r}")
+    pytest.fail(f"no message was expected, got {text!r}")
 
 
 def change(path, **facts):
     path.write_text(json.dumps({**json.loads(path.read_text()), **facts}))
 
 
-def test_an_entry_tells_what_the_run_folder_tells(store):
+def test_an_entry_holds_the_numbers_of_the_run_folder(store):
     entries = list_runs(store, quiet)
     assert len(entries) == 8
     for entry in entries:

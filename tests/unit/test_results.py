@@ -13,6 +13,7 @@ from outvote.metrics.record import Record
 from outvote.results import checkpoint as checkpoints
 from outvote.results import disk
 from outvote.results import folder as folders
+from outvote.results.audit_log import audit_arrays
 from outvote.results.checkpoint import Checkpoint, load_newest, read_checkpoint, save
 from outvote.results.disk import (
     BusyError,
@@ -310,7 +311,7 @@ def test_where_nobody_lies_no_share_of_liars_is_kept():
     assert summed([a_round(1, byzantine=())]).kept_byzantine is None
 
 
-def test_the_deviation_is_that_of_the_rounds_in_which_somebody_lied():
+def test_the_deviation_is_that_of_the_rounds_under_attack():
     rounds = [
         a_round(1, deviation=1.0),
         a_round(2, deviation=5.0, byzantine=()),
@@ -321,3 +322,16 @@ def test_the_deviation_is_that_of_the_rounds_in_which_somebody_lied():
     assert summed(rounds, "none").deviation == pytest.approx(8 / 3)
     assert summed(rounds[1:2]).deviation == 5.0
     assert summed(rounds[3:]).deviation is None
+
+
+def test_a_rule_that_cannot_report_who_was_kept_is_unknown_and_not_zero():
+    rounds = [a_round(1, kept=None), a_round(2, kept=(1, 4)), a_round(3, kept=None)]
+    series = series_of(rounds)
+    assert np.isnan(series.num_kept).tolist() == [True, False, True]
+    assert np.isnan(series.num_kept_byzantine).tolist() == [True, False, True]
+    known, unknown = summed(rounds[1:2]).kept_byzantine, summed(rounds[:1]).kept_byzantine
+    assert summed(rounds).kept_byzantine == known is not None
+    assert unknown is None
+    arrays = audit_arrays(rounds, is_byzantine=[False] * 9, label_counts=np.zeros((9, 2), int))
+    assert arrays["is_kept_known"].tolist() == [False, True, False]
+    assert arrays["is_kept"].any(axis=1).tolist() == [False, True, False]
