@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 HASHES = ("weights", "buffers")
-# What a library may be told by its surroundings, and what changes bits.
+# Environment variables by which MKL and oneDNN choose other kernels, with other bits.
 VARIABLES = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 
 
