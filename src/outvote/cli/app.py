@@ -143,7 +143,7 @@ def _warnings_on_one_line() -> Iterator[None]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", OutvoteWarning)
-        warnings.showwarning = show
+        warnings.showwarning = show  # type: ignore[assignment]
         yield
 
 

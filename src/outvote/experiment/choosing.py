@@ -1,6 +1,6 @@
 """Some rules, attacks, parts and seeds of a suite; and rules and attacks of the user."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, final
 
@@ -52,7 +52,7 @@ def _named(suite: Suite, names: Sequence[str]) -> list[Part]:
     return [part for part in suite.parts if not names or part.name in names]
 
 
-def _with(part: Part, settings: dict[str, Any]) -> Part:
+def _with(part: Part, settings: Mapping[str, Any]) -> Part:
     return replace(part, settings=merged(part.settings, settings))
 
 

@@ -238,7 +238,8 @@ def _check_least(name: str, value: int, least: int) -> None:
 
 def _without_unused(data: DataSpec) -> DataSpec:
     """Set what the partition does not use to its default, and a size that is the default."""
-    usual, changes = DataSpec(), {}
+    usual = DataSpec()
+    changes: dict[str, Any] = {}
     if data.image_size == find_entry(data.name).shape[0]:
         changes["image_size"] = None
     if data.partition != "dirichlet":

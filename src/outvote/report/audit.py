@@ -149,7 +149,7 @@ def _of_rounds(
     for row, each in enumerate(rounds):
         clients = list(each.clients)
         marks[row, clients] = Mark.DROPPED
-        marks[row, list(each.kept)] = Mark.KEPT
+        marks[row, list(each.kept or ())] = Mark.KEPT
         marks[row, list(each.rejected)] = Mark.REJECTED
         scores[row, clients] = [np.inf if score is None else score for score in each.scores]
     return marks, scores
