@@ -52,7 +52,8 @@ def test_what_an_executor_does_not_accept_is_left_and_reported_once(tmp_path):
     assert [end.outcome for end in ends] == ["finished", "interrupted", "interrupted"]
     assert len(find_runs(tmp_path)) == 1
     assert recorder.messages == [
-        "the executor accepted no more work: RuntimeError: cannot schedule new futures after shutdown."
+        "the executor accepted no more work: RuntimeError: cannot schedule new futures after "
+        "shutdown."
     ]
 
 

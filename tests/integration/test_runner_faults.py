@@ -25,7 +25,6 @@ class Far(outvote.VectorRule):
 MAKING = """
     def __init__(self):
         from pathlib import Path
-from types import SimpleNamespace
         if Path(__file__ + ".mark").exists():
             raise KeyError("no idea")
 """

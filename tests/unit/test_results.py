@@ -12,7 +12,6 @@ import pytest
 from outvote.metrics.record import Record
 from outvote.results import checkpoint as checkpoints
 from outvote.results import disk
-from outvote.results import folder as folders
 from outvote.results.audit_log import audit_arrays
 from outvote.results.checkpoint import Checkpoint, load_newest, read_checkpoint, save
 from outvote.results.disk import (
@@ -275,13 +274,6 @@ def test_a_folder_of_layout_0_without_a_version_is_read(tmp_path, version):
     assert (found.seed, found.best, len(found.series), found.is_over) == (3, 0.5, 2, True)
     assert (found.environment, found.seconds, found.num_samples) == (None, 0.0, 0)
     assert found.suite == tmp_path.parent.name
-
-
-def test_a_folder_of_a_layout_too_old_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(folders, "OLDEST", 1)
-    (tmp_path / "status.json").write_text('{"outcome": "finished", "round": 1, "num_rounds": 1}')
-    with pytest.raises(StoreError, match=r"older outvote \(layout 0, known from 1\); read it with"):
-        RunFolder(tmp_path).status()
 
 
 def test_what_is_written_has_its_layout(tmp_path):

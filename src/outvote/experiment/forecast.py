@@ -56,16 +56,6 @@ class PartForecast:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speed:
-    """How long runs of one kind took."""
-
-    images_per_round: float
-    seconds_per_image: float
-    """Of one core on a CPU."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     """A suite before it is executed."""
 
@@ -93,25 +83,22 @@ def forecast(suite: Suite, root: Path, device: str, num_cores: int) -> Forecast:
     )
 
 
-def known_speeds(root: Path, device: str, jobs: Iterable[Job]) -> dict[Hashable, Speed]:
-    """Return how long runs of the same kind as some jobs took on a device, by `stack_key`."""
+def known_speeds(root: Path, device: str, jobs: Iterable[Job]) -> dict[Hashable, float]:
+    """Return the seconds per round of runs of the same kind as some jobs, by `stack_key`.
+
+    They are those of a run alone on one core, or on the GPU of that name.
+    """
     wanted = {stack_key(job.spec) for job in jobs}
-    found: dict[Hashable, list[Speed]] = {}
+    found: dict[Hashable, list[float]] = {}
     for folder in find_runs(root) if root.is_dir() else ():
         try:
             key = _kind(folder, device)
-            speed = _speed(folder, device) if key in wanted else None
+            seconds = _seconds_per_round(folder, device) if key in wanted else None
         except (StoreError, ValueError, TypeError):
             continue  # Damaged, or of a rule whose file is gone.
-        if speed is not None:
-            found.setdefault(key, []).append(speed)
-    return {
-        key: Speed(
-            images_per_round=median(each.images_per_round for each in speeds),
-            seconds_per_image=median(each.seconds_per_image for each in speeds),
-        )
-        for key, speeds in found.items()
-    }
+        if seconds is not None:
+            found.setdefault(key, []).append(seconds)
+    return {key: median(each) for key, each in found.items()}
 
 
 def _kind(folder: RunFolder, device: str) -> Hashable:
@@ -127,23 +114,21 @@ def _kind(folder: RunFolder, device: str) -> Hashable:
     return stack_key(spec)
 
 
-def _speed(folder: RunFolder, device: str) -> Speed | None:
+def _seconds_per_round(folder: RunFolder, device: str) -> float | None:
     environment = folder.environment()
     rounds, timings = folder.rounds(), folder.timings()
-    images = sum(each.images for each in timings)
-    if environment is None or not rounds or not images:
+    num_timed = sum(each.images for each in timings)
+    if environment is None or not rounds or not num_timed:
         return None
-    seconds = sum(each.seconds for each in timings) / images
-    return Speed(
-        images_per_round=sum(each.num_samples or 0 for each in rounds) / len(rounds),
-        seconds_per_image=seconds * (environment.num_threads if device == "cpu" else 1),
-    )
+    seconds = sum(each.seconds for each in timings) / num_timed
+    num_samples = sum(each.num_samples or 0 for each in rounds) / len(rounds)
+    return seconds * num_samples * (environment.num_threads if device == "cpu" else 1)
 
 
 def _estimate(
     jobs: Sequence[Job],
     standing: dict[str, Standing],
-    speeds: dict[Hashable, Speed],
+    speeds: dict[Hashable, float],
     num_cores: int,
 ) -> tuple[float | None, int]:
     seconds, num_known, num_unknown = 0.0, 0, 0
@@ -157,7 +142,7 @@ def _estimate(
         num_known += 1
         status, _ = job.folder.known_status()
         left = job.spec.rounds - (0 if status is None else status.round)
-        seconds += left * speed.images_per_round * speed.seconds_per_image / num_cores
+        seconds += left * speed / num_cores
     return (seconds if num_known else None), num_unknown
 
 

@@ -1,7 +1,7 @@
 """Reports on the progress of runs."""
 
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import final
 
 from outvote.experiment.plan import RunEnd
 
@@ -20,37 +20,17 @@ class RoundProgress:
     seconds: float
 
 
-class Listener(Protocol):
-    """Receives reports while runs are executed."""
+class Listener:
+    """Receives reports while runs are executed; this one ignores them."""
 
     def on_plan(self, num_rounds: int) -> None:
         """Receive the number of rounds to train, over all runs."""
-        ...
 
     def on_round(self, progress: RoundProgress) -> None:
         """Receive a round."""
-        ...
 
     def on_end(self, end: RunEnd) -> None:
         """Receive the outcome of a run."""
-        ...
 
     def on_message(self, text: str) -> None:
         """Receive a warning: a damaged checkpoint, too little memory."""
-        ...
-
-
-class Silent:
-    """Ignores all reports."""
-
-    def on_plan(self, num_rounds: int) -> None:
-        """Ignore it."""
-
-    def on_round(self, progress: RoundProgress) -> None:
-        """Ignore it."""
-
-    def on_end(self, end: RunEnd) -> None:
-        """Ignore it."""
-
-    def on_message(self, text: str) -> None:
-        """Ignore it."""

@@ -20,7 +20,7 @@ import torch
 
 from outvote.experiment.builder import RunBuilder
 from outvote.experiment.environment import choose_device
-from outvote.experiment.listener import Listener, RoundProgress, Silent
+from outvote.experiment.listener import Listener, RoundProgress
 from outvote.experiment.plan import Job, Plan, RunEnd
 from outvote.experiment.processes import ASKED_TO_STOP
 from outvote.experiment.run_spec import RunSpec, as_table
@@ -31,6 +31,7 @@ from outvote.results.schema import OVER, Outcome, Round, Status
 LOOK_EVERY = 0.5
 MOST_ATTEMPTS = 2
 LONG_AGO = 3600.0
+OPTIONS = ("checkpoint_every", "max_stacked", "keep_weights")
 _HERE = local()
 
 
@@ -109,9 +110,8 @@ class Unit:
     tables: tuple[dict[str, Any], ...]
     """The settings of each run."""
     device: str
-    checkpoint_every: float
-    max_stacked: int | None
-    keep_weights: bool
+    options: dict[str, Any]
+    """Of the runner: those that are plain data."""
     num_threads: int | None
     """For torch; None: torch's default."""
     stop_file: str
@@ -144,11 +144,9 @@ def execute_unit(unit: Unit) -> UnitResult:
     runner = Runner(
         output=Path(unit.output),
         device=choose_device(unit.device),
-        checkpoint_every=unit.checkpoint_every,
         listener=listener,
         should_stop=lambda: ASKED_TO_STOP.is_set() or stop_file.exists(),
-        max_stacked=unit.max_stacked,
-        keep_weights=unit.keep_weights,
+        **unit.options,
     )
     runner.builder = _shared_builder(runner.device)
     specs = tuple(msgspec.convert(table, RunSpec) for table in unit.tables)
@@ -168,7 +166,7 @@ def _shared_builder(device: torch.device) -> RunBuilder:
     return found
 
 
-class _Messages(Silent):
+class _Messages(Listener):
     """Keeps messages; rounds are read from the store."""
 
     def __init__(self) -> None:
@@ -295,9 +293,7 @@ class _Scheduler:
             hashes=tuple(job.hash for job in work.jobs),
             tables=tuple(as_table(job.spec) for job in work.jobs),
             device=self.workers.device or str(self.runner.device),
-            checkpoint_every=self.runner.checkpoint_every,
-            max_stacked=self.runner.max_stacked,
-            keep_weights=self.runner.keep_weights,
+            options={name: getattr(self.runner, name) for name in OPTIONS},
             num_threads=self.workers.num_threads,
             stop_file=str(self.stop_file.path),
             attempt=work.attempt,

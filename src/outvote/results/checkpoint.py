@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
-from outvote.results.disk import StoreError, not_written, sync, write_temporary
+from outvote.results.disk import StoreError, sync, write_errors, write_temporary
 
 NEWEST, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
 Arrays = Mapping[str, NDArray[Any]]
@@ -61,14 +61,12 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     """Put a checkpoint into a folder; the one that was there becomes the previous one."""
     newest = folder / NEWEST
     temporary = write_temporary(newest, checkpoint.to_bytes())
-    try:
+    with write_errors(newest):
         # Killed between the two, the previous one is still found.
         if newest.exists():
             newest.replace(folder / PREVIOUS)
         temporary.replace(newest)
         sync(folder)
-    except OSError as error:
-        raise StoreError(not_written(newest, error)) from error
 
 
 def load_newest(folder: Path, config: str) -> tuple[Checkpoint | None, list[str]]:

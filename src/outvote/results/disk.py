@@ -5,8 +5,8 @@ import importlib
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -41,34 +41,31 @@ def write_whole(path: Path, content: bytes, *, stays: str = CHECKPOINT) -> None:
     new file has the mode that the umask asks for, one that is replaced keeps its own.
     """
     target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file() and not target.is_dir():
-        try:
+    with write_errors(path, stays):
+        if target.exists() and not target.is_file() and not target.is_dir():
             target.write_bytes(content)
-        except OSError as error:
-            raise StoreError(not_written(target, error, stays)) from error
-        return
-    temporary = write_temporary(target, content, stays=stays)
-    try:
-        temporary.replace(target)
-        sync(target.parent)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise StoreError(not_written(path, error, stays)) from error
+            return
+        temporary = write_temporary(target, content, stays=stays)
+        try:
+            temporary.replace(target)
+            sync(target.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def write_temporary(path: Path, content: bytes, *, stays: str = CHECKPOINT) -> Path:
     """Write a temporary file that is to replace `path`, and sync it to the disk."""
     temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
     try:
-        with temporary.open("xb") as file:
+        with write_errors(path, stays), temporary.open("xb") as file:
             if path.exists():
                 os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-    except OSError as error:
+    except StoreError:
         temporary.unlink(missing_ok=True)
-        raise StoreError(not_written(path, error, stays)) from error
+        raise
     return temporary
 
 
@@ -96,6 +93,15 @@ def not_written(path: Path, error: OSError, stays: str = CHECKPOINT) -> str:
     )
 
 
+@contextmanager
+def write_errors(path: Path, stays: str = CHECKPOINT) -> Iterator[None]:
+    """Turn OSErrors into StoreErrors."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(not_written(path, error, stays)) from error
+
+
 def lock(path: Path) -> BinaryIO:
     """Lock a file until it is closed or the process ends; BusyError if another process has it.
 
@@ -119,20 +125,15 @@ def append_line(path: Path, line: Any) -> None:
 
     The file is not kept open: hundreds of runs would exceed the limit on open files.
     """
-    try:
-        with path.open("ab") as file:
-            file.write(msgspec.json.encode(line) + b"\n")
-    except OSError as error:
-        raise StoreError(not_written(path, error)) from error
+    with write_errors(path), path.open("ab") as file:
+        file.write(msgspec.json.encode(line) + b"\n")
 
 
 def sync_lines(path: Path) -> None:
     """Sync all lines to the disk: they survive a power failure."""
-    try:
+    with write_errors(path):
         if path.exists():
             sync(path)
-    except OSError as error:
-        raise StoreError(not_written(path, error)) from error
 
 
 def read_lines(path: Path, kind: type[Line]) -> list[Line]:
@@ -162,11 +163,9 @@ def cut_back(path: Path, num_lines: int, kind: type[Any]) -> bool:
         if found == num_lines:
             break
         end, found = stop, found + 1
-    if found < num_lines:
-        return False
-    if path.exists():
+    if found == num_lines and path.exists():
         os.truncate(path, end)
-    return True
+    return found == num_lines
 
 
 def cut_unfinished(path: Path) -> None:
@@ -178,11 +177,6 @@ def cut_unfinished(path: Path) -> None:
     end = content.rfind(b"\n") + 1
     if end < len(content):
         os.truncate(path, end)
-
-
-def count_from_one(rounds: Sequence[int]) -> bool:
-    """Return whether the rounds are 1, 2, 3, ..."""
-    return list(rounds) == list(range(1, len(rounds) + 1))
 
 
 def _whole_lines(path: Path, kind: type[Line]) -> Iterator[tuple[Line, int]]:

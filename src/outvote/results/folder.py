@@ -13,18 +13,17 @@ from outvote.results.disk import (
     DamagedFileError,
     StoreError,
     append_line,
-    count_from_one,
     cut_back,
     cut_unfinished,
     lock,
-    not_written,
     read_lines,
     read_readable,
     remove_temporaries,
     sync_lines,
+    write_errors,
     write_whole,
 )
-from outvote.results.schema import OLDEST, VERSION, Environment, Layout, Round, Status, Timing
+from outvote.results.schema import VERSION, Environment, Layout, Round, Status, Timing
 
 Kind = TypeVar("Kind")
 
@@ -71,11 +70,6 @@ class RunFolder:
                 f"{self.path} was written by a newer outvote (layout {version}, known up to "
                 f"{VERSION}); upgrade outvote or choose another --output"
             )
-        if version < OLDEST:
-            raise StoreError(
-                f"{self.path} was written by an older outvote (layout {version}, known from "
-                f"{OLDEST}); read it with that outvote, or choose another --output"
-            )
 
     def _read(self, name: str, kind: type[Kind]) -> Kind | None:
         path = self.path / name
@@ -94,11 +88,9 @@ class Writer:
     def __init__(self, folder: RunFolder, config: bytes, checksum: str) -> None:
         """Create the folder, and lock it."""
         self.folder, self.path, self.checksum = folder, folder.path, checksum
-        try:
+        with write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock: BinaryIO = lock(self.path / ".lock")
-        except OSError as error:
-            raise StoreError(not_written(self.path, error)) from error
         remove_temporaries(self.path)
         self._config = config
         self._metrics, self._timings = self.path / "metrics.jsonl", self.path / "timings.jsonl"
@@ -107,9 +99,7 @@ class Writer:
         """Return the checkpoint to resume from (None: start anew), and faults of newer ones."""
         found, faults = checkpoints.load_newest(self.path, self.checksum)
         rounds = [each.round for each in self.folder.rounds()]
-        if found is not None and not (
-            len(rounds) >= found.round and count_from_one(rounds[: found.round])
-        ):
+        if found is not None and rounds[: found.round] != list(range(1, found.round + 1)):
             faults.append(f"{self.path / 'metrics.jsonl'} lacks rounds before the checkpoint")
             found = None
         if found is not None and faults:
@@ -119,11 +109,9 @@ class Writer:
 
     def begin(self, round_: int, environment: Environment) -> None:
         """Remove the records after a round; of the timings only a half line."""
-        try:
+        with write_errors(self._metrics):
             cut_back(self._metrics, round_, Round)
             cut_unfinished(self._timings)
-        except OSError as error:
-            raise StoreError(not_written(self._metrics, error)) from error
         if round_ == 0:
             checkpoints.drop_all(self.path)
         write_whole(self.path / "config.toml", self._config)

@@ -5,10 +5,8 @@ from typing import Literal
 from msgspec import Struct
 
 VERSION = 2
-"""Of the layout of a run folder."""
-OLDEST = 0
-"""The oldest layout that is still read. 0: status.json has no version, and the lines of
-metrics.jsonl may lack the number of samples. 0 and 1 have the old names of `renamed.METRICS`."""
+"""Of the layout of a run folder. 0: status.json has no version, and the lines of metrics.jsonl
+may lack the number of samples. 0 and 1 have the old names of `renamed.METRICS`."""
 
 Outcome = Literal["running", "interrupted", "failed", "finished", "diverged"]
 OVER: tuple[Outcome, ...] = ("finished", "diverged")
