@@ -51,10 +51,8 @@ def test_what_an_executor_does_not_accept_is_left_and_reported_once(tmp_path):
     ends = execute_by(Breaking(1), tmp_path, listener=recorder)
     assert [end.outcome for end in ends] == ["finished", "interrupted", "interrupted"]
     assert len(find_runs(tmp_path)) == 1
-    assert recorder.messages == [
-        "the executor accepted no more work: RuntimeError: cannot schedule new futures after "
-        "shutdown."
-    ]
+    why = "RuntimeError: cannot schedule new futures after shutdown."
+    assert recorder.messages == [f"the executor accepted no more work: {why}"]
 
 
 def test_a_process_that_ends_when_all_shall_stop_has_not_failed(tmp_path):
