@@ -1,30 +1,30 @@
-"""Who is not asked any more: nodes that were outvoted or sent nonsense again and again."""
+"""Exclusion of nodes that are outvoted or send malformed replies again and again."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal, final
 
 Offence = Literal["malformed", "outvoted"]
 MOST_KEPT = 100
-"""How many offences of a node are remembered, unless exclusion asks for more: a file holds them."""
+"""How many offences of a node are stored, unless exclusion needs more."""
 
 
 @final
-class Offenders:
-    """The offences of all nodes, and who is excluded because of them.
+class Exclusions:
+    """The offences of all nodes, and which nodes are excluded because of them.
 
     A node is excluded when it has `exclude_after` offences. Being outvoted is forgiven as soon as
-    the node is kept again, because every rule drops somebody in every round; malformed replies are
+    the node is kept again, because every rule drops a node in every round; malformed replies are
     not. After `probation` rounds an excluded node is asked again, one offence short of exclusion.
     """
 
     def __init__(self, exclude_after: int | None = None, probation: int | None = None) -> None:
-        """Start with a clean sheet; None: nobody is excluded, or for good."""
+        """Start without offences; None: no node is excluded, or for good."""
         self.exclude_after, self.probation = exclude_after, probation
         self._offences: dict[int, list[tuple[int, Offence]]] = {}
         self._excluded: dict[int, int] = {}
 
     def record(self, round_: int, kept: Iterable[int], offences: Mapping[int, Offence]) -> None:
-        """Take note of a round."""
+        """Add the outcome of a round."""
         for node in kept:
             before = self._offences.pop(node, [])
             unforgiven = [each for each in before if each[1] == "malformed"]
@@ -46,11 +46,11 @@ class Offenders:
         num_byzantine: int,
         tolerates: Callable[[int], int],
     ) -> list[int]:
-        """Return whom not to ask; the worst if not all of them can be left out.
+        """Return the nodes not to ask; the worst if not all of them can be left out.
 
-        Never more than may be liars, and never so many that the rule could not do its work with
-        the others: it bears what offenders send. `tolerates` tells how many liars the rule bears
-        among so many nodes.
+        Never more than may be Byzantine, and never so many that the rule could not work with the
+        others: it tolerates what offenders send. `tolerates` returns how many Byzantine nodes the
+        rule tolerates among so many.
         """
         self._readmit(round_)
         worst = sorted((node for node in self._excluded if node in online), key=self._rank)
@@ -62,9 +62,9 @@ class Offenders:
         return sorted(worst)
 
     def evidence(self, node: int) -> str:
-        """Tell why a node is excluded."""
-        told = ", ".join(f"{offence} in round {round_}" for round_, offence in self._offences[node])
-        return f"excluded after round {self._excluded[node]}: {told}"
+        """Return why a node is excluded."""
+        offences = ", ".join(f"{what} in round {round_}" for round_, what in self._offences[node])
+        return f"excluded after round {self._excluded[node]}: {offences}"
 
     def to_notes(self) -> dict[str, Any]:
         """Return everything as JSON can write it."""
@@ -74,7 +74,7 @@ class Offenders:
         }
 
     def from_notes(self, notes: Mapping[str, Any]) -> None:
-        """Remember what `to_notes` told; who is excluded by it may have been settled anew since."""
+        """Restore what `to_notes` returned; `exclude_after` may have changed since."""
         self._offences = {}
         for node, round_, offence in notes["offences"]:
             self._offences.setdefault(node, []).append((round_, offence))
@@ -85,7 +85,7 @@ class Offenders:
         }
 
     def _rank(self, node: int) -> tuple[int, int, int, int]:
-        """Put the worst first: nonsense is no opinion, and being outvoted may be bad luck."""
+        """Put the worst first: a malformed reply is certain, being outvoted may be bad luck."""
         offences = [offence for _, offence in self._offences[node]]
         return -offences.count("malformed"), -len(offences), self._excluded[node], node
 

@@ -14,9 +14,8 @@ from bad_replies import (
     record_of,
     swapped,
 )
-from outvote.flower.npy import Malformed
-from outvote.flower.reply import read_reply
-from outvote.flower.sent_model import SentModel
+from outvote.flower.model_record import Malformed, SentModel
+from outvote.flower.reply_checks import read_reply
 
 MODEL = {"w": np.zeros((3, 4), np.float32), "b": np.zeros(2, np.float32)}
 SENT = SentModel.read(record_of(MODEL))
@@ -55,11 +54,17 @@ REFUSED = {
     "a byte less": (npy(RIGHT)[:-1], "holds 47 bytes, its shape needs 48"),
     "a byte more": (npy(RIGHT) + b"x", "holds 49 bytes, its shape needs 48"),
     "header alone": (npy(RIGHT)[:-48], "holds 0 bytes"),
-    "smaller inside": (npy(RIGHT[:2]), "something else than its label says"),
-    "wider inside": (npy(RIGHT.astype(np.float64)), "something else than its label says"),
-    "big-endian inside": (npy(RIGHT.astype(">f4")), "something else than its label says"),
-    "code for a header": (with_header(b"__import__('os').abort()"), "something else"),
-    "endless header": (b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + bytes(64), "something else"),
+    "smaller inside": (npy(RIGHT[:2]), "does not hold what its label claims"),
+    "wider inside": (npy(RIGHT.astype(np.float64)), "does not hold what its label claims"),
+    "big-endian inside": (npy(RIGHT.astype(">f4")), "does not hold what its label claims"),
+    "code for a header": (
+        with_header(b"__import__('os').abort()"),
+        "does not hold what its label claims",
+    ),
+    "endless header": (
+        b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + bytes(64),
+        "does not hold what its label claims",
+    ),
 }
 
 
@@ -72,8 +77,8 @@ def test_files_that_hold_the_right_values_are_read_however_they_are_padded(data)
 def test_whatever_bytes_come_they_are_read_or_refused(data):
     whole = bytearray(data.draw(st.sampled_from(list(ACCEPTED.values()))))
     for _ in range(data.draw(st.integers(1, 4))):
-        place = data.draw(st.integers(0, len(whole) - 1))
-        whole[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+        start = data.draw(st.integers(0, len(whole) - 1))
+        whole[start : start + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
         if not whole:
             break
     try:
@@ -115,12 +120,12 @@ def test_labels_keys_and_records_must_be_those_of_the_model(content, reason):
 @pytest.mark.parametrize("count", [0, -1, float("nan"), float("inf"), [3, 4]])
 def test_a_count_that_shall_matter_must_be_a_positive_number(count):
     content = content_of(MODEL, **{"num-examples": count})
-    assert "num-examples" in read(content).remark
+    assert "num-examples" in read(content).note
     with pytest.raises(Malformed, match="num-examples must be a positive number"):
         read(content, use_counts=True)
 
 
-def test_a_server_with_a_broken_model_is_told_so_and_blames_no_client():
+def test_a_server_with_a_broken_model_is_an_error_that_blames_no_client():
     with pytest.raises(ValueError, match="'w' of the model holds NaN"):
         SentModel.read(record_of({"w": np.full(3, np.nan, np.float32)}))
     with pytest.raises(ValueError, match="must hold numbers, got <U1"):

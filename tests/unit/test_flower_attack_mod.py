@@ -1,4 +1,4 @@
-"""Drills: what a node sends that was told to lie."""
+"""Attack mods: what a Byzantine node sends."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 
 from outvote.attacks.spec import ATTACKS
-from outvote.flower.mods import AttackMod, labels_to_train_on
+from outvote.flower.attack_mod import AttackMod, labels_to_train_on
 
 MODEL = {
     "weight": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -100,7 +100,7 @@ def test_shapes_dtypes_whole_numbers_and_metrics_stay_as_the_app_made_them():
     assert reply.content["metrics"]["num-examples"] == 3
 
 
-def test_gaussian_sends_noise_which_a_seed_repeats_and_rounds_and_nodes_tell_apart():
+def test_gaussian_noise_is_repeated_by_a_seed_and_differs_by_round_and_node():
     mod = AttackMod(attack="gaussian(sigma=200)", seed=1)
     first, again, later = (
         update(mod(message(number=number), node(), add_step)) for number in (1, 1, 2)
@@ -116,7 +116,7 @@ def test_without_a_seed_the_noise_is_fresh():
     assert not np.allclose(first, again)
 
 
-def test_lie_shifts_by_the_spread_of_what_the_node_has_seen():
+def test_lie_shifts_by_the_deviation_of_the_updates_that_the_node_has_seen():
     mod, context = AttackMod(attack="lie(z=2)"), node()
     first = update(mod(message(), context, add_step))
     assert np.allclose(first, STEP)  # it knows of no other update yet
@@ -126,8 +126,8 @@ def test_lie_shifts_by_the_spread_of_what_the_node_has_seen():
     assert np.allclose(second, seen.mean() - 2 * seen.std(), atol=1e-6)
 
 
-def test_the_memory_holds_the_latest_updates_and_no_more():
-    mod, context = AttackMod(attack="lie", memory=3), node()
+def test_the_estimate_is_made_from_the_latest_updates_and_no_more():
+    mod, context = AttackMod(attack="lie", num_past_updates=3), node()
     for number in range(5):
         model = {k: v + number if v.dtype.kind == "f" else v for k, v in MODEL.items()}
         mod(message(model=model), context, lambda *given, k=number: add_step(*given, step=k))
@@ -135,7 +135,7 @@ def test_the_memory_holds_the_latest_updates_and_no_more():
     assert np.allclose(rows[:, 0], [3, 1, 4])
 
 
-def test_a_server_that_kept_its_model_tells_nothing_about_others():
+def test_a_server_that_kept_its_model_reveals_nothing_about_others():
     mod, context = AttackMod(attack="lie"), node()
     for _ in range(2):
         mod(message(), context, add_step)
@@ -154,7 +154,7 @@ def test_an_attack_that_knows_the_defence_takes_the_rule_from_mod_or_run():
 
 
 @pytest.mark.parametrize(
-    ("settings", "run", "lies"),
+    ("settings", "run", "is_byzantine"),
     [
         ({}, {}, False),
         ({"attack": "bit-flip"}, {}, True),
@@ -164,12 +164,12 @@ def test_an_attack_that_knows_the_defence_takes_the_rule_from_mod_or_run():
         ({"attack": "none"}, {"attack": "bit-flip", "num-attackers": 3}, False),
     ],
 )
-def test_the_configuration_chooses_who_lies(settings, run, lies):
+def test_the_configuration_chooses_who_is_byzantine(settings, run, is_byzantine):
     reply = AttackMod()(message(), node(2, run=run, **settings), add_step)
-    assert np.allclose(update(reply), -STEP if lies else STEP)
+    assert np.allclose(update(reply), -STEP if is_byzantine else STEP)
 
 
-def test_partitions_choose_who_lies():
+def test_partitions_choose_who_is_byzantine():
     mod = AttackMod(attack="bit-flip", partitions=[0, 3])
     signs = [np.sign(update(mod(message(), node(k), add_step))[0]) for k in range(4)]
     assert signs == [-1, 1, 1, -1]
@@ -240,15 +240,15 @@ def test_float16_models_overflow_to_infinity_without_a_warning():
         ({"attack": "bitflip"}, "bit-flip"),
         ({"rule": "medain"}, "median"),
         ({"partitions": [1]}, "attack="),
-        ({"attack": "lie", "memory": 0}, "memory must be at least 1"),
+        ({"attack": "lie", "num_past_updates": 0}, "num_past_updates must be at least 1"),
     ],
 )
-def test_mistakes_are_told_before_the_first_round(settings, words):
+def test_mistakes_are_errors_before_the_first_round(settings, words):
     with pytest.raises(ValueError, match=words):
         AttackMod(**settings)
 
 
-def test_a_reply_or_model_that_cannot_be_forged_is_told():
+def test_a_reply_or_model_that_cannot_be_forged_is_an_error():
     def empty(given, _context):
         return Message(content=RecordDict({"arrays": ArrayRecord()}), reply_to=given)
 
@@ -262,3 +262,10 @@ def test_a_reply_or_model_that_cannot_be_forged_is_told():
         mod(message(), node(), silent)
     with pytest.raises(ValueError, match="floats"):
         mod(message(model={"count": np.array(7)}), node(), add_step)
+
+
+def test_the_keyword_of_the_version_before_still_works_with_a_warning():
+    with pytest.warns(DeprecationWarning, match=r"is now AttackMod\(num_past_updates="):
+        mod = AttackMod(attack="lie", memory=3)
+    assert mod.num_past_updates == 3
+    assert mod == AttackMod(attack="lie", num_past_updates=3)

@@ -19,8 +19,7 @@ from bad_replies import (
     run_round,
 )
 from outvote.flower import RobustStrategy
-from outvote.flower.answers import sort_answers
-from outvote.flower.collecting import send_and_receive
+from outvote.flower.reply_collection import send_and_receive, sort_replies
 from outvote.results.audit_log import read_audit
 
 MODEL = {"w": np.zeros((3, 4), np.float32), "b": np.zeros(2, np.float32)}
@@ -37,7 +36,7 @@ def asked(num_nodes=3):
 
 def test_an_error_is_laid_at_the_door_of_the_node_that_was_asked():
     messages = asked()
-    answers = sort_answers(messages, [error_reply(messages[1], "it\nis\ngone" * 100)])
+    answers = sort_replies(messages, [error_reply(messages[1], "it\nis\ngone" * 100)])
     assert list(answers.errors) == [101]
     assert answers.errors[101].startswith("error 3: 'it\\nis")
     assert len(answers.errors[101]) < 100
@@ -47,7 +46,7 @@ def test_an_error_is_laid_at_the_door_of_the_node_that_was_asked():
 def test_an_error_about_an_unknown_message_is_nobodys():
     messages, unknown = asked(), asked()
     unknown[0].metadata.__dict__["_message_id"] = "unknown"
-    answers = sort_answers(messages, [error_reply(unknown[0])])
+    answers = sort_replies(messages, [error_reply(unknown[0])])
     assert answers.missing == [100, 101, 102]
     assert not answers.errors
     assert not answers.malformed
@@ -57,17 +56,17 @@ def test_second_replies_do_not_count():
     messages = asked()
     twice = Message(content_of(MODEL), reply_to=messages[1])
     fine = Message(content_of(MODEL), reply_to=messages[2])
-    answers = sort_answers(messages, [twice, twice, fine])
+    answers = sort_replies(messages, [twice, twice, fine])
     assert answers.malformed == {101: "it answered more than once"}
     assert list(answers.contents) == [102]
     assert answers.missing == [100]
 
 
-def test_an_error_and_an_answer_are_more_than_one_answer():
+def test_an_error_and_a_reply_are_more_than_one_reply():
     messages = asked()
     fine = Message(content_of(MODEL), reply_to=messages[1])
     for replies in ([error_reply(messages[1]), fine], [fine, error_reply(messages[1])]):
-        answers = sort_answers(messages, replies)
+        answers = sort_replies(messages, replies)
         assert (list(answers.malformed), answers.contents, answers.errors) == ([101], {}, {})
 
 
@@ -83,7 +82,7 @@ def test_a_label_blames_nobody_where_it_is_not_known_who_wrote_it():
     forged = labelled(Message(content_of(MODEL), reply_to=messages[1]), 100)
     stranger = labelled(Message(content_of(MODEL), reply_to=messages[2]), 999)
     for replies in ([own, forged, stranger], [stranger, forged, own]):
-        answers = sort_answers(messages, replies)
+        answers = sort_replies(messages, replies)
         assert list(answers.contents) == [100]
         assert answers.malformed == {}
         assert answers.missing == [101, 102]
@@ -105,29 +104,29 @@ def test_nobody_can_be_made_to_look_bad_by_a_label(what, tmp_path):
 
     strategy = RobustStrategy("median", num_byzantine=1, audit_dir=tmp_path)
     strategy.start(HandMadeGrid(NODES, respond), record_of(MODEL), num_rounds=1)
-    (told,) = read_audit(tmp_path)
-    (bad,) = [each for each in told.clients if each.standing != "judged"]
+    (entry,) = read_audit(tmp_path)
+    (bad,) = [each for each in entry.clients if each.standing != "judged"]
     assert (bad.client, bad.standing) == ("104", "malformed")
-    assert bad.reason == "it is labelled as another node's answer"
+    assert bad.reason == "it is labelled as another node's reply"
 
 
-def test_an_answer_that_is_something_else_than_records_is_malformed():
+def test_a_reply_that_is_something_else_than_records_is_malformed():
     messages = asked()
     replies = [Message(content_of(MODEL), reply_to=message) for message in messages]
     replies[1].__dict__["_content"] = Array(np.zeros(3))
-    answers = sort_answers(messages, replies)
+    answers = sort_replies(messages, replies)
     assert answers.malformed == {101: "it sent no records"}
 
 
-def test_an_answer_to_an_earlier_round_is_late():
+def test_a_reply_to_an_earlier_round_is_late():
     before, messages = asked(), asked()
     before[0].metadata.__dict__["_message_id"] = "of-an-earlier-round"
-    answers = sort_answers(messages, [Message(content_of(MODEL), reply_to=before[0])])
+    answers = sort_replies(messages, [Message(content_of(MODEL), reply_to=before[0])])
     assert list(answers.late) == [100]
     assert answers.missing == [101, 102]
 
 
-def test_replies_that_come_after_their_round_are_told_as_late_of_that_round(tmp_path):
+def test_replies_that_come_after_their_round_are_logged_as_late_of_that_round(tmp_path):
     slow = {}
 
     def respond(message):
@@ -142,8 +141,8 @@ def test_replies_that_come_after_their_round_are_told_as_late_of_that_round(tmp_
     grid = HandMadeGrid(NODES, respond)
     strategy = RobustStrategy("median", num_byzantine=1, audit_dir=tmp_path)
     model, _ = run_round(strategy, grid, record_of(MODEL), 1)
-    (told,) = read_audit(tmp_path)
-    assert [each.client for each in told.clients if each.standing == "missing"] == ["101", "102"]
+    (entry,) = read_audit(tmp_path)
+    assert [each.client for each in entry.clients if each.standing == "missing"] == ["101", "102"]
     grid.mail.update(slow)
     slow["over"] = True
     run_round(strategy, grid, model, 2)
@@ -154,7 +153,7 @@ def test_replies_that_come_after_their_round_are_told_as_late_of_that_round(tmp_
     assert {each.standing for each in second.clients} == {"judged"}
 
 
-def test_a_round_with_many_late_replies_is_told_again_once(tmp_path):
+def test_a_round_with_many_late_replies_is_logged_again_once(tmp_path):
     slow = {}
 
     def respond(message):
@@ -202,15 +201,15 @@ def test_a_reply_that_flower_cannot_decode_harms_only_who_sent_it(tmp_path):
         FedMedian().start(grid, record_of(MODEL), num_rounds=1)
     strategy = RobustStrategy("median", num_byzantine=1, audit_dir=tmp_path)
     strategy.start(grid, record_of(MODEL), num_rounds=2)
-    for told in read_audit(tmp_path):
-        assert told.is_updated
-        (bad,) = [each for each in told.clients if each.standing != "judged"]
+    for entry in read_audit(tmp_path):
+        assert entry.is_updated
+        (bad,) = [each for each in entry.clients if each.standing != "judged"]
         assert (bad.client, bad.standing) == ("104", "malformed")
         assert bad.reason.startswith("Flower cannot decode it: 'TypeError: Invalid arguments")
 
 
 def test_who_does_not_answer_is_waited_for_until_the_time_is_over(monkeypatch):
-    monkeypatch.setattr("outvote.flower.collecting.SECONDS_BETWEEN_PULLS", 0.01)
+    monkeypatch.setattr("outvote.flower.reply_collection.SECONDS_BETWEEN_PULLS", 0.01)
     grid = HandMadeGrid(NODES, respond_with("none", []))
     messages = asked()
     slow = []
@@ -228,8 +227,8 @@ def test_who_does_not_answer_is_waited_for_until_the_time_is_over(monkeypatch):
 
 
 def test_who_announces_a_reply_and_does_not_send_it_holds_up_nobody(monkeypatch, tmp_path):
-    monkeypatch.setattr("outvote.flower.collecting.SECONDS_BETWEEN_PULLS", 0.01)
-    monkeypatch.setattr("outvote.flower.collecting.SECONDS_FOR_A_PULL", 0.05)
+    monkeypatch.setattr("outvote.flower.reply_collection.SECONDS_BETWEEN_PULLS", 0.01)
+    monkeypatch.setattr("outvote.flower.reply_collection.SECONDS_FOR_A_PULL", 0.05)
     grid = HandMadeGrid(NODES, respond_with("none", []))
     is_over, stalled = Event(), []
 
@@ -249,8 +248,8 @@ def test_who_announces_a_reply_and_does_not_send_it_holds_up_nobody(monkeypatch,
     finally:
         is_over.set()
     assert stalled == [101, 102]
-    (told,) = read_audit(tmp_path)
-    standings = [each.standing for each in told.clients]
+    (entry,) = read_audit(tmp_path)
+    standings = [each.standing for each in entry.clients]
     assert standings == ["judged", "missing", "missing", *["judged"] * 4]
 
 

@@ -1,8 +1,9 @@
-"""Where a federation stands <-> a file that survives `kill -9`."""
+"""The state of a federation after a round, and the checkpoint that keeps it across `kill -9`."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -10,7 +11,8 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outvote.flower.state import ServerState
+from outvote.flower.exclusion import Exclusions
+from outvote.flower.server_optimizers import OptimizerState
 from outvote.results import checkpoint as checkpoints
 from outvote.results.audit_log import read_audit, read_manifest
 from outvote.results.checkpoint import Checkpoint
@@ -20,21 +22,33 @@ CONFIG = "outvote-flower-1"
 """The layout of the file."""
 
 
+@final
+@dataclass(slots=True, kw_only=True)
+class ServerState:
+    """What a server carries from round to round: this, and nothing else, is checkpointed."""
+
+    exclusions: Exclusions
+    round: int = 0
+    model: ArrayRecord | None = None
+    optimizer_state: OptimizerState = field(default_factory=dict)
+    rule_state: Any = None
+
+
 def save_state(folder: Path, state: ServerState, rule: str) -> None:
-    """Write where the federation stands after a round; the rule is told by its text."""
+    """Write the state after a round, and the text of the rule that its `rule_state` belongs to."""
     arrays: dict[str, NDArray[Any]] = {}
     if state.model is None:
         return
     for name, array in state.model.items():
         arrays[f"model/{name}"] = array.numpy()
-    for name, tensor in state.optimizer_memory.items():
+    for name, tensor in state.optimizer_state.items():
         arrays[f"optimizer/{name}"] = tensor.numpy()
     notes = {
         # A file keeps neither the order of the arrays nor that a single number has no axis.
         "shapes": [[name, list(array.shape)] for name, array in state.model.items()],
-        "offenders": state.offenders.to_notes(),
+        "offenders": state.exclusions.to_notes(),
         "rule": rule,
-        "rule_memory": _pack(state.rule_memory, arrays),
+        "rule_memory": _pack(state.rule_state, arrays),
     }
     checkpoints.save(
         folder, Checkpoint(round=state.round, config=CONFIG, arrays=arrays, notes=notes)
@@ -42,9 +56,9 @@ def save_state(folder: Path, state: ServerState, rule: str) -> None:
 
 
 def load_state(folder: Path, state: ServerState, rule: str) -> list[str]:
-    """Take up the newest sound checkpoint, if any; return what was wrong with newer ones.
+    """Load the newest sound checkpoint, if any; return what was wrong with newer ones.
 
-    What another rule remembered is of no use to this one.
+    The state of another rule is not loaded.
     """
     found, faults = checkpoints.load_newest(folder, CONFIG)
     if found is None:
@@ -53,47 +67,47 @@ def load_state(folder: Path, state: ServerState, rule: str) -> list[str]:
         _check_none_is_lost(folder)
         return []
     if faults:
-        # Else the damaged one would take the place of the sound one when the next is saved.
+        # Else the damaged one would replace the sound one when the next is saved.
         checkpoints.drop_newest(folder)
     arrays, notes = found.arrays, found.notes
     state.round = found.round
     state.model = ArrayRecord(
         {name: Array(arrays[f"model/{name}"].reshape(shape)) for name, shape in notes["shapes"]}
     )
-    state.optimizer_memory = {
+    state.optimizer_state = {
         name.removeprefix("optimizer/"): _tensor(array)
         for name, array in arrays.items()
         if name.startswith("optimizer/")
     }
-    state.offenders.from_notes(notes["offenders"])
-    state.rule_memory = _unpack(notes["rule_memory"], arrays) if notes["rule"] == rule else None
+    state.exclusions.from_notes(notes["offenders"])
+    state.rule_state = _unpack(notes["rule_memory"], arrays) if notes["rule"] == rule else None
     return faults
 
 
 def _check_none_is_lost(folder: Path) -> None:
-    """Raise if rounds were played that must have left a checkpoint."""
-    manifest, told = read_manifest(folder), read_audit(folder)
+    """Raise if the log holds rounds that must have left a checkpoint."""
+    manifest, rounds = read_manifest(folder), read_audit(folder)
     every = 1 if manifest is None else int(manifest.settings.get("checkpoint_every") or 1)
-    if told and told[-1].round > every:
+    if rounds and rounds[-1].round > every:
         raise StoreError(
-            f"the log in {folder} tells of {told[-1].round} rounds, but the checkpoint is gone; "
-            "bring it back, or start anew in another audit_dir"
+            f"the log in {folder} holds {rounds[-1].round} rounds, but the checkpoint is gone; "
+            "restore it, or start anew in another audit_dir"
         )
 
 
-def _pack(memory: Any, arrays: dict[str, NDArray[Any]]) -> Any:
-    """Put the vectors that a rule remembers among the arrays: one, or one per node."""
-    if memory is None:
+def _pack(state: Any, arrays: dict[str, NDArray[Any]]) -> Any:
+    """Add the vectors of a rule's state to the arrays: one, or one per node."""
+    if state is None:
         return None
-    if isinstance(memory, Tensor):
-        arrays["rule"] = memory.cpu().numpy()
+    if isinstance(state, Tensor):
+        arrays["rule"] = state.cpu().numpy()
         return "one"
-    if isinstance(memory, Mapping) and all(isinstance(each, Tensor) for each in memory.values()):
-        for k, vector in enumerate(memory.values()):
+    if isinstance(state, Mapping) and all(isinstance(each, Tensor) for each in state.values()):
+        for k, vector in enumerate(state.values()):
             arrays[f"rule/{k}"] = vector.cpu().numpy()
-        return list(memory)
+        return list(state)
     raise TypeError(
-        f"what the rule remembers cannot be saved: {type(memory).__name__}; use a tensor or a "
+        f"the state of the rule cannot be saved: {type(state).__name__}; use a tensor or a "
         "dictionary of tensors, or pass audit_dir=None."
     )
 
