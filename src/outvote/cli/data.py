@@ -14,7 +14,7 @@ from outvote.errors import closest
 
 if TYPE_CHECKING:
     from outvote.data.dataset import Dataset
-    from outvote.data.entry import Entry
+    from outvote.data.dataset_entry import Entry
 
 folder_option = click.option(
     "--folder",
@@ -84,7 +84,7 @@ def fetch_dataset(name: str, folder: Path | None, as_json: bool) -> None:
 
     entry = _find(name)
     with _mistakes(entry), download_bars() as (progress, say):
-        dataset = fetch(name, folder=folder, progress=progress, say=say)
+        dataset = fetch(name, folder=folder, progress=progress, log=say)
     _tell(dataset, entry, as_json)
 
 
@@ -113,7 +113,7 @@ def _find(name: str) -> "Entry":
 @contextmanager
 def _mistakes(entry: "Entry") -> Iterator[None]:
     """Tell what the user must do from what went wrong."""
-    from outvote.data.faults import DamagedDataError, MissingDataError
+    from outvote.data.dataset import DamagedDataError, MissingDataError
 
     try:
         yield
@@ -129,7 +129,7 @@ def _mistakes(entry: "Entry") -> Iterator[None]:
 
 def about(entry: "Entry") -> dict[str, Any]:
     """Tell what is known of a dataset, and where it is."""
-    from outvote.data.faults import MissingDataError
+    from outvote.data.dataset import MissingDataError
     from outvote.data.loader import locate
 
     try:

@@ -73,7 +73,7 @@ def play(plan: "Plan", how: How) -> Played:
 
 def check_data(plan: "Plan") -> None:
     """Refuse to begin if a dataset is not there."""
-    from outvote.data.faults import MissingDataError
+    from outvote.data.dataset import MissingDataError
     from outvote.data.loader import find_entry, locate
 
     for name in dict.fromkeys(spec.data.name for spec in plan.specs):

@@ -1,7 +1,7 @@
 """One round on the server: replies -> updates -> rule -> optimiser -> model and audit line."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any, final
 
@@ -21,7 +21,10 @@ from outvote.flower.reply_checks import NodeUpdates, read_updates
 from outvote.flower.reply_collection import SortedReplies, sort_replies
 from outvote.flower.server_state import ServerState
 from outvote.flower.settings import Settings
+from outvote.precision import plain_torch
+from outvote.receive import receive
 from outvote.results.audit_log import AuditRound, Judgement, Standing
+from outvote.rules.call import _inspect
 from outvote.rules.verdict import Verdict
 
 NO_REPLY = "no reply could be used"
@@ -134,20 +137,23 @@ def _aggregate(
     reference = None
     if rule.needs_reference and settings.reference is not None:
         reference = request.sent.update_to(settings.reference(request.round, request.sent.record))
-    return rule.inspect(
-        updates.rows,
-        num_byzantine=request.num_byzantine,
-        when_too_many="lower" if settings.when_too_many == "lower" else "raise",
-        seed=None if seed is None else derive_seed(seed, f"rule {request.round}"),
-        clients=[str(node) for node in updates.nodes],
-        sample_counts=(
-            [reply.count for reply in updates.replies.values()]
-            if settings.use_num_examples
-            else None
-        ),
-        reference=reference,
-        state=state.rule_state if rule.has_memory else None,
-    )
+    received = replace(receive(updates.rows), layer_sizes=request.sent.layer_sizes)
+    with plain_torch(updates.rows.device):
+        return _inspect(
+            rule,
+            received,
+            num_byzantine=request.num_byzantine,
+            when_too_many="lower" if settings.when_too_many == "lower" else "raise",
+            seed=None if seed is None else derive_seed(seed, f"rule {request.round}"),
+            clients=[str(node) for node in updates.nodes],
+            sample_counts=(
+                [reply.count for reply in updates.replies.values()]
+                if settings.use_num_examples
+                else None
+            ),
+            reference=reference,
+            state=state.rule_state if rule.has_memory else None,
+        )
 
 
 def _apply_update(

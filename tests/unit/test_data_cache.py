@@ -12,8 +12,8 @@ from outvote.data.catalog import DATASETS
 def test_outvote_data_comes_first(monkeypatch, tmp_path):
     monkeypatch.setenv("OUTVOTE_DATA", str(tmp_path))
     assert cache.data_root() == tmp_path
-    assert cache.places("cifar10") == (tmp_path / "cifar10", tmp_path)
-    assert cache.places("cifar10", "here") == (Path("here"),)
+    assert cache.search_folders("cifar10") == (tmp_path / "cifar10", tmp_path)
+    assert cache.search_folders("cifar10", "here") == (Path("here"),)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_else_the_cache_folder_of_the_platform(monkeypatch, platform, variable, 
     assert cache.data_root() == Path(wanted).expanduser()
 
 
-def test_an_unknown_name_is_told_the_closest():
+def test_an_unknown_name_is_an_error_that_names_the_closest():
     with pytest.raises(ValueError, match="unknown dataset 'cifar-10'; did you mean 'cifar10'"):
         load("cifar-10")
 

