@@ -42,11 +42,12 @@ def read_leaf(folder: Path, *, split_seed: int = 0) -> Arrays:
     if files := _unsplit_files(folder):
         train, test = split_within_writers(read_json_files(folder, files, "all"), split_seed)
     else:
-        train, test = (
-            read_json_files(folder, sorted((folder / part).glob("*.json")), part)
-            for part in ("train", "test")
-        )
-    return _with_numbers(train, test)
+        images, labels, writers = samples
+    train, test = (
+        WriterSamples(images[which], labels[which], writers[which])
+        for which in (is_train, ~is_train)
+    )
+    return train, test
 
 
 def read_subset(folder: Path, *, sha256: str = SUBSET_SHA256) -> Arrays:

@@ -74,8 +74,9 @@ class Decision:
 
         A rule that keeps one client, as Krum does, blames no other.
         """
-        kept = None if self.verdict is None else self.verdict.kept
-        return kept is not None and 2 * len(kept) > len(self.verdict.clients)
+        if self.verdict is None or self.verdict.kept is None:
+            return False
+        return 2 * len(self.verdict.kept) > len(self.verdict.clients)
 
 
 def finish_round(
