@@ -42,12 +42,11 @@ def read_leaf(folder: Path, *, split_seed: int = 0) -> Arrays:
     if files := _unsplit_files(folder):
         train, test = split_within_writers(read_json_files(folder, files, "all"), split_seed)
     else:
-        images, labels, writers = samples
-    train, test = (
-        WriterSamples(images[which], labels[which], writers[which])
-        for which in (is_train, ~is_train)
-    )
-    return train, test
+        train, test = (
+            read_json_files(folder, sorted((folder / part).glob("*.json")), part)
+            for part in ("train", "test")
+        )
+    return _with_numbers(train, test)
 
 
 def read_subset(folder: Path, *, sha256: str = SUBSET_SHA256) -> Arrays:
@@ -107,8 +106,10 @@ def split_within_writers(samples: WriterSamples, seed: int) -> tuple[WriterSampl
     for owned in np.split(order, np.cumsum(counts)[:-1]):
         num_train = max(1, int(TRAIN_SHARE * len(owned)))
         is_train[random.permutation(owned)[:num_train]] = True
+    images, labels, writers = samples
     train, test = (
-        WriterSamples(*(part[is_in] for part in samples)) for is_in in (is_train, ~is_train)
+        WriterSamples(images[which], labels[which], writers[which])
+        for which in (is_train, ~is_train)
     )
     return train, test
 
