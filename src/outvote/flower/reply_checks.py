@@ -54,11 +54,6 @@ class NodeUpdates:
     malformed: Mapping[int, str]
     """The nodes whose replies cannot be used, and why."""
 
-    @property
-    def nodes(self) -> list[int]:
-        """The nodes of the rows."""
-        return list(self.replies)
-
 
 def read_updates(
     sent: SentModel, contents: Mapping[int, RecordDict], counts_key: str, *, use_counts: bool

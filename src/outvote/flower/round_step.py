@@ -3,12 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
-from numpy.typing import NDArray
 from torch import Tensor
 
 from outvote.errors import TooManyByzantine
@@ -16,7 +15,7 @@ from outvote.flower.audit_writer import OUTVOTED, now
 from outvote.flower.exclusion import Offence
 from outvote.flower.model_record import SentModel
 from outvote.flower.node_metrics import average_metrics, num_distrusted
-from outvote.flower.node_sampling import derive_seed
+from outvote.flower.node_sampling import NodeSample, derive_seed
 from outvote.flower.reply_checks import NodeUpdates, read_updates
 from outvote.flower.reply_collection import SortedReplies, sort_replies
 from outvote.flower.server_state import ServerState
@@ -39,9 +38,7 @@ class RoundRequest:
     round: int
     sent: SentModel
     messages: Sequence[Message]
-    num_byzantine: int
-    """How many of the nodes asked may be Byzantine."""
-    excluded: Mapping[int, str]
+    sample: NodeSample
 
 
 @final
@@ -87,7 +84,7 @@ def finish_round(
     key, use_counts = settings.weighted_by_key, settings.use_num_examples
     updates = read_updates(request.sent, sorted_.contents, key, use_counts=use_counts)
     decision = decide(settings, state, request, updates)
-    model = _apply_update(settings, state, request.sent, updates, decision)
+    model = _apply_update(settings, state, request, updates, decision)
     state.round = request.round
     state.model = request.sent.record if model is None else model
     malformed = {**sorted_.malformed, **updates.malformed}
@@ -101,7 +98,7 @@ def finish_round(
     )
     clients = [
         *_with_update(updates, decision),
-        *_without_update(sorted_, malformed, request.excluded),
+        *_without_update(sorted_, malformed, request.sample.excluded),
     ]
     audit = _audit(request, decision, clients, is_updated=model is not None)
     return RoundResult(model=model, metrics=metrics, audit=audit, missing=sorted_.missing)
@@ -111,7 +108,7 @@ def decide(
     settings: Settings, state: ServerState, request: RoundRequest, updates: NodeUpdates
 ) -> Decision:
     """Apply the rule to the updates; if they are too few for `num_byzantine`, keep the model."""
-    num_byzantine = request.num_byzantine
+    num_byzantine = request.sample.num_byzantine
     if not updates.replies:
         return Decision(verdict=None, num_byzantine=num_byzantine, reason=NO_REPLY)
     try:
@@ -143,10 +140,10 @@ def _aggregate(
         return _inspect(
             rule,
             received,
-            num_byzantine=request.num_byzantine,
+            num_byzantine=request.sample.num_byzantine,
             when_too_many="lower" if settings.when_too_many == "lower" else "raise",
             seed=None if seed is None else derive_seed(seed, f"rule {request.round}"),
-            clients=[str(node) for node in updates.nodes],
+            clients=[str(node) for node in updates.replies],
             sample_counts=(
                 [reply.count for reply in updates.replies.values()]
                 if settings.use_num_examples
@@ -160,7 +157,7 @@ def _aggregate(
 def _apply_update(
     settings: Settings,
     state: ServerState,
-    sent: SentModel,
+    request: RoundRequest,
     updates: NodeUpdates,
     decision: Decision,
 ) -> ArrayRecord | None:
@@ -168,16 +165,12 @@ def _apply_update(
     if decision.verdict is None:
         return None
     step, after = settings.server_optimizer.step(decision.verdict.update, state.optimizer_state)
-    model = sent.moved(step, [_lower_median(part) for part in updates.statistics])
+    # Statistics: the coordinate-wise median, the lower of two, which is always a value that was sent.
+    medians = [np.sort(part, axis=0)[(len(part) - 1) // 2] for part in updates.statistics]
+    model = request.sent.moved(step, medians)
     if model is not None:
         state.optimizer_state, state.rule_state = after, decision.verdict.state
     return model
-
-
-def _lower_median(values: NDArray[Any]) -> NDArray[Any]:
-    """Return the coordinate-wise median, the lower of two: always a value that was sent."""
-    middle: NDArray[Any] = np.sort(values, axis=0)[(len(values) - 1) // 2]
-    return middle
 
 
 def _record_offences(

@@ -138,10 +138,7 @@ class FedYogi(_Forgetting):
 
 
 SERVER_OPTIMIZERS: dict[str, type[ServerOptimizer]] = {
-    "fedavg": FedAvg,
-    "fedadagrad": FedAdagrad,
-    "fedadam": FedAdam,
-    "fedyogi": FedYogi,
+    kind.name: kind for kind in (FedAvg, FedAdagrad, FedAdam, FedYogi)
 }
 
 

@@ -148,18 +148,14 @@ class RobustStrategy(Strategy):
         for round_, nodes in self._late.arrived(grid).items():
             LOG.info("Too late for round %d: nodes %s", round_, ", ".join(map(str, nodes)))
             self._writer.add_late(round_, nodes)
-        chosen = sample_for_training(self.settings, self.state, server_round, grid)
+        sample = sample_for_training(self.settings, self.state, server_round, grid)
         messages = write_messages(
-            self.settings, server_round, arrays, config, MessageType.TRAIN, chosen.nodes
+            self.settings, server_round, arrays, config, MessageType.TRAIN, sample.nodes
         )
         self._request = RoundRequest(
-            round=server_round,
-            sent=SentModel.read(arrays),
-            messages=messages,
-            num_byzantine=chosen.num_byzantine,
-            excluded=chosen.excluded,
+            round=server_round, sent=SentModel.read(arrays), messages=messages, sample=sample
         )
-        LOG.info("configure_train: %d of %d nodes are asked", len(messages), chosen.num_online)
+        LOG.info("configure_train: %d of %d nodes are asked", len(messages), sample.num_online)
         return messages
 
     def aggregate_train(
