@@ -165,7 +165,7 @@ def _apply_update(
     if decision.verdict is None:
         return None
     step, after = settings.server_optimizer.step(decision.verdict.update, state.optimizer_state)
-    # Statistics: the coordinate-wise median, the lower of two, which is always a value that was sent.
+    # The coordinate-wise median, the lower of two: always a value that was sent.
     medians = [np.sort(part, axis=0)[(len(part) - 1) // 2] for part in updates.statistics]
     model = request.sent.moved(step, medians)
     if model is not None:
