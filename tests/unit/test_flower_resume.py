@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bad_replies import HandMadeGrid, arrays_of, record_of, respond_with, run_round
-from outvote.flower import RobustStrategy
+from outvote.flower import RobustStrategy, audit_writer
 from outvote.results.audit_log import read_audit, read_manifest
 from outvote.results.faults import BusyError, StoreError
 
@@ -209,7 +209,7 @@ SERVER = """
 import sys
 sys.path.insert(0, {tests!r})
 from unit.test_flower_resume import MODEL, SETTINGS, grid_of, record_of
-from outvote.flower import RobustStrategy
+from outvote.flower import RobustStrategy, audit_writer
 strategy = RobustStrategy.resume({folder!r}, **SETTINGS)
 print(strategy.state.round, flush=True)
 def report(number, arrays):
@@ -241,3 +241,23 @@ def test_a_server_killed_in_any_moment_goes_on_at_the_right_round_with_the_same_
         grid_of(), record_of(MODEL), num_rounds=last + 3
     )
     assert weights(result.arrays) == weights(expected.arrays)
+
+
+def test_a_round_is_written_and_synced_before_its_checkpoint(tmp_path, monkeypatch):
+    order = []
+
+    def recorded(name):
+        function = getattr(audit_writer, name)
+
+        def call(*arguments):
+            order.append(name)
+            return function(*arguments)
+
+        return call
+
+    for name in ("write_whole", "append_line", "sync_lines", "save_state"):
+        monkeypatch.setattr(audit_writer, name, recorded(name))
+    strategy = RobustStrategy(audit_dir=tmp_path, checkpoint_every=2, **SETTINGS)
+    strategy.start(grid_of(), record_of(MODEL), num_rounds=3)
+    line = ["append_line", "sync_lines"]
+    assert order == ["write_whole", *line, *line, "save_state", *line, "save_state"]

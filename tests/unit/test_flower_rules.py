@@ -1,4 +1,4 @@
-"""Every rule, with its documented options, gives in a Flower server what it gives in the library."""
+"""Every rule, with its documented options, does in a Flower server what it does in the library."""
 
 import numpy as np
 import pytest
