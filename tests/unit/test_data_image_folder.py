@@ -76,6 +76,10 @@ def test_a_change_is_noticed_and_the_old_array_removed(folder, cache):
     os.utime(path, ns=(1, 1))
     changed = load("imagenet12", folder=folder, size=8)
     assert changed.train_images[4].max() == 9
+    Image.new("RGB", (40, 30), (7, 7, 7)).save(folder / "train/dog/same-size.png")
+    assert (folder / "train/dog/same-size.png").stat().st_size == path.stat().st_size
+    (folder / "train/dog/same-size.png").replace(path)
+    assert load("imagenet12", folder=folder, size=8).train_images[4].max() == 7
     (folder / "train/dog/0.png").unlink()
     assert len(load("imagenet12", folder=folder, size=8).train_labels) == 5
     assert sorted(path.name.split("-")[2] for path in cache.iterdir()) == ["8.npy", "9.npy"]

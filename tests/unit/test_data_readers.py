@@ -270,7 +270,7 @@ def test_writers_of_the_subset_without_training_data_are_left_out(tmp_path):
         "train_x": np.zeros((3, 28, 28), np.uint8),
         "train_y": np.array([1, 61, 3], np.uint8),
         "train_writer": np.array([0, 1, 1], np.int16),
-        "test_x": np.ones((3, 28, 28), np.uint8),
+        "test_x": np.arange(3, dtype=np.uint8).repeat(784).reshape(3, 28, 28),
         "test_y": np.array([1, 2, 3], np.uint8),
         "test_writer": np.array([1, 2, 0], np.int16),
         "writers": np.array(["f1", "f2", "f3"]),
@@ -280,6 +280,8 @@ def test_writers_of_the_subset_without_training_data_are_left_out(tmp_path):
     read = read_subset(tmp_path, sha256=good)
     assert read.test_labels.tolist() == [1, 3]
     assert read.test_groups.tolist() == [1, 0]
+    is_used = np.isin(arrays["test_writer"], [0, 1])
+    assert np.array_equal(read.test_images[..., 0], arrays["test_x"][is_used])
     assert read.group_names == ("f1", "f2")
     with pytest.raises(DamagedDataError, match=f"got {good}"):
         read_subset(tmp_path)

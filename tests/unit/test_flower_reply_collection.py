@@ -153,6 +153,28 @@ def test_replies_that_come_after_their_round_are_logged_as_late_of_that_round(tm
     assert {each.standing for each in second.clients} == {"judged"}
 
 
+@pytest.mark.parametrize(("num_rounds", "standing"), [(3, "late"), (13, "missing")])
+def test_a_late_reply_is_looked_for_over_several_rounds(num_rounds, standing, tmp_path):
+    slow = {}
+
+    def respond(message):
+        reply = Message(content_of(honest(message.metadata.dst_node_id, MODEL)), reply_to=message)
+        if message.metadata.dst_node_id == 101 and len(slow) < num_rounds - 1:
+            slow[message.metadata.message_id] = reply
+            return None
+        return reply
+
+    grid = HandMadeGrid(NODES, respond)
+    strategy = RobustStrategy("median", num_byzantine=1, audit_dir=tmp_path)
+    for number in range(1, num_rounds + 1):
+        if number == num_rounds:
+            first = next(iter(slow))
+            grid.mail[first] = slow[first]
+        run_round(strategy, grid, record_of(MODEL), number)
+    strategy.close()
+    assert [each.standing for each in read_audit(tmp_path)[0].clients][1] == standing
+
+
 def test_a_round_with_many_late_replies_is_logged_again_once(tmp_path):
     slow = {}
 

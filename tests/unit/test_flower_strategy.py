@@ -104,6 +104,30 @@ def test_statistics_are_merged_by_the_median_and_do_not_sway_the_rule():
     assert found["is_on"].tolist() == [True, False]
 
 
+def test_of_an_even_number_of_statistics_the_lower_middle_one_is_taken():
+    model = {"w": np.zeros(4, np.float32), "bn.running_mean": np.zeros(1, np.float32)}
+
+    def send(node, model):
+        return {"w": model["w"] + 1, "bn.running_mean": np.array([node], np.float32)}
+
+    found, _ = run_round(strategy_of("median"), grid_of(send, range(100, 110)), record_of(model))
+    assert arrays_of(found)["bn.running_mean"] == [104]
+
+
+def test_statistics_that_are_not_finite_make_a_reply_malformed(tmp_path):
+    model = {"w": np.zeros(4, np.float32), "bn.running_mean": np.zeros(1, np.float32)}
+
+    def send(node, model):
+        mean = np.nan if node == 104 else node
+        return {"w": model["w"] + 1, "bn.running_mean": np.array([mean], np.float32)}
+
+    strategy = strategy_of("median", audit_dir=tmp_path)
+    run_round(strategy, grid_of(send), record_of(model))
+    strategy.close()
+    malformed = [c.client for c in read_audit(tmp_path)[0].clients if c.standing == "malformed"]
+    assert malformed == ["104"]
+
+
 def test_what_nobody_changes_stays_as_it_is_to_the_last_bit():
     model = {
         "nothing": np.zeros((0, 3), np.float32),
@@ -143,6 +167,25 @@ def test_a_byzantine_fraction_is_of_the_nodes_asked_not_of_those_who_answer(tmp_
     assert read_audit(tmp_path)[0].num_byzantine == 4
 
 
+def test_a_byzantine_fraction_is_of_the_nodes_asked_not_of_those_connected(tmp_path):
+    strategy = RobustStrategy(
+        "multi-krum", byzantine_fraction=0.2, audit_dir=tmp_path, fraction_train=0.5
+    )
+    run_round(strategy, grid_of(honest, range(100, 120)), record_of(MODEL))
+    strategy.close()
+    (entry,) = read_audit(tmp_path)
+    assert (len(entry.clients), entry.num_byzantine) == (10, 2)
+
+
+def test_nodes_that_train_and_nodes_that_evaluate_are_drawn_independently():
+    grid = grid_of(honest, range(100, 120))
+    strategy = strategy_of("median", seed=1, fraction_train=0.5, fraction_evaluate=0.5)
+    strategy.start(grid, record_of(MODEL), num_rounds=3)
+    trained, evaluated = grid.asked[::2], grid.asked[1::2]
+    assert all(len(nodes) == 10 for nodes in grid.asked)
+    assert all(first != second for first, second in zip(trained, evaluated, strict=True))
+
+
 def test_a_round_in_which_nobody_answers_keeps_the_model(tmp_path):
     strategy = strategy_of(audit_dir=tmp_path)
     grid = HandMadeGrid(NODES, lambda message: None)
@@ -179,6 +222,9 @@ class PlainMean(ov.VectorRule):
     """A rule that cannot report whom it kept."""
 
     name = "plain-mean"
+
+    def max_byzantine(self, num_clients):
+        return num_clients - 1
 
     def aggregate(self, rows, num_byzantine):
         return rows.mean(dim=0)
