@@ -24,7 +24,7 @@ SECTOR = 8
 
 
 def _kernels() -> Any:
-    return load_kernels("outvote.rules.cuda_kernels")
+    return load_kernels("outvote.kernels.clients_triton")
 
 
 def is_usable(values: Tensor, num_clients: int) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Columns, Pairs, PerClient, PerCoordinate
-from outvote.long_products import long_products
+from outvote.kernels.long_products import long_products
 from outvote.precision import exact_products, work_dtype
 from outvote.rules import cuda
 from outvote.rules.doubts import Doubts
