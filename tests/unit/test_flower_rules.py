@@ -48,7 +48,7 @@ def test_two_rounds_in_flower_are_two_calls_of_the_rule(text, tmp_path):
             if is_fltrust
             else None,
         )
-        state = verdict.state if rule.has_memory else None
+        state = verdict.state if rule.traits.has_state else None
         expected = {name: array + verdict.update[name] for name, array in expected.items()}
         model, _ = run_round(strategy, grid_of(honest), model, number)
         for name, array in arrays_of(model).items():

@@ -235,6 +235,8 @@ def test_where_the_rule_cannot_report_who_was_kept_nobody_is_outvoted(tmp_path):
     for number in (1, 2):
         assert run_round(strategy, grid_of(honest), record_of(MODEL), number)[0] is not None
     strategy.close()
-    for entry in read_audit(tmp_path):
+    entries = read_audit(tmp_path)
+    assert [entry.round for entry in entries] == [1, 2]
+    for entry in entries:
         assert {(each.standing, each.kept) for each in entry.clients} == {("aggregated", None)}
         assert {each.reason for each in entry.clients} == {""}

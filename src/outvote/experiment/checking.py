@@ -10,7 +10,7 @@ from outvote.data.loader import find_entry
 from outvote.errors import closest
 from outvote.experiment.spec import Data, Members, Spec
 from outvote.models.spec import MODELS
-from outvote.rules.spec import make_rule
+from outvote.rules.rule_spec import make_rule
 
 
 def checked(spec: Spec) -> Spec:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from outvote.attacks.base import Attack
 from outvote.attacks.label_flip import whole_numbers
 from outvote.attacks.spec import make_attack
-from outvote.rules.base import Rule
-from outvote.rules.spec import make_rule
+from outvote.rules.rule import Rule
+from outvote.rules.rule_spec import make_rule
 
 DRILL = "outvote-drill"
 """In a message, the record that makes a ClientApp train on wrong labels; in the state of a node,

@@ -1,7 +1,7 @@
 """One round on the server: replies -> updates -> rule -> optimiser -> model and audit line."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isfinite
 from typing import final
 
@@ -20,10 +20,8 @@ from outvote.flower.reply_checks import NodeUpdates, read_updates
 from outvote.flower.reply_collection import SortedReplies, sort_replies
 from outvote.flower.server_state import ServerState
 from outvote.flower.settings import Settings
-from outvote.precision import plain_torch
-from outvote.receive import receive
 from outvote.results.audit_log import AuditRound, Judgement, Standing
-from outvote.rules.call import _inspect
+from outvote.rules.aggregate import inspect
 from outvote.rules.verdict import Verdict
 
 NO_REPLY = "no reply could be used"
@@ -129,29 +127,27 @@ def decide(
 def _aggregate(
     settings: Settings, state: ServerState, request: RoundRequest, updates: NodeUpdates
 ) -> Verdict:
-    """Call the rule: the only place where this package does."""
-    rule = settings.rule
-    seed = settings.seed
-    reference = None
-    if rule.needs_reference and settings.reference is not None:
-        reference = request.sent.update_to(settings.reference(request.round, request.sent.record))
-    received = replace(receive(updates.rows), layer_sizes=request.sent.layer_sizes)
-    with plain_torch(updates.rows.device):
-        return _inspect(
-            rule,
-            received,
-            num_byzantine=request.sample.num_byzantine,
-            when_too_many="lower" if settings.when_too_many == "lower" else "raise",
-            seed=None if seed is None else derive_seed(seed, f"rule {request.round}"),
-            clients=[str(node) for node in updates.replies],
-            sample_counts=(
-                [reply.count for reply in updates.replies.values()]
-                if settings.use_num_examples
-                else None
-            ),
-            reference=reference,
-            state=state.rule_state if rule.has_memory else None,
-        )
+    """Call the rule; nothing else in this package does."""
+    rule, seed, sent = settings.rule, settings.seed, request.sent
+    reference = counts = None
+    if rule.traits.needs_reference and settings.reference is not None:
+        reference = sent.update_to(settings.reference(request.round, sent.record))
+    if settings.use_num_examples:
+        counts = [reply.count for reply in updates.replies.values()]
+    return inspect(
+        rule,
+        updates.rows,
+        num_byzantine=request.sample.num_byzantine,
+        when_too_many="lower" if settings.when_too_many == "lower" else "raise",
+        seed=None if seed is None else derive_seed(seed, f"rule {request.round}"),
+        clients=[str(node) for node in updates.replies],
+        sample_counts=counts,
+        reference=reference,
+        state=state.rule_state if rule.traits.has_state else None,
+        round=request.round,
+        model=torch.from_numpy(sent.vector) if rule.traits.needs_model else None,
+        layer_sizes=sent.layer_sizes,
+    )
 
 
 def _apply_update(
@@ -182,7 +178,7 @@ def _record_offences(
     if decision.verdict is not None and decision.verdict.kept is not None:
         kept = [int(client) for client in decision.verdict.kept]
         if decision.blames:
-            offences |= {int(client): "outvoted" for client in decision.verdict.dropped}
+            offences |= {int(client): "outvoted" for client in decision.verdict.dropped or ()}
     state.exclusions.record(request.round, kept, offences)
 
 

@@ -23,8 +23,8 @@ from outvote.flower.round_step import RoundRequest, finish_round
 from outvote.flower.server_optimizers import ServerOptimizer, make_server_optimizer
 from outvote.flower.server_state import ServerState, load_state
 from outvote.flower.settings import Reference, Sampler, Settings, WhenTooMany, resumed_settings
-from outvote.rules.base import Rule
-from outvote.rules.spec import make_rule
+from outvote.rules.rule import Rule
+from outvote.rules.rule_spec import make_rule
 
 LOG = getLogger("flwr")
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]

@@ -9,7 +9,7 @@ from outvote.kernels import is_for_kernels, load_kernels
 
 
 def _kernels() -> Any:
-    return load_kernels("outvote.models.cuda_kernels")
+    return load_kernels("outvote.kernels.conv_windows_triton")
 
 
 def is_usable(values: Tensor) -> bool:

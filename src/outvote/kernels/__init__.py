@@ -1,7 +1,8 @@
-"""Triton kernels: loaded where Triton is installed, and only when a GPU asks for them.
+"""Triton kernels and their callers; every kernel has an equivalent in plain torch.
 
-With TRITON_INTERPRET=1 Triton plays them on a CPU, very slowly and in one thread only
-(OMP_NUM_THREADS=1): a way to test them without a GPU.
+Modules named `*_triton` hold the kernels and are loaded where Triton is installed and a GPU is
+used. With TRITON_INTERPRET=1, Triton runs them on a CPU in one thread (OMP_NUM_THREADS=1), slowly:
+this tests them without a GPU.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Triton kernels for windows; `cuda_windows` is the way in."""
+"""Triton kernels for windows; `conv_windows` is the way in."""
 
 import triton
 import triton.language as tl
