@@ -25,8 +25,8 @@ class Judgement(Struct, frozen=True, kw_only=True, omit_defaults=True):
     standing: Standing = "judged"
     score: float | None = None
     """The larger, the more suspicious; None: not finite, or not judged."""
-    kept: bool = False
-    """Whether it had a share in the update."""
+    kept: bool | None = False
+    """Whether it has a share in the update; None: the rule cannot report it."""
     reason: str = ""
     norm: float | None = None
     """Of what it sent."""
