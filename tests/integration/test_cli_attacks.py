@@ -94,7 +94,7 @@ def test_show_prints_formula_kind_reference_and_parameters_of_an_attack(capsys):
     for words in (r"\mu - z \sigma", "all send one row", "Baruch", "z=2", "(default z=1.5)"):
         assert words in result.out
     found = run(capsys, "show", "gas-aware(draws=8)", "--json").json
-    assert (found["attack"], found["values"]["stream"]) == ("gas-aware(draws=8)", 8)
+    assert (found["attack"], found["values"]["draws"]) == ("gas-aware(draws=8)", 8)
     assert (found["needs_rule"], found["is_random"], found["is_data_attack"]) == (True, True, False)
 
 

@@ -26,7 +26,7 @@ from outvote.results.collect import collect
 from outvote.results.export import read_export, to_export
 from outvote.results.schema import Diagnosis
 from outvote.results.series import DIAGNOSTICS, SERIES
-from outvote.rules.batch import judge
+from outvote.rules.aggregate import aggregate
 from outvote.rules.resilience import resilience
 from simulations import execute, tiny
 
@@ -127,7 +127,7 @@ def test_played_rounds_stay_within_their_certificate(attack):
 
 def seen_of(rule, rows, is_honest, f, seed=3):
     """Let a rule judge, and what was seen of it."""
-    found = judge(rule, rows.unsqueeze(0), num_byzantine=[f], seeds=[seed])
+    found = aggregate(rule, rows.unsqueeze(0), num_byzantine=[f], seeds=[seed])
     num_kept = int(((found.weights[0] > 0) & ~is_honest).sum())
     hidden = torch.where(is_honest.unsqueeze(-1), rows, 0)
     seen = Seen(
@@ -172,7 +172,7 @@ def test_gas_never_leaves_its_certificate(text, num_trials):
         rule = ov.GAS(base, num_groups=int(random.integers(1, rows.shape[1] + 1)))
         found, seen = seen_of(rule, rows, is_honest, f, seed=trial)
         limit = diagnose_rule(seen, Diagnostics()).certificate
-        error = float((found.updates[0] - rows[is_honest].mean(dim=0)).norm())
+        error = float((found.vector[0] - rows[is_honest].mean(dim=0)).norm())
         if seen.num_kept_byzantine:
             assert error <= limit * (1 + 1e-12)
             ratios.append(error / limit)

@@ -181,7 +181,7 @@ def test_rules_with_memory_or_a_reference_can_be_played(rule: str, attack: str):
     world = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
     state = list(simulate(world, first_state(modules, train), 3))[-1].state
     assert bool(state.weights.isfinite().all())
-    if ov.make_rule(rule).has_memory:
+    if ov.make_rule(rule).traits.has_state:
         assert all(memory is not None for memory in state.rule_memory)
 
 

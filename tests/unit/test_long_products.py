@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from outvote.engine.alike import place
-from outvote.long_products import SHORTEST, in_pieces, long_products
+from outvote.kernels.long_products import SHORTEST, in_pieces, long_products
 from outvote.precision import exact_products
 
 

@@ -7,7 +7,7 @@ import torch
 import outvote as ov
 from outvote.attacks.spec import ATTACKS
 from outvote.cli.stress import LEFT_OUT, default_attacks, default_rules
-from outvote.rules.spec import RULES
+from outvote.rules.rule_spec import RULES
 from outvote.testing.made_up import MadeUp, made_up_round
 from outvote.testing.server import Server
 from outvote.testing.stress import Cell, Stress, stress

@@ -12,7 +12,7 @@ from outvote.experiment.run_spec import RunSpec, as_table
 from outvote.grids import flat
 from outvote.models.spec import make_model
 from outvote.results.labels import label
-from outvote.rules.spec import make_rule
+from outvote.rules.rule_spec import make_rule
 from outvote.suites.presets import PRESETS
 from outvote.suites.suite import read_suite, suite_names, value_of
 

@@ -41,7 +41,7 @@ def defence_of(rule: Any, received: Received, num_honest: int, num_byzantine: in
         if not wants_kept:
             return Opinion(_vector(judge(given(), seed=seeds[0]), received))
         verdict = inspect(given(), seed=seeds[0])
-        kept = set(verdict.kept)
+        kept = set(verdict.kept or ())
         is_kept = all(client in kept for client in verdict.clients[num_honest:])
         kept_here = torch.tensor([is_kept], device=matrix.device)
         return Opinion(_vector(verdict.update, received), kept_here)

@@ -3,7 +3,7 @@
 import torch
 
 from outvote.axes import Pairs, PerClient, PerCoordinate, Rows
-from outvote.long_products import long_products
+from outvote.kernels.long_products import long_products
 
 # Matrix products work on blocks of rows; a block with less than this many is mostly wasted.
 BLOCK, FEW = 16, 4

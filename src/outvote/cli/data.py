@@ -14,7 +14,7 @@ from outvote.errors import closest
 
 if TYPE_CHECKING:
     from outvote.data.dataset import Dataset
-    from outvote.data.entry import Entry
+    from outvote.data.dataset_entry import Entry
 
 folder_option = click.option(
     "--folder",
@@ -84,7 +84,7 @@ def fetch_dataset(name: str, folder: Path | None, as_json: bool) -> None:
 
     entry = _find(name)
     with _mistakes(entry), download_bars() as (on_bytes, on_message):
-        dataset = fetch(name, folder=folder, progress=on_bytes, say=on_message)
+        dataset = fetch(name, folder=folder, progress=on_bytes, log=on_message)
     _print_dataset(dataset, entry, as_json)
 
 
@@ -111,7 +111,7 @@ def _find(name: str) -> "Entry":
 @contextmanager
 def _mistakes(entry: "Entry") -> Iterator[None]:
     """Turn faults of data into exit code 1 or 2."""
-    from outvote.data.faults import DamagedDataError, MissingDataError
+    from outvote.data.dataset import DamagedDataError, MissingDataError
 
     try:
         yield
@@ -127,7 +127,7 @@ def _mistakes(entry: "Entry") -> Iterator[None]:
 
 def about(entry: "Entry") -> dict[str, Any]:
     """Return the description of a dataset, and where it is."""
-    from outvote.data.faults import MissingDataError
+    from outvote.data.dataset import MissingDataError
     from outvote.data.loader import locate
 
     try:

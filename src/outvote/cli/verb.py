@@ -8,7 +8,7 @@ import click
 
 if TYPE_CHECKING:
     from outvote.attacks.base import Attack
-    from outvote.rules.base import Rule
+    from outvote.rules.rule import Rule
 
 Built = TypeVar("Built")
 
@@ -46,7 +46,7 @@ debug_option = click.option("--debug", is_flag=True, expose_value=False, help=DE
 
 def read_rule(text: str) -> "Rule":
     """Build a rule from text; a mistake in it is a UsageError."""
-    from outvote.rules.spec import make_rule
+    from outvote.rules.rule_spec import make_rule
 
     return _read("rule", make_rule, text)
 

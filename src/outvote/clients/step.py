@@ -13,7 +13,7 @@ TINY = 1e-6
 
 
 def _kernels() -> Any:
-    return load_kernels("outvote.clients.cuda_kernels")
+    return load_kernels("outvote.kernels.sgd_step_triton")
 
 
 @torch.no_grad()

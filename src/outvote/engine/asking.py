@@ -1,17 +1,19 @@
-"""Rules that remember earlier rounds, or trust a gradient of the server's own: asked run by run."""
+"""What a rule computes on gradients of some runs: for the server, and for attackers who ask."""
+
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from outvote.engine.run_stack import RunStack, State
 from outvote.engine.sampling import Participants
 from outvote.engine.training import train_server
-from outvote.rules.base import Rule
-from outvote.rules.verdict import Verdict
+from outvote.rules.aggregate import aggregate
+from outvote.rules.rule import Aggregation, Rule
 
 
 def is_judged_alone(rule: Rule) -> bool:
     """Tell whether a rule needs more of a run than the gradients of the round."""
-    return rule.has_memory or rule.needs_reference
+    return rule.traits.has_state or rule.traits.needs_reference
 
 
 def ask(
@@ -19,20 +21,22 @@ def ask(
     state: State,
     participants: Participants,
     gradients: Tensor,
-    number: int,
-    seed: int,
-) -> Verdict:
-    """Return the verdict on ``gradients [clients, dim]`` of a run; nothing is remembered of it."""
-    rule = stack.runs[number].rule
-    reference = None
-    if rule.needs_reference:
-        reference = train_server(stack, state, number, participants.number)
-    return rule.inspect(
+    numbers: list[int],
+    seeds: Sequence[int],
+) -> Aggregation:
+    """Aggregate ``gradients [runs, clients, dim]`` of some runs that share a rule."""
+    rule = stack.runs[numbers[0]].rule
+    references = None
+    if rule.traits.needs_reference:
+        references = [train_server(stack, state, k, participants.number) for k in numbers]
+    return aggregate(
+        rule,
         gradients,
-        num_byzantine=participants.num_byzantine_assumed[number],
-        when_too_many="lower",
-        seed=seed,
-        clients=participants.clients[number],
-        reference=reference,
-        state=state.rule_memory[number] if state.rule_memory else None,
+        num_byzantine=[participants.num_byzantine_assumed[k] for k in numbers],
+        seeds=seeds,
+        clients=[participants.clients[k] for k in numbers],
+        references=references,
+        states=[state.rule_memory[k] for k in numbers] if state.rule_memory else None,
+        round=participants.number,
+        models=[state.weights[k] for k in numbers],
     )

@@ -13,7 +13,6 @@ from outvote.engine.alike import alike, place
 from outvote.engine.asking import ask, is_judged_alone
 from outvote.engine.run_stack import Run, RunStack, State
 from outvote.engine.sampling import Participants
-from outvote.rules.batch import judge
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,16 +68,12 @@ def _defence(
     stack: RunStack, state: State, participants: Participants, numbers: list[int]
 ) -> BatchDefence:
     """Return what attackers believe the server will do; its memory is not theirs to change."""
-    rule = stack.runs[numbers[0]].rule
 
-    def together(gradients: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
-        num_byzantine_assumed = [participants.num_byzantine_assumed[k] for k in numbers]
-        judged = judge(rule, gradients, num_byzantine=num_byzantine_assumed, seeds=seeds)
-        return judged.updates, judged.weights > 0
+    def answer(gradients: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
+        found = ask(stack, state, participants, gradients, numbers, seeds)
+        weights = (
+            gradients.new_zeros(gradients.shape[:2]) if found.weights is None else found.weights
+        )
+        return found.vector, weights > 0
 
-    def alone(gradients: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
-        verdict = ask(stack, state, participants, gradients[0], numbers[0], seeds[0])
-        kept = torch.from_numpy(verdict.weights > 0).to(gradients.device)
-        return verdict.update.unsqueeze(0), kept.unsqueeze(0)
-
-    return alone if is_judged_alone(rule) else together
+    return answer

@@ -20,11 +20,12 @@ from outvote.metrics.diagnostics import (
     heterogeneity,
 )
 from outvote.precision import plain_torch
-from outvote.rules.base import RoundInfo, Rule
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.gas import GAS
+from outvote.rules.groups import Groups
 from outvote.rules.resilience import resilience
-from outvote.rules.split import Split, slabs
+from outvote.rules.rule import RoundInfo, Rule
+from outvote.rules.split import Split
 from outvote.seeding import RandomStream
 
 # Each has a gradient of its own.
@@ -156,28 +157,34 @@ def diagnose_rule(seen: Seen, clients: Diagnostics) -> Diagnostics:
 
 def _diagnose_gas(seen: Seen, gas: GAS, diameter: float, found: Diagnostics) -> Diagnostics:
     matrix = ClientMatrix.from_rows(seen.rows.unsqueeze(0))
-    split = split_of(seen, gas)
+    groups = groups_of(seen, gas)
     num_clients, f = matrix.num_clients, seen.num_byzantine
-    known = resilience(gas.rule, num_clients, f, max(block.shape[-1] for block in split.blocks))
+    known = resilience(gas.rule, num_clients, f, groups.split.largest_width)
     if known is None:
         return found
     found = replace(
         found,
         resilience=known,
-        bound_factor=bound_factor(num_clients, f, split.num_groups, known),
+        bound_factor=bound_factor(num_clients, f, groups.num_groups, known),
     )
     num_honest = int(seen.is_honest.sum())
     if num_honest != num_clients - f:
         return found  # Those kept are not as many as the honest: nothing is known of their mean.
-    slab_diameters = [_sum_of_diameters(some, seen.is_honest) for some in slabs(matrix, split)]
-    limit = certificate(seen.num_kept_byzantine, num_honest, diameter, sum(slab_diameters), known)
+    diameters = [_sum_of_diameters(some, seen.is_honest) for some in groups.chunks()]
+    limit = certificate(seen.num_kept_byzantine, num_honest, diameter, sum(diameters), known)
     return replace(found, certificate=limit)
 
 
 def split_of(seen: Seen, gas: GAS) -> Split:
     """Return the split that was used: it depends on the seed alone."""
+    return groups_of(seen, gas).split
+
+
+def groups_of(seen: Seen, gas: GAS) -> Groups:
+    """Return the groups that were used."""
     info = RoundInfo(num_byzantine=seen.num_byzantine, stream=RandomStream((seen.seed,)))
-    return gas.split_coordinates(ClientMatrix.from_rows(seen.rows.unsqueeze(0)), info)
+    matrix = ClientMatrix.from_rows(seen.rows.unsqueeze(0))
+    return matrix.split(gas.split, gas.num_groups, info)
 
 
 def _sum_of_diameters(matrix: ClientMatrix, is_honest: Tensor) -> float:

@@ -14,7 +14,7 @@ from outvote.clients.samples import Samples
 from outvote.clients.training import Training
 from outvote.clients.work import Trainer
 from outvote.errors import check_choice
-from outvote.rules.base import Rule
+from outvote.rules.rule import Rule
 from outvote.seeding import RandomStream
 from outvote.server.step import Server
 

@@ -41,7 +41,9 @@ def _merged(stack: RunStack, local_updates: LocalUpdates, judged: Judged) -> Ten
     """Merge the buffers of the clients that were kept."""
     num_runs, num_clients = judged.weights.shape
     sent = local_updates.buffers.view(num_runs, num_clients, -1)
-    selects = torch.tensor([run.rule.is_selecting() for run in stack.runs], device=sent.device)
+    selects = torch.tensor(
+        [run.rule.traits.selects_clients for run in stack.runs], device=sent.device
+    )
     parts = [
         merge_buffers(
             sent[some],

@@ -31,7 +31,7 @@ from outvote.partition import (
     partition_shards,
 )
 from outvote.results.schema import DataUsed
-from outvote.rules.spec import make_rule
+from outvote.rules.rule_spec import make_rule
 from outvote.seeding import RandomStream
 
 # Updates, attacked updates, aggregates, and copies of them; trainers bound their own memory.
@@ -168,7 +168,7 @@ class RunBuilder:
             seed=spec.seed,
             num_sampled=spec.federation.num_sampled(federation.num_clients),
             assumed_byzantine=None if isinstance(assumed, str) else assumed,
-            root=self._root(spec) if rule.needs_reference else None,
+            root=self._root(spec) if rule.traits.needs_reference else None,
         )
 
     def stack(self, spec: RunSpec, runs: Sequence[Run]) -> RunStack:

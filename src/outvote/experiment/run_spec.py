@@ -18,7 +18,7 @@ from outvote.data.loader import find_entry
 from outvote.errors import closest
 from outvote.models.spec import MODELS
 from outvote.results.renamed import SETTINGS
-from outvote.rules.spec import make_rule
+from outvote.rules.rule_spec import make_rule
 from outvote.server.step import Server
 
 Partition = Literal["dirichlet", "iid", "shards", "by-group"]

@@ -23,8 +23,8 @@ from outvote.files.client_files import (
 )
 from outvote.flat import to_float
 from outvote.results.disk import write_whole
-from outvote.rules.base import Rule
-from outvote.rules.spec import make_rule
+from outvote.rules.rule import Rule
+from outvote.rules.rule_spec import make_rule
 from outvote.rules.verdict import Verdict
 
 PathLike = str | os.PathLike[str]
@@ -159,14 +159,13 @@ def _new_model(verdict: Verdict, clients: Sequence[Client], base: Base | None) -
 def _records(verdict: Verdict, clients: Sequence[Client]) -> list[dict[str, Any]]:
     scores, shares = verdict.scores.tolist(), verdict.weights
     length = norm(verdict.update)
-    is_known = shares is not None and (bool((shares > 0).any()) or length == 0)
     records = []
     for k, client in enumerate(clients):
         record: dict[str, Any] = {"client": client.name, "path": str(client.path)}
         record |= dict.fromkeys(("score", "share", "norm", "cosine")) | {"status": "rejected"}
         if not client.reason:
             own = norm(client.update)
-            share = float(shares[k]) if is_known else None
+            share = None if shares is None else float(shares[k])
             record |= {
                 "status": "used" if share is None else "kept" if share > 0 else "dropped",
                 "score": scores[k],

@@ -17,7 +17,7 @@ OVER = (1, 2, 3)
 
 
 def _kernels() -> Any:
-    return load_kernels("outvote.models.normalisation_kernels")
+    return load_kernels("outvote.kernels.normalisation_triton")
 
 
 def is_usable(images: Tensor) -> bool:

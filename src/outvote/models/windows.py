@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from outvote.models import cuda_windows
+from outvote.kernels import conv_windows
 
 
 def im2col(images: Tensor, size: int, stride: int, padding: int) -> Tensor:
@@ -28,8 +28,8 @@ class Windows(Function):
         ctx.shape = images.shape
         models, batch, height, width, channels = images.shape
         high, wide = ((side + 2 * padding - size) // stride + 1 for side in (height, width))
-        if cuda_windows.is_usable(images):
-            return cuda_windows.cut(images, size, stride, padding, (high, wide))
+        if conv_windows.is_usable(images):
+            return conv_windows.cut(images, size, stride, padding, (high, wide))
         padded = F.pad(images, (0, 0, padding, padding, padding, padding))
         windows = padded.unfold(2, size, stride).unfold(3, size, stride)
         rows: Tensor = windows.movedim(4, -1).reshape(
@@ -42,8 +42,8 @@ class Windows(Function):
         """Put the gradients of all windows back to the pixels that they came from."""
         (gradient,) = outer
         size, stride, padding = ctx.sizes
-        if cuda_windows.is_usable(gradient):
-            return cuda_windows.add_up(gradient, ctx.shape, size, stride, padding), None, None, None
+        if conv_windows.is_usable(gradient):
+            return conv_windows.add_up(gradient, ctx.shape, size, stride, padding), None, None, None
         return _add_up(gradient, ctx.shape, size, stride, padding), None, None, None
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from outvote.attacks.base import Attack
 from outvote.attacks.crafted import Crafted
-from outvote.rules.batch import judge
+from outvote.rules.aggregate import aggregate
 from outvote.rules.gas import GAS
-from outvote.rules.multi_krum import MultiKrum
+from outvote.rules.krum import MultiKrum
 from outvote.testing.trial import Array, Gradients
 
 # Honest clients, attackers, coordinates, and the size of the gradients.
@@ -93,7 +93,7 @@ def batch_defence(num_byzantine: list[int]) -> Any:
     """Return the same defence for many runs at once."""
 
     def answer(gradients: Tensor, seeds: Any) -> tuple[Tensor, Tensor]:
-        found = judge(DEFENCE, gradients, num_byzantine=num_byzantine, seeds=list(seeds))
-        return found.updates, found.weights > 0
+        found = aggregate(DEFENCE, gradients, num_byzantine=num_byzantine, seeds=list(seeds))
+        return found.vector, found.weights > 0
 
     return answer

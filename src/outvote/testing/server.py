@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outvote.rules.base import Rule
+from outvote.rules.rule import Rule
 
 NUM_REFERENCE_ROWS = 5
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outvote.attacks.base import Attack
-from outvote.rules.base import Rule
+from outvote.rules.rule import Rule
 from outvote.seeding import RandomStream
 from outvote.testing.made_up import MadeUp, made_up_round
 from outvote.testing.server import Server
