@@ -20,19 +20,18 @@ from byzfl_side import VERSION, is_inside, load_aggregators, make_environment, p
 from timing import circumstances, medians, write_json
 
 import outvote as ov
-from outvote.clients.federation import make_federation
-from outvote.clients.samples import Samples
-from outvote.clients.training import Training
 from outvote.data import load
-from outvote.engine.reference import Plain
+from outvote.engine.federation import make_federation
 from outvote.engine.round import run_round
 from outvote.engine.run_stack import Run
 from outvote.engine.simulation import first_state, make_run_stack
+from outvote.training.local_sgd import LocalSGD
+from outvote.training.samples import Samples
 
 CPU = torch.device("cpu")
 NUM_CLIENTS, NUM_BYZANTINE, NUM_STEPS = 20, 4, 5
 # ByzFL does not clip.
-TRAINING = Training(
+TRAINING = LocalSGD(
     learning_rate=0.05, momentum=0.5, weight_decay=1e-4, max_norm=None, num_steps=NUM_STEPS
 )
 

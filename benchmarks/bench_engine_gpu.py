@@ -19,20 +19,19 @@ import torch
 from timing import circumstances, write_json
 
 import outvote as ov
-from outvote.clients.federation import make_federation
-from outvote.clients.samples import Samples
-from outvote.clients.stacked import StackedTrainer
-from outvote.clients.training import Training
 from outvote.data import load
 from outvote.engine import attacking, judging, recording, sampling, serving, training
-from outvote.engine.reference import Plain
+from outvote.engine.federation import make_federation
 from outvote.engine.run_stack import Run, RunStack, State
 from outvote.engine.simulation import first_state, make_run_stack, simulate
+from outvote.training.local_sgd import LocalSGD
+from outvote.training.samples import Samples
+from outvote.training.stacked_trainer import StackedTrainer
 
 RULES = ("multi-krum", "bulyan", "median", "rfa", "dnc(removal_factor=4)", "rbtm")
 ATTACKS = ("bit-flip", "lie", "min-max", "min-sum", "ipm")
 # The paper's column for CIFAR-10.
-PAPER = Training(learning_rate=0.1, momentum=0.5, weight_decay=1e-4, max_norm=2.0, num_epochs=5)
+PAPER = LocalSGD(learning_rate=0.1, momentum=0.5, weight_decay=1e-4, max_norm=2.0, num_epochs=5)
 
 
 def main() -> None:

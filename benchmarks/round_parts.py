@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 from outvote.cli import main as outvote
-from outvote.clients.sequential import SequentialTrainer
-from outvote.clients.stacked import StackedTrainer
 from outvote.engine import judging
 from outvote.engine import round as rounds
+from outvote.training.sequential import SequentialTrainer
+from outvote.training.stacked_trainer import StackedTrainer
 
 PARTS = ("sample_participants", "train", "attack", "judge_all", "serve", "describe")
 NUM_FIRST = 2

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from outvote.attacks.zero import Zero as Zero
     from outvote.errors import OutvoteWarning as OutvoteWarning
     from outvote.errors import TooManyByzantine as TooManyByzantine
-    from outvote.models.spec import make_model as make_model
+    from outvote.models.model_spec import make_model as make_model
     from outvote.partition.by_group import partition_by_group as partition_by_group
     from outvote.partition.dirichlet import partition_dirichlet as partition_dirichlet
     from outvote.partition.iid import partition_iid as partition_iid
@@ -134,7 +134,7 @@ _WHERE = {
     "ConformanceError": "testing.conformance",
     "check_attack": "testing.attack_conformance",
     "check_rule": "testing.conformance",
-    "make_model": "models.spec",
+    "make_model": "models.model_spec",
     "make_rule": "rules.spec",
 }
 if not TYPE_CHECKING:

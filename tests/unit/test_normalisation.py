@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outvote.models import normalisation
-from outvote.models.normalisation import Normalise, affine, moments
+from outvote.training import batch_norm
+from outvote.training.batch_norm import Normalise, affine, moments
 
 EPSILON = 1e-5
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 4e-2}
@@ -17,8 +17,8 @@ def _drawn(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def _who(shape: tuple[int, ...]) -> Tensor:
-    """All pictures but the last of the first model, and of the last one only the first two."""
+def _mask(shape: tuple[int, ...]) -> Tensor:
+    """All samples but the last of the first model, and of the last one only the first two."""
     is_there = torch.ones(shape[:2], dtype=torch.bool)
     is_there[0, -1] = False
     is_there[-1, 2:] = False
@@ -28,12 +28,12 @@ def _who(shape: tuple[int, ...]) -> Tensor:
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("is_padded", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_pictures_and_gradients_are_those_of_torch(
+def test_samples_and_gradients_are_those_of_torch(
     shape: tuple[int, ...], is_padded: bool, dtype: torch.dtype, device: torch.device
 ) -> None:
     images = (3 * _drawn(*shape, seed=0) + 5).to(dtype)
     factor, offset = (_drawn(shape[0], shape[-1], seed=k).to(dtype) for k in (1, 2))
-    is_there = _who(shape) if is_padded else torch.ones(shape[:2], dtype=torch.bool)
+    is_there = _mask(shape) if is_padded else torch.ones(shape[:2], dtype=torch.bool)
     outer = _drawn(*shape, seed=3) * is_there[:, :, None, None, None]
 
     given = [values.to(device, copy=True).requires_grad_() for values in (images, factor, offset)]
@@ -63,21 +63,21 @@ def test_pictures_and_gradients_are_those_of_torch(
         torch.testing.assert_close(variance[k].cpu().double(), spread, **close)
         assert float(size[k]) == flat.numel() / shape[-1]
     for ours, theirs in zip(given, exact, strict=True):
-        # Gradients of factors and offsets are sums over all pictures.
+        # Gradients of factors and offsets are sums over all samples.
         largest = float(theirs.grad.abs().max())
         torch.testing.assert_close(
             ours.grad.cpu().double(), theirs.grad, rtol=0, atol=TOLERANCE[dtype] * max(1, largest)
         )
 
 
-def test_moments_of_pictures_far_from_zero_keep_their_digits(device: torch.device) -> None:
+def test_moments_of_samples_far_from_zero_keep_their_digits(device: torch.device) -> None:
     images = (_drawn(2, 64, 8, 8, 3, seed=0) + 1000).float()
     _, variance, _ = moments(images.to(device), None)
     wanted = images.double().var(dim=(1, 2, 3), correction=0)
     torch.testing.assert_close(variance.cpu().double(), wanted, rtol=1e-4, atol=0)
 
 
-def test_a_model_without_pictures_has_finite_moments(device: torch.device) -> None:
+def test_a_model_without_samples_has_finite_moments(device: torch.device) -> None:
     images = _drawn(2, 3, 2, 2, 4, seed=0).float().to(device)
     is_there = torch.tensor([[True] * 3, [False] * 3], device=device)
     assert all(bool(values.isfinite().all()) for values in moments(images, is_there))
@@ -106,7 +106,7 @@ def test_evaluation_has_gradients_where_any_are_wanted(
     name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The kernels, which have none, could be used.
-    monkeypatch.setattr(normalisation, "is_usable", lambda _: True)
+    monkeypatch.setattr(batch_norm, "is_usable", lambda _: True)
     given = {
         "images": _drawn(2, 3, 2, 2, 4, seed=0),
         "scale": _drawn(2, 4, seed=1),

@@ -99,7 +99,7 @@ def list_attacks(as_json: bool) -> None:
 
 def list_models(as_json: bool) -> None:
     """List the networks."""
-    from outvote.models.spec import MODELS
+    from outvote.models.model_spec import MODELS
 
     found = {name: _first_sentence(model.__doc__ or "") for name, model in MODELS.items()}
     if as_json:

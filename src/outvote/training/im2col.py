@@ -1,4 +1,4 @@
-"""The windows that a convolution looks through, laid out as rows of a matrix."""
+"""im2col: the windows of a convolution as the rows of a matrix."""
 
 from typing import Any
 
@@ -14,16 +14,16 @@ def im2col(images: Tensor, size: int, stride: int, padding: int) -> Tensor:
     """Return the windows of a convolution, ``[models, batch, height, width, values]``."""
     if size == 1 and padding == 0:
         return images[:, :, ::stride, ::stride]
-    found: Tensor = Windows.apply(images, size, stride, padding)  # type: ignore[no-untyped-call]
+    found: Tensor = Im2Col.apply(images, size, stride, padding)  # type: ignore[no-untyped-call]
     return found
 
 
-class Windows(Function):
-    """Copies of all windows; what comes back is added up where the windows overlap."""
+class Im2Col(Function):
+    """Copies all windows; the backward pass adds up the gradients where windows overlap."""
 
     @staticmethod
     def forward(ctx: Any, images: Tensor, size: int, stride: int, padding: int) -> Tensor:
-        """Cut ``images [models, batch, height, width, channels]``."""
+        """Copy the windows of ``images [models, batch, height, width, channels]``."""
         ctx.sizes = (size, stride, padding)
         ctx.shape = images.shape
         models, batch, height, width, channels = images.shape
@@ -39,7 +39,7 @@ class Windows(Function):
 
     @staticmethod
     def backward(ctx: Any, *outer: Any) -> Any:
-        """Put the gradients of all windows back to the pixels that they came from."""
+        """Add the gradients of all windows to the pixels that they were copied from."""
         (gradient,) = outer
         size, stride, padding = ctx.sizes
         if conv_windows.is_usable(gradient):

@@ -1,16 +1,23 @@
-"""How a client trains: the settings of local SGD."""
+"""Local SGD: its settings, and one step of it."""
 
 from dataclasses import dataclass
 from math import isfinite
-from typing import final
+from typing import Any, final
+
+import torch
+from torch import Tensor
 
 from outvote.errors import check_kind
+from outvote.kernels import is_for_kernels, load_kernels
+
+# torch's own clipping guards against a norm of 0 with the same number.
+TINY = 1e-6
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
-    """Local SGD with momentum, weight decay and clipping, started afresh in every round."""
+class LocalSGD:
+    """SGD with momentum, weight decay and clipping, started afresh in every round."""
 
     learning_rate: float = 0.1
     momentum: float = 0.5
@@ -27,7 +34,7 @@ class Training:
     schedule: tuple[tuple[int, float], ...] = ()
     """Pairs (round, learning rate): from that round on, counted from 1."""
     augment: bool = False
-    """Shift every picture by up to four pixels and mirror half of them."""
+    """Shift every image by up to four pixels and mirror half of them."""
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -63,3 +70,34 @@ def _check_count(name: str, value: int) -> None:
     check_kind(name, value, int)
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}.")
+
+
+def _kernels() -> Any:
+    return load_kernels("outvote.kernels.sgd_step_triton")
+
+
+@torch.no_grad()
+def take_step(
+    weights: Tensor,
+    gradients: Tensor,
+    velocities: Tensor,
+    copy: Tensor | None,
+    training: LocalSGD,
+    learning_rate: float,
+) -> None:
+    """Change ``weights`` and ``velocities [models, dim]`` in place; `gradients` may be overwritten.
+
+    `copy` receives the new weights in the precision of the products, where that is another.
+    """
+    if is_for_kernels(weights) and _kernels() is not None:
+        _kernels().take_step(weights, gradients, velocities, copy, training, learning_rate)
+        return
+    step = gradients.to(weights.dtype)
+    if training.max_norm is not None:
+        norms = torch.linalg.vector_norm(step, dim=1, keepdim=True)
+        step = step.mul_((training.max_norm / (norms + TINY)).clamp(max=1.0))
+    step.add_(weights, alpha=training.weight_decay)
+    velocities.mul_(training.momentum).add_(step)
+    weights.sub_(velocities, alpha=learning_rate)
+    if copy is not None:
+        copy.copy_(weights)

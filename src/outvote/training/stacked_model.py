@@ -1,77 +1,78 @@
 """One network, many sets of weights: all of them forward and backward as one program.
 
-Samples are ``[models, batch, height, width, channels]``. A convolution is one batched product of
-the windows of the samples with the weights, so weights are kept the way that product wants them
-(`Stacked.spread`) while clients train, and are put back into torch's order afterwards.
+Samples are ``[models, batch, height, width, channels]``. A convolution is one batched matrix
+product of im2col and the weights. While clients train, the weights of each model are packed in the
+layout of these products (`StackedModel.pack`); `unpack` puts them back into torch's order.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.nn import functional as F
 
-from outvote.models.normalisation import Normalise, affine
 from outvote.models.parts import Branches, GlobalAverage, Residual
-from outvote.models.products import Product, multiply
-from outvote.models.windows import im2col
+from outvote.training.batch_norm import Normalise, affine
+from outvote.training.im2col import im2col
 
-Run = Callable[["Pass", Tensor], Tensor]
-# Numbers: parameters start at multiples of it, so that fast products are possible.
+Layer = Callable[["Pass", Tensor], Tensor]
+# Packed parameters start at multiples of it: fast products need aligned addresses.
 ALIGNED = 64
 
 
 @dataclass(slots=True)
 class Pass:
-    """What one forward pass works with."""
+    """The inputs of one forward pass, besides the samples."""
 
     parameters: Sequence[Tensor]
     buffers: Sequence[Tensor]
     gradients: Sequence[Tensor] | None = None
-    """Where gradients of weights are written; None: they are left to torch."""
+    """Where the gradients of weights are written; None: torch allocates them."""
     is_there: Tensor | None = None
-    """Which samples of a batch are not padding, ``[models, batch]``; None: all."""
+    """Which samples of a batch are no padding, ``[models, batch]``; None: all."""
     is_training: bool = False
     anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where a parameter or buffer lies in the vector of a model, and how it is worked with."""
+    """The position and layout of a parameter or buffer in the vector of a model."""
 
     start: int
     shape: torch.Size
-    is_turned: bool = False
-    place: int = 0
-    """Where it lies in the room of a model, see `Stacked.spread`."""
+    is_transposed: bool = False
+    packed_start: int = 0
+    """Its position among the packed parameters, see `StackedModel.pack`."""
     is_product: bool = False
-    """Whether its gradient can be written in place."""
+    """Whether a product writes its gradient in place."""
 
     @property
     def size(self) -> int:
         """How many numbers it has."""
         return prod(self.shape)
 
-    def spread(self, vectors: Tensor) -> Tensor:
-        """Cut it out of ``vectors [models, dim]``, as products want it."""
+    def read(self, vectors: Tensor) -> Tensor:
+        """Return it from ``vectors [models, dim]``, in the layout of products."""
         values = vectors[:, self.start : self.start + self.size].view(-1, *self.shape)
-        if not self.is_turned:
+        if not self.is_transposed:
             return values
         # [filters, channels, height, width] -> [height * width * channels, filters]
         return values.movedim(1, -1).movedim(1, -2).flatten(1, -2)
 
-    def view(self, room: Tensor) -> Tensor:
-        """Return its place in ``room [models, places]``."""
-        values = room[:, self.place : self.place + self.size]
-        if not self.is_turned:
+    def view(self, packed: Tensor) -> Tensor:
+        """Return a view of it in ``packed [models, packed_dim]``."""
+        values = packed[:, self.packed_start : self.packed_start + self.size]
+        if not self.is_transposed:
             return values.view(-1, *self.shape)
         return values.view(-1, self.size // self.shape[0], self.shape[0])
 
-    def gather(self, values: Tensor, vectors: Tensor) -> None:
+    def write(self, values: Tensor, vectors: Tensor) -> None:
         """Write it back into ``vectors [models, dim]``."""
-        if self.is_turned:
+        if self.is_transposed:
             filters, channels, *window = self.shape
             values = values.view(len(values), *window, channels, filters)
             values = values.movedim(-1, 1).movedim(-1, 2)
@@ -79,40 +80,35 @@ class Slot:
         target.view(-1, *self.shape).copy_(values)
 
 
-class Stacked:
+class StackedModel:
     """A network for many sets of weights at once."""
 
     def __init__(self, module: nn.Module) -> None:
-        """Read a network; its layers must be ones that are known here."""
+        """Read a network; every layer must be of a known kind."""
         self.slots: list[Slot] = []
         self.buffer_slots: list[Slot] = []
-        self._dim = 0
-        self._buffer_dim = 0
-        self._places = 0
-        self._run = self._read(module)
-        self.num_parameters = self._dim
-        self.num_buffers = self._buffer_dim
-        self.num_places = self._places
+        self.num_parameters = self.num_buffers = self.packed_dim = 0
+        self._layer = self._read(module)
 
-    def spread(self, vectors: Tensor) -> Tensor:
-        """Copy the parameters of ``vectors [models, dim]`` to a room ``[models, places]``.
+    def pack(self, vectors: Tensor) -> Tensor:
+        """Copy the parameters of ``vectors [models, dim]`` into ``[models, packed_dim]``.
 
-        In it every parameter lies as products want it, and starts at an address that suits them.
+        There every parameter has the layout of products, and starts at an aligned address.
         """
-        room = vectors.new_zeros(len(vectors), self.num_places)
+        packed = vectors.new_zeros(len(vectors), self.packed_dim)
         for slot in self.slots:
-            slot.view(room).copy_(slot.spread(vectors))
-        return room
+            slot.view(packed).copy_(slot.read(vectors))
+        return packed
 
-    def views(self, room: Tensor) -> list[Tensor]:
-        """Return the parameters in a room, one view each."""
-        return [slot.view(room) for slot in self.slots]
+    def views(self, packed: Tensor) -> list[Tensor]:
+        """Return one view per packed parameter."""
+        return [slot.view(packed) for slot in self.slots]
 
-    def gather(self, room: Tensor) -> Tensor:
-        """Return the parameters in a room as vectors ``[models, dim]``, in the order of torch."""
-        vectors = room.new_empty(len(room), self.num_parameters)
+    def unpack(self, packed: Tensor) -> Tensor:
+        """Return packed parameters as vectors ``[models, dim]``, in torch's order."""
+        vectors = packed.new_empty(len(packed), self.num_parameters)
         for slot in self.slots:
-            slot.gather(slot.view(room), vectors)
+            slot.write(slot.view(packed), vectors)
         return vectors
 
     def forward(
@@ -128,11 +124,11 @@ class Stacked:
         """Return the logits ``[models, batch, classes]``; buffers are changed in training.
 
         With `gradients`, the backward pass writes the gradients of the weights of products there;
-        those of other parameters are left to torch.
+        torch returns those of the others.
         """
-        return self._run(Pass(parameters, buffers, gradients, is_there, is_training), images)
+        return self._layer(Pass(parameters, buffers, gradients, is_there, is_training), images)
 
-    def _read(self, module: nn.Module) -> Run:
+    def _read(self, module: nn.Module) -> Layer:
         kind = type(module)
         if kind in _PLAIN:
             plain = _PLAIN[kind]
@@ -144,22 +140,24 @@ class Stacked:
                 "BatchNorm2d, MaxPool2d, ReLU, Flatten, Sequential, Residual, Branches, "
                 "GlobalAverage. Use a model of these, or train client by client."
             )
-        run: Run = reader(module)
-        return run
+        layer: Layer = reader(module)
+        return layer
 
-    def _slot(self, parameter: Tensor, *, is_turned: bool = False, is_product: bool = False) -> int:
-        shape = parameter.shape
-        self.slots.append(Slot(self._dim, shape, is_turned, self._places, is_product))
-        self._dim += parameter.numel()
-        self._places += -(-parameter.numel() // ALIGNED) * ALIGNED
+    def _slot(
+        self, parameter: Tensor, *, is_transposed: bool = False, is_product: bool = False
+    ) -> int:
+        start, shape = self.num_parameters, parameter.shape
+        self.slots.append(Slot(start, shape, is_transposed, self.packed_dim, is_product))
+        self.num_parameters += parameter.numel()
+        self.packed_dim += -(-parameter.numel() // ALIGNED) * ALIGNED
         return len(self.slots) - 1
 
     def _weights(self, module: nn.Conv2d | nn.Linear) -> tuple[int, int | None]:
-        weight = self._slot(module.weight, is_turned=True, is_product=True)
+        weight = self._slot(module.weight, is_transposed=True, is_product=True)
         bias: Tensor | None = module.bias
         return weight, None if bias is None else self._slot(bias, is_product=True)
 
-    def _read_sequential(self, module: nn.Sequential) -> Run:
+    def _read_sequential(self, module: nn.Sequential) -> Layer:
         parts = [self._read(part) for part in module]
 
         def run(state: Pass, images: Tensor) -> Tensor:
@@ -169,21 +167,21 @@ class Stacked:
 
         return run
 
-    def _read_residual(self, module: Residual) -> Run:
+    def _read_residual(self, module: Residual) -> Layer:
         body, shortcut = self._read(module.body), self._read(module.shortcut)
         return lambda state, images: body(state, images) + shortcut(state, images)
 
-    def _read_branches(self, module: Branches) -> Run:
+    def _read_branches(self, module: Branches) -> Layer:
         parts = [self._read(part) for part in module.parts]
         return lambda state, images: torch.cat([part(state, images) for part in parts], dim=-1)
 
-    def _read_conv2d(self, module: nn.Conv2d) -> Run:
+    def _read_conv2d(self, module: nn.Conv2d) -> Layer:
         _check_conv(module)
         size, stride, padding = module.kernel_size[0], module.stride[0], int(module.padding[0])
         weight, bias = self._weights(module)
 
         def run(state: Pass, images: Tensor) -> Tensor:
-            # Samples that all models share (in evaluation) are cut once.
+            # Evaluation shares the samples among the models: one copy of the windows is enough.
             is_shared = images.stride(0) == 0
             windows = im2col(images[:1] if is_shared else images, size, stride, padding)
             rows = windows.flatten(1, 3)
@@ -192,13 +190,13 @@ class Stacked:
 
         return run
 
-    def _read_linear(self, module: nn.Linear) -> Run:
+    def _read_linear(self, module: nn.Linear) -> Layer:
         weight, bias = self._weights(module)
         return lambda state, rows: _times(rows, state, weight, bias)
 
-    def _read_maxpool2d(self, module: nn.MaxPool2d) -> Run:
+    def _read_maxpool2d(self, module: nn.MaxPool2d) -> Layer:
         def run(_: Pass, images: Tensor) -> Tensor:
-            # Channels last is a layout that torch knows: nothing is copied.
+            # torch pools the channels-last layout without a copy.
             flat = images.flatten(0, 1).permute(0, 3, 1, 2)
             pooled: Tensor = module(flat)
             last: Tensor = pooled.permute(0, 2, 3, 1).unflatten(0, images.shape[:2])
@@ -206,15 +204,20 @@ class Stacked:
 
         return run
 
-    def _read_batchnorm2d(self, module: nn.BatchNorm2d) -> Run:
+    def _read_batchnorm2d(self, module: nn.BatchNorm2d) -> Layer:
+        statistics = (module.running_mean, module.running_var, module.num_batches_tracked)
+        if not module.affine or any(buffer is None for buffer in statistics):
+            raise TypeError(
+                "cannot stack batch normalisation without weights or running statistics; set "
+                "affine and track_running_stats."
+            )
         at = [self._slot(module.weight), self._slot(module.bias)]
         first = len(self.buffer_slots)
-        for buffer in (module.running_mean, module.running_var, module.num_batches_tracked):
-            if buffer is None:
-                raise TypeError("batch normalisation must track its running statistics.")
-            self.buffer_slots.append(Slot(self._buffer_dim, buffer.shape))
-            self._buffer_dim += buffer.numel()
-        epsilon, momentum = module.eps, module.momentum or 0.1
+        for buffer in statistics:
+            assert buffer is not None
+            self.buffer_slots.append(Slot(self.num_buffers, buffer.shape))
+            self.num_buffers += buffer.numel()
+        epsilon, momentum = module.eps, module.momentum
 
         def run(state: Pass, images: Tensor) -> Tensor:
             mean, variance, count = state.buffers[first : first + 3]
@@ -226,21 +229,66 @@ class Stacked:
                 images, factor, offset, state.is_there, epsilon
             )
             unbiased = now_variance * (size / (size - 1).clamp(min=1))
-            # Buffers are as exact as the samples were drawn, which may be more than these are.
-            mean.lerp_(now_mean.to(mean.dtype), momentum)
-            variance.lerp_(unbiased.to(variance.dtype), momentum)
             count += 1
+            # Without a momentum, torch keeps the mean over all batches.
+            share = (1 / count).to(mean.dtype).unsqueeze(-1) if momentum is None else momentum
+            # The statistics have the precision of the stored samples, which may be higher.
+            mean.lerp_(now_mean.to(mean.dtype), share)
+            variance.lerp_(unbiased.to(variance.dtype), share)
             found: Tensor = result
             return found
 
         return run
 
 
+class Product(Function):
+    """``rows @ weight + bias`` for many models; the weights' gradients are written, not returned.
+
+    Returned gradients would be allocated in every step, and copied once more.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        to_weight: Tensor,
+        to_bias: Tensor | None,
+        anchor: Tensor,
+    ) -> Tensor:
+        """Multiply ``rows [models, num, inputs]`` with ``weight [models, inputs, outputs]``.
+
+        `anchor` requires a gradient: without one, torch would skip the backward pass.
+        """
+        del anchor
+        ctx.save_for_backward(rows, weight)
+        ctx.to_weight, ctx.to_bias = to_weight, to_bias
+        return _multiply(rows, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Any) -> Any:
+        """Write the gradients of the weights, return that of the rows."""
+        (gradient,) = outer
+        rows, weight = ctx.saved_tensors
+        torch.bmm(rows.mT, gradient, out=ctx.to_weight)
+        if ctx.to_bias is not None:
+            torch.sum(gradient, dim=1, out=ctx.to_bias)
+        inner = torch.bmm(gradient, weight.mT) if ctx.needs_input_grad[0] else None
+        return inner, None, None, None, None, None
+
+
+def _multiply(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if bias is None:
+        return torch.bmm(rows, weight)
+    return torch.baddbmm(bias.unsqueeze(1), rows, weight)
+
+
 def _times(rows: Tensor, state: Pass, weight: int, bias: int | None) -> Tensor:
     own = state.parameters[weight]
     offset = None if bias is None else state.parameters[bias]
     if state.gradients is None:
-        return multiply(rows, own, offset)
+        return _multiply(rows, own, offset)
     to_bias = None if bias is None else state.gradients[bias]
     result: Tensor = Product.apply(  # type: ignore[no-untyped-call]
         rows, own, offset, state.gradients[weight], to_bias, state.anchor

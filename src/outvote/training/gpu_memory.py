@@ -1,15 +1,15 @@
-"""How much work fits into the memory of a device at once."""
+"""How much work fits into the memory of a GPU at once."""
 
 from collections.abc import Callable
 
 import torch
 
-# What is left over is for the pieces that memory falls into, and for those who share the device.
+# The rest is for fragmentation, and for other programs on the device.
 SHARE = 0.7
 
 
 def how_many_fit(work: Callable[[], object], device: torch.device) -> int | None:
-    """Do one unit of work, and return how many units of it fit at once; None: nobody counts."""
+    """Do one unit of work, and return how many fit at once; None: the device is no GPU."""
     if device.type != "cuda":
         return None
     torch.cuda.synchronize(device)
@@ -22,6 +22,6 @@ def how_many_fit(work: Callable[[], object], device: torch.device) -> int | None
 
 
 def free_on_gpu(device: torch.device) -> int:
-    """Return how much memory there is to take, with what torch holds back and nobody uses."""
+    """Return the free memory in bytes, including what torch has reserved and does not use."""
     idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + idle

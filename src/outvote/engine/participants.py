@@ -1,17 +1,17 @@
-"""Who takes part in a round."""
+"""Step 1 of a round: sample the clients that take part."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from outvote.clients.federation import sample_clients
+from outvote.engine.federation import sample_clients
 from outvote.engine.run_stack import RunStack
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Participants:
-    """The clients of a round of every run."""
+    """The clients of a round, for every run."""
 
     number: int
     """The round, counted from 1."""
@@ -22,13 +22,12 @@ class Participants:
 
 
 def sample_participants(stack: RunStack, number: int) -> Participants:
-    """Draw the clients of a round, and tell the server what it may know of them."""
-    clients, liars, told = [], [], []
+    """Sample the clients of a round, and set how many Byzantine ones the server assumes."""
+    clients, is_byzantine, assumed = [], [], []
     for run in stack.runs:
         federation = run.federation
         some = sample_clients(federation.num_clients, run.num_sampled, run.stream(), number)
-        lies = [federation.is_byzantine[k] for k in some]
         clients.append(some)
-        liars.append(lies)
-        told.append(run.num_byzantine_assumed(sum(lies)))
-    return Participants(number, clients, torch.tensor(liars), told)
+        is_byzantine.append([federation.is_byzantine[k] for k in some])
+        assumed.append(run.num_byzantine_assumed(sum(is_byzantine[-1])))
+    return Participants(number, clients, torch.tensor(is_byzantine), assumed)

@@ -1,4 +1,4 @@
-"""Clients trained one by one, each on a core of its own: the fastest way without a GPU."""
+"""Clients trained one by one, each on one core: the fastest way without a GPU."""
 
 import copy
 from collections.abc import Sequence
@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from outvote.clients.samples import Samples
-from outvote.clients.step import TINY
-from outvote.clients.training import Training
-from outvote.clients.work import LocalUpdates, Task, count_samples
 from outvote.threads import mapped
+from outvote.training.local_sgd import TINY, LocalSGD
+from outvote.training.samples import Samples
+from outvote.training.trainer import ClientTask, LocalUpdates, count_samples
 
 EVALUATED_AT_ONCE = 512
 
@@ -49,13 +48,8 @@ class FlatModel:
         parts = [buffer.flatten().double() for buffer in self.module.buffers()]
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
 
-    def logits(self, images: Tensor) -> Tensor:
-        """Return the logits of samples ``[batch, height, width, channels]``."""
-        logits: Tensor = self.module(images.movedim(-1, 1))
-        return logits
-
     @torch.no_grad()
-    def step(self, training: Training, learning_rate: float) -> None:
+    def step(self, training: LocalSGD, learning_rate: float) -> None:
         """Take one step along the gradient."""
         gradient = self.gradient
         if training.max_norm is not None:
@@ -79,37 +73,33 @@ class SequentialTrainer:
         self,
         weights: Tensor,
         buffers: Tensor,
-        tasks: Sequence[Task],
-        training: Training,
+        tasks: Sequence[ClientTask],
+        training: LocalSGD,
         learning_rate: float,
     ) -> LocalUpdates:
         """Train one model per task, from ``weights [runs, dim]``."""
         gradients = weights.new_empty(len(tasks), weights.shape[1])
         after = buffers.new_empty(len(tasks), buffers.shape[1])
+        losses = torch.empty(len(tasks), dtype=torch.float64)
 
-        def work(number: int) -> float:
+        def work(number: int) -> None:
             task, model = tasks[number], self._model()
             start = weights[task.run]
             model.load(start, buffers[task.run])
-            loss = self._train(model, task, training, learning_rate)
+            losses[number] = self._train(model, task, training, learning_rate)
             torch.sub(start, model.weights, out=gradients[number])
             after[number] = model.buffers()
-            return loss
 
-        losses = mapped(work, _longest_first(tasks), weights.device, on_one_core=True)
-        order = torch.tensor(_longest_first(tasks))
-        by_task = torch.empty(len(tasks), dtype=torch.float64)
-        by_task[order] = torch.tensor(losses, dtype=torch.float64)
+        # The longest tasks first: none of them is left for the end.
+        order = sorted(range(len(tasks)), key=lambda k: -tasks[k].batches.num_samples)
+        mapped(work, order, weights.device, on_one_core=True)
         return LocalUpdates(
-            gradients=gradients,
-            losses=by_task,
-            buffers=after,
-            num_samples=count_samples(tasks),
+            gradients=gradients, losses=losses, buffers=after, num_samples=count_samples(tasks)
         )
 
     @torch.enable_grad()
     def _train(
-        self, model: FlatModel, task: Task, training: Training, learning_rate: float
+        self, model: FlatModel, task: ClientTask, training: LocalSGD, learning_rate: float
     ) -> float:
         model.module.train()
         total = torch.zeros((), dtype=torch.float64, device=self.samples.images.device)
@@ -118,41 +108,35 @@ class SequentialTrainer:
             moves = None if task.batches.moves is None else task.batches.moves[step, :size]
             labels = self.samples.labels[index]
             labels = labels if task.label_map is None else task.label_map[labels]
+            images = self.samples.batch(index, moves).movedim(-1, 1)
+            if task.poison is not None:
+                images, labels = task.poison(images, labels)
             model.gradient.zero_()
-            loss = F.cross_entropy(model.logits(self.samples.batch(index, moves)), labels)
+            loss = F.cross_entropy(model.module(images), labels)
             loss.backward()
             model.step(training, learning_rate)
             total += loss.detach()
         return float(total) / max(1, task.batches.num_steps)
 
-    def count_right(self, weights: Tensor, buffers: Tensor, samples: Samples) -> Tensor:
-        """Return how many samples each run's model recognises."""
+    def count_correct(self, weights: Tensor, buffers: Tensor, samples: Samples) -> Tensor:
+        """Return how many samples the model of each run classifies correctly."""
 
         def work(run: int) -> int:
-            model = self._model()
-            model.load(weights[run], buffers[run])
-            model.module.eval()
-            num_right = 0
-            for index in torch.arange(len(samples)).split(EVALUATED_AT_ONCE):
-                found = model.logits(samples.batch(index)).argmax(dim=-1)
-                num_right += int((found == samples.labels[index]).sum())
-            return num_right
-
-        def without_gradient(run: int) -> int:
-            # The mode is one per thread, so it is set where the work is done.
+            # Each thread has its own gradient mode: it is set where the work is done.
             with torch.no_grad():
-                return work(run)
+                model = self._model()
+                model.load(weights[run], buffers[run])
+                model.module.eval()
+                num_correct = 0
+                for index in torch.arange(len(samples)).split(EVALUATED_AT_ONCE):
+                    found = model.module(samples.batch(index).movedim(-1, 1)).argmax(dim=-1)
+                    num_correct += int((found == samples.labels[index]).sum())
+                return num_correct
 
-        found = mapped(without_gradient, range(len(weights)), weights.device, on_one_core=True)
-        return torch.tensor(found)
+        return torch.tensor(mapped(work, range(len(weights)), weights.device, on_one_core=True))
 
     def _model(self) -> FlatModel:
         model: FlatModel | None = getattr(self._own, "model", None)
         if model is None:
             model = self._own.model = FlatModel(self.module, self.samples.dtype)
         return model
-
-
-def _longest_first(tasks: Sequence[Task]) -> list[int]:
-    """Order the tasks so that no long one is left for the end."""
-    return sorted(range(len(tasks)), key=lambda k: -tasks[k].batches.num_samples)

@@ -1,4 +1,4 @@
-"""The samples on the training device: kept as bytes, made into numbers batch by batch."""
+"""Samples on the training device: stored as bytes, converted to floats batch by batch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +22,7 @@ class Samples:
         device: torch.device,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """Take bytes; mean and standard deviation are of pixels between 0 and 1."""
+        """Take images as bytes; mean and standard deviation are of pixels between 0 and 1."""
         self.images = torch.as_tensor(images).to(device)
         self.labels = torch.as_tensor(labels).to(device, torch.int64)
         if self.images.dtype != torch.uint8 or self.images.dim() != 4:
@@ -51,20 +51,20 @@ class Samples:
         return height, width, channels
 
     def batch(self, index: Tensor, moves: Tensor | None = None) -> Tensor:
-        """Return some samples as numbers, ``[*index, height, width, channels]``.
+        """Return some samples as floats, ``[*index, height, width, channels]``.
 
-        `moves [*index, 3]` shifts each picture down and to the right (what comes in from outside is
-        its mirror image) and turns it over where the third number is 1.
+        `moves [*index, 3]` shifts each image down and to the right (with reflection padding) and
+        mirrors it where the third number is 1.
         """
         bytes_ = self.images[index] if moves is None else self._moved(index, moves)
         return bytes_.to(self.dtype).mul_(self.scale).add_(self.shift)
 
     def _moved(self, index: Tensor, moves: Tensor) -> Tensor:
         height, width, _ = self.shape
-        down, right, is_turned = moves.to(index.device).long().unbind(dim=-1)
+        down, right, is_mirrored = moves.to(index.device).long().unbind(dim=-1)
         row = _reflected(self._range(height) + down.unsqueeze(-1), height)
         column = _reflected(self._range(width) + right.unsqueeze(-1), width)
-        column = torch.where(is_turned.unsqueeze(-1) > 0, width - 1 - column, column)
+        column = torch.where(is_mirrored.unsqueeze(-1) > 0, width - 1 - column, column)
         return self.images[index[..., None, None], row.unsqueeze(-1), column.unsqueeze(-2)]
 
     def _range(self, size: int) -> Tensor:

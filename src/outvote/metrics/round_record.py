@@ -1,29 +1,29 @@
-"""What is recorded of one round of one run."""
+"""The record of one round of one run."""
 
 from dataclasses import dataclass
 
-from outvote.metrics.diagnostics import Diagnostics
+from outvote.metrics.certificate import Diagnostics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One round: who took part, who was believed, and what came out."""
+    """One round: who took part, who was kept, and the metrics."""
 
     round: int
     num_samples: int
-    """How many pictures the clients were trained on."""
+    """How many samples the clients trained on."""
     loss: float | None
     """Mean training loss of the honest clients of the round; those that diverged do not count,
-    unless all did. None: nobody had enough pictures to train on."""
+    unless all did. None: no client had enough samples to train on."""
     accuracy: float | None
-    """Share of the test pictures recognised after the round, if it was evaluated."""
+    """Accuracy on the test set after the round, if it was evaluated."""
     clients: tuple[int, ...]
     byzantine: tuple[int, ...]
-    """Those of the clients that lie."""
+    """The Byzantine ones among the clients."""
     num_byzantine_assumed: int
-    """How many liars the server was told of."""
+    """How many Byzantine clients the server assumed."""
     num_byzantine_used: int
-    """How many of them the rule could reckon with."""
+    """How many the rule used, which may be lowered to its limit."""
     kept: tuple[int, ...]
     rejected: tuple[int, ...]
     """Clients that sent NaN or infinity."""
@@ -33,11 +33,11 @@ class Record:
     honest_norm: float
     """The norm of that mean."""
     byzantine_weight: float | None = None
-    """The liars' share of the weights that the rule gave; None: it gave none."""
+    """The Byzantine clients' share of the rule's weights; None: unknown, or all are 0."""
     diagnostics: Diagnostics | None = None
-    """Only of runs that ask for them."""
+    """Only of runs that want them."""
 
     @property
     def num_kept_byzantine(self) -> int:
-        """How many liars were believed."""
+        """How many Byzantine clients were kept."""
         return len(set(self.kept) & set(self.byzantine))

@@ -1,48 +1,47 @@
-"""What is told of a round."""
+"""Step 6 of a round: evaluate the models, and record what happened."""
 
-from outvote.clients.work import LocalUpdates
-from outvote.engine.alike import pieces
-from outvote.engine.diagnosing import diagnose
-from outvote.engine.judging import Judged
+from outvote.engine.aggregate_step import Aggregated
+from outvote.engine.diagnostics import diagnose
+from outvote.engine.participants import Participants
 from outvote.engine.run_stack import RunStack, State
-from outvote.engine.sampling import Participants
 from outvote.metrics.deviation import honest_losses, honest_means, norms, weight_shares
-from outvote.metrics.record import Record
+from outvote.metrics.round_record import Record
+from outvote.training.trainer import LocalUpdates
 
 
-def describe(
+def record(
     stack: RunStack,
     before: State,
     after: State,
     participants: Participants,
-    local_updates: LocalUpdates,
-    judged: Judged,
+    updates: LocalUpdates,
+    aggregation: Aggregated,
     *,
     is_evaluated: bool,
 ) -> list[Record]:
-    """Return one record per run; the models are tried on the whole test set if wanted."""
-    num_runs, num_clients = judged.weights.shape
-    is_byzantine = participants.is_byzantine.to(judged.updates.device)
-    rows = local_updates.gradients.view(num_runs, num_clients, -1)
-    num_samples = local_updates.num_samples.view(num_runs, -1)
+    """Return one record per run; with `is_evaluated`, the models are tested on the whole test set."""
+    num_runs, num_clients = aggregation.weights.shape
+    is_byzantine = participants.is_byzantine.to(aggregation.vector.device)
+    rows = updates.gradients.view(num_runs, num_clients, -1)
+    num_samples = updates.num_samples.view(num_runs, -1)
     deviations, sizes, losses = [], [], []
-    for some in pieces(stack):
+    for some in stack.slices():
         means = honest_means(rows[some], is_byzantine[some])
-        deviations += norms(judged.updates[some] - means)
+        deviations += norms(aggregation.vector[some] - means)
         sizes += norms(means)
         losses += honest_losses(
-            local_updates.losses.view(num_runs, -1)[some],
+            updates.losses.view(num_runs, -1)[some],
             participants.is_byzantine[some],
             num_samples[some] > 0,
         )
     accuracies: list[float | None] = [None] * num_runs
     if is_evaluated:
-        right = stack.trainer.count_right(after.weights, after.buffers, stack.test)
-        accuracies = [int(count) / len(stack.test) for count in right]
-    kept, rejected = (judged.weights > 0).tolist(), judged.is_rejected.tolist()
-    shares = weight_shares(judged.weights, participants.is_byzantine)
-    scores = judged.scores.tolist()
-    diagnostics = diagnose(stack, before, participants, local_updates, judged)
+        correct = stack.trainer.count_correct(after.weights, after.buffers, stack.test)
+        accuracies = [int(count) / len(stack.test) for count in correct]
+    kept, rejected = (aggregation.weights > 0).tolist(), aggregation.is_rejected.tolist()
+    shares = weight_shares(aggregation.weights, participants.is_byzantine)
+    scores = aggregation.scores.tolist()
+    diagnostics = diagnose(stack, before, participants, updates, aggregation)
     return [
         Record(
             round=participants.number,
@@ -52,7 +51,7 @@ def describe(
             clients=tuple(clients),
             byzantine=_picked(clients, participants.is_byzantine[k].tolist()),
             num_byzantine_assumed=participants.num_byzantine_assumed[k],
-            num_byzantine_used=judged.num_byzantine_used[k],
+            num_byzantine_used=aggregation.num_byzantine[k],
             kept=_picked(clients, kept[k]),
             rejected=_picked(clients, rejected[k]),
             scores=tuple(scores[k]),

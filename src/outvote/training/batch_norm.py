@@ -1,6 +1,6 @@
-"""Batch normalisation in many models at once, with a backward pass of its own.
+"""Batch normalisation in many models at once, with its own backward pass.
 
-Left to torch, it would be a dozen passes over the samples in float32; on a GPU here it is two
+torch's autograd would take a dozen passes over the samples in float32. On a GPU this takes two
 forward and two backward, in the precision of the samples, with sums in float32 or better.
 """
 
@@ -8,12 +8,29 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 
 from outvote.kernels import is_for_kernels, load_kernels
+from outvote.training.local_sgd import LocalSGD
 
 OVER = (1, 2, 3)
+# A single sample has no variance.
+MIN_BATCH = 2
+
+
+def has_batch_norm(module: nn.Module) -> bool:
+    """Tell whether a network has batch normalisation."""
+    return any(isinstance(part, nn.BatchNorm2d) for part in module.modules())
+
+
+def check_batch_size(module: nn.Module, training: LocalSGD) -> None:
+    """Refuse batches that cannot be normalised."""
+    if has_batch_norm(module) and training.batch_size < MIN_BATCH:
+        raise ValueError(
+            f"training.batch_size must be at least {MIN_BATCH} for a network with batch "
+            f"normalisation, got {training.batch_size}; raise it, or take another network."
+        )
 
 
 def _kernels() -> Any:
@@ -28,7 +45,7 @@ def is_usable(images: Tensor) -> bool:
 class Normalise(Function):
     """Samples ``[models, batch, height, width, channels]`` normalised by their own moments.
 
-    Samples that are not there are normalised too, but do not count.
+    Padding is normalised too, but does not enter the moments.
     """
 
     @staticmethod
@@ -65,7 +82,7 @@ class Normalise(Function):
 
 
 def moments(images: Tensor, is_there: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mean, variance and count per channel over the samples that are there."""
+    """Return mean, variance and count per channel over the samples that are no padding."""
     if is_usable(images):
         means, squares, sizes = _kernels().moments(images, is_there)
         size = sizes.double().sum(dim=1).clamp(min=1).unsqueeze(-1)
@@ -110,7 +127,7 @@ def _gradient_sums(
 def _inner_gradient(
     gradient: Tensor, images: Tensor, by_channel: tuple[Tensor, ...], is_there: Tensor | None
 ) -> Tensor:
-    """Return the gradient of the samples; what is not there did not move the moments."""
+    """Return the gradient of the samples; padding did not enter the moments."""
     if is_usable(images):
         found: Tensor = _kernels().inner_gradient(gradient, images, by_channel, is_there)
         return found
@@ -122,10 +139,10 @@ def _inner_gradient(
 
 
 def per_channel(values: Tensor) -> Tensor:
-    """Let ``values [models, channels]`` stand beside samples."""
+    """Give ``values [models, channels]`` the axes of samples."""
     return values[:, None, None, None, :]
 
 
 def _wide(values: Tensor) -> Tensor:
-    """Moments are sums of many small numbers: not for bfloat16."""
+    """Convert bfloat16 to float32: moments are sums of many small numbers."""
     return values if values.dtype == torch.float64 else values.float()

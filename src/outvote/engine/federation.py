@@ -20,13 +20,13 @@ class Federation:
     parts: tuple[Tensor, ...]
     """The samples of each client, as indices into the training set."""
     is_byzantine: tuple[bool, ...]
-    """Who lies, for the whole run."""
+    """Which clients are Byzantine, for the whole run."""
 
     def __post_init__(self) -> None:
         """Check that every client has data."""
         if len(self.parts) != len(self.is_byzantine):
             raise ValueError(
-                f"is_byzantine must tell of each of the {len(self.parts)} clients, got "
+                f"is_byzantine must have one entry for each of the {len(self.parts)} clients, got "
                 f"{len(self.is_byzantine)}."
             )
         empty = [k for k, part in enumerate(self.parts) if len(part) == 0]
@@ -43,14 +43,14 @@ class Federation:
 
     @property
     def num_byzantine(self) -> int:
-        """How many of them lie."""
+        """How many of them are Byzantine."""
         return sum(self.is_byzantine)
 
 
 def make_federation(
     parts: Sequence[Any], *, num_byzantine: int | None = None, fraction: float = 0.0, seed: int = 0
 ) -> Federation:
-    """Draw who lies: a number of clients, or a fraction of them rounded up."""
+    """Draw the Byzantine clients: a number of them, or a fraction rounded up."""
     num_clients = len(parts)
     count = ceil(fraction * num_clients - 1e-9) if num_byzantine is None else num_byzantine
     if not 0 <= count <= num_clients:
@@ -63,10 +63,10 @@ def make_federation(
         .fold_in("who-is-byzantine")
         .permutations(num_clients, torch.device("cpu"))
     )
-    liars = set(order[0, :count].tolist())
+    byzantine = set(order[0, :count].tolist())
     return Federation(
         parts=tuple(torch.as_tensor(np.asarray(part), dtype=torch.int64) for part in parts),
-        is_byzantine=tuple(k in liars for k in range(num_clients)),
+        is_byzantine=tuple(k in byzantine for k in range(num_clients)),
     )
 
 

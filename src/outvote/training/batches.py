@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outvote.clients.samples import LARGEST_SHIFT
-from outvote.clients.training import Training
 from outvote.seeding import RandomStream
+from outvote.training.local_sgd import LocalSGD
+from outvote.training.samples import LARGEST_SHIFT
 
 CPU = torch.device("cpu")
 
@@ -16,8 +16,9 @@ CPU = torch.device("cpu")
 class Batches:
     """The batches of one client in one round.
 
-    ``index [steps, batch_size]`` are samples, -1 where a batch is not full; ``sizes`` tells how
-    many there are; ``moves [steps, batch_size, 3]`` how to shift and mirror them, or None.
+    ``index [steps, batch_size]`` are indices of samples, -1 where a batch is not full; ``sizes``
+    are the numbers of samples; ``moves [steps, batch_size, 3]`` is how to shift and mirror the
+    images, or None.
     """
 
     index: Tensor
@@ -35,20 +36,20 @@ class Batches:
         return sum(self.sizes)
 
 
-def draw_batches(part: Tensor, training: Training, stream: RandomStream, least: int = 1) -> Batches:
-    """Shuffle the samples of a client anew for every epoch and cut them into batches.
+def draw_batches(part: Tensor, training: LocalSGD, stream: RandomStream, least: int = 1) -> Batches:
+    """Shuffle the samples of a client for every epoch, and split them into batches.
 
     Batches of fewer than `least` samples are left out, even if none is left.
     """
     generator = stream.fold_in("batches").generator(0, CPU)
     size, num_own = training.batch_size, len(part)
     per_epoch = -(-num_own // size)
-    # What is left at the end of an epoch is a batch too, if it is large enough.
+    # The rest of an epoch is a batch too, if it is large enough.
     num_left = num_own - (per_epoch - 1) * size
     num_batches = per_epoch - 1 if num_left < least else per_epoch
     if num_batches == 0:
-        nothing = torch.empty(0, size, dtype=torch.int64)
-        return Batches(nothing, [], _draw_moves(nothing, training, generator))
+        empty = torch.empty(0, size, dtype=torch.int64)
+        return Batches(empty, [], _draw_moves(empty, training, generator))
     num_steps = training.num_steps or training.num_epochs * num_batches
     num_epochs = -(-num_steps // num_batches)
     index = torch.full((num_epochs, per_epoch * size), -1, dtype=torch.int64)
@@ -59,10 +60,10 @@ def draw_batches(part: Tensor, training: Training, stream: RandomStream, least: 
     return Batches(index, (sizes * num_epochs)[:num_steps], _draw_moves(index, training, generator))
 
 
-def _draw_moves(index: Tensor, training: Training, generator: torch.Generator) -> Tensor | None:
+def _draw_moves(index: Tensor, training: LocalSGD, generator: torch.Generator) -> Tensor | None:
     if not training.augment:
         return None
     span = 2 * LARGEST_SHIFT + 1
     shifts = torch.randint(span, (*index.shape, 2), generator=generator) - LARGEST_SHIFT
-    turns = torch.randint(2, (*index.shape, 1), generator=generator)
-    return torch.cat([shifts, turns], dim=-1).to(torch.int8)
+    mirrors = torch.randint(2, (*index.shape, 1), generator=generator)
+    return torch.cat([shifts, mirrors], dim=-1).to(torch.int8)

@@ -1,4 +1,4 @@
-"""What theory asks about a round: how different honest clients are, and what that allows liars."""
+"""The diagnostics of a round: how honest clients differ, and what bounds follow from that."""
 
 from dataclasses import dataclass
 from math import sqrt
@@ -11,22 +11,22 @@ from torch import Tensor
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnostics:
-    """One round of one run; None is what is not known, or does not apply."""
+    """The diagnostics of one round of one run; None: not known, or does not apply."""
 
     kappa: float | None = None
-    """How far the honest client that differs most is from the mean of the honest ones: gradients
-    over all its pictures, at the weights that the round began with."""
+    """The largest distance of an honest client from the mean of the honest ones: gradients over
+    all its samples, at the weights before the round."""
     sigma: float | None = None
-    """The root mean square distance of a batch's gradient to that of all pictures, of the honest
+    """The root mean square distance of a batch's gradient to that of all samples, of the honest
     client where it is largest."""
     honest_diameter: float | None = None
-    """The largest distance between two gradients that honest clients sent."""
+    """The largest distance between two honest gradients."""
     resilience: float | None = None
     """The constant of the rule; of GAS: of the rule inside, on its widest group."""
     bound_factor: float | None = None
-    """What the paper's bound multiplies kappa squared plus sigma squared with, GAS only."""
+    """The factor of kappa squared plus sigma squared in the paper's bound, GAS only."""
     certificate: float | None = None
-    """What the deviation cannot exceed, GAS only."""
+    """An upper bound of the deviation, GAS only."""
 
 
 @final
@@ -34,24 +34,24 @@ class LocalPass:
     """Adds up the gradients of a client's batches, one after the other, in float64."""
 
     def __init__(self, like: Tensor) -> None:
-        """Begin with nothing; `like` is a vector of the gradients' size."""
+        """Start at 0; `like` is a vector of the gradients' size."""
         self._sum = torch.zeros_like(like, dtype=torch.float64)
         self._weighted = torch.zeros_like(self._sum)
         self._squares = 0.0
-        self._num_pictures = self._num_batches = 0
+        self._num_samples = self._num_batches = 0
 
     def add(self, gradient: Tensor, num_samples: int) -> None:
         """Count the gradient of one batch."""
         self._sum += gradient
         self._weighted.add_(gradient, alpha=num_samples)
         self._squares += float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2
-        self._num_pictures += num_samples
+        self._num_samples += num_samples
         self._num_batches += 1
 
     @property
     def mean(self) -> Tensor:
-        """The gradient over all pictures."""
-        return self._weighted / self._num_pictures
+        """The gradient over all samples."""
+        return self._weighted / self._num_samples
 
     @property
     def noise(self) -> float:
@@ -87,11 +87,11 @@ def certificate(
     group_diameters: float,
     resilience: float,
 ) -> float:
-    r"""Return what the deviation of GAS cannot exceed, whatever the liars sent.
+    r"""Return an upper bound of the deviation of GAS, whatever the Byzantine clients sent.
 
     $$ \frac{b}{n - f} \Big(D + (1 + 2 \lambda) \sum_q D_q\Big) $$
 
-    b liars were kept, the honest gradients have the diameter D, and D_q on group q;
+    b Byzantine clients were kept, the honest gradients have the diameter D, and D_q on group q;
     `group_diameters` is the sum of those.
     """
     reach = diameter + (1 + 2 * resilience) * group_diameters
