@@ -5,7 +5,7 @@ import re
 import pytest
 
 from command_line import run
-from outvote.attacks.spec import ATTACKS
+from outvote.attacks.attack_spec import ATTACKS
 from outvote.cli.describe import describe
 
 MINE = '''
@@ -13,8 +13,8 @@ import dataclasses
 import outvote
 class Zeros(outvote.Attack):
     """Nothing at all."""
-    def craft(self, scene):
-        return outvote.Forged(rows=0 * scene.mean.unsqueeze(1))
+    def craft(self, context):
+        return outvote.AttackOutput(rows=0 * context.mean.unsqueeze(1))
 class First(outvote.VectorRule):
     """The first client is right."""
     def max_byzantine(self, num_clients):
@@ -25,7 +25,7 @@ class Broken(First):
     def aggregate(self, rows, num_byzantine):
         raise RuntimeError("out of order")
 class Raises(outvote.Attack):
-    def craft(self, scene):
+    def craft(self, context):
         raise RuntimeError("no idea")
 class FailsFor3(First):
     def aggregate(self, rows, num_byzantine):
@@ -33,15 +33,15 @@ class FailsFor3(First):
             raise RuntimeError("three")
         return rows[0]
 class Threes(outvote.Attack):
-    def craft(self, scene):
-        return outvote.Forged(rows=0 * scene.mean.unsqueeze(1) + 3)
+    def craft(self, context):
+        return outvote.AttackOutput(rows=0 * context.mean.unsqueeze(1) + 3)
 @dataclasses.dataclass(frozen=True)
 class Quiet(outvote.Attack):
     loud: int = 7
-    def craft(self, scene):
-        return outvote.Forged(rows=0 * scene.mean.unsqueeze(1))
+    def craft(self, context):
+        return outvote.AttackOutput(rows=0 * context.mean.unsqueeze(1))
 class Labels(Quiet):
-    is_data_attack = True
+    poisons_data = True
 '''
 SMALL = ["--clients", 12, "--byzantine", 2, "--dim", 60]
 
@@ -93,9 +93,9 @@ def test_show_tells_formula_kind_reference_and_parameters_of_an_attack(capsys):
     assert result.code == 0
     for words in (r"\mu - z \sigma", "all send one row", "Baruch", "z=2", "(default z=1.5)"):
         assert words in result.out
-    found = run(capsys, "show", "gas-aware(stream=8)", "--json").json
-    assert (found["attack"], found["values"]["stream"]) == ("gas-aware(stream=8)", 8)
-    assert (found["needs_rule"], found["is_random"], found["is_data_attack"]) == (True, True, False)
+    found = run(capsys, "show", "gas-aware(draws=8)", "--json").json
+    assert (found["attack"], found["values"]["draws"]) == ("gas-aware(draws=8)", 8)
+    assert (found["needs_rule"], found["is_random"], found["poisons_data"]) == (True, True, False)
 
 
 def test_show_knows_other_names_and_attacks_of_the_user(capsys, mine):
@@ -191,7 +191,7 @@ def test_stress_tells_which_rules_were_lowered_to_their_limit(capsys):
 def test_stress_tells_what_gas_aware_is_there(capsys):
     words = ["stress", "--clients", 8, "--byzantine", 1, "--dim", 20, "--rule", "mean"]
     out = run(capsys, *words).out
-    assert "gas-aware is gas-aware(stream=4, steps=5), fewer tries than its default" in out
+    assert "gas-aware is gas-aware(draws=4, steps=5), fewer tries than its default" in out
     assert "made for GAS" in out
 
 

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from outvote.attacks.base import Attack
+from outvote.attacks.attack import Attack, AttackOutput
 from outvote.attacks.context import AttackContext
-from outvote.attacks.crafted import Forged
 
 
 @final
@@ -26,6 +25,6 @@ class BitFlip(Attack):
     name: ClassVar[str] = "bit-flip"
     is_colluding: ClassVar[bool] = False
 
-    def craft(self, context: AttackContext) -> Forged:
-        """Turn every attacker's own gradient around."""
-        return Forged(rows=-context.own_rows, is_fresh=True)
+    def craft(self, context: AttackContext) -> AttackOutput:
+        """Negate every attacker's own gradient."""
+        return AttackOutput(rows=-context.own_rows)

@@ -1,11 +1,13 @@
 """Step 3 of a round: the Byzantine clients replace their gradients."""
 
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from outvote.attacks.batch import corrupt
+from outvote.attacks.context import Defence
+from outvote.attacks.run_attack import run_attack
 from outvote.engine.aggregate_step import ask
 from outvote.engine.participants import Participants
 from outvote.engine.run_stack import Run, RunStack, State, run_index
@@ -21,37 +23,44 @@ def attack(
     sent = honest
     states = list(state.attack_states or (None,) * num_runs)
     for numbers in stack.grouped(_kind):
-        first = stack.runs[numbers[0]]
         is_byzantine = participants.is_byzantine[torch.tensor(numbers)]
-        if first.attack.is_data_attack or not bool(is_byzantine.any()):
+        if not bool(is_byzantine.any()):
             continue
         at = run_index(numbers, honest.device)
-        found = corrupt(
-            first.attack,
+        rows, output = run_attack(
+            stack.runs[numbers[0]].attack,
             honest[at],
             is_byzantine.to(honest.device),
             seeds=[stack.runs[k].seed_of(participants.number, "attack") for k in numbers],
-            defence=lambda rows, seeds, numbers=numbers: _answer(
-                ask(stack, state, participants, updates, numbers, rows, seeds)
-            ),
-            state=states[numbers[0]] if first.attack.has_memory else None,
+            defence=_defence(stack, state, participants, updates, numbers),
+            states=[states[k] for k in numbers],
             clients=torch.tensor([participants.clients[k] for k in numbers], device=honest.device),
+            round=participants.number,
         )
-        if sent is honest:
-            sent = honest.clone()
-        sent[at] = found.gradients
-        for k in numbers:
-            states[k] = found.state
+        sent = honest.clone() if sent is honest else sent
+        sent[at] = rows
+        for k, after in zip(numbers, output.state, strict=True):
+            states[k] = after
     return sent, tuple(states)
 
 
-def _kind(number: int, run: Run) -> tuple[Any, ...]:
-    """Tell runs apart that cannot be attacked together."""
+def _kind(number: int, run: Run) -> Hashable:
+    """Tell runs apart that cannot be attacked together; an attack with a state sees one run."""
     asked = run.rule if run.attack.needs_rule() else None
-    # States are kept run by run.
-    is_own = run.attack.has_memory
-    return run.attack, asked, number if is_own else None
+    return run.attack, asked, number if run.attack.has_state else None
 
 
-def _answer(found: Any) -> tuple[Tensor, Tensor]:
-    return found.vector, found.weights > 0
+def _defence(
+    stack: RunStack,
+    state: State,
+    participants: Participants,
+    updates: LocalUpdates,
+    numbers: list[int],
+) -> Defence:
+    """Return the server's rule as attackers ask it: with the states and references of the round."""
+
+    def answer(rows: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+        found = ask(stack, state, participants, updates, numbers, rows, seeds)
+        return found.vector, found.weights > 0
+
+    return answer

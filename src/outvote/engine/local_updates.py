@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from outvote.attacks.attack import Attack
+from outvote.attacks.run_attack import poison_batch
 from outvote.engine.participants import Participants
-from outvote.engine.run_stack import Run, RunStack, State
+from outvote.engine.run_stack import RunStack, State
 from outvote.seeding import RandomStream
 from outvote.training.batch_norm import MIN_BATCH
 from outvote.training.batches import Batches, draw_batches
@@ -66,14 +69,14 @@ def _client_task(stack: RunStack, number: int, at: int, client: int) -> ClientTa
     run = stack.runs[number]
     stream = run.stream(at, client)
     batches = batches_of(stack, run.federation.parts[client], stream, stack.training)
-    return ClientTask(number, batches, _label_map(run, client, stack.num_classes))
-
-
-def _label_map(run: Run, client: int, num_classes: int) -> Tensor | None:
     if not run.federation.is_byzantine[client]:
-        return None
-    labels = run.attack.label_map(num_classes)
-    return None if labels is None else torch.tensor(labels)
+        return ClientTask(number, batches)
+    if type(run.attack).poison is not Attack.poison:
+        poison = partial(poison_batch, run.attack, num_classes=stack.num_classes)
+        return ClientTask(number, batches, poison=poison)
+    # A label map is all that the default `poison` applies: no call per batch is needed.
+    labels = run.attack.label_map(stack.num_classes)
+    return ClientTask(number, batches, None if labels is None else torch.tensor(labels))
 
 
 def _server_task(stack: RunStack, number: int, at: int) -> ClientTask:

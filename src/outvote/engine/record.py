@@ -19,7 +19,7 @@ def record(
     *,
     is_evaluated: bool,
 ) -> list[Record]:
-    """Return one record per run; with `is_evaluated`, the models are tested on the whole test set."""
+    """Return one record per run; with `is_evaluated`, including the accuracy on the test set."""
     num_runs, num_clients = aggregation.weights.shape
     is_byzantine = participants.is_byzantine.to(aggregation.vector.device)
     rows = updates.gradients.view(num_runs, num_clients, -1)

@@ -89,7 +89,7 @@ class ReferenceRun:
             moves = None if batches.moves is None else batches.moves[step, :size]
             images, labels = self.train.batch(index, moves).movedim(-1, 1), self.train.labels[index]
             if is_byzantine:
-                images, labels = self.poison(images, labels)
+                images, labels = self.run.attack.poison(images, labels, self.num_classes)
             optimiser.zero_grad()
             F.cross_entropy(model(images), labels).backward()
             if self.training.max_norm is not None:
@@ -104,11 +104,6 @@ class ReferenceRun:
             pairs = zip(self.model.buffers(), buffers, strict=True)
             change += [(before - after).flatten().to(change[0]) for before, after in pairs]
         return torch.cat(change), buffers
-
-    def poison(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what a Byzantine client trains on instead of a batch."""
-        label_map = self.run.attack.label_map(self.num_classes)
-        return images, labels if label_map is None else torch.tensor(label_map)[labels]
 
     def with_momentum(
         self, rows: list[Tensor], clients: list[int], is_byzantine: list[bool]
@@ -146,6 +141,7 @@ class ReferenceRun:
             rule=partial(self.run.rule, clients=ids, **info),
             seed=self.run.stream(number, "attack").derived()[0],
             state=self.attack_state,
+            round=number,
         )
         self.attack_state = found.state
         sent = rows.clone()

@@ -8,7 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from outvote.attacks.base import Attack
+from outvote.attacks.attack import Attack
 from outvote.engine.federation import Federation
 from outvote.errors import check_choice
 from outvote.rules.base import Rule
