@@ -12,7 +12,7 @@ import torch
 from timing import circumstances, medians, write_json
 
 import outvote as ov
-from outvote.attacks.spec import ATTACKS
+from outvote.attacks.attack_spec import ATTACKS
 
 LIMIT = 4.0
 # Random numbers, not memory, are what these spend their time on: no limit.

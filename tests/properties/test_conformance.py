@@ -10,7 +10,7 @@ import torch
 
 import outvote as ov
 from every_rule import EVERY_RULE, PLAIN, WRAPPABLE_NAMES, WRAPPER_NAMES, WRAPPERS
-from outvote.rules.spec import RULES
+from outvote.rules.rule_spec import RULES
 from outvote.testing import CHECKS
 
 # The inputs are small: more threads only wait for each other.

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import pytest
 
 from outvote.cli.describe import describe
-from outvote.rules.base import VectorRule
 from outvote.rules.bulyan import Bulyan
 from outvote.rules.centered_clipping import CenteredClipping
 from outvote.rules.gas import GAS
 from outvote.rules.rfa import RFA
-from outvote.rules.spec import RULES
+from outvote.rules.rule import VectorRule
+from outvote.rules.rule_spec import RULES
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import outvote as ov
 from federations import TRAINING, make_runs, networks, samples
-from outvote.engine.diagnostics import RuleInput, diagnose_rule, split_of
+from outvote.engine.diagnostics import RuleInput, diagnose_rule, groups_of
 from outvote.engine.simulation import first_state, make_run_stack, simulate
 from outvote.experiment.spec import Spec, as_table
 from outvote.metrics.certificate import Diagnostics, bound_factor, certificate
@@ -23,7 +23,7 @@ from outvote.results.export import to_export
 from outvote.results.exported import read_export
 from outvote.results.schema import Diagnosis
 from outvote.results.series import DIAGNOSTICS, SERIES
-from outvote.rules.batch import judge
+from outvote.rules.aggregate import aggregate
 from outvote.rules.resilience import resilience
 from outvote.training.batches import draw_batches
 from outvote.training.local_sgd import LocalSGD
@@ -128,7 +128,7 @@ def test_rounds_stay_within_their_certificate(attack):
 
 def input_of(rule, rows, is_honest, f, seed=3):
     """Aggregate, and return what the diagnostics need of it."""
-    found = judge(rule, rows.unsqueeze(0), num_byzantine=[f], seeds=[seed])
+    found = aggregate(rule, rows.unsqueeze(0), num_byzantine=[f], seeds=[seed])
     num_kept = int(((found.weights[0] > 0) & ~is_honest).sum())
     hidden = torch.where(is_honest.unsqueeze(-1), rows, 0)
     given = RuleInput(
@@ -173,7 +173,7 @@ def test_gas_never_leaves_its_certificate(text, num_trials):
         rule = ov.GAS(base, num_groups=int(random.integers(1, rows.shape[1] + 1)))
         found, given = input_of(rule, rows, is_honest, f, seed=trial)
         limit = diagnose_rule(given, Diagnostics()).certificate
-        error = float((found.updates[0] - rows[is_honest].mean(dim=0)).norm())
+        error = float((found.vector[0] - rows[is_honest].mean(dim=0)).norm())
         if given.num_kept_byzantine:
             assert error <= limit * (1 + 1e-12)
             ratios.append(error / limit)
@@ -191,12 +191,15 @@ def test_the_split_of_the_certificate_is_the_one_that_was_used(split, device):
     rows = torch.from_numpy(random.normal(size=(9, 31))).to(device)
     rule = ov.GAS(ov.MultiKrum(), num_groups=7, split=split)
     found, given = input_of(rule, rows, torch.arange(9, device=device) < 7, 2, seed=11)
-    blocks = [block.index[0].tolist() for block in split_of(given, rule).blocks]
+    blocks = [block.index[0].tolist() for block in groups_of(given, rule).split.blocks]
     groups = [[k for k in group if k >= 0] for block in blocks for group in block]
     verdict = rule.inspect(rows, num_byzantine=2, groups=groups)
     np.testing.assert_allclose(verdict.scores, found.scores[0].cpu().numpy(), rtol=1e-9)
     other = replace(given, seed=12)
-    assert split == "contiguous" or split_of(other, rule).blocks[0].index[0].tolist() != blocks[0]
+    assert (
+        split == "contiguous"
+        or groups_of(other, rule).split.blocks[0].index[0].tolist() != blocks[0]
+    )
 
 
 def test_the_certificate_is_the_formula_on_the_honest_rows_alone():

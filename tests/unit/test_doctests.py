@@ -24,6 +24,6 @@ def test_the_examples_of_a_module_hold(name):
 
 
 def test_every_rule_has_an_example():
-    from outvote.rules.spec import RULES
+    from outvote.rules.rule_spec import RULES
 
     assert [name for name, rule in RULES.items() if ">>>" not in (rule.__doc__ or "")] == []

@@ -267,8 +267,8 @@ def test_rules_with_a_state_or_a_reference_run(rule: str, attack: str):
     stack = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
     state = list(simulate(stack, first_state(modules, train), 3))[-1].state
     assert bool(state.weights.isfinite().all())
-    if ov.make_rule(rule).has_memory:
-        assert all(state is not None for state in state.rule_states)
+    if ov.make_rule(rule).traits.has_state:
+        assert all(each is not None for each in state.rule_states)
 
 
 def test_byzantine_clients_train_only_if_their_attack_uses_their_own_gradients():

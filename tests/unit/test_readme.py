@@ -10,8 +10,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from command_line import run
-from outvote.rules.spec import RULES
-from outvote.rules.wrapper import Wrapper
+from outvote.rules.rule import Wrapper
+from outvote.rules.rule_spec import RULES
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -138,7 +138,7 @@ def test_the_attack_shown_is_the_attack_in_the_examples():
 
 
 def test_the_attacks_are_as_many_as_it_says():
-    from outvote.attacks.spec import ATTACKS
+    from outvote.attacks.attack_spec import ATTACKS
 
     said = re.search(r"\[(\d+) attacks\]", README)
     assert said is not None

@@ -48,7 +48,7 @@ def command(
 def list_rules(as_json: bool) -> None:
     """List the rules and wrappers."""
     from outvote.cli.describe import describe
-    from outvote.rules.spec import ALIASES, RULES
+    from outvote.rules.rule_spec import ALIASES, RULES
 
     found = [describe(rule) for rule in RULES.values()]
     other_names = _other_names(RULES, ALIASES)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from outvote.attacks.context import Defence
 from outvote.attacks.run_attack import run_attack
-from outvote.engine.aggregate_step import ask
+from outvote.engine.aggregate_step import apply_rule
 from outvote.engine.participants import Participants
 from outvote.engine.run_stack import Run, RunStack, State, run_index
 from outvote.training.trainer import LocalUpdates
@@ -60,7 +60,9 @@ def _defence(
     """Return the server's rule as attackers ask it: with the states and references of the round."""
 
     def answer(rows: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-        found = ask(stack, state, participants, updates, numbers, rows, seeds)
-        return found.vector, found.weights > 0
+        found = apply_rule(stack, state, participants, updates, numbers, rows, seeds)
+        assert found.vector is not None
+        is_known = found.weights is not None and not bool(found.weights.isnan().any())
+        return found.vector, found.weights > 0 if is_known else None
 
     return answer

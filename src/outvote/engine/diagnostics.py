@@ -6,7 +6,6 @@ from typing import final
 import torch
 from torch import Tensor
 
-from outvote.engine.aggregate_step import Aggregated
 from outvote.engine.local_updates import batches_of
 from outvote.engine.participants import Participants
 from outvote.engine.run_stack import RunStack, State
@@ -18,11 +17,11 @@ from outvote.metrics.certificate import (
     heterogeneity,
 )
 from outvote.precision import plain_torch
-from outvote.rules.base import RoundInfo, Rule
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.gas import GAS
+from outvote.rules.groups import Groups
 from outvote.rules.resilience import resilience
-from outvote.rules.split import Split, slabs
+from outvote.rules.rule import Aggregation, RoundInfo, Rule
 from outvote.seeding import RandomStream
 from outvote.training.batches import Batches
 from outvote.training.trainer import ClientTask, LocalUpdates
@@ -44,6 +43,7 @@ class RuleInput:
     num_byzantine: int
     """How many of them the rule took for Byzantine."""
     num_kept_byzantine: int
+    layer_sizes: tuple[int, ...] | None = None
 
 
 def diagnose(
@@ -51,7 +51,7 @@ def diagnose(
     state: State,
     participants: Participants,
     updates: LocalUpdates,
-    aggregation: Aggregated,
+    aggregation: Aggregation,
 ) -> list[Diagnostics | None]:
     """Diagnose a round of every run; `state` is that before the round."""
     if not stack.has_diagnostics:
@@ -122,9 +122,11 @@ def _rule_input(
     stack: RunStack,
     participants: Participants,
     updates: LocalUpdates,
-    aggregation: Aggregated,
+    aggregation: Aggregation,
     number: int,
 ) -> RuleInput:
+    assert aggregation.weights is not None
+    assert aggregation.is_rejected is not None
     is_byzantine = participants.is_byzantine[number].to(aggregation.weights.device)
     is_received = ~aggregation.is_rejected[number]
     num_rejected = int((~is_received).sum())
@@ -138,6 +140,7 @@ def _rule_input(
         is_honest=~is_byzantine[is_received],
         num_byzantine=max(0, aggregation.num_byzantine[number] - num_rejected),
         num_kept_byzantine=int(((aggregation.weights[number] > 0) & is_byzantine).sum()),
+        layer_sizes=stack.layer_sizes,
     )
 
 
@@ -154,29 +157,29 @@ def diagnose_rule(given: RuleInput, clients: Diagnostics) -> Diagnostics:
 
 
 def _diagnose_gas(given: RuleInput, gas: GAS, diameter: float, found: Diagnostics) -> Diagnostics:
-    matrix = ClientMatrix.from_rows(given.rows.unsqueeze(0))
-    split = split_of(given, gas)
-    num_clients, f = matrix.num_clients, given.num_byzantine
-    known = resilience(gas.rule, num_clients, f, max(block.shape[-1] for block in split.blocks))
+    groups = groups_of(given, gas)
+    num_clients, f = len(given.rows), given.num_byzantine
+    known = resilience(gas.rule, num_clients, f, groups.split.largest_width)
     if known is None:
         return found
-    found = replace(
-        found,
-        resilience=known,
-        bound_factor=bound_factor(num_clients, f, split.num_groups, known),
-    )
+    factor = bound_factor(num_clients, f, groups.num_groups, known)
+    found = replace(found, resilience=known, bound_factor=factor)
     num_honest = int(given.is_honest.sum())
     if num_honest != num_clients - f:
-        return found  # As many clients are kept as are honest, or the bound does not hold.
-    group_diameters = [_sum_of_diameters(some, given.is_honest) for some in slabs(matrix, split)]
-    limit = certificate(given.num_kept_byzantine, num_honest, diameter, sum(group_diameters), known)
+        return found  # The bound is for as many kept clients as there are honest ones.
+    diameters = [_sum_of_diameters(some, given.is_honest) for some in groups.chunks()]
+    limit = certificate(given.num_kept_byzantine, num_honest, diameter, sum(diameters), known)
     return replace(found, certificate=limit)
 
 
-def split_of(given: RuleInput, gas: GAS) -> Split:
-    """Return the split that was used: it depends on the seed alone."""
-    info = RoundInfo(num_byzantine=given.num_byzantine, stream=RandomStream((given.seed,)))
-    return gas.split_coordinates(ClientMatrix.from_rows(given.rows.unsqueeze(0)), info)
+def groups_of(given: RuleInput, gas: GAS) -> Groups:
+    """Return the groups that were used: they depend on the seed alone."""
+    info = RoundInfo(
+        num_byzantine=given.num_byzantine,
+        stream=RandomStream((given.seed,)),
+        layer_sizes=given.layer_sizes,
+    )
+    return ClientMatrix.from_rows(given.rows.unsqueeze(0)).split(gas.split, gas.num_groups, info)
 
 
 def _sum_of_diameters(matrix: ClientMatrix, is_honest: Tensor) -> float:

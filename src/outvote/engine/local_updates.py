@@ -33,7 +33,7 @@ def local_updates(stack: RunStack, state: State, participants: Participants) -> 
         for position, client in enumerate(clients)
         if must_train(stack, participants, run, position)
     ]
-    rooted = [k for k, run in enumerate(stack.runs) if run.rule.needs_reference]
+    rooted = [k for k, run in enumerate(stack.runs) if run.rule.traits.needs_reference]
     tasks = [_client_task(stack, run, participants.number, client) for run, _, client in senders]
     tasks += [_server_task(stack, k, participants.number) for k in rooted]
     rate = stack.training.learning_rate_at(participants.number)

@@ -1,11 +1,11 @@
 """Step 6 of a round: evaluate the models, and record what happened."""
 
-from outvote.engine.aggregate_step import Aggregated
 from outvote.engine.diagnostics import diagnose
 from outvote.engine.participants import Participants
 from outvote.engine.run_stack import RunStack, State
 from outvote.metrics.deviation import honest_losses, honest_means, norms, weight_shares
 from outvote.metrics.round_record import Record
+from outvote.rules.rule import Aggregation
 from outvote.training.trainer import LocalUpdates
 
 
@@ -15,19 +15,23 @@ def record(
     after: State,
     participants: Participants,
     updates: LocalUpdates,
-    aggregation: Aggregated,
+    aggregation: Aggregation,
     *,
     is_evaluated: bool,
 ) -> list[Record]:
     """Return one record per run; with `is_evaluated`, including the accuracy on the test set."""
-    num_runs, num_clients = aggregation.weights.shape
-    is_byzantine = participants.is_byzantine.to(aggregation.vector.device)
+    vector, weights, is_rejected = aggregation.vector, aggregation.weights, aggregation.is_rejected
+    assert vector is not None
+    assert weights is not None
+    assert is_rejected is not None
+    num_runs, num_clients = weights.shape
+    is_byzantine = participants.is_byzantine.to(vector.device)
     rows = updates.gradients.view(num_runs, num_clients, -1)
     num_samples = updates.num_samples.view(num_runs, -1)
     deviations, sizes, losses = [], [], []
     for some in stack.slices():
         means = honest_means(rows[some], is_byzantine[some])
-        deviations += norms(aggregation.vector[some] - means)
+        deviations += norms(vector[some] - means)
         sizes += norms(means)
         losses += honest_losses(
             updates.losses.view(num_runs, -1)[some],
@@ -38,8 +42,10 @@ def record(
     if is_evaluated:
         correct = stack.trainer.count_correct(after.weights, after.buffers, stack.test)
         accuracies = [int(count) / len(stack.test) for count in correct]
-    kept, rejected = (aggregation.weights > 0).tolist(), aggregation.is_rejected.tolist()
-    shares = weight_shares(aggregation.weights, participants.is_byzantine)
+    is_known = ~weights.isnan().any(dim=-1)
+    kept, rejected = (weights > 0).tolist(), is_rejected.tolist()
+    shares = weight_shares(weights, participants.is_byzantine)
+    assert aggregation.scores is not None
     scores = aggregation.scores.tolist()
     diagnostics = diagnose(stack, before, participants, updates, aggregation)
     return [
@@ -52,7 +58,7 @@ def record(
             byzantine=_picked(clients, participants.is_byzantine[k].tolist()),
             num_byzantine_assumed=participants.num_byzantine_assumed[k],
             num_byzantine_used=aggregation.num_byzantine[k],
-            kept=_picked(clients, kept[k]),
+            kept=_picked(clients, kept[k]) if is_known[k] else None,
             rejected=_picked(clients, rejected[k]),
             scores=tuple(scores[k]),
             deviation=deviations[k],

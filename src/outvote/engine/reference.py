@@ -53,12 +53,15 @@ class ReferenceRun:
             for client, lies in zip(clients, is_byzantine, strict=True)
         ]
         rows = self.with_momentum([row for row, _ in trained], clients, is_byzantine)
-        info: dict[str, Any] = {"num_byzantine": assumed, "when_too_many": "lower"}
-        if run.rule.needs_reference:
+        info: dict[str, Any] = {"num_byzantine": assumed, "when_too_many": "lower", "round": number}
+        info["layer_sizes"] = [values.numel() for values in self.values()]
+        if run.rule.traits.needs_reference:
             assert run.root is not None
             info["reference"], _ = self.train_on(run.root, run.stream(number, "server"), number)
-        if run.rule.has_memory:
+        if run.rule.traits.has_state:
             info["state"] = self.rule_state
+        if run.rule.traits.needs_model:
+            info["model"] = torch.cat([values.flatten().double() for values in self.values()])
         sent = self.attack(rows, clients, is_byzantine, number, info)
         seed = run.stream(number, "rule").derived()[0]
         verdict = run.rule.inspect(sent, seed=seed, clients=clients, **info)
@@ -168,17 +171,26 @@ class ReferenceRun:
                 elif name.endswith("running_var"):
                     value = value.clamp(min=0)
             else:
-                value = self.merged([each[k] for each in sent], verdict, clients)
+                value = self.merged(sent, k, verdict, clients)
             buffer.copy_(value)
 
-    def merged(self, sent: list[Tensor], verdict: Verdict, clients: list[int]) -> Tensor:
-        """Merge what the clients sent for one buffer, by what the rule is."""
-        if not sent[0].is_floating_point():
-            return torch.stack(sent).amax(dim=0)
-        if not self.run.rule.is_selecting():
-            return torch.stack(sent).quantile(0.5, dim=0)
-        kept = [each for each, client in zip(sent, clients, strict=True) if client in verdict.kept]
-        return torch.stack(kept or sent).mean(dim=0)
+    def merged(
+        self, sent: list[list[Tensor]], k: int, verdict: Verdict, clients: list[int]
+    ) -> Tensor:
+        """Merge what the clients sent for buffer `k`."""
+        if not sent[0][k].is_floating_point():
+            return torch.stack([each[k] for each in sent]).amax(dim=0)
+        if verdict.kept is None or not self.run.rule.traits.selects_clients:
+            finite = [each[k] for each in sent if all(bool(b.isfinite().all()) for b in each)]
+            return torch.stack(finite).quantile(0.5, dim=0)
+        pairs = zip(sent, clients, strict=True)
+        kept = [each[k] for each, client in pairs if client in verdict.kept]
+        return torch.stack(kept or [each[k] for each in sent]).mean(dim=0)
+
+    def values(self) -> list[Tensor]:
+        """Return what rules aggregate, in order: the parameters, or the whole state."""
+        buffers = list(self.model.buffers()) if self.aggregate == "state" else []
+        return [*(parameter.detach() for parameter in self.model.parameters()), *buffers]
 
     @torch.no_grad()
     def accuracy(self) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor
 from outvote.attacks.attack import Attack
 from outvote.engine.federation import Federation
 from outvote.errors import check_choice
-from outvote.rules.base import Rule
+from outvote.rules.rule import Rule
 from outvote.seeding import RandomStream
 from outvote.server.step import Server
 from outvote.training.local_sgd import LocalSGD

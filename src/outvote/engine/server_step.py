@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outvote.engine.aggregate_step import Aggregated
 from outvote.engine.run_stack import RunStack, State
+from outvote.rules.rule import Aggregation
 from outvote.server.buffers import merge_buffers, move_buffers
 from outvote.server.step import step
 from outvote.training.trainer import LocalUpdates
@@ -17,10 +17,11 @@ def apply_update(
     stack: RunStack,
     state: State,
     updates: LocalUpdates,
-    aggregation: Aggregated,
+    aggregation: Aggregation,
     attack_states: tuple[Any, ...],
 ) -> State:
     """Return the state of the runs after the round."""
+    assert aggregation.vector is not None
     dim = state.weights.shape[1]
     vector, rest = aggregation.vector[:, :dim], aggregation.vector[:, dim:]
     weights, velocity = step(stack.server, state.weights, vector, state.velocity)
@@ -40,15 +41,18 @@ def apply_update(
     )
 
 
-def _merged(stack: RunStack, updates: LocalUpdates, aggregation: Aggregated) -> Tensor:
-    """Merge the buffers of the clients that were kept."""
-    num_runs, num_clients = aggregation.weights.shape
-    sent = updates.buffers.view(num_runs, num_clients, -1)
-    selects = torch.tensor([run.rule.is_selecting() for run in stack.runs], device=sent.device)
+def _merged(stack: RunStack, updates: LocalUpdates, aggregation: Aggregation) -> Tensor:
+    """Merge the buffers of the clients that were kept, of all where that is not known."""
+    weights = aggregation.weights
+    assert weights is not None
+    sent = updates.buffers.view(*weights.shape, -1)
+    rules = [run.rule.traits.selects_clients for run in stack.runs]
+    selects = torch.tensor(rules, dtype=torch.bool, device=sent.device)
+    selects &= ~weights.isnan().any(dim=-1)
     parts = [
         merge_buffers(
             sent[some],
-            aggregation.weights[some] > 0,
+            weights[some] > 0,
             selects=selects[some],
             is_counter=stack.is_counter,
         )

@@ -24,7 +24,7 @@ from outvote.partition import (
     partition_iid,
     partition_shards,
 )
-from outvote.rules.spec import make_rule
+from outvote.rules.rule_spec import make_rule
 from outvote.seeding import RandomStream
 from outvote.training.samples import Samples
 
@@ -85,7 +85,7 @@ class RunBuilder:
             seed=spec.seed,
             num_sampled=num_sampled(spec.federation, federation.num_clients),
             assumed_byzantine=None if isinstance(assumed, str) else assumed,
-            root=self._root(spec) if rule.needs_reference else None,
+            root=self._root(spec) if rule.traits.needs_reference else None,
         )
 
     def stack(self, spec: Spec, runs: Sequence[Run]) -> RunStack:

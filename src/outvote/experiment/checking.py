@@ -10,7 +10,7 @@ from outvote.engine.federation import count_sampled
 from outvote.errors import closest
 from outvote.experiment.spec import Data, Members, Spec
 from outvote.models.model_spec import MODELS
-from outvote.rules.spec import make_rule
+from outvote.rules.rule_spec import make_rule
 
 
 def checked(spec: Spec) -> Spec:

@@ -1,4 +1,4 @@
-"""Triton kernels; `cuda` is the way in."""
+"""Triton kernels; called by `client_kernels`."""
 
 import torch
 import triton
@@ -79,7 +79,7 @@ def sum_of_smallest(source: Tensor, result: Tensor, num_smallest: int) -> None:
 @triton.jit
 def _scatter(
     source,
-    place,
+    position,
     end,
     small,
     middle,
@@ -89,7 +89,7 @@ def _scatter(
     width,
     dim_stride,
     client_stride,
-    IS_PLACED: tl.constexpr,
+    IS_PERMUTED: tl.constexpr,
     IS_CENTRED: tl.constexpr,
     DIM: tl.constexpr,
     CLIENTS: tl.constexpr,
@@ -103,8 +103,8 @@ def _scatter(
         offset = tl.load(middle).to(tl.int64) * client_stride + coordinate * dim_stride
         offset = tl.load(source + offset, mask=coordinate < dim, other=0.0)
         tile = tl.where(inside, tile - offset[None, :], 0.0)
-    if IS_PLACED:
-        to = tl.load(place + coordinate, mask=coordinate < dim, other=-1)
+    if IS_PERMUTED:
+        to = tl.load(position + coordinate, mask=coordinate < dim, other=-1)
         to += tl.maximum(to - end, 0) // small
         to = to.to(tl.int64)
     else:
@@ -115,18 +115,18 @@ def _scatter(
 
 def scatter(
     source: Tensor,
-    places: tuple[Tensor, int, int] | None,
+    positions: tuple[Tensor, int, int] | None,
     middle: Tensor | None,
     target: Tensor,
 ) -> None:
-    """Copy each coordinate of ``source [dim, clients]`` to its place among the rows of `target`."""
-    place, end, small = places or (source, 0, 1)
+    """Copy each coordinate of ``source [dim, clients]`` to its row of `target`."""
+    position, end, small = positions or (source, 0, 1)
     dim, num_clients = source.shape
     tile = max(16, triton.next_power_of_2(target.shape[-1]))
     step = max(32, 8192 // tile)
     _scatter[(triton.cdiv(dim, step),)](
         source,
-        place,
+        position,
         end,
         small,
         source if middle is None else middle,
@@ -135,7 +135,7 @@ def scatter(
         num_clients,
         target.shape[-1],
         *source.stride(),
-        IS_PLACED=places is not None,
+        IS_PERMUTED=positions is not None,
         IS_CENTRED=middle is not None,
         DIM=step,
         CLIENTS=tile,
@@ -146,16 +146,16 @@ def scatter(
 @triton.jit
 def _squared_distances(
     products,
-    twins,
+    duplicates,
     result,
-    doubtful,
+    inexact,
     num_values,
     num_clients,
     groups_per_run,
     group_stride,
     row_stride,
-    doubt,
-    HAS_TWINS: tl.constexpr,
+    threshold,
+    HAS_DUPLICATES: tl.constexpr,
     COUNTS: tl.constexpr,
     VALUES: tl.constexpr,
 ):
@@ -174,44 +174,46 @@ def _squared_distances(
     far = tl.where((far > 0.0) & (left != right), far, 0.0)
     larger = tl.where(one > two, one, two)
     # What overflowed is not a number somewhere in here and fails the comparison.
-    is_sure = (far >= larger * doubt) & (larger < float("inf"))
-    if HAS_TWINS:
+    is_exact = (far >= larger * threshold) & (larger < float("inf"))
+    if HAS_DUPLICATES:
         run = group // groups_per_run
-        is_twin = tl.load(twins + run * num_clients * num_clients + pair, mask=inside, other=1) != 0
-        far = tl.where(is_twin, 0.0, far)
-        is_sure = is_sure | is_twin
+        is_duplicate = (
+            tl.load(duplicates + run * num_clients * num_clients + pair, mask=inside, other=1) != 0
+        )
+        far = tl.where(is_duplicate, 0.0, far)
+        is_exact = is_exact | is_duplicate
     tl.store(result + value, far, mask=inside)
-    is_doubtful = inside & (left < right) & (is_sure == 0)
+    is_inexact = inside & (left < right) & (is_exact == 0)
     if COUNTS:
-        count = tl.sum(is_doubtful.to(tl.int32), axis=0)
-        tl.atomic_add(doubtful, count, mask=count > 0, sem="relaxed")
+        count = tl.sum(is_inexact.to(tl.int32), axis=0)
+        tl.atomic_add(inexact, count, mask=count > 0, sem="relaxed")
     else:
-        tl.store(doubtful + value, is_doubtful.to(tl.int8), mask=inside)
+        tl.store(inexact + value, is_inexact.to(tl.int8), mask=inside)
 
 
 def squared_distances(
-    products: Tensor, twins: Tensor | None, result: Tensor, doubtful: Tensor, doubt: float
+    products: Tensor, duplicates: Tensor | None, result: Tensor, inexact: Tensor, threshold: float
 ) -> None:
     """Turn inner products ``[groups, clients, clients]`` into squared distances.
 
-    `twins [runs, clients, clients]` are pairs known to be equal. `doubtful` is a mask, or an
-    integer that the number of doubtful results is added to.
+    `duplicates [runs, clients, clients]` are pairs known to be equal. `inexact` is a mask, or an
+    integer that the number of inexact results is added to.
     """
     num_clients = products.shape[-1]
     num_values = result.numel()
-    counts = doubtful.dtype == torch.int32
+    counts = inexact.dtype == torch.int32
     _squared_distances[(triton.cdiv(num_values, 1024),)](
         products,
-        products if twins is None else twins.contiguous().view(torch.int8),
+        products if duplicates is None else duplicates.contiguous().view(torch.int8),
         result,
-        doubtful if counts else doubtful.view(torch.int8),
+        inexact if counts else inexact.view(torch.int8),
         num_values,
         num_clients,
-        len(products) if twins is None else len(products) // len(twins),
+        len(products) if duplicates is None else len(products) // len(duplicates),
         products.stride(0),
         products.stride(1),
-        doubt,
-        HAS_TWINS=twins is not None,
+        threshold,
+        HAS_DUPLICATES=duplicates is not None,
         COUNTS=counts,
         VALUES=1024,
         num_warps=4,
@@ -223,11 +225,11 @@ def _squared_distances_to_average(
     products,
     weights,
     result,
-    doubtful,
+    inexact,
     num_clients,
     group_stride,
     row_stride,
-    doubt,
+    threshold,
     COUNTS: tl.constexpr,
     CLIENTS: tl.constexpr,
 ):
@@ -243,34 +245,34 @@ def _squared_distances_to_average(
     along = tl.sum(inner * weight[None, :], axis=1)
     of_average = tl.sum(weight * along, axis=0)
     far = norms - 2.0 * along + of_average
-    # An average of one client alone is that client: 0 without a doubt.
+    # An average of one client alone is that client: exactly 0.
     is_itself = weight == 1.0
     far = tl.where(is_itself, 0.0, far)
-    is_sure = (far >= (norms + of_average) * doubt) & (far < float("inf"))
-    is_sure = is_sure | (client >= num_clients) | is_itself
+    is_exact = (far >= (norms + of_average) * threshold) & (far < float("inf"))
+    is_exact = is_exact | (client >= num_clients) | is_itself
     tl.store(result + group * num_clients + client, far, mask=known)
-    count = tl.sum((is_sure == 0).to(tl.int32), axis=0)
+    count = tl.sum((is_exact == 0).to(tl.int32), axis=0)
     if COUNTS:
-        tl.atomic_add(doubtful, count, mask=count > 0, sem="relaxed")
+        tl.atomic_add(inexact, count, mask=count > 0, sem="relaxed")
     else:
-        tl.store(doubtful + group, (count > 0).to(tl.int8))
+        tl.store(inexact + group, (count > 0).to(tl.int8))
 
 
 def squared_distances_to_average(
-    products: Tensor, weights: Tensor, result: Tensor, doubtful: Tensor, doubt: float
+    products: Tensor, weights: Tensor, result: Tensor, inexact: Tensor, threshold: float
 ) -> None:
     """Measure each client against the weighted average of its group, one program per group."""
     num_groups, num_clients, _ = products.shape
-    counts = doubtful.dtype == torch.int32
+    counts = inexact.dtype == torch.int32
     _squared_distances_to_average[(num_groups,)](
         products,
         weights,
         result,
-        doubtful if counts else doubtful.view(torch.int8),
+        inexact if counts else inexact.view(torch.int8),
         num_clients,
         products.stride(0),
         products.stride(1),
-        doubt,
+        threshold,
         COUNTS=counts,
         CLIENTS=max(2, triton.next_power_of_2(num_clients)),
         num_warps=2,

@@ -32,11 +32,11 @@ def honest_losses(losses: Tensor, is_byzantine: Tensor, has_trained: Tensor) -> 
 
 
 def weight_shares(weights: Tensor, is_byzantine: Tensor) -> list[float | None]:
-    """Return the Byzantine share of ``weights [runs, clients]``; None where all are 0."""
+    """Return the Byzantine share of ``weights [runs, clients]``; None where all are 0 or unknown (NaN)."""
     exact, is_byzantine = weights.double().cpu(), is_byzantine.cpu()
     totals = exact.sum(dim=-1).tolist()
     parts = torch.where(is_byzantine, exact, 0.0).sum(dim=-1).tolist()
-    return [part / whole if whole else None for part, whole in zip(parts, totals, strict=True)]
+    return [part / whole if whole > 0 else None for part, whole in zip(parts, totals, strict=True)]
 
 
 def norms(vectors: Tensor) -> list[float]:

@@ -24,7 +24,8 @@ class Record:
     """How many Byzantine clients the server assumed."""
     num_byzantine_used: int
     """How many the rule used, which may be lowered to its limit."""
-    kept: tuple[int, ...]
+    kept: tuple[int, ...] | None
+    """The clients with a positive weight; None: the rule does not know its weights."""
     rejected: tuple[int, ...]
     """Clients that sent NaN or infinity."""
     scores: tuple[float, ...]
@@ -38,6 +39,6 @@ class Record:
     """Only of runs that want them."""
 
     @property
-    def num_kept_byzantine(self) -> int:
-        """How many Byzantine clients were kept."""
-        return len(set(self.kept) & set(self.byzantine))
+    def num_kept_byzantine(self) -> int | None:
+        """How many Byzantine clients were kept; None: unknown."""
+        return None if self.kept is None else len(set(self.kept) & set(self.byzantine))

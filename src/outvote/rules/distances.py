@@ -1,9 +1,10 @@
-"""Distances between clients: fast in float32, and redone where float32 cannot be trusted.
+"""Distances between clients: fast in float32, redone in float64 where digits cancel.
 
 The Gram matrix K of the rows, taken relative to one central row (the medoid), gives every distance
 that affine rules need: ``D_ij = K_ii + K_jj - 2 K_ij``. Products are formed in the precision of the
 data with TF32 off; sums over many of them are float64. A result that is small against the terms it
-was subtracted from is doubtful and is recomputed from the values themselves, in float64.
+was subtracted from has lost its digits to cancellation: it is inexact, and is recomputed from the
+values themselves, in float64.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,15 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outvote.axes import Columns, Pairs, PerClient, PerCoordinate
+from outvote.axes import Columns, Pairs, PerClient, PerCoordinate, Rows
+from outvote.kernels import client_kernels
 from outvote.kernels.long_products import long_products
 from outvote.precision import exact_products, work_dtype
-from outvote.rules import cuda
-from outvote.rules.doubts import Doubts
 from outvote.threads import mapped
 
 # Below this share of the subtracted terms a difference has lost too many digits.
-DOUBT = {torch.float32: 1e-4, torch.float64: 1e-10}
+CANCELLATION = {torch.float32: 1e-4, torch.float64: 1e-10}
 # A tile of this many values stays in the processor's cache; a GPU wants larger pieces.
 TILE_VALUES = {"cpu": 1 << 20, "cuda": 1 << 28}
 NUM_SAMPLED_COORDINATES = 512
@@ -28,8 +28,24 @@ NUM_SAMPLED_COORDINATES = 512
 MANY_CLIENTS, MANY_COORDINATES = 32, 256
 # A larger piece of n x n matrices: they are worked on in many small steps, each with its price.
 MATRICES_TILE = {"cpu": 1 << 19, "cuda": 1 << 26}
-# Squared norms up to this leave room for sums of them in float32.
+# Sums of squared norms up to this do not overflow in float32.
 FLOAT32_NORM = 1e30
+
+
+class CancellationCheck:
+    """Counts inexact results on the device, which works on until the count is read."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Start at 0."""
+        self.count = torch.zeros(1, dtype=torch.int32, device=device)
+
+    def add(self, inexact: Tensor) -> None:
+        """Count a mask that has any mark as one."""
+        self.count += inexact.any()
+
+    def has_failed(self) -> bool:
+        """Wait for the device, and return whether any result was inexact."""
+        return bool(self.count)
 
 
 def tile_values(columns: Columns) -> int:
@@ -50,8 +66,8 @@ def tiles(columns: Columns) -> Iterator[tuple[slice, Columns]]:
 def medoids(columns: Columns) -> Tensor:
     """Return, for every run, the client whose median distance to the others is smallest.
 
-    Judged on a sample of coordinates. A client who hides a huge value outside the sample can win;
-    the differences it spoils are then doubtful and are recomputed, so this costs time, not truth.
+    Found on a sample of coordinates. A client who hides a huge value outside the sample can win;
+    the differences that this makes inexact are recomputed, so it costs time and not precision.
     """
     dim = columns.shape[-2]
     step = max(1, dim // NUM_SAMPLED_COORDINATES)
@@ -68,11 +84,11 @@ def of_client(columns: Columns, client: Tensor) -> Columns:
     return columns.gather(-1, index.expand(*columns.shape[:-1], 1))
 
 
-def products(columns: Columns, centre: Tensor, scratch: Tensor | None = None) -> Pairs:
+def products(columns: Columns, centre: Tensor, buffer: Tensor | None = None) -> Pairs:
     """Return the inner products of the rows relative to the central row."""
 
     def multiply(tile: tuple[slice, Columns]) -> Pairs:
-        centred = subtract(tile[1], of_client(tile[1], centre), scratch)
+        centred = subtract(tile[1], of_client(tile[1], centre), buffer)
         return with_itself(centred)
 
     if columns.shape[-2] == 0:
@@ -103,11 +119,11 @@ def exact_gram(columns: Columns) -> Pairs:
         return long_products(columns.mT, columns.mT)
 
 
-def subtract(tile: Columns, other: Tensor, scratch: Tensor | None) -> Columns:
-    """Return ``tile - other`` in memory that is already there: fresh pages cost more than work."""
-    if scratch is None or scratch.shape != tile.shape or scratch.dtype != tile.dtype:
+def subtract(tile: Columns, other: Tensor, buffer: Tensor | None) -> Columns:
+    """Return ``tile - other`` in `buffer` if it fits: fresh memory costs more than the work."""
+    if buffer is None or buffer.shape != tile.shape or buffer.dtype != tile.dtype:
         return tile - other
-    return torch.sub(tile, other, out=scratch)
+    return torch.sub(tile, other, out=buffer)
 
 
 def without_overflow(products: Pairs, columns: Callable[[], Columns]) -> Pairs:
@@ -127,37 +143,39 @@ def squared_distances(
     products: Pairs,
     columns: Callable[[], Columns],
     dtype: torch.dtype,
-    twins: Tensor | None = None,
-    doubts: Doubts | None = None,
+    duplicates: Tensor | None = None,
+    check: CancellationCheck | None = None,
 ) -> Pairs:
     """Return the squared distances between all pairs of rows, from their inner products.
 
-    `twins` marks pairs known to be equal. Where differences cannot be trusted, they are redone from
-    the values, or, with `doubts`, only counted.
+    `duplicates` marks pairs known to be equal. Inexact distances are redone from the values, or,
+    with `check`, only counted.
     """
-    doubtful: Tensor | None
-    if cuda.can_sort(products):
-        result, doubtful = cuda.squared_distances(products, DOUBT[dtype], twins, doubts)
+    inexact: Tensor | None
+    threshold, count = CANCELLATION[dtype], None if check is None else check.count
+    if client_kernels.can_sort(products):
+        result, inexact = client_kernels.squared_distances(products, threshold, duplicates, count)
     else:
-        result, doubtful = _squared_distances(products, DOUBT[dtype])
-        if twins is not None:
-            doubtful = _without_twins(result, doubtful, twins)
-        if doubts is not None and doubtful is not None:
-            doubts.add(doubtful)
-    if doubts is None and doubtful is not None and bool(doubtful.any()):
-        _redo_pairs(result, doubtful, columns())
+        result, inexact = _squared_distances(products, threshold)
+        if duplicates is not None:
+            inexact = _without_duplicates(result, inexact, duplicates)
+        if check is not None and inexact is not None:
+            check.add(inexact)
+    if check is None and inexact is not None and bool(inexact.any()):
+        _redo_pairs(result, inexact, columns())
     return result
 
 
-def _without_twins(result: Pairs, doubtful: Tensor | None, twins: Tensor) -> Tensor | None:
-    """Take the distances of equal clients to be 0, without a doubt."""
-    twins = twins.view(len(twins), *[1] * (result.dim() - 3), *twins.shape[-2:])
-    result.masked_fill_(twins, 0)
-    return None if doubtful is None else doubtful & ~twins
+def _without_duplicates(result: Pairs, inexact: Tensor | None, duplicates: Tensor) -> Tensor | None:
+    """Set the distances of equal clients to 0, which is exact."""
+    groups = [1] * (result.dim() - 3)
+    duplicates = duplicates.view(len(duplicates), *groups, *duplicates.shape[-2:])
+    result.masked_fill_(duplicates, 0)
+    return None if inexact is None else inexact & ~duplicates
 
 
-def _squared_distances(products: Pairs, doubt: float) -> tuple[Pairs, Tensor | None]:
-    """Return the squared distances, and where (above the diagonal) they cannot be trusted."""
+def _squared_distances(products: Pairs, threshold: float) -> tuple[Pairs, Tensor | None]:
+    """Return the squared distances, and where (above the diagonal) they are inexact."""
     norms = products.diagonal(dim1=-2, dim2=-1)
     longest = norms.amax(dim=-1)
     # Written so that what overflowed, and is not a number, is not small either.
@@ -171,30 +189,30 @@ def _squared_distances(products: Pairs, doubt: float) -> tuple[Pairs, Tensor | N
     to_self.fill_(torch.inf)
     nearest = result.amin(dim=-1)
     to_self.zero_()
-    is_fine = (nearest >= longest.unsqueeze(-1) * doubt) & (longest < torch.inf).unsqueeze(-1)
+    is_fine = (nearest >= longest.unsqueeze(-1) * threshold) & (longest < torch.inf).unsqueeze(-1)
     if bool(is_fine.all()):
         return result, None
     result.clamp_(min=0)
-    # Written so that what overflowed, and is infinite or not a number, is doubtful too.
-    doubtful = (result >= torch.maximum(left, right).mul_(doubt)) & (result < torch.inf)
-    return result, doubtful.logical_not_().triu_(1)
+    # Written so that what overflowed, and is infinite or not a number, is inexact too.
+    inexact = (result >= torch.maximum(left, right).mul_(threshold)) & (result < torch.inf)
+    return result, inexact.logical_not_().triu_(1)
 
 
-def _redo_pairs(result: Pairs, doubtful: Tensor, columns: Columns) -> None:
-    """Overwrite doubtful distances by the sum of squared differences of the values."""
+def _redo_pairs(result: Pairs, inexact: Tensor, columns: Columns) -> None:
+    """Overwrite inexact distances by the sum of squared differences of the values."""
     num_clients = columns.shape[-1]
     flat_result = result.view(-1, num_clients, num_clients)
     flat_columns = columns.reshape(-1, *columns.shape[-2:])
-    flat_doubtful = doubtful.reshape(-1, num_clients, num_clients)
-    num_entries = int(flat_doubtful.sum())
-    pairs = flat_doubtful.any(dim=0).nonzero()
+    flat_inexact = inexact.reshape(-1, num_clients, num_clients)
+    num_entries = int(flat_inexact.sum())
+    pairs = flat_inexact.any(dim=0).nonzero()
     if 2 * num_entries >= len(pairs) * len(flat_result):
-        _redo_everywhere(flat_result, flat_doubtful, flat_columns, pairs)
+        _redo_everywhere(flat_result, flat_inexact, flat_columns, pairs)
     else:
-        _redo_entries(flat_result, flat_doubtful, flat_columns)
+        _redo_entries(flat_result, flat_inexact, flat_columns)
 
 
-def _redo_everywhere(result: Tensor, doubtful: Tensor, columns: Tensor, pairs: Tensor) -> None:
+def _redo_everywhere(result: Tensor, inexact: Tensor, columns: Tensor, pairs: Tensor) -> None:
     """Redo some pairs in all groups: the same clients are alike everywhere (they collude)."""
     step = max(1, tile_values(columns) // max(1, columns.shape[0] * columns.shape[1]))
     for some in pairs.split(step):
@@ -203,14 +221,14 @@ def _redo_everywhere(result: Tensor, doubtful: Tensor, columns: Tensor, pairs: T
         for _, tile in tiles(columns):
             difference = tile.index_select(-1, left).double() - tile.index_select(-1, right)
             exact += difference.square_().sum(dim=-2)
-        exact = torch.where(doubtful[:, left, right], exact, result[:, left, right])
+        exact = torch.where(inexact[:, left, right], exact, result[:, left, right])
         result[:, left, right] = exact
         result[:, right, left] = exact
 
 
-def _redo_entries(result: Tensor, doubtful: Tensor, columns: Tensor) -> None:
+def _redo_entries(result: Tensor, inexact: Tensor, columns: Tensor) -> None:
     """Redo single entries: two clients happen to be close in one group."""
-    entries = doubtful.nonzero()
+    entries = inexact.nonzero()
     for some in entries.split(max(1, tile_values(columns) // columns.shape[1])):
         group, left, right = some.unbind(dim=-1)
         difference = columns[group, :, left].double() - columns[group, :, right].double()
@@ -224,17 +242,18 @@ def squared_distances_to_average(
     weights: PerClient,
     columns: Callable[[], Columns],
     dtype: torch.dtype,
-    doubts: Doubts | None = None,
+    check: CancellationCheck | None = None,
 ) -> PerClient:
     """Return how far every row is from the weighted average of the rows, from inner products."""
-    if cuda.can_compare(products):
-        measure = cuda.squared_distances_to_average
-        result, at = measure(products, weights, DOUBT[dtype], doubts)
+    if client_kernels.can_compare(products):
+        measure = client_kernels.squared_distances_to_average
+        count = None if check is None else check.count
+        result, at = measure(products, weights, CANCELLATION[dtype], count)
     else:
-        result, at = _to_average(products, weights, DOUBT[dtype])
-        if doubts is not None:
-            doubts.add(at)
-    if doubts is not None or not bool(at.any()):
+        result, at = _to_average(products, weights, CANCELLATION[dtype])
+        if check is not None:
+            check.add(at)
+    if check is not None or not bool(at.any()):
         return result
     if bool(at.all()):
         return direct_distances_to_average(columns(), weights)
@@ -242,19 +261,19 @@ def squared_distances_to_average(
     return result
 
 
-def _to_average(products: Pairs, weights: PerClient, doubt: float) -> tuple[PerClient, Tensor]:
-    """Return the squared distances to an average, and the groups where they are doubtful."""
+def _to_average(products: Pairs, weights: PerClient, threshold: float) -> tuple[PerClient, Tensor]:
+    """Return the squared distances to an average, and the groups where they are inexact."""
     products = products.double()
     norms = products.diagonal(dim1=-2, dim2=-1)
     along = torch.matmul(products, weights.unsqueeze(-1)).squeeze(-1)
     of_average = (weights * along).sum(dim=-1, keepdim=True)
     result = norms - 2 * along + of_average
-    # An average of one client alone is that client: 0 without a doubt.
+    # An average of one client alone is that client: exactly 0.
     is_itself = weights == 1
     result = result.masked_fill(is_itself, 0)
-    # Written so that what overflowed, and is infinite or not a number, is doubtful too.
-    is_sure = (result >= (norms + of_average) * doubt) & (result < torch.inf)
-    return result, ~(is_sure | is_itself).all(dim=-1)
+    # Written so that what overflowed, and is infinite or not a number, is inexact too.
+    is_exact = (result >= (norms + of_average) * threshold) & (result < torch.inf)
+    return result, ~(is_exact | is_itself).all(dim=-1)
 
 
 def direct_distances_to_average(columns: Columns, weights: PerClient) -> PerClient:
@@ -268,13 +287,13 @@ def direct_distances_to_average(columns: Columns, weights: PerClient) -> PerClie
 
 
 def squared_distances_to_vector(
-    columns: Columns, vector: PerCoordinate, scratch: Tensor | None = None
+    columns: Columns, vector: PerCoordinate, buffer: Tensor | None = None
 ) -> PerClient:
     """Return how far every row is from a vector, by the differences themselves, float64."""
 
     def measure(tile: tuple[slice, Columns]) -> PerClient:
         piece, values = tile
-        difference = subtract(values, vector[..., piece].unsqueeze(-1), scratch)
+        difference = subtract(values, vector[..., piece].unsqueeze(-1), buffer)
         return difference.square_().sum(dim=-2).double()
 
     parts = mapped(measure, tiles(columns), columns.device)
@@ -284,12 +303,28 @@ def squared_distances_to_vector(
     return squared_distances_to_vector(columns.double(), vector.double())
 
 
+def distances_to_update(rows: Rows, updates: PerCoordinate) -> PerClient:
+    """Return the distances of ``rows [runs, clients, dim]`` to the update of their run, float64."""
+    return torch.stack([_to_update(own, update) for own, update in zip(rows, updates, strict=True)])
+
+
+def _to_update(rows: Tensor, update: Tensor) -> Tensor:
+    # Some rows at a time: the differences are as large as the gradients.
+    step = max(1, tile_values(rows) // rows.shape[-1])
+    apart = (some.to(update.dtype) - update for some in rows.split(step))
+    norms = [torch.linalg.vector_norm(some, dim=-1, dtype=torch.float64) for some in apart]
+    far = norms[0] if len(norms) == 1 else torch.cat(norms)
+    if rows.dtype == torch.float64 or bool(far.isfinite().all()):
+        return far
+    return _to_update(rows.double(), update.double())
+
+
 def products_with(
     columns: Columns, centre: Tensor, point: PerCoordinate, known: Pairs | None = None
 ) -> Pairs:
     """Return the inner products of the rows and, last, a point, around the centre, float64.
 
-    `known` are those of the rows alone, where somebody has them.
+    `known` are those of the rows alone, where they are there already.
     """
 
     def multiply(tile: tuple[slice, Columns]) -> tuple[Tensor, Tensor, Tensor]:
@@ -338,8 +373,8 @@ def norms(columns: Columns) -> PerClient:
 
 def smallest(scores: PerClient, num_smallest: int) -> Tensor:
     """Mark the rows with the smallest scores; equal scores go to the lower row index."""
-    if cuda.can_compare(scores):
-        return cuda.smallest(scores, num_smallest)
+    if client_kernels.can_compare(scores):
+        return client_kernels.smallest(scores, num_smallest)
     if scores.device.type == "cpu" and num_smallest < scores.shape[-1]:
         ranked = torch.from_numpy(np.sort(scores.numpy(), axis=-1))
         last, next_one = ranked[..., num_smallest - 1 : num_smallest + 1].unbind(dim=-1)
@@ -349,15 +384,20 @@ def smallest(scores: PerClient, num_smallest: int) -> Tensor:
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, value=True)
 
 
+def average_of(is_selected: Tensor, num_selected: int) -> PerClient:
+    """Return equal weights for the selected clients."""
+    return is_selected.to(torch.float64) / num_selected
+
+
 def central_client(norms: list[float]) -> int:
-    """Return a client of median norm: nothing is so long as to spoil differences from it."""
+    """Return a client of median norm: no difference from it cancels because it is long."""
     return sorted(range(len(norms)), key=norms.__getitem__)[(len(norms) - 1) // 2]
 
 
-def twin_pairs(rows: Tensor, norms: list[float]) -> Tensor | None:
+def duplicate_pairs(rows: Tensor, norms: list[float]) -> Tensor | None:
     """Mark the pairs of rows ``[clients, dim]`` that are equal to the last bit, if there are any.
 
-    Colluding clients send copies. Knowing so is cheaper than finding out group by group.
+    Colluding clients send copies. To find them once is cheaper than group by group.
     """
     first_with: dict[float, int] = {}
     first = [first_with.setdefault(norm, row) for row, norm in enumerate(norms)]

@@ -1,12 +1,13 @@
-"""The same work on NVIDIA GPUs, by Triton kernels.
+"""Sorting, scattering and distances over the clients on NVIDIA GPUs, by Triton kernels.
 
-Each function here has a plain torch twin (in `linalg`, `order` and `reorder`) that is used where
-Triton, the precision or the number of clients does not fit, and that tests compare with.
+Each function here has an equivalent in plain torch (in `rules.distances`, `rules.order_statistics`
+and `rules.split`), which is used where Triton, the precision or the number of clients does not fit,
+and which tests compare with.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,12 +16,19 @@ from outvote.kernels import is_for_kernels, load_kernels
 
 if TYPE_CHECKING:
     from outvote.axes import Columns, Pairs, PerClient, PerCoordinate
-    from outvote.rules.doubts import Doubts
-    from outvote.rules.reorder import Block, PlacedBlock
 
 LARGEST_TILE = 128
 # Eight floats: memory is written in pieces of 32 bytes.
 SECTOR = 8
+
+
+class Targets(Protocol):
+    """Groups ``[runs, groups, width]``, given by the position that each coordinate takes."""
+
+    shape: torch.Size
+
+    def positions(self, run: int, dim: int) -> tuple[Tensor, int, int]:
+        """Return the position of each coordinate, and where gaps come in (see `rules.split`)."""
 
 
 def _kernels() -> Any:
@@ -28,7 +36,7 @@ def _kernels() -> Any:
 
 
 def is_usable(values: Tensor, num_clients: int) -> bool:
-    """Tell whether the kernels can work on these values."""
+    """Return whether the kernels can work on these values."""
     return (
         is_for_kernels(values)
         and values.dtype == torch.float32
@@ -38,12 +46,12 @@ def is_usable(values: Tensor, num_clients: int) -> bool:
 
 
 def can_sort(values: Tensor) -> bool:
-    """Tell whether rows of these values can be sorted by a kernel."""
+    """Return whether rows of these values can be sorted by a kernel."""
     return is_for_kernels(values) and values.shape[-1] <= LARGEST_TILE and _kernels() is not None
 
 
 def can_compare(values: Tensor) -> bool:
-    """Tell whether all pairs of the last axis fit into one program of a kernel."""
+    """Return whether all pairs of the last axis fit into one program of a kernel."""
     return (
         is_for_kernels(values) and values.shape[-1] <= LARGEST_TILE // 2 and _kernels() is not None
     )
@@ -52,7 +60,7 @@ def can_compare(values: Tensor) -> bool:
 def mean_of_ranks(columns: Columns, first: int, last: int) -> PerCoordinate:
     """Return the mean of the sorted values `first` up to `last` per coordinate."""
     if columns.stride(-1) != 1:
-        columns = turned(columns)
+        columns = clients_last(columns)
     flat = columns.flatten(0, -2)
     result = torch.empty(len(flat), dtype=torch.float32, device=flat.device)
     _kernels().mean_of_ranks(flat, result, first, last)
@@ -67,26 +75,27 @@ def sum_of_smallest(values: Tensor, num_smallest: int) -> Tensor:
     return result.view(values.shape[:-1])
 
 
-def scattered(columns: Columns, block: Block | PlacedBlock, centre: Tensor | None = None) -> Tensor:
-    """Copy the coordinates of a block of groups, ``[runs, groups, width, clients]``.
+def scattered(columns: Columns, targets: Targets, centre: Tensor | None = None) -> Tensor:
+    """Copy coordinates to the positions of their groups, ``[runs, groups, width, clients]``.
 
-    The clients are padded with zeros to whole sectors of memory, and so are places that no
-    coordinate goes to. With `centre`, that client's values are subtracted.
+    The clients are padded with zeros to whole sectors of memory, and so are positions that no
+    coordinate takes. With `centre`, that client's values are subtracted.
     """
     runs, dim, num_clients = columns.shape
     padded = -(-num_clients // SECTOR) * SECTOR
-    result = torch.empty(runs, *block.shape[1:], padded, dtype=torch.float32, device=columns.device)
-    if block.shape[1] * block.shape[2] > dim:
+    shape = (runs, *targets.shape[1:], padded)
+    result = torch.empty(shape, dtype=torch.float32, device=columns.device)
+    if targets.shape[1] * targets.shape[2] > dim:
         result[:, :, -1].zero_()
     for run in range(runs):
         middle = None if centre is None else centre[run % len(centre)]
-        places = block.places(run, dim)
-        _kernels().scatter(columns[run], places, middle, result[run].view(-1, padded))
+        positions = targets.positions(run, dim)
+        _kernels().scatter(columns[run], positions, middle, result[run].view(-1, padded))
     return result
 
 
-def turned(columns: Columns) -> Columns:
-    """Copy so that the clients lie side by side."""
+def clients_last(columns: Columns) -> Columns:
+    """Copy so that the clients lie side by side in memory."""
     if columns.dim() != 3:
         return columns.contiguous()
     runs, dim, num_clients = columns.shape
@@ -97,39 +106,38 @@ def turned(columns: Columns) -> Columns:
 
 
 def squared_distances(
-    products: Pairs, doubt: float, twins: Tensor | None, doubts: Doubts | None
+    products: Pairs, threshold: float, duplicates: Tensor | None, count: Tensor | None
 ) -> tuple[Pairs, Tensor]:
-    """Return the squared distances (float64), and where they cannot be trusted.
+    """Return the squared distances (float64), and where cancellation makes them inexact.
 
-    With `doubts`, these are only counted, and what is returned in their place means nothing.
+    With `count`, inexact results are only added to it, and the second value means nothing.
     """
     flat = products.flatten(0, -3)
     result = torch.empty(flat.shape, dtype=torch.float64, device=flat.device)
-    doubtful = _mask_or_count(flat.shape, doubts, flat.device)
-    _kernels().squared_distances(flat, twins, result, doubtful, doubt)
-    is_counted = doubts is not None
-    return result.view(products.shape), doubtful if is_counted else doubtful.view(products.shape)
+    inexact = _mask_or_count(flat.shape, count, flat.device)
+    _kernels().squared_distances(flat, duplicates, result, inexact, threshold)
+    return result.view(products.shape), inexact if count is not None else inexact.view(
+        products.shape
+    )
 
 
 def squared_distances_to_average(
-    products: Pairs, weights: PerClient, doubt: float, doubts: Doubts | None
+    products: Pairs, weights: PerClient, threshold: float, count: Tensor | None
 ) -> tuple[PerClient, Tensor]:
-    """Return the squared distances to an average (float64), and the groups that are doubtful.
+    """Return the squared distances to an average (float64), and the groups that are inexact.
 
-    With `doubts`, these are only counted, and what is returned in their place means nothing.
+    With `count`, inexact groups are only added to it, and the second value means nothing.
     """
     flat = products.flatten(0, -3)
     shape = products.shape[:-1]
     result = torch.empty(shape, dtype=torch.float64, device=products.device)
-    doubtful = _mask_or_count(shape[:-1], doubts, products.device)
-    _kernels().squared_distances_to_average(flat, weights.contiguous(), result, doubtful, doubt)
-    return result, doubtful
+    inexact = _mask_or_count(shape[:-1], count, products.device)
+    _kernels().squared_distances_to_average(flat, weights.contiguous(), result, inexact, threshold)
+    return result, inexact
 
 
-def _mask_or_count(shape: torch.Size, doubts: Doubts | None, device: torch.device) -> Tensor:
-    if doubts is not None:
-        return doubts.count
-    return torch.empty(shape, dtype=torch.bool, device=device)
+def _mask_or_count(shape: torch.Size, count: Tensor | None, device: torch.device) -> Tensor:
+    return torch.empty(shape, dtype=torch.bool, device=device) if count is None else count
 
 
 def smallest(scores: PerClient, num_smallest: int) -> Tensor:

@@ -1,6 +1,5 @@
 """Rules as text: "gas(multi-krum, num_groups=1000)" <-> GAS(MultiKrum(), num_groups=1000)."""
 
-from outvote.rules.base import Rule
 from outvote.rules.bucketing import Bucketing
 from outvote.rules.bulyan import Bulyan
 from outvote.rules.centered_clipping import CenteredClipping
@@ -10,15 +9,15 @@ from outvote.rules.fltrust import FLTrust
 from outvote.rules.foolsgold import FoolsGold
 from outvote.rules.gas import GAS
 from outvote.rules.geometric_median import GeometricMedian
-from outvote.rules.krum import Krum
+from outvote.rules.krum import Krum, MultiKrum
 from outvote.rules.mda import MDA
 from outvote.rules.meamed import MeaMed
 from outvote.rules.mean import Mean
 from outvote.rules.median import Median
-from outvote.rules.multi_krum import MultiKrum
 from outvote.rules.nnm import NNM
 from outvote.rules.norm_clipping import NormClipping
 from outvote.rules.rfa import RFA
+from outvote.rules.rule import Rule
 from outvote.rules.signguard import SignGuard
 from outvote.rules.trimmed_mean import TrimmedMean
 from outvote.text import build, to_text

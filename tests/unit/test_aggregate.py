@@ -1,11 +1,11 @@
-"""Runs judged together are judged as each would be alone."""
+"""Runs aggregated together get what each gets alone."""
 
 import numpy as np
 import pytest
 import torch
 
 import outvote as ov
-from outvote.rules.batch import judge
+from outvote.rules.aggregate import aggregate
 
 SPECS = [
     "mean",
@@ -48,18 +48,18 @@ def gradients(device):
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_run_in_a_batch_is_judged_as_it_would_be_alone(spec, device):
+def test_a_run_in_a_batch_gets_what_it_gets_alone(spec, device):
     rule = ov.make_rule(spec)
     rows, is_present = gradients(device)
-    told, seeds = [1, 2, 1, 0, 3, 1], [11, 12, 13, 14, 15, 16]
-    found = judge(rule, rows, num_byzantine=told, seeds=seeds, is_present=is_present)
+    assumed, seeds = [1, 2, 1, 0, 3, 1], [11, 12, 13, 14, 15, 16]
+    found = aggregate(rule, rows, num_byzantine=assumed, seeds=seeds, is_present=is_present)
     for run in range(len(rows)):
         here = is_present[run].to(device)
         alone = rule.inspect(
-            rows[run][here], num_byzantine=told[run], seed=seeds[run], when_too_many="lower"
+            rows[run][here], num_byzantine=assumed[run], seed=seeds[run], when_too_many="lower"
         )
         np.testing.assert_allclose(
-            found.updates[run].cpu(), alone.update.cpu(), rtol=1e-9, atol=1e-12
+            found.vector[run].cpu(), alone.update.cpu(), rtol=1e-9, atol=1e-12
         )
         weights = found.weights[run][here].cpu()
         np.testing.assert_allclose(weights, alone.weights, rtol=1e-9, atol=1e-12)
@@ -68,28 +68,28 @@ def test_a_run_in_a_batch_is_judged_as_it_would_be_alone(spec, device):
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_whole_batch_is_judged_as_runs_alone_and_left_as_it_was(spec, device):
+def test_a_whole_batch_gets_what_runs_get_alone_and_stays_as_it_was(spec, device):
     rule = ov.make_rule(spec)
     generator = torch.Generator().manual_seed(4)
-    # Every second run of a larger batch: rows are judged where they lie, without a copy.
+    # Every second run of a larger batch: rows are read where they are, without a copy.
     larger = torch.randn(6, 7, 23, generator=generator, dtype=torch.float64).to(device)
     rows, before = larger[::2], larger.clone()
-    found = judge(rule, rows, num_byzantine=[2] * 3, seeds=[1, 2, 3])
+    found = aggregate(rule, rows, num_byzantine=[2] * 3, seeds=[1, 2, 3])
     assert torch.equal(larger, before)
     for run in range(3):
         alone = rule.inspect(rows[run], num_byzantine=2, seed=run + 1, when_too_many="lower")
         np.testing.assert_allclose(
-            found.updates[run].cpu(), alone.update.cpu(), rtol=1e-9, atol=1e-12
+            found.vector[run].cpu(), alone.update.cpu(), rtol=1e-9, atol=1e-12
         )
 
 
 def test_a_run_with_no_row_left_gives_the_update_zero(device):
     rows = torch.full((1, 3, 4), torch.nan, device=device)
-    found = judge(ov.Median(), rows, num_byzantine=[1], seeds=[0])
-    assert found.updates.eq(0).all()
+    found = aggregate(ov.Median(), rows, num_byzantine=[1], seeds=[0])
+    assert found.vector.eq(0).all()
     assert found.is_rejected.all()
 
 
 def test_a_batch_needs_one_number_and_one_seed_per_run(device):
     with pytest.raises(ValueError, match="one entry for each of the 2 runs"):
-        judge(ov.Median(), torch.zeros(2, 3, 4, device=device), num_byzantine=[1], seeds=[0, 1])
+        aggregate(ov.Median(), torch.zeros(2, 3, 4, device=device), num_byzantine=[1], seeds=[0, 1])

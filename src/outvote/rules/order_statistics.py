@@ -13,17 +13,19 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Columns, PerClient, PerCoordinate
-from outvote.rules import cuda, linalg
+from outvote.kernels import client_kernels
+from outvote.precision import exact_products
+from outvote.rules import distances
 from outvote.threads import in_pieces, mapped
 
 LARGEST_NETWORK = 8
-LARGEST_ROOM = 1 << 24
+LARGEST_BUFFER = 1 << 24
 Result = TypeVar("Result")
 
 
 def over_tiles(work: Callable[[Columns], Result], columns: Columns) -> list[Result]:
     """Work on pieces of the coordinates that fit the cache."""
-    return mapped(lambda tile: work(tile[1]), linalg.tiles(columns), columns.device)
+    return mapped(lambda tile: work(tile[1]), distances.tiles(columns), columns.device)
 
 
 def sorting_network(values: list[Tensor]) -> list[Tensor]:
@@ -53,12 +55,14 @@ def _comparators(num: int) -> list[tuple[int, int]]:
     return pairs
 
 
-def sort_clients(tile: Columns, room: np.ndarray | None = None) -> Columns:
-    """Sort the values of every coordinate over the clients, into `room` if it is given."""
+def sort_clients(tile: Columns, buffer: np.ndarray | None = None) -> Columns:
+    """Sort the values of every coordinate over the clients, into `buffer` if it is given."""
     if tile.device.type != "cpu":
         return tile.sort(dim=-1).values
     source = tile.numpy()
-    values = np.empty(source.shape, source.dtype) if room is None else room.reshape(source.shape)
+    values = (
+        np.empty(source.shape, source.dtype) if buffer is None else buffer.reshape(source.shape)
+    )
     while source.ndim > 2 and len(source) == 1:
         source, values = source[0], values[0]
 
@@ -70,34 +74,75 @@ def sort_clients(tile: Columns, room: np.ndarray | None = None) -> Columns:
     return torch.from_numpy(values).view(tile.shape)
 
 
-_ROOMS = local()
+_BUFFERS = local()
 
 
-def sorted_for_now(tile: Columns) -> Columns:
-    """Sort into memory of this thread's own, which lasts until the thread sorts again."""
+def sorted_in_buffer(tile: Columns) -> Columns:
+    """Sort into a buffer of this thread, which lasts until the thread sorts again."""
     if tile.device.type != "cpu":
         return sort_clients(tile)
-    kept = getattr(_ROOMS, "memory", None)
+    kept = getattr(_BUFFERS, "bytes", None)
     num_bytes = tile.numel() * tile.element_size()
-    if num_bytes > LARGEST_ROOM:
+    if num_bytes > LARGEST_BUFFER:
         return sort_clients(tile)
     if kept is None or kept.size < num_bytes:
-        kept = _ROOMS.memory = np.empty(num_bytes, np.uint8)
+        kept = _BUFFERS.bytes = np.empty(num_bytes, np.uint8)
     dtype = np.float64 if tile.dtype == torch.float64 else np.float32
     return sort_clients(tile, kept[:num_bytes].view(dtype))
 
 
 def sum_of_smallest(values: Tensor, num_smallest: int) -> Tensor:
     """Return the sum of the smallest values along the last axis."""
-    if cuda.can_sort(values):
-        return cuda.sum_of_smallest(values, num_smallest)
-    return sorted_for_now(values)[..., :num_smallest].sum(dim=-1, dtype=torch.float64)
+    if client_kernels.can_sort(values):
+        return client_kernels.sum_of_smallest(values, num_smallest)
+    return sorted_in_buffer(values)[..., :num_smallest].sum(dim=-1, dtype=torch.float64)
 
 
 def median_ranks(num_clients: int, even: str) -> tuple[int, int]:
     """Return the ranks whose mean is the median: the two middle ones, or the lower of them."""
     lower = (num_clients - 1) // 2
     return (lower, lower + 1) if even == "lower" else (lower, num_clients // 2 + 1)
+
+
+def mean_of_ranks(columns: Columns, first: int, last: int) -> PerCoordinate:
+    """Return, per coordinate, the mean of the sorted values `first` up to, not with, `last`."""
+    if client_kernels.is_usable(columns, columns.shape[-1]):
+        return client_kernels.mean_of_ranks(columns, first, last)
+    parts = over_tiles(lambda tile: _mean_of_ranks(tile, first, last), columns)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+def values_at_ranks(columns: Columns, first: int, last: int) -> tuple[PerCoordinate, PerCoordinate]:
+    """Return, per coordinate, the first and the last of the sorted values that a mean is of."""
+    if last - first == 1 or client_kernels.is_usable(columns, columns.shape[-1]):
+        low = mean_of_ranks(columns, first, first + 1)
+        return low, low if last - first == 1 else mean_of_ranks(columns, last - 1, last)
+    parts = over_tiles(lambda tile: _values_at_ranks(tile, first, last), columns)
+    lows, highs = zip(*parts, strict=True)
+    return torch.cat(lows, dim=-1), torch.cat(highs, dim=-1)
+
+
+def _mean_of_ranks(tile: Columns, first: int, last: int) -> PerCoordinate:
+    share = 1 / (last - first)
+    if tile.shape[-1] <= LARGEST_NETWORK and tile.device.type == "cpu":
+        ranked = sorting_network(list(tile.movedim(-1, 0).contiguous()))
+        mean = ranked[first] * share
+        for values in ranked[first + 1 : last]:
+            mean.add_(values, alpha=share)
+        return mean
+    # Weights instead of a sum: nothing overflows, and a huge value outside the range counts 0.
+    weights = tile.new_zeros(tile.shape[-1])
+    weights[first:last] = share
+    with exact_products():
+        return torch.matmul(sorted_in_buffer(tile), weights)
+
+
+def _values_at_ranks(tile: Columns, first: int, last: int) -> tuple[PerCoordinate, PerCoordinate]:
+    if tile.shape[-1] <= LARGEST_NETWORK and tile.device.type == "cpu":
+        ranked = sorting_network(list(tile.movedim(-1, 0).contiguous()))
+        return ranked[first], ranked[last - 1]
+    values = sorted_in_buffer(tile)
+    return values[..., first].clone(), values[..., last - 1].clone()
 
 
 def mean_nearest_median(columns: Columns, num_nearest: int, even: str = "mean") -> PerCoordinate:
@@ -165,14 +210,14 @@ class _Middle:
 
 
 def _is_tied(ranked: Tensor, middle: _Middle, start: Tensor, width: int) -> Tensor:
-    """Tell where a value next to the window is as near as the farthest in it, and it matters."""
+    """Mark where a value next to the window is as near as the farthest in it, and it matters."""
     low, high = ranked.gather(-1, start), ranked.gather(-1, start + width - 1)
     to_low, to_high = middle.deviation(low), middle.deviation(high)
     reach = torch.maximum(to_low, to_high)
     last = ranked.shape[-1] - 1
     left = ranked.gather(-1, (start - 1).clamp(min=0))
     right = ranked.gather(-1, (start + width).clamp(max=last))
-    # Equal values may be exchanged, unless both ends of the window are at stake.
+    # Equal values may be exchanged, unless both ends of the window are tied.
     left_matters = (left != low) | (to_high == reach)
     right_matters = (right != high) | (to_low == reach)
     is_left = (start > 0) & (middle.deviation(left) <= reach) & left_matters
@@ -188,5 +233,5 @@ def shares_between(columns: Columns, low: PerCoordinate, high: PerCoordinate) ->
         entered = (tile >= low[..., piece, None]) & (tile <= high[..., piece, None])
         return entered.sum(dim=-2)
 
-    counts = mapped(count, linalg.tiles(columns), columns.device)
+    counts = mapped(count, distances.tiles(columns), columns.device)
     return torch.stack(counts).sum(dim=0).double() / columns.shape[-2]
