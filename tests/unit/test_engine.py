@@ -3,6 +3,7 @@
 import copy
 from dataclasses import replace
 from functools import partial
+from typing import final
 
 import numpy as np
 import pytest
@@ -155,6 +156,69 @@ def test_every_feature_equals_the_plain_loops(feature: str, trainer):
         expected = torch.cat([*buffers, torch.empty(0, dtype=torch.float64)])
         torch.testing.assert_close(state.buffers[k], expected, rtol=0, atol=1e-9)
         assert set(state.client_states[k] if state.client_states else ()) == set(plain.last_sent)
+
+
+@final
+class Backdoor(ov.Attack):
+    """Trains on marked samples as class 0, and boosts its row."""
+
+    is_colluding = False
+
+    def poison(self, samples, targets, num_classes):
+        assert samples.shape[1:] == (1, 6, 6)
+        assert num_classes == 4
+        marked = samples.clone()
+        marked[:, :, :2, :2] = 3.0
+        return marked, torch.zeros_like(targets)
+
+    def craft(self, context):
+        return ov.AttackOutput(rows=2 * context.own_rows)
+
+
+@final
+class NearModel(ov.Rule):
+    """The mean, pulled to the model by a share that falls with the round; no weights are known."""
+
+    traits = ov.Traits(needs_model=True, selects_clients=False)
+
+    def max_byzantine(self, num_clients):
+        return num_clients - 1
+
+    def compute(self, matrix, info):
+        mean = matrix.columns.double().mean(dim=-1)
+        return ov.Aggregation(vector=mean + 0.1 / info.round * info.model.double())
+
+
+@pytest.mark.parametrize("trainer", [SequentialTrainer, StackedTrainer])
+@pytest.mark.parametrize("aggregate", ["parameters", "state"])
+def test_users_rules_and_attacks_equal_the_plain_loops(aggregate: str, trainer):
+    pairs = [
+        (NearModel(), Backdoor()),
+        (ov.make_rule("median"), Backdoor()),
+        (ov.make_rule("gas(median, split=by-layer)"), ov.make_attack("lie")),
+        (NearModel(), ov.make_attack("label-flip")),
+    ]
+    base = make_runs([("mean", "none")] * len(pairs))
+    runs = [
+        replace(run, rule=rule, attack=attack)
+        for run, (rule, attack) in zip(base, pairs, strict=True)
+    ]
+    modules = [normalised() for _ in runs]
+    train, test = SETS
+    settings = {"training": TRAINING, "num_classes": 4, "aggregate": aggregate}
+    stack = make_run_stack(modules[0], train, test, runs, **settings)
+    stack = replace(stack, trainer=trainer(modules[0], train))
+    steps = list(simulate(stack, first_state(modules, train), 3))
+    for k, (run, module) in enumerate(zip(runs, modules, strict=True)):
+        _, weights, plain = reference_rounds(run, module, 3, aggregate=aggregate)
+        torch.testing.assert_close(steps[-1].state.weights[k], weights, rtol=0, atol=1e-9)
+        buffers = torch.cat([buffer.flatten().double() for buffer in plain.model.buffers()])
+        torch.testing.assert_close(steps[-1].state.buffers[k], buffers, rtol=0, atol=1e-9)
+    for step in steps:
+        unknown, known = step.records[0], step.records[1]
+        assert (unknown.kept, unknown.num_kept_byzantine, unknown.byzantine_weight) == (None,) * 3
+        assert known.kept is not None
+        assert len(unknown.scores) == len(unknown.clients)
 
 
 @pytest.mark.parametrize("attack", ["lie", "gas-aware(steps=2)"])

@@ -15,6 +15,7 @@ from outvote.metrics.deviation import honest_losses, weight_shares
 from outvote.server.buffers import merge_buffers
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.stacked_trainer import StackedTrainer
+from simulations import play, tiny
 
 NAN = float("nan")
 
@@ -161,3 +162,26 @@ def test_samples_that_no_client_trained_on_are_not_counted():
         idle, trained = step.records
         assert idle.num_samples == 2 * 15 * (6 - len(idle.byzantine))
         assert trained.num_samples == 2 * 15 * 6
+
+
+BROKEN = """
+import torch
+import outvote as ov
+
+class Broken(ov.VectorRule):
+    def max_byzantine(self, num_clients):
+        return num_clients - 1
+
+    def aggregate(self, rows, num_byzantine):
+        return torch.full_like(rows[0], torch.nan)
+"""
+
+
+def test_a_rule_that_returns_nan_fails_its_run_which_has_not_diverged(tmp_path):
+    (tmp_path / "broken.py").write_text(BROKEN)
+    rule = f"{tmp_path / 'broken.py'}:Broken"
+    ends = play(tiny("rounds=2", f'rule=["mean", "{rule}"]'), tmp_path / "runs")
+    assert ends["mean"].outcome == "finished"
+    (other,) = (end for name, end in ends.items() if name != "mean")
+    assert other.outcome == "failed"
+    assert "Broken" in other.reason
