@@ -207,7 +207,7 @@ def _asking(defence: Defence, gradients: Rows, positions: _Positions) -> Defence
         matrix = buffer[0]
         positions.put(in_range(rows, gradients.dtype), matrix)
         found = defence(matrix, seeds)
-        if not isinstance(found, tuple):
+        if isinstance(found, Tensor):
             raise TypeError("a defence must return (updates, is_kept); is_kept may be None.")
         updates, is_kept = found
         if is_kept is not None:
@@ -220,7 +220,7 @@ def _asking(defence: Defence, gradients: Rows, positions: _Positions) -> Defence
 def _finished(attack: Attack, rows: Rows, context: AttackContext) -> Rows:
     """Check the rows, and convert them to the dtype of the gradients, clipped to its range."""
     shapes = [(context.num_runs, k, context.dim) for k in (1, context.num_attackers)]
-    if not isinstance(rows, Tensor) or tuple(rows.shape) not in shapes:
+    if tuple(getattr(rows, "shape", ())) not in shapes:
         raise ValueError(
             f"{attack} must return rows of the shape {shapes[1]} or {shapes[0]}, got "
             f"{tuple(getattr(rows, 'shape', ()))}; correct the attack."
@@ -353,10 +353,11 @@ def rule_defence(
         if inspect is None:
             return _vector(rule(given, **info, seed=seeds[0]), received), None
         verdict = inspect(given, **info, seed=seeds[0])
-        weights = None if verdict.weights is None else torch.as_tensor(verdict.weights)
+        is_kept = None
         # What a rule does not report is unknown, not dropped.
-        is_known = weights is not None and not bool(weights.isnan().any())
-        is_kept = (weights > 0).to(gradients.device).unsqueeze(0) if is_known else None
+        if verdict.weights is not None and not np.isnan(verdict.weights).any():
+            kept = torch.as_tensor(np.asarray(verdict.weights) > 0, device=gradients.device)
+            is_kept = kept.unsqueeze(0)
         return _vector(verdict.update, received), is_kept
 
     return defence
