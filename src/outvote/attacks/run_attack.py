@@ -24,6 +24,7 @@ from outvote.receive import Received, receive
 from outvote.seeding import RandomStream, Seed, seed_from
 
 LARGEST_COUNT = 2**31 - 1
+PER_RUN = ("seeds", "states", "clients")
 
 
 def run_attack(
@@ -43,16 +44,12 @@ def run_attack(
     `clients [runs, clients]` the id of each row's sender. Returns new gradients and the output,
     with a tuple of states. Runs without an attacker stay as they are.
     """
-    info: dict[str, Any] = {
-        "defence": defence,
-        "states": states,
-        "clients": clients,
-        "round": round,
-    }
+    info: dict[str, Any] = {"seeds": seeds, "states": states, "clients": clients}
+    info |= {"defence": defence, "round": round}
     if attack.has_state and len(gradients) > 1:
         _check_batch(gradients, is_byzantine, seeds, states)
-        return _run_by_run(attack, gradients, is_byzantine, seeds=seeds, **info)
-    output = craft_rows(attack, gradients, is_byzantine, seeds=seeds, **info)
+        return _run_by_run(attack, gradients, is_byzantine, info)
+    output = craft_rows(attack, gradients, is_byzantine, **info)
     sent = gradients.detach().clone()
     if output.rows is not None:
         _Positions(is_byzantine.to(sent.device)).put(output.rows, sent)
@@ -117,30 +114,20 @@ def craft_rows(  # noqa: PLR0913  (what attackers know of a round is much, and a
 
 
 def _run_by_run(
-    attack: Attack,
-    gradients: Rows,
-    is_byzantine: Tensor,
-    *,
-    seeds: Sequence[int],
-    defence: Defence | None,
-    states: Sequence[Any] | None,
-    clients: Tensor | None,
-    round: int | None,  # noqa: A002  (the word of rules and simulator)
+    attack: Attack, gradients: Rows, is_byzantine: Tensor, info: dict[str, Any]
 ) -> tuple[Rows, AttackOutput]:
     """Let an attack with a state see one run at a time."""
-    parts = [
-        run_attack(
-            attack,
-            gradients[run : run + 1],
-            is_byzantine[run : run + 1],
-            seeds=seeds[run : run + 1],
-            defence=None if defence is None else partial(_ask_for_run, defence, gradients, run),
-            states=None if states is None else states[run : run + 1],
-            clients=None if clients is None else clients[run : run + 1],
-            round=round,
+    parts = []
+    for run in range(len(gradients)):
+        one = slice(run, run + 1)
+        mine: dict[str, Any] = {
+            key: None if info[key] is None else info[key][one] for key in PER_RUN
+        }
+        if info["defence"] is not None:
+            mine["defence"] = partial(_ask_for_run, info["defence"], gradients, run)
+        parts.append(
+            run_attack(attack, gradients[one], is_byzantine[one], round=info["round"], **mine)
         )
-        for run in range(len(gradients))
-    ]
     sent, outputs = torch.cat([part[0] for part in parts]), [part[1] for part in parts]
     unknown = torch.full((1,), torch.nan, dtype=torch.float64, device=gradients.device)
     factors = [unknown if output.factor is None else output.factor for output in outputs]

@@ -223,7 +223,7 @@ class AskedRule:
         return self._answer("verdict", gradients, seed)
 
     def updates(self, rows: Tensor, seeds: list[int]) -> Iterator[Any]:
-        """Return the update on the attackers' rows for every seed; one if the rule is not random."""
+        """Return the update on the attackers' rows for every seed; just one if all are the same."""
         matrix = torch.cat([self.honest, rows])
         for seed in seeds if self.is_random else seeds[:1]:
             yield self(matrix, seed=seed)
