@@ -79,7 +79,7 @@ def _print_searches(
     for text in SEARCHES:
         attack = ov.make_attack(text)
 
-        def ask(attack: ov.Attack = attack) -> ov.Crafted:
+        def ask(attack: ov.Attack = attack) -> ov.AttackOutput:
             return attack.inspect(honest, num_byzantine=num_byzantine, rule=rule, seed=0)
 
         jobs[text], evaluations[text] = ask, ask().num_evaluations

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from outvote.attacks.attack import Attack as Attack
     from outvote.attacks.attack import AttackOutput as AttackOutput
     from outvote.attacks.attack_spec import make_attack as make_attack
-    from outvote.attacks.bit_flip import BitFlip as BitFlip
     from outvote.attacks.context import AttackContext as AttackContext
     from outvote.attacks.fang import Fang as Fang
     from outvote.attacks.gas_aware import GASAware as GASAware
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from outvote.attacks.mimic import Mimic as Mimic
     from outvote.attacks.min_max import MinMax as MinMax
     from outvote.attacks.min_max import MinSum as MinSum
+    from outvote.attacks.simple import BitFlip as BitFlip
     from outvote.attacks.simple import Infs as Infs
     from outvote.attacks.simple import NaNs as NaNs
     from outvote.attacks.simple import NoAttack as NoAttack
@@ -81,7 +81,7 @@ _WHERE = {
     "Attack": "attacks.attack",
     "AttackContext": "attacks.context",
     "AttackOutput": "attacks.attack",
-    "BitFlip": "attacks.bit_flip",
+    "BitFlip": "attacks.simple",
     "Fang": "attacks.fang",
     "GASAware": "attacks.gas_aware",
     "Gaussian": "attacks.gaussian",

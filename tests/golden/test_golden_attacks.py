@@ -13,10 +13,10 @@ import torch
 import attack_oracles as oracles
 import outvote as ov
 from attacking import inspect, rows_of
-from outvote.attacks.lie import hiding_z
 from outvote.attacks.fang import HonestRows, beyond, first_neighbours
-from outvote.attacks.mimic import MimicState
+from outvote.attacks.lie import hiding_z
 from outvote.attacks.line_search import LineSearch, line_maximize
+from outvote.attacks.mimic import MimicState
 from outvote.attacks.statistics import Wanted, measure
 
 GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())

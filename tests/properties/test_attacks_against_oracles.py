@@ -10,9 +10,9 @@ import torch
 import attack_oracles as oracles
 import outvote as ov
 from attacking import attack_rows, inspect
-from outvote.attacks.run_attack import run_attack
-from outvote.attacks.mimic import MimicState
 from outvote.attacks.line_search import LineSearch, line_maximize
+from outvote.attacks.mimic import MimicState
+from outvote.attacks.run_attack import run_attack
 
 # The inputs are small: more threads only wait for each other.
 pytestmark = pytest.mark.usefixtures("one_thread")

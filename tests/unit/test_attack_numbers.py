@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import outvote as ov
-from outvote.attacks.run_attack import run_attack
 from outvote.attacks.context import PIECE, AttackContext
+from outvote.attacks.run_attack import run_attack
 from outvote.attacks.statistics import inner_products
 from outvote.fresh import fresh
 from outvote.seeding import RandomStream

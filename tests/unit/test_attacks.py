@@ -9,8 +9,8 @@ import torch
 
 import outvote as ov
 from attacking import attack_rows, place
-from outvote.attacks.run_attack import run_attack
 from outvote.attacks.attack_spec import ATTACKS
+from outvote.attacks.run_attack import run_attack
 
 # The inputs are small: more threads only wait for each other.
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -133,7 +133,7 @@ def test_the_rule_shown_is_the_rule_in_the_examples():
 def test_the_attack_shown_is_the_attack_in_the_examples():
     shown = next(text for text in PYTHON if "class MyAttack" in text)
     source = (ROOT / "examples" / "my_attack.py").read_text()
-    first, last = "        largest =", "        return ov.Forged(rows=rows.unsqueeze(1))"
+    first, last = "        largest =", "        return ov.AttackOutput(rows=rows.unsqueeze(1))"
     assert shown[shown.index(first) : shown.index(last)] in source
 
 

@@ -131,8 +131,9 @@ class Attack:
         return None
 
     def needs_own(self) -> bool:
-        """Whether attackers must train: the attack uses their own gradients."""
-        return self.sees_own or self.poisons_data
+        """Whether attackers must train, also because `reference_set` includes them."""
+        is_reference = getattr(self, "reference_set", "honest") == "all"
+        return self.sees_own or self.poisons_data or is_reference
 
     def needs_rule(self) -> bool:
         """Whether the attack asks the defence."""

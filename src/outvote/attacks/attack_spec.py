@@ -1,7 +1,6 @@
 """Attacks as text: "lie(z=1.5)" <-> LIE(z=1.5)."""
 
 from outvote.attacks.attack import Attack
-from outvote.attacks.bit_flip import BitFlip
 from outvote.attacks.fang import Fang
 from outvote.attacks.gas_aware import GASAware
 from outvote.attacks.gaussian import Gaussian, Noise
@@ -10,7 +9,7 @@ from outvote.attacks.label_flip import LabelFlip
 from outvote.attacks.lie import ALIE, LIE, OptimalLIE
 from outvote.attacks.mimic import Mimic
 from outvote.attacks.min_max import MinMax, MinSum
-from outvote.attacks.simple import Infs, NaNs, NoAttack, Zero
+from outvote.attacks.simple import BitFlip, Infs, NaNs, NoAttack, Zero
 from outvote.text import build, to_text
 
 ATTACKS: dict[str, type[Attack]] = {

@@ -183,8 +183,7 @@ class AttackContext:
     def spread(self, kind: str) -> PerCoordinate:
         """Return the coordinate-wise "population" or "sample" standard deviation, or "variance"."""
         check_choice("spread", kind, SPREADS)
-        spread = self.moments.spread
-        assert spread is not None
+        spread: PerCoordinate = self.moments.spread
         if kind == "variance":
             return spread.square()
         if kind == "population":

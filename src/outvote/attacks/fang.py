@@ -94,9 +94,6 @@ class Fang(Attack):
         found = context.measured(wanted)
         # Clients that diverged were left out.
         seen = context if found.is_used is context.is_honest else context.checked
-        assert found.products is not None
-        assert found.along is not None
-        assert found.squared_norms is not None
         signs = found.mean.sign()
         sides = (signs.double() * found.mean.double()).sum(dim=-1)
         norms = norm(seen.gradients)
@@ -123,8 +120,6 @@ def beyond(
     found: Measured, stretch: float, dtype: torch.dtype
 ) -> tuple[PerCoordinate, PerCoordinate]:
     """Return the lower and the upper end of the interval to draw from, per coordinate."""
-    assert found.low is not None
-    assert found.high is not None
     is_up = found.mean > 0
     edge = torch.where(is_up, found.low, found.high)
     # Further out from zero if the honest values are on both sides of it, else towards it.

@@ -34,6 +34,7 @@ class LIE(Attack):
     """
 
     name: ClassVar[str] = "lie"
+    sees_own: ClassVar[bool] = False
 
     z: float = 1.5
     """How many standard deviations to shift by."""
@@ -48,10 +49,6 @@ class LIE(Attack):
         """Check the parameters."""
         check_number("lie: z", self.z)
         _check(self)
-
-    def needs_own(self) -> bool:
-        """Whether the attackers' own gradients count."""
-        return self.reference_set == "all"
 
     def craft(self, context: AttackContext) -> AttackOutput:
         """Shift the mean."""
@@ -76,6 +73,7 @@ class ALIE(Attack):
     """
 
     name: ClassVar[str] = "alie"
+    sees_own: ClassVar[bool] = False
 
     spread: str = "population"
     """"population" or "sample" standard deviation, or the "variance" in its place."""
@@ -87,10 +85,6 @@ class ALIE(Attack):
     def __post_init__(self) -> None:
         """Check the parameters."""
         _check(self)
-
-    def needs_own(self) -> bool:
-        """Whether the attackers' own gradients count."""
-        return self.reference_set == "all"
 
     def craft(self, context: AttackContext) -> AttackOutput:
         """Shift the mean by as many standard deviations as the numbers of clients allow."""
@@ -120,6 +114,7 @@ class OptimalLIE(Attack):
     """
 
     name: ClassVar[str] = "optimal-lie"
+    sees_own: ClassVar[bool] = False
 
     evals: int = 20
     """How often the search asks the rule."""
@@ -137,10 +132,6 @@ class OptimalLIE(Attack):
         check_count("optimal-lie: evals", self.evals)
         _check(self)
         check_number("optimal-lie: max_factor", self.max_factor, low=0, above=True)
-
-    def needs_own(self) -> bool:
-        """Whether the attackers' own gradients count."""
-        return self.reference_set == "all"
 
     def needs_rule(self) -> bool:
         """The search asks a rule."""

@@ -64,6 +64,7 @@ class MinMax(Attack):
     """
 
     name: ClassVar[str] = "min-max"
+    sees_own: ClassVar[bool] = False
 
     direction: str = "std"
     """The standard deviation ("std"), the "sign" of the mean, or the "unit-mean"."""
@@ -86,10 +87,6 @@ class MinMax(Attack):
         """Check the parameters."""
         _check(self)
 
-    def needs_own(self) -> bool:
-        """Whether the attackers' own gradients count."""
-        return self.reference_set == "all"
-
     def craft(self, context: AttackContext) -> AttackOutput:
         """Go as far as the constraint allows."""
         course = set_course(self, context, pairs=True)
@@ -99,12 +96,9 @@ class MinMax(Attack):
     def factor(self, course: Course) -> Tensor:
         """Return the largest gamma: each client bounds it by a root, and the least one counts."""
         found, a = course.found, course.squared_length.unsqueeze(-1)
-        assert found.squared_norms is not None
-        assert found.products is not None
-        assert found.along is not None
         reach = course.shortened(largest_pair(found.products, found.squared_norms).sqrt())
-        slack = reach.square().unsqueeze(-1) - found.squared_norms
-        along = course.scale.unsqueeze(-1) * found.along
+        slack: Tensor = reach.square().unsqueeze(-1) - found.squared_norms
+        along: Tensor = course.scale.unsqueeze(-1) * found.along
 
         def is_feasible(gamma: Tensor) -> Tensor:
             g = gamma.unsqueeze(-1)
@@ -141,6 +135,7 @@ class MinSum(Attack):
     """
 
     name: ClassVar[str] = "min-sum"
+    sees_own: ClassVar[bool] = False
 
     direction: str = "std"
     """The standard deviation ("std"), the "sign" of the mean, or the "unit-mean"."""
@@ -166,10 +161,6 @@ class MinSum(Attack):
         _check(self)
         check_choice("min-sum: limit", self.limit, ("max", "min"))
 
-    def needs_own(self) -> bool:
-        """Whether the attackers' own gradients count."""
-        return self.reference_set == "all"
-
     def craft(self, context: AttackContext) -> AttackOutput:
         """Go as far as the constraint allows."""
         course = set_course(self, context, pairs=False)
@@ -179,7 +170,6 @@ class MinSum(Attack):
     def factor(self, course: Course) -> Tensor:
         """Return the largest gamma; the distances to the mean cancel on both sides."""
         norms, is_used = course.found.squared_norms, course.found.is_used
-        assert norms is not None
         if self.limit == "max":
             reach = norms.amax(dim=-1)
         else:
@@ -219,7 +209,6 @@ def set_course(attack: MinMax | MinSum, context: AttackContext, *, pairs: bool) 
         is_exact=True,
     )
     found = context.measured(wanted)
-    assert found.spread is not None
     vector = toward(found.mean, found.spread)
     length, mean_length = norm(vector), norm(found.mean)
     scale = torch.ones_like(length)

@@ -24,6 +24,7 @@ from outvote.receive import Received, receive
 from outvote.seeding import RandomStream, Seed, seed_from
 
 LARGEST_COUNT = 2**31 - 1
+PER_RUN = ("seeds", "states", "clients")
 
 
 def run_attack(
@@ -43,16 +44,12 @@ def run_attack(
     `clients [runs, clients]` the id of each row's sender. Returns new gradients and the output,
     with a tuple of states. Runs without an attacker stay as they are.
     """
-    info: dict[str, Any] = {
-        "defence": defence,
-        "states": states,
-        "clients": clients,
-        "round": round,
-    }
+    info: dict[str, Any] = {"seeds": seeds, "states": states, "clients": clients}
+    info |= {"defence": defence, "round": round}
     if attack.has_state and len(gradients) > 1:
         _check_batch(gradients, is_byzantine, seeds, states)
-        return _run_by_run(attack, gradients, is_byzantine, seeds=seeds, **info)
-    output = craft_rows(attack, gradients, is_byzantine, seeds=seeds, **info)
+        return _run_by_run(attack, gradients, is_byzantine, info)
+    output = craft_rows(attack, gradients, is_byzantine, **info)
     sent = gradients.detach().clone()
     if output.rows is not None:
         _Positions(is_byzantine.to(sent.device)).put(output.rows, sent)
@@ -117,30 +114,20 @@ def craft_rows(  # noqa: PLR0913  (what attackers know of a round is much, and a
 
 
 def _run_by_run(
-    attack: Attack,
-    gradients: Rows,
-    is_byzantine: Tensor,
-    *,
-    seeds: Sequence[int],
-    defence: Defence | None,
-    states: Sequence[Any] | None,
-    clients: Tensor | None,
-    round: int | None,  # noqa: A002  (the word of rules and simulator)
+    attack: Attack, gradients: Rows, is_byzantine: Tensor, info: dict[str, Any]
 ) -> tuple[Rows, AttackOutput]:
     """Let an attack with a state see one run at a time."""
-    parts = [
-        run_attack(
-            attack,
-            gradients[run : run + 1],
-            is_byzantine[run : run + 1],
-            seeds=seeds[run : run + 1],
-            defence=None if defence is None else partial(_ask_for_run, defence, gradients, run),
-            states=None if states is None else states[run : run + 1],
-            clients=None if clients is None else clients[run : run + 1],
-            round=round,
+    parts = []
+    for run in range(len(gradients)):
+        one = slice(run, run + 1)
+        mine: dict[str, Any] = {
+            key: None if info[key] is None else info[key][one] for key in PER_RUN
+        }
+        if info["defence"] is not None:
+            mine["defence"] = partial(_ask_for_run, info["defence"], gradients, run)
+        parts.append(
+            run_attack(attack, gradients[one], is_byzantine[one], round=info["round"], **mine)
         )
-        for run in range(len(gradients))
-    ]
     sent, outputs = torch.cat([part[0] for part in parts]), [part[1] for part in parts]
     unknown = torch.full((1,), torch.nan, dtype=torch.float64, device=gradients.device)
     factors = [unknown if output.factor is None else output.factor for output in outputs]
@@ -207,7 +194,7 @@ def _asking(defence: Defence, gradients: Rows, positions: _Positions) -> Defence
         matrix = buffer[0]
         positions.put(in_range(rows, gradients.dtype), matrix)
         found = defence(matrix, seeds)
-        if not isinstance(found, tuple):
+        if isinstance(found, Tensor):
             raise TypeError("a defence must return (updates, is_kept); is_kept may be None.")
         updates, is_kept = found
         if is_kept is not None:
@@ -220,7 +207,7 @@ def _asking(defence: Defence, gradients: Rows, positions: _Positions) -> Defence
 def _finished(attack: Attack, rows: Rows, context: AttackContext) -> Rows:
     """Check the rows, and convert them to the dtype of the gradients, clipped to its range."""
     shapes = [(context.num_runs, k, context.dim) for k in (1, context.num_attackers)]
-    if not isinstance(rows, Tensor) or tuple(rows.shape) not in shapes:
+    if tuple(getattr(rows, "shape", ())) not in shapes:
         raise ValueError(
             f"{attack} must return rows of the shape {shapes[1]} or {shapes[0]}, got "
             f"{tuple(getattr(rows, 'shape', ()))}; correct the attack."
@@ -353,10 +340,11 @@ def rule_defence(
         if inspect is None:
             return _vector(rule(given, **info, seed=seeds[0]), received), None
         verdict = inspect(given, **info, seed=seeds[0])
-        weights = None if verdict.weights is None else torch.as_tensor(verdict.weights)
+        is_kept = None
         # What a rule does not report is unknown, not dropped.
-        is_known = weights is not None and not bool(weights.isnan().any())
-        is_kept = (weights > 0).to(gradients.device).unsqueeze(0) if is_known else None
+        if verdict.weights is not None and not np.isnan(verdict.weights).any():
+            kept = torch.as_tensor(np.asarray(verdict.weights) > 0, device=gradients.device)
+            is_kept = kept.unsqueeze(0)
         return _vector(verdict.update, received), is_kept
 
     return defence

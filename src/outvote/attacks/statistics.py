@@ -7,6 +7,7 @@ over the gradients. Sums over coordinates are kept in float64 from tile to tile.
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import local
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,12 +41,13 @@ class Measured:
     mean: PerCoordinate
     counts: Tensor
     is_used: Tensor | None = None
-    spread: PerCoordinate | None = None
-    squared_norms: PerClient | None = None
-    products: Pairs | None = None
-    along: PerClient | None = None
-    low: PerCoordinate | None = None
-    high: PerCoordinate | None = None
+    # Any: None unless wanted.
+    spread: Any = None
+    squared_norms: Any = None
+    products: Any = None
+    along: Any = None
+    low: Any = None
+    high: Any = None
 
     def sample_factor(self) -> Tensor:
         """Return what makes a sample standard deviation of a population one; 1 for one client."""

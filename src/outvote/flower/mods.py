@@ -10,8 +10,8 @@ from flwr.app import ConfigRecord, Context, Message, MessageType
 from flwr.clientapp.typing import ClientAppCallable
 
 from outvote.attacks.attack import Attack
-from outvote.attacks.label_flip import whole_numbers
 from outvote.attacks.attack_spec import make_attack
+from outvote.attacks.label_flip import whole_numbers
 from outvote.flower.estimate import Exchange, remember
 from outvote.rules.rule import Rule
 from outvote.rules.rule_spec import make_rule

@@ -49,7 +49,7 @@ def keeps_kind_and_dtype(trial: AttackTrial) -> None:
 
 
 def finite(trial: AttackTrial) -> None:
-    """The rows are finite for all finite inputs and diverged clients, or never are if declared so."""
+    """The rows are finite for all finite gradients, also where clients diverged, or never are."""
     if trial.attack.sends_nonfinite:
         for one in trial.scenarios():
             is_finite = bool(np.isfinite(trial.rows(one)).all())
@@ -223,7 +223,7 @@ def poison_keeps_shapes(trial: AttackTrial) -> None:
         random = trial.random(num_classes, size)
         samples = torch.from_numpy(random.normal(size=(size, *trial.sample_shape))).float()
         targets = torch.from_numpy(random.integers(num_classes, size=size))
-        given = [part.clone().to(trial.device) for part in (samples, targets)]
+        given = samples.clone().to(trial.device), targets.clone().to(trial.device)
         where = f"samples {tuple(samples.shape)}, targets {targets.tolist()} of {num_classes}"
         with stirred_generators():
             before = global_state()

@@ -149,7 +149,8 @@ def stress(
     drawn `num_servers` times. A rule that tolerates fewer attackers gets its limit.
 
     >>> from outvote import LIE, Mean
-    >>> table = stress([Mean()], [LIE()], SyntheticGradients(num_clients=5, num_byzantine=1, dim=100))
+    >>> gradients = SyntheticGradients(num_clients=5, num_byzantine=1, dim=100)
+    >>> table = stress([Mean()], [LIE()], gradients)
     >>> table.worst("mean").attack
     'lie'
     """
@@ -222,7 +223,7 @@ class AskedRule:
         return self._answer("verdict", gradients, seed)
 
     def updates(self, rows: Tensor, seeds: list[int]) -> Iterator[Any]:
-        """Return the update on the attackers' rows for every seed; once if the rule is not random."""
+        """Return the update on the attackers' rows for every seed; just one if all are the same."""
         matrix = torch.cat([self.honest, rows])
         for seed in seeds if self.is_random else seeds[:1]:
             yield self(matrix, seed=seed)
