@@ -1,4 +1,4 @@
-"""The examples in the docstrings say what happens."""
+"""The examples in the docstrings hold."""
 
 import doctest
 import importlib
@@ -12,7 +12,7 @@ import outvote
 MODULES = [
     module.name
     for module in pkgutil.walk_packages(outvote.__path__, "outvote.")
-    if not module.name.endswith("_kernels")  # They need Triton.
+    if not module.name.endswith("_triton")  # They need Triton.
 ]
 
 
