@@ -1,4 +1,4 @@
-"""Small simulations for tests: an mlp on a few of the embedded images, many rounds a second."""
+"""Small simulations for tests: an mlp on a few of the embedded pictures, many rounds a second."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ TINY = {
     "model": {"name": "mlp"},
     "training": {"num_steps": 2, "batch_size": 16},
 }
-# Every kind of state: of attacks, rules, clients and the server.
+# Every kind of memory there is, of attacks, rules and the server.
 MEMORIES = {
     "rule": ["gas(median, num_groups=20)", "centered-clipping", "foolsgold"],
     "attack": ["mimic(client=none)", "lie"],

@@ -1,5 +1,6 @@
 """A fault of one client, or one run, harms no other."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -164,24 +165,35 @@ def test_samples_that_no_client_trained_on_are_not_counted():
         assert trained.num_samples == 2 * 15 * 6
 
 
-BROKEN = """
+OWN_RULES = """
 import torch
 import outvote as ov
 
-class Broken(ov.VectorRule):
+class Plain(ov.VectorRule):
     def max_byzantine(self, num_clients):
         return num_clients - 1
 
+    def aggregate(self, rows, num_byzantine):
+        return rows.mean(dim=0)
+
+class Broken(Plain):
     def aggregate(self, rows, num_byzantine):
         return torch.full_like(rows[0], torch.nan)
 """
 
 
-def test_a_rule_that_returns_nan_fails_its_run_which_has_not_diverged(tmp_path):
-    (tmp_path / "broken.py").write_text(BROKEN)
-    rule = f"{tmp_path / 'broken.py'}:Broken"
-    ends = play(tiny("rounds=2", f'rule=["mean", "{rule}"]'), tmp_path / "runs")
-    assert ends["mean"].outcome == "finished"
-    (other,) = (end for name, end in ends.items() if name != "mean")
-    assert other.outcome == "failed"
-    assert "Broken" in other.reason
+def test_a_users_rule_does_not_report_who_was_kept_and_fails_if_it_returns_nan(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(OWN_RULES)
+    plan = tiny("rounds=2", f'rule=["mean", "{path}:Plain", "{path}:Broken"]')
+    ends = {name.rpartition(":")[2]: end for name, end in play(plan, tmp_path / "runs").items()}
+    outcomes = {name: end.outcome for name, end in ends.items()}
+    assert outcomes == {"mean": "finished", "Plain": "finished", "Broken": "failed"}
+    assert "Broken" in ends["Broken"].reason
+    paths = (tmp_path / "runs").glob("*/*/metrics.jsonl")
+    rounds = [[json.loads(line) for line in path.read_text().splitlines()] for path in paths]
+    own, mean = sorted((each for each in rounds if each), key=lambda each: each[0]["kept"] or [])
+    for ours, theirs in zip(own, mean, strict=True):
+        assert ours["kept"] is None
+        assert theirs["kept"] == theirs["clients"]
+        assert ours["deviation"] == pytest.approx(theirs["deviation"], rel=1e-4)

@@ -33,6 +33,8 @@ def aggregate(
         seeds = [stack.runs[k].seed_of(participants.number, "rule") for k in numbers]
         found = apply_rule(stack, state, participants, updates, numbers, sent[at], seeds)
         assert found.vector is not None
+        assert found.scores is not None
+        assert found.is_rejected is not None
         vector[at] = found.vector.to(vector.dtype)
         scores[at], is_rejected[at] = found.scores, found.is_rejected
         if found.weights is not None:

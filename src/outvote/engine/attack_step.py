@@ -45,7 +45,7 @@ def attack(
 
 
 def _kind(number: int, run: Run) -> Hashable:
-    """Tell runs apart that cannot be attacked together; an attack with a state sees one run."""
+    """Return a key that runs share if they can be attacked together; a state is of one run."""
     asked = run.rule if run.attack.needs_rule() else None
     return run.attack, asked, number if run.attack.has_state else None
 
@@ -62,7 +62,8 @@ def _defence(
     def answer(rows: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor | None]:
         found = apply_rule(stack, state, participants, updates, numbers, rows, seeds)
         assert found.vector is not None
-        is_known = found.weights is not None and not bool(found.weights.isnan().any())
-        return found.vector, found.weights > 0 if is_known else None
+        if found.weights is None or bool(found.weights.isnan().any()):
+            return found.vector, None
+        return found.vector, found.weights > 0
 
     return answer

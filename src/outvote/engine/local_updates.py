@@ -50,7 +50,7 @@ def local_updates(stack: RunStack, state: State, participants: Participants) -> 
 
 
 def must_train(stack: RunStack, participants: Participants, number: int, position: int) -> bool:
-    """Tell whether the gradient of a client is needed."""
+    """Return whether the gradient of a client is needed."""
     is_byzantine = participants.is_byzantine[number]
     return (
         stack.has_batch_norm  # Its statistics may be kept with the row that it sends.
@@ -110,7 +110,8 @@ def _with_momentum(
     A client that diverged sends what it has, and starts anew the next time.
     """
     share = stack.training.client_momentum
-    states = [dict(known) for known in state.client_states or ({},) * len(stack.runs)]
+    before: tuple[dict[int, Tensor], ...] = state.client_states or ({},) * len(stack.runs)
+    states = [dict(known) for known in before]
     rows = updates.gradients.clone()
     for row, (run, _, client) in zip(rows, senders, strict=True):
         last = states[run].pop(client, None)

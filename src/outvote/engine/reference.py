@@ -49,8 +49,8 @@ class ReferenceRun:
         is_byzantine = [run.federation.is_byzantine[client] for client in clients]
         assumed = run.num_byzantine_assumed(sum(is_byzantine))
         trained = [
-            self.train_on(run.federation.parts[client], run.stream(number, client), number, lies)
-            for client, lies in zip(clients, is_byzantine, strict=True)
+            self.train_on(run.federation.parts[client], run.stream(number, client), number, is_bad)
+            for client, is_bad in zip(clients, is_byzantine, strict=True)
         ]
         rows = self.with_momentum([row for row, _ in trained], clients, is_byzantine)
         info: dict[str, Any] = {"num_byzantine": assumed, "when_too_many": "lower", "round": number}

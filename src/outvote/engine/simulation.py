@@ -120,7 +120,7 @@ def simulate(
 
 
 def _is_finite(state: State, number: int, record: Record) -> bool:
-    """Tell whether a run can go on: its loss, weights and statistics are finite."""
+    """Return whether a run can go on: its loss, weights and statistics are finite."""
     if record.loss is not None and not isfinite(record.loss):
         return False
     return all(bool(each[number].isfinite().all()) for each in (state.weights, state.buffers))

@@ -32,7 +32,7 @@ def honest_losses(losses: Tensor, is_byzantine: Tensor, has_trained: Tensor) -> 
 
 
 def weight_shares(weights: Tensor, is_byzantine: Tensor) -> list[float | None]:
-    """Return the Byzantine share of ``weights [runs, clients]``; None where all are 0 or unknown (NaN)."""
+    """Return the Byzantine share of ``weights [runs, clients]``; None: all are 0, or NaN."""
     exact, is_byzantine = weights.double().cpu(), is_byzantine.cpu()
     totals = exact.sum(dim=-1).tolist()
     parts = torch.where(is_byzantine, exact, 0.0).sum(dim=-1).tolist()

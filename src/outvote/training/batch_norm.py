@@ -20,7 +20,7 @@ MIN_BATCH = 2
 
 
 def has_batch_norm(module: nn.Module) -> bool:
-    """Tell whether a network has batch normalisation."""
+    """Return whether a network has batch normalisation."""
     return any(isinstance(part, nn.BatchNorm2d) for part in module.modules())
 
 
@@ -38,7 +38,7 @@ def _kernels() -> Any:
 
 
 def is_usable(images: Tensor) -> bool:
-    """Tell whether the kernels can work on these samples; their sums are float32."""
+    """Return whether the kernels can work on these samples; their sums are float32."""
     return is_for_kernels(images) and images.dtype != torch.float64 and _kernels() is not None
 
 

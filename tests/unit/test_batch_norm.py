@@ -59,8 +59,8 @@ def test_samples_and_gradients_are_those_of_torch(
         torch.testing.assert_close(
             mean[k].cpu().double(), flat.detach().mean(dim=(0, 2, 3)), **close
         )
-        spread = flat.detach().var(dim=(0, 2, 3), correction=0)
-        torch.testing.assert_close(variance[k].cpu().double(), spread, **close)
+        expected = flat.detach().var(dim=(0, 2, 3), correction=0)
+        torch.testing.assert_close(variance[k].cpu().double(), expected, **close)
         assert float(size[k]) == flat.numel() / shape[-1]
     for ours, theirs in zip(given, exact, strict=True):
         # Gradients of factors and offsets are sums over all samples.
