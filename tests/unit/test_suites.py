@@ -5,12 +5,12 @@ from itertools import product
 import pytest
 
 from made_results import made_results
-from outvote.attacks.spec import make_attack
+from outvote.attacks.attack_spec import make_attack
 from outvote.experiment.choosing import Choice, choose
 from outvote.experiment.plan import plan_part, plan_suite
 from outvote.experiment.run_spec import RunSpec, as_table
 from outvote.grids import flat
-from outvote.models.spec import make_model
+from outvote.models.model_spec import make_model
 from outvote.results.labels import label
 from outvote.rules.rule_spec import make_rule
 from outvote.suites.presets import PRESETS

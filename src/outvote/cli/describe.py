@@ -8,7 +8,7 @@ from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from itertools import pairwise
 from typing import Any
 
-from outvote.attacks.base import Attack
+from outvote.attacks.attack import Attack
 from outvote.rules.rule import Rule, Wrapper
 
 LABELS = ("Needs", "Tolerates", "Differs from the paper", "Differs from ByzFL", "Reference")
@@ -16,7 +16,7 @@ TRAITS = {
     "needs_rule": "asks the rule",
     "is_random": "random",
     "is_colluding": "all send one row",
-    "is_data_attack": "changes labels",
+    "poisons_data": "changes the training data",
     "has_state": "has state",
     "sends_nonfinite": "not finite",
 }
@@ -99,8 +99,8 @@ def traits(attack: Attack) -> dict[str, bool]:
         "needs_rule": attack.needs_rule(),
         "is_random": attack.is_random,
         "is_colluding": attack.is_colluding,
-        "is_data_attack": attack.is_data_attack,
-        "has_state": attack.has_memory,
+        "poisons_data": attack.poisons_data,
+        "has_state": attack.has_state,
         "sends_nonfinite": attack.sends_nonfinite,
     }
 

@@ -75,7 +75,7 @@ def list_rules(as_json: bool) -> None:
 
 def list_attacks(as_json: bool) -> None:
     """List the attacks."""
-    from outvote.attacks.spec import ALIASES, ATTACKS
+    from outvote.attacks.attack_spec import ALIASES, ATTACKS
     from outvote.cli.describe import describe, kind_of, traits
 
     found = [(describe(attack), attack()) for attack in ATTACKS.values()]
@@ -103,7 +103,7 @@ def list_attacks(as_json: bool) -> None:
 
 def list_models(as_json: bool) -> None:
     """List the networks."""
-    from outvote.models.spec import MODELS
+    from outvote.models.model_spec import MODELS
 
     found = {name: _first_sentence(model.__doc__ or "") for name, model in MODELS.items()}
     if as_json:

@@ -12,18 +12,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from outvote.attacks.spec import make_attack
-from outvote.clients.federation import Federation, make_federation
-from outvote.clients.memory import free_on_gpu
-from outvote.clients.samples import Samples
+from outvote.attacks.attack_spec import make_attack
 from outvote.data.checksum import sha256_of
 from outvote.data.dataset import Dataset, Labels
 from outvote.data.loader import load
-from outvote.engine.normalisation import check_normalisation
+from outvote.engine.federation import Federation, make_federation
 from outvote.engine.run_stack import Run, RunStack
 from outvote.engine.simulation import make_run_stack
 from outvote.experiment.run_spec import DataSpec, FederationSpec, RunSpec
-from outvote.models.spec import make_model
+from outvote.models.model_spec import make_model
 from outvote.partition import (
     partition_by_group,
     partition_dirichlet,
@@ -33,6 +30,9 @@ from outvote.partition import (
 from outvote.results.schema import DataUsed
 from outvote.rules.rule_spec import make_rule
 from outvote.seeding import RandomStream
+from outvote.training.batch_norm import check_batch_size
+from outvote.training.gpu_memory import free_on_gpu
+from outvote.training.samples import Samples
 
 # Updates, attacked updates, aggregates, and copies of them; trainers bound their own memory.
 VECTORS_PER_CLIENT = 8
@@ -229,7 +229,7 @@ class RunBuilder:
                 f"{spec.data.name} ({str(error).splitlines()[0].rstrip('.')}); choose another "
                 "network or dataset."
             ) from error
-        check_normalisation(network, spec.training)
+        check_batch_size(network, spec.training)
 
     def _federation(self, spec: RunSpec) -> Federation:
         key = (spec.data, spec.federation, spec.seed)

@@ -11,15 +11,15 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from outvote.attacks.spec import make_attack
-from outvote.clients.federation import count_sampled
-from outvote.clients.training import Training
+from outvote.attacks.attack_spec import make_attack
 from outvote.data.loader import find_entry
+from outvote.engine.federation import count_sampled
 from outvote.errors import closest
-from outvote.models.spec import MODELS
+from outvote.models.model_spec import MODELS
 from outvote.results.renamed import SETTINGS
 from outvote.rules.rule_spec import make_rule
 from outvote.server.step import Server
+from outvote.training.local_sgd import LocalSGD
 
 Partition = Literal["dirichlet", "iid", "shards", "by-group"]
 Precision = Literal["float32", "tf32", "bfloat16"]
@@ -93,7 +93,7 @@ class RunSpec(Struct, frozen=True, kw_only=True):
     data: DataSpec = msgspec.field(default_factory=DataSpec)
     federation: FederationSpec = msgspec.field(default_factory=FederationSpec)
     model: ModelSpec = msgspec.field(default_factory=ModelSpec)
-    training: Training = msgspec.field(default_factory=Training)
+    training: LocalSGD = msgspec.field(default_factory=LocalSGD)
     server: Server = msgspec.field(default_factory=Server)
 
     @property

@@ -16,7 +16,7 @@ from outvote.experiment.builder import RunBuilder
 from outvote.experiment.environment import describe_environment
 from outvote.experiment.listener import Listener, RoundProgress
 from outvote.experiment.plan import Job, RunEnd
-from outvote.metrics.record import Record
+from outvote.metrics.round_record import Record
 from outvote.results.audit_log import audit_arrays, to_npz
 from outvote.results.checkpoint import Checkpoint, drop_all
 from outvote.results.folder import Writer
