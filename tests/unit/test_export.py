@@ -37,7 +37,7 @@ def assert_same(found, wanted):
     for key in SERIES:
         ours, theirs = getattr(found.series, key), getattr(wanted.series, key)
         assert ours.dtype == theirs.dtype
-        # Five digits of what nobody prints with more; the rest to the last bit.
+        # Five digits of what is never printed with more; the rest to the last bit.
         slack = 5e-5 if key in ("loss", "deviation", "honest_norm") else 0
         np.testing.assert_allclose(ours, theirs, rtol=slack, atol=0, err_msg=key)
 
@@ -114,8 +114,8 @@ def changed(tmp_path, old, new):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("\n1,", "\n2,", r"newer outvote \(export 2, known up to 1\); upgrade"),
-        ("\n1,", "\none,", "version is 'one'"),
+        ("\n2,", "\n3,", r"newer outvote \(export 3, known up to 2\); upgrade"),
+        ("\n2,", "\none,", "version is 'one'"),
         (MARK, "other", "is no export; give one"),
         (",loss,", ",los,", "no column 'loss'"),
         (",finished,", ",done,", "run 1 of .* is damaged: Invalid enum value 'done'"),
@@ -126,7 +126,7 @@ def changed(tmp_path, old, new):
         ('"{""', '"[""', "run 1 of .* is damaged"),
     ],
 )
-def test_what_is_wrong_with_an_export_is_told_in_one_line(tmp_path, old, new, words):
+def test_what_is_wrong_with_an_export_is_one_line(tmp_path, old, new, words):
     with pytest.raises(StoreError, match=words) as caught:
         collect([changed(tmp_path, old, new)])
     assert "\n" not in str(caught.value)
@@ -147,7 +147,7 @@ def test_a_csv_that_was_cut_off_is_damaged(tmp_path):
         read_export(path)
 
 
-def test_a_picture_is_no_export(tmp_path):
+def test_an_image_is_no_export(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"\x89PNG\r\n\x1a\n\xff")
     with pytest.raises(StoreError, match="is no export"):
         collect([tmp_path / "a.csv"])
@@ -205,8 +205,8 @@ def test_a_damaged_run_is_left_out_and_named(tmp_path, name, content):
     (bad / name).write_text(content)
     words = []
     assert len(collect([tmp_path], words.append)) == len(results) - 1
-    (told,) = words
-    assert told.startswith(f"{bad} is left out: {bad / name}")
+    (message,) = words
+    assert message.startswith(f"{bad} is left out: {bad / name}")
 
 
 def test_a_run_that_is_being_copied_is_no_run_yet(tmp_path):
@@ -225,7 +225,7 @@ def test_a_run_that_was_never_begun_is_no_run(tmp_path):
     assert words == []
 
 
-def test_nothing_found_is_told(tmp_path):
+def test_nothing_found_is_an_error(tmp_path):
     with pytest.raises(StoreError, match=r"there is no file or folder .*nowhere; check the path"):
         collect([tmp_path / "nowhere"])
     with pytest.raises(StoreError, match=r"no runs in .*; give a store"):
@@ -245,10 +245,10 @@ def test_the_runs_of_a_table_of_the_paper_fit_into_one_and_a_half_megabytes(tmp_
     assert time.perf_counter() - start < 5
 
 
-def test_every_row_tells_its_version(tmp_path):
+def test_every_row_has_its_version(tmp_path):
     path = exported(tmp_path, made_results(TWO, seeds=1), "runs.csv", is_packed=False)
     first, second, *rest = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([first, second, *("2" + each[1:] for each in rest)]))
+    path.write_text("".join([first, second, *("3" + each[1:] for each in rest)]))
     with pytest.raises(StoreError, match="newer outvote"):
         read_export(path)
 

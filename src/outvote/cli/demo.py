@@ -61,7 +61,7 @@ def command(
 def _write_page(folder: Path) -> Path:
     """Write the report of all runs that are there; a browser opens it from the disk."""
     from outvote.cli.runs import read_runs
-    from outvote.report.html import write_report
+    from outvote.report.html_report import write_report
     from outvote.results.faults import StoreError
 
     page = folder / "report.html"

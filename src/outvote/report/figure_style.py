@@ -1,4 +1,4 @@
-"""How figures look: colours that colour-blind readers can tell apart, panels, files."""
+"""How figures look: colours for colour-blind readers, panels, files."""
 
 import io
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from outvote.report.naming import family
+from outvote.report.cells import family
 
 # Okabe and Ito's colours, but for their yellow, which is hard to see on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#222222", "#8C6D31")
