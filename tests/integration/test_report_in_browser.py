@@ -279,7 +279,10 @@ def test_numbers_can_be_downloaded(browser, report, tmp_path):
         time.sleep(0.05)
     rows = list(csv.DictReader(path.read_text().splitlines()))
     assert len(rows) == 12
-    assert float(rows[0]["best"]) == float(browser.evaluate(NUMBERS)[0])
+    for metric in ("best", "byzantine_weight", "deviation"):
+        browser.click(f"#metric input[value={metric}] + span")
+        assert float(rows[0][metric]) == float(browser.evaluate(NUMBERS)[0])
+    assert rows[0]["runs"] == "2"
 
 
 def test_colours_follow_the_system_and_the_button(browser, report):

@@ -87,12 +87,12 @@ def command(
     outvote table table1-cifar10.csv.gz --format latex -o table1.tex
     outvote table runs/mine --suite mine.toml
     """  # noqa: D301  (click wants the backspace)
-    from outvote.report.cells import METRICS as ABOUT
+    from outvote.report.cells import ACCURACIES
     from outvote.report.layout import grids_of
     from outvote.report.rendered_table import render
 
     wanted = None if metric is None else METRICS[metric]
-    if paper and wanted is not None and not ABOUT[wanted].is_accuracy:
+    if paper and wanted is not None and wanted not in ACCURACIES:
         raise click.UsageError(
             f"--paper goes with accuracies: the paper has no numbers for --metric {metric}."
         )

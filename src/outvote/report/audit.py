@@ -26,16 +26,6 @@ NUM_ERRORS = 3.0
 """So far above 0.5 a client stands out."""
 CHANCE = 0.00135
 """The share of clients all alike that do so by chance, if each was compared often."""
-HOW_SUSPICION_IS_COMPUTED = (
-    "In every round the clients that sent something are ranked by their score: 0 is the smallest, "
-    "1 the largest, equals share their ranks. What could not be used (NaN, infinity, unreadable) "
-    "ranks above all scores. Suspicion is a client's mean rank over its rounds, and 0.5 is what "
-    "clients that are all alike would have. The error is the standard error that such clients "
-    "would show by chance. Clients are ordered by suspicion minus error, so a few rounds are "
-    "little evidence; a client more than three errors above 0.5 stands out. Of clients all alike "
-    "at most one of 700 does so by chance. A client that stands out is steadily unlike the "
-    "others. That may be an attack, or data that no other client has."
-)
 
 
 class Mark(IntEnum):
@@ -96,19 +86,20 @@ class Audit:
     @property
     def is_received(self) -> NDArray[np.bool_]:
         """``[rounds, clients]``: whether it sent something."""
-        result: NDArray[np.bool_] = np.isin(self.marks, (Mark.KEPT, Mark.UNKNOWN, *REFUSED))
-        return result
+        return self._is_any(Mark.UNKNOWN, Mark.KEPT, *REFUSED)
 
     @property
     def is_decided(self) -> NDArray[np.bool_]:
         """``[rounds, clients]``: whether it is known that it was kept or refused."""
-        result: NDArray[np.bool_] = np.isin(self.marks, (Mark.KEPT, *REFUSED))
-        return result
+        return self._is_any(Mark.KEPT, *REFUSED)
 
     @property
     def is_refused(self) -> NDArray[np.bool_]:
         """``[rounds, clients]``: whether it sent something that had no share in the update."""
-        result: NDArray[np.bool_] = np.isin(self.marks, REFUSED)
+        return self._is_any(*REFUSED)
+
+    def _is_any(self, *marks: Mark) -> NDArray[np.bool_]:
+        result: NDArray[np.bool_] = np.isin(self.marks, marks)
         return result
 
 

@@ -15,45 +15,27 @@ from outvote.suites.suite import Kind
 Metric = Literal["best", "final", "last_ten", "kept_byzantine", "byzantine_weight", "deviation"]
 
 
-class About(NamedTuple):
-    """How a metric is named and read."""
-
-    short: str
-    title: str
-    is_accuracy: bool = False
-    """The paper prints accuracies only."""
-    is_percent: bool = True
-    """A deviation is a length."""
-    is_less_better: bool = False
-    needs_byzantine: bool = False
-    """It exists only where Byzantine clients took part."""
-
-
-METRICS: dict[Metric, About] = {
-    "best": About("best accuracy", "best accuracy of all rounds", is_accuracy=True),
-    "final": About("final accuracy", "accuracy after the last round", is_accuracy=True),
-    "last_ten": About(
-        "accuracy, last ten", "mean accuracy of the last ten tests", is_accuracy=True
-    ),
-    "kept_byzantine": About(
-        "Byzantine selection rate",
-        "Byzantine selection rate: share of the sampled Byzantine clients that were kept",
-        is_less_better=True,
-        needs_byzantine=True,
-    ),
-    "byzantine_weight": About(
-        "Byzantine weight",
-        "Byzantine weight: the Byzantine clients' share of the rule's weights",
-        is_less_better=True,
-        needs_byzantine=True,
-    ),
-    "deviation": About(
-        "deviation",
-        "distance of the update to the honest mean, in rounds with Byzantine clients",
-        is_percent=False,
-        is_less_better=True,
-    ),
+METRICS: dict[Metric, str] = {
+    "best": "best accuracy of all rounds",
+    "final": "accuracy after the last round",
+    "last_ten": "mean accuracy of the last ten tests",
+    "kept_byzantine": "Byzantine selection rate: share of sampled Byzantine clients that were kept",
+    "byzantine_weight": "Byzantine weight: the Byzantine clients' share of the rule's weights",
+    "deviation": "distance of the update to the honest mean, in rounds with Byzantine clients",
 }
+"""What each is; all but the deviation are shares, and only of accuracies more is better."""
+SHORT: dict[Metric, str] = {
+    "best": "best accuracy",
+    "final": "final accuracy",
+    "last_ten": "accuracy, last ten",
+    "kept_byzantine": "Byzantine selection rate",
+    "byzantine_weight": "Byzantine weight",
+    "deviation": "deviation",
+}
+ACCURACIES: tuple[Metric, ...] = ("best", "final", "last_ten")
+"""The metrics that the paper prints."""
+OF_BYZANTINE: tuple[Metric, ...] = ("kept_byzantine", "byzantine_weight")
+"""The metrics that exist only where Byzantine clients took part."""
 USUAL: dict[Kind, tuple[Metric, ...]] = {
     "table": ("best",),
     "selection": ("byzantine_weight", "best"),
@@ -86,7 +68,7 @@ def spread_of(values: Iterable[float]) -> Spread | None:
 
 def shown(mean: float, metric: Metric) -> float:
     """Return a mean as tables print it, so that printed differences add up."""
-    return round(mean, 2) if METRICS[metric].is_percent else float(f"{mean:.3g}")
+    return float(f"{mean:.3g}") if metric == "deviation" else round(mean, 2)
 
 
 @final
@@ -125,13 +107,13 @@ class Cell:
 
     def spread(self, metric: Metric) -> Spread | None:
         """Return mean and deviation over the seeds; None if there is no number."""
-        scale = 100 if METRICS[metric].is_percent else 1
+        scale = 1 if metric == "deviation" else 100
         return spread_of(scale * float(getattr(each, metric)) for each in self.results)
 
     def difference(self, metric: Metric) -> float | None:
         """Return ours minus the paper's, in points; None if either is missing."""
         ours = self.spread(metric)
-        if ours is None or self.printed is None or not METRICS[metric].is_accuracy:
+        if ours is None or self.printed is None or metric not in ACCURACIES:
             return None
         return round(shown(ours.mean, metric) - self.printed.accuracy, 2)
 
@@ -143,10 +125,7 @@ class Grid:
 
     suite: str
     suite_title: str
-    part: str
-    """The name of the part of the suite; empty: the layout was found automatically."""
     title: str
-    kind: Kind
     column_key: str
     """The setting that the columns differ in, such as "attack" or "data.beta"."""
     rows: tuple[str, ...]
@@ -154,6 +133,9 @@ class Grid:
     """The values of that setting."""
     cells: tuple[tuple[Cell, ...], ...]
     """By row and column."""
+    part: str = ""
+    """The name of the part of the suite; empty: the layout was found automatically."""
+    kind: Kind = "table"
     source: str = ""
     """What `outvote bench` takes to run it, a name or a file; empty: no suite is known."""
 

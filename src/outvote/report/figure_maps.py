@@ -14,7 +14,7 @@ from matplotlib.patches import Patch, Rectangle
 from numpy.typing import NDArray
 
 from outvote.report.audit import Audit, Mark
-from outvote.report.cells import METRICS, Cell, Grid, Metric, family, title_of
+from outvote.report.cells import SHORT, Cell, Grid, Metric, family, title_of
 from outvote.report.figure_style import FAINT, GREY, MOST_PANELS, panels
 from outvote.report.layout import differing, ordered, split
 from outvote.report.rendered_table import missing
@@ -109,12 +109,12 @@ def _base_first(pair: tuple[str, str]) -> tuple[str, int, str]:
 
 
 def _draw_maps(maps: Sequence[Map], metric: Metric) -> Figure:
-    about = METRICS[metric]
+    unit, form = ("", ".3g") if metric == "deviation" else (", percent", ".1f")
     fields = [field for each in maps for row in each.fields for field in row]
     known = [field for field in fields if isinstance(field, float)]
     if not known:
         raise ValueError(
-            f"none of these runs has a number for {about.short}; choose another --metric, "
+            f"none of these runs has a number for {SHORT[metric]}; choose another --metric, "
             "or run them to the end."
         )
     if len(maps) > MOST_PANELS:
@@ -122,11 +122,11 @@ def _draw_maps(maps: Sequence[Map], metric: Metric) -> Figure:
     colours = Colours(Normalize(min(known), max(known)), colormaps["cividis"])
     figure, all_axes = _map_panels(maps)
     for axes, each in zip(all_axes, maps, strict=True):
-        _draw_map(axes, each, colours, ".1f" if about.is_percent else ".3g")
+        _draw_map(axes, each, colours, form)
     bar = figure.colorbar(
         ScalarMappable(*colours), ax=all_axes, aspect=8 * figure.get_figheight(), pad=0.02
     )
-    bar.set_label(f"{about.short}{', percent' if about.is_percent else ''}", fontsize=8.5)
+    bar.set_label(f"{SHORT[metric]}{unit}", fontsize=8.5)
     bar.outline.set_visible(False)
     return figure
 

@@ -70,13 +70,13 @@ def figure_file(
         "selection": lambda: draw_selection(own),
         "deviation": lambda: draw_deviation(own),
     }
-    with rc_context(SETTINGS):
+    with rc_context(fname=SETTINGS):
         return to_bytes(draw[kind](), format_)
 
 
 def audit_figure_file(audit: Audit, format_: str) -> bytes:
     """Return the file of the figure of one audit, of a simulation or of production."""
-    with rc_context(SETTINGS):
+    with rc_context(fname=SETTINGS):
         return to_bytes(draw_identification(audit), format_)
 
 

@@ -4,29 +4,21 @@ Packed arrays keep whole numbers exactly, shares to four digits, others to three
 """
 
 import base64
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, final
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from outvote.grids import flat
-from outvote.report.audit import (
-    FAULTS,
-    Audit,
-    ClientRecord,
-    Mark,
-    audit_run,
-    client_records,
-    detection,
-    within_round_ranks,
-)
+from outvote.report import audit as audits
+from outvote.report.audit import Audit, ClientRecord, Mark
 from outvote.report.cells import METRICS, Grid, Metric, shown
 from outvote.report.rendered_table import Number, RenderedCell, render_table, seeds_of
 from outvote.results.run import Result, Series
+from outvote.results.schema import Environment
 
 MAX_VERDICTS = 700_000
 """So many verdicts are about five million characters."""
@@ -40,6 +32,7 @@ FIRST, LAST = 1, 65533
 SHARE_SCALE, SHARE_UNKNOWN = 10_000, 65535
 
 Packed = dict[str, Any]
+Thing = TypeVar("Thing")
 
 
 def grid_entries(grids: Sequence[Grid], results: Sequence[Result]) -> list[dict[str, Any]]:
@@ -119,28 +112,29 @@ def run_entries(results: Sequence[Result]) -> dict[str, Any]:
     """Return all runs; what many share is kept once."""
     settings = [flat(result.config) for result in results]
     shared = _shared_settings(settings)
-    environments, labels = Once(), Once()
+    environments: dict[Environment, int] = {}
+    labels: dict[bytes, int] = {}
     every = _every(sum(_num_sampled(result) for result in results))
     runs = []
     for result, own in zip(results, settings, strict=True):
-        audit = audit_run(result)
+        audit = audits.audit_run(result)
         counts = _label_counts(result)
-        known = None if result.environment is None else msgspec.to_builtins(result.environment)
+        known = result.environment
         runs.append(
             {
                 **_outcome(result),
                 "series": _series_entry(result.series),
                 "settings": {key: value for key, value in own.items() if key not in shared},
-                "environment": None if known is None else environments.place(known),
+                "environment": None if known is None else _once(known, environments),
                 "audit": None if audit is None else _audit_entry(audit, every),
-                "labels": None if counts is None else labels.place(counts),
+                "labels": None if counts is None else _once(counts, labels),
             }
         )
     return {
         "runs": runs,
         "settings": shared,
-        "environments": environments.found,
-        "labels": labels.found,
+        "environments": [msgspec.to_builtins(each) for each in environments],
+        "labels": [msgspec.json.decode(each) for each in labels],
     }
 
 
@@ -192,24 +186,6 @@ def _series_entry(series: Series) -> dict[str, Packed]:
     }
 
 
-@final
-class Once:
-    """Things that many runs share, each kept once."""
-
-    def __init__(self) -> None:
-        """Begin with nothing."""
-        self.found: list[Any] = []
-        self._places: dict[bytes, int] = {}
-
-    def place(self, thing: Any) -> int:
-        """Return the index of a thing, added if it is new."""
-        key = hashlib.sha256(msgspec.json.encode(thing)).digest()
-        if key not in self._places:
-            self._places[key] = len(self.found)
-            self.found.append(thing)
-        return self._places[key]
-
-
 def _outcome(result: Result) -> dict[str, Any]:
     unfinished = f"{len(result.series)} of {result.status.num_rounds} rounds"
     return {
@@ -233,7 +209,7 @@ def _every(num_verdicts: int) -> int:
     return max(1, -(-num_verdicts // MAX_VERDICTS))
 
 
-def _label_counts(result: Result) -> dict[str, Any] | None:
+def _label_counts(result: Result) -> bytes | None:
     """Return how many samples of each class a client owns; None while a run is unfinished."""
     if result.folder is None:
         return None
@@ -242,13 +218,14 @@ def _label_counts(result: Result) -> dict[str, Any] | None:
             counts: NDArray[np.int64] = arrays["label_counts"]
     except (OSError, KeyError, ValueError, EOFError):
         return None
-    return {"num_classes": int(counts.shape[1]), "counts": packed_whole(counts)}
+    num_classes = int(counts.shape[1])
+    return msgspec.json.encode({"num_classes": num_classes, "counts": packed_whole(counts)})
 
 
 def _audit_entry(audit: Audit, every: int) -> dict[str, Any]:
     """Pack an audit; counts are of all rounds, the matrix has one of every so many rounds."""
-    records = client_records(audit)
-    found = detection(audit, records)
+    records = audits.client_records(audit)
+    found = audits.detection(audit, records)
     texts: dict[str, int] = {"": 0}
     are_numbered = list(audit.clients) == [str(k) for k in range(len(audit.clients))]
     names = [shortened(each) for each in audit.clients]
@@ -276,7 +253,7 @@ def shortened(text: str) -> str:
 
 def _matrix(audit: Audit, every: int) -> dict[str, Packed]:
     """Pack round by round: the clients asked, their marks, scores and ranks."""
-    ranks, _ = within_round_ranks(audit)
+    ranks, _ = audits.within_round_ranks(audit)
     marks, scores, ranks = audit.marks[::every], audit.scores[::every], ranks[::every]
     rows, columns = np.nonzero(marks)
     found = ranks[rows, columns]
@@ -304,7 +281,9 @@ def _records(records: Sequence[ClientRecord], texts: dict[str, int]) -> dict[str
         "error": packed_shares(column("error")),
         "drop_rate": packed_shares(column("drop_rate")),
         "last_seen": packed_whole(column("last_seen", unknown=0)),
-        "reason": packed_whole(np.array([_place(each.reason, texts) for each in records])),
+        "reason": packed_whole(
+            np.array([_once(shortened(each.reason), texts) for each in records])
+        ),
     }
     for name in ("norm", "cosine"):
         if not np.isnan(column(name)).all():
@@ -315,7 +294,7 @@ def _records(records: Sequence[ClientRecord], texts: dict[str, int]) -> dict[str
         result[name] = packed_counts(column(name))
     result["faults"] = {
         name: packed_whole(np.array([each.faults[name] for each in records]))
-        for name in FAULTS
+        for name in audits.FAULTS
         if any(each.faults[name] for each in records)
     }
     return result
@@ -326,12 +305,15 @@ def _reasons(
 ) -> list[list[int]]:
     """Return row, client and index of the text of the last verdicts that have one."""
     kept = [place for place in sorted(reasons) if place[0] % every == 0][-MAX_REASONS:]
-    return [[row // every, column, _place(reasons[row, column], texts)] for row, column in kept]
+    return [
+        [row // every, column, _once(shortened(reasons[row, column]), texts)]
+        for row, column in kept
+    ]
 
 
-def _place(text: str, texts: dict[str, int]) -> int:
-    """Return the index of a text among those that are kept once."""
-    return texts.setdefault(shortened(text), len(texts))
+def _once(thing: Thing, found: dict[Thing, int]) -> int:
+    """Return the index of a thing among those that are kept once, added if it is new."""
+    return found.setdefault(thing, len(found))
 
 
 def packed_whole(values: NDArray[Any]) -> Packed:

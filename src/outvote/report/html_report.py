@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from outvote.report.audit import HOW_SUSPICION_IS_COMPUTED, Audit
+from outvote.report.audit import Audit
 from outvote.report.cells import Grid, runs_of
 from outvote.report.html_data import grid_entries, log_entries, run_entries, shortened
 from outvote.report.layout import grids_of
@@ -24,24 +24,11 @@ from outvote.suites.suite import read_suite, suite_names
 Facts = list[tuple[str, str]]
 """Pairs of a name and a value, for the head of a page."""
 SCRIPTS = ("base", "chart", "table", "curves", "matrix", "ranking", "run", "page")
-AUDIT_LEAD = "The verdict on every client in every round, and which clients look suspicious."
 NAMES = {
-    "rule": "Rule",
     "num_byzantine": "Byzantine clients assumed",
     "byzantine_fraction": "Byzantine fraction assumed",
     "outvote": "Version",
-    "started": "Started",
-    "last round": "Last round",
-    "rounds without an update": "Rounds without an update",
-    "last of them": "Last of them",
-    "lines that cannot be read": "Lines that cannot be read",
 }
-"""The names of a log's own settings."""
-ICON = (
-    "%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Crect width='16' height='16'"
-    " rx='4' fill='%230b6478'/%3E%3Cpath d='M4 8.5l2.6 2.6L12 5.4' fill='none' stroke='%23fff'"
-    " stroke-width='2'/%3E%3C/svg%3E"
-)
 
 
 def write_report(
@@ -69,33 +56,31 @@ def write_report(
 
 def write_run_audits(results: Sequence[Result], path: Path, *, command: str = "") -> None:
     """Write the audits of simulated runs to one HTML file."""
-    title, _ = title_and_lead(results)
-    _write(
-        path,
-        kind="audit",
-        title=f"Audit of {results[0].name if len(results) == 1 else title}",
-        lead=AUDIT_LEAD,
-        facts=facts_of(results),
-        commands=[command] if command else [],
-        page={"grids": [], **run_entries(results)},
-    )
+    name = results[0].name if len(results) == 1 else title_and_lead(results)[0]
+    _write_audit(path, name, facts_of(results), run_entries(results), command)
 
 
 def write_log_audit(audit: Audit, path: Path, *, command: str = "") -> None:
     """Write the audit of a production log to one HTML file."""
-    facts = [
-        (shortened(NAMES.get(key, key)), shortened(str(value)))
+    counts = [("Rounds", f"{len(audit.rounds):,}"), ("Clients", f"{len(audit.clients):,}")]
+    about = [
+        (shortened(NAMES.get(key, key[:1].upper() + key[1:])), shortened(str(value)))
         for key, value in audit.about.items()
     ]
-    counts = [("Rounds", f"{len(audit.rounds):,}"), ("Clients", f"{len(audit.clients):,}")]
+    _write_audit(path, audit.title, [*counts, *about], log_entries(audit), command)
+
+
+def _write_audit(
+    path: Path, name: str, facts: Facts, entries: Mapping[str, Any], command: str
+) -> None:
     _write(
         path,
         kind="audit",
-        title=f"Audit of {audit.title}",
-        lead=AUDIT_LEAD,
-        facts=[*counts, *facts],
+        title=f"Audit of {name}",
+        lead="The verdict on every client in every round, and which clients look suspicious.",
+        facts=facts,
         commands=[command] if command else [],
-        page={"grids": [], **log_entries(audit)},
+        page={"grids": [], **entries},
     )
 
 
@@ -113,9 +98,7 @@ def _write(path: Path, *, page: Mapping[str, Any], not_run: str = "", **parts: A
         **parts,
         grids=page["grids"],
         not_run=not_run,
-        how=HOW_SUSPICION_IS_COMPUTED,
         policy=_policy(style, script),
-        icon=Markup(ICON),
         style=Markup(style),
         script=Markup(script),
         data=Markup(_inert(page)),

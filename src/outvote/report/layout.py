@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from outvote.errors import closest
 from outvote.grids import flat
@@ -97,25 +97,18 @@ def _parts_of_added(parts: Sequence[Part], result: Result) -> list[int]:
     return []
 
 
-class Placed(NamedTuple):
-    """A run, and the row and column of its cell."""
-
-    row: str
-    column: Any
-    result: Result
+Groups = dict[tuple[str, Any], list[Result]]
+"""The runs of each row and column."""
 
 
-def _placed(
+def _grouped(
     results: Sequence[Result], key: str, rules: Mapping[str, str], attacks: Mapping[str, str]
-) -> list[Placed]:
-    return [
-        Placed(
-            rules[each.config["rule"]],
-            attacks[each.config["attack"]] if key == "attack" else each.setting(key),
-            each,
-        )
-        for each in results
-    ]
+) -> Groups:
+    groups: Groups = {}
+    for each in results:
+        column = attacks[each.config["attack"]] if key == "attack" else each.setting(key)
+        groups.setdefault((rules[each.config["rule"]], column), []).append(each)
+    return groups
 
 
 def _grids_of_part(suite: Suite, part: Part, results: Sequence[Result]) -> list[Grid]:
@@ -128,10 +121,10 @@ def _grids_of_part(suite: Suite, part: Part, results: Sequence[Result]) -> list[
     )
     grids = []
     for heading, group in split(results, keys) or [("", [])]:
-        placed = _placed(group, part.columns, rules, attacks)
+        groups = _grouped(group, part.columns, rules, attacks)
         own_rows = _own_names(part, "rule").values()
-        rows = list(dict.fromkeys([*own_rows, *(each.row for each in placed)]))
-        added = ordered(each.column for each in placed if each.column not in own_columns)
+        rows = list(dict.fromkeys([*own_rows, *(row for row, _ in groups)]))
+        added = ordered(column for _, column in groups if column not in own_columns)
         columns = [*own_columns, *added]
         grids.append(
             Grid(
@@ -143,7 +136,7 @@ def _grids_of_part(suite: Suite, part: Part, results: Sequence[Result]) -> list[
                 column_key=part.columns,
                 rows=tuple(rows),
                 columns=tuple(columns),
-                cells=_fill(placed, rows, columns, num_wanted=len(part.seeds), printed=printed),
+                cells=_cells(groups, rows, columns, num_wanted=len(part.seeds), printed=printed),
             )
         )
     return grids
@@ -179,20 +172,18 @@ def _automatic_grids(results: Sequence[Result], *, suite_title: str, title: str 
     for heading, group in split(results, [each for each in varied if each != key]):
         rules = names_of(each.config["rule"] for each in group)
         attacks = names_of(each.config["attack"] for each in group)
-        placed = _placed(group, key, rules, attacks)
-        rows = sorted({each.row for each in placed}, key=_row_order)
-        columns = ordered(each.column for each in placed)
+        groups = _grouped(group, key, rules, attacks)
+        rows = sorted({row for row, _ in groups}, key=_row_order)
+        columns = ordered(column for _, column in groups)
         grids.append(
             Grid(
                 suite=group[0].suite,
                 suite_title=suite_title,
-                part="",
                 title=", ".join(text for text in (title, heading) if text),
-                kind="table",
                 column_key=key,
                 rows=tuple(rows),
                 columns=tuple(columns),
-                cells=_fill(placed, rows, columns, num_wanted=len({each.seed for each in group})),
+                cells=_cells(groups, rows, columns, num_wanted=len({each.seed for each in group})),
             )
         )
     return grids
@@ -203,8 +194,8 @@ def _row_order(row: str) -> tuple[Any, ...]:
     return family(row), row.count("("), _order(row), row
 
 
-def _fill(
-    placed: Sequence[Placed],
+def _cells(
+    groups: Groups,
     rows: Sequence[str],
     columns: Sequence[Any],
     *,
@@ -212,9 +203,6 @@ def _fill(
     printed: Mapping[tuple[str, Any], Printed] | None = None,
 ) -> tuple[tuple[Cell, ...], ...]:
     """Put runs into cells."""
-    groups: dict[tuple[str, Any], list[Result]] = {}
-    for row, column, result in placed:
-        groups.setdefault((row, column), []).append(result)
 
     def cell(row: str, column: Any) -> Cell:
         found = sorted(groups.get((row, column), []), key=lambda each: (each.seed, each.name))

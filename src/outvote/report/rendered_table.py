@@ -7,7 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, final
 
-from outvote.report.cells import METRICS, Cell, Grid, Metric, family, runs_of, shown
+from outvote.report.cells import (
+    ACCURACIES,
+    METRICS,
+    OF_BYZANTINE,
+    Cell,
+    Grid,
+    Metric,
+    family,
+    runs_of,
+    shown,
+)
 from outvote.report.provenance import Provenance, missing_command, provenance_of, settings_text
 from outvote.results.labels import label
 from outvote.results.run import Result
@@ -219,7 +229,7 @@ def number(value: float, metric: Metric, digits: int = 3) -> str:
     >>> number(71.256, "best"), number(0.04, "deviation"), number(123.4, "deviation")
     ('71.26', '0.0400', '123')
     """
-    return points(value) if METRICS[metric].is_percent else f"{value:#.{digits}g}".rstrip(".")
+    return f"{value:#.{digits}g}".rstrip(".") if metric == "deviation" else points(value)
 
 
 def _cell(cell: Cell, metric: Metric, usual_seeds: int, *, paper: bool) -> RenderedCell:
@@ -230,7 +240,7 @@ def _cell(cell: Cell, metric: Metric, usual_seeds: int, *, paper: bool) -> Rende
         notes.append(f"{cell.num_diverged} diverged")
     if spread is not None and spread.num < len(cell.results):
         notes.append(f"{spread.num} of {len(cell.results)} measured")
-    printed = cell.printed if paper and METRICS[metric].is_accuracy else None
+    printed = cell.printed if paper and metric in ACCURACIES else None
     return RenderedCell(
         mean=spread and Number(spread.mean, number(spread.mean, metric)),
         std=_number(spread and spread.std, lambda value: number(value, metric, digits=2)),
@@ -248,7 +258,7 @@ def _number(value: float | None, text: Callable[[float], str]) -> Number | None:
 
 def missing(cell: Cell, metric: Metric) -> str:
     """Return why a cell has no number."""
-    if cell.results and METRICS[metric].needs_byzantine and _without_kept(cell):
+    if cell.results and metric in OF_BYZANTINE and _without_kept(cell):
         return UNKNOWN
     if cell.results:
         return "diverged" if cell.num_diverged else "not measured"
@@ -289,7 +299,7 @@ def seeds_of(grid: Grid) -> str:
 def _goodness(mean: Number, metric: Metric) -> float:
     """Return a number that is larger the better the rule; what prints alike is alike."""
     value = shown(mean.value, metric)
-    return -value if METRICS[metric].is_less_better else value
+    return value if metric in ACCURACIES else -value
 
 
 def _rivals(rows: Sequence[str]) -> list[list[int]]:
@@ -312,7 +322,7 @@ def _worst(grid: Grid, cells: Sequence[RenderedCell], metric: Metric) -> Rendere
     counted = {
         column: cell
         for column, cell in enumerate(cells)
-        if not METRICS[metric].needs_byzantine or grid.columns[column] != "none"
+        if metric not in OF_BYZANTINE or grid.columns[column] != "none"
     }
     known = {k: cell.mean for k, cell in counted.items() if cell.mean is not None}
     if not known:
@@ -338,7 +348,7 @@ def _worst(grid: Grid, cells: Sequence[RenderedCell], metric: Metric) -> Rendere
 def _caption(grid: Grid, metric: Metric) -> str:
     if not grid.results:
         return "None of these runs is finished."
-    title, unit = METRICS[metric].title, ", in percent" if METRICS[metric].is_percent else ""
+    title, unit = METRICS[metric], "" if metric == "deviation" else ", in percent"
     how = "" if grid.usual_seeds == 1 and grid.is_even else "mean ± standard deviation, "
     return f"{title[0].upper()}{title[1:]}{unit}: {how}{seeds_of(grid)}."
 
@@ -351,7 +361,7 @@ def _footnotes(rows: Sequence[RenderedRow], metric: Metric, *, has_rivals: bool)
         found.append(f"Bold: the best of {among}.")
     has_worst = any(row.worst is not None for row in rows)
     if has_worst and any(cell.runs.results for cell in cells):
-        which = "largest" if METRICS[metric].is_less_better else "smallest"
+        which = "smallest" if metric in ACCURACIES else "largest"
         found.append(f"Worst case: the {which} mean of a row, in brackets if columns are missing.")
     why = {_without_kept(cell.runs) for cell in cells if cell.missing == UNKNOWN}
     if why:

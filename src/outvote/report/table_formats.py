@@ -19,15 +19,8 @@ from outvote.report.rendered_table import (
 
 DIGITS = 4
 MARKDOWN_SPECIAL = re.compile(r"[\\|*<>`\[\]]|(?<!\w)_|_(?!\w)")
-LATEX_SPECIAL = {
+LATEX_SPECIAL = {letter: f"\\{letter}" for letter in "{}$&#_%"} | {
     "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "$": r"\$",
-    "&": r"\&",
-    "#": r"\#",
-    "_": r"\_",
-    "%": r"\%",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "<": r"\textless{}",
@@ -261,9 +254,8 @@ def _numbers(cell: Cell) -> dict[str, float | None]:
 
 def _rounded(value: float, metric: Metric) -> float:
     """Return a percentage to four decimals, a length to so many digits that it is as exact."""
-    if METRICS[metric].is_percent:
-        return round(value, DIGITS)
-    return float(f"{value:.{DIGITS + 2}g}")
+    is_length = metric == "deviation"
+    return float(f"{value:.{DIGITS + 2}g}") if is_length else round(value, DIGITS)
 
 
 def _printed(cell: RenderedCell) -> dict[str, float | None]:
