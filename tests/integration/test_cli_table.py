@@ -65,7 +65,7 @@ def test_metrics_and_parts_can_be_chosen(store, capsys):
         for metric in table.METRICS
     }
     assert len(set(tables.values())) == len(table.METRICS)
-    assert "Byzantine selection rate: share of sampled" in tables["selection-rate"]
+    assert "Byzantine selection rate (share of sampled" in tables["selection-rate"]
 
 
 def test_a_store_with_other_things_than_accuracies_can_be_shown_beside_the_paper(tmp_path, capsys):

@@ -533,7 +533,7 @@ def test_runs_without_weights_show_the_selection_rate():
     results = made_results("figure1-motivation", seeds=1, rounds=2)
     old = grids_of([without_weights(each) for each in results])
     text = markdown(old, paper=True)
-    assert text.count("Byzantine selection rate: share of sampled Byzantine clients") == 2
+    assert text.count("Byzantine selection rate (share of sampled Byzantine clients") == 2
     assert text.count("Best accuracy of all rounds, in percent") == 2
     assert "| not measured |" in markdown(old, "byzantine_weight")
     assert {each["metric"] for each in records(old)} == {"kept_byzantine"}
@@ -545,7 +545,7 @@ def test_a_table_shows_what_its_part_is_about_unless_a_metric_is_chosen():
     text = markdown(selection, paper=True)
     assert (
         text.count(
-            "Byzantine weight: the Byzantine clients' share of the rule's weights, in percent"
+            "Byzantine weight (the Byzantine clients' share of the rule's weights), in percent"
         )
         == 2
     )

@@ -19,8 +19,8 @@ METRICS: dict[Metric, str] = {
     "best": "best accuracy of all rounds",
     "final": "accuracy after the last round",
     "last_ten": "mean accuracy of the last ten tests",
-    "kept_byzantine": "Byzantine selection rate: share of sampled Byzantine clients that were kept",
-    "byzantine_weight": "Byzantine weight: the Byzantine clients' share of the rule's weights",
+    "kept_byzantine": "Byzantine selection rate (share of sampled Byzantine clients kept)",
+    "byzantine_weight": "Byzantine weight (the Byzantine clients' share of the rule's weights)",
     "deviation": "distance of the update to the honest mean, in rounds with Byzantine clients",
 }
 """What each is; all but the deviation are shares, and only of accuracies more is better."""
