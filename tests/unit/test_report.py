@@ -152,6 +152,15 @@ def test_labels_and_settings_that_runs_share_are_kept_once(tmp_path):
     )
 
 
+@pytest.mark.parametrize("content", [b"", b"no zip", b"PK\x03\x04 cut off"])
+def test_a_damaged_audit_file_does_not_stop_the_report(content, tmp_path):
+    results = write_store(tmp_path, TWO_RULES, seeds=1)
+    (results[0].folder.path / "audit.npz").write_bytes(content)
+    first, second, *_ = run_entries(results)["runs"]
+    assert (first["labels"], second["labels"]) == (None, 0)
+    assert first["audit"] is not None
+
+
 def test_runs_from_an_export_have_tables_and_curves_but_no_audit(tmp_path, capsys):
     results = made_results(TWO_RULES, seeds=1)
     (tmp_path / "all.csv.gz").write_bytes(to_export(results))

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Colormap, ListedColormap, LogNorm, Normalize
+from matplotlib.colors import ListedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from numpy.typing import NDArray
@@ -34,13 +34,6 @@ class Map(NamedTuple):
     columns: list[str]
     fields: list[list[float | str]]
     """A number, or why there is none."""
-
-
-class Colours(NamedTuple):
-    """The colour of each value, the same for all maps of a figure."""
-
-    range: Normalize
-    map: Colormap
 
 
 def draw_heatmap(grids: Sequence[Grid], metric: Metric) -> Figure:
@@ -119,13 +112,12 @@ def _draw_maps(maps: Sequence[Map], metric: Metric) -> Figure:
         )
     if len(maps) > MOST_PANELS:
         raise ValueError(f"these runs would make {len(maps)} maps; choose a part (--part).")
-    colours = Colours(Normalize(min(known), max(known)), colormaps["cividis"])
+    colours = ScalarMappable(Normalize(min(known), max(known)), colormaps["cividis"])
     figure, all_axes = _map_panels(maps)
     for axes, each in zip(all_axes, maps, strict=True):
         _draw_map(axes, each, colours, form)
-    bar = figure.colorbar(
-        ScalarMappable(*colours), ax=all_axes, aspect=8 * figure.get_figheight(), pad=0.02
-    )
+    aspect = 8 * figure.get_figheight()
+    bar = figure.colorbar(colours, ax=all_axes, aspect=aspect, pad=0.02)
     bar.set_label(f"{SHORT[metric]}{unit}", fontsize=8.5)
     bar.outline.set_visible(False)
     return figure
@@ -146,11 +138,11 @@ def _map_panels(maps: Sequence[Map]) -> tuple[Figure, list[Axes]]:
     return figure, figure.subplots(len(maps), 1, height_ratios=heights).tolist()
 
 
-def _draw_map(axes: Axes, each: Map, colours: Colours, form: str) -> None:
+def _draw_map(axes: Axes, each: Map, colours: ScalarMappable, form: str) -> None:
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     numbers = [[f if isinstance(f, float) else float("nan") for f in row] for row in each.fields]
-    axes.imshow(numbers, cmap=colours.map, norm=colours.range, aspect="auto")
+    axes.imshow(numbers, cmap=colours.cmap, norm=colours.norm, aspect="auto")  # type: ignore[arg-type]
     axes.set_title(each.title)
     axes.set_xticks(range(len(each.columns)), each.columns)
     axes.set_yticks(range(len(each.rows)), each.rows)
@@ -169,7 +161,7 @@ def _draw_map(axes: Axes, each: Map, colours: Colours, form: str) -> None:
 
 
 def _write_field(
-    axes: Axes, place: tuple[int, int], text: str, colours: Colours, field: float | str
+    axes: Axes, place: tuple[int, int], text: str, colours: ScalarMappable, field: float | str
 ) -> None:
     """Write a number so that it can be read on its colour; a field without one is hatched."""
     row, column = place
@@ -178,7 +170,7 @@ def _write_field(
         axes.add_patch(Rectangle(corner, 1, 1, fill=False, hatch="////", edgecolor=FAINT, lw=0))
         axes.text(column, row, text, ha="center", va="center", fontsize=6.5, color=GREY)
         return
-    red, green, blue, _ = colours.map(float(colours.range(field)))
+    red, green, blue, _ = colours.to_rgba(np.asarray(field))
     is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
     colour = "white" if is_dark else "black"
     axes.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)

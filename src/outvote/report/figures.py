@@ -14,29 +14,18 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from outvote.errors import closest
+from outvote.report import figure_style as style
 from outvote.report.audit import Audit, audit_run
 from outvote.report.cells import Cell, Grid, Metric, Spread, family, spread_of
 from outvote.report.figure_maps import draw_byzantine_and_beta, draw_heatmap, draw_identification
-from outvote.report.figure_style import (
-    BLUE,
-    COLOURS,
-    GREY,
-    NO_DATES,
-    RED,
-    SETTINGS,
-    LineStyle,
-    legend_below,
-    line_styles,
-    panels,
-    to_bytes,
-)
+from outvote.report.figure_style import COLOURS, LineStyle, legend_below
 from outvote.report.layout import grids_of
 from outvote.report.rendered_table import UNKNOWN
 from outvote.results.run import Result
 
 FigureKind = Literal["curves", "heatmap", "selection", "deviation", "identification", "f-beta"]
 KINDS: tuple[str, ...] = get_args(FigureKind)
-FORMATS = tuple(NO_DATES)
+FORMATS = tuple(style.NO_DATES)
 MAX_POINTS = 50
 """Of a curve: more cannot be distinguished, so several rounds are one point."""
 MOST_CONDITIONS = 6
@@ -70,14 +59,14 @@ def figure_file(
         "selection": lambda: draw_selection(own),
         "deviation": lambda: draw_deviation(own),
     }
-    with rc_context(fname=SETTINGS):
-        return to_bytes(draw[kind](), format_)
+    with rc_context(fname=style.SETTINGS):
+        return style.to_bytes(draw[kind](), format_)
 
 
 def audit_figure_file(audit: Audit, format_: str) -> bytes:
     """Return the file of the figure of one audit, of a simulation or of production."""
-    with rc_context(fname=SETTINGS):
-        return to_bytes(draw_identification(audit), format_)
+    with rc_context(fname=style.SETTINGS):
+        return style.to_bytes(draw_identification(audit), format_)
 
 
 def _audit(results: Sequence[Result], run: str | None) -> Audit:
@@ -144,23 +133,20 @@ def _rounds_per_point(results: Sequence[Result]) -> int:
     return -(-last // MAX_POINTS)
 
 
-class Panel(NamedTuple):
-    """The curves of one panel: the runs of each rule."""
-
-    title: str
-    results: dict[str, Sequence[Result]]
+Panel = tuple[str, dict[str, Sequence[Result]]]
+"""The title of a panel, and the runs of each of its curves."""
 
 
 def draw_accuracy(grids: Sequence[Grid]) -> Figure:
     """Draw accuracy by round, mean and deviation over seeds: a panel for each column."""
-    found = []
+    found: list[Panel] = []
     for grid in grids:
         for k, title in enumerate(grid.titles):
-            runs = {row: grid.cells[n][k].results for n, row in enumerate(grid.rows)}
+            runs = {row: cells[k].results for row, cells in zip(grid.rows, grid.cells, strict=True)}
             whole = f"{grid.title}\n{title}" if len(grids) > 1 and grid.title else title
-            found.append(Panel(whole, {row: each for row, each in runs.items() if each}))
-    found = [panel for panel in found if panel.results]
-    styles = line_styles([row for panel in found for row in panel.results])
+            found.append((whole, {row: each for row, each in runs.items() if each}))
+    found = [(title, runs) for title, runs in found if runs]
+    styles = style.line_styles([row for _, runs in found for row in runs])
     return _draw_panels(found, styles, "accuracy", "accuracy in percent")
 
 
@@ -169,8 +155,8 @@ def draw_deviation(grids: Sequence[Grid]) -> Figure:
     found = [
         panel for grid in grids for k in range(len(grid.columns)) for panel in _by_rule(grid, k)
     ]
-    forms = list(dict.fromkeys(row for panel in found for row in panel.results))
-    colours = dict(zip(forms, (RED, BLUE, *COLOURS[2:]), strict=False))
+    forms = list(dict.fromkeys(row for _, runs in found for row in runs))
+    colours = dict(zip(forms, (style.RED, style.BLUE, *COLOURS[2:]), strict=False))
     if len(colours) < len(forms):
         raise ValueError(
             f"deviation shows at most {len(COLOURS)} forms of a rule, got {len(forms)}; choose "
@@ -188,7 +174,7 @@ def _by_rule(grid: Grid, column: int) -> list[Panel]:
             form = "the rule alone" if row == name else row.replace(name, "rule", 1)
             groups.setdefault(name, {})[form] = grid.cells[number][column].results
     more = f", {grid.titles[column]}" if len(grid.columns) > 1 else ""
-    return [Panel(f"{name}{more}", runs) for name, runs in groups.items()]
+    return [(f"{name}{more}", runs) for name, runs in groups.items()]
 
 
 def _draw_panels(
@@ -197,13 +183,12 @@ def _draw_panels(
     column: Literal["accuracy", "deviation"],
     title: str,
 ) -> Figure:
-    made = panels(len(found), sharex=True, sharey=column == "accuracy")
-    results = [each for p in found for runs in p.results.values() for each in runs]
-    window = _rounds_per_point(results)
-    for axes, panel in zip(made.axes, found, strict=True):
-        axes.set_title(panel.title)
+    made = style.panels(len(found), sharex=True, sharey=column == "accuracy")
+    window = _rounds_per_point([each for _, by_row in found for r in by_row.values() for each in r])
+    for axes, (heading, by_row) in zip(made.axes, found, strict=True):
+        axes.set_title(heading)
         axes.margins(x=0.02)
-        for row, runs in panel.results.items():
+        for row, runs in by_row.items():
             scale = 100.0 if column == "accuracy" else 1.0
             _draw_curve(axes, curve_of(runs, column, window), styles[row], scale)
         if column == "deviation":
@@ -213,25 +198,25 @@ def _draw_panels(
     for axes in made.leftmost:
         axes.set_ylabel(title)
     lines = [
-        Line2D([], [], color=style.colour, linestyle=style.dashes, linewidth=style.width + 0.3)
-        for style in styles.values()
+        Line2D([], [], color=each.colour, linestyle=each.dashes, linewidth=each.width + 0.3)
+        for each in styles.values()
     ]
     legend_below(made.figure, lines, list(styles))
     return made.figure
 
 
-def _draw_curve(axes: Axes, curve: Curve, style: LineStyle, scale: float) -> None:
+def _draw_curve(axes: Axes, curve: Curve, line: LineStyle, scale: float) -> None:
     """Draw a mean and its band; a cross where a run diverged."""
     if not len(curve.rounds):
         return
     mean, std = scale * curve.mean, scale * curve.std
-    axes.plot(curve.rounds, mean, color=style.colour, linestyle=style.dashes, linewidth=style.width)
+    axes.plot(curve.rounds, mean, color=line.colour, linestyle=line.dashes, linewidth=line.width)
     if std.any():
         low, high = mean - std, mean + std
-        axes.fill_between(curve.rounds, low, high, color=style.colour, alpha=0.13, linewidth=0)
+        axes.fill_between(curve.rounds, low, high, color=line.colour, alpha=0.13, linewidth=0)
     for end in curve.ends:
         place = min(int(np.searchsorted(curve.rounds, end)), len(mean) - 1)
-        axes.plot(curve.rounds[place], mean[place], marker="x", color=style.colour, markersize=5)
+        axes.plot(curve.rounds[place], mean[place], marker="x", color=line.colour, markersize=5)
 
 
 def honest_selection_rate(result: Result) -> float:
@@ -259,11 +244,8 @@ COUNTS: dict[str, Share] = {
 }
 
 
-class Condition(NamedTuple):
-    """One bar for each rule: the same attack on the same data."""
-
-    title: str
-    cells: dict[str, Cell]
+Condition = tuple[str, dict[str, Cell]]
+"""The title of a condition (an attack on some data), and the cell of each rule."""
 
 
 def draw_selection(grids: Sequence[Grid]) -> Figure:
@@ -272,7 +254,7 @@ def draw_selection(grids: Sequence[Grid]) -> Figure:
     Runs of earlier versions record who was kept, but not with which weight.
     """
     found = _conditions(grids)
-    rows = list(dict.fromkeys(row for each in found for row in each.cells))
+    rows = list(dict.fromkeys(row for _, cells in found for row in cells))
     size = (10.5, 0.9 + len(rows) * (0.16 * len(found) + 0.2))
     figure = Figure(figsize=size, layout="constrained")
     shares = WEIGHTS if any(grid.has_weights for grid in grids) else COUNTS
@@ -287,7 +269,7 @@ def draw_selection(grids: Sequence[Grid]) -> Figure:
         axes.tick_params(axis="y", length=0)
     all_axes[0].set_yticks(range(len(rows)), rows)
     all_axes[0].invert_yaxis()
-    legend_below(figure, handles, [each.title for each in found])
+    legend_below(figure, handles, [title for title, _ in found])
     return figure
 
 
@@ -300,7 +282,7 @@ def _conditions(grids: Sequence[Grid]) -> list[Condition]:
             own = [] if len(grids) == 1 or not grid.title else [grid.title]
             title = ", ".join([*own, *([] if own and len(grid.columns) == 1 else [column])])
             if cells:
-                found.append(Condition(title, cells))
+                found.append((title, cells))
     if len(found) > MOST_CONDITIONS:
         raise ValueError(
             f"selection shows at most {MOST_CONDITIONS} columns side by side, got {len(found)}; "
@@ -315,7 +297,7 @@ def _draw_bars(
     """Draw the bars of one condition, with the deviation over seeds."""
     height = 0.8 / len(found)
     offset = (number - (len(found) - 1) / 2) * height
-    cells = [found[number].cells.get(row) for row in rows]
+    cells = [found[number][1].get(row) for row in rows]
     spreads = [cell and spread_of(100 * share(each) for each in cell.results) for cell in cells]
     places = np.arange(len(rows)) + offset
     means = [0.0 if each is None else each.mean for each in spreads]
@@ -334,7 +316,7 @@ def _draw_bars(
 def _write_beside(axes: Axes, place: float, spread: Spread | None, instead: str) -> None:
     """Write a number right of its bar, or inside if there is no space."""
     if spread is None:
-        axes.text(1.0, place, instead, va="center", fontsize=6.5, color=GREY)
+        axes.text(1.0, place, instead, va="center", fontsize=6.5, color=style.GREY)
         return
     text, end = f"{spread.mean:.1f}", spread.mean + (spread.std or 0.0)
     if end < 90:

@@ -4,9 +4,11 @@ Packed arrays keep whole numbers exactly, shares to four digits, others to three
 """
 
 import base64
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
+from zipfile import BadZipFile
 
 import msgspec
 import numpy as np
@@ -210,15 +212,18 @@ def _every(num_verdicts: int) -> int:
 
 
 def _label_counts(result: Result) -> bytes | None:
-    """Return how many samples of each class a client owns; None while a run is unfinished."""
+    """Return how many samples of each class a client owns; None: unfinished, or damaged."""
     if result.folder is None:
         return None
     try:
-        with np.load(result.folder.path / "audit.npz", allow_pickle=False) as arrays:
+        with (
+            (result.folder.path / "audit.npz").open("rb") as file,
+            np.load(file, allow_pickle=False) as arrays,
+        ):
             counts: NDArray[np.int64] = arrays["label_counts"]
-    except (OSError, KeyError, ValueError, EOFError):
-        return None
-    num_classes = int(counts.shape[1])
+            _, num_classes = counts.shape
+    except (OSError, KeyError, ValueError, EOFError, BadZipFile, zlib.error):
+        return None  # One damaged file does not stop the report of all runs.
     return msgspec.json.encode({"num_classes": num_classes, "counts": packed_whole(counts)})
 
 
