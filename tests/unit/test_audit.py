@@ -16,7 +16,7 @@ from outvote.report.audit import (
     Mark,
     audit_log,
     audit_run,
-    client_records,
+    client_summaries,
     detection,
     longest_streaks,
     within_round_ranks,
@@ -43,7 +43,7 @@ def made(scores, marks, byzantine=None):
 
 
 def record(audit, client):
-    return next(each for each in client_records(audit) if each.client == client)
+    return next(each for each in client_summaries(audit) if each.client == client)
 
 
 def test_ranks_lie_between_0_and_1_and_equals_share_theirs():
@@ -100,14 +100,14 @@ def test_few_rounds_are_little_evidence():
     """b is worst once, c is worst but one in forty rounds: c stands above b."""
     scores = [[1.0, 9.0, 2.0, NAN, NAN]] + [[1.0, NAN, 8.0, 0.5, 9.0]] * 40
     marks = [[K, D, K, 0, 0]] + [[K, 0, K, K, D]] * 40
-    assert [each.client for each in client_records(made(scores, marks))][:3] == ["e", "c", "b"]
+    assert [each.client for each in client_summaries(made(scores, marks))][:3] == ["e", "c", "b"]
 
 
 def test_who_is_steadily_worst_stands_out_and_who_is_so_once_does_not():
     """The error of eight clients is 0.327 / sqrt(rounds): h stands out from 4 on, g from 8."""
     scores, marks = [list(range(8))], [[K] * 7 + [D]]
-    assert not any(each.stands_out for each in client_records(made(scores, marks)))
-    found = client_records(made(scores * 6, marks * 6))
+    assert not any(each.stands_out for each in client_summaries(made(scores, marks)))
+    found = client_summaries(made(scores * 6, marks * 6))
     assert [each.client for each in found if each.stands_out] == ["h"]
 
 
@@ -137,7 +137,7 @@ def test_precision_and_recall_against_the_truth():
         [[K, K, D], [D, K, D], [K, K, K]],
         byzantine=[False, False, True],
     )
-    found = detection(audit, client_records(audit))
+    found = detection(audit, client_summaries(audit))
     assert found.num_byzantine == 1
     assert found.drop_precision == pytest.approx(2 / 3)
     assert found.drop_recall == pytest.approx(2 / 3)
@@ -147,14 +147,14 @@ def test_precision_and_recall_against_the_truth():
 
 def test_without_byzantine_clients_or_drops_shares_are_unknown_rather_than_zero():
     audit = made([[1.0, 2.0]], [[K, K]], byzantine=[False, False])
-    found = detection(audit, client_records(audit))
+    found = detection(audit, client_summaries(audit))
     assert (found.drop_precision, found.drop_recall, found.top_precision) == (None, None, None)
     assert detection(made([[1.0]], [[K]]), []) is None
 
 
 def test_without_an_attack_drops_have_no_precision():
     audit = made([[1.0, 2.0]], [[K, D]], byzantine=[False, False])
-    found = detection(audit, client_records(audit))
+    found = detection(audit, client_summaries(audit))
     assert (found.drop_precision, found.honest_kept) == (None, 0.5)
 
 
@@ -174,7 +174,7 @@ def test_byzantine_clients_of_a_run_stand_out(tmp_path):
     settings = {"rule": "gas(median)", "attack": "lie", "rounds": 60}
     (result,) = write_store(tmp_path, settings, seeds=1)
     audit = audit_run(result)
-    assert detection(audit, client_records(audit)).top_precision > 0.7
+    assert detection(audit, client_summaries(audit)).top_precision > 0.7
 
 
 def test_a_rejected_client_of_a_run_is_marked(tmp_path):
@@ -195,7 +195,7 @@ def test_where_a_rule_does_not_report_who_was_kept_drops_are_unknown(tmp_path, c
     (result,) = write_store(tmp_path, settings, seeds=1)
     audit = audit_run(without_kept(result))
     assert set(np.unique(audit.marks)) <= {Mark.ABSENT, Mark.UNKNOWN}
-    records = client_records(audit)
+    records = client_summaries(audit)
     seen = [each for each in records if each.num_received]
     assert {(each.num_dropped, each.longest_streak) for each in seen} == {(None, None)}
     assert all(math.isnan(each.drop_rate) for each in records)
@@ -231,7 +231,7 @@ def test_a_log_of_production_has_clients_standings_and_reasons_but_no_truth(tmp_
     assert audit.is_byzantine is None
     assert record(audit, "bad").reason == "no tensor 'w'"
     assert audit.about["rounds without an update"] == 1
-    assert detection(audit, client_records(audit)) is None
+    assert detection(audit, client_summaries(audit)) is None
 
 
 def test_norms_and_cosines_of_a_log_are_medians(tmp_path, capsys):
@@ -246,7 +246,7 @@ def test_norms_and_cosines_of_a_log_are_medians(tmp_path, capsys):
     ]
     write_log(tmp_path / "log", rounds)
     audit = audit_log(tmp_path / "log")
-    found = {each.client: (each.norm, each.cosine) for each in client_records(audit)}
+    found = {each.client: (each.norm, each.cosine) for each in client_summaries(audit)}
     assert found["ann"] == (2.0, 0.9)
     assert found["eve"] == (8.0, -0.25)
     assert all(map(math.isnan, found["bob"]))
@@ -272,7 +272,7 @@ def test_a_log_is_read_while_it_is_written(tmp_path):
         file.write(b'{"round":2,"time":"2026')
     assert audit_log(tmp_path).rounds.tolist() == [1]
     (tmp_path / "audit.jsonl").write_bytes(b"")
-    assert client_records(audit_log(tmp_path)) == []
+    assert client_summaries(audit_log(tmp_path)) == []
 
 
 def test_a_damaged_line_hides_no_other_and_is_counted(tmp_path, capsys):

@@ -17,7 +17,7 @@ from outvote.cli.output import Column, clean, number, one_line, print_json, prin
 from outvote.cli.verb import Verb, WorkFailed
 
 if TYPE_CHECKING:
-    from outvote.report.audit import Audit, ClientRecord, Detection
+    from outvote.report.audit import Audit, ClientSummary, Detection
     from outvote.results.run import Result
 
 WAIT_SECONDS = 2.0
@@ -161,9 +161,9 @@ def _chosen(results: "Sequence[Result]", name: str | None) -> "list[Result]":
 
 def print_audit(audit: "Audit", top: int) -> None:
     """Print the most suspicious clients, and how well they match the truth if that is known."""
-    from outvote.report.audit import client_records, detection
+    from outvote.report.audit import client_summaries, detection
 
-    records = client_records(audit)
+    records = client_summaries(audit)
     rounds, clients = _counted(audit.rounds, "round"), _counted(audit.clients, "client")
     title = f"{audit.title}: {rounds}, {clients}"
     columns = list(_columns(records))
@@ -198,9 +198,9 @@ def _detection_text(found: "Detection") -> str:
 
 def shown_audit(audit: "Audit") -> dict[str, Any]:
     """Return the same for JSON, with all clients."""
-    from outvote.report.audit import client_records, detection
+    from outvote.report.audit import client_summaries, detection
 
-    records = client_records(audit)
+    records = client_summaries(audit)
     found = detection(audit, records)
     return {
         "title": audit.title,
@@ -251,19 +251,19 @@ def shown_overview(results: "Sequence[Result]") -> list[dict[str, Any]]:
 
 def _audits(
     results: "Sequence[Result]",
-) -> "Iterator[tuple[Result, list[ClientRecord], Detection]]":
-    from outvote.report.audit import audit_run, client_records, detection
+) -> "Iterator[tuple[Result, list[ClientSummary], Detection]]":
+    from outvote.report.audit import audit_run, client_summaries, detection
 
     for result in results:
         audit = audit_run(result)
         assert audit is not None
-        records = client_records(audit)
+        records = client_summaries(audit)
         found = detection(audit, records)
         assert found is not None
         yield result, records, found
 
 
-def _columns(records: "Sequence[ClientRecord]") -> Iterator[tuple[Column, Any]]:
+def _columns(records: "Sequence[ClientSummary]") -> Iterator[tuple[Column, Any]]:
     """Yield the columns that are not empty, and how each is printed."""
     yield Column("client"), lambda each: _cut(each.client, MAX_NAME)
     if any(each.is_byzantine for each in records):
@@ -292,7 +292,7 @@ def _listed(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + more
 
 
-def _named(record: "ClientRecord") -> str:
+def _named(record: "ClientSummary") -> str:
     return f"{_cut(record.client, MAX_NAME)}{'*' if record.is_byzantine else ''}"
 
 
@@ -306,14 +306,14 @@ def _counted(things: Sized, what: str) -> str:
     return f"{len(things):,} {what}{'' if len(things) == 1 else 's'}"
 
 
-def _expected(records: "Sequence[ClientRecord]") -> str:
+def _expected(records: "Sequence[ClientSummary]") -> str:
     from outvote.report.audit import CHANCE
 
     number = CHANCE * sum(not isnan(each.suspicion) for each in records)
     return "fewer than one" if number < 1 else f"about {number:.0f}"
 
 
-def _measured(record: "ClientRecord", name: str) -> str:
+def _measured(record: "ClientSummary", name: str) -> str:
     return number(getattr(record, name), 3)
 
 

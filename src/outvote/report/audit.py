@@ -220,7 +220,7 @@ def _about_log(manifest: Manifest, log: Told) -> dict[str, Any]:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientRecord:
+class ClientSummary:
     """One client over all rounds."""
 
     client: str
@@ -263,7 +263,7 @@ class ClientRecord:
         return self.suspicion - NUM_ERRORS * self.error > 0.5
 
 
-def client_records(audit: Audit) -> list[ClientRecord]:
+def client_summaries(audit: Audit) -> list[ClientSummary]:
     """Return all clients, the most suspicious first; those never compared with others last."""
     suspicion, error = _suspicions(audit)
     received, refused = audit.is_received, audit.is_refused
@@ -279,7 +279,7 @@ def client_records(audit: Audit) -> list[ClientRecord]:
         seen = np.flatnonzero(received[:, k])
         is_reported = bool(num_decided[k]) or not num_received[k]
         records.append(
-            ClientRecord(
+            ClientSummary(
                 client=client,
                 index=k,
                 is_byzantine=None if audit.is_byzantine is None else bool(audit.is_byzantine[k]),
@@ -301,7 +301,7 @@ def client_records(audit: Audit) -> list[ClientRecord]:
     return sorted(records, key=_order)
 
 
-def _order(record: ClientRecord) -> tuple[float, int, int, int]:
+def _order(record: ClientSummary) -> tuple[float, int, int, int]:
     bound = record.lower_bound
     known = np.inf if np.isnan(bound) else -bound
     return known, -(record.num_dropped or 0), -sum(record.faults.values()), record.index
@@ -387,7 +387,7 @@ class Detection:
     is the same."""
 
 
-def detection(audit: Audit, records: Sequence[ClientRecord]) -> Detection | None:
+def detection(audit: Audit, records: Sequence[ClientSummary]) -> Detection | None:
     """Compare with the truth; None if it is not known."""
     if audit.is_byzantine is None:
         return None

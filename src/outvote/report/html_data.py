@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from outvote.grids import flat
 from outvote.report import audit as audits
-from outvote.report.audit import Audit, ClientRecord, Mark
+from outvote.report.audit import Audit, ClientSummary, Mark
 from outvote.report.cells import METRICS, Grid, Metric, shown
 from outvote.report.rendered_table import Number, RenderedCell, render_table, seeds_of
 from outvote.results.run import Result, Series
@@ -229,7 +229,7 @@ def _label_counts(result: Result) -> bytes | None:
 
 def _audit_entry(audit: Audit, every: int) -> dict[str, Any]:
     """Pack an audit; counts are of all rounds, the matrix has one of every so many rounds."""
-    records = audits.client_records(audit)
+    records = audits.client_summaries(audit)
     found = audits.detection(audit, records)
     texts: dict[str, int] = {"": 0}
     are_numbered = list(audit.clients) == [str(k) for k in range(len(audit.clients))]
@@ -273,7 +273,7 @@ def _matrix(audit: Audit, every: int) -> dict[str, Packed]:
     }
 
 
-def _records(records: Sequence[ClientRecord], texts: dict[str, int]) -> dict[str, Any]:
+def _records(records: Sequence[ClientSummary], texts: dict[str, int]) -> dict[str, Any]:
     """Pack the clients in the order of their suspicion."""
 
     def column(name: str, unknown: float = np.nan) -> NDArray[np.float64]:
