@@ -380,7 +380,7 @@ def test_the_head_has_where_runs_come_from(tmp_path):
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", facts["Date"])
     title, lead = title_and_lead(results)
     assert title == read_suite("demo").title
-    assert lead.startswith("6,000 real pictures")
+    assert lead.startswith("6,000 real")
 
 
 def test_days_are_those_of_the_runs_else_those_of_their_files(tmp_path):

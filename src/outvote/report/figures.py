@@ -222,12 +222,11 @@ def _draw_curve(axes: Axes, curve: Curve, line: LineStyle, scale: float) -> None
 def honest_selection_rate(result: Result) -> float:
     """Return the share of the sampled honest clients that were kept; NaN: not known."""
     series = result.series
-    kept = np.where(series.num_kept < 0, np.nan, series.num_kept).sum()
-    kept_byzantine = np.where(series.num_kept < 0, np.nan, series.num_kept_byzantine).sum()
-    sampled = series.num_sampled.sum()
+    known = ~np.isnan(series.num_kept)
+    sampled, kept = series.num_sampled[known].sum(), series.num_kept[known].sum()
     if result.attack != "none":  # Without an attack, all clients are honest.
-        sampled -= series.num_byzantine.sum()
-        kept -= kept_byzantine
+        sampled -= series.num_byzantine[known].sum()
+        kept -= series.num_kept_byzantine[known].sum()
     return float(kept / sampled) if sampled else float("nan")
 
 
