@@ -68,6 +68,12 @@ def test_metrics_and_parts_can_be_chosen(store, capsys):
     assert "Byzantine selection rate (share of sampled" in tables["selection-rate"]
 
 
+def test_metrics_can_be_chosen_by_their_names_of_0_1(store, capsys):
+    for old, new in table.RENAMED.items():
+        words = ("table", store, "--part", "main", "--metric")
+        assert run(capsys, *words, old).out == run(capsys, *words, new).out
+
+
 def test_a_store_with_other_things_than_accuracies_can_be_shown_beside_the_paper(tmp_path, capsys):
     for suite in ("figure2-deviation", "table5-heterogeneity"):
         write_store(tmp_path, suite, seeds=1, rounds=2)
