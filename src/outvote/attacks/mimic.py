@@ -83,7 +83,7 @@ class Mimic(Attack):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MimicState:
-    """What mimic keeps of a run: a direction, the mean so far, whom it copies; ``[1, ...]`` each."""
+    """What mimic keeps of a run, ``[1, ...]`` each: direction, mean so far, whom it copies."""
 
     direction: PerCoordinate
     mean: PerCoordinate
