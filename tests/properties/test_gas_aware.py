@@ -27,7 +27,7 @@ def honest(num_clients, dim, seed=0):
 
 
 def strength(attack, rule, H, f, device, seeds=SERVER_SEEDS):
-    """How far the server's update is from the honest mean, on average over its own stream."""
+    """How far the server's update is from the honest mean, on average over its own draws."""
     output = inspect(attack, H, device, num_byzantine=f, rule=rule, seed=0)
     rows = output.rows.cpu().numpy() if isinstance(output.rows, torch.Tensor) else output.rows
     X = torch.from_numpy(np.concatenate([H, rows])).to(device)
