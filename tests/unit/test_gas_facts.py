@@ -1,4 +1,4 @@
-"""What the specification says about GAS in words (0.7, 1 and the certificate of 8.3)."""
+"""The statements of the specification about GAS (0.7, 1 and the certificate of 8.3)."""
 
 import math
 
