@@ -358,7 +358,7 @@ def resolve_num_byzantine(
 
 
 def num_from_fraction(fraction: float, num_clients: int) -> int:
-    """Return ceil(fraction * n), without being misled by floating point (0.07 * 100 is 7)."""
+    """Return ceil(fraction * n), at most a minority; rounding does not count (0.07 * 100 is 7)."""
     if isinstance(fraction, bool) or not isinstance(fraction, int | float | np.number):
         raise TypeError(f"byzantine_fraction must be a number, got {fraction!r}.")
     if not (isfinite(fraction) and 0 <= fraction < 0.5):
@@ -366,7 +366,8 @@ def num_from_fraction(fraction: float, num_clients: int) -> int:
             f"byzantine_fraction must be at least 0 and below 0.5, got {fraction}; a Byzantine "
             "majority cannot be outvoted."
         )
-    return ceil(float(fraction) * num_clients - 1e-9)
+    # By its text: numpy's float32(0.2) is a little more than 0.2.
+    return min(ceil(float(str(fraction)) * num_clients - 1e-9), max(0, num_clients - 1) // 2)
 
 
 def _check_counts(counts: Sequence[float], num_clients: int) -> list[float]:
