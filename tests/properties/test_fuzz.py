@@ -70,7 +70,7 @@ def rejected_rows(rows):
 
 
 def reference_for(rule, rows):
-    return {"reference": np.ones(rows.shape[1])} if "reference=" in rule.needs else {}
+    return {"reference": np.ones(rows.shape[1])} if rule.traits.needs_reference else {}
 
 
 def assert_sound(verdict, rows):

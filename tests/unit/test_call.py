@@ -137,9 +137,18 @@ def test_info_that_make_no_sense_are_refused(rule, info, error, wanted):
     refused(error, wanted, lambda: rule(X, **info))
 
 
-def test_an_argument_that_does_not_exist_is_refused():
-    with pytest.raises(TypeError, match="unexpected keyword argument 'num_attackers'"):
-        ov.Median()(X, num_attackers=1)
+@pytest.mark.parametrize("call", [ov.Median(), ov.Median().inspect, GAS], ids=str)
+def test_an_argument_that_does_not_exist_is_refused(call):
+    with pytest.raises(TypeError, match="argument 'sed'; did you mean 'seed'"):
+        call(X, sed=1)
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'f'.*'num_byzantine'"):
+        call(X, f=2)
+
+
+@pytest.mark.parametrize("name", ["f", "num_byzantine", "nb_byz"])
+def test_the_number_of_byzantine_clients_is_no_parameter_of_a_rule(name):
+    with pytest.raises(TypeError, match=r"Krum\(\)\(X, num_byzantine=2\)"):
+        ov.Krum(**{name: 2})
 
 
 def test_too_many_byzantine_are_refused_with_the_limit_and_the_ways_out():
