@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from outvote.attacks.simple import Zero as Zero
     from outvote.errors import OutvoteWarning as OutvoteWarning
     from outvote.errors import TooManyByzantine as TooManyByzantine
+    from outvote.files.aggregate_files import aggregate_files as aggregate_files
     from outvote.models.model_spec import make_model as make_model
     from outvote.partition.by_group import partition_by_group as partition_by_group
     from outvote.partition.dirichlet import partition_dirichlet as partition_dirichlet
@@ -139,6 +140,7 @@ _WHERE = {
     "ConformanceError": "testing.conformance",
     "check_attack": "testing.attack_conformance",
     "check_rule": "testing.conformance",
+    "aggregate_files": "files.aggregate_files",
     "make_model": "models.model_spec",
     "make_rule": "rules.rule_spec",
 }

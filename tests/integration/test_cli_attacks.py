@@ -133,7 +133,7 @@ def test_stress_prints_a_table_marks_the_worst_and_names_the_safest(capsys):
     words = ["stress", *SMALL, "--attack", "lie", "--attack", "zero", "--rule", "mean"]
     result = run(capsys, *words, "--rule", "gas(median, num_groups=6)")
     assert (result.code, result.err) == (0, "")
-    assert "Made-up gradients" in result.out
+    assert "Synthetic gradients" in result.out
     assert re.search(r"mean +\*0\.\d{3} +0\.\d{3}", result.out)
     assert "Smallest worst case: " in result.out
 
@@ -141,7 +141,7 @@ def test_stress_prints_a_table_marks_the_worst_and_names_the_safest(capsys):
 def test_stress_as_json_holds_every_cell_and_the_recipe(capsys):
     words = ["stress", *SMALL, "--attack", "nan", "--attack", "ipm", "--rule", "krum", "--json"]
     found = run(capsys, *words, "--seed", 3).json
-    assert found["gradients"]["made_up"]
+    assert found["gradients"]["synthetic"]
     assert (found["gradients"]["seed"], found["gradients"]["num_clients"]) == (3, 12)
     assert [(cell["attack"], cell["rule"]) for cell in found["cells"]] == [
         ("nan", "krum"),
@@ -217,16 +217,16 @@ def test_stress_with_everything_fails_nowhere(capsys):
 
 
 def test_a_wide_table_is_cut_into_blocks_that_fit(monkeypatch):
-    from outvote.cli import stress_table
+    from outvote.cli import stress
 
     names = [f"attack-{k}" for k in range(9)]
-    assert stress_table.blocks_of(names, {}, 20) == [names]
-    monkeypatch.setattr(stress_table, "NO_TERMINAL_WIDTH", 60)
-    blocks = stress_table.blocks_of(names, {}, 20)
+    assert stress.blocks_of(names, {}, 20) == [names]
+    monkeypatch.setattr(stress, "NO_TERMINAL_WIDTH", 60)
+    blocks = stress.blocks_of(names, {}, 20)
     assert [len(block) for block in blocks] == [3, 3, 3]
     assert [name for block in blocks for name in block] == names
     # A name that is wider than the terminal still gets a table of its own.
-    assert stress_table.blocks_of(["x" * 80, "y"], {}, 20) == [["x" * 80], ["y"]]
+    assert stress.blocks_of(["x" * 80, "y"], {}, 20) == [["x" * 80], ["y"]]
 
 
 def test_progress_goes_to_stderr(capsys):

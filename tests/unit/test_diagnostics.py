@@ -16,11 +16,10 @@ import outvote as ov
 from federations import TRAINING, make_runs, networks, samples
 from outvote.engine.diagnostics import RuleInput, diagnose_rule, groups_of
 from outvote.engine.simulation import first_state, make_run_stack, simulate
-from outvote.experiment.spec import Spec, as_table
+from outvote.experiment.run_spec import RunSpec, as_table
 from outvote.metrics.certificate import Diagnostics, bound_factor, certificate
 from outvote.results.collect import collect
-from outvote.results.export import to_export
-from outvote.results.exported import read_export
+from outvote.results.export import read_export, to_export
 from outvote.results.schema import Diagnosis
 from outvote.results.series import DIAGNOSTICS, SERIES
 from outvote.rules.aggregate import aggregate
@@ -29,7 +28,7 @@ from outvote.training.batches import draw_batches
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.sequential import SequentialTrainer
 from outvote.training.stacked_trainer import StackedTrainer
-from simulations import play, tiny
+from simulations import execute, tiny
 
 SETS = (samples(120), samples(40))
 KNOWN = ["mda", "trimmed-mean", "meamed", "median", "geometric-median", "krum", "multi-krum"]
@@ -308,8 +307,8 @@ def test_no_subset_of_clients_is_farther_from_the_answer_than_its_constant(text)
 
 def test_diagnostics_are_written_read_and_exported(tmp_path):
     plan = tiny("rounds=2", "diagnostics=true", 'rule=["mean", "gas(multi-krum, num_groups=20)"]')
-    play(plan, tmp_path / "with")
-    play(tiny("rounds=2", "rule=mean"), tmp_path / "without")
+    execute(plan, tmp_path / "with")
+    execute(tiny("rounds=2", "rule=mean"), tmp_path / "without")
     gas, mean = collect([tmp_path / "with"])
     assert np.isfinite(gas.series.kappa).all()
     assert np.isfinite(gas.series.certificate).any()
@@ -324,8 +323,8 @@ def test_diagnostics_are_written_read_and_exported(tmp_path):
 
 
 def test_an_export_has_diagnostics_only_if_a_run_has_them(tmp_path):
-    play(tiny("rounds=1", "diagnostics=true", "rule=gas(median)"), tmp_path / "with")
-    play(tiny("rounds=1", "rule=mean"), tmp_path / "without")
+    execute(tiny("rounds=1", "diagnostics=true", "rule=gas(median)"), tmp_path / "with")
+    execute(tiny("rounds=1", "rule=mean"), tmp_path / "without")
     with_, without = collect([tmp_path / "with"]), collect([tmp_path / "without"])
     assert b"kappa" not in to_export(without, is_packed=False)
     path = tmp_path / "all.csv"
@@ -343,6 +342,6 @@ def test_the_columns_are_the_fields_of_a_diagnosis():
 
 
 def test_diagnostics_are_another_run_and_runs_without_are_what_they_were():
-    assert Spec(diagnostics=True).hash != Spec().hash
-    assert "diagnostics" not in as_table(Spec())
-    assert as_table(Spec(diagnostics=True))["diagnostics"] is True
+    assert RunSpec(diagnostics=True).hash != RunSpec().hash
+    assert "diagnostics" not in as_table(RunSpec())
+    assert as_table(RunSpec(diagnostics=True))["diagnostics"] is True

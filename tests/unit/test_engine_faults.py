@@ -16,7 +16,7 @@ from outvote.metrics.deviation import honest_losses, weight_shares
 from outvote.server.buffers import merge_buffers
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.stacked_trainer import StackedTrainer
-from simulations import play, tiny
+from simulations import execute, tiny
 
 NAN = float("nan")
 
@@ -186,7 +186,7 @@ def test_a_users_rule_does_not_report_who_was_kept_and_fails_if_it_returns_nan(t
     path = tmp_path / "own.py"
     path.write_text(OWN_RULES)
     plan = tiny("rounds=2", f'rule=["mean", "{path}:Plain", "{path}:Broken"]')
-    ends = {name.rpartition(":")[2]: end for name, end in play(plan, tmp_path / "runs").items()}
+    ends = {name.rpartition(":")[2]: end for name, end in execute(plan, tmp_path / "runs").items()}
     outcomes = {name: end.outcome for name, end in ends.items()}
     assert outcomes == {"mean": "finished", "Plain": "finished", "Broken": "failed"}
     assert "Broken" in ends["Broken"].reason
