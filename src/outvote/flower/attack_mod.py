@@ -76,7 +76,9 @@ class AttackMod:
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Run the app, and forge its reply if this node is Byzantine."""
         attack = self._attack_of(context)
-        if attack is None or not _is_training(message):
+        # The type may end with the name of one of several training functions.
+        is_training = message.metadata.message_type.split(".")[0] == MessageType.TRAIN
+        if attack is None or not is_training:
             return call_next(message, context)
         if attack.is_data_attack:
             return _train_on_wrong_labels(attack, message, context, call_next)
@@ -163,11 +165,6 @@ def _train_on_wrong_labels(
             "train on outvote.flower.labels_to_train_on(message, labels, num_classes)."
         )
     return reply
-
-
-def _is_training(message: Message) -> bool:
-    """Return whether the type is training; it may end with the name of a training function."""
-    return message.metadata.message_type.split(".")[0] == MessageType.TRAIN
 
 
 @final

@@ -165,11 +165,8 @@ def log_round(entry: AuditRound) -> None:
 
 def log_settings(settings: Settings, round_: int) -> None:
     """Print the settings of the strategy."""
-    assumed = (
-        f"a share of {settings.byzantine_fraction}"
-        if settings.byzantine_fraction is not None
-        else str(settings.num_byzantine or 0)
-    )
+    fraction = settings.byzantine_fraction
+    assumed = settings.num_byzantine or 0 if fraction is None else f"a share of {fraction}"
     LOG.info("\t├──> Rule: %s, assumed Byzantine nodes: %s", settings.rule, assumed)
     LOG.info("\t├──> Server optimiser: %s", settings.server_optimizer)
     LOG.info("\t├──> Log and checkpoint: %s", settings.audit_dir or "none")
