@@ -13,6 +13,7 @@ from outvote.engine.alike import alike, place
 from outvote.engine.asking import ask, is_judged_alone
 from outvote.engine.run_stack import Run, RunStack, State
 from outvote.engine.sampling import Participants
+from outvote.rules.rule import known
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,6 +75,6 @@ def _defence(
         weights = (
             gradients.new_zeros(gradients.shape[:2]) if found.weights is None else found.weights
         )
-        return found.vector, weights > 0
+        return known(found.vector), weights > 0
 
     return answer

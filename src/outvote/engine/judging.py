@@ -11,6 +11,7 @@ from outvote.engine.asking import ask
 from outvote.engine.attacking import Sent
 from outvote.engine.run_stack import RunStack, State
 from outvote.engine.sampling import Participants
+from outvote.rules.rule import known
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,10 +43,10 @@ def judge_all(stack: RunStack, state: State, participants: Participants, sent: S
         at = place(numbers, device)
         seeds = [rule_seed(stack, participants, k) for k in numbers]
         found = ask(stack, state, participants, sent.gradients[at], numbers, seeds)
-        result.updates[at] = found.vector.to(result.updates.dtype)
-        result.scores[at] = found.scores
+        result.updates[at] = known(found.vector).to(result.updates.dtype)
+        result.scores[at] = known(found.scores)
         result.weights[at] = 0 if found.weights is None else found.weights.nan_to_num(0)
-        result.is_rejected[at] = found.is_rejected
+        result.is_rejected[at] = known(found.is_rejected)
         for k, used, own in zip(numbers, found.num_byzantine, found.states, strict=True):
             result.num_byzantine_used[k], memory[k] = used, own
     return replace(result, memory=tuple(memory))

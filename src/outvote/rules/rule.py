@@ -9,7 +9,7 @@ replaces the clients by averages of them.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.split import Split
 from outvote.rules.verdict import Verdict
 from outvote.seeding import RandomStream, Seed
+
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +123,13 @@ class Rule(ABC):
     """A robust aggregation rule: many gradients in, one update out."""
 
     name: ClassVar[str] = ""
-    traits: Traits = Traits(selects_clients=True, needs_values=True)
+    if TYPE_CHECKING:
+
+        @property
+        def traits(self) -> Traits:
+            """What the rule declares: a class attribute, or a property of its parameters."""
+    else:
+        traits = Traits(selects_clients=True, needs_values=True)
 
     def __init_subclass__(cls) -> None:
         """Name a class without a name after itself, and complete its traits."""
@@ -133,7 +141,7 @@ class Rule(ABC):
         inherited = (vars(base).get("traits") for base in cls.__mro__[1:])
         if isinstance(declared, Traits):
             parent = next(traits for traits in inherited if isinstance(traits, Traits))
-            cls.traits = declared.inheriting(parent)
+            cls.traits = declared.inheriting(parent)  # type: ignore[method-assign, assignment]
 
     if not TYPE_CHECKING:
 
@@ -150,7 +158,7 @@ class Rule(ABC):
 
         return inspect(self, gradients, **info, is_full=False).update
 
-    def inspect(  # noqa: PLR0913  (a round has many facts, and all are named)
+    def inspect(  # noqa: PLR0913  (all that a round may have, by name)
         self,
         gradients: Any,
         *,
@@ -352,6 +360,13 @@ class Mixing(Wrapper):
         mixture = self.mixture(matrix, info)
         inside = self.inside_info(info, matrix.num_clients)
         return self.compute_inside(matrix.mixed(mixture), inside).unmixed(mixture)
+
+
+def known(value: Part | None) -> Part:
+    """Return a part of an Aggregation that `aggregate` always sets."""
+    if value is None:
+        raise TypeError("this part is set by outvote.rules.aggregate.aggregate alone.")
+    return value
 
 
 def check_finite(rule: Rule, found: Aggregation) -> Aggregation:
