@@ -246,17 +246,19 @@ def test_a_server_killed_in_any_moment_goes_on_at_the_right_round_with_the_same_
 def test_a_round_is_written_and_synced_before_its_checkpoint(tmp_path, monkeypatch):
     order = []
 
-    def recorded(name):
-        function = getattr(audit_writer, name)
+    def record(owner, name):
+        function = getattr(owner, name)
 
         def call(*arguments):
             order.append(name)
             return function(*arguments)
 
-        return call
+        monkeypatch.setattr(owner, name, call)
 
-    for name in ("write_whole", "append_line", "sync_lines", "save_state"):
-        monkeypatch.setattr(audit_writer, name, recorded(name))
+    disk = audit_writer
+    for name in ("write_whole", "append_line", "sync_lines"):
+        record(disk, name)
+    record(audit_writer, "save_state")
     strategy = RobustStrategy(audit_dir=tmp_path, checkpoint_every=2, **SETTINGS)
     strategy.start(grid_of(), record_of(MODEL), num_rounds=3)
     line = ["append_line", "sync_lines"]
