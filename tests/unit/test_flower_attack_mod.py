@@ -119,7 +119,7 @@ def test_without_a_seed_the_noise_is_fresh():
 def test_lie_shifts_by_the_deviation_of_the_updates_that_the_node_has_seen():
     mod, context = AttackMod(attack="lie(z=2)"), node()
     first = update(mod(message(), context, add_step))
-    assert np.allclose(first, STEP)  # it knows of no other update yet
+    assert np.allclose(first, STEP)  # it has seen no other update yet
     moved = {k: v + 1 if v.dtype.kind == "f" else v for k, v in MODEL.items()}
     second = update(mod(message(model=moved), context, add_step), moved)
     seen = np.array([STEP, 1.0, STEP])  # its own, the server's step, its own
