@@ -9,10 +9,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from outvote.experiment.reading import Plan, make_plan
-from outvote.experiment.suites import plan_suite
-from outvote.experiment.toml import to_toml
-from outvote.results.audit import audit_arrays, to_npz
+from outvote.experiment.plan import Plan, make_plan, plan_suite
+from outvote.experiment.run_spec import to_toml
+from outvote.results.audit_log import audit_arrays, to_npz
 from outvote.results.folder import RunFolder
 from outvote.results.labels import label
 from outvote.results.run import Result, read_result, series_of

@@ -9,7 +9,7 @@ import pytest
 from command_line import run
 from made_results import write_store
 from outvote.cli import plot, table
-from outvote.results.audit_log import AuditRound, Judgement, Manifest
+from outvote.results.audit_log import AuditRound, ClientRecord, Manifest
 
 OWN = """
 title = "Mine"
@@ -150,7 +150,7 @@ def test_one_run_or_a_production_log_can_be_looked_into(store, tmp_path, capsys)
     run(capsys, "plot", store, *words).assert_fails(2, "shows one run", "--run")
     log = tmp_path / "log"
     log.mkdir()
-    judged = tuple(Judgement(client=f"c{k}", score=1.0 + k, kept=k < 3) for k in range(4))
+    judged = tuple(ClientRecord(client=f"c{k}", score=1.0 + k, kept=k < 3) for k in range(4))
     lines = [
         AuditRound(round=k, time="", num_byzantine=1, is_updated=True, clients=judged)
         for k in range(1, 4)

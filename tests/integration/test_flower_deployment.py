@@ -93,7 +93,7 @@ def test_byzantine_malformed_and_killed_nodes_are_named_and_a_stranger_stays_out
     assert all(entry.is_updated for entry in read_audit(federation.folder / "audit"))
     for clients in rounds:
         assert clients[broken].standing == "malformed"
-        assert clients[byzantine].standing == "judged"
+        assert clients[byzantine].standing == "aggregated"
         assert [clients[node].kept for node in (honest, other, byzantine)] == [True, True, False]
     assert rounds[0][killed].kept
     assert rounds[1][killed].standing == "error"

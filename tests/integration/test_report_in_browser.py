@@ -15,10 +15,9 @@ from made_results import write_store
 from outvote.report.audit import audit_log
 from outvote.report.html import write_log_audit, write_report
 from outvote.report.table_text import number
-from outvote.results.audit_log import Judgement
+from outvote.results.audit_log import ClientRecord
 from outvote.results.collect import collect
-from outvote.results.export import to_export
-from outvote.results.exported import read_export
+from outvote.results.export import read_export, to_export
 
 pytestmark = pytest.mark.skipif(
     find_browser() is None, reason="no Chromium found; install it (apt-get install chromium)"
@@ -219,7 +218,7 @@ def test_where_nobody_lies_the_page_says_so(browser, report, results):
 
 def test_kept_and_dropped_differ_without_colours(browser, folder):
     """A kept cell is lower than a dropped one: its top row of pixels is the stripe behind it."""
-    told = Judgement(client="ann", score=1.0, kept=True), Judgement(client="eve", score=2.0)
+    told = ClientRecord(client="ann", score=1.0, kept=True), ClientRecord(client="eve", score=2.0)
     write_log(folder / "two", [line(1, *told)])
     write_log_audit(audit_log(folder / "two"), folder / "two.html")
     browser.open(folder / "two.html")
@@ -353,8 +352,8 @@ def test_runs_of_an_export_say_why_they_have_no_audit(browser, results, folder):
 
 
 def test_a_hostile_log_is_shown_as_text(browser, folder):
-    clients = [Judgement(client=name, score=1.0, kept=True) for name in ("ann", "bob")]
-    hostile = Judgement(client=HOSTILE, standing="malformed", reason=HOSTILE)
+    clients = [ClientRecord(client=name, score=1.0, kept=True) for name in ("ann", "bob")]
+    hostile = ClientRecord(client=HOSTILE, standing="malformed", reason=HOSTILE)
     write_log(
         folder / "log", [line(k, *clients, hostile) for k in (1, 2, 3)], settings={"<b>": "<i>"}
     )

@@ -13,8 +13,8 @@ from made_results import write_store
 from outvote.report.audit import Audit, Mark, audit_log, audit_run
 from outvote.report.audit_clients import client_records, longest_streaks, within_round_ranks
 from outvote.report.audit_truth import detection
-from outvote.results.audit_log import Judgement
-from outvote.results.faults import DamagedFileError, StoreError
+from outvote.results.audit_log import ClientRecord
+from outvote.results.disk import DamagedFileError, StoreError
 
 K, D, R = Mark.KEPT, Mark.DROPPED, Mark.REJECTED
 NAN, INF = math.nan, math.inf
@@ -188,12 +188,12 @@ def test_a_log_of_production_has_clients_standings_and_reasons_but_no_truth(tmp_
         [
             line(
                 1,
-                Judgement(client="ann", score=1.0, kept=True),
-                Judgement(client="eve", score=4.0),
-                Judgement(client="nan"),
-                Judgement(client="bad", standing="malformed", reason="no tensor 'w'"),
+                ClientRecord(client="ann", score=1.0, kept=True),
+                ClientRecord(client="eve", score=4.0),
+                ClientRecord(client="nan"),
+                ClientRecord(client="bad", standing="malformed", reason="no tensor 'w'"),
             ),
-            line(2, Judgement(client="bob", standing="missing"), is_updated=False),
+            line(2, ClientRecord(client="bob", standing="missing"), is_updated=False),
         ],
     )
     audit = audit_log(tmp_path)
@@ -211,9 +211,9 @@ def test_norms_and_cosines_of_a_log_are_told_as_medians(tmp_path, capsys):
     rounds = [
         line(
             number,
-            Judgement(client="ann", score=1.0, kept=True, norm=norm, cosine=0.9),
-            Judgement(client="eve", score=4.0, norm=8.0, cosine=-0.25 if number == 1 else None),
-            Judgement(client="bob", standing="missing"),
+            ClientRecord(client="ann", score=1.0, kept=True, norm=norm, cosine=0.9),
+            ClientRecord(client="eve", score=4.0, norm=8.0, cosine=-0.25 if number == 1 else None),
+            ClientRecord(client="bob", standing="missing"),
         )
         for number, norm in ((1, 1.0), (2, 5.0), (3, 2.0))
     ]
@@ -236,7 +236,7 @@ def test_audits_without_norms_have_no_columns_for_them(log, capsys):
 
 
 def test_a_log_is_read_while_it_is_written(tmp_path):
-    write_log(tmp_path, [line(1, Judgement(client="ann", score=1.0, kept=True))])
+    write_log(tmp_path, [line(1, ClientRecord(client="ann", score=1.0, kept=True))])
     with (tmp_path / "audit.jsonl").open("ab") as file:
         file.write(b'{"round":2,"time":"2026')
     assert audit_log(tmp_path).rounds.tolist() == [1]
@@ -245,7 +245,10 @@ def test_a_log_is_read_while_it_is_written(tmp_path):
 
 
 def test_a_damaged_line_hides_no_other_and_is_told(tmp_path, capsys):
-    clients = Judgement(client="ann", score=1.0, kept=True), Judgement(client="eve", score=4.0)
+    clients = (
+        ClientRecord(client="ann", score=1.0, kept=True),
+        ClientRecord(client="eve", score=4.0),
+    )
     write_log(tmp_path, [line(k, *clients) for k in (1, 2, 3, 4)])
     path = tmp_path / "audit.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
@@ -260,12 +263,12 @@ def test_a_damaged_line_hides_no_other_and_is_told(tmp_path, capsys):
 
 @pytest.mark.parametrize("number", [-1, 1 << 32])
 def test_a_round_that_no_page_can_hold_is_a_damaged_line(tmp_path, number):
-    write_log(tmp_path, [line(number, Judgement(client="ann", score=1.0, kept=True))])
+    write_log(tmp_path, [line(number, ClientRecord(client="ann", score=1.0, kept=True))])
     assert audit_log(tmp_path).about["lines that cannot be read"] == 1
 
 
 def test_a_round_told_twice_counts_as_last_told(tmp_path):
-    first, last = (Judgement(client="ann", standing=each) for each in ("missing", "late"))
+    first, last = (ClientRecord(client="ann", standing=each) for each in ("missing", "late"))
     write_log(tmp_path, [line(1, first), line(2, first), line(1, last)])
     assert audit_log(tmp_path).marks.tolist() == [[Mark.LATE], [Mark.MISSING]]
 
@@ -301,9 +304,9 @@ def log(tmp_path):
     rounds = [
         line(
             number,
-            Judgement(client="ann", score=1.0, kept=True),
-            Judgement(client="bob", score=1.1, kept=True),
-            Judgement(client="eve", score=9.0, reason="far away"),
+            ClientRecord(client="ann", score=1.0, kept=True),
+            ClientRecord(client="bob", score=1.1, kept=True),
+            ClientRecord(client="eve", score=9.0, reason="far away"),
         )
         for number in (1, 2, 3)
     ]
@@ -361,7 +364,9 @@ def test_audit_follows_a_log_until_it_is_stopped(log, capsys, monkeypatch):
             raise KeyboardInterrupt
         if len(naps) == 2:
             with (log / "audit.jsonl").open("ab") as file:
-                file.write(msgspec.json.encode(line(4, Judgement(client="eve", score=2.0))) + b"\n")
+                file.write(
+                    msgspec.json.encode(line(4, ClientRecord(client="eve", score=2.0))) + b"\n"
+                )
 
     monkeypatch.setattr("outvote.cli.audit.time.sleep", nap)
     found = run(capsys, "audit", log, "--follow")
@@ -384,7 +389,7 @@ def test_audit_refuses_other_folders_in_one_line(tmp_path, suite, log, capsys):
 
 def test_audit_prints_long_and_broken_names_on_a_short_line(tmp_path, capsys):
     names = "x" * 10_000, "eve\nOf 1 client"
-    told = [Judgement(client=name, standing="late", reason=name) for name in names]
+    told = [ClientRecord(client=name, standing="late", reason=name) for name in names]
     write_log(tmp_path / "log", [line(1, *told)])
     found = run(capsys, "audit", tmp_path / "log")
     assert "log: 1 round, 2 clients" in found.out
@@ -398,7 +403,7 @@ def test_audit_says_how_many_chance_alone_would_name(tmp_path, capsys):
     """740 clients make one: 0.135 % of those all alike are three errors above 0.5."""
 
     def told(num):
-        clients = [Judgement(client=str(k), score=float(k), kept=True) for k in range(num)]
+        clients = [ClientRecord(client=str(k), score=float(k), kept=True) for k in range(num)]
         write_log(tmp_path / str(num), [line(k, *clients) for k in range(1, 10)])
         return run(capsys, "audit", tmp_path / str(num)).out
 
@@ -407,7 +412,7 @@ def test_audit_says_how_many_chance_alone_would_name(tmp_path, capsys):
 
 
 def test_audit_never_prints_control_characters_of_a_log(tmp_path, capsys):
-    write_log(tmp_path / "log", [line(1, Judgement(client="\x1b[2Jeve", standing="late"))])
+    write_log(tmp_path / "log", [line(1, ClientRecord(client="\x1b[2Jeve", standing="late"))])
     found = run(capsys, "audit", tmp_path / "log")
     assert "\x1b" not in found.out
     assert "eve" in found.out

@@ -105,7 +105,7 @@ def test_nobody_can_be_made_to_look_bad_by_a_label(what, tmp_path):
     strategy = RobustStrategy("median", num_byzantine=1, audit_dir=tmp_path)
     strategy.start(HandMadeGrid(NODES, respond), record_of(MODEL), num_rounds=1)
     (entry,) = read_audit(tmp_path)
-    (bad,) = [each for each in entry.clients if each.standing != "judged"]
+    (bad,) = [each for each in entry.clients if each.standing != "aggregated"]
     assert (bad.client, bad.standing) == ("104", "malformed")
     assert bad.reason == "it is labelled as another node's reply"
 
@@ -149,8 +149,12 @@ def test_replies_that_come_after_their_round_are_logged_as_late_of_that_round(tm
     strategy.close()
     first, second = read_audit(tmp_path)
     standings = {each.client: each.standing for each in first.clients}
-    assert (standings["101"], standings["102"], standings["103"]) == ("late", "missing", "judged")
-    assert {each.standing for each in second.clients} == {"judged"}
+    assert (standings["101"], standings["102"], standings["103"]) == (
+        "late",
+        "missing",
+        "aggregated",
+    )
+    assert {each.standing for each in second.clients} == {"aggregated"}
 
 
 @pytest.mark.parametrize(("num_rounds", "standing"), [(3, "late"), (13, "missing")])
@@ -225,7 +229,7 @@ def test_a_reply_that_flower_cannot_decode_harms_only_who_sent_it(tmp_path):
     strategy.start(grid, record_of(MODEL), num_rounds=2)
     for entry in read_audit(tmp_path):
         assert entry.is_updated
-        (bad,) = [each for each in entry.clients if each.standing != "judged"]
+        (bad,) = [each for each in entry.clients if each.standing != "aggregated"]
         assert (bad.client, bad.standing) == ("104", "malformed")
         assert bad.reason.startswith("Flower cannot decode it: 'TypeError: Invalid arguments")
 
@@ -272,7 +276,7 @@ def test_who_announces_a_reply_and_does_not_send_it_holds_up_nobody(monkeypatch,
     assert stalled == [101, 102]
     (entry,) = read_audit(tmp_path)
     standings = [each.standing for each in entry.clients]
-    assert standings == ["judged", "missing", "missing", *["judged"] * 4]
+    assert standings == ["aggregated", "missing", "missing", *["aggregated"] * 4]
 
 
 def test_a_broken_network_is_not_blamed_on_a_node():

@@ -13,7 +13,7 @@ import pytest
 from bad_replies import HandMadeGrid, arrays_of, record_of, respond_with, run_round
 from outvote.flower import RobustStrategy, audit_writer
 from outvote.results.audit_log import read_audit, read_manifest
-from outvote.results.faults import BusyError, StoreError
+from outvote.results.disk import BusyError, StoreError
 
 MODEL = {"w": np.zeros((3, 4), np.float32), "steps": np.array(0, np.int64)}
 NODES = range(100, 111)

@@ -238,5 +238,5 @@ def test_where_the_rule_cannot_report_who_was_kept_nobody_is_outvoted(tmp_path):
     entries = read_audit(tmp_path)
     assert [entry.round for entry in entries] == [1, 2]
     for entry in entries:
-        assert {(each.standing, each.kept) for each in entry.clients} == {("judged", None)}
+        assert {(each.standing, each.kept) for each in entry.clients} == {("aggregated", None)}
         assert {each.reason for each in entry.clients} == {""}

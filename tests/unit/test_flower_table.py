@@ -41,14 +41,14 @@ def test_one_bad_reply_is_named_and_the_model_is_near_what_honest_nodes_sent(rul
     model, entry, clients = run(rule, kind, tmp_path, num_nodes=12)
     assert entry.is_updated
     bad = clients.pop(str(BAD_NODE))
-    assert all(each.standing == "judged" for each in clients.values())
+    assert all(each.standing == "aggregated" for each in clients.values())
     for name, array in arrays_of(model).items():
         assert array.dtype == MODEL[name].dtype
         assert np.isfinite(array).all()
         if (rule, kind) not in MISLED:
             assert np.abs(array - 1).max() < HONEST
     if kind in USABLE:
-        assert bad.standing == "judged"
+        assert bad.standing == "aggregated"
         assert bad.score is not None
     else:
         assert bad.standing == ("error" if kind == "error" else "malformed")

@@ -7,7 +7,7 @@ import pytest
 
 from made_results import made_results
 from outvote.experiment.choosing import Choice, choose
-from outvote.experiment.suites import plan_parts
+from outvote.experiment.plan import plan_parts
 from outvote.report.layout import grids_of
 from outvote.report.replaying import replay_commands
 from outvote.report.table_data import as_json

@@ -26,7 +26,7 @@ from outvote.report.html_tables import cell_note
 from outvote.report.layout import grids_of
 from outvote.report.packing import packed_measured, packed_shares, packed_whole
 from outvote.report.table_text import seeds_of
-from outvote.results.audit_log import Judgement
+from outvote.results.audit_log import ClientRecord
 from outvote.results.export import to_export
 from outvote.results.schema import Status
 from outvote.suites.suite import read_suite
@@ -196,10 +196,10 @@ def test_every_client_keeps_its_last_reason_and_long_texts_are_cut(tmp_path, mon
     monkeypatch.setattr("outvote.report.html_audit.MAX_REASONS", 1)
     long = "y" * 10_000
     told = [
-        line(1, Judgement(client=long, standing="error", reason="old")),
-        line(2, Judgement(client=long, standing="error", reason=long)),
-        line(3, Judgement(client="\u202ebob", standing="late", reason="slow")),
-        line(4, Judgement(client="\u202ebob", standing="late", reason="slow")),
+        line(1, ClientRecord(client=long, standing="error", reason="old")),
+        line(2, ClientRecord(client=long, standing="error", reason=long)),
+        line(3, ClientRecord(client="\u202ebob", standing="late", reason="slow")),
+        line(4, ClientRecord(client="\u202ebob", standing="late", reason="slow")),
     ]
     write_log(tmp_path / "log", told, settings={"note": long})
     write_log_audit(audit_log(tmp_path / "log"), tmp_path / "audit.html")
@@ -214,9 +214,9 @@ def test_every_client_keeps_its_last_reason_and_long_texts_are_cut(tmp_path, mon
 
 
 def test_the_ranking_of_a_page_has_norms_and_cosines_where_a_log_has_them(tmp_path):
-    judged = Judgement(client="ann", score=1.0, kept=True, norm=2.5, cosine=-0.5)
-    for name, each in (("with", judged), ("without", Judgement(client="ann", score=1.0))):
-        write_log(tmp_path / name, [line(1, each, Judgement(client="bob", score=2.0))])
+    judged = ClientRecord(client="ann", score=1.0, kept=True, norm=2.5, cosine=-0.5)
+    for name, each in (("with", judged), ("without", ClientRecord(client="ann", score=1.0))):
+        write_log(tmp_path / name, [line(1, each, ClientRecord(client="bob", score=2.0))])
         write_log_audit(audit_log(tmp_path / name), tmp_path / f"{name}.html")
     (entry,) = data_of(tmp_path / "with.html")["runs"]
     records = entry["audit"]["records"]
@@ -290,7 +290,7 @@ def elements(path):
 def test_markup_in_names_reasons_and_settings_stays_text(tmp_path):
     write_log(
         tmp_path / "log",
-        [line(1, Judgement(client=HOSTILE, standing="error", reason=HOSTILE))],
+        [line(1, ClientRecord(client=HOSTILE, standing="error", reason=HOSTILE))],
         settings={HOSTILE: HOSTILE},
     )
     audit = replace(audit_log(tmp_path / "log"), title=HOSTILE)

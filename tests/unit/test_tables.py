@@ -17,7 +17,7 @@ from outvote.report.provenance import provenance_of
 from outvote.report.table_data import as_json, records, to_csv
 from outvote.report.table_latex import latex
 from outvote.report.table_markdown import markdown
-from outvote.results.names import names_of
+from outvote.results.labels import names_of
 from outvote.results.schema import Status
 from outvote.suites.suite import read_suite, suite_names
 

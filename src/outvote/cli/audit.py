@@ -44,7 +44,7 @@ def command(
     outvote audit runs/demo --run gas-bulyan-lie
     outvote audit audit-log -o audit.html
     """  # noqa: D301  (click wants the backspace)
-    from outvote.results.faults import StoreError
+    from outvote.results.disk import StoreError
 
     try:
         source = _Source(folder, name)
@@ -72,7 +72,7 @@ class _Source:
 
     def _read(self) -> "tuple[Audit | None, list[Result]]":
         from outvote.report.audit import audit_log
-        from outvote.results.faults import StoreError
+        from outvote.results.disk import StoreError
 
         try:
             log = audit_log(self.folder)
@@ -122,7 +122,7 @@ class _Source:
 
 def _runs_in(folder: Path) -> "list[Result]":
     from outvote.results.collect import collect
-    from outvote.results.faults import StoreError
+    from outvote.results.disk import StoreError
     from outvote.results.folder import find_runs
 
     if not find_runs(folder):

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import click
 
-from outvote.cli.output import print_json
+from outvote.cli.output import print_json, write_file
 from outvote.cli.runs import paths_argument, read_runs
 from outvote.cli.verb import Verb
-from outvote.cli.whole_file import write_file
 
 
 @click.command("export", cls=Verb)

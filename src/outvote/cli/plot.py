@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from outvote.cli.output import print_json
+from outvote.cli.output import print_json, write_file
 from outvote.cli.runs import paths_argument, read_runs, suites_option
 from outvote.cli.table import METRICS
 from outvote.cli.verb import Verb, WorkFailed
-from outvote.cli.whole_file import write_file
 
 if TYPE_CHECKING:
     from outvote.report.audit import Audit
@@ -94,7 +93,7 @@ def _picture(
 
 def _production_log(path: Path) -> "Audit | None":
     from outvote.report.audit import audit_log
-    from outvote.results.faults import DamagedFileError, StoreError
+    from outvote.results.disk import DamagedFileError, StoreError
 
     try:
         return audit_log(path)

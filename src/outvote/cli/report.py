@@ -33,7 +33,7 @@ def command(paths: tuple[Path, ...], suites: tuple[str, ...], output: Path, as_j
     outvote report runs/table1-cifar10 -o report.html
     """  # noqa: D301  (click wants the backspace)
     from outvote.report.html import write_report
-    from outvote.results.faults import StoreError
+    from outvote.results.disk import StoreError
 
     results = read_runs(paths)
     try:

@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outvote.cli.output import clean, json_text
+from outvote.cli.output import clean, json_text, write_file
 from outvote.cli.runs import paths_argument, read_runs, suites_option
 from outvote.cli.verb import Verb
-from outvote.cli.whole_file import write_file
 
 if TYPE_CHECKING:
     from outvote.report.cells import Metric

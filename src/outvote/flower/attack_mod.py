@@ -11,9 +11,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, Message
 from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
-from outvote.attacks.base import Attack
+from outvote.attacks.attack import Attack
+from outvote.attacks.attack_spec import make_attack
 from outvote.attacks.label_flip import whole_numbers
-from outvote.attacks.spec import make_attack
 from outvote.rules.rule import Rule
 from outvote.rules.rule_spec import make_rule
 
@@ -80,7 +80,7 @@ class AttackMod:
         is_training = message.metadata.message_type.split(".")[0] == MessageType.TRAIN
         if attack is None or not is_training:
             return call_next(message, context)
-        if attack.is_data_attack:
+        if attack.poisons_data:
             return _train_on_wrong_labels(attack, message, context, call_next)
         reply = call_next(message, context)
         if not reply.has_error():

@@ -13,23 +13,29 @@ import outvote
 from outvote.flower.reply_collection import NUM_ROUNDS_AWAITED
 from outvote.flower.server_state import ServerState, save_state
 from outvote.flower.settings import Settings
-from outvote.results.atomic import not_written, remove_drafts, write_whole
 from outvote.results.audit_log import (
     LINES,
     MANIFEST,
     AuditRound,
-    Judgement,
+    ClientRecord,
     Manifest,
     read_manifest,
 )
-from outvote.results.faults import StoreError
-from outvote.results.lines import append_line, cut_unfinished, sync_lines
-from outvote.results.lock import lock
+from outvote.results.disk import (
+    StoreError,
+    append_line,
+    cut_unfinished,
+    lock,
+    not_written,
+    remove_temporaries,
+    sync_lines,
+    write_whole,
+)
 
 LOG = getLogger("flwr")
 TOO_LATE = "its reply came when the round was over"
 OUTVOTED = "outvoted"
-QUIET = ("judged", "excluded")
+QUIET = ("aggregated", "excluded")
 """Standings that need no line of their own on the console."""
 
 
@@ -81,7 +87,7 @@ class AuditWriter:
             return
         late = {str(node) for node in nodes}
         clients = tuple(
-            Judgement(client=each.client, standing="late", reason=TOO_LATE)
+            ClientRecord(client=each.client, standing="late", reason=TOO_LATE)
             if each.client in late and each.standing == "missing"
             else each
             for each in entry.clients
@@ -109,7 +115,7 @@ class AuditWriter:
             return  # A round that is not in the log is run again, and logged then.
         if self._lock is not None and self.state.round > self._saved_round:
             assert self.settings.audit_dir is not None
-            save_state(self.settings.audit_dir, self.state, str(self.settings.rule))
+            save_state(self.settings.audit_dir, self.state, self.settings.rule)
             self._saved_round = self.state.round
 
     def _release(self) -> None:
@@ -130,7 +136,7 @@ def _start_log(folder: Path, settings: Settings, *, is_resumed: bool) -> None:
             f"audit_dir {folder} holds the log of a run that started {before.started}; choose "
             f"another folder, or continue it with RobustStrategy.resume({str(folder)!r})."
         )
-    remove_drafts(folder)
+    remove_temporaries(folder)
     cut_unfinished(folder / LINES)
     manifest = Manifest(
         rule=str(settings.rule),
@@ -153,10 +159,7 @@ def log_round(entry: AuditRound) -> None:
     outvoted = [each.client for each in entry.clients if each.reason.startswith(OUTVOTED)]
     if outvoted:
         LOG.info("\toutvoted: %s", ", ".join(outvoted))
-    parts = ", ".join(
-        f"{count} {'aggregated' if standing == 'judged' else standing}"
-        for standing, count in sorted(counts.items())
-    )
+    parts = ", ".join(f"{count} {standing}" for standing, count in sorted(counts.items()))
     LOG.info("aggregate_train: %s", parts or "no node was asked")
     if entry.reason:
         level = LOG.info if entry.is_updated else LOG.warning

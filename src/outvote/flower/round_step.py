@@ -20,7 +20,7 @@ from outvote.flower.reply_checks import NodeUpdates, read_updates
 from outvote.flower.reply_collection import SortedReplies, sort_replies
 from outvote.flower.server_state import ServerState
 from outvote.flower.settings import Settings
-from outvote.results.audit_log import AuditRound, Judgement, Standing
+from outvote.results.audit_log import AuditRound, ClientRecord, Standing
 from outvote.rules.aggregate import inspect
 from outvote.rules.verdict import Verdict
 
@@ -183,7 +183,7 @@ def _record_offences(
 
 
 def _audit(
-    request: RoundRequest, decision: Decision, clients: Sequence[Judgement], *, is_updated: bool
+    request: RoundRequest, decision: Decision, clients: Sequence[ClientRecord], *, is_updated: bool
 ) -> AuditRound:
     verdict, norm = decision.verdict, None
     if verdict is not None and is_updated:
@@ -200,7 +200,7 @@ def _audit(
     )
 
 
-def _with_update(updates: NodeUpdates, decision: Decision) -> list[Judgement]:
+def _with_update(updates: NodeUpdates, decision: Decision) -> list[ClientRecord]:
     """Return the audit entries of the nodes whose updates the rule got."""
     verdict, norms = decision.verdict, updates.norms
     scores: Sequence[float | None] = [None] * len(norms)
@@ -217,7 +217,7 @@ def _with_update(updates: NodeUpdates, decision: Decision) -> list[Judgement]:
         is_kept = None if kept is None else str(node) in kept
         reasons = [dropped if is_kept is False else "", reply.note]
         entries.append(
-            Judgement(
+            ClientRecord(
                 client=str(node),
                 score=scores[row],
                 kept=is_kept,
@@ -231,7 +231,7 @@ def _with_update(updates: NodeUpdates, decision: Decision) -> list[Judgement]:
 
 def _without_update(
     sorted_: SortedReplies, malformed: Mapping[int, str], excluded: Mapping[int, str]
-) -> list[Judgement]:
+) -> list[ClientRecord]:
     """Return the audit entries of the nodes whose updates the rule did not get, with the reason."""
     kinds: Sequence[tuple[Standing, Mapping[int, str]]] = (
         ("malformed", malformed),
@@ -241,7 +241,7 @@ def _without_update(
         ("excluded", excluded),
     )
     return [
-        Judgement(client=str(node), standing=standing, reason=reason)
+        ClientRecord(client=str(node), standing=standing, reason=reason)
         for standing, by_node in kinds
         for node, reason in by_node.items()
     ]

@@ -16,7 +16,9 @@ from outvote.flower.server_optimizers import OptimizerState
 from outvote.results import checkpoint as checkpoints
 from outvote.results.audit_log import read_audit, read_manifest
 from outvote.results.checkpoint import Checkpoint
-from outvote.results.faults import StoreError
+from outvote.results.disk import StoreError
+from outvote.rules.rule import Rule
+from outvote.state_format import pack_state, unpack_state
 
 CONFIG = "outvote-flower-1"
 """The layout of the file."""
@@ -34,7 +36,7 @@ class ServerState:
     rule_state: Any = None
 
 
-def save_state(folder: Path, state: ServerState, rule: str) -> None:
+def save_state(folder: Path, state: ServerState, rule: Rule) -> None:
     """Write the state after a round, and the text of the rule that its `rule_state` belongs to."""
     arrays: dict[str, NDArray[Any]] = {}
     if state.model is None:
@@ -47,15 +49,15 @@ def save_state(folder: Path, state: ServerState, rule: str) -> None:
         # A file keeps neither the order of the arrays nor that a single number has no axis.
         "shapes": [[name, list(array.shape)] for name, array in state.model.items()],
         "offenders": state.exclusions.to_notes(),
-        "rule": rule,
-        "rule_memory": _pack(state.rule_state, arrays),
+        "rule": str(rule),
+        "rule_state": pack_state(state.rule_state, "rule_state", arrays),
     }
     checkpoints.save(
         folder, Checkpoint(round=state.round, config=CONFIG, arrays=arrays, notes=notes)
     )
 
 
-def load_state(folder: Path, state: ServerState, rule: str) -> list[str]:
+def load_state(folder: Path, state: ServerState, rule: Rule) -> list[str]:
     """Load the newest sound checkpoint, if any; return what was wrong with newer ones.
 
     The state of another rule is not loaded.
@@ -80,7 +82,12 @@ def load_state(folder: Path, state: ServerState, rule: str) -> list[str]:
         if name.startswith("optimizer/")
     }
     state.exclusions.from_notes(notes["offenders"])
-    state.rule_state = _unpack(notes["rule_memory"], arrays) if notes["rule"] == rule else None
+    if notes["rule"] != str(rule):
+        state.rule_state = None
+    elif "rule_state" in notes:
+        state.rule_state = unpack_state(notes["rule_state"], arrays, rule)
+    else:
+        state.rule_state = _of_0_1(notes["rule_memory"], arrays)
     return faults
 
 
@@ -95,28 +102,10 @@ def _check_none_is_lost(folder: Path) -> None:
         )
 
 
-def _pack(state: Any, arrays: dict[str, NDArray[Any]]) -> Any:
-    """Add the vectors of a rule's state to the arrays: one, or one per node."""
-    if state is None:
-        return None
-    if isinstance(state, Tensor):
-        arrays["rule"] = state.cpu().numpy()
-        return "one"
-    if isinstance(state, Mapping) and all(isinstance(each, Tensor) for each in state.values()):
-        for k, vector in enumerate(state.values()):
-            arrays[f"rule/{k}"] = vector.cpu().numpy()
-        return list(state)
-    raise TypeError(
-        f"the state of the rule cannot be saved: {type(state).__name__}; use a tensor or a "
-        "dictionary of tensors, or pass audit_dir=None."
-    )
-
-
-def _unpack(note: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
-    if note is None:
-        return None
-    if note == "one":
-        return _tensor(arrays["rule"])
+def _of_0_1(note: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
+    """Return the rule's state of a checkpoint of 0.1: nothing, one tensor, or one per node."""
+    if note is None or note == "one":
+        return None if note is None else _tensor(arrays["rule"])
     return {client: _tensor(arrays[f"rule/{k}"]) for k, client in enumerate(note)}
 
 

@@ -94,7 +94,7 @@ class RobustStrategy(Strategy):
         """
         folder = Path(audit_dir)
         found = cls(audit_dir=folder, **resumed_settings(folder, settings))
-        for fault in load_state(folder, found.state, str(found.settings.rule)):
+        for fault in load_state(folder, found.state, found.settings.rule):
             LOG.warning("An older checkpoint is used: %s", fault)
         found._writer = AuditWriter(found.settings, found.state, is_resumed=True)
         return found

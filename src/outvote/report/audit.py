@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outvote.report.audit_facts import log_facts
-from outvote.results.audit_log import AuditRound, Judgement, read_manifest, read_told
+from outvote.results.audit_log import AuditRound, ClientRecord, read_log, read_manifest
 from outvote.results.run import Result
 from outvote.results.schema import Round
 
@@ -111,7 +111,7 @@ def audit_log(folder: Path) -> Audit | None:
     manifest = read_manifest(folder)
     if manifest is None:
         return None
-    told = read_told(folder)
+    told = read_log(folder)
     rounds = told.rounds
     clients = list(dict.fromkeys(each.client for line in rounds for each in line.clients))
     place = {client: column for column, client in enumerate(clients)}
@@ -121,7 +121,7 @@ def audit_log(folder: Path) -> Audit | None:
     for row, line in enumerate(rounds):
         for each in line.clients:
             column = place[each.client]
-            if not line.is_updated and each.standing == "judged" and each.score is None:
+            if not line.is_updated and each.standing == "aggregated" and each.score is None:
                 continue  # The rule judged nobody: its reply was fine, but too few others were.
             marks[row, column] = _mark(each)
             scores[row, column] = _score(each)
@@ -149,7 +149,7 @@ def _of_rounds(
     for row, each in enumerate(rounds):
         clients = list(each.clients)
         marks[row, clients] = Mark.DROPPED
-        marks[row, list(each.kept)] = Mark.KEPT
+        marks[row, list(each.kept or ())] = Mark.KEPT
         marks[row, list(each.rejected)] = Mark.REJECTED
         scores[row, clients] = [np.inf if score is None else score for score in each.scores]
     return marks, scores
@@ -167,16 +167,16 @@ def _measured(
     return None if np.isnan(found).all() else found
 
 
-def _mark(judgement: Judgement) -> Mark:
-    if judgement.standing != "judged":
+def _mark(judgement: ClientRecord) -> Mark:
+    if judgement.standing != "aggregated":
         return FAULTS[judgement.standing]
     if judgement.kept:
         return Mark.KEPT
     return Mark.REJECTED if judgement.score is None else Mark.DROPPED
 
 
-def _score(judgement: Judgement) -> float:
+def _score(judgement: ClientRecord) -> float:
     if judgement.score is not None:
         return judgement.score
-    is_refused = judgement.standing == "judged" and not judgement.kept
+    is_refused = judgement.standing == "aggregated" and not judgement.kept
     return np.inf if is_refused else np.nan

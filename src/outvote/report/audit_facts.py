@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from outvote.results.audit_log import Manifest, Told
+from outvote.results.audit_log import AuditLog, Manifest
 
 
-def log_facts(manifest: Manifest, told: Told) -> dict[str, Any]:
+def log_facts(manifest: Manifest, told: AuditLog) -> dict[str, Any]:
     """Return what is known; a setting does not hide it."""
     rounds = told.rounds
     kept = [each for each in rounds if not each.is_updated]

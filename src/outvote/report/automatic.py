@@ -6,7 +6,7 @@ from typing import Any
 from outvote.report.differing import differing, order, ordered, split
 from outvote.report.grid import Grid, Placed, fill
 from outvote.report.naming import family
-from outvote.results.names import names_of
+from outvote.results.labels import names_of
 from outvote.results.run import Result
 
 

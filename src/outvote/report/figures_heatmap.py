@@ -17,7 +17,7 @@ from outvote.report.figures_style import FAINT, GREY, MOST_PANELS, panels
 from outvote.report.grid import Grid
 from outvote.report.naming import family, title_of
 from outvote.report.table_text import missing
-from outvote.results.names import names_of
+from outvote.results.labels import names_of
 from outvote.results.run import Result
 
 HEIGHT, LONGEST = 0.3, 14

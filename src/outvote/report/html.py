@@ -18,7 +18,7 @@ from outvote.report.html_runs import log_entries, run_entries
 from outvote.report.html_tables import grid_entries
 from outvote.report.layout import grids_of
 from outvote.report.table_text import not_run
-from outvote.results.atomic import write_whole
+from outvote.results.disk import write_whole
 from outvote.results.run import Result
 
 SCRIPTS = ("base", "chart", "table", "curves", "matrix", "ranking", "run", "page")

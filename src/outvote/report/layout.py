@@ -9,8 +9,7 @@ from outvote.grids import flat
 from outvote.report.automatic import automatic_grids
 from outvote.report.differing import differing, ordered, split
 from outvote.report.grid import Grid, Placed, fill
-from outvote.results.labels import is_same
-from outvote.results.names import names_of
+from outvote.results.labels import is_same, names_of
 from outvote.results.run import Result
 from outvote.suites.suite import Part, Suite, read_suite, suite_names
 

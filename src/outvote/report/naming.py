@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from outvote.results.labels import outline
-from outvote.results.names import plain
+from outvote.results.labels import outline, plain
 
 SYMBOLS = {
     "data.beta": "β",
