@@ -187,7 +187,7 @@ def test_a_round_that_could_not_be_logged_is_run_again(tmp_path, monkeypatch):
         raise StoreError("the disk is full")
 
     with monkeypatch.context() as patched:
-        patched.setattr("outvote.flower.audit_writer.append_line", disk_is_full)
+        patched.setattr("outvote.results.disk.append_line", disk_is_full)
         with pytest.raises(StoreError, match="the disk is full"):
             full.start(grid_of(), record_of(MODEL), 3)
     again = RobustStrategy.resume(tmp_path)
@@ -260,9 +260,8 @@ def test_a_round_is_written_and_synced_before_its_checkpoint(tmp_path, monkeypat
 
         monkeypatch.setattr(owner, name, call)
 
-    disk = audit_writer
     for name in ("write_whole", "append_line", "sync_lines"):
-        record(disk, name)
+        record(audit_writer.disk, name)
     record(audit_writer, "save_state")
     strategy = RobustStrategy(audit_dir=tmp_path, checkpoint_every=2, **SETTINGS)
     strategy.start(grid_of(), record_of(MODEL), num_rounds=3)
