@@ -37,7 +37,7 @@ def assert_same(found, wanted):
     for key in SERIES:
         ours, theirs = getattr(found.series, key), getattr(wanted.series, key)
         assert ours.dtype == theirs.dtype
-        # Five digits of what nobody prints with more; the rest to the last bit.
+        # Five digits of what is never printed with more; the rest to the last bit.
         slack = 5e-5 if key in ("loss", "deviation", "honest_norm") else 0
         np.testing.assert_allclose(ours, theirs, rtol=slack, atol=0, err_msg=key)
 

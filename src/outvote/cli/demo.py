@@ -62,7 +62,7 @@ def command(
 def _write_page(folder: Path) -> Path:
     """Write the report of all runs in the folder."""
     from outvote.cli.runs import read_runs
-    from outvote.report.html import write_report
+    from outvote.report.html_report import write_report
     from outvote.results.disk import StoreError
 
     page = folder / "report.html"

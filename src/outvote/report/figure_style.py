@@ -1,7 +1,8 @@
-"""How figures look: colours that colour-blind readers can tell apart, panels, files."""
+"""How figures look: colours for colour-blind readers, panels, files."""
 
 import io
 from collections.abc import Sequence
+from importlib.resources import files
 from itertools import cycle
 from math import ceil
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from outvote.report.naming import family
+from outvote.report.cells import family
 
 # Okabe and Ito's colours, but for their yellow, which is hard to see on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#222222", "#8C6D31")
@@ -19,31 +20,7 @@ ALONE = "-"
 IN_FAMILY: tuple[Any, ...] = ("--", "-", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))
 """The rule itself is dashed, its first wrapped form solid."""
 MOST_PANELS = 24
-SETTINGS: Any = {
-    "text.parse_math": False,  # A name with a dollar is no formula.
-    "svg.hashsalt": "outvote",
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "font.size": 9,
-    "axes.edgecolor": "#9aa1ad",
-    "axes.linewidth": 0.8,
-    "axes.titlesize": 9.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": FAINT,
-    "grid.linewidth": 0.8,
-    "xtick.color": GREY,
-    "ytick.color": GREY,
-    "xtick.labelcolor": "#333333",
-    "ytick.labelcolor": "#333333",
-    "legend.frameon": False,
-    "figure.dpi": 100,
-    "savefig.dpi": 160,
-}
+SETTINGS = str(files("outvote.report") / "templates" / "figure.mplstyle")
 NO_DATES: dict[str, dict[str, None]] = {
     "svg": {"Date": None, "Creator": None},
     "png": {"Software": None},
