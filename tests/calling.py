@@ -4,13 +4,13 @@ import numpy as np
 import torch
 
 
-def inspect(rule, X, device, **facts):
+def inspect(rule, X, device, **info):
     """The verdict on `X`, with `state` and `reference` on the same device."""
     X = np.asarray(X)
-    for name in facts.keys() & {"state", "reference"}:
-        if isinstance(facts[name], np.ndarray):
-            facts[name] = _place(facts[name], device)
-    return rule.inspect(_place(X, device), **facts)
+    for name in info.keys() & {"state", "reference"}:
+        if isinstance(info[name], np.ndarray):
+            info[name] = _on(info[name], device)
+    return rule.inspect(_on(X, device), **info)
 
 
 def update_of(verdict):
@@ -21,9 +21,9 @@ def update_of(verdict):
     return np.asarray(update, dtype=np.float64)
 
 
-def aggregate(rule, X, device, **facts):
-    return update_of(inspect(rule, X, device, **facts))
+def aggregate(rule, X, device, **info):
+    return update_of(inspect(rule, X, device, **info))
 
 
-def _place(array, device):
+def _on(array, device):
     return array if device.type == "cpu" else torch.from_numpy(array).to(device)

@@ -1,7 +1,7 @@
 """EVERY_RULE: each rule, each wrapper around each rule, some nestings, and their exemptions.
 
 A row maps a rule's text to {check: reason}. Wrappers are a product, not a list: what a wrapper
-passes on of the exemptions inside and what it adds is said once per wrapper; the few combinations
+passes on of the exemptions inside and what it adds is stated once per wrapper; the few combinations
 that differ stand in DIFFERENT.
 """
 
@@ -20,13 +20,13 @@ SHORTENED = {
     **ORIGIN,
     "one-client": "a long gradient is shortened even if it is the only one",
     "unanimous": "long gradients are shortened even if all agree",
-    "inside-the-box": "a shortened gradient lies nearer to the origin than those sent",
+    "inside-the-box": "a shortened gradient is nearer to the origin than those sent",
 }
 NO_MEAN = {"mean-without-byzantine": "SPEC 0.6: it does not become the mean for f = 0"}
 SHORTENED_MEAN = {"mean-without-byzantine": "it averages shortened gradients"}
 TIES = {"permutation-invariant": "the last choice is between mutual neighbours; the lower row wins"}
 LOWER = {"sign-equivariant": "the lower of two middle values becomes the upper one"}
-FEW_NEIGHBOURS = {"breakdown": "three liars who agree are each other's two neighbours"}
+FEW_NEIGHBOURS = {"breakdown": "three Byzantine clients who agree are each other's two neighbours"}
 MIXED_TIES = {"permutation-invariant": "mixed rows are often equal; of equal sets the first wins"}
 
 PLAIN: dict[str, Exempt] = {
@@ -37,7 +37,7 @@ PLAIN: dict[str, Exempt] = {
     "krum": NO_MEAN,
     "multi-krum": {},
     "bulyan": TIES,
-    "rfa": {"breakdown": "three steps from the mean do not get away from a liar at 1e30"},
+    "rfa": {"breakdown": "three steps from the mean do not get away from a client at 1e30"},
     "geometric-median": {},
     "dnc": {"breakdown": "outliers in different directions hide one another (SPEC 2.6)"},
     "mda": {"permutation-invariant": "of equally tight sets the first is taken"},
@@ -55,7 +55,7 @@ ALONE: dict[str, Exempt] = {
     },
     "foolsgold": {
         "breakdown": "it drops clients that are alike, not clients that are far away",
-        "unanimous": "clients that all say the same are all suspected",
+        "unanimous": "clients that all send the same are all suspected",
         "translation-equivariant": "it compares directions from the origin",
         "inside-the-box": "the weights do not sum to 1, as in the authors' code",
     },
@@ -83,7 +83,7 @@ OTHER_PARAMETERS: dict[str, Exempt] = {
 
 
 def of_gas(inside: Exempt) -> Exempt:
-    """GAS averages rows as they were sent; only its scores depend on what the inside says."""
+    """GAS averages rows as they were sent; only its scores depend on the rule inside."""
     passed_on = ("permutation-invariant", *ORIGIN)
     return {check: inside[check] for check in passed_on if check in inside}
 
@@ -97,7 +97,7 @@ def of_bucketing(inside: Exempt) -> Exempt:
 
 
 def of_nnm(inside: Exempt) -> Exempt:
-    """Without liars every mixed row is the mean, whatever rule comes next, unless it shortens."""
+    """For f = 0 every mixed row is the mean, whatever rule comes next, unless it shortens."""
     others = {check: reason for check, reason in inside.items() if check not in NO_MEAN}
     return {**others, **(SHORTENED_MEAN if "one-client" in inside else {})}
 
@@ -147,7 +147,7 @@ DIFFERENT: dict[str, Exempt] = {
         **MIXED_TIES,
         "translation-equivariant": "mixed rows are often equal; rounding decides between them",
     },
-    # Nobody is clipped when nobody lies, and the mean tolerates nobody.
+    # No client is clipped for f = 0, and the mean tolerates no Byzantine client.
     "clip(mean, max_norm=adaptive)": {},
     "clip(median, max_norm=adaptive)": of_adaptive_clip(NO_MEAN),
     "clip(rfa, max_norm=adaptive)": of_adaptive_clip(NO_MEAN),
@@ -171,7 +171,7 @@ ROWS: dict[str, Exempt] = {
 
 
 def needed(text: str, exempt: Exempt) -> Exempt:
-    """The mean is asked only of rules that are told f."""
+    """The mean is asked only of rules that use f."""
     out = () if ov.make_rule(text).traits.uses_num_byzantine else NO_MEAN
     return {check: reason for check, reason in exempt.items() if check not in out}
 

@@ -29,7 +29,7 @@ def nearly_duplicated(rng, n, d):
 
 
 def offset(rng, n, d):
-    """A common offset of 1e4 times the spread."""
+    """A common offset of 1e4 times the differences."""
     return rng.normal(size=(n, d)) + 1e4 * rng.choice([-1.0, 1.0], size=d)
 
 
@@ -49,7 +49,7 @@ def make_rows(family, n, d, seed):
     return FAMILIES[family](np.random.default_rng(seed), n, d)
 
 
-def spread(X):
+def scale_of(X):
     """The usual deviation from the coordinate-wise median; huge rows and offsets do not count."""
     X = np.asarray(X, dtype=np.float64)
     deviations = np.abs(X - np.median(X, axis=0))
@@ -62,7 +62,7 @@ def tolerance(X, expected, relative=1e-9):
     """Relative to the scale of the data without its offset; 1e-3 of it of the offset itself."""
     centre = np.median(X, axis=0) if np.shape(expected) == X.shape[1:] else 0.0
     away = float(np.abs(np.asarray(expected) - centre).max())
-    return relative * (spread(X) * math.sqrt(X.shape[1]) + away + 1e-3 * np.abs(expected).max())
+    return relative * (scale_of(X) * math.sqrt(X.shape[1]) + away + 1e-3 * np.abs(expected).max())
 
 
 def is_clear(oracle, X, seed, noise=1e-10, jump=1e-5):
@@ -72,7 +72,7 @@ def is_clear(oracle, X, seed, noise=1e-10, jump=1e-5):
     """
     rng = np.random.default_rng(seed)
     expected = np.asarray(oracle(X))
-    step = noise * spread(X) + 1e-13 * np.abs(X)
+    step = noise * scale_of(X) + 1e-13 * np.abs(X)
     at_most = tolerance(X, expected, jump)
     # Which of two equal rows is taken first is up to rounding, and may matter later.
     for _ in range(15 if has_equal_rows(X) else 3):
@@ -84,7 +84,7 @@ def is_clear(oracle, X, seed, noise=1e-10, jump=1e-5):
 
 def has_equal_rows(X):
     """Whether two rows are equal but for rounding."""
-    atol = 1e-12 * spread(X)
+    atol = 1e-12 * scale_of(X)
     apart = np.abs(X[:, None] - X[None])
     is_equal = (apart <= atol + 1e-12 * np.abs(X)).all(axis=-1)
     return bool(is_equal[np.triu_indices(len(X), k=1)].any())

@@ -345,45 +345,45 @@ def sign_features(X, start, window):
     return [[x / (m + 1e-8) for x, m in zip(row, most, strict=True)] for row in shares]
 
 
-def estimated_bandwidth(points: Rows) -> float:
+def estimated_bandwidth(features: Rows) -> float:
     """3.10 (b): mean distance to the point at quantile 0.5 of the neighbours, self included."""
-    k = max(1, len(points) // 2)
-    return average([sorted(distance(p, q) for q in points)[k - 1] for p in points])
+    k = max(1, len(features) // 2)
+    return average([sorted(distance(p, q) for q in features)[k - 1] for p in features])
 
 
-def shifted_to_peak(seed: Row, points: Rows, bandwidth: float) -> tuple[Row, int]:
-    """Mean shift of one seed: the mean of the points within the bandwidth, until it rests."""
-    place, count = seed, 0
+def shifted_to_peak(seed: Row, features: Rows, bandwidth: float) -> tuple[Row, int]:
+    """Mean shift of one seed: the mean of the features within the bandwidth, until it rests."""
+    peak, count = seed, 0
     for _ in range(301):
-        near = [i for i, p in enumerate(points) if distance(p, place) <= bandwidth]
+        near = [i for i, p in enumerate(features) if distance(p, peak) <= bandwidth]
         count = len(near)
         if not near:
             break
-        before, place = place, average_rows(points, near)
-        if distance(before, place) <= 1e-3 * bandwidth:
+        before, peak = peak, average_rows(features, near)
+        if distance(before, peak) <= 1e-3 * bandwidth:
             break
-    return place, count
+    return peak, count
 
 
-def largest_cluster(points: Rows, bandwidth: float) -> list[int]:
-    """3.10 (b): mean shift from the occupied bins; points beyond the bandwidth stay out."""
-    if bandwidth == 0:  # Left open there: only equal points are one cluster.
-        return max(([i for i, q in enumerate(points) if q == p] for p in points), key=len)
-    seeds = points
-    bins = {tuple(round(x / bandwidth) for x in p) for p in points}
-    if len(bins) < len(points):
+def largest_cluster(features: Rows, bandwidth: float) -> list[int]:
+    """3.10 (b): mean shift from the occupied bins; features beyond the bandwidth stay out."""
+    if bandwidth == 0:  # Left open there: only equal features are one cluster.
+        return max(([i for i, q in enumerate(features) if q == p] for p in features), key=len)
+    seeds = features
+    bins = {tuple(round(x / bandwidth) for x in p) for p in features}
+    if len(bins) < len(features):
         seeds = [[x * bandwidth for x in cell] for cell in bins]
     peaks = {}
     for seed in seeds:
-        place, count = shifted_to_peak(seed, points, bandwidth)
+        peak, count = shifted_to_peak(seed, features, bandwidth)
         if count:
-            peaks[tuple(place)] = count
+            peaks[tuple(peak)] = count
     centres: Rows = []
-    for place in sorted(peaks, key=lambda place: (peaks[place], place), reverse=True):
-        if all(distance(list(place), centre) > bandwidth for centre in centres):
-            centres.append(list(place))
+    for peak in sorted(peaks, key=lambda peak: (peaks[peak], peak), reverse=True):
+        if all(distance(list(peak), centre) > bandwidth for centre in centres):
+            centres.append(list(peak))
     members: list[list[int]] = [[] for _ in centres]
-    for i, p in enumerate(points):
+    for i, p in enumerate(features):
         apart = [distance(p, centre) for centre in centres]
         if min(apart) <= bandwidth:
             members[apart.index(min(apart))].append(i)
@@ -393,7 +393,7 @@ def largest_cluster(points: Rows, bandwidth: float) -> list[int]:
 def signguard(X, start, window, lower=0.1, upper=3.0, widen=1.0):
     """3.10; the window's start is given. Returns the update and the kept rows.
 
-    `widen` moves the bandwidth, to see whether a point lies right at it.
+    `widen` moves the bandwidth, to see whether a feature is exactly at it.
     """
     X = as_rows(X)
     norms = [norm(row) for row in X]

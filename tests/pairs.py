@@ -58,10 +58,10 @@ PAIRS = {
     ),
     # Between the two middle points of a line every point is a geometric median.
     "geometric-median": Pair(
-        # With a liar at 1e8 it takes small steps only, and a thousand may be too few near a client.
+        # With a client at 1e8 it takes small steps, and a thousand may be too few.
         ov.GeometricMedian(max_iterations=10_000),
         slow.geometric_median,
-        # A minimum is flat: half of the digits are lost in its place.
+        # A minimum is flat: half of the digits of its position are lost.
         relative=1e-7,
         is_defined=lambda n, d, f: n % 2 == 1 or (n > 2 and d > 1),
     ),

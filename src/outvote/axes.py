@@ -2,7 +2,7 @@
 
 Kernels work on batches: the first axis is always the run, then possibly groups of coordinates, and
 the last two axes are the coordinates and the clients. `Columns` keeps the clients last, so that the
-values that all clients sent for one coordinate lie side by side in memory: sorting them is a scan,
+values that all clients sent for one coordinate are side by side in memory: sorting them is a scan,
 and one coordinate of a random split is one short copy.
 """
 

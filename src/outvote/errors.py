@@ -1,4 +1,4 @@
-"""Errors that users meet, and the sentence they are told."""
+"""Errors that users meet, and their wording."""
 
 import difflib
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from typing import get_args
 
 
 class TooManyByzantine(ValueError):  # noqa: N818  (the public name is fixed)
-    """More Byzantine clients were announced than the rule tolerates."""
+    """More Byzantine clients are assumed than the rule tolerates."""
 
     def __init__(self, rule: str, limit: int, num_clients: int, got: int) -> None:
         """Name the rule, its limit and the ways out."""
@@ -64,14 +64,14 @@ KINDS = {
 
 
 def _is_of_kind(value: object, kind: object) -> bool:
-    """Tell numbers, numpy's too, from words and truth values."""
+    """Return whether a value is of a kind; numpy's numbers are numbers, truth values are not."""
     if kind is int or kind is float:
         return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
     return type(value) is kind
 
 
 def check_kind(what: str, value: object, hint: object) -> None:
-    """Raise a TypeError unless `value` is of the kind that a type hint such as ``int | None`` says.
+    """Raise a TypeError unless `value` is of a kind that a hint such as ``int | None`` allows.
 
     Hints beyond numbers, words, true, false and none are not checked.
     """

@@ -1,4 +1,4 @@
-"""Named tensors <-> one vector: the only place that knows layers."""
+"""Named tensors <-> one vector: the only module that knows layers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -11,20 +11,20 @@ from typing import Any
 from outvote.errors import an
 
 
-def load_class(place: str, kind: str, *bases: type) -> type[Any]:
+def load_class(where: str, kind: str, *bases: type) -> type[Any]:
     """Load a class from "path.py:ClassName"; it must be a subclass of one of the bases."""
-    path_text, _, name = place.rpartition(":")
+    path_text, _, name = where.rpartition(":")
     path = Path(path_text)
     if not path.is_file():
-        raise ValueError(f"{kind} {place!r}: there is no file {path_text}; check the path.")
+        raise ValueError(f"{kind} {where!r}: there is no file {path_text}; check the path.")
     found = getattr(_load_module(path.resolve(), path.stat().st_mtime_ns), name, None)
     wanted = " or ".join(an(base.__name__) for base in bases)
     if not isinstance(found, type) or not issubclass(found, bases):
         raise ValueError(  # noqa: TRY004  (the text is wrong, and a text may be any)
-            f"{kind} {place!r}: {path_text} has no class {name} that is {wanted}; "
+            f"{kind} {where!r}: {path_text} has no class {name} that is {wanted}; "
             f"write `class {name}(outvote.{bases[-1].__name__})` or fix the name."
         )
-    found.loaded_from = place  # type: ignore[attr-defined]
+    found.loaded_from = where  # type: ignore[attr-defined]
     if not getattr(found, "name", ""):
         found.name = name  # type: ignore[attr-defined]
     return found

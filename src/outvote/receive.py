@@ -146,7 +146,7 @@ def norms_later(rows: Tensor) -> Callable[[], list[float]]:
 
 
 def finite_rows(rows: Tensor, norms: list[float]) -> list[bool]:
-    """Tell which rows have no NaN, infinity or number whose square is not finite."""
+    """Mark the rows that have no NaN, infinity or number whose square is not finite."""
     largest = min(LARGEST, torch.finfo(rows.dtype).max)
     # A norm may overflow although all numbers are fine: look at such rows one number at a time.
     return [

@@ -1,7 +1,7 @@
 """Where randomness comes from: a seed per run, and a named stream for every use of it.
 
 A stream is a function of (seed, name) alone. Asking twice for the same stream gives the same
-numbers, so a wrapper that works in pieces (GAS over slabs of groups) sees one and the same draw in
+numbers, so a wrapper that works in pieces (GAS over chunks of groups) sees one and the same draw in
 every piece, and no global generator is ever touched.
 """
 
@@ -43,7 +43,7 @@ class RandomStream:
     path: str = ""
 
     def fold_in(self, name: str) -> "RandomStream":
-        """Return the streams of a part, told apart from those of other parts by its name."""
+        """Return the streams of a part: other names give other streams."""
         return RandomStream(self.seeds, f"{self.path}/{name}")
 
     def generators(self, device: torch.device) -> list[torch.Generator]:
@@ -66,7 +66,7 @@ class RandomStream:
         return orders[0].unsqueeze(0) if len(orders) == 1 else torch.stack(orders)
 
     def derived(self) -> tuple[int, ...]:
-        """Return one seed per run for somebody who wants seeds of their own."""
+        """Return one seed per run, for code that draws from generators of its own."""
         return tuple(self._derive(seed) for seed in self.seeds)
 
     def _generator(self, seed: int, device: torch.device) -> torch.Generator:

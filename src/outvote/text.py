@@ -50,7 +50,7 @@ def _is_required(field: Field[Any]) -> bool:
 def _hints(kind: type) -> dict[str, Any]:
     try:
         return get_type_hints(kind)
-    except NameError:  # Somebody's annotation for type checkers alone.
+    except NameError:  # An annotation for type checkers alone.
         return {field.name: Any for field in _fields(kind)}
 
 

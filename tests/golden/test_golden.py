@@ -1,7 +1,7 @@
 """Every rule, split, fraction and GAS case of golden.json, to 1e-9; the attacks are next door.
 
 Each case is run twice: through the public API and through the plain-loop oracle, so that a
-disagreement says which of the two is wrong.
+disagreement shows which of the two is wrong.
 """
 
 import json

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import oracles as slow
 import outvote as ov
 from calling import inspect, update_of
-from inputs import FAMILIES, is_clear, make_rows, spread, tolerance
+from inputs import FAMILIES, is_clear, make_rows, scale_of, tolerance
 from pairs import EVERY_PAIR, PAIRS, assert_agrees, partitions, rounds
 
 FEW = max(20, settings().max_examples // 4)
@@ -47,7 +47,7 @@ def test_exact_ties_go_to_the_lowest_row(name, n, d, seed, data, device):
     np.testing.assert_allclose(update_of(verdict), pair.oracle(X, f), rtol=0, atol=1e-12)
 
 
-def test_the_geometric_median_near_a_client_is_found_despite_a_liar_at_1e8(device):
+def test_the_geometric_median_near_a_client_is_found_despite_a_client_at_1e8(device):
     X = make_rows("one_huge_row", 4, 13, 13)
     expected = slow.geometric_median(X)
     near, there = (
@@ -57,7 +57,7 @@ def test_the_geometric_median_near_a_client_is_found_despite_a_liar_at_1e8(devic
     assert there < 1e-9 < near < 1e-3
 
 
-# The same inputs in every run: that they are clear, a slow test tells.
+# The same inputs in every run: a slow test checks that they are clear.
 SIZES = ((5, 40), (8, 100), (9, 7))
 NUM_GROUPS = (1, 7, 20)
 
@@ -72,7 +72,7 @@ def test_rule_agrees_with_its_oracle_on_float32(name, family, device):
         exact = X.astype(np.float64)
         verdict = inspect(pair.rule, X, device, num_byzantine=f, seed=seed)
         expected = np.asarray(pair.oracle(exact, f))
-        atol = 1e-6 * (np.abs(expected).max() + spread(exact))
+        atol = 1e-6 * (np.abs(expected).max() + scale_of(exact))
         np.testing.assert_allclose(update_of(verdict), expected, rtol=0, atol=atol)
 
 
@@ -89,7 +89,7 @@ def assert_gas_agrees(verdict, pair, X, f, groups, oracle=None):
     assert verdict.base_num_byzantine == f_base
     assert len(verdict.kept) == max(1, len(X) - f)
     np.testing.assert_allclose(
-        update_of(verdict), X[verdict.kept].mean(0), rtol=1e-9, atol=1e-9 * spread(X)
+        update_of(verdict), X[verdict.kept].mean(0), rtol=1e-9, atol=1e-9 * scale_of(X)
     )
     ordered = np.sort(scores)
     if len(kept) < len(X) and ordered[len(kept)] - ordered[len(kept) - 1] > 1e-7 * ordered[-1]:
@@ -112,7 +112,7 @@ def test_gas_agrees_with_its_oracle(name, data, device):
 
 
 def gas_inputs(pair, family):
-    """The rows of seven clients, of which two lie, their groups, and what GAS makes of them."""
+    """The rows of seven clients, two of them Byzantine, their groups, and the result of GAS."""
     f = 2
     f_base = min(f, pair.rule.max_byzantine(num_clients=7))
     for seed, p in enumerate(NUM_GROUPS):
@@ -130,7 +130,7 @@ def test_gas_agrees_with_its_oracle_on_float32(name, family, device):
         verdict = inspect(ov.GAS(pair.rule), X, device, num_byzantine=2, groups=named)
         exact = X.astype(np.float64)
         expected = np.asarray(output(exact))
-        atol = 1e-6 * (np.abs(expected).max() + spread(exact))
+        atol = 1e-6 * (np.abs(expected).max() + scale_of(exact))
         np.testing.assert_allclose(update_of(verdict), expected, rtol=0, atol=atol)
 
 

@@ -72,10 +72,10 @@ def rounds(draw, dtype):
     return [torch.from_numpy(rows).to(DTYPES[dtype]) for rows in (different[which], own)]
 
 
-def assert_sound(text, round_, device, **facts):
+def assert_sound(text, round_, device, **info):
     honest, own = (rows.to(device) for rows in round_)
     before = honest.clone(), own.clone()
-    output = ov.make_attack(text).inspect(honest, num_byzantine=len(own), own=own, seed=0, **facts)
+    output = ov.make_attack(text).inspect(honest, num_byzantine=len(own), own=own, seed=0, **info)
     assert output.rows.shape == own.shape
     assert output.rows.dtype == honest.dtype
     assert bool(output.rows.isfinite().all())

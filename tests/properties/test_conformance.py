@@ -393,7 +393,7 @@ def test_a_failure_names_the_rule_the_fact_the_input_and_what_was_seen():
         ov.check_rule(Sums())
     message = str(caught.value)
     assert message.startswith("Sums fails ")
-    assert "inside-the-box: No coordinate of the update lies outside" in message
+    assert "inside-the-box: No coordinate of the update is outside" in message
     assert "seen: update [" in message
     assert "input: num_byzantine=0, float64 gradients [[" in message
     assert len(caught.value.failures) > 1

@@ -70,7 +70,7 @@ def rejected_rows(rows):
 
 
 def reference_for(rule, rows):
-    return {"reference": np.ones(rows.shape[1])} if "reference=" in rule.needs else {}
+    return {"reference": np.ones(rows.shape[1])} if rule.traits.needs_reference else {}
 
 
 def assert_sound(verdict, rows):
@@ -113,7 +113,7 @@ def test_no_input_makes_a_rule_return_what_is_not_finite(texts, data, device):
 
 
 def _has_enough_clients(text, num_left):
-    """Two neighbours cannot be counted among two clients: an error that says so."""
+    """Two neighbours cannot be counted among two clients: an error that names it."""
     return "num_neighbours=2" not in text or num_left != 2
 
 
@@ -122,7 +122,7 @@ def _has_enough_clients(text, num_left):
 @settings(max_examples=MANY)
 def test_nothing_but_documented_errors_is_raised(texts, data, device):
     rows = data.draw(matrices("float32", most_clients=6, most_coordinates=4))
-    facts = {
+    info = {
         "num_byzantine": data.draw(st.none() | st.integers(-1, 8)),
         "byzantine_fraction": data.draw(st.none() | st.sampled_from([-0.1, 0, 0.1, 0.3, 0.5])),
         "when_too_many": data.draw(st.sampled_from(["raise", "lower", "lower"])),
@@ -134,7 +134,7 @@ def test_nothing_but_documented_errors_is_raised(texts, data, device):
         note(text)
         rule = ov.make_rule(text)
         try:
-            verdict = rule.inspect(rows.to(device), **facts, **reference_for(rule, rows))
+            verdict = rule.inspect(rows.to(device), **info, **reference_for(rule, rows))
         except ValueError:
             continue
         assert np.isfinite(as_array(verdict.update)).all()
@@ -150,7 +150,7 @@ MEAN_WITHOUT_LIARS = [
 
 @given(data=st.data())
 @settings(max_examples=MANY)
-def test_without_liars_these_rules_are_the_mean(data, device):
+def test_without_byzantine_clients_these_rules_are_the_mean(data, device):
     rows = data.draw(matrices("float64", with_rejected=False))
     wanted = (rows / len(rows)).sum(dim=0).numpy()
     # Relative to the largest number of the coordinate: sums of huge numbers cancel.
@@ -164,22 +164,22 @@ def test_without_liars_these_rules_are_the_mean(data, device):
 @EVERY_TEN
 @given(data=st.data())
 @settings(max_examples=MANY)
-def test_bad_rows_count_as_liars_found(texts, data, device):
+def test_bad_rows_count_as_byzantine(texts, data, device):
     """With the bad rows left out by hand and f lowered by them, the update is the same."""
     dtype = data.draw(st.sampled_from(["float32", "float64"]))
     good = data.draw(matrices(dtype, with_rejected=False, most_coordinates=10))
     num_bad = data.draw(st.integers(1, 3))
     bad = good[:1].expand(num_bad, -1).clone()
     bad[:, data.draw(st.integers(0, good.shape[1] - 1))] = data.draw(st.sampled_from(NOT_FINITE))
-    place = data.draw(st.integers(0, len(good)))
-    rows = torch.cat([good[:place], bad, good[place:]])
+    position = data.draw(st.integers(0, len(good)))
+    rows = torch.cat([good[:position], bad, good[position:]])
     drawn = data.draw(st.integers(0, len(rows) - 1))
     for text in texts:
         note(text)
         if _has_enough_clients(text, len(good)):
             num_byzantine = within_limit(ov.make_rule(text), drawn, len(rows))
             one, two = with_and_without(text, rows, good, num_byzantine, device)
-            assert one.rejected == list(range(place, place + num_bad))
+            assert one.rejected == list(range(position, position + num_bad))
             np.testing.assert_array_equal(as_array(one.update), as_array(two.update))
             assert one.num_byzantine == num_byzantine
             assert one.base_num_byzantine == two.base_num_byzantine
@@ -188,8 +188,8 @@ def test_bad_rows_count_as_liars_found(texts, data, device):
 def with_and_without(text, rows, good, num_byzantine, device):
     """The verdict on all rows, and on the good ones with f lowered by the others."""
     rule = ov.make_rule(text)
-    facts = {"seed": 3, **reference_for(rule, rows)}
-    one = rule.inspect(rows.to(device), num_byzantine=num_byzantine, **facts)
+    info = {"seed": 3, **reference_for(rule, rows)}
+    one = rule.inspect(rows.to(device), num_byzantine=num_byzantine, **info)
     # One client less can be one bucket less, and with it the limit of what is inside.
     left = max(0, num_byzantine - (len(rows) - len(good)))
-    return one, rule.inspect(good.to(device), num_byzantine=left, when_too_many="lower", **facts)
+    return one, rule.inspect(good.to(device), num_byzantine=left, when_too_many="lower", **info)

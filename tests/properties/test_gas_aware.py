@@ -27,7 +27,7 @@ def honest(num_clients, dim, seed=0):
 
 
 def strength(attack, rule, H, f, device, seeds=SERVER_SEEDS):
-    """How far the server's update is from the honest mean, on average over its own stream."""
+    """How far the server's update is from the honest mean, on average over its own draws."""
     output = inspect(attack, H, device, num_byzantine=f, rule=rule, seed=0)
     rows = output.rows.cpu().numpy() if isinstance(output.rows, torch.Tensor) else output.rows
     X = torch.from_numpy(np.concatenate([H, rows])).to(device)
@@ -43,7 +43,7 @@ def assert_strongest(base, num_groups, H, f, device, seeds=SERVER_SEEDS):
     ours = strength(ov.GASAware(), rule, H, f, device, seeds)
     for text in OTHERS:
         other = strength(ov.make_attack(text), rule, H, f, device, seeds)
-        # The server's stream are not the attackers': leave room for one of them to go otherwise.
+        # The server's draws are not the attackers': one of them may differ.
         assert ours >= 0.93 * other, text
     return ours
 

@@ -1,4 +1,4 @@
-"""Rules with memory, root data or a window of their own, against the plain-loop oracles."""
+"""Rules with state, root data or a window of their own, against the plain-loop oracles."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ ROUND = {
     "d": st.integers(1, 12),
     "seed": st.integers(0, 2**32 - 1),
 }
-# Sign features are few small fractions: points often lie exactly at the bandwidth.
+# Sign features are few small fractions: they are often exactly at the bandwidth.
 AROUND_ONE = (1 - 1e-6, 1.0, 1 + 1e-6)
 
 

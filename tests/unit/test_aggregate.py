@@ -93,3 +93,155 @@ def test_a_run_with_no_row_left_gives_the_update_zero(device):
 def test_a_batch_needs_one_number_and_one_seed_per_run(device):
     with pytest.raises(ValueError, match="one entry for each of the 2 runs"):
         aggregate(ov.Median(), torch.zeros(2, 3, 4, device=device), num_byzantine=[1], seeds=[0, 1])
+
+
+class PlainMean(ov.VectorRule):
+    """A third party's rule that does not report weights."""
+
+    def max_byzantine(self, num_clients):
+        return 0
+
+    def aggregate(self, rows, num_byzantine):
+        return rows.mean(dim=0)
+
+
+class WeightedMean(PlainMean):
+    def aggregate(self, rows, num_byzantine):
+        weights = torch.full((len(rows),), 1 / len(rows), dtype=rows.dtype, device=rows.device)
+        weights[0] = 0
+        return rows[1:].mean(dim=0), weights
+
+
+class Bad(PlainMean):
+    def aggregate(self, rows, num_byzantine):
+        return rows.mean(dim=0) * float("nan")
+
+
+def test_what_is_not_known_is_none(device):
+    rows = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).to(device)
+    verdict = PlainMean().inspect(rows, num_byzantine=0)
+    assert verdict.weights is None
+    assert verdict.kept is None
+    assert verdict.dropped is None
+    assert verdict.rejected == []
+    assert aggregate(PlainMean(), rows[None], num_byzantine=[0], seeds=[0]).weights is None
+    known = WeightedMean().inspect(rows, num_byzantine=0)
+    assert (known.kept, known.dropped) == ([1, 2, 3, 4], [0])
+
+
+def test_a_run_without_weights_beside_one_without_rows_is_nan(device):
+    rows = torch.randn(3, 5, 3, generator=torch.Generator().manual_seed(0)).to(device)
+    rows[1] = torch.nan
+    rows[2, 4] = torch.nan
+    weights = aggregate(WeightedMean(), rows, num_byzantine=[0] * 3, seeds=[0] * 3).weights
+    assert weights[1].eq(0).all()
+    assert weights[2].tolist() == pytest.approx([0, 0.25, 0.25, 0.25, 0])
+    assert aggregate(PlainMean(), rows, num_byzantine=[0] * 3, seeds=[0] * 3).weights is None
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Bad(),
+        ov.NNM(Bad()),
+        ov.Bucketing(Bad()),
+        ov.Clip(Bad()),
+        ov.GAS(Bad(), num_groups=2),
+        ov.GAS(ov.NNM(Bad()), num_groups=2),
+        ov.NNM(ov.GAS(Bad(), num_groups=2)),
+    ],
+    ids=str,
+)
+def test_nan_of_a_rule_is_an_error_that_names_it_wherever_it_is(rule, device):
+    rows = torch.randn(1, 5, 12, generator=torch.Generator().manual_seed(0)).to(device)
+    with pytest.raises(ValueError, match=r"^Bad gave NaN or infinity for finite gradients"):
+        rule(rows[0], num_byzantine=0)
+    with pytest.raises(ValueError, match=r"^Bad gave NaN or infinity for finite gradients"):
+        aggregate(rule, rows, num_byzantine=[0], seeds=[0])
+
+
+def test_parameters_are_lowered_for_rejected_rows_in_a_batch_as_alone(device):
+    rows = torch.randn(1, 10, 4, generator=torch.Generator().manual_seed(0)).to(device)
+    rows[0, :2] = torch.nan
+    rule = ov.MultiKrum(num_selected=9)
+    alone = rule.inspect(rows[0], num_byzantine=2, seed=0)
+    found = aggregate(rule, rows, num_byzantine=[2], seeds=[0])
+    assert alone.notes == found.notes
+    assert "used 8" in found.notes[0]
+    assert torch.equal(found.vector[0], alone.update)
+
+
+class Momentum(ov.Rule):
+    """The mean plus half of its own previous update."""
+
+    traits = ov.Traits(uses_num_byzantine=False, has_state=True)
+
+    def max_byzantine(self, num_clients):
+        return 0
+
+    def compute(self, matrix, info):
+        mean = matrix.rows.double().mean(dim=-2)
+        assert mean.shape[0] == 1, "one run at a time"
+        update = mean if info.state is None else mean + info.state / 2
+        return ov.Aggregation(vector=update, state=update[0])
+
+
+def test_a_tensor_state_belongs_to_one_run_and_keeps_its_shape(device):
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(3, 4, 6, generator=generator, dtype=torch.float64).to(device)
+    states = None
+    for number in (1, 2, 3):
+        info = {"num_byzantine": [0] * 3, "seeds": [0] * 3, "round": number}
+        found = aggregate(Momentum(), rows, states=states, **info)
+        states = found.states
+    mean = rows.mean(dim=1)
+    assert [state.shape for state in states] == [(6,)] * 3
+    torch.testing.assert_close(found.vector, mean * 1.75)
+    state = None
+    for _ in range(3):
+        verdict = Momentum().inspect(rows[1], state=state)
+        state = verdict.state
+    torch.testing.assert_close(verdict.update, found.vector[1])
+
+
+class NeedsAll(ov.Rule):
+    """Asks for everything that a round has."""
+
+    traits = ov.Traits(uses_num_byzantine=False, needs_model=True, needs_reference=True)
+
+    def max_byzantine(self, num_clients):
+        return 0
+
+    def compute(self, matrix, info):
+        vector = info.model + info.reference + info.round
+        return ov.Aggregation(vector=vector[None], notes=(f"{info.clients} {info.layer_sizes}",))
+
+
+def test_a_rule_gets_round_model_reference_and_ids_of_its_run(device):
+    rows = torch.zeros(2, 3, 2, device=device)
+    rows[0, 1] = torch.nan
+    ones = torch.ones(2, 2, device=device)
+    found = aggregate(
+        NeedsAll(),
+        rows,
+        num_byzantine=[0, 0],
+        seeds=[0, 0],
+        clients=[["a", "b", "c"], ["d", "e", "f"]],
+        references=[ones[0], 2 * ones[0]],
+        models=10 * ones,
+        round=5,
+        layer_sizes=(1, 1),
+    )
+    assert found.vector.tolist() == [[16, 16], [17, 17]]
+    assert found.notes == ("('a', 'c') (1, 1)", "('d', 'e', 'f') (1, 1)")
+    alone = NeedsAll().inspect(rows[1], model=ones[0], reference=ones[0], round=1)
+    assert alone.update.tolist() == [3, 3]
+
+
+def test_layer_sizes_of_a_matrix_may_be_given(device):
+    rows = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).to(device)
+    rule = ov.GAS(ov.Median(), split="by-layer")
+    verdict = rule.inspect(rows, num_byzantine=1, layer_sizes=[1, 3])
+    wanted = ov.GAS(ov.Median()).inspect(rows, num_byzantine=1, groups=[[0], [1, 2, 3]])
+    assert verdict.num_groups == 2
+    np.testing.assert_allclose(verdict.scores, wanted.scores, rtol=1e-6)

@@ -145,8 +145,8 @@ def test_distances_are_the_same_in_pieces(dtype):
 
 
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32, torch.float64])
-def test_fresh_memory_has_the_shape_and_kind_that_is_asked_for(dtype):
-    memory = fresh((3, 4), dtype, torch.device("cpu"))
-    assert (memory.shape, memory.dtype) == ((3, 4), dtype)
-    memory.fill_(2)
-    assert float(memory.sum()) == 24
+def test_a_new_buffer_has_the_shape_and_dtype_asked_for(dtype):
+    buffer = fresh((3, 4), dtype, torch.device("cpu"))
+    assert (buffer.shape, buffer.dtype) == ((3, 4), dtype)
+    buffer.fill_(2)
+    assert float(buffer.sum()) == 24

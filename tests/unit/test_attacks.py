@@ -277,3 +277,69 @@ def test_batches_that_do_not_fit_are_refused():
         gradients, mask, seeds = bad
         with pytest.raises(ValueError, match=message):
             run_attack(ov.LIE(), gradients, mask, seeds=seeds)
+
+
+class CountsQuestions(ov.Attack):
+    """Asks the defence about its count of rounds, and sends what the update is then."""
+
+    has_state = True
+    sees_own = False
+
+    def needs_rule(self):
+        return True
+
+    def craft(self, context):
+        state = 1 + (context.state or 0)
+        rows = torch.full((1, 1, context.dim), float(state), dtype=context.gradients.dtype)
+        updates, _ = context.ask(rows, "question")
+        return ov.AttackOutput(
+            rows=updates.unsqueeze(1), state=state, factor=context.per_run(state)
+        )
+
+
+def test_an_attack_with_a_state_asks_about_its_own_run():
+    rows = torch.from_numpy(np.stack([H, 2 * H, 3 * H]))
+    is_byzantine = torch.zeros(3, 8, dtype=torch.bool)
+    is_byzantine[0, 0] = is_byzantine[2, [3, 4]] = True
+
+    def defence(gradients, seeds):
+        assert len(gradients) == len(seeds) == 3
+        return gradients.mean(dim=1), None
+
+    sent, output = run_attack(
+        CountsQuestions(), rows, is_byzantine, seeds=[0, 1, 2], defence=defence, states=[4, 7, None]
+    )
+    assert output.state == (5, 7, 1)
+    np.testing.assert_array_equal(output.factor, [5, np.nan, 1])
+    for run, state in ((0, 5.0), (2, 1.0)):
+        asked = rows[run].clone()
+        asked[is_byzantine[run]] = state
+        torch.testing.assert_close(sent[run, is_byzantine[run]][0], asked.mean(dim=0))
+    assert torch.equal(sent[1], rows[1])
+
+
+def test_an_attack_knows_its_round():
+    class Sends(ov.Attack):
+        def craft(self, context):
+            return ov.AttackOutput(rows=context.round + 0 * context.mean.unsqueeze(1))
+
+    assert Sends()(H, num_byzantine=1, round=7).tolist() == [[7.0] * 6]
+    rows, is_byzantine = torch.from_numpy(H).unsqueeze(0), torch.arange(8).unsqueeze(0) < 1
+    sent, _ = run_attack(Sends(), rows, is_byzantine, seeds=[0], round=3)
+    assert sent[0, 0].tolist() == [3.0] * 6
+
+
+@pytest.mark.parametrize("text", ["lie", "min-max", "ipm", "fang(target=krum)", "bit-flip"])
+def test_inspect_is_a_batch_of_one(text):
+    attack, rule = ov.make_attack(text), ov.MultiKrum()
+    is_byzantine = torch.arange(8).unsqueeze(0) >= 6
+
+    def defence(gradients, seeds):
+        verdict = rule.inspect(gradients[0], num_byzantine=2, seed=seeds[0])
+        return verdict.update.unsqueeze(0), None
+
+    rows = torch.from_numpy(H).unsqueeze(0)
+    sent, output = run_attack(attack, rows, is_byzantine, seeds=[4], defence=defence)
+    alone = attack.inspect(H[:6], num_byzantine=2, own=H[6:], rule=rule, seed=4)
+    np.testing.assert_allclose(sent[0, 6:], alone.rows, rtol=1e-12)
+    assert alone.factor is None or float(output.factor[0]) == pytest.approx(alone.factor)

@@ -1,4 +1,4 @@
-"""The calling contract: what is refused and how, f and fractions, memory, seeds and settings."""
+"""The calling contract: what is refused and how, f and fractions, state, seeds and settings."""
 
 import re
 
@@ -15,12 +15,12 @@ NAMED = [{"a": row[:2], "b": row[2:].reshape(2, 1)} for row in X]
 GAS = ov.GAS(ov.Median(), num_groups=2)
 
 
-def refused(error, said, call):
+def refused(error, wanted, call):
     """The call raises the error with this text in it, as one whole sentence."""
     with pytest.raises(error) as caught:
         call()
     message = str(caught.value)
-    assert re.search(said, message), message
+    assert re.search(wanted, message), message
     assert message.endswith("."), message
 
 
@@ -83,11 +83,11 @@ REFUSED_GRADIENTS = {
 @pytest.mark.parametrize("case", REFUSED_GRADIENTS)
 @pytest.mark.parametrize("rule", [ov.Median(), GAS], ids=str)
 def test_gradients_that_are_no_matrix_are_refused(case, rule):
-    gradients, error, said = REFUSED_GRADIENTS[case]
-    refused(error, said, lambda: rule(gradients, num_byzantine=0))
+    gradients, error, wanted = REFUSED_GRADIENTS[case]
+    refused(error, wanted, lambda: rule(gradients, num_byzantine=0))
 
 
-REFUSED_FACTS = [
+REFUSED_INFO = [
     ({"num_byzantine": -1}, ValueError, "num_byzantine must be 0 or larger, got -1; pass 0 if"),
     ({"num_byzantine": 1.0}, TypeError, "num_byzantine must be an integer, got 1.0; for a share"),
     ({"num_byzantine": True}, TypeError, "num_byzantine must be an integer, got True"),
@@ -131,18 +131,27 @@ REFUSED_FACTS = [
 ]
 
 
-@pytest.mark.parametrize(("facts", "error", "said"), REFUSED_FACTS)
+@pytest.mark.parametrize(("info", "error", "wanted"), REFUSED_INFO)
 @pytest.mark.parametrize("rule", [ov.MultiKrum(), GAS, ov.NNM(ov.Krum())], ids=str)
-def test_facts_that_make_no_sense_are_refused(rule, facts, error, said):
-    refused(error, said, lambda: rule(X, **facts))
+def test_info_that_make_no_sense_are_refused(rule, info, error, wanted):
+    refused(error, wanted, lambda: rule(X, **info))
 
 
-def test_a_fact_that_does_not_exist_is_refused():
-    with pytest.raises(TypeError, match="unexpected keyword argument 'num_liars'"):
-        ov.Median()(X, num_liars=1)
+@pytest.mark.parametrize("call", [ov.Median(), ov.Median().inspect, GAS], ids=str)
+def test_an_argument_that_does_not_exist_is_refused(call):
+    with pytest.raises(TypeError, match="argument 'sed'; did you mean 'seed'"):
+        call(X, sed=1)
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'f'.*'num_byzantine'"):
+        call(X, f=2)
 
 
-def test_too_many_liars_are_refused_with_the_limit_and_the_ways_out():
+@pytest.mark.parametrize("name", ["f", "num_byzantine", "nb_byz"])
+def test_the_number_of_byzantine_clients_is_no_parameter_of_a_rule(name):
+    with pytest.raises(TypeError, match=r"Krum\(\)\(X, num_byzantine=2\)"):
+        ov.Krum(**{name: 2})
+
+
+def test_too_many_byzantine_are_refused_with_the_limit_and_the_ways_out():
     with pytest.raises(ov.TooManyByzantine) as caught:
         ov.MultiKrum()(X, num_byzantine=2)
     assert str(caught.value) == (
@@ -154,7 +163,7 @@ def test_too_many_liars_are_refused_with_the_limit_and_the_ways_out():
     assert isinstance(error, ValueError)
 
 
-def test_too_many_liars_are_lowered_visibly():
+def test_too_many_byzantine_are_lowered_visibly():
     lowered = ov.MultiKrum().inspect(X, num_byzantine=4, when_too_many="lower")
     assert lowered.num_byzantine == lowered.base_num_byzantine == 1
     np.testing.assert_array_equal(lowered.update, ov.MultiKrum()(X, num_byzantine=1))
@@ -166,13 +175,13 @@ def test_numpy_integers_are_integers():
 
 
 @pytest.mark.parametrize("text", ["median", "mean", "rfa", "geometric-median", "norm-clipping"])
-def test_rules_that_do_not_use_f_need_not_be_told(text):
+def test_rules_that_do_not_use_f_need_no_number(text):
     verdict = ov.make_rule(text).inspect(X)
     assert verdict.num_byzantine == 0
 
 
 @pytest.mark.parametrize(
-    ("text", "n", "fraction", "num_bad", "told", "used"),
+    ("text", "n", "fraction", "num_bad", "assumed", "used"),
     [
         ("trimmed-mean", 10, 0.25, 0, 3, 3),  # ceil
         ("trimmed-mean", 10, 0.3, 0, 3, 3),  # 0.3 * 10 is 3 up to rounding
@@ -189,12 +198,12 @@ def test_rules_that_do_not_use_f_need_not_be_told(text):
     ],
 )
 def test_a_fraction_is_rounded_up_limited_and_less_the_rejected(
-    text, n, fraction, num_bad, told, used
+    text, n, fraction, num_bad, assumed, used
 ):
     rows = np.random.default_rng(1).normal(size=(n, 3))
     rows[:num_bad] = np.nan
     verdict = ov.make_rule(text).inspect(rows, byzantine_fraction=fraction, seed=0)
-    assert (verdict.num_byzantine, verdict.base_num_byzantine) == (told, used)
+    assert (verdict.num_byzantine, verdict.base_num_byzantine) == (assumed, used)
     assert verdict.rejected == list(range(num_bad))
 
 
@@ -212,15 +221,15 @@ REFUSED_GROUPS = [
 ]
 
 
-@pytest.mark.parametrize(("groups", "error", "said"), REFUSED_GROUPS)
-def test_groups_that_are_no_partition_are_refused(groups, error, said):
-    refused(error, said, lambda: GAS.inspect(X, num_byzantine=1, groups=groups))
+@pytest.mark.parametrize(("groups", "error", "wanted"), REFUSED_GROUPS)
+def test_groups_that_are_no_partition_are_refused(groups, error, wanted):
+    refused(error, wanted, lambda: GAS.inspect(X, num_byzantine=1, groups=groups))
 
 
 @pytest.mark.parametrize("rule", [ov.Median(), ov.Bucketing(GAS), ov.NNM(GAS)], ids=str)
 def test_groups_are_for_gas_alone(rule):
-    said = "groups= is for gas alone, got it for .*; leave groups out"
-    refused(ValueError, said, lambda: rule.inspect(X, num_byzantine=1, groups=[[0, 1], [2, 3]]))
+    wanted = "groups= is for gas alone, got it for .*; leave groups out"
+    refused(ValueError, wanted, lambda: rule.inspect(X, num_byzantine=1, groups=[[0, 1], [2, 3]]))
 
 
 @pytest.mark.parametrize(
@@ -241,8 +250,8 @@ def test_groups_may_be_lists_tuples_arrays_or_tensors(groups):
 
 @pytest.mark.parametrize("num_groups", [0, -3])
 def test_fewer_than_one_group_is_refused(num_groups):
-    said = f"gas: num_groups must be at least 1, got {num_groups}"
-    refused(ValueError, said, lambda: ov.GAS(ov.Median(), num_groups=num_groups))
+    wanted = f"gas: num_groups must be at least 1, got {num_groups}"
+    refused(ValueError, wanted, lambda: ov.GAS(ov.Median(), num_groups=num_groups))
 
 
 def test_more_groups_than_coordinates_are_lowered_and_said():
@@ -267,8 +276,8 @@ def test_split_by_layer_makes_one_group_per_named_tensor(device):
 
 def test_split_by_layer_needs_names():
     rule = ov.GAS(ov.Median(), split="by-layer")
-    said = "needs gradients with names, a list of dicts of arrays, got a matrix; pass dicts, or"
-    refused(ValueError, said, lambda: rule(X, num_byzantine=1))
+    wanted = "needs gradients with names, a list of dicts of arrays, got a matrix; pass dicts, or"
+    refused(ValueError, wanted, lambda: rule(X, num_byzantine=1))
 
 
 def test_a_contiguous_split_keeps_neighbours_together():
@@ -297,8 +306,8 @@ NOT_WEIGHED = [
 def test_sample_counts_weigh_the_clients_that_an_average_keeps(text):
     counts = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
     rule = ov.make_rule(text)
-    facts = {"num_byzantine": min(1, rule.max_byzantine(num_clients=5)), "seed": 0}
-    plain, weighed = rule.inspect(X, **facts), rule.inspect(X, **facts, sample_counts=counts)
+    info = {"num_byzantine": min(1, rule.max_byzantine(num_clients=5)), "seed": 0}
+    plain, weighed = rule.inspect(X, **info), rule.inspect(X, **info, sample_counts=counts)
     wanted = plain.weights * counts / (plain.weights * counts).sum()
     np.testing.assert_allclose(weighed.weights, wanted, rtol=1e-12)
     np.testing.assert_allclose(weighed.update, wanted @ X, rtol=1e-12)
@@ -308,9 +317,9 @@ def test_sample_counts_weigh_the_clients_that_an_average_keeps(text):
 @pytest.mark.parametrize("text", NOT_WEIGHED)
 def test_sample_counts_are_refused_where_the_update_is_no_average(text):
     rule = ov.make_rule(text)
-    said = re.escape(f"{rule} cannot weigh by sample_counts: its update is not an average of")
-    facts = {"num_byzantine": 0, "reference": np.ones(4)}
-    refused(ValueError, said, lambda: rule(X, **facts, sample_counts=[1, 2, 3, 4, 5]))
+    wanted = re.escape(f"{rule} cannot weigh by sample_counts: its update is not an average of")
+    info = {"num_byzantine": 0, "reference": np.ones(4)}
+    refused(ValueError, wanted, lambda: rule(X, **info, sample_counts=[1, 2, 3, 4, 5]))
 
 
 def test_the_counts_of_rejected_clients_do_not_count():
@@ -365,7 +374,7 @@ def test_a_state_may_come_as_an_array_or_as_dicts():
         np.testing.assert_allclose(np.concatenate([update["a"], update["b"].ravel()]), wanted)
 
 
-def test_a_round_of_rejected_clients_keeps_the_memory():
+def test_a_round_of_rejected_clients_keeps_the_state():
     rule = ov.CenteredClipping()
     state = rule.inspect(X).state
     verdict = rule.inspect(np.full((3, 4), np.nan), state=state)
@@ -383,7 +392,7 @@ def test_foolsgold_remembers_every_client_by_its_id():
     assert set(first.state) == set("abcde"), "an earlier state is not changed"
 
 
-def test_foolsgold_accepts_its_own_memory_of_the_largest_numbers():
+def test_foolsgold_accepts_its_own_state_of_the_largest_numbers():
     rule = ov.FoolsGold()
     for rows in (
         np.full((3, 2), 1e120),
@@ -396,7 +405,7 @@ def test_foolsgold_accepts_its_own_memory_of_the_largest_numbers():
             state = rule.inspect(rows, state=state).state
 
 
-REFUSED_MEMORY = [
+REFUSED_STATE = [
     ("centered-clipping", {"state": np.ones(3)}, ValueError, "the 4 coordinates .* shape .3,."),
     ("centered-clipping", {"state": "a"}, TypeError, "must be an array of numbers, got str"),
     ("centered-clipping", {"state": [np.nan] * 4}, ValueError, "must be finite, got NaN, infinity"),
@@ -410,12 +419,12 @@ REFUSED_MEMORY = [
 ]
 
 
-@pytest.mark.parametrize(("text", "facts", "error", "said"), REFUSED_MEMORY)
-def test_a_memory_or_reference_that_does_not_fit_is_refused(text, facts, error, said):
-    refused(error, said, lambda: ov.make_rule(text)(X, **facts))
+@pytest.mark.parametrize(("text", "info", "error", "wanted"), REFUSED_STATE)
+def test_a_state_or_reference_that_does_not_fit_is_refused(text, info, error, wanted):
+    refused(error, wanted, lambda: ov.make_rule(text)(X, **info))
 
 
-def test_a_memory_that_does_not_fit_named_gradients_is_refused():
+def test_a_state_that_does_not_fit_named_gradients_is_refused():
     rule = ov.CenteredClipping()
     refused(TypeError, "must be a dict of arrays, got", lambda: rule(NAMED, state=torch.ones(3)))
     refused(ValueError, "the same keys", lambda: rule(NAMED, state={"a": np.ones(2)}))
@@ -423,17 +432,17 @@ def test_a_memory_that_does_not_fit_named_gradients_is_refused():
 
 @pytest.mark.parametrize("wrapper", [ov.GAS, ov.Bucketing, ov.NNM, ov.Clip])
 @pytest.mark.parametrize("rule", [ov.FLTrust(), ov.FoolsGold(), ov.SignGuard()], ids=str)
-def test_rules_with_memory_or_root_data_cannot_be_wrapped(wrapper, rule):
-    said = f"{rule} cannot be wrapped by {wrapper.name}: it needs .*; use it alone"
-    refused(TypeError, said, lambda: wrapper(rule))
-    refused(TypeError, said, lambda: ov.make_rule(f"{wrapper.name}({rule})"))
+def test_rules_with_state_or_root_data_cannot_be_wrapped(wrapper, rule):
+    wanted = f"{rule} cannot be wrapped by {wrapper.name}: it needs .*; use it alone"
+    refused(TypeError, wanted, lambda: wrapper(rule))
+    refused(TypeError, wanted, lambda: ov.make_rule(f"{wrapper.name}({rule})"))
 
 
 @pytest.mark.parametrize("wrapper", [ov.GAS, ov.Bucketing, ov.NNM, ov.Clip])
 @pytest.mark.parametrize("thing", ["median", ov.Median, None])
 def test_a_wrapper_wraps_a_rule(wrapper, thing):
-    said = rf"{wrapper.name} wraps a rule such as Median\(\), got .*; build one with make_rule"
-    refused(TypeError, said, lambda: wrapper(thing))
+    wanted = rf"{wrapper.name} wraps a rule such as Median\(\), got .*; build one with make_rule"
+    refused(TypeError, wanted, lambda: wrapper(thing))
 
 
 def test_every_seed_gives_its_own_split_and_the_same_one_again(device):
@@ -493,8 +502,8 @@ def test_lists_tuples_and_other_byte_orders_are_read():
 
 
 def test_the_keys_of_dicts_may_come_in_any_order():
-    turned = [dict(reversed(named.items())) for named in NAMED[1:]]
-    update = ov.Median()([NAMED[0], *turned])
+    reordered = [dict(reversed(named.items())) for named in NAMED[1:]]
+    update = ov.Median()([NAMED[0], *reordered])
     assert list(update) == ["a", "b"]
     np.testing.assert_array_equal(update["a"], np.median(X, axis=0)[:2])
 
@@ -527,7 +536,7 @@ def test_results_are_clipped_to_the_range_of_the_dtype():
     assert np.isfinite(update).all()
 
 
-def test_a_verdict_is_told_in_numbers_of_the_round():
+def test_a_verdict_counts_the_clients_of_the_round():
     rows = np.vstack([np.random.default_rng(7).normal(size=(6, 8)), np.full((1, 8), 50.0)])
     rows[2, 3] = np.nan
     verdict = ov.GAS(ov.MultiKrum(), num_groups=4).inspect(rows, num_byzantine=2, seed=11)

@@ -44,8 +44,8 @@ def test_the_centre_is_cut_out_after_scaling(folder):
     """The pixels of a 512 x 256 image of size 224 are those at 144 to 368 and 16 to 240."""
     random = np.random.default_rng(0)
     whole = random.integers(0, 256, (256, 512, 3), dtype=np.uint8)
-    for turned, name in ((whole, "wide"), (whole.transpose(1, 0, 2), "tall")):
-        Image.fromarray(np.ascontiguousarray(turned)).save(folder / "train/cat" / f"{name}.png")
+    for transposed, name in ((whole, "wide"), (whole.transpose(1, 0, 2), "tall")):
+        Image.fromarray(np.ascontiguousarray(transposed)).save(folder / "train/cat" / f"{name}.png")
     cats = load("imagenet12", folder=folder).train_images[:5]
     assert np.array_equal(cats[4], whole[16:240, 144:368])
     assert np.array_equal(cats[3], whole[16:240, 144:368].transpose(1, 0, 2))

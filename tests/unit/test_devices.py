@@ -36,7 +36,7 @@ def test_gas_on_a_gpu_agrees_with_a_cpu(base, is_colluding, width):
 def test_a_rule_on_a_gpu_agrees_with_a_cpu(base):
     X = torch.randn(23, 3000, generator=torch.Generator().manual_seed(2))
     rule = ov.make_rule(base)
-    told = min(4, rule.max_byzantine(23))
-    here = rule(X, num_byzantine=told, seed=0)
-    there = rule(X.cuda(), num_byzantine=told, seed=0)
+    assumed = min(4, rule.max_byzantine(23))
+    here = rule(X, num_byzantine=assumed, seed=0)
+    there = rule(X.cuda(), num_byzantine=assumed, seed=0)
     torch.testing.assert_close(there.cpu(), here, rtol=1e-4, atol=1e-6)

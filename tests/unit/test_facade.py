@@ -41,7 +41,7 @@ def test_every_public_name_is_loaded_from_where_type_checkers_see_it():
 
 def test_every_public_name_is_exported_in_so_many_words():
     # Without "as", strict type checkers refuse `ov.GAS`.
-    assert {name for name, (_, told) in shown_to_type_checkers().items() if told != name} == set()
+    assert {name for name, (_, shown) in shown_to_type_checkers().items() if shown != name} == set()
 
 
 @pytest.mark.slow

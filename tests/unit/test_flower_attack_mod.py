@@ -16,8 +16,9 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 
+import outvote as ov
 from outvote.attacks.attack_spec import ATTACKS
-from outvote.flower.attack_mod import AttackMod, labels_to_train_on
+from outvote.flower.attack_mod import AttackMod, batch_to_train_on, labels_to_train_on
 
 MODEL = {
     "weight": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -119,7 +120,7 @@ def test_without_a_seed_the_noise_is_fresh():
 def test_lie_shifts_by_the_deviation_of_the_updates_that_the_node_has_seen():
     mod, context = AttackMod(attack="lie(z=2)"), node()
     first = update(mod(message(), context, add_step))
-    assert np.allclose(first, STEP)  # it knows of no other update yet
+    assert np.allclose(first, STEP)  # it has seen no other update yet
     moved = {k: v + 1 if v.dtype.kind == "f" else v for k, v in MODEL.items()}
     second = update(mod(message(model=moved), context, add_step), moved)
     seen = np.array([STEP, 1.0, STEP])  # its own, the server's step, its own
@@ -269,3 +270,41 @@ def test_the_keyword_of_the_version_before_still_works_with_a_warning():
         mod = AttackMod(attack="lie", memory=3)
     assert mod.num_past_updates == 3
     assert mod == AttackMod(attack="lie", num_past_updates=3)
+
+
+class Stamp(ov.Attack):
+    """Stamps samples, trains them as class 0, and sends twice the update."""
+
+    name = "stamp"
+
+    def poison(self, samples, targets, num_classes):
+        return samples.clamp(min=9), targets.new_zeros(targets.shape)
+
+    def craft(self, context):
+        return ov.AttackOutput(rows=2 * context.own_rows)
+
+
+def test_a_data_attack_gets_samples_and_targets_and_crafts_the_update(monkeypatch):
+    monkeypatch.setitem(ATTACKS, "stamp", Stamp)
+    seen = []
+
+    def train(given, context):
+        batch = batch_to_train_on(given, torch.tensor([[1.0], [20.0]]), torch.tensor([3, 4]), 10)
+        seen.append([part.tolist() for part in batch])
+        return add_step(given, context)
+
+    reply = AttackMod(attack="stamp")(message(), node(), train)
+    assert seen == [[[[9.0], [20.0]], [0, 0]]]
+    assert np.allclose(update(reply), 2 * STEP)
+    train(message(), None)
+    assert seen[1] == [[[1.0], [20.0]], [3, 4]]
+
+
+def test_an_attack_on_samples_needs_an_app_that_passes_them(monkeypatch):
+    monkeypatch.setitem(ATTACKS, "stamp", Stamp)
+
+    def train(given, context):
+        labels_to_train_on(given, [3, 4], 10)
+
+    with pytest.raises(ValueError, match="batch_to_train_on"):
+        AttackMod(attack="stamp")(message(), node(), train)

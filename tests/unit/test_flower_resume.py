@@ -5,15 +5,19 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import outvote as ov
 from bad_replies import HandMadeGrid, arrays_of, record_of, respond_with, run_round
 from outvote.flower import RobustStrategy, audit_writer
+from outvote.results import checkpoint
 from outvote.results.audit_log import read_audit, read_manifest
 from outvote.results.disk import BusyError, StoreError
+from outvote.rules.rule import Traits
 
 MODEL = {"w": np.zeros((3, 4), np.float32), "steps": np.array(0, np.int64)}
 NODES = range(100, 111)
@@ -183,7 +187,7 @@ def test_a_round_that_could_not_be_logged_is_run_again(tmp_path, monkeypatch):
         raise StoreError("the disk is full")
 
     with monkeypatch.context() as patched:
-        patched.setattr("outvote.flower.audit_writer.append_line", disk_is_full)
+        patched.setattr("outvote.results.disk.append_line", disk_is_full)
         with pytest.raises(StoreError, match="the disk is full"):
             full.start(grid_of(), record_of(MODEL), 3)
     again = RobustStrategy.resume(tmp_path)
@@ -210,6 +214,7 @@ import sys
 sys.path.insert(0, {tests!r})
 from unit.test_flower_resume import MODEL, SETTINGS, grid_of, record_of
 from outvote.flower import RobustStrategy, audit_writer
+from outvote.results import checkpoint
 strategy = RobustStrategy.resume({folder!r}, **SETTINGS)
 print(strategy.state.round, flush=True)
 def report(number, arrays):
@@ -246,18 +251,86 @@ def test_a_server_killed_in_any_moment_goes_on_at_the_right_round_with_the_same_
 def test_a_round_is_written_and_synced_before_its_checkpoint(tmp_path, monkeypatch):
     order = []
 
-    def recorded(name):
-        function = getattr(audit_writer, name)
+    def record(owner, name):
+        function = getattr(owner, name)
 
         def call(*arguments):
             order.append(name)
             return function(*arguments)
 
-        return call
+        monkeypatch.setattr(owner, name, call)
 
-    for name in ("write_whole", "append_line", "sync_lines", "save_state"):
-        monkeypatch.setattr(audit_writer, name, recorded(name))
+    for name in ("write_whole", "append_line", "sync_lines"):
+        record(audit_writer.disk, name)
+    record(audit_writer, "save_state")
     strategy = RobustStrategy(audit_dir=tmp_path, checkpoint_every=2, **SETTINGS)
     strategy.start(grid_of(), record_of(MODEL), num_rounds=3)
     line = ["append_line", "sync_lines"]
     assert order == ["write_whole", *line, *line, "save_state", *line, "save_state"]
+
+
+@pytest.mark.parametrize("clients", [None, "one", ["100", "101"]])
+def test_a_checkpoint_of_0_1_is_read_with_the_state_of_the_rule(clients, tmp_path):
+    arrays = {"model/w": MODEL["w"], "model/steps": MODEL["steps"], "optimizer/first": np.ones(12)}
+    if clients == "one":
+        arrays["rule"] = np.arange(3.0)
+    elif clients is not None:
+        arrays |= {f"rule/{k}": np.arange(3.0) + k for k in range(len(clients))}
+    notes = {
+        "shapes": [[name, list(array.shape)] for name, array in MODEL.items()],
+        "offenders": {"offences": [[101, 4, "malformed"]], "excluded": []},
+        "rule": "foolsgold",
+        "rule_memory": clients,
+    }
+    checkpoint.save(
+        tmp_path,
+        checkpoint.Checkpoint(round=4, config="outvote-flower-1", arrays=arrays, notes=notes),
+    )
+    state = RobustStrategy.resume(tmp_path, rule="foolsgold").state
+    assert state.round == 4
+    assert state.optimizer_state["first"].tolist() == [1.0] * 12
+    assert state.exclusions.to_notes() == notes["offenders"]
+    if clients is None:
+        assert state.rule_state is None
+    elif clients == "one":
+        assert state.rule_state.tolist() == [0.0, 1.0, 2.0]
+    else:
+        assert {key: value.tolist() for key, value in state.rule_state.items()} == {
+            "100": [0.0, 1.0, 2.0],
+            "101": [1.0, 2.0, 3.0],
+        }
+
+
+@dataclass
+class Reputation:
+    trust: dict
+    num_rounds: int
+
+
+class Trusting(ov.VectorRule):
+    """A rule whose state is a dataclass of its own module."""
+
+    name = "trusting"
+    traits = Traits(uses_num_byzantine=False, has_state=True)
+
+    def max_byzantine(self, num_clients):
+        return num_clients - 1
+
+    def compute(self, matrix, info):
+        before = info.state or Reputation(trust={}, num_rounds=0)
+        found = ov.Mean().compute(matrix, info)
+        trust = {client: before.trust.get(client, 0) + 1 for client in info.clients}
+        return replace(found, state=Reputation(trust, before.num_rounds + info.round))
+
+    def aggregate(self, rows, num_byzantine):
+        raise NotImplementedError
+
+
+def test_a_state_that_is_a_dataclass_survives_a_restart(tmp_path):
+    first = RobustStrategy(Trusting(), audit_dir=tmp_path, seed=1)
+    first.start(grid_of(), record_of(MODEL), num_rounds=2)
+    again = RobustStrategy.resume(tmp_path, rule=Trusting())
+    assert again.state.rule_state == first.state.rule_state
+    again.start(grid_of(), record_of(MODEL), num_rounds=3)
+    assert again.state.rule_state.num_rounds == 1 + 2 + 3
+    assert set(again.state.rule_state.trust.values()) == {3}

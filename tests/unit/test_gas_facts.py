@@ -1,4 +1,4 @@
-"""What the specification says about GAS in words (0.7, 1 and the certificate of 8.3)."""
+"""The statements of the specification about GAS (0.7, 1 and the certificate of 8.3)."""
 
 import math
 
@@ -127,7 +127,18 @@ def test_the_split_depends_on_the_seed_alone(text, device):
 
 @pytest.mark.parametrize(
     ("n", "fraction", "expected"),
-    [(5, 0.1, 1), (5, 0.3, 2), (100, 0.07, 7), (50, 0.1, 5), (5, 0, 0)],
+    [
+        (5, 0.1, 1),
+        (5, 0.3, 2),
+        (100, 0.07, 7),
+        (50, 0.1, 5),
+        (5, 0, 0),
+        (5, np.float32(0.2), 1),
+        (10, np.float16(0.3), 3),
+        (5, 0.4999, 2),
+        (4, 0.4999, 1),
+        (2, 0.1, 0),
+    ],
 )
 def test_a_fraction_is_rounded_up_but_not_by_floating_error(n, fraction, expected, device):
     rule = ov.GAS(ov.Median(), num_groups=2)

@@ -1,4 +1,4 @@
-"""What the specification says in words: edges (0.5, 0.6) and examples by hand (10)."""
+"""The statements of the specification: edges (0.5, 0.6) and examples by hand (10)."""
 
 import numpy as np
 import pytest

@@ -39,7 +39,7 @@ class FailingRule(ov.VectorRule):
         raise RuntimeError("out of order")
 
 
-def test_the_recipe_gives_the_lengths_it_says_and_depends_on_the_seed_alone():
+def test_gradients_have_the_documented_norms_and_depend_on_the_seed_alone():
     recipe = SyntheticGradients(
         num_clients=200, num_byzantine=50, dim=10_000, heterogeneity=3, noise=0.5
     )
@@ -66,7 +66,7 @@ def test_the_recipe_gives_the_lengths_it_says_and_depends_on_the_seed_alone():
         ("noise", -1.0),
     ],
 )
-def test_a_recipe_that_makes_no_sense_is_refused(field, value):
+def test_parameters_out_of_range_are_refused(field, value):
     with pytest.raises(ValueError, match=field):
         SyntheticGradients(**{field: value})
 

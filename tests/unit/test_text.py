@@ -69,7 +69,7 @@ def test_blanks_case_order_quotes_and_commas_do_not_matter(text, same):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "wanted"),
     [
         ("meidan", "unknown rule 'meidan'; did you mean 'median'?"),
         ("gas(multikrum)", "unknown rule 'multikrum'; did you mean 'multi-krum'?"),
@@ -103,15 +103,15 @@ def test_blanks_case_order_quotes_and_commas_do_not_matter(text, same):
         ("krum(power=__import__('os'))", "expected ',' or ')', got '('."),
     ],
 )
-def test_a_text_that_is_no_rule_is_explained(text, said):
+def test_a_text_that_is_no_rule_is_explained(text, wanted):
     with pytest.raises(ValueError, match=r"^rule ") as caught:
         ov.make_rule(text)
     assert str(caught.value).startswith(f"rule {text!r}: ")
-    assert said in str(caught.value)
+    assert wanted in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "wanted"),
     [
         ("gas(median, num_groups=many)", "num_groups must be a whole number, got 'many'."),
         ("gas(median, num_groups=1.5)", "num_groups must be a whole number, got 1.5."),
@@ -123,14 +123,14 @@ def test_a_text_that_is_no_rule_is_explained(text, said):
         ("clip(median, max_norm=none)", "max_norm must be a number or a word, got None."),
     ],
 )
-def test_a_value_of_the_wrong_kind_is_explained(text, said):
+def test_a_value_of_the_wrong_kind_is_explained(text, wanted):
     with pytest.raises(TypeError) as caught:
         ov.make_rule(text)
-    assert str(caught.value) == f"rule {text!r}: {said}"
+    assert str(caught.value) == f"rule {text!r}: {wanted}"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "wanted"),
     [
         ("gas(median, num_groups=0)", "gas: num_groups must be at least 1, got 0."),
         ("gas(median, split=random)", "gas: split must be one of 'balanced', 'ceil', "),
@@ -159,10 +159,10 @@ def test_a_value_of_the_wrong_kind_is_explained(text, said):
         ("signguard(window=0)", "signguard: window must be in (0, 1], got 0."),
     ],
 )
-def test_a_value_that_makes_no_sense_is_explained(text, said):
+def test_a_value_that_makes_no_sense_is_explained(text, wanted):
     with pytest.raises(ValueError, match="must be") as caught:
         ov.make_rule(text)
-    assert said in str(caught.value)
+    assert wanted in str(caught.value)
 
 
 @pytest.mark.parametrize("thing", [None, 3, ov.Median, b"median", ["median"]])
@@ -195,8 +195,8 @@ FILE = """
         def max_byzantine(self, num_clients):
             return max(0, (num_clients - 1) // 2)
 
-        def weigh(self, points, facts):
-            far = points.squared_distances.pow(self.power / 2)
+        def weigh(self, matrix, info):
+            far = matrix.squared_distances.pow(self.power / 2)
             scores = far.median(dim=-1).values
             best = scores.argmin(dim=-1, keepdim=True)
             return ov.Aggregation(weights=torch.zeros_like(scores).scatter_(-1, best, 1.0))
@@ -319,17 +319,17 @@ def test_annotations_that_cannot_be_resolved_are_not_checked(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "wanted"),
     [
         ("Midrang", "has no class Midrang that is a Rule; write `class Midrang(outvote.Rule)`"),
         ("NotARule", "has no class NotARule that is a Rule"),
         ("NOT_A_CLASS", "has no class NOT_A_CLASS that is a Rule"),
     ],
 )
-def test_a_file_without_the_rule_is_explained(name, said, file):
+def test_a_file_without_the_rule_is_explained(name, wanted, file):
     with pytest.raises(ValueError, match=r"my_rules\.py") as caught:
         ov.make_rule(f"{file}:{name}")
-    assert said in str(caught.value)
+    assert wanted in str(caught.value)
 
 
 def test_a_missing_file_is_explained(tmp_path):
@@ -338,19 +338,19 @@ def test_a_missing_file_is_explained(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "wanted"),
     [
         ("def broken(:\n", "failed to load: SyntaxError"),
         ("import no_such_package_of_mine\n", "failed to load: ModuleNotFoundError"),
         ("1 / 0\n", "failed to load: ZeroDivisionError: division by zero"),
     ],
 )
-def test_a_file_that_fails_to_load_is_explained(code, said, tmp_path):
+def test_a_file_that_fails_to_load_is_explained(code, wanted, tmp_path):
     path = tmp_path / "broken.py"
     path.write_text(code)
     with pytest.raises(ValueError, match="failed to load") as caught:
         ov.make_rule(f"{path}:Rule")
-    assert said in str(caught.value)
+    assert wanted in str(caught.value)
 
 
 def test_a_changed_file_is_loaded_again(file):

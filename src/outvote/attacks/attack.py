@@ -123,7 +123,9 @@ class Attack:
         labels = self.label_map(num_classes)
         if labels is None:
             return samples, targets
-        return samples, torch.tensor(labels, device=targets.device, dtype=targets.dtype)[targets]
+        return samples, torch.tensor(labels, device=targets.device, dtype=targets.dtype)[
+            targets.long()
+        ]
 
     def label_map(self, num_classes: int) -> list[int] | None:
         """Return the label that attackers train each class as; None: its own."""

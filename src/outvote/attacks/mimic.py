@@ -69,10 +69,8 @@ class Mimic(Attack):
         if self.client is not None:
             target = torch.full((seen.num_runs,), int(self.client), device=seen.device)
             count = is_used.sum(dim=-1).clamp(min=1)
-            instead = (
-                (is_used.cumsum(-1) - 1 == (target % count).unsqueeze(-1)) & is_used
-            ).double()
-            row = present(target, clients, is_used, instead)
+            is_other = (is_used.cumsum(-1) - 1 == (target % count).unsqueeze(-1)) & is_used
+            row = present(target, clients, is_used, is_other.double())
             return AttackOutput(rows=rows_at(seen, row))
         scores, state = learn(seen, is_used, read_state(context))
         is_learning = state.num_rounds <= self.warmup
@@ -85,34 +83,28 @@ class Mimic(Attack):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MimicState:
-    """What mimic keeps of a run: a direction, the mean so far, whom it copies. One row each."""
+    """What mimic keeps of a run, ``[1, ...]`` each: direction, mean so far, whom it copies."""
 
     direction: PerCoordinate
     mean: PerCoordinate
     num_rounds: Tensor
     target: Tensor
 
-    @classmethod
-    def first(cls, num_runs: int, dim: int, device: torch.device) -> "MimicState":
-        """Return the state before the first round."""
-        zeros = torch.zeros(num_runs, dtype=torch.int64, device=device)
-        nothing = torch.zeros(1, 1, device=device).expand(num_runs, dim)
-        return cls(direction=nothing, mean=nothing, num_rounds=zeros, target=zeros - 1)
-
 
 def read_state(context: AttackContext) -> MimicState:
     """Check the state; without one the run is in its first round."""
     state = context.state
     if state is None:
-        return MimicState.first(context.num_runs, context.dim, context.device)
+        zero = torch.zeros(1, dtype=torch.int64, device=context.device)
+        nothing = torch.zeros(1, 1, device=context.device).expand(1, context.dim)
+        return MimicState(direction=nothing, mean=nothing, num_rounds=zero, target=zero - 1)
     if not isinstance(state, MimicState):
         kind = type(state).__name__
         raise ValueError(f"mimic: state must be what the last round returned, got {kind}.")  # noqa: TRY004
-    found, wanted = tuple(state.direction.shape), (context.num_runs, context.dim)
-    if found != wanted:
+    if tuple(state.direction.shape) != (1, context.dim):
         raise ValueError(
-            f"mimic: state must be of {wanted[0]} runs with {wanted[1]} coordinates, as the "
-            f"gradients are, got {found[0]} with {found[1]}; begin without a state."
+            f"mimic: state must have the {context.dim} coordinates of the gradients, got the shape "
+            f"{tuple(state.direction.shape)}; begin without a state."
         )
     return state
 
@@ -180,17 +172,14 @@ def _dtype(context: AttackContext) -> torch.dtype:
 
 
 def _begun(context: AttackContext, state: MimicState, dtype: torch.dtype) -> PerCoordinate:
-    """Return the old directions; a run that has none yet begins with a random one."""
-    is_first = ((state.num_rounds == 0) & ~state.direction.any(dim=-1)).tolist()
+    """Return the old direction; a run that has none yet begins with a random one."""
     direction = state.direction.to(context.device, dtype)
-    if not any(is_first):
+    if int(state.num_rounds) or bool(direction.any()):
         return direction
-    direction = direction.clone(memory_format=torch.contiguous_format)
-    stream = context.stream.fold_in("mimic")
-    for run, is_new in enumerate(is_first):
-        if is_new:
-            direction[run].normal_(generator=stream.generator(run, context.device))
-    return direction
+    generator = context.stream.fold_in("mimic").generator(0, context.device)
+    return torch.empty_like(direction, memory_format=torch.contiguous_format).normal_(
+        generator=generator
+    )
 
 
 def _along(

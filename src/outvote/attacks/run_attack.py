@@ -316,8 +316,8 @@ def rule_defence(
 ) -> Defence:
     """Return the defence of a single run that is a rule, asked in the caller's kind of arrays.
 
-    A rule with `inspect` reports whom it keeps, if that is needed and the rule can tell; any other
-    function of gradients does not. A rule that tolerates fewer attackers is asked with its limit.
+    A rule with `inspect` reports whom it keeps, if that is needed and known; any other function
+    of gradients does not. A rule that tolerates fewer attackers is asked with its limit.
     """
     info: dict[str, Any] = {"num_byzantine": num_byzantine}
     inner = rule

@@ -230,7 +230,7 @@ def _add_up(
 def weighted_sum(weights: PerClient, values: Rows) -> PerCoordinate:
     """Return the sum of the rows with the given weights, [runs, width]."""
     if len(values) == 1 and not values.is_cuda:
-        # On rows that lie far apart in memory three times as fast as a sum over an axis.
+        # On rows with a large stride three times as fast as a sum over an axis.
         return torch.mv(values[0].mT, weights[0]).unsqueeze(0)
     return (weights.unsqueeze(1) @ values).squeeze(1)
 

@@ -1,4 +1,4 @@
-"""What is known of a dataset before any file is read: facts, file formats, sources."""
+"""A dataset before any file is read: facts, file formats, sources."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -89,11 +89,9 @@ def _with_numbers(train: WriterSamples, test: WriterSamples) -> Arrays:
 
 def read_json_files(root: Path, paths: Sequence[Path], variant: str) -> WriterSamples:
     """Read files below `root`; all of FEMNIST takes minutes, so the result is kept in the cache."""
-
-    def make(target: Path) -> None:
-        np.savez(target, **_read_files(paths)._asdict())
-
-    kept = decoded_once(root, paths, f"{variant}.npz", make)
+    kept = decoded_once(
+        root, paths, f"{variant}.npz", lambda path: np.savez(path, **_read_files(paths)._asdict())
+    )
     return WriterSamples(*read_npz(kept, WriterSamples._fields, "delete it, it is made again"))
 
 

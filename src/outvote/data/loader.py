@@ -31,7 +31,7 @@ def load(
 
 
 def find_entry(name: str) -> Entry:
-    """Return what is known of a dataset; an unknown name is an error that names the closest."""
+    """Return the entry of a dataset; an unknown name is an error that names the closest."""
     if name not in DATASETS:
         raise ValueError(f"unknown dataset {name!r}; {closest(str(name), DATASETS)}")
     return DATASETS[name]

@@ -69,11 +69,6 @@ def _path(folder: Path, name: str) -> Path | None:
     return next(found, None)
 
 
-def is_embedded(_folder: Path) -> bool:
-    """Return whether the file is there, whatever the folder: it came with the package."""
-    return EMBEDDED.is_file()
-
-
 def read_embedded(_folder: Path) -> Arrays:
     """Read the first 600 training and 200 test images of every class, in their original order."""
     arrays = read_npz(EMBEDDED, EMBEDDED_KEYS, "install outvote again")
@@ -159,7 +154,12 @@ SMALL_ENTRY = replace(
     num_test=2_000,
     checks="sha256 of the images and labels",
     forms=(
-        Form(doc="part of outvote", is_there=is_embedded, read=read_embedded, is_in_package=True),
+        Form(
+            doc="part of outvote",
+            is_there=lambda _folder: EMBEDDED.is_file(),
+            read=read_embedded,
+            is_in_package=True,
+        ),
     ),
     sources=(),
     advice="it is part of outvote; install outvote again",

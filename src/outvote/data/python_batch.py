@@ -25,7 +25,10 @@ def read_batch(content: bytes, what: str) -> dict[str, Any]:
         ) from error
     if not isinstance(batch, dict):
         raise fetch_again(f"{what} is no batch of CIFAR: no dictionary")
-    return {_text(key): _plain(value) for key, value in batch.items()}
+    return {
+        _text(key): value.values if isinstance(value, _Array) else value
+        for key, value in batch.items()
+    }
 
 
 MALFORMED = (
@@ -115,7 +118,3 @@ class _Reader(pickle.Unpickler):
 
 def _text(value: object) -> str:
     return value.decode("latin1") if isinstance(value, bytes) else str(value)
-
-
-def _plain(value: object) -> object:
-    return value.values if isinstance(value, _Array) else value

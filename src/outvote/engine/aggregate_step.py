@@ -8,7 +8,7 @@ from torch import Tensor
 from outvote.engine.participants import Participants
 from outvote.engine.run_stack import RunStack, State, run_index
 from outvote.rules import aggregate as rules
-from outvote.rules.rule import Aggregation
+from outvote.rules.rule import Aggregation, known
 from outvote.training.trainer import LocalUpdates
 
 
@@ -32,11 +32,8 @@ def aggregate(
         at = run_index(numbers, sent.device)
         seeds = [stack.runs[k].seed_of(participants.number, "rule") for k in numbers]
         found = apply_rule(stack, state, participants, updates, numbers, sent[at], seeds)
-        assert found.vector is not None
-        assert found.scores is not None
-        assert found.is_rejected is not None
-        vector[at] = found.vector.to(vector.dtype)
-        scores[at], is_rejected[at] = found.scores, found.is_rejected
+        vector[at] = known(found.vector).to(vector.dtype)
+        scores[at], is_rejected[at] = known(found.scores), known(found.is_rejected)
         if found.weights is not None:
             weights[at] = found.weights
         for k, number, after in zip(numbers, found.num_byzantine, found.states, strict=True):

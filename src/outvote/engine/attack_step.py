@@ -11,6 +11,7 @@ from outvote.attacks.run_attack import run_attack
 from outvote.engine.aggregate_step import apply_rule
 from outvote.engine.participants import Participants
 from outvote.engine.run_stack import Run, RunStack, State, run_index
+from outvote.rules.rule import known
 from outvote.training.trainer import LocalUpdates
 
 
@@ -61,9 +62,7 @@ def _defence(
 
     def answer(rows: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor | None]:
         found = apply_rule(stack, state, participants, updates, numbers, rows, seeds)
-        assert found.vector is not None
-        if found.weights is None or bool(found.weights.isnan().any()):
-            return found.vector, None
-        return found.vector, found.weights > 0
+        is_known = found.weights is not None and not bool(found.weights.isnan().any())
+        return known(found.vector), known(found.weights) > 0 if is_known else None
 
     return answer

@@ -21,7 +21,7 @@ from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.gas import GAS
 from outvote.rules.groups import Groups
 from outvote.rules.resilience import resilience
-from outvote.rules.rule import Aggregation, RoundInfo, Rule
+from outvote.rules.rule import Aggregation, RoundInfo, Rule, known
 from outvote.seeding import RandomStream
 from outvote.training.batches import Batches
 from outvote.training.trainer import ClientTask, LocalUpdates
@@ -125,10 +125,9 @@ def _rule_input(
     aggregation: Aggregation,
     number: int,
 ) -> RuleInput:
-    assert aggregation.weights is not None
-    assert aggregation.is_rejected is not None
-    is_byzantine = participants.is_byzantine[number].to(aggregation.weights.device)
-    is_received = ~aggregation.is_rejected[number]
+    is_kept = known(aggregation.weights)[number] > 0
+    is_byzantine = participants.is_byzantine[number].to(is_kept.device)
+    is_received = ~known(aggregation.is_rejected)[number]
     num_rejected = int((~is_received).sum())
     rows = updates.gradients.view(len(stack.runs), len(is_received), -1)[number]
     # As many rows as the rule aggregated: on a GPU, a split depends on their number.
@@ -139,7 +138,7 @@ def _rule_input(
         rows=rows,
         is_honest=~is_byzantine[is_received],
         num_byzantine=max(0, aggregation.num_byzantine[number] - num_rejected),
-        num_kept_byzantine=int(((aggregation.weights[number] > 0) & is_byzantine).sum()),
+        num_kept_byzantine=int((is_kept & is_byzantine).sum()),
         layer_sizes=stack.layer_sizes,
     )
 
@@ -159,16 +158,16 @@ def diagnose_rule(given: RuleInput, clients: Diagnostics) -> Diagnostics:
 def _diagnose_gas(given: RuleInput, gas: GAS, diameter: float, found: Diagnostics) -> Diagnostics:
     groups = groups_of(given, gas)
     num_clients, f = len(given.rows), given.num_byzantine
-    known = resilience(gas.rule, num_clients, f, groups.split.largest_width)
-    if known is None:
+    constant = resilience(gas.rule, num_clients, f, groups.split.largest_width)
+    if constant is None:
         return found
-    factor = bound_factor(num_clients, f, groups.num_groups, known)
-    found = replace(found, resilience=known, bound_factor=factor)
+    factor = bound_factor(num_clients, f, groups.num_groups, constant)
+    found = replace(found, resilience=constant, bound_factor=factor)
     num_honest = int(given.is_honest.sum())
     if num_honest != num_clients - f:
         return found  # The bound is for as many kept clients as there are honest ones.
     diameters = [_sum_of_diameters(some, given.is_honest) for some in groups.chunks()]
-    limit = certificate(given.num_kept_byzantine, num_honest, diameter, sum(diameters), known)
+    limit = certificate(given.num_kept_byzantine, num_honest, diameter, sum(diameters), constant)
     return replace(found, certificate=limit)
 
 

@@ -5,7 +5,7 @@ from outvote.engine.participants import Participants
 from outvote.engine.run_stack import RunStack, State
 from outvote.metrics.deviation import honest_losses, honest_means, norms, weight_shares
 from outvote.metrics.round_record import Record
-from outvote.rules.rule import Aggregation
+from outvote.rules.rule import Aggregation, known
 from outvote.training.trainer import LocalUpdates
 
 
@@ -20,10 +20,7 @@ def record(
     is_evaluated: bool,
 ) -> list[Record]:
     """Return one record per run; with `is_evaluated`, including the accuracy on the test set."""
-    vector, weights, is_rejected = aggregation.vector, aggregation.weights, aggregation.is_rejected
-    assert vector is not None
-    assert weights is not None
-    assert is_rejected is not None
+    vector, weights = known(aggregation.vector), known(aggregation.weights)
     num_runs, num_clients = weights.shape
     is_byzantine = participants.is_byzantine.to(vector.device)
     rows = updates.gradients.view(num_runs, num_clients, -1)
@@ -42,11 +39,10 @@ def record(
     if is_evaluated:
         correct = stack.trainer.count_correct(after.weights, after.buffers, stack.test)
         accuracies = [int(count) / len(stack.test) for count in correct]
-    is_known = ~weights.isnan().any(dim=-1)
-    kept, rejected = (weights > 0).tolist(), is_rejected.tolist()
+    is_known = (~weights.isnan().any(dim=-1)).tolist()
+    kept, rejected = (weights > 0).tolist(), known(aggregation.is_rejected).tolist()
     shares = weight_shares(weights, participants.is_byzantine)
-    assert aggregation.scores is not None
-    scores = aggregation.scores.tolist()
+    scores = known(aggregation.scores).tolist()
     diagnostics = diagnose(stack, before, participants, updates, aggregation)
     return [
         Record(

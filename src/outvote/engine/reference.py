@@ -48,11 +48,15 @@ class ReferenceRun:
         clients = sample_clients(run.federation.num_clients, run.num_sampled, run.stream(), number)
         is_byzantine = [run.federation.is_byzantine[client] for client in clients]
         assumed = run.num_byzantine_assumed(sum(is_byzantine))
-        trained = [
-            self.train_on(run.federation.parts[client], run.stream(number, client), number, is_bad)
-            for client, is_bad in zip(clients, is_byzantine, strict=True)
-        ]
-        rows = self.with_momentum([row for row, _ in trained], clients, is_byzantine)
+        # Byzantine clients whose own gradients nobody uses do not train.
+        is_used = run.attack.needs_own() or has_batch_norm(self.model) or all(is_byzantine)
+        is_idle = [is_bad and not is_used for is_bad in is_byzantine]
+        rows, buffers = [], []
+        for k, client in enumerate(clients):
+            part = run.federation.parts[client][: 0 if is_idle[k] else None]
+            row, after = self.train_on(part, run.stream(number, client), number, is_byzantine[k])
+            rows.append(row if is_idle[k] else self.with_momentum(row, client))
+            buffers.append(after)
         info: dict[str, Any] = {"num_byzantine": assumed, "when_too_many": "lower", "round": number}
         info["layer_sizes"] = [values.numel() for values in self.values()]
         if run.rule.traits.needs_reference:
@@ -62,11 +66,11 @@ class ReferenceRun:
             info["state"] = self.rule_state
         if run.rule.traits.needs_model:
             info["model"] = torch.cat([values.flatten().double() for values in self.values()])
-        sent = self.attack(rows, clients, is_byzantine, number, info)
+        sent = self.attack(torch.stack(rows), clients, is_byzantine, number, info)
         seed = run.stream(number, "rule").derived()[0]
         verdict = run.rule.inspect(sent, seed=seed, clients=clients, **info)
         self.rule_state = verdict.state
-        self.apply(verdict, [buffers for _, buffers in trained], clients)
+        self.apply(verdict, buffers, clients)
         return {
             "clients": clients,
             "kept": verdict.kept,
@@ -108,20 +112,13 @@ class ReferenceRun:
             change += [(before - after).flatten().to(change[0]) for before, after in pairs]
         return torch.cat(change), buffers
 
-    def with_momentum(
-        self, rows: list[Tensor], clients: list[int], is_byzantine: list[bool]
-    ) -> Tensor:
-        """Mix each gradient with the one that the client sent last.
-
-        Byzantine clients do so only if their own gradient is used.
-        """
+    def with_momentum(self, row: Tensor, client: int) -> Tensor:
+        """Mix a gradient with the one that the client sent last."""
         share = self.training.client_momentum
-        is_used = self.run.attack.needs_own() or has_batch_norm(self.model) or all(is_byzantine)
-        for k, client in enumerate(clients):
-            if share and (is_used or not is_byzantine[k]):
-                last = self.last_sent.get(client, rows[k])
-                rows[k] = self.last_sent[client] = share * last + (1 - share) * rows[k]
-        return torch.stack(rows)
+        if share:
+            row = share * self.last_sent.get(client, row) + (1 - share) * row
+            self.last_sent[client] = row
+        return row
 
     def attack(
         self,

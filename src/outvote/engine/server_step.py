@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from outvote.engine.run_stack import RunStack, State
-from outvote.rules.rule import Aggregation
+from outvote.rules.rule import Aggregation, known
 from outvote.server.buffers import merge_buffers, move_buffers
 from outvote.server.step import step
 from outvote.training.trainer import LocalUpdates
@@ -21,9 +21,7 @@ def apply_update(
     attack_states: tuple[Any, ...],
 ) -> State:
     """Return the state of the runs after the round."""
-    assert aggregation.vector is not None
-    dim = state.weights.shape[1]
-    vector, rest = aggregation.vector[:, :dim], aggregation.vector[:, dim:]
+    vector, rest = known(aggregation.vector).tensor_split([state.weights.shape[1]], dim=1)
     weights, velocity = step(stack.server, state.weights, vector, state.velocity)
     if stack.aggregate == "state":
         buffers = move_buffers(state.buffers, rest, stack.is_counter, stack.is_variance)
@@ -43,8 +41,7 @@ def apply_update(
 
 def _merged(stack: RunStack, updates: LocalUpdates, aggregation: Aggregation) -> Tensor:
     """Merge the buffers of the clients that were kept, of all where that is not known."""
-    weights = aggregation.weights
-    assert weights is not None
+    weights = known(aggregation.weights)
     sent = updates.buffers.view(*weights.shape, -1)
     rules = [run.rule.traits.selects_clients for run in stack.runs]
     selects = torch.tensor(rules, dtype=torch.bool, device=sent.device)

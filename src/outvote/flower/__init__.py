@@ -15,7 +15,7 @@ On the side of the nodes, `attack_mod` makes some of them Byzantine.
 """
 
 try:
-    from outvote.flower.attack_mod import AttackMod, labels_to_train_on
+    from outvote.flower.attack_mod import AttackMod, batch_to_train_on, labels_to_train_on
     from outvote.flower.server_optimizers import (
         FedAdagrad,
         FedAdam,
@@ -39,5 +39,6 @@ __all__ = [
     "FedYogi",
     "RobustStrategy",
     "ServerOptimizer",
+    "batch_to_train_on",
     "labels_to_train_on",
 ]

@@ -18,7 +18,7 @@ from outvote.rules.rule import Rule
 from outvote.rules.rule_spec import make_rule
 
 DRILL = "outvote-drill"
-"""In a message, the record that makes a ClientApp train on wrong labels; in the state of a node,
+"""In a message, the record that makes a ClientApp train on poisoned data; in the state of a node,
 the record of the updates it has seen."""
 
 
@@ -76,12 +76,15 @@ class AttackMod:
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Run the app, and forge its reply if this node is Byzantine."""
         attack = self._attack_of(context)
-        if attack is None or not _is_training(message):
+        # The type may end with the name of one of several training functions.
+        is_training = message.metadata.message_type.split(".")[0] == MessageType.TRAIN
+        if attack is None or not is_training:
             return call_next(message, context)
         if attack.poisons_data:
-            return _train_on_wrong_labels(attack, message, context, call_next)
-        reply = call_next(message, context)
-        if not reply.has_error():
+            reply = _train_on_poisoned_data(attack, message, context, call_next)
+        else:
+            reply = call_next(message, context)
+        if not reply.has_error() and type(attack).craft is not Attack.craft:
             self._forge(attack, message, context, reply)
         return reply
 
@@ -131,24 +134,51 @@ def labels_to_train_on(message: Message, labels: Any, num_classes: int) -> Any:
 
     A tensor for a tensor, else an array. Call it in the function that answers `message`.
     """
-    record = message.content.get(DRILL)
-    if not isinstance(record, ConfigRecord):
+    attack = _poisoning_attack(message)
+    if attack is None:
         return labels
-    record["is-read"] = True
-    wrong = make_attack(str(record["attack"])).label_map(num_classes)
-    given = whole_numbers(labels)
-    if wrong is None or len(given) == 0:
-        return given
-    if int(given.min()) < 0 or int(given.max()) >= num_classes:
+    wrong, given = attack.label_map(num_classes), _check_labels(labels, num_classes)
+    if wrong is None:
         raise ValueError(
-            f"labels must be from 0 to {num_classes - 1}, got {int(given.min())} to "
-            f"{int(given.max())}; pass the right num_classes."
+            f"{attack} changes samples, not only labels; train on "
+            "outvote.flower.batch_to_train_on(message, samples, targets, num_classes)."
         )
     is_tensor = isinstance(given, torch.Tensor)
     return given.new_tensor(wrong)[given] if is_tensor else np.asarray(wrong)[given]
 
 
-def _train_on_wrong_labels(
+def batch_to_train_on(
+    message: Message, samples: torch.Tensor, targets: torch.Tensor, num_classes: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the batch as it is, or the poisoned one if this node runs a data attack.
+
+    Call it for every batch in the function that answers `message`.
+    """
+    attack = _poisoning_attack(message)
+    if attack is None:
+        return samples, targets
+    return attack.poison(samples, _check_labels(targets, num_classes), num_classes)
+
+
+def _poisoning_attack(message: Message) -> Attack | None:
+    record = message.content.get(DRILL)
+    if not isinstance(record, ConfigRecord):
+        return None
+    record["is-read"] = True
+    return make_attack(str(record["attack"]))
+
+
+def _check_labels(labels: Any, num_classes: int) -> Any:
+    given = whole_numbers(labels)
+    if len(given) and (int(given.min()) < 0 or int(given.max()) >= num_classes):
+        raise ValueError(
+            f"labels must be from 0 to {num_classes - 1}, got {int(given.min())} to "
+            f"{int(given.max())}; pass the right num_classes."
+        )
+    return given
+
+
+def _train_on_poisoned_data(
     attack: Attack, message: Message, context: Context, call_next: ClientAppCallable
 ) -> Message:
     record = ConfigRecord({"attack": str(attack), "is-read": False})
@@ -160,14 +190,10 @@ def _train_on_wrong_labels(
     if not (reply.has_error() or record["is-read"]):
         raise RuntimeError(
             f"{attack} changes what a node trains on, but this ClientApp did not ask for it; "
-            "train on outvote.flower.labels_to_train_on(message, labels, num_classes)."
+            "train on outvote.flower.labels_to_train_on(message, labels, num_classes), or on "
+            "batch_to_train_on(message, samples, targets, num_classes)."
         )
     return reply
-
-
-def _is_training(message: Message) -> bool:
-    """Return whether the type is training; it may end with the name of a training function."""
-    return message.metadata.message_type.split(".")[0] == MessageType.TRAIN
 
 
 @final

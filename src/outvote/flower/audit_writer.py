@@ -13,6 +13,7 @@ import outvote
 from outvote.flower.reply_collection import NUM_ROUNDS_AWAITED
 from outvote.flower.server_state import ServerState, save_state
 from outvote.flower.settings import Settings
+from outvote.results import disk
 from outvote.results.audit_log import (
     LINES,
     MANIFEST,
@@ -20,16 +21,6 @@ from outvote.results.audit_log import (
     ClientRecord,
     Manifest,
     read_manifest,
-)
-from outvote.results.disk import (
-    StoreError,
-    append_line,
-    cut_unfinished,
-    lock,
-    not_written,
-    remove_temporaries,
-    sync_lines,
-    write_whole,
 )
 
 LOG = getLogger("flwr")
@@ -61,9 +52,9 @@ class AuditWriter:
             return
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = lock(folder / ".lock")
+            self._lock = disk.lock(folder / ".lock")
         except OSError as error:
-            raise StoreError(not_written(folder, error)) from error
+            raise disk.StoreError(disk.not_written(folder, error)) from error
         try:
             _start_log(folder, self.settings, is_resumed=self._is_resumed)
         except BaseException:
@@ -104,8 +95,8 @@ class AuditWriter:
     def _append(self, entry: AuditRound) -> None:
         assert self.settings.audit_dir is not None
         path = self.settings.audit_dir / LINES
-        append_line(path, entry)
-        sync_lines(path)
+        disk.append_line(path, entry)
+        disk.sync_lines(path)
         if any(each.standing == "missing" for each in entry.clients):
             self._incomplete[entry.round] = entry
         self._incomplete.pop(entry.round - NUM_ROUNDS_AWAITED, None)
@@ -136,8 +127,8 @@ def _start_log(folder: Path, settings: Settings, *, is_resumed: bool) -> None:
             f"audit_dir {folder} holds the log of a run that started {before.started}; choose "
             f"another folder, or continue it with RobustStrategy.resume({str(folder)!r})."
         )
-    remove_temporaries(folder)
-    cut_unfinished(folder / LINES)
+    disk.remove_temporaries(folder)
+    disk.cut_unfinished(folder / LINES)
     manifest = Manifest(
         rule=str(settings.rule),
         num_byzantine=settings.num_byzantine,
@@ -147,7 +138,7 @@ def _start_log(folder: Path, settings: Settings, *, is_resumed: bool) -> None:
         settings=settings.to_notes(),
     )
     text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
-    write_whole(folder / MANIFEST, text + b"\n")
+    disk.write_whole(folder / MANIFEST, text + b"\n")
 
 
 def log_round(entry: AuditRound) -> None:
@@ -168,11 +159,8 @@ def log_round(entry: AuditRound) -> None:
 
 def log_settings(settings: Settings, round_: int) -> None:
     """Print the settings of the strategy."""
-    assumed = (
-        f"a share of {settings.byzantine_fraction}"
-        if settings.byzantine_fraction is not None
-        else str(settings.num_byzantine or 0)
-    )
+    fraction = settings.byzantine_fraction
+    assumed = settings.num_byzantine or 0 if fraction is None else f"a share of {fraction}"
     LOG.info("\t├──> Rule: %s, assumed Byzantine nodes: %s", settings.rule, assumed)
     LOG.info("\t├──> Server optimiser: %s", settings.server_optimizer)
     LOG.info("\t├──> Log and checkpoint: %s", settings.audit_dir or "none")

@@ -111,7 +111,11 @@ class SentModel:
     def read(cls, record: ArrayRecord) -> "SentModel":
         """Read the server's own model; it must be sound."""
         arrays = {name: _check(name, array.numpy()) for name, array in record.items()}
-        names = [name for name, array in arrays.items() if not _is_statistic(name, array)]
+        names = [
+            name
+            for name, array in arrays.items()
+            if array.dtype.kind == "f" and not name.endswith(STATISTICS)
+        ]
         if not any(arrays[name].size for name in names):
             raise ValueError(
                 "the model must have at least one array of floating-point numbers that is no "
@@ -190,10 +194,6 @@ def _check(name: str, array: Values) -> Values:
             f"array {quote(name)} of the model holds NaN or infinity; start from a sound model."
         )
     return array
-
-
-def _is_statistic(name: str, array: Values) -> bool:
-    return array.dtype.kind != "f" or name.endswith(STATISTICS)
 
 
 def _header(array: Values, *, is_fortran: bool) -> bytes:

@@ -7,11 +7,11 @@ be used is left out, with the reason.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, TypeGuard, TypeVar, final
+from typing import Any, TypeGuard, final
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
 from outvote.flower.model_record import ExpectedArray, Malformed, SentModel, quote
@@ -20,7 +20,6 @@ from outvote.threads import mapped
 
 NOT_FINITE = "it holds NaN, infinity or a number near it"
 STORED_AS = "numpy.ndarray"
-Record = TypeVar("Record", ArrayRecord, MetricRecord)
 
 
 @final
@@ -91,7 +90,7 @@ def read_updates(
 
 def read_reply(sent: SentModel, content: RecordDict, counts_key: str, *, use_counts: bool) -> Reply:
     """Read a reply, or raise Malformed."""
-    arrays = _records(content, ArrayRecord)
+    arrays = list(content.array_records.values())
     if len(arrays) != 1:
         raise Malformed(f"it has {len(arrays)} ArrayRecords, 1 is needed")
     named = _arrays(sent, arrays[0])
@@ -113,7 +112,7 @@ def read_reply(sent: SentModel, content: RecordDict, counts_key: str, *, use_cou
 
 def read_metrics(content: RecordDict) -> Mapping[str, Any]:
     """Return the metrics of a reply; none if it has none."""
-    metrics = _records(content, MetricRecord)
+    metrics = list(content.metric_records.values())
     if len(metrics) > 1:
         raise Malformed(f"it has {len(metrics)} MetricRecords, at most 1 is allowed")
     return metrics[0] if metrics else {}
@@ -143,10 +142,6 @@ def _subtract(sent: SentModel, replies: list[Reply]) -> torch.Tensor:
 
     mapped(fill, range(len(replies)))
     return torch.from_numpy(rows)
-
-
-def _records(content: RecordDict, kind: type[Record]) -> list[Record]:
-    return [record for record in content.values() if isinstance(record, kind)]
 
 
 def _arrays(sent: SentModel, record: ArrayRecord) -> dict[str, NDArray[Any]]:

@@ -1,13 +1,11 @@
 """Sending messages and collecting replies: which node each reply is from, and which are missing.
 
-Flower pulls all replies at once and decodes them before a strategy sees them: a ClientApp that
-writes a word where a number belongs ends the run. Here replies are pulled one by one. So the sender
-of each is known whatever its label claims (the SuperLink checks another copy of the label), and a
-reply that cannot be decoded is charged to its sender alone. A node that announces a reply and does
-not upload it would block for ever, so each pull is a thread, left behind when the time is over.
-
-An error reply comes from the SuperLink's own id, not from the node that failed, and replies that
-are too late are silently absent. The id of the message that a reply answers identifies both.
+Flower decodes all replies at once before a strategy sees them: one that cannot be decoded ends the
+run. Here replies are pulled one by one. So the sender of each is known whatever its label claims
+(the SuperLink checks another copy of the label). A node that announces a reply and does not upload
+it would block for ever, so each pull is a thread, left behind when the time is over. Error replies
+come from the SuperLink's id, not from the node that failed, and late replies are silently absent;
+the id of the message that a reply answers identifies both.
 """
 
 import time

@@ -17,7 +17,7 @@ _IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def is_for_kernels(values: Tensor) -> bool:
-    """Tell whether a tensor lies where kernels run."""
+    """Return whether a tensor is on a device where kernels run."""
     return values.is_cuda or _IS_INTERPRETED
 
 

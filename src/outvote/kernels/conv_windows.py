@@ -13,7 +13,7 @@ def _kernels() -> Any:
 
 
 def is_usable(values: Tensor) -> bool:
-    """Tell whether the kernels can work on these values."""
+    """Return whether the kernels can work on these values."""
     return is_for_kernels(values) and _kernels() is not None
 
 

@@ -1,4 +1,4 @@
-"""Triton kernels for windows; `conv_windows` is the way in."""
+"""Triton kernels for windows; called by `conv_windows`."""
 
 import triton
 import triton.language as tl
@@ -31,12 +31,12 @@ def _cut(
     x = (row % wide).to(tl.int32) * stride - padding
     rest = row // wide
     y = (rest % high).to(tl.int32) * stride - padding
-    picture = rest // high
+    image = rest // high
     at_y = y[:, None] + down[None, :]
     at_x = x[:, None] + right[None, :]
     wanted = (row < num_rows)[:, None] & (value < num_values)[None, :]
     inside = wanted & (at_y >= 0) & (at_y < height) & (at_x >= 0) & (at_x < width)
-    pixel = (picture[:, None] * height + at_y) * width + at_x
+    pixel = (image[:, None] * height + at_y) * width + at_x
     loaded = tl.load(images + pixel * channels + channel[None, :], mask=inside, other=0.0)
     tl.store(windows + row[:, None] * num_values + value[None, :], loaded, mask=wanted)
 
@@ -88,7 +88,7 @@ def _add_up(
     x = (pixel % width).to(tl.int32) + padding
     rest = pixel // width
     y = (rest % height).to(tl.int32) + padding
-    picture = rest // height
+    image = rest // height
     wanted = (pixel < num_pixels)[:, None] & (channel < channels)[None, :]
     found = tl.zeros((PIXELS, CHANNELS), dtype=tl.float32)
     for down in range(SIZE):
@@ -97,7 +97,7 @@ def _add_up(
         for right in range(SIZE):
             at_x = (x - right) // stride
             is_there = is_row & (x >= right) & ((x - right) % stride == 0) & (at_x < wide)
-            row = (picture * high + at_y) * wide + at_x
+            row = (image * high + at_y) * wide + at_x
             start = row * (SIZE * SIZE * channels) + (down * SIZE + right) * channels
             mask = wanted & is_there[:, None]
             at = start[:, None] + channel[None, :]
@@ -111,9 +111,9 @@ def add_up(gradient: Tensor, total: Tensor, size: int, stride: int, padding: int
     height, width, channels = total.shape[2:]
     high, wide = gradient.shape[2:4]
     num_pixels = total.numel() // channels
-    lanes = min(256, triton.next_power_of_2(channels))
-    pixels = max(1, 1024 // lanes)
-    _add_up[(triton.cdiv(num_pixels, pixels), triton.cdiv(channels, lanes))](
+    per_block = min(256, triton.next_power_of_2(channels))
+    pixels = max(1, 1024 // per_block)
+    _add_up[(triton.cdiv(num_pixels, pixels), triton.cdiv(channels, per_block))](
         gradient,
         total,
         num_pixels,
@@ -126,6 +126,6 @@ def add_up(gradient: Tensor, total: Tensor, size: int, stride: int, padding: int
         padding,
         SIZE=size,
         PIXELS=pixels,
-        CHANNELS=lanes,
+        CHANNELS=per_block,
         num_warps=4,
     )

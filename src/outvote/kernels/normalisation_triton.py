@@ -1,6 +1,6 @@
-"""Triton kernels for batch normalisation; `normalisation` is the way in.
+"""Triton kernels for batch normalisation; called by batch normalisation.
 
-Samples are ``[models, rows, channels]`` here, `per_picture` rows each. A program takes a strip of
+Samples are ``[models, rows, channels]`` here, `per_image` rows each. A program takes a strip of
 rows and some channels; what it adds up is added up over the strips outside.
 """
 
@@ -20,7 +20,7 @@ def _moments(
     squares,
     sizes,
     num_rows,
-    per_picture,
+    per_image,
     channels: tl.constexpr,
     HAS_MASK: tl.constexpr,
     ROWS: tl.constexpr,
@@ -38,8 +38,8 @@ def _moments(
         row = (strip * TILES + tile) * ROWS + tl.arange(0, ROWS)
         counts = row < num_rows
         if HAS_MASK:
-            picture = model * (num_rows // per_picture) + row // per_picture
-            counts = counts & (tl.load(is_there + picture, mask=counts, other=0) != 0)
+            image = model * (num_rows // per_image) + row // per_image
+            counts = counts & (tl.load(is_there + image, mask=counts, other=0) != 0)
         wanted = counts[:, None] & is_channel[None, :]
         at = (model * num_rows + row[:, None]) * channels + channel[None, :]
         values = tl.load(images + at, mask=wanted, other=0.0).to(tl.float32)
@@ -61,23 +61,23 @@ def _moments(
 
 def moments(images: Tensor, is_there: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return the means, the sums of squares around them, and the counts, of strips of rows."""
-    models, num_rows, channels, per_picture = _sizes(images)
-    rows, lanes = _tile(channels)
+    models, num_rows, channels, per_image = _sizes(images)
+    rows, per_block = _tile(channels)
     num_strips = triton.cdiv(num_rows, rows * NUM_TILES)
     means = _empty(images, models, num_strips, channels)
     squares, sizes = torch.empty_like(means), _empty(images, models, num_strips)
-    _moments[(num_strips, triton.cdiv(channels, lanes), models)](
+    _moments[(num_strips, triton.cdiv(channels, per_block), models)](
         images,
         images if is_there is None else is_there.contiguous().to(torch.uint8),
         means,
         squares,
         sizes,
         num_rows,
-        per_picture,
+        per_image,
         channels,
         HAS_MASK=is_there is not None,
         ROWS=rows,
-        CHANNELS=lanes,
+        CHANNELS=per_block,
         TILES=NUM_TILES,
         num_warps=4,
     )
@@ -111,9 +111,9 @@ def _affine(
 def affine(images: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """Return ``images * scale + shift``."""
     models, num_rows, channels, _ = _sizes(images)
-    rows, lanes = _tile(channels)
+    rows, per_block = _tile(channels)
     result = torch.empty_like(images)
-    _affine[(triton.cdiv(num_rows, rows), triton.cdiv(channels, lanes), models)](
+    _affine[(triton.cdiv(num_rows, rows), triton.cdiv(channels, per_block), models)](
         images,
         scale.float().contiguous(),
         shift.float().contiguous(),
@@ -121,7 +121,7 @@ def affine(images: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         num_rows,
         channels,
         ROWS=rows,
-        CHANNELS=lanes,
+        CHANNELS=per_block,
         num_warps=4,
     )
     return result
@@ -167,11 +167,11 @@ def gradient_sums(
 ) -> tuple[Tensor, Tensor]:
     """Return the sums of gradients, and of them times the normalised samples, of strips."""
     models, num_rows, channels, _ = _sizes(images)
-    rows, lanes = _tile(channels)
+    rows, per_block = _tile(channels)
     num_strips = triton.cdiv(num_rows, rows * NUM_TILES)
     sums = _empty(images, models, num_strips, channels)
     along = torch.empty_like(sums)
-    _gradient_sums[(num_strips, triton.cdiv(channels, lanes), models)](
+    _gradient_sums[(num_strips, triton.cdiv(channels, per_block), models)](
         gradient,
         images,
         mean.contiguous(),
@@ -181,7 +181,7 @@ def gradient_sums(
         num_rows,
         channels,
         ROWS=rows,
-        CHANNELS=lanes,
+        CHANNELS=per_block,
         TILES=NUM_TILES,
         num_warps=4,
     )
@@ -200,7 +200,7 @@ def _inner_gradient(
     along,
     result,
     num_rows,
-    per_picture,
+    per_image,
     channels: tl.constexpr,
     HAS_MASK: tl.constexpr,
     ROWS: tl.constexpr,
@@ -215,15 +215,15 @@ def _inner_gradient(
     at = (model * num_rows + row[:, None]) * channels + channel[None, :]
     here = model * channels + channel
     middle = tl.load(mean + here, mask=is_channel, other=0.0)
-    turned = tl.load(along + here, mask=is_channel, other=0.0)
-    turned *= tl.load(inv_std + here, mask=is_channel, other=0.0)
+    scaled = tl.load(along + here, mask=is_channel, other=0.0)
+    scaled *= tl.load(inv_std + here, mask=is_channel, other=0.0)
     values = tl.load(images + at, mask=wanted, other=0.0).to(tl.float32)
     outer = tl.load(gradient + at, mask=wanted, other=0.0).to(tl.float32)
     pull = tl.load(average + here, mask=is_channel, other=0.0)[None, :]
-    pull = pull + (values - middle[None, :]) * turned[None, :]
+    pull = pull + (values - middle[None, :]) * scaled[None, :]
     if HAS_MASK:
-        picture = model * (num_rows // per_picture) + row // per_picture
-        counts = tl.load(is_there + picture, mask=is_row, other=0) != 0
+        image = model * (num_rows // per_image) + row // per_image
+        counts = tl.load(is_there + image, mask=is_row, other=0) != 0
         pull = tl.where(counts[:, None], pull, 0.0)
     factor = tl.load(scale + here, mask=is_channel, other=0.0)
     found = (outer - pull) * factor[None, :]
@@ -234,21 +234,21 @@ def inner_gradient(
     gradient: Tensor, images: Tensor, by_channel: tuple[Tensor, ...], is_there: Tensor | None
 ) -> Tensor:
     """Return the gradient of the samples."""
-    models, num_rows, channels, per_picture = _sizes(images)
-    rows, lanes = _tile(channels)
+    models, num_rows, channels, per_image = _sizes(images)
+    rows, per_block = _tile(channels)
     result = torch.empty_like(gradient)
-    _inner_gradient[(triton.cdiv(num_rows, rows), triton.cdiv(channels, lanes), models)](
+    _inner_gradient[(triton.cdiv(num_rows, rows), triton.cdiv(channels, per_block), models)](
         gradient,
         images,
         images if is_there is None else is_there.contiguous().to(torch.uint8),
         *(values.float().contiguous() for values in by_channel),
         result,
         num_rows,
-        per_picture,
+        per_image,
         channels,
         HAS_MASK=is_there is not None,
         ROWS=rows,
-        CHANNELS=lanes,
+        CHANNELS=per_block,
         num_warps=4,
     )
     return result
@@ -261,8 +261,8 @@ def _sizes(images: Tensor) -> tuple[int, int, int, int]:
 
 def _tile(channels: int) -> tuple[int, int]:
     """Return how many rows and channels a program works on at once."""
-    lanes = min(128, triton.next_power_of_2(channels))
-    return VALUES // lanes, lanes
+    per_block = min(128, triton.next_power_of_2(channels))
+    return VALUES // per_block, per_block
 
 
 def _empty(like: Tensor, *shape: int) -> Tensor:

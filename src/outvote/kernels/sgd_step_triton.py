@@ -1,4 +1,4 @@
-"""Triton kernels for steps of SGD; `step` is the way in."""
+"""Triton kernels for steps of SGD; called by the step of local SGD."""
 
 import torch
 import triton
@@ -11,10 +11,10 @@ TINY = 1e-6
 
 
 @triton.jit
-def _square_sums(values, sums, num_places, stride, BLOCK: tl.constexpr):
+def _square_sums(values, sums, num_values, stride, BLOCK: tl.constexpr):
     model = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    found = tl.load(values + model * stride + place, mask=place < num_places, other=0.0)
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    found = tl.load(values + model * stride + index, mask=index < num_values, other=0.0)
     found = found.to(tl.float32)
     tl.store(sums + model * tl.num_programs(0) + tl.program_id(0), tl.sum(found * found, axis=0))
 
@@ -26,7 +26,7 @@ def _take_step(
     velocities,
     copy,
     scales,
-    num_places,
+    num_values,
     stride,
     decay,
     momentum,
@@ -36,9 +36,9 @@ def _take_step(
     BLOCK: tl.constexpr,
 ):
     model = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < num_places
-    at = model * stride + place
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < num_values
+    at = model * stride + index
     own = tl.load(weights + at, mask=inside, other=0.0)
     gradient = tl.load(gradients + at, mask=inside, other=0.0).to(tl.float32)
     if IS_CLIPPED:
@@ -53,13 +53,13 @@ def _take_step(
 
 def take_step(weights, gradients, velocities, copy, training, learning_rate) -> None:
     """Clip, decay, gather momentum and step, in two passes."""
-    num_models, num_places = weights.shape
-    grid = (triton.cdiv(num_places, BLOCK), num_models)
+    num_models, num_values = weights.shape
+    grid = (triton.cdiv(num_values, BLOCK), num_models)
     stride = weights.stride(0)
     scales = None
     if training.max_norm is not None:
         sums = torch.empty(num_models, grid[0], dtype=torch.float32, device=weights.device)
-        _square_sums[grid](gradients, sums, num_places, stride, BLOCK=BLOCK, num_warps=8)
+        _square_sums[grid](gradients, sums, num_values, stride, BLOCK=BLOCK, num_warps=8)
         scales = _scales(sums, training.max_norm)
     _take_step[grid](
         weights,
@@ -67,7 +67,7 @@ def take_step(weights, gradients, velocities, copy, training, learning_rate) -> 
         velocities,
         weights if copy is None else copy,
         weights if scales is None else scales,
-        num_places,
+        num_values,
         stride,
         training.weight_decay,
         training.momentum,

@@ -23,13 +23,13 @@ from outvote.precision import plain_torch, work_dtype
 from outvote.receive import Received, as_vector, finite_rows, norms_later, receive
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.distances import central_client, distances_to_update, duplicate_pairs
-from outvote.rules.rule import Aggregation, RoundInfo, Rule, base_num_byzantine, check_finite
+from outvote.rules.rule import Aggregation, RoundInfo, Rule, base_num_byzantine, check_finite, known
 from outvote.rules.split import Split, explicit_split
 from outvote.rules.verdict import Verdict
 from outvote.seeding import RandomStream, Seed, seed_from
 
 
-def aggregate(  # noqa: PLR0913  (a round has many facts, and all are named)
+def aggregate(  # noqa: PLR0913  (all that a round may have, by name)
     rule: Rule,
     gradients: Rows,
     *,
@@ -57,27 +57,52 @@ def aggregate(  # noqa: PLR0913  (a round has many facts, and all are named)
     infinite for rows that took no part), weights (0 for those; NaN for runs where they are not
     known, None if no run knows them) and a tuple of states.
     """
-    _check_runs(gradients, num_byzantine, seeds)
-    with plain_torch(gradients.device):
-        batch = _Batch(
-            rule=rule,
-            gradients=gradients.detach(),
-            seeds=seeds,
-            clients=clients,
-            references=references,
-            states=states,
-            models=models,
-            sample_counts=sample_counts,
-            info={
-                "round": round,
-                "layer_sizes": layer_sizes,
-                "split": split,
-                "wants_weights": is_full,
-                "to_vector": to_vector or partial(as_vector, device=gradients.device),
-            },
-            is_full=is_full,
+    num_runs = len(gradients)
+    if len(num_byzantine) != num_runs or len(seeds) != num_runs:
+        raise ValueError(
+            f"num_byzantine and seeds must have one entry for each of the {num_runs} runs, got "
+            f"{len(num_byzantine)} and {len(seeds)}."
         )
-        return batch.aggregate(num_byzantine, is_present)
+    traits = rule.traits
+
+    def info_of(runs: list[_Run]) -> RoundInfo:
+        """Return what the rule is given: what belongs to one run only where it is alone."""
+        first = runs[0]
+        own: dict[str, Any] = {}
+        if len(runs) == 1:
+            ids = None if clients is None else clients[first.number]
+            own["clients"] = tuple(k if ids is None else ids[k] for k in first.rows)
+            own["reference"] = references and references[first.number]
+            own["state"] = states[first.number] if traits.has_state and states else None
+            if traits.needs_model and models is not None:
+                own["model"] = models[first.number]
+        return RoundInfo(
+            num_byzantine=first.num_byzantine,
+            stream=RandomStream(tuple(seeds[run.number] for run in runs)),
+            num_received=first.num_received,
+            round=round,
+            split=split,
+            layer_sizes=layer_sizes,
+            wants_weights=is_full,
+            to_vector=to_vector or partial(as_vector, device=gradients.device),
+            **own,
+        )
+
+    with plain_torch(gradients.device):
+        values = gradients.detach()
+        shape = values.shape[:2]
+        present = torch.ones(shape, dtype=torch.bool) if is_present is None else is_present.cpu()
+        is_finite, used, runs = _finite_runs(rule, values, present.tolist(), num_byzantine)
+        is_alone = traits.has_state or traits.needs_reference or traits.needs_model
+        is_alone = is_alone or not traits.is_batched or sample_counts is not None
+        found = []
+        for some in _alike(runs, is_alone=is_alone):
+            counts = None if sample_counts is None else sample_counts[some[0].number]
+            one = _compute(rule, values, some, info_of(some), counts, is_full=is_full)
+            found.append((some, one))
+        merged = _merged(values, found, [None] * num_runs if states is None else states)
+        is_rejected = (present & ~torch.tensor(is_finite)).to(values.device)
+        return replace(merged, is_rejected=is_rejected, num_byzantine=tuple(used))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,159 +116,107 @@ class _Run:
     num_received: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Batch:
-    """The rounds of some runs that share a rule."""
+def _finite_runs(
+    rule: Rule, gradients: Rows, present: list[list[bool]], num_byzantine: Sequence[int]
+) -> tuple[list[list[bool]], list[int], list[_Run]]:
+    """Find the rows that are finite, and the number of Byzantine clients left among them."""
+    num_clients = gradients.shape[1]
+    flat = gradients.flatten(0, 1)
+    norms = norms_later(flat)()
+    is_finite = finite_rows(flat, norms)
+    finite, used, runs = [], [], []
+    for number, here in enumerate(present):
+        first = number * num_clients
+        ok = is_finite[first : first + num_clients]
+        rows = [k for k in range(num_clients) if here[k] and ok[k]]
+        num_received = sum(here)
+        f = min(int(num_byzantine[number]), rule.max_byzantine(num_received))
+        left = max(0, f - (num_received - len(rows)))
+        finite.append(ok)
+        used.append(f)
+        if rows:
+            own = [norms[first + k] for k in rows]
+            runs.append(_Run(number, rows, own, left, num_received))
+    return finite, used, runs
 
-    rule: Rule
-    gradients: Rows
-    seeds: Sequence[int]
-    clients: Sequence[Sequence[Hashable]] | None
-    references: Sequence[Tensor | None] | None
-    states: Sequence[Any] | None
-    models: Sequence[Tensor] | Tensor | None
-    sample_counts: Sequence[Sequence[float] | None] | None
-    info: dict[str, Any]
-    is_full: bool
 
-    def aggregate(self, num_byzantine: Sequence[int], is_present: Tensor | None) -> Aggregation:
-        """Put runs that are alike together, and let the rule compute."""
-        num_runs, num_clients, _ = self.gradients.shape
-        shape, device = (num_runs, num_clients), self.gradients.device
-        present = torch.ones(shape, dtype=torch.bool) if is_present is None else is_present.cpu()
-        is_finite, used, runs = self._finite_runs(present.tolist(), num_byzantine)
-        found = [(alike, self._compute(alike)) for alike in self._alike(runs)]
-        scores = torch.full(shape, torch.inf, dtype=torch.float64, device=device)
-        weights = torch.zeros(shape, dtype=torch.float64, device=device)
-        states = list((None,) * num_runs if self.states is None else self.states)
-        for alike, one in found:
-            where = torch.tensor([run.number for run in alike], device=device)
-            at = (where.unsqueeze(-1), torch.tensor([run.rows for run in alike], device=device))
-            if one.scores is not None:
-                scores[at] = one.scores.double()
-            weights[at if one.weights is not None else where] = (
-                torch.nan if one.weights is None else one.weights.double()
-            )
-            for run in alike:
-                states[run.number] = one.state
-        is_known = not found or any(one.weights is not None for _, one in found)
-        return Aggregation(
-            vector=self._vectors(found),
-            scores=scores,
-            weights=weights if is_known else None,
-            num_groups=next((one.num_groups for _, one in found), None),
-            notes=tuple(dict.fromkeys(note for _, one in found for note in one.notes)),
-            is_rejected=(present & ~torch.tensor(is_finite)).to(device),
-            num_byzantine=tuple(used),
-            states=tuple(states),
-        )
+def _alike(runs: list[_Run], *, is_alone: bool) -> list[list[_Run]]:
+    """Put runs with as many rows and as many Byzantine ones together, unless each is alone."""
+    groups: dict[tuple[int, ...], list[_Run]] = {}
+    for run in runs:
+        kind = (len(run.rows), run.num_byzantine, run.num_received)
+        groups.setdefault((*kind, run.number) if is_alone else kind, []).append(run)
+    return list(groups.values())
 
-    def _vectors(self, found: list[tuple[list[_Run], Aggregation]]) -> Tensor:
-        """Return the updates of all runs; that of a run without finite rows is 0."""
-        num_runs, _, dim = self.gradients.shape
-        if len(found) == 1 and len(found[0][0]) == num_runs and found[0][1].vector is not None:
-            return found[0][1].vector
-        vectors = self.gradients.new_zeros(num_runs, dim, dtype=work_dtype(self.gradients.dtype))
-        for alike, one in found:
-            vectors[[run.number for run in alike]] = one.vector
-        return vectors
 
-    def _finite_runs(
-        self, present: list[list[bool]], num_byzantine: Sequence[int]
-    ) -> tuple[list[list[bool]], list[int], list[_Run]]:
-        """Find the rows that are finite, and the number of Byzantine clients left among them."""
-        num_clients = self.gradients.shape[1]
-        flat = self.gradients.flatten(0, 1)
-        norms = norms_later(flat)()
-        is_finite = finite_rows(flat, norms)
-        finite, used, runs = [], [], []
-        for number, here in enumerate(present):
-            first = number * num_clients
-            ok = is_finite[first : first + num_clients]
-            rows = [k for k in range(num_clients) if here[k] and ok[k]]
-            num_received = sum(here)
-            f = min(int(num_byzantine[number]), self.rule.max_byzantine(num_received))
-            left = max(0, f - (num_received - len(rows)))
-            finite.append(ok)
-            used.append(f)
-            if rows:
-                own = [norms[first + k] for k in rows]
-                runs.append(_Run(number, rows, own, left, num_received))
-        return finite, used, runs
-
-    def _alike(self, runs: list[_Run]) -> list[list[_Run]]:
-        """Put runs with as many rows and as many Byzantine ones together; some stay alone."""
-        traits = self.rule.traits
-        is_alone = (
-            traits.has_state
-            or traits.needs_reference
-            or traits.needs_model
-            or not traits.is_batched
-            or self.sample_counts is not None
-        )
-        groups: dict[tuple[int, ...], list[_Run]] = {}
-        for run in runs:
-            kind = (len(run.rows), run.num_byzantine, run.num_received)
-            groups.setdefault((*kind, run.number) if is_alone else kind, []).append(run)
-        return list(groups.values())
-
-    def _compute(self, runs: list[_Run]) -> Aggregation:
-        """Let the rule compute; the result has a vector, and scores if they are wanted."""
-        rows = self._rows(runs)
-        centre = torch.tensor([central_client(run.norms) for run in runs], device=rows.device)
-        matrix = ClientMatrix.from_rows(rows, centre, _duplicates(rows, runs))
-        found = check_finite(self.rule, self.rule.compute(matrix, self._round_info(runs)))
-        counts = None if self.sample_counts is None else self.sample_counts[runs[0].number]
-        if counts is not None:
-            found = _weighted(self.rule, found, counts, runs[0].rows)
-        vector = matrix.vector(found)
-        if self.is_full and found.scores is None:
-            # A rule with state has had its distances from the matrix since 0.1.
-            by_matrix = self.rule.traits.has_state
-            scores = (
-                matrix.distances_to(Aggregation(vector=vector))
-                if by_matrix
-                else distances_to_update(rows, vector)
-            )
-            found = replace(found, scores=scores)
+def _compute(
+    rule: Rule,
+    gradients: Rows,
+    runs: list[_Run],
+    info: RoundInfo,
+    counts: Sequence[float] | None,
+    *,
+    is_full: bool,
+) -> Aggregation:
+    """Let the rule compute; the result has a vector, and scores if they are wanted."""
+    rows = gradients
+    where, index = _where(runs, gradients.device)
+    if index.numel() < gradients.shape[:2].numel():
+        rows = gradients[where.unsqueeze(-1), index]
+    centre = torch.tensor([central_client(run.norms) for run in runs], device=rows.device)
+    matrix = ClientMatrix.from_rows(rows, centre, _duplicates(rows, runs))
+    found = check_finite(rule, rule.compute(matrix, info))
+    if counts is not None:
+        found = _weighted(rule, found, counts, runs[0].rows)
+    vector = matrix.vector(found)
+    if not is_full or found.scores is not None:
         return replace(found, vector=vector)
-
-    def _rows(self, runs: list[_Run]) -> Rows:
-        """Return the finite rows of some runs, without a copy if these are all."""
-        rows = torch.tensor([run.rows for run in runs], device=self.gradients.device)
-        if rows.numel() == self.gradients.shape[:2].numel():
-            return self.gradients
-        where = torch.tensor([run.number for run in runs], device=self.gradients.device)
-        return self.gradients[where.unsqueeze(-1), rows]
-
-    def _round_info(self, runs: list[_Run]) -> RoundInfo:
-        """Return what the rule is given: what belongs to one run only where it is alone."""
-        first, traits = runs[0], self.rule.traits
-        own: dict[str, Any] = {}
-        if len(runs) == 1:
-            ids = None if self.clients is None else self.clients[first.number]
-            own["clients"] = tuple(k if ids is None else ids[k] for k in first.rows)
-            own["reference"] = self.references and self.references[first.number]
-            if traits.has_state and self.states is not None:
-                own["state"] = self.states[first.number]
-            if traits.needs_model and self.models is not None:
-                own["model"] = self.models[first.number]
-        return RoundInfo(
-            num_byzantine=first.num_byzantine,
-            stream=RandomStream(tuple(self.seeds[run.number] for run in runs)),
-            num_received=first.num_received,
-            **own,
-            **self.info,
-        )
+    if rule.traits.has_state:  # As since 0.1, to the last bit.
+        return replace(found, vector=vector, scores=matrix.distances_to(Aggregation(vector=vector)))
+    return replace(found, vector=vector, scores=distances_to_update(rows, vector))
 
 
-def _check_runs(gradients: Rows, num_byzantine: Sequence[int], seeds: Sequence[int]) -> None:
-    num_runs = len(gradients)
-    if len(num_byzantine) != num_runs or len(seeds) != num_runs:
-        raise ValueError(
-            f"num_byzantine and seeds must have one entry for each of the {num_runs} runs, got "
-            f"{len(num_byzantine)} and {len(seeds)}."
-        )
+def _merged(
+    gradients: Rows, found: list[tuple[list[_Run], Aggregation]], states: Sequence[Any]
+) -> Aggregation:
+    """Put the results of all runs together; a run without finite rows has the update 0."""
+    shape, device, dim = gradients.shape[:2], gradients.device, gradients.shape[2]
+    is_one = len(found) == 1 and len(found[0][0]) == len(gradients)
+    work = work_dtype(gradients.dtype)
+    vectors = (
+        known(found[0][1].vector) if is_one else gradients.new_zeros(shape[0], dim, dtype=work)
+    )
+    scores = torch.full(shape, torch.inf, dtype=torch.float64, device=device)
+    weights = torch.zeros(shape, dtype=torch.float64, device=device)
+    states = list(states)
+    for runs, one in found:
+        where, index = _where(runs, device)
+        at = (where.unsqueeze(-1), index)
+        if not is_one:
+            vectors[where] = known(one.vector)
+        if one.scores is not None:
+            scores[at] = one.scores.double()
+        if one.weights is not None:
+            weights[at] = one.weights.double()
+        else:
+            weights[where] = torch.nan
+        for run in runs:
+            states[run.number] = one.state
+    is_known = not found or any(one.weights is not None for _, one in found)
+    return Aggregation(
+        vector=vectors,
+        scores=scores,
+        weights=weights if is_known else None,
+        num_groups=next((one.num_groups for _, one in found), None),
+        notes=tuple(dict.fromkeys(note for _, one in found for note in one.notes)),
+        states=tuple(states),
+    )
+
+
+def _where(runs: list[_Run], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the numbers of some runs and the indices of their finite rows."""
+    numbers = torch.tensor([run.number for run in runs], device=device)
+    return numbers, torch.tensor([run.rows for run in runs], device=device)
 
 
 def _duplicates(rows: Rows, runs: list[_Run]) -> Tensor | None:
@@ -272,7 +245,7 @@ def _weighted(
     return replace(found, weights=weights / total)
 
 
-def inspect(  # noqa: PLR0913  (a round has many facts, and all are named)
+def inspect(  # noqa: PLR0913  (all that a round may have, by name)
     rule: Rule,
     gradients: Any,
     *,
@@ -326,15 +299,13 @@ def inspect(  # noqa: PLR0913  (a round has many facts, and all are named)
 def _verdict(
     rule: Rule, received: Received, found: Aggregation, ids: tuple[Hashable, ...], seed: int
 ) -> Verdict:
-    if found.vector is None or found.scores is None or found.is_rejected is None:
-        raise TypeError("aggregate() returns a vector, scores and what was rejected.")
-    is_rejected = found.is_rejected[0].tolist()
+    is_rejected = known(found.is_rejected)[0].tolist()
     num_left = len(ids) - sum(is_rejected)
     f = found.num_byzantine[0]
     left = max(0, f - sum(is_rejected))
     return Verdict(
-        update=received.restore(found.vector[0]),
-        scores=found.scores[0].cpu().numpy(),
+        update=received.restore(known(found.vector)[0]),
+        scores=known(found.scores)[0].cpu().numpy(),
         weights=None if found.weights is None else found.weights[0].cpu().numpy(),
         clients=ids,
         rejected=[client for client, out in zip(ids, is_rejected, strict=True) if out],
@@ -387,7 +358,7 @@ def resolve_num_byzantine(
 
 
 def num_from_fraction(fraction: float, num_clients: int) -> int:
-    """Return ceil(fraction * n), without being misled by floating point (0.07 * 100 is 7)."""
+    """Return ceil(fraction * n), at most a minority; rounding does not count (0.07 * 100 is 7)."""
     if isinstance(fraction, bool) or not isinstance(fraction, int | float | np.number):
         raise TypeError(f"byzantine_fraction must be a number, got {fraction!r}.")
     if not (isfinite(fraction) and 0 <= fraction < 0.5):
@@ -395,7 +366,8 @@ def num_from_fraction(fraction: float, num_clients: int) -> int:
             f"byzantine_fraction must be at least 0 and below 0.5, got {fraction}; a Byzantine "
             "majority cannot be outvoted."
         )
-    return ceil(float(fraction) * num_clients - 1e-9)
+    # By its text: numpy's float32(0.2) is a little more than 0.2.
+    return min(ceil(float(str(fraction)) * num_clients - 1e-9), max(0, num_clients - 1) // 2)
 
 
 def _check_counts(counts: Sequence[float], num_clients: int) -> list[float]:

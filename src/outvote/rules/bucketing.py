@@ -39,7 +39,6 @@ class Bucketing(Mixing):
     """Byzantine buckets assumed: "same" as Byzantine clients (safe), or "ceil" of f / size."""
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         super(Bucketing, self).__post_init__()
         check_choice("bucketing: f_rule", self.f_rule, ("same", "ceil"))
         check_kind("bucketing: size", self.size, int)

@@ -43,7 +43,6 @@ class Bulyan(Rule):
     """For an even number of selected clients: the "mean" of the two middle values, or "lower"."""
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         check_choice("bulyan: selection", self.selection, ("iterative", "one-shot"))
         check_choice("bulyan: even", self.even, ("mean", "lower"))
 

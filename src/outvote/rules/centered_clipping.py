@@ -34,7 +34,6 @@ class CenteredClipping(Rule):
     """How often the centre is moved."""
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         if not 0 < self.radius < float("inf"):
             raise ValueError(
                 f"centered-clipping: radius must be positive and finite, got {self.radius}."

@@ -92,7 +92,7 @@ class ClientMatrix:
 
     @lazy
     def centre(self) -> Tensor:
-        """The client of each run that lies in the middle of the others."""
+        """The client of each run that is central among the others."""
         return distances.medoids(self.columns) if self._centre is None else self._centre
 
     @lazy

@@ -35,7 +35,6 @@ class Clip(Wrapper):
     """The largest norm, or "adaptive" (ARC)."""
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         super(Clip, self).__post_init__()
         is_number = not isinstance(self.max_norm, str) and 0 < self.max_norm < float("inf")
         if self.max_norm != "adaptive" and not is_number:
@@ -70,7 +69,7 @@ class Clip(Wrapper):
     def _compute_by_distances(
         self, matrix: ClientMatrix, info: RoundInfo, inside_info: RoundInfo
     ) -> Aggregation:
-        """Compute without a copy: a shortened gradient lies between itself and the origin."""
+        """Compute without a copy: a shortened gradient is between itself and the origin."""
         around = matrix.with_point()
         at_origin = torch.zeros(
             *around.batch, around.num_clients, dtype=torch.float64, device=matrix.device

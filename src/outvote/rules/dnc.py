@@ -1,4 +1,4 @@
-"""DnC (divide and conquer): drop the clients that stick out along the main direction of spread."""
+"""DnC (divide and conquer): drop the clients that stick out along the top singular direction."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -42,7 +42,6 @@ class DnC(AffineRule):
     """How many clients are dropped for each Byzantine one."""
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         if self.num_iterations < 1:
             raise ValueError(f"dnc: num_iterations must be at least 1, got {self.num_iterations}.")
         if self.num_coordinates < 1:

@@ -22,8 +22,8 @@ class GAS(Wrapper):
     In a high dimension heterogeneous clients mislead a rule; in a group of few coordinates they do
     not, and a Byzantine client is far from the result in many groups.
     Needs: what the rule inside needs, on every group. Tolerates: n > f; the rule inside works with
-    its own limit where f is above it. Differs from the paper: exactly p groups, as it says (the
-    released code makes fewer: split="ceil").
+    its own limit where f is above it. Differs from the paper: exactly p groups (the released code
+    makes fewer: split="ceil").
     Reference: Liu et al., ICML 2023 (Byzantine-robust learning on heterogeneous data via gradient
     splitting).
 
@@ -43,7 +43,6 @@ class GAS(Wrapper):
     "contiguous": neighbours stay together. "by-layer": one group per named tensor."""
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         super(GAS, self).__post_init__()
         check_choice("gas: split", self.split, SPLITS)
         check_kind("gas: num_groups", self.num_groups, int)

@@ -45,7 +45,6 @@ class GeometricMedian(AffineRule):
     """Stop after so many steps at the latest."""
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         if not 0 < self.tolerance < 1:
             raise ValueError(
                 f"geometric-median: tolerance must be between 0 and 1, got {self.tolerance}."
@@ -96,7 +95,7 @@ class GeometricMedian(AffineRule):
         for _ in range(num_steps):
             far = matrix.distances_to(Aggregation(weights=weights)).clamp(min=TINY)
             updated = weiszfeld_weights(far)
-            # Relative to each weight: a liar at 1e30 matters as long as its weight is above 1e-30.
+            # Relative to each weight: a client at 1e30 matters until its weight is below 1e-30.
             change = ((updated - weights).abs() / updated).amax()
             weights = updated
             if bool(change <= self.tolerance):
@@ -148,7 +147,7 @@ def newton_step(squared_distances: Pairs, weights: PerClient, far: PerClient) ->
 
 
 def median_client(squared_distances: Pairs) -> tuple[Tensor, Tensor]:
-    r"""Tell whether the client with the smallest sum of distances is the geometric median.
+    r"""Return whether the client with the smallest sum of distances is the geometric median.
 
     It is if the unit vectors from the others add up to less than its multiplicity:
     $$ \Big\| \sum_{j: g_j \ne g_k} \frac{g_k - g_j}{\|g_k - g_j\|} \Big\| < |\{j: g_j = g_k\}| $$
@@ -157,7 +156,7 @@ def median_client(squared_distances: Pairs) -> tuple[Tensor, Tensor]:
     client = distances.sum(dim=-1).argmin(dim=-1)
     row = client.view(*client.shape, 1, 1).expand(*client.shape, 1, distances.shape[-1])
     far = distances.gather(-2, row).squeeze(-2)
-    # Rows that differ by rounding alone (after mixing, say) are one point.
+    # Rows that differ by rounding alone (after mixing) are one point.
     typical = far.kthvalue(3 * (far.shape[-1] - 1) // 4 + 1, dim=-1, keepdim=True).values
     is_same = far <= 1e-9 * typical
     closeness = torch.where(is_same, 0, 1 / far.masked_fill(is_same, 1))

@@ -96,14 +96,14 @@ class Groups:
         measure: Callable[[ClientMatrix], PerClient],
         check: CancellationCheck | None,
         *,
-        needs_values: bool,
+        needs_values: bool | None,
     ) -> PerClient:
         chunks = self.chunks(check, needs_values=needs_values)
         parts = mapped(lambda groups: measure(groups).sum(dim=-2), chunks, self.matrix.device)
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0)
 
     def chunks(
-        self, check: CancellationCheck | None = None, *, needs_values: bool = True
+        self, check: CancellationCheck | None = None, *, needs_values: bool | None = True
     ) -> Iterator[ClientMatrix]:
         """Yield the groups as matrices ``[runs, groups, width, clients]``, some at a time.
 
@@ -147,7 +147,7 @@ class Groups:
                 yield ClientMatrix(inner.columns.unsqueeze(-3))
 
 
-def groups_at_once(matrix: ClientMatrix, width: int, *, needs_values: bool) -> int:
+def groups_at_once(matrix: ClientMatrix, width: int, *, needs_values: bool | None) -> int:
     """Return how many groups fit the cache, with their values and their n x n matrices."""
     num_clients = matrix.num_clients
     tile = distances.tile_values(matrix.columns)
@@ -273,7 +273,7 @@ class OnGpu(Reader):
     """Reads everything in order, and writes each coordinate to its position."""
 
     def new_buffer(self, num_groups: int) -> Columns:
-        """Allocate nothing: a GPU's allocator has memory at hand."""
+        """Allocate nothing: a GPU's allocator caches memory."""
         return self.columns.new_empty(1, num_groups, 0, 0)
 
     @lazy
@@ -315,7 +315,7 @@ def open_reader(
 
 
 def clients_last(columns: Columns) -> Columns:
-    """Copy so that what all clients sent for one coordinate lies side by side."""
+    """Copy so that the values of all clients for one coordinate are side by side."""
     work = work_dtype(columns.dtype)
     if columns.is_contiguous() and columns.dtype == work:
         return columns

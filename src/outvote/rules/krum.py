@@ -36,7 +36,6 @@ class Krum(AffineRule):
     """The power of the distances in the score."""
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         check_score_parameters(self.name, self.num_neighbours, self.power)
 
     def max_byzantine(self, num_clients: int) -> int:
@@ -80,7 +79,6 @@ class MultiKrum(AffineRule):
     """The power of the distances in the score."""
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         check_score_parameters(self.name, self.num_neighbours, self.power)
         if self.num_selected is not None and self.num_selected < 1:
             raise ValueError(

@@ -73,7 +73,7 @@ def _compute(answer: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(answer)
     def compute(self: Any, matrix: Any, info: Any) -> Any:
         found = answer(self, matrix, info)
-        # In 0.1 a tensor that was remembered had an axis for the run.
+        # In 0.1 a tensor had an axis for the run.
         if isinstance(found.state, Tensor) and found.state.dim() > 1 and len(found.state) == 1:
             return replace(found, state=found.state[0])
         return found

@@ -33,7 +33,6 @@ class MDA(AffineRule):
     """Give up with a ValueError after so many steps of the search (for one group of clients)."""
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         if self.max_steps < 1:
             raise ValueError(f"mda: max_steps must be at least 1, got {self.max_steps}.")
 
@@ -83,7 +82,7 @@ class _Search:
         self.steps_left = max_steps
 
     def can_drop(self, too_far: list[int], num_dropped: int, gone: int = 0) -> bool:
-        """Tell whether dropping `num_dropped` more clients leaves no pair too far apart."""
+        """Return whether dropping `num_dropped` more clients leaves no pair too far apart."""
         self.steps_left -= 1
         if self.steps_left < 0:
             raise ValueError(

@@ -31,7 +31,6 @@ class Median(CoordinatewiseRule):
     """For an even number of clients: the "mean" of the two middle values, or the "lower"."""
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         check_choice("median: even", self.even, ("mean", "lower"))
 
     def max_byzantine(self, num_clients: int) -> int:

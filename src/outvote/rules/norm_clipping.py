@@ -1,4 +1,4 @@
-"""Norm clipping: nobody speaks louder than a given norm."""
+"""Norm clipping: no gradient is longer than a given norm."""
 
 from dataclasses import dataclass
 from typing import ClassVar, final
@@ -15,7 +15,7 @@ class NormClipping(Rule):
 
     $$ \frac{1}{n} \sum_i g_i \min\Big(1, \frac{c}{\|g_i\|}\Big) $$
 
-    Needs: the norms. Tolerates: n >= 2f + 1 (f is not used; the influence of a liar is bounded,
+    Needs: the norms. Tolerates: n >= 2f + 1 (f is not used; the influence of a client is bounded,
     not removed). Differs from the paper: nothing. Reference: Sun et al., 2019.
 
     >>> NormClipping(max_norm=2.0)([[1.0], [2.0], [500.0]]).round(3)
@@ -29,7 +29,6 @@ class NormClipping(Rule):
     """Longer gradients are shortened to this norm."""
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         if not 0 < self.max_norm < float("inf"):
             raise ValueError(
                 f"norm-clipping: max_norm must be positive and finite, got {self.max_norm}."

@@ -226,7 +226,7 @@ def _is_tied(ranked: Tensor, middle: _Middle, start: Tensor, width: int) -> Tens
 
 
 def shares_between(columns: Columns, low: PerCoordinate, high: PerCoordinate) -> PerClient:
-    """Return, per client, the share of coordinates where its value lies between two bounds."""
+    """Return, per client, the share of coordinates where its value is between two bounds."""
 
     def count(numbered: tuple[slice, Columns]) -> Tensor:
         piece, tile = numbered

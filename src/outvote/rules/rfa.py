@@ -39,7 +39,6 @@ class RFA(AffineRule):
     """Where the iteration starts: the "mean" of the clients, or "zero"."""
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         check_choice("rfa: start", self.start, ("mean", "zero"))
         if self.num_iterations < 1:
             raise ValueError(f"rfa: num_iterations must be at least 1, got {self.num_iterations}.")
@@ -51,7 +50,7 @@ class RFA(AffineRule):
         return max(0, (num_clients - 1) // 2)
 
     @property
-    def traits(self) -> Traits:
+    def traits(self) -> Traits:  # type: ignore[override]
         """Distances to the origin are computed from the values."""
         needs_values = self.start == "zero"
         return replace(AffineRule.traits, uses_num_byzantine=False, needs_values=needs_values)

@@ -6,21 +6,28 @@ vector rule takes one matrix of rows at a time. A wrapper holds a rule; a mixing
 replaces the clients by averages of them.
 """
 
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import lru_cache
+from inspect import signature
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from outvote.axes import Columns, Mixture, PerClient, PerCoordinate
+from outvote.errors import closest
 from outvote.flat import to_float
 from outvote.rules import legacy
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.split import Split
 from outvote.rules.verdict import Verdict
 from outvote.seeding import RandomStream, Seed
+
+Part = TypeVar("Part")
+# How other libraries and papers call the number of Byzantine clients.
+NAMES_OF_F = {"f", "num_byzantine", "nb_byz", "num_malicious_nodes"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,11 +124,29 @@ class RoundInfo:
     """Reads what a caller may pass as state (an array, a dict of arrays) as a vector ``[dim]``."""
 
 
-class Rule(ABC):
+class _RuleType(ABCMeta):
+    def __call__(cls, *args: Any, **parameters: Any) -> Any:
+        """Make a rule; what other libraries give to the rule belongs to the call here."""
+        for name in parameters.keys() & NAMES_OF_F:
+            if name not in getattr(cls, "__dataclass_fields__", {name}):
+                raise TypeError(
+                    f"{cls.__name__} has no parameter {name!r}: the number of Byzantine clients "
+                    f"belongs to a call, {cls.__name__}()(X, num_byzantine={parameters[name]!r})."
+                )
+        return super().__call__(*args, **parameters)
+
+
+class Rule(metaclass=_RuleType):
     """A robust aggregation rule: many gradients in, one update out."""
 
     name: ClassVar[str] = ""
-    traits: Traits = Traits(selects_clients=True, needs_values=True)
+    if TYPE_CHECKING:
+
+        @property
+        def traits(self) -> Traits:
+            """What the rule declares: a class attribute, or a property of its parameters."""
+    else:
+        traits = Traits(selects_clients=True, needs_values=True)
 
     def __init_subclass__(cls) -> None:
         """Name a class without a name after itself, and complete its traits."""
@@ -133,7 +158,7 @@ class Rule(ABC):
         inherited = (vars(base).get("traits") for base in cls.__mro__[1:])
         if isinstance(declared, Traits):
             parent = next(traits for traits in inherited if isinstance(traits, Traits))
-            cls.traits = declared.inheriting(parent)
+            cls.traits = declared.inheriting(parent)  # type: ignore[method-assign, assignment]
 
     if not TYPE_CHECKING:
 
@@ -148,9 +173,11 @@ class Rule(ABC):
         """
         from outvote.rules.aggregate import inspect  # aggregate needs Rule
 
+        if unknown := info.keys() - known_arguments():
+            raise _no_argument(self.name, unknown.pop())
         return inspect(self, gradients, **info, is_full=False).update
 
-    def inspect(  # noqa: PLR0913  (a round has many facts, and all are named)
+    def inspect(  # noqa: PLR0913  (all that a round may have, by name)
         self,
         gradients: Any,
         *,
@@ -166,10 +193,13 @@ class Rule(ABC):
         round: int | None = None,  # noqa: A002
         model: Any = None,
         layer_sizes: Sequence[int] | None = None,
+        **unknown: Any,
     ) -> Verdict:
         """Aggregate, and return scores, weights, and who was kept, dropped or rejected."""
         from outvote.rules.aggregate import inspect  # aggregate needs Rule
 
+        if unknown:
+            raise _no_argument(self.name, next(iter(unknown)))
         return inspect(
             self,
             gradients,
@@ -352,6 +382,26 @@ class Mixing(Wrapper):
         mixture = self.mixture(matrix, info)
         inside = self.inside_info(info, matrix.num_clients)
         return self.compute_inside(matrix.mixed(mixture), inside).unmixed(mixture)
+
+
+@lru_cache(maxsize=1)
+def known_arguments() -> frozenset[str]:
+    """Return the names of what a call of a rule takes besides the gradients."""
+    return frozenset(signature(Rule.inspect).parameters) - {"self", "gradients", "unknown"}
+
+
+def _no_argument(rule: str, name: str) -> TypeError:
+    hint = closest(name, known_arguments())
+    if name in NAMES_OF_F:
+        hint = "did you mean 'num_byzantine'?"
+    return TypeError(f"{rule} got an unexpected keyword argument {name!r}; {hint}")
+
+
+def known(value: Part | None) -> Part:
+    """Return a part of an Aggregation that `aggregate` always sets."""
+    if value is None:
+        raise TypeError("this part is set by outvote.rules.aggregate.aggregate alone.")
+    return value
 
 
 def check_finite(rule: Rule, found: Aggregation) -> Aggregation:

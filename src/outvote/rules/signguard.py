@@ -43,7 +43,6 @@ class SignGuard(Rule):
     """The share of coordinates whose signs are looked at."""
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         if not 0 <= self.lower < self.upper:
             raise ValueError(
                 f"signguard: lower must be below upper and not negative, got lower={self.lower}, "

@@ -75,7 +75,7 @@ def sign_equivariant(trial: Trial) -> None:
 
 
 def inside_the_box(trial: Trial) -> None:
-    """No coordinate of the update lies outside what the clients sent for it."""
+    """No coordinate of the update is outside what the clients sent for it."""
     for one in trial.rounds():
         update = trial.update(one)
         low, high = one.rows.min(axis=0), one.rows.max(axis=0)

@@ -14,6 +14,7 @@ from outvote.attacks.run_attack import run_attack
 from outvote.rules.aggregate import aggregate
 from outvote.rules.gas import GAS
 from outvote.rules.krum import MultiKrum
+from outvote.rules.rule import known
 from outvote.testing.trial import Array, Gradients
 
 # Honest clients, attackers, coordinates, and the size of the gradients.
@@ -95,6 +96,6 @@ class AttackTrial:
 
         def defence(gradients: Tensor, seeds: Any) -> tuple[Tensor, Tensor]:
             found = aggregate(DEFENCE, gradients, num_byzantine=counts, seeds=list(seeds))
-            return found.vector, found.weights > 0
+            return known(found.vector), known(found.weights) > 0
 
         return run_attack(self.attack, rows.to(self.device), is_byzantine, defence=defence, **info)

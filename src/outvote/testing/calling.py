@@ -70,7 +70,7 @@ def promotes_integers(trial: Trial) -> None:
 
 
 def leaves_inputs_alone(trial: Trial) -> None:
-    """The gradients are never changed, however they lie in memory, nor is the update a view."""
+    """The gradients are never changed, whatever their layout, nor is the update a view of them."""
     rows = trial.rows(7, 6)
     num_byzantine = trial.some_byzantine(7)
     wanted = trial.update(Round(rows, num_byzantine))
@@ -118,7 +118,7 @@ def same_seed_same_verdict(trial: Trial) -> None:
     """The same seed gives the same verdict, whatever was called in between; it is recorded."""
     for one in trial.rounds():
         first = trial.verdict(one)
-        require(first.seed == trial.seed, one, f"seed {first.seed} in place of {trial.seed}")
+        require(first.seed == trial.seed, one, f"seed {first.seed} instead of {trial.seed}")
         trial.verdict(Round(one.rows[::-1] * 3 + 1, one.num_byzantine))
         _require_same(trial.verdict(one), first, one)
         info = {"num_byzantine": one.num_byzantine}
@@ -208,7 +208,7 @@ def _tensor(row: Array, dtype: str, trial: Trial) -> Gradients:
 
 
 def _is_like(update: Gradients, wanted: Gradients) -> bool:
-    """Tell whether two arrays or tensors are of one kind, dtype and shape, in one place."""
+    """Return whether two arrays or tensors have the same kind, dtype, shape and device."""
     return (
         type(update) is type(wanted)
         and (update.dtype, update.shape) == (wanted.dtype, wanted.shape)

@@ -69,8 +69,8 @@ class Trial:
         """Return float64 gradients of clients that differ, away from the origin, without ties."""
         random = self.random(num_clients, dim)
         centre = random.normal(size=dim) + 1.5
-        spread = 10.0 ** random.uniform(-0.5, 0.5, size=(num_clients, 1))
-        return np.asarray(size * (centre + spread * random.normal(size=(num_clients, dim))))
+        scale = 10.0 ** random.uniform(-0.5, 0.5, size=(num_clients, 1))
+        return np.asarray(size * (centre + scale * random.normal(size=(num_clients, dim))))
 
     def some_byzantine(self, num_clients: int) -> int:
         """Return as many as the rule tolerates, but no majority."""
@@ -124,7 +124,7 @@ def as_array(update: Gradients) -> Array:
 
 
 def require(is_so: bool, given: object, seen: str) -> None:
-    """Raise unless the fact holds."""
+    """Raise unless it holds."""
     if not is_so:
         raise BrokenError(given, seen)
 
