@@ -95,6 +95,6 @@ def test_figure_1_is_drawn_once_runs_are_over(tmp_path, outcome):
         for each in results
     ]
     (tmp_path / "figure1-motivation.csv.gz").write_bytes(to_export(ended))
-    drawn = MADE["pictures"](tmp_path)
+    drawn = MADE["figures"](tmp_path)
     assert [path.name for path in drawn] == ["figure1-motivation.png"] * (outcome == "finished")
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
