@@ -17,12 +17,14 @@ help: ## list these targets
 demo: $(STAMP) ## a federation under attack: real images, no network, a minute or two
 	$(BIN)/outvote demo
 
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+
 test: check ## check, then the fast tests
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-all: check ## check, then all tests, slow ones too
 	$(PIP_INSTALL) 'flwr[simulation]' # brings Ray, which the tests start in a network namespace only
-	$(BIN)/python -m pytest -m ""
+	$(PYTEST) -m ""
 
 KERNEL_TESTS := tests/golden tests/unit/test_batch.py tests/unit/test_normalisation.py tests/unit/test_stacked_on_device.py
 test-kernels: $(STAMP) ## the Triton kernels on a CPU, by Triton's interpreter

@@ -93,8 +93,8 @@ def test_show_tells_formula_kind_reference_and_parameters_of_an_attack(capsys):
     assert result.code == 0
     for words in (r"\mu - z \sigma", "all send one row", "Baruch", "z=2", "(default z=1.5)"):
         assert words in result.out
-    found = run(capsys, "show", "gas-aware(stream=8)", "--json").json
-    assert (found["attack"], found["values"]["stream"]) == ("gas-aware(stream=8)", 8)
+    found = run(capsys, "show", "gas-aware(draws=8)", "--json").json
+    assert (found["attack"], found["values"]["stream"]) == ("gas-aware(draws=8)", 8)
     assert (found["needs_rule"], found["is_random"], found["is_data_attack"]) == (True, True, False)
 
 
@@ -191,7 +191,7 @@ def test_stress_tells_which_rules_were_lowered_to_their_limit(capsys):
 def test_stress_tells_what_gas_aware_is_there(capsys):
     words = ["stress", "--clients", 8, "--byzantine", 1, "--dim", 20, "--rule", "mean"]
     out = run(capsys, *words).out
-    assert "gas-aware is gas-aware(stream=4, steps=5), fewer tries than its default" in out
+    assert "gas-aware is gas-aware(draws=4, steps=5), fewer tries than its default" in out
     assert "made for GAS" in out
 
 

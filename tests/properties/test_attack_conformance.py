@@ -31,7 +31,7 @@ EVERY_ATTACK = [
     "mimic(client=3)",
     "fang(target=krum)",
     "optimal-lie(spread=sample, sign=1, evals=5)",
-    "gas-aware(stream=2, steps=1)",
+    "gas-aware(draws=2, steps=1)",
 ]
 
 

@@ -53,7 +53,7 @@ SEARCHES = [
     "ipm(evals=4)",
     "optimal-lie(evals=4)",
     "optimal-ipm(evals=4)",
-    "gas-aware(stream=2, steps=1)",
+    "gas-aware(draws=2, steps=1)",
 ]
 
 

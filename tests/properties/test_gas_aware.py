@@ -74,7 +74,7 @@ def test_it_goes_as_far_as_it_is_kept(device):
 def test_it_works_against_a_rule_that_selects_without_gas(device):
     H = honest(12, 60)
     rule = ov.MultiKrum()
-    ours = strength(ov.GASAware(stream=1), rule, H, 3, device, [0])
+    ours = strength(ov.GASAware(draws=1), rule, H, 3, device, [0])
     for text in OTHERS:
         assert ours >= strength(ov.make_attack(text), rule, H, 3, device, [0]) - 1e-6
 

@@ -138,7 +138,7 @@ def test_a_rule_without_inspect_is_told_by_the_attack_that_needs_it():
 
 def test_a_partial_of_a_rule_is_inspected_too():
     rule = functools.partial(ov.MultiKrum(), when_too_many="lower")
-    crafted = ov.GASAware(stream=2).inspect(H, num_byzantine=3, rule=rule, seed=0)
+    crafted = ov.GASAware(draws=2).inspect(H, num_byzantine=3, rule=rule, seed=0)
     assert crafted.num_evaluations > 10
 
 

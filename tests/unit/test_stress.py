@@ -107,7 +107,7 @@ def test_what_fails_tells_why_in_one_line_and_the_others_go_on():
 
 def test_the_same_seed_gives_the_same_table_and_order_does_not_matter():
     rules = [ov.make_rule("gas(median, num_groups=9)"), ov.Krum()]
-    attacks = [ov.make_attack(text) for text in ("gaussian", "ipm", "gas-aware(stream=2)")]
+    attacks = [ov.make_attack(text) for text in ("gaussian", "ipm", "gas-aware(draws=2)")]
     one = stress(rules, attacks, SMALL)
     other = stress(rules[::-1], attacks[::-1], SMALL)
     for cell in one.cells:
@@ -148,7 +148,7 @@ def test_by_default_every_rule_takes_part_and_every_attack_that_can():
 
 
 def assert_gas_aware_is_strongest(rule, gradients):
-    names = ("lie", "ipm", "min-max", "gas-aware(stream=4, steps=5)")
+    names = ("lie", "ipm", "min-max", "gas-aware(draws=4, steps=5)")
     attacks = [ov.make_attack(name) for name in names]
     table = stress([ov.make_rule(rule)], attacks, gradients, num_servers=4)
     *plain, aware = [cell.error for cell in table.cells]

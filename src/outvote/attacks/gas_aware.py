@@ -35,27 +35,27 @@ class GASAware(Attack):
     $$ b = \mu - s v, \quad v \in \{\sigma, \mu, \text{sign}(\mu)\}, \qquad
        \max s : P(\text{all attackers are kept}) \ge 0.9 $$
 
-    The probability is over the rule's randomness, by `stream` of the attackers' own; s is bracketed
+    The probability is over the rule's randomness, by `draws` of the attackers' own; s is bracketed
     and bisected. Of these shifts, of LIE, Min-Max and IPM, and of the optimal forms, the one is
-    sent that takes the update furthest from the honest mean on average over the stream. If a rule
+    sent that takes the update furthest from the honest mean on average over the draws. If a rule
     keeps everybody, max_shift is the limit.
     Needs: the honest gradients, and a rule with `inspect`.
     Differs from the paper: there is none. Reference: this library; the directions are those of
     Baruch et al. (NeurIPS 2019), Xie et al. (UAI 2020), Shejwalkar & Houmansadr (NDSS 2021).
 
     >>> from outvote.attacks.spec import make_attack
-    >>> make_attack("gas-aware(stream=8)")
-    GASAware(stream=8, success=0.9, max_shift=100.0, steps=7)
+    >>> make_attack("gas-aware(draws=8)")
+    GASAware(draws=8, success=0.9, max_shift=100.0, steps=7)
     """
 
     name: ClassVar[str] = "gas-aware"
     sees_own: ClassVar[bool] = False
     is_random: ClassVar[bool] = True
 
-    stream: int = 16
-    """How many stream of the rule's randomness to try each shift on."""
+    draws: int = 16
+    """How many draws of the rule's randomness to try each shift on."""
     success: float = 0.9
-    """The share of the stream in which all attackers must be kept."""
+    """The share of the draws in which all attackers must be kept."""
     max_shift: float = 100.0
     """The largest shift, in standard deviations (or means) per coordinate."""
     steps: int = 7
@@ -63,7 +63,7 @@ class GASAware(Attack):
 
     def __post_init__(self) -> None:
         """Check the parameters."""
-        check_count("gas-aware: stream", self.stream)
+        check_count("gas-aware: draws", self.draws)
         check_number("gas-aware: success", self.success, low=0, high=1)
         check_number("gas-aware: max_shift", self.max_shift, low=0, above=True)
         check_count("gas-aware: steps", self.steps, low=0)
@@ -74,8 +74,8 @@ class GASAware(Attack):
 
     def craft(self, context: AttackContext) -> Forged:
         """Try all directions and the plain attacks, and send the strongest."""
-        allowed = self.stream - ceil(self.success * self.stream - 1e-9)
-        trials = Trials(context, self.stream, allowed)
+        allowed = self.draws - ceil(self.success * self.draws - 1e-9)
+        trials = Trials(context, self.draws, allowed)
         best = Best(context)
         mean = context.moments.mean
         for name, vector in directions(context).items():

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from outvote.testing.stress import Progress, Stress
 
 # Fewer tries than the attack makes by default: it asks every rule some hundred times.
-GAS_AWARE = "gas-aware(stream=4, steps=5)"
+GAS_AWARE = "gas-aware(draws=4, steps=5)"
 LEFT_OUT = {"label-flip": "it changes labels, and nobody is trained here"}
 INSIDE = "multi-krum"
 
