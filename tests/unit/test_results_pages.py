@@ -70,10 +70,10 @@ def test_the_exports_are_small_enough_to_keep():
 
 
 @pytest.mark.parametrize("name", EXPORTS)
-def test_exports_name_no_place_on_a_disk(name):
+def test_exports_have_no_path_of_a_disk(name):
     for each in collect([FOLDER / f"{name}.csv.gz"]):
-        told = msgspec.json.encode([each.config, each.environment, each.status.reason]).decode()
-        assert not re.search(r"[/\\~]\w", told), each.name
+        text = msgspec.json.encode([each.config, each.environment, each.status.reason]).decode()
+        assert not re.search(r"[/\\~]\w", text), each.name
 
 
 def test_a_suite_beside_its_export_gives_the_page_its_parts(tmp_path):
