@@ -3,8 +3,8 @@
 python benchmarks/bench_engine.py                          ratios of one run
 python benchmarks/bench_engine.py -o benchmarks/results/engine-cpu.json
 
-20 clients, 4 of them Byzantine (LIE), Multi-Krum, small-cnn on the embedded Fashion-MNIST images,
-5 local steps of 64 images a round, nothing evaluated. The three alternate.
+20 clients, 4 of them lie (LIE), Multi-Krum, small-cnn on the embedded Fashion-MNIST pictures,
+5 local steps of 64 pictures a round, nothing evaluated. The three take turns.
 """
 
 import argparse
@@ -85,26 +85,26 @@ def ours(run: Run, model: torch.nn.Module, train: Samples, test: Samples) -> Any
     world = make_run_stack(model, train, test, [run], training=TRAINING, num_classes=10)
     state = [first_state([model], train)]
 
-    def one_round() -> None:
+    def play() -> None:
         state[0], _ = run_round(world, state[0], is_evaluated=False)
 
-    return one_round
+    return play
 
 
 def plain(run: Run, model: torch.nn.Module, train: Samples) -> Any:
-    """Return a round of plain loops; as in ByzFL, attackers that need no gradient do not train."""
+    """Return a round of plain loops; as ByzFL does, liars who need no gradient do not train."""
     player = Plain(run, copy.deepcopy(model), train, train, TRAINING, 10)
     number = [0]
 
-    def one_round() -> None:
+    def play() -> None:
         number[0] += 1
         player.play(number[0], is_evaluated=False)
 
-    return one_round
+    return play
 
 
 def byzfl_round(run: Run, train: Samples) -> Any:
-    """Return a round as in ByzFL's benchmark: local steps, weights attacked and averaged."""
+    """Return a round as ByzFL's benchmark plays it: local steps, weights attacked and averaged."""
     load_aggregators()
     framework = importlib.import_module("byzfl.fed_framework")
     models = importlib.import_module("byzfl.fed_framework.models")
@@ -125,12 +125,10 @@ def byzfl_round(run: Run, train: Samples) -> Any:
             | {"momentum": 0.5, "training_dataloader": loader(part)}
             | {"store_per_client_metrics": False}
         )
-        for part, is_byzantine in zip(
-            run.federation.parts, run.federation.is_byzantine, strict=True
-        )
-        if not is_byzantine
+        for part, lies in zip(run.federation.parts, run.federation.is_byzantine, strict=True)
+        if not lies
     ]
-    attackers = framework.ByzantineClient(
+    liars = framework.ByzantineClient(
         {"name": "ALittleIsEnough", "f": NUM_BYZANTINE, "parameters": {"tau": 1.5}}
     )
     aggregator = {"name": "MultiKrum", "parameters": {"f": NUM_BYZANTINE}}
@@ -140,16 +138,16 @@ def byzfl_round(run: Run, train: Samples) -> Any:
         | {"test_loader": loader(run.federation.parts[0])}
     )
 
-    def one_round() -> None:
+    def play() -> None:
         for client in honest:
             client.compute_model_update(NUM_STEPS)
         weights = [client.get_flat_parameters() for client in honest]
-        server.update_model_with_weights(weights + attackers.apply_attack(weights))
+        server.update_model_with_weights(weights + liars.apply_attack(weights))
         new = server.get_dict_parameters()
         for client in honest:
             client.set_model_state(new)
 
-    return one_round
+    return play
 
 
 if __name__ == "__main__":

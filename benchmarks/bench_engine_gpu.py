@@ -1,7 +1,7 @@
 """The simulator on a GPU, with real CIFAR-10 and the paper's settings.
 
 python benchmarks/bench_engine_gpu.py throughput --data FOLDER   60 runs side by side, images/s
-python benchmarks/bench_engine_gpu.py curve --data FOLDER        mean, no attack, by round
+python benchmarks/bench_engine_gpu.py curve --data FOLDER        mean, nobody lies, by round
 python benchmarks/bench_engine_gpu.py plain --data FOLDER        the same in plain loops
 
 FOLDER holds CIFAR-10 in any form that `outvote data list` names.
@@ -61,14 +61,14 @@ def main() -> None:
 
 
 class Data:
-    """Real images on the device."""
+    """Real pictures on the device."""
 
     def __init__(self, train: Samples, test: Samples, labels: object) -> None:
         """Keep them together."""
         self.train, self.test, self.labels = train, test, labels
 
     def run(self, rule: str, attack: str, seed: int, fraction: float) -> Run:
-        """Return one federation of 50 clients with 5 sampled per round."""
+        """Return one federation of 50 clients, of which 5 take part in a round."""
         parts = ov.partition_dirichlet(self.labels, num_clients=50, beta=0.5, seed=seed)
         return Run(
             federation=make_federation(parts, fraction=fraction, seed=seed),
@@ -89,7 +89,7 @@ class Data:
 
 
 def throughput(data: Data, options: argparse.Namespace):  # noqa: ANN201
-    """Run rounds of 60 runs: 12 rules under 5 attacks, evaluated in every round."""
+    """Play rounds of 60 runs: 12 rules under 5 attacks, evaluated in every round."""
     rules = [*RULES, *(f"gas({rule})" for rule in RULES)]
     runs = [data.run(r, a, seed, 0.2) for r in rules for seed, a in enumerate(ATTACKS)]
     rows = []
@@ -109,7 +109,7 @@ def throughput(data: Data, options: argparse.Namespace):  # noqa: ANN201
 
 
 def timed_round(world: RunStack, state: State) -> tuple[dict[str, float], int, State]:
-    """Run a round as `engine/round.py` does, with a clock after every part."""
+    """Play a round as `engine/round.py` does, with a clock after every part."""
     seconds: dict[str, float] = defaultdict(float)
 
     def timed(name: str, work, *facts, **named):  # noqa: ANN001, ANN002, ANN003, ANN202
@@ -131,7 +131,7 @@ def timed_round(world: RunStack, state: State) -> tuple[dict[str, float], int, S
 
 
 def count_images(world: RunStack, chosen: sampling.Participants) -> int:
-    """Return how many images were trained on; attackers that need not train are not counted."""
+    """Return how many images were trained on; liars who need not train are not counted."""
     return sum(
         len(run.federation.parts[client]) * world.training.num_epochs
         for number, (run, clients) in enumerate(zip(world.runs, chosen.clients, strict=True))

@@ -5,7 +5,7 @@ python benchmarks/round_parts.py table1-cifar100 --part main --attack lie --devi
 
 What follows the suite goes to `outvote bench`. Medians over the rounds after the first two, in
 which kernels are compiled; a GPU is waited for after every part, so the sum is more than a round
-takes. Each stack has its own first rounds: run one stack at a time.
+takes. Each wave has first rounds of its own: play one wave at a time.
 """
 
 import argparse
@@ -31,7 +31,7 @@ Times = dict[str, list[float]]
 
 
 def main() -> int:
-    """Run the rounds and print a table."""
+    """Play the rounds and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("suite")
     parser.add_argument("--rounds", type=int, default=10)
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def _time(owner: Any, name: str, times: Times, label: Callable[[tuple[Any, ...]], str]) -> None:
-    """Record how long a function takes."""
+    """Let a function tell how long it takes."""
     plain = getattr(owner, name)
 
     def timed(*given: Any, **named: Any) -> Any:
