@@ -44,7 +44,7 @@ READ = (
     *(f"{name}/**/*.{kind}" for name in ("src", "docs") for kind in ("py", "toml", "md")),
     *(f"src/**/*.{kind}" for kind in ("html", "j2", "css", "js")),
     *(f"{name}/**/*.py" for name in ("tests", "benchmarks", "tools", "examples")),
-    *("examples/**/*.toml", "tools/*.toml", "*.md", "Makefile", "pyproject.toml"),
+    *("examples/**/*.toml", "tools/*.toml", "benchmarks/**/*.md", "*.md", "Makefile", "*.toml"),
 )
 EXCEPTIONS = {
     "CHANGELOG.md": "names the words that were replaced",
