@@ -15,9 +15,9 @@ def inspect(attack, honest, device, **facts):
     return attack.inspect(place(honest, device), **facts)
 
 
-def rows_of(crafted):
+def rows_of(output):
     """The rows as a float64 array on the CPU."""
-    rows = crafted.rows
+    rows = output.rows
     if isinstance(rows, torch.Tensor):
         rows = rows.double().cpu().numpy()
     return np.asarray(rows, dtype=np.float64)

@@ -4,33 +4,33 @@ Names are loaded when they are first used, so that ``import outvote`` costs noth
 """
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     # "X as X" tells type checkers that a name is public.
-    from outvote.attacks.alie import ALIE as ALIE
-    from outvote.attacks.base import Attack as Attack
-    from outvote.attacks.bit_flip import BitFlip as BitFlip
+    from outvote.attacks.attack import Attack as Attack
+    from outvote.attacks.attack import AttackOutput as AttackOutput
+    from outvote.attacks.attack_spec import make_attack as make_attack
     from outvote.attacks.context import AttackContext as AttackContext
-    from outvote.attacks.crafted import Crafted as Crafted
-    from outvote.attacks.crafted import Forged as Forged
     from outvote.attacks.fang import Fang as Fang
     from outvote.attacks.gas_aware import GASAware as GASAware
     from outvote.attacks.gaussian import Gaussian as Gaussian
-    from outvote.attacks.infs import Infs as Infs
+    from outvote.attacks.gaussian import Noise as Noise
     from outvote.attacks.ipm import IPM as IPM
+    from outvote.attacks.ipm import OptimalIPM as OptimalIPM
     from outvote.attacks.label_flip import LabelFlip as LabelFlip
+    from outvote.attacks.lie import ALIE as ALIE
     from outvote.attacks.lie import LIE as LIE
+    from outvote.attacks.lie import OptimalLIE as OptimalLIE
     from outvote.attacks.mimic import Mimic as Mimic
     from outvote.attacks.min_max import MinMax as MinMax
-    from outvote.attacks.min_sum import MinSum as MinSum
-    from outvote.attacks.nans import NaNs as NaNs
-    from outvote.attacks.no_attack import NoAttack as NoAttack
-    from outvote.attacks.noise import Noise as Noise
-    from outvote.attacks.optimal_ipm import OptimalIPM as OptimalIPM
-    from outvote.attacks.optimal_lie import OptimalLIE as OptimalLIE
-    from outvote.attacks.spec import make_attack as make_attack
-    from outvote.attacks.zero import Zero as Zero
+    from outvote.attacks.min_max import MinSum as MinSum
+    from outvote.attacks.simple import BitFlip as BitFlip
+    from outvote.attacks.simple import Infs as Infs
+    from outvote.attacks.simple import NaNs as NaNs
+    from outvote.attacks.simple import NoAttack as NoAttack
+    from outvote.attacks.simple import Zero as Zero
     from outvote.errors import OutvoteWarning as OutvoteWarning
     from outvote.errors import TooManyByzantine as TooManyByzantine
     from outvote.models.spec import make_model as make_model
@@ -74,29 +74,28 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _WHERE = {
-    "ALIE": "attacks.alie",
-    "Attack": "attacks.base",
-    "BitFlip": "attacks.bit_flip",
-    "Crafted": "attacks.crafted",
+    "ALIE": "attacks.lie",
+    "Attack": "attacks.attack",
+    "AttackContext": "attacks.context",
+    "AttackOutput": "attacks.attack",
+    "BitFlip": "attacks.simple",
     "Fang": "attacks.fang",
-    "Forged": "attacks.crafted",
     "GASAware": "attacks.gas_aware",
     "Gaussian": "attacks.gaussian",
-    "Infs": "attacks.infs",
+    "Infs": "attacks.simple",
     "IPM": "attacks.ipm",
     "LabelFlip": "attacks.label_flip",
     "LIE": "attacks.lie",
-    "make_attack": "attacks.spec",
+    "make_attack": "attacks.attack_spec",
     "Mimic": "attacks.mimic",
     "MinMax": "attacks.min_max",
-    "MinSum": "attacks.min_sum",
-    "NaNs": "attacks.nans",
-    "NoAttack": "attacks.no_attack",
-    "Noise": "attacks.noise",
-    "OptimalIPM": "attacks.optimal_ipm",
-    "OptimalLIE": "attacks.optimal_lie",
-    "AttackContext": "attacks.context",
-    "Zero": "attacks.zero",
+    "MinSum": "attacks.min_max",
+    "NaNs": "attacks.simple",
+    "NoAttack": "attacks.simple",
+    "Noise": "attacks.gaussian",
+    "OptimalIPM": "attacks.ipm",
+    "OptimalLIE": "attacks.lie",
+    "Zero": "attacks.simple",
     "OutvoteWarning": "errors",
     "TooManyByzantine": "errors",
     "partition_by_group": "partition.by_group",
@@ -137,12 +136,18 @@ _WHERE = {
     "make_model": "models.spec",
     "make_rule": "rules.spec",
 }
+# Names of 0.1, read for one version.
+_RENAMED = {"Crafted": "AttackOutput", "Forged": "AttackOutput", "Scene": "AttackContext"}
 if not TYPE_CHECKING:
     __all__ = [*_WHERE]
 
 
 def __getattr__(name: str) -> Any:
     """Load a public name from the module it lives in."""
+    if name in _RENAMED:
+        text = f"outvote.{name} is now outvote.{_RENAMED[name]}; the old name goes with 0.3."
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return __getattr__(_RENAMED[name])
     if name not in _WHERE:
         raise AttributeError(f"module 'outvote' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"outvote.{_WHERE[name]}"), name)

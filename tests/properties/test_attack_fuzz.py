@@ -75,10 +75,10 @@ def rounds(draw, dtype):
 def assert_sound(text, round_, device, **facts):
     honest, own = (rows.to(device) for rows in round_)
     before = honest.clone(), own.clone()
-    crafted = ov.make_attack(text).inspect(honest, num_byzantine=len(own), own=own, seed=0, **facts)
-    assert crafted.rows.shape == own.shape
-    assert crafted.rows.dtype == honest.dtype
-    assert bool(crafted.rows.isfinite().all())
+    output = ov.make_attack(text).inspect(honest, num_byzantine=len(own), own=own, seed=0, **facts)
+    assert output.rows.shape == own.shape
+    assert output.rows.dtype == honest.dtype
+    assert bool(output.rows.isfinite().all())
     for now, then in zip((honest, own), before, strict=True):
         torch.testing.assert_close(now, then, rtol=0, atol=0, equal_nan=True)
 

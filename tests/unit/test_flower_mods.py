@@ -16,7 +16,7 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 
-from outvote.attacks.spec import ATTACKS
+from outvote.attacks.attack_spec import ATTACKS
 from outvote.flower.mods import AttackMod, labels_to_train_on
 
 MODEL = {

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from made_results import made_results
-from outvote.attacks.spec import make_attack
+from outvote.attacks.attack_spec import make_attack
 from outvote.report.layout import grids_of
 from outvote.report.table_markdown import markdown
 from outvote.results.labels import DEFAULTS, outline

@@ -138,7 +138,7 @@ def test_the_attack_shown_is_the_attack_in_the_examples():
 
 
 def test_the_number_of_attacks_is_correct():
-    from outvote.attacks.spec import ATTACKS
+    from outvote.attacks.attack_spec import ATTACKS
 
     shown = re.search(r"\[(\d+) attacks\]", README)
     assert shown is not None

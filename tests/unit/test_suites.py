@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from made_results import made_results
-from outvote.attacks.spec import make_attack
+from outvote.attacks.attack_spec import make_attack
 from outvote.experiment.choosing import Choice, choose
 from outvote.experiment.spec import Spec, as_table
 from outvote.experiment.suites import plan_part, plan_suite

@@ -8,7 +8,7 @@ from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from itertools import pairwise
 from typing import Any
 
-from outvote.attacks.base import Attack
+from outvote.attacks.attack import Attack
 from outvote.rules.base import Rule
 from outvote.rules.wrapper import Wrapper
 
@@ -17,8 +17,8 @@ TRAITS = {
     "needs_rule": "asks the rule",
     "is_random": "random",
     "is_colluding": "all send one row",
-    "is_data_attack": "changes labels",
-    "has_memory": "has memory",
+    "poisons_data": "changes the training data",
+    "has_state": "has a state",
     "sends_nonfinite": "not finite",
 }
 _LABEL = re.compile(rf"(?:^|\s)({'|'.join(LABELS)}):\s")
@@ -99,8 +99,8 @@ def traits(attack: Attack) -> dict[str, bool]:
         "needs_rule": attack.needs_rule(),
         "is_random": attack.is_random,
         "is_colluding": attack.is_colluding,
-        "is_data_attack": attack.is_data_attack,
-        "has_memory": attack.has_memory,
+        "poisons_data": attack.poisons_data,
+        "has_state": attack.has_state,
         "sends_nonfinite": attack.sends_nonfinite,
     }
 

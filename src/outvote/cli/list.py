@@ -71,7 +71,7 @@ def list_rules(as_json: bool) -> None:
 
 def list_attacks(as_json: bool) -> None:
     """List the attacks."""
-    from outvote.attacks.spec import ALIASES, ATTACKS
+    from outvote.attacks.attack_spec import ALIASES, ATTACKS
     from outvote.cli.describe import describe, kind_of, traits
 
     found = [(describe(attack), attack()) for attack in ATTACKS.values()]

@@ -11,7 +11,7 @@ from outvote.cli.stress_table import failures, print_stress
 from outvote.cli.verb import Verb, WorkFailed, read_attack, read_rule
 
 if TYPE_CHECKING:
-    from outvote.attacks.base import Attack
+    from outvote.attacks.attack import Attack
     from outvote.rules.base import Rule
     from outvote.testing.stress import Progress, Stress
 
@@ -67,12 +67,11 @@ def command(
 
     Example: outvote stress --rule median --rule 'gas(median)' --attack lie --attack gas-aware
     """
-    from outvote.testing.made_up import MadeUp
-    from outvote.testing.stress import stress
+    from outvote.testing.stress import SyntheticGradients, stress
 
     recipe["num_clients"], recipe["num_byzantine"] = recipe.pop("clients"), recipe.pop("byzantine")
     try:
-        gradients = MadeUp(**recipe)
+        gradients = SyntheticGradients(**recipe)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     rules = [read_rule(text) for text in rule_texts or default_rules(groups)]
@@ -128,7 +127,7 @@ def default_rules(num_groups: int) -> list[str]:
 
 def default_attacks() -> list[str]:
     """Name every attack that acts on gradients, and both forms of Fang's."""
-    from outvote.attacks.spec import ATTACKS
+    from outvote.attacks.attack_spec import ATTACKS
 
     told = {"gas-aware": [GAS_AWARE], "fang": ["fang", "fang(target=krum)"]}
     names = [name for name in ATTACKS if name not in LEFT_OUT]
@@ -152,7 +151,7 @@ def as_data(table: "Stress", num_servers: int) -> dict[str, Any]:
 
 def _on_gradients(text: str) -> "Attack":
     attack = read_attack(text)
-    if attack.is_data_attack:
+    if attack.poisons_data:
         why = LEFT_OUT.get(attack.name, LEFT_OUT["label-flip"])
         raise click.UsageError(f"attack {text!r} cannot be tried here: {why}.")
     return attack

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from outvote.attacks.base import Attack
+    from outvote.attacks.attack import Attack
     from outvote.rules.base import Rule
 
 Built = TypeVar("Built")
@@ -43,7 +43,7 @@ def read_rule(text: str) -> "Rule":
 
 def read_attack(text: str) -> "Attack":
     """Build an attack from text; a mistake in it is the user's to mend."""
-    from outvote.attacks.spec import make_attack
+    from outvote.attacks.attack_spec import make_attack
 
     return _read("attack", make_attack, text)
 

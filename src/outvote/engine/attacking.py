@@ -1,4 +1,4 @@
-"""The liars of a round replace what they local_updates by what they send."""
+"""The Byzantine clients of a round replace their gradients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outvote.attacks.batch import BatchDefence, corrupt
+from outvote.attacks.context import Defence
+from outvote.attacks.run_attack import run_attack
 from outvote.clients.work import LocalUpdates
 from outvote.engine.alike import alike, place
 from outvote.engine.asking import ask, is_judged_alone
@@ -18,7 +19,7 @@ from outvote.rules.batch import judge
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sent:
-    """What the server receives, ``[runs, clients, dim]``, and what liars remember."""
+    """What the server receives, ``[runs, clients, dim]``, and the states of the attacks."""
 
     gradients: Tensor
     memory: tuple[Any, ...]
@@ -27,7 +28,7 @@ class Sent:
 def attack(
     stack: RunStack, state: State, participants: Participants, local_updates: LocalUpdates
 ) -> Sent:
-    """Let the liars of every run send what their attack makes of the round."""
+    """Replace the gradients of the Byzantine clients of every run."""
     num_runs = len(stack.runs)
     learnt_rows = local_updates.gradients.view(num_runs, -1, local_updates.gradients.shape[-1])
     rows = learnt_rows
@@ -35,10 +36,10 @@ def attack(
     for numbers in alike(stack, _kind):
         first = stack.runs[numbers[0]]
         some = torch.tensor(numbers)
-        if first.attack.is_data_attack or not bool(participants.is_byzantine[some].any()):
+        if not bool(participants.is_byzantine[some].any()):
             continue
         at = place(numbers, rows.device)
-        found = corrupt(
+        sent, output = run_attack(
             first.attack,
             learnt_rows[at],
             participants.is_byzantine[some].to(rows.device),
@@ -46,14 +47,15 @@ def attack(
                 stack.runs[k].stream(participants.number, "attack").derived()[0] for k in numbers
             ],
             defence=_defence(stack, state, participants, numbers),
-            state=memory[numbers[0]] if first.attack.has_memory else None,
+            states=[memory[k] for k in numbers],
+            round=participants.number,
             clients=torch.tensor([participants.clients[k] for k in numbers], device=rows.device),
         )
         if rows is learnt_rows:
             rows = learnt_rows.clone()
-        rows[at] = found.gradients
-        for k in numbers:
-            memory[k] = found.state
+        rows[at] = sent
+        for k, after in zip(numbers, output.state, strict=True):
+            memory[k] = after
     return Sent(rows, tuple(memory))
 
 
@@ -61,13 +63,13 @@ def _kind(number: int, run: Run) -> tuple[Any, ...]:
     """Tell runs apart that cannot be attacked together."""
     asked = run.rule if run.attack.needs_rule() else None
     # What is remembered, or trusted, is kept run by run.
-    is_own = run.attack.has_memory or (asked is not None and is_judged_alone(asked))
+    is_own = run.attack.has_state or (asked is not None and is_judged_alone(asked))
     return run.attack, asked, number if is_own else None
 
 
 def _defence(
     stack: RunStack, state: State, participants: Participants, numbers: list[int]
-) -> BatchDefence:
+) -> Defence:
     """Return what attackers believe the server will do; its memory is not theirs to change."""
     rule = stack.runs[numbers[0]].rule
 

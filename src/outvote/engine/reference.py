@@ -87,12 +87,14 @@ class Plain:
         for step, size in enumerate(batches.sizes):
             index = batches.index[step, :size]
             moves = None if batches.moves is None else batches.moves[step, :size]
-            labels = self.train.labels[index]
-            if self.run.federation.is_byzantine[client] and self.run.attack.is_data_attack:
-                labels = self.num_classes - 1 - labels
+            samples, labels = (
+                self.train.batch(index, moves).movedim(-1, 1),
+                self.train.labels[index],
+            )
+            if self.run.federation.is_byzantine[client]:
+                samples, labels = self.run.attack.poison(samples, labels, self.num_classes)
             optimiser.zero_grad()
-            logits = model(self.train.batch(index, moves).movedim(-1, 1))
-            F.cross_entropy(logits, labels).backward()
+            F.cross_entropy(model(samples), labels).backward()
             if self.training.max_norm is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), self.training.max_norm)
             optimiser.step()

@@ -8,7 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from outvote.attacks.base import Attack
+from outvote.attacks.attack import Attack
 from outvote.clients.federation import Federation
 from outvote.clients.samples import Samples
 from outvote.clients.training import Training

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from outvote.attacks.spec import make_attack
+from outvote.attacks.attack_spec import make_attack
 from outvote.clients.federation import Federation, make_federation
 from outvote.clients.samples import Samples
 from outvote.data.dataset import Dataset

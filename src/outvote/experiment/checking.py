@@ -4,7 +4,7 @@ from math import isfinite
 
 import msgspec
 
-from outvote.attacks.spec import make_attack
+from outvote.attacks.attack_spec import make_attack
 from outvote.clients.federation import count_sampled
 from outvote.data.loader import find_entry
 from outvote.errors import closest

@@ -9,9 +9,9 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, MessageType
 from flwr.clientapp.typing import ClientAppCallable
 
-from outvote.attacks.base import Attack
+from outvote.attacks.attack import Attack
+from outvote.attacks.attack_spec import make_attack
 from outvote.attacks.label_flip import whole_numbers
-from outvote.attacks.spec import make_attack
 from outvote.flower.estimate import Exchange, remember
 from outvote.rules.base import Rule
 from outvote.rules.spec import make_rule
@@ -66,7 +66,7 @@ class AttackMod:
         attack = self._attack_of(context)
         if attack is None or not _is_training(message):
             return call_next(message, context)
-        if attack.is_data_attack:
+        if attack.poisons_data:
             return _train_on_wrong_labels(attack, message, context, call_next)
         reply = call_next(message, context)
         if not reply.has_error():

@@ -1,24 +1,15 @@
 """Attacks as text: "lie(z=1.5)" <-> LIE(z=1.5)."""
 
-from outvote.attacks.alie import ALIE
-from outvote.attacks.base import Attack
-from outvote.attacks.bit_flip import BitFlip
+from outvote.attacks.attack import Attack
 from outvote.attacks.fang import Fang
 from outvote.attacks.gas_aware import GASAware
-from outvote.attacks.gaussian import Gaussian
-from outvote.attacks.infs import Infs
-from outvote.attacks.ipm import IPM
+from outvote.attacks.gaussian import Gaussian, Noise
+from outvote.attacks.ipm import IPM, OptimalIPM
 from outvote.attacks.label_flip import LabelFlip
-from outvote.attacks.lie import LIE
+from outvote.attacks.lie import ALIE, LIE, OptimalLIE
 from outvote.attacks.mimic import Mimic
-from outvote.attacks.min_max import MinMax
-from outvote.attacks.min_sum import MinSum
-from outvote.attacks.nans import NaNs
-from outvote.attacks.no_attack import NoAttack
-from outvote.attacks.noise import Noise
-from outvote.attacks.optimal_ipm import OptimalIPM
-from outvote.attacks.optimal_lie import OptimalLIE
-from outvote.attacks.zero import Zero
+from outvote.attacks.min_max import MinMax, MinSum
+from outvote.attacks.simple import BitFlip, Infs, NaNs, NoAttack, Zero
 from outvote.text import build, to_text
 
 ATTACKS: dict[str, type[Attack]] = {

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outvote.attacks.attack import AttackOutput
 from outvote.attacks.context import AttackContext, in_range, norm
 from outvote.axes import Rows
 from outvote.precision import work_dtype
@@ -61,16 +62,16 @@ def _shrink(best: Tensor, tried: Tensor, delta: Tensor, search: LineSearch) -> T
 
 def strongest_factor(
     context: AttackContext, rows_for: Callable[[Tensor], Rows], search: LineSearch
-) -> Tensor:
-    """Return the factor per run that takes the update furthest from the honest mean."""
+) -> AttackOutput:
+    """Send the rows whose factor takes the update furthest from the honest mean, per run."""
 
     def distance(factor: Tensor) -> Tensor:
-        return context.distances(context.judge(rows_for(factor), "search").updates)
+        return context.distances(context.ask(rows_for(factor), "search")[0])
 
-    start = torch.zeros(context.num_runs, dtype=torch.float64, device=context.device)
-    # The defence is asked in the precision of the work: updates are not rounded to a narrower one.
+    # The defence is asked in the precision of the computation: updates are not rounded further.
     noise = NOISE * torch.finfo(work_dtype(context.gradients.dtype)).eps * norm(context.mean)
-    return line_maximize(distance, start, search, noise)
+    factor = line_maximize(distance, context.per_run(0), search, noise)
+    return AttackOutput(rows=rows_for(factor), factor=factor, num_evaluations=search.evals)
 
 
 def scaled(factor: Tensor, vectors: Tensor) -> Tensor:
