@@ -8,7 +8,7 @@ that differ stand in DIFFERENT.
 from collections.abc import Callable
 
 import outvote as ov
-from outvote.rules.spec import RULES
+from outvote.rules.rule_spec import RULES
 
 Exempt = dict[str, str]
 
@@ -58,7 +58,6 @@ ALONE: dict[str, Exempt] = {
         "unanimous": "clients that all say the same are all suspected",
         "translation-equivariant": "it compares directions from the origin",
         "inside-the-box": "the weights do not sum to 1, as in the authors' code",
-        "batch-equals-loop": "its memory is that of the clients of one run",
     },
     "signguard": {
         "translation-equivariant": "it compares norms and signs",
@@ -173,12 +172,14 @@ ROWS: dict[str, Exempt] = {
 
 def needed(text: str, exempt: Exempt) -> Exempt:
     """The mean is asked only of rules that are told f."""
-    out = () if ov.make_rule(text).uses_num_byzantine else NO_MEAN
+    out = () if ov.make_rule(text).traits.uses_num_byzantine else NO_MEAN
     return {check: reason for check, reason in exempt.items() if check not in out}
 
 
 EVERY_RULE: dict[str, Exempt] = {text: needed(text, exempt) for text, exempt in ROWS.items()}
 WRAPPER_NAMES = sorted({template.split("(")[0] for template in WRAPPERS})
 WRAPPABLE_NAMES = [
-    name for name, kind in RULES.items() if kind.can_be_wrapped and name not in WRAPPER_NAMES
+    name
+    for name, kind in RULES.items()
+    if name not in WRAPPER_NAMES and kind().traits.can_be_wrapped
 ]

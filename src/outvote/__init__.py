@@ -1,4 +1,4 @@
-"""outvote: federated learning in which some clients may lie.
+"""outvote: federated learning in which some clients may be Byzantine.
 
 Names are loaded when they are first used, so that ``import outvote`` costs nothing.
 """
@@ -8,7 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    # "X as X" tells type checkers that a name is public.
+    # "X as X" marks a name as public for type checkers.
     from outvote.attacks.attack import Attack as Attack
     from outvote.attacks.attack import AttackOutput as AttackOutput
     from outvote.attacks.attack_spec import make_attack as make_attack
@@ -33,17 +33,11 @@ if TYPE_CHECKING:
     from outvote.attacks.simple import Zero as Zero
     from outvote.errors import OutvoteWarning as OutvoteWarning
     from outvote.errors import TooManyByzantine as TooManyByzantine
-    from outvote.models.spec import make_model as make_model
+    from outvote.models.model_spec import make_model as make_model
     from outvote.partition.by_group import partition_by_group as partition_by_group
     from outvote.partition.dirichlet import partition_dirichlet as partition_dirichlet
     from outvote.partition.iid import partition_iid as partition_iid
     from outvote.partition.shards import partition_shards as partition_shards
-    from outvote.rules.aggregation import Aggregation as Aggregation
-    from outvote.rules.base import AffineRule as AffineRule
-    from outvote.rules.base import CoordinatewiseRule as CoordinatewiseRule
-    from outvote.rules.base import RoundInfo as RoundInfo
-    from outvote.rules.base import Rule as Rule
-    from outvote.rules.base import VectorRule as VectorRule
     from outvote.rules.bucketing import Bucketing as Bucketing
     from outvote.rules.bulyan import Bulyan as Bulyan
     from outvote.rules.centered_clipping import CenteredClipping as CenteredClipping
@@ -55,16 +49,25 @@ if TYPE_CHECKING:
     from outvote.rules.gas import GAS as GAS
     from outvote.rules.geometric_median import GeometricMedian as GeometricMedian
     from outvote.rules.krum import Krum as Krum
+    from outvote.rules.krum import MultiKrum as MultiKrum
     from outvote.rules.mda import MDA as MDA
     from outvote.rules.meamed import MeaMed as MeaMed
     from outvote.rules.mean import Mean as Mean
     from outvote.rules.median import Median as Median
-    from outvote.rules.multi_krum import MultiKrum as MultiKrum
     from outvote.rules.nnm import NNM as NNM
     from outvote.rules.norm_clipping import NormClipping as NormClipping
     from outvote.rules.rfa import RFA as RFA
+    from outvote.rules.rule import AffineRule as AffineRule
+    from outvote.rules.rule import Aggregation as Aggregation
+    from outvote.rules.rule import CoordinatewiseRule as CoordinatewiseRule
+    from outvote.rules.rule import Mixing as Mixing
+    from outvote.rules.rule import RoundInfo as RoundInfo
+    from outvote.rules.rule import Rule as Rule
+    from outvote.rules.rule import Traits as Traits
+    from outvote.rules.rule import VectorRule as VectorRule
+    from outvote.rules.rule import Wrapper as Wrapper
+    from outvote.rules.rule_spec import make_rule as make_rule
     from outvote.rules.signguard import SignGuard as SignGuard
-    from outvote.rules.spec import make_rule as make_rule
     from outvote.rules.trimmed_mean import TrimmedMean as TrimmedMean
     from outvote.rules.verdict import Verdict as Verdict
     from outvote.testing.attack_conformance import check_attack as check_attack
@@ -102,12 +105,15 @@ _WHERE = {
     "partition_dirichlet": "partition.dirichlet",
     "partition_iid": "partition.iid",
     "partition_shards": "partition.shards",
-    "Aggregation": "rules.aggregation",
-    "AffineRule": "rules.base",
-    "CoordinatewiseRule": "rules.base",
-    "RoundInfo": "rules.base",
-    "Rule": "rules.base",
-    "VectorRule": "rules.base",
+    "Aggregation": "rules.rule",
+    "AffineRule": "rules.rule",
+    "CoordinatewiseRule": "rules.rule",
+    "RoundInfo": "rules.rule",
+    "Rule": "rules.rule",
+    "Mixing": "rules.rule",
+    "Traits": "rules.rule",
+    "Wrapper": "rules.rule",
+    "VectorRule": "rules.rule",
     "Bucketing": "rules.bucketing",
     "Bulyan": "rules.bulyan",
     "CenteredClipping": "rules.centered_clipping",
@@ -122,7 +128,7 @@ _WHERE = {
     "Mean": "rules.mean",
     "MeaMed": "rules.meamed",
     "Median": "rules.median",
-    "MultiKrum": "rules.multi_krum",
+    "MultiKrum": "rules.krum",
     "NNM": "rules.nnm",
     "NormClipping": "rules.norm_clipping",
     "ClientMatrix": "rules.client_matrix",
@@ -133,20 +139,29 @@ _WHERE = {
     "ConformanceError": "testing.conformance",
     "check_attack": "testing.attack_conformance",
     "check_rule": "testing.conformance",
-    "make_model": "models.spec",
-    "make_rule": "rules.spec",
+    "make_model": "models.model_spec",
+    "make_rule": "rules.rule_spec",
 }
-# Names of 0.1, read for one version.
-_RENAMED = {"Crafted": "AttackOutput", "Forged": "AttackOutput", "Scene": "AttackContext"}
+# The public names of 0.1 that have another name now; they go with the next version.
+_RENAMED = {
+    "Answer": "Aggregation",
+    "Crafted": "AttackOutput",
+    "Facts": "RoundInfo",
+    "Forged": "AttackOutput",
+    "Points": "ClientMatrix",
+    "Scene": "AttackContext",
+}
 if not TYPE_CHECKING:
     __all__ = [*_WHERE]
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name from the module it lives in."""
+    """Load a public name from the module it lives in; a name of 0.1 with a warning."""
     if name in _RENAMED:
-        text = f"outvote.{name} is now outvote.{_RENAMED[name]}; the old name goes with 0.3."
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        from outvote.errors import OutvoteWarning
+
+        message = f"outvote.{name} is now outvote.{_RENAMED[name]}; the next version drops {name}."
+        warnings.warn(message, OutvoteWarning, stacklevel=2)
         return __getattr__(_RENAMED[name])
     if name not in _WHERE:
         raise AttributeError(f"module 'outvote' has no attribute {name!r}")

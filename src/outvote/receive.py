@@ -1,4 +1,4 @@
-"""Reading what callers hand over: arrays, tensors, lists of either, lists of named tensors."""
+"""Reading what callers pass: arrays, tensors, lists of either, lists of named tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 from outvote.flat import FLOATS, Layout, as_tensor, stack, to_float
 from outvote.precision import work_dtype
 
-# The square of a larger float64 is not finite, so a distance to it could not be told.
+# The square of a larger float64 is not finite, so a distance to it could not be computed.
 LARGEST = 1e120
 
 
@@ -59,7 +59,7 @@ def receive(gradients: Any, what: str = "gradients", who: str = "client") -> Rec
                 f"reference and state must have the {rows.shape[1]} coordinates of the gradients, "
                 f"got the shape {tuple(vector.shape)}."
             )
-        return _widened(vector, rows.device)
+        return as_vector(vector, rows.device)
 
     return Received(rows=rows, restore=restore, to_vector=to_vector, notes=notes)
 
@@ -78,7 +78,7 @@ def _receive_named(gradients: Sequence[Any], who: str) -> Received:
     def to_vector(value: Any) -> Tensor:
         is_vector = isinstance(value, Tensor) and value.shape == rows.shape[1:]
         vector = value if is_vector else layout.flatten(value, "reference or state")
-        return _widened(vector, rows.device)
+        return as_vector(vector, rows.device)
 
     return Received(
         rows=_check_size(rows, "gradients", who),
@@ -89,8 +89,9 @@ def _receive_named(gradients: Sequence[Any], who: str) -> Received:
     )
 
 
-def _widened(vector: Tensor, device: torch.device) -> Tensor:
+def as_vector(value: Any, device: torch.device) -> Tensor:
     """Bring a vector of the server to the device; a sum of rounds may be too large for float16."""
+    vector = as_tensor(value, "reference or state")
     if not bool((vector.abs() <= LARGEST).all()):
         raise ValueError(
             "reference and state must be finite, got NaN, infinity or a number too large to square "

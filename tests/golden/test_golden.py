@@ -15,10 +15,10 @@ import torch
 import oracles
 import outvote as ov
 from calling import aggregate, inspect, update_of
+from outvote.rules.aggregate import num_from_fraction
 from outvote.rules.bucketing import bucket_matrix
-from outvote.rules.call import num_from_fraction
 from outvote.rules.nnm import neighbour_matrix
-from outvote.rules.signguard import judge_rows
+from outvote.rules.signguard import filter_rows
 from outvote.rules.split import balanced_sizes, ceil_sizes
 
 ATTACK_NAMES = runpy.run_path(str(Path(__file__).with_name("test_golden_attacks.py")))["ALL"]
@@ -180,7 +180,7 @@ def test_signguard(name):
     X, _ = facts_of(case)
     p = case["params"]
     window = int(p["fraction"] * X.shape[1])
-    update, is_kept = judge_rows(torch.from_numpy(X), p["start"], window, p["lower"], p["upper"])
+    update, is_kept = filter_rows(torch.from_numpy(X), p["start"], window, p["lower"], p["upper"])
     assert_close(update.numpy(), case["expected"])
     assert is_kept.nonzero().flatten().tolist() == case["kept"]
     update, kept = oracles.signguard(X, p["start"], window, p["lower"], p["upper"])

@@ -75,7 +75,7 @@ def test_list_names_every_attack_with_its_parameters_and_other_names(capsys):
 
 
 def test_list_names_every_model(capsys):
-    from outvote.models.spec import MODELS
+    from outvote.models.model_spec import MODELS
 
     assert "2,472,266 parameters" in run(capsys, "list", "models").out
     found = run(capsys, "list", "models", "--json").json

@@ -24,7 +24,7 @@ def my_rule(tmp_path):
 
 
 def test_list_names_every_rule_with_its_parameters_and_marks_wrappers(capsys):
-    from outvote.rules.spec import RULES
+    from outvote.rules.rule_spec import RULES
 
     result = run(capsys, "list", "rules")
     assert result.code == 0

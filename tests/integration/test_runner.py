@@ -27,14 +27,12 @@ class Broken(outvote.VectorRule):
 ODD = """
 import outvote
 class Odd(outvote.Rule):
-    has_memory = True
+    traits = outvote.Traits(has_state=True)
     def max_byzantine(self, num_clients):
         return num_clients - 1
-    def answer(self, points, facts):
-        answer = outvote.Mean().answer(points, facts)
-        return outvote.Aggregation(weights=answer.weights, state=object())
-    def read_state(self, state, to_vector):
-        return state
+    def compute(self, matrix, info):
+        found = outvote.Mean().compute(matrix, info)
+        return outvote.Aggregation(weights=found.weights, state=object())
 """
 
 

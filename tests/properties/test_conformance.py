@@ -1,4 +1,4 @@
-"""Every rule of EVERY_RULE keeps its promises, and the suite catches rules that break them."""
+"""Every rule of EVERY_RULE passes the checks, and the checks catch rules that are broken."""
 
 import random
 import warnings
@@ -10,7 +10,7 @@ import torch
 
 import outvote as ov
 from every_rule import EVERY_RULE, PLAIN, WRAPPABLE_NAMES, WRAPPER_NAMES, WRAPPERS
-from outvote.rules.spec import RULES
+from outvote.rules.rule_spec import RULES
 from outvote.testing import CHECKS
 
 # The inputs are small: more threads only wait for each other.
@@ -18,11 +18,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("text", EVERY_RULE)
-def test_every_rule_keeps_its_promises(text, device):
+def test_every_rule_passes_every_check(text, device):
     with warnings.catch_warnings():
-        if (
-            device.type != "cpu"
-        ):  # RandomStream and rounding differ: a tie may go well by chance there.
+        if device.type != "cpu":  # Draws and rounding differ: a tie may pass by chance there.
             warnings.simplefilter("ignore", ov.OutvoteWarning)
         ov.check_rule(ov.make_rule(text), exempt=EVERY_RULE[text], device=device)
 
@@ -49,10 +47,10 @@ def test_every_check_states_a_fact():
 
 
 class Middle(ov.VectorRule):
-    """A sound rule of somebody else, as short as it gets."""
+    """A correct rule of a third party, as short as possible."""
 
     name = "middle"
-    uses_num_byzantine = False
+    traits = ov.Traits(uses_num_byzantine=False)
 
     def max_byzantine(self, num_clients):
         return (num_clients - 1) // 2
@@ -68,9 +66,9 @@ class NearestHalf(ov.AffineRule):
     def max_byzantine(self, num_clients):
         return max(0, (num_clients - 3) // 2)
 
-    def weigh(self, points, facts):
-        far = points.squared_distances.sort(dim=-1).values
-        scores = far[..., : points.num_clients // 2 + 1].sum(dim=-1)
+    def weigh(self, matrix, info):
+        far = matrix.squared_distances.sort(dim=-1).values
+        scores = far[..., : matrix.num_clients // 2 + 1].sum(dim=-1)
         best = scores.argmin(dim=-1, keepdim=True)
         return ov.Aggregation(
             weights=torch.zeros_like(scores).scatter_(-1, best, 1.0), scores=scores
@@ -81,7 +79,7 @@ class NearestHalf(ov.AffineRule):
 class Quantile(ov.CoordinatewiseRule):
     share: float = 0.5
     name = "quantile"
-    uses_num_byzantine = False
+    traits = ov.Traits(uses_num_byzantine=False)
 
     def max_byzantine(self, num_clients):
         return min(int((num_clients - 1) * self.share), int((num_clients - 1) * (1 - self.share)))
@@ -91,20 +89,20 @@ class Quantile(ov.CoordinatewiseRule):
         return columns.float().sort(dim=-1).values[..., rank].to(columns.dtype)
 
 
-def test_a_sound_vector_rule_of_somebody_else_passes():
+def test_a_correct_vector_rule_passes():
     ov.check_rule(Middle())
 
 
-def test_a_sound_affine_rule_of_somebody_else_passes():
+def test_a_correct_affine_rule_passes():
     ov.check_rule(NearestHalf(), exempt={"mean-without-byzantine": "it takes one client"})
 
 
-def test_a_sound_coordinate_wise_rule_of_somebody_else_passes():
+def test_a_correct_coordinate_wise_rule_passes():
     ov.check_rule(Quantile(), exempt={"sign-equivariant": "the lower of two middle values"})
 
 
 class Broken(ov.VectorRule):
-    """A mean that has one thing wrong; the subclasses say which."""
+    """A mean that has one thing wrong; each subclass has its own."""
 
     name = "broken"
 
@@ -185,7 +183,7 @@ class ToleratesNegatives(Broken):
         return (num_clients - 3) // 2
 
 
-class Remembers(Broken):
+class HidesState(Broken):
     def __init__(self):
         self.last = 0
 
@@ -234,16 +232,16 @@ class WeighsTooMuch(ov.AffineRule):
     def max_byzantine(self, num_clients):
         return 0
 
-    def weigh(self, points, facts):
-        return ov.Aggregation(weights=torch.full((*points.batch, points.num_clients), 0.3).double())
+    def weigh(self, matrix, info):
+        return ov.Aggregation(weights=torch.full((*matrix.batch, matrix.num_clients), 0.3).double())
 
 
 class MixesTheRuns(ov.AffineRule):
     def max_byzantine(self, num_clients):
         return 0
 
-    def weigh(self, points, facts):
-        far = points.squared_distances.sum(dim=-1)
+    def weigh(self, matrix, info):
+        far = matrix.squared_distances.sum(dim=-1)
         total = far.flatten(end_dim=-2).sum(dim=0).expand_as(far)
         return ov.Aggregation(weights=(total / total.sum(dim=-1, keepdim=True)))
 
@@ -262,6 +260,58 @@ class HidesAParameter(ov.VectorRule):
         return rows.double().mean(dim=0)
 
 
+class Stateful(ov.Rule):
+    """A mean that carries the previous update; the subclasses have one thing wrong."""
+
+    traits = ov.Traits(uses_num_byzantine=False, has_state=True)
+
+    def max_byzantine(self, num_clients):
+        return 0
+
+    def compute(self, matrix, info):
+        mean = matrix.rows.double().mean(dim=-2)
+        before = mean[0] if info.state is None else info.state["mean"]
+        return ov.Aggregation(vector=(mean + before) / 2, state=self.state_after(mean[0], info))
+
+    def state_after(self, mean, info):
+        return {"mean": mean, "round": info.round}
+
+
+class ReturnsNoState(Stateful):
+    def state_after(self, mean, info):
+        return None
+
+
+class DeclaresNoState(Stateful):
+    traits = ov.Traits(uses_num_byzantine=False)
+
+
+class ChangesItsState(Stateful):
+    def state_after(self, mean, info):
+        if info.state is None:
+            return super().state_after(mean, info)
+        info.state["mean"] += mean
+        return info.state
+
+
+class SharesItsState(Stateful):
+    def __init__(self):
+        self.shared = {"mean": torch.zeros(())}
+
+    def state_after(self, mean, info):
+        self.shared["mean"] = mean
+        return self.shared
+
+
+class SavesAnObject(Stateful):
+    def state_after(self, mean, info):
+        return {**super().state_after(mean, info), "made": object()}
+
+
+def test_a_correct_stateful_rule_passes():
+    ov.check_rule(Stateful())
+
+
 CAUGHT = [
     (WritesIntoItsInput(), "leaves-inputs-alone"),
     (ReturnsNan(), "finite"),
@@ -278,7 +328,7 @@ CAUGHT = [
     (CountsInFractions(), "limit-makes-sense"),
     (ToleratesLessOfMore(), "limit-makes-sense"),
     (ToleratesNegatives(), "limit-makes-sense"),
-    (Remembers(), "same-seed-same-verdict"),
+    (HidesState(), "same-seed-same-verdict"),
     (AddsOne(), "unanimous"),
     (AddsOne(), "one-client"),
     (AddsOne(), "scale-equivariant"),
@@ -291,6 +341,11 @@ CAUGHT = [
     (MixesTheRuns(), "batch-equals-loop"),
     (HidesAParameter(size=2), "repr-round-trip"),
     (Raises(), "finite"),
+    (ReturnsNoState(), "state-is-declared"),
+    (DeclaresNoState(), "state-is-declared"),
+    (SharesItsState(), "state-run-by-run"),
+    (ChangesItsState(), "state-survives-saving"),
+    (SavesAnObject(), "state-survives-saving"),
 ]
 
 
@@ -353,7 +408,7 @@ def test_an_exemption_needs_a_known_check_and_a_reason():
             ov.check_rule(Middle(), exempt={"unanimous": reason})
 
 
-def test_an_exemption_that_is_not_needed_is_told():
+def test_an_exemption_that_is_not_needed_warns():
     with pytest.warns(ov.OutvoteWarning, match="middle passes 'unanimous'; the exemption"):
         ov.check_rule(Middle(), exempt={"unanimous": "no idea"})
 

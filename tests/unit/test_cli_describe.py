@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import pytest
 
 from outvote.cli.describe import describe
-from outvote.rules.base import VectorRule
 from outvote.rules.bulyan import Bulyan
 from outvote.rules.centered_clipping import CenteredClipping
 from outvote.rules.gas import GAS
 from outvote.rules.rfa import RFA
-from outvote.rules.spec import RULES
+from outvote.rules.rule import VectorRule
+from outvote.rules.rule_spec import RULES
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -37,7 +37,7 @@ def test_a_sentence_after_a_label_is_a_note():
     about = describe(CenteredClipping)
     assert about.tolerates == "n >= 2f + 1 (f is not used)"
     assert about.tolerates_in_short == "n >= 2f + 1"
-    assert about.notes.startswith("Has memory: ")
+    assert about.notes.startswith("Has state: ")
 
 
 def test_a_parameter_is_told_with_its_default_and_its_docstring():
@@ -66,5 +66,5 @@ class Undocumented(VectorRule):
 def test_a_rule_without_a_docstring_is_described_by_what_its_class_says():
     about = describe(Undocumented)
     assert (about.name, about.summary, about.example) == ("Undocumented", "", "")
-    assert about.needs == VectorRule.needs
+    assert about.needs == VectorRule.traits.needs
     assert [parameter.text for parameter in about.parameters] == ["power=2"]

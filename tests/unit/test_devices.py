@@ -5,10 +5,12 @@ import pytest
 import torch
 
 import outvote as ov
-from outvote.rules.spec import RULES
+from outvote.rules.rule_spec import RULES
 
 WRAPPED = {"gas", "bucketing", "nnm", "clip"}
-BASES = [name for name, rule in RULES.items() if rule.can_be_wrapped and name not in WRAPPED]
+BASES = [
+    name for name, rule in RULES.items() if name not in WRAPPED and rule().traits.can_be_wrapped
+]
 WIDTHS = (4, 120)
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import outvote as ov
-from outvote.rules.spec import RULES
-from outvote.rules.wrapper import Wrapper
+from outvote.rules.rule import Wrapper
+from outvote.rules.rule_spec import RULES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -40,7 +40,7 @@ def kind_of(rule):
         return "affine"
     if issubclass(rule, ov.CoordinatewiseRule):
         return "coordinate-wise"
-    return "hybrid" if rule.can_be_wrapped else "whole gradients"
+    return "hybrid" if rule().traits.can_be_wrapped else "whole gradients"
 
 
 def some_rule(name):
@@ -82,8 +82,9 @@ def test_kinds_needs_and_wrapping_are_those_of_the_code():
 
     def needs_of(name):
         if not issubclass(RULES[name], Wrapper):
-            return words[RULES[name]().must_be_told()]
-        around = {RULES[name](inside).must_be_told() for inside in (ov.Median(), ov.Krum())}
+            return words[RULES[name]().traits.uses_num_byzantine]
+        wrapped = [RULES[name](inside).traits for inside in (ov.Median(), ov.Krum())]
+        around = {traits.uses_num_byzantine for traits in wrapped}
         return words[around.pop()] if len(around) == 1 else "as inside"
 
     true = [
@@ -92,7 +93,7 @@ def test_kinds_needs_and_wrapping_are_those_of_the_code():
             rule.__name__,
             kind_of(rule),
             needs_of(name),
-            words[rule.can_be_wrapped],
+            words[some_rule(name).traits.can_be_wrapped],
         )
         for name, rule in RULES.items()
     ]

@@ -9,12 +9,16 @@ import pytest
 import torch
 
 import outvote as ov
-from outvote.rules import cuda, linalg
-from outvote.rules.base import AffineRule
-from outvote.rules.spec import RULES
+from outvote.kernels import client_kernels
+from outvote.rules import distances
+from outvote.rules.rule import AffineRule
+from outvote.rules.rule_spec import RULES
+from outvote.rules.split import draw_split
 
 WRAPPED = {"gas", "bucketing", "nnm", "clip"}
-BASES = [name for name, rule in RULES.items() if rule.can_be_wrapped and name not in WRAPPED]
+BASES = [
+    name for name, rule in RULES.items() if name not in WRAPPED and rule().traits.can_be_wrapped
+]
 MORE = [
     "nnm(median)",
     "nnm(krum)",
@@ -33,19 +37,19 @@ class LooksFirst(AffineRule):
     def max_byzantine(self, num_clients):
         return (num_clients - 1) // 2
 
-    def weigh(self, points, facts):
-        spread = points.columns.double().var(dim=-2)
-        far = points.squared_distances.double().sum(dim=-1) + spread
-        is_near = linalg.smallest(far, points.num_clients - facts.num_byzantine)
-        return ov.Aggregation(weights=is_near.double() / (points.num_clients - facts.num_byzantine))
+    def weigh(self, matrix, info):
+        variance = matrix.columns.double().var(dim=-2)
+        far = matrix.squared_distances.double().sum(dim=-1) + variance
+        num_kept = matrix.num_clients - info.num_byzantine
+        return ov.Aggregation(weights=distances.smallest(far, num_kept).double() / num_kept)
 
 
 @pytest.fixture
 def in_small_pieces(monkeypatch):
-    """Make slabs and tiles so small that many of each are needed, on two threads."""
+    """Make chunks and tiles so small that many of each are needed, on two threads."""
     for device in ("cpu", "cuda"):
-        monkeypatch.setitem(linalg.TILE_VALUES, device, 2000)
-        monkeypatch.setitem(linalg.MATRICES_TILE, device, 3000)
+        monkeypatch.setitem(distances.TILE_VALUES, device, 2000)
+        monkeypatch.setitem(distances.MATRICES_TILE, device, 3000)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -67,13 +71,13 @@ def test_gas_in_pieces_scores_as_a_loop_over_the_groups(
     X = torch.randn(num_clients, dim, generator=generator, dtype=dtype).to(device)
     groups = torch.randperm(dim, generator=generator).view(NUM_GROUPS, WIDTH)
     rule = rule_of(spec)
-    told = min(2, rule.max_byzantine(num_clients))
+    assumed = min(2, rule.max_byzantine(num_clients))
     found = ov.GAS(rule).inspect(X, num_byzantine=2, groups=groups.tolist(), seed=1)
     expected = np.zeros(num_clients)
     if rule.name != "gas":
         for group in groups:
             part = X[:, group.to(device)]
-            answer = rule(part, num_byzantine=told, seed=1)
+            answer = rule(part, num_byzantine=assumed, seed=1)
             expected += (part.double() - answer.double()).norm(dim=1).cpu().numpy()
         tolerance = 1e-9 if dtype == torch.float64 else 2e-5
         np.testing.assert_allclose(found.scores, expected, rtol=tolerance)
@@ -86,13 +90,13 @@ def test_gas_in_pieces_scores_as_a_loop_over_the_groups(
 def test_the_modes_of_the_caller_do_not_matter(spec, num_clients, device):
     rule = ov.make_rule(spec)
     X = torch.randn(num_clients, 40, generator=torch.Generator().manual_seed(0)).to(device)
-    told = min(1, rule.max_byzantine(num_clients))
-    plain = rule(X, num_byzantine=told, seed=0)
+    assumed = min(1, rule.max_byzantine(num_clients))
+    plain = rule(X, num_byzantine=assumed, seed=0)
     with torch.autocast(device.type, torch.bfloat16):
-        torch.testing.assert_close(rule(X, num_byzantine=told, seed=0), plain)
+        torch.testing.assert_close(rule(X, num_byzantine=assumed, seed=0), plain)
     with torch.inference_mode():
-        torch.testing.assert_close(rule(X.clone(), num_byzantine=told, seed=0), plain)
-    kept = rule(X.clone().requires_grad_(), num_byzantine=told, seed=0)
+        torch.testing.assert_close(rule(X.clone(), num_byzantine=assumed, seed=0), plain)
+    kept = rule(X.clone().requires_grad_(), num_byzantine=assumed, seed=0)
     assert not kept.requires_grad
 
 
@@ -100,16 +104,16 @@ def test_the_modes_of_the_caller_do_not_matter(spec, num_clients, device):
 def test_on_a_gpu_a_seed_means_one_split_in_every_precision(dim, num_groups, monkeypatch):
     order = torch.randperm(dim, generator=torch.Generator().manual_seed(0), dtype=torch.int32)
     stream = SimpleNamespace(permutations=lambda *_: order.unsqueeze(0))
-    facts = SimpleNamespace(stream=SimpleNamespace(under=lambda _: stream))
+    info = SimpleNamespace(stream=SimpleNamespace(fold_in=lambda _: stream))
     # As on a GPU, but for the values themselves.
     columns = torch.zeros(1, dim, 3)
-    points = SimpleNamespace(
+    matrix = SimpleNamespace(
         dim=dim, device=torch.device("cuda"), batch=(1,), columns=columns, num_clients=3
     )
     found = []
     for is_fast in (True, False):
-        monkeypatch.setattr(cuda, "is_usable", lambda *_, is_fast=is_fast: is_fast)
-        split = ov.GAS(ov.Median(), num_groups=num_groups).split_coordinates(points, facts)
+        monkeypatch.setattr(client_kernels, "is_usable", lambda *_, is_fast=is_fast: is_fast)
+        split = draw_split(matrix, "balanced", num_groups, info)
         groups = [group for block in split.blocks for group in block.index[0].tolist()]
         found.append([[k for k in group if k >= 0] for group in groups])
     assert found[0] == found[1]

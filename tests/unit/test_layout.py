@@ -9,7 +9,7 @@ from outvote.attacks.attack_spec import make_attack
 from outvote.report.layout import grids_of
 from outvote.report.table_markdown import markdown
 from outvote.results.labels import DEFAULTS, outline
-from outvote.rules.spec import make_rule
+from outvote.rules.rule_spec import make_rule
 from outvote.suites.suite import read_suite, suite_names
 
 

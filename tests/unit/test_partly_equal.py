@@ -6,7 +6,7 @@ import torch
 
 import outvote as ov
 from every_rule import WRAPPABLE_NAMES
-from outvote.rules import linalg
+from outvote.rules import distances
 from outvote.testing.trial import as_array
 
 NUM_CLIENTS, DIM, NUM_GROUPS = 10, 2000, 100
@@ -45,7 +45,7 @@ def test_single_distances_that_cannot_be_trusted_are_redone_in_any_precision(num
     columns[:num_equal, :, 5] = columns[:num_equal, :, 7] * (1 + 1e-6)
     columns = columns.float()
     products = torch.matmul(columns.mT, columns)
-    found = linalg.squared_distances(products, lambda: columns, torch.float32)
+    found = distances.squared_distances(products, lambda: columns, torch.float32)
     exact = columns.double()
     wanted = (exact.unsqueeze(-1) - exact.unsqueeze(-2)).square().sum(dim=1)
     torch.testing.assert_close(found.double(), wanted, rtol=1e-3, atol=1e-12)

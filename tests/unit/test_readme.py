@@ -10,8 +10,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from command_line import run
-from outvote.rules.spec import RULES
-from outvote.rules.wrapper import Wrapper
+from outvote.rules.rule import Wrapper
+from outvote.rules.rule_spec import RULES
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

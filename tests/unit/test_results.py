@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from outvote.metrics.record import Record
+from outvote.metrics.round_record import Record
 from outvote.results import checkpoint as checkpoints
 from outvote.results import folder as folders
 from outvote.results import lock as locks

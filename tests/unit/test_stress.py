@@ -7,7 +7,7 @@ import torch
 import outvote as ov
 from outvote.attacks.attack_spec import ATTACKS
 from outvote.cli.stress import LEFT_OUT, default_attacks, default_rules
-from outvote.rules.spec import RULES
+from outvote.rules.rule_spec import RULES
 from outvote.testing.stress import (
     AskedRule,
     Cell,

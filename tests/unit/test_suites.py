@@ -10,9 +10,9 @@ from outvote.experiment.choosing import Choice, choose
 from outvote.experiment.spec import Spec, as_table
 from outvote.experiment.suites import plan_part, plan_suite
 from outvote.grids import flat
-from outvote.models.spec import make_model
+from outvote.models.model_spec import make_model
 from outvote.results.labels import label
-from outvote.rules.spec import make_rule
+from outvote.rules.rule_spec import make_rule
 from outvote.suites.presets import PRESETS
 from outvote.suites.suite import read_suite, suite_names, value_of
 

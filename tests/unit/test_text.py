@@ -8,7 +8,7 @@ import pytest
 
 import outvote as ov
 from every_rule import EVERY_RULE
-from outvote.rules.spec import ALIASES, RULES
+from outvote.rules.rule_spec import ALIASES, RULES
 
 
 @pytest.mark.parametrize("text", EVERY_RULE)
@@ -221,8 +221,8 @@ FILE = """
         def max_byzantine(self, num_clients):
             return self.rule.max_byzantine(num_clients)
 
-        def answer(self, points, facts):
-            vector = points.vector(self.rule.answer(points, facts))
+        def compute(self, matrix, info):
+            vector = matrix.vector(self.rule.compute(matrix, info))
             return ov.Aggregation(vector=2 * vector)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Pairs, PerClient, PerCoordinate, Rows
-from outvote.long_products import long_products
+from outvote.kernels.long_products import long_products
 from outvote.threads import mapped
 
 # Values of a tile: it stays in the last cache, and is large beside the cost of calling torch; a GPU

@@ -11,7 +11,7 @@ from outvote.cli.verb import Verb, read_rule
 
 if TYPE_CHECKING:
     from outvote.cli.vote import Told
-    from outvote.rules.base import Rule
+    from outvote.rules.rule import Rule
 
 TITLES = ("client", "status", "score", "share", "norm", "cosine", "reason")
 NUMBERS = ("score", "share", "norm", "cosine")

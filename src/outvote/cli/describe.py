@@ -9,8 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from outvote.attacks.attack import Attack
-from outvote.rules.base import Rule
-from outvote.rules.wrapper import Wrapper
+from outvote.rules.rule import Rule, Wrapper
 
 LABELS = ("Needs", "Tolerates", "Differs from the paper", "Differs from ByzFL", "Reference")
 TRAITS = {
@@ -78,14 +77,15 @@ def describe(thing: type[Rule] | type[Attack]) -> Description:
     formulas = [" ".join(formula.split()) for formula in _FORMULA.findall(before)]
     summary, _, body = _FORMULA.sub("", before).partition("\n\n")
     parts, notes = _split(" ".join(body.split()))
+    declared = getattr(thing, "traits", None)
     return Description(
         name=thing.name or thing.__name__,
         summary=" ".join(summary.split()).rstrip("."),
         formula=" ".join(formulas),
-        needs=parts.get("Needs", getattr(thing, "needs", "")),
-        tolerates=parts.get("Tolerates", getattr(thing, "tolerates", "")),
+        needs=parts.get("Needs", getattr(declared, "needs", "")),
+        tolerates=parts.get("Tolerates", getattr(declared, "tolerates", "")),
         differs=parts.get("Differs from the paper", parts.get("Differs from ByzFL", "")),
-        reference=parts.get("Reference", getattr(thing, "reference", "")),
+        reference=parts.get("Reference", getattr(declared, "reference", "")),
         notes=notes,
         example=f">>> {example.strip()}" if example else "",
         parameters=tuple(_parameters(thing)),

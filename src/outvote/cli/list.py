@@ -48,7 +48,7 @@ def command(
 def list_rules(as_json: bool) -> None:
     """List the rules and wrappers."""
     from outvote.cli.describe import describe
-    from outvote.rules.spec import ALIASES, RULES
+    from outvote.rules.rule_spec import ALIASES, RULES
 
     found = [describe(rule) for rule in RULES.values()]
     other_names = _other_names(RULES, ALIASES)
@@ -99,7 +99,7 @@ def list_attacks(as_json: bool) -> None:
 
 def list_models(as_json: bool) -> None:
     """List the networks."""
-    from outvote.models.spec import MODELS
+    from outvote.models.model_spec import MODELS
 
     found = {name: _first_sentence(model.__doc__ or "") for name, model in MODELS.items()}
     if as_json:

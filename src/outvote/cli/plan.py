@@ -11,7 +11,7 @@ from outvote.cli.output import Column, number, print_json, print_table
 from outvote.cli.verb import Verb, read_rule
 
 if TYPE_CHECKING:
-    from outvote.rules.base import Rule
+    from outvote.rules.rule import Rule
 
 SMALLEST_SHOWN = 1e-6
 
@@ -70,6 +70,8 @@ def command(
 
     Example: outvote plan --clients 50 --byzantine 10 --sample 5 --rule bulyan
     """
+    from outvote.rules.rule import base_num_byzantine
+
     sampling = Sampling(clients, byzantine, sample)
     rule = read_rule(rule_text)
     limit = rule.max_byzantine(sample)
@@ -80,7 +82,7 @@ def command(
         "num_sampled": sample,
         "num_rounds": rounds,
         "max_byzantine": limit,
-        "base_max_byzantine": rule.base_num_byzantine(limit, sample),
+        "base_max_byzantine": base_num_byzantine(rule, limit, sample),
         "distribution": _distribution(sampling, limit, rounds),
         "events": [
             _event("nobody attacks", sampling.probability(lambda k: k == 0), rounds),

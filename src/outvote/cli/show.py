@@ -12,7 +12,7 @@ from outvote.errors import closest
 if TYPE_CHECKING:
     from outvote.attacks.attack import Attack
     from outvote.cli.describe import Description
-    from outvote.rules.base import Rule
+    from outvote.rules.rule import Rule
 
 NUM_CLIENTS = (5, 10, 20, 50)
 # A wrapper's limit is that of the rule inside; this one shows it.
@@ -74,8 +74,8 @@ def _is_attack(text: str) -> bool:
     from outvote.attacks import attack_spec as attacks
     from outvote.attacks.attack import Attack
     from outvote.loading import load_class
-    from outvote.rules import spec as rules
-    from outvote.rules.base import Rule
+    from outvote.rules import rule_spec as rules
+    from outvote.rules.rule import Rule
 
     name = re.split(r"[\s(]", text.strip(), maxsplit=1)[0]
     if re.search(r"\.py:\w+$", name):
@@ -95,8 +95,8 @@ def _is_attack(text: str) -> bool:
 
 def _find(name: str) -> "Rule":
     """Build the rule; a wrapper that is named alone gets a rule inside."""
-    from outvote.rules.spec import RULES
-    from outvote.rules.wrapper import Wrapper
+    from outvote.rules.rule import Wrapper
+    from outvote.rules.rule_spec import RULES
 
     known = RULES.get(name.strip().lower())
     is_wrapper = known is not None and issubclass(known, Wrapper)
@@ -105,7 +105,7 @@ def _find(name: str) -> "Rule":
 
 def _layers(rule: "Rule") -> "list[Rule]":
     """List the rule and what it wraps, from the outside in."""
-    from outvote.rules.wrapper import Wrapper
+    from outvote.rules.rule import Wrapper
 
     return [rule, *_layers(rule.rule)] if isinstance(rule, Wrapper) else [rule]
 

@@ -12,7 +12,7 @@ from outvote.cli.verb import Verb, WorkFailed, read_attack, read_rule
 
 if TYPE_CHECKING:
     from outvote.attacks.attack import Attack
-    from outvote.rules.base import Rule
+    from outvote.rules.rule import Rule
     from outvote.testing.stress import Progress, Stress
 
 # Fewer tries than the attack makes by default: it asks every rule some hundred times.
@@ -113,15 +113,15 @@ def lowered_rules(rules: "list[Rule]", num_clients: int, num_byzantine: int) -> 
 
 def default_rules(num_groups: int) -> list[str]:
     """Name every rule, alone and inside GAS where that is possible, and a rule in each wrapper."""
-    from outvote.rules.spec import RULES
-    from outvote.rules.wrapper import Wrapper
+    from outvote.rules.rule import Wrapper
+    from outvote.rules.rule_spec import RULES
 
     plain = [name for name, rule in RULES.items() if not issubclass(rule, Wrapper)]
     wrappers = [name for name, rule in RULES.items() if issubclass(rule, Wrapper) and name != "gas"]
     return [
         *plain,
         *(f"{wrapper}({INSIDE})" for wrapper in wrappers),
-        *(f"gas({n}, num_groups={num_groups})" for n in plain if RULES[n].can_be_wrapped),
+        *(f"gas({n}, num_groups={num_groups})" for n in plain if RULES[n]().traits.can_be_wrapped),
     ]
 
 

@@ -7,7 +7,7 @@ import click
 
 if TYPE_CHECKING:
     from outvote.attacks.attack import Attack
-    from outvote.rules.base import Rule
+    from outvote.rules.rule import Rule
 
 Built = TypeVar("Built")
 
@@ -36,7 +36,7 @@ debug_option = click.option("--debug", is_flag=True, expose_value=False, help=DE
 
 def read_rule(text: str) -> "Rule":
     """Build a rule from text; a mistake in it is the user's to mend."""
-    from outvote.rules.spec import make_rule
+    from outvote.rules.rule_spec import make_rule
 
     return _read("rule", make_rule, text)
 

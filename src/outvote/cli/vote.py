@@ -13,8 +13,8 @@ from outvote.cli.collect import Base, Client, Named, nothing_usable
 from outvote.cli.verb import WorkFailed
 from outvote.errors import TooManyByzantine
 from outvote.flat import to_float
-from outvote.rules.base import Rule
-from outvote.rules.call import num_from_fraction, resolve_num_byzantine
+from outvote.rules.aggregate import num_from_fraction, resolve_num_byzantine
+from outvote.rules.rule import Rule
 from outvote.rules.verdict import Verdict
 
 
@@ -37,7 +37,7 @@ class Told:
 def num_tolerated(rule: Rule, num_clients: int, told: Told) -> int:
     """Return how many of the received files the rule shall take for Byzantine."""
     f, fraction = told.num_byzantine, told.byzantine_fraction
-    if f is None and fraction is None and rule.must_be_told():
+    if f is None and fraction is None and rule.traits.uses_num_byzantine:
         raise click.UsageError(
             f"{rule} must be told how many clients may lie; add --num-byzantine, or "
             "--byzantine-fraction 0.2 if the number is unknown"
@@ -90,7 +90,7 @@ def new_model(verdict: Verdict, clients: Sequence[Client], base: Base | None) ->
             start = base.tensors[name]
             tensors[name] = to_float(start.to(step.dtype) + step, start.dtype)
     usable = [client for client in clients if not client.reason]
-    kept = [client for client in usable if client.name in verdict.kept] or usable
+    kept = [client for client in usable if client.name in (verdict.kept or ())] or usable
     for name in kept[0].counters:
         values = np.stack([client.counters[name].numpy() for client in kept])
         tensors[name] = torch.from_numpy(np.asarray(values.max(axis=0)))
@@ -100,10 +100,10 @@ def new_model(verdict: Verdict, clients: Sequence[Client], base: Base | None) ->
 def judgements(verdict: Verdict, clients: Sequence[Client]) -> list[dict[str, Any]]:
     """Tell what became of each client, in the order of the files."""
     scores = dict(zip(verdict.clients, verdict.scores.tolist(), strict=True))
-    shares = dict(zip(verdict.clients, verdict.weights.tolist(), strict=True))
+    is_known = verdict.weights is not None
+    weights = verdict.weights if verdict.weights is not None else np.zeros(len(verdict.clients))
+    shares = dict(zip(verdict.clients, weights.tolist(), strict=True))
     length = norm(verdict.update)
-    # A rule that does not tell shares (someone's own) leaves them all 0.
-    is_told = any(share > 0 for share in shares.values()) or length == 0
     rows = []
     for client in clients:
         row: dict[str, Any] = {"client": client.name, "path": str(client.path)}
@@ -112,10 +112,11 @@ def judgements(verdict: Verdict, clients: Sequence[Client]) -> list[dict[str, An
             row |= {"status": "rejected"}
         else:
             own = norm(client.update)
+            status = "kept" if shares[client.name] > 0 else "dropped"
             row |= {
-                "status": ("kept" if shares[client.name] > 0 else "dropped") if is_told else "used",
+                "status": status if is_known else "used",
                 "score": scores[client.name],
-                "share": shares[client.name] if is_told else None,
+                "share": shares[client.name] if is_known else None,
                 "norm": own,
                 "cosine": _cosine(client.update, verdict.update, own * length),
             }

@@ -10,23 +10,23 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from outvote.attacks.attack_spec import make_attack
-from outvote.clients.federation import Federation, make_federation
-from outvote.clients.samples import Samples
 from outvote.data.dataset import Dataset
+from outvote.engine.federation import Federation, make_federation
 from outvote.engine.run_stack import Run, RunStack
 from outvote.engine.simulation import make_run_stack
 from outvote.experiment.checking import num_sampled
 from outvote.experiment.dataset_cache import DatasetCache, Wanted, wanted
 from outvote.experiment.spec import Data, Members, Spec
-from outvote.models.spec import make_model
+from outvote.models.model_spec import make_model
 from outvote.partition import (
     partition_by_group,
     partition_dirichlet,
     partition_iid,
     partition_shards,
 )
-from outvote.rules.spec import make_rule
+from outvote.rules.rule_spec import make_rule
 from outvote.seeding import RandomStream
+from outvote.training.samples import Samples
 
 
 @final
@@ -85,7 +85,7 @@ class RunBuilder:
             seed=spec.seed,
             num_sampled=num_sampled(spec.federation, federation.num_clients),
             assumed_byzantine=None if isinstance(assumed, str) else assumed,
-            root=self._root(spec) if rule.needs_reference else None,
+            root=self._root(spec) if rule.traits.needs_reference else None,
         )
 
     def stack(self, spec: Spec, runs: Sequence[Run]) -> RunStack:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from outvote.clients.memory import free_on_gpu
+from outvote.training.gpu_memory import free_on_gpu
 
 # What is local_updates, sent, attacked and judged, and copies of it; the trainer looks after itself.
 VECTORS_PER_CLIENT = 8

@@ -5,12 +5,12 @@ from math import isfinite
 import msgspec
 
 from outvote.attacks.attack_spec import make_attack
-from outvote.clients.federation import count_sampled
 from outvote.data.loader import find_entry
+from outvote.engine.federation import count_sampled
 from outvote.errors import closest
 from outvote.experiment.spec import Data, Members, Spec
-from outvote.models.spec import MODELS
-from outvote.rules.spec import make_rule
+from outvote.models.model_spec import MODELS
+from outvote.rules.rule_spec import make_rule
 
 
 def checked(spec: Spec) -> Spec:

@@ -9,7 +9,7 @@ from outvote.errors import closest
 from outvote.experiment.reading import override
 from outvote.grids import merged
 from outvote.results.labels import label, outline
-from outvote.rules.spec import make_rule
+from outvote.rules.rule_spec import make_rule
 from outvote.suites.suite import Part, Suite, value_of
 
 Axis = Literal["rule", "attack"]

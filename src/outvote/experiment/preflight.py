@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import torch
 
-from outvote.engine.normalisation import check_normalisation
 from outvote.experiment.build import RunBuilder
 from outvote.experiment.checking import check_assumed
 from outvote.experiment.dataset_cache import wanted
 from outvote.experiment.spec import Spec
+from outvote.training.batch_norm import check_batch_size
 
 
 def check_playable(specs: Sequence[Spec], builder: RunBuilder) -> None:
@@ -45,4 +45,4 @@ def _try_network(spec: Spec, builder: RunBuilder) -> None:
             f"{spec.data.name} ({str(error).splitlines()[0].rstrip('.')}); choose another network "
             "or dataset."
         ) from error
-    check_normalisation(network, spec.training)
+    check_batch_size(network, spec.training)

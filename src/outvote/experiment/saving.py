@@ -12,8 +12,8 @@ from outvote.engine.run_stack import Run, State
 from outvote.experiment.memory import pack, unpack
 from outvote.results.checkpoint import Checkpoint
 
-MEMORIES = tuple(field.name for field in fields(State) if field.name.endswith("_memory"))
-"""Of attacks, rules, and whoever else remembers something from round to round."""
+STATES = tuple(field.name for field in fields(State) if field.name.endswith("_states"))
+"""Of attacks, rules and clients, one per run; checkpoints keep the names of 0.1, `*_memory`."""
 
 
 def checkpoint_of(state: State, row: int, config: str, outcome: str, data: str) -> Checkpoint:
@@ -25,8 +25,9 @@ def checkpoint_of(state: State, row: int, config: str, outcome: str, data: str) 
     if state.velocity is not None:
         arrays["velocity"] = state.velocity[row].cpu().numpy()
     notes: dict[str, Any] = {"outcome": outcome, "data": data}
-    for name in MEMORIES:
-        notes[name] = pack(_at(getattr(state, name), row), name, arrays)
+    for name in STATES:
+        key = _key(name)
+        notes[key] = pack(_at(getattr(state, name), row), key, arrays)
     return Checkpoint(round=state.round, config=config, arrays=arrays, notes=notes)
 
 
@@ -42,7 +43,7 @@ def state_of(found: Sequence[Checkpoint], runs: Sequence[Run], device: torch.dev
         weights=stacked("weights"),
         buffers=stacked("buffers"),
         velocity=stacked("velocity") if "velocity" in found[0].arrays else None,
-        **{name: _remembered(name, found, runs, device) for name in MEMORIES},
+        **{name: _remembered(name, found, runs, device) for name in STATES},
     )
 
 
@@ -50,12 +51,16 @@ def _remembered(
     name: str, found: Sequence[Checkpoint], runs: Sequence[Run], device: torch.device
 ) -> tuple[Any, ...]:
     """Return what is remembered of each run; nothing at all if no run remembers anything."""
-    memory = []
+    states = []
     for each, run in zip(found, runs, strict=True):
-        owner = getattr(run, name.removesuffix("_memory"), run)
-        memory.append(unpack(each.notes[name], each.arrays, owner, device))
-    return () if all(one is None for one in memory) else tuple(memory)
+        owner = getattr(run, name.removesuffix("_states"), run)
+        states.append(unpack(each.notes[_key(name)], each.arrays, owner, device))
+    return () if all(one is None for one in states) else tuple(states)
 
 
-def _at(memory: tuple[Any, ...], row: int) -> Any:
-    return memory[row] if memory else None
+def _at(states: tuple[Any, ...], row: int) -> Any:
+    return states[row] if states else None
+
+
+def _key(name: str) -> str:
+    return name.replace("_states", "_memory")

@@ -6,10 +6,10 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from outvote.clients.training import Training
 from outvote.experiment.user_code import digests
 from outvote.results.renamed import SETTINGS
 from outvote.server.step import Server
+from outvote.training.local_sgd import LocalSGD
 
 Partition = Literal["dirichlet", "iid", "shards", "by-group"]
 Precision = Literal["float32", "tf32", "bfloat16"]
@@ -63,7 +63,7 @@ class Spec(Struct, frozen=True, kw_only=True):
     data: Data = msgspec.field(default_factory=Data)
     federation: Members = msgspec.field(default_factory=Members)
     model: Model = msgspec.field(default_factory=Model)
-    training: Training = msgspec.field(default_factory=Training)
+    training: LocalSGD = msgspec.field(default_factory=LocalSGD)
     server: Server = msgspec.field(default_factory=Server)
 
     @property

@@ -12,7 +12,7 @@ from outvote.experiment.build import RunBuilder
 from outvote.experiment.job import Ended, Job
 from outvote.experiment.listener import Listener, Played
 from outvote.experiment.saving import checkpoint_of
-from outvote.metrics.record import Record
+from outvote.metrics.round_record import Record
 from outvote.results.audit import audit_arrays, to_npz
 from outvote.results.checkpoint import Checkpoint, drop_all
 from outvote.results.folder import Writer

@@ -62,7 +62,7 @@ def judge(
 
 def blames(verdict: Verdict) -> bool:
     """Tell whether being dropped means something: a rule that keeps one client blames nobody."""
-    return 2 * len(verdict.kept) > len(verdict.clients)
+    return verdict.kept is not None and 2 * len(verdict.kept) > len(verdict.clients)
 
 
 def judgements(received: Received, verdict: Verdict | None) -> list[Judgement]:
@@ -75,7 +75,7 @@ def judgements(received: Received, verdict: Verdict | None) -> list[Judgement]:
             Judgement(client=client, reason=remark, norm=norm)
             for client, remark, norm in zip(clients, remarks, norms, strict=True)
         ]
-    kept = set(verdict.kept)
+    kept = set(verdict.kept or ())
     dropped = "outvoted" if blames(verdict) else "not chosen"
     cosines = _cosines(received.rows, verdict.update, received.norms)
     return [

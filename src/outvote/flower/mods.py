@@ -13,8 +13,8 @@ from outvote.attacks.attack import Attack
 from outvote.attacks.attack_spec import make_attack
 from outvote.attacks.label_flip import whole_numbers
 from outvote.flower.estimate import Exchange, remember
-from outvote.rules.base import Rule
-from outvote.rules.spec import make_rule
+from outvote.rules.rule import Rule
+from outvote.rules.rule_spec import make_rule
 
 DRILL = "outvote-drill"
 """The record that tells a ClientApp to train on wrong labels."""

@@ -12,8 +12,8 @@ from outvote.errors import check_choice
 from outvote.flower.sampling import Sampler
 from outvote.flower.server_optimizers import ServerOptimizer
 from outvote.results.audit_log import read_manifest
-from outvote.rules.base import Rule
-from outvote.rules.call import num_from_fraction
+from outvote.rules.aggregate import num_from_fraction
+from outvote.rules.rule import Rule
 from outvote.seeding import seed_from
 
 WhenTooMany = Literal["keep", "lower"]
@@ -95,14 +95,17 @@ class Settings:
             _check_whole("num_byzantine", self.num_byzantine, 0)
         if self.byzantine_fraction is not None:
             num_from_fraction(self.byzantine_fraction, 1)
-        if self.num_byzantine is self.byzantine_fraction is None and self.rule.must_be_told():
+        if (
+            self.num_byzantine is self.byzantine_fraction is None
+            and self.rule.traits.uses_num_byzantine
+        ):
             raise ValueError(
                 f"{self.rule.name} must be told how many nodes may lie; pass num_byzantine=, or "
                 "byzantine_fraction= if the number is unknown."
             )
 
     def _check_rule(self) -> None:
-        if self.rule.needs_reference and self.reference is None:
+        if self.rule.traits.needs_reference and self.reference is None:
             raise ValueError(
                 f"{self.rule} compares clients with the server's own training; pass reference=, a "
                 "function that trains the model it is given."
@@ -110,7 +113,7 @@ class Settings:
         if self.use_num_examples:
             # Rules that cannot weigh say so here.
             rows = np.random.default_rng(0).normal(size=(16, 4))
-            own = rows[0] if self.rule.needs_reference else None
+            own = rows[0] if self.rule.traits.needs_reference else None
             self.rule.inspect(rows, num_byzantine=0, sample_counts=[1] * 16, reference=own, seed=0)
 
 

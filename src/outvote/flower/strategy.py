@@ -22,8 +22,8 @@ from outvote.flower.settings import Reference, Settings, WhenTooMany, resumed_se
 from outvote.flower.state import ServerState
 from outvote.flower.telling import log_round, log_settings
 from outvote.flower.training import Asked, finish_round
-from outvote.rules.base import Rule
-from outvote.rules.spec import make_rule
+from outvote.rules.rule import Rule
+from outvote.rules.rule_spec import make_rule
 
 LOG = getLogger("flwr")
 

@@ -78,9 +78,9 @@ def finish_round(
 def _memory(settings: Settings, state: ServerState, asked: Asked) -> dict[str, Any]:
     """Return what the rule is told besides the updates."""
     memory: dict[str, Any] = {}
-    if settings.rule.has_memory:
+    if settings.rule.traits.has_state:
         memory["state"] = state.rule_memory
-    if settings.rule.needs_reference and settings.reference is not None:
+    if settings.rule.traits.needs_reference and settings.reference is not None:
         trained = settings.reference(asked.round, asked.sent.record)
         named = {name: array.numpy() for name, array in trained.items()}
         memory["reference"] = torch.from_numpy(asked.sent.to_vector(named) - asked.sent.vector)
@@ -111,9 +111,9 @@ def _note_offences(
     offences: dict[int, Offence] = {node: "malformed" for node in malformed if node in nodes}
     kept: list[int] = []
     if decision.verdict is not None:
-        kept = [int(client) for client in decision.verdict.kept]
+        kept = [int(client) for client in decision.verdict.kept or ()]
         if blames(decision.verdict):
-            offences |= {int(client): "outvoted" for client in decision.verdict.dropped}
+            offences |= {int(client): "outvoted" for client in decision.verdict.dropped or ()}
     state.offenders.record(asked.round, kept, offences)
 
 

@@ -24,7 +24,7 @@ def audit_arrays(
     for row, each in enumerate(rounds):
         clients = list(each.clients)
         is_sampled[row, clients] = True
-        is_kept[row, list(each.kept)] = True
+        is_kept[row, list(each.kept or ())] = True
         scores[row, clients] = [np.inf if s is None else s for s in each.scores]
     return {
         "round": np.array([each.round for each in rounds], dtype=np.int64),

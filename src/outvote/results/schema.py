@@ -42,7 +42,8 @@ class Round(Struct, frozen=True, kw_only=True, omit_defaults=True):
     byzantine: tuple[int, ...]
     num_byzantine_assumed: int
     num_byzantine_used: int
-    kept: tuple[int, ...]
+    kept: tuple[int, ...] | None
+    """Clients with a positive weight; None: the rule cannot report who was kept."""
     rejected: tuple[int, ...]
     scores: tuple[float | None, ...]
     deviation: float | None

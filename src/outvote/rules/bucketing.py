@@ -1,6 +1,6 @@
 """Bucketing: average random pairs of clients first, so that they look more alike."""
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from math import ceil
 from typing import ClassVar, final
 
@@ -9,22 +9,21 @@ from torch import Tensor
 
 from outvote.axes import Mixture
 from outvote.errors import check_choice, check_kind
-from outvote.rules.base import RoundInfo
 from outvote.rules.client_matrix import ClientMatrix
-from outvote.rules.mixing import Mixing
+from outvote.rules.rule import Mixing, RoundInfo, Traits
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Bucketing(Mixing):
-    r"""Shuffle the clients, average them in buckets of s, and let a rule judge the buckets.
+    r"""Shuffle the clients, average them in buckets of s, and let a rule aggregate the buckets.
 
     $$ y_b = \frac{1}{|B_b|} \sum_{i \in B_b} g_{\pi(i)}, \qquad
        A(y_1, \dots, y_{\lceil n/s \rceil}) $$
 
     Needs: what the rule inside needs. Tolerates: what the rule inside tolerates among ceil(n/s)
     clients. One shuffle per call, also inside GAS. Differs from the paper: nothing; f_rule="ceil"
-    hopes that liars share buckets. Reference: Karimireddy et al., ICLR 2022.
+    assumes that Byzantine clients share buckets. Reference: Karimireddy et al., ICLR 2022.
 
     >>> from outvote import Median
     >>> Bucketing(Median(), size=1)([[1.0], [2.0], [900.0]])
@@ -47,9 +46,10 @@ class Bucketing(Mixing):
         if self.size < 1:
             raise ValueError(f"bucketing: size must be at least 1, got {self.size}.")
 
-    def must_be_told(self) -> bool:
-        """Tell whether the rule inside must be told."""
-        return self.rule.must_be_told()
+    @property
+    def traits(self) -> Traits:
+        """The number of Byzantine clients matters only to the rule inside."""
+        return replace(self.rule.traits, has_state=False)
 
     def max_byzantine(self, num_clients: int) -> int:
         """Return what the rule inside tolerates among the buckets."""

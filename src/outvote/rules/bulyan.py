@@ -8,12 +8,15 @@ from torch import Tensor
 
 from outvote.axes import Pairs
 from outvote.errors import check_choice
-from outvote.rules import linalg
-from outvote.rules.aggregation import Aggregation
-from outvote.rules.base import RoundInfo, Rule
+from outvote.rules import distances
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.krum import krum_scores
-from outvote.rules.order import bounds_nearest_median, mean_nearest_median, shares_between
+from outvote.rules.order_statistics import (
+    bounds_nearest_median,
+    mean_nearest_median,
+    shares_between,
+)
+from outvote.rules.rule import Aggregation, RoundInfo, Rule
 
 
 @final
@@ -48,7 +51,7 @@ class Bulyan(Rule):
         """Return the largest f with n >= 4f + 3."""
         return max(0, (num_clients - 3) // 4)
 
-    def answer(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
+    def compute(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Select clients by their distances, then average the middle of each coordinate."""
         num_byzantine = info.num_byzantine
         num_selected = matrix.num_clients - 2 * num_byzantine
@@ -57,7 +60,7 @@ class Bulyan(Rule):
         chosen = matrix.selected(index)
         num_nearest = num_selected - 2 * num_byzantine
         vector = mean_nearest_median(chosen, num_nearest, self.even)
-        if not info.wants_shares:
+        if not info.wants_weights:
             return Aggregation(vector=vector)
         shares = shares_between(chosen, *bounds_nearest_median(chosen, num_nearest, self.even))
         weights = torch.zeros_like(is_selected, dtype=torch.float64).scatter_(-1, index, shares)
@@ -70,7 +73,7 @@ class Bulyan(Rule):
         if self.selection == "one-shot":
             num_neighbours = max(1, matrix.num_clients - num_byzantine - 2)
             scores = krum_scores(matrix.squared_distances, num_neighbours, 2)
-            return linalg.smallest(scores, num_selected)
+            return distances.smallest(scores, num_selected)
         return select_one_by_one(matrix.squared_distances, num_selected, num_byzantine)
 
 

@@ -1,15 +1,12 @@
 """Centered clipping: step from the last update towards clients, no step longer than a radius."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import torch
-from torch import Tensor
 
-from outvote.rules.aggregation import Aggregation
-from outvote.rules.base import RoundInfo, Rule
 from outvote.rules.client_matrix import ClientMatrix
+from outvote.rules.rule import Aggregation, RoundInfo, Rule, Traits
 
 
 @final
@@ -20,7 +17,7 @@ class CenteredClipping(Rule):
     $$ v \leftarrow v + \frac{1}{n} \sum_i (g_i - v) \min\Big(1, \frac{\tau}{\|g_i - v\|}\Big) $$
 
     Needs: the distances between the clients, the centre and the origin. Tolerates: n >= 2f + 1
-    (f is not used). Has memory: v starts at the previous update (`state`), at 0 without one;
+    (f is not used). Has state: v starts at the previous update (`state`), at 0 without one;
     inside a wrapper always at 0. Differs from the paper: nothing.
     Reference: Karimireddy et al., ICML 2021.
 
@@ -29,8 +26,7 @@ class CenteredClipping(Rule):
     """
 
     name: ClassVar[str] = "centered-clipping"
-    uses_num_byzantine: ClassVar[bool] = False
-    has_memory: ClassVar[bool] = True
+    traits = Traits(uses_num_byzantine=False, has_state=True)
 
     radius: float = 10.0
     """No client moves the centre by more than this divided by n in one iteration."""
@@ -52,14 +48,10 @@ class CenteredClipping(Rule):
         """Return the largest f with n >= 2f + 1."""
         return max(0, (num_clients - 1) // 2)
 
-    def read_state(self, state: Any, to_vector: Callable[[Any], Tensor]) -> Tensor | None:
-        """Read the previous update."""
-        return None if state is None else to_vector(state)
-
-    def answer(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
-        """Move the centre, told as a weighted average of the clients and the old centre."""
-        start = None if info.state is None else info.state.expand(matrix.shape[:-1])
-        around = matrix.with_point(start)
+    def compute(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
+        """Move the centre, as a weighted average of the clients and the old centre."""
+        start = None if info.state is None else info.to_vector(info.state)
+        around = matrix.with_point(None if start is None else start.expand(matrix.shape[:-1]))
         shape = (*around.batch, around.num_clients)
         weights = torch.zeros(shape, dtype=torch.float64, device=matrix.device)
         weights[..., -1] = 1
@@ -69,6 +61,6 @@ class CenteredClipping(Rule):
             weights = weights * (1 - share.sum(dim=-1, keepdim=True))
             weights[..., :-1] += share
         vector = matrix.vector(Aggregation(weights=weights[..., :-1]))
-        if info.state is not None:
-            vector = vector + weights[..., -1:].to(vector) * info.state.to(vector)
-        return Aggregation(vector=vector, weights=weights[..., :-1], state=vector)
+        if start is not None:
+            vector = vector + weights[..., -1:].to(vector) * start.to(vector)
+        return Aggregation(vector=vector, weights=weights[..., :-1], state=vector[0])

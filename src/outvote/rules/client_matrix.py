@@ -1,6 +1,7 @@
-"""Some coordinates of all clients of some runs: the only view of the data that rules have."""
+"""The gradients of all clients in some coordinates: the only view of the data that rules have."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -8,19 +9,22 @@ from torch import Tensor
 from outvote.axes import Columns, Mixture, Pairs, PerClient, PerCoordinate, Rows
 from outvote.lazy import lazy
 from outvote.precision import exact_products, work_dtype
-from outvote.rules import linalg
-from outvote.rules.aggregation import Aggregation
-from outvote.rules.doubts import Doubts
+from outvote.rules import distances
+from outvote.rules.distances import CancellationCheck
+
+if TYPE_CHECKING:
+    from outvote.rules.groups import Groups
+    from outvote.rules.rule import Aggregation, RoundInfo
 
 # Up to this many coordinates, plain differences are cheaper than a Gram matrix and its checks.
 FEW_COORDINATES = 8
 
 
 class ClientMatrix:
-    """The clients as matrix in the space of some coordinates, and the geometry between them.
+    """The clients as points in the space of some coordinates, and the geometry between them.
 
-    Shapes are ``[runs, *groups, dim, clients]``; everything is lazy, so that a rule that asks for
-    distances alone never has the values copied.
+    Shapes are ``[runs, *groups, dim, clients]``. Everything is lazy: a rule that needs distances
+    alone never has the values copied.
     """
 
     def __init__(
@@ -31,46 +35,35 @@ class ClientMatrix:
         like: Tensor | None = None,
         centre: Tensor | None = None,
         products: Callable[[], Pairs] | None = None,
-        scratch: Callable[[], Tensor] | None = None,
-        twins: Tensor | None = None,
-        doubts: Doubts | None = None,
+        buffer: Callable[[], Tensor] | None = None,
+        duplicates: Tensor | None = None,
+        check: CancellationCheck | None = None,
     ) -> None:
         """Take the values, or a way to get them with the shape and the kind that they will have.
 
         `centre` is the central client of each run, `products` a way to the inner products relative
-        to it that is shorter than through the values, `scratch` memory that may be written over,
-        `twins` marks pairs of clients known to be equal, `doubts` see `linalg`.
+        to it that is shorter than through the values, `buffer` memory that may be written over,
+        `duplicates` marks pairs of equal clients, `check` counts inexact distances.
         """
         self._columns = columns
         self.shape = columns.shape if isinstance(columns, Tensor) else torch.Size(shape or ())
         kind = columns if isinstance(columns, Tensor) else like
         if kind is None:
-            raise ValueError("matrix made later need `like`, a tensor of their dtype and device.")
+            raise ValueError("a matrix read later needs `like`, a tensor of its dtype and device.")
         self.device = kind.device
         self.work_dtype = work_dtype(kind.dtype)
         self._centre = centre
         self._products = products
-        self._scratch = scratch
-        self.twins = twins
-        self._doubts = doubts
-        self.turned: Columns | None = None
-        self._begun: tuple[Aggregation, PerCoordinate] | None = None
+        self._buffer = buffer
+        self.duplicates = duplicates
+        self._check = check
 
     @classmethod
     def from_rows(
-        cls,
-        rows: Rows,
-        centre: Tensor | None = None,
-        twins: Tensor | None = None,
-        turned: Columns | None = None,
+        cls, rows: Rows, centre: Tensor | None = None, duplicates: Tensor | None = None
     ) -> "ClientMatrix":
-        """View gradients ``[runs, clients, dim]`` as matrix, without a copy.
-
-        `turned` is a copy with the clients last in memory, if there is one.
-        """
-        matrix = cls(rows.mT, centre=centre, twins=twins)
-        matrix.turned = turned
-        return matrix
+        """View gradients ``[runs, clients, dim]``, without a copy."""
+        return cls(rows.mT, centre=centre, duplicates=duplicates)
 
     @property
     def num_clients(self) -> int:
@@ -79,7 +72,7 @@ class ClientMatrix:
 
     @property
     def dim(self) -> int:
-        """How many coordinates the matrix have."""
+        """How many coordinates there are."""
         return self.shape[-2]
 
     @property
@@ -92,65 +85,65 @@ class ClientMatrix:
         """The values, clients last."""
         return self._columns if isinstance(self._columns, Tensor) else self._columns()
 
+    @property
+    def rows(self) -> Rows:
+        """The values, ``[runs, *groups, clients, dim]``."""
+        return self.columns.mT
+
     @lazy
     def centre(self) -> Tensor:
         """The client of each run that lies in the middle of the others."""
-        return linalg.medoids(self.columns) if self._centre is None else self._centre
+        return distances.medoids(self.columns) if self._centre is None else self._centre
 
     @lazy
     def products(self) -> Pairs:
         """The inner products of the clients relative to the central one, infinite if too large."""
         if self._products is not None:
             return self._products()
-        return linalg.products(self.columns, self.centre, self._room())
+        return distances.products(self.columns, self.centre, self._new_buffer())
 
     @lazy
     def gram(self) -> Pairs:
         """The inner products of the clients relative to a central point, always finite."""
-        return linalg.without_overflow(self.products.double(), lambda: self.columns)
+        return distances.without_overflow(self.products.double(), lambda: self.columns)
 
     @lazy
     def squared_distances(self) -> Pairs:
         """The squared distances between all pairs of clients, exactly 0 to oneself."""
         if self.dim <= FEW_COORDINATES:
-            return linalg.pairwise_differences(self.columns)
-        return linalg.squared_distances(
-            self.products, lambda: self.columns, self.work_dtype, self.twins, self._doubts
+            return distances.pairwise_differences(self.columns)
+        return distances.squared_distances(
+            self.products, lambda: self.columns, self.work_dtype, self.duplicates, self._check
         )
 
-    def squared_distances_to(self, answer: Aggregation) -> PerClient:
-        """Return how far every client is from an answer, squared, float64."""
+    def squared_distances_to(self, answer: "Aggregation") -> PerClient:
+        """Return how far every client is from what a rule computed, squared, float64."""
         if answer.vector is not None:
-            return linalg.squared_distances_to_vector(self.columns, answer.vector, self._room())
+            return distances.squared_distances_to_vector(
+                self.columns, answer.vector, self._new_buffer()
+            )
         if answer.weights is None:
-            raise ValueError("an answer needs weights or a vector.")
+            raise ValueError("an Aggregation needs weights or a vector.")
         weights = answer.weights.double().expand(*self.batch, self.num_clients)
         if self.dim <= self.num_clients:
-            return linalg.direct_distances_to_average(self.columns, weights)
-        return linalg.squared_distances_to_average(
-            self.products, weights, lambda: self.columns, self.work_dtype, self._doubts
+            return distances.direct_distances_to_average(self.columns, weights)
+        return distances.squared_distances_to_average(
+            self.products, weights, lambda: self.columns, self.work_dtype, self._check
         )
 
-    def _room(self) -> Tensor | None:
-        return None if self._scratch is None else self._scratch()
+    def _new_buffer(self) -> Tensor | None:
+        return None if self._buffer is None else self._buffer()
 
-    def distances_to(self, answer: Aggregation) -> PerClient:
-        """Return how far every client is from an answer, float64."""
+    def distances_to(self, answer: "Aggregation") -> PerClient:
+        """Return how far every client is from what a rule computed, float64."""
         return self.squared_distances_to(answer).clamp(min=0).sqrt()
 
-    def begin_vector(self, answer: Aggregation) -> None:
-        """Let the device work on the vector of an answer that will probably be asked for."""
-        if len(self.batch) == 1:
-            self._begun = (answer, self.vector(answer))
-
-    def vector(self, answer: Aggregation) -> PerCoordinate:
-        """Return the answer as a vector of coordinates, in the working precision."""
-        if self._begun is not None and self._begun[0] is answer:
-            return self._begun[1]
+    def vector(self, answer: "Aggregation") -> PerCoordinate:
+        """Return what a rule computed as a vector of coordinates, in the working precision."""
         if answer.vector is not None:
             return answer.vector
         if answer.weights is None:
-            raise ValueError("an answer needs weights or a vector.")
+            raise ValueError("an Aggregation needs weights or a vector.")
         weights = answer.weights.to(self.work_dtype).unsqueeze(-1)
         if weights.dtype == self.columns.dtype:
             with exact_products():
@@ -176,7 +169,7 @@ class ClientMatrix:
 
     def _multiplied(self, matrix: Tensor) -> Columns:
         with exact_products():
-            parts = [torch.matmul(tile, matrix) for _, tile in linalg.tiles(self.columns)]
+            parts = [torch.matmul(tile, matrix) for _, tile in distances.tiles(self.columns)]
         return torch.cat(parts, dim=-2)
 
     def with_point(self, vector: PerCoordinate | None = None) -> "ClientMatrix":
@@ -192,7 +185,7 @@ class ClientMatrix:
         def products() -> Pairs:
             has_own = self._products is not None or "products" in self.__dict__
             known = self.products if has_own else None
-            return linalg.products_with(self.columns, self.centre, point, known)
+            return distances.products_with(self.columns, self.centre, point, known)
 
         # Averages of clients have inner products around a client that is not among them.
         is_mixed = self._products is not None and self._centre is None
@@ -214,3 +207,9 @@ class ClientMatrix:
         index = index.view(len(index), *[1] * (len(self.batch) - 1), -1, 1)
         index = index.expand(*self.batch, index.shape[-2], self.num_clients)
         return ClientMatrix(self.columns.gather(-2, index))
+
+    def split(self, how: str, num_groups: int, info: "RoundInfo") -> "Groups":
+        """Split the coordinates into groups: `how` is one of `split.SPLITS`."""
+        from outvote.rules.groups import Groups  # groups needs ClientMatrix
+
+        return Groups.of(self, how, num_groups, info)

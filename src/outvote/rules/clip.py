@@ -7,17 +7,15 @@ import torch
 
 from outvote.axes import PerClient
 from outvote.precision import work_dtype
-from outvote.rules import linalg
-from outvote.rules.aggregation import Aggregation
-from outvote.rules.base import RoundInfo
+from outvote.rules import distances
 from outvote.rules.client_matrix import ClientMatrix
-from outvote.rules.wrapper import Wrapper
+from outvote.rules.rule import Aggregation, RoundInfo, Traits, Wrapper
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Clip(Wrapper):
-    r"""Shorten every gradient to a largest norm, then let a rule judge.
+    r"""Shorten every gradient to a largest norm, then let a rule aggregate.
 
     $$ g_i \min\Big(1, \frac{c}{\|g_i\|}\Big) $$
 
@@ -45,33 +43,34 @@ class Clip(Wrapper):
                 f"clip: max_norm must be positive and finite, or 'adaptive', got {self.max_norm!r}."
             )
 
-    def must_be_told(self) -> bool:
-        """Tell whether the rule inside must be told, or the clipping depends on the number."""
-        return self.max_norm == "adaptive" or self.rule.must_be_told()
+    @property
+    def traits(self) -> Traits:
+        """The number of Byzantine clients matters to adaptive clipping and to the rule inside."""
+        uses = self.max_norm == "adaptive" or self.rule.traits.uses_num_byzantine
+        return replace(super(Clip, self).traits, uses_num_byzantine=uses)
 
     def max_byzantine(self, num_clients: int) -> int:
         """Return what the rule inside tolerates."""
         return self.rule.max_byzantine(num_clients)
 
-    def answer(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
-        """Let the rule inside answer on the shortened gradients."""
-        num_byzantine = self.inside_num_byzantine(info.num_byzantine, matrix.num_clients)
-        inside_facts = info.inside(self, num_byzantine)
-        if not self.rule.needs_values() and matrix.dim > matrix.num_clients + 1:
-            return self._answer_by_distances(matrix, info, inside_facts)
-        shortened = self._factors(linalg.norms(matrix.columns), info.num_byzantine)
+    def compute(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
+        """Let the rule inside aggregate the shortened gradients."""
+        inside_info = self.inside_info(info, matrix.num_clients)
+        if not self.rule.traits.needs_values and matrix.dim > matrix.num_clients + 1:
+            return self._compute_by_distances(matrix, info, inside_info)
+        shortened = self._factors(distances.norms(matrix.columns), info.num_byzantine)
         work = work_dtype(matrix.columns.dtype)
         clipped = ClientMatrix(matrix.columns.to(work) * shortened.to(work).unsqueeze(-2))
-        inside = self.rule.answer(clipped, inside_facts)
+        inside = self.compute_inside(clipped, inside_info)
         weights = inside.weights
         if inside.vector is None and weights is not None:
             weights = weights * shortened
         return replace(inside, vector=clipped.vector(inside), weights=weights)
 
-    def _answer_by_distances(
-        self, matrix: ClientMatrix, info: RoundInfo, inside_facts: RoundInfo
+    def _compute_by_distances(
+        self, matrix: ClientMatrix, info: RoundInfo, inside_info: RoundInfo
     ) -> Aggregation:
-        """Aggregation without a copy: a shortened gradient lies between itself and the origin."""
+        """Compute without a copy: a shortened gradient lies between itself and the origin."""
         around = matrix.with_point()
         at_origin = torch.zeros(
             *around.batch, around.num_clients, dtype=torch.float64, device=matrix.device
@@ -80,7 +79,7 @@ class Clip(Wrapper):
         norms = around.distances_to(Aggregation(weights=at_origin))[..., :-1]
         shortened = self._factors(norms, info.num_byzantine)
         mixture = torch.cat([shortened.diag_embed(), (1 - shortened).unsqueeze(-1)], dim=-1)
-        inside = self.rule.answer(around.mixed(mixture), inside_facts)
+        inside = self.compute_inside(around.mixed(mixture), inside_info)
         if inside.vector is not None or inside.weights is None:
             return inside
         weights = inside.weights * shortened

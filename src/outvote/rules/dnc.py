@@ -7,11 +7,9 @@ from typing import ClassVar, final
 import torch
 
 from outvote.axes import PerClient
-from outvote.rules import linalg
-from outvote.rules.aggregation import Aggregation
-from outvote.rules.base import AffineRule, RoundInfo
+from outvote.rules import distances
 from outvote.rules.client_matrix import ClientMatrix
-from outvote.rules.krum import average_of
+from outvote.rules.rule import AffineRule, Aggregation, RoundInfo, Traits
 from outvote.seeding import RandomStream
 
 
@@ -34,6 +32,7 @@ class DnC(AffineRule):
     """
 
     name: ClassVar[str] = "dnc"
+    traits = Traits(needs_values=True)
 
     num_iterations: int = 1
     """How many samples of coordinates are looked at."""
@@ -59,22 +58,19 @@ class DnC(AffineRule):
         """Return the largest f <= n - 1 with c f < n."""
         return max(0, min(num_clients - 1, ceil(num_clients / self.removal_factor - 1e-9) - 1))
 
-    def needs_values(self) -> bool:
-        """Tell that a sample of the coordinates may be looked at."""
-        return True
-
     def weigh(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Average what every iteration keeps."""
         removed = ceil(self.removal_factor * info.num_byzantine - 1e-9)
         num_kept = matrix.num_clients - min(removed, matrix.num_clients - 1)
         scores = [self._score(matrix, info.stream, k) for k in range(self.num_iterations)]
-        is_kept = torch.stack([linalg.smallest(s, num_kept) for s in scores]).all(dim=0)
+        is_kept = torch.stack([distances.smallest(s, num_kept) for s in scores]).all(dim=0)
         total = torch.stack(scores).sum(dim=0)
         # Different samples may leave nobody: then those with the smallest total score stay.
         is_empty = ~is_kept.any(dim=-1, keepdim=True)
-        is_kept = torch.where(is_empty, linalg.smallest(total, num_kept), is_kept)
+        is_kept = torch.where(is_empty, distances.smallest(total, num_kept), is_kept)
         return Aggregation(
-            weights=average_of(is_kept, 1) / is_kept.sum(dim=-1, keepdim=True), scores=total
+            weights=distances.average_of(is_kept, 1) / is_kept.sum(dim=-1, keepdim=True),
+            scores=total,
         )
 
     def _score(self, matrix: ClientMatrix, stream: RandomStream, iteration: int) -> PerClient:

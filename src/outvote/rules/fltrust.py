@@ -1,4 +1,4 @@
-"""FLTrust: the server's own gradient, from a little clean data, is the root of trust."""
+"""FLTrust: the server's own gradient, from a little clean data, decides whom to trust."""
 
 from dataclasses import dataclass
 from typing import ClassVar, final
@@ -8,10 +8,9 @@ import torch
 from outvote.axes import Columns, PerClient, PerCoordinate
 from outvote.flat import to_float
 from outvote.precision import work_dtype
-from outvote.rules import linalg
-from outvote.rules.aggregation import Aggregation
-from outvote.rules.base import RoundInfo, Rule
+from outvote.rules import distances
 from outvote.rules.client_matrix import ClientMatrix
+from outvote.rules.rule import Aggregation, RoundInfo, Rule, Traits
 
 
 @final
@@ -23,7 +22,7 @@ class FLTrust(Rule):
        \frac{1}{\sum_i t_i} \sum_i t_i \frac{\|g_0\|}{\|g_i\|} g_i $$
 
     Needs: `reference=`, the gradient g_0 that the server computed on clean data like a client.
-    Tolerates: any number of Byzantine clients (f is not used). Trust in nobody gives the update 0.
+    Tolerates: any number of Byzantine clients (f is not used). If none is trusted the update is 0.
     Differs from the paper: nothing. Reference: Cao et al., NDSS 2021.
 
     >>> FLTrust()([[2.0, 0.0], [0.0, 5.0], [-9.0, 0.0]], reference=[1.0, 0.0])
@@ -31,26 +30,23 @@ class FLTrust(Rule):
     """
 
     name: ClassVar[str] = "fltrust"
-    needs: ClassVar[str] = "reference=, the server's own gradient"
-    needs_reference: ClassVar[bool] = True
-    uses_num_byzantine: ClassVar[bool] = False
-    can_be_wrapped: ClassVar[bool] = False
+    traits = Traits(uses_num_byzantine=False, needs_reference=True, can_be_wrapped=False)
 
     def max_byzantine(self, num_clients: int) -> int:
         """Return n: trust does not come from the majority."""
         return num_clients
 
-    def answer(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
-        """Weigh every client by how much it matrix where the server matrix."""
+    def compute(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
+        """Weigh every client by the cosine to the server's gradient."""
         if info.reference is None:
             raise ValueError(
                 "fltrust needs reference=, the gradient that the server computed on its own clean "
                 "data, got None."
             )
         reference = info.reference.expand(*matrix.shape[:-1])
-        own_norm = linalg.norms(reference.unsqueeze(-1)).squeeze(-1)
-        norms = linalg.norms(matrix.columns)
-        dots = linalg.inner_products(matrix.columns, reference)
+        own_norm = distances.norms(reference.unsqueeze(-1)).squeeze(-1)
+        norms = distances.norms(matrix.columns)
+        dots = distances.inner_products(matrix.columns, reference)
         scale = norms * own_norm.unsqueeze(-1)
         cosine = torch.where(scale > 0, dots / scale.clamp(min=1e-300), 0).clamp(min=-1, max=1)
         trust = cosine.clamp(min=0)
@@ -63,5 +59,5 @@ class FLTrust(Rule):
 def rescaled_sum(columns: Columns, shares: PerClient, norms: PerClient) -> PerCoordinate:
     """Add up the clients at the norms `shares`, in float64: the factor to 1e-38 overflows."""
     factors = torch.where(shares > 0, shares / norms.clamp(min=1e-300), 0).unsqueeze(-1)
-    parts = [torch.matmul(tile.double(), factors) for _, tile in linalg.tiles(columns)]
+    parts = [torch.matmul(tile.double(), factors) for _, tile in distances.tiles(columns)]
     return to_float(torch.cat(parts, dim=-2).squeeze(-1), work_dtype(columns.dtype))

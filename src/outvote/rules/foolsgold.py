@@ -1,6 +1,6 @@
-"""FoolsGold: clients that keep saying the same are suspected to be one."""
+"""FoolsGold: clients whose gradients stay alike are suspected to be one."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
@@ -10,10 +10,9 @@ from torch import Tensor
 from outvote.axes import Pairs, PerClient
 from outvote.precision import work_dtype
 from outvote.receive import LARGEST
-from outvote.rules import linalg
-from outvote.rules.aggregation import Aggregation
-from outvote.rules.base import RoundInfo, Rule
+from outvote.rules import distances
 from outvote.rules.client_matrix import ClientMatrix
+from outvote.rules.rule import Aggregation, RoundInfo, Rule, Traits
 
 
 @final
@@ -24,7 +23,7 @@ class FoolsGold(Rule):
     $$ H_i = \sum_t g_i^t, \quad c_{ij} = \cos(H_i, H_j) \min\Big(1, \frac{m_i}{m_j}\Big), \quad
        w_i = \operatorname{logit}(1 - \max_j c_{ij}) + \tfrac12 \text{ clipped to } [0, 1] $$
 
-    Needs: the history of every client; has memory: pass ``state=verdict.state`` and ``clients=``.
+    Needs: the history of every client; has state: pass ``state=verdict.state`` and ``clients=``.
     Tolerates: n > f (f is not used), if honest clients differ. Harmful on identically distributed
     data. Differs from the paper: all features count. Reference: Fung et al., RAID 2020.
 
@@ -33,10 +32,7 @@ class FoolsGold(Rule):
     """
 
     name: ClassVar[str] = "foolsgold"
-    uses_num_byzantine: ClassVar[bool] = False
-    has_memory: ClassVar[bool] = True
-    can_be_wrapped: ClassVar[bool] = False
-    is_batched: ClassVar[bool] = False
+    traits = Traits(uses_num_byzantine=False, has_state=True, can_be_wrapped=False)
 
     normalise: bool = False
     """Divide by the sum of the weights (the authors do not)."""
@@ -45,29 +41,16 @@ class FoolsGold(Rule):
         """Return n - 1."""
         return max(0, num_clients - 1)
 
-    def read_state(
-        self, state: Any, to_vector: Callable[[Any], Tensor]
-    ) -> dict[Any, Tensor] | None:
-        """Read the histories, one vector per client id."""
-        if state is None:
-            return None
-        if not isinstance(state, Mapping):
-            raise TypeError(
-                "foolsgold: state must be the verdict.state of an earlier round (client id -> "
-                f"vector), got {type(state).__name__}."
-            )
-        return {client: to_vector(vector) for client, vector in state.items()}
-
-    def answer(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
+    def compute(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Weigh every client by how little its history resembles another's."""
         columns = matrix.columns.to(work_dtype(matrix.columns.dtype))
-        past = info.state or {}
+        past = self._histories(info)
         rows = [
             columns[0, :, k] + past[client].to(columns) if client in past else columns[0, :, k]
             for k, client in enumerate(info.clients)
         ]
         largest = torch.finfo(columns.dtype).max
-        most = min(largest, LARGEST)  # What is remembered must be accepted in the next round.
+        most = min(largest, LARGEST)  # The state must be accepted in the next round.
         history = torch.stack(rows).clamp(min=-most, max=most)
         weights = similarity_weights(cosines(history.mT.unsqueeze(0)))
         total = weights.sum(dim=-1, keepdim=True).clamp(min=1e-300)
@@ -77,12 +60,24 @@ class FoolsGold(Rule):
         state = {**past, **dict(zip(info.clients, history, strict=True))}
         return Aggregation(vector=vector, weights=weights / total, scores=1 - weights, state=state)
 
+    @staticmethod
+    def _histories(info: RoundInfo) -> dict[Any, Tensor]:
+        """Read the histories, one vector per client id."""
+        if info.state is None:
+            return {}
+        if not isinstance(info.state, Mapping):
+            raise TypeError(
+                "foolsgold: state must be the verdict.state of an earlier round (client id -> "
+                f"vector), got {type(info.state).__name__}."
+            )
+        return {client: info.to_vector(vector) for client, vector in info.state.items()}
+
 
 def cosines(columns: Tensor) -> Pairs:
     """Return the cosines between all pairs of rows, 0 for rows of norm 0, float64."""
     total: Tensor | float = 0.0
-    norms = linalg.norms(columns).clamp(min=1e-300)
-    for _, tile in linalg.tiles(columns):
+    norms = distances.norms(columns).clamp(min=1e-300)
+    for _, tile in distances.tiles(columns):
         unit = tile.double() / norms.unsqueeze(-2)
         total = total + unit.mT @ unit
     if not isinstance(total, Tensor):

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Pairs, PerClient
-from outvote.rules.aggregation import Aggregation
-from outvote.rules.base import AffineRule, RoundInfo
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.mean import equal_weights
+from outvote.rules.rule import AffineRule, Aggregation, RoundInfo, Traits
 
 TINY = 1e-150
 # Where some client is so many times farther away than most, only small steps are safe.
@@ -38,7 +37,7 @@ class GeometricMedian(AffineRule):
     """
 
     name: ClassVar[str] = "geometric-median"
-    uses_num_byzantine: ClassVar[bool] = False
+    traits = Traits(uses_num_byzantine=False)
 
     tolerance: float = 1e-13
     """Stop when no client's weight changes by more than this share of it."""

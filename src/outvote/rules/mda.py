@@ -6,10 +6,9 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from outvote.rules.aggregation import Aggregation
-from outvote.rules.base import AffineRule, RoundInfo
 from outvote.rules.client_matrix import ClientMatrix
-from outvote.rules.krum import average_of
+from outvote.rules.distances import average_of
+from outvote.rules.rule import AffineRule, Aggregation, RoundInfo
 
 
 @final

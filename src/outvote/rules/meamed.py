@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from outvote.axes import Columns, PerCoordinate
-from outvote.rules.base import CoordinatewiseRule
-from outvote.rules.order import bounds_nearest_median, mean_nearest_median
+from outvote.rules.order_statistics import bounds_nearest_median, mean_nearest_median
+from outvote.rules.rule import CoordinatewiseRule
 
 
 @final

@@ -1,13 +1,12 @@
-"""The plain mean: what federated averaging does, and what one liar can move anywhere."""
+"""The plain mean: what federated averaging does, which one Byzantine client can move anywhere."""
 
 from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
 
-from outvote.rules.aggregation import Aggregation
-from outvote.rules.base import AffineRule, RoundInfo
 from outvote.rules.client_matrix import ClientMatrix
+from outvote.rules.rule import AffineRule, Aggregation, RoundInfo, Traits
 
 
 @final
@@ -25,17 +24,12 @@ class Mean(AffineRule):
     """
 
     name: ClassVar[str] = "mean"
-    uses_num_byzantine: ClassVar[bool] = False
+    traits = Traits(uses_num_byzantine=False)
 
     def max_byzantine(self, num_clients: int) -> int:
-        """Return 0: one liar moves the mean anywhere."""
+        """Return 0: one Byzantine client moves the mean anywhere."""
         del num_clients
         return 0
-
-    def guess(self, rows: torch.Tensor) -> torch.Tensor | None:
-        """Return the mean: a NaN or an infinity in a row is one in the mean too."""
-        # Of float64, numbers that are finite but too large to square are refused as well.
-        return None if rows.dtype == torch.float64 else rows.mean(dim=0, dtype=torch.float32)
 
     def weigh(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Give every client the same weight."""

@@ -5,9 +5,8 @@ from typing import ClassVar, final
 
 from outvote.axes import Columns, PerCoordinate
 from outvote.errors import check_choice
-from outvote.rules.base import CoordinatewiseRule
-from outvote.rules.order import median_ranks
-from outvote.rules.ranks import mean_of_ranks, values_at_ranks
+from outvote.rules.order_statistics import mean_of_ranks, median_ranks, values_at_ranks
+from outvote.rules.rule import CoordinatewiseRule, Traits
 
 
 @final
@@ -26,7 +25,7 @@ class Median(CoordinatewiseRule):
     """
 
     name: ClassVar[str] = "median"
-    uses_num_byzantine: ClassVar[bool] = False
+    traits = Traits(uses_num_byzantine=False)
 
     even: str = "mean"
     """For an even number of clients: the "mean" of the two middle values, or the "lower"."""

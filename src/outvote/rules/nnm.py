@@ -6,15 +6,14 @@ from typing import ClassVar, final
 import torch
 
 from outvote.axes import Mixture, Pairs
-from outvote.rules.base import RoundInfo
 from outvote.rules.client_matrix import ClientMatrix
-from outvote.rules.mixing import Mixing
+from outvote.rules.rule import Mixing, RoundInfo
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class NNM(Mixing):
-    r"""Average every client with its nearest ones, n - f in all, before a rule judges.
+    r"""Average every client with its nearest ones, n - f in all, before a rule aggregates.
 
     $$ y_i = \frac{1}{n - f} \sum_{j \in N_i} g_j, \quad i \in N_i, \quad |N_i| = n - f $$
 

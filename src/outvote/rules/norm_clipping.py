@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from outvote.rules import linalg
-from outvote.rules.aggregation import Aggregation
-from outvote.rules.base import RoundInfo, Rule
+from outvote.rules import distances
 from outvote.rules.client_matrix import ClientMatrix
+from outvote.rules.rule import Aggregation, RoundInfo, Rule, Traits
 
 
 @final
@@ -24,7 +23,7 @@ class NormClipping(Rule):
     """
 
     name: ClassVar[str] = "norm-clipping"
-    uses_num_byzantine: ClassVar[bool] = False
+    traits = Traits(uses_num_byzantine=False)
 
     max_norm: float = 2.0
     """Longer gradients are shortened to this norm."""
@@ -40,10 +39,10 @@ class NormClipping(Rule):
         """Return the largest f with n >= 2f + 1."""
         return max(0, (num_clients - 1) // 2)
 
-    def answer(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
+    def compute(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Weigh every client by how much its norm is too long."""
         del info
-        norms = linalg.norms(matrix.columns)
+        norms = distances.norms(matrix.columns)
         weights = self.max_norm / norms.clamp(min=self.max_norm) / matrix.num_clients
         return Aggregation(
             vector=matrix.vector(Aggregation(weights=weights)), weights=weights, scores=norms

@@ -1,23 +1,22 @@
-"""How far a rule can be led astray at most: the constants of (f, lambda)-resilience.
+"""The largest error of a rule: the constants of (f, lambda)-resilience.
 
-A rule is (f, lambda)-resilient if, for every n - f of the n clients, its answer is at most lambda
+A rule is (f, lambda)-resilient if, for every n - f of the n clients, its result is at most lambda
 times their diameter away from their mean. No rule has less than f / (n - f).
 """
 
 from collections.abc import Callable
 from math import sqrt
 
-from outvote.rules.base import Rule
 from outvote.rules.geometric_median import GeometricMedian
-from outvote.rules.krum import Krum
+from outvote.rules.krum import Krum, MultiKrum
 from outvote.rules.mda import MDA
 from outvote.rules.meamed import MeaMed
 from outvote.rules.median import Median
-from outvote.rules.multi_krum import MultiKrum
+from outvote.rules.rule import Rule
 from outvote.rules.trimmed_mean import TrimmedMean
 
 Constant = Callable[[int, int, int], float]
-"""Of the number of clients, of liars among them, and of coordinates."""
+"""Of the numbers of clients, of Byzantine ones among them, and of coordinates."""
 
 
 def resilience(rule: Rule, num_clients: int, num_byzantine: int, dim: int) -> float | None:

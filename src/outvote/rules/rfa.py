@@ -1,16 +1,15 @@
 """RFA: a few steps of the smoothed Weiszfeld algorithm towards the geometric median."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import torch
 
 from outvote.axes import PerClient
 from outvote.errors import check_choice
-from outvote.rules.aggregation import Aggregation
-from outvote.rules.base import AffineRule, RoundInfo
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.mean import equal_weights
+from outvote.rules.rule import AffineRule, Aggregation, RoundInfo, Traits
 
 
 @final
@@ -31,7 +30,6 @@ class RFA(AffineRule):
     """
 
     name: ClassVar[str] = "rfa"
-    uses_num_byzantine: ClassVar[bool] = False
 
     num_iterations: int = 3
     """How often the clients are reweighted."""
@@ -52,9 +50,11 @@ class RFA(AffineRule):
         """Return the largest f with n >= 2f + 1."""
         return max(0, (num_clients - 1) // 2)
 
-    def needs_values(self) -> bool:
-        """Tell whether the origin comes in, which is seen from the values."""
-        return self.start == "zero"
+    @property
+    def traits(self) -> Traits:
+        """Distances to the origin are computed from the values."""
+        needs_values = self.start == "zero"
+        return replace(AffineRule.traits, uses_num_byzantine=False, needs_values=needs_values)
 
     def weigh(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Reweight the clients by their distance to the current average."""

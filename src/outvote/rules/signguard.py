@@ -6,11 +6,13 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from outvote.rules import linalg
-from outvote.rules.aggregation import Aggregation
-from outvote.rules.base import RoundInfo, Rule
+from outvote.rules import distances
 from outvote.rules.client_matrix import ClientMatrix
-from outvote.rules.mean_shift import largest_cluster
+from outvote.rules.rule import Aggregation, RoundInfo, Rule, Traits
+
+# Mean shift clustering, as the authors use it: flat kernel, seeds on a grid.
+MAX_STEPS = 300
+QUANTILE = 0.5
 
 
 @final
@@ -31,8 +33,7 @@ class SignGuard(Rule):
     """
 
     name: ClassVar[str] = "signguard"
-    uses_num_byzantine: ClassVar[bool] = False
-    can_be_wrapped: ClassVar[bool] = False
+    traits = Traits(uses_num_byzantine=False, can_be_wrapped=False)
 
     lower: float = 0.1
     """Norms up to this times the median are suspicious."""
@@ -55,38 +56,38 @@ class SignGuard(Rule):
         """Return the largest f with n >= 2f + 1."""
         return max(0, (num_clients - 1) // 2)
 
-    def answer(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
-        """Judge run by run: clustering is a search."""
+    def compute(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
+        """Filter run by run: clustering is a search."""
         width = int(matrix.dim * self.window) or matrix.dim
-        room = matrix.dim - width + 1
+        num_starts = matrix.dim - width + 1
         starts = [
-            int(torch.randint(room, (), generator=generator, device="cpu"))
+            int(torch.randint(num_starts, (), generator=generator, device="cpu"))
             for generator in info.stream.fold_in("signguard").generators(torch.device("cpu"))
         ]
-        judged = [
-            _judge(columns, start, width, self.lower, self.upper)
+        filtered = [
+            _filter(columns, start, width, self.lower, self.upper)
             for columns, start in zip(matrix.columns, starts, strict=True)
         ]
-        weights = torch.stack([weights for weights, _ in judged])
-        is_kept = torch.stack([kept for _, kept in judged])
+        weights = torch.stack([weights for weights, _ in filtered])
+        is_kept = torch.stack([kept for _, kept in filtered])
         vector = matrix.vector(Aggregation(weights=weights))
         return Aggregation(vector=vector, weights=weights * is_kept)
 
 
-def judge_rows(
+def filter_rows(
     X: Tensor, start: int, window: int, lower: float, upper: float
 ) -> tuple[Tensor, Tensor]:
     """Return the update and who was kept, for rows ``[clients, dim]`` and a given window."""
-    weights, is_kept = _judge(X.mT, start, window, lower, upper)
+    weights, is_kept = _filter(X.mT, start, window, lower, upper)
     return ClientMatrix(X.mT.unsqueeze(0)).vector(Aggregation(weights=weights.unsqueeze(0)))[
         0
     ], is_kept
 
 
-def _judge(
+def _filter(
     columns: Tensor, start: int, window: int, lower: float, upper: float
 ) -> tuple[Tensor, Tensor]:
-    norms = linalg.norms(columns)
+    norms = distances.norms(columns)
     median = norms.quantile(0.5)
     is_usual = (norms > lower * median) & (norms < upper * median)
     is_alike = largest_cluster(sign_shares(columns[start : start + window]))
@@ -103,3 +104,66 @@ def sign_shares(columns: Tensor) -> Tensor:
     signs = columns.sign()
     shares = torch.stack([(signs == sign).double().mean(dim=-2) for sign in (1, 0, -1)], dim=-1)
     return shares / (shares.amax(dim=-2, keepdim=True) + 1e-8)
+
+
+def largest_cluster(features: Tensor) -> Tensor:
+    """Mark the members of the largest cluster of ``features [points, dim]``."""
+    points = features.double().cpu()
+    bandwidth = estimate_bandwidth(points)
+    if bandwidth <= 0:
+        return _most_common(points)
+    centres = _shifted_centres(points, bandwidth)
+    if len(centres) == 0:
+        return torch.ones(len(points), dtype=torch.bool)
+    far = torch.cdist(points, centres, compute_mode="donot_use_mm_for_euclid_dist")
+    nearest, label = far.min(dim=-1)
+    label = label.masked_fill(nearest > bandwidth, -1)
+    sizes = torch.bincount(label[label >= 0], minlength=len(centres))
+    return label == sizes.argmax()
+
+
+def estimate_bandwidth(points: Tensor) -> float:
+    """Return the mean distance to the neighbour that closes in half of the points."""
+    num_neighbours = max(1, int(len(points) * QUANTILE))
+    far = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
+    return float(far.sort(dim=-1).values[:, num_neighbours - 1].mean())
+
+
+def _most_common(points: Tensor) -> Tensor:
+    """Without a bandwidth, alike means equal."""
+    _, label, counts = points.unique(dim=0, return_inverse=True, return_counts=True)
+    is_member: Tensor = label == counts.argmax()
+    return is_member
+
+
+def _shifted_centres(points: Tensor, bandwidth: float) -> Tensor:
+    """Shift every seed to the mean of its surroundings until it rests; merge what meets."""
+    found: dict[tuple[float, ...], int] = {}
+    seeds = (points / bandwidth).round().unique(dim=0) * bandwidth
+    for seed in points if len(seeds) == len(points) else seeds:
+        centre, num_near = _shift(seed, points, bandwidth)
+        if num_near:
+            found[tuple(centre.tolist())] = num_near
+    ranked = sorted(found.items(), key=lambda item: (item[1], item[0]), reverse=True)
+    kept: list[Tensor] = []
+    for found_at, _ in ranked:
+        centre = torch.tensor(found_at, dtype=torch.float64)
+        if all(float((centre - other).norm()) > bandwidth for other in kept):
+            kept.append(centre)
+    return torch.stack(kept) if kept else points[:0]
+
+
+def _shift(seed: Tensor, points: Tensor, bandwidth: float) -> tuple[Tensor, int]:
+    centre = seed
+    num_near = 0
+    for _ in range(MAX_STEPS):
+        is_near = (points - centre).norm(dim=-1) <= bandwidth
+        num_near = int(is_near.sum())
+        if num_near == 0:
+            break
+        moved = points[is_near].mean(dim=0)
+        step = float((moved - centre).norm())
+        centre = moved
+        if step <= 1e-3 * bandwidth:
+            break
+    return centre, num_near

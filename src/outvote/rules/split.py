@@ -1,36 +1,112 @@
-"""Ways to cut the coordinates into groups.
+"""Splits of the coordinates into groups.
 
-A split holds blocks of groups, ``[runs, groups, width]`` coordinate indices, one per width, so that
-groups of one width are worked on together.
+A split holds blocks of groups, ``[runs, groups, width]`` coordinates, one block per width, so that
+groups of one width are computed together.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import ceil
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from outvote.rules import linalg
-from outvote.rules.client_matrix import ClientMatrix
-from outvote.rules.doubts import Doubts
-from outvote.rules.reorder import Block, PlacedBlock, open_reader
+from outvote.kernels import client_kernels
+
+if TYPE_CHECKING:
+    from outvote.rules.client_matrix import ClientMatrix
+    from outvote.rules.rule import RoundInfo
 
 SPLITS = ("balanced", "ceil", "contiguous", "by-layer")
+
+
+class IndexBlock:
+    """Groups of coordinates of one width: ``index [runs, groups, width]``."""
+
+    def __init__(self, index: Tensor) -> None:
+        """Take the coordinates of the groups."""
+        self.index = index
+        self.shape = index.shape
+
+    def positions(self, run: int, dim: int) -> tuple[Tensor, int, int]:
+        """Return the position of each coordinate, counted over the groups (-1: none), no gaps."""
+        index = self.index[run % len(self.index)].reshape(-1)
+        position = torch.full((dim,), -1, dtype=torch.int32, device=index.device)
+        position[index.long()] = torch.arange(len(index), dtype=torch.int32, device=index.device)
+        return position, dim, 1
+
+
+class PositionBlock:
+    """A balanced random split, given by the position of each coordinate (the inverse of an index).
+
+    Groups are as wide as the largest; the last position of the smaller ones stays empty.
+    """
+
+    def __init__(self, order: Tensor, sizes: tuple[int, int, int, int]) -> None:
+        """Take a random position for every coordinate of every run, and the sizes of the groups."""
+        self.order = order
+        self.num_large, large, self.num_small, small = sizes
+        self.width = large if self.num_large else small
+        self.small = small
+        self.shape = torch.Size([len(order), self.num_large + self.num_small, self.width])
+
+    def positions(self, run: int, dim: int) -> tuple[Tensor, int, int]:
+        """Return the position of each coordinate if none stayed empty, and where gaps come in.
+
+        From the position `end` on, every `small` coordinates are followed by an empty one.
+        """
+        is_mixed = self.num_large > 0 and self.num_small > 0
+        end = self.num_large * self.width if is_mixed else dim
+        return self.order[run % len(self.order)], end, self.small
+
+    @property
+    def index(self) -> Tensor:
+        """The coordinates of the groups, -1 for an empty position."""
+        runs, num_groups, width = self.shape
+        index = self.order.new_full((runs, num_groups * width), -1)
+        for run in range(runs):
+            dim = self.order.shape[1]
+            position, end, small = self.positions(run, dim)
+            where = (position + (position - end).clamp(min=0) // small).long()
+            index[run, where] = torch.arange(dim, dtype=index.dtype, device=index.device)
+        return index.view(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
     """A partition of the coordinates of every run."""
 
-    blocks: tuple[Block | PlacedBlock, ...]
+    blocks: tuple[IndexBlock | PositionBlock, ...]
 
     @property
     def num_groups(self) -> int:
         """How many groups there are."""
         return sum(block.shape[1] for block in self.blocks)
+
+    @property
+    def largest_width(self) -> int:
+        """How many coordinates the largest group has."""
+        return max(block.shape[-1] for block in self.blocks)
+
+
+def draw_split(matrix: "ClientMatrix", how: str, num_groups: int, info: "RoundInfo") -> Split:
+    """Cut a random order of the coordinates (or their own order) into groups."""
+    num_groups = min(num_groups, matrix.dim)
+    if how == "by-layer":
+        return by_layer(info.layer_sizes, matrix.dim, matrix.device)
+    if how == "contiguous":
+        order = torch.arange(matrix.dim, device=matrix.device).unsqueeze(0)
+        return cut(order, balanced_sizes(matrix.dim, num_groups))
+    order = info.stream.fold_in("gas-split").permutations(matrix.dim, matrix.device)
+    sizes = ceil_sizes if how == "ceil" else balanced_sizes
+    if how == "balanced" and matrix.device.type != "cpu":
+        # A GPU writes to random positions faster than it reads from them.
+        if len(matrix.batch) == 1 and client_kernels.is_usable(matrix.columns, matrix.num_clients):
+            return Split((PositionBlock(order, balanced_sizes(matrix.dim, num_groups)),))
+        order = order.argsort(dim=-1)
+    return cut(order, sizes(matrix.dim, num_groups))
 
 
 def balanced_sizes(dim: int, num_groups: int) -> tuple[int, int, int, int]:
@@ -55,14 +131,14 @@ def cut(order: Tensor, sizes: tuple[int, int, int, int]) -> Split:
     end = num_first * first
     blocks = []
     if num_first:
-        blocks.append(Block(order[:, :end].view(len(order), num_first, first)))
+        blocks.append(IndexBlock(order[:, :end].view(len(order), num_first, first)))
     if num_second:
-        blocks.append(Block(order[:, end:].view(len(order), num_second, second)))
+        blocks.append(IndexBlock(order[:, end:].view(len(order), num_second, second)))
     return Split(tuple(blocks))
 
 
-def explicit(groups: Sequence[Sequence[int]], dim: int, device: torch.device) -> Split:
-    """Check and take a partition that the caller gives."""
+def explicit_split(groups: Sequence[Sequence[int]], dim: int, device: torch.device) -> Split:
+    """Check a partition given by the caller."""
     try:
         arrays = [np.asarray(group) for group in groups]
     except (TypeError, ValueError) as error:
@@ -87,11 +163,11 @@ def explicit(groups: Sequence[Sequence[int]], dim: int, device: torch.device) ->
     for array in arrays:
         by_width.setdefault(array.size, []).append(array)
     stacks = [torch.from_numpy(np.stack(same)).to(device) for same in by_width.values()]
-    return Split(tuple(Block(stack.unsqueeze(0)) for stack in stacks))
+    return Split(tuple(IndexBlock(stack.unsqueeze(0)) for stack in stacks))
 
 
 def by_layer(sizes: tuple[int, ...] | None, dim: int, device: torch.device) -> Split:
-    """Make one group of each named tensor."""
+    """Return one group for each layer."""
     if sizes is None or sum(sizes) != dim:
         raise ValueError(
             'split="by-layer" needs gradients with names, a list of dicts of arrays, got a matrix; '
@@ -102,64 +178,4 @@ def by_layer(sizes: tuple[int, ...] | None, dim: int, device: torch.device) -> S
     for group in order:
         if len(group):
             by_width.setdefault(len(group), []).append(group)
-    return Split(tuple(Block(torch.stack(same).unsqueeze(0)) for same in by_width.values()))
-
-
-def slabs(
-    matrix: ClientMatrix,
-    split: Split,
-    doubts: Doubts | None = None,
-    *,
-    needs_values: bool = True,
-) -> Iterator[ClientMatrix]:
-    """Yield the groups as matrix ``[runs, groups, width, clients]``, some at a time.
-
-    With `doubts`, what cannot be trusted is not recomputed but counted there (see `linalg`). Where
-    distances are enough, only n x n matrices must fit the cache.
-    """
-    if len(matrix.batch) > 1:
-        yield from _slabs_of_groups(matrix, split)
-        return
-    open_block = open_reader(matrix.columns, matrix.turned)
-    for block in split.blocks:
-        num_groups, width = block.shape[1:]
-        step = min(num_groups, groups_at_once(matrix, width, needs_values=needs_values))
-        reader = open_block(block)
-        for start in range(0, num_groups, step):
-            stop = min(num_groups, start + step)
-            yield ClientMatrix(
-                partial(reader.read, start, stop),
-                torch.Size([matrix.batch[0], stop - start, width, matrix.num_clients]),
-                like=reader.columns,
-                centre=matrix.centre,
-                # Distances in narrow groups are taken from the values, which are read anyway.
-                products=(
-                    reader.products(start, stop, matrix.centre)
-                    if width > matrix.num_clients
-                    else None
-                ),
-                scratch=partial(reader.room, stop - start, "scratch"),
-                twins=matrix.twins,
-                doubts=doubts,
-            )
-
-
-def groups_at_once(matrix: ClientMatrix, width: int, *, needs_values: bool) -> int:
-    """Return how many groups fit the cache, with their values and their n x n matrices."""
-    num_clients = matrix.num_clients
-    room = linalg.tile_values(matrix.columns)
-    is_wide = width > num_clients
-    matrices = linalg.MATRICES_TILE.get(matrix.device.type, room // 4) // num_clients**2
-    values = room // (num_clients * width)
-    if is_wide and not needs_values and matrix.device.type == "cpu":
-        values = matrices
-    return max(1, min(matrices, values) // matrix.batch[0])
-
-
-def _slabs_of_groups(matrix: ClientMatrix, split: Split) -> Iterator[ClientMatrix]:
-    """Split what is itself a group: the same positions in every group of a run."""
-    for block in split.blocks:
-        for start in range(block.shape[1]):
-            index = block.index[:, start].long()
-            inner = matrix.at_coordinates(index.expand(matrix.batch[0], -1))
-            yield ClientMatrix(inner.columns.unsqueeze(-3))
+    return Split(tuple(IndexBlock(torch.stack(same).unsqueeze(0)) for same in by_width.values()))

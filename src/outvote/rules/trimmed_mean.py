@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from outvote.axes import Columns, PerCoordinate
-from outvote.rules.base import CoordinatewiseRule
-from outvote.rules.ranks import mean_of_ranks, values_at_ranks
+from outvote.rules.order_statistics import mean_of_ranks, values_at_ranks
+from outvote.rules.rule import CoordinatewiseRule
 
 
 @final

@@ -9,8 +9,7 @@ from torch import Tensor
 from outvote.attacks.attack_spec import ATTACKS, make_attack
 from outvote.attacks.run_attack import poison_batch
 from outvote.testing.attack_trial import AttackTrial, Scenario
-from outvote.testing.repeating import global_state, stirred_generators
-from outvote.testing.trial import require, require_close
+from outvote.testing.trial import global_state, require, require_close, stirred_generators
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 LARGEST = {torch.float16: 6e4, torch.bfloat16: 1e38, torch.float32: 1e38, torch.float64: 1e38}

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from outvote.attacks.attack import Attack, AttackOutput
 from outvote.attacks.run_attack import run_attack
-from outvote.rules.batch import judge
+from outvote.rules.aggregate import aggregate
 from outvote.rules.gas import GAS
-from outvote.rules.multi_krum import MultiKrum
+from outvote.rules.krum import MultiKrum
 from outvote.testing.trial import Array, Gradients
 
 # Honest clients, attackers, coordinates, and the size of the gradients.
@@ -94,7 +94,7 @@ class AttackTrial:
         counts = is_byzantine.sum(dim=1).tolist()
 
         def defence(gradients: Tensor, seeds: Any) -> tuple[Tensor, Tensor]:
-            found = judge(DEFENCE, gradients, num_byzantine=counts, seeds=list(seeds))
-            return found.updates, found.weights > 0
+            found = aggregate(DEFENCE, gradients, num_byzantine=counts, seeds=list(seeds))
+            return found.vector, found.weights > 0
 
         return run_attack(self.attack, rows.to(self.device), is_byzantine, defence=defence, **info)

@@ -1,20 +1,29 @@
-"""The calling contract: kind, dtype and device stay, and inputs are not changed."""
+"""The calling contract: kinds and dtypes stay, nothing else changes, and calls repeat."""
 
+import ast
 import warnings
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from outvote.errors import OutvoteWarning
+from outvote.rules.rule import Rule
+from outvote.rules.rule_spec import RULES, make_rule
+from outvote.rules.verdict import Verdict
 from outvote.testing.trial import (
     Array,
+    BrokenError,
     Gradients,
     Round,
     Trial,
     as_array,
+    global_state,
     require,
     require_close,
+    stirred_generators,
 )
 
 NUMPY_FLOATS = ("float16", "float32", "float64")
@@ -45,14 +54,14 @@ def keeps_kind_and_dtype(trial: Trial) -> None:
 
 
 def promotes_integers(trial: Trial) -> None:
-    """Integers become floats, and both the verdict and a warning say so."""
+    """Integers become floats, which the verdict notes and a call warns of."""
     rows = np.rint(10 * trial.rows(6, 4)).astype(np.int64)
     verdict = trial.inspect(trial.given(rows))
     require(verdict.update.dtype in (np.float64, torch.float64), rows, _kind(verdict.update))
     exact = trial.inspect(trial.given(rows.astype(np.float64))).update
     require_close(as_array(verdict.update), as_array(exact), rows, "update of integers")
-    is_said = any("promoted" in note for note in verdict.notes)
-    require(is_said, rows, f"no note about the promotion in {verdict.notes}")
+    is_noted = any("promoted" in note for note in verdict.notes)
+    require(is_noted, rows, f"no note about the promotion in {verdict.notes}")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trial.call(trial.given(rows))
@@ -78,8 +87,78 @@ def leaves_inputs_alone(trial: Trial) -> None:
         require(is_same, f"{layout} gradients [7, 6], num_byzantine={num_byzantine}", seen)
 
 
+def call_equals_inspect(trial: Trial) -> None:
+    """A plain call returns the update of the verdict."""
+    for one in trial.rounds():
+        called = trial.call(trial.given(one.rows), num_byzantine=one.num_byzantine)
+        require_close(as_array(called), trial.update(one), one, "called")
+
+
+def verdict_adds_up(trial: Trial) -> None:
+    """Every client has a finite score; weights, if known, are from 0 to 1: kept or dropped."""
+    for one in trial.rounds():
+        ids = [f"client-{k}" for k in range(len(one.rows))]
+        verdict = trial.inspect(trial.given(one.rows), num_byzantine=one.num_byzantine, clients=ids)
+        shape = (len(ids),)
+        require(verdict.scores.shape == shape, one, f"{verdict.scores.shape} scores")
+        is_finite = bool(np.isfinite(verdict.scores).all())
+        require(is_finite, one, f"scores {verdict.scores.tolist()}")
+        if verdict.weights is None or verdict.kept is None or verdict.dropped is None:
+            require(verdict.kept is verdict.dropped is None, one, "kept clients without weights")
+            continue
+        require(verdict.weights.shape == shape, one, f"{verdict.weights.shape} weights")
+        is_share = bool(np.all((verdict.weights >= 0) & (verdict.weights <= 1 + 1e-9)))
+        require(is_share, one, f"weights {verdict.weights.tolist()}")
+        is_split = sorted(verdict.kept + verdict.dropped) == sorted(ids) and not verdict.rejected
+        seen = f"kept {verdict.kept}, dropped {verdict.dropped}, rejected {verdict.rejected}"
+        require(is_split, one, seen)
+
+
+def same_seed_same_verdict(trial: Trial) -> None:
+    """The same seed gives the same verdict, whatever was called in between; it is recorded."""
+    for one in trial.rounds():
+        first = trial.verdict(one)
+        require(first.seed == trial.seed, one, f"seed {first.seed} in place of {trial.seed}")
+        trial.verdict(Round(one.rows[::-1] * 3 + 1, one.num_byzantine))
+        _require_same(trial.verdict(one), first, one)
+        info = {"num_byzantine": one.num_byzantine}
+        fresh = trial.inspect(trial.given(one.rows), **info, seed=None)
+        again = trial.inspect(trial.given(one.rows), **info, seed=fresh.seed)
+        _require_same(again, fresh, one)
+
+
+def no_global_state(trial: Trial) -> None:
+    """No global generator is drawn from or seeded, and no setting of torch is left changed."""
+    for one in trial.rounds():
+        with stirred_generators():
+            before = global_state()
+            trial.verdict(one)
+            after = global_state()
+        changed = [name for name, value in before.items() if after[name] != value]
+        require(not changed, one, f"changed {', '.join(changed)}")
+
+
+def text_round_trip(trial: Trial) -> None:
+    """The text of a rule makes the same rule again (if its class can be found by text)."""
+    if not all(_has_text(type(rule)) for rule in _nested(trial.rule)):
+        return
+    text = str(trial.rule)
+    again = make_rule(text)
+    is_same = again == trial.rule if _is_value(trial.rule) else type(again) is type(trial.rule)
+    require(is_same and str(again) == text, text, f"make_rule gave {again!r}")
+
+
+def repr_round_trip(trial: Trial) -> None:
+    """The repr of a rule is the Python expression that makes it."""
+    if not all(_is_value(rule) for rule in _nested(trial.rule)):
+        return
+    classes = {type(rule).__name__: type(rule) for rule in _nested(trial.rule)}
+    again = _evaluate(ast.parse(repr(trial.rule), mode="eval").body, classes)
+    require(again == trial.rule, repr(trial.rule), f"it makes {again!r}")
+
+
 def _layouts(rows: Array, trial: Trial) -> dict[str, Gradients]:
-    """Return the same rows in many ways; elsewhere than on the CPU stream differ from numpy's."""
+    """Return the same rows in many ways."""
     tensor = torch.from_numpy(rows.copy()).to(trial.device)
     tensors = {
         "torch": tensor,
@@ -143,3 +222,48 @@ def _kind(update: Gradients) -> str:
     where = f" on {update.device}" if isinstance(update, Tensor) else ""
     shape, dtype = getattr(update, "shape", "?"), getattr(update, "dtype", "?")
     return f"{type(update).__name__} {dtype} {tuple(shape)}{where}"
+
+
+def _require_same(got: Verdict, wanted: Verdict, one: Round) -> None:
+    is_same = np.array_equal(as_array(got.update), as_array(wanted.update))
+    is_same = is_same and np.array_equal(got.scores, wanted.scores)
+    is_same = is_same and _equal_weights(got.weights, wanted.weights)
+    if not is_same:
+        raise BrokenError(one, f"{got.update} the second time, {wanted.update} the first")
+
+
+def _equal_weights(got: Array | None, wanted: Array | None) -> bool:
+    if got is None or wanted is None:
+        return got is wanted
+    return np.array_equal(got, wanted)
+
+
+def _nested(rule: Rule) -> Iterator[Rule]:
+    """Yield a rule and all the rules inside."""
+    yield rule
+    for value in _parameters(rule):
+        if isinstance(value, Rule):
+            yield from _nested(value)
+
+
+def _parameters(thing: object) -> list[object]:
+    if not is_dataclass(thing):
+        return []
+    return [getattr(thing, field.name) for field in fields(thing)]
+
+
+def _is_value(thing: object) -> bool:
+    return is_dataclass(thing)
+
+
+def _has_text(kind: type) -> bool:
+    return kind in RULES.values() or hasattr(kind, "loaded_from")
+
+
+def _evaluate(node: ast.expr, classes: dict[str, type]) -> object:
+    """Evaluate a call of rule classes on literals, and nothing else."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in classes:
+        parts = [_evaluate(part, classes) for part in node.args]
+        named = {str(part.arg): _evaluate(part.value, classes) for part in node.keywords}
+        return classes[node.func.id](*parts, **named)
+    return ast.literal_eval(node)

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from outvote.errors import OutvoteWarning, closest
-from outvote.rules.base import Rule
-from outvote.testing import algebra, calling, repeating, robustness, text
+from outvote.rules.rule import Rule
+from outvote.testing import algebra, calling, robustness, rule_state
 from outvote.testing.trial import BrokenError, Trial
 
 CHECKS: dict[str, Callable[[Trial], None]] = {
     # First: a setting that another check left changed could not be seen to change.
-    "no-global-state": repeating.no_global_state,
+    "no-global-state": calling.no_global_state,
     "finite": robustness.finite,
     "rejects-non-finite": robustness.rejects_non_finite,
     "breakdown": robustness.breakdown,
@@ -24,9 +24,9 @@ CHECKS: dict[str, Callable[[Trial], None]] = {
     "keeps-kind-and-dtype": calling.keeps_kind_and_dtype,
     "promotes-integers": calling.promotes_integers,
     "leaves-inputs-alone": calling.leaves_inputs_alone,
-    "call-equals-inspect": repeating.call_equals_inspect,
-    "verdict-adds-up": repeating.verdict_adds_up,
-    "same-seed-same-verdict": repeating.same_seed_same_verdict,
+    "call-equals-inspect": calling.call_equals_inspect,
+    "verdict-adds-up": calling.verdict_adds_up,
+    "same-seed-same-verdict": calling.same_seed_same_verdict,
     "one-client": algebra.one_client,
     "unanimous": algebra.unanimous,
     "permutation-invariant": algebra.permutation_invariant,
@@ -38,17 +38,20 @@ CHECKS: dict[str, Callable[[Trial], None]] = {
     "per-coordinate": algebra.per_coordinate,
     "average-of-clients": algebra.average_of_clients,
     "batch-equals-loop": algebra.batch_equals_loop,
-    "text-round-trip": text.text_round_trip,
-    "repr-round-trip": text.repr_round_trip,
+    "state-is-declared": rule_state.state_is_declared,
+    "state-run-by-run": rule_state.state_run_by_run,
+    "state-survives-saving": rule_state.state_survives_saving,
+    "text-round-trip": calling.text_round_trip,
+    "repr-round-trip": calling.repr_round_trip,
 }
 
-# On so many inputs a check that a rule is exempt from has to pass before the exemption is doubted.
+# On so many inputs a check must pass before an exemption from it counts as not needed.
 NUM_TRIES = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One promise that is not kept; `fact` is the promise in words."""
+    """One check that fails; `fact` is what it checks, in words."""
 
     check: str
     given: str
@@ -56,13 +59,13 @@ class Failure:
     fact: str = ""
 
     def __str__(self) -> str:
-        """Return the promise, what was seen instead, and the input."""
+        """Return what is checked, what was found instead, and the input."""
         fact = self.fact or inspect.getdoc(CHECKS[self.check]) or ""
         return f"{self.check}: {fact}\n    seen: {self.seen}\n    input: {self.given}"
 
 
 class ConformanceError(AssertionError):
-    """A rule or an attack does not keep all promises; `failures` lists which."""
+    """A rule or an attack fails some checks; `failures` lists them."""
 
     def __init__(
         self, rule: str, failures: Sequence[Failure], num_checks: int = len(CHECKS)
@@ -99,8 +102,8 @@ def check_rule(
     trial = Trial(rule, seed, torch.device(device))
     for name, reason in reasons.items():
         if _always_passes(name, trial):
-            told = f"{trial.name} passes {name!r}; the exemption ({reason}) is not needed."
-            warnings.warn(told, OutvoteWarning, stacklevel=2)
+            message = f"{trial.name} passes {name!r}; the exemption ({reason}) is not needed."
+            warnings.warn(message, OutvoteWarning, stacklevel=2)
     found = [_run(name, trial) for name in CHECKS if name not in reasons]
     failures = [failure for failure in found if failure is not None]
     if failures:
@@ -116,7 +119,7 @@ def _check_reasons(reasons: Mapping[str, str]) -> None:
 
 
 def _always_passes(name: str, trial: Trial) -> bool:
-    """Tell whether a check holds on more inputs than one: an exception may be a rare one."""
+    """Return whether a check holds on several inputs: a failure may be rare."""
     trials = (replace(trial, seed=trial.seed + k) for k in range(NUM_TRIES))
     return all(_run(name, another) is None for another in trials)
 

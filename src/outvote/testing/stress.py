@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outvote.attacks.attack import Attack
 from outvote.errors import check_kind
-from outvote.rules.base import Rule
+from outvote.rules.rule import Rule
 from outvote.seeding import RandomStream
 from outvote.threads import mapped
 

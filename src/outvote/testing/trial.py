@@ -1,6 +1,8 @@
-"""The rule under test, the rounds that it is tried on, and how a broken promise is told."""
+"""The rule under test, the rounds that it is tried on, and how a failure is reported."""
 
+import random
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outvote.rules.base import Rule
+from outvote.rules.rule import Rule
 from outvote.rules.verdict import Verdict
 
 Array = NDArray[Any]
-# Whatever a rule takes and gives back: arrays, tensors, lists, dicts.
+# Whatever a rule takes and returns: arrays, tensors, lists, dicts.
 Gradients = Any
 
 # Clients, coordinates and size of the gradients: more clients than coordinates and fewer, an odd
@@ -24,7 +26,7 @@ TOLERANCE = 1e-7
 
 
 class BrokenError(AssertionError):
-    """A check that does not hold: on which input, and what was seen there."""
+    """A check that does not hold: on which input, and what was found there."""
 
     def __init__(self, given: object, seen: str) -> None:
         """Keep both for the report."""
@@ -34,7 +36,7 @@ class BrokenError(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Gradients and the number of Byzantine clients that the rule is told."""
+    """Gradients and the number of Byzantine clients that the rule assumes."""
 
     rows: Array
     num_byzantine: int
@@ -75,7 +77,7 @@ class Trial:
         return min(self.rule.max_byzantine(num_clients), (num_clients - 1) // 2)
 
     def rounds(self) -> Iterator[Round]:
-        """Yield rounds without liars and with as many as the rule tolerates."""
+        """Yield rounds without Byzantine clients and with as many as the rule tolerates."""
         for num_clients, dim, size in SIZES:
             for num_byzantine in sorted({0, self.some_byzantine(num_clients)}):
                 yield Round(self.rows(num_clients, dim, size), num_byzantine)
@@ -85,30 +87,33 @@ class Trial:
         return rows if self.device.type == "cpu" else torch.from_numpy(rows).to(self.device)
 
     def inspect(self, gradients: Gradients, **info: Any) -> Verdict:
-        """Call the rule with the seed, and with a reference if it cannot do without."""
+        """Call the rule with the seed, and with the vectors that its traits ask for."""
         info = {"num_byzantine": 0, "seed": self.seed, **info}
-        return self.rule.inspect(gradients, **info, **self.reference(gradients))
+        return self.rule.inspect(gradients, **info, **self.vectors(gradients))
 
     def call(self, gradients: Gradients, **info: Any) -> Gradients:
         """Call the rule for the update alone."""
         info = {"num_byzantine": 0, "seed": self.seed, **info}
-        return self.rule(gradients, **info, **self.reference(gradients))
+        return self.rule(gradients, **info, **self.vectors(gradients))
 
     def verdict(self, one: Round) -> Verdict:
-        """Return what the rule says on a round."""
+        """Return the verdict on a round."""
         return self.inspect(self.given(one.rows), num_byzantine=one.num_byzantine)
 
     def update(self, one: Round) -> Array:
         """Return the update of a round as float64."""
         return as_array(self.verdict(one).update)
 
-    def reference(self, gradients: Gradients) -> dict[str, Any]:
-        """Return the server's own gradient, all ones, for a rule that says that it needs one."""
-        if "reference=" not in self.rule.needs:
-            return {}
+    def vectors(self, gradients: Gradients) -> dict[str, Any]:
+        """Return the server's gradient and the model, all ones, if the rule needs them."""
+        traits = self.rule.traits
+        wanted = {"reference": traits.needs_reference, "model": traits.needs_model}
+        ones: Gradients
         if isinstance(gradients, list) and isinstance(gradients[0], dict):
-            return {"reference": {key: value * 0 + 1 for key, value in gradients[0].items()}}
-        return {"reference": np.ones(len(gradients[0]))}
+            ones = {key: value * 0 + 1 for key, value in gradients[0].items()}
+        else:
+            ones = np.ones(len(gradients[0]))
+        return {name: ones for name, is_wanted in wanted.items() if is_wanted}
 
 
 def as_array(update: Gradients) -> Array:
@@ -128,7 +133,7 @@ def require_close(got: Array, wanted: Array, given: object, what: str) -> None:
     """Raise unless two results agree to rounding."""
     size = max(1.0, float(np.abs(wanted).max()))
     is_close = got.shape == wanted.shape and bool(np.all(np.abs(got - wanted) <= TOLERANCE * size))
-    if not is_close:  # Numbers are put into words only where somebody reads them.
+    if not is_close:  # Numbers are only formatted if they are shown.
         raise BrokenError(given, f"{what}: got {_text(got)}, wanted {_text(wanted)}")
 
 
@@ -143,3 +148,37 @@ def expect(error: type[Exception], call: Callable[[], object], given: object, wh
 
 def _text(values: Array) -> str:
     return " ".join(np.array2string(values, separator=", ", threshold=50).split())
+
+
+def _cuda_states() -> list[torch.Tensor]:
+    return torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+
+
+@contextmanager
+def stirred_generators() -> Iterator[None]:
+    """Put the global generators where no fixed seed puts them, and back afterwards."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    random.seed(repr(states[0]))
+    np.random.seed(random.getrandbits(32))  # noqa: NPY002
+    torch.rand(random.randrange(1, 100))
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        torch.set_rng_state(states[2])
+
+
+def global_state() -> dict[str, object]:
+    """Return what a call must leave as it was."""
+    kind, words, *rest = np.random.get_state()  # noqa: NPY002  (read, not used)
+    return {
+        "Python's random state": random.getstate(),
+        "numpy's random state": (kind, np.asarray(words).tobytes(), *rest),
+        "torch's random state": torch.get_rng_state().numpy().tobytes(),
+        "CUDA's random state": [state.numpy().tobytes() for state in _cuda_states()],
+        "torch's precision of matrix products": torch.get_float32_matmul_precision(),
+        "torch's default dtype": torch.get_default_dtype(),
+        "torch's number of threads": torch.get_num_threads(),
+        "torch's gradient mode": torch.is_grad_enabled(),
+    }

@@ -1,0 +1,28 @@
+"""Triton kernels and their callers; every kernel has an equivalent in plain torch.
+
+Modules named `*_triton` hold the kernels and are loaded where Triton is installed and a GPU is
+used. With TRITON_INTERPRET=1, Triton runs them on a CPU in one thread (OMP_NUM_THREADS=1), slowly:
+this tests them without a GPU.
+"""
+
+import importlib
+import importlib.util
+import os
+from functools import cache
+from types import ModuleType
+
+from torch import Tensor
+
+_IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def is_for_kernels(values: Tensor) -> bool:
+    """Tell whether a tensor lies where kernels run."""
+    return values.is_cuda or _IS_INTERPRETED
+
+
+@cache
+def load_kernels(module: str) -> ModuleType | None:
+    """Return a module of kernels by its name, or None without Triton."""
+    has_triton = importlib.util.find_spec("triton") is not None
+    return importlib.import_module(module) if has_triton else None

@@ -1,0 +1,148 @@
+"""Sorting, scattering and distances over the clients on NVIDIA GPUs, by Triton kernels.
+
+Each function here has an equivalent in plain torch (in `rules.distances`, `rules.order_statistics`
+and `rules.split`), which is used where Triton, the precision or the number of clients does not fit,
+and which tests compare with.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from outvote.kernels import is_for_kernels, load_kernels
+
+if TYPE_CHECKING:
+    from outvote.axes import Columns, Pairs, PerClient, PerCoordinate
+
+LARGEST_TILE = 128
+# Eight floats: memory is written in pieces of 32 bytes.
+SECTOR = 8
+
+
+class Targets(Protocol):
+    """Groups ``[runs, groups, width]``, given by the position that each coordinate takes."""
+
+    shape: torch.Size
+
+    def positions(self, run: int, dim: int) -> tuple[Tensor, int, int]:
+        """Return the position of each coordinate, and where gaps come in (see `rules.split`)."""
+
+
+def _kernels() -> Any:
+    return load_kernels("outvote.kernels.clients_triton")
+
+
+def is_usable(values: Tensor, num_clients: int) -> bool:
+    """Return whether the kernels can work on these values."""
+    return (
+        is_for_kernels(values)
+        and values.dtype == torch.float32
+        and num_clients <= LARGEST_TILE
+        and _kernels() is not None
+    )
+
+
+def can_sort(values: Tensor) -> bool:
+    """Return whether rows of these values can be sorted by a kernel."""
+    return is_for_kernels(values) and values.shape[-1] <= LARGEST_TILE and _kernels() is not None
+
+
+def can_compare(values: Tensor) -> bool:
+    """Return whether all pairs of the last axis fit into one program of a kernel."""
+    return (
+        is_for_kernels(values) and values.shape[-1] <= LARGEST_TILE // 2 and _kernels() is not None
+    )
+
+
+def mean_of_ranks(columns: Columns, first: int, last: int) -> PerCoordinate:
+    """Return the mean of the sorted values `first` up to `last` per coordinate."""
+    if columns.stride(-1) != 1:
+        columns = clients_last(columns)
+    flat = columns.flatten(0, -2)
+    result = torch.empty(len(flat), dtype=torch.float32, device=flat.device)
+    _kernels().mean_of_ranks(flat, result, first, last)
+    return result.view(columns.shape[:-1])
+
+
+def sum_of_smallest(values: Tensor, num_smallest: int) -> Tensor:
+    """Return the sum of the smallest values along the last axis."""
+    flat = values.reshape(-1, values.shape[-1])
+    result = torch.empty(len(flat), dtype=values.dtype, device=values.device)
+    _kernels().sum_of_smallest(flat, result, num_smallest)
+    return result.view(values.shape[:-1])
+
+
+def scattered(columns: Columns, targets: Targets, centre: Tensor | None = None) -> Tensor:
+    """Copy coordinates to the positions of their groups, ``[runs, groups, width, clients]``.
+
+    The clients are padded with zeros to whole sectors of memory, and so are positions that no
+    coordinate takes. With `centre`, that client's values are subtracted.
+    """
+    runs, dim, num_clients = columns.shape
+    padded = -(-num_clients // SECTOR) * SECTOR
+    shape = (runs, *targets.shape[1:], padded)
+    result = torch.empty(shape, dtype=torch.float32, device=columns.device)
+    if targets.shape[1] * targets.shape[2] > dim:
+        result[:, :, -1].zero_()
+    for run in range(runs):
+        middle = None if centre is None else centre[run % len(centre)]
+        positions = targets.positions(run, dim)
+        _kernels().scatter(columns[run], positions, middle, result[run].view(-1, padded))
+    return result
+
+
+def clients_last(columns: Columns) -> Columns:
+    """Copy so that the clients lie side by side in memory."""
+    if columns.dim() != 3:
+        return columns.contiguous()
+    runs, dim, num_clients = columns.shape
+    result = torch.empty(runs, dim, num_clients, dtype=torch.float32, device=columns.device)
+    for source, target in zip(columns, result, strict=True):
+        _kernels().scatter(source, None, None, target)
+    return result
+
+
+def squared_distances(
+    products: Pairs, threshold: float, duplicates: Tensor | None, count: Tensor | None
+) -> tuple[Pairs, Tensor]:
+    """Return the squared distances (float64), and where cancellation makes them inexact.
+
+    With `count`, inexact results are only added to it, and the second value means nothing.
+    """
+    flat = products.flatten(0, -3)
+    result = torch.empty(flat.shape, dtype=torch.float64, device=flat.device)
+    inexact = _mask_or_count(flat.shape, count, flat.device)
+    _kernels().squared_distances(flat, duplicates, result, inexact, threshold)
+    return result.view(products.shape), inexact if count is not None else inexact.view(
+        products.shape
+    )
+
+
+def squared_distances_to_average(
+    products: Pairs, weights: PerClient, threshold: float, count: Tensor | None
+) -> tuple[PerClient, Tensor]:
+    """Return the squared distances to an average (float64), and the groups that are inexact.
+
+    With `count`, inexact groups are only added to it, and the second value means nothing.
+    """
+    flat = products.flatten(0, -3)
+    shape = products.shape[:-1]
+    result = torch.empty(shape, dtype=torch.float64, device=products.device)
+    inexact = _mask_or_count(shape[:-1], count, products.device)
+    _kernels().squared_distances_to_average(flat, weights.contiguous(), result, inexact, threshold)
+    return result, inexact
+
+
+def _mask_or_count(shape: torch.Size, count: Tensor | None, device: torch.device) -> Tensor:
+    return torch.empty(shape, dtype=torch.bool, device=device) if count is None else count
+
+
+def smallest(scores: PerClient, num_smallest: int) -> Tensor:
+    """Mark the smallest scores along the last axis; equal scores go to the lower index."""
+    result = torch.empty(scores.shape, dtype=torch.bool, device=scores.device)
+    flat = scores.contiguous().view(-1, scores.shape[-1])
+    _kernels().smallest(flat, result.view(flat.shape), num_smallest)
+    return result

@@ -1,0 +1,305 @@
+"""Triton kernels; called by `client_kernels`."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Triton's sort works on powers of two; what is missing is filled with infinity, which goes last.
+
+
+@triton.jit
+def _mean_of_ranks(
+    source,
+    result,
+    num_rows,
+    num_clients,
+    row_stride,
+    client_stride,
+    first,
+    last,
+    share,
+    ROWS: tl.constexpr,
+    CLIENTS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    client = tl.arange(0, CLIENTS)
+    at = row[:, None] * row_stride + client[None, :].to(tl.int64) * client_stride
+    inside = (row < num_rows)[:, None] & (client < num_clients)[None, :]
+    ranked = tl.sort(tl.load(source + at, mask=inside, other=float("inf")), dim=1)
+    counts = (client >= first) & (client < last)
+    total = tl.sum(tl.where(counts[None, :], ranked * share, 0.0), axis=1)
+    tl.store(result + row, total, mask=row < num_rows)
+
+
+def mean_of_ranks(source: Tensor, result: Tensor, first: int, last: int) -> None:
+    """Sort each row of a matrix of any strides and average some ranks."""
+    num_rows, num_clients = source.shape
+    width = max(2, triton.next_power_of_2(num_clients))
+    rows = max(1, 512 // width)
+    _mean_of_ranks[(triton.cdiv(num_rows, rows),)](
+        source,
+        result,
+        num_rows,
+        num_clients,
+        *source.stride(),
+        first,
+        last,
+        1.0 / (last - first),
+        ROWS=rows,
+        CLIENTS=width,
+        num_warps=1,
+    )
+
+
+@triton.jit
+def _sum_of_smallest(
+    source, result, num_rows, num_values, num_smallest, ROWS: tl.constexpr, VALUES: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    value = tl.arange(0, VALUES)
+    at = row[:, None] * num_values + value[None, :]
+    inside = (row < num_rows)[:, None] & (value < num_values)[None, :]
+    ranked = tl.sort(tl.load(source + at, mask=inside, other=float("inf")), dim=1)
+    counts = value < num_smallest
+    total = tl.sum(tl.where(counts[None, :], ranked, 0.0), axis=1)
+    tl.store(result + row, total, mask=row < num_rows)
+
+
+def sum_of_smallest(source: Tensor, result: Tensor, num_smallest: int) -> None:
+    """Add up the smallest values of each row of a contiguous matrix."""
+    num_rows, num_values = source.shape
+    width = max(2, triton.next_power_of_2(num_values))
+    rows = max(1, 512 // width)
+    _sum_of_smallest[(triton.cdiv(num_rows, rows),)](
+        source, result, num_rows, num_values, num_smallest, ROWS=rows, VALUES=width, num_warps=1
+    )
+
+
+@triton.jit
+def _scatter(
+    source,
+    position,
+    end,
+    small,
+    middle,
+    target,
+    dim,
+    num_clients,
+    width,
+    dim_stride,
+    client_stride,
+    IS_PERMUTED: tl.constexpr,
+    IS_CENTRED: tl.constexpr,
+    DIM: tl.constexpr,
+    CLIENTS: tl.constexpr,
+):
+    coordinate = tl.program_id(0).to(tl.int64) * DIM + tl.arange(0, DIM)
+    client = tl.arange(0, CLIENTS).to(tl.int64)
+    inside = (client < num_clients)[:, None] & (coordinate < dim)[None, :]
+    at = client[:, None] * client_stride + coordinate[None, :] * dim_stride
+    tile = tl.load(source + at, mask=inside, other=0.0)
+    if IS_CENTRED:
+        offset = tl.load(middle).to(tl.int64) * client_stride + coordinate * dim_stride
+        offset = tl.load(source + offset, mask=coordinate < dim, other=0.0)
+        tile = tl.where(inside, tile - offset[None, :], 0.0)
+    if IS_PERMUTED:
+        to = tl.load(position + coordinate, mask=coordinate < dim, other=-1)
+        to += tl.maximum(to - end, 0) // small
+        to = to.to(tl.int64)
+    else:
+        to = tl.where(coordinate < dim, coordinate, -1)
+    wanted = (to >= 0)[:, None] & (client < width)[None, :]
+    tl.store(target + to[:, None] * width + client[None, :], tl.trans(tile), mask=wanted)
+
+
+def scatter(
+    source: Tensor,
+    positions: tuple[Tensor, int, int] | None,
+    middle: Tensor | None,
+    target: Tensor,
+) -> None:
+    """Copy each coordinate of ``source [dim, clients]`` to its row of `target`."""
+    position, end, small = positions or (source, 0, 1)
+    dim, num_clients = source.shape
+    tile = max(16, triton.next_power_of_2(target.shape[-1]))
+    step = max(32, 8192 // tile)
+    _scatter[(triton.cdiv(dim, step),)](
+        source,
+        position,
+        end,
+        small,
+        source if middle is None else middle,
+        target,
+        dim,
+        num_clients,
+        target.shape[-1],
+        *source.stride(),
+        IS_PERMUTED=positions is not None,
+        IS_CENTRED=middle is not None,
+        DIM=step,
+        CLIENTS=tile,
+        num_warps=8,
+    )
+
+
+@triton.jit
+def _squared_distances(
+    products,
+    duplicates,
+    result,
+    inexact,
+    num_values,
+    num_clients,
+    groups_per_run,
+    group_stride,
+    row_stride,
+    threshold,
+    HAS_DUPLICATES: tl.constexpr,
+    COUNTS: tl.constexpr,
+    VALUES: tl.constexpr,
+):
+    value = tl.program_id(0).to(tl.int64) * VALUES + tl.arange(0, VALUES)
+    inside = value < num_values
+    group = value // (num_clients * num_clients)
+    pair = value % (num_clients * num_clients)
+    left = pair // num_clients
+    right = pair % num_clients
+    start = products + group * group_stride
+    inner = tl.load(start + left * row_stride + right, mask=inside, other=0.0).to(tl.float64)
+    inner += tl.load(start + right * row_stride + left, mask=inside, other=0.0).to(tl.float64)
+    one = tl.load(start + left * (row_stride + 1), mask=inside, other=0.0).to(tl.float64)
+    two = tl.load(start + right * (row_stride + 1), mask=inside, other=0.0).to(tl.float64)
+    far = (one + two) - inner
+    far = tl.where((far > 0.0) & (left != right), far, 0.0)
+    larger = tl.where(one > two, one, two)
+    # What overflowed is not a number somewhere in here and fails the comparison.
+    is_exact = (far >= larger * threshold) & (larger < float("inf"))
+    if HAS_DUPLICATES:
+        run = group // groups_per_run
+        is_duplicate = (
+            tl.load(duplicates + run * num_clients * num_clients + pair, mask=inside, other=1) != 0
+        )
+        far = tl.where(is_duplicate, 0.0, far)
+        is_exact = is_exact | is_duplicate
+    tl.store(result + value, far, mask=inside)
+    is_inexact = inside & (left < right) & (is_exact == 0)
+    if COUNTS:
+        count = tl.sum(is_inexact.to(tl.int32), axis=0)
+        tl.atomic_add(inexact, count, mask=count > 0, sem="relaxed")
+    else:
+        tl.store(inexact + value, is_inexact.to(tl.int8), mask=inside)
+
+
+def squared_distances(
+    products: Tensor, duplicates: Tensor | None, result: Tensor, inexact: Tensor, threshold: float
+) -> None:
+    """Turn inner products ``[groups, clients, clients]`` into squared distances.
+
+    `duplicates [runs, clients, clients]` are pairs known to be equal. `inexact` is a mask, or an
+    integer that the number of inexact results is added to.
+    """
+    num_clients = products.shape[-1]
+    num_values = result.numel()
+    counts = inexact.dtype == torch.int32
+    _squared_distances[(triton.cdiv(num_values, 1024),)](
+        products,
+        products if duplicates is None else duplicates.contiguous().view(torch.int8),
+        result,
+        inexact if counts else inexact.view(torch.int8),
+        num_values,
+        num_clients,
+        len(products) if duplicates is None else len(products) // len(duplicates),
+        products.stride(0),
+        products.stride(1),
+        threshold,
+        HAS_DUPLICATES=duplicates is not None,
+        COUNTS=counts,
+        VALUES=1024,
+        num_warps=4,
+    )
+
+
+@triton.jit
+def _squared_distances_to_average(
+    products,
+    weights,
+    result,
+    inexact,
+    num_clients,
+    group_stride,
+    row_stride,
+    threshold,
+    COUNTS: tl.constexpr,
+    CLIENTS: tl.constexpr,
+):
+    group = tl.program_id(0).to(tl.int64)
+    client = tl.arange(0, CLIENTS)
+    known = client < num_clients
+    start = products + group * group_stride
+    inside = known[:, None] & known[None, :]
+    at = client[:, None] * row_stride + client[None, :]
+    inner = tl.load(start + at, mask=inside, other=0.0).to(tl.float64)
+    norms = tl.load(start + client * (row_stride + 1), mask=known, other=0.0).to(tl.float64)
+    weight = tl.load(weights + group * num_clients + client, mask=known, other=0.0)
+    along = tl.sum(inner * weight[None, :], axis=1)
+    of_average = tl.sum(weight * along, axis=0)
+    far = norms - 2.0 * along + of_average
+    # An average of one client alone is that client: exactly 0.
+    is_itself = weight == 1.0
+    far = tl.where(is_itself, 0.0, far)
+    is_exact = (far >= (norms + of_average) * threshold) & (far < float("inf"))
+    is_exact = is_exact | (client >= num_clients) | is_itself
+    tl.store(result + group * num_clients + client, far, mask=known)
+    count = tl.sum((is_exact == 0).to(tl.int32), axis=0)
+    if COUNTS:
+        tl.atomic_add(inexact, count, mask=count > 0, sem="relaxed")
+    else:
+        tl.store(inexact + group, (count > 0).to(tl.int8))
+
+
+def squared_distances_to_average(
+    products: Tensor, weights: Tensor, result: Tensor, inexact: Tensor, threshold: float
+) -> None:
+    """Measure each client against the weighted average of its group, one program per group."""
+    num_groups, num_clients, _ = products.shape
+    counts = inexact.dtype == torch.int32
+    _squared_distances_to_average[(num_groups,)](
+        products,
+        weights,
+        result,
+        inexact if counts else inexact.view(torch.int8),
+        num_clients,
+        products.stride(0),
+        products.stride(1),
+        threshold,
+        COUNTS=counts,
+        CLIENTS=max(2, triton.next_power_of_2(num_clients)),
+        num_warps=2,
+    )
+
+
+@triton.jit
+def _smallest(scores, result, num_clients, num_smallest, CLIENTS: tl.constexpr):
+    start = tl.program_id(0).to(tl.int64) * num_clients
+    client = tl.arange(0, CLIENTS)
+    known = client < num_clients
+    score = tl.load(scores + start + client, mask=known, other=float("inf"))
+    is_before = (score[None, :] < score[:, None]) | (
+        (score[None, :] == score[:, None]) & (client[None, :] < client[:, None])
+    )
+    rank = tl.sum(is_before.to(tl.int32), axis=1)
+    tl.store(result + start + client, (rank < num_smallest).to(tl.int8), mask=known)
+
+
+def smallest(scores: Tensor, result: Tensor, num_smallest: int) -> None:
+    """Mark the smallest scores of each row of a contiguous matrix, lower index first."""
+    num_rows, num_clients = scores.shape
+    _smallest[(num_rows,)](
+        scores,
+        result.view(torch.int8),
+        num_clients,
+        num_smallest,
+        CLIENTS=max(2, triton.next_power_of_2(num_clients)),
+        num_warps=1,
+    )

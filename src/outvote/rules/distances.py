@@ -1,0 +1,412 @@
+"""Distances between clients: fast in float32, redone in float64 where digits cancel.
+
+The Gram matrix K of the rows, taken relative to one central row (the medoid), gives every distance
+that affine rules need: ``D_ij = K_ii + K_jj - 2 K_ij``. Products are formed in the precision of the
+data with TF32 off; sums over many of them are float64. A result that is small against the terms it
+was subtracted from has lost its digits to cancellation: it is inexact, and is recomputed from the
+values themselves, in float64.
+"""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outvote.axes import Columns, Pairs, PerClient, PerCoordinate, Rows
+from outvote.kernels import client_kernels
+from outvote.kernels.long_products import long_products
+from outvote.precision import exact_products, work_dtype
+from outvote.threads import mapped
+
+# Below this share of the subtracted terms a difference has lost too many digits.
+CANCELLATION = {torch.float32: 1e-4, torch.float64: 1e-10}
+# A tile of this many values stays in the processor's cache; a GPU wants larger pieces.
+TILE_VALUES = {"cpu": 1 << 20, "cuda": 1 << 28}
+NUM_SAMPLED_COORDINATES = 512
+# From so many on, a mirrored quarter of the products pays for a second, smaller product.
+MANY_CLIENTS, MANY_COORDINATES = 32, 256
+# A larger piece of n x n matrices: they are worked on in many small steps, each with its price.
+MATRICES_TILE = {"cpu": 1 << 19, "cuda": 1 << 26}
+# Sums of squared norms up to this do not overflow in float32.
+FLOAT32_NORM = 1e30
+
+
+class CancellationCheck:
+    """Counts inexact results on the device, which works on until the count is read."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Start at 0."""
+        self.count = torch.zeros(1, dtype=torch.int32, device=device)
+
+    def add(self, inexact: Tensor) -> None:
+        """Count a mask that has any mark as one."""
+        self.count += inexact.any()
+
+    def has_failed(self) -> bool:
+        """Wait for the device, and return whether any result was inexact."""
+        return bool(self.count)
+
+
+def tile_values(columns: Columns) -> int:
+    """Return how many values a piece of work on this device should have."""
+    return TILE_VALUES.get(columns.device.type, 1 << 28)
+
+
+def tiles(columns: Columns) -> Iterator[tuple[slice, Columns]]:
+    """Cut the coordinates into pieces that fit the cache, in the working precision."""
+    dim = columns.shape[-2]
+    per_coordinate = max(1, columns.numel() // max(1, dim))
+    width = max(16, tile_values(columns) // per_coordinate)
+    for start in range(0, dim, width):
+        piece = slice(start, min(dim, start + width))
+        yield piece, columns[..., piece, :].to(work_dtype(columns.dtype))
+
+
+def medoids(columns: Columns) -> Tensor:
+    """Return, for every run, the client whose median distance to the others is smallest.
+
+    Found on a sample of coordinates. A client who hides a huge value outside the sample can win;
+    the differences that this makes inexact are recomputed, so it costs time and not precision.
+    """
+    dim = columns.shape[-2]
+    step = max(1, dim // NUM_SAMPLED_COORDINATES)
+    sample = columns[..., ::step, :][..., :NUM_SAMPLED_COORDINATES, :].double()
+    distances = torch.cdist(sample.mT, sample.mT, compute_mode="donot_use_mm_for_euclid_dist")
+    return distances.median(dim=-1).values.argmin(dim=-1)
+
+
+def of_client(columns: Columns, client: Tensor) -> Columns:
+    """Return the column of one client per run, [runs, *groups, dim, 1]."""
+    if client.numel() == 1:
+        return columns.index_select(-1, client.flatten())
+    index = client.view(*client.shape, *[1] * (columns.dim() - client.dim()))
+    return columns.gather(-1, index.expand(*columns.shape[:-1], 1))
+
+
+def products(columns: Columns, centre: Tensor, buffer: Tensor | None = None) -> Pairs:
+    """Return the inner products of the rows relative to the central row."""
+
+    def multiply(tile: tuple[slice, Columns]) -> Pairs:
+        centred = subtract(tile[1], of_client(tile[1], centre), buffer)
+        return with_itself(centred)
+
+    if columns.shape[-2] == 0:
+        raise ValueError("there is no coordinate to compare, the gradients are empty.")
+    with exact_products():
+        parts = mapped(multiply, tiles(columns), columns.device)
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0, dtype=torch.float64)
+
+
+def with_itself(values: Columns) -> Pairs:
+    """Return the inner products of the rows; with many, a quarter of them as a mirror image."""
+    num_clients = values.shape[-1]
+    is_small = num_clients < MANY_CLIENTS or values.shape[-2] < MANY_COORDINATES
+    if is_small or values.device.type != "cpu":
+        return long_products(values.mT, values.mT)
+    half = num_clients // 2 + 1
+    upper, lower = values.mT[..., :half, :], values.mT[..., half:, :]
+    result = values.new_empty(*values.shape[:-2], num_clients, num_clients)
+    result[..., :half, :] = torch.matmul(upper, values)
+    result[..., half:, half:] = torch.matmul(lower, lower.mT)
+    result[..., half:, :half] = result[..., :half, half:].mT
+    return result
+
+
+def exact_gram(columns: Columns) -> Pairs:
+    """Return the inner products of the rows as they are."""
+    with exact_products():
+        return long_products(columns.mT, columns.mT)
+
+
+def subtract(tile: Columns, other: Tensor, buffer: Tensor | None) -> Columns:
+    """Return ``tile - other`` in `buffer` if it fits: fresh memory costs more than the work."""
+    if buffer is None or buffer.shape != tile.shape or buffer.dtype != tile.dtype:
+        return tile - other
+    return torch.sub(tile, other, out=buffer)
+
+
+def without_overflow(products: Pairs, columns: Callable[[], Columns]) -> Pairs:
+    """Redo in float64, around the coordinate-wise median, what overflowed in float32."""
+    bad = ~products.isfinite().all(dim=-1).all(dim=-1)
+    for where in bad.nonzero().tolist():
+        at = tuple(where)
+        total = torch.zeros_like(products[at])
+        for _, tile in tiles(columns()[at]):
+            centred = tile.double() - tile.double().median(dim=-1, keepdim=True).values
+            total += centred.mT @ centred
+        products[at] = total
+    return products
+
+
+def squared_distances(
+    products: Pairs,
+    columns: Callable[[], Columns],
+    dtype: torch.dtype,
+    duplicates: Tensor | None = None,
+    check: CancellationCheck | None = None,
+) -> Pairs:
+    """Return the squared distances between all pairs of rows, from their inner products.
+
+    `duplicates` marks pairs known to be equal. Inexact distances are redone from the values, or,
+    with `check`, only counted.
+    """
+    inexact: Tensor | None
+    threshold, count = CANCELLATION[dtype], None if check is None else check.count
+    if client_kernels.can_sort(products):
+        result, inexact = client_kernels.squared_distances(products, threshold, duplicates, count)
+    else:
+        result, inexact = _squared_distances(products, threshold)
+        if duplicates is not None:
+            inexact = _without_duplicates(result, inexact, duplicates)
+        if check is not None and inexact is not None:
+            check.add(inexact)
+    if check is None and inexact is not None and bool(inexact.any()):
+        _redo_pairs(result, inexact, columns())
+    return result
+
+
+def _without_duplicates(result: Pairs, inexact: Tensor | None, duplicates: Tensor) -> Tensor | None:
+    """Set the distances of equal clients to 0, which is exact."""
+    groups = [1] * (result.dim() - 3)
+    duplicates = duplicates.view(len(duplicates), *groups, *duplicates.shape[-2:])
+    result.masked_fill_(duplicates, 0)
+    return None if inexact is None else inexact & ~duplicates
+
+
+def _squared_distances(products: Pairs, threshold: float) -> tuple[Pairs, Tensor | None]:
+    """Return the squared distances, and where (above the diagonal) they are inexact."""
+    norms = products.diagonal(dim1=-2, dim2=-1)
+    longest = norms.amax(dim=-1)
+    # Written so that what overflowed, and is not a number, is not small either.
+    if not bool((longest <= FLOAT32_NORM).all()):
+        products = products.double()
+        norms = products.diagonal(dim1=-2, dim2=-1)
+    left, right = norms.unsqueeze(-1), norms.unsqueeze(-2)
+    # In an order of operations that makes it symmetric to the last bit: ties are settled by index.
+    result = (left + right).sub_(products + products.mT)
+    to_self = result.diagonal(dim1=-2, dim2=-1)
+    to_self.fill_(torch.inf)
+    nearest = result.amin(dim=-1)
+    to_self.zero_()
+    is_fine = (nearest >= longest.unsqueeze(-1) * threshold) & (longest < torch.inf).unsqueeze(-1)
+    if bool(is_fine.all()):
+        return result, None
+    result.clamp_(min=0)
+    # Written so that what overflowed, and is infinite or not a number, is inexact too.
+    inexact = (result >= torch.maximum(left, right).mul_(threshold)) & (result < torch.inf)
+    return result, inexact.logical_not_().triu_(1)
+
+
+def _redo_pairs(result: Pairs, inexact: Tensor, columns: Columns) -> None:
+    """Overwrite inexact distances by the sum of squared differences of the values."""
+    num_clients = columns.shape[-1]
+    flat_result = result.view(-1, num_clients, num_clients)
+    flat_columns = columns.reshape(-1, *columns.shape[-2:])
+    flat_inexact = inexact.reshape(-1, num_clients, num_clients)
+    num_entries = int(flat_inexact.sum())
+    pairs = flat_inexact.any(dim=0).nonzero()
+    if 2 * num_entries >= len(pairs) * len(flat_result):
+        _redo_everywhere(flat_result, flat_inexact, flat_columns, pairs)
+    else:
+        _redo_entries(flat_result, flat_inexact, flat_columns)
+
+
+def _redo_everywhere(result: Tensor, inexact: Tensor, columns: Tensor, pairs: Tensor) -> None:
+    """Redo some pairs in all groups: the same clients are alike everywhere (they collude)."""
+    step = max(1, tile_values(columns) // max(1, columns.shape[0] * columns.shape[1]))
+    for some in pairs.split(step):
+        left, right = some.unbind(dim=-1)
+        exact = torch.zeros(len(result), len(some), dtype=result.dtype, device=result.device)
+        for _, tile in tiles(columns):
+            difference = tile.index_select(-1, left).double() - tile.index_select(-1, right)
+            exact += difference.square_().sum(dim=-2)
+        exact = torch.where(inexact[:, left, right], exact, result[:, left, right])
+        result[:, left, right] = exact
+        result[:, right, left] = exact
+
+
+def _redo_entries(result: Tensor, inexact: Tensor, columns: Tensor) -> None:
+    """Redo single entries: two clients happen to be close in one group."""
+    entries = inexact.nonzero()
+    for some in entries.split(max(1, tile_values(columns) // columns.shape[1])):
+        group, left, right = some.unbind(dim=-1)
+        difference = columns[group, :, left].double() - columns[group, :, right].double()
+        exact = difference.square_().sum(dim=-1).to(result.dtype)
+        result[group, left, right] = exact
+        result[group, right, left] = exact
+
+
+def squared_distances_to_average(
+    products: Pairs,
+    weights: PerClient,
+    columns: Callable[[], Columns],
+    dtype: torch.dtype,
+    check: CancellationCheck | None = None,
+) -> PerClient:
+    """Return how far every row is from the weighted average of the rows, from inner products."""
+    if client_kernels.can_compare(products):
+        measure = client_kernels.squared_distances_to_average
+        count = None if check is None else check.count
+        result, at = measure(products, weights, CANCELLATION[dtype], count)
+    else:
+        result, at = _to_average(products, weights, CANCELLATION[dtype])
+        if check is not None:
+            check.add(at)
+    if check is not None or not bool(at.any()):
+        return result
+    if bool(at.all()):
+        return direct_distances_to_average(columns(), weights)
+    result[at] = direct_distances_to_average(columns()[at], weights[at])
+    return result
+
+
+def _to_average(products: Pairs, weights: PerClient, threshold: float) -> tuple[PerClient, Tensor]:
+    """Return the squared distances to an average, and the groups where they are inexact."""
+    products = products.double()
+    norms = products.diagonal(dim1=-2, dim2=-1)
+    along = torch.matmul(products, weights.unsqueeze(-1)).squeeze(-1)
+    of_average = (weights * along).sum(dim=-1, keepdim=True)
+    result = norms - 2 * along + of_average
+    # An average of one client alone is that client: exactly 0.
+    is_itself = weights == 1
+    result = result.masked_fill(is_itself, 0)
+    # Written so that what overflowed, and is infinite or not a number, is inexact too.
+    is_exact = (result >= (norms + of_average) * threshold) & (result < torch.inf)
+    return result, ~(is_exact | is_itself).all(dim=-1)
+
+
+def direct_distances_to_average(columns: Columns, weights: PerClient) -> PerClient:
+    """Return how far every row is from the weighted average, by the differences, squared."""
+    total = torch.zeros_like(weights)
+    for _, tile in tiles(columns):
+        exact = tile.double()
+        difference = exact - torch.matmul(exact, weights.unsqueeze(-1))
+        total += difference.square_().sum(dim=-2)
+    return total
+
+
+def squared_distances_to_vector(
+    columns: Columns, vector: PerCoordinate, buffer: Tensor | None = None
+) -> PerClient:
+    """Return how far every row is from a vector, by the differences themselves, float64."""
+
+    def measure(tile: tuple[slice, Columns]) -> PerClient:
+        piece, values = tile
+        difference = subtract(values, vector[..., piece].unsqueeze(-1), buffer)
+        return difference.square_().sum(dim=-2).double()
+
+    parts = mapped(measure, tiles(columns), columns.device)
+    total = parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0)
+    if columns.dtype == torch.float64 or bool(total.isfinite().all()):
+        return total
+    return squared_distances_to_vector(columns.double(), vector.double())
+
+
+def distances_to_update(rows: Rows, updates: PerCoordinate) -> PerClient:
+    """Return the distances of ``rows [runs, clients, dim]`` to the update of their run, float64."""
+    return torch.stack([_to_update(own, update) for own, update in zip(rows, updates, strict=True)])
+
+
+def _to_update(rows: Tensor, update: Tensor) -> Tensor:
+    # Some rows at a time: the differences are as large as the gradients.
+    step = max(1, tile_values(rows) // rows.shape[-1])
+    apart = (some.to(update.dtype) - update for some in rows.split(step))
+    norms = [torch.linalg.vector_norm(some, dim=-1, dtype=torch.float64) for some in apart]
+    far = norms[0] if len(norms) == 1 else torch.cat(norms)
+    if rows.dtype == torch.float64 or bool(far.isfinite().all()):
+        return far
+    return _to_update(rows.double(), update.double())
+
+
+def products_with(
+    columns: Columns, centre: Tensor, point: PerCoordinate, known: Pairs | None = None
+) -> Pairs:
+    """Return the inner products of the rows and, last, a point, around the centre, float64.
+
+    `known` are those of the rows alone, where they are there already.
+    """
+
+    def multiply(tile: tuple[slice, Columns]) -> tuple[Tensor, Tensor, Tensor]:
+        piece, values = tile
+        middle = of_client(values, centre)
+        own = point[..., piece].unsqueeze(-1) - middle
+        centred = subtract(values, middle, None)
+        among = with_itself(centred) if known is None else own[..., :0, :0]
+        return among, long_products(centred.mT, own.mT), long_products(own.mT, own.mT)
+
+    with exact_products():
+        parts = mapped(multiply, tiles(columns), columns.device)
+    among, across, itself = (
+        torch.stack(same).sum(dim=0, dtype=torch.float64) for same in zip(*parts, strict=True)
+    )
+    among = among if known is None else known.double()
+    upper = torch.cat([among, across], dim=-1)
+    return torch.cat([upper, torch.cat([across.mT, itself], dim=-1)], dim=-2)
+
+
+def pairwise_differences(columns: Columns) -> Pairs:
+    """Return the squared distances between all pairs, by the differences, for a few coordinates."""
+    total: Tensor | None = None
+    for values in columns.double().unbind(dim=-2):
+        squared = (values.unsqueeze(-1) - values.unsqueeze(-2)).square_()
+        total = squared if total is None else total.add_(squared)
+    if total is None:
+        raise ValueError("there is no coordinate to compare, the gradients are empty.")
+    return total
+
+
+def inner_products(columns: Columns, vector: PerCoordinate) -> PerClient:
+    """Return the inner product of every row with a vector, float64."""
+    total = columns.new_zeros(*columns.shape[:-2], columns.shape[-1], dtype=torch.float64)
+    for piece, tile in tiles(columns):
+        along = long_products(tile.double().mT, vector[..., piece].double().unsqueeze(-2))
+        total += along.squeeze(-1)
+    return total
+
+
+def norms(columns: Columns) -> PerClient:
+    """Return the Euclidean norm of every row, float64."""
+    origin = columns.new_zeros(columns.shape[:-1], dtype=work_dtype(columns.dtype))
+    return squared_distances_to_vector(columns, origin).sqrt()
+
+
+def smallest(scores: PerClient, num_smallest: int) -> Tensor:
+    """Mark the rows with the smallest scores; equal scores go to the lower row index."""
+    if client_kernels.can_compare(scores):
+        return client_kernels.smallest(scores, num_smallest)
+    if scores.device.type == "cpu" and num_smallest < scores.shape[-1]:
+        ranked = torch.from_numpy(np.sort(scores.numpy(), axis=-1))
+        last, next_one = ranked[..., num_smallest - 1 : num_smallest + 1].unbind(dim=-1)
+        if not bool((last == next_one).any()):
+            return scores <= last.unsqueeze(-1)
+    order = scores.argsort(dim=-1, stable=True)[..., :num_smallest]
+    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, value=True)
+
+
+def average_of(is_selected: Tensor, num_selected: int) -> PerClient:
+    """Return equal weights for the selected clients."""
+    return is_selected.to(torch.float64) / num_selected
+
+
+def central_client(norms: list[float]) -> int:
+    """Return a client of median norm: no difference from it cancels because it is long."""
+    return sorted(range(len(norms)), key=norms.__getitem__)[(len(norms) - 1) // 2]
+
+
+def duplicate_pairs(rows: Tensor, norms: list[float]) -> Tensor | None:
+    """Mark the pairs of rows ``[clients, dim]`` that are equal to the last bit, if there are any.
+
+    Colluding clients send copies. To find them once is cheaper than group by group.
+    """
+    first_with: dict[float, int] = {}
+    first = [first_with.setdefault(norm, row) for row, norm in enumerate(norms)]
+    copies = [row for row, original in enumerate(first) if original != row]
+    if not copies:
+        return None
+    originals = [first[row] for row in copies]
+    for row, original in zip(copies, originals, strict=True):
+        if not torch.equal(rows[row], rows[original]):
+            first[row] = row
+    label = torch.tensor(first, device=rows.device)
+    return label.unsqueeze(-1) == label.unsqueeze(-2)

@@ -1,0 +1,365 @@
+"""Groups of coordinates: read some at a time, and what is measured on them added up.
+
+Reading coordinates in a random order is where a random split spends its time. With many clients it
+pays to transpose the matrix once, so that one coordinate of all clients is one short copy; with
+few, to read row by row, each row being small enough for the cache; on a GPU, to read in order and
+write at random.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import pairwise
+from threading import local
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outvote.axes import Columns, Pairs, PerClient
+from outvote.fresh import fresh
+from outvote.kernels import client_kernels
+from outvote.lazy import lazy
+from outvote.precision import exact_products, work_dtype
+from outvote.rules import distances
+from outvote.rules.client_matrix import ClientMatrix
+from outvote.rules.distances import CancellationCheck
+from outvote.rules.split import IndexBlock, PositionBlock, Split, draw_split
+from outvote.threads import mapped
+
+if TYPE_CHECKING:
+    from outvote.rules.rule import RoundInfo
+
+Result = TypeVar("Result")
+FEW_CLIENTS = 12
+TRANSPOSED_AT_ONCE = 512
+# More pieces than cores: a core that comes late still finds one.
+NUM_TRANSPOSED_PIECES = 16
+
+
+class Groups:
+    """The coordinates of a matrix in groups, read some at a time."""
+
+    def __init__(
+        self, matrix: ClientMatrix, split: Split, num_asked: int, transposed: Columns | None = None
+    ) -> None:
+        """Take the matrix, its split, and its values with the clients last, if they are copied."""
+        self.matrix, self.split, self.num_asked = matrix, split, num_asked
+        self._transposed = transposed
+
+    @classmethod
+    def of(cls, matrix: ClientMatrix, how: str, num_groups: int, info: "RoundInfo") -> "Groups":
+        """Split a matrix; one core draws the split while the others transpose the values."""
+        if info.split is not None:
+            return cls(matrix, info.split, num_groups)
+        draw = partial(draw_split, matrix, how, num_groups, info)
+        if len(matrix.batch) > 1 or not _is_transposed_first(matrix.columns):
+            return cls(matrix, draw(), num_groups)
+        transposed, pieces = _transposing(matrix.columns)
+        jobs: list[Callable[[], Split | None]] = [draw, *pieces]
+        drawn = mapped(_run, jobs)[0]
+        return cls(matrix, drawn or draw(), num_groups, transposed)
+
+    @property
+    def num_groups(self) -> int:
+        """How many groups there are."""
+        return self.split.num_groups
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Whether there are fewer groups than asked for because there are fewer coordinates."""
+        dim = self.matrix.dim
+        if self.num_asked <= dim or self.num_groups != dim:
+            return ()
+        return (f"gas: num_groups={self.num_asked} is more than the {dim} coordinates; used {dim}",)
+
+    def total(
+        self, measure: Callable[[ClientMatrix], PerClient], *, needs_values: bool | None = True
+    ) -> PerClient:
+        """Return the sum over the groups of ``measure(groups) [runs, *groups, clients]``.
+
+        `needs_values`: whether it needs the values of the groups, not only distances.
+        """
+        with exact_products():
+            if self.matrix.device.type == "cpu":
+                return self._sum(measure, None, needs_values=needs_values)
+            # A GPU works on while inexact results are counted; if there are any, all is redone.
+            check = CancellationCheck(self.matrix.device)
+            total = self._sum(measure, check, needs_values=needs_values)
+            if check.has_failed():
+                total = self._sum(measure, None, needs_values=needs_values)
+            return total
+
+    def _sum(
+        self,
+        measure: Callable[[ClientMatrix], PerClient],
+        check: CancellationCheck | None,
+        *,
+        needs_values: bool,
+    ) -> PerClient:
+        chunks = self.chunks(check, needs_values=needs_values)
+        parts = mapped(lambda groups: measure(groups).sum(dim=-2), chunks, self.matrix.device)
+        return parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0)
+
+    def chunks(
+        self, check: CancellationCheck | None = None, *, needs_values: bool = True
+    ) -> Iterator[ClientMatrix]:
+        """Yield the groups as matrices ``[runs, groups, width, clients]``, some at a time.
+
+        With `check`, inexact distances are not redone but counted. Where distances are enough,
+        only n x n matrices must fit the cache.
+        """
+        matrix = self.matrix
+        if len(matrix.batch) > 1:
+            yield from self._chunks_of_groups()
+            return
+        open_block = open_reader(matrix.columns, self._transposed)
+        for block in self.split.blocks:
+            num_groups, width = block.shape[1:]
+            step = min(num_groups, groups_at_once(matrix, width, needs_values=needs_values))
+            reader = open_block(block)
+            for start in range(0, num_groups, step):
+                stop = min(num_groups, start + step)
+                yield ClientMatrix(
+                    partial(reader.read, start, stop),
+                    torch.Size([matrix.batch[0], stop - start, width, matrix.num_clients]),
+                    like=reader.columns,
+                    centre=matrix.centre,
+                    # Distances in narrow groups are taken from the values, which are read anyway.
+                    products=(
+                        reader.products(start, stop, matrix.centre)
+                        if width > matrix.num_clients
+                        else None
+                    ),
+                    buffer=partial(reader.buffer, stop - start, "scratch"),
+                    duplicates=matrix.duplicates,
+                    check=check,
+                )
+
+    def _chunks_of_groups(self) -> Iterator[ClientMatrix]:
+        """Split what is itself a group: the same positions in every group of a run."""
+        matrix = self.matrix
+        for block in self.split.blocks:
+            for start in range(block.shape[1]):
+                index = block.index[:, start].long()
+                inner = matrix.at_coordinates(index.expand(matrix.batch[0], -1))
+                yield ClientMatrix(inner.columns.unsqueeze(-3))
+
+
+def groups_at_once(matrix: ClientMatrix, width: int, *, needs_values: bool) -> int:
+    """Return how many groups fit the cache, with their values and their n x n matrices."""
+    num_clients = matrix.num_clients
+    tile = distances.tile_values(matrix.columns)
+    is_wide = width > num_clients
+    matrices = distances.MATRICES_TILE.get(matrix.device.type, tile // 4) // num_clients**2
+    values = tile // (num_clients * width)
+    if is_wide and not needs_values and matrix.device.type == "cpu":
+        values = matrices
+    return max(1, min(matrices, values) // matrix.batch[0])
+
+
+class Reader(ABC):
+    """Reads groups of coordinates from all clients of the runs."""
+
+    def __init__(self, columns: Columns, block: IndexBlock | PositionBlock) -> None:
+        """Take the values ``[runs, dim, clients]`` and the groups to read."""
+        self.columns = columns
+        self.block = block
+        self._buffers = local()
+
+    @abstractmethod
+    def read(self, start: int, stop: int, buffer: str = "values") -> Columns:
+        """Return the values of some groups, valid until the thread reads into this buffer again."""
+
+    @abstractmethod
+    def new_buffer(self, num_groups: int) -> Columns:
+        """Allocate memory for the values of some groups."""
+
+    def products(self, start: int, stop: int, centre: Tensor) -> Callable[[], Pairs]:
+        """Return a way to the inner products of some groups without reading all values at once."""
+        return partial(self._multiply, start, stop, centre)
+
+    def _multiply(self, start: int, stop: int, centre: Tensor) -> Pairs:
+        num_clients = self.columns.shape[-1]
+        shape = (self.columns.shape[0], stop - start, num_clients, num_clients)
+        work = work_dtype(self.columns.dtype)
+        result = torch.empty(shape, dtype=work, device=self.columns.device)
+        per_group = num_clients * self.block.shape[-1] * shape[0]
+        step = max(1, distances.tile_values(self.columns) // per_group)
+
+        def multiply(first: int) -> None:
+            last = min(stop, first + step)
+            # In buffers of its own: the rule may still hold values of the whole chunk.
+            values = self.read(first, last, "to multiply")
+            middle = distances.of_client(values, centre)
+            centred = distances.subtract(values, middle, self.buffer(last - first, "centred"))
+            result[:, first - start : last - start] = distances.with_itself(centred)
+
+        with exact_products():
+            mapped(multiply, range(start, stop, step), self.columns.device)
+        return result
+
+    def buffer(self, num_groups: int, which: str) -> Columns:
+        """Return memory of this thread that may be written over: fresh pages cost time."""
+        kept: Tensor | None = getattr(self._buffers, which, None)
+        if kept is None or kept.shape[1] < num_groups:
+            kept = self.new_buffer(num_groups)
+            setattr(self._buffers, which, kept)
+        return kept[:, :num_groups]
+
+
+class ByClient(Reader):
+    """Reads client after client; the groups lie as ``[runs, groups, clients, width]``."""
+
+    def __init__(self, columns: Columns, block: IndexBlock | PositionBlock) -> None:
+        """Copy all groups: a client's row stays in the cache while it is read at random."""
+        super().__init__(columns, block)
+        runs, _, num_clients = columns.shape
+        num_groups, width = block.shape[1:]
+        self.values = _large_pages(columns, runs, num_clients, num_groups * width)
+        halves = [
+            (run, k, half) for run in range(runs) for k in range(num_clients) for half in (0, 1)
+        ]
+        mapped(self._copy, halves)
+
+    def _copy(self, where: tuple[int, int, int]) -> None:
+        run, client, half = where
+        order = self.block.index[run % len(self.block.index)].reshape(-1)
+        piece = slice(0, len(order) // 2) if half == 0 else slice(len(order) // 2, len(order))
+        order = order[piece]
+        source, target = self.columns[run, :, client], self.values[run, client, piece]
+        if source.dtype == target.dtype:
+            torch.index_select(source, 0, order, out=target)
+        else:
+            target.copy_(source.index_select(0, order))
+
+    def new_buffer(self, num_groups: int) -> Columns:
+        """Allocate memory for the values of some groups."""
+        runs, num_clients, _ = self.values.shape
+        return self.values.new_empty(runs, num_groups, num_clients, self.block.shape[-1]).mT
+
+    def read(self, start: int, stop: int, buffer: str = "values") -> Columns:
+        """View the values of some groups."""
+        del buffer
+        width = self.block.shape[-1]
+        some = self.values[..., start * width : stop * width]
+        groups: Tensor = some.unflatten(-1, (-1, width))
+        return groups.permute(0, 2, 3, 1)
+
+
+class ByCoordinate(Reader):
+    """Reads all clients of a coordinate at once; the groups lie as they are shaped."""
+
+    def new_buffer(self, num_groups: int) -> Columns:
+        """Allocate memory for the values of some groups."""
+        runs, _, num_clients = self.columns.shape
+        return self.columns.new_empty(runs, num_groups, self.block.shape[-1], num_clients)
+
+    def read(self, start: int, stop: int, buffer: str = "values") -> Columns:
+        """Copy the values of some groups."""
+        out = self.buffer(stop - start, buffer)
+        for run, matrix in enumerate(self.columns):
+            order = self.block.index[run % len(self.block.index), start:stop].reshape(-1)
+            target = out[run].flatten(0, 1)
+            if matrix.device.type == "cpu":
+                np.take(matrix.numpy(), order.numpy(), axis=0, out=target.numpy(), mode="clip")
+            else:
+                torch.index_select(matrix, 0, order, out=target)
+        return out
+
+
+class OnGpu(Reader):
+    """Reads everything in order, and writes each coordinate to its position."""
+
+    def new_buffer(self, num_groups: int) -> Columns:
+        """Allocate nothing: a GPU's allocator has memory at hand."""
+        return self.columns.new_empty(1, num_groups, 0, 0)
+
+    @lazy
+    def values(self) -> Columns:
+        """All groups."""
+        return client_kernels.scattered(self.columns, self.block)
+
+    def read(self, start: int, stop: int, buffer: str = "values") -> Columns:
+        """View the values of some groups."""
+        del buffer
+        return self.values[:, start:stop, :, : self.columns.shape[-1]]
+
+    @lazy
+    def _centred(self) -> Columns:
+        return client_kernels.scattered(self.columns, self.block, self._centre)
+
+    def products(self, start: int, stop: int, centre: Tensor) -> Callable[[], Pairs]:
+        """Multiply groups that were centred while they were copied."""
+        self._centre = centre
+        num_clients = self.columns.shape[-1]
+        return lambda: distances.exact_gram(self._centred[:, start:stop])[
+            ..., :num_clients, :num_clients
+        ]
+
+
+def open_reader(
+    columns: Columns, transposed: Columns | None = None
+) -> Callable[[IndexBlock | PositionBlock], Reader]:
+    """Choose the way to read ``columns [runs, dim, clients]``; call it with a block of groups.
+
+    `transposed` are the same values with the clients last in memory, if there is such a copy.
+    """
+    num_clients = columns.shape[-1]
+    if client_kernels.is_usable(columns, num_clients):
+        return partial(OnGpu, columns)
+    if columns.device.type == "cpu" and num_clients <= FEW_CLIENTS:
+        return partial(ByClient, columns)
+    return partial(ByCoordinate, clients_last(columns) if transposed is None else transposed)
+
+
+def clients_last(columns: Columns) -> Columns:
+    """Copy so that what all clients sent for one coordinate lies side by side."""
+    work = work_dtype(columns.dtype)
+    if columns.is_contiguous() and columns.dtype == work:
+        return columns
+    if columns.device.type != "cpu":
+        return columns.to(work).contiguous()
+    if columns.dtype != work:
+        return _large_pages(columns, *columns.shape).copy_(columns)
+    target, pieces = _transposing(columns)
+    mapped(_run, pieces)
+    return target
+
+
+def _transposing(columns: Columns) -> tuple[Columns, list[Callable[[], None]]]:
+    """Return memory for the values with the clients last, and the pieces of work that fill it."""
+    target = _large_pages(columns, *columns.shape)
+    dim = columns.shape[1]
+    cuts = [dim * k // NUM_TRANSPOSED_PIECES for k in range(NUM_TRANSPOSED_PIECES + 1)]
+    return target, [
+        partial(_transpose, source, to, slice(start, stop))
+        for to, source in zip(target.numpy(), columns.numpy(), strict=True)
+        for start, stop in pairwise(cuts)
+    ]
+
+
+def _is_transposed_first(columns: Columns) -> bool:
+    """Return whether these values are copied clients last before groups are read."""
+    return (
+        columns.device.type == "cpu"
+        and columns.dim() == 3
+        and columns.shape[-1] > FEW_CLIENTS
+        and columns.dtype == work_dtype(columns.dtype)
+        and not columns.is_contiguous()
+    )
+
+
+def _run(work: Callable[[], Result]) -> Result:
+    return work()
+
+
+def _large_pages(like: Tensor, *shape: int) -> Tensor:
+    return fresh(shape, work_dtype(like.dtype), like.device)
+
+
+def _transpose(source: np.ndarray, target: np.ndarray, piece: slice) -> None:
+    for start in range(piece.start, piece.stop, TRANSPOSED_AT_ONCE):
+        part = slice(start, min(piece.stop, start + TRANSPOSED_AT_ONCE))
+        target[part] = source[part]

@@ -1,0 +1,237 @@
+"""Order statistics of the clients' values, coordinate by coordinate.
+
+On a CPU, numpy's vectorised sort of short contiguous rows is many times faster than torch's; for a
+handful of clients a sorting network of elementwise minima and maxima is faster still.
+"""
+
+from collections.abc import Callable
+from threading import local
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outvote.axes import Columns, PerClient, PerCoordinate
+from outvote.kernels import client_kernels
+from outvote.precision import exact_products
+from outvote.rules import distances
+from outvote.threads import in_pieces, mapped
+
+LARGEST_NETWORK = 8
+LARGEST_BUFFER = 1 << 24
+Result = TypeVar("Result")
+
+
+def over_tiles(work: Callable[[Columns], Result], columns: Columns) -> list[Result]:
+    """Work on pieces of the coordinates that fit the cache."""
+    return mapped(lambda tile: work(tile[1]), distances.tiles(columns), columns.device)
+
+
+def sorting_network(values: list[Tensor]) -> list[Tensor]:
+    """Sort a few tensors elementwise (Batcher's odd-even merge sort)."""
+    values = list(values)
+    num = len(values)
+    for low, high in _comparators(num):
+        values[low], values[high] = (
+            torch.minimum(values[low], values[high]),
+            torch.maximum(values[low], values[high]),
+        )
+    return values
+
+
+def _comparators(num: int) -> list[tuple[int, int]]:
+    pairs = []
+    run = 1
+    while run < num:
+        step = run
+        while step >= 1:
+            for start in range(step % run, num - step, 2 * step):
+                for k in range(start, min(start + step, num - step)):
+                    if k // (2 * run) == (k + step) // (2 * run):
+                        pairs.append((k, k + step))
+            step //= 2
+        run *= 2
+    return pairs
+
+
+def sort_clients(tile: Columns, buffer: np.ndarray | None = None) -> Columns:
+    """Sort the values of every coordinate over the clients, into `buffer` if it is given."""
+    if tile.device.type != "cpu":
+        return tile.sort(dim=-1).values
+    source = tile.numpy()
+    values = (
+        np.empty(source.shape, source.dtype) if buffer is None else buffer.reshape(source.shape)
+    )
+    while source.ndim > 2 and len(source) == 1:
+        source, values = source[0], values[0]
+
+    def sort(piece: slice) -> None:
+        values[piece] = source[piece]
+        values[piece].sort(axis=-1)
+
+    in_pieces(sort, len(source), source[0].size)
+    return torch.from_numpy(values).view(tile.shape)
+
+
+_BUFFERS = local()
+
+
+def sorted_in_buffer(tile: Columns) -> Columns:
+    """Sort into a buffer of this thread, which lasts until the thread sorts again."""
+    if tile.device.type != "cpu":
+        return sort_clients(tile)
+    kept = getattr(_BUFFERS, "bytes", None)
+    num_bytes = tile.numel() * tile.element_size()
+    if num_bytes > LARGEST_BUFFER:
+        return sort_clients(tile)
+    if kept is None or kept.size < num_bytes:
+        kept = _BUFFERS.bytes = np.empty(num_bytes, np.uint8)
+    dtype = np.float64 if tile.dtype == torch.float64 else np.float32
+    return sort_clients(tile, kept[:num_bytes].view(dtype))
+
+
+def sum_of_smallest(values: Tensor, num_smallest: int) -> Tensor:
+    """Return the sum of the smallest values along the last axis."""
+    if client_kernels.can_sort(values):
+        return client_kernels.sum_of_smallest(values, num_smallest)
+    return sorted_in_buffer(values)[..., :num_smallest].sum(dim=-1, dtype=torch.float64)
+
+
+def median_ranks(num_clients: int, even: str) -> tuple[int, int]:
+    """Return the ranks whose mean is the median: the two middle ones, or the lower of them."""
+    lower = (num_clients - 1) // 2
+    return (lower, lower + 1) if even == "lower" else (lower, num_clients // 2 + 1)
+
+
+def mean_of_ranks(columns: Columns, first: int, last: int) -> PerCoordinate:
+    """Return, per coordinate, the mean of the sorted values `first` up to, not with, `last`."""
+    if client_kernels.is_usable(columns, columns.shape[-1]):
+        return client_kernels.mean_of_ranks(columns, first, last)
+    parts = over_tiles(lambda tile: _mean_of_ranks(tile, first, last), columns)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+def values_at_ranks(columns: Columns, first: int, last: int) -> tuple[PerCoordinate, PerCoordinate]:
+    """Return, per coordinate, the first and the last of the sorted values that a mean is of."""
+    if last - first == 1 or client_kernels.is_usable(columns, columns.shape[-1]):
+        low = mean_of_ranks(columns, first, first + 1)
+        return low, low if last - first == 1 else mean_of_ranks(columns, last - 1, last)
+    parts = over_tiles(lambda tile: _values_at_ranks(tile, first, last), columns)
+    lows, highs = zip(*parts, strict=True)
+    return torch.cat(lows, dim=-1), torch.cat(highs, dim=-1)
+
+
+def _mean_of_ranks(tile: Columns, first: int, last: int) -> PerCoordinate:
+    share = 1 / (last - first)
+    if tile.shape[-1] <= LARGEST_NETWORK and tile.device.type == "cpu":
+        ranked = sorting_network(list(tile.movedim(-1, 0).contiguous()))
+        mean = ranked[first] * share
+        for values in ranked[first + 1 : last]:
+            mean.add_(values, alpha=share)
+        return mean
+    # Weights instead of a sum: nothing overflows, and a huge value outside the range counts 0.
+    weights = tile.new_zeros(tile.shape[-1])
+    weights[first:last] = share
+    with exact_products():
+        return torch.matmul(sorted_in_buffer(tile), weights)
+
+
+def _values_at_ranks(tile: Columns, first: int, last: int) -> tuple[PerCoordinate, PerCoordinate]:
+    if tile.shape[-1] <= LARGEST_NETWORK and tile.device.type == "cpu":
+        ranked = sorting_network(list(tile.movedim(-1, 0).contiguous()))
+        return ranked[first], ranked[last - 1]
+    values = sorted_in_buffer(tile)
+    return values[..., first].clone(), values[..., last - 1].clone()
+
+
+def mean_nearest_median(columns: Columns, num_nearest: int, even: str = "mean") -> PerCoordinate:
+    """Return, per coordinate, the mean of the values nearest to the median (ties: lower index)."""
+    parts = over_tiles(lambda tile: _nearest(tile, num_nearest, even)[0], columns)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+def bounds_nearest_median(
+    columns: Columns, num_nearest: int, even: str = "mean"
+) -> tuple[PerCoordinate, PerCoordinate]:
+    """Return the smallest and the largest of the values nearest to the median."""
+    parts = over_tiles(lambda tile: _nearest(tile, num_nearest, even)[1:], columns)
+    lows, highs = zip(*parts, strict=True)
+    return torch.cat(lows, dim=-1), torch.cat(highs, dim=-1)
+
+
+def _nearest(tile: Columns, num_nearest: int, even: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Slide a window over the sorted values: the nearest ones lie side by side."""
+    ranked = sort_clients(tile)
+    middle = _Middle(ranked, even)
+    num_clients = tile.shape[-1]
+    below = middle.deviation(ranked[..., : num_clients - num_nearest + 1])
+    above = middle.deviation(ranked[..., num_nearest - 1 :])
+    start = torch.maximum(below, above).argmin(dim=-1, keepdim=True)
+    rank = torch.arange(num_clients, device=tile.device)
+    inside = (rank >= start) & (rank < start + num_nearest)
+    mean = torch.where(inside, ranked / num_nearest, 0).sum(dim=-1)
+    low = ranked.gather(-1, start)
+    high = ranked.gather(-1, start + num_nearest - 1)
+    tied = _is_tied(ranked, middle, start, num_nearest).squeeze(-1)
+    low, high = low.squeeze(-1), high.squeeze(-1)
+    if bool(tied.any()):
+        # A value left out is just as near as one taken: the lower client index goes first.
+        values = tile[tied]
+        order = middle.at(tied).deviation(values).argsort(dim=-1, stable=True)
+        taken = values.gather(-1, order[..., :num_nearest])
+        mean[tied] = (taken / num_nearest).sum(dim=-1)
+        low[tied], high[tied] = taken.amin(dim=-1), taken.amax(dim=-1)
+    return mean, low, high
+
+
+class _Middle:
+    """The median as the two values around it: their mean would be rounded, differences are not."""
+
+    def __init__(self, ranked: Tensor, even: str) -> None:
+        first, last = median_ranks(ranked.shape[-1], even)
+        self.low, self.high = ranked[..., first : first + 1], ranked[..., last - 1 : last]
+        extreme = torch.maximum(ranked[..., -1].abs().amax(), ranked[..., 0].abs().amax())
+        # Twice a difference of numbers near the largest float would overflow.
+        self.scale = 0.25 if float(extreme) > torch.finfo(ranked.dtype).max / 16 else 1.0
+
+    def deviation(self, values: Tensor) -> Tensor:
+        """Return twice the distance of values from the median, up to a common factor."""
+        if self.scale == 1.0:
+            return ((values - self.low) + (values - self.high)).abs_()
+        values, low, high = (x * self.scale for x in (values, self.low, self.high))
+        return ((values - low) + (values - high)).abs_()
+
+    def at(self, where: Tensor) -> "_Middle":
+        """Return the medians of some coordinates."""
+        some = object.__new__(_Middle)
+        some.low, some.high, some.scale = self.low[where], self.high[where], self.scale
+        return some
+
+
+def _is_tied(ranked: Tensor, middle: _Middle, start: Tensor, width: int) -> Tensor:
+    """Mark where a value next to the window is as near as the farthest in it, and it matters."""
+    low, high = ranked.gather(-1, start), ranked.gather(-1, start + width - 1)
+    to_low, to_high = middle.deviation(low), middle.deviation(high)
+    reach = torch.maximum(to_low, to_high)
+    last = ranked.shape[-1] - 1
+    left = ranked.gather(-1, (start - 1).clamp(min=0))
+    right = ranked.gather(-1, (start + width).clamp(max=last))
+    # Equal values may be exchanged, unless both ends of the window are tied.
+    left_matters = (left != low) | (to_high == reach)
+    right_matters = (right != high) | (to_low == reach)
+    is_left = (start > 0) & (middle.deviation(left) <= reach) & left_matters
+    is_right = (start + width <= last) & (middle.deviation(right) <= reach) & right_matters
+    return is_left | is_right
+
+
+def shares_between(columns: Columns, low: PerCoordinate, high: PerCoordinate) -> PerClient:
+    """Return, per client, the share of coordinates where its value lies between two bounds."""
+
+    def count(numbered: tuple[slice, Columns]) -> Tensor:
+        piece, tile = numbered
+        entered = (tile >= low[..., piece, None]) & (tile <= high[..., piece, None])
+        return entered.sum(dim=-2)
+
+    counts = mapped(count, distances.tiles(columns), columns.device)
+    return torch.stack(counts).sum(dim=0).double() / columns.shape[-2]

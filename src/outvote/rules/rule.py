@@ -1,0 +1,374 @@
+"""What a rule is: its declarations, what it is given, what it returns, and the kinds of rules.
+
+A rule computes an `Aggregation` from a `ClientMatrix` and a `RoundInfo`. An affine rule weighs the
+clients by the distances between them, a coordinate-wise rule reduces every coordinate alone, a
+vector rule takes one matrix of rows at a time. A wrapper holds a rule; a mixing is a wrapper that
+replaces the clients by averages of them.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from outvote.axes import Columns, Mixture, PerClient, PerCoordinate
+from outvote.flat import to_float
+from outvote.rules import legacy
+from outvote.rules.client_matrix import ClientMatrix
+from outvote.rules.split import Split
+from outvote.rules.verdict import Verdict
+from outvote.seeding import RandomStream, Seed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What a rule declares about itself; a subclass inherits what it leaves None or empty."""
+
+    uses_num_byzantine: bool = True
+    """Whether a call must give the number of Byzantine clients, or a fraction."""
+    has_state: bool = False
+    """Whether it gets ``info.state`` and returns the next one; runs are computed one by one."""
+    needs_reference: bool = False
+    """Whether it needs ``info.reference``, a gradient that the server computed on clean data."""
+    needs_model: bool = False
+    """Whether it needs ``info.model``, the current model as a vector."""
+    can_be_wrapped: bool = True
+    """Whether gas, nnm, bucketing and clip may hold it."""
+    is_batched: bool = True
+    """Whether it computes several runs at once; if not, it always gets one run."""
+    selects_clients: bool | None = None
+    """Whether it keeps some clients as a whole and drops the others."""
+    needs_values: bool | None = None
+    """Whether it needs the values themselves, not only the distances between the clients."""
+    needs: str = ""
+    """What it needs in words, for `outvote show`."""
+    tolerates: str = ""
+    """How many Byzantine clients it tolerates, in words."""
+    reference: str = ""
+    """Where it was published."""
+
+    def inheriting(self, other: "Traits") -> "Traits":
+        """Return these traits with what they leave open taken from others."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        taken = {key: getattr(other, key) for key, value in found.items() if value in (None, "")}
+        return replace(self, **taken)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aggregation:
+    """What a rule computed: a weighted average of the clients, or any other vector.
+
+    `weights` alone means the average of the clients with these weights, which sum to 1.
+    Where `vector` is given it is the update, and `weights` are each client's share in it; None if
+    that is not known. `scores`: the larger the more suspicious; None if the rule has none.
+    """
+
+    weights: PerClient | None = None
+    vector: PerCoordinate | None = None
+    scores: PerClient | None = None
+    state: Any = None
+    """What the rule carries to the next round."""
+    num_groups: int | None = None
+    notes: tuple[str, ...] = ()
+    is_rejected: Tensor | None = None
+    """Rows that are not finite, ``[runs, clients]``; set by `aggregate`."""
+    num_byzantine: tuple[int, ...] = ()
+    """The number of Byzantine clients that each run assumed, at most the rule's limit; likewise."""
+    states: tuple[Any, ...] = ()
+    """The state of each run; likewise."""
+
+    def unmixed(self, mixture: Mixture) -> "Aggregation":
+        """Return the same in terms of the clients that were mixed."""
+        if self.weights is None:
+            return replace(self, scores=None)
+        weights = (self.weights.unsqueeze(-2).double() @ mixture.double()).squeeze(-2)
+        # The shares of a coordinate-wise rule do not sum to 1: one client is in many mixed ones.
+        return replace(self, weights=weights.clamp(max=1), scores=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundInfo:
+    """What a rule is given about the round besides the gradients."""
+
+    num_byzantine: int
+    """How many of the clients are assumed to be Byzantine."""
+    stream: RandomStream
+    """Where randomness comes from: ``stream.fold_in(name)`` is one named stream per run."""
+    num_received: int = 0
+    """How many clients sent something; those rejected are not in the matrix."""
+    clients: tuple[Hashable, ...] = ()
+    """The ids of the clients in the matrix, where a single run is computed."""
+    round: int | None = None
+    reference: Tensor | None = None
+    """The server's own gradient, ``[dim]``."""
+    model: Tensor | None = None
+    """The current model, ``[dim]``, for rules whose traits ask for it."""
+    state: Any = None
+    """What the rule returned as state in the round before; None in the first."""
+    split: Split | None = None
+    """An explicit partition of the coordinates, for gas."""
+    layer_sizes: tuple[int, ...] | None = None
+    wants_weights: bool = False
+    """Whether weights are wanted where the vector alone is cheaper."""
+    to_vector: Callable[[Any], Tensor] = torch.as_tensor
+    """Reads what a caller may pass as state (an array, a dict of arrays) as a vector ``[dim]``."""
+
+
+class Rule(ABC):
+    """A robust aggregation rule: many gradients in, one update out."""
+
+    name: ClassVar[str] = ""
+    traits: Traits = Traits(selects_clients=True, needs_values=True)
+
+    def __init_subclass__(cls) -> None:
+        """Name a class without a name after itself, and complete its traits."""
+        super().__init_subclass__()
+        if "name" not in vars(cls):
+            cls.name = cls.__name__
+        legacy.adopt(cls, Traits)
+        declared = vars(cls).get("traits")
+        inherited = (vars(base).get("traits") for base in cls.__mro__[1:])
+        if isinstance(declared, Traits):
+            parent = next(traits for traits in inherited if isinstance(traits, Traits))
+            cls.traits = declared.inheriting(parent)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Find the names of 0.1, with a warning."""
+            return legacy.attribute(self, name)
+
+    def __call__(self, gradients: Any, **info: Any) -> Any:
+        """Aggregate: the update has the kind, dtype and device of the gradients.
+
+        Takes what `inspect` takes.
+        """
+        from outvote.rules.aggregate import inspect  # aggregate needs Rule
+
+        return inspect(self, gradients, **info, is_full=False).update
+
+    def inspect(  # noqa: PLR0913  (a round has many facts, and all are named)
+        self,
+        gradients: Any,
+        *,
+        num_byzantine: int | None = None,
+        byzantine_fraction: float | None = None,
+        when_too_many: str = "raise",
+        seed: Seed = None,
+        groups: Sequence[Sequence[int]] | None = None,
+        clients: Sequence[Hashable] | None = None,
+        sample_counts: Sequence[float] | None = None,
+        reference: Any = None,
+        state: Any = None,
+        round: int | None = None,  # noqa: A002
+        model: Any = None,
+        layer_sizes: Sequence[int] | None = None,
+    ) -> Verdict:
+        """Aggregate, and return scores, weights, and who was kept, dropped or rejected."""
+        from outvote.rules.aggregate import inspect  # aggregate needs Rule
+
+        return inspect(
+            self,
+            gradients,
+            num_byzantine=num_byzantine,
+            byzantine_fraction=byzantine_fraction,
+            when_too_many=when_too_many,
+            seed=seed,
+            groups=groups,
+            clients=clients,
+            sample_counts=sample_counts,
+            reference=reference,
+            state=state,
+            round=round,
+            model=model,
+            layer_sizes=layer_sizes,
+        )
+
+    @abstractmethod
+    def max_byzantine(self, num_clients: int) -> int:
+        """Return how many of `num_clients` clients may be Byzantine."""
+
+    @abstractmethod
+    def compute(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
+        """Aggregate the clients of a matrix: the finite rows of one run or of several."""
+
+    def __str__(self) -> str:
+        """Return the text that `make_rule` turns back into this rule."""
+        from outvote.rules.rule_spec import rule_text  # rule_spec needs every rule
+
+        return rule_text(self)
+
+
+class AffineRule(Rule):
+    """A rule whose update is a weighted average of the clients."""
+
+    traits = Traits(needs_values=False, needs="the distances between the clients")
+
+    @abstractmethod
+    def weigh(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
+        """Return weights that sum to 1, and scores where the rule has its own."""
+
+    def compute(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
+        """Average with the weights of `weigh`; a single client is the average."""
+        if matrix.num_clients == 1:
+            ones = torch.ones(*matrix.batch, 1, dtype=torch.float64, device=matrix.device)
+            return Aggregation(weights=ones)
+        return self.weigh(matrix, info)
+
+
+class CoordinatewiseRule(Rule):
+    """A rule that reduces every coordinate by the values that the clients sent for it alone."""
+
+    traits = Traits(selects_clients=False, needs="one pass over the coordinates")
+
+    @abstractmethod
+    def reduce(self, columns: Columns, num_byzantine: int) -> PerCoordinate:
+        """Reduce ``[..., dim, clients]`` to ``[..., dim]``."""
+
+    def bounds(
+        self, columns: Columns, num_byzantine: int
+    ) -> tuple[PerCoordinate, PerCoordinate] | None:
+        """Return the smallest and largest value that entered, per coordinate, if that is known."""
+        del columns, num_byzantine
+        return None
+
+    def shares(self, columns: Columns, num_byzantine: int) -> PerClient:
+        """Return the share of coordinates where each client's value entered the update."""
+        from outvote.rules.order_statistics import shares_between  # heavy, and seldom needed
+
+        bounds = self.bounds(columns, num_byzantine)
+        if bounds is None:
+            return torch.ones(
+                *columns.shape[:-2], columns.shape[-1], dtype=torch.float64, device=columns.device
+            )
+        return shares_between(columns, *bounds)
+
+    def compute(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
+        """Reduce the coordinates."""
+        vector = self.reduce(matrix.columns, info.num_byzantine)
+        shares = self.shares(matrix.columns, info.num_byzantine) if info.wants_weights else None
+        return Aggregation(vector=vector, weights=shares)
+
+
+class VectorRule(Rule):
+    """A rule that works on one matrix of rows at a time: the simplest to write, the slowest."""
+
+    traits = Traits(selects_clients=False, needs="the gradients themselves")
+
+    @abstractmethod
+    def aggregate(self, rows: Tensor, num_byzantine: int) -> Tensor | tuple[Tensor, Tensor]:
+        """Reduce ``rows [clients, dim]`` to a vector ``[dim]``, or to it and weights ``[clients]``.
+
+        The weights are each client's share in the vector. Without them it is not known who was
+        kept.
+        """
+
+    def compute(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
+        """Aggregate matrix by matrix."""
+        # In float64, so that a plain sum of huge numbers does not overflow.
+        rows = matrix.rows.double().reshape(-1, matrix.num_clients, matrix.dim)
+        found = [self.aggregate(some, info.num_byzantine) for some in rows]
+        vectors = [one[0] if isinstance(one, tuple) else one for one in found]
+        weights = [one[1].double() for one in found if isinstance(one, tuple)]
+        vector = torch.stack(vectors).view(*matrix.batch, matrix.dim)
+        return Aggregation(
+            vector=to_float(vector, matrix.work_dtype),
+            weights=torch.stack(weights).view(*matrix.batch, matrix.num_clients)
+            if weights
+            else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapper(Rule):
+    """A rule around a rule."""
+
+    rule: Rule
+    """The rule inside."""
+
+    def __post_init__(self) -> None:
+        """Check that the inside is a rule that can be wrapped."""
+        if not isinstance(self.rule, Rule):
+            raise TypeError(
+                f"{self.name} wraps a rule such as Median(), got {type(self.rule).__name__}; "
+                "build one with make_rule('median')."
+            )
+        if not self.rule.traits.can_be_wrapped:
+            raise TypeError(
+                f"{self.rule.name} cannot be wrapped by {self.name}: it needs whole gradients and "
+                "its own state or root data; use it alone."
+            )
+
+    @property
+    def traits(self) -> Traits:
+        """Those of the rule inside, which has no state of its own here."""
+        return replace(
+            self.rule.traits, uses_num_byzantine=True, has_state=False, needs_values=True
+        )
+
+    def inside_num_clients(self, num_clients: int) -> int:
+        """Return how many clients the rule inside sees."""
+        return num_clients
+
+    def inside_num_byzantine(self, num_byzantine: int, num_clients: int) -> int:
+        """Return how many Byzantine clients the rule inside assumes, within its limit."""
+        limit = self.rule.max_byzantine(self.inside_num_clients(num_clients))
+        return min(num_byzantine, limit)
+
+    def compute_inside(self, matrix: ClientMatrix, inside: RoundInfo) -> Aggregation:
+        """Let the rule inside aggregate; NaN or infinity is an error that names it."""
+        return replace(check_finite(self.rule, self.rule.compute(matrix, inside)), state=None)
+
+    def inside_info(self, info: RoundInfo, num_clients: int) -> RoundInfo:
+        """Return the info for the rule inside: random streams of its own, no state."""
+        return replace(
+            info,
+            num_byzantine=self.inside_num_byzantine(info.num_byzantine, num_clients),
+            stream=info.stream.fold_in(self.name),
+            num_received=self.inside_num_clients(info.num_received),
+            state=None,
+            split=None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Mixing(Wrapper):
+    """Replaces the clients by averages of some of them: a matrix, whatever the dimension."""
+
+    @property
+    def traits(self) -> Traits:
+        """Averages have distances of their own, so the rule inside decides what is needed."""
+        return replace(self.rule.traits, uses_num_byzantine=True, has_state=False)
+
+    @abstractmethod
+    def mixture(self, matrix: ClientMatrix, info: RoundInfo) -> Mixture:
+        """Return the averaging matrix ``[runs, *groups, mixed, clients]``; its rows sum to 1."""
+
+    def compute(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
+        """Let the rule inside aggregate the mixed clients."""
+        mixture = self.mixture(matrix, info)
+        inside = self.inside_info(info, matrix.num_clients)
+        return self.compute_inside(matrix.mixed(mixture), inside).unmixed(mixture)
+
+
+def check_finite(rule: Rule, found: Aggregation) -> Aggregation:
+    """Raise if a rule from outside this library computed NaN or infinity; ours do not."""
+    if not type(rule).__module__.startswith("outvote."):
+        for values in (found.vector, found.weights, found.scores):
+            if values is not None and not bool(values.isfinite().all()):
+                raise ValueError(
+                    f"{rule} gave NaN or infinity for finite gradients; mend the rule."
+                )
+    return found
+
+
+def base_num_byzantine(rule: Rule, num_byzantine: int, num_clients: int) -> int:
+    """Return the number that the innermost rule works with (a wrapper may lower it)."""
+    while isinstance(rule, Wrapper):
+        num_byzantine = rule.inside_num_byzantine(num_byzantine, num_clients)
+        num_clients = rule.inside_num_clients(num_clients)
+        rule = rule.rule
+    return num_byzantine
