@@ -1,4 +1,4 @@
-"""docs/reference/flower.md is correct: every setting with its default, every number of a benchmark."""
+"""docs/reference/flower.md is correct: every setting and default, every number of a benchmark."""
 
 import inspect
 import json
