@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import outvote as ov
-from every_rule import WRAPPABLE_NAMES
+from every_rule import EVERY_RULE, WRAPPABLE_NAMES
 from outvote.testing.trial import as_array
 
 # The inputs are small: more threads only wait for each other.
@@ -101,3 +101,20 @@ def test_no_structure_breaks_a_rule_inside_gas(name, device):
         update = torch.from_numpy(np.array(as_array(verdict.update), dtype=np.float64))
         slack = 1e-2 * rows.double().abs().amax(dim=0) + 1e-6
         assert bool(((update >= low - slack) & (update <= high + slack)).all())
+
+
+@pytest.mark.parametrize("num_clients", [3, 7, 10, 12])
+@pytest.mark.parametrize("texts", [[*EVERY_RULE][k::4] for k in range(4)], ids=range(4))
+def test_the_largest_numbers_of_float32_give_finite_updates(texts, num_clients, device):
+    largest = torch.finfo(torch.float32).max
+    random = np.random.default_rng(num_clients)
+    signs = torch.from_numpy(random.choice([-1.0, 1.0], size=(num_clients, 30)))
+    rows = signs.float()
+    rows[:, 0] = largest
+    for given in (torch.full_like(rows, largest), signs.float() * largest, rows):
+        for text in texts:
+            rule = ov.make_rule(text)
+            for f in (0, min(2, rule.max_byzantine(num_clients))):
+                reference = np.ones(30) if rule.traits.needs_reference else None
+                info = {"num_byzantine": f, "seed": 0, "reference": reference}
+                assert bool(rule(given.to(device), **info).isfinite().all()), text

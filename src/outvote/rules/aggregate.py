@@ -169,6 +169,10 @@ def _compute(
     if counts is not None:
         found = _weighted(rule, found, counts, runs[0].rows)
     vector = matrix.vector(found)
+    largest = torch.finfo(vector.dtype).max
+    if any(norm > largest / 8 for run in runs for norm in run.norms):
+        # Weights sum to 1 but for rounding: an average of the largest numbers may overflow.
+        vector = vector.clamp(min=-largest, max=largest)
     if not is_full or found.scores is not None:
         return replace(found, vector=vector)
     if rule.traits.has_state:  # As since 0.1, to the last bit.
