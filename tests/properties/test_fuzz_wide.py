@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import outvote as ov
-from every_rule import EVERY_RULE, WRAPPABLE_NAMES
+from every_rule import EVERY_RULE, PLAIN, WRAPPABLE_NAMES
 from outvote.testing.trial import as_array
 
 # The inputs are small: more threads only wait for each other.
@@ -101,6 +101,25 @@ def test_no_structure_breaks_a_rule_inside_gas(name, device):
         update = torch.from_numpy(np.array(as_array(verdict.update), dtype=np.float64))
         slack = 1e-2 * rows.double().abs().amax(dim=0) + 1e-6
         assert bool(((update >= low - slack) & (update <= high + slack)).all())
+
+
+@pytest.mark.parametrize(
+    "text", [text for text in PLAIN if "clipping" not in text and text != "rfa"]
+)
+@pytest.mark.parametrize("is_led_astray", [False, True])
+def test_tiny_numbers_are_aggregated_as_others(text, is_led_astray, device):
+    random = np.random.default_rng(7)
+    rows = torch.from_numpy(random.normal(size=(11, 3000))).float()
+    if is_led_astray:
+        rows[:2] *= 1e9
+    rule = ov.make_rule(text)
+    f = min(2, rule.max_byzantine(11))
+    scale = 2.0**-80  # Exact: about 1e-24.
+    wanted = rule.inspect(rows.to(device), num_byzantine=f, seed=0)
+    found = rule.inspect(scale * rows.to(device), num_byzantine=f, seed=0)
+    size = float(wanted.update.abs().max())
+    torch.testing.assert_close(found.update / scale, wanted.update, rtol=1e-4, atol=1e-5 * size)
+    assert found.kept == wanted.kept
 
 
 @pytest.mark.parametrize("num_clients", [3, 7, 10, 12])
