@@ -12,7 +12,7 @@ import torch
 from timing import circumstances, medians, write_json
 
 import outvote as ov
-from outvote.attacks.spec import ATTACKS
+from outvote.attacks.attack_spec import ATTACKS
 
 LIMIT = 4.0
 # Random numbers, not memory, are what these spend their time on: no limit.
@@ -79,7 +79,7 @@ def _print_searches(
     for text in SEARCHES:
         attack = ov.make_attack(text)
 
-        def ask(attack: ov.Attack = attack) -> ov.Crafted:
+        def ask(attack: ov.Attack = attack) -> ov.AttackOutput:
             return attack.inspect(honest, num_byzantine=num_byzantine, rule=rule, seed=0)
 
         jobs[text], evaluations[text] = ask, ask().num_evaluations

@@ -3,8 +3,8 @@
 python benchmarks/bench_engine.py                          ratios of one run
 python benchmarks/bench_engine.py -o benchmarks/results/engine-cpu.json
 
-20 clients, 4 of them lie (LIE), Multi-Krum, small-cnn on the embedded Fashion-MNIST pictures,
-5 local steps of 64 pictures a round, nothing evaluated. The three take turns.
+20 clients, 4 of them Byzantine (LIE), Multi-Krum, small-cnn on the embedded Fashion-MNIST images,
+5 local steps of 64 images a round, nothing evaluated. The three take turns.
 """
 
 import argparse
@@ -20,19 +20,19 @@ from byzfl_side import VERSION, is_inside, load_aggregators, make_environment, p
 from timing import circumstances, medians, write_json
 
 import outvote as ov
-from outvote.clients.federation import make_federation
-from outvote.clients.samples import Samples
-from outvote.clients.training import Training
 from outvote.data import load
-from outvote.engine.reference import Plain
+from outvote.engine.federation import make_federation
+from outvote.engine.reference import ReferenceRun
 from outvote.engine.round import run_round
 from outvote.engine.run_stack import Run
 from outvote.engine.simulation import first_state, make_run_stack
+from outvote.training.local_sgd import LocalSGD
+from outvote.training.samples import Samples
 
 CPU = torch.device("cpu")
 NUM_CLIENTS, NUM_BYZANTINE, NUM_STEPS = 20, 4, 5
 # ByzFL does not clip.
-TRAINING = Training(
+TRAINING = LocalSGD(
     learning_rate=0.05, momentum=0.5, weight_decay=1e-4, max_norm=None, num_steps=NUM_STEPS
 )
 
@@ -82,29 +82,36 @@ def main() -> int:
 
 def ours(run: Run, model: torch.nn.Module, train: Samples, test: Samples) -> Any:
     """Return a round of the simulator."""
-    world = make_run_stack(model, train, test, [run], training=TRAINING, num_classes=10)
+    stack = make_run_stack(model, train, test, [run], training=TRAINING, num_classes=10)
     state = [first_state([model], train)]
 
-    def play() -> None:
-        state[0], _ = run_round(world, state[0], is_evaluated=False)
+    def one_round() -> None:
+        state[0], _ = run_round(stack, state[0], is_evaluated=False)
 
-    return play
+    return one_round
 
 
 def plain(run: Run, model: torch.nn.Module, train: Samples) -> Any:
-    """Return a round of plain loops; as ByzFL does, liars who need no gradient do not train."""
-    player = Plain(run, copy.deepcopy(model), train, train, TRAINING, 10)
+    """Return a round of plain loops."""
+    reference = ReferenceRun(
+        run=run,
+        model=copy.deepcopy(model),
+        train=train,
+        test=train,
+        training=TRAINING,
+        num_classes=10,
+    )
     number = [0]
 
-    def play() -> None:
+    def one_round() -> None:
         number[0] += 1
-        player.play(number[0], is_evaluated=False)
+        reference.run_round(number[0], is_evaluated=False)
 
-    return play
+    return one_round
 
 
 def byzfl_round(run: Run, train: Samples) -> Any:
-    """Return a round as ByzFL's benchmark plays it: local steps, weights attacked and averaged."""
+    """Return a round as in ByzFL's benchmark: local steps, weights attacked and averaged."""
     load_aggregators()
     framework = importlib.import_module("byzfl.fed_framework")
     models = importlib.import_module("byzfl.fed_framework.models")
@@ -125,10 +132,12 @@ def byzfl_round(run: Run, train: Samples) -> Any:
             | {"momentum": 0.5, "training_dataloader": loader(part)}
             | {"store_per_client_metrics": False}
         )
-        for part, lies in zip(run.federation.parts, run.federation.is_byzantine, strict=True)
-        if not lies
+        for part, is_byzantine in zip(
+            run.federation.parts, run.federation.is_byzantine, strict=True
+        )
+        if not is_byzantine
     ]
-    liars = framework.ByzantineClient(
+    attackers = framework.ByzantineClient(
         {"name": "ALittleIsEnough", "f": NUM_BYZANTINE, "parameters": {"tau": 1.5}}
     )
     aggregator = {"name": "MultiKrum", "parameters": {"f": NUM_BYZANTINE}}
@@ -138,16 +147,16 @@ def byzfl_round(run: Run, train: Samples) -> Any:
         | {"test_loader": loader(run.federation.parts[0])}
     )
 
-    def play() -> None:
+    def one_round() -> None:
         for client in honest:
             client.compute_model_update(NUM_STEPS)
         weights = [client.get_flat_parameters() for client in honest]
-        server.update_model_with_weights(weights + liars.apply_attack(weights))
+        server.update_model_with_weights(weights + attackers.apply_attack(weights))
         new = server.get_dict_parameters()
         for client in honest:
             client.set_model_state(new)
 
-    return play
+    return one_round
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ class Federation:
         return Message(RecordDict({"arrays": record, "metrics": metrics}), reply_to=message)
 
     def seconds(self, strategy: Strategy) -> np.ndarray:
-        """Play a round; return the time inside the strategy, by the clock and of all cores."""
+        """Run a round; return the time inside the strategy, by the clock and of all cores."""
         start = now()
         messages = strategy.configure_train(1, self.model, ConfigRecord(), self.grid)
         middle = now()
@@ -130,15 +130,15 @@ def measure(federation: Federation, name: str, num_byzantine: int, repeats: int)
     """Time Flower's strategy, ours, and ours with its folder, in turn; the first turn is not."""
     make, rule = PAIRS[name]
     num_nodes = len(federation.sent)
-    told = 0 if rule == "mean" else num_byzantine
+    assumed = 0 if rule == "mean" else num_byzantine
     times: dict[str, list[np.ndarray]] = {"flower": [], "outvote": [], "outvote with log": []}
     for _ in range(repeats + 1):
         if make is not None:
             times["flower"].append(federation.seconds(make(num_nodes, num_byzantine)))
-        bare = RobustStrategy(rule, num_byzantine=told, audit_dir=None)
+        bare = RobustStrategy(rule, num_byzantine=assumed, audit_dir=None)
         times["outvote"].append(federation.seconds(bare))
         with tempfile.TemporaryDirectory() as folder:
-            logging_ = RobustStrategy(rule, num_byzantine=told, audit_dir=folder)
+            logging_ = RobustStrategy(rule, num_byzantine=assumed, audit_dir=folder)
             times["outvote with log"].append(federation.seconds(logging_))
             logging_.close()
     counted = {key: np.array(values[1:]) * 1e3 for key, values in times.items() if values}

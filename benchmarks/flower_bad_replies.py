@@ -3,7 +3,7 @@
 python benchmarks/flower_bad_replies.py
 python benchmarks/flower_bad_replies.py -o benchmarks/results/flower-bad-replies.json
 
-Honest nodes send numbers near 1. A cell says how far from 1 the new model is at most, or what was
+Honest nodes send numbers near 1. A cell shows how far from 1 the new model is at most, or what was
 raised: that stops the whole federation. The replies are those of the contract tests.
 """
 
@@ -39,7 +39,7 @@ from outvote.flower import RobustStrategy
 from outvote.results.audit_log import read_audit
 
 NUM_NODES, NUM_BYZANTINE = 11, 2
-# The one that Krum chooses while it is honest: a liar would rather be trusted than not.
+# The one that Krum chooses while it is honest: an attacker would be that one.
 BAD_NODE = 105
 MODEL = {"w": np.zeros((50, 40), np.float32), "b": np.zeros(40, np.float32)}
 FLOWER: dict[str, Callable[[], Strategy]] = {
@@ -67,7 +67,7 @@ class EagerBadNode(HandMadeGrid):
 
 
 def main() -> int:
-    """Play every round, print one table; write it as JSON where asked."""
+    """Run every round, print one table; write it as JSON where asked."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -78,13 +78,13 @@ def main() -> int:
     conditions |= {"nodes": NUM_NODES, "num_byzantine": NUM_BYZANTINE}
     print(conditions)
     columns = [*FLOWER, *(f"outvote {rule}" for rule in OURS)]
-    print(" ".join([f"{'':12}", *(f"{name:>26}" for name in columns), "told of the bad node"]))
+    print(" ".join([f"{'':12}", *(f"{name:>26}" for name in columns), "in the log"]))
     rows = []
     for kind in BAD:
         row = measure(kind)
         rows.append(row)
         cells = [row["flower"][name] for name in FLOWER] + [row["outvote"][name] for name in OURS]
-        print(f"{kind:12}", *(f"{cell:>26}" for cell in cells), row["told"], flush=True)
+        print(f"{kind:12}", *(f"{cell:>26}" for cell in cells), row["logged"], flush=True)
     if options.output:
         write_json(options.output, {"circumstances": conditions, "rows": rows})
     return 0
@@ -93,7 +93,7 @@ def main() -> int:
 def measure(kind: str) -> dict[str, Any]:
     """Show one kind of bad reply to all strategies."""
     flower = {name: outcome(make(), kind) for name, make in FLOWER.items()}
-    ours, told = {}, ""
+    ours, logged = {}, ""
     for rule in OURS:
         with tempfile.TemporaryDirectory() as folder:
             strategy = RobustStrategy(rule, num_byzantine=NUM_BYZANTINE, audit_dir=folder, seed=0)
@@ -101,12 +101,12 @@ def measure(kind: str) -> dict[str, Any]:
             strategy.close()
             (log,) = read_audit(Path(folder))
         (bad,) = [each for each in log.clients if each.client == str(BAD_NODE)]
-        told = f"{bad.standing}: {bad.reason or 'nothing odd'}"
-    return {"kind": kind, "flower": flower, "outvote": ours, "told": told}
+        logged = f"{bad.standing}: {bad.reason or 'nothing odd'}"
+    return {"kind": kind, "flower": flower, "outvote": ours, "logged": logged}
 
 
 def outcome(strategy: Strategy, kind: str) -> str:
-    """Play one round and tell what came of it."""
+    """Run one round and return its outcome."""
     grid = EagerBadNode(range(100, 100 + NUM_NODES), respond_with(kind, [BAD_NODE]))
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):

@@ -1,10 +1,10 @@
-"""How often Krum chooses a liar when updates are small beside the weights: Flower's, and ours.
+"""How often Krum chooses a Byzantine node when updates are small: Flower's Krum, and ours.
 
 python benchmarks/flower_precision.py
 python benchmarks/flower_precision.py -o benchmarks/results/flower-precision.json
 
 Flower measures distances between weights, ours between updates. In float32 the first drown when
-updates are small, as they are late in training or with a small learning rate. The liars' updates
+updates are small, as they are late in training or with a small learning rate. The Byzantine updates
 are three times as long as those of the others, so that exact distances never choose one.
 """
 
@@ -26,12 +26,12 @@ from flwr.serverapp.strategy import Krum, Strategy
 from bad_replies import HandMadeGrid, arrays_of, content_of, record_of, run_round
 from outvote.flower import RobustStrategy
 
-NUM_NODES, NUM_LIARS, DIM = 20, 4, 100_000
+NUM_NODES, NUM_BYZANTINE, DIM = 20, 4, 100_000
 RATIOS = (1e-2, 1e-3, 1e-4, 1e-5)
 
 
 def main() -> int:
-    """Play all trials, print one table; write it as JSON where asked."""
+    """Run all trials, print one table; write it as JSON where asked."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -39,10 +39,15 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    sizes = {"nodes": NUM_NODES, "num_byzantine": NUM_LIARS, "dim": DIM, "trials": options.trials}
+    sizes = {
+        "nodes": NUM_NODES,
+        "num_byzantine": NUM_BYZANTINE,
+        "dim": DIM,
+        "trials": options.trials,
+    }
     conditions = circumstances(torch.device("cpu")) | {"flwr": version("flwr"), **sizes}
     print(conditions)
-    print(f"{'update / weight':>15} {'Flower':>7} {'ours':>7}   trials in which a liar was chosen")
+    print(f"{'update / weight':>15} {'Flower':>7} {'ours':>7}   trials that chose a Byzantine node")
     rows = []
     for ratio in RATIOS:
         row = measure(ratio, options.trials)
@@ -54,22 +59,22 @@ def main() -> int:
 
 
 def measure(ratio: float, num_trials: int) -> dict[str, Any]:
-    """Count the trials in which a liar was chosen."""
+    """Count the trials in which a Byzantine node was chosen."""
     wrong = {"flower": 0, "outvote": 0}
     for trial in range(num_trials):
         draw = np.random.default_rng(trial)
         weights = draw.normal(size=DIM).astype(np.float32)
-        scales = np.where(np.arange(NUM_NODES) < NUM_LIARS, 3 * ratio, ratio)
+        scales = np.where(np.arange(NUM_NODES) < NUM_BYZANTINE, 3 * ratio, ratio)
         sent = [(weights + draw.normal(0, scale, DIM)).astype(np.float32) for scale in scales]
-        theirs: Strategy = Krum(num_malicious_nodes=NUM_LIARS)
-        ours = RobustStrategy("krum", num_byzantine=NUM_LIARS, audit_dir=None)
-        wrong["flower"] += chosen(theirs, weights, sent) < NUM_LIARS
-        wrong["outvote"] += chosen(ours, weights, sent) < NUM_LIARS
+        theirs: Strategy = Krum(num_malicious_nodes=NUM_BYZANTINE)
+        ours = RobustStrategy("krum", num_byzantine=NUM_BYZANTINE, audit_dir=None)
+        wrong["flower"] += chosen(theirs, weights, sent) < NUM_BYZANTINE
+        wrong["outvote"] += chosen(ours, weights, sent) < NUM_BYZANTINE
     return {"ratio": ratio, **wrong}
 
 
 def chosen(strategy: Strategy, weights: np.ndarray, sent: list[np.ndarray]) -> int:
-    """Play a round and return the node whose weights became the model."""
+    """Run a round and return the node whose weights became the model."""
 
     def reply(message: Message) -> Message:
         return Message(

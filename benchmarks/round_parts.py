@@ -5,7 +5,7 @@ python benchmarks/round_parts.py table1-cifar100 --part main --attack lie --devi
 
 What follows the suite goes to `outvote bench`. Medians over the rounds after the first two, in
 which kernels are compiled; a GPU is waited for after every part, so the sum is more than a round
-takes. Each wave has first rounds of its own: play one wave at a time.
+takes. Each stack of runs has its own first rounds: run one stack at a time.
 """
 
 import argparse
@@ -20,18 +20,18 @@ from typing import Any
 import torch
 
 from outvote.cli import main as outvote
-from outvote.clients.sequential import SequentialTrainer
-from outvote.clients.stacked import StackedTrainer
-from outvote.engine import judging
+from outvote.engine import aggregate_step
 from outvote.engine import round as rounds
+from outvote.training.sequential import SequentialTrainer
+from outvote.training.stacked_trainer import StackedTrainer
 
-PARTS = ("sample_participants", "train", "attack", "judge_all", "serve", "describe")
+PARTS = ("sample_participants", "local_updates", "attack", "aggregate", "apply_update", "record")
 NUM_FIRST = 2
 Times = dict[str, list[float]]
 
 
 def main() -> int:
-    """Play the rounds and print a table."""
+    """Run the rounds and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("suite")
     parser.add_argument("--rounds", type=int, default=10)
@@ -39,13 +39,14 @@ def main() -> int:
     times: Times = defaultdict(list)
     for name in PARTS:
         _time(rounds, name, times, lambda _, name=name: name)
-    _time(judging, "judge", times, lambda given: f"  judge {given[0]}")
+    rule_label = lambda given: f"  apply {given[0].runs[given[4][0]].rule}"  # noqa: E731
+    _time(aggregate_step, "apply_rule", times, rule_label)
     for trainer in (SequentialTrainer, StackedTrainer):
-        _time(trainer, "count_right", times, lambda _: "  evaluate")
+        _time(trainer, "count_correct", times, lambda _: "  evaluate")
     with tempfile.TemporaryDirectory() as folder:
         words = ["bench", options.suite, "--seeds", "1", "--no-weights", "-o", folder]
         code = outvote([*words, "--set", f"rounds={options.rounds}", *others])
-    for name in sorted(times, key=_place):
+    for name in sorted(times, key=_rank):
         late = times[name][_num_skipped(times, name) :]
         if late:
             print(f"{name:60} {1000 * median(late):9.2f} ms   {len(late):4} times")
@@ -53,7 +54,7 @@ def main() -> int:
 
 
 def _time(owner: Any, name: str, times: Times, label: Callable[[tuple[Any, ...]], str]) -> None:
-    """Let a function tell how long it takes."""
+    """Measure how long a function takes."""
     plain = getattr(owner, name)
 
     def timed(*given: Any, **named: Any) -> Any:
@@ -73,12 +74,12 @@ def _now() -> float:
 
 def _num_skipped(times: Times, name: str) -> int:
     """Return how many calls belong to the first rounds."""
-    return NUM_FIRST * len(times[name]) // max(1, len(times["train"]))
+    return NUM_FIRST * len(times[name]) // max(1, len(times["local_updates"]))
 
 
-def _place(name: str) -> tuple[int, str]:
-    """Put what is a part of a part below it."""
-    above = {"  judge": "judge_all", "  evaluate": "describe"}
+def _rank(name: str) -> tuple[int, str]:
+    """Order the parts of a part below it."""
+    above = {"  apply": "aggregate", "  evaluate": "record"}
     part = next((above[start] for start in above if name.startswith(start)), name)
     return PARTS.index(part), name.strip() if name != part else ""
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import outvote as ov
-from outvote.attacks.spec import ATTACKS
+from outvote.attacks.attack_spec import ATTACKS
 from outvote.errors import closest
 
 mpl.use("svg")

@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from outvote.report.html import write_report
+from outvote.report.html_report import write_report
 from outvote.results.collect import collect
 
 ROOT = Path(__file__).parents[1]

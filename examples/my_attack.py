@@ -15,12 +15,12 @@ class MyAttack(ov.Attack):
     share: float = 0.1
     """The share of the coordinates that is turned around."""
 
-    def craft(self, scene: ov.AttackContext) -> ov.Forged:
+    def craft(self, scene: ov.AttackContext) -> ov.AttackOutput:
         """Turn the largest coordinates around; dimensions before the last are runs of a batch."""
         num_largest = max(1, int(self.share * scene.dim))
         largest = scene.mean.abs().topk(num_largest, dim=-1).indices
         rows = scene.mean.scatter(-1, largest, -scene.mean.gather(-1, largest))
-        return ov.Forged(rows=rows.unsqueeze(1))
+        return ov.AttackOutput(rows=rows.unsqueeze(1))
 
 
 if __name__ == "__main__":

@@ -108,13 +108,11 @@ def fang_trimmed_mean(H, b, uniform):
     return row
 
 
-def fang_krum_lambda(H, f, threshold=1e-5):
+def fang_krum_lambda(H, f, threshold=1e-5, neighbours="code"):
     n, dim = len(H) + f, len(H[0])
     signs = direction(H, "sign")
-    near = [
-        math.fsum(sorted(math.sqrt(squared_distance(h, g)) for g in H)[1 : n - 2 * f - 1])
-        for h in H
-    ]
+    k = max(0, n - 2 * f - 2 if neighbours == "code" else n - f - 2)
+    near = [math.fsum(sorted(math.sqrt(squared_distance(h, g)) for g in H)[1 : k + 1]) for h in H]
     longest = max(math.sqrt(math.fsum(x * x for x in h)) for h in H)
     step = (min(near) / max(1, n - 2 * f - 1) + longest) / math.sqrt(dim)
     while step > threshold and _krum([[-step * s for s in signs]] * f + list(H), f) >= f:

@@ -9,19 +9,19 @@ def place(array, device):
     return array if device.type == "cpu" else torch.from_numpy(array.copy()).to(device)
 
 
-def inspect(attack, honest, device, **facts):
-    if isinstance(facts.get("own"), np.ndarray):
-        facts["own"] = place(facts["own"], device)
-    return attack.inspect(place(honest, device), **facts)
+def inspect(attack, honest, device, **info):
+    if isinstance(info.get("own"), np.ndarray):
+        info["own"] = place(info["own"], device)
+    return attack.inspect(place(honest, device), **info)
 
 
-def rows_of(crafted):
+def rows_of(output):
     """The rows as a float64 array on the CPU."""
-    rows = crafted.rows
+    rows = output.rows
     if isinstance(rows, torch.Tensor):
         rows = rows.double().cpu().numpy()
     return np.asarray(rows, dtype=np.float64)
 
 
-def attack_rows(attack, honest, device, **facts):
-    return rows_of(inspect(attack, honest, device, **facts))
+def attack_rows(attack, honest, device, **info):
+    return rows_of(inspect(attack, honest, device, **info))

@@ -67,8 +67,8 @@ def arrays_of(record: ArrayRecord) -> Named:
 
 def content_of(arrays: Named | ArrayRecord, **metrics: float) -> RecordDict:
     record = arrays if isinstance(arrays, ArrayRecord) else record_of(arrays)
-    told = MetricRecord({"num-examples": 10, "loss": 1.0} | metrics)
-    return RecordDict({"arrays": record, "metrics": told})
+    values = MetricRecord({"num-examples": 10, "loss": 1.0} | metrics)
+    return RecordDict({"arrays": record, "metrics": values})
 
 
 def npy(array: np.ndarray) -> bytes:
@@ -163,7 +163,7 @@ BAD: dict[str, Callable[[Named], RecordDict] | None] = {
 HARMLESS = ("none", "numex_huge")
 """Nothing is wrong with these for who does not look at the counts."""
 USABLE = (*HARMLESS, "big", "nometric", "numex_neg", "numex_nan", "loss_nan")
-"""What can be judged by the arrays in it."""
+"""Replies whose arrays can be aggregated."""
 
 
 def honest(node: int, model: Named) -> Named:
@@ -189,6 +189,6 @@ def respond_with(kind: str, bad_nodes: Sequence[int]) -> Respond:
 
 
 def run_round(strategy, grid: HandMadeGrid, model: ArrayRecord, number: int = 1):
-    """Play the training of one round."""
+    """Run the training of one round."""
     messages = strategy.configure_train(number, model, ConfigRecord(), grid)
     return strategy.aggregate_train(number, grid.send_and_receive(messages))

@@ -1,4 +1,4 @@
-"""Small suites for tests, and the program that plays them."""
+"""Small suites for tests, and the program that runs them."""
 
 import subprocess
 import sys
@@ -79,7 +79,7 @@ def num_rounds(output):
 
 
 def wait_for_rounds(process, output, number):
-    """Wait until so many rounds were played, or the program ended."""
+    """Wait until so many rounds are done, or the program ended."""
     while num_rounds(output) < number and process.poll() is None:
         time.sleep(0.005)
 
@@ -109,7 +109,7 @@ def children(process):
 
 
 def is_running(number):
-    """Tell whether there is such a process, and it has not ended."""
+    """Return whether there is such a process, and it has not ended."""
     try:
         return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -102,7 +102,7 @@ class Browser:
             time.sleep(0.05)
 
     def texts(self, selector: str) -> list[str]:
-        """What the elements say, as a reader sees it."""
+        """The texts of the elements, as a reader sees them."""
         return self.evaluate(
             f"[...document.querySelectorAll({json.dumps(selector)})].map(each => each.innerText)"
         )
@@ -125,7 +125,7 @@ class Browser:
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key, code=key)
 
     def hide_scrollbars(self) -> None:
-        """Leave the bars out of pictures."""
+        """Leave the bars out of screenshots."""
         self.call("Emulation.setScrollbarsHidden", hidden=True)
 
     def resize(self, width: int, height: int, scale: float = 1.0) -> None:
@@ -139,13 +139,13 @@ class Browser:
         )
 
     def prefer(self, *, is_dark: bool) -> None:
-        """Say which colours the system has."""
+        """Set the colours of the system."""
         value = "dark" if is_dark else "light"
         features = [{"name": "prefers-color-scheme", "value": value}]
         self.call("Emulation.setEmulatedMedia", features=features)
 
     def screenshot(self, path: Path, *, is_whole: bool = False) -> None:
-        """Keep a picture of the window, or of the whole page."""
+        """Keep an image of the window, or of the whole page."""
         answer = self.call("Page.captureScreenshot", captureBeyondViewport=is_whole)
         path.write_bytes(base64.b64decode(answer["data"]))
 
@@ -153,13 +153,13 @@ class Browser:
         """All that was logged or thrown."""
         found = []
         for event in self.events:
-            what, told = event["method"], event["params"]
+            what, parameters = event["method"], event["params"]
             if what == "Runtime.exceptionThrown":
-                found.append(str(told["exceptionDetails"]))
+                found.append(str(parameters["exceptionDetails"]))
             elif what == "Runtime.consoleAPICalled":
-                found.append(str(told["args"]))
+                found.append(str(parameters["args"]))
             elif what == "Log.entryAdded":
-                found.append(told["entry"]["text"])
+                found.append(parameters["entry"]["text"])
         return found
 
     def requests(self) -> list[str]:

@@ -24,7 +24,7 @@ class Result:
         return json.loads(self.out, parse_constant=refuse)
 
     def assert_fails(self, code, *words):
-        """The exit code, exactly one line on stderr that says all words, nothing on stdout."""
+        """The exit code, exactly one line on stderr with all words, nothing on stdout."""
         assert (self.code, self.out) == (code, "")
         assert self.err.endswith("\n")
         assert self.err.count("\n") == 1, self.err

@@ -15,11 +15,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 
 from outvote.data.checksum import sha256_of
-from outvote.data.cifar import Cifar
-from outvote.data.entries_cifar import cifar_forms
-from outvote.data.entry import Entry, Form, has_all
-from outvote.data.idx import FILES, read_idx
-from outvote.data.sources import Download, RemoteFile
+from outvote.data.cifar import Cifar, cifar_forms
+from outvote.data.dataset_entry import Download, Entry, Form, RemoteFile, has_all
+from outvote.data.mnist import FILES, read_idx
 
 NUM = 4
 """Samples per batch of the small CIFAR."""
@@ -77,7 +75,7 @@ def write_png(folder, images, labels):
 
 
 def write_webp(folder, images, labels):
-    """Mosaics of 2 x 2 pictures."""
+    """Mosaics of 2 x 2 images."""
     from PIL import Image
 
     for index in range(6):

@@ -1,20 +1,20 @@
-"""Small federations for tests of the engine: random pictures, a few clients, no files."""
+"""Small federations for tests of the engine: random images, a few clients, no files."""
 
 import numpy as np
 import torch
 from torch import nn
 
 import outvote as ov
-from outvote.clients.federation import make_federation
-from outvote.clients.samples import Samples
-from outvote.clients.training import Training
+from outvote.engine.federation import make_federation
 from outvote.engine.run_stack import Run
+from outvote.training.local_sgd import LocalSGD
+from outvote.training.samples import Samples
 
-TRAINING = Training(num_epochs=2, batch_size=16, learning_rate=0.05)
+TRAINING = LocalSGD(num_epochs=2, batch_size=16, learning_rate=0.05)
 CPU = torch.device("cpu")
 
 
-def pictures(num: int, dtype: torch.dtype = torch.float64, shape=(6, 6, 1)) -> Samples:
+def samples(num: int, dtype: torch.dtype = torch.float64, shape=(6, 6, 1)) -> Samples:
     random = np.random.default_rng(num)
     images = random.integers(0, 256, (num, *shape), dtype=np.uint8)
     labels = random.integers(0, 4, num)

@@ -22,10 +22,10 @@ def write_certificate(folder):
     root = _certificate(issuer, issuer, authority.public_key())
     root = root.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
     own = _certificate(_name("localhost"), issuer, server.public_key())
-    places = [x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))]
-    own = own.add_extension(x509.SubjectAlternativeName(places), critical=False)
-    for file, draft in (("ca.crt", root), ("server.pem", own)):
-        signed = draft.sign(authority, hashes.SHA256())
+    names = [x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))]
+    own = own.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    for file, unsigned in (("ca.crt", root), ("server.pem", own)):
+        signed = unsigned.sign(authority, hashes.SHA256())
         (folder / file).write_bytes(signed.public_bytes(Encoding.PEM))
     _write_private(folder / "server.key", server, PrivateFormat.PKCS8)
 

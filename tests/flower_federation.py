@@ -67,8 +67,8 @@ class Federation:
 
     def start_node(self, number, num_nodes, **config):
         """Start a SuperNode; give it a key where keys are asked for."""
-        told = {"partition-id": number, "num-partitions": num_nodes, **config}
-        words = " ".join(f"{key}={json.dumps(value)}" for key, value in told.items())
+        settings = {"partition-id": number, "num-partitions": num_nodes, **config}
+        words = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
         safety = ["--insecure"]
         if self.is_secure:
             safety = ["--root-certificates", str(self.folder / "ca.crt")]
@@ -89,8 +89,8 @@ class Federation:
     def register(self, number):
         """Let a node in; return its id."""
         public = f"{self.key(number)}.pub"
-        told = self.ask("supernode", "register", public, LINK, "--format", "json")
-        return str(told["node-id"])
+        answer = self.ask("supernode", "register", public, LINK, "--format", "json")
+        return str(answer["node-id"])
 
     def online(self):
         """Return the ids of the nodes that are there."""

@@ -48,7 +48,7 @@ def descendants(pid):
 
 
 def left_over(folder):
-    """Return the ids of the processes that were told to keep their files in a folder."""
+    """Return the ids of the processes that keep their files in a folder."""
     mark, found = os.fsencode(f"FLWR_HOME={folder}"), []
     for environment in Path("/proc").glob("[0-9]*/environ"):
         try:

@@ -1,4 +1,4 @@
-"""The nodes of a test federation: those of the example, but some are faulty as they are told."""
+"""The nodes of a test federation: those of the example, but some are faulty as configured."""
 
 import hashlib
 import time
@@ -27,7 +27,7 @@ def faulty(message, context, call_next):
 
 
 def digest(arrays):
-    """Return what tells a model from others."""
+    """Return a checksum of a model."""
     whole = hashlib.sha256()
     for name in sorted(arrays):
         whole.update(name.encode() + arrays[name].data)

@@ -9,10 +9,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from outvote.experiment.reading import Plan, make_plan
-from outvote.experiment.suites import plan_suite
-from outvote.experiment.toml import to_toml
-from outvote.results.audit import audit_arrays, to_npz
+from outvote.experiment.plan import Plan, make_plan, plan_suite
+from outvote.experiment.run_spec import to_toml
+from outvote.results.audit_log import audit_arrays, to_npz
 from outvote.results.folder import RunFolder
 from outvote.results.labels import label
 from outvote.results.run import Result, read_result, series_of
@@ -64,7 +63,7 @@ def made_results(
 ) -> list[Result]:
     """Results of all runs of a suite that is shipped, or of settings of one's own.
 
-    `rounds` is how many each played (default: as many as its settings say); runs whose name
+    `rounds` is how many each has (default: as many as its settings); runs whose name
     begins with a word of `diverged` have diverged half-way.
     """
     return [
@@ -128,71 +127,88 @@ def _plan(suite: str | Mapping[str, Any], settings: list[str]) -> Plan:
 
 def _made(suite: str, name: str, spec: Any, num_rounds: int, diverged: tuple[str, ...]) -> Made:
     is_diverged = name.startswith(diverged) if diverged else False
-    played = max(1, num_rounds // 2) if is_diverged else num_rounds
+    num_done = max(1, num_rounds // 2) if is_diverged else num_rounds
     random = _random(spec)
     members = spec.federation
     num_clients = members.num_clients if members.num_clients != "all" else 40
     is_byzantine = np.zeros(num_clients, dtype=bool)
-    num_liars = _count(members.byzantine, num_clients)
-    is_byzantine[random.choice(num_clients, num_liars, replace=False)] = True
+    num_byzantine = _count(members.byzantine, num_clients)
+    is_byzantine[random.choice(num_clients, num_byzantine, replace=False)] = True
     status = Status(
         outcome="diverged" if is_diverged else "finished",
-        round=played,
+        round=num_done,
         num_rounds=num_rounds,
         reason="the weights are not finite" if is_diverged else "",
     )
-    timings = [Timing(round=k + 1, seconds=0.5, num_runs=4, images=1280) for k in range(played)]
-    rounds = _rounds(spec, played, is_byzantine, random)
+    timings = [Timing(round=k + 1, seconds=0.5, num_runs=4, images=1280) for k in range(num_done)]
+    rounds = _rounds(spec, num_done, is_byzantine, random)
     return Made(suite, name, spec, status, rounds, timings, is_byzantine)
 
 
-def _rounds(spec: Any, played: int, is_byzantine: np.ndarray, random: Any) -> list[Round]:
-    """Accuracy rises to what rule and attack allow; liars score higher, more so under GAS."""
+def _rounds(spec: Any, num_done: int, is_byzantine: np.ndarray, random: Any) -> list[Round]:
+    """Accuracy rises to what rule and attack allow; Byzantine clients score higher under GAS."""
     attack, is_gas = label(spec.attack), label(spec.rule).startswith("gas")
     left = HARM.get(attack, 0.7)
     left = 1 - (1 - left) * (0.35 if is_gas else 1) * random.uniform(0.8, 1.2)
     alike = 1.0 if spec.data.partition == "iid" else min(1.0, 0.8 + 0.2 * spec.data.beta)
     top = 0.62 * left * alike + random.normal(scale=0.006)
-    steps = np.arange(1, played + 1)
+    steps = np.arange(1, num_done + 1)
     rise = 1 - np.exp(-steps / (0.15 * spec.rounds + 1))
-    accuracy = np.clip(0.1 + (top - 0.1) * rise + random.normal(scale=0.01, size=played), 0, 1)
+    accuracy = np.clip(0.1 + (top - 0.1) * rise + random.normal(scale=0.01, size=num_done), 0, 1)
     shown = (1.8 if is_gas else 1.15) + (0.4 if spec.data.partition == "iid" else 0.0)
     num_sampled = _count(spec.federation.sampled, len(is_byzantine))
     found = []
-    for step in range(played):
+    for step in range(num_done):
         clients = np.sort(random.choice(len(is_byzantine), num_sampled, replace=False))
-        lies = is_byzantine[clients]
-        scores = random.lognormal(sigma=0.25, size=num_sampled) * np.where(lies, shown, 1.0)
-        kept = clients[np.argsort(np.argsort(scores)) < num_sampled - lies.sum()]
+        attacks = is_byzantine[clients]
+        scores = random.lognormal(sigma=0.25, size=num_sampled) * np.where(attacks, shown, 1.0)
+        kept = clients[np.argsort(np.argsort(scores)) < num_sampled - attacks.sum()]
         norm = 2.0 * 0.995**step
-        far = norm * (0.25 if is_gas else 0.6) * (1 + 0.2 * random.normal()) * (1 + lies.mean())
+        far = norm * (0.25 if is_gas else 0.6) * (1 + 0.2 * random.normal()) * (1 + attacks.mean())
         found.append(
             Round(
                 round=step + 1,
                 num_samples=64 * num_sampled,
                 loss=float(2.3 * np.exp(-2 * accuracy[step])),
                 accuracy=round(float(accuracy[step]), 4)
-                if (step + 1) % spec.evaluate_every == 0 or step + 1 == played
+                if (step + 1) % spec.evaluate_every == 0 or step + 1 == num_done
                 else None,
                 clients=tuple(clients.tolist()),
-                byzantine=tuple(clients[lies].tolist()),
-                num_byzantine_assumed=int(lies.sum()),
-                num_byzantine_used=int(lies.sum()),
+                byzantine=tuple(clients[attacks].tolist()),
+                num_byzantine_assumed=int(attacks.sum()),
+                num_byzantine_used=int(attacks.sum()),
                 kept=tuple(kept.tolist()),
                 rejected=(),
                 scores=tuple(scores.tolist()),
                 deviation=float(abs(far)),
                 honest_norm=norm,
-                byzantine_weight=float(np.isin(kept, clients[lies]).sum() / max(1, len(kept))),
+                byzantine_weight=float(np.isin(kept, clients[attacks]).sum() / max(1, len(kept))),
             )
         )
     return found
 
 
 def without_weights(result: Result) -> Result:
-    """Return the run as an earlier version would have told it."""
+    """Return the run as an earlier version recorded it."""
     unknown = np.full(len(result.series), np.nan)
     return replace(result, series=replace(result.series, byzantine_weight=unknown))
+
+
+def without_kept(result: Result) -> Result:
+    """Return the run of a rule that does not report which clients it kept."""
+    unknown = np.full(len(result.series), np.nan)
+    series = replace(
+        result.series, num_kept=unknown, num_kept_byzantine=unknown, byzantine_weight=unknown
+    )
+    return replace(result, series=series, folder=result.folder and _FolderWithoutKept(result))
+
+
+class _FolderWithoutKept:
+    def __init__(self, result: Result):
+        self.path, self._rounds = result.folder.path, result.folder.rounds()
+
+    def rounds(self) -> list[Round]:
+        return [msgspec.structs.replace(each, kept=None) for each in self._rounds]
 
 
 def _random(spec: Any) -> np.random.Generator:

@@ -1,8 +1,8 @@
-"""Small simulations for tests: an mlp on a few of the embedded pictures, many rounds a second."""
+"""Small simulations for tests: an mlp on a few of the embedded images, many rounds a second."""
 
 from pathlib import Path
 
-from outvote.experiment.reading import make_plan
+from outvote.experiment.plan import make_plan
 from outvote.experiment.runner import Runner
 from outvote.grids import merged
 
@@ -15,8 +15,8 @@ TINY = {
     "model": {"name": "mlp"},
     "training": {"num_steps": 2, "batch_size": 16},
 }
-# Every kind of memory there is, of attacks, rules and the server.
-MEMORIES = {
+# Every kind of state there is: of attacks, rules, clients and the server.
+STATES = {
     "rule": ["gas(median, num_groups=20)", "centered-clipping", "foolsgold"],
     "attack": ["mimic(client=none)", "lie"],
     "server": {"momentum": 0.5},
@@ -29,9 +29,9 @@ def tiny(*settings: str, **tables):
     return make_plan(merged(TINY, tables), settings, suite="tiny")
 
 
-def play(plan, output: Path, **how):
-    """Play a plan; the outcome of each run by its rule."""
-    return {end.job.spec.rule: end for end in Runner(output=output, **how).play(plan)}
+def execute(plan, output: Path, **how):
+    """Execute a plan; return the end of each run by its rule."""
+    return {end.job.spec.rule: end for end in Runner(output=output, **how).execute(plan)}
 
 
 def results(output: Path) -> dict[str, tuple[bytes, bytes]]:
@@ -46,22 +46,22 @@ def results(output: Path) -> dict[str, tuple[bytes, bytes]]:
     }
 
 
-class Heard:
-    """A listener that remembers; it may also act after a round."""
+class Recorder:
+    """A listener that records what it receives; it may also act after a round."""
 
-    def __init__(self, after_round=lambda played: None):
+    def __init__(self, after_round=lambda progress: None):
         self.after_round = after_round
-        self.ends, self.words, self.rounds, self.num_planned = [], [], [], 0
+        self.ends, self.messages, self.rounds, self.num_planned = [], [], [], 0
 
-    def planned(self, num_rounds):
+    def on_plan(self, num_rounds):
         self.num_planned = num_rounds
 
-    def played(self, what):
-        self.rounds.append((what.round, what.num_runs))
-        self.after_round(what)
+    def on_round(self, progress):
+        self.rounds.append((progress.round, progress.num_runs))
+        self.after_round(progress)
 
-    def ended(self, what):
-        self.ends.append(what)
+    def on_end(self, end):
+        self.ends.append(end)
 
-    def said(self, text):
-        self.words.append(text)
+    def on_message(self, text):
+        self.messages.append(text)

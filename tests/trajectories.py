@@ -15,7 +15,7 @@ import torch
 from safetensors.numpy import load_file
 
 from outvote.cli import main
-from outvote.experiment.spec import PROTOCOL
+from outvote.experiment.run_spec import PROTOCOL
 from same_numbers import digest, norm
 from synthetic_data import write_image_folder, write_leaf
 

@@ -6,7 +6,7 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
-from outvote.report.provenance import settings_told
+from outvote.report.provenance import settings_text
 from outvote.results.collect import collect
 from outvote.results.run import Result
 from outvote.suites.suite import read_suite
@@ -64,7 +64,7 @@ class Cells:
     @property
     def settings(self) -> str:
         """What all runs share."""
-        return settings_told(self.runs)
+        return settings_text(self.runs)
 
     @property
     def helpless(self) -> set[str]:

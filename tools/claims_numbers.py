@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 from typing import final
 
 from claims_cells import BySeed, shared
-from outvote.report.table_text import MINUS
+from outvote.report.rendered_table import MINUS
 
 NOISE = 1.0
 """ClientMatrix: the same run played twice differs by less than this in most cases (see replays)."""

@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 
 from outvote.data.checksum import sha256_of
 from outvote.data.class_names import FASHION
-from outvote.data.embedded_fashion import FILE
-from outvote.data.entries_idx import FASHION_MD5
-from outvote.data.idx import read_idx
+from outvote.data.mnist import EMBEDDED, FASHION_MD5, read_idx
 
 NUM_TRAIN, NUM_TEST = 600, 200
 
@@ -34,9 +32,9 @@ def main(folder: Path) -> None:
         "test_images": whole.test_images[test, ..., 0],
         "test_labels": whole.test_labels[test].astype(np.uint8),
     }
-    np.savez_compressed(FILE, allow_pickle=False, **arrays)
-    size = FILE.stat().st_size
-    sys.stdout.write(f"{FILE.name}: {size:,} bytes, sha256 {sha256_of(*arrays.values())}\n")
+    np.savez_compressed(EMBEDDED, allow_pickle=False, **arrays)
+    size = EMBEDDED.stat().st_size
+    sys.stdout.write(f"{EMBEDDED.name}: {size:,} bytes, sha256 {sha256_of(*arrays.values())}\n")
 
 
 def first_of_each_class(labels: NDArray[np.int64], num: int) -> NDArray[np.int64]:

@@ -9,32 +9,32 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     # "X as X" marks a name as public for type checkers.
-    from outvote.attacks.alie import ALIE as ALIE
-    from outvote.attacks.base import Attack as Attack
-    from outvote.attacks.bit_flip import BitFlip as BitFlip
+    from outvote.attacks.attack import Attack as Attack
+    from outvote.attacks.attack import AttackOutput as AttackOutput
+    from outvote.attacks.attack_spec import make_attack as make_attack
     from outvote.attacks.context import AttackContext as AttackContext
-    from outvote.attacks.crafted import Crafted as Crafted
-    from outvote.attacks.crafted import Forged as Forged
     from outvote.attacks.fang import Fang as Fang
     from outvote.attacks.gas_aware import GASAware as GASAware
     from outvote.attacks.gaussian import Gaussian as Gaussian
-    from outvote.attacks.infs import Infs as Infs
+    from outvote.attacks.gaussian import Noise as Noise
     from outvote.attacks.ipm import IPM as IPM
+    from outvote.attacks.ipm import OptimalIPM as OptimalIPM
     from outvote.attacks.label_flip import LabelFlip as LabelFlip
+    from outvote.attacks.lie import ALIE as ALIE
     from outvote.attacks.lie import LIE as LIE
+    from outvote.attacks.lie import OptimalLIE as OptimalLIE
     from outvote.attacks.mimic import Mimic as Mimic
     from outvote.attacks.min_max import MinMax as MinMax
-    from outvote.attacks.min_sum import MinSum as MinSum
-    from outvote.attacks.nans import NaNs as NaNs
-    from outvote.attacks.no_attack import NoAttack as NoAttack
-    from outvote.attacks.noise import Noise as Noise
-    from outvote.attacks.optimal_ipm import OptimalIPM as OptimalIPM
-    from outvote.attacks.optimal_lie import OptimalLIE as OptimalLIE
-    from outvote.attacks.spec import make_attack as make_attack
-    from outvote.attacks.zero import Zero as Zero
+    from outvote.attacks.min_max import MinSum as MinSum
+    from outvote.attacks.simple import BitFlip as BitFlip
+    from outvote.attacks.simple import Infs as Infs
+    from outvote.attacks.simple import NaNs as NaNs
+    from outvote.attacks.simple import NoAttack as NoAttack
+    from outvote.attacks.simple import Zero as Zero
     from outvote.errors import OutvoteWarning as OutvoteWarning
     from outvote.errors import TooManyByzantine as TooManyByzantine
-    from outvote.models.spec import make_model as make_model
+    from outvote.files.aggregate_files import aggregate_files as aggregate_files
+    from outvote.models.model_spec import make_model as make_model
     from outvote.partition.by_group import partition_by_group as partition_by_group
     from outvote.partition.dirichlet import partition_dirichlet as partition_dirichlet
     from outvote.partition.iid import partition_iid as partition_iid
@@ -78,29 +78,28 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _WHERE = {
-    "ALIE": "attacks.alie",
-    "Attack": "attacks.base",
-    "BitFlip": "attacks.bit_flip",
-    "Crafted": "attacks.crafted",
+    "ALIE": "attacks.lie",
+    "Attack": "attacks.attack",
+    "AttackContext": "attacks.context",
+    "AttackOutput": "attacks.attack",
+    "BitFlip": "attacks.simple",
     "Fang": "attacks.fang",
-    "Forged": "attacks.crafted",
     "GASAware": "attacks.gas_aware",
     "Gaussian": "attacks.gaussian",
-    "Infs": "attacks.infs",
+    "Infs": "attacks.simple",
     "IPM": "attacks.ipm",
     "LabelFlip": "attacks.label_flip",
     "LIE": "attacks.lie",
-    "make_attack": "attacks.spec",
+    "make_attack": "attacks.attack_spec",
     "Mimic": "attacks.mimic",
     "MinMax": "attacks.min_max",
-    "MinSum": "attacks.min_sum",
-    "NaNs": "attacks.nans",
-    "NoAttack": "attacks.no_attack",
-    "Noise": "attacks.noise",
-    "OptimalIPM": "attacks.optimal_ipm",
-    "OptimalLIE": "attacks.optimal_lie",
-    "AttackContext": "attacks.context",
-    "Zero": "attacks.zero",
+    "MinSum": "attacks.min_max",
+    "NaNs": "attacks.simple",
+    "NoAttack": "attacks.simple",
+    "Noise": "attacks.gaussian",
+    "OptimalIPM": "attacks.ipm",
+    "OptimalLIE": "attacks.lie",
+    "Zero": "attacks.simple",
     "OutvoteWarning": "errors",
     "TooManyByzantine": "errors",
     "partition_by_group": "partition.by_group",
@@ -141,13 +140,16 @@ _WHERE = {
     "ConformanceError": "testing.conformance",
     "check_attack": "testing.attack_conformance",
     "check_rule": "testing.conformance",
-    "make_model": "models.spec",
+    "aggregate_files": "files.aggregate_files",
+    "make_model": "models.model_spec",
     "make_rule": "rules.rule_spec",
 }
 # The public names of 0.1 that have another name now; they go with the next version.
 _RENAMED = {
     "Answer": "Aggregation",
+    "Crafted": "AttackOutput",
     "Facts": "RoundInfo",
+    "Forged": "AttackOutput",
     "Points": "ClientMatrix",
     "Scene": "AttackContext",
 }

@@ -13,11 +13,10 @@ import torch
 import attack_oracles as oracles
 import outvote as ov
 from attacking import inspect, rows_of
-from outvote.attacks.alie import hiding_z
-from outvote.attacks.fang import beyond
-from outvote.attacks.fang_krum import first_lambda, takes_attackers
-from outvote.attacks.mimic_direction import MimicState
-from outvote.attacks.search import LineSearch, line_maximize
+from outvote.attacks.fang import HonestRows, beyond, first_neighbours
+from outvote.attacks.lie import hiding_z
+from outvote.attacks.line_search import LineSearch, line_maximize
+from outvote.attacks.mimic import MimicState
 from outvote.attacks.statistics import Wanted, measure
 
 GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())
@@ -69,8 +68,8 @@ def test_bit_flip(name, device):
     case = CASES[name]
     H = INPUTS[case["input"]]
     own = H[[case["params"]["row"]]]
-    crafted = inspect(ov.BitFlip(), H, device, num_byzantine=1, own=own)
-    assert_close(rows_of(crafted), [case["expected"]])
+    output = inspect(ov.BitFlip(), H, device, num_byzantine=1, own=own)
+    assert_close(rows_of(output), [case["expected"]])
 
 
 @pytest.mark.parametrize("name", RUN["lie"])
@@ -78,15 +77,15 @@ def test_lie(name, device):
     case = CASES[name]
     p, H = case["params"], INPUTS[case["input"]]
     attack = ov.LIE(z=p["z"], spread=SPREADS[p["ddof"]], sign=p["sign"])
-    crafted = inspect(attack, H, device, num_byzantine=2)
-    assert_close(rows_of(crafted), [case["expected"]] * 2)
+    output = inspect(attack, H, device, num_byzantine=2)
+    assert_close(rows_of(output), [case["expected"]] * 2)
     assert_close(oracles.lie(H, p["z"], p["ddof"], p["sign"]), case["expected"])
 
 
 def test_lie_without_parameters_is_that_of_the_paper(device):
     case = CASES["lie_H8"]
-    crafted = inspect(ov.LIE(), INPUTS["H8"], device, num_byzantine=1)
-    assert_close(rows_of(crafted), [case["expected"]])
+    output = inspect(ov.LIE(), INPUTS["H8"], device, num_byzantine=1)
+    assert_close(rows_of(output), [case["expected"]])
 
 
 @pytest.mark.parametrize("name", RUN["alie"])
@@ -101,8 +100,8 @@ def test_z_of_alie(name):
 def test_ipm(name, device):
     case = CASES[name]
     attack = ov.IPM(epsilon=case["params"]["epsilon"])
-    crafted = inspect(attack, INPUTS[case["input"]], device, num_byzantine=2)
-    assert_close(rows_of(crafted), [case["expected"]] * 2)
+    output = inspect(attack, INPUTS[case["input"]], device, num_byzantine=2)
+    assert_close(rows_of(output), [case["expected"]] * 2)
 
 
 @pytest.mark.parametrize("name", RUN["stealth"])
@@ -110,13 +109,13 @@ def test_min_max_and_min_sum(name, device):
     case = CASES[name]
     p, H = case["params"], INPUTS[case["input"]]
     kind = ov.MinMax if case["rule"] == "min_max" else ov.MinSum
-    facts = {"spread": SPREADS[p["ddof"]]}
+    info = {"spread": SPREADS[p["ddof"]]}
     if "bound" in p:
-        facts["limit"] = p["bound"]
+        info["limit"] = p["bound"]
     atol = 1e-4 if "1e-4" in case["note"] else 1e-9
-    found = inspect(kind(**facts, method="search"), H, device, num_byzantine=2)
+    found = inspect(kind(**info, method="search"), H, device, num_byzantine=2)
     assert_close(rows_of(found), [case["expected"]] * 2, atol)
-    closed = inspect(kind(**facts), H, device, num_byzantine=2)
+    closed = inspect(kind(**info), H, device, num_byzantine=2)
     if "gamma" in case:
         assert found.factor == pytest.approx(case["gamma"], abs=1e-9)
         assert closed.factor == pytest.approx(case["gamma_closed_form"], abs=1e-9)
@@ -131,10 +130,10 @@ def test_ipm_by_search(name, device):
     case = CASES[name]
     p, H = case["params"], INPUTS[case["input"]]
     rule = DEFENCES[p["defence"]]
-    crafted = inspect(ov.IPM(evals=p["evals"]), H, device, num_byzantine=p["f"], rule=rule, seed=0)
-    assert crafted.factor == pytest.approx(case["epsilon"], abs=1e-9)
-    assert_close(rows_of(crafted), [case["expected"]] * p["f"])
-    assert crafted.num_evaluations == p["evals"]
+    output = inspect(ov.IPM(evals=p["evals"]), H, device, num_byzantine=p["f"], rule=rule, seed=0)
+    assert output.factor == pytest.approx(case["epsilon"], abs=1e-9)
+    assert_close(rows_of(output), [case["expected"]] * p["f"])
+    assert output.num_evaluations == p["evals"]
     for epsilon, key in ((0.0, "objective_at_0"), (1.0, "objective_at_1")):
         rows = np.concatenate([H, np.repeat([-epsilon * H.mean(axis=0)], p["f"], axis=0)])
         away = rule(rows, num_byzantine=p["f"], when_too_many="lower", seed=0) - H.mean(axis=0)
@@ -151,8 +150,8 @@ def test_optimal_lie_and_ipm(name, device):
     attack = ov.OptimalIPM(evals=p["evals"])
     if case["rule"] == "optimal_alie":
         attack = ov.OptimalLIE(evals=p["evals"], spread=SPREADS[p["ddof"]], sign=p["sign"])
-    crafted = inspect(attack, H, device, num_byzantine=p["f"], rule=rule, seed=0)
-    assert_close(rows_of(crafted), [case["expected"]] * p["f"])
+    output = inspect(attack, H, device, num_byzantine=p["f"], rule=rule, seed=0)
+    assert_close(rows_of(output), [case["expected"]] * p["f"])
 
 
 @pytest.mark.parametrize("name", RUN["fang trimmed-mean"])
@@ -172,15 +171,23 @@ def test_fang_on_krum(name, device):
     case = CASES[name]
     H, p = INPUTS[case["input"]], case["params"]
     attack = ov.Fang(target="krum", threshold=p["threshold"])
-    crafted = inspect(attack, H, device, num_byzantine=p["f"])
-    assert crafted.factor == pytest.approx(case["lambda_"], abs=1e-9)
-    assert_close(rows_of(crafted), [case["expected"]] * p["f"])
+    output = inspect(attack, H, device, num_byzantine=p["f"])
+    assert output.factor == pytest.approx(case["lambda_"], abs=1e-9)
+    assert_close(rows_of(output), [case["expected"]] * p["f"])
     pairs = ((H[:, None] - H[None]) ** 2).sum(-1)
-    start = first_lambda(np.sqrt(pairs), np.linalg.norm(H, axis=1), p["f"], H.shape[1])
+    signs = np.sign(H.mean(axis=0))
+    honest = HonestRows(
+        squared_distances=pairs,
+        norms=np.linalg.norm(H, axis=1),
+        along_signs=H @ signs,
+        num_nonzero=float(np.abs(signs).sum()),
+        dim=H.shape[1],
+    )
+    start = honest.first_lambda(p["f"], first_neighbours(len(H), p["f"], "code"))
     assert start == pytest.approx(case["trace"][0][0], abs=1e-9)
     for step, selected in case["trace"]:
-        far = ((H + step * np.sign(H.mean(axis=0))) ** 2).sum(-1)
-        assert takes_attackers(pairs, far, p["f"]) == (selected < p["f"])
+        far = ((H + step * signs) ** 2).sum(-1)
+        assert honest.selects_attackers(far, p["f"]) == (selected < p["f"])
 
 
 @pytest.mark.parametrize("name", RUN["fang krum of others"])
@@ -204,13 +211,13 @@ def test_mimic(name, device):
         num_rounds=torch.tensor([p["t"]]),
         target=torch.tensor([-1]),
     )
-    crafted = inspect(ov.Mimic(client=None), H, device, num_byzantine=2, state=state)
-    assert_close(rows_of(crafted), [case["expected"]] * 2)
-    assert crafted.state.target.tolist() == [case["target"]]
-    assert_close(crafted.state.direction[0].cpu(), case["z"])
-    assert crafted.state.num_rounds.tolist() == [p["t"] + 1]
+    output = inspect(ov.Mimic(client=None), H, device, num_byzantine=2, state=state)
+    assert_close(rows_of(output), [case["expected"]] * 2)
+    assert output.state.target.tolist() == [case["target"]]
+    assert_close(output.state.direction[0].cpu(), case["z"])
+    assert output.state.num_rounds.tolist() == [p["t"] + 1]
     if "mu" in case:
-        assert_close(crafted.state.mean[0].cpu(), case["mu"])
+        assert_close(output.state.mean[0].cpu(), case["mu"])
 
 
 @pytest.mark.parametrize("name", RUN["line search"])

@@ -1,4 +1,4 @@
-"""`outvote bench` from the outside, played by one process."""
+"""`outvote bench` from the outside, in one process."""
 
 import shutil
 import sys
@@ -9,10 +9,10 @@ import torch
 
 from benches import finished_store, metrics, outcomes, own_rule
 from command_line import run
-from outvote.cli import simulate
-from outvote.experiment.ordering import stacks
+from outvote.cli import run_plan
+from outvote.experiment.runner import stacks
 from outvote.results.folder import find_runs
-from simulations import Heard, play, tiny
+from simulations import Recorder, execute, tiny
 
 CPU = ["--device", "cpu"]
 TABLE_1 = ["bench", "table1-cifar10", "--dry-run", *CPU]
@@ -106,7 +106,7 @@ def test_a_dry_run_knows_what_is_done_and_how_fast_it_was(capsys, suite, store):
     found = run(capsys, *words, "--json").json
     assert 0 < found["seconds"] < 60
     done = run(capsys, "bench", suite, "-o", store, *CPU, "--dry-run")
-    assert "nothing is left to play." in done.out
+    assert "nothing is left to run." in done.out
     other = run(capsys, *words, "--set", "rounds=[3, 4]", "--json").json
     assert other["num_unknown"] == 16
     assert other["counts"]["finished"] == 8
@@ -130,17 +130,19 @@ def test_a_store_of_a_newer_outvote_is_one_line(capsys, suite, store, tmp_path):
         result.assert_fails(1, "newer outvote", "upgrade outvote")
 
 
-def test_when_time_is_up_all_is_saved_and_the_same_command_goes_on(
+def test_when_time_is_up_all_is_saved_and_the_same_command_resumes(
     capsys, suite, store, tmp_path, monkeypatch
 ):
     words = ["bench", suite, "-o", tmp_path, *CPU, "--max-stacked", "4"]
     with monkeypatch.context() as patch:
-        # The clock is asked once at the start, then before each wave and after each round.
+        # The clock is asked once at the start, then before each stack and after each round.
         times = chain([0.0] * 4, repeat(61.0))
-        patch.setattr(simulate, "monotonic", lambda: next(times))
+        patch.setattr(run_plan, "monotonic", lambda: next(times))
         result = run(capsys, *words, "--max-minutes", "1")
     assert result.code == 0
-    assert "time is up, 0 of 8 runs are over, the others are saved; to go on: outvote" in result.err
+    assert (
+        "time is up, 0 of 8 runs are over, the others are saved; to resume: outvote" in result.err
+    )
     assert outcomes(tmp_path) == {"interrupted": 4}
     assert {each.status().round for each in find_runs(tmp_path)} == {2}
     dry = run(capsys, *words, "--dry-run")
@@ -152,17 +154,17 @@ def test_when_time_is_up_all_is_saved_and_the_same_command_goes_on(
         assert path.read_bytes().count(b"\n") == 3
 
 
-def test_a_run_that_another_sweep_ended_since_the_plan_was_made_is_not_played_again(tmp_path):
+def test_a_run_that_another_sweep_ended_since_the_plan_was_made_is_not_executed_again(tmp_path):
     plan = tiny(rule=["mean", "median"])
 
-    class Late(Heard):
-        def planned(self, num_rounds):
-            play(plan, tmp_path, keep_weights=False)
+    class Late(Recorder):
+        def on_plan(self, num_rounds):
+            execute(plan, tmp_path, keep_weights=False)
 
-    heard = Late()
-    ends = play(plan, tmp_path, keep_weights=False, listener=heard)
+    recorder = Late()
+    ends = execute(plan, tmp_path, keep_weights=False, listener=recorder)
     assert [(end.outcome, end.is_new) for end in ends.values()] == [("finished", False)] * 2
-    assert heard.rounds == []
+    assert recorder.rounds == []
     assert [len(run.timings()) for run in find_runs(tmp_path)] == [4, 4]
 
 
@@ -202,7 +204,7 @@ def test_the_most_work_comes_first_dataset_by_dataset(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (["tabel1-cifar10"], ["unknown suite", "did you mean 'table1-cifar10'?"]),
         (["nowhere.toml"], ["there is no file nowhere.toml"]),
@@ -215,11 +217,11 @@ def test_the_most_work_comes_first_dataset_by_dataset(tmp_path):
         ([], ["SUITE"]),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(capsys, words, told):
-    run(capsys, "bench", *words).assert_fails(2, *told)
+def test_a_mistake_is_one_line_and_exit_code_2(capsys, words, expected):
+    run(capsys, "bench", *words).assert_fails(2, *expected)
 
 
-def test_without_dask_the_line_that_installs_it_is_told(capsys, suite, tmp_path, monkeypatch):
+def test_without_dask_the_line_that_installs_it_is_printed(capsys, suite, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     result = run(capsys, "bench", suite, "-o", tmp_path, *CPU, "--dask", "tcp://127.0.0.1:1")
     result.assert_fails(2, "pip install 'outvote[dask]'")

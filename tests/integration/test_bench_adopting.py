@@ -9,12 +9,13 @@ import pytest
 
 from benches import finished_store, metrics, outcomes, own_suite
 from command_line import run
-from outvote.experiment import adopting, datasets
+from outvote.experiment import adopting
 from outvote.experiment.adopting import adopt, find_elsewhere
-from outvote.experiment.reading import Plan, read_plan
-from outvote.results.faults import BusyError
+from outvote.experiment.builder import DatasetCache
+from outvote.experiment.plan import Plan, read_plan
+from outvote.results.disk import BusyError
 from outvote.results.folder import find_runs
-from simulations import Heard, play
+from simulations import Recorder, execute
 
 CPU = ["--device", "cpu"]
 
@@ -28,7 +29,7 @@ def copied(store, tmp_path):
     return shutil.copytree(store, tmp_path / "runs")
 
 
-def test_a_run_of_another_suite_is_adopted_and_not_played_again(capsys, store, tmp_path):
+def test_a_run_of_another_suite_is_adopted_and_not_executed_again(capsys, store, tmp_path):
     output = copied(store, tmp_path)
     other = own_suite(tmp_path, ["mean", "median"], name="other")
     dry = run(capsys, "bench", other, "-o", output, *CPU, "--dry-run")
@@ -56,11 +57,11 @@ def test_a_half_done_run_gives_way_to_a_finished_one_of_another_suite(store, tmp
     writer = job.writer()
     (job.folder.path / "metrics.jsonl").write_text("{}\n")
     other = find_elsewhere(job)
-    assert adopt(job, other, datasets.DatasetCache().used(job.spec.data)) is None, (
-        "somebody is at work on it"
+    assert adopt(job, other, DatasetCache().used(job.spec.data)) is None, (
+        "another process works on it"
     )
     writer.close()
-    status = adopt(job, other, datasets.DatasetCache().used(job.spec.data))
+    status = adopt(job, other, DatasetCache().used(job.spec.data))
     assert status.outcome == "finished"
     assert len(job.folder.rounds()) == 3
     assert [path.name for path in job.folder.path.parent.iterdir()] == [job.name]
@@ -69,8 +70,8 @@ def test_a_half_done_run_gives_way_to_a_finished_one_of_another_suite(store, tmp
 def half_done(output):
     job = _job(output)
     plan = Plan(job.suite, (job.spec,), (job.hash,))
-    heard = Heard()
-    play(plan, output, listener=heard, should_stop=lambda: len(heard.rounds) == 2)
+    recorder = Recorder()
+    execute(plan, output, listener=recorder, should_stop=lambda: len(recorder.rounds) == 2)
     assert job.folder.status().round == 2
     return job
 
@@ -96,7 +97,7 @@ def test_nobody_can_begin_a_half_done_run_while_it_gives_way(store, tmp_path, mo
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", watched(Path.rename))
         patch.setattr(Path, "replace", watched(Path.replace))
-        status = adopt(job, find_elsewhere(job), datasets.DatasetCache().used(job.spec.data))
+        status = adopt(job, find_elsewhere(job), DatasetCache().used(job.spec.data))
     assert status.outcome == "finished"
     assert "held" in moments
     assert moments.count("free") <= 1, "the run could be begun while it was copied"
@@ -119,16 +120,16 @@ def test_killed_while_a_half_done_run_gives_way_it_is_as_if_it_was_never_begun(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
-            adopt(job, find_elsewhere(job), datasets.DatasetCache().used(job.spec.data))
+            adopt(job, find_elsewhere(job), DatasetCache().used(job.spec.data))
     assert job.folder.status().outcome == "interrupted"
-    (end,) = play(Plan(job.suite, (job.spec,), (job.hash,)), output).values()
+    (end,) = execute(Plan(job.suite, (job.spec,), (job.hash,)), output).values()
     assert end.outcome == "finished"
     assert (job.folder.path / "metrics.jsonl").read_bytes() == metrics(store)[job.name]
 
 
-def test_a_run_on_other_pictures_is_not_adopted(store, tmp_path):
+def test_a_run_on_other_data_is_not_adopted(store, tmp_path):
     job = _job(copied(store, tmp_path))
-    now = msgspec.structs.replace(datasets.DatasetCache().used(job.spec.data), checksum="0" * 64)
+    now = msgspec.structs.replace(DatasetCache().used(job.spec.data), checksum="0" * 64)
     assert adopt(job, find_elsewhere(job), now) is None
     assert not job.folder.path.exists()
 
@@ -137,7 +138,7 @@ def test_a_run_on_other_pictures_is_not_adopted(store, tmp_path):
 def test_killed_while_it_copies_nothing_half_is_taken_for_a_run(store, tmp_path, monkeypatch, step):
     output = copied(store, tmp_path)
     job = _job(output)
-    now = datasets.DatasetCache().used(job.spec.data)
+    now = DatasetCache().used(job.spec.data)
 
     def killed(*facts, **more):
         raise KeyboardInterrupt

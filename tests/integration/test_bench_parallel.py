@@ -24,12 +24,12 @@ from benches import (
     wait_for_rounds,
 )
 from command_line import run
-from outvote.experiment.parallel import Workers, play_with
 from outvote.experiment.processes import ProcessEnded, Processes
 from outvote.experiment.runner import Runner
-from outvote.results.faults import StoreError
+from outvote.experiment.scheduler import Workers, execute_on
+from outvote.results.disk import StoreError
 from outvote.results.folder import find_runs
-from simulations import Heard, play, tiny
+from simulations import Recorder, execute, tiny
 
 CPU = ["--device", "cpu"]
 ASLEEP = """
@@ -50,20 +50,20 @@ def two_processes():
     return pool, Workers(executor=pool, number=2, num_threads=torch.get_num_threads())
 
 
-def play_by_two(plan, output, **how):
+def execute_by_two(plan, output, **how):
     pool, workers = two_processes()
     with pool:
-        ends = play_with(workers, Runner(output=output, **how), plan)
+        ends = execute_on(workers, Runner(output=output, **how), plan)
     return {end.job.spec.rule: end for end in ends}
 
 
-def test_many_processes_play_the_same_as_one_and_one_that_is_killed_harms_no_other(tmp_path):
+def test_many_processes_give_the_same_as_one_and_one_that_is_killed_harms_no_other(tmp_path):
     once = own_rule(tmp_path, MARKED.format(kill=KILL), "once")
     always = own_rule(tmp_path, KILL, "always")
     broken = own_rule(tmp_path, "raise RuntimeError('no idea')", "broken")
     plan = tiny(rule=["mean", once, always, broken, "gas(median)", "centered-clipping"])
-    heard = Heard()
-    ends = play_by_two(plan, tmp_path / "many", listener=heard)
+    recorder = Recorder()
+    ends = execute_by_two(plan, tmp_path / "many", listener=recorder)
     assert {rule: end.outcome for rule, end in ends.items()} == {
         "mean": "finished",
         once: "finished",
@@ -74,14 +74,14 @@ def test_many_processes_play_the_same_as_one_and_one_that_is_killed_harms_no_oth
     }
     assert "its process ended with the exit code -9" in ends[always].reason
     assert "RuntimeError: no idea" in ends[broken].reason
-    assert len([words for words in heard.words if "Trying once more." in words]) == 2
+    assert len([words for words in recorder.messages if "Trying once more." in words]) == 2
     assert outcomes(tmp_path / "many") == {"failed": 2, "finished": 4}
-    assert {end.job.spec.rule for end in heard.ends} == set(ends)
-    # What is told while it goes on: every round of every run that ended, as it was written.
-    assert heard.num_planned == 6 * 4
-    assert {number for number, _ in heard.rounds} == {1, 2, 3, 4}
+    assert {end.job.spec.rule for end in recorder.ends} == set(ends)
+    # What is reported meanwhile: every round of every run that ended, as it was written.
+    assert recorder.num_planned == 6 * 4
+    assert {number for number, _ in recorder.rounds} == {1, 2, 3, 4}
     sound = tiny(rule=["mean", once, "gas(median)", "centered-clipping"])
-    play(sound, tmp_path / "one")
+    execute(sound, tmp_path / "one")
     whole = metrics(tmp_path / "one")
     assert whole.items() <= metrics(tmp_path / "many").items()
     assert len(whole) == 4
@@ -90,19 +90,19 @@ def test_many_processes_play_the_same_as_one_and_one_that_is_killed_harms_no_oth
 def test_any_executor_will_do(tmp_path):
     plan = tiny(rule=["mean", "median"], seed=[0, 1])
     with ThreadPoolExecutor(2) as pool:
-        ends = play_with(Workers(executor=pool, number=2), Runner(output=tmp_path / "a"), plan)
+        ends = execute_on(Workers(executor=pool, number=2), Runner(output=tmp_path / "a"), plan)
     assert [end.outcome for end in ends] == ["finished"] * 4
     assert [end.job.spec for end in ends] == list(plan.specs)
-    play(plan, tmp_path / "b")
+    execute(plan, tmp_path / "b")
     assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
 
 
-def test_a_stop_is_told_to_all_and_nothing_more_is_begun(tmp_path):
+def test_a_stop_reaches_all_and_nothing_more_is_started(tmp_path):
     plan = tiny(rule=["mean", "median", "rfa"])
-    heard = Heard()
-    runner = Runner(output=tmp_path, listener=heard, should_stop=lambda: True)
+    recorder = Recorder()
+    runner = Runner(output=tmp_path, listener=recorder, should_stop=lambda: True)
     with ThreadPoolExecutor(1) as pool:
-        ends = play_with(Workers(executor=pool), runner, plan)
+        ends = execute_on(Workers(executor=pool), runner, plan)
     assert {end.outcome for end in ends} <= {"interrupted", "finished"}
     assert ends[-1].outcome == "interrupted"
     assert not list(tmp_path.glob(".stop-*"))
@@ -111,14 +111,14 @@ def test_a_stop_is_told_to_all_and_nothing_more_is_begun(tmp_path):
 def test_a_full_disk_ends_all_with_one_sentence(tmp_path):
     (tmp_path / "tiny").write_text("a file")
     with ThreadPoolExecutor(2) as pool, pytest.raises(StoreError, match="could not be written"):
-        play_with(Workers(executor=pool), Runner(output=tmp_path), tiny(seed=[0, 1, 2]))
+        execute_on(Workers(executor=pool), Runner(output=tmp_path), tiny(seed=[0, 1, 2]))
 
 
 def test_a_busy_run_is_left_to_the_other_process(tmp_path):
     plan = tiny(rule=["mean", "median"])
     busy = plan.jobs(tmp_path)[0].writer()
     with ThreadPoolExecutor(1) as pool:
-        ends = play_with(Workers(executor=pool), Runner(output=tmp_path), plan)
+        ends = execute_on(Workers(executor=pool), Runner(output=tmp_path), plan)
     busy.close()
     assert [end.outcome for end in ends] == ["busy", "finished"]
 
@@ -192,7 +192,7 @@ def cluster():
         yield found
 
 
-def test_the_workers_of_dask_play_a_suite(capsys, cluster, tmp_path):
+def test_the_workers_of_dask_run_a_suite(capsys, cluster, tmp_path):
     suite = own_suite(tmp_path, ["mean", own_rule(tmp_path, "pass")])
     assert re.match(r"tcp://127\.0\.0\.1:\d+$", cluster.scheduler_address)
     words = ["--dask", cluster.scheduler_address, *CPU]
@@ -229,7 +229,7 @@ def test_a_worker_of_dask_that_is_killed_harms_nobody(capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_address_without_a_scheduler_is_told(capsys, tmp_path):
+def test_an_address_without_a_scheduler_is_reported(capsys, tmp_path):
     pytest.importorskip("distributed")
     suite = own_suite(tmp_path, ["mean"])
     result = run(capsys, "bench", suite, "-o", tmp_path, *CPU, "--dask", "tcp://127.0.0.1:9")

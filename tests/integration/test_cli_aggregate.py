@@ -1,4 +1,4 @@
-"""`outvote aggregate` on good files: the right answer, told in full."""
+"""`outvote aggregate` on good files: the right update, and a full report."""
 
 import pytest
 import torch
@@ -40,14 +40,14 @@ def test_the_output_is_what_the_rule_says_in_the_type_that_was_sent(capsys, fold
         assert torch.equal(found[name], tensor)
 
 
-def test_the_table_and_the_json_tell_the_verdict(capsys, folder):
+def test_the_table_and_the_json_hold_the_verdict(capsys, folder):
     updates = updates_of(7)
     updates[2]["layer.weight"] += 50
     fill(folder, updates)
     words = ["aggregate", folder, "--rule", RULE, "--num-byzantine", 2, "--seed", 3]
     output = folder.parent / "out.safetensors"
     table = run(capsys, *words, "-o", output)
-    for text in ("client-2", "dropped", "f told 2, used 2 of 7", "groups 5", "seed 3", "steps"):
+    for text in ("client-2", "dropped", "f assumed 2, used 2 of 7", "groups 5", "seed 3", "steps"):
         assert text in table.out
     found = run(capsys, *words, "-o", output, "--json").json
     rows = [dict(sorted(floats_of(update).items())) for update in updates]
@@ -131,10 +131,11 @@ def test_a_fraction_counts_all_files_that_were_received(capsys, folder):
     output = folder.parent / "out.safetensors"
     words = ["aggregate", folder, "--rule", "gas(median)", "--byzantine-fraction", 0.3]
     found = run(capsys, *words, "-o", output, "--json").json
-    assert (found["num_byzantine_told"], found["num_byzantine_left"]) == (3, 2)
+    assert (found["num_byzantine"], found["num_byzantine_left"]) == (3, 2)
+    assert (found["num_byzantine_assumed"], found["byzantine_fraction"]) == (None, 0.3)
 
 
-def test_clients_with_the_same_file_name_are_told_apart_by_their_paths(capsys, tmp_path):
+def test_clients_with_the_same_file_name_are_named_by_their_paths(capsys, tmp_path):
     for name in ("a", "b", "c"):
         (tmp_path / name).mkdir()
         save_file({"w": torch.ones(3)}, tmp_path / name / "update.safetensors")
@@ -145,7 +146,7 @@ def test_clients_with_the_same_file_name_are_told_apart_by_their_paths(capsys, t
     assert names == [str(tmp_path / name / "update.safetensors") for name in ("a", "b", "c")]
 
 
-def test_a_rule_of_the_user_that_tells_no_shares_drops_nobody(capsys, folder):
+def test_a_rule_of_the_user_that_reports_no_weights_drops_no_client(capsys, folder):
     fill(folder, updates_of(3))
     mine = folder.parent / "mine.py"
     mine.write_text(

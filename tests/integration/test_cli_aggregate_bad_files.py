@@ -29,7 +29,7 @@ def damage(folder):
     (folder / "empty.safetensors").touch()
     (folder / "folder.safetensors").mkdir()
     (folder / "text.safetensors").write_text("I am not a model, I am a sentence.")
-    (folder / "liar.safetensors").write_bytes(b"\xff" * 8 + whole[8:])
+    (folder / "forged.safetensors").write_bytes(b"\xff" * 8 + whole[8:])
     (folder / "lost.safetensors").symlink_to(folder / "nowhere")
     os.mkfifo(folder / "pipe.safetensors")
     save_file(good | {"extra": torch.ones(1)}, folder / "extra.safetensors")
@@ -45,7 +45,7 @@ def damage(folder):
         "empty": "is empty",
         "folder": "is a folder",
         "text": "not a safetensors file",
-        "liar": "not a safetensors file",
+        "forged": "not a safetensors file",
         "lost": "cannot be read",
         "pipe": "not a regular file",
         "extra": "unexpected tensor 'extra'",
@@ -102,19 +102,19 @@ def test_nothing_usable_is_exit_code_1_and_the_old_output_stays(capsys, folder, 
     if kind == "unreadable":
         for k in range(5):
             (folder / f"{k}.safetensors").write_bytes(b"?" * k)
-        told = ["none of the 5 files", "is empty", "2 more"]
+        expected = ["none of the 5 files", "is empty", "2 more"]
     elif kind == "not finite":
         fill(folder, [{"w": torch.full((3,), float("nan"))}] * 2)
-        told = ["none of the 2 files", "'w'"]
+        expected = ["none of the 2 files", "'w'"]
     elif kind == "unlike the base":
         fill(folder, updates_of(2))
         save_file({"w": torch.ones(3)}, start)
         words += ["--base", start]
-        told = ["none of the 2 files", "'w' is missing"]
+        expected = ["none of the 2 files", "'w' is missing"]
     else:
         fill(folder, [{"n": torch.tensor(3)}] * 2)
-        told = ["no floating-point tensor"]
-    run(capsys, *words).assert_fails(1, *told)
+        expected = ["no floating-point tensor"]
+    run(capsys, *words).assert_fails(1, *expected)
     assert output.read_bytes() == b"old"
 
 

@@ -1,4 +1,4 @@
-"""`outvote aggregate` told something wrong: one line, and nothing is written."""
+"""`outvote aggregate` with a mistake: one line, and nothing is written."""
 
 import os
 import subprocess
@@ -26,34 +26,37 @@ def test_too_many_byzantine_clients_are_refused_or_lowered_visibly(capsys, folde
     run(capsys, *words).assert_fails(2, "at most 1", "of 7", "got 3", "--when-too-many lower")
     assert not output.exists()
     result = run(capsys, *words, "--when-too-many", "lower")
-    assert "f told 3, used 1 of 7" in result.out
+    assert "f assumed 3, used 1 of 7" in result.out
     assert output.exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (["--rule", "bulyan"], ["--num-byzantine", "--byzantine-fraction"]),
         (["--rule", "bulyn", "--num-byzantine", 1], ["'bulyn'", "'bulyan'"]),
         (["--rule", "bulyan", "--num-byzantine", -1], ["-1"]),
         (["--rule", "bulyan", "--byzantine-fraction", 0.5], ["below 0.5", "0.5"]),
         (["--rule", "bulyan", "--byzantine-fraction", "nan"], ["below 0.5"]),
-        (["--rule", "krum", "--num-byzantine", 1, "--byzantine-fraction", 0.1], ["not both"]),
+        (
+            ["--rule", "krum", "--num-byzantine", 1, "--byzantine-fraction", 0.1],
+            ["not be given both"],
+        ),
         (["--rule", "krum", "--num-byzantine", 1, "--base", "no.safetensors"], ["no.safetensors"]),
         (["--rule", "multi-krum(num_selected=99)", "--num-byzantine", 1], ["num_selected", "99"]),
         (["--rule", "fltrust"], ["fltrust", "reference"]),
         (["--num-byzantine", 1], ["--rule"]),
     ],
 )
-def test_a_mistake_of_the_user_writes_nothing(capsys, folder, words, told):
+def test_a_mistake_of_the_user_writes_nothing(capsys, folder, words, expected):
     fill(folder, updates_of(7))
     output = folder.parent / "out.safetensors"
-    run(capsys, "aggregate", folder, *words, "-o", output).assert_fails(2, *told)
+    run(capsys, "aggregate", folder, *words, "-o", output).assert_fails(2, *expected)
     assert not output.exists()
 
 
-@pytest.mark.parametrize("place", ["input", "link", "base", "folder", "nowhere", "pipe"])
-def test_a_bad_place_for_the_output_is_refused_before_any_work(capsys, folder, place):
+@pytest.mark.parametrize("kind", ["input", "link", "base", "folder", "nowhere", "pipe"])
+def test_a_bad_path_of_the_output_is_refused_before_any_work(capsys, folder, kind):
     fill(folder, updates_of(3))
     start = folder.parent / "base.safetensors"
     save_file(updates_of(1)[0], start)
@@ -66,23 +69,25 @@ def test_a_bad_place_for_the_output_is_refused_before_any_work(capsys, folder, p
         "folder": folder,
         "nowhere": folder / "deeper" / "out.safetensors",
         "pipe": folder.parent / "pipe",
-    }[place]
+    }[kind]
     before = (folder / "client-1.safetensors").read_bytes(), start.read_bytes()
     words = ["aggregate", folder, "--rule", "median", "--base", start, "-o", output]
     run(capsys, *words).assert_fails(2, "--output", str(output))
     assert ((folder / "client-1.safetensors").read_bytes(), start.read_bytes()) == before
 
 
-def test_a_base_that_is_no_model_or_votes_itself_is_refused(capsys, folder):
+def test_a_base_that_is_not_a_model_or_is_an_update_is_refused(capsys, folder):
     fill(folder, updates_of(3))
     output = folder.parent / "out.safetensors"
     words = ["aggregate", folder, "--rule", "median", "-o", output, "--base"]
     bad, odd = folder.parent / "bad.safetensors", folder.parent / "odd.safetensors"
-    bad.write_bytes(b"no model")
+    bad.write_bytes(b"not a model")
     save_file({"w": torch.tensor([1.0, float("nan")])}, odd)
     run(capsys, *words, bad).assert_fails(2, "bad.safetensors", "not a safetensors file")
     run(capsys, *words, odd).assert_fails(2, "odd.safetensors", "NaN", "'w'")
-    run(capsys, *words, folder / "client-0.safetensors").assert_fails(2, "does not vote")
+    run(capsys, *words, folder / "client-0.safetensors").assert_fails(
+        2, "is also one of the updates"
+    )
 
 
 def test_a_rule_of_the_user_that_breaks_is_one_line_and_writes_nothing(capsys, folder):

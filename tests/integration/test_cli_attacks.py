@@ -1,11 +1,11 @@
-"""The verbs that tell of attacks: list, show, stress."""
+"""The verbs about attacks: list, show, stress."""
 
 import re
 
 import pytest
 
 from command_line import run
-from outvote.attacks.spec import ATTACKS
+from outvote.attacks.attack_spec import ATTACKS
 from outvote.cli.describe import describe
 
 MINE = '''
@@ -13,8 +13,8 @@ import dataclasses
 import outvote
 class Zeros(outvote.Attack):
     """Nothing at all."""
-    def craft(self, scene):
-        return outvote.Forged(rows=0 * scene.mean.unsqueeze(1))
+    def craft(self, context):
+        return outvote.AttackOutput(rows=0 * context.mean.unsqueeze(1))
 class First(outvote.VectorRule):
     """The first client is right."""
     def max_byzantine(self, num_clients):
@@ -25,7 +25,7 @@ class Broken(First):
     def aggregate(self, rows, num_byzantine):
         raise RuntimeError("out of order")
 class Raises(outvote.Attack):
-    def craft(self, scene):
+    def craft(self, context):
         raise RuntimeError("no idea")
 class FailsFor3(First):
     def aggregate(self, rows, num_byzantine):
@@ -33,15 +33,15 @@ class FailsFor3(First):
             raise RuntimeError("three")
         return rows[0]
 class Threes(outvote.Attack):
-    def craft(self, scene):
-        return outvote.Forged(rows=0 * scene.mean.unsqueeze(1) + 3)
+    def craft(self, context):
+        return outvote.AttackOutput(rows=0 * context.mean.unsqueeze(1) + 3)
 @dataclasses.dataclass(frozen=True)
 class Quiet(outvote.Attack):
     loud: int = 7
-    def craft(self, scene):
-        return outvote.Forged(rows=0 * scene.mean.unsqueeze(1))
+    def craft(self, context):
+        return outvote.AttackOutput(rows=0 * context.mean.unsqueeze(1))
 class Labels(Quiet):
-    is_data_attack = True
+    poisons_data = True
 '''
 SMALL = ["--clients", 12, "--byzantine", 2, "--dim", 60]
 
@@ -54,18 +54,18 @@ def mine(tmp_path):
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_every_attack_tells_everything_that_show_prints(name):
+def test_every_attack_documents_everything_that_show_prints(name):
     about = describe(ATTACKS[name])
     assert about.name == name
-    told = {key: value for key, value in about.of_attack().items() if isinstance(value, str)}
-    assert [key for key, value in told.items() if not value and key != "notes"] == []
+    texts = {key: value for key, value in about.of_attack().items() if isinstance(value, str)}
+    assert [key for key, value in texts.items() if not value and key != "notes"] == []
     assert [parameter.name for parameter in about.parameters if not parameter.doc] == []
 
 
 def test_list_names_every_attack_with_its_parameters_and_other_names(capsys):
     result = run(capsys, "list", "attacks")
     assert result.code == 0
-    for words in ("lie", "z=1.5", "sign-flip", "asks the rule", "changes labels"):
+    for words in ("lie", "z=1.5", "sign-flip", "asks the rule", "changes the training data"):
         assert words in result.out
     found = run(capsys, "list", "attacks", "--json").json
     assert [each["name"] for each in found] == list(ATTACKS)
@@ -75,7 +75,7 @@ def test_list_names_every_attack_with_its_parameters_and_other_names(capsys):
 
 
 def test_list_names_every_model(capsys):
-    from outvote.models.spec import MODELS
+    from outvote.models.model_spec import MODELS
 
     assert "2,472,266 parameters" in run(capsys, "list", "models").out
     found = run(capsys, "list", "models", "--json").json
@@ -88,14 +88,14 @@ def test_list_names_the_datasets_as_data_does(capsys):
     assert run(capsys, "list", "datasets", "--json").json
 
 
-def test_show_tells_formula_kind_reference_and_parameters_of_an_attack(capsys):
+def test_show_prints_formula_kind_reference_and_parameters_of_an_attack(capsys):
     result = run(capsys, "show", "lie(z=2)")
     assert result.code == 0
     for words in (r"\mu - z \sigma", "all send one row", "Baruch", "z=2", "(default z=1.5)"):
         assert words in result.out
     found = run(capsys, "show", "gas-aware(draws=8)", "--json").json
-    assert (found["attack"], found["values"]["stream"]) == ("gas-aware(draws=8)", 8)
-    assert (found["needs_rule"], found["is_random"], found["is_data_attack"]) == (True, True, False)
+    assert (found["attack"], found["values"]["draws"]) == ("gas-aware(draws=8)", 8)
+    assert (found["needs_rule"], found["is_random"], found["poisons_data"]) == (True, True, False)
 
 
 def test_show_knows_other_names_and_attacks_of_the_user(capsys, mine):
@@ -110,7 +110,7 @@ def test_a_given_factor_needs_no_rule(capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "messages"),
     [
         (["show", "gas-awear"], ["'gas-aware'", "rule or attack"]),
         (["show", "lie(x=2)"], ["'x'"]),
@@ -125,15 +125,15 @@ def test_a_given_factor_needs_no_rule(capsys):
         (["stress", "--heterogeneity", "nan"], ["heterogeneity"]),
     ],
 )
-def test_a_mistake_of_the_user_is_one_line_that_names_the_way_out(capsys, words, told):
-    run(capsys, *words).assert_fails(2, *told)
+def test_a_mistake_of_the_user_is_one_line_that_names_the_way_out(capsys, words, messages):
+    run(capsys, *words).assert_fails(2, *messages)
 
 
 def test_stress_prints_a_table_marks_the_worst_and_names_the_safest(capsys):
     words = ["stress", *SMALL, "--attack", "lie", "--attack", "zero", "--rule", "mean"]
     result = run(capsys, *words, "--rule", "gas(median, num_groups=6)")
     assert (result.code, result.err) == (0, "")
-    assert "Made-up gradients" in result.out
+    assert "Synthetic gradients" in result.out
     assert re.search(r"mean +\*0\.\d{3} +0\.\d{3}", result.out)
     assert "Smallest worst case: " in result.out
 
@@ -141,7 +141,7 @@ def test_stress_prints_a_table_marks_the_worst_and_names_the_safest(capsys):
 def test_stress_as_json_holds_every_cell_and_the_recipe(capsys):
     words = ["stress", *SMALL, "--attack", "nan", "--attack", "ipm", "--rule", "krum", "--json"]
     found = run(capsys, *words, "--seed", 3).json
-    assert found["gradients"]["made_up"]
+    assert found["gradients"]["synthetic"]
     assert (found["gradients"]["seed"], found["gradients"]["num_clients"]) == (3, 12)
     assert [(cell["attack"], cell["rule"]) for cell in found["cells"]] == [
         ("nan", "krum"),
@@ -164,7 +164,7 @@ def test_stress_fails_when_nothing_can_be_measured(capsys, mine):
 
 
 @pytest.mark.parametrize(
-    ("attacks", "rules", "told"),
+    ("attacks", "rules", "message"),
     [
         (["Raises"], ["median"], "{mine}:Raises failed: RuntimeError: no idea"),
         (["Raises", "lie"], ["median", "mean"], "{mine}:Raises failed: RuntimeError: no idea"),
@@ -172,23 +172,23 @@ def test_stress_fails_when_nothing_can_be_measured(capsys, mine):
         (["ipm"], ["Broken"], "{mine}:Broken failed: RuntimeError: out of order"),
     ],
 )
-def test_stress_tells_who_failed(capsys, mine, attacks, rules, told):
+def test_stress_reports_who_failed(capsys, mine, attacks, rules, message):
     words = ["stress", *SMALL]
     for option, names in (("--attack", attacks), ("--rule", rules)):
         for name in names:
             words += [option, f"{mine}:{name}" if name[0].isupper() else name]
     result = run(capsys, *words)
-    assert told.format(mine=mine) in result.out + result.err
+    assert message.format(mine=mine) in result.out + result.err
 
 
-def test_stress_tells_which_rules_were_lowered_to_their_limit(capsys):
+def test_stress_reports_which_rules_were_lowered_to_their_limit(capsys):
     words = ["stress", "--clients", 12, "--byzantine", 5, "--dim", 60, "--attack", "zero"]
     words += ["--rule", "krum", "--rule", "bulyan", "--rule", "median"]
     assert "as many as they tolerate: krum 4, bulyan 2." in run(capsys, *words).out
     assert run(capsys, *words, "--json").json["lowered"] == {"krum": 4, "bulyan": 2}
 
 
-def test_stress_tells_what_gas_aware_is_there(capsys):
+def test_stress_reports_the_parameters_of_gas_aware(capsys):
     words = ["stress", "--clients", 8, "--byzantine", 1, "--dim", 20, "--rule", "mean"]
     out = run(capsys, *words).out
     assert "gas-aware is gas-aware(draws=4, steps=5), fewer tries than its default" in out
@@ -217,16 +217,16 @@ def test_stress_with_everything_fails_nowhere(capsys):
 
 
 def test_a_wide_table_is_cut_into_blocks_that_fit(monkeypatch):
-    from outvote.cli import stress_table
+    from outvote.cli import stress
 
     names = [f"attack-{k}" for k in range(9)]
-    assert stress_table.blocks_of(names, {}, 20) == [names]
-    monkeypatch.setattr(stress_table, "NO_TERMINAL_WIDTH", 60)
-    blocks = stress_table.blocks_of(names, {}, 20)
+    assert stress.blocks_of(names, {}, 20) == [names]
+    monkeypatch.setattr(stress, "NO_TERMINAL_WIDTH", 60)
+    blocks = stress.blocks_of(names, {}, 20)
     assert [len(block) for block in blocks] == [3, 3, 3]
     assert [name for block in blocks for name in block] == names
     # A name that is wider than the terminal still gets a table of its own.
-    assert stress_table.blocks_of(["x" * 80, "y"], {}, 20) == [["x" * 80], ["y"]]
+    assert stress.blocks_of(["x" * 80, "y"], {}, 20) == [["x" * 80], ["y"]]
 
 
 def test_progress_goes_to_stderr(capsys):

@@ -24,7 +24,7 @@ def small(monkeypatch):
         yield server
 
 
-def test_list_tells_where_each_dataset_is_or_how_to_get_it(capsys):
+def test_list_prints_where_each_dataset_is_or_how_to_get_it(capsys):
     result = run(capsys, "data", "list")
     assert (result.code, result.err) == (0, "")
     for name in catalog.DATASETS:
@@ -73,7 +73,7 @@ def test_the_embedded_dataset_needs_no_fetching(capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (["fetch", "cifar11"], ["'cifar11'", "'cifar10'"]),
         (["verify", "femist"], ["'femist'", "'femnist'"]),
@@ -85,8 +85,8 @@ def test_the_embedded_dataset_needs_no_fetching(capsys):
         (["fetch", "imagenet12"], ["train/<class>", "copy or link"]),
     ],
 )
-def test_a_mistake_of_the_user_is_told_in_one_line(capsys, words, told):
-    run(capsys, "data", *words).assert_fails(2, *told)
+def test_a_mistake_of_the_user_is_reported_in_one_line(capsys, words, expected):
+    run(capsys, "data", *words).assert_fails(2, *expected)
 
 
 def test_without_a_verb_there_is_help(capsys):

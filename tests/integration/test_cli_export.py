@@ -37,11 +37,11 @@ def test_an_export_can_stand_for_the_runs(capsys, store, tmp_path):
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_runs_that_are_not_over_are_left_out_unless_asked_for(capsys, store, tmp_path):
+def test_unfinished_runs_are_left_out_unless_asked_for(capsys, store, tmp_path):
     set_outcome(store, "running")
     found = run(capsys, "export", store, "-o", tmp_path / "a.csv")
     assert "3 runs" in found.out
-    assert "not over: 1; --all takes them too" in found.out
+    assert "unfinished: 1; --all takes them too" in found.out
     assert (
         run(capsys, "export", store, "-o", tmp_path / "a.csv", "--all", "--json").json["runs"] == 4
     )
@@ -56,7 +56,7 @@ def test_a_damaged_run_is_named_on_stderr_and_the_others_are_exported(capsys, st
     assert found.err.startswith(f"{bad} is left out")
 
 
-def test_mistakes_are_told_in_one_line(capsys, store, tmp_path):
+def test_mistakes_are_one_line(capsys, store, tmp_path):
     target = tmp_path / "a.csv.gz"
     run(capsys, "export", "nowhere", "-o", target).assert_fails(2, "no file or folder nowhere")
     run(capsys, "export", store, "-o", tmp_path / "a.txt").assert_fails(2, ".csv.gz or .csv, got")
@@ -64,7 +64,7 @@ def test_mistakes_are_told_in_one_line(capsys, store, tmp_path):
     run(capsys, "export", "-o", target).assert_fails(2, "RUNS")
     set_outcome(store, "running")
     one = set_outcome(store, "failed")
-    run(capsys, "export", one, "-o", target).assert_fails(2, "none of the 1 runs is over")
+    run(capsys, "export", one, "-o", target).assert_fails(2, "none of the 1 runs is finished")
     assert not target.exists()
     missing = tmp_path / "no" / "a.csv"
     run(capsys, "export", store, "-o", missing).assert_fails(1, "could not be written")
@@ -91,7 +91,7 @@ def test_runs_are_listed_by_suite(capsys, store):
     found.assert_fails(2, "no runs of a suite 'owm'", "own")
 
 
-def test_what_cannot_be_listed_is_told(capsys, store, tmp_path):
+def test_what_cannot_be_listed_is_named(capsys, store, tmp_path):
     run(capsys, "list", "runs", "-o", tmp_path / "no").assert_fails(2, "there is no folder")
     run(capsys, "list", "rules", "--rebuild").assert_fails(2, "`outvote list runs` alone")
     assert run(capsys, "list", "runs", "-o", tmp_path / "runs" / "own", "--json").code == 0

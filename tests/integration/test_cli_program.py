@@ -53,7 +53,7 @@ def test_the_version_is_that_of_the_package(capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (["shwo", "krum"], ["no verb 'shwo'", "'show'"]),
         (["show", "kurm"], ["'kurm'", "'krum'"]),
@@ -70,8 +70,8 @@ def test_the_version_is_that_of_the_package(capsys):
         (["--no-such-option"], ["--no-such-option"]),
     ],
 )
-def test_a_mistake_of_the_user_is_one_line_that_names_the_way_out(capsys, words, told):
-    run(capsys, *words).assert_fails(2, *told)
+def test_a_mistake_of_the_user_is_one_line_that_names_the_way_out(capsys, words, expected):
+    run(capsys, *words).assert_fails(2, *expected)
 
 
 @pytest.mark.parametrize("words", [["--debug", "show", "kurm"], ["show", "kurm", "--debug"]])

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from command_line import run
-from outvote.cli import simulate
+from outvote.cli import demo, run_plan
 from outvote.cli.progress import Bars
-from outvote.experiment.job import Ended
-from outvote.experiment.listener import Played
+from outvote.experiment.listener import RoundProgress
+from outvote.experiment.plan import RunEnd
 from outvote.results.folder import find_runs
 from outvote.suites.suite import read_suite
 from simulations import tiny
@@ -35,10 +35,18 @@ def config(tmp_path):
     return path
 
 
-def test_run_prints_one_row_per_run_and_says_where_the_results_are(capsys, config, tmp_path):
+def test_run_prints_one_row_per_run_and_where_the_results_are(capsys, config, tmp_path):
     result = run(capsys, "run", config, "-o", tmp_path / "runs", "--set", "data.min_size=1")
     assert (result.code, result.err) == (0, "")
-    for words in ("rule", "attack", "best", "final", "last 10", "liars kept", "gas(median)"):
+    for words in (
+        "rule",
+        "attack",
+        "best",
+        "final",
+        "last 10",
+        "Byzantine selection rate",
+        "gas(median)",
+    ):
         assert words in result.out
     assert f"Results: {tmp_path / 'runs' / 'small'}" in result.out
     assert "outcome" not in result.out
@@ -52,7 +60,7 @@ def test_run_shows_the_settings_that_differ(capsys, config, tmp_path):
     assert titles[:4] == ["rule", "attack", "seed", "best"]
 
 
-def test_run_tells_programs_in_json(capsys, config, tmp_path):
+def test_run_prints_json_for_programs(capsys, config, tmp_path):
     found = run(capsys, "run", config, "-o", tmp_path, "--json").json
     assert [each["rule"] for each in found] == ["mean", "gas(median)"]
     assert {each["outcome"] for each in found} == {"finished"}
@@ -86,7 +94,7 @@ def test_run_ends_with_1_and_one_line_for_each_run_that_failed(capsys, config, t
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (["nowhere.toml"], ["there is no file nowhere.toml"]),
         (["{config}", "--set", "rulez=1"], ["small.toml", "'rulez'", "'rule'"]),
@@ -100,7 +108,7 @@ def test_run_ends_with_1_and_one_line_for_each_run_that_failed(capsys, config, t
             ["at most the 5 clients sampled", "got 6"],
         ),
         ([*ON_CPU, "precision=bfloat16"], ["precision must be", "CPU", "got 'bfloat16'"]),
-        ([*ON_CPU, "model.name=alexnet"], ["alexnet cannot take the 28 x 28 pictures"]),
+        ([*ON_CPU, "model.name=alexnet"], ["alexnet cannot take the 28 x 28 images"]),
         (
             [*ON_CPU, "model.name=resnet18", "--set", "training.batch_size=1"],
             ["batch_size must be at least 2", "got 1"],
@@ -111,12 +119,12 @@ def test_run_ends_with_1_and_one_line_for_each_run_that_failed(capsys, config, t
         ),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(capsys, config, words, told):
+def test_a_mistake_is_one_line_and_exit_code_2(capsys, config, words, expected):
     words = [word.format(config=config) for word in words]
-    run(capsys, "run", *words).assert_fails(2, *told)
+    run(capsys, "run", *words).assert_fails(2, *expected)
 
 
-def test_data_that_is_not_there_is_one_line_before_anything_is_played(
+def test_data_that_is_not_there_is_one_line_before_anything_is_run(
     capsys, config, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("OUTVOTE_DATA", str(tmp_path))
@@ -147,16 +155,15 @@ def test_the_demo_in_small_has_all_rules_under_all_attacks(capsys, tmp_path):
     assert len(found) == 15
 
 
-def test_a_stopped_demo_is_told_how_to_go_on_with_its_settings(capsys, tmp_path, monkeypatch):
+def test_a_stopped_demo_prints_how_to_resume_with_its_settings(capsys, tmp_path, monkeypatch):
     words = ["demo", "-o", str(tmp_path / "a folder"), *SMALL_DEMO, "--set", "rule=mean"]
 
-    def stopped(*facts):
-        done = simulate.play_plan(*facts)
+    def stopped(*arguments):
+        done = run_plan.run_plan(*arguments)
         done.signal_code = 143
         return done
 
-    monkeypatch.setattr(simulate, "play_plan", simulate.play, raising=False)
-    monkeypatch.setattr(simulate, "play", stopped)
+    monkeypatch.setattr(demo, "run_plan", stopped)
     monkeypatch.setattr(sys, "argv", ["outvote", *words])
     result = run(capsys, *words)
     assert result.code == 143
@@ -166,14 +173,14 @@ def test_a_stopped_demo_is_told_how_to_go_on_with_its_settings(capsys, tmp_path,
 def test_runs_that_failed_are_not_counted_as_over_when_time_is_up(capsys, tmp_path):
     jobs = tiny(seed=[0, 1, 2]).jobs(tmp_path)
     outcomes = ("finished", "failed", "interrupted")
-    ends = [Ended(job=job, outcome=word) for job, word in zip(jobs, outcomes, strict=True)]
-    played = simulate.Played(ends, 0, is_time_up=True)
-    played.how_to_go_on("outvote bench smoke")
+    ends = [RunEnd(job=job, outcome=word) for job, word in zip(jobs, outcomes, strict=True)]
+    done = run_plan.Outcomes(ends, 0, is_time_up=True)
+    done.print_how_to_resume()
     assert "time is up, 1 of 3 runs are over" in capsys.readouterr().err
-    assert played.exit_code == 1
+    assert done.exit_code == 1
 
 
-def test_the_demo_has_a_fifth_of_liars_on_data_that_differs():
+def test_the_demo_has_a_fifth_of_byzantine_clients_on_data_that_differs():
     (part,) = read_suite("demo").parts
     assert part.settings["federation"]["byzantine"] == 0.2
     assert part.settings["data"]["partition"] == "dirichlet"
@@ -183,22 +190,44 @@ def test_the_demo_has_a_fifth_of_liars_on_data_that_differs():
     ]
 
 
-def test_the_bars_tell_rounds_accuracy_and_speed():
+def test_the_bars_show_rounds_accuracy_and_speed():
     from rich.console import Console
     from rich.progress import Progress
 
     console = Console(record=True, width=150, file=io.StringIO())
-    with Progress("{task.description} {task.fields[told]}", console=console) as progress:
+    with Progress("{task.description} {task.fields[note]}", console=console) as progress:
         bars = Bars(progress)
-        bars.planned(10)
-        bars.played(
-            Played(
-                round=3, num_rounds=5, num_runs=2, accuracies=(0.5, 0.7), images=900, seconds=0.5
+        bars.on_plan(10)
+        accuracies = (0.5, 0.7)
+        bars.on_round(
+            RoundProgress(
+                round=3,
+                num_rounds=5,
+                num_runs=2,
+                accuracies=accuracies,
+                num_samples=900,
+                seconds=0.5,
             )
         )
         (job,) = tiny().jobs(Path())
-        bars.ended(Ended(job=job, outcome="failed", reason="no idea"))
+        bars.on_end(RunEnd(job=job, outcome="failed", reason="no idea"))
         tasks = {task.description: task for task in progress.tasks}
     assert (tasks["all runs"].completed, tasks["all runs"].total) == (2, 10)
-    assert tasks["2 runs, round"].fields["told"] == "accuracy 0.500 to 0.700, 1,800 images/s"
+    assert tasks["2 runs, round"].fields["note"] == "accuracy 0.500 to 0.700, 1,800 samples/s"
     assert "failed: no idea" in console.export_text()
+
+
+@pytest.mark.parametrize("where", ["file", "--set"])
+def test_a_setting_of_version_0_1_is_read_with_one_line_that_names_the_new_one(
+    capsys, config, tmp_path, where
+):
+    words = []
+    if where == "file":
+        config.write_text(config.read_text().replace("sampled = 5", "sampled = 5, told = 2"))
+    else:
+        words = ["--set", "federation.told=2"]
+    result = run(capsys, "run", config, *words, "-o", tmp_path / "runs", "--set", "rounds=1")
+    assert result.code == 0
+    new = "federation.told is now federation.assumed_byzantine; rename it."
+    assert result.err == f"warning: {new}\n"
+    assert {r.rounds()[0].num_byzantine_assumed for r in find_runs(tmp_path / "runs")} == {2}

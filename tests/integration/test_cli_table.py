@@ -9,7 +9,7 @@ import pytest
 from command_line import run
 from made_results import write_store
 from outvote.cli import plot, table
-from outvote.results.audit_log import AuditRound, Judgement, Manifest
+from outvote.results.audit_log import AuditRound, ClientRecord, Manifest
 
 OWN = """
 title = "Mine"
@@ -36,7 +36,7 @@ def test_a_table_is_printed_with_the_papers_numbers(store, capsys):
     assert done.code == 0
     assert "## Table 5, heterogeneity" in done.out
     assert "(paper 12.19, " in done.out
-    assert "48 runs with 2 seeds. Played on cpu in float32" in done.out
+    assert "48 runs with 2 seeds. Run on cpu in float32" in done.out
     assert done.err == ""
 
 
@@ -65,7 +65,13 @@ def test_metrics_and_parts_can_be_chosen(store, capsys):
         for metric in table.METRICS
     }
     assert len(set(tables.values())) == len(table.METRICS)
-    assert "Share of the sampled liars that were kept" in tables["kept"]
+    assert "Byzantine selection rate (share of sampled" in tables["selection-rate"]
+
+
+def test_metrics_can_be_chosen_by_their_names_of_0_1(store, capsys):
+    for old, new in table.RENAMED.items():
+        words = ("table", store, "--part", "main", "--metric")
+        assert run(capsys, *words, old).out == run(capsys, *words, new).out
 
 
 def test_a_store_with_other_things_than_accuracies_can_be_shown_beside_the_paper(tmp_path, capsys):
@@ -73,7 +79,10 @@ def test_a_store_with_other_things_than_accuracies_can_be_shown_beside_the_paper
         write_store(tmp_path, suite, seeds=1, rounds=2)
     done = run(capsys, "table", tmp_path, "--paper")
     assert done.code == 0
-    assert "Distance of the update to the honest mean, where somebody lied: 1 of 5" in done.out
+    assert (
+        "Distance of the update to the honest mean, in rounds with Byzantine clients: 1 of 5"
+        in done.out
+    )
     assert "(paper 12.19, " in done.out
 
 
@@ -100,7 +109,7 @@ def test_mistakes_are_one_line(store, tmp_path, capsys):
     none = run(capsys, "table", store, "--suite", "none.toml")
     none.assert_fails(2, "there is no file none.toml")
     run(capsys, "table", store, "--part", "mian").assert_fails(2, "unknown part 'mian'", "main")
-    for metric in ("kept", "liars-share", "deviation"):
+    for metric in ("selection-rate", "byzantine-weight", "deviation"):
         done = run(capsys, "table", store, "--paper", "--metric", metric)
         done.assert_fails(2, "--paper", f"--metric {metric}")
     run(capsys, "table", tmp_path / "none").assert_fails(2, "there is no file or folder")
@@ -132,7 +141,7 @@ def test_control_characters_of_a_file_are_not_obeyed(store, tmp_path, capsys):
         assert "\x1b" not in done.out
 
 
-def test_a_picture_is_written_whole(store, tmp_path, capsys):
+def test_a_figure_is_written_whole(store, tmp_path, capsys):
     path = tmp_path / "curves.svg"
     done = run(capsys, "plot", store / "demo", "--kind", "curves", "-o", path)
     assert done.out == f"{path}: {path.stat().st_size:,} bytes.\n"
@@ -150,9 +159,9 @@ def test_one_run_or_a_production_log_can_be_looked_into(store, tmp_path, capsys)
     run(capsys, "plot", store, *words).assert_fails(2, "shows one run", "--run")
     log = tmp_path / "log"
     log.mkdir()
-    judged = tuple(Judgement(client=f"c{k}", score=1.0 + k, kept=k < 3) for k in range(4))
+    verdicts = tuple(ClientRecord(client=f"c{k}", score=1.0 + k, kept=k < 3) for k in range(4))
     lines = [
-        AuditRound(round=k, time="", num_byzantine=1, is_updated=True, clients=judged)
+        AuditRound(round=k, time="", num_byzantine=1, is_updated=True, clients=verdicts)
         for k in range(1, 4)
     ]
     manifest = Manifest(rule="median", outvote="0", started="")
@@ -163,7 +172,7 @@ def test_one_run_or_a_production_log_can_be_looked_into(store, tmp_path, capsys)
     run(capsys, "plot", log, *words).assert_fails(1, "manifest.json cannot be read")
 
 
-def test_without_matplotlib_the_pip_line_is_told(store, tmp_path, capsys, monkeypatch):
+def test_without_matplotlib_the_pip_line_is_printed(store, tmp_path, capsys, monkeypatch):
     for name in [name for name in sys.modules if name.startswith("outvote.report.figures")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)

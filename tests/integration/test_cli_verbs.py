@@ -1,4 +1,4 @@
-"""The verbs that tell: list, show, plan, doctor."""
+"""The verbs that print: list, show, plan, doctor."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_list_names_every_rule_with_its_parameters_and_marks_wrappers(capsys):
     assert trimmed["aliases"] == ["rbtm"]
 
 
-def test_show_tells_formula_tolerance_reference_and_limits(capsys):
+def test_show_prints_formula_tolerance_reference_and_limits(capsys):
     result = run(capsys, "show", "bulyan")
     assert result.code == 0
     for words in ("n >= 4f + 3", r"\theta", "Guerraoui", "selection=iterative", ">>> Bulyan()"):
@@ -85,12 +85,12 @@ def test_plan_prints_the_figures_of_the_specification(capsys):
     assert majority["expected_rounds"] == pytest.approx(400 * 0.04826, rel=1e-3)
 
 
-def test_plan_tells_where_the_rule_inside_gives_up_before_the_wrapper(capsys):
+def test_plan_prints_where_the_rule_inside_gives_up_before_the_wrapper(capsys):
     words = ["plan", "--clients", 50, "--byzantine", 10, "--sample", 5, "--rule", "gas(bulyan)"]
     assert "The rule inside tolerates 0" in run(capsys, *words).out
 
 
-def test_doctor_finds_what_is_installed_and_tells_how_to_get_the_rest(capsys):
+def test_doctor_finds_what_is_installed_and_prints_how_to_get_the_rest(capsys):
     import torch
 
     result = run(capsys, "doctor")

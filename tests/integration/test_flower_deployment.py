@@ -11,12 +11,12 @@ from flwr.app import Array
 
 from flower_federation import Federation
 from flower_processes import HOST, left_over, wait_until
-from outvote.flower.checkpointing import CONFIG
+from outvote.flower.server_state import CONFIG
 from outvote.results import checkpoint
 from outvote.results.audit_log import read_audit
 
 ROUGH_CLIENT = Path(__file__).parents[1] / "flower_rough_client.py"
-ALIKE = {"beta": 5.0}  # the nodes' pictures differ little, so that a liar cannot pass as unusual
+ALIKE = {"beta": 5.0}  # the nodes' data differ little: a Byzantine node cannot pass as unusual
 
 
 @pytest.fixture
@@ -39,8 +39,8 @@ def start_node(federation, number, num_nodes, **config):
     return notes
 
 
-def judgements(told):
-    return {each.client: each for each in told.clients}
+def by_client(entry):
+    return {each.client: each for each in entry.clients}
 
 
 def accuracies(log):
@@ -48,7 +48,7 @@ def accuracies(log):
 
 
 @pytest.mark.parametrize("federation", [True], indirect=True)
-def test_with_tls_and_keys_a_round_is_played_and_a_liar_is_named(federation):
+def test_with_tls_and_keys_a_round_ends_and_a_byzantine_node_is_named(federation):
     federation.start_link()
     # Each is let in by a program of its own, which takes one core.
     with ThreadPoolExecutor(3) as pool:
@@ -60,19 +60,19 @@ def test_with_tls_and_keys_a_round_is_played_and_a_liar_is_named(federation):
         "run", **ALIKE, **{"num-rounds": 1, "min-nodes": 3, "fraction-evaluate": 0.0}
     )
     log = federation.wait_for_end("run")
-    told = read_audit(federation.folder / "audit")
-    assert [each.round for each in told] == [1], log
-    assert told[0].is_updated
-    assert [judgements(told[0])[node].kept for node in nodes] == [True, True, False]
+    entries = read_audit(federation.folder / "audit")
+    assert [each.round for each in entries] == [1], log
+    assert entries[0].is_updated
+    assert [by_client(entries[0])[node].kept for node in nodes] == [True, True, False]
     assert set(federation.addresses()) == {HOST}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("federation", [True], indirect=True)
-def test_liar_garbage_and_a_killed_node_are_named_and_a_stranger_stays_out(federation):
+def test_byzantine_malformed_and_killed_nodes_are_named_and_a_stranger_stays_out(federation):
     federation.start_link()
     nodes = [federation.register(number) for number in range(5)]
-    honest, other, liar, broken, killed = nodes
+    honest, other, byzantine, broken, killed = nodes
     for number in (0, 1):
         start_node(federation, number, 5)
     start_node(federation, 2, 5, attack="bit-flip")
@@ -88,13 +88,13 @@ def test_liar_garbage_and_a_killed_node_are_named_and_a_stranger_stays_out(feder
     federation.kill("node4")
     log = federation.wait_for_end("run")
 
-    rounds = [judgements(told) for told in read_audit(federation.folder / "audit")]
+    rounds = [by_client(entry) for entry in read_audit(federation.folder / "audit")]
     assert len(rounds) == 3, log
-    assert all(told.is_updated for told in read_audit(federation.folder / "audit"))
-    for told in rounds:
-        assert told[broken].standing == "malformed"
-        assert told[liar].standing == "judged"
-        assert [told[node].kept for node in (honest, other, liar)] == [True, True, False]
+    assert all(entry.is_updated for entry in read_audit(federation.folder / "audit"))
+    for clients in rounds:
+        assert clients[broken].standing == "malformed"
+        assert clients[byzantine].standing == "aggregated"
+        assert [clients[node].kept for node in (honest, other, byzantine)] == [True, True, False]
     assert rounds[0][killed].kept
     assert rounds[1][killed].standing == "error"
     assert killed not in rounds[2]
@@ -125,7 +125,7 @@ def test_a_server_killed_between_rounds_goes_on_where_it_was_with_the_same_model
     federation.wait_for_nodes(3)
     federation.start_run("again", resume=True, **settings)
     log = federation.wait_for_end("again")
-    assert [told.round for told in read_audit(audit)] == [1, 2, 3, 4], log
+    assert [entry.round for entry in read_audit(audit)] == [1, 2, 3, 4], log
     assert f"[ROUND {saved.round + 1}/4]" in log
     assert f"[ROUND {saved.round}/4]" not in log
     files = [each / f"train{saved.round + 1}" for each in notes]

@@ -59,9 +59,9 @@ def checkout(tmp_path):
 def test_commands_of_the_page_can_be_copied(checkout, title, name):
     text = commands("## The example") + commands(title)
     done = run(checkout, text.replace("num-rounds=3", "num-rounds=1"))
-    (told,) = read_audit(checkout / "flower-home" / name)
-    assert told.is_updated, done.stdout + done.stderr
-    assert len(told.clients) == 4
+    (entry,) = read_audit(checkout / "flower-home" / name)
+    assert entry.is_updated, done.stdout + done.stderr
+    assert len(entry.clients) == 4
     assert done.returncode == 0
 
 

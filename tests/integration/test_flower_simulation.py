@@ -19,7 +19,7 @@ PYTHON = os.environ.get("OUTVOTE_FLOWER_PYTHON", sys.executable)
 """A Python with outvote and `flwr[simulation]`: Ray is too heavy for the development extra."""
 ALONE = ["unshare", "-rn", "--pid", "--fork", "--kill-child", "--mount-proc"]
 """A network without anybody else: Ray listens on every interface. Whoever is left is ended."""
-NUM_NODES, NUM_LIARS, NUM_ROUNDS, LAST = 20, 4, 30, 5
+NUM_NODES, NUM_BYZANTINE, NUM_ROUNDS, LAST = 20, 4, 30, 5
 RULE, ATTACK, BETA = "gas(multi-krum)", "label-flip", 0.5
 
 
@@ -40,9 +40,9 @@ def simulate_with_flower(folder):
     settings = {
         "num-rounds": NUM_ROUNDS,
         "rule": RULE,
-        "num-byzantine": NUM_LIARS,
+        "num-byzantine": NUM_BYZANTINE,
         "attack": ATTACK,
-        "num-attackers": NUM_LIARS,
+        "num-attackers": NUM_BYZANTINE,
         "min-nodes": NUM_NODES,
         "fraction-evaluate": 0.0,
         "beta": BETA,
@@ -67,7 +67,7 @@ rule = "{RULE}"
 attack = "{ATTACK}"
 rounds = {NUM_ROUNDS}
 data.beta = {BETA}
-federation = {{ num_clients = {NUM_NODES}, byzantine = {NUM_LIARS} }}
+federation = {{ num_clients = {NUM_NODES}, byzantine = {NUM_BYZANTINE} }}
 model.name = "mlp"
 """)
     assert main(["run", str(config), "--device", "cpu", "--output", str(folder / "runs")]) == 0
@@ -81,8 +81,8 @@ def test_twenty_virtual_nodes_reach_the_accuracy_of_the_engine(tmp_path):
     (tmp_path / "flower").mkdir()
     theirs = simulate_with_flower(tmp_path / "flower")
     ours = simulate_with_the_engine(tmp_path)
-    told = read_audit(tmp_path / "flower" / "audit")
-    assert [each.round for each in told] == [*range(1, NUM_ROUNDS + 1)]
-    assert all(len(each.clients) == NUM_NODES and each.is_updated for each in told)
+    entries = read_audit(tmp_path / "flower" / "audit")
+    assert [each.round for each in entries] == [*range(1, NUM_ROUNDS + 1)]
+    assert all(len(each.clients) == NUM_NODES and each.is_updated for each in entries)
     assert abs(mean(theirs[-LAST:]) - mean(ours[-LAST:])) < 0.02
     assert min(mean(theirs[-LAST:]), mean(ours[-LAST:])) > 0.7

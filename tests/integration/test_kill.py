@@ -105,7 +105,7 @@ def test_killed_at_random_rounds_it_ends_the_same_to_the_last_bit(
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )
-def test_a_signal_finishes_the_round_saves_and_says_how_to_go_on(
+def test_a_signal_finishes_the_round_saves_and_prints_how_to_resume(
     config, tmp_path, undisturbed, number
 ):
     output = tmp_path / "stopped"
@@ -114,7 +114,7 @@ def test_a_signal_finishes_the_round_saves_and_says_how_to_go_on(
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number, err
-    assert "stopped and saved; to go on: outvote run" in err
+    assert "stopped and saved; to resume: outvote run" in err
     assert "interrupted" in out
     states = [json.loads(path.read_text()) for path in output.glob("*/*/status.json")]
     assert {state["outcome"] for state in states} == {"interrupted"}
@@ -127,7 +127,7 @@ def test_two_programs_on_the_same_folder_do_not_harm_it(config, tmp_path, undist
     output = tmp_path / "shared"
     for process in [start(config, output), start(config, output)]:
         _, err = process.communicate(timeout=120)
-        # One that found some runs taken says so.
+        # One that found some runs taken prints it.
         assert process.returncode == 0 or "another process works on" in err
     finish(config, output)
     assert results(output) == undisturbed

@@ -51,7 +51,7 @@ def undisturbed(suite):
 
 
 def finish(suite, output):
-    """Play what is left, in this process: starting others takes longer than the runs."""
+    """Execute the rest, in this process: starting others takes longer than the runs."""
     assert main(["bench", str(suite), "--device", "cpu", "-o", str(output)]) == 0
 
 
@@ -93,29 +93,29 @@ def test_a_sweep_killed_at_random_moments_ends_as_if_it_never_was(
     assert_whole(tmp_path, undisturbed)
 
 
-def test_a_signal_lets_all_processes_save_and_the_sweep_goes_on(suite, tmp_path, undisturbed):
+def test_a_signal_lets_all_processes_save_and_the_sweep_resumes(suite, tmp_path, undisturbed):
     process = start(suite, tmp_path, "-j", "2", "--checkpoint-every", "1000")
     wait_for_rounds(process, tmp_path, 3)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, err
-    assert "stopped and saved; to go on: outvote bench" in err
+    assert "stopped and saved; to resume: outvote bench" in err
     assert "runs are over" in out
     states = [json.loads(path.read_text()) for path in tmp_path.glob("*/*/status.json")]
     assert {state["outcome"] for state in states} <= {"interrupted", "finished"}
     assert not list(tmp_path.glob(".stop-*"))
-    # What was played is saved: nothing of it is played again.
+    # All rounds are saved: none is repeated.
     finish(suite, tmp_path)
     assert_whole(tmp_path, undisturbed)
     for path in tmp_path.glob("*/*/timings.jsonl"):
         assert path.read_bytes().count(b"\n") == ROUNDS
 
 
-def test_two_sweeps_at_once_share_the_runs_and_none_is_played_twice(suite, tmp_path, undisturbed):
+def test_two_sweeps_at_once_share_the_runs_and_none_is_executed_twice(suite, tmp_path, undisturbed):
     words = ("--no-weights", "--max-stacked", "1")  # Run by run, so that both find some taken.
     for process in [start(suite, tmp_path, *words), start(suite, tmp_path, *words)]:
         _, err = process.communicate(timeout=300)
-        # One that found some runs taken says so.
+        # One that found some runs taken prints it.
         assert process.returncode == 0 or "another process works on" in err
     assert_whole(tmp_path, undisturbed)
     for path in tmp_path.glob("*/*/timings.jsonl"):

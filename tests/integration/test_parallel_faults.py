@@ -7,14 +7,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from outvote.experiment import unit
-from outvote.experiment.parallel import Workers, play_with
+from outvote.experiment import scheduler
 from outvote.experiment.processes import ProcessEnded, Processes
 from outvote.experiment.runner import Runner
-from outvote.experiment.unit import StopFile
-from outvote.results.faults import StoreError
+from outvote.experiment.scheduler import StopFile, Workers, execute_on
+from outvote.results.disk import StoreError
 from outvote.results.folder import find_runs
-from simulations import Heard, tiny
+from simulations import Recorder, tiny
 
 THREE = {"rule": ["mean", "median", "rfa"], "rounds": 1}
 
@@ -29,7 +28,7 @@ class Breaking(ThreadPoolExecutor):
 
 
 class Deadly(ThreadPoolExecutor):
-    """All of its processes end before they answer."""
+    """All of its processes end before they return."""
 
     def submit(self, fn, /, *args, **kwargs):
         future = Future()
@@ -37,45 +36,44 @@ class Deadly(ThreadPoolExecutor):
         return future
 
 
-def play_by(executor, output, **how):
-    return play_with(Workers(executor=executor), Runner(output=output, **how), tiny(**THREE))
+def execute_by(executor, output, **how):
+    return execute_on(Workers(executor=executor), Runner(output=output, **how), tiny(**THREE))
 
 
-def test_a_store_that_cannot_be_made_is_told_in_one_sentence(tmp_path):
+def test_a_store_that_cannot_be_made_is_reported_in_one_sentence(tmp_path):
     (tmp_path / "file").write_text("no folder")
     with ThreadPoolExecutor(2) as pool, pytest.raises(StoreError, match="could not be written"):
-        play_by(pool, tmp_path / "file" / "runs")
+        execute_by(pool, tmp_path / "file" / "runs")
 
 
-def test_what_an_executor_does_not_take_is_left_and_told_once(tmp_path):
-    heard = Heard()
-    ends = play_by(Breaking(1), tmp_path, listener=heard)
+def test_what_an_executor_does_not_accept_is_left_and_reported_once(tmp_path):
+    recorder = Recorder()
+    ends = execute_by(Breaking(1), tmp_path, listener=recorder)
     assert [end.outcome for end in ends] == ["finished", "interrupted", "interrupted"]
     assert len(find_runs(tmp_path)) == 1
-    assert heard.words == [
-        "the executor took no more work: RuntimeError: cannot schedule new futures after shutdown."
-    ]
+    why = "RuntimeError: cannot schedule new futures after shutdown."
+    assert recorder.messages == [f"the executor accepted no more work: {why}"]
 
 
 def test_a_process_that_ends_when_all_shall_stop_has_not_failed(tmp_path):
-    ends = play_by(Deadly(1), tmp_path, should_stop=lambda: True)
+    ends = execute_by(Deadly(1), tmp_path, should_stop=lambda: True)
     assert {end.outcome for end in ends} == {"interrupted"}
     assert find_runs(tmp_path) == []
-    assert {end.outcome for end in play_by(Deadly(1), tmp_path)} == {"failed"}
+    assert {end.outcome for end in execute_by(Deadly(1), tmp_path)} == {"failed"}
 
 
 def test_ended_at_once_it_still_asks_those_at_work_to_stop(tmp_path, monkeypatch):
-    class Impatient(Heard):
-        def ended(self, what):
+    class Impatient(Recorder):
+        def on_end(self, end):
             raise KeyboardInterrupt
 
     with ThreadPoolExecutor(1) as pool, pytest.raises(KeyboardInterrupt):
-        play_by(pool, tmp_path, listener=Impatient())
+        execute_by(pool, tmp_path, listener=Impatient())
     assert len(find_runs(tmp_path)) < 3
     assert len(list(tmp_path.glob(".stop-*"))) == 1
     StopFile(tmp_path)
     assert len(list(tmp_path.glob(".stop-*"))) == 1
-    monkeypatch.setattr(unit, "LONG_AGO", -1.0)
+    monkeypatch.setattr(scheduler, "LONG_AGO", -1.0)
     StopFile(tmp_path)
     assert list(tmp_path.glob(".stop-*")) == []
 
@@ -83,13 +81,13 @@ def test_ended_at_once_it_still_asks_those_at_work_to_stop(tmp_path, monkeypatch
 @pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="signals cannot be held back")
 def test_signals_do_not_end_a_process_that_is_being_started():
     with Processes(1) as pool:
-        answer = pool.submit(os.getpid)
+        future = pool.submit(os.getpid)
         while not pool._all:
             time.sleep(0.001)
-        (lane,) = pool._all
+        (worker,) = pool._all
         for number in (signal.SIGINT, signal.SIGTERM):
-            os.kill(lane.process.pid, number)
-        assert answer.result(timeout=60) == lane.process.pid
+            os.kill(worker.process.pid, number)
+        assert future.result(timeout=60) == worker.process.pid
 
 
 def test_no_process_is_started_when_all_are_to_end_at_once():

@@ -13,12 +13,11 @@ from audit_logs import line, write_log
 from browser import Browser, find_browser
 from made_results import write_store
 from outvote.report.audit import audit_log
-from outvote.report.html import write_log_audit, write_report
-from outvote.report.table_text import number
-from outvote.results.audit_log import Judgement
+from outvote.report.html_report import write_log_audit, write_report
+from outvote.report.rendered_table import number
+from outvote.results.audit_log import ClientRecord
 from outvote.results.collect import collect
-from outvote.results.export import to_export
-from outvote.results.exported import read_export
+from outvote.results.export import read_export, to_export
 
 pytestmark = pytest.mark.skipif(
     find_browser() is None, reason="no Chromium found; install it (apt-get install chromium)"
@@ -112,10 +111,10 @@ def test_the_switch_changes_the_numbers(browser, report, results):
         shown = browser.evaluate(NUMBERS)[:3]
         assert shown == [mean(metric, FIRST, attack) for attack in ATTACKS]
     browser.click("#metric input[value=deviation] + span")
-    for attack, told in zip(ATTACKS, browser.evaluate(NUMBERS)[:3], strict=True):
+    for attack, text in zip(ATTACKS, browser.evaluate(NUMBERS)[:3], strict=True):
         chosen = [each for each in results if (each.rule, each.attack) == (FIRST, attack)]
         wanted = sum(each.deviation for each in chosen) / len(chosen)
-        assert told == number(wanted, "deviation")
+        assert text == number(wanted, "deviation")
     assert "Less is better" in browser.texts("#metric-note")[0]
     browser.click("#metric input[value=worst] + span")
     worst = min(float(mean("best", FIRST, attack)) for attack in ATTACKS)
@@ -134,7 +133,7 @@ def test_curves_can_be_hidden_and_read_as_a_table(browser, report):
     browser.wait("document.querySelectorAll('#curve-values tbody tr').length === 12")
 
 
-def test_the_audit_of_a_run_shows_its_judgements(browser, report, results):
+def test_the_audit_of_a_run_shows_its_verdicts(browser, report, results):
     place = next(
         k for k, each in enumerate(results) if each.name.startswith("gas-median-lie-seed1")
     )
@@ -209,18 +208,21 @@ def test_distances_of_zero_are_drawn_on_a_scale_of_powers(browser, folder):
     assert ticks[0] == "0"
 
 
-def test_where_nobody_lies_the_page_says_so(browser, report, results):
+def test_without_an_attack_the_page_notes_it(browser, report, results):
     place = next(k for k, each in enumerate(results) if each.attack == "none")
     browser.call("Page.navigate", url="about:blank")
     browser.open(report, f"#run={place}")
-    assert "Nobody lies in this run" in browser.texts("#run")[0]
+    assert "There is no attack in this run" in browser.texts("#run")[0]
     assert "precision" not in browser.texts("#run")[0]
 
 
 def test_kept_and_dropped_differ_without_colours(browser, folder):
     """A kept cell is lower than a dropped one: its top row of pixels is the stripe behind it."""
-    told = Judgement(client="ann", score=1.0, kept=True), Judgement(client="eve", score=2.0)
-    write_log(folder / "two", [line(1, *told)])
+    verdicts = (
+        ClientRecord(client="ann", score=1.0, kept=True),
+        ClientRecord(client="eve", score=2.0),
+    )
+    write_log(folder / "two", [line(1, *verdicts)])
     write_log_audit(audit_log(folder / "two"), folder / "two.html")
     browser.open(folder / "two.html")
     heights = browser.evaluate(
@@ -244,7 +246,7 @@ def test_runs_that_have_only_begun_are_shown_as_far_as_they_are(browser, folder)
     results = collect([folder / "begun"])
     write_report(results, folder / "begun.html")
     browser.open(folder / "begun.html")
-    assert browser.texts("#grid-0 tbody td") == ["not over", "not over"]
+    assert browser.texts("#grid-0 tbody td") == ["unfinished", "unfinished"]
     assert "running" in browser.texts("#run h3")[0]
     browser.click("#after")
     assert "0 of 3 rounds" in browser.texts("#run")[0]
@@ -256,7 +258,7 @@ def test_an_empty_log_is_a_page_too(browser, folder):
     write_log(folder / "empty", [])
     write_log_audit(audit_log(folder / "empty"), folder / "empty.html")
     browser.open(folder / "empty.html")
-    assert "Nobody is more than three errors" in browser.texts("#run")[0]
+    assert "No client is more than three errors" in browser.texts("#run")[0]
 
 
 def test_runs_are_found_by_words(browser, report):
@@ -279,7 +281,10 @@ def test_numbers_can_be_downloaded(browser, report, tmp_path):
         time.sleep(0.05)
     rows = list(csv.DictReader(path.read_text().splitlines()))
     assert len(rows) == 12
-    assert float(rows[0]["best"]) == float(browser.evaluate(NUMBERS)[0])
+    for metric in ("best", "byzantine_weight", "deviation"):
+        browser.click(f"#metric input[value={metric}] + span")
+        assert float(rows[0][metric]) == float(browser.evaluate(NUMBERS)[0])
+    assert rows[0]["runs"] == "2"
 
 
 def test_colours_follow_the_system_and_the_button(browser, report):
@@ -304,7 +309,7 @@ def test_a_page_is_no_wider_than_a_phone(browser, report, width):
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_every_control_has_a_name_and_every_picture_a_text(browser, report):
+def test_every_control_has_a_name_and_every_figure_a_text(browser, report):
     browser.open(report)
     nameless = browser.evaluate(
         "[...document.querySelectorAll('button, select, input')].filter(each => !each.innerText &&"
@@ -343,7 +348,7 @@ def test_numbers_can_be_read_on_every_shade(browser, report, is_dark):
         assert min(found) > 4.5
 
 
-def test_runs_of_an_export_say_why_they_have_no_audit(browser, results, folder):
+def test_runs_of_an_export_explain_why_they_have_no_audit(browser, results, folder):
     path = folder / "all.csv.gz"
     path.write_bytes(to_export(results))
     write_report(read_export(path), folder / "export.html")
@@ -353,8 +358,8 @@ def test_runs_of_an_export_say_why_they_have_no_audit(browser, results, folder):
 
 
 def test_a_hostile_log_is_shown_as_text(browser, folder):
-    clients = [Judgement(client=name, score=1.0, kept=True) for name in ("ann", "bob")]
-    hostile = Judgement(client=HOSTILE, standing="malformed", reason=HOSTILE)
+    clients = [ClientRecord(client=name, score=1.0, kept=True) for name in ("ann", "bob")]
+    hostile = ClientRecord(client=HOSTILE, standing="malformed", reason=HOSTILE)
     write_log(
         folder / "log", [line(k, *clients, hostile) for k in (1, 2, 3)], settings={"<b>": "<i>"}
     )
@@ -363,4 +368,4 @@ def test_a_hostile_log_is_shown_as_text(browser, folder):
     assert HOSTILE in browser.texts(".ranking tbody tr")[0]
     assert browser.evaluate("window.owned") is None
     assert browser.evaluate("document.querySelectorAll('img, b b, i').length") == 0
-    assert "Who lies is not known" in browser.texts("#run")[0]
+    assert "Which clients are Byzantine is not known" in browser.texts("#run")[0]

@@ -9,12 +9,12 @@ import torch
 from PIL import Image
 
 from outvote.engine import round as rounds
-from outvote.experiment import sweep as sweeps
-from outvote.experiment import wave as waves
+from outvote.experiment import stack_run
+from outvote.experiment.builder import RunBuilder
 from outvote.results.checkpoint import read_checkpoint
-from outvote.results.faults import StoreError
+from outvote.results.disk import StoreError
 from outvote.results.folder import RunFolder, Writer, find_runs
-from simulations import MEMORIES, Heard, play, results, tiny
+from simulations import STATES, Recorder, execute, results, tiny
 
 BROKEN = """
 import outvote
@@ -38,74 +38,74 @@ class Odd(outvote.Rule):
 
 def stopping_after(number: int):
     """A listener and a question to stop, that stop after so many rounds."""
-    heard = Heard()
-    return {"listener": heard, "should_stop": lambda: len(heard.rounds) >= number}
+    recorder = Recorder()
+    return {"listener": recorder, "should_stop": lambda: len(recorder.rounds) >= number}
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """What runs with every kind of memory come to when nothing stops them."""
+    """What runs with every kind of state come to when nothing stops them."""
     folder = tmp_path_factory.mktemp("whole")
-    play(tiny(**MEMORIES), folder)
+    execute(tiny(**STATES), folder)
     return results(folder)
 
 
 def test_a_run_stopped_anywhere_ends_as_if_it_never_was(tmp_path, undisturbed):
-    plan = tiny(**MEMORIES)
+    plan = tiny(**STATES)
     for number in (1, 2, 3):
-        ends = play(plan, tmp_path / f"stopped{number}", **stopping_after(number))
+        ends = execute(plan, tmp_path / f"stopped{number}", **stopping_after(number))
         assert {end.outcome for end in ends.values()} == {"interrupted"}
         status = find_runs(tmp_path / f"stopped{number}")[0].status()
         assert (status.outcome, status.round) == ("interrupted", number)
-        play(plan, tmp_path / f"stopped{number}")
+        execute(plan, tmp_path / f"stopped{number}")
         assert results(tmp_path / f"stopped{number}") == undisturbed
 
 
 def test_how_runs_are_stacked_changes_nothing(tmp_path, undisturbed):
-    heard = Heard()
-    play(tiny(**MEMORIES), tmp_path, max_stacked=2, listener=heard)
-    assert {num_runs for _, num_runs in heard.rounds} == {2}
+    recorder = Recorder()
+    execute(tiny(**STATES), tmp_path, max_stacked=2, listener=recorder)
+    assert {num_runs for _, num_runs in recorder.rounds} == {2}
     assert results(tmp_path) == undisturbed
 
 
-def test_runs_that_are_over_are_not_played_again(tmp_path):
-    play(tiny(), tmp_path)
-    heard = Heard()
-    ends = play(tiny(rule=["mean", "median"]), tmp_path, listener=heard)
+def test_runs_that_are_over_are_not_executed_again(tmp_path):
+    execute(tiny(), tmp_path)
+    recorder = Recorder()
+    ends = execute(tiny(rule=["mean", "median"]), tmp_path, listener=recorder)
     assert {rule: (end.outcome, end.is_new) for rule, end in ends.items()} == {
         "mean": ("finished", False),
         "median": ("finished", True),
     }
-    assert heard.rounds == [(number, 1) for number in (1, 2, 3, 4)]
-    assert heard.num_planned == 4
+    assert recorder.rounds == [(number, 1) for number in (1, 2, 3, 4)]
+    assert recorder.num_planned == 4
 
 
 def test_a_broken_run_fails_alone(tmp_path):
     (tmp_path / "broken.py").write_text(BROKEN)
     broken = f"{tmp_path / 'broken.py'}:Broken"
-    heard = Heard()
-    ends = play(tiny(rule=["mean", broken, "median"]), tmp_path, listener=heard)
+    recorder = Recorder()
+    ends = execute(tiny(rule=["mean", broken, "median"]), tmp_path, listener=recorder)
     assert [end.outcome for end in ends.values()] == ["finished", "failed", "finished"]
     assert "RuntimeError: no idea" in ends[broken].reason
-    assert any("in halves" in words for words in heard.words)
+    assert any("trying halves" in words for words in recorder.messages)
     assert RunFolder(ends[broken].job.folder.path).status().outcome == "failed"
-    play(tiny(rule=["mean", "median"]), tmp_path / "sound")
+    execute(tiny(rule=["mean", "median"]), tmp_path / "sound")
     assert results(tmp_path / "sound").items() <= results(tmp_path).items()
 
 
-def test_a_run_whose_memory_cannot_be_saved_fails_alone(tmp_path):
+def test_a_run_whose_state_cannot_be_saved_fails_alone(tmp_path):
     (tmp_path / "odd.py").write_text(ODD)
     odd = f"{tmp_path / 'odd.py'}:Odd"
-    ends = play(tiny(rule=["mean", odd, "median"]), tmp_path, checkpoint_every=0)
+    ends = execute(tiny(rule=["mean", odd, "median"]), tmp_path, checkpoint_every=0)
     assert [end.outcome for end in ends.values()] == ["finished", "failed", "finished"]
-    assert "cannot be saved: object" in ends[odd].reason
-    play(tiny(rule=["mean", "median"]), tmp_path / "sound")
+    assert "cannot be saved: rule_state is of type object" in ends[odd].reason
+    execute(tiny(rule=["mean", "median"]), tmp_path / "sound")
     assert results(tmp_path / "sound").items() <= results(tmp_path).items()
 
 
 def test_a_run_that_cannot_be_built_fails_alone(tmp_path):
     plan = tiny(data={"partition": "dirichlet", "min_size": [1, 1000]})
-    ends = play(plan, tmp_path)
+    ends = execute(plan, tmp_path)
     found = [run.status() for run in find_runs(tmp_path)]
     assert sorted(status.outcome for status in found) == ["failed", "finished"]
     assert any("samples each need" in status.reason for status in found)
@@ -114,25 +114,25 @@ def test_a_run_that_cannot_be_built_fails_alone(tmp_path):
 
 def test_a_run_that_diverges_is_a_result(tmp_path):
     plan = tiny(rule=["mean", "median"], server={"learning_rate": 1e38}, rounds=5)
-    heard = Heard()
-    ends = play(plan, tmp_path, listener=heard)
-    assert heard.words == []
+    recorder = Recorder()
+    ends = execute(plan, tmp_path, listener=recorder)
+    assert recorder.messages == []
     assert {end.outcome for end in ends.values()} == {"diverged"}
     run = find_runs(tmp_path)[0]
     assert run.status().round == len(run.rounds()) < 5
-    assert not any(end.is_new for end in play(plan, tmp_path).values())
+    assert not any(end.is_new for end in execute(plan, tmp_path).values())
 
 
 def test_a_run_killed_while_it_was_ending_ends_the_same(tmp_path, monkeypatch):
     settings = {"rule": ["mean", "median"], "rounds": 5}
     for name, more in (("diverged", {"server": {"learning_rate": 1e38}}), ("finished", {})):
         plan = tiny(**settings, **more)
-        play(plan, tmp_path / name)
+        execute(plan, tmp_path / name)
         with monkeypatch.context() as patch:
-            patch.setattr(waves, "to_npz", _killed)
+            patch.setattr(stack_run, "to_npz", _killed)
             with pytest.raises(KeyboardInterrupt):
-                play(plan, tmp_path / f"{name}-killed")
-        ends = play(plan, tmp_path / f"{name}-killed")
+                execute(plan, tmp_path / f"{name}-killed")
+        ends = execute(plan, tmp_path / f"{name}-killed")
         assert {end.outcome for end in ends.values()} == {name}
         assert results(tmp_path / name) == results(tmp_path / f"{name}-killed")
 
@@ -142,24 +142,24 @@ def _killed(arrays):
 
 
 @pytest.mark.parametrize("how", ["cut", "flip"])
-def test_a_damaged_checkpoint_is_told_and_the_one_before_used(tmp_path, undisturbed, how):
-    plan = tiny(**MEMORIES)
-    play(plan, tmp_path / "hurt", checkpoint_every=0, **stopping_after(3))
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_used(tmp_path, undisturbed, how):
+    plan = tiny(**STATES)
+    execute(plan, tmp_path / "hurt", checkpoint_every=0, **stopping_after(3))
     newest = min((tmp_path / "hurt").glob("*/*/checkpoint.safetensors"))
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 16
     newest.write_bytes(content if how == "flip" else content[:-100])
-    heard = Heard()
-    play(plan, tmp_path / "hurt", listener=heard)
-    assert len(heard.words) == 1
-    assert "is damaged" in heard.words[0]
-    assert "goes on from round 2" in heard.words[0]
+    recorder = Recorder()
+    execute(plan, tmp_path / "hurt", listener=recorder)
+    assert len(recorder.messages) == 1
+    assert "is damaged" in recorder.messages[0]
+    assert "resumes from round 2" in recorder.messages[0]
     assert results(tmp_path / "hurt") == undisturbed
 
 
 def test_a_full_disk_ends_with_one_sentence_and_can_be_resumed(tmp_path, monkeypatch):
     plan = tiny()
-    play(plan, tmp_path / "whole")
+    execute(plan, tmp_path / "whole")
     real, calls = os.fsync, []
 
     def full(handle):
@@ -171,41 +171,41 @@ def test_a_full_disk_ends_with_one_sentence_and_can_be_resumed(tmp_path, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(StoreError, match="No space left on device; the last checkpoint"):
-            play(plan, tmp_path / "full", checkpoint_every=0)
-    heard = Heard()
-    play(plan, tmp_path / "full", listener=heard)
-    assert 0 < len(heard.rounds) < 4
+            execute(plan, tmp_path / "full", checkpoint_every=0)
+    recorder = Recorder()
+    execute(plan, tmp_path / "full", listener=recorder)
+    assert 0 < len(recorder.rounds) < 4
     assert results(tmp_path / "full") == results(tmp_path / "whole")
 
 
-def test_too_little_memory_means_smaller_waves(tmp_path, monkeypatch):
+def test_too_little_memory_means_smaller_stacks(tmp_path, monkeypatch):
     plan = tiny(rule=["mean", "median", "rfa"])
 
-    def run_round(world, state, **how):
-        if len(world.runs) > 1:
+    def run_round(stack, state, **how):
+        if len(stack.runs) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return rounds.run_round(world, state, **how)
+        return rounds.run_round(stack, state, **how)
 
     monkeypatch.setattr("outvote.engine.simulation.run_round", run_round)
-    heard = Heard()
-    ends = play(plan, tmp_path, listener=heard)
+    recorder = Recorder()
+    ends = execute(plan, tmp_path, listener=recorder)
     assert {end.outcome for end in ends.values()} == {"finished"}
-    assert heard.words[0] == "3 runs do not fit into memory together; trying half as many."
+    assert recorder.messages[0] == "3 runs do not fit into memory together; trying half as many."
 
 
-def test_waves_are_as_large_as_memory_allows(tmp_path, monkeypatch):
-    monkeypatch.setattr(sweeps, "most_runs", lambda *_: 2)
-    heard = Heard()
-    play(tiny(rule=["mean", "median", "rfa"]), tmp_path, listener=heard)
-    assert [num_runs for _, num_runs in heard.rounds] == [2] * 4 + [1] * 4
+def test_stacks_are_as_large_as_memory_allows(tmp_path, monkeypatch):
+    monkeypatch.setattr(RunBuilder, "most_runs", lambda *_: 2)
+    recorder = Recorder()
+    execute(tiny(rule=["mean", "median", "rfa"]), tmp_path, listener=recorder)
+    assert [num_runs for _, num_runs in recorder.rounds] == [2] * 4 + [1] * 4
 
 
 def test_a_run_that_another_process_works_on_is_left_alone(tmp_path):
     plan = tiny(rule=["mean", "median"])
-    play(plan, tmp_path / "first", **stopping_after(1))
+    execute(plan, tmp_path / "first", **stopping_after(1))
     run = next(run for run in find_runs(tmp_path / "first") if "mean" in run.path.name)
     writer = Writer(run, b"", "x")
-    ends = play(plan, tmp_path / "first")
+    ends = execute(plan, tmp_path / "first")
     writer.close()
     assert {rule: end.outcome for rule, end in ends.items()} == {
         "mean": "busy",
@@ -213,28 +213,28 @@ def test_a_run_that_another_process_works_on_is_left_alone(tmp_path):
     }
 
 
-def test_the_audit_tells_who_was_judged_how(tmp_path):
-    play(tiny("attack=nan", "rule=gas(median)"), tmp_path)
+def test_the_audit_has_scores_and_who_was_kept(tmp_path):
+    execute(tiny("attack=nan", "rule=gas(median)"), tmp_path)
     run = find_runs(tmp_path)[0]
     audit = np.load(run.path / "audit.npz")
     assert audit["scores"].shape == (4, 10)
     assert audit["is_sampled"].sum(axis=1).tolist() == [5] * 4
     assert audit["is_byzantine"].sum() == 2
-    is_liar = audit["is_sampled"] & audit["is_byzantine"]
-    assert np.isposinf(audit["scores"][is_liar]).all()
-    assert not audit["is_kept"][is_liar].any()
+    is_attacker = audit["is_sampled"] & audit["is_byzantine"]
+    assert np.isposinf(audit["scores"][is_attacker]).all()
+    assert not audit["is_kept"][is_attacker].any()
     assert np.isnan(audit["scores"][~audit["is_sampled"]]).all()
     assert audit["label_counts"].sum() == 6000
 
 
 def test_a_root_and_settings_of_the_server_are_used(tmp_path):
-    ends = play(tiny(rule="fltrust", root_size=[20, 30]), tmp_path)
+    ends = execute(tiny(rule="fltrust", root_size=[20, 30]), tmp_path)
     assert {end.outcome for end in ends.values()} == {"finished"}
     first, second = (run.rounds()[-1].loss for run in find_runs(tmp_path))
     assert first != second
 
 
-def test_pictures_of_a_folder_are_played_in_the_size_that_is_asked_for(tmp_path, monkeypatch):
+def test_images_of_a_folder_have_the_size_that_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("OUTVOTE_DATA", str(tmp_path / "data"))
     random = np.random.default_rng(0)
     for part, name, number in product(("train", "val"), "ab", range(12)):
@@ -244,10 +244,10 @@ def test_pictures_of_a_folder_are_played_in_the_size_that_is_asked_for(tmp_path,
         Image.fromarray(pixels).save(folder / f"{number}.png")
     data = {"name": "imagenet12", "image_size": [16, 8]}
     plan = tiny(data=data, rounds=1, federation={"num_clients": 4, "sampled": 2})
-    heard = Heard()
-    play(plan, tmp_path / "runs", listener=heard)
-    assert [end.outcome for end in heard.ends] == ["finished", "finished"]
-    assert heard.rounds == [(1, 1), (1, 1)], "other pictures cannot be stacked"
+    recorder = Recorder()
+    execute(plan, tmp_path / "runs", listener=recorder)
+    assert [end.outcome for end in recorder.ends] == ["finished", "finished"]
+    assert recorder.rounds == [(1, 1), (1, 1)], "other images cannot be stacked"
     sizes = {run.path.name[-12:]: len(_weights(run)) for run in find_runs(tmp_path / "runs")}
     by_size = {spec.data.image_size: sizes[spec.hash] for spec in plan.specs}
     inputs = {size: size * size * 3 for size in (8, 16)}
@@ -258,3 +258,22 @@ def test_pictures_of_a_folder_are_played_in_the_size_that_is_asked_for(tmp_path,
 
 def _weights(run):
     return read_checkpoint(run.path / "checkpoint.safetensors").arrays["weights"]
+
+
+RAISING_ATTACK = """
+import outvote
+class Raising(outvote.Attack):
+    def craft(self, *args, **kwargs):
+        raise RuntimeError("two\\nlines")
+"""
+
+
+@pytest.mark.parametrize("who", ["rule", "attack"])
+def test_a_rule_or_attack_that_raises_has_failed_and_not_diverged(tmp_path, who):
+    (tmp_path / "own.py").write_text(BROKEN if who == "rule" else RAISING_ATTACK)
+    text = f"{tmp_path / 'own.py'}:{'Broken' if who == 'rule' else 'Raising'}"
+    (end,) = execute(tiny(**{who: text}), tmp_path / "runs").values()
+    status = find_runs(tmp_path / "runs")[0].status()
+    expected = "RuntimeError: no idea." if who == "rule" else "RuntimeError: two lines."
+    assert (end.outcome, end.reason) == ("failed", expected)
+    assert (status.outcome, status.reason) == ("failed", expected)

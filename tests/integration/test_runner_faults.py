@@ -1,4 +1,4 @@
-"""What can go wrong with many runs, and is told in one line each."""
+"""What can go wrong with many runs, reported in one line each."""
 
 import resource
 from dataclasses import replace
@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from outvote.data.loader import load
-from outvote.experiment import datasets
-from outvote.experiment import wave as waves
+from outvote.experiment import builder, stack_run
 from outvote.results.folder import find_runs
-from simulations import Heard, play, results, tiny
+from simulations import Recorder, execute, results, tiny
 
 # Its weights are too large for a second round.
 FAR = """
@@ -32,8 +31,8 @@ MAKING = """
 
 
 def stopped_after(number: int, plan, output: Path):
-    heard = Heard()
-    play(plan, output, listener=heard, should_stop=lambda: len(heard.rounds) >= number)
+    recorder = Recorder()
+    execute(plan, output, listener=recorder, should_stop=lambda: len(recorder.rounds) >= number)
 
 
 def killed(arrays):
@@ -45,67 +44,67 @@ def test_a_run_killed_while_it_diverged_ends_beside_one_that_goes_on(tmp_path, m
     far = f"{tmp_path / 'far.py'}:Far"
     usual = {"attack": "none"}
     with monkeypatch.context() as patch:
-        patch.setattr(waves, "to_npz", killed)
+        patch.setattr(stack_run, "to_npz", killed)
         with pytest.raises(KeyboardInterrupt):
-            play(tiny(rule=far, **usual), tmp_path / "out")
+            execute(tiny(rule=far, **usual), tmp_path / "out")
     (run,) = find_runs(tmp_path / "out")
     stopped_after(run.status().round, tiny(rule="median", **usual), tmp_path / "out")
-    heard = Heard()
-    ends = play(tiny(rule=[far, "median"], **usual), tmp_path / "out", listener=heard)
+    recorder = Recorder()
+    ends = execute(tiny(rule=[far, "median"], **usual), tmp_path / "out", listener=recorder)
     assert [end.outcome for end in ends.values()] == ["diverged", "finished"]
-    assert heard.words == []
-    play(tiny(rule=[far, "median"], **usual), tmp_path / "whole")
+    assert recorder.messages == []
+    execute(tiny(rule=[far, "median"], **usual), tmp_path / "whole")
     assert results(tmp_path / "out") == results(tmp_path / "whole")
 
 
-def test_waves_are_as_large_as_the_limit_on_open_files_allows(tmp_path):
+def test_stacks_are_as_large_as_the_limit_on_open_files_allows(tmp_path):
     plan = tiny("rounds=1", "training.num_steps=1", f"seed={list(range(12))}")
-    play(tiny("rounds=1"), tmp_path / "first")  # Threads and data are there before it is counted.
+    execute(tiny("rounds=1"), tmp_path / "first")  # Loads threads and data before the count.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     num_open = len(list(Path("/dev/fd").iterdir()))
     resource.setrlimit(resource.RLIMIT_NOFILE, (num_open + 10, hard))
-    heard = Heard()
+    recorder = Recorder()
     try:
-        play(plan, tmp_path / "many", listener=heard)
+        execute(plan, tmp_path / "many", listener=recorder)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert {end.outcome for end in heard.ends} == {"finished"}
-    assert len(heard.ends) == 12
-    assert heard.words == []
+    assert {end.outcome for end in recorder.ends} == {"finished"}
+    assert len(recorder.ends) == 12
+    assert recorder.messages == []
 
 
-def other_pictures(name: str, **options):
+def other_samples(name: str, **options):
     found = load(name)
     return replace(found, test_labels=found.test_labels[::-1].copy())
 
 
 @pytest.mark.parametrize("number", [2, 99])
-def test_on_other_pictures_a_run_neither_goes_on_nor_counts(tmp_path, monkeypatch, number):
+def test_on_other_samples_a_run_neither_goes_on_nor_counts(tmp_path, monkeypatch, number):
     stopped_after(number, tiny(), tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.glob("*/*/*")}
     (run,) = find_runs(tmp_path)
     used = run.environment().data
     assert (used.num_train, used.num_test) == (6000, 2000)
     with monkeypatch.context() as patch:
-        patch.setattr(datasets, "load", other_pictures)
-        (end,) = play(tiny(), tmp_path).values()
+        patch.setattr(builder, "load", other_samples)
+        (end,) = execute(tiny(), tmp_path).values()
     assert (end.outcome, "\n" in end.reason) == ("failed", False)
-    for words in ("other pictures", used.checksum[:16], "expected, got", "--output"):
+    for words in ("other samples", used.checksum[:16], "expected, got", "--output"):
         assert words in end.reason
     assert {path: path.read_bytes() for path in tmp_path.glob("*/*/*")} == before
-    (end,) = play(tiny(), tmp_path).values()
+    (end,) = execute(tiny(), tmp_path).values()
     assert end.outcome == "finished"
 
 
-def test_a_rule_edited_while_it_is_played_is_not_played_under_the_old_name(tmp_path):
+def test_a_rule_edited_during_a_sweep_is_not_run_under_the_old_name(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(FAR.replace("Far", "Mine").replace("1e30", "1"))
     rules = [f"{path}:Mine", f"nnm('{path}:Mine')"]
 
-    def edit(played):
+    def edit(progress):
         path.write_text(FAR.replace("Far", "Mine").replace("1e30", "2"))
 
-    ends = play(tiny(rule=rules), tmp_path, max_stacked=1, listener=Heard(edit))
+    ends = execute(tiny(rule=rules), tmp_path, max_stacked=1, listener=Recorder(edit))
     assert [end.outcome for end in ends.values()] == ["finished", "failed"]
     assert "was changed since the sweep began" in list(ends.values())[1].reason
 
@@ -115,7 +114,7 @@ def test_a_rule_that_can_no_longer_be_made_fails_alone(tmp_path):
     path.write_text(FAR + MAKING)
     plan = tiny(rule=[f"{path}:Far", "mean"])
     (tmp_path / "mine.py.mark").touch()
-    ends = play(plan, tmp_path / "out")
+    ends = execute(plan, tmp_path / "out")
     assert [end.outcome for end in ends.values()] == ["failed", "finished"]
     assert "KeyError: 'no idea'" in ends[f"{path}:Far"].reason
 
@@ -127,11 +126,11 @@ def test_each_dataset_is_loaded_once(tmp_path, monkeypatch):
         names.append(name)
         return replace(load("fashion-mnist-small"), name=name)
 
-    monkeypatch.setattr(datasets, "load", count)
+    monkeypatch.setattr(builder, "load", count)
     plan = tiny("rounds=1", rule=["mean", "median"], data={"name": ["mnist", "fashion-mnist"]})
-    heard = Heard()
-    play(plan, tmp_path, max_stacked=1, listener=heard)
-    assert [end.outcome for end in heard.ends] == ["finished"] * 4
+    recorder = Recorder()
+    execute(plan, tmp_path, max_stacked=1, listener=recorder)
+    assert [end.outcome for end in recorder.ends] == ["finished"] * 4
     assert sorted(names) == ["fashion-mnist", "mnist"]
 
 
@@ -146,11 +145,11 @@ def test_writers_are_clients_and_are_counted_once(tmp_path, monkeypatch):
         counted.append(values)
         return np.unique(values)
 
-    monkeypatch.setattr(datasets, "load", written)
-    monkeypatch.setattr(datasets, "np", SimpleNamespace(unique=count))
-    members = {"num_clients": "all", "sampled": 0.5}
-    plan = tiny(seed=[0, 1, 2], data={"partition": "by-group"}, federation=members)
-    play(plan, tmp_path)
+    monkeypatch.setattr(builder, "load", written)
+    monkeypatch.setattr(builder, "np", SimpleNamespace(**{**vars(np), "unique": count}))
+    federation = {"num_clients": "all", "sampled": 0.5}
+    plan = tiny(seed=[0, 1, 2], data={"partition": "by-group"}, federation=federation)
+    execute(plan, tmp_path)
     assert [run.status().outcome for run in find_runs(tmp_path)] == ["finished"] * 3
     for run in find_runs(tmp_path):
         assert {len(each.clients) for each in run.rounds()} == {6}
@@ -159,21 +158,21 @@ def test_writers_are_clients_and_are_counted_once(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [2, 99])
-def test_a_status_that_cannot_be_read_stops_nobody(tmp_path, number):
+def test_a_status_that_cannot_be_read_stops_no_run(tmp_path, number):
     plan = tiny(rule=["mean", "median"])
-    play(plan, tmp_path / "whole")
+    execute(plan, tmp_path / "whole")
     stopped_after(number, plan, tmp_path / "hurt")
     (find_runs(tmp_path / "hurt")[0].path / "status.json").write_text('{"outcome": "fi')
-    heard = Heard()
-    ends = play(plan, tmp_path / "hurt", listener=heard)
+    recorder = Recorder()
+    ends = execute(plan, tmp_path / "hurt", listener=recorder)
     assert {end.outcome for end in ends.values()} == {"finished"}
-    assert len(heard.words) == 1
-    assert "status.json cannot be read" in heard.words[0]
+    assert len(recorder.messages) == 1
+    assert "status.json cannot be read" in recorder.messages[0]
     assert results(tmp_path / "hurt") == results(tmp_path / "whole")
 
 
-def test_timings_count_the_pictures_that_were_trained_on(tmp_path):
-    play(tiny(attack="lie"), tmp_path)
+def test_timings_count_the_samples_that_were_trained_on(tmp_path):
+    execute(tiny(attack="lie"), tmp_path)
     (run,) = find_runs(tmp_path)
     expected = [2 * 16 * (5 - len(each.byzantine)) for each in run.rounds()]
     assert [timing.images for timing in run.timings()] == expected

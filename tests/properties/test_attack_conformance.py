@@ -1,4 +1,4 @@
-"""Every attack keeps its promises, and the suite catches attacks that break them."""
+"""Every attack passes its checks, and the checks catch attacks that are wrong."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import outvote as ov
-from outvote.attacks.spec import ALIASES, ATTACKS
+from outvote.attacks.attack_spec import ALIASES, ATTACKS
 from outvote.testing import ATTACK_CHECKS
 
 # The inputs are small: more threads only wait for each other.
@@ -30,18 +30,19 @@ EVERY_ATTACK = [
     "mimic(client=none)",
     "mimic(client=3)",
     "fang(target=krum)",
+    "fang(target=krum, neighbours=paper)",
     "optimal-lie(spread=sample, sign=1, evals=5)",
     "gas-aware(draws=2, steps=1)",
 ]
 
 
 @pytest.mark.parametrize("text", [t for t in EVERY_ATTACK if t != "gas-aware"])
-def test_every_attack_keeps_its_promises(text, device):
+def test_every_attack_passes_its_checks(text, device):
     ov.check_attack(ov.make_attack(text), device=device)
 
 
 @pytest.mark.slow
-def test_gas_aware_keeps_its_promises(device):
+def test_gas_aware_passes_its_checks(device):
     ov.check_attack(ov.GASAware(), device=device)
 
 
@@ -62,95 +63,97 @@ def test_every_check_states_a_fact():
 
 
 class Sound(ov.Attack):
-    """An attack of somebody else, as short as it gets; the subclasses break one thing each."""
+    """A third-party attack, as short as possible; the subclasses break one thing each."""
 
     name = "sound"
 
-    def craft(self, scene):
-        return ov.Forged(rows=-scene.mean.unsqueeze(1))
+    def craft(self, context):
+        return ov.AttackOutput(rows=-context.mean.unsqueeze(1))
 
 
-def test_a_sound_attack_of_somebody_else_passes():
+def test_a_sound_third_party_attack_passes():
     ov.check_attack(Sound())
 
 
 class DrawsFromTorch(Sound):
     is_random = True
 
-    def craft(self, scene):
-        return ov.Forged(rows=torch.randn(scene.num_runs, 1, scene.dim).to(scene.gradients))
+    def craft(self, context):
+        return ov.AttackOutput(
+            rows=torch.randn(context.num_runs, 1, context.dim).to(context.gradients)
+        )
 
 
 class ChangesTheDtype(Sound):
-    def inspect(self, honest, **facts):
-        crafted = super().inspect(honest, **facts)
-        rows = crafted.rows
+    def inspect(self, honest, **info):
+        output = super().inspect(honest, **info)
+        rows = output.rows
         if isinstance(rows, torch.Tensor):
             rows = rows.double()
-        return ov.Crafted(rows=rows, seed=crafted.seed)
+        return ov.AttackOutput(rows=rows, seed=output.seed)
 
 
 class Overflows(Sound):
     sends_nonfinite_quietly = True
 
-    def craft(self, scene):
-        return ov.Forged(rows=(scene.mean / scene.mean).unsqueeze(1))
+    def craft(self, context):
+        return ov.AttackOutput(rows=(context.mean / context.mean).unsqueeze(1))
 
 
 class Remembers(Sound):
     def __init__(self):
         self.last = 0
 
-    def craft(self, scene):
+    def craft(self, context):
         self.last += 1
-        return ov.Forged(rows=-self.last * scene.mean.unsqueeze(1))
+        return ov.AttackOutput(rows=-self.last * context.mean.unsqueeze(1))
 
 
 class HidesItsRandomness(Sound):
-    def craft(self, scene):
+    def craft(self, context):
         rows = [
-            torch.randn(1, scene.dim, generator=generator, device=scene.device)
-            for generator in scene.stream.generators(scene.device)
+            torch.randn(1, context.dim, generator=generator, device=context.device)
+            for generator in context.stream.generators(context.device)
         ]
-        return ov.Forged(rows=torch.stack(rows).to(scene.gradients))
+        return ov.AttackOutput(rows=torch.stack(rows).to(context.gradients))
 
 
 class PrefersTheFirst(Sound):
-    def craft(self, scene):
-        return ov.Forged(rows=-scene.checked.gradients[:, :1].nan_to_num())
+    def craft(self, context):
+        return ov.AttackOutput(rows=-context.checked.gradients[:, :1].nan_to_num())
 
 
 class WritesIntoItsInput(Sound):
-    def craft(self, scene):
-        rows = -scene.mean.unsqueeze(1)
-        scene.gradients[:, 0] = 0
-        return ov.Forged(rows=rows)
+    def craft(self, context):
+        rows = -context.mean.unsqueeze(1)
+        context.gradients[:, 0] = 0
+        return ov.AttackOutput(rows=rows)
 
 
 class DiffersSecretly(Sound):
-    def craft(self, scene):
-        numbers = torch.arange(scene.num_attackers, device=scene.device).view(1, -1, 1)
-        return ov.Forged(rows=-scene.mean.unsqueeze(1) * numbers)
+    def craft(self, context):
+        numbers = torch.arange(context.num_attackers, device=context.device).view(1, -1, 1)
+        return ov.AttackOutput(rows=-context.mean.unsqueeze(1) * numbers)
 
 
 class DrawsForNobody(Sound):
-    def inspect(self, honest, *, seed=None, **facts):
+    def inspect(self, honest, *, seed=None, **info):
         if isinstance(seed, np.random.Generator):
             seed = int(seed.integers(10))
-        return super().inspect(honest, seed=seed, **facts)
+        return super().inspect(honest, seed=seed, **info)
 
 
 class NeedsTwoClients(Sound):
-    def craft(self, scene):
-        if scene.gradients.shape[1] == 1:
+    def craft(self, context):
+        if context.gradients.shape[1] == 1:
             raise IndexError("one client only")
-        return super().craft(scene)
+        return super().craft(context)
 
 
 class DividesByTheSpread(Sound):
-    def craft(self, scene):
-        mean, spread = scene.mean, scene.spread("population")
-        return ov.Forged(rows=(mean / spread).unsqueeze(1))
+    def craft(self, context):
+        mean, spread = context.mean, context.spread("population")
+        return ov.AttackOutput(rows=(mean / spread).unsqueeze(1))
 
 
 @dataclass(frozen=True)
@@ -161,16 +164,23 @@ class Forgets(Sound):
 
 
 class LooksAtTheWholeBatch(Sound):
-    def craft(self, scene):
-        return ov.Forged(rows=-scene.mean.mean(dim=0).expand(scene.num_runs, 1, -1))
+    def craft(self, context):
+        return ov.AttackOutput(rows=-context.mean.mean(dim=0).expand(context.num_runs, 1, -1))
 
 
-class LearnsWhereIdle(Sound):
-    has_memory = True
+class ChangesItsState(Sound):
+    has_state = True
 
-    def craft(self, scene):
-        state = 1 + (torch.zeros(scene.num_runs, 1, 1) if scene.state is None else scene.state)
-        return ov.Forged(rows=-scene.mean.unsqueeze(1) * state.to(scene.device), state=state)
+    def craft(self, context):
+        state = torch.zeros(1) if context.state is None else context.state
+        state += 1
+        return ov.AttackOutput(rows=-context.mean.unsqueeze(1) * state.item(), state=state)
+
+
+class WritesIntoItsSamples(Sound):
+    def poison(self, samples, targets, num_classes):
+        samples[..., 0] = 1
+        return samples, targets
 
 
 BROKEN = {
@@ -187,7 +197,8 @@ BROKEN = {
     "zero-spread": DividesByTheSpread,
     "text-round-trip": Forgets,
     "batch-equals-loop": LooksAtTheWholeBatch,
-    "memory-run-by-run": LearnsWhereIdle,
+    "state-run-by-run": ChangesItsState,
+    "poison-keeps-shapes": WritesIntoItsSamples,
 }
 
 
@@ -204,21 +215,143 @@ def test_a_broken_attack_is_caught(check):
     assert f"of {len(ATTACK_CHECKS)} checks" in str(caught.value)
 
 
-class SaysNonfinite(Sound):
+class DeclaresNonfinite(Sound):
     sends_nonfinite = True
 
 
-def test_an_attack_that_says_it_sends_nan_must_do_so():
+def test_an_attack_that_declares_nan_must_send_it():
     with pytest.raises(ov.ConformanceError, match="declare sends_nonfinite = False"):
-        ov.check_attack(SaysNonfinite())
+        ov.check_attack(DeclaresNonfinite())
 
 
-def test_flags_follow_the_parameters():
+class Backdoor(ov.Attack):
+    """Stamps a patch on half of the samples, trains them as class 0, and boosts the result."""
+
+    is_colluding = False
+    boost = 5.0
+
+    def poison(self, samples, targets, num_classes):
+        samples, targets, half = samples.clone(), targets.clone(), (len(samples) + 1) // 2
+        samples[:half, ..., :3, :3] = samples.max()
+        targets[:half] = 0
+        return samples, targets
+
+    def craft(self, context):
+        return ov.AttackOutput(rows=self.boost * context.own_rows)
+
+
+def test_a_backdoor_poisons_its_samples_and_boosts_its_row():
+    attack = Backdoor()
+    assert attack.poisons_data
+    assert attack.needs_own()
+    ov.check_attack(attack)
+    ov.check_attack(attack, sample_shape=(3, 32, 32))
+    own = np.ones((2, 4))
+    np.testing.assert_array_equal(attack(0 * own, num_byzantine=2, own=own), 5 * own)
+
+
+class MapsToZero(ov.Attack):
+    is_colluding = False
+
+    def label_map(self, num_classes):
+        return [0] * num_classes
+
+
+def test_a_label_map_is_a_data_attack_that_sends_what_was_trained():
+    attack = MapsToZero()
+    assert attack.poisons_data
+    samples, targets = attack.poison(torch.ones(3, 2), torch.tensor([2, 1, 0]), 3)
+    assert samples.tolist() == [[1, 1]] * 3
+    assert targets.tolist() == [0, 0, 0]
+    ov.check_attack(attack)
+
+
+class Nothing(ov.Attack):
+    pass
+
+
+def test_an_attack_that_does_nothing_is_an_error():
+    with pytest.raises(NotImplementedError, match="Nothing overrides neither craft nor poison"):
+        Nothing()(np.ones((2, 3)), num_byzantine=1)
+
+
+class ResizesItsSamples(Sound):
+    def poison(self, samples, targets, num_classes):
+        return samples[..., 1:], targets
+
+
+def test_samples_keep_their_shape():
+    with pytest.raises(ov.ConformanceError, match="must keep the shape and dtype of the samples"):
+        ov.check_attack(ResizesItsSamples())
+
+
+class Grows(Sound):
+    """Sends the negative mean times the number of rounds in which it attacked."""
+
+    has_state = True
+
+    def craft(self, context):
+        assert context.num_runs == 1
+        state = 1 + (context.state or 0)
+        return ov.AttackOutput(rows=-state * context.mean.unsqueeze(1), state=state)
+
+
+def test_a_state_is_that_of_one_run():
+    ov.check_attack(Grows())
+    first = Grows().inspect(np.ones((3, 2)), num_byzantine=1)
+    second = Grows().inspect(np.ones((3, 2)), num_byzantine=1, state=first.state)
+    assert (first.state, second.state) == (1, 2)
+    np.testing.assert_array_equal(second.rows, [[-2, -2]])
+
+
+class ForgetsToDeclare(Grows):
+    has_state = False
+
+
+class DeclaresForNothing(Sound):
+    has_state = True
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [(ForgetsToDeclare, "has_state = True"), (DeclaresForNothing, "has_state = False")],
+)
+def test_a_state_is_declared(kind, message):
+    with pytest.raises(ov.ConformanceError, match=f"declare {message}"):
+        ov.check_attack(kind())
+
+
+def test_declarations_of_the_last_version_work_with_a_warning():
+    with pytest.warns(DeprecationWarning, match="has_memory is now has_state"):
+
+        class Old(Sound):
+            has_memory = True
+
+    assert Old.has_state
+    with pytest.warns(DeprecationWarning, match="is_data_attack is now poisons_data"):
+
+        class OldData(Sound):
+            is_data_attack = True
+
+    assert OldData.poisons_data
+
+
+def test_names_of_the_last_version_work_with_a_warning():
+    for old, new in (
+        ("Forged", "AttackOutput"),
+        ("Crafted", "AttackOutput"),
+        ("Scene", "AttackContext"),
+    ):
+        with pytest.warns(DeprecationWarning, match=f"outvote.{old} is now outvote.{new}"):
+            assert getattr(ov, old) is getattr(ov, new)
+
+
+def test_declarations_follow_the_parameters():
     krum, mean = ov.Fang(target="krum"), ov.Fang()
     assert (krum.is_random, krum.is_colluding) == (False, True)
     assert (mean.is_random, mean.is_colluding) == (True, False)
-    assert (ov.Mimic().is_random, ov.Mimic().has_memory) == (False, False)
-    assert ov.Mimic(client=None).has_memory
+    assert (ov.Mimic().is_random, ov.Mimic().has_state) == (False, False)
+    assert ov.Mimic(client=None).has_state
 
 
 def test_an_exemption_needs_a_known_check_and_a_reason():

@@ -72,13 +72,13 @@ def rounds(draw, dtype):
     return [torch.from_numpy(rows).to(DTYPES[dtype]) for rows in (different[which], own)]
 
 
-def assert_sound(text, round_, device, **facts):
+def assert_sound(text, round_, device, **info):
     honest, own = (rows.to(device) for rows in round_)
     before = honest.clone(), own.clone()
-    crafted = ov.make_attack(text).inspect(honest, num_byzantine=len(own), own=own, seed=0, **facts)
-    assert crafted.rows.shape == own.shape
-    assert crafted.rows.dtype == honest.dtype
-    assert bool(crafted.rows.isfinite().all())
+    output = ov.make_attack(text).inspect(honest, num_byzantine=len(own), own=own, seed=0, **info)
+    assert output.rows.shape == own.shape
+    assert output.rows.dtype == honest.dtype
+    assert bool(output.rows.isfinite().all())
     for now, then in zip((honest, own), before, strict=True):
         torch.testing.assert_close(now, then, rtol=0, atol=0, equal_nan=True)
 

@@ -10,9 +10,9 @@ import torch
 import attack_oracles as oracles
 import outvote as ov
 from attacking import attack_rows, inspect
-from outvote.attacks.batch import corrupt
-from outvote.attacks.mimic_direction import MimicState
-from outvote.attacks.search import LineSearch, line_maximize
+from outvote.attacks.line_search import LineSearch, line_maximize
+from outvote.attacks.mimic import MimicState
+from outvote.attacks.run_attack import run_attack
 
 # The inputs are small: more threads only wait for each other.
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -104,10 +104,10 @@ def test_stealth_agrees_with_the_plain_search(seed, device):
 
 
 def check_gamma(attack, H, device, gamma, row):
-    crafted = inspect(attack, H, device, num_byzantine=1)
-    assert abs(crafted.factor - gamma) <= 2e-5
+    output = inspect(attack, H, device, num_byzantine=1)
+    assert abs(output.factor - gamma) <= 2e-5
     np.testing.assert_allclose(
-        torch.as_tensor(crafted.rows).double().cpu()[0], row, atol=1e-4 * (1 + np.abs(H).max())
+        torch.as_tensor(output.rows).double().cpu()[0], row, atol=1e-4 * (1 + np.abs(H).max())
     )
 
 
@@ -131,9 +131,11 @@ def test_rounding_does_not_break_the_constraint(dtype, offset, device):
 def test_fang_agrees_with_its_oracles(seed, device):
     H = honest(seed)
     for f in (1, 2, 4):
-        crafted = inspect(ov.Fang(target="krum"), H, device, num_byzantine=f)
-        wanted = oracles.fang_krum_lambda(H.tolist(), f)
-        assert crafted.factor == pytest.approx(wanted, rel=1e-9)
+        for start in ("code", "paper"):
+            attack = ov.Fang(target="krum", neighbours=start)
+            output = inspect(attack, H, device, num_byzantine=f)
+            wanted = oracles.fang_krum_lambda(H.tolist(), f, neighbours=start)
+            assert output.factor == pytest.approx(wanted, rel=1e-9)
         rows = attack_rows(ov.Fang(), H, device, num_byzantine=f, seed=seed)
         ends = [oracles.fang_trimmed_mean(H.tolist(), 2, [u] * H.shape[1]) for u in (0, 1)]
         low, high = np.min(ends, axis=0), np.max(ends, axis=0)
@@ -156,8 +158,8 @@ def test_mimic_learns_as_its_oracle(seed, device):
         target=torch.tensor([-1]),
     )
     for t, H in enumerate(rounds):
-        crafted = inspect(ov.Mimic(client=None), H, device, num_byzantine=1, state=state)
-        state = crafted.state
+        output = inspect(ov.Mimic(client=None), H, device, num_byzantine=1, state=state)
+        state = output.state
         target, direction, mean = oracles.mimic_step(H.tolist(), direction, mean, t)
         assert state.target.tolist() == [target]
         np.testing.assert_allclose(state.direction[0].cpu(), direction, rtol=0, atol=1e-9)
@@ -189,11 +191,11 @@ def test_a_batch_is_as_many_calls(text, dtype, device):
     is_byzantine = torch.zeros(3, 9, dtype=torch.bool)
     is_byzantine[0, [0, 5]] = is_byzantine[1, 3] = True
     attack = ov.make_attack(text)
-    found = corrupt(attack, rows, is_byzantine, seeds=[5, 6, 7])
-    assert torch.equal(found.gradients[2], rows[2])
+    sent, _ = run_attack(attack, rows, is_byzantine, seeds=[5, 6, 7])
+    assert torch.equal(sent[2], rows[2])
     for run in (0, 1):
         mask = is_byzantine[run].to(device)
         own, rest = rows[run][mask], rows[run][~mask]
-        crafted = attack.inspect(rest, num_byzantine=len(own), own=own, seed=5 + run)
-        torch.testing.assert_close(found.gradients[run][mask], crafted.rows.clone())
-        assert ("left out" in str(crafted.notes)) == (run == 1)
+        output = attack.inspect(rest, num_byzantine=len(own), own=own, seed=5 + run)
+        torch.testing.assert_close(sent[run][mask], output.rows.clone())
+        assert ("left out" in str(output.notes)) == (run == 1)

@@ -187,7 +187,7 @@ MANY = [0, 1] * 50
 
 
 @pytest.mark.parametrize(
-    ("labels", "facts", "kind", "told"),
+    ("labels", "facts", "kind", "message"),
     [
         (MANY, {"beta": -1}, ValueError, "beta must be larger than 0 and finite, got -1"),
         (MANY, {"beta": 0}, ValueError, "larger than 0"),
@@ -209,13 +209,13 @@ MANY = [0, 1] * 50
         (["a", "b"] * 50, {}, TypeError, "whole numbers"),
     ],
 )
-def test_dirichlet_says_what_is_wrong(labels, facts, kind, told):
-    with pytest.raises(kind, match=told):
+def test_dirichlet_reports_what_is_wrong(labels, facts, kind, message):
+    with pytest.raises(kind, match=message):
         ov.partition_dirichlet(labels, **{"num_clients": 4, "beta": 0.5, "seed": 0, **facts})
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "message"),
     [
         (lambda: ov.partition_iid([0, 1], num_clients=3), "at most the number of samples, 2"),
         (lambda: ov.partition_shards([0, 1], num_clients=1, shards_per_client=3), "got 3"),
@@ -224,8 +224,8 @@ def test_dirichlet_says_what_is_wrong(labels, facts, kind, told):
         (lambda: ov.partition_by_group([1, 1, 2], num_clients=3), "number of groups, 2, got 3"),
     ],
 )
-def test_the_others_say_what_is_wrong(call, told):
-    with pytest.raises(ValueError, match=told):
+def test_the_others_report_what_is_wrong(call, message):
+    with pytest.raises(ValueError, match=message):
         call()
 
 

@@ -6,11 +6,10 @@ import threading
 
 import pytest
 
-from outvote.results.atomic import write_whole
-from outvote.results.faults import StoreError
+from outvote.results.disk import StoreError, write_whole
 
 
-def test_a_file_is_replaced_and_no_draft_is_left(tmp_path):
+def test_a_file_is_replaced_and_no_temporary_file_is_left(tmp_path):
     (tmp_path / "a").write_text("old")
     write_whole(tmp_path / "a", b"new")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "new")]

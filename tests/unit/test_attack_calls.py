@@ -1,18 +1,18 @@
-"""What an attack is told and what it makes of it: nobody honest, own gradients, wrong arguments."""
+"""How an attack reads its arguments: nobody honest, own gradients, wrong arguments."""
 
 import numpy as np
 import pytest
 import torch
 
 import outvote as ov
-from outvote.attacks.batch import corrupt
+from outvote.attacks.run_attack import run_attack
 
 H = np.random.default_rng(3).normal(size=(8, 6)) + 1
 OWN = H[:3] * 2
 
 
 class Asked:
-    """A rule that remembers what it was asked about."""
+    """A rule that records what it was asked about."""
 
     def __init__(self):
         self.shapes = []
@@ -29,11 +29,11 @@ def test_without_honest_clients_the_rule_is_asked_about_the_attackers_alone():
     is_byzantine = torch.ones(1, 3, dtype=torch.bool)
 
     def defence(gradients, seeds):
-        return gradients.mean(1)
+        return gradients.mean(1), None
 
     rows = torch.from_numpy(OWN).unsqueeze(0)
-    batch = corrupt(ov.IPM(), rows, is_byzantine, seeds=[0], defence=defence)
-    np.testing.assert_allclose(batch.gradients[0], alone.rows)
+    sent, _ = run_attack(ov.IPM(), rows, is_byzantine, seeds=[0], defence=defence)
+    np.testing.assert_allclose(sent[0], alone.rows)
 
 
 def test_without_honest_clients_alie_counts_the_attackers_alone():
@@ -42,7 +42,7 @@ def test_without_honest_clients_alie_counts_the_attackers_alone():
     np.testing.assert_allclose(found.rows, [H.mean(0)] * 8)
 
 
-def test_an_empty_array_tells_what_the_rows_must_be():
+def test_an_empty_array_gives_kind_dtype_and_size_of_the_rows():
     empty = np.empty((0, 6), dtype=np.float32)
     assert ov.LIE()(empty, num_byzantine=3, own=OWN).dtype == np.float32
     assert isinstance(ov.LIE()(torch.empty(0, 6), num_byzantine=3, own=OWN), torch.Tensor)
@@ -52,12 +52,14 @@ def test_an_empty_array_tells_what_the_rows_must_be():
 
 
 @pytest.mark.parametrize("bad", [np.nan, 1e300])
-def test_own_gradients_that_are_no_use_are_told(bad):
+def test_own_gradients_that_are_not_finite_are_noted(bad):
     own = OWN.copy()
     own[1, 2] = bad
     found = ov.BitFlip().inspect(H.astype(np.float32), num_byzantine=3, own=own)
     (note,) = found.notes
-    assert note.startswith("1 gradient of the attackers' own was not finite in float32; the honest")
+    assert note.startswith(
+        "1 gradient of the attackers' own was not finite in float32; replaced by the"
+    )
     np.testing.assert_allclose(found.rows[1], -H.mean(0), rtol=1e-6)
     assert ov.BitFlip().inspect(H, num_byzantine=3, own=OWN).notes == ()
 
@@ -65,20 +67,20 @@ def test_own_gradients_that_are_no_use_are_told(bad):
 @pytest.mark.parametrize("name", ["lie", "alie", "min-max", "min-sum", "optimal-lie"])
 def test_all_as_the_reference_set_needs_own_and_counts_it_once(name):
     attack = ov.make_attack(f"{name}(reference_set=all)")
-    facts = {"num_byzantine": 3, "rule": ov.Mean()}
+    info = {"num_byzantine": 3, "rule": ov.Mean()}
     with pytest.raises(ValueError, match=r"reference_set='all' .* pass own="):
-        attack(H, **facts)
+        attack(H, **info)
     assert attack.needs_own()
-    both = attack(H, own=OWN, **facts)
+    both = attack(H, own=OWN, **info)
     if name not in ("alie", "optimal-lie"):  # These look at n, or at the rule, too.
-        wanted = ov.make_attack(name)(np.concatenate([H, OWN]), **facts)
+        wanted = ov.make_attack(name)(np.concatenate([H, OWN]), **info)
         np.testing.assert_allclose(both, wanted)
-    assert not np.allclose(both, ov.make_attack(name)(H, **facts))
-    alone = attack(H[:0], own=OWN, **facts)
-    np.testing.assert_allclose(alone, ov.make_attack(name)(H[:0], own=OWN, **facts))
+    assert not np.allclose(both, ov.make_attack(name)(H, **info))
+    alone = attack(H[:0], own=OWN, **info)
+    np.testing.assert_allclose(alone, ov.make_attack(name)(H[:0], own=OWN, **info))
 
 
-def test_own_gradients_that_diverged_are_told_where_all_are_the_reference():
+def test_own_gradients_that_diverged_are_noted_where_all_are_the_reference():
     own = OWN.copy()
     own[1] = np.nan
     found = ov.LIE(reference_set="all").inspect(H, num_byzantine=3, own=own)
@@ -95,7 +97,7 @@ def test_one_client_is_not_called_clients():
 
 
 @pytest.mark.parametrize(
-    ("facts", "error", "message"),
+    ("info", "error", "message"),
     [
         ({"honest": None}, TypeError, "honest must be gradients, one row .* got NoneType"),
         ({"honest": 3}, TypeError, "honest must be gradients.* got int"),
@@ -109,10 +111,10 @@ def test_one_client_is_not_called_clients():
         ({"rule": "median"}, TypeError, "rule must be a rule or a function.* make_rule"),
     ],
 )
-def test_wrong_arguments_are_one_clear_sentence(facts, error, message):
-    facts = {"honest": H, "num_byzantine": 2, "rule": ov.Median(), **facts}
+def test_wrong_arguments_are_one_clear_sentence(info, error, message):
+    info = {"honest": H, "num_byzantine": 2, "rule": ov.Median(), **info}
     with pytest.raises(error, match=message):
-        ov.IPM()(facts.pop("honest"), **facts)
+        ov.IPM()(info.pop("honest"), **info)
 
 
 def test_a_wrong_own_of_named_gradients_is_called_own():
@@ -132,11 +134,11 @@ def test_rows_are_copies_also_where_all_attackers_send_the_same(kind):
     assert second.tolist() == before
 
 
-def test_where_nobody_attacks_nothing_is_drawn_and_nothing_is_learnt_from():
+def test_without_an_attacker_nothing_is_drawn_and_nothing_is_tracked():
     assert ov.Gaussian().inspect(H, num_byzantine=0, seed=5).seed is None
     rows = torch.from_numpy(H).unsqueeze(0).requires_grad_()
-    found = corrupt(ov.LIE(), rows, torch.zeros(1, 8, dtype=torch.bool), seeds=[0])
-    assert not found.gradients.requires_grad
+    sent, _ = run_attack(ov.LIE(), rows, torch.zeros(1, 8, dtype=torch.bool), seeds=[0])
+    assert not sent.requires_grad
 
 
 def test_labels_are_flipped_in_whole_numbers():

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 import outvote as ov
-from outvote.attacks.batch import corrupt
 from outvote.attacks.context import PIECE, AttackContext
-from outvote.attacks.products import inner_products
+from outvote.attacks.run_attack import run_attack
+from outvote.attacks.statistics import inner_products
 from outvote.fresh import fresh
 from outvote.seeding import RandomStream
 
@@ -63,19 +63,19 @@ def test_fang_ends_on_clients_whose_squares_are_infinite(num_honest, size):
 @pytest.mark.parametrize("attack", [ov.IPM(), ov.IPM(evals=4), ov.OptimalIPM(evals=3)])
 def test_searches_do_not_give_up_in_half_precision(attack, dtype):
     honest = torch.from_numpy(np.random.default_rng(0).normal(size=(60, 50)) * 0.1 + 1).to(dtype)
-    facts = {"num_byzantine": 1, "rule": ov.Mean(), "seed": 0}
-    found = attack.inspect(honest, **facts)
-    wide = attack.inspect(honest.float(), **facts)
+    info = {"num_byzantine": 1, "rule": ov.Mean(), "seed": 0}
+    found = attack.inspect(honest, **info)
+    wide = attack.inspect(honest.float(), **info)
     assert found.factor == wide.factor > 0
     mask = torch.arange(61).unsqueeze(0) < 1
     rows = torch.cat([honest[:1], honest]).unsqueeze(0)
 
     def defence(gradients, seeds):
-        return ov.Mean()(gradients[0], seed=seeds[0]).unsqueeze(0)
+        return ov.Mean()(gradients[0], seed=seeds[0]).unsqueeze(0), None
 
-    batch = corrupt(attack, rows, mask, seeds=[0], defence=defence)
-    assert batch.gradients.dtype == dtype
-    assert float(batch.factors[0]) == wide.factor
+    sent, output = run_attack(attack, rows, mask, seeds=[0], defence=defence)
+    assert sent.dtype == dtype
+    assert float(output.factor[0]) == wide.factor
 
 
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32, torch.float64])
@@ -134,19 +134,19 @@ def test_products_of_halves_are_the_products(num_rows):
 def test_distances_are_the_same_in_pieces(dtype):
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(2, 3, 2 * PIECE + 5, generator=generator).to(dtype)
-    scene = AttackContext(gradients=rows, num_byzantine=(1, 1), stream=RandomStream((0, 1)))
+    context = AttackContext(gradients=rows, num_byzantine=(1, 1), stream=RandomStream((0, 1)))
     updates = torch.randn(2, rows.shape[-1], generator=generator).to(dtype)
     wanted = (updates.double() - rows.double().mean(dim=1)).norm(dim=-1)
-    torch.testing.assert_close(scene.distances(updates), wanted, rtol=1e-6, atol=0)
+    torch.testing.assert_close(context.distances(updates), wanted, rtol=1e-6, atol=0)
     # Beyond the range of float32 squares.
     torch.testing.assert_close(
-        scene.distances(1e30 * updates), 1e30 * updates.double().norm(dim=-1)
+        context.distances(1e30 * updates), 1e30 * updates.double().norm(dim=-1)
     )
 
 
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32, torch.float64])
-def test_fresh_memory_has_the_shape_and_kind_that_is_asked_for(dtype):
-    memory = fresh((3, 4), dtype, torch.device("cpu"))
-    assert (memory.shape, memory.dtype) == ((3, 4), dtype)
-    memory.fill_(2)
-    assert float(memory.sum()) == 24
+def test_a_new_buffer_has_the_shape_and_dtype_asked_for(dtype):
+    buffer = fresh((3, 4), dtype, torch.device("cpu"))
+    assert (buffer.shape, buffer.dtype) == ((3, 4), dtype)
+    buffer.fill_(2)
+    assert float(buffer.sum()) == 24

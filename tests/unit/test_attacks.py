@@ -1,4 +1,4 @@
-"""RoundInfo about attacks, one by one: how they are called, what they refuse, what they promise."""
+"""Single facts about attacks: how they are called, what they refuse, what they guarantee."""
 
 import functools
 import math
@@ -9,8 +9,8 @@ import torch
 
 import outvote as ov
 from attacking import attack_rows, place
-from outvote.attacks.batch import corrupt
-from outvote.attacks.spec import ATTACKS
+from outvote.attacks.attack_spec import ATTACKS
+from outvote.attacks.run_attack import run_attack
 
 # The inputs are small: more threads only wait for each other.
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -68,7 +68,7 @@ def test_numbers_that_are_not_finite_are_refused(name, parameter, bad):
         ("signflip", "did you mean 'sign-flip'"),
     ],
 )
-def test_a_wrong_text_is_told(text, message):
+def test_a_wrong_text_is_reported(text, message):
     with pytest.raises((ValueError, TypeError), match=message):
         ov.make_attack(text)
 
@@ -93,8 +93,8 @@ def test_an_attack_comes_from_a_file(tmp_path):
     path.write_text(
         "import outvote as ov\n\n"
         "class Louder(ov.Attack):\n"
-        "    def craft(self, scene):\n"
-        "        return ov.Forged(rows=3 * scene.mean.unsqueeze(1))\n"
+        "    def craft(self, context):\n"
+        "        return ov.AttackOutput(rows=3 * context.mean.unsqueeze(1))\n"
     )
     attack = ov.make_attack(f"{path}:Louder")
     np.testing.assert_allclose(attack(H, num_byzantine=2), [3 * H.mean(axis=0)] * 2)
@@ -122,24 +122,51 @@ def test_bad_rounds_are_one_clear_error(text):
 
 
 @pytest.mark.parametrize("text", [name for name in ATTACKS if ATTACKS[name]().needs_rule()])
-def test_a_missing_rule_is_told(text):
+def test_a_missing_rule_is_an_error(text):
     attack = ov.make_attack(text)
     with pytest.raises(ValueError, match=f"{text} searches against the defence.*pass rule="):
         attack(H, num_byzantine=2)
     is_byzantine = torch.tensor([[True] + [False] * 7])
     with pytest.raises(ValueError, match="pass defence="):
-        corrupt(attack, torch.from_numpy(H).unsqueeze(0), is_byzantine, seeds=[0])
+        run_attack(attack, torch.from_numpy(H).unsqueeze(0), is_byzantine, seeds=[0])
 
 
-def test_a_rule_without_inspect_is_told_by_the_attack_that_needs_it():
-    with pytest.raises(ValueError, match="without `inspect`"):
-        ov.GASAware()(H, num_byzantine=2, rule=lambda X, **_: X.mean(axis=0))
+def test_gas_aware_leaves_out_its_shifts_if_the_rule_does_not_report_whom_it_keeps():
+    attack = ov.GASAware(draws=2)
+    found = attack.inspect(H, num_byzantine=2, rule=lambda X, **_: X.mean(axis=0), seed=0)
+    chosen, why = found.notes
+    assert why == "the defence does not report whom it keeps: no shift was searched"
+    # The mean keeps everybody: of the searches the one with the largest factor is the strongest.
+    assert chosen == "sent optimal-ipm with the factor 100"
+    strongest = ov.OptimalIPM(max_factor=100)(H, num_byzantine=2, rule=ov.Mean(), seed=0)
+    np.testing.assert_allclose(found.rows, strongest)
+
+
+def test_a_defence_that_does_not_report_whom_it_keeps_is_not_one_that_keeps_nobody():
+    rows, is_byzantine = torch.from_numpy(H).unsqueeze(0), torch.arange(8).unsqueeze(0) < 2
+
+    def sent(is_kept):
+        def defence(gradients, seeds):
+            return gradients.mean(dim=1), is_kept
+
+        return run_attack(ov.GASAware(draws=2), rows, is_byzantine, seeds=[0], defence=defence)[1]
+
+    nobody = sent(torch.zeros(1, 8, dtype=torch.bool))
+    assert not any("does not report" in note for note in nobody.notes)
+    assert any("does not report" in note for note in sent(None).notes)
+    assert sent(None).num_evaluations < nobody.num_evaluations
+
+
+def test_a_defence_returns_two_things():
+    rows, is_byzantine = torch.from_numpy(H).unsqueeze(0), torch.arange(8).unsqueeze(0) < 2
+    with pytest.raises(TypeError, match=r"a defence must return \(updates, is_kept\)"):
+        run_attack(ov.IPM(), rows, is_byzantine, seeds=[0], defence=lambda rows, _: rows.mean(1))
 
 
 def test_a_partial_of_a_rule_is_inspected_too():
     rule = functools.partial(ov.MultiKrum(), when_too_many="lower")
-    crafted = ov.GASAware(draws=2).inspect(H, num_byzantine=3, rule=rule, seed=0)
-    assert crafted.num_evaluations > 10
+    output = ov.GASAware(draws=2).inspect(H, num_byzantine=3, rule=rule, seed=0)
+    assert output.num_evaluations > 10
 
 
 @pytest.mark.parametrize("text", ["none", "bit-flip", "lie", "min-max", "mimic", "fang"])
@@ -150,14 +177,14 @@ def test_without_honest_clients_the_attackers_go_by_their_own(text, device):
     np.testing.assert_allclose(alone, beside)
 
 
-def test_honest_clients_that_diverged_are_left_out_and_told(device):
+def test_honest_clients_that_diverged_are_left_out_and_noted(device):
     broken = np.concatenate([H, [[np.nan] * 6, [1.0, np.inf, 0, 0, 0, 0]]])
     for text in ("lie", "min-max", "min-sum", "mimic", "fang", "ipm(epsilon=1)"):
         attack = ov.make_attack(text)
-        crafted = attack.inspect(place(broken, device), num_byzantine=2, seed=0)
-        assert "2 honest clients sent NaN or infinity and were left out" in crafted.notes
+        output = attack.inspect(place(broken, device), num_byzantine=2, seed=0)
+        assert "2 honest clients sent NaN or infinity and were left out" in output.notes
         rows = np.asarray(
-            torch.as_tensor(np.array(crafted.rows)) if device.type == "cpu" else crafted.rows.cpu()
+            torch.as_tensor(np.array(output.rows)) if device.type == "cpu" else output.rows.cpu()
         )
         np.testing.assert_allclose(rows, attack_rows(attack, H, device, num_byzantine=2, seed=0))
 
@@ -184,7 +211,7 @@ def test_a_mean_that_is_next_to_nothing_has_no_direction(direction):
 
 def test_label_flip_maps_labels_and_leaves_gradients():
     attack = ov.LabelFlip()
-    assert attack.is_data_attack
+    assert attack.poisons_data
     assert attack.label_map(4) == [3, 2, 1, 0]
     assert attack.flip(torch.tensor([0, 61]), 62).tolist() == [61, 0]
     np.testing.assert_array_equal(attack(H, num_byzantine=2, own=H[:2]), H[:2])
@@ -192,25 +219,25 @@ def test_label_flip_maps_labels_and_leaves_gradients():
         attack.flip([0, 10], 10)
 
 
-def test_the_rule_sees_the_attackers_after_the_honest_and_keeps_its_memory():
+def test_the_rule_sees_the_attackers_after_the_honest():
     seen = []
 
     def rule(X, num_byzantine, seed):
         seen.append((X.copy(), num_byzantine, seed))
         return X.mean(axis=0)
 
-    crafted = ov.IPM(evals=3).inspect(H, num_byzantine=2, rule=rule, seed=4)
-    assert crafted.num_evaluations == len(seen) == 3
-    for (X, told, seed), epsilon in zip(seen, (0, 1, 3), strict=True):
+    output = ov.IPM(evals=3).inspect(H, num_byzantine=2, rule=rule, seed=4)
+    assert output.num_evaluations == len(seen) == 3
+    for (X, num_byzantine, seed), epsilon in zip(seen, (0, 1, 3), strict=True):
         np.testing.assert_array_equal(X[:8], H)
         np.testing.assert_allclose(X[8:], [-epsilon * H.mean(axis=0)] * 2)
-        assert told == 2
+        assert num_byzantine == 2
         assert seed == seen[0][2] != 4
 
 
 def test_the_search_of_ipm_stops_at_its_limit():
-    crafted = ov.IPM(evals=40, max_epsilon=500).inspect(H, num_byzantine=2, rule=ov.Mean())
-    assert crafted.factor == 500
+    output = ov.IPM(evals=40, max_epsilon=500).inspect(H, num_byzantine=2, rule=ov.Mean())
+    assert output.factor == 500
 
 
 def test_mimic_stays_with_its_client_after_the_warm_up_and_finds_another_if_it_is_away():
@@ -218,17 +245,16 @@ def test_mimic_stays_with_its_client_after_the_warm_up_and_finds_another_if_it_i
     rows = torch.from_numpy(H).unsqueeze(0)
     is_byzantine = torch.tensor([[True, True] + [False] * 6])
     ids = torch.arange(8).unsqueeze(0)
-    first = corrupt(attack, rows, is_byzantine, seeds=[1], clients=ids)
-    target = int(first.state.target)
-    moved = rows.flip(1)
-    second = corrupt(attack, moved, is_byzantine, seeds=[1], clients=ids.flip(1), state=first.state)
-    if target > 5:  # Row 7 - target of the second round is an attacker's: somebody else is copied.
-        assert not torch.equal(second.gradients[0, 0], rows[0, target])
-    else:
-        assert torch.equal(second.gradients[0, 0], rows[0, target])
-    assert int(second.state.target) == target
-    idle = corrupt(attack, rows, is_byzantine & False, seeds=[1], state=first.state)
-    assert idle.state is first.state
+    _, first = run_attack(attack, rows, is_byzantine, seeds=[1], clients=ids)
+    target = int(first.state[0].target)
+    sent, second = run_attack(
+        attack, rows.flip(1), is_byzantine, seeds=[1], clients=ids.flip(1), states=first.state
+    )
+    # Row 7 - target of the second round may be an attacker's: then another client is copied.
+    assert torch.equal(sent[0, 0], rows[0, target]) == (target <= 5)
+    assert int(second.state[0].target) == target
+    _, idle = run_attack(attack, rows, is_byzantine & False, seeds=[1], states=first.state)
+    assert idle.state[0] is first.state[0]
 
 
 def test_named_gradients_come_back_as_they_are_named():
@@ -241,7 +267,7 @@ def test_named_gradients_come_back_as_they_are_named():
         ov.BitFlip()(named, num_byzantine=1, own=[{"w": np.zeros((2, 2))}])
 
 
-def test_batches_that_do_not_fit_are_told():
+def test_batches_that_do_not_fit_are_refused():
     rows, is_byzantine = torch.zeros(2, 3, 4), torch.zeros(2, 3, dtype=torch.bool)
     for bad, message in (
         ((rows[0], is_byzantine, [0, 1]), "gradients must be floats"),
@@ -250,4 +276,70 @@ def test_batches_that_do_not_fit_are_told():
     ):
         gradients, mask, seeds = bad
         with pytest.raises(ValueError, match=message):
-            corrupt(ov.LIE(), gradients, mask, seeds=seeds)
+            run_attack(ov.LIE(), gradients, mask, seeds=seeds)
+
+
+class CountsQuestions(ov.Attack):
+    """Asks the defence about its count of rounds, and sends what the update is then."""
+
+    has_state = True
+    sees_own = False
+
+    def needs_rule(self):
+        return True
+
+    def craft(self, context):
+        state = 1 + (context.state or 0)
+        rows = torch.full((1, 1, context.dim), float(state), dtype=context.gradients.dtype)
+        updates, _ = context.ask(rows, "question")
+        return ov.AttackOutput(
+            rows=updates.unsqueeze(1), state=state, factor=context.per_run(state)
+        )
+
+
+def test_an_attack_with_a_state_asks_about_its_own_run():
+    rows = torch.from_numpy(np.stack([H, 2 * H, 3 * H]))
+    is_byzantine = torch.zeros(3, 8, dtype=torch.bool)
+    is_byzantine[0, 0] = is_byzantine[2, [3, 4]] = True
+
+    def defence(gradients, seeds):
+        assert len(gradients) == len(seeds) == 3
+        return gradients.mean(dim=1), None
+
+    sent, output = run_attack(
+        CountsQuestions(), rows, is_byzantine, seeds=[0, 1, 2], defence=defence, states=[4, 7, None]
+    )
+    assert output.state == (5, 7, 1)
+    np.testing.assert_array_equal(output.factor, [5, np.nan, 1])
+    for run, state in ((0, 5.0), (2, 1.0)):
+        asked = rows[run].clone()
+        asked[is_byzantine[run]] = state
+        torch.testing.assert_close(sent[run, is_byzantine[run]][0], asked.mean(dim=0))
+    assert torch.equal(sent[1], rows[1])
+
+
+def test_an_attack_knows_its_round():
+    class Sends(ov.Attack):
+        def craft(self, context):
+            return ov.AttackOutput(rows=context.round + 0 * context.mean.unsqueeze(1))
+
+    assert Sends()(H, num_byzantine=1, round=7).tolist() == [[7.0] * 6]
+    rows, is_byzantine = torch.from_numpy(H).unsqueeze(0), torch.arange(8).unsqueeze(0) < 1
+    sent, _ = run_attack(Sends(), rows, is_byzantine, seeds=[0], round=3)
+    assert sent[0, 0].tolist() == [3.0] * 6
+
+
+@pytest.mark.parametrize("text", ["lie", "min-max", "ipm", "fang(target=krum)", "bit-flip"])
+def test_inspect_is_a_batch_of_one(text):
+    attack, rule = ov.make_attack(text), ov.MultiKrum()
+    is_byzantine = torch.arange(8).unsqueeze(0) >= 6
+
+    def defence(gradients, seeds):
+        verdict = rule.inspect(gradients[0], num_byzantine=2, seed=seeds[0])
+        return verdict.update.unsqueeze(0), None
+
+    rows = torch.from_numpy(H).unsqueeze(0)
+    sent, output = run_attack(attack, rows, is_byzantine, seeds=[4], defence=defence)
+    alone = attack.inspect(H[:6], num_byzantine=2, own=H[6:], rule=rule, seed=4)
+    np.testing.assert_allclose(sent[0, 6:], alone.rows, rtol=1e-12)
+    assert alone.factor is None or float(output.factor[0]) == pytest.approx(alone.factor)

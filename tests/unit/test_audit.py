@@ -1,4 +1,4 @@
-"""Audits of runs and of production logs: what is said of each client, and who stands out."""
+"""Audits of runs and of production logs: each client's record, and who stands out."""
 
 import json
 import math
@@ -9,18 +9,26 @@ import pytest
 
 from audit_logs import line, write_log
 from command_line import run
-from made_results import write_store
-from outvote.report.audit import Audit, Mark, audit_log, audit_run
-from outvote.report.audit_clients import client_records, longest_streaks, within_round_ranks
-from outvote.report.audit_truth import detection
-from outvote.results.audit_log import Judgement
-from outvote.results.faults import DamagedFileError, StoreError
+from made_results import without_kept, write_store
+from outvote.cli.audit import print_audit
+from outvote.report.audit import (
+    Audit,
+    Mark,
+    audit_log,
+    audit_run,
+    client_summaries,
+    detection,
+    longest_streaks,
+    within_round_ranks,
+)
+from outvote.results.audit_log import ClientRecord
+from outvote.results.disk import DamagedFileError, StoreError
 
 K, D, R = Mark.KEPT, Mark.DROPPED, Mark.REJECTED
 NAN, INF = math.nan, math.inf
 
 
-def made(scores, marks, liars=None):
+def made(scores, marks, byzantine=None):
     scores, marks = np.array(scores, dtype=float), np.array(marks, dtype=np.uint8)
     return Audit(
         title="made",
@@ -28,14 +36,14 @@ def made(scores, marks, liars=None):
         rounds=np.arange(1, len(marks) + 1),
         scores=scores,
         marks=marks,
-        is_byzantine=None if liars is None else np.array(liars, dtype=bool),
+        is_byzantine=None if byzantine is None else np.array(byzantine, dtype=bool),
         reasons={},
         about={},
     )
 
 
 def record(audit, client):
-    return next(each for each in client_records(audit) if each.client == client)
+    return next(each for each in client_summaries(audit) if each.client == client)
 
 
 def test_ranks_lie_between_0_and_1_and_equals_share_theirs():
@@ -92,28 +100,28 @@ def test_few_rounds_are_little_evidence():
     """b is worst once, c is worst but one in forty rounds: c stands above b."""
     scores = [[1.0, 9.0, 2.0, NAN, NAN]] + [[1.0, NAN, 8.0, 0.5, 9.0]] * 40
     marks = [[K, D, K, 0, 0]] + [[K, 0, K, K, D]] * 40
-    assert [each.client for each in client_records(made(scores, marks))][:3] == ["e", "c", "b"]
+    assert [each.client for each in client_summaries(made(scores, marks))][:3] == ["e", "c", "b"]
 
 
 def test_who_is_steadily_worst_stands_out_and_who_is_so_once_does_not():
     """The error of eight clients is 0.327 / sqrt(rounds): h stands out from 4 on, g from 8."""
     scores, marks = [list(range(8))], [[K] * 7 + [D]]
-    assert not any(each.stands_out for each in client_records(made(scores, marks)))
-    found = client_records(made(scores * 6, marks * 6))
+    assert not any(each.stands_out for each in client_summaries(made(scores, marks)))
+    found = client_summaries(made(scores * 6, marks * 6))
     assert [each.client for each in found if each.stands_out] == ["h"]
 
 
 def test_streaks_go_on_over_rounds_without_the_client():
-    judged = np.array([[1, 1], [0, 1], [1, 1], [1, 1], [1, 1]], dtype=bool)
+    decided = np.array([[1, 1], [0, 1], [1, 1], [1, 1], [1, 1]], dtype=bool)
     refused = np.array([[1, 1], [0, 0], [1, 1], [0, 1], [1, 0]], dtype=bool)
-    assert longest_streaks(judged, refused).tolist() == [2, 2]
+    assert longest_streaks(decided, refused).tolist() == [2, 2]
 
 
 def test_counts_of_a_client():
     marks = [[K, D], [0, R], [D, Mark.LATE], [K, Mark.MISSING], [K, Mark.EXCLUDED]]
     scores = [[1.0, 2.0], [NAN, INF], [3.0, NAN], [1.0, NAN], [1.0, NAN]]
     b = record(made(scores, marks), "b")
-    assert (b.num_sampled, b.num_judged, b.num_dropped, b.num_rejected) == (4, 2, 2, 1)
+    assert (b.num_sampled, b.num_received, b.num_dropped, b.num_rejected) == (4, 2, 2, 1)
     assert (b.longest_streak, b.drop_rate, b.last_seen) == (2, 1.0, 2)
     assert {name: num for name, num in b.faults.items() if num} == {
         "late": 1,
@@ -123,63 +131,82 @@ def test_counts_of_a_client():
 
 
 def test_precision_and_recall_against_the_truth():
-    """Sent: 6 by honest ones, 3 by the liar c; dropped: c twice, a once."""
+    """Sent: 6 by honest ones, 3 by the Byzantine c; dropped: c twice, a once."""
     audit = made(
         [[1.0, 2.0, 9.0], [8.0, 1.0, 9.0], [1.0, 2.0, 1.5]],
         [[K, K, D], [D, K, D], [K, K, K]],
-        liars=[False, False, True],
+        byzantine=[False, False, True],
     )
-    found = detection(audit, client_records(audit))
-    assert found.num_liars == 1
+    found = detection(audit, client_summaries(audit))
+    assert found.num_byzantine == 1
     assert found.drop_precision == pytest.approx(2 / 3)
     assert found.drop_recall == pytest.approx(2 / 3)
     assert found.honest_kept == pytest.approx(5 / 6)
     assert found.top_precision == 1.0
 
 
-def test_without_liars_or_drops_shares_are_unknown_rather_than_zero():
-    audit = made([[1.0, 2.0]], [[K, K]], liars=[False, False])
-    found = detection(audit, client_records(audit))
+def test_without_byzantine_clients_or_drops_shares_are_unknown_rather_than_zero():
+    audit = made([[1.0, 2.0]], [[K, K]], byzantine=[False, False])
+    found = detection(audit, client_summaries(audit))
     assert (found.drop_precision, found.drop_recall, found.top_precision) == (None, None, None)
     assert detection(made([[1.0]], [[K]]), []) is None
 
 
-def test_where_nobody_lies_what_is_dropped_has_no_precision():
-    audit = made([[1.0, 2.0]], [[K, D]], liars=[False, False])
-    found = detection(audit, client_records(audit))
+def test_without_an_attack_drops_have_no_precision():
+    audit = made([[1.0, 2.0]], [[K, D]], byzantine=[False, False])
+    found = detection(audit, client_summaries(audit))
     assert (found.drop_precision, found.honest_kept) == (None, 0.5)
 
 
-def test_a_run_says_the_same_as_its_arrays(tmp_path):
+def test_a_run_has_the_same_as_its_arrays(tmp_path):
     settings = {"rule": "gas(median)", "attack": "lie", "rounds": 7}
     (result,) = write_store(tmp_path, settings, seeds=1)
     audit = audit_run(result)
     arrays = np.load(result.folder.path / "audit.npz")
     np.testing.assert_array_equal(audit.scores, arrays["scores"])
     np.testing.assert_array_equal(audit.marks == Mark.KEPT, arrays["is_kept"])
-    np.testing.assert_array_equal(audit.is_judged, arrays["is_sampled"])
+    np.testing.assert_array_equal(audit.is_received, arrays["is_sampled"])
     seen = arrays["is_sampled"].any(axis=0)
     np.testing.assert_array_equal(audit.is_byzantine[seen], arrays["is_byzantine"][seen])
 
 
-def test_liars_of_a_run_stand_out(tmp_path):
+def test_byzantine_clients_of_a_run_stand_out(tmp_path):
     settings = {"rule": "gas(median)", "attack": "lie", "rounds": 60}
     (result,) = write_store(tmp_path, settings, seeds=1)
     audit = audit_run(result)
-    assert detection(audit, client_records(audit)).top_precision > 0.7
+    assert detection(audit, client_summaries(audit)).top_precision > 0.7
 
 
-def test_a_run_that_rejected_somebody_marks_it(tmp_path):
+def test_a_rejected_client_of_a_run_is_marked(tmp_path):
     (result,) = write_store(tmp_path, {"rule": "mean", "rounds": 1}, seeds=1)
     path = result.folder.path / "metrics.jsonl"
-    told = json.loads(path.read_text())
-    first = told["clients"][0]
-    told["rejected"], told["scores"][0] = [first], None
-    told["kept"] = [client for client in told["kept"] if client != first]
-    path.write_text(json.dumps(told) + "\n")
+    metrics = json.loads(path.read_text())
+    first = metrics["clients"][0]
+    metrics["rejected"], metrics["scores"][0] = [first], None
+    metrics["kept"] = [client for client in metrics["kept"] if client != first]
+    path.write_text(json.dumps(metrics) + "\n")
     audit = audit_run(result)
     assert audit.marks[0, first] == Mark.REJECTED
     assert audit.scores[0, first] == INF
+
+
+def test_where_a_rule_does_not_report_who_was_kept_drops_are_unknown(tmp_path, capsys):
+    settings = {"rule": "gas(median)", "attack": "lie", "rounds": 9}
+    (result,) = write_store(tmp_path, settings, seeds=1)
+    audit = audit_run(without_kept(result))
+    assert set(np.unique(audit.marks)) <= {Mark.ABSENT, Mark.UNKNOWN}
+    records = client_summaries(audit)
+    seen = [each for each in records if each.num_received]
+    assert {(each.num_dropped, each.longest_streak) for each in seen} == {(None, None)}
+    assert all(math.isnan(each.drop_rate) for each in records)
+    assert not math.isnan(records[0].suspicion)  # Scores are there.
+    found = detection(audit, records)
+    assert (found.drop_precision, found.drop_recall, found.honest_kept) == (None, None, None)
+    assert found.top_precision is not None
+    print_audit(audit, 3)
+    row = next(text for text in capsys.readouterr().out.splitlines() if records[0].client in text)
+    assert "0 %" not in row
+    assert row.count("–") == 3
 
 
 def test_a_log_of_production_has_clients_standings_and_reasons_but_no_truth(tmp_path):
@@ -188,12 +215,12 @@ def test_a_log_of_production_has_clients_standings_and_reasons_but_no_truth(tmp_
         [
             line(
                 1,
-                Judgement(client="ann", score=1.0, kept=True),
-                Judgement(client="eve", score=4.0),
-                Judgement(client="nan"),
-                Judgement(client="bad", standing="malformed", reason="no tensor 'w'"),
+                ClientRecord(client="ann", score=1.0, kept=True),
+                ClientRecord(client="eve", score=4.0),
+                ClientRecord(client="nan"),
+                ClientRecord(client="bad", standing="malformed", reason="no tensor 'w'"),
             ),
-            line(2, Judgement(client="bob", standing="missing"), is_updated=False),
+            line(2, ClientRecord(client="bob", standing="missing"), is_updated=False),
         ],
     )
     audit = audit_log(tmp_path)
@@ -204,22 +231,22 @@ def test_a_log_of_production_has_clients_standings_and_reasons_but_no_truth(tmp_
     assert audit.is_byzantine is None
     assert record(audit, "bad").reason == "no tensor 'w'"
     assert audit.about["rounds without an update"] == 1
-    assert detection(audit, client_records(audit)) is None
+    assert detection(audit, client_summaries(audit)) is None
 
 
-def test_norms_and_cosines_of_a_log_are_told_as_medians(tmp_path, capsys):
+def test_norms_and_cosines_of_a_log_are_medians(tmp_path, capsys):
     rounds = [
         line(
             number,
-            Judgement(client="ann", score=1.0, kept=True, norm=norm, cosine=0.9),
-            Judgement(client="eve", score=4.0, norm=8.0, cosine=-0.25 if number == 1 else None),
-            Judgement(client="bob", standing="missing"),
+            ClientRecord(client="ann", score=1.0, kept=True, norm=norm, cosine=0.9),
+            ClientRecord(client="eve", score=4.0, norm=8.0, cosine=-0.25 if number == 1 else None),
+            ClientRecord(client="bob", standing="missing"),
         )
         for number, norm in ((1, 1.0), (2, 5.0), (3, 2.0))
     ]
     write_log(tmp_path / "log", rounds)
     audit = audit_log(tmp_path / "log")
-    found = {each.client: (each.norm, each.cosine) for each in client_records(audit)}
+    found = {each.client: (each.norm, each.cosine) for each in client_summaries(audit)}
     assert found["ann"] == (2.0, 0.9)
     assert found["eve"] == (8.0, -0.25)
     assert all(map(math.isnan, found["bob"]))
@@ -227,8 +254,12 @@ def test_norms_and_cosines_of_a_log_are_told_as_medians(tmp_path, capsys):
     head = next(text.split() for text in lines if "cosine" in text)
     assert head[head.index("norm") : head.index("norm") + 2] == ["norm", "cosine"]
     assert " 8    -0.25 " in next(text for text in lines if " eve " in text)
-    told = run(capsys, "audit", tmp_path / "log", "--json").json["clients"]
-    assert {each["client"]: each["norm"] for each in told} == {"ann": 2.0, "eve": 8.0, "bob": None}
+    found_json = run(capsys, "audit", tmp_path / "log", "--json").json["clients"]
+    assert {each["client"]: each["norm"] for each in found_json} == {
+        "ann": 2.0,
+        "eve": 8.0,
+        "bob": None,
+    }
 
 
 def test_audits_without_norms_have_no_columns_for_them(log, capsys):
@@ -236,16 +267,19 @@ def test_audits_without_norms_have_no_columns_for_them(log, capsys):
 
 
 def test_a_log_is_read_while_it_is_written(tmp_path):
-    write_log(tmp_path, [line(1, Judgement(client="ann", score=1.0, kept=True))])
+    write_log(tmp_path, [line(1, ClientRecord(client="ann", score=1.0, kept=True))])
     with (tmp_path / "audit.jsonl").open("ab") as file:
         file.write(b'{"round":2,"time":"2026')
     assert audit_log(tmp_path).rounds.tolist() == [1]
     (tmp_path / "audit.jsonl").write_bytes(b"")
-    assert client_records(audit_log(tmp_path)) == []
+    assert client_summaries(audit_log(tmp_path)) == []
 
 
-def test_a_damaged_line_hides_no_other_and_is_told(tmp_path, capsys):
-    clients = Judgement(client="ann", score=1.0, kept=True), Judgement(client="eve", score=4.0)
+def test_a_damaged_line_hides_no_other_and_is_counted(tmp_path, capsys):
+    clients = (
+        ClientRecord(client="ann", score=1.0, kept=True),
+        ClientRecord(client="eve", score=4.0),
+    )
     write_log(tmp_path, [line(k, *clients) for k in (1, 2, 3, 4)])
     path = tmp_path / "audit.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
@@ -260,17 +294,17 @@ def test_a_damaged_line_hides_no_other_and_is_told(tmp_path, capsys):
 
 @pytest.mark.parametrize("number", [-1, 1 << 32])
 def test_a_round_that_no_page_can_hold_is_a_damaged_line(tmp_path, number):
-    write_log(tmp_path, [line(number, Judgement(client="ann", score=1.0, kept=True))])
+    write_log(tmp_path, [line(number, ClientRecord(client="ann", score=1.0, kept=True))])
     assert audit_log(tmp_path).about["lines that cannot be read"] == 1
 
 
-def test_a_round_told_twice_counts_as_last_told(tmp_path):
-    first, last = (Judgement(client="ann", standing=each) for each in ("missing", "late"))
+def test_of_a_round_written_twice_the_last_counts(tmp_path):
+    first, last = (ClientRecord(client="ann", standing=each) for each in ("missing", "late"))
     write_log(tmp_path, [line(1, first), line(2, first), line(1, last)])
     assert audit_log(tmp_path).marks.tolist() == [[Mark.LATE], [Mark.MISSING]]
 
 
-def test_a_log_says_why_the_last_round_had_no_update(tmp_path):
+def test_a_log_has_why_the_last_round_had_no_update(tmp_path):
     kept = msgspec.structs.replace(line(2, is_updated=False), reason="too few replies")
     write_log(tmp_path, [line(1), kept, line(3)], settings={"rule": "of another", "x": 1})
     about = audit_log(tmp_path).about
@@ -279,7 +313,7 @@ def test_a_log_says_why_the_last_round_had_no_update(tmp_path):
     assert about["x"] == 1
 
 
-def test_a_folder_without_a_log_has_no_audit_and_a_damaged_one_says_so(tmp_path):
+def test_a_folder_without_a_log_has_no_audit_and_a_damaged_one_is_refused(tmp_path):
     assert audit_log(tmp_path) is None
     (tmp_path / "manifest.json").write_text("{")
     with pytest.raises(DamagedFileError):
@@ -301,9 +335,9 @@ def log(tmp_path):
     rounds = [
         line(
             number,
-            Judgement(client="ann", score=1.0, kept=True),
-            Judgement(client="bob", score=1.1, kept=True),
-            Judgement(client="eve", score=9.0, reason="far away"),
+            ClientRecord(client="ann", score=1.0, kept=True),
+            ClientRecord(client="bob", score=1.1, kept=True),
+            ClientRecord(client="eve", score=9.0, reason="far away"),
         )
         for number in (1, 2, 3)
     ]
@@ -326,17 +360,17 @@ def test_audit_of_one_run_lists_its_clients(suite, capsys, tmp_path):
     assert "gas(median) against lie, seed 0: 8 rounds, 50 clients" in found.out
     assert "47 more: --top 50" in found.out
     assert page.exists()
-    told = run(capsys, "audit", next(suite.glob("gas-*")), "--json").json
-    assert len(told["clients"]) == 50
-    assert told["detection"]["num_liars"] <= 10
+    found_json = run(capsys, "audit", next(suite.glob("gas-*")), "--json").json
+    assert len(found_json["clients"]) == 50
+    assert found_json["detection"]["num_byzantine"] <= 10
 
 
-def test_audit_of_a_run_without_an_attack_says_that_nobody_lies(tmp_path, capsys):
+def test_audit_of_a_run_without_an_attack_has_no_precision(tmp_path, capsys):
     write_store(tmp_path, {"rule": "gas(median)", "attack": "none", "rounds": 3}, seeds=1)
     found = run(capsys, "audit", tmp_path)
     assert found.code == 0, found.err
-    assert "Nobody lies here; 80 % of what was sent was kept." in found.out
-    assert "came from liars" not in found.out
+    assert "No attack; 80 % of what clients sent was kept." in found.out
+    assert "came from Byzantine" not in found.out
 
 
 def test_audit_of_a_log_names_the_one_who_was_dropped(log, capsys, tmp_path):
@@ -347,9 +381,9 @@ def test_audit_of_a_log_names_the_one_who_was_dropped(log, capsys, tmp_path):
     assert "far away" in first
     assert "More than three errors" not in found.out
     assert (tmp_path / "audit.html").exists()
-    told = run(capsys, "audit", log, "--json").json
-    assert told["detection"] is None
-    assert told["clients"][0]["client"] == "eve"
+    found_json = run(capsys, "audit", log, "--json").json
+    assert found_json["detection"] is None
+    assert found_json["clients"][0]["client"] == "eve"
 
 
 def test_audit_follows_a_log_until_it_is_stopped(log, capsys, monkeypatch):
@@ -361,7 +395,9 @@ def test_audit_follows_a_log_until_it_is_stopped(log, capsys, monkeypatch):
             raise KeyboardInterrupt
         if len(naps) == 2:
             with (log / "audit.jsonl").open("ab") as file:
-                file.write(msgspec.json.encode(line(4, Judgement(client="eve", score=2.0))) + b"\n")
+                file.write(
+                    msgspec.json.encode(line(4, ClientRecord(client="eve", score=2.0))) + b"\n"
+                )
 
     monkeypatch.setattr("outvote.cli.audit.time.sleep", nap)
     found = run(capsys, "audit", log, "--follow")
@@ -384,30 +420,30 @@ def test_audit_refuses_other_folders_in_one_line(tmp_path, suite, log, capsys):
 
 def test_audit_prints_long_and_broken_names_on_a_short_line(tmp_path, capsys):
     names = "x" * 10_000, "eve\nOf 1 client"
-    told = [Judgement(client=name, standing="late", reason=name) for name in names]
-    write_log(tmp_path / "log", [line(1, *told)])
+    clients = [ClientRecord(client=name, standing="late", reason=name) for name in names]
+    write_log(tmp_path / "log", [line(1, *clients)])
     found = run(capsys, "audit", tmp_path / "log")
     assert "log: 1 round, 2 clients" in found.out
     assert len(found.out) < 3000
     assert "eve Of 1 client" in found.out
-    told = run(capsys, "audit", tmp_path / "log", "--json").json
-    assert {each["client"] for each in told["clients"]} == set(names)
+    found_json = run(capsys, "audit", tmp_path / "log", "--json").json
+    assert {each["client"] for each in found_json["clients"]} == set(names)
 
 
-def test_audit_says_how_many_chance_alone_would_name(tmp_path, capsys):
+def test_audit_prints_how_many_chance_alone_would_name(tmp_path, capsys):
     """740 clients make one: 0.135 % of those all alike are three errors above 0.5."""
 
-    def told(num):
-        clients = [Judgement(client=str(k), score=float(k), kept=True) for k in range(num)]
+    def printed(num):
+        clients = [ClientRecord(client=str(k), score=float(k), kept=True) for k in range(num)]
         write_log(tmp_path / str(num), [line(k, *clients) for k in range(1, 10)])
         return run(capsys, "audit", tmp_path / str(num)).out
 
-    assert "Of 50 clients all alike, chance alone would put fewer than one there." in told(50)
-    assert "Of 1,600 clients all alike, chance alone would put about 2 there." in told(1600)
+    assert "Of 50 clients all alike, chance alone would put fewer than one there." in printed(50)
+    assert "Of 1,600 clients all alike, chance alone would put about 2 there." in printed(1600)
 
 
 def test_audit_never_prints_control_characters_of_a_log(tmp_path, capsys):
-    write_log(tmp_path / "log", [line(1, Judgement(client="\x1b[2Jeve", standing="late"))])
+    write_log(tmp_path / "log", [line(1, ClientRecord(client="\x1b[2Jeve", standing="late"))])
     found = run(capsys, "audit", tmp_path / "log")
     assert "\x1b" not in found.out
     assert "eve" in found.out

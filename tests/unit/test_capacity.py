@@ -1,10 +1,12 @@
-"""How many runs are played side by side."""
+"""How many runs train together."""
 
 import pytest
 import torch
 from torch import nn
 
-from outvote.experiment import capacity
+from outvote.experiment import builder
+from outvote.experiment.builder import RunBuilder, free_bytes
+from simulations import tiny
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
@@ -14,20 +16,23 @@ def test_memory_that_torch_holds_back_is_free(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 999))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 50)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 20)
-    assert capacity.free_bytes(CUDA) == 130
+    assert free_bytes(CUDA) == 130
 
 
 def test_memory_that_the_system_would_give_back_is_free(monkeypatch, tmp_path):
     path = tmp_path / "meminfo"
     path.write_text("MemTotal:  900 kB\nMemFree:  1 kB\nMemAvailable:   300 kB\n")
-    monkeypatch.setattr(capacity, "MEMINFO", path)
-    assert capacity.free_bytes(CPU) == 300 * 1024
-    monkeypatch.setattr(capacity, "MEMINFO", tmp_path / "nothing")
-    assert capacity.free_bytes(CPU) > 0
+    monkeypatch.setattr(builder, "MEMINFO", path)
+    assert free_bytes(CPU) == 300 * 1024
+    monkeypatch.setattr(builder, "MEMINFO", tmp_path / "nothing")
+    assert free_bytes(CPU) > 0
 
 
-@pytest.mark.parametrize(("num_kept", "expected"), [(0, 15), (80, 5)])
-def test_what_clients_remember_takes_room(monkeypatch, num_kept: int, expected: int):
-    monkeypatch.setattr(capacity, "free_bytes", lambda device: 4 * 10 * 8 * 5 * 25)
-    network = nn.Linear(9, 1)
-    assert capacity.most_runs(network, 5, CPU, num_kept) == expected
+@pytest.mark.parametrize(("momentum", "expected"), [(0.0, 15), (0.5, 5)])
+def test_the_momentum_of_clients_takes_memory(monkeypatch, momentum: float, expected: int):
+    monkeypatch.setattr(builder, "free_bytes", lambda device: 4 * 10 * 8 * 5 * 25)
+    monkeypatch.setattr(RunBuilder, "network", lambda *_: nn.Linear(9, 1))
+    (spec,) = tiny(
+        federation={"num_clients": 80, "sampled": 5}, training={"client_momentum": momentum}
+    ).specs
+    assert RunBuilder(CPU).most_runs(spec) == expected

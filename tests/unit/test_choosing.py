@@ -5,7 +5,7 @@ import re
 import pytest
 
 from outvote.experiment.choosing import Choice, choose
-from outvote.experiment.suites import plan_suite
+from outvote.experiment.plan import plan_suite
 from outvote.suites.suite import read_suite
 
 
@@ -49,7 +49,7 @@ class Mine(outvote.VectorRule):
 
 
 @pytest.mark.parametrize(
-    ("name", "choice", "told"),
+    ("name", "choice", "expected"),
     [
         ("table1-cifar10", {"parts": ["mian"]}, "no part 'mian'; did you mean 'main'?"),
         ("table1-cifar10", {"rules": ["mediann"]}, "did you mean 'median'?"),
@@ -59,8 +59,8 @@ class Mine(outvote.VectorRule):
         ("smoke", {"settings": ["rounds"]}, "a setting is written key=value"),
     ],
 )
-def test_a_choice_that_nothing_fits_is_told_in_one_line(name, choice, told):
-    with pytest.raises(ValueError, match=re.escape(told)) as error:
+def test_a_choice_that_nothing_fits_is_reported_in_one_line(name, choice, expected):
+    with pytest.raises(ValueError, match=re.escape(expected)) as error:
         choose(read_suite(name), Choice(**choice))
     assert "\n" not in str(error.value)
 

@@ -14,15 +14,15 @@ from outvote.rules.rule_spec import RULES
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_every_rule_tells_everything_that_show_prints(name):
+def test_every_rule_has_everything_that_show_prints(name):
     about = describe(RULES[name])
     assert about.name == name
-    told = {key: value for key, value in about.as_dict().items() if isinstance(value, str)}
-    assert [key for key, value in told.items() if not value and key != "notes"] == []
+    expected = {key: value for key, value in about.as_dict().items() if isinstance(value, str)}
+    assert [key for key, value in expected.items() if not value and key != "notes"] == []
     assert [parameter.name for parameter in about.parameters if not parameter.doc] == []
 
 
-def test_the_parts_of_a_docstring_are_told_apart():
+def test_the_parts_of_a_docstring_are_separated():
     about = describe(Bulyan)
     assert about.tolerates == "n >= 4f + 3"
     assert about.differs.startswith("nothing; selection=")
@@ -40,7 +40,7 @@ def test_a_sentence_after_a_label_is_a_note():
     assert about.notes.startswith("Has state: ")
 
 
-def test_a_parameter_is_told_with_its_default_and_its_docstring():
+def test_a_parameter_is_shown_with_its_default_and_its_docstring():
     smoothing = next(p for p in describe(RFA).parameters if p.name == "smoothing")
     assert smoothing.text == "smoothing=1e-06"
     assert smoothing.doc == "Distances below this count as this."

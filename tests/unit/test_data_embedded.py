@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outvote.data import MissingDataError, load
-from outvote.data import embedded_fashion as embedded
-from outvote.data.cache import data_root, places
-from outvote.data.faults import DamagedDataError
+from outvote.data import MissingDataError, load, mnist
+from outvote.data.cache import data_root, search_folders
+from outvote.data.dataset import DamagedDataError
 
 ROOT = Path(__file__).parents[2]
 FOLDER = importlib.resources.files("outvote.data") / "embedded"
@@ -48,11 +47,11 @@ def test_it_needs_no_folder_and_is_balanced(monkeypatch, tmp_path):
 
 def test_damage_is_noticed(monkeypatch, tmp_path):
     copy = tmp_path / "small.npz"
-    with np.load(embedded.FILE) as stored:
-        arrays = {name: stored[name] for name in embedded.KEYS}
+    with np.load(mnist.EMBEDDED) as stored:
+        arrays = {name: stored[name] for name in mnist.EMBEDDED_KEYS}
     arrays["test_labels"][0] ^= 1
     np.savez(copy, **arrays)
-    monkeypatch.setattr(embedded, "FILE", copy)
+    monkeypatch.setattr(mnist, "EMBEDDED", copy)
     with pytest.raises(DamagedDataError, match=r"small\.npz.*install outvote again"):
         load("fashion-mnist-small")
     copy.write_bytes(b"no archive")
@@ -67,13 +66,14 @@ def test_it_is_what_its_maker_makes(monkeypatch, tmp_path):
         load("fashion-mnist")
     except MissingDataError:
         pytest.skip("fashion-mnist is not there")
-    folder = next(place for place in places("fashion-mnist") if any(place.glob("train-images*")))
+    found = search_folders("fashion-mnist")
+    folder = next(each for each in found if any(each.glob("train-images*")))
     made = tmp_path / "made.npz"
     maker = runpy.run_path(str(ROOT / "tools" / "make_embedded.py"))
-    monkeypatch.setitem(maker["main"].__globals__, "FILE", made)
+    monkeypatch.setitem(maker["main"].__globals__, "EMBEDDED", made)
     maker["main"](folder)
-    with np.load(made) as new, np.load(embedded.FILE) as old:
-        assert all(np.array_equal(new[name], old[name]) for name in embedded.KEYS)
+    with np.load(made) as new, np.load(mnist.EMBEDDED) as old:
+        assert all(np.array_equal(new[name], old[name]) for name in mnist.EMBEDDED_KEYS)
 
 
 @pytest.mark.slow

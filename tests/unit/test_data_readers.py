@@ -1,4 +1,4 @@
-"""Readers: every form gives the same arrays, and a file that lies is refused by name."""
+"""Readers: every form gives the same arrays, and a wrong file is refused by name."""
 
 import json
 import os
@@ -20,13 +20,11 @@ from data_files import (
     write_png,
     write_webp,
 )
-from outvote.data import leaf
-from outvote.data.dataset import Dataset
-from outvote.data.entries_idx import idx_form
-from outvote.data.faults import DamagedDataError, MissingDataError
+from outvote.data import femnist
+from outvote.data.dataset import DamagedDataError, Dataset, MissingDataError
 from outvote.data.femnist import SUBSET, SUBSET_KEYS, has_leaf, read_leaf, read_subset
-from outvote.data.idx import decode_idx
 from outvote.data.loader import load_entry
+from outvote.data.mnist import decode_idx, idx_form
 from outvote.data.python_batch import KNOWN, read_batch
 
 IMAGES, LABELS, FACTS = small_cifar()
@@ -221,7 +219,7 @@ def test_leaf_without_a_split_is_split_within_every_writer(tmp_path):
     pixels = {np.rint(255 * x).astype(np.uint8).tobytes() for x in users["f02"][0]}
     of_writer = [*arrays.train_images[arrays.train_groups == 1]]
     of_writer += [*arrays.test_images[arrays.test_groups == 1]]
-    assert {picture.tobytes() for picture in of_writer} == pixels
+    assert {image.tobytes() for image in of_writer} == pixels
     again, other = read_leaf(tmp_path, split_seed=0), read_leaf(tmp_path, split_seed=1)
     assert np.array_equal(arrays.test_images, again.test_images)
     assert not np.array_equal(arrays.test_images, other.test_images)
@@ -232,7 +230,7 @@ def test_json_is_read_once_and_again_when_it_changed(tmp_path, monkeypatch):
     path.write_text(json.dumps(leaf_json({"f1": leaf_user(10, 0)})))
     first = read_leaf(tmp_path)
     with monkeypatch.context() as context:
-        context.setattr(leaf.json, "loads", None)
+        context.setattr(femnist.json, "loads", None)
         assert np.array_equal(read_leaf(tmp_path).train_images, first.train_images)
     path.write_text(json.dumps(leaf_json({"f1": leaf_user(20, 0)})))
     assert len(read_leaf(tmp_path).train_labels) == 18
@@ -248,7 +246,7 @@ def test_the_split_of_leaf_is_kept(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ("[", "no output of LEAF"),
         ("{}", "KeyError"),
@@ -259,9 +257,9 @@ def test_the_split_of_leaf_is_kept(tmp_path):
         (json.dumps({"users": [], "user_data": {}}), "no samples"),
     ],
 )
-def test_bad_json_is_named(tmp_path, content, told):
+def test_bad_json_is_named(tmp_path, content, message):
     (tmp_path / "all_data_0.json").write_text(content)
-    with pytest.raises(DamagedDataError, match=told):
+    with pytest.raises(DamagedDataError, match=message):
         read_leaf(tmp_path)
 
 
@@ -272,7 +270,7 @@ def test_writers_of_the_subset_without_training_data_are_left_out(tmp_path):
         "train_x": np.zeros((3, 28, 28), np.uint8),
         "train_y": np.array([1, 61, 3], np.uint8),
         "train_writer": np.array([0, 1, 1], np.int16),
-        "test_x": np.ones((3, 28, 28), np.uint8),
+        "test_x": np.arange(3, dtype=np.uint8).repeat(784).reshape(3, 28, 28),
         "test_y": np.array([1, 2, 3], np.uint8),
         "test_writer": np.array([1, 2, 0], np.int16),
         "writers": np.array(["f1", "f2", "f3"]),
@@ -282,12 +280,14 @@ def test_writers_of_the_subset_without_training_data_are_left_out(tmp_path):
     read = read_subset(tmp_path, sha256=good)
     assert read.test_labels.tolist() == [1, 3]
     assert read.test_groups.tolist() == [1, 0]
+    is_used = np.isin(arrays["test_writer"], [0, 1])
+    assert np.array_equal(read.test_images[..., 0], arrays["test_x"][is_used])
     assert read.group_names == ("f1", "f2")
     with pytest.raises(DamagedDataError, match=f"got {good}"):
         read_subset(tmp_path)
 
 
-def test_what_is_missing_is_told_with_the_place_and_the_way_to_get_it(tmp_path):
+def test_missing_data_is_reported_with_the_folder_and_the_way_to_get_it(tmp_path):
     with pytest.raises(MissingDataError) as caught:
         load_entry(cifar_entry(FACTS), tmp_path)
     for word in (str(tmp_path), FACTS.archive, "OUTVOTE_DATA"):
@@ -315,24 +315,24 @@ GOOD = {
 }
 
 
-def test_a_dataset_tells_its_shape():
+def test_a_dataset_has_a_shape():
     dataset = Dataset(**GOOD)
     assert (dataset.num_classes, dataset.shape) == (2, (4, 4, 1))
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         ({"train_images": np.zeros((3, 4, 4), np.uint8)}, r"got uint8 \[3, 4, 4\]"),
         ({"train_images": np.zeros((3, 4, 4, 1))}, "got float64"),
         ({"test_images": np.zeros((0, 4, 4, 1), np.uint8)}, "at least one"),
         ({"test_images": np.zeros((1, 5, 4, 1), np.uint8)}, "all must agree"),
         ({"mean": (0.5, 0.5, 0.5)}, "3 channels"),
-        ({"train_labels": np.array([0, 1])}, "3 training pictures need as many int64 labels"),
+        ({"train_labels": np.array([0, 1])}, "3 training images need as many int64 labels"),
         ({"train_labels": np.array([0, 1, 2])}, "must be 0 to 1, got 0 to 2"),
         ({"train_groups": np.array([0.0, 1.0, 2.0])}, "groups, got float64"),
     ],
 )
-def test_a_dataset_that_does_not_fit_together_is_refused(wrong, told):
-    with pytest.raises(DamagedDataError, match=told):
+def test_a_dataset_that_does_not_fit_together_is_refused(wrong, message):
+    with pytest.raises(DamagedDataError, match=message):
         Dataset(**(GOOD | wrong))

@@ -1,4 +1,4 @@
-"""Diagnostics: what they measure, what they promise, and that nothing else changes."""
+"""Diagnostics: what they measure, what they guarantee, and that nothing else changes."""
 
 from dataclasses import replace
 from functools import partial
@@ -13,40 +13,39 @@ from torch import nn
 from torch.nn import functional as F
 
 import outvote as ov
-from federations import TRAINING, make_runs, networks, pictures
-from outvote.clients.batches import draw_batches
-from outvote.clients.sequential import SequentialTrainer
-from outvote.clients.stacked import StackedTrainer
-from outvote.clients.training import Training
-from outvote.engine.diagnosing import Seen, diagnose_rule, split_of
+from federations import TRAINING, make_runs, networks, samples
+from outvote.engine.diagnostics import RuleInput, diagnose_rule, groups_of
 from outvote.engine.simulation import first_state, make_run_stack, simulate
-from outvote.experiment.spec import Spec, as_table
-from outvote.metrics.diagnostics import Diagnostics, bound_factor, certificate
+from outvote.experiment.run_spec import RunSpec, as_table
+from outvote.metrics.certificate import Diagnostics, bound_factor, certificate
 from outvote.results.collect import collect
-from outvote.results.export import to_export
-from outvote.results.exported import read_export
+from outvote.results.export import read_export, to_export
 from outvote.results.schema import Diagnosis
 from outvote.results.series import DIAGNOSTICS, SERIES
 from outvote.rules.aggregate import aggregate
 from outvote.rules.resilience import resilience
-from simulations import play, tiny
+from outvote.training.batches import draw_batches
+from outvote.training.local_sgd import LocalSGD
+from outvote.training.sequential import SequentialTrainer
+from outvote.training.stacked_trainer import StackedTrainer
+from simulations import execute, tiny
 
-SETS = (pictures(120), pictures(40))
+SETS = (samples(120), samples(40))
 KNOWN = ["mda", "trimmed-mean", "meamed", "median", "geometric-median", "krum", "multi-krum"]
 
 
-def world_of(runs, *, has_diagnostics=True, training=TRAINING, name="mlp"):
+def stack_of(runs, *, has_diagnostics=True, training=TRAINING, name="mlp"):
     modules = networks(runs, name)
-    world = partial(make_run_stack, modules[0], *SETS, runs, training=training, num_classes=4)
-    return world(has_diagnostics=has_diagnostics), first_state(modules, SETS[0])
+    stack = partial(make_run_stack, modules[0], *SETS, runs, training=training, num_classes=4)
+    return stack(has_diagnostics=has_diagnostics), first_state(modules, SETS[0])
 
 
-def played(runs, num_rounds=3, **how):
-    return list(simulate(*world_of(runs, **how), num_rounds))
+def rounds_of(runs, num_rounds=3, **how):
+    return list(simulate(*stack_of(runs, **how), num_rounds))
 
 
 def gradient_of(module, weights, index):
-    """The gradient of the mean loss over some pictures, at some weights."""
+    """The gradient of the mean loss over some samples, at some weights."""
     nn.utils.vector_to_parameters(weights, module.parameters())
     module.zero_grad()
     images = SETS[0].batch(index).movedim(-1, 1)
@@ -57,7 +56,7 @@ def gradient_of(module, weights, index):
 def in_plain_loops(run, module, weights, record, batch_size):
     means, noises = [], []
     honest = set(record.clients) - set(record.byzantine)
-    once = Training(num_epochs=1, batch_size=batch_size)
+    once = LocalSGD(num_epochs=1, batch_size=batch_size)
     for client in honest:
         part = run.federation.parts[client]
         mean = gradient_of(module, weights, part)
@@ -73,14 +72,14 @@ def in_plain_loops(run, module, weights, record, batch_size):
     return max(float((mean - centre).norm()) for mean in means), max(noises)
 
 
-@pytest.mark.parametrize("way", [SequentialTrainer, StackedTrainer])
-def test_kappa_and_sigma_are_those_of_plain_loops(way):
+@pytest.mark.parametrize("trainer", [SequentialTrainer, StackedTrainer])
+def test_kappa_and_sigma_are_those_of_plain_loops(trainer):
     runs = make_runs([("median", "lie"), ("gas(multi-krum, num_groups=9)", "label-flip")])
     # Batches smaller than a part, and one that is not full.
-    world, state = world_of(runs, training=replace(TRAINING, max_norm=0.01, batch_size=4))
-    world = replace(world, trainer=way(networks(runs)[0], SETS[0]))
+    stack, state = stack_of(runs, training=replace(TRAINING, max_norm=0.01, batch_size=4))
+    stack = replace(stack, trainer=trainer(networks(runs)[0], SETS[0]))
     before = state
-    for step in simulate(world, state, 2):
+    for step in simulate(stack, state, 2):
         for k, (run, module) in enumerate(zip(runs, networks(runs), strict=True)):
             kappa, sigma = in_plain_loops(run, module, before.weights[k], step.records[k], 4)
             assert step.records[k].diagnostics.kappa == pytest.approx(kappa, rel=1e-9)
@@ -91,7 +90,7 @@ def test_kappa_and_sigma_are_those_of_plain_loops(way):
 @pytest.mark.parametrize("attack", ["lie", "nan", "bit-flip"])
 def test_a_run_comes_out_the_same_to_the_last_bit_with_and_without(attack):
     runs = make_runs([("gas(multi-krum, num_groups=9)", attack), ("median", attack)])
-    with_, without = played(runs), played(runs, has_diagnostics=False)
+    with_, without = rounds_of(runs), rounds_of(runs, has_diagnostics=False)
     for one, other in zip(with_, without, strict=True):
         assert torch.equal(one.state.weights, other.state.weights)
         for ours, theirs in zip(one.records, other.records, strict=True):
@@ -104,21 +103,21 @@ def test_a_round_without_diagnostics_trains_once(monkeypatch):
     calls = []
     real = SequentialTrainer.train
 
-    def counted(self, *what):
-        calls.append(what)
-        return real(self, *what)
+    def counted(self, *given):
+        calls.append(given)
+        return real(self, *given)
 
     monkeypatch.setattr(SequentialTrainer, "train", counted)
-    played(make_runs([("gas(median)", "lie")]), 3, has_diagnostics=False)
+    rounds_of(make_runs([("gas(median)", "lie")]), 3, has_diagnostics=False)
     assert len(calls) == 3
 
 
 @pytest.mark.parametrize("attack", ["lie", "nan", "ipm", "label-flip", "gaussian"])
-def test_played_rounds_stay_within_their_certificate(attack):
+def test_rounds_stay_within_their_certificate(attack):
     runs = make_runs([("gas(multi-krum, num_groups=9)", attack)] * 3)
-    found = [record for step in played(runs, 4) for record in step.records]
+    found = [record for step in rounds_of(runs, 4) for record in step.records]
     limits = [record.diagnostics.certificate for record in found]
-    # Of six clients, krum's limit is one liar; in some rounds there are two.
+    # Krum tolerates one of six clients; some rounds have two Byzantine ones.
     assert any(limit is not None for limit in limits)
     for record, limit in zip(found, limits, strict=True):
         if limit is not None:
@@ -126,12 +125,12 @@ def test_played_rounds_stay_within_their_certificate(attack):
             assert (limit == 0) == (record.num_kept_byzantine == 0)
 
 
-def seen_of(rule, rows, is_honest, f, seed=3):
-    """Let a rule judge, and what was seen of it."""
+def input_of(rule, rows, is_honest, f, seed=3):
+    """Aggregate, and return what the diagnostics need of it."""
     found = aggregate(rule, rows.unsqueeze(0), num_byzantine=[f], seeds=[seed])
     num_kept = int(((found.weights[0] > 0) & ~is_honest).sum())
     hidden = torch.where(is_honest.unsqueeze(-1), rows, 0)
-    seen = Seen(
+    given = RuleInput(
         rule=rule,
         seed=seed,
         rows=hidden,
@@ -139,19 +138,19 @@ def seen_of(rule, rows, is_honest, f, seed=3):
         num_byzantine=found.num_byzantine[0],
         num_kept_byzantine=num_kept,
     )
-    return found, seen
+    return found, given
 
 
 def attacked(random, least_clients):
-    """Honest rows, and liars anywhere from among them to far away, in any order."""
+    """Honest rows, and Byzantine ones from near to far, in any order."""
     f = int(random.integers(1, 4))
     n = least_clients(f) + int(random.integers(0, 5))
     dim = int(random.integers(1, 40))
     honest = random.normal(size=(n - f, dim)) * random.uniform(0.2, 3, size=dim)
     centre = honest.mean(0) + random.normal(size=dim) * random.choice([0.1, 1.0, 3.0, 30.0])
-    lies = centre + random.normal(size=(f, dim)) * random.choice([0.0, 0.3, 1.0])
+    byzantine = centre + random.normal(size=(f, dim)) * random.choice([0.0, 0.3, 1.0])
     order = random.permutation(n)
-    rows = torch.from_numpy(np.vstack([honest, lies])[order])
+    rows = torch.from_numpy(np.vstack([honest, byzantine])[order])
     return rows, torch.from_numpy(order < n - f), f
 
 
@@ -171,10 +170,10 @@ def test_gas_never_leaves_its_certificate(text, num_trials):
     for trial in range(num_trials):
         rows, is_honest, f = attacked(random, lambda f: 2 * f + (3 if needs_more else 1))
         rule = ov.GAS(base, num_groups=int(random.integers(1, rows.shape[1] + 1)))
-        found, seen = seen_of(rule, rows, is_honest, f, seed=trial)
-        limit = diagnose_rule(seen, Diagnostics()).certificate
+        found, given = input_of(rule, rows, is_honest, f, seed=trial)
+        limit = diagnose_rule(given, Diagnostics()).certificate
         error = float((found.vector[0] - rows[is_honest].mean(dim=0)).norm())
-        if seen.num_kept_byzantine:
+        if given.num_kept_byzantine:
             assert error <= limit * (1 + 1e-12)
             ratios.append(error / limit)
         else:
@@ -182,7 +181,7 @@ def test_gas_never_leaves_its_certificate(text, num_trials):
             assert limit == 0
             assert error <= 1e-12 * float(rows[is_honest].norm())
     assert num_exact > 0
-    assert max(ratios) > 0.05, "a bound that is never near says little, and this test less"
+    assert max(ratios) > 0.05, "the bound is never near: the test is too weak"
 
 
 @pytest.mark.parametrize("split", ["balanced", "ceil", "contiguous"])
@@ -190,13 +189,16 @@ def test_the_split_of_the_certificate_is_the_one_that_was_used(split, device):
     random = np.random.default_rng(5)
     rows = torch.from_numpy(random.normal(size=(9, 31))).to(device)
     rule = ov.GAS(ov.MultiKrum(), num_groups=7, split=split)
-    found, seen = seen_of(rule, rows, torch.arange(9, device=device) < 7, 2, seed=11)
-    blocks = [block.index[0].tolist() for block in split_of(seen, rule).blocks]
+    found, given = input_of(rule, rows, torch.arange(9, device=device) < 7, 2, seed=11)
+    blocks = [block.index[0].tolist() for block in groups_of(given, rule).split.blocks]
     groups = [[k for k in group if k >= 0] for block in blocks for group in block]
-    told = rule.inspect(rows, num_byzantine=2, groups=groups)
-    np.testing.assert_allclose(told.scores, found.scores[0].cpu().numpy(), rtol=1e-9)
-    other = replace(seen, seed=12)
-    assert split == "contiguous" or split_of(other, rule).blocks[0].index[0].tolist() != blocks[0]
+    verdict = rule.inspect(rows, num_byzantine=2, groups=groups)
+    np.testing.assert_allclose(verdict.scores, found.scores[0].cpu().numpy(), rtol=1e-9)
+    other = replace(given, seed=12)
+    assert (
+        split == "contiguous"
+        or groups_of(other, rule).split.blocks[0].index[0].tolist() != blocks[0]
+    )
 
 
 def test_the_certificate_is_the_formula_on_the_honest_rows_alone():
@@ -204,8 +206,8 @@ def test_the_certificate_is_the_formula_on_the_honest_rows_alone():
     rows = torch.from_numpy(random.normal(size=(9, 10)))
     rows[7:] = 1e3 * rows[7:]
     rule = ov.GAS(ov.MultiKrum(), num_groups=3, split="contiguous")
-    _, seen = seen_of(rule, rows, torch.arange(9) < 7, 2)
-    found = diagnose_rule(replace(seen, num_kept_byzantine=1), Diagnostics(kappa=1.0, sigma=2.0))
+    _, given = input_of(rule, rows, torch.arange(9) < 7, 2)
+    found = diagnose_rule(replace(given, num_kept_byzantine=1), Diagnostics(kappa=1.0, sigma=2.0))
 
     def diameter(some):
         return max(float((a - b).norm()) for a in some for b in some)
@@ -230,7 +232,12 @@ def test_the_certificate_is_the_formula_on_the_honest_rows_alone():
     ("text", "f", "has_resilience", "has_certificate"),
     [
         ("gas(multi-krum, num_groups=3)", 2, True, True),
-        ("gas(multi-krum, num_groups=3)", 1, True, False),  # One liar more than it was told of.
+        (
+            "gas(multi-krum, num_groups=3)",
+            1,
+            True,
+            False,
+        ),  # One more than assumed.
         ("gas(multi-krum, num_groups=3)", 3, True, False),  # One less.
         ("gas(multi-krum, num_groups=3)", 5, False, False),  # More than Multi-Krum tolerates.
         ("gas(rfa, num_groups=3)", 2, False, False),
@@ -239,14 +246,14 @@ def test_the_certificate_is_the_formula_on_the_honest_rows_alone():
         ("mean", 0, False, False),
     ],
 )
-def test_what_is_not_known_is_not_told(text, f, has_resilience, has_certificate):
+def test_what_is_not_known_is_none(text, f, has_resilience, has_certificate):
     rows = torch.from_numpy(np.random.default_rng(7).normal(size=(9, 10)))
-    _, seen = seen_of(ov.make_rule(text), rows, torch.arange(9) < 7, f)
-    found = diagnose_rule(seen, Diagnostics())
+    _, given = input_of(ov.make_rule(text), rows, torch.arange(9) < 7, f)
+    found = diagnose_rule(given, Diagnostics())
     assert (found.resilience is not None) == has_resilience
     assert (found.bound_factor is not None) == (has_resilience and text.startswith("gas"))
     assert (found.certificate is not None) == has_certificate
-    nobody = replace(seen, is_honest=torch.zeros(9, dtype=torch.bool))
+    nobody = replace(given, is_honest=torch.zeros(9, dtype=torch.bool))
     assert diagnose_rule(nobody, Diagnostics()) == Diagnostics()
 
 
@@ -300,8 +307,8 @@ def test_no_subset_of_clients_is_farther_from_the_answer_than_its_constant(text)
 
 def test_diagnostics_are_written_read_and_exported(tmp_path):
     plan = tiny("rounds=2", "diagnostics=true", 'rule=["mean", "gas(multi-krum, num_groups=20)"]')
-    play(plan, tmp_path / "with")
-    play(tiny("rounds=2", "rule=mean"), tmp_path / "without")
+    execute(plan, tmp_path / "with")
+    execute(tiny("rounds=2", "rule=mean"), tmp_path / "without")
     gas, mean = collect([tmp_path / "with"])
     assert np.isfinite(gas.series.kappa).all()
     assert np.isfinite(gas.series.certificate).any()
@@ -311,13 +318,13 @@ def test_diagnostics_are_written_read_and_exported(tmp_path):
     assert all(np.isnan(getattr(plain.series, name)).all() for name in DIAGNOSTICS)
     assert plain.hash != mean.hash
     assert b"diagnostics" not in (plain.folder.path / "metrics.jsonl").read_bytes()
-    told = [msgspec.structs.replace(each, diagnostics=None) for each in mean.folder.rounds()]
-    assert told == plain.folder.rounds()
+    others = [msgspec.structs.replace(each, diagnostics=None) for each in mean.folder.rounds()]
+    assert others == plain.folder.rounds()
 
 
 def test_an_export_has_diagnostics_only_if_a_run_has_them(tmp_path):
-    play(tiny("rounds=1", "diagnostics=true", "rule=gas(median)"), tmp_path / "with")
-    play(tiny("rounds=1", "rule=mean"), tmp_path / "without")
+    execute(tiny("rounds=1", "diagnostics=true", "rule=gas(median)"), tmp_path / "with")
+    execute(tiny("rounds=1", "rule=mean"), tmp_path / "without")
     with_, without = collect([tmp_path / "with"]), collect([tmp_path / "without"])
     assert b"kappa" not in to_export(without, is_packed=False)
     path = tmp_path / "all.csv"
@@ -335,6 +342,6 @@ def test_the_columns_are_the_fields_of_a_diagnosis():
 
 
 def test_diagnostics_are_another_run_and_runs_without_are_what_they_were():
-    assert Spec(diagnostics=True).hash != Spec().hash
-    assert "diagnostics" not in as_table(Spec())
-    assert as_table(Spec(diagnostics=True))["diagnostics"] is True
+    assert RunSpec(diagnostics=True).hash != RunSpec().hash
+    assert "diagnostics" not in as_table(RunSpec())
+    assert as_table(RunSpec(diagnostics=True))["diagnostics"] is True

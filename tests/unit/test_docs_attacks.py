@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import outvote as ov
-from outvote.attacks.spec import ATTACKS
+from outvote.attacks.attack_spec import ATTACKS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reference" / "attacks.md").read_text()
@@ -58,7 +58,7 @@ def test_the_kinds_are_those_of_the_code():
             "asks the rule": WORDS[attack().needs_rule()],
             "random": WORDS[attack().is_random],
             "all send one row": WORDS[attack().is_colluding],
-            "memory": WORDS[attack().has_memory],
+            "memory": WORDS[attack().has_state],
             "not finite": WORDS[attack().sends_nonfinite],
         }
         for name, attack in ATTACKS.items()

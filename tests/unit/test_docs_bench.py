@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 
 from outvote.cli.bench import command
-from outvote.experiment.suites import plan_suite
+from outvote.experiment.plan import plan_suite
 from outvote.suites.suite import make_suite, read_suite
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "bench.md").read_text()

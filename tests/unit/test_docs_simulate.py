@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from outvote.experiment.reading import make_plan
-from outvote.experiment.spec import Spec
+from outvote.experiment.plan import make_plan
+from outvote.experiment.run_spec import RunSpec
 from outvote.suites.presets import PRESETS
-from simulations import play, tiny
+from simulations import execute, tiny
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "how-to" / "simulate.md").read_text()
@@ -22,7 +22,7 @@ def block(kind: str) -> str:
 
 
 def defaults():
-    for key, value in msgspec.to_builtins(Spec()).items():
+    for key, value in msgspec.to_builtins(RunSpec()).items():
         if isinstance(value, dict):
             yield from ((f"{key}.{name}", each) for name, each in value.items())
         else:
@@ -38,7 +38,7 @@ def test_the_table_has_every_key_with_its_default():
 
 
 def test_the_table_can_be_played_as_it_stands():
-    assert make_plan({}, [f"{key}={value}" for key, value in ROWS]).specs == (Spec(),)
+    assert make_plan({}, [f"{key}={value}" for key, value in ROWS]).specs == (RunSpec(),)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -54,7 +54,7 @@ def test_the_first_example_is_as_many_runs_as_it_says():
 
 def test_every_file_of_a_run_is_told_and_the_code_reads_them(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    play(tiny("rounds=1"), tmp_path / "runs")
+    execute(tiny("rounds=1"), tmp_path / "runs")
     folder = next((tmp_path / "runs").glob("*/*"))
     for path in folder.iterdir():
         assert path.name.startswith(".") or f"`{path.name}`" in PAGE

@@ -1,8 +1,9 @@
-"""The engine: all runs at once come out as each would in plain loops."""
+"""The engine: all runs at once give what each gives in plain loops."""
 
 import copy
 from dataclasses import replace
 from functools import partial
+from typing import final
 
 import numpy as np
 import pytest
@@ -10,15 +11,16 @@ import torch
 from torch import nn
 
 import outvote as ov
-from federations import TRAINING, make_runs, networks, pictures
-from outvote.clients.federation import Federation, count_sampled, make_federation
-from outvote.clients.sequential import SequentialTrainer
-from outvote.clients.stacked import StackedTrainer
-from outvote.clients.training import Training
-from outvote.engine.reference import Plain
-from outvote.engine.sampling import sample_participants
+from federations import TRAINING, make_runs, networks, samples
+from outvote.engine.federation import Federation, count_sampled, make_federation
+from outvote.engine.local_updates import local_updates
+from outvote.engine.participants import sample_participants
+from outvote.engine.reference import ReferenceRun
 from outvote.engine.simulation import first_state, make_run_stack, simulate
-from outvote.engine.training import train as train_clients
+from outvote.server.step import Server
+from outvote.training.local_sgd import LocalSGD
+from outvote.training.sequential import SequentialTrainer
+from outvote.training.stacked_trainer import StackedTrainer
 
 RULES = (
     "mean",
@@ -39,68 +41,220 @@ ATTACKS = (
     "gaussian",
     "nan",
 )
-# Every rule under every attack in one world, and twice under one that asks the rule for both.
+# Every rule under every attack in one stack; ipm twice, so that two runs share rule and attack.
 PAIRS = [(rule, attack) for rule in RULES for attack in (*ATTACKS, "ipm")]
-SETS = (pictures(120), pictures(40))
-# What is remembered is written in the first round, read in the second and read again in the third.
+SETS = (samples(120), samples(40))
+# States are written in the first round, read in the second and read again in the third.
 NUM_ROUNDS = 3
 
 
 @pytest.fixture(scope="module")
 def in_plain_loops() -> list[tuple[list[dict], torch.Tensor]]:
-    """What is told of three rounds of every pair, and its last weights."""
-    runs, train, test = make_runs(PAIRS), *SETS
-    found = []
-    for run, module in zip(runs, networks(runs), strict=True):
-        plain = Plain(run, module, train, test, TRAINING, 4)
-        told = [plain.play(number) for number in range(1, NUM_ROUNDS + 1)]
-        found.append((told, nn.utils.parameters_to_vector(plain.model.parameters()).detach()))
-    return found
+    """The records of three rounds of every pair, and its last weights."""
+    runs = make_runs(PAIRS)
+    return [
+        reference_rounds(run, module, NUM_ROUNDS)[:2]
+        for run, module in zip(runs, networks(runs), strict=True)
+    ]
+
+
+def reference_rounds(run, module, num_rounds, training=TRAINING, **more):
+    """The records of the plain loops, their last weights, and the run itself."""
+    train, test = SETS
+    plain = ReferenceRun(
+        run=run,
+        model=copy.deepcopy(module),
+        train=train,
+        test=test,
+        training=training,
+        num_classes=4,
+        **more,
+    )
+    records = [plain.run_round(number) for number in range(1, num_rounds + 1)]
+    weights = nn.utils.parameters_to_vector(plain.model.parameters()).detach()
+    return records, weights, plain
 
 
 @pytest.mark.parametrize("is_batched", [False, True])
-@pytest.mark.parametrize("way", [SequentialTrainer, StackedTrainer])
-def test_runs_played_together_come_out_as_in_plain_loops(way, is_batched: bool, in_plain_loops):
+@pytest.mark.parametrize("trainer", [SequentialTrainer, StackedTrainer])
+def test_stacked_runs_equal_the_plain_loops(trainer, is_batched: bool, in_plain_loops):
     runs, train, test = make_runs(PAIRS), *SETS
     modules = networks(runs)
-    world = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
-    world = replace(world, trainer=way(modules[0], train), is_batched=is_batched)
-    steps = list(simulate(world, first_state(modules, train), NUM_ROUNDS))
-    for k, (told, weights) in enumerate(in_plain_loops):
-        for step, expected in zip(steps, told, strict=True):
+    stack = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
+    stack = replace(stack, trainer=trainer(modules[0], train), is_batched=is_batched)
+    steps = list(simulate(stack, first_state(modules, train), NUM_ROUNDS))
+    for k, (records, weights) in enumerate(in_plain_loops):
+        for step, expected in zip(steps, records, strict=True):
             assert list(step.records[k].clients) == expected["clients"], PAIRS[k]
             assert step.records[k].accuracy == pytest.approx(expected["accuracy"]), PAIRS[k]
         far = (steps[-1].state.weights[k] - weights).abs().max()
         assert far <= 1e-9, PAIRS[k]
 
 
-def test_clients_with_momentum_come_out_as_in_plain_loops():
-    training = replace(TRAINING, client_momentum=0.6)
-    runs = make_runs([("median", "lie"), ("mean", "bit-flip"), ("multi-krum", "label-flip")])
-    train, test = pictures(120), pictures(40)
+def normalised(**batch_norm) -> nn.Module:
+    layers = (nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4, **batch_norm), nn.ReLU())
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(144, 4)).double()
+
+
+# What each case adds to the plain round; all of it must be in the plain loops too.
+FEATURES = {
+    "client momentum": {"training": {"client_momentum": 0.6}},
+    "server step": {"server": Server(learning_rate=0.7, momentum=0.4)},
+    "batch normalisation": {"network": normalised},
+    "cumulative statistics": {"network": partial(normalised, momentum=None)},
+    "frozen statistics": {"network": partial(normalised, momentum=0.0)},
+    "whole state": {"network": normalised, "aggregate": "state"},
+    "schedule, no clipping": {"training": {"schedule": ((2, 0.01),), "max_norm": None}},
+    "augmentation": {"training": {"augment": True}},
+    "assumed number": {"run": {"assumed_byzantine": 1}},
+    "assumed fraction": {"run": {"assumed_byzantine": 0.2}},
+    "momenta, state and steps": {
+        "network": normalised,
+        "aggregate": "state",
+        "server": Server(momentum=0.5),
+        "training": {"client_momentum": 0.3, "num_steps": 3},
+        "run": {"assumed_byzantine": 0.3},
+    },
+}
+
+
+FEATURE_PAIRS = [
+    ("median", "lie"),
+    ("gas(multi-krum, num_groups=7)", "bit-flip"),
+    ("multi-krum", "label-flip"),
+    ("centered-clipping", "min-max"),
+    ("fltrust", "lie"),
+    ("foolsgold", "label-flip"),
+    ("fltrust", "fang"),
+]
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_every_feature_equals_the_plain_loops(feature: str):
+    how = dict(FEATURES[feature])
+    training = replace(TRAINING, **how.pop("training", {}))
+    root, more = torch.arange(3, 23), how.pop("run", {})
+    runs = [replace(run, root=root, **more) for run in make_runs(FEATURE_PAIRS)]
+    network = how.pop("network", None)
+    modules = networks(runs) if network is None else [network() for _ in runs]
+    expected = [
+        reference_rounds(run, module, NUM_ROUNDS, training, **how)
+        for run, module in zip(runs, modules, strict=True)
+    ]
+    stack = make_run_stack(modules[0], *SETS, runs, training=training, num_classes=4, **how)
+    for trainer in (SequentialTrainer, StackedTrainer):
+        stack = replace(stack, trainer=trainer(modules[0], SETS[0]))
+        steps = list(simulate(stack, first_state(modules, SETS[0]), NUM_ROUNDS))
+        for k, found in enumerate(expected):
+            check_equal(steps, k, *found)
+
+
+def check_equal(steps, k: int, records, weights, plain) -> None:
+    """Check run `k` of a stack against the plain loops."""
+    for step, expected in zip(steps, records, strict=True):
+        found = step.records[k]
+        assert list(found.clients) == expected["clients"]
+        assert found.kept == (expected["kept"] and tuple(expected["kept"]))
+        assert found.num_byzantine_used == expected["num_byzantine_used"]
+        assert found.accuracy == pytest.approx(expected["accuracy"])
+    state = steps[-1].state
+    torch.testing.assert_close(state.weights[k], weights, rtol=0, atol=1e-9)
+    buffers = [buffer.flatten().double() for buffer in plain.model.buffers()]
+    buffers = torch.cat([*buffers, torch.empty(0, dtype=torch.float64)])
+    torch.testing.assert_close(state.buffers[k], buffers, rtol=0, atol=1e-9)
+    assert set(state.client_states[k] if state.client_states else ()) == set(plain.last_sent)
+
+
+@final
+class Backdoor(ov.Attack):
+    """Trains on marked samples as class 0, and boosts its row."""
+
+    is_colluding = False
+
+    def poison(self, samples, targets, num_classes):
+        assert samples.shape[1:] == (1, 6, 6)
+        assert num_classes == 4
+        marked = samples.clone()
+        marked[:, :, :2, :2] = 3.0
+        return marked, torch.zeros_like(targets)
+
+    def craft(self, context):
+        return ov.AttackOutput(rows=2 * context.own_rows)
+
+
+@final
+class NearModel(ov.Rule):
+    """The mean, pulled to the model by a share that falls with the round; no weights are known."""
+
+    traits = ov.Traits(needs_model=True, selects_clients=False)
+
+    def max_byzantine(self, num_clients):
+        return num_clients - 1
+
+    def compute(self, matrix, info):
+        mean = matrix.columns.double().mean(dim=-1)
+        return ov.Aggregation(vector=mean + 0.1 / info.round * info.model.double())
+
+
+@pytest.mark.parametrize("aggregate", ["parameters", "state"])
+def test_users_rules_and_attacks_equal_the_plain_loops(aggregate: str):
+    pairs = [
+        (NearModel(), Backdoor()),
+        (ov.make_rule("median"), Backdoor()),
+        (ov.make_rule("gas(median, split=by-layer)"), ov.make_attack("lie")),
+        (NearModel(), ov.make_attack("label-flip")),
+    ]
+    base = make_runs([("mean", "none")] * len(pairs))
+    runs = [
+        replace(run, rule=rule, attack=attack)
+        for run, (rule, attack) in zip(base, pairs, strict=True)
+    ]
+    modules = [normalised() for _ in runs]
+    settings = {"training": TRAINING, "num_classes": 4, "aggregate": aggregate}
+    stack = make_run_stack(modules[0], *SETS, runs, **settings)
+    for trainer in (SequentialTrainer, StackedTrainer):
+        stack = replace(stack, trainer=trainer(modules[0], SETS[0]))
+        steps = list(simulate(stack, first_state(modules, SETS[0]), NUM_ROUNDS))
+        for k, (run, module) in enumerate(zip(runs, modules, strict=True)):
+            found = reference_rounds(run, module, NUM_ROUNDS, aggregate=aggregate)
+            check_equal(steps, k, *found)
+        for step in steps:
+            unknown, known, *_ = step.records
+            assert unknown.kept is unknown.num_kept_byzantine is unknown.byzantine_weight is None
+            assert known.kept is not None
+            assert len(unknown.scores) == len(unknown.clients)
+
+
+@pytest.mark.parametrize("attack", ["lie", "gas-aware(steps=2)"])
+def test_the_reference_gradient_is_trained_once_a_round(attack: str, monkeypatch):
+    root = torch.arange(20)
+    runs = [replace(run, root=root) for run in make_runs([("fltrust", attack)])]
+    train, test = SETS
     modules = networks(runs)
-    world = make_run_stack(modules[0], train, test, runs, training=training, num_classes=4)
-    *_, last = simulate(world, first_state(modules, train), 5)
-    for k, run in enumerate(runs):
-        plain = Plain(run, copy.deepcopy(modules[k]), train, test, training, 4)
-        for number in range(1, 6):
-            plain.play(number)
-        expected = nn.utils.parameters_to_vector(plain.model.parameters()).detach()
-        torch.testing.assert_close(last.state.weights[k], expected, rtol=0, atol=1e-9)
-        assert set(last.state.client_memory[k]) == set(plain.sent)
+    stack = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
+    trained = []
+    real = SequentialTrainer._train
+
+    def counted(self, model, task, *more):
+        trained.append(set(task.batches.index.flatten().tolist()) - {-1})
+        return real(self, model, task, *more)
+
+    monkeypatch.setattr(SequentialTrainer, "_train", counted)
+    list(simulate(stack, first_state(modules, train), 3))
+    assert trained.count(set(root.tolist())) == 3
 
 
-@pytest.mark.parametrize("way", [SequentialTrainer, StackedTrainer])
+@pytest.mark.parametrize("trainer", [SequentialTrainer, StackedTrainer])
 @pytest.mark.parametrize("name", ["mlp", "small-cnn"])
-def test_a_run_alone_and_among_others_agree(name: str, way):
+def test_a_run_alone_and_among_others_agree(name: str, trainer):
     runs = make_runs([("gas(median, num_groups=5)", "lie"), ("mean", "ipm"), ("rfa", "min-max")])
-    train, test = pictures(120, torch.float32), pictures(40, torch.float32)
+    train, test = samples(120, torch.float32), samples(40, torch.float32)
     modules = networks(runs, name, torch.float32)
-    world = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
-    world = replace(world, trainer=way(modules[0], train))
-    together = list(simulate(world, first_state(modules, train), 3))[-1].state
+    stack = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
+    stack = replace(stack, trainer=trainer(modules[0], train))
+    together = list(simulate(stack, first_state(modules, train), 3))[-1].state
     for k in range(len(runs)):
-        alone = list(simulate(world.only([k]), first_state([modules[k]], train), 3))[-1].state
+        alone = list(simulate(stack.only([k]), first_state([modules[k]], train), 3))[-1].state
         torch.testing.assert_close(together.weights[k], alone.weights[0], rtol=1e-6, atol=1e-6)
 
 
@@ -109,44 +263,44 @@ def test_on_a_cpu_a_run_alone_and_among_others_is_the_same_to_the_last_bit(num_s
     rules = ["gas(median, num_groups=5)", "multi-krum", "rfa", "bulyan", "centered-clipping"]
     pairs = [(rule, attack) for rule in rules for attack in ("lie", "min-max", "ipm", "lie")]
     runs = [replace(run, num_sampled=num_sampled) for run in make_runs(pairs)]
-    train, test = pictures(120, torch.float32), pictures(40, torch.float32)
+    train, test = samples(120, torch.float32), samples(40, torch.float32)
     modules = networks(runs, "small-cnn", torch.float32)
-    world = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
-    together = list(simulate(world, first_state(modules, train), 2))
+    stack = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
+    together = list(simulate(stack, first_state(modules, train), 2))
     for k in range(len(runs)):
-        alone = list(simulate(world.only([k]), first_state([modules[k]], train), 2))
+        alone = list(simulate(stack.only([k]), first_state([modules[k]], train), 2))
         assert torch.equal(together[-1].state.weights[k], alone[-1].state.weights[0])
         for step, own in zip(together, alone, strict=True):
             assert step.records[k] == own.records[0]
 
 
-def test_batch_normalisation_is_trained_the_same_both_ways():
+def test_batch_normalisation_is_the_same_in_both_trainers():
     module = nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4)
     ).double()
     runs = make_runs([("gas(median, num_groups=5)", "lie"), ("median", "bit-flip")])
-    train, test = pictures(120), pictures(40)
-    world = make_run_stack(module, train, test, runs, training=TRAINING, num_classes=4)
+    train, test = samples(120), samples(40)
+    stack = make_run_stack(module, train, test, runs, training=TRAINING, num_classes=4)
     start = first_state([module, module], train)
-    one = list(simulate(world, start, 3))[-1].state
-    world = replace(world, trainer=StackedTrainer(module, train))
-    other = list(simulate(world, start, 3))[-1].state
+    one = list(simulate(stack, start, 3))[-1].state
+    stack = replace(stack, trainer=StackedTrainer(module, train))
+    other = list(simulate(stack, start, 3))[-1].state
     torch.testing.assert_close(one.weights, other.weights, rtol=0, atol=1e-9)
     torch.testing.assert_close(one.buffers, other.buffers, rtol=0, atol=1e-9)
-    assert bool(one.buffers[:, -1].gt(0).all()), "the counter of batches counts"
+    assert bool(one.buffers[:, -1].gt(0).all()), "the counter of batches"
 
 
 @pytest.mark.parametrize("attack", ["none", "lie", "bit-flip"])
-def test_rules_can_be_given_the_whole_state(attack: str):
+def test_rules_can_aggregate_the_whole_state(attack: str):
     module = nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4)
     ).double()
     runs = make_runs([("mean", attack)])
-    train, test = pictures(120), pictures(40)
+    train, test = samples(120), samples(40)
     named = {"training": TRAINING, "num_classes": 4}
-    world = make_run_stack(module, train, test, runs, **named, aggregate="state")
+    stack = make_run_stack(module, train, test, runs, **named, aggregate="state")
     start = first_state([module], train)
-    (step,) = simulate(world, start, 1)
+    (step,) = simulate(stack, start, 1)
     state = step.state
     assert bool((state.buffers[0, 4:8] >= 0).all()), "variances"
     assert bool(state.buffers[0, 8] == state.buffers[0, 8].round()), "the counter"
@@ -156,58 +310,59 @@ def test_rules_can_be_given_the_whole_state(attack: str):
         torch.testing.assert_close(state.buffers[:, :8], other.state.buffers[:, :8])
 
 
-def test_pictures_can_be_moved_and_both_ways_move_them_alike():
+def test_augmentation_is_the_same_in_both_trainers():
     training = replace(TRAINING, augment=True)
     runs = make_runs([("mean", "none")])
-    train, test = pictures(120), pictures(40)
+    train, test = samples(120), samples(40)
     modules = networks(runs)
     plain = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
-    world = make_run_stack(modules[0], train, test, runs, training=training, num_classes=4)
+    stack = make_run_stack(modules[0], train, test, runs, training=training, num_classes=4)
     start = first_state(modules, train)
     without = list(simulate(plain, start, 1))[-1].state
-    one = list(simulate(world, start, 1))[-1].state
-    world = replace(world, trainer=StackedTrainer(modules[0], train))
-    other = list(simulate(world, start, 1))[-1].state
+    one = list(simulate(stack, start, 1))[-1].state
+    stack = replace(stack, trainer=StackedTrainer(modules[0], train))
+    other = list(simulate(stack, start, 1))[-1].state
     torch.testing.assert_close(one.weights, other.weights, rtol=0, atol=1e-9)
     assert not torch.allclose(one.weights, without.weights)
 
 
 @pytest.mark.parametrize("attack", ["lie", "ipm"])
 @pytest.mark.parametrize("rule", ["centered-clipping", "foolsgold", "fltrust", "signguard"])
-def test_rules_with_memory_or_a_reference_can_be_played(rule: str, attack: str):
+def test_rules_with_a_state_or_a_reference_run(rule: str, attack: str):
     runs = [replace(run, root=torch.arange(20)) for run in make_runs([(rule, attack)] * 2)]
-    train, test = pictures(120), pictures(40)
+    train, test = samples(120), samples(40)
     modules = networks(runs)
-    world = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
-    state = list(simulate(world, first_state(modules, train), 3))[-1].state
+    stack = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
+    state = list(simulate(stack, first_state(modules, train), 3))[-1].state
     assert bool(state.weights.isfinite().all())
     if ov.make_rule(rule).traits.has_state:
-        assert all(memory is not None for memory in state.rule_memory)
+        assert all(each is not None for each in state.rule_states)
 
 
-def test_liars_train_only_if_their_attack_asks_what_they_would_have_sent():
+def test_byzantine_clients_train_only_if_their_attack_uses_their_own_gradients():
     runs = make_runs([("median", "lie"), ("median", "bit-flip")])
-    train, test = pictures(120), pictures(40)
+    train, test = samples(120), samples(40)
     modules = networks(runs)
-    world = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
+    stack = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
     state = first_state(modules, train)
-    chosen = next(c for c in map(partial(sample_participants, world), range(1, 99)) if _is_mixed(c))
-    learnt = train_clients(world, state, chosen).gradients.view(2, 6, -1)
-    is_idle = learnt.abs().sum(dim=-1) == 0
-    assert torch.equal(is_idle[0], chosen.is_byzantine[0])
+    rounds = map(partial(sample_participants, stack), range(1, 99))
+    participants = next(some for some in rounds if _is_mixed(some.is_byzantine))
+    found = local_updates(stack, state, participants).gradients.view(2, 6, -1)
+    is_idle = found.abs().sum(dim=-1) == 0
+    assert torch.equal(is_idle[0], participants.is_byzantine[0])
     assert not bool(is_idle[1].any())
 
 
-def _is_mixed(chosen) -> bool:
-    return bool((chosen.is_byzantine.any(dim=1) & ~chosen.is_byzantine.all(dim=1)).all())
+def _is_mixed(is_byzantine) -> bool:
+    return bool((is_byzantine.any(dim=1) & ~is_byzantine.all(dim=1)).all())
 
 
 def test_a_rule_without_scores_is_scored_by_the_distance_to_its_update():
     runs = make_runs([("mean", "none"), ("median", "nan"), ("gas(median, num_groups=5)", "lie")])
-    train, test = pictures(120), pictures(40)
+    train, test = samples(120), samples(40)
     modules = networks(runs)
-    world = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
-    step = next(iter(simulate(world, first_state(modules, train), 1)))
+    stack = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
+    step = next(iter(simulate(stack, first_state(modules, train), 1)))
     for record in step.records:
         for client, score in zip(record.clients, record.scores, strict=True):
             assert np.isfinite(score) == (client not in record.rejected)
@@ -216,18 +371,18 @@ def test_a_rule_without_scores_is_scored_by_the_distance_to_its_update():
 
 def test_a_run_that_diverges_ends_and_the_others_go_on():
     runs = make_runs([("mean", "none"), ("median", "lie")])
-    train, test = pictures(120, torch.float32), pictures(40, torch.float32)
+    train, test = samples(120, torch.float32), samples(40, torch.float32)
     modules = networks(runs, dtype=torch.float32)
     with torch.no_grad():
         next(modules[0].parameters()).fill_(torch.inf)
-    world = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
-    steps = list(simulate(world, first_state(modules, train), 3))
+    stack = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
+    steps = list(simulate(stack, first_state(modules, train), 3))
     assert steps[0].over == [0]
     assert [step.numbers for step in steps] == [[0, 1], [1], [1]]
 
 
 def test_the_learning_rate_follows_its_schedule():
-    training = Training(learning_rate=0.1, schedule=((5, 0.01), (9, 0.001)))
+    training = LocalSGD(learning_rate=0.1, schedule=((5, 0.01), (9, 0.001)))
     assert [training.learning_rate_at(k) for k in (1, 4, 5, 8, 9, 99)] == [
         0.1,
         0.1,
@@ -238,7 +393,7 @@ def test_the_learning_rate_follows_its_schedule():
     ]
 
 
-def test_who_lies_is_drawn_once_and_is_a_fraction_rounded_up():
+def test_the_byzantine_clients_are_a_fraction_rounded_up_and_drawn_once():
     federation = make_federation([[k] for k in range(11)], fraction=0.2, seed=3)
     assert federation.num_byzantine == 3
     again = make_federation([[k] for k in range(11)], fraction=0.2, seed=3)
@@ -246,7 +401,7 @@ def test_who_lies_is_drawn_once_and_is_a_fraction_rounded_up():
     assert count_sampled(3597, ratio=0.005, number=None) == 18
 
 
-def test_what_cannot_be_played_is_told_in_one_line():
+def test_a_federation_that_cannot_run_is_refused_in_one_line():
     with pytest.raises(ValueError, match="client 1 of 2 owns none"):
         make_federation([[0], []])
     with pytest.raises(ValueError, match="from 0 to the 2 clients"):
@@ -254,8 +409,8 @@ def test_what_cannot_be_played_is_told_in_one_line():
     with pytest.raises(ValueError, match="from 1 to 5 clients can be sampled"):
         count_sampled(5, ratio=None, number=0)
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
-        Training(batch_size=0)
+        LocalSGD(batch_size=0)
     with pytest.raises(ValueError, match="learning_rate must be finite"):
-        Training(learning_rate=float("nan"))
+        LocalSGD(learning_rate=float("nan"))
     with pytest.raises(ValueError, match="each of the 1 clients"):
         Federation(parts=(torch.tensor([0]),), is_byzantine=())

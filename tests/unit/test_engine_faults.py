@@ -1,5 +1,6 @@
-"""What goes wrong for one client, or one run, harms no other."""
+"""A fault of one client, or one run, harms no other."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -7,14 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from federations import TRAINING, make_runs, networks, pictures
-from outvote.clients.federation import make_federation
-from outvote.clients.stacked import StackedTrainer
-from outvote.clients.training import Training
+from federations import TRAINING, make_runs, networks, samples
+from outvote.engine.federation import make_federation
 from outvote.engine.run_stack import State
 from outvote.engine.simulation import first_state, make_run_stack, simulate
 from outvote.metrics.deviation import honest_losses, weight_shares
 from outvote.server.buffers import merge_buffers
+from outvote.training.local_sgd import LocalSGD
+from outvote.training.stacked_trainer import StackedTrainer
+from simulations import execute, tiny
 
 NAN = float("nan")
 
@@ -26,45 +28,45 @@ def normalised() -> nn.Module:
 
 
 class OneDiverges:
-    """A trainer whose first client of a round learns nothing but NaN."""
+    """A trainer whose first client of a round diverges to NaN."""
 
     def __init__(self, trainer):
-        self.trainer, self.count_right = trainer, trainer.count_right
+        self.trainer, self.count_correct = trainer, trainer.count_correct
 
-    def train(self, *facts):
-        learnt = self.trainer.train(*facts)
-        learnt.gradients[0] = learnt.losses[0] = NAN
-        learnt.buffers[0, :-1] = NAN  # The last one is a counter, and a whole number.
-        return learnt
+    def train(self, *given):
+        found = self.trainer.train(*given)
+        found.gradients[0] = found.losses[0] = NAN
+        found.buffers[0, :-1] = NAN  # The last one is a counter, and a whole number.
+        return found
 
 
-def test_when_all_runs_diverge_there_is_nothing_left_to_play():
+def test_when_all_runs_diverge_the_simulation_ends():
     runs = make_runs([("mean", "none"), ("median", "lie")])
-    train, test = pictures(120, torch.float32), pictures(40, torch.float32)
+    train, test = samples(120, torch.float32), samples(40, torch.float32)
     modules = networks(runs, dtype=torch.float32)
     for module in modules:
         nn.init.constant_(next(module.parameters()), torch.inf)
-    world = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
-    (step,) = simulate(world, first_state(modules, train), 3)
+    stack = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
+    (step,) = simulate(stack, first_state(modules, train), 3)
     assert step.over == [0, 1]
 
 
 @pytest.mark.parametrize("numbers", [[], [1], [1, 0]])
-def test_a_state_without_memories_can_be_taken_apart(numbers: list[int]):
+def test_a_state_without_carried_states_can_be_split(numbers: list[int]):
     state = State(round=1, weights=torch.arange(6.0).view(2, 3), buffers=torch.zeros(2, 0))
     found = state.only(numbers)
     assert found.weights.tolist() == [state.weights[k].tolist() for k in numbers]
-    assert (found.attack_memory, found.rule_memory, found.client_memory) == ((), (), ())
+    assert (found.attack_states, found.rule_states, found.client_states) == ((), (), ())
 
 
 @pytest.mark.parametrize("rule", ["median", "multi-krum"])
 def test_one_honest_client_that_diverges_ends_no_run_and_spoils_no_statistics(rule: str):
     module, (run,) = normalised(), make_runs([(rule, "none")])
     run = replace(run, federation=replace(run.federation, is_byzantine=(False,) * 8))
-    train, test = pictures(120), pictures(40)
-    world = make_run_stack(module, train, test, [run], training=TRAINING, num_classes=4)
-    world = replace(world, trainer=OneDiverges(world.trainer))
-    steps = list(simulate(world, first_state([module], train), 2))
+    train, test = samples(120), samples(40)
+    stack = make_run_stack(module, train, test, [run], training=TRAINING, num_classes=4)
+    stack = replace(stack, trainer=OneDiverges(stack.trainer))
+    steps = list(simulate(stack, first_state([module], train), 2))
     assert [step.over for step in steps] == [[], []]
     assert all(np.isfinite(step.records[0].loss) for step in steps)
     assert bool(steps[-1].state.buffers.isfinite().all())
@@ -72,11 +74,11 @@ def test_one_honest_client_that_diverges_ends_no_run_and_spoils_no_statistics(ru
 
 def test_a_run_whose_statistics_are_not_finite_is_over():
     module, (run,) = normalised(), make_runs([("mean", "none")])
-    train, test = pictures(120), pictures(40)
-    world = make_run_stack(module, train, test, [run], training=TRAINING, num_classes=4)
+    train, test = samples(120), samples(40)
+    stack = make_run_stack(module, train, test, [run], training=TRAINING, num_classes=4)
     start = first_state([module], train)
     start.buffers[:, 0] = NAN
-    (step,) = simulate(world, start, 3)
+    (step,) = simulate(stack, start, 3)
     assert step.over == [0]
 
 
@@ -89,18 +91,18 @@ def test_the_loss_is_that_of_the_honest_clients_that_did_not_diverge():
     assert np.isnan(second)
 
 
-def test_the_liars_share_is_theirs_of_all_weights():
+def test_the_byzantine_share_is_that_of_all_weights():
     weights = torch.tensor([[0.5, 0.5, 1.0], [0.0, 0.0, 2.0], [0.0, 0.0, 0.0]])
     is_byzantine = torch.tensor([[True, False, False], [True, True, False], [True, False, False]])
     assert weight_shares(weights, is_byzantine) == [0.25, 0.0, None]
 
 
-def test_of_a_mean_the_liars_have_the_share_that_they_are_of_the_clients():
+def test_under_the_mean_byzantine_clients_weigh_as_much_as_they_are_many():
     runs = make_runs([("mean", "lie"), ("multi-krum", "lie")])
-    train, test = pictures(120), pictures(40)
+    train, test = samples(120), samples(40)
     modules = networks(runs)
-    world = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
-    for step in simulate(world, first_state(modules, train), 3):
+    stack = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
+    for step in simulate(stack, first_state(modules, train), 3):
         mean, krum = step.records
         assert mean.byzantine_weight == pytest.approx(len(mean.byzantine) / len(mean.clients))
         assert krum.byzantine_weight == pytest.approx(krum.num_kept_byzantine / len(krum.kept))
@@ -116,15 +118,15 @@ def test_statistics_of_clients_that_were_not_kept_do_not_count():
         assert found.tolist() == [[expected]]
 
 
-def test_a_client_with_one_picture_sends_zero_if_batches_are_normalised_both_ways():
+def test_a_client_with_one_sample_sends_zero_if_batches_are_normalised_in_both_trainers():
     parts = [[0], [1, 2, 3], [4], list(range(5, 22))]
     run = replace(make_runs([("mean", "none")])[0], federation=make_federation(parts))
     run = replace(run, num_sampled=4)
-    module, train, test = normalised(), pictures(120), pictures(40)
-    world = make_run_stack(module, train, test, [run], training=TRAINING, num_classes=4)
+    module, train, test = normalised(), samples(120), samples(40)
+    stack = make_run_stack(module, train, test, [run], training=TRAINING, num_classes=4)
     start = first_state([module], train)
-    (one,) = simulate(world, start, 1)
-    (other,) = simulate(replace(world, trainer=StackedTrainer(module, train)), start, 1)
+    (one,) = simulate(stack, start, 1)
+    (other,) = simulate(replace(stack, trainer=StackedTrainer(module, train)), start, 1)
     torch.testing.assert_close(one.state.weights, other.state.weights, rtol=0, atol=1e-9)
     torch.testing.assert_close(one.state.buffers, other.state.buffers, rtol=0, atol=1e-9)
     assert one.records[0].num_samples == 2 * 3 + 2 * 16
@@ -132,32 +134,66 @@ def test_a_client_with_one_picture_sends_zero_if_batches_are_normalised_both_way
 
 
 @pytest.mark.parametrize("is_stacked", [False, True])
-def test_a_round_in_which_nobody_can_train_changes_nothing(is_stacked: bool):
+def test_a_round_in_which_no_client_can_train_changes_nothing(is_stacked: bool):
     (run,) = make_runs([("mean", "none")])
     run = replace(run, federation=make_federation([[k] for k in range(6)]))
-    module, train, test = normalised(), pictures(120), pictures(40)
-    world = make_run_stack(module, train, test, [run], training=TRAINING, num_classes=4)
+    module, train, test = normalised(), samples(120), samples(40)
+    stack = make_run_stack(module, train, test, [run], training=TRAINING, num_classes=4)
     if is_stacked:
-        world = replace(world, trainer=StackedTrainer(module, train))
+        stack = replace(stack, trainer=StackedTrainer(module, train))
     start = first_state([module], train)
-    steps = list(simulate(world, start, 2))
+    steps = list(simulate(stack, start, 2))
     assert torch.equal(steps[-1].state.weights, start.weights)
     assert [step.records[0].loss for step in steps] == [None, None]
 
 
 def test_batches_of_one_are_refused_where_they_are_normalised():
-    train, test = pictures(120), pictures(40)
-    facts = {"training": Training(batch_size=1), "num_classes": 4}
+    train, test = samples(120), samples(40)
+    settings = {"training": LocalSGD(batch_size=1), "num_classes": 4}
     with pytest.raises(ValueError, match=r"batch_size must be at least 2 .* got 1; raise it"):
-        make_run_stack(normalised(), train, test, make_runs([("mean", "none")]), **facts)
+        make_run_stack(normalised(), train, test, make_runs([("mean", "none")]), **settings)
 
 
-def test_pictures_that_nobody_trained_on_are_not_counted():
+def test_samples_that_no_client_trained_on_are_not_counted():
     runs = make_runs([("median", "lie"), ("median", "bit-flip")])
-    train, test = pictures(120), pictures(40)
+    train, test = samples(120), samples(40)
     modules = networks(runs)
-    world = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
-    for step in simulate(world, first_state(modules, train), 3):
-        spared, all_ = step.records
-        assert spared.num_samples == 2 * 15 * (6 - len(spared.byzantine))
-        assert all_.num_samples == 2 * 15 * 6
+    stack = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
+    for step in simulate(stack, first_state(modules, train), 3):
+        idle, trained = step.records
+        assert idle.num_samples == 2 * 15 * (6 - len(idle.byzantine))
+        assert trained.num_samples == 2 * 15 * 6
+
+
+OWN_RULES = """
+import torch
+import outvote as ov
+
+class Plain(ov.VectorRule):
+    def max_byzantine(self, num_clients):
+        return num_clients - 1
+
+    def aggregate(self, rows, num_byzantine):
+        return rows.mean(dim=0)
+
+class Broken(Plain):
+    def aggregate(self, rows, num_byzantine):
+        return torch.full_like(rows[0], torch.nan)
+"""
+
+
+def test_a_users_rule_does_not_report_who_was_kept_and_fails_if_it_returns_nan(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(OWN_RULES)
+    plan = tiny("rounds=2", f'rule=["mean", "{path}:Plain", "{path}:Broken"]')
+    ends = {name.rpartition(":")[2]: end for name, end in execute(plan, tmp_path / "runs").items()}
+    outcomes = {name: end.outcome for name, end in ends.items()}
+    assert outcomes == {"mean": "finished", "Plain": "finished", "Broken": "failed"}
+    assert "Broken" in ends["Broken"].reason
+    paths = (tmp_path / "runs").glob("*/*/metrics.jsonl")
+    rounds = [[json.loads(line) for line in path.read_text().splitlines()] for path in paths]
+    own, mean = sorted((each for each in rounds if each), key=lambda each: each[0]["kept"] or [])
+    for ours, theirs in zip(own, mean, strict=True):
+        assert ours["kept"] is None
+        assert theirs["kept"] == theirs["clients"]
+        assert ours["deviation"] == pytest.approx(theirs["deviation"], rel=1e-4)

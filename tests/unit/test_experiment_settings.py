@@ -10,17 +10,14 @@ import msgspec
 import pytest
 
 from outvote import experiment
-from outvote.experiment.job import stack_key
-from outvote.experiment.reading import make_plan, read_plan
-from outvote.experiment.spec import LATER, Spec
-from outvote.experiment.suites import plan_suite
-from outvote.experiment.toml import to_toml
+from outvote.experiment.plan import make_plan, plan_suite, read_plan, stack_key
+from outvote.experiment.run_spec import LATER, RunSpec, to_toml
 from outvote.grids import flat
 from outvote.suites.presets import PRESETS
 from outvote.suites.suite import read_suite
 from simulations import tiny
 
-HASH = "from outvote.experiment.reading import make_plan; print(make_plan({}).specs[0].hash)"
+HASH = "from outvote.experiment.plan import make_plan; print(make_plan({}).specs[0].hash)"
 SMALLER = {"image_size": 64}
 
 
@@ -71,7 +68,7 @@ def test_whatever_changes_a_result_changes_the_hash(setting):
 
 
 def test_runs_keep_the_names_that_they_had_when_the_hash_was_fixed():
-    assert Spec().hash == "1c92d66b4169"
+    assert RunSpec().hash == "1c92d66b4169"
     assert make_plan({"preset": "paper"}).hashes == ("87aa01c4cfa7",)
     for name, ends in {
         "demo": ("062af29e962f", "d5cd83e7570d"),
@@ -90,7 +87,7 @@ def test_a_setting_that_came_later_counts_only_where_it_is_not_the_default():
     assert tomllib.loads(to_toml(given, "a"))["data"]["image_size"] == 64
     assert make_plan({"data": {**folder, "image_size": 224}}).specs == (plain,)
     for key in LATER:
-        assert key in flat(msgspec.to_builtins(Spec()))
+        assert key in flat(msgspec.to_builtins(RunSpec()))
 
 
 def test_the_size_that_may_be_left_out_is_that_of_the_data():
@@ -172,21 +169,21 @@ def test_runs_that_differ_in_rule_attack_seed_or_partition_are_stacked():
         attack=["lie", "ipm"],
         seed=[0, 1],
         data={"partition": ["iid", "dirichlet"]},
-        federation={"byzantine": [0.1, 0.2], "told": ["oracle", 2]},
+        federation={"byzantine": [0.1, 0.2], "assumed_byzantine": ["oracle", 2]},
     )
     assert len({stack_key(spec) for spec in plan.specs}) == 1
     assert len({stack_key(spec) for spec in tiny(rounds=[1, 2]).specs}) == 2
 
 
 @pytest.mark.parametrize(
-    ("setting", "told"),
+    ("setting", "message"),
     [
         ("rulez=mean", "unknown key 'rulez'; did you mean 'rule'?"),
         ("data.betta=1", "unknown key 'data.betta'; did you mean 'beta'?"),
         ("data=3", "data is a table, got 3"),
         ("data.name=cifar11", "unknown dataset 'cifar11'; did you mean 'cifar10'?"),
         ("data.partition=shard", "data.partition: unknown value 'shard'; did you mean 'shards'?"),
-        ("data.image_size=64", "is for folders of pictures such as imagenet12, got 64 for fashion"),
+        ("data.image_size=64", "is for folders of images such as imagenet12, got 64 for fashion"),
         ("data.beta=0", "data.beta must be larger than 0"),
         ("model.name=alexnett", "unknown model 'alexnett'; did you mean 'alexnet'?"),
         ("rule=gas(krumm)", "unknown rule 'krumm'; did you mean 'krum'?"),
@@ -214,14 +211,14 @@ def test_runs_that_differ_in_rule_attack_seed_or_partition_are_stacked():
         ("beta", "a setting is written key=value"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(setting, told):
+def test_a_mistake_is_reported_in_one_line(setting, message):
     with pytest.raises((ValueError, TypeError)) as error:
         make_plan({}, [setting])
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path):
+def test_a_file_that_cannot_be_read_is_reported(tmp_path):
     path = tmp_path / "a.toml"
     with pytest.raises(ValueError, match="there is no file"):
         read_plan(path)
@@ -231,9 +228,9 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path):
 
 
 def test_the_usual_settings_are_those_of_the_structs():
-    assert make_plan({}).specs[0] == Spec()
+    assert make_plan({}).specs[0] == RunSpec()
 
 
-def test_the_docstring_that_tells_the_flow_names_every_module_and_no_other():
+def test_the_docstring_of_the_package_names_every_module_and_no_other():
     modules = {path.stem for path in Path(experiment.__file__).parent.glob("*.py")} - {"__init__"}
     assert set(re.findall(r"`(\w+)`", experiment.__doc__)) == modules

@@ -1,4 +1,4 @@
-"""Exports read back to what they were made of; runs are collected from any mixture of places."""
+"""Exports read back to what they were made of; runs are collected from any mixture of paths."""
 
 import csv
 import gzip
@@ -14,9 +14,9 @@ import pytest
 
 from made_results import made_results, write_store
 from outvote.results.collect import collect
-from outvote.results.export import MARK, to_export
-from outvote.results.exported import read_export
-from outvote.results.faults import DamagedFileError, StoreError
+from outvote.results.disk import DamagedFileError, StoreError
+from outvote.results.export import MARK, read_export, to_export
+from outvote.results.renamed import COLUMNS
 from outvote.results.schema import DataUsed
 from outvote.results.series import SERIES
 
@@ -37,7 +37,7 @@ def assert_same(found, wanted):
     for key in SERIES:
         ours, theirs = getattr(found.series, key), getattr(wanted.series, key)
         assert ours.dtype == theirs.dtype
-        # Five digits of what nobody prints with more; the rest to the last bit.
+        # Five digits of what is never printed with more; the rest to the last bit.
         slack = 5e-5 if key in ("loss", "deviation", "honest_norm") else 0
         np.testing.assert_allclose(ours, theirs, rtol=slack, atol=0, err_msg=key)
 
@@ -62,7 +62,7 @@ def test_unmeasured_values_and_awkward_texts_survive(tmp_path):
     one = made_results(TWO, seeds=1)[0]
     gaps = np.where(np.arange(len(one.series)) % 2, np.nan, 1 / 3)
     series = replace(one.series, accuracy=gaps, loss=gaps)
-    status = msgspec.structs.replace(one.status, reason='he said "no",\nthen \u00e9nough')
+    status = msgspec.structs.replace(one.status, reason='he wrote "no",\nthen \u00e9nough')
     odd = replace(one, series=series, status=status, environment=None)
     found = read_export(exported(tmp_path, [odd]))[0]
     assert_same(found, odd)
@@ -91,7 +91,7 @@ def test_a_run_without_any_round_is_read_back(tmp_path):
     one = made_results(TWO, seeds=1)[0]
     empty = replace(one.series, **{key: getattr(one.series, key)[:0] for key in EVERY})
     found = read_export(exported(tmp_path, [replace(one, series=empty)]))[0]
-    assert (len(found.series), found.series.num_kept.dtype) == (0, np.int64)
+    assert (len(found.series), found.series.num_kept.dtype) == (0, np.float64)
 
 
 def test_a_field_may_be_longer_than_the_csv_module_expects(tmp_path):
@@ -114,9 +114,9 @@ def changed(tmp_path, old, new):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("\n1,", "\n2,", r"newer outvote \(export 2, known up to 1\); upgrade"),
-        ("\n1,", "\none,", "version is 'one'"),
-        (MARK, "other", "is no export; give one"),
+        ("\n2,", "\n3,", r"newer outvote \(export 3, known up to 2\); upgrade"),
+        ("\n2,", "\none,", "version is 'one'"),
+        (MARK, "other", "is not an export; give"),
         (",loss,", ",los,", "no column 'loss'"),
         (",finished,", ",done,", "run 1 of .* is damaged: Invalid enum value 'done'"),
         (",round,", ",round,note,", "unknown column 'note'; remove it"),
@@ -126,7 +126,7 @@ def changed(tmp_path, old, new):
         ('"{""', '"[""', "run 1 of .* is damaged"),
     ],
 )
-def test_what_is_wrong_with_an_export_is_told_in_one_line(tmp_path, old, new, words):
+def test_what_is_wrong_with_an_export_is_reported_in_one_line(tmp_path, old, new, words):
     with pytest.raises(StoreError, match=words) as caught:
         collect([changed(tmp_path, old, new)])
     assert "\n" not in str(caught.value)
@@ -147,9 +147,9 @@ def test_a_csv_that_was_cut_off_is_damaged(tmp_path):
         read_export(path)
 
 
-def test_a_picture_is_no_export(tmp_path):
+def test_an_image_is_not_an_export(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"\x89PNG\r\n\x1a\n\xff")
-    with pytest.raises(StoreError, match="is no export"):
+    with pytest.raises(StoreError, match="is not an export"):
         collect([tmp_path / "a.csv"])
 
 
@@ -205,14 +205,14 @@ def test_a_damaged_run_is_left_out_and_named(tmp_path, name, content):
     (bad / name).write_text(content)
     words = []
     assert len(collect([tmp_path], words.append)) == len(results) - 1
-    (told,) = words
-    assert told.startswith(f"{bad} is left out: {bad / name}")
+    (message,) = words
+    assert message.startswith(f"{bad} is left out: {bad / name}")
 
 
 def test_a_run_that_is_being_copied_is_no_run_yet(tmp_path):
     results = write_store(tmp_path, TWO, seeds=1)
     first = results[0].folder.path
-    shutil.copytree(first, first.parent / ".draft")
+    shutil.copytree(first, first.parent / ".temporary")
     shutil.copytree(first, tmp_path / ".elsewhere" / first.name)
     assert len(collect([tmp_path])) == len(results)
 
@@ -225,7 +225,7 @@ def test_a_run_that_was_never_begun_is_no_run(tmp_path):
     assert words == []
 
 
-def test_nothing_found_is_told(tmp_path):
+def test_nothing_found_is_an_error(tmp_path):
     with pytest.raises(StoreError, match=r"there is no file or folder .*nowhere; check the path"):
         collect([tmp_path / "nowhere"])
     with pytest.raises(StoreError, match=r"no runs in .*; give a store"):
@@ -245,15 +245,15 @@ def test_the_runs_of_a_table_of_the_paper_fit_into_one_and_a_half_megabytes(tmp_
     assert time.perf_counter() - start < 5
 
 
-def test_every_row_tells_its_version(tmp_path):
+def test_every_row_has_its_version(tmp_path):
     path = exported(tmp_path, made_results(TWO, seeds=1), "runs.csv", is_packed=False)
     first, second, *rest = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([first, second, *("2" + each[1:] for each in rest)]))
+    path.write_text("".join([first, second, *("3" + each[1:] for each in rest)]))
     with pytest.raises(StoreError, match="newer outvote"):
         read_export(path)
 
 
-def test_a_folder_whose_name_is_no_text_can_be_exported(tmp_path):
+def test_a_folder_whose_name_is_not_text_can_be_exported(tmp_path):
     one = replace(made_results(TWO, seeds=1)[0], name="odd\udcff-0")
     assert read_export(exported(tmp_path, [one]))[0].name == r"odd\udcff-0"
 
@@ -267,16 +267,40 @@ def test_a_run_without_the_text_of_a_rule_is_damaged(tmp_path, rule):
 
 
 @pytest.mark.parametrize(
-    "place", ["/home/ann/my data, old/cifar10", "~/cifar10", "D:\\data\\cifar10"]
+    "path", ["/home/ann/my data, old/cifar10", "~/cifar10", "D:\\data\\cifar10"]
 )
-def test_an_export_does_not_tell_where_data_lay(place):
+def test_an_export_does_not_hold_local_paths(path):
     run = made_results("table3-num-groups", seeds=1, rounds=2)[0]
     form = "WebP mosaics (part0.webp, ...)"
     data = DataUsed(
-        name="cifar10", source=f"{form}, {place}", num_train=1, num_test=1, checksum="0" * 64
+        name="cifar10", source=f"{form}, {path}", num_train=1, num_test=1, checksum="0" * 64
     )
     environment = msgspec.structs.replace(run.environment, data=data)
     content = to_export([replace(run, environment=environment)], is_packed=False).decode()
     assert form in content
     assert "ann" not in content
-    assert place not in content
+    assert path not in content
+
+
+def test_what_a_rule_cannot_report_is_nan_in_an_export(tmp_path):
+    one = made_results(TWO, seeds=1)[0]
+    unknown = np.full(len(one.series), np.nan)
+    series = replace(one.series, num_kept=unknown, num_kept_byzantine=unknown)
+    path = exported(tmp_path, [replace(one, series=series)], "runs.csv", is_packed=False)
+    assert " ".join(["nan"] * len(unknown)) in path.read_text()
+    (found,) = read_export(path)
+    assert np.isnan(found.series.num_kept).all()
+    assert found.summary.kept_byzantine is None
+    assert to_export([found], is_packed=False) == path.read_bytes()
+
+
+def test_an_export_of_version_0_1_is_read(tmp_path):
+    path = exported(tmp_path, made_results(TWO, seeds=1), "runs.csv", is_packed=False)
+    first, *rest = path.read_text().splitlines(keepends=True)
+    for old, new in COLUMNS.items():
+        if old != "num_pictures":
+            first = first.replace(new, old, 1)
+    path.write_text("".join([first, *("1" + line[1:] for line in rest)]))
+    before, after = made_results(TWO, seeds=1), read_export(path)
+    assert [one.name for one in after] == sorted(one.name for one in before)
+    assert {one.num_samples for one in after} == {one.num_samples for one in before}

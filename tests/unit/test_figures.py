@@ -10,14 +10,19 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from made_results import made_results, without_weights, write_store
+from made_results import made_results, without_kept, without_weights, write_store
 from outvote.cli import plot
 from outvote.report.audit import audit_run
-from outvote.report.curves import curve_of
-from outvote.report.figures import FORMATS, KINDS, audit_picture, picture
-from outvote.report.figures_identification import draw_identification
-from outvote.report.figures_selection import kept_honest
-from outvote.report.figures_style import COLOURS, legend_below, line_styles
+from outvote.report.figure_maps import draw_identification
+from outvote.report.figure_style import COLOURS, legend_below, line_styles
+from outvote.report.figures import (
+    FORMATS,
+    KINDS,
+    audit_figure_file,
+    curve_of,
+    figure_file,
+    honest_selection_rate,
+)
 from outvote.report.layout import grids_of
 from outvote.results.schema import Status
 from outvote.suites.suite import read_suite
@@ -52,14 +57,14 @@ def runs(tmp_path_factory):
 def draw(kind, runs, format_="svg", **how):
     """Draw what a kind needs; identification has the first run folder."""
     if kind == "identification":
-        return picture(kind, runs, format_, **{"run": runs[0].name, **how})
+        return figure_file(kind, runs, format_, **{"run": runs[0].name, **how})
     return drawn(kind, format_, **how)
 
 
 @cache
 def drawn(kind, format_, **how):
-    """Draw made-up runs, once for all tests that look at the picture."""
-    return picture(kind, made(SOURCES[kind]), format_, **how)
+    """Draw made-up runs, once for all tests that look at the figure."""
+    return figure_file(kind, made(SOURCES[kind]), format_, **how)
 
 
 def words_of(svg):
@@ -80,10 +85,10 @@ def test_every_kind_can_be_drawn_in_every_format(kind, runs):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_runs_in_any_order_give_the_same_bytes(kind, runs):
     if kind == "identification":
-        again = picture(kind, runs[::-1], "svg", run=runs[0].hash)
+        again = figure_file(kind, runs[::-1], "svg", run=runs[0].hash)
     else:
         results = made(SOURCES[kind])
-        again = picture(kind, random.Random(0).sample(results, len(results)), "svg")
+        again = figure_file(kind, random.Random(0).sample(results, len(results)), "svg")
     assert draw(kind, runs) == again
     assert b"<dc:date>" not in again
 
@@ -101,7 +106,7 @@ def test_a_curve_is_the_mean_and_sample_deviation_of_what_was_measured():
     assert curve.rounds.tolist() == [1, 2, 3, 4, 5]
 
 
-def test_a_curve_has_no_point_where_nothing_was_measured_and_tells_who_diverged():
+def test_a_curve_has_no_point_where_nothing_was_measured_and_marks_who_diverged():
     first = made("demo")[0]
     accuracy = np.array([np.nan, 0.1, np.nan, 0.2, 0.3])
     status = Status(outcome="diverged", round=5, num_rounds=30)
@@ -110,7 +115,7 @@ def test_a_curve_has_no_point_where_nothing_was_measured_and_tells_who_diverged(
     assert curve.rounds.tolist() == [2, 4, 5]
     assert curve.ends == [5]
     everywhere = [replace(each, status=status) for each in made("demo")]
-    assert picture("curves", everywhere, "svg") != picture("curves", made("demo"), "svg")
+    assert figure_file("curves", everywhere, "svg") != figure_file("curves", made("demo"), "svg")
 
 
 def test_curves_name_every_rule_once_and_every_column():
@@ -135,8 +140,8 @@ def test_a_heatmap_has_the_means_of_the_table():
             assert f"{cell.spread('best').mean:.1f}" in words
     kept = words_of(draw("heatmap", [], metric="kept_byzantine"))
     assert kept != words
-    assert "liars kept, percent" in kept
-    assert "-" in kept
+    assert "Byzantine selection rate, percent" in kept
+    assert "–" in kept
     far = words_of(draw("heatmap", [], metric="deviation"))
     assert "deviation" in far
     for row in grids_of(made("demo"))[0].cells:
@@ -144,19 +149,19 @@ def test_a_heatmap_has_the_means_of_the_table():
             assert f"{cell.spread('deviation').mean:.3g}" in far
 
 
-def test_a_heatmap_says_what_was_not_run():
+def test_a_heatmap_marks_what_was_not_run():
     results = [each for each in made("demo") if (each.rule, each.attack) != ("median", "lie")]
-    assert words_of(picture("heatmap", results, "svg")).count("not run") == 1
+    assert words_of(figure_file("heatmap", results, "svg")).count("not run") == 1
 
 
 def test_maps_of_different_shapes_are_drawn_too():
     results = made_results("smoke", seeds=1)
-    words = words_of(picture("heatmap", results, "svg"))
+    words = words_of(figure_file("heatmap", results, "svg"))
     assert "Number of groups" in words
     assert "Rules and their GAS forms under six attacks" in words
 
 
-def test_liars_and_heterogeneity_have_a_map_for_each_rule():
+def test_byzantine_clients_and_heterogeneity_have_a_map_for_each_rule():
     words = words_of(draw("f-beta", []))
     assert words.count("f = 2") == words.count("β = 0.5") == 2
     one = [
@@ -168,12 +173,12 @@ def test_liars_and_heterogeneity_have_a_map_for_each_rule():
     assert f"{100 * np.mean([each.best for each in one]):.1f}" in words
 
 
-def test_liars_and_heterogeneity_must_both_differ():
+def test_byzantine_clients_and_heterogeneity_must_both_differ():
     with pytest.raises(ValueError, match=r"do not differ in federation.byzantine and data.beta"):
-        picture("f-beta", made("demo"), "png")
+        figure_file("f-beta", made("demo"), "png")
 
 
-def test_selection_shows_the_liars_share_and_the_accuracy():
+def test_selection_shows_the_byzantine_share_and_the_accuracy():
     words = words_of(draw("selection", []))
     for grid in grids_of(made("figure1-motivation")):
         assert words.count(grid.title) == 1
@@ -182,14 +187,14 @@ def test_selection_shows_the_liars_share_and_the_accuracy():
             assert f"{row[0].spread('best').mean:.1f}" in words
 
 
-def test_selection_of_runs_that_do_not_tell_weights_shows_who_was_kept():
+def test_selection_of_runs_without_weights_shows_who_was_kept():
     result = made("figure1-motivation")[0]
     series = result.series
     sampled = sum(series.num_sampled) - sum(series.num_byzantine)
     share = (sum(series.num_kept) - sum(series.num_kept_byzantine)) / sampled
-    assert kept_honest(result) == pytest.approx(share)
+    assert honest_selection_rate(result) == pytest.approx(share)
     old = [without_weights(each) for each in made("figure1-motivation")]
-    words = words_of(picture("selection", old, "svg"))
+    words = words_of(figure_file("selection", old, "svg"))
     for grid in grids_of(old):
         assert words.count(grid.title) == 1
         for row in grid.cells:
@@ -197,14 +202,24 @@ def test_selection_of_runs_that_do_not_tell_weights_shows_who_was_kept():
             assert f"{row[0].spread('best').mean:.1f}" in words
 
 
+def test_what_a_rule_does_not_report_is_a_dash_in_figures(runs):
+    unknown = [without_kept(each) for each in made("figure1-motivation")]
+    assert np.isnan(honest_selection_rate(unknown[0]))
+    words = words_of(figure_file("selection", unknown, "svg"))
+    num_bars = sum(len(grid.rows) for grid in grids_of(unknown))
+    assert words.count("–") == 2 * num_bars
+    words = words_of(audit_figure_file(audit_run(without_kept(runs[0])), "svg"))
+    assert "not reported" in words
+
+
 def test_selection_refuses_more_than_can_be_read():
-    with pytest.raises(ValueError, match=r"at most 6 columns.*--metric kept"):
-        picture("selection", made_results("table1-cifar10", seeds=1, rounds=2), "png")
+    with pytest.raises(ValueError, match=r"at most 6 columns.*--metric selection-rate"):
+        figure_file("selection", made_results("table1-cifar10", seeds=1, rounds=2), "png")
 
 
 def test_curves_refuse_more_panels_than_can_be_read():
     with pytest.raises(ValueError, match=r"28 panels, and 24 can be read.*--part"):
-        picture("curves", made_results("smoke", seeds=1), "png")
+        figure_file("curves", made_results("smoke", seeds=1), "png")
 
 
 def test_deviation_has_a_panel_for_each_rule_and_one_legend():
@@ -218,47 +233,47 @@ def test_identification_shows_every_score_and_verdict_beside_the_truth(runs):
     audit = audit_run(runs[0])
     above, below = draw_identification(audit).axes[:2]
     verdicts = below.images[0].get_array()
-    liars, refused = audit.is_byzantine, audit.is_refused
+    byzantine, refused = audit.is_byzantine, audit.is_refused
     assert np.isin(verdicts[:2].compressed(), [2, 3]).all()
     assert np.isin(verdicts[2:].compressed(), [0, 1]).all()
-    for code, kind in enumerate((~refused & ~liars, refused & ~liars, refused & liars)):
-        assert (verdicts.compressed() == code).sum() == (audit.is_judged & kind).sum()
+    for code, kind in enumerate((~refused & ~byzantine, refused & ~byzantine, refused & byzantine)):
+        assert (verdicts.compressed() == code).sum() == (audit.is_received & kind).sum()
     scores = above.images[0].get_array().compressed()
     middles = np.nanmedian(audit.scores, axis=1, keepdims=True)
-    relative = (audit.scores / middles)[audit.is_judged]
+    relative = (audit.scores / middles)[audit.is_received]
     np.testing.assert_allclose(np.sort(scores), np.sort(relative))
     words = words_of(draw("identification", runs))
-    assert {"2 liars", "18 honest", "liar, kept", "verdicts and truth"} <= set(words)
+    assert {"2 Byzantine", "18 honest", "Byzantine, kept", "verdicts and truth"} <= set(words)
 
 
 def test_identification_without_the_truth_ranks_by_refusals(runs):
     audit = replace(audit_run(runs[0]), is_byzantine=None)
-    words = words_of(audit_picture(audit, "svg"))
+    words = words_of(audit_figure_file(audit, "svg"))
     assert "clients, most often dropped first" in words
-    assert "liar, kept" not in words
+    assert "Byzantine, kept" not in words
 
 
 def test_identification_wants_one_run_with_its_folder(runs):
     with pytest.raises(ValueError, match=r"shows one run, got 8; name one by --run"):
-        picture("identification", runs, "png")
+        figure_file("identification", runs, "png")
     with pytest.raises(ValueError, match=r"there is no run 'medain'"):
-        picture("identification", runs, "png", run="medain")
-    with pytest.raises(ValueError, match=r"an export does not say"):
-        picture("identification", made("own")[:1], "png")
+        figure_file("identification", runs, "png", run="medain")
+    with pytest.raises(ValueError, match=r"an export has no verdicts"):
+        figure_file("identification", made("own")[:1], "png")
 
 
 def test_names_that_look_like_formulas_are_only_names():
     config = {**made("own")[0].config, "rule": "'$x_{.py:R$'"}
     results = [replace(made("own")[0], config=config)]
-    assert "$x_{.py:R$" in words_of(picture("curves", results, "svg"))
+    assert "$x_{.py:R$" in words_of(figure_file("curves", results, "svg"))
 
 
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"identification"}))
-def test_runs_that_are_not_over_cannot_be_drawn(kind):
+def test_unfinished_runs_cannot_be_drawn(kind):
     status = Status(outcome="running", round=1, num_rounds=5)
     results = [replace(each, status=status) for each in made("own")]
-    with pytest.raises(ValueError, match="none of these runs is over"):
-        picture(kind, results, "png")
+    with pytest.raises(ValueError, match="none of these runs is finished"):
+        figure_file(kind, results, "png")
 
 
 def test_with_a_window_a_point_is_the_mean_of_several_rounds():

@@ -1,4 +1,4 @@
-"""Without Flower everything else works, and outvote.flower says what to install."""
+"""Without Flower everything else works, and outvote.flower names what to install."""
 
 import re
 import subprocess
@@ -33,7 +33,7 @@ import outvote.flower
 
 @pytest.fixture(scope="module")
 def done():
-    """What a program without Flower says, and how it ends."""
+    """The output of a program without Flower, and how it ends."""
     return subprocess.run(
         [sys.executable, "-c", BLOCK + CODE], capture_output=True, text=True, check=False
     )
@@ -45,7 +45,7 @@ def test_without_flower_the_rest_works(done):
     assert has_flower == "False"
 
 
-def test_without_flower_the_exact_line_to_install_it_is_told(done):
+def test_without_flower_the_error_has_the_exact_line_to_install_it(done):
     assert done.returncode == 1
     assert done.stderr.strip().splitlines()[-1] == (
         "ImportError: outvote.flower needs Flower 1.41 or newer; run: pip install 'outvote[flower]'"

@@ -12,9 +12,9 @@ UPDATES = [0.5, -0.25, 2.0, 0.0, 1e-4]
 
 
 def steps(optimizer):
-    memory, found = {}, []
+    state, found = {}, []
     for update in UPDATES:
-        step, memory = optimizer.step(torch.tensor([update], dtype=torch.float64), memory)
+        step, state = optimizer.step(torch.tensor([update], dtype=torch.float64), state)
         found.append(float(step))
     return found
 

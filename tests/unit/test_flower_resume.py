@@ -5,15 +5,19 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import outvote as ov
 from bad_replies import HandMadeGrid, arrays_of, record_of, respond_with, run_round
-from outvote.flower import RobustStrategy
+from outvote.flower import RobustStrategy, audit_writer
+from outvote.results import checkpoint
 from outvote.results.audit_log import read_audit, read_manifest
-from outvote.results.faults import BusyError, StoreError
+from outvote.results.disk import BusyError, StoreError
+from outvote.rules.rule import Traits
 
 MODEL = {"w": np.zeros((3, 4), np.float32), "steps": np.array(0, np.int64)}
 NODES = range(100, 111)
@@ -47,11 +51,11 @@ def test_a_run_in_two_parts_ends_like_one_in_one_part(tmp_path):
     # Excluded after round 3, before the restart.
     assert not any(104 in asked for asked in grid.asked)
     logs = [read_audit(tmp_path / name) for name in ("whole", "parts")]
-    clients = [[(told.round, told.seed, told.clients) for told in log] for log in logs]
+    clients = [[(entry.round, entry.seed, entry.clients) for entry in log] for log in logs]
     assert clients[0] == clients[1]
 
 
-def test_rules_and_optimisers_remember_across_a_restart(tmp_path):
+def test_rules_and_optimisers_keep_their_state_across_a_restart(tmp_path):
     settings = {"num_byzantine": 2, "server_optimizer": "fedavg(momentum=0.9)"}
     for rule in ("centered-clipping(radius=1.0)", "foolsgold"):
         whole = RobustStrategy(rule, audit_dir=None, **settings)
@@ -64,16 +68,16 @@ def test_rules_and_optimisers_remember_across_a_restart(tmp_path):
         assert weights(again.arrays) == weights(expected.arrays)
 
 
-def test_another_rule_does_not_get_what_the_first_remembered(tmp_path):
+def test_another_rule_does_not_get_the_state_of_the_first(tmp_path):
     first = RobustStrategy("foolsgold", audit_dir=tmp_path)
     first.start(grid_of("none"), record_of(MODEL), num_rounds=1)
     second = RobustStrategy.resume(tmp_path, rule="centered-clipping(radius=1.0)")
-    assert second.state.rule_memory is None
+    assert second.state.rule_state is None
     second.start(grid_of("none"), record_of(MODEL), num_rounds=2)
-    assert [told.is_updated for told in read_audit(tmp_path)] == [True, True]
+    assert [entry.is_updated for entry in read_audit(tmp_path)] == [True, True]
 
 
-def test_a_finished_run_has_nothing_left_to_play(tmp_path):
+def test_a_finished_run_has_no_round_left(tmp_path):
     done = RobustStrategy(audit_dir=tmp_path, **SETTINGS).start(grid_of(), record_of(MODEL), 2)
     grid = grid_of()
     again = RobustStrategy.resume(tmp_path).start(grid, record_of(MODEL), 2)
@@ -84,12 +88,12 @@ def test_a_finished_run_has_nothing_left_to_play(tmp_path):
 def test_resume_starts_where_there_is_nothing_to_resume(tmp_path):
     strategy = RobustStrategy.resume(tmp_path / "new", **SETTINGS)
     strategy.start(grid_of(), record_of(MODEL), num_rounds=1)
-    assert [told.round for told in read_audit(tmp_path / "new")] == [1]
+    assert [entry.round for entry in read_audit(tmp_path / "new")] == [1]
 
 
 def test_the_log_of_another_run_is_not_written_over(tmp_path):
     RobustStrategy(audit_dir=tmp_path, **SETTINGS).start(grid_of(), record_of(MODEL), 1)
-    with pytest.raises(ValueError, match=r"go on with RobustStrategy\.resume"):
+    with pytest.raises(ValueError, match=r"continue it with RobustStrategy\.resume"):
         RobustStrategy(audit_dir=tmp_path, **SETTINGS).start(grid_of(), record_of(MODEL), 1)
     assert len(read_audit(tmp_path)) == 1
 
@@ -146,11 +150,11 @@ def test_a_damaged_checkpoint_costs_a_round_and_two_of_them_are_an_error(tmp_pat
         RobustStrategy.resume(tmp_path)
 
 
-def test_a_lost_checkpoint_is_told_and_the_federation_does_not_start_anew(tmp_path):
+def test_a_lost_checkpoint_is_an_error_and_the_federation_does_not_start_anew(tmp_path):
     RobustStrategy(audit_dir=tmp_path, **SETTINGS).start(grid_of(), record_of(MODEL), 2)
     for path in tmp_path.glob("checkpoint*"):
         path.unlink()
-    with pytest.raises(StoreError, match="tells of 2 rounds, but the checkpoint is gone"):
+    with pytest.raises(StoreError, match="holds 2 rounds, but the checkpoint is gone"):
         RobustStrategy.resume(tmp_path)
     lines = (tmp_path / "audit.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "audit.jsonl").write_text(lines[0])  # killed before the first checkpoint
@@ -172,49 +176,50 @@ def test_a_damaged_line_costs_no_other_when_a_run_goes_on(tmp_path):
     first, *others = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([first[:50] + b"\n", *others]))
     RobustStrategy.resume(tmp_path).start(grid_of(), record_of(MODEL), 4)
-    assert [told.round for told in read_audit(tmp_path)] == [2, 3, 4]
+    assert [entry.round for entry in read_audit(tmp_path)] == [2, 3, 4]
 
 
-def test_a_round_that_could_not_be_told_is_played_again(tmp_path, monkeypatch):
+def test_a_round_that_could_not_be_logged_is_run_again(tmp_path, monkeypatch):
     RobustStrategy(audit_dir=tmp_path, **SETTINGS).start(grid_of(), record_of(MODEL), 2)
     full = RobustStrategy.resume(tmp_path)
 
-    def no_room(path, line):
-        raise StoreError("no room")
+    def disk_is_full(path, line):
+        raise StoreError("the disk is full")
 
     with monkeypatch.context() as patched:
-        patched.setattr("outvote.flower.auditing.append_line", no_room)
-        with pytest.raises(StoreError, match="no room"):
+        patched.setattr("outvote.results.disk.append_line", disk_is_full)
+        with pytest.raises(StoreError, match="the disk is full"):
             full.start(grid_of(), record_of(MODEL), 3)
     again = RobustStrategy.resume(tmp_path)
     assert again.state.round == 2
     again.start(grid_of(), record_of(MODEL), 3)
-    assert [told.round for told in read_audit(tmp_path)] == [1, 2, 3]
+    assert [entry.round for entry in read_audit(tmp_path)] == [1, 2, 3]
 
 
 def test_a_checkpoint_that_cannot_be_written_lets_go_of_the_folder(tmp_path, monkeypatch):
-    def no_room(folder, state, rule):
-        raise StoreError("no room")
+    def disk_is_full(folder, state, rule):
+        raise StoreError("the disk is full")
 
     first = RobustStrategy(audit_dir=tmp_path, **SETTINGS)
     with monkeypatch.context() as patched:
-        patched.setattr("outvote.flower.journal.save_state", no_room)
-        with pytest.raises(StoreError, match="no room"):
+        patched.setattr("outvote.flower.audit_writer.save_state", disk_is_full)
+        with pytest.raises(StoreError, match="the disk is full"):
             first.start(grid_of(), record_of(MODEL), 1)
     RobustStrategy.resume(tmp_path).start(grid_of(), record_of(MODEL), 1)
-    assert [told.round for told in read_audit(tmp_path)] == [1]
+    assert [entry.round for entry in read_audit(tmp_path)] == [1]
 
 
 SERVER = """
 import sys
 sys.path.insert(0, {tests!r})
 from unit.test_flower_resume import MODEL, SETTINGS, grid_of, record_of
-from outvote.flower import RobustStrategy
+from outvote.flower import RobustStrategy, audit_writer
+from outvote.results import checkpoint
 strategy = RobustStrategy.resume({folder!r}, **SETTINGS)
 print(strategy.state.round, flush=True)
-def tell(number, arrays):
+def report(number, arrays):
     print("round", number, flush=True)
-strategy.start(grid_of(), record_of(MODEL), num_rounds={rounds}, evaluate_fn=tell)
+strategy.start(grid_of(), record_of(MODEL), num_rounds={rounds}, evaluate_fn=report)
 """
 
 
@@ -231,13 +236,101 @@ def test_a_server_killed_in_any_moment_goes_on_at_the_right_round_with_the_same_
         server.wait()
         server.stdout.close()
     again = RobustStrategy.resume(tmp_path / "killed")
-    played = again.state.round
-    assert played >= 12
-    told = [each.round for each in read_audit(tmp_path / "killed")]
-    assert told[:played] == list(range(1, played + 1))
-    assert len(told) <= played + 1
-    result = again.start(grid_of(), record_of(MODEL), num_rounds=played + 3)
+    last = again.state.round
+    assert last >= 12
+    rounds = [each.round for each in read_audit(tmp_path / "killed")]
+    assert rounds[:last] == list(range(1, last + 1))
+    assert len(rounds) <= last + 1
+    result = again.start(grid_of(), record_of(MODEL), num_rounds=last + 3)
     expected = RobustStrategy(audit_dir=None, **SETTINGS).start(
-        grid_of(), record_of(MODEL), num_rounds=played + 3
+        grid_of(), record_of(MODEL), num_rounds=last + 3
     )
     assert weights(result.arrays) == weights(expected.arrays)
+
+
+def test_a_round_is_written_and_synced_before_its_checkpoint(tmp_path, monkeypatch):
+    order = []
+
+    def record(owner, name):
+        function = getattr(owner, name)
+
+        def call(*arguments):
+            order.append(name)
+            return function(*arguments)
+
+        monkeypatch.setattr(owner, name, call)
+
+    for name in ("write_whole", "append_line", "sync_lines"):
+        record(audit_writer.disk, name)
+    record(audit_writer, "save_state")
+    strategy = RobustStrategy(audit_dir=tmp_path, checkpoint_every=2, **SETTINGS)
+    strategy.start(grid_of(), record_of(MODEL), num_rounds=3)
+    line = ["append_line", "sync_lines"]
+    assert order == ["write_whole", *line, *line, "save_state", *line, "save_state"]
+
+
+@pytest.mark.parametrize("clients", [None, "one", ["100", "101"]])
+def test_a_checkpoint_of_0_1_is_read_with_the_state_of_the_rule(clients, tmp_path):
+    arrays = {"model/w": MODEL["w"], "model/steps": MODEL["steps"], "optimizer/first": np.ones(12)}
+    if clients == "one":
+        arrays["rule"] = np.arange(3.0)
+    elif clients is not None:
+        arrays |= {f"rule/{k}": np.arange(3.0) + k for k in range(len(clients))}
+    notes = {
+        "shapes": [[name, list(array.shape)] for name, array in MODEL.items()],
+        "offenders": {"offences": [[101, 4, "malformed"]], "excluded": []},
+        "rule": "foolsgold",
+        "rule_memory": clients,
+    }
+    checkpoint.save(
+        tmp_path,
+        checkpoint.Checkpoint(round=4, config="outvote-flower-1", arrays=arrays, notes=notes),
+    )
+    state = RobustStrategy.resume(tmp_path, rule="foolsgold").state
+    assert state.round == 4
+    assert state.optimizer_state["first"].tolist() == [1.0] * 12
+    assert state.exclusions.to_notes() == notes["offenders"]
+    if clients is None:
+        assert state.rule_state is None
+    elif clients == "one":
+        assert state.rule_state.tolist() == [0.0, 1.0, 2.0]
+    else:
+        assert {key: value.tolist() for key, value in state.rule_state.items()} == {
+            "100": [0.0, 1.0, 2.0],
+            "101": [1.0, 2.0, 3.0],
+        }
+
+
+@dataclass
+class Reputation:
+    trust: dict
+    num_rounds: int
+
+
+class Trusting(ov.VectorRule):
+    """A rule whose state is a dataclass of its own module."""
+
+    name = "trusting"
+    traits = Traits(uses_num_byzantine=False, has_state=True)
+
+    def max_byzantine(self, num_clients):
+        return num_clients - 1
+
+    def compute(self, matrix, info):
+        before = info.state or Reputation(trust={}, num_rounds=0)
+        found = ov.Mean().compute(matrix, info)
+        trust = {client: before.trust.get(client, 0) + 1 for client in info.clients}
+        return replace(found, state=Reputation(trust, before.num_rounds + info.round))
+
+    def aggregate(self, rows, num_byzantine):
+        raise NotImplementedError
+
+
+def test_a_state_that_is_a_dataclass_survives_a_restart(tmp_path):
+    first = RobustStrategy(Trusting(), audit_dir=tmp_path, seed=1)
+    first.start(grid_of(), record_of(MODEL), num_rounds=2)
+    again = RobustStrategy.resume(tmp_path, rule=Trusting())
+    assert again.state.rule_state == first.state.rule_state
+    again.start(grid_of(), record_of(MODEL), num_rounds=3)
+    assert again.state.rule_state.num_rounds == 1 + 2 + 3
+    assert set(again.state.rule_state.trust.values()) == {3}

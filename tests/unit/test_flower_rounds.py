@@ -6,12 +6,12 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from bad_replies import HandMadeGrid, arrays_of, content_of, honest, record_of, run_round
 from flower_small import MODEL, NODES, grid_of, strategy_of
-from outvote.flower.evaluating import merge_metrics
+from outvote.flower.node_metrics import average_metrics
 from outvote.report.audit import Mark, audit_log
 from outvote.results.audit_log import read_audit, read_manifest
 
 
-def test_the_split_is_drawn_afresh_and_told_in_the_log_alone(tmp_path, caplog):
+def test_the_split_is_drawn_afresh_and_stands_in_the_log_alone(tmp_path, caplog):
     strategy = strategy_of("gas(multi-krum)", audit_dir=tmp_path)
     sent = []
 
@@ -20,21 +20,21 @@ def test_the_split_is_drawn_afresh_and_told_in_the_log_alone(tmp_path, caplog):
         return Message(content_of(honest(message.metadata.dst_node_id, MODEL)), reply_to=message)
 
     strategy.start(HandMadeGrid(NODES, respond), record_of(MODEL), num_rounds=3)
-    seeds = [told.seed for told in read_audit(tmp_path)]
+    seeds = [entry.seed for entry in read_audit(tmp_path)]
     assert len(set(seeds)) == 3
     spoken = caplog.text + "".join(sent) + (tmp_path / "manifest.json").read_text()
     assert not any(str(seed) in spoken for seed in seeds)
 
 
 def test_a_seed_repeats_splits_and_samples():
-    def play(seed):
+    def run(seed):
         strategy = strategy_of("gas(median)", seed=seed, fraction_train=0.7)
         grid = grid_of(honest)
         result = strategy.start(grid, record_of(MODEL), num_rounds=2)
         return grid.asked, [array.tobytes() for array in arrays_of(result.arrays).values()]
 
-    assert play(1) == play(1)
-    assert play(1)[0] != play(2)[0]
+    assert run(1) == run(1)
+    assert run(1)[0] != run(2)[0]
 
 
 def test_counts_matter_only_to_who_asks():
@@ -68,7 +68,7 @@ def test_your_own_sampling_chooses_from_who_is_there():
         run_round(stranger, grid, record_of(MODEL))
 
 
-def test_the_round_is_told_to_nodes_and_the_config_of_the_caller_stays_as_it_was():
+def test_the_round_is_sent_to_nodes_and_the_config_of_the_caller_stays_as_it_was():
     config = ConfigRecord({"lr": 0.5})
     grid = grid_of(honest)
     (first, *_) = strategy_of().configure_train(3, record_of(MODEL), config, grid)
@@ -76,11 +76,11 @@ def test_the_round_is_told_to_nodes_and_the_config_of_the_caller_stays_as_it_was
     assert dict(config) == {"lr": 0.5}
 
 
-def test_rules_with_memory_and_rules_with_a_reference_work(tmp_path):
+def test_rules_with_state_and_rules_with_a_reference_work(tmp_path):
     grid = grid_of(honest)
-    remembering = strategy_of("centered-clipping(radius=1.0)", num_byzantine=2)
-    result = remembering.start(grid, record_of(MODEL), num_rounds=2)
-    assert remembering.state.rule_memory.shape == (14,)
+    stateful = strategy_of("centered-clipping(radius=1.0)", num_byzantine=2)
+    result = stateful.start(grid, record_of(MODEL), num_rounds=2)
+    assert stateful.state.rule_state.shape == (14,)
     assert np.isfinite(arrays_of(result.arrays)["w"]).all()
 
     def train(round_, model):
@@ -92,13 +92,13 @@ def test_rules_with_memory_and_rules_with_a_reference_work(tmp_path):
 
 
 def test_one_nan_or_huge_loss_does_not_poison_the_report():
-    told = [{"loss": 1.0 + k / 10, "num-examples": 5} for k in range(9)]
+    fine = [{"loss": 1.0 + k / 10, "num-examples": 5} for k in range(9)]
     bad = [{"loss": float("nan")}, {"loss": 1e30}, {"loss": [1.0, 2.0]}, {}]
-    assert merge_metrics([*told, *bad], 2, "num-examples")["loss"] == pytest.approx(1.45, abs=0.1)
-    assert merge_metrics(told, 0, "num-examples") == {"loss": pytest.approx(1.4)}
-    assert merge_metrics([{"loss": float("inf")}] * 3, 1, "num-examples") is None
+    assert average_metrics([*fine, *bad], 2, "num-examples")["loss"] == pytest.approx(1.45, abs=0.1)
+    assert average_metrics(fine, 0, "num-examples") == {"loss": pytest.approx(1.4)}
+    assert average_metrics([{"loss": float("inf")}] * 3, 1, "num-examples") is None
     lists = [{"by_class": [1.0, 2.0]}] * 5 + [{"by_class": [9e9, -9e9]}, {"by_class": [1.0]}]
-    assert merge_metrics(lists, 1, "num-examples") == {"by_class": [1.0, 2.0]}
+    assert average_metrics(lists, 1, "num-examples") == {"by_class": [1.0, 2.0]}
 
 
 def test_evaluation_is_averaged_robustly_end_to_end():
@@ -113,7 +113,7 @@ def test_evaluation_is_averaged_robustly_end_to_end():
     assert found == {"accuracy": pytest.approx(0.8)}
 
 
-def test_a_rule_that_need_not_be_told_of_liars_does_not_believe_them_either():
+def test_a_rule_that_needs_no_number_of_byzantine_nodes_resists_false_metrics():
     def send(node, model):
         return content_of(honest(node, model), loss=1e9 if node == 101 else 1.0)
 
@@ -126,7 +126,7 @@ def test_a_rule_that_need_not_be_told_of_liars_does_not_believe_them_either():
     assert run_round(strategy_of("mean", None), grid, record_of(MODEL))[1]["loss"] > 1e7
 
 
-def test_the_manifest_tells_how_the_run_was_set_up(tmp_path):
+def test_the_manifest_holds_the_settings_of_the_run(tmp_path):
     strategy = strategy_of("gas(median)", audit_dir=tmp_path, server_optimizer="fedadam")
     run_round(strategy, grid_of(honest), record_of(MODEL))
     strategy.close()
@@ -150,7 +150,7 @@ def test_nobody_looks_suspicious_because_others_did_not_answer(tmp_path):
 
 
 def test_the_server_waits_until_enough_nodes_are_connected(monkeypatch):
-    monkeypatch.setattr("outvote.flower.sampling.SECONDS_BETWEEN_LOOKS", 0)
+    monkeypatch.setattr("outvote.flower.node_sampling.SECONDS_BETWEEN_LOOKS", 0)
     grid = grid_of(honest, nodes=[])
     looks = iter(range(100))
     grid.get_node_ids = lambda: list(NODES)[: next(looks)]

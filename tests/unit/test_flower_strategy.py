@@ -20,7 +20,7 @@ from outvote.results.audit_log import read_audit
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_byzantine": None}, "must be told how many nodes may lie"),
+        ({"num_byzantine": None}, "needs the number of Byzantine nodes"),
         ({"byzantine_fraction": 0.2}, "must not be given both"),
         ({"num_byzantine": -1}, "num_byzantine must be a whole number from 0 on, got -1"),
         ({"num_byzantine": None, "byzantine_fraction": 0.5}, "below 0.5, got 0.5"),
@@ -51,7 +51,7 @@ def test_the_model_is_what_the_rule_makes_of_the_updates():
     np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
-def test_small_updates_of_large_weights_are_told_apart():
+def test_small_updates_of_large_weights_are_distinguished():
     # In float32 the distances between raw weights would drown: 1e-4 of 1000.
     draw = np.random.default_rng(0)
     base = {"w": draw.normal(0, 1000, 10_000).astype(np.float32)}
@@ -104,6 +104,30 @@ def test_statistics_are_merged_by_the_median_and_do_not_sway_the_rule():
     assert found["is_on"].tolist() == [True, False]
 
 
+def test_of_an_even_number_of_statistics_the_lower_middle_one_is_taken():
+    model = {"w": np.zeros(4, np.float32), "bn.running_mean": np.zeros(1, np.float32)}
+
+    def send(node, model):
+        return {"w": model["w"] + 1, "bn.running_mean": np.array([node], np.float32)}
+
+    found, _ = run_round(strategy_of("median"), grid_of(send, range(100, 110)), record_of(model))
+    assert arrays_of(found)["bn.running_mean"] == [104]
+
+
+def test_statistics_that_are_not_finite_make_a_reply_malformed(tmp_path):
+    model = {"w": np.zeros(4, np.float32), "bn.running_mean": np.zeros(1, np.float32)}
+
+    def send(node, model):
+        mean = np.nan if node == 104 else node
+        return {"w": model["w"] + 1, "bn.running_mean": np.array([mean], np.float32)}
+
+    strategy = strategy_of("median", audit_dir=tmp_path)
+    run_round(strategy, grid_of(send), record_of(model))
+    strategy.close()
+    malformed = [c.client for c in read_audit(tmp_path)[0].clients if c.standing == "malformed"]
+    assert malformed == ["104"]
+
+
 def test_what_nobody_changes_stays_as_it_is_to_the_last_bit():
     model = {
         "nothing": np.zeros((0, 3), np.float32),
@@ -121,7 +145,7 @@ def test_what_nobody_changes_stays_as_it_is_to_the_last_bit():
         assert found[name].tobytes() == array.tobytes()
 
 
-def test_lowering_the_number_of_liars_is_for_who_asks_for_it(tmp_path):
+def test_num_byzantine_is_lowered_only_on_request(tmp_path):
     nodes = range(100, 104)
     kept = strategy_of("multi-krum", audit_dir=tmp_path / "keep")
     lowered = strategy_of("multi-krum", audit_dir=tmp_path / "lower", when_too_many="lower")
@@ -135,7 +159,7 @@ def test_lowering_the_number_of_liars_is_for_who_asks_for_it(tmp_path):
     assert low.reason == "num_byzantine was lowered from 2 to 0"
 
 
-def test_a_share_of_liars_is_reckoned_of_the_nodes_asked_not_of_those_who_answer(tmp_path):
+def test_a_byzantine_fraction_is_of_the_nodes_asked_not_of_those_who_answer(tmp_path):
     strategy = RobustStrategy("multi-krum", byzantine_fraction=0.2, audit_dir=tmp_path)
     grid = HandMadeGrid(range(100, 120), respond_with("error", range(100, 109)))
     run_round(strategy, grid, record_of(MODEL))
@@ -143,14 +167,33 @@ def test_a_share_of_liars_is_reckoned_of_the_nodes_asked_not_of_those_who_answer
     assert read_audit(tmp_path)[0].num_byzantine == 4
 
 
+def test_a_byzantine_fraction_is_of_the_nodes_asked_not_of_those_connected(tmp_path):
+    strategy = RobustStrategy(
+        "multi-krum", byzantine_fraction=0.2, audit_dir=tmp_path, fraction_train=0.5
+    )
+    run_round(strategy, grid_of(honest, range(100, 120)), record_of(MODEL))
+    strategy.close()
+    (entry,) = read_audit(tmp_path)
+    assert (len(entry.clients), entry.num_byzantine) == (10, 2)
+
+
+def test_nodes_that_train_and_nodes_that_evaluate_are_drawn_independently():
+    grid = grid_of(honest, range(100, 120))
+    strategy = strategy_of("median", seed=1, fraction_train=0.5, fraction_evaluate=0.5)
+    strategy.start(grid, record_of(MODEL), num_rounds=3)
+    trained, evaluated = grid.asked[::2], grid.asked[1::2]
+    assert all(len(nodes) == 10 for nodes in grid.asked)
+    assert all(first != second for first, second in zip(trained, evaluated, strict=True))
+
+
 def test_a_round_in_which_nobody_answers_keeps_the_model(tmp_path):
     strategy = strategy_of(audit_dir=tmp_path)
     grid = HandMadeGrid(NODES, lambda message: None)
     assert run_round(strategy, grid, record_of(MODEL)) == (None, None)
     strategy.close()
-    (told,) = read_audit(tmp_path)
-    assert told.reason == "no reply could be used"
-    assert [each.standing for each in told.clients] == ["missing"] * 11
+    (entry,) = read_audit(tmp_path)
+    assert entry.reason == "no reply could be used"
+    assert [each.standing for each in entry.clients] == ["missing"] * 11
 
 
 def test_a_model_that_would_not_be_finite_is_not_taken(tmp_path):
@@ -161,3 +204,39 @@ def test_a_model_that_would_not_be_finite_is_not_taken(tmp_path):
     assert run_round(strategy, grid, record_of({"w": np.zeros(4, np.float32)}))[0] is None
     strategy.close()
     assert read_audit(tmp_path)[0].reason == "the new model would not have been finite"
+
+
+def test_a_rule_that_splits_by_layer_gets_the_sizes_of_the_arrays(tmp_path):
+    strategy = strategy_of("gas(median, split=by-layer)", audit_dir=tmp_path)
+    found, _ = run_round(strategy, grid_of(honest), record_of(MODEL))
+    strategy.close()
+    rows = [honest(node, MODEL) for node in NODES]
+    rule = ov.make_rule("gas(median, split=by-layer)")
+    expected = rule(rows, num_byzantine=2)
+    for name, array in arrays_of(found).items():
+        np.testing.assert_allclose(array, expected[name], atol=1e-6)
+    assert read_audit(tmp_path)[0].is_updated
+
+
+class PlainMean(ov.VectorRule):
+    """A rule that cannot report whom it kept."""
+
+    name = "plain-mean"
+
+    def max_byzantine(self, num_clients):
+        return num_clients - 1
+
+    def aggregate(self, rows, num_byzantine):
+        return rows.mean(dim=0)
+
+
+def test_where_the_rule_cannot_report_who_was_kept_nobody_is_outvoted(tmp_path):
+    strategy = strategy_of(PlainMean(), audit_dir=tmp_path, exclude_after=1)
+    for number in (1, 2):
+        assert run_round(strategy, grid_of(honest), record_of(MODEL), number)[0] is not None
+    strategy.close()
+    entries = read_audit(tmp_path)
+    assert [entry.round for entry in entries] == [1, 2]
+    for entry in entries:
+        assert {(each.standing, each.kept) for each in entry.clients} == {("aggregated", None)}
+        assert {each.reason for each in entry.clients} == {""}

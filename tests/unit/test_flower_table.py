@@ -1,4 +1,4 @@
-"""One bad reply of every kind: the round is played, the model is finite, the offender is named."""
+"""One bad reply of every kind: the round ends, the model is finite, the node is named."""
 
 import numpy as np
 import pytest
@@ -22,33 +22,33 @@ BAD_NODE = 104
 MODEL = {"w": np.zeros((5, 7), np.float32), "b": np.zeros(3, np.float32)}
 # Between 1 and what honest nodes send at most, n = 11.
 HONEST = 0.35
-# Three steps from the mean do not get away from a liar at 1e20; GAS around them does.
+# Three steps from the mean do not get away from an update of 1e20; GAS around them does.
 MISLED = {("rfa", "big")}
 
 
-def play(rule, kind, folder, num_nodes):
+def run(rule, kind, folder, num_nodes):
     grid = HandMadeGrid(range(100, 100 + num_nodes), respond_with(kind, [BAD_NODE]))
     strategy = RobustStrategy(rule, num_byzantine=2, audit_dir=folder, seed=0)
     model, _ = run_round(strategy, grid, record_of(MODEL))
     strategy.close()
-    (told,) = read_audit(folder)
-    return model, told, {each.client: each for each in told.clients}
+    (entry,) = read_audit(folder)
+    return model, entry, {each.client: each for each in entry.clients}
 
 
 @pytest.mark.parametrize("kind", BAD)
 @pytest.mark.parametrize("rule", RULES)
 def test_one_bad_reply_is_named_and_the_model_is_near_what_honest_nodes_sent(rule, kind, tmp_path):
-    model, told, clients = play(rule, kind, tmp_path, num_nodes=12)
-    assert told.is_updated
+    model, entry, clients = run(rule, kind, tmp_path, num_nodes=12)
+    assert entry.is_updated
     bad = clients.pop(str(BAD_NODE))
-    assert all(each.standing == "judged" for each in clients.values())
+    assert all(each.standing == "aggregated" for each in clients.values())
     for name, array in arrays_of(model).items():
         assert array.dtype == MODEL[name].dtype
         assert np.isfinite(array).all()
         if (rule, kind) not in MISLED:
             assert np.abs(array - 1).max() < HONEST
     if kind in USABLE:
-        assert bad.standing == "judged"
+        assert bad.standing == "aggregated"
         assert bad.score is not None
     else:
         assert bad.standing == ("error" if kind == "error" else "malformed")
@@ -61,25 +61,25 @@ def test_one_bad_reply_is_named_and_the_model_is_near_what_honest_nodes_sent(rul
 
 
 @pytest.mark.parametrize("kind", [kind for kind in BAD if kind not in USABLE])
-def test_with_too_few_good_replies_the_model_is_kept_and_the_reason_told(kind, tmp_path):
-    model, told, clients = play("bulyan", kind, tmp_path, num_nodes=11)
+def test_with_too_few_good_replies_the_model_is_kept_and_the_reason_logged(kind, tmp_path):
+    model, entry, clients = run("bulyan", kind, tmp_path, num_nodes=11)
     assert model is None
-    assert not told.is_updated
-    assert "10 usable replies are too few" in told.reason
-    assert "at most 1 liars, not 2" in told.reason
+    assert not entry.is_updated
+    assert "10 usable replies are too few" in entry.reason
+    assert "at most 1 Byzantine nodes, not 2" in entry.reason
     assert clients[str(BAD_NODE)].standing in ("malformed", "error")
 
 
 @pytest.mark.parametrize("kind", ["nan", "inf", "shape"])
-def test_more_bad_replies_than_liars_reckoned_with_do_not_spoil_the_model(kind, tmp_path):
+def test_more_bad_replies_than_assumed_do_not_spoil_the_model(kind, tmp_path):
     nodes = range(100, 111)
     grid = HandMadeGrid(nodes, respond_with(kind, [101, 103, 105, 107]))
     strategy = RobustStrategy("gas(multi-krum)", num_byzantine=2, audit_dir=tmp_path)
     model, _ = run_round(strategy, grid, record_of(MODEL))
     strategy.close()
     assert all(np.abs(array - 1).max() < HONEST for array in arrays_of(model).values())
-    (told,) = read_audit(tmp_path)
-    malformed = [each.client for each in told.clients if each.standing == "malformed"]
+    (entry,) = read_audit(tmp_path)
+    malformed = [each.client for each in entry.clients if each.standing == "malformed"]
     assert malformed == ["101", "103", "105", "107"]
-    # Who sends nonsense may be honest and broken: the liars may still be among the others.
-    assert told.num_byzantine == 2
+    # A malformed reply may be of a broken honest node: Byzantine ones may be among the others.
+    assert entry.num_byzantine == 2

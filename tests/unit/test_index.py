@@ -45,14 +45,14 @@ def content(store):
 
 
 def quiet(text):
-    pytest.fail(f"nothing was to be said, got {text!r}")
+    pytest.fail(f"no message was expected, got {text!r}")
 
 
 def change(path, **facts):
     path.write_text(json.dumps({**json.loads(path.read_text()), **facts}))
 
 
-def test_an_entry_tells_what_the_run_folder_tells(store):
+def test_an_entry_holds_the_numbers_of_the_run_folder(store):
     entries = list_runs(store, quiet)
     assert len(entries) == 8
     for entry in entries:
@@ -178,7 +178,7 @@ def test_a_run_that_is_over_but_lacks_rounds_is_named_and_left_out(store):
     path.write_bytes(b"".join([*lines[:2], b"{half\n", *lines[3:]]))
     words = []
     assert list_runs(store, words.append) == [*first[:2], *first[3:]]
-    assert "6 rounds were played, and 2 can be read; remove the folder" in words[0]
+    assert "6 rounds are done, and 2 can be read; remove the folder" in words[0]
 
 
 def test_what_sqlite_cannot_hold_is_listed_all_the_same(store):

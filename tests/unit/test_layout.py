@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from made_results import made_results
-from outvote.attacks.spec import make_attack
+from outvote.attacks.attack_spec import make_attack
 from outvote.report.layout import grids_of
-from outvote.report.table_markdown import markdown
+from outvote.report.rendered_table import render
+from outvote.report.table_formats import markdown
 from outvote.results.labels import DEFAULTS, outline
 from outvote.rules.rule_spec import make_rule
 from outvote.suites.suite import read_suite, suite_names
@@ -147,8 +148,8 @@ def test_rules_and_attacks_of_one_name_are_never_averaged(tmp_path):
 
 def test_pages_name_the_file_of_a_suite_in_their_commands(own_suite):
     grids = grids_of(own_suite[:1], sources=["mine.toml"])
-    text = markdown(grids)
-    assert "`outvote bench mine.toml --part first` plays those of the suite" in text
+    text = markdown(render(grids))
+    assert "; run them with `outvote bench mine.toml --part first`." in text
     assert text.splitlines()[-1].startswith("    outvote bench mine.toml --seeds 1 --part first")
 
 

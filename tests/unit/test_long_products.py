@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outvote.engine.alike import place
+from outvote.engine.run_stack import run_index
 from outvote.kernels.long_products import SHORTEST, in_pieces, long_products
 from outvote.precision import exact_products
 
@@ -58,8 +58,8 @@ def test_where_nothing_is_the_products_are_empty_or_zero(shape: tuple[int, ...])
 
 def test_neighbours_are_a_slice_and_others_an_index() -> None:
     cpu = torch.device("cpu")
-    assert place([3, 4, 5], cpu) == slice(3, 6)
-    assert place([2], cpu) == slice(2, 3)
-    found = place([1, 3], cpu)
+    assert run_index([3, 4, 5], cpu) == slice(3, 6)
+    assert run_index([2], cpu) == slice(2, 3)
+    found = run_index([1, 3], cpu)
     assert isinstance(found, Tensor)
     assert found.tolist() == [1, 3]

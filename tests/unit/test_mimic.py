@@ -1,11 +1,11 @@
-"""Mimic: whom it copies, and what it remembers of each run."""
+"""Mimic: whom it copies, and the state that it keeps of each run."""
 
 import numpy as np
 import pytest
 import torch
 
 import outvote as ov
-from outvote.attacks.batch import corrupt
+from outvote.attacks.run_attack import run_attack
 
 H = np.random.default_rng(3).normal(size=(8, 6)) + 1
 ROWS = torch.from_numpy(np.random.default_rng(4).normal(size=(2, 6, 3)) + 1)
@@ -13,20 +13,21 @@ ONE_ATTACKER = torch.tensor([[True, False, False, False, False, False], [False] 
 
 
 def test_a_run_without_attackers_has_learnt_nothing():
-    found = corrupt(ov.Mimic(client=None), ROWS, ONE_ATTACKER, seeds=[1, 2])
-    assert found.state.num_rounds.tolist() == [1, 0]
-    assert found.state.target.tolist()[1] == -1
+    _, output = run_attack(ov.Mimic(client=None), ROWS, ONE_ATTACKER, seeds=[1, 2])
+    attacked, idle = output.state
+    assert attacked.num_rounds.tolist() == [1]
+    assert idle is None
 
 
-def test_a_run_begins_in_a_batch_where_it_would_alone():
+def test_a_run_starts_in_a_batch_as_it_does_alone():
     attack, mask = ov.Mimic(client=None), ONE_ATTACKER
-    first = corrupt(attack, ROWS, mask, seeds=[1, 2])
+    _, first = run_attack(attack, ROWS, mask, seeds=[1, 2])
     both = mask | mask.flip(0)
-    second = corrupt(attack, ROWS, both, seeds=[3, 4], state=first.state)
-    alone = corrupt(attack, ROWS[1:], both[1:], seeds=[4])
-    assert torch.equal(second.gradients[1], alone.gradients[0])
-    torch.testing.assert_close(second.state.direction[1], alone.state.direction[0])
-    assert second.state.num_rounds.tolist() == [2, 1]
+    sent, second = run_attack(attack, ROWS, both, seeds=[3, 4], states=first.state)
+    alone, output = run_attack(attack, ROWS[1:], both[1:], seeds=[4])
+    assert torch.equal(sent[1], alone[0])
+    torch.testing.assert_close(second.state[1].direction, output.state[0].direction)
+    assert [state.num_rounds.tolist() for state in second.state] == [[2], [1]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -49,8 +50,8 @@ def test_the_learnt_client_is_known_by_its_row_also_where_another_diverged():
     np.testing.assert_array_equal(again.rows[0], H[target])
 
 
-def test_a_state_of_other_gradients_is_told():
+def test_a_state_of_other_gradients_is_refused():
     attack = ov.Mimic(client=None)
     state = attack.inspect(H, num_byzantine=1, seed=0).state
-    with pytest.raises(ValueError, match="with 5 coordinates, as the gradients are, got 1 with 6"):
+    with pytest.raises(ValueError, match="must have the 5 coordinates of the gradients, got"):
         attack(H[:, :5], num_byzantine=1, state=state)

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import outvote as ov
-from outvote.clients.stacked import _Stack
-from outvote.models.spec import MODELS
-from outvote.models.stacked import Stacked
+from outvote.models.model_spec import MODELS
+from outvote.training.stacked_model import StackedModel
+from outvote.training.stacked_trainer import WeightStack
 
 SIZES = {
     "alexnet": (10, (32, 32, 3), 2_472_266, 0),
@@ -29,9 +29,9 @@ MLP = MODELS["mlp"]
 
 
 def test_threads_that_make_networks_at_once_get_those_of_their_own_seeds(monkeypatch):
-    def slow(*facts):
-        time.sleep(0.01)  # Another thread has its turn.
-        return MLP(*facts)
+    def slow(*given):
+        time.sleep(0.01)  # Another thread runs.
+        return MLP(*given)
 
     def weights(seed):
         network = ov.make_model("mlp", num_classes=10, seed=seed)
@@ -58,21 +58,22 @@ def test_a_model_has_as_many_parameters_as_published(name: str):
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(
-    ("is_padded", "way"), [(False, "by torch"), (False, "in place"), (True, "in place")]
+    ("is_padded", "is_in_place"), [(False, False), (False, True), (True, True)]
 )
-def test_stacked_networks_compute_what_each_would_alone(name: str, is_padded: bool, way: str):
+def test_stacked_networks_compute_what_each_would_alone(
+    name: str, is_padded: bool, is_in_place: bool
+):
     num_classes, shape, *_ = SIZES[name]
     shape = SHAPES.get(name, shape)
     modules = [
         ov.make_model(name, num_classes=num_classes, image_shape=shape, seed=k).double()
         for k in range(len(BATCHES))
     ]
-    stacked = Stacked(modules[0])
+    stacked = StackedModel(modules[0])
     vectors = torch.stack([_vector(module.parameters()) for module in modules])
-    stack = _Stack(stacked, vectors, "float32")
+    stack = WeightStack(stacked, vectors, "float32")
     leaves, targets = stack.leaves(len(BATCHES)), stack.targets(len(BATCHES))
-    # In place: as training has it, products write the gradients of their weights themselves.
-    is_in_place = way == "in place"
+    # In place, as in training: products write the gradients of their weights themselves.
     if not is_in_place:
         leaves = [leaf.detach().requires_grad_() for leaf in leaves]
     buffers = [
@@ -93,7 +94,7 @@ def test_stacked_networks_compute_what_each_would_alone(name: str, is_padded: bo
     )
     loss = sum(F.cross_entropy(logits[m, :size], labels[m, :size]) for m, size in enumerate(sizes))
     stack.backward(loss, leaves, targets)
-    gradients = stacked.gather(stack.gradients)
+    gradients = stacked.unpack(stack.gradients)
     for m, (module, size) in enumerate(zip(modules, sizes, strict=True)):
         alone = module.train()(images[m, :size].permute(0, 3, 1, 2))
         F.cross_entropy(alone, labels[m, :size]).backward()
@@ -104,11 +105,11 @@ def test_stacked_networks_compute_what_each_would_alone(name: str, is_padded: bo
             torch.testing.assert_close(together[m], buffer, rtol=1e-9, atol=1e-9)
 
 
-def test_weights_survive_the_way_to_the_layout_of_products_and_back():
+def test_unpacked_weights_are_the_packed_ones():
     model = ov.make_model("alexnet", num_classes=10)
-    stacked = Stacked(model)
+    stacked = StackedModel(model)
     vectors = torch.randn(2, stacked.num_parameters)
-    assert torch.equal(stacked.gather(stacked.spread(vectors)), vectors)
+    assert torch.equal(stacked.unpack(stacked.pack(vectors)), vectors)
 
 
 def test_first_weights_are_a_function_of_the_seed_and_leave_the_global_generator_alone():
@@ -125,9 +126,9 @@ def test_first_weights_are_a_function_of_the_seed_and_leave_the_global_generator
 
 def test_a_layer_that_cannot_be_stacked_is_named():
     with pytest.raises(TypeError, match="GELU"):
-        Stacked(nn.Sequential(nn.Linear(3, 3), nn.GELU()))
+        StackedModel(nn.Sequential(nn.Linear(3, 3), nn.GELU()))
     with pytest.raises(TypeError, match="plain convolutions"):
-        Stacked(nn.Sequential(nn.Conv2d(4, 4, 3, groups=2)))
+        StackedModel(nn.Sequential(nn.Conv2d(4, 4, 3, groups=2)))
 
 
 def test_an_unknown_model_names_the_closest():

@@ -133,12 +133,12 @@ def test_the_rule_shown_is_the_rule_in_the_examples():
 def test_the_attack_shown_is_the_attack_in_the_examples():
     shown = next(text for text in PYTHON if "class MyAttack" in text)
     source = (ROOT / "examples" / "my_attack.py").read_text()
-    first, last = "        largest =", "        return ov.Forged(rows=rows.unsqueeze(1))"
+    first, last = "        largest =", "        return ov.AttackOutput(rows=rows.unsqueeze(1))"
     assert shown[shown.index(first) : shown.index(last)] in source
 
 
 def test_the_attacks_are_as_many_as_it_says():
-    from outvote.attacks.spec import ATTACKS
+    from outvote.attacks.attack_spec import ATTACKS
 
     said = re.search(r"\[(\d+) attacks\]", README)
     assert said is not None

@@ -1,4 +1,4 @@
-"""Pages: what they hold is what was measured, and nothing that a file says can act in them."""
+"""Pages: their numbers are those of the runs, and no text from a file can act in them."""
 
 import base64
 import hashlib
@@ -16,17 +16,29 @@ import pytest
 
 from audit_logs import line, write_log
 from command_line import run
-from made_results import ENVIRONMENT, made_results, write_store
+from made_results import ENVIRONMENT, made_results, without_kept, write_store
 from outvote.report.audit import audit_log, audit_run
 from outvote.report.cells import Cell
-from outvote.report.html import write_log_audit, write_report
-from outvote.report.html_facts import commands_of, dates_of, duration, facts_of, title_and_lead
-from outvote.report.html_runs import MAX_ENTRIES, run_entries
-from outvote.report.html_tables import cell_note
+from outvote.report.html_data import (
+    MAX_VERDICTS,
+    packed_counts,
+    packed_measured,
+    packed_shares,
+    packed_whole,
+    run_entries,
+)
+from outvote.report.html_report import (
+    dates_of,
+    duration,
+    facts_of,
+    page_commands,
+    title_and_lead,
+    write_log_audit,
+    write_report,
+)
 from outvote.report.layout import grids_of
-from outvote.report.packing import packed_measured, packed_shares, packed_whole
-from outvote.report.table_text import seeds_of
-from outvote.results.audit_log import Judgement
+from outvote.report.rendered_table import render_table, seeds_of
+from outvote.results.audit_log import ClientRecord
 from outvote.results.export import to_export
 from outvote.results.schema import Status
 from outvote.suites.suite import read_suite
@@ -45,6 +57,8 @@ def unpacked(packed):
     codes = np.frombuffer(base64.b64decode(packed["data"]), dtype=f"<u{packed['bytes']}")
     if "kind" not in packed:
         return codes
+    if packed["kind"] == "count":
+        return np.where(codes == 0, np.nan, codes.astype(float) - 1)
     if packed["kind"] == "share":
         return np.where(codes == 65535, np.nan, codes / 10000)
     scaled = packed["low"] + (codes.astype(float) - 1) / 65532 * (packed["high"] - packed["low"])
@@ -58,6 +72,12 @@ def unpacked(packed):
 def test_whole_numbers_come_back_exactly(largest):
     values = np.array([0, largest, largest // 2])
     np.testing.assert_array_equal(unpacked(packed_whole(values)), values)
+
+
+def test_counts_come_back_exactly_and_unknown_ones_as_nan():
+    for values in ([0, 255, -1], [0.0, 255.0, np.nan]):
+        found = unpacked(packed_counts(np.array(values)))
+        np.testing.assert_array_equal(found, [0, 255, np.nan])
 
 
 def test_shares_come_back_to_four_digits():
@@ -119,7 +139,7 @@ def test_the_cells_of_a_page_lead_to_their_runs(tmp_path):
             assert cell["best"][0] == pytest.approx(mean, abs=0.006)
 
 
-def test_labels_and_settings_that_runs_share_are_told_once(tmp_path):
+def test_labels_and_settings_that_runs_share_are_kept_once(tmp_path):
     results = write_store(tmp_path, TWO_RULES, seeds=1)
     page = run_entries(results)
     assert len(page["environments"]) == 1
@@ -130,6 +150,15 @@ def test_labels_and_settings_that_runs_share_are_told_once(tmp_path):
     np.testing.assert_array_equal(
         unpacked(packed["counts"]).reshape(-1, packed["num_classes"]), counts
     )
+
+
+@pytest.mark.parametrize("content", [b"", b"no zip", b"PK\x03\x04 cut off"])
+def test_a_damaged_audit_file_does_not_stop_the_report(content, tmp_path):
+    results = write_store(tmp_path, TWO_RULES, seeds=1)
+    (results[0].folder.path / "audit.npz").write_bytes(content)
+    first, second, *_ = run_entries(results)["runs"]
+    assert (first["labels"], second["labels"]) == (None, 0)
+    assert first["audit"] is not None
 
 
 def test_runs_from_an_export_have_tables_and_curves_but_no_audit(tmp_path, capsys):
@@ -145,14 +174,14 @@ def with_cells(grid, *cells):
     return replace(grid, cells=(cells,), columns=tuple(range(len(cells))))
 
 
-def test_cells_say_what_is_missing_or_went_wrong():
+def test_cells_note_what_is_missing_or_went_wrong():
     good, bad = made_results({"rule": "median", "attack": ["lie", "none"]}, diverged=("median-n",))[
         ::2
     ]
     (grid,) = grids_of([good, bad])
 
     def note(cell, *others):
-        return cell_note(cell, with_cells(grid, cell, *others))
+        return render_table(with_cells(grid, cell, *others), "best").rows[0].cells[0].note
 
     unfinished = replace(good, status=Status(outcome="failed", round=1, num_rounds=3))
     assert note(Cell()) == "not run"
@@ -165,7 +194,7 @@ def test_cells_say_what_is_missing_or_went_wrong():
     assert note(cell, *others) == "1 of 5 seeds, 1 diverged"
 
 
-def test_seeds_are_told_once_where_all_cells_have_as_many():
+def test_seeds_are_given_once_where_all_cells_have_as_many():
     first, second = made_results({"rule": "mean", "rounds": 1}, seeds=2)
     one, both = Cell(results=(first,), num_wanted=2), Cell(results=(first, second), num_wanted=2)
     (grid,) = grids_of([first, second])
@@ -176,32 +205,32 @@ def test_seeds_are_told_once_where_all_cells_have_as_many():
     assert note(both, both) == "2 seeds"
     assert note(one, one, Cell()) == "1 of 2 seeds"
     assert note(replace(one, num_wanted=0)) == "1 seed"
-    assert note(one, both) == "2 seeds unless a cell says otherwise"
+    assert note(one, both) == "2 seeds unless a cell notes otherwise"
 
 
 def test_long_audits_keep_some_rounds_and_all_counts(tmp_path, monkeypatch):
     results = write_store(tmp_path, {"rule": "gas(median)", "attack": "lie", "rounds": 9}, seeds=1)
-    monkeypatch.setattr("outvote.report.html_runs.MAX_ENTRIES", 3 * 5 + 1)
+    monkeypatch.setattr("outvote.report.html_data.MAX_VERDICTS", 3 * 5 + 1)
     (entry,) = run_entries(results)["runs"]
     audit = entry["audit"]
     num_all = int(results[0].series.num_sampled.sum())
     assert audit["every"] == -(-num_all // 16) > 1
     assert len(unpacked(audit["matrix"]["rounds"])) == -(-9 // audit["every"])
-    assert unpacked(audit["records"]["num_judged"]).sum() == num_all
+    assert unpacked(audit["records"]["num_received"]).sum() == num_all
 
 
 def test_every_client_keeps_its_last_reason_and_long_texts_are_cut(tmp_path, monkeypatch):
-    """A thinned matrix, or one with too many reasons, must not change what the ranking says."""
-    monkeypatch.setattr("outvote.report.html_runs.MAX_ENTRIES", 2)
-    monkeypatch.setattr("outvote.report.html_audit.MAX_REASONS", 1)
+    """A thinned matrix, or one with too many reasons, must not change the ranking."""
+    monkeypatch.setattr("outvote.report.html_data.MAX_VERDICTS", 2)
+    monkeypatch.setattr("outvote.report.html_data.MAX_REASONS", 1)
     long = "y" * 10_000
-    told = [
-        line(1, Judgement(client=long, standing="error", reason="old")),
-        line(2, Judgement(client=long, standing="error", reason=long)),
-        line(3, Judgement(client="\u202ebob", standing="late", reason="slow")),
-        line(4, Judgement(client="\u202ebob", standing="late", reason="slow")),
+    lines = [
+        line(1, ClientRecord(client=long, standing="error", reason="old")),
+        line(2, ClientRecord(client=long, standing="error", reason=long)),
+        line(3, ClientRecord(client="\u202ebob", standing="late", reason="slow")),
+        line(4, ClientRecord(client="\u202ebob", standing="late", reason="slow")),
     ]
-    write_log(tmp_path / "log", told, settings={"note": long})
+    write_log(tmp_path / "log", lines, settings={"note": long})
     write_log_audit(audit_log(tmp_path / "log"), tmp_path / "audit.html")
     (entry,) = data_of(tmp_path / "audit.html")["runs"]
     audit = entry["audit"]
@@ -214,9 +243,9 @@ def test_every_client_keeps_its_last_reason_and_long_texts_are_cut(tmp_path, mon
 
 
 def test_the_ranking_of_a_page_has_norms_and_cosines_where_a_log_has_them(tmp_path):
-    judged = Judgement(client="ann", score=1.0, kept=True, norm=2.5, cosine=-0.5)
-    for name, each in (("with", judged), ("without", Judgement(client="ann", score=1.0))):
-        write_log(tmp_path / name, [line(1, each, Judgement(client="bob", score=2.0))])
+    measured = ClientRecord(client="ann", score=1.0, kept=True, norm=2.5, cosine=-0.5)
+    for name, each in (("with", measured), ("without", ClientRecord(client="ann", score=1.0))):
+        write_log(tmp_path / name, [line(1, each, ClientRecord(client="bob", score=2.0))])
         write_log_audit(audit_log(tmp_path / name), tmp_path / f"{name}.html")
     (entry,) = data_of(tmp_path / "with.html")["runs"]
     records = entry["audit"]["records"]
@@ -239,11 +268,22 @@ def test_runs_that_were_never_tested_have_a_page(tmp_path):
     assert "not measured</td>" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-def test_where_nobody_lies_no_liar_is_kept():
+def test_without_an_attack_there_is_no_selection_rate():
     results = made_results(TWO_RULES, seeds=1)
     for result, entry in zip(results, run_entries(results)["runs"], strict=True):
         is_known = entry["numbers"]["kept_byzantine"] is not None
         assert is_known == (result.attack != "none")
+
+
+def test_what_a_rule_does_not_report_is_unknown_in_a_page(tmp_path):
+    results = [without_kept(each) for each in write_store(tmp_path, TWO_RULES, seeds=1)]
+    for entry in run_entries(results)["runs"]:
+        assert np.isnan(unpacked(entry["series"]["num_kept"])).all()
+        assert np.isnan(unpacked(entry["series"]["num_kept_byzantine"])).all()
+        records = entry["audit"]["records"]
+        was_seen = unpacked(records["num_received"]) > 0
+        assert np.isnan(unpacked(records["num_dropped"])[was_seen]).all()
+        assert np.isnan(unpacked(records["drop_rate"])).all()
 
 
 def test_tables_without_a_run_are_only_named(tmp_path):
@@ -290,7 +330,7 @@ def elements(path):
 def test_markup_in_names_reasons_and_settings_stays_text(tmp_path):
     write_log(
         tmp_path / "log",
-        [line(1, Judgement(client=HOSTILE, standing="error", reason=HOSTILE))],
+        [line(1, ClientRecord(client=HOSTILE, standing="error", reason=HOSTILE))],
         settings={HOSTILE: HOSTILE},
     )
     audit = replace(audit_log(tmp_path / "log"), title=HOSTILE)
@@ -330,27 +370,27 @@ def test_without_a_script_a_page_still_has_its_table(tmp_path):
         assert f"{100 * result.best:.2f}" in body
 
 
-def test_the_head_says_where_runs_come_from(tmp_path):
+def test_the_head_has_where_runs_come_from(tmp_path):
     results = write_store(tmp_path, "demo", seeds=1, rounds=2)
     facts = dict(facts_of(results))
     assert facts["Runs"] == "15"
     assert facts["Hardware"] == "cpu, 2 threads, Linux x86_64"
     assert facts["Commit"] == ENVIRONMENT.commit[:12]
     assert "torch 2.13.0" in facts["Versions"]
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d", facts["Played"])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", facts["Date"])
     title, lead = title_and_lead(results)
     assert title == read_suite("demo").title
-    assert lead.startswith("6,000 real pictures")
+    assert lead.startswith("6,000 real")
 
 
-def test_days_are_those_that_runs_tell_else_those_of_their_files(tmp_path):
-    def played(day):
+def test_days_are_those_of_the_runs_else_those_of_their_files(tmp_path):
+    def run_on(day):
         environment = msgspec.structs.replace(ENVIRONMENT, date=day)
         return made_results({"rule": "mean", "rounds": 1}, seeds=1, environment=environment)
 
-    assert dates_of(played("2026-01-02")) == "2026-01-02"
-    assert dates_of([*played("2026-01-03"), *played("2026-01-02")]) == "2026-01-02 to 2026-01-03"
-    assert dates_of(played(None)) == "unknown"
+    assert dates_of(run_on("2026-01-02")) == "2026-01-02"
+    assert dates_of([*run_on("2026-01-03"), *run_on("2026-01-02")]) == "2026-01-02 to 2026-01-03"
+    assert dates_of(run_on(None)) == "unknown"
     old = write_store(
         tmp_path,
         {"rule": "mean", "rounds": 1},
@@ -362,17 +402,17 @@ def test_days_are_those_that_runs_tell_else_those_of_their_files(tmp_path):
     assert dates_of(old) == "1970-01-02"
 
 
-def test_the_head_says_what_to_type():
+def test_the_head_has_what_to_type():
     shipped = grids_of(made_results("demo", seeds=1, rounds=1))
     own = grids_of(made_results(TWO_RULES, seeds=1))
     report = "outvote report runs -o report.html"
-    assert commands_of(shipped, report) == ["outvote bench demo --seeds 1", report]
-    assert commands_of(shipped, "outvote demo") == ["outvote demo"]
-    assert commands_of(own, report) == [report]
-    assert commands_of(shipped, "") == ["outvote bench demo --seeds 1"]
+    assert page_commands(shipped, report) == ["outvote bench demo --seeds 1", report]
+    assert page_commands(shipped, "outvote demo") == ["outvote demo"]
+    assert page_commands(own, report) == [report]
+    assert page_commands(shipped, "") == ["outvote bench demo --seeds 1"]
 
 
-def test_times_are_told_as_people_say_them():
+def test_times_are_in_words():
     assert [duration(0.4), duration(61), duration(7261)] == ["0 s", "1 min 1 s", "2 h 1 min"]
 
 
@@ -383,11 +423,11 @@ def test_report_refuses_what_is_no_folder_of_runs(tmp_path, capsys):
     run(capsys, "report", tmp_path / "nowhere").assert_fails(2, "nowhere")
 
 
-def test_report_tells_what_it_wrote(tmp_path, capsys):
+def test_report_prints_what_it_wrote(tmp_path, capsys):
     write_store(tmp_path / "runs", TWO_RULES, seeds=1)
     page = tmp_path / "report.html"
-    told = run(capsys, "report", tmp_path / "runs", "-o", page, "--json").json
-    assert told == {"path": str(page), "runs": 4, "bytes": page.stat().st_size}
+    printed = run(capsys, "report", tmp_path / "runs", "-o", page, "--json").json
+    assert printed == {"path": str(page), "runs": 4, "bytes": page.stat().st_size}
     run(capsys, "report", tmp_path / "runs", "-o", tmp_path / "no" / "x.html").assert_fails(
         1, "could not be written"
     )
@@ -397,7 +437,7 @@ def test_report_tells_what_it_wrote(tmp_path, capsys):
 def test_a_page_of_360_runs_of_200_rounds_is_made_in_20_seconds_and_8_megabytes(tmp_path, capsys):
     results = write_store(tmp_path / "runs", "table1-cifar10", seeds=5, rounds=200)
     assert len(results) >= 360
-    assert sum(int(each.series.num_sampled.sum()) for each in results) < MAX_ENTRIES
+    assert sum(int(each.series.num_sampled.sum()) for each in results) < MAX_VERDICTS
     start = time.perf_counter()
     page = tmp_path / "report.html"
     assert run(capsys, "report", tmp_path / "runs", "-o", page).code == 0

@@ -9,18 +9,23 @@ import msgspec
 import numpy as np
 import pytest
 
-from outvote.metrics.record import Record
+from outvote.metrics.round_record import Record
 from outvote.results import checkpoint as checkpoints
-from outvote.results import folder as folders
-from outvote.results import lock as locks
+from outvote.results import disk
+from outvote.results.audit_log import audit_arrays
 from outvote.results.checkpoint import Checkpoint, load_newest, read_checkpoint, save
-from outvote.results.faults import BusyError, StoreError
+from outvote.results.disk import (
+    BusyError,
+    StoreError,
+    append_line,
+    cut_back,
+    cut_unfinished,
+    read_lines,
+)
 from outvote.results.folder import RunFolder, Writer, find_runs
-from outvote.results.lines import append_line, cut_back, cut_unfinished, read_lines
 from outvote.results.run import read_result
 from outvote.results.schema import VERSION, Environment, Round, Status, Timing
-from outvote.results.series import series_of
-from outvote.results.summary import summary_of
+from outvote.results.series import series_of, summary_of
 
 ENVIRONMENT = Environment(
     outvote="0",
@@ -115,7 +120,7 @@ def test_a_checkpoint_of_other_settings_is_not_used(tmp_path):
     assert "other settings" in faults[0]
 
 
-def test_a_full_disk_is_told_and_leaves_the_last_checkpoint_intact(tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_and_leaves_the_last_checkpoint_intact(tmp_path, monkeypatch):
     save(tmp_path, a_checkpoint(3))
 
     def full(handle):
@@ -123,7 +128,7 @@ def test_a_full_disk_is_told_and_leaves_the_last_checkpoint_intact(tmp_path, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(StoreError, match=r"No space left .* last checkpoint is intact: make"):
+        with pytest.raises(StoreError, match=r"No space left .* last checkpoint is intact: free"):
             save(tmp_path, a_checkpoint(4))
     assert load_newest(tmp_path, "c")[0].round == 3
     assert [path.name for path in tmp_path.iterdir()] == [checkpoints.NEWEST]
@@ -132,11 +137,11 @@ def test_a_full_disk_is_told_and_leaves_the_last_checkpoint_intact(tmp_path, mon
 def test_lines_are_strict_json_and_floats_come_back_to_the_last_bit(tmp_path):
     append_line(tmp_path / "metrics.jsonl", a_round(1, loss=float("nan")))
     text = (tmp_path / "metrics.jsonl").read_text()
-    told = json.loads(text, parse_constant=lambda word: pytest.fail(f"not JSON: {word}"))
-    assert list(told) == [
+    line = json.loads(text, parse_constant=lambda word: pytest.fail(f"not JSON: {word}"))
+    assert list(line) == [
         name for name in Round.__struct_fields__ if name not in ("num_samples", "diagnostics")
     ]
-    assert told["scores"] == [0.30000000000000004, None]
+    assert line["scores"] == [0.30000000000000004, None]
     assert read_lines(tmp_path / "metrics.jsonl", Round)[0].deviation == 1e-17
 
 
@@ -227,12 +232,12 @@ def test_only_a_lock_that_is_taken_means_another_process(tmp_path, monkeypatch):
     def refuse(file, how):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(locks.fcntl, "flock", refuse)
+    monkeypatch.setattr(disk.fcntl, "flock", refuse)
     with pytest.raises(StoreError, match="No locks available"):
         Writer(RunFolder(tmp_path), b"", "c")
 
 
-def test_a_status_that_cannot_be_read_is_told_and_unknown(tmp_path):
+def test_a_status_that_cannot_be_read_is_reported_and_unknown(tmp_path):
     (tmp_path / "status.json").write_text('{"outcome": "fini')
     status, fault = RunFolder(tmp_path).known_status()
     assert status is None
@@ -253,13 +258,13 @@ def test_a_checkpoint_without_its_metrics_is_not_used(tmp_path):
 def test_a_folder_of_a_newer_layout_is_refused_whatever_is_in_it(tmp_path, outcome):
     status = {"outcome": outcome, "round": 1, "num_rounds": 1, "version": VERSION + 1}
     (tmp_path / "status.json").write_text(json.dumps(status))
-    with pytest.raises(StoreError, match=r"newer outvote \(layout 2, known up to 1\); upgrade"):
+    with pytest.raises(StoreError, match=r"newer outvote \(layout 3, known up to 2\); upgrade"):
         RunFolder(tmp_path).status()
 
 
-@pytest.mark.parametrize("told", [{}, {"version": 0}])
-def test_a_folder_of_layout_0_which_tells_no_version_is_read(tmp_path, told):
-    status = {"outcome": "finished", "round": 2, "num_rounds": 2, **told}
+@pytest.mark.parametrize("version", [{}, {"version": 0}])
+def test_a_folder_of_layout_0_without_a_version_is_read(tmp_path, version):
+    status = {"outcome": "finished", "round": 2, "num_rounds": 2, **version}
     (tmp_path / "status.json").write_text(json.dumps(status))
     (tmp_path / "config.toml").write_text('rule = "mean"\nattack = "lie"\nseed = 3\n')
     lines = [json.loads(msgspec.json.encode(a_round(number))) for number in (1, 2)]
@@ -271,16 +276,9 @@ def test_a_folder_of_layout_0_which_tells_no_version_is_read(tmp_path, told):
     assert found.suite == tmp_path.parent.name
 
 
-def test_a_folder_of_a_layout_too_old_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(folders, "OLDEST", 1)
-    (tmp_path / "status.json").write_text('{"outcome": "finished", "round": 1, "num_rounds": 1}')
-    with pytest.raises(StoreError, match=r"older outvote \(layout 0, known from 1\); read it with"):
-        RunFolder(tmp_path).status()
-
-
-def test_what_is_written_today_tells_its_layout(tmp_path):
+def test_what_is_written_has_its_layout(tmp_path):
     writer = Writer(RunFolder(tmp_path), b"", "c")
-    writer.tell(Status(outcome="running", round=0, num_rounds=1))
+    writer.write_status(Status(outcome="running", round=0, num_rounds=1))
     writer.close()
     assert json.loads((tmp_path / "status.json").read_text())["version"] == VERSION
 
@@ -305,7 +303,7 @@ def test_where_nobody_lies_no_share_of_liars_is_kept():
     assert summed([a_round(1, byzantine=())]).kept_byzantine is None
 
 
-def test_the_deviation_is_that_of_the_rounds_in_which_somebody_lied():
+def test_the_deviation_is_that_of_the_rounds_under_attack():
     rounds = [
         a_round(1, deviation=1.0),
         a_round(2, deviation=5.0, byzantine=()),
@@ -316,3 +314,16 @@ def test_the_deviation_is_that_of_the_rounds_in_which_somebody_lied():
     assert summed(rounds, "none").deviation == pytest.approx(8 / 3)
     assert summed(rounds[1:2]).deviation == 5.0
     assert summed(rounds[3:]).deviation is None
+
+
+def test_a_rule_that_cannot_report_who_was_kept_is_unknown_and_not_zero():
+    rounds = [a_round(1, kept=None), a_round(2, kept=(1, 4)), a_round(3, kept=None)]
+    series = series_of(rounds)
+    assert np.isnan(series.num_kept).tolist() == [True, False, True]
+    assert np.isnan(series.num_kept_byzantine).tolist() == [True, False, True]
+    known, unknown = summed(rounds[1:2]).kept_byzantine, summed(rounds[:1]).kept_byzantine
+    assert summed(rounds).kept_byzantine == known is not None
+    assert unknown is None
+    arrays = audit_arrays(rounds, is_byzantine=[False] * 9, label_counts=np.zeros((9, 2), int))
+    assert arrays["is_kept_known"].tolist() == [False, True, False]
+    assert arrays["is_kept"].any(axis=1).tolist() == [False, True, False]

@@ -8,14 +8,13 @@ import torch
 from torch import nn
 
 import outvote as ov
-from outvote.clients.federation import make_federation
-from outvote.clients.samples import Samples
-from outvote.clients.stacked import StackedTrainer
-from outvote.clients.step import take_step
-from outvote.clients.training import Training
+from outvote.engine.federation import make_federation
 from outvote.engine.run_stack import Run
 from outvote.engine.simulation import first_state, make_run_stack, simulate
-from outvote.models.windows import Windows
+from outvote.training.im2col import Im2Col
+from outvote.training.local_sgd import LocalSGD, take_step
+from outvote.training.samples import Samples
+from outvote.training.stacked_trainer import StackedTrainer
 
 CPU = torch.device("cpu")
 
@@ -32,12 +31,12 @@ CPU = torch.device("cpu")
         ((1, 1, 6, 6, 1), 3, 1, 0),
     ],
 )
-def test_windows_and_their_gradients_are_those_of_torch(
+def test_im2col_and_its_gradients_are_those_of_torch(
     shape: tuple[int, ...], size: int, stride: int, padding: int, dtype, device
 ):
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(shape, generator=generator, dtype=dtype).to(device).requires_grad_()
-    windows = Windows.apply(images, size, stride, padding)
+    windows = Im2Col.apply(images, size, stride, padding)
     flat = images.detach().flatten(0, 1).movedim(-1, 1).cpu().double().requires_grad_()
     unfolded = torch.nn.functional.unfold(flat, size, stride=stride, padding=padding)
     # unfold has the channels before the window.
@@ -56,11 +55,11 @@ def test_windows_and_their_gradients_are_those_of_torch(
 @pytest.mark.parametrize("is_copied", [False, True])
 def test_a_step_is_that_of_plain_sgd(max_norm: float | None, is_copied: bool, device):
     generator = torch.Generator().manual_seed(1)
-    room = [torch.randn(3, 10_000, generator=generator) for _ in range(3)]
-    training = Training(max_norm=max_norm, momentum=0.5, weight_decay=1e-3)
-    exact = [values.double().clone() for values in room]
+    given = [torch.randn(3, 10_000, generator=generator) for _ in range(3)]
+    training = LocalSGD(max_norm=max_norm, momentum=0.5, weight_decay=1e-3)
+    exact = [values.double().clone() for values in given]
     take_step(exact[0], exact[1], exact[2], None, training, 0.1)
-    weights, gradients, velocities = (values.clone().to(device) for values in room)
+    weights, gradients, velocities = (values.clone().to(device) for values in given)
     copied = weights.bfloat16() if is_copied else None
     take_step(weights, gradients, velocities, copied, training, 0.1)
     torch.testing.assert_close(weights.cpu().double(), exact[0], rtol=1e-5, atol=1e-5)
@@ -87,21 +86,19 @@ def test_two_rounds_on_the_device_are_those_of_the_cpu(name, shape, tolerance: f
         )
         for k, attack in enumerate(("lie", "label-flip"))
     ]
-    training = Training(batch_size=8, learning_rate=0.05)
+    training = LocalSGD(batch_size=8, learning_rate=0.05)
     found = []
-    for where, dtype in ((device, torch.float32), (CPU, torch.float64)):
+    for here, dtype in ((device, torch.float32), (CPU, torch.float64)):
         channels = shape[-1]
-        facts = {"mean": [0.5] * channels, "std": [0.3] * channels, "device": where, "dtype": dtype}
-        pictures = Samples(images, labels, **facts)
+        info = {"mean": [0.5] * channels, "std": [0.3] * channels, "device": here, "dtype": dtype}
+        samples = Samples(images, labels, **info)
         modules = [
             ov.make_model(name, num_classes=4, image_shape=shape, seed=k).to(dtype)
             for k in range(2)
         ]
-        world = make_run_stack(
-            modules[0], pictures, pictures, runs, training=training, num_classes=4
-        )
-        world = replace(world, trainer=StackedTrainer(modules[0], pictures))
-        *_, last = simulate(world, first_state(modules, pictures), 2)
+        stack = make_run_stack(modules[0], samples, samples, runs, training=training, num_classes=4)
+        stack = replace(stack, trainer=StackedTrainer(modules[0], samples))
+        *_, last = simulate(stack, first_state(modules, samples), 2)
         found.append(last.state.weights.cpu().double())
     torch.testing.assert_close(found[0], found[1], rtol=tolerance, atol=tolerance)
 
@@ -128,7 +125,7 @@ def test_other_precisions_stay_close_to_float32(precision: str, network, device)
         pytest.skip("a CPU has no TF32")
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (64, 8, 8, 1), dtype=np.uint8)
-    pictures = Samples(images, random.integers(0, 4, 64), mean=[0.5], std=[0.3], device=device)
+    samples = Samples(images, random.integers(0, 4, 64), mean=[0.5], std=[0.3], device=device)
     module = network()
     runs = [
         Run(
@@ -139,12 +136,12 @@ def test_other_precisions_stay_close_to_float32(precision: str, network, device)
             num_sampled=4,
         )
     ]
-    world = make_run_stack(module, pictures, pictures, runs, training=Training(), num_classes=4)
-    start = first_state([module], pictures)
+    stack = make_run_stack(module, samples, samples, runs, training=LocalSGD(), num_classes=4)
+    start = first_state([module], samples)
     updates, buffers = [], []
     for kind in ("float32", precision):
-        world = replace(world, trainer=StackedTrainer(module, pictures, kind))
-        *_, last = simulate(world, start, 1)
+        stack = replace(stack, trainer=StackedTrainer(module, samples, kind))
+        *_, last = simulate(stack, start, 1)
         updates.append((last.state.weights - start.weights).double())
         buffers.append(last.state.buffers.double())
     error = (updates[1] - updates[0]).norm() / updates[0].norm()
@@ -152,11 +149,11 @@ def test_other_precisions_stay_close_to_float32(precision: str, network, device)
     torch.testing.assert_close(buffers[1], buffers[0], rtol=0.01, atol=0.01)
 
 
-def test_pictures_in_float64_can_be_trained_on_in_bfloat16(device):
+def test_float64_samples_can_be_trained_on_in_bfloat16(device):
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (12, 8, 8, 1), dtype=np.uint8)
-    facts = {"mean": [0.5], "std": [0.3], "device": device, "dtype": torch.float64}
-    pictures = Samples(images, random.integers(0, 4, 12), **facts)
+    info = {"mean": [0.5], "std": [0.3], "device": device, "dtype": torch.float64}
+    samples = Samples(images, random.integers(0, 4, 12), **info)
     module = normalised().double()
     run = Run(
         federation=make_federation(np.split(np.arange(12), 2)),
@@ -165,10 +162,10 @@ def test_pictures_in_float64_can_be_trained_on_in_bfloat16(device):
         seed=0,
         num_sampled=2,
     )
-    world = make_run_stack(module, pictures, pictures, [run], training=Training(), num_classes=4)
-    world = replace(world, trainer=StackedTrainer(module, pictures, "bfloat16"))
-    start = first_state([module], pictures)
-    *_, last = simulate(world, start, 1)
+    stack = make_run_stack(module, samples, samples, [run], training=LocalSGD(), num_classes=4)
+    stack = replace(stack, trainer=StackedTrainer(module, samples, "bfloat16"))
+    start = first_state([module], samples)
+    *_, last = simulate(stack, start, 1)
     assert last.state.buffers.dtype == torch.float64
     assert not torch.equal(last.state.buffers, start.buffers)
     assert bool(last.state.buffers.isfinite().all())

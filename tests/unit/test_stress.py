@@ -5,14 +5,19 @@ import pytest
 import torch
 
 import outvote as ov
-from outvote.attacks.spec import ATTACKS
+from outvote.attacks.attack_spec import ATTACKS
 from outvote.cli.stress import LEFT_OUT, default_attacks, default_rules
 from outvote.rules.rule_spec import RULES
-from outvote.testing.made_up import MadeUp, made_up_round
-from outvote.testing.server import Server
-from outvote.testing.stress import Cell, Stress, stress
+from outvote.testing.stress import (
+    AskedRule,
+    Cell,
+    Stress,
+    SyntheticGradients,
+    draw_round,
+    stress,
+)
 
-SMALL = MadeUp(num_clients=20, num_byzantine=4, dim=400)
+SMALL = SyntheticGradients(num_clients=20, num_byzantine=4, dim=400)
 GAS_FORMS = [text for text in default_rules(20) if text.startswith("gas(")]
 SLOW_INSIDE = ("mda", "bulyan", "dnc", "geometric-median")
 
@@ -22,7 +27,7 @@ def is_slow(text):
 
 
 class Failing(ov.Attack):
-    def craft(self, scene):
+    def craft(self, context):
         raise RuntimeError("no\nidea")
 
 
@@ -34,11 +39,13 @@ class FailingRule(ov.VectorRule):
         raise RuntimeError("out of order")
 
 
-def test_the_recipe_gives_the_lengths_it_says_and_depends_on_the_seed_alone():
-    recipe = MadeUp(num_clients=200, num_byzantine=50, dim=10_000, heterogeneity=3, noise=0.5)
-    honest, own = made_up_round(recipe)
+def test_gradients_have_the_documented_norms_and_depend_on_the_seed_alone():
+    recipe = SyntheticGradients(
+        num_clients=200, num_byzantine=50, dim=10_000, heterogeneity=3, noise=0.5
+    )
+    honest, own = draw_round(recipe)
     assert (honest.shape, own.shape) == ((150, 10_000), (50, 10_000))
-    assert torch.equal(honest, made_up_round(recipe)[0])
+    assert torch.equal(honest, draw_round(recipe)[0])
     common = torch.cat([honest, own]).mean(dim=0)
     lengths = (honest - common).norm(dim=1)
     # A shift of 3 * uniform(0.5, 1.5), and noise of 0.5.
@@ -59,13 +66,13 @@ def test_the_recipe_gives_the_lengths_it_says_and_depends_on_the_seed_alone():
         ("noise", -1.0),
     ],
 )
-def test_a_recipe_that_makes_no_sense_is_refused(field, value):
+def test_parameters_out_of_range_are_refused(field, value):
     with pytest.raises(ValueError, match=field):
-        MadeUp(**{field: value})
+        SyntheticGradients(**{field: value})
 
 
 def test_a_cell_is_the_relative_distance_of_the_update_to_the_honest_mean():
-    honest, own = (rows.double().numpy() for rows in made_up_round(SMALL))
+    honest, own = (rows.double().numpy() for rows in draw_round(SMALL))
     table = stress([ov.Mean(), ov.Median()], [ov.LIE(), ov.BitFlip()], SMALL)
     mean = honest.mean(0)
     sent = {
@@ -98,7 +105,7 @@ def test_the_worst_attack_and_the_safest_rule_are_found():
     assert table.safest() == cells[2]
 
 
-def test_what_fails_tells_why_in_one_line_and_the_others_go_on():
+def test_a_failure_is_one_line_and_the_other_cells_go_on():
     table = stress([ov.Median(), FailingRule()], [Failing(), ov.LIE()], SMALL)
     assert table.cell("Failing", "median").failure == "RuntimeError: no idea"
     assert table.cell("lie", "FailingRule").failure == "RuntimeError: out of order"
@@ -115,7 +122,7 @@ def test_the_same_seed_gives_the_same_table_and_order_does_not_matter():
 
 
 def test_only_a_rule_that_is_not_random_is_spared_the_same_question():
-    honest, own = made_up_round(SMALL)
+    honest, own = draw_round(SMALL)
     asked = []
 
     class Counting(ov.VectorRule):
@@ -126,7 +133,7 @@ def test_only_a_rule_that_is_not_random_is_spared_the_same_question():
             asked.append(1)
             return rows.mean(0)
 
-    server = Server(Counting(), honest, 4)
+    server = AskedRule(Counting(), honest, 4)
     server.look_for_randomness(own)
     assert not server.is_random
     asked.clear()
@@ -136,7 +143,7 @@ def test_only_a_rule_that_is_not_random_is_spared_the_same_question():
     assert torch.equal(answers[0], answers[2])
     matrix[-1] += 1
     assert not torch.equal(server(matrix, seed=0), answers[0])
-    random = Server(ov.make_rule("gas(median, num_groups=9)"), honest, 4)
+    random = AskedRule(ov.make_rule("gas(median, num_groups=9)"), honest, 4)
     random.look_for_randomness(own)
     assert random.is_random
 
@@ -164,4 +171,4 @@ def test_gas_aware_is_at_least_as_strong_as_the_others_against_gas(rule):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("rule", default_rules(50)[-len(GAS_FORMS) :])
 def test_gas_aware_is_at_least_as_strong_at_full_size(rule, seed):
-    assert_gas_aware_is_strongest(rule, MadeUp(seed=seed))
+    assert_gas_aware_is_strongest(rule, SyntheticGradients(seed=seed))

@@ -4,14 +4,14 @@ import re
 
 import pytest
 
-from outvote.experiment.suites import plan_suite
+from outvote.experiment.plan import plan_suite
 from outvote.suites.suite import make_suite, read_suite
 
 USUAL = {"rule": "mean", "attack": "lie"}
 
 
 @pytest.mark.parametrize(
-    ("table", "told"),
+    ("table", "expected"),
     [
         ({"part": [{"settings": {"rule": "mean"}}]}, "part 'main' names no attack"),
         ({"part": {"name": "main"}}, "needs at least one [[part]]"),
@@ -32,13 +32,13 @@ USUAL = {"rule": "mean", "attack": "lie"}
         ),
     ],
 )
-def test_a_mistake_in_the_file_of_a_suite_is_told_in_one_line(table, told):
-    with pytest.raises(ValueError, match=re.escape(told)) as error:
+def test_a_mistake_in_the_file_of_a_suite_is_reported_in_one_line(table, expected):
+    with pytest.raises(ValueError, match=re.escape(expected)) as error:
         make_suite("own", table)
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_is_no_text_and_presets_that_are_a_list_are_told(tmp_path):
+def test_a_file_that_is_not_text_and_presets_that_are_a_list_are_reported(tmp_path):
     path = tmp_path / "own.toml"
     path.write_bytes(b"\xff")
     with pytest.raises(ValueError, match="suite own: 'utf-8' codec"):

@@ -5,12 +5,12 @@ from itertools import product
 import pytest
 
 from made_results import made_results
-from outvote.attacks.spec import make_attack
+from outvote.attacks.attack_spec import make_attack
 from outvote.experiment.choosing import Choice, choose
-from outvote.experiment.spec import Spec, as_table
-from outvote.experiment.suites import plan_part, plan_suite
+from outvote.experiment.plan import plan_part, plan_suite
+from outvote.experiment.run_spec import RunSpec, as_table
 from outvote.grids import flat
-from outvote.models.spec import make_model
+from outvote.models.model_spec import make_model
 from outvote.results.labels import label
 from outvote.rules.rule_spec import make_rule
 from outvote.suites.presets import PRESETS
@@ -220,7 +220,7 @@ def test_smoke_has_every_shape_that_a_suite_of_the_paper_has():
 
 
 def test_the_defaults_are_those_that_were_decided():
-    spec = Spec()
+    spec = RunSpec()
     assert (spec.aggregate, spec.data.balance, spec.data.min_size) == ("parameters", True, 10)
     assert spec.federation.assumed_byzantine == "oracle"
     assert (make_rule("rfa").num_iterations, make_rule("dnc").removal_factor) == (3, 1.0)

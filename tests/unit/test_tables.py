@@ -10,18 +10,36 @@ from functools import cache
 
 import pytest
 
-from made_results import ENVIRONMENT, made_results, without_weights
+from made_results import ENVIRONMENT, made_results, without_kept, without_weights
+from outvote.report import table_formats
 from outvote.report.cells import METRICS, Cell, spread_of
 from outvote.report.layout import grids_of
 from outvote.report.provenance import provenance_of
-from outvote.report.table_data import as_json, records, to_csv
-from outvote.report.table_latex import latex
-from outvote.report.table_markdown import markdown
-from outvote.results.names import names_of
+from outvote.report.rendered_table import render, render_table
+from outvote.results.labels import names_of
 from outvote.results.schema import Status
 from outvote.suites.suite import read_suite, suite_names
 
 OWN = {"rule": ["median", "gas(median)"], "attack": ["lie", "ipm"], "rounds": 4}
+
+
+def writer(name):
+    """A format as a function of grids."""
+
+    def write(grids, metric=None, *, paper=False):
+        return getattr(table_formats, name)(render(grids, metric, paper=paper))
+
+    return write
+
+
+markdown, latex, to_csv, as_json, records = map(
+    writer, ("markdown", "latex", "to_csv", "as_json", "records")
+)
+
+
+def bold(grid, metric):
+    rows = render_table(grid, metric).rows
+    return {(n, k) for n, row in enumerate(rows) for k, c in enumerate(row.cells) if c.is_bold}
 
 
 @cache
@@ -86,40 +104,40 @@ def test_every_cell_of_every_suite_has_all_its_runs_and_the_papers_number(name):
 def test_cells_are_there_when_only_one_run_is():
     main, lie = grids_of(table1()[:1])
     assert (len(cells_of(main)), len(cells_of(lie))) == (72, 6)
-    assert sum(not cell.is_missing for cell in cells_of(main)) == 1
+    assert sum(bool(cell.results) for cell in cells_of(main)) == 1
     assert markdown([main], "best").count("not run |") == 71 + 11
 
 
 def test_parts_without_a_run_are_only_named():
     """A part with one run that is not over has all its cells."""
     grids = grids_of([ended(table1()[0], "failed")])
-    named = "Nothing was run, as the suite has it, of: CIFAR-10, LIE, p = 100."
+    named = "Not run, though the suite has it: CIFAR-10, LIE, p = 100."
     text = markdown(grids, "best")
     assert text.count(named) == 1
     assert len(table_lines(text)) == 2 + 12
     assert f"% {named}" in latex(grids, "best")
     assert latex(grids, "best").count(r"\begin{table}") == 1
     assert len(records(grids, "best")) == 72 + 6
-    assert "Nothing was run" not in markdown(grids_of(table1()), "best")
+    assert "Not run" not in markdown(grids_of(table1()), "best")
 
 
-def test_runs_that_are_not_over_are_not_counted_but_told():
+def test_unfinished_runs_are_not_counted_but_named():
     results = table1(seeds=1)
     results[0], results[1] = ended(results[0], "failed"), ended(results[1], "interrupted")
     main = grids_of(results)[0]
-    missing = [cell for cell in cells_of(main) if cell.is_missing]
+    missing = [cell for cell in cells_of(main) if not cell.results]
     assert [len(cell.unfinished) for cell in missing] == [1, 1]
     text = markdown([main], "best")
     assert "| failed |" in text
-    assert "| not over |" in text
-    assert "Not counted, because not over: 1 failed, 1 interrupted." in text
+    assert "| unfinished |" in text
+    assert "Not counted, because unfinished: 1 failed, 1 interrupted." in text
 
 
-def test_a_number_of_seeds_is_told_once_or_where_it_differs():
+def test_a_number_of_seeds_is_given_once_or_where_it_differs():
     results = table1()
     assert "deviation, 2 of 5 seeds. " in markdown(grids_of(results)[:1], "best")
     text = markdown(grids_of(results[1:])[:1], "best")
-    assert "deviation, 2 of 5 seeds unless a cell says otherwise." in text
+    assert "deviation, 2 of 5 seeds unless a cell notes otherwise." in text
     assert text.count("(1 of 5 seeds)") == 1
 
 
@@ -138,36 +156,36 @@ def test_diverged_runs_are_marked():
 
 def test_the_better_of_a_rule_and_its_gas_form_is_bold():
     grid = grids_of(table1())[0]
-    bold = grid.best("best")
+    found = bold(grid, "best")
     for first in range(0, 12, 2):
         for column in range(6):
             plain, gas = (
                 round(grid.cells[row][column].spread("best").mean, 2) for row in (first, first + 1)
             )
-            assert ((first, column) in bold) == (plain >= gas)
-            assert ((first + 1, column) in bold) == (gas >= plain)
-    assert grid.best("kept_byzantine") != bold
+            assert ((first, column) in found) == (plain >= gas)
+            assert ((first + 1, column) in found) == (gas >= plain)
+    assert bold(grid, "kept_byzantine") != found
 
 
 def test_equal_numbers_are_both_bold_and_a_single_one_is_not():
     one = next(each for each in made_results(OWN, seeds=1) if each.rule == "median")
     both = [one, replace(with_rule(one, "gas(median)"), name="other")]
-    assert grids_of(both)[0].best("best") == {(0, 0), (1, 0)}
-    assert grids_of([one])[0].best("best") == set()
+    assert bold(grids_of(both)[0], "best") == {(0, 0), (1, 0)}
+    assert bold(grids_of([one])[0], "best") == set()
 
 
 def test_the_worst_case_is_the_smallest_mean_and_partial_if_a_column_is_missing():
     results = table1()
     whole = grids_of(results)[0]
-    worst = whole.worst(0, "best")
-    assert worst.spread.mean == min(cell.spread("best").mean for cell in whole.cells[0])
+    worst = render_table(whole, "best", paper=True).rows[0].worst
+    assert worst.mean.value == min(cell.spread("best").mean for cell in whole.cells[0])
     assert not worst.is_partial
-    assert worst.printed == 23.68
-    most = whole.worst(0, "kept_byzantine").spread.mean
+    assert worst.paper == (23.68, "23.68")
+    most = render_table(whole, "kept_byzantine").rows[0].worst.mean.value
     assert most == max(cell.spread("kept_byzantine").mean for cell in whole.cells[0])
     column = whole.columns[worst.column]
     part = grids_of([each for each in results if each.attack != column])[0]
-    assert part.worst(0, "best").is_partial
+    assert render_table(part, "best").rows[0].worst.is_partial
     assert "(5 of 6)" in markdown([part], "best")
 
 
@@ -230,7 +248,7 @@ def test_own_runs_with_one_attack_have_what_differs_most_as_columns():
     table = {**OWN, "attack": "lie", "data": {"beta": [0.5, 0.1]}, "federation": federation}
     grids = grids_of(made_results(table, seeds=1))
     assert [grid.titles for grid in grids] == [["f = 2", "f = 4", "f = 10"]] * 2
-    assert not any(grid.has_worst for grid in grids)
+    assert not any(render_table(grid, "best").has_worst for grid in grids)
 
 
 def test_names_have_the_parameters_that_differ_and_no_others():
@@ -244,7 +262,7 @@ def test_names_have_the_parameters_that_differ_and_no_others():
     assert list(names.values()) == ["gas(rfa, num_groups=10)", "gas(rfa, num_groups=1000)", "rfa"]
 
 
-def test_a_repeated_seed_is_counted_and_told():
+def test_a_repeated_seed_is_counted_and_named():
     results = table1(seeds=1)
     grid = grids_of([*results, replace(results[0], name=f"{results[0].name[:-1]}x")])[0]
     repeated = [cell for cell in cells_of(grid) if cell.num_repeated]
@@ -277,8 +295,8 @@ def test_differences_to_the_paper_add_up_as_printed():
     found = re.findall(r"([\d.]+)[* ]*(?:± [\d.]+ )?\(paper ([\d.]+), ([+−]?[\d.]+)\)", text)
     assert len(found) == 72 + 12 + 6
     for ours, papers, difference in found:
-        told = float(difference.replace("−", "-"))
-        assert told == pytest.approx(float(ours) - float(papers), abs=1e-9)
+        printed = float(difference.replace("−", "-"))
+        assert printed == pytest.approx(float(ours) - float(papers), abs=1e-9)
 
 
 def test_the_papers_number_stands_where_ours_is_missing():
@@ -311,7 +329,7 @@ def test_latex_is_balanced_and_every_row_has_all_columns(metric, paper):
 
 def test_latex_has_the_best_in_bold():
     grid = grids_of(table1())[0]
-    assert latex([grid], "best").count(r"\textbf{") == len(grid.best("best"))
+    assert latex([grid], "best").count(r"\textbf{") == len(bold(grid, "best"))
 
 
 def test_names_from_files_cannot_break_a_markdown_table():
@@ -326,9 +344,9 @@ def test_names_from_files_cannot_break_a_markdown_table():
 def test_the_csv_reads_back_to_the_records():
     grids = grids_of(table1()[:50])
     found = list(csv.DictReader(io.StringIO(to_csv(grids, "best", paper=True))))
-    told = records(grids, "best", paper=True)
-    assert len(found) == len(told) == 78
-    for row, record in zip(found, told, strict=True):
+    wanted = records(grids, "best", paper=True)
+    assert len(found) == len(wanted) == 78
+    for row, record in zip(found, wanted, strict=True):
         for key, value in record.items():
             if value is None:
                 assert row[key] == ""
@@ -348,7 +366,7 @@ def test_json_has_cells_worst_cases_and_where_they_come_from():
     assert found["provenance"]["num_runs"] == 156
 
 
-def test_provenance_counts_a_run_once_and_tells_all_machines():
+def test_provenance_counts_a_run_once_and_names_all_machines():
     one = made_results("smoke", seeds=1)
     other = msgspec_replace(device="NVIDIA H200", commit="f" * 40 + "+changes")
     more = made_results(OWN, seeds=1, environment=other)
@@ -357,7 +375,7 @@ def test_provenance_counts_a_run_once_and_tells_all_machines():
     assert about.num_runs == len(one) + len(more)
     assert about.devices == ["NVIDIA H200", "cpu"]
     assert about.num_samples == sum(each.num_samples for each in [*one, *more])
-    assert "0123456789ab, ffffffffffff+changes" in about.told()
+    assert "0123456789ab, ffffffffffff+changes" in about.text()
 
 
 def msgspec_replace(**changes):
@@ -366,26 +384,26 @@ def msgspec_replace(**changes):
     return changed(ENVIRONMENT, **changes)
 
 
-def test_the_settings_of_the_runs_are_told():
+def test_the_settings_of_the_runs_are_given():
     text = markdown(grids_of(table1())[:1], "best")
     assert (
-        "cifar10, alexnet, 200 rounds, 50 clients, 20 % liars, 5 sampled, dirichlet, β = 0.5."
-        in (text)
+        "cifar10, alexnet, 200 rounds, 50 clients, 20 % Byzantine, 5 sampled, dirichlet, β = 0.5."
+        in text
     )
 
 
-def test_what_the_names_of_rows_and_columns_leave_out_is_told():
+def test_what_the_names_of_rows_and_columns_leave_out_is_named():
     text = markdown(grids_of(table1())[:1], "best")
     assert (
-        "Other than by default: dnc(removal_factor=4), gas(dnc(removal_factor=4)), "
+        "Not the defaults: dnc(removal_factor=4), gas(dnc(removal_factor=4)), "
         "min-max(method=search), min-sum(method=search).\n" in text
     )
-    assert r"Other than by default: dnc(removal\_factor=4)" in latex(grids_of(table1())[:1], "best")
+    assert r"Not the defaults: dnc(removal\_factor=4)" in latex(grids_of(table1())[:1], "best")
     by_groups = markdown(grids_of(made_results("table3-num-groups", seeds=1, rounds=1)), "best")
-    assert "Other than by default" not in by_groups
+    assert "Not the defaults" not in by_groups
 
 
-def test_rules_that_reckon_with_nobody_are_told():
+def test_rules_that_tolerate_no_byzantine_client_are_named():
     results = [
         replace(
             each, series=replace(each.series, num_byzantine_used=0 * each.series.num_byzantine_used)
@@ -394,8 +412,8 @@ def test_rules_that_reckon_with_nobody_are_told():
         else each
         for each in table1(seeds=1)
     ]
-    assert "no liar among so few clients" not in markdown(grids_of(table1(seeds=1))[:1], "best")
-    assert "Can tolerate no liar among so few clients: bulyan.\n" in markdown(
+    assert "Byzantine client among so few" not in markdown(grids_of(table1(seeds=1))[:1], "best")
+    assert "Tolerates no Byzantine client among so few: bulyan.\n" in markdown(
         grids_of(results)[:1], "best"
     )
 
@@ -404,11 +422,11 @@ def test_an_empty_cell_has_nothing():
     assert (Cell().spread("best"), Cell().difference("best"), Cell().seeds) == (None, None, [])
 
 
-def test_commands_play_the_precision_that_the_runs_had():
+def test_commands_have_the_precision_of_the_runs():
     results = table1(seeds=1)
     half = [replace(each, config={**each.config, "precision": "bfloat16"}) for each in results]
     text = markdown(grids_of(half), "best")
-    assert "`outvote bench table1-cifar10 --part main --precision bfloat16` plays" in text
+    assert "run them with `outvote bench table1-cifar10 --part main --precision bfloat16`." in text
     assert provenance_of(grids_of(half)).commands == [
         "outvote bench table1-cifar10 --seeds 1 --precision bfloat16"
     ]
@@ -419,15 +437,15 @@ def test_commands_play_the_precision_that_the_runs_had():
     ]
 
 
-def test_a_table_of_runs_that_are_not_over_does_not_say_that_nothing_was_run():
+def test_a_table_of_unfinished_runs_is_not_one_without_runs():
     text = markdown(grids_of([ended(each, "interrupted") for each in table1(seeds=1)])[:1], "best")
-    assert "None of these runs is over." in text
-    assert "No run is over. Not counted, because not over: 72 interrupted." in text
+    assert "None of these runs is finished." in text
+    assert "No run is finished. Not counted, because unfinished: 72 interrupted." in text
     assert "unknown" not in text
 
 
 @pytest.mark.parametrize("write", [markdown, latex])
-def test_a_mean_of_fewer_runs_than_there_are_says_so(write):
+def test_a_mean_of_fewer_runs_than_there_are_is_marked(write):
     results = table1(seeds=3)
     nan = results[0].series.accuracy * float("nan")
     results[0] = replace(results[0], series=replace(results[0].series, accuracy=nan))
@@ -435,7 +453,7 @@ def test_a_mean_of_fewer_runs_than_there_are_says_so(write):
     assert "measured" not in write(grids_of(table1(seeds=3)), "best")
 
 
-def test_records_tell_the_worst_case_and_what_the_paper_has_for_it():
+def test_records_have_the_worst_case_and_the_papers():
     grids = grids_of(table1())
     worst = as_json(grids, "final", paper=True)["worst_cases"]
     found = [each for each in records(grids, "final") if each["is_worst"]]
@@ -448,34 +466,53 @@ def test_records_tell_the_worst_case_and_what_the_paper_has_for_it():
     assert {each["is_worst"] for each in lie} == {None}
 
 
-def test_where_nobody_lies_no_share_is_told_and_no_column_is_missing():
+def test_without_an_attack_there_is_no_selection_rate_and_no_column_is_missing():
     grid = grids_of(made_results({**OWN, "attack": ["none", "lie", "ipm"]}))[0]
     column = grid.columns.index("none")
     assert {row[column].spread("kept_byzantine") for row in grid.cells} == {None}
-    worst = grid.worst(0, "kept_byzantine")
+    worst = render_table(grid, "kept_byzantine").rows[0].worst
     assert not worst.is_partial
     assert worst.column != column
     lines = table_lines(markdown([grid], "kept_byzantine"))
-    assert {line[1 + column].strip() for line in lines[2:]} == {"-"}
-    assert "-: nobody lied." in markdown([grid], "kept_byzantine")
-    assert "nobody lied" not in markdown([grid], "best")
+    assert {line[1 + column].strip() for line in lines[2:]} == {"–"}
+    assert "–: no Byzantine client took part." in markdown([grid], "kept_byzantine")
+    assert "no Byzantine client" not in markdown([grid], "best")
     record = records([grid], "kept_byzantine")[column]
     assert (record["value"], record["kept_byzantine_mean"]) == ("none", None)
+
+
+def test_an_unknown_selection_rate_is_a_dash_and_never_zero():
+    own = {**OWN, "attack": ["none", "lie", "ipm"]}
+    results = [without_kept(e) if e.rule == "median" else e for e in made_results(own)]
+    (grid,) = grids_of(results)
+    for metric in ("kept_byzantine", "byzantine_weight"):
+        text = markdown([grid], metric)
+        row = next(line for line in table_lines(text) if line[0].strip() == "median")
+        assert [cell.strip() for cell in row[1:]] == ["–", "–", "–", "no number"]
+        why = "no Byzantine client took part, or the rule does not report which clients it kept."
+        assert f"–: {why}" in text
+        assert f"--: {why}" in latex([grid], metric)
+    unknown = [each for each in records([grid]) if each["rule"] == "median"]
+    assert {each["kept_byzantine_mean"] for each in unknown} == {None}
+    assert {each["best_mean"] is None for each in unknown} == {False}
 
 
 def test_a_deviation_is_a_plain_number_and_the_smallest_is_best():
     grid = grids_of(made_results({**OWN, "attack": ["none", "lie", "ipm"]}))[0]
     text = markdown([grid], "deviation", paper=True)
-    assert "Distance of the update to the honest mean, where somebody lied: mean ±" in text
+    assert (
+        "Distance of the update to the honest mean, in rounds with Byzantine clients: mean ±"
+        in text
+    )
     assert "percent" not in text
     assert "Worst case: the largest mean" in text
     means = [[cell.spread("deviation").mean for cell in row] for row in grid.cells]
-    for row, column in grid.best("deviation"):
+    for row, column in bold(grid, "deviation"):
         assert means[row][column] == min(each[column] for each in means)
     for row, line in enumerate(table_lines(text)[2:]):
-        told = [float(each.replace("*", "").split()[0]) for each in line[1:-1]]
-        assert told == [pytest.approx(mean, rel=5e-3) for mean in means[row]]
-        assert float(line[-1]) == max(told)
+        printed = [float(each.replace("*", "").split()[0]) for each in line[1:-1]]
+        assert printed == [pytest.approx(mean, rel=5e-3) for mean in means[row]]
+        assert float(line[-1]) == max(printed)
     assert records([grid])[0]["deviation_mean"] == pytest.approx(means[0][0], rel=1e-5)
 
 
@@ -487,33 +524,38 @@ def test_deviations_of_any_size_can_be_read(far):
     ]
     grid = grids_of(results)[0]
     assert grid.cells[0][0].spread("deviation") == (pytest.approx(far), 0.0, 2)
-    told = table_lines(markdown([grid], "deviation"))[2][1].replace("*", "")
-    assert float(told.split()[0]) == pytest.approx(far)
+    text = table_lines(markdown([grid], "deviation"))[2][1].replace("*", "")
+    assert float(text.split()[0]) == pytest.approx(far)
     assert latex([grid], "deviation").isascii()
 
 
-def test_runs_that_do_not_tell_weights_tell_who_was_kept():
+def test_runs_without_weights_show_the_selection_rate():
     results = made_results("figure1-motivation", seeds=1, rounds=2)
     old = grids_of([without_weights(each) for each in results])
     text = markdown(old, paper=True)
-    assert text.count("Share of the sampled liars that were kept, in percent") == 2
+    assert text.count("Byzantine selection rate (share of sampled Byzantine clients") == 2
     assert text.count("Best accuracy of all rounds, in percent") == 2
     assert "| not measured |" in markdown(old, "byzantine_weight")
     assert {each["metric"] for each in records(old)} == {"kept_byzantine"}
 
 
-def test_a_table_shows_what_its_part_is_about_unless_told_otherwise():
+def test_a_table_shows_what_its_part_is_about_unless_a_metric_is_chosen():
     selection = grids_of(made_results("figure1-motivation", seeds=1, rounds=2))
     deviation = grids_of(made_results("figure2-deviation", seeds=1, rounds=2))
     text = markdown(selection, paper=True)
-    assert text.count("Liars' share of the update: of the weights that the rule gave, in perc") == 2
+    assert (
+        text.count(
+            "Byzantine weight (the Byzantine clients' share of the rule's weights), in percent"
+        )
+        == 2
+    )
     assert text.count("Best accuracy of all rounds, in percent") == 2
-    assert text.count("### ") == text.count("plays those of the suite") == 2
+    assert text.count("### ") == text.count("lack runs; run them with `") == 2
     assert "Distance of the update" in markdown(deviation, paper=True)
     assert "paper" not in markdown(deviation, paper=True)
     for grids in (selection, deviation):
         assert "Accuracy after the last round" in markdown(grids, "final")
-        assert "Liars' share" not in markdown(grids, "final")
+        assert "Byzantine weight" not in markdown(grids, "final")
     labels = re.findall(r"\\label{(.*?)}", latex(selection))
     assert len(set(labels)) == len(labels) == 4
     assert {each["metric"] for each in records(selection)} == {"byzantine_weight"}

@@ -1,1 +1,1 @@
-"""Attacks: one file each, what lying clients send."""
+"""Attacks: what Byzantine clients send."""

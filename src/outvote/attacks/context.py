@@ -1,6 +1,7 @@
-"""What attackers see of a batch of rounds: the only view of the data that attacks have."""
+"""What attackers know of a batch of rounds: the only view of the data that attacks have."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,38 +10,32 @@ from torch import Tensor
 
 from outvote.attacks.statistics import Measured, Wanted, measure
 from outvote.axes import PerClient, PerCoordinate, Rows
-from outvote.errors import check_choice
+from outvote.errors import check_choice, plural, was
+from outvote.fresh import fresh
 from outvote.lazy import lazy
 from outvote.precision import work_dtype
 from outvote.receive import finite_rows, norms_later
 from outvote.seeding import RandomStream
 from outvote.threads import mapped
 
-# Coordinates that are looked at together.
+# Coordinates that are processed together.
 PIECE = 1 << 16
 SPREADS = ("population", "sample", "variance")
 
-
-@dataclass(frozen=True, slots=True)
-class Opinion:
-    """What the defence would do with some rows: updates [runs, dim], are all attackers kept."""
-
-    updates: PerCoordinate
-    is_kept: Tensor | None = None
-
-
-# Answers on the attackers' rows [runs, attackers or 1, dim] with one seed per run; the last
-# argument tells whether it matters who is kept.
-Defence = Callable[[Rows, tuple[int, ...], bool], Opinion]
+Defence = Callable[[Rows, Sequence[int]], tuple[PerCoordinate, Tensor | None]]
+"""What the server does with gradients ``[runs, clients, dim]`` and one seed per run: the updates
+``[runs, dim]``, and which rows it keeps, ``[runs, clients]``; None where it does not report that.
+It must not change any state of the server."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttackContext:
-    """The rounds of some runs as their attackers see them, `[runs, clients, dim]`.
+    """The rounds of some runs as their attackers see them, ``[runs, clients, dim]``.
 
-    `is_honest` marks the rows that count as honest (None: all), `own` is what the attackers would
-    have sent had they been honest, and `clients` tells who sent each row. `is_own` marks rows that
-    are attackers' own, though they may count as honest: where nobody else is there, for one.
+    `is_honest` marks the rows that count as honest (None: all), `is_own` those that are attackers'
+    own (None: none), also where they count as honest because nobody else is there. `own` is what
+    the attackers would have sent honestly (None: unknown), `clients` the id of each row's sender.
+    `ask` puts a question to the defence, on rows ``[runs, attackers or 1, dim]``.
     """
 
     gradients: Rows
@@ -52,20 +47,28 @@ class AttackContext:
     clients: Tensor | None = None
     defence: Defence | None = None
     state: Any = None
+    round: int | None = None
+
+    @property
+    def draws(self) -> RandomStream:
+        """The name that `stream` had in 0.1."""
+        text = "AttackContext.draws is now AttackContext.stream; the old name goes with 0.3."
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return self.stream
 
     @property
     def num_runs(self) -> int:
-        """How many runs there are."""
+        """The number of runs."""
         return self.gradients.shape[0]
 
     @property
     def dim(self) -> int:
-        """How many coordinates a gradient has."""
+        """The number of coordinates of a gradient."""
         return self.gradients.shape[-1]
 
     @property
     def device(self) -> torch.device:
-        """Where the gradients are."""
+        """The device of the gradients."""
         return self.gradients.device
 
     @property
@@ -81,7 +84,7 @@ class AttackContext:
     @lazy
     def honest_counts(self) -> Tensor:
         """The number of honest clients of each run, float64; those that diverged count too."""
-        return (self.used_rows & ~self.own_places).sum(dim=-1).double()
+        return (self.used_rows & ~self.own_positions).sum(dim=-1).double()
 
     @lazy
     def used_rows(self) -> Tensor:
@@ -91,7 +94,7 @@ class AttackContext:
         return torch.ones(self.gradients.shape[:2], dtype=torch.bool, device=self.device)
 
     @lazy
-    def own_places(self) -> Tensor:
+    def own_positions(self) -> Tensor:
         """Which rows are the attackers' own, [runs, clients]."""
         if self.is_own is not None:
             return self.is_own
@@ -105,35 +108,50 @@ class AttackContext:
             is_used &= self.is_honest
         context = self if is_used.all() else replace(self, is_honest=is_used)
         if self.own is not None and not bool(is_used.any(dim=-1).all()):
-            context = self._with_own(is_used)
+            # Where nobody honest is left, use what the attackers would have sent.
+            more = self._is_finite(self.own) & ~is_used.any(dim=-1, keepdim=True)
+            context = replace(self, is_honest=is_used)._with_own(more)
         context.__dict__["checked"] = context
         return context
 
     @lazy
     def trusted(self) -> "AttackContext":
-        """The same as `checked`, but looked at row by row only if the mean gives cause to."""
+        """The same as `checked`, but rows are checked one by one only if the mean is not finite."""
         if self.gradients.dtype == torch.float64:
             return self.checked
         _ = self.mean
         found: AttackContext = self.__dict__.get("checked", self)
         return found
 
-    def _with_own(self, is_used: Tensor) -> "AttackContext":
-        """Where nobody honest is left, go by what the attackers would have sent."""
-        assert self.own is not None
-        more = self._is_finite(self.own) & ~is_used.any(dim=-1, keepdim=True)
-        return replace(self, is_honest=is_used).and_own(more)
+    def per_run(self, value: float) -> Tensor:
+        """Return a number for every run, float64."""
+        return torch.full((self.num_runs,), float(value), dtype=torch.float64, device=self.device)
 
-    def and_own(self, is_wanted: Tensor) -> "AttackContext":
-        """Count some of what the attackers would have sent, [runs, attackers], as honest."""
+    def with_reference_set(self, reference_set: str) -> "AttackContext":
+        """Return this context; with "all", the attackers' own gradients count as honest too."""
+        if reference_set == "honest":
+            return self
+        if self.own is None:
+            raise ValueError(
+                "reference_set='all' counts what the attackers would have sent honestly, got none; "
+                "pass own=, or leave reference_set at 'honest'."
+            )
+        # Where nobody is honest, their own gradients are the reference already.
+        is_wanted = (self.honest_counts > 0).unsqueeze(-1)
+        found = self._with_own(is_wanted.expand(-1, self.own.shape[1]))
+        self.__dict__["reference_context"] = found
+        return found
+
+    def _with_own(self, is_wanted: Tensor) -> "AttackContext":
+        """Count some of the attackers' own gradients, [runs, attackers], as honest."""
         assert self.own is not None
-        places = torch.arange(self.own.shape[1], device=self.device)
-        is_wanted = is_wanted & (places < self.byzantine_counts.unsqueeze(-1))
+        numbers = torch.arange(self.own.shape[1], device=self.device)
+        is_wanted = is_wanted & (numbers < self.byzantine_counts.unsqueeze(-1))
         return replace(
             self,
             gradients=torch.cat([self.gradients, self.own], dim=1),
             is_honest=torch.cat([self.used_rows, is_wanted], dim=1),
-            is_own=torch.cat([self.own_places, torch.ones_like(is_wanted)], dim=1),
+            is_own=torch.cat([self.own_positions, torch.ones_like(is_wanted)], dim=1),
             clients=None,
         )
 
@@ -143,7 +161,7 @@ class AttackContext:
         return torch.tensor(found, device=self.device).view(rows.shape[:2])
 
     def measured(self, wanted: Wanted) -> Measured:
-        """Measure the honest clients, with care if that turns out to be needed."""
+        """Measure the honest clients; in float64 without diverged clients if that is needed."""
         dtype = work_dtype(self.gradients.dtype)
         found = measure(self.gradients, self.is_honest, dtype, wanted)
         if found.is_safe():
@@ -153,7 +171,7 @@ class AttackContext:
 
     @lazy
     def moments(self) -> Measured:
-        """The mean and the spread of the honest clients."""
+        """The mean and the standard deviation of the honest clients."""
         return self.measured(Wanted(spread=True))
 
     @lazy
@@ -163,10 +181,9 @@ class AttackContext:
         return found.mean
 
     def spread(self, kind: str) -> PerCoordinate:
-        """Return the coordinate-wise standard deviation, or what was once used in its place."""
+        """Return the coordinate-wise "population" or "sample" standard deviation, or "variance"."""
         check_choice("spread", kind, SPREADS)
-        spread = self.moments.spread
-        assert spread is not None
+        spread: PerCoordinate = self.moments.spread
         if kind == "variance":
             return spread.square()
         if kind == "population":
@@ -175,7 +192,7 @@ class AttackContext:
 
     @lazy
     def own_rows(self) -> Rows:
-        """What the attackers would have sent; the honest mean where that is unknown or diverged."""
+        """The attackers' own gradients; the honest mean where they are unknown or diverged."""
         if self.own is None:
             return self.mean.unsqueeze(1).expand(-1, self.num_attackers, -1)
         is_finite = self._is_finite(self.own)
@@ -186,23 +203,48 @@ class AttackContext:
             self.own.dtype
         )
 
-    def judge(self, rows: Rows, name: str, *, wants_kept: bool = False) -> Opinion:
-        """Ask the defence; the same name means the same randomness, of the attackers' own."""
+    def ask(self, rows: Rows, name: str) -> tuple[PerCoordinate, Tensor | None]:
+        """Return the updates if the attackers sent `rows`, and the runs where all are kept.
+
+        The same name means the same randomness, the attackers' own. The second part is None where
+        the defence does not report whom it keeps.
+        """
         assert self.defence is not None
-        return self.defence(rows, self.stream.fold_in(name).derived(), wants_kept)
+        return self.defence(rows, self.stream.fold_in(name).derived())
 
     def distances(self, updates: PerCoordinate) -> PerClient:
-        """Return how far the updates are from the honest means, per run, float64."""
+        """Return the distances of the updates to the honest means, per run, float64."""
         if updates.device.type != "cpu":
             return norm(updates.to(self.mean.dtype) - self.mean)
 
-        # Piece by piece, so that the differences never leave the cache.
+        # In pieces that stay in the cache.
         def work(pieces: tuple[Tensor, Tensor]) -> Tensor:
             update, mean = pieces
             return norm(update.to(mean.dtype) - mean)
 
         pairs = zip(updates.split(PIECE, dim=-1), self.mean.split(PIECE, dim=-1), strict=True)
         return norm(torch.stack(mapped(work, list(pairs)), dim=-1))
+
+    def notes(self) -> tuple[str, ...]:
+        """Return who diverged, as far as rows were checked, and what was done about it."""
+        seen = self.__dict__.get("reference_context")
+        notes = [] if seen is None else list(seen.notes())
+        checked = self.__dict__.get("checked", self)
+        if checked is not self:
+            is_lost = self.used_rows & ~checked.used_rows[:, : self.gradients.shape[1]]
+            if num_lost := int((is_lost & ~self.own_positions).sum()):
+                clients = plural(num_lost, "honest client")
+                notes.append(f"{clients} sent NaN or infinity and {was(num_lost)} left out")
+            if num_lost := int((is_lost & self.own_positions).sum()):
+                rows = plural(num_lost, "gradient")
+                notes.append(f"{rows} of the attackers' own {was(num_lost)} not finite, left out")
+        if num_replaced := self.__dict__.get("num_own_replaced", 0):
+            rows, dtype = plural(num_replaced, "gradient"), str(self.gradients.dtype)
+            notes.append(
+                f"{rows} of the attackers' own {was(num_replaced)} not finite in "
+                f"{dtype.removeprefix('torch.')}; replaced by the honest mean"
+            )
+        return tuple(notes)
 
 
 def norm(vectors: Tensor) -> Tensor:
@@ -215,6 +257,9 @@ def norm(vectors: Tensor) -> Tensor:
 
 
 def in_range(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bring rows to a dtype; what is too large becomes the largest finite number."""
+    """Convert rows to a dtype; what is too large becomes the largest finite number."""
     largest = torch.finfo(dtype).max
-    return rows.clamp(min=-largest, max=largest).to(dtype)
+    if rows.dtype != dtype:
+        return rows.clamp(min=-largest, max=largest).to(dtype)
+    clipped = fresh(tuple(rows.shape), dtype, rows.device)
+    return torch.clamp(rows, min=-largest, max=largest, out=clipped)

@@ -1,4 +1,4 @@
-"""Label flip: train on wrong labels, send what comes out."""
+"""Label flip: train on wrong labels, send the result."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
@@ -7,16 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outvote.attacks.base import Attack
-from outvote.attacks.context import AttackContext
-from outvote.attacks.crafted import Forged
+from outvote.attacks.attack import Attack
 from outvote.attacks.parameters import check_count
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelFlip(Attack):
-    r"""What training on flipped labels gives; a data attack, so gradients pass through unchanged.
+    r"""The gradient of training on flipped labels; a data attack, so rows are sent unchanged.
 
     $$ y \mapsto C - 1 - y, \qquad b_i = g_i $$
 
@@ -29,7 +27,6 @@ class LabelFlip(Attack):
 
     name: ClassVar[str] = "label-flip"
     is_colluding: ClassVar[bool] = False
-    is_data_attack: ClassVar[bool] = True
 
     def label_map(self, num_classes: int) -> list[int]:
         """Return the label that each class is given."""
@@ -47,10 +44,6 @@ class LabelFlip(Attack):
                     f"label-flip: labels must be from 0 to {num_classes - 1}, got {low} to {high}."
                 )
         return num_classes - 1 - given
-
-    def craft(self, context: AttackContext) -> Forged:
-        """Send what training gave."""
-        return Forged(rows=context.own_rows)
 
 
 def whole_numbers(labels: Any) -> Any:

@@ -23,6 +23,11 @@ def check_count(what: str, value: object, *, low: int = 1) -> None:
         raise ValueError(f"{what} must be at least {low}, got {value}.")
 
 
+def check_reference_set(name: str, value: object) -> None:
+    """Raise unless the reference is "honest" clients or "all"."""
+    check_choice(f"{name}: reference_set", value, ("honest", "all"))
+
+
 def check_sign(name: str, value: object) -> None:
     """Raise unless the sign of an attack's shift is -1 or 1."""
     check_kind(f"{name}: sign", value, int)

@@ -1,18 +1,19 @@
-"""Mean, spread and distances of the honest clients in one pass over tiles of coordinates.
+"""Mean, standard deviation and distances of the honest clients in one pass over tiles.
 
-A tile fits into the cache of a core, so all that is worked out about it costs one trip to memory.
-Sums over coordinates are kept in float64 from tile to tile.
+A tile of coordinates fits into the cache of a core, so that everything about it costs one pass
+over the gradients. Sums over coordinates are kept in float64 from tile to tile.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import local
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from outvote.attacks.products import along, column_sums, extreme, inner_products
 from outvote.axes import Pairs, PerClient, PerCoordinate, Rows
+from outvote.kernels.long_products import long_products
 from outvote.threads import mapped
 
 # Values of a tile: it stays in the last cache, and is large beside the cost of calling torch; a GPU
@@ -21,6 +22,10 @@ TILE = {"cpu": 1 << 20, "cuda": 1 << 27}
 # Below and above, squares in float32 lose digits or overflow: such gradients are done in float64.
 SAFE_TOTAL = {torch.float32: 1e34, torch.float64: 1e240}
 SAFE_MEAN_SQUARE = {torch.float32: 1e-26, torch.float64: 0.0}
+# Matrix products work on blocks of rows; a block with less than this many is mostly wasted.
+BLOCK, FEW = 16, 4
+# From so many rows on it pays to take a quarter of the products from their mirror images.
+MANY = 40
 
 Toward = Callable[[PerCoordinate, PerCoordinate], PerCoordinate]
 
@@ -36,19 +41,20 @@ class Measured:
     mean: PerCoordinate
     counts: Tensor
     is_used: Tensor | None = None
-    spread: PerCoordinate | None = None
-    squared_norms: PerClient | None = None
-    products: Pairs | None = None
-    along: PerClient | None = None
-    low: PerCoordinate | None = None
-    high: PerCoordinate | None = None
+    # Any: None unless wanted.
+    spread: Any = None
+    squared_norms: Any = None
+    products: Any = None
+    along: Any = None
+    low: Any = None
+    high: Any = None
 
     def sample_factor(self) -> Tensor:
         """Return what makes a sample standard deviation of a population one; 1 for one client."""
         return (self.counts / (self.counts - 1).clamp(min=1)).sqrt()
 
     def is_safe(self) -> bool:
-        """Tell whether nothing overflowed, nor became so small that digits were lost."""
+        """Whether nothing overflowed, nor became so small that digits were lost."""
         dtype = self.mean.dtype
         if not bool(self.mean.sum().isfinite()):
             return False
@@ -108,9 +114,9 @@ def measure(rows: Rows, is_used: Tensor | None, dtype: torch.dtype, wanted: Want
 
 
 class Scratch:
-    """Memory that every thread uses again for one tile after the other.
+    """Buffers that every thread uses again for one tile after the other.
 
-    Fresh memory has to be fetched from the system page by page, which takes longer than the work.
+    New memory comes from the system page by page, which takes longer than the work.
     """
 
     def __init__(self) -> None:
@@ -118,7 +124,7 @@ class Scratch:
         self.here = local()
 
     def like(self, values: Tensor, number: int) -> Tensor:
-        """Return memory of the shape and kind of `values`; the same one for the same number."""
+        """Return a buffer of the shape and dtype of `values`; the same one for the same number."""
         kept: dict[str, Tensor] = self.here.__dict__
         name = f"piece {number}"
         if name not in kept or kept[name].numel() < values.numel():
@@ -219,3 +225,61 @@ def _add_up(
         if part is not None:
             total[runs] += part
     return total
+
+
+def weighted_sum(weights: PerClient, values: Rows) -> PerCoordinate:
+    """Return the sum of the rows with the given weights, [runs, width]."""
+    if len(values) == 1 and not values.is_cuda:
+        # On rows with a large stride three times as fast as a sum over an axis.
+        return torch.mv(values[0].mT, weights[0]).unsqueeze(0)
+    return (weights.unsqueeze(1) @ values).squeeze(1)
+
+
+def column_sums(values: Rows) -> PerCoordinate:
+    """Return the sum of the rows, [runs, width]."""
+    if len(values) == 1 and not values.is_cuda:
+        return weighted_sum(values.new_ones(values.shape[:2]), values)
+    return values.sum(dim=1)
+
+
+def along(values: Rows, vectors: PerCoordinate) -> PerClient:
+    """Return the inner products of the rows with the vector of their run."""
+    if len(values) == 1 and not values.is_cuda:
+        return torch.mv(values[0], vectors[0]).unsqueeze(0)
+    return long_products(values, vectors.unsqueeze(-2)).squeeze(-1)
+
+
+def inner_products(values: Rows) -> Pairs:
+    """Return the inner products of all rows with each other."""
+    num_rows = values.shape[1]
+    if values.is_cuda or len(values) > 1 or num_rows < BLOCK:
+        return long_products(values, values)
+    num_last = num_rows % BLOCK
+    if not 0 < num_last <= FEW:
+        if num_rows < MANY:
+            return values @ values.mT
+        # About half, in whole strips of half a block.
+        num_last = num_rows - BLOCK // 2 * -(-num_rows // BLOCK)
+    found = values.new_empty(1, num_rows, num_rows)
+    main, rest = values[0, :-num_last], values[0, -num_last:]
+    torch.mm(main, main.mT, out=found[0, :-num_last, :-num_last])
+    torch.mm(rest, values[0].mT, out=found[0, -num_last:])
+    found[0, :-num_last, -num_last:] = found[0, -num_last:, :-num_last].mT
+    return found
+
+
+def extreme(values: Rows, half: Rows, *, largest: bool) -> PerCoordinate:
+    """Return the smallest or largest values over the rows, by halves: faster than over an axis.
+
+    `half` is a buffer for half of the rows, at least one.
+    """
+    pick = torch.maximum if largest else torch.minimum
+    if values.shape[1] == 1:
+        return values[:, 0]
+    while (num_rows := values.shape[1]) > 1:
+        best = half[:, : num_rows // 2]
+        pick(values[:, : num_rows // 2], values[:, num_rows // 2 : num_rows // 2 * 2], out=best)
+        if num_rows % 2:
+            pick(best[:, 0], values[:, -1], out=best[:, 0])
+        values = best
+    return values[:, 0]

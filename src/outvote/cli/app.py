@@ -1,18 +1,21 @@
-"""The program `outvote`: finds the verb, and turns every failure into one line and an exit code."""
+"""The program `outvote`: finds the verb, and turns failures and warnings into one line each."""
 
 import importlib
 import io
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import click
 
 import outvote
 from outvote.cli.output import one_line
 from outvote.cli.verb import CONTEXT, WorkFailed, debug_option
-from outvote.errors import closest
+from outvote.errors import OutvoteWarning, closest
 
 FINE, FAILED, WRONG_USE = 0, 1, 2
 
@@ -46,7 +49,8 @@ def main(args: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     _accept_any_text()
     try:
-        result = program.main(words, prog_name="outvote", standalone_mode=False)
+        with _warnings_on_one_line():
+            result = program.main(words, prog_name="outvote", standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  (always one line, never more)
         if "--debug" in words:
             traceback.print_exc()
@@ -70,7 +74,7 @@ def explain(error: BaseException) -> tuple[int, str]:
 
 
 class LazyGroup(click.Group):
-    """A group of verbs that imports a verb when it is asked for."""
+    """A group of verbs that imports a verb when it is needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """List the verbs."""
@@ -78,7 +82,7 @@ class LazyGroup(click.Group):
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a verb, or say which one is closest."""
+        """Import a verb, or name the closest one."""
         if cmd_name not in VERBS:
             if cmd_name.startswith("-"):
                 return None
@@ -90,7 +94,7 @@ class LazyGroup(click.Group):
         return command
 
 
-HELP = """Federated learning in which some clients may lie.
+HELP = """Byzantine-robust federated learning.
 
 \b
 outvote demo                       see robust rules at work, in a minute or two
@@ -99,13 +103,13 @@ outvote bench SUITE                the paper's tables and figures, or a suite of
 outvote table RUNS --paper         tables, with the paper's numbers; also plot, report, export
 outvote audit FOLDER               who looks suspicious, in a simulation or a server's log
 outvote aggregate updates          the files of many clients become one update
-outvote list rules                 what there is; also attacks, models, datasets, suites, runs
+outvote list rules                 all rules; also attacks, models, datasets, suites, runs
 outvote show 'gas(multi-krum)'     what a rule does and tolerates; also for attacks
 outvote stress                     every attack against every rule, in seconds
 outvote VERB --help                more on a verb
 
 Exit codes: 0 fine, 1 the work failed, 2 you must change something; 130 or 143: stopped by Ctrl-C
-or SIGTERM, saved, to be run again.
+or SIGTERM and saved; run the same command again to resume.
 """
 
 
@@ -114,7 +118,7 @@ or SIGTERM, saved, to be run again.
 @debug_option
 @click.pass_context
 def program(ctx: click.Context) -> None:
-    """Aggregation with the help if no verb is given."""
+    """Print the help if no verb is given."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
@@ -122,6 +126,25 @@ def program(ctx: click.Context) -> None:
 def _sentence(message: str) -> str:
     message = message.strip()
     return message if message.endswith((".", "?", "!")) else f"{message}."
+
+
+@contextmanager
+def _warnings_on_one_line() -> Iterator[None]:
+    """Print each warning of outvote once, as one line on stderr."""
+    printed = set()
+    usual = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
+        if not issubclass(category, OutvoteWarning):
+            usual(message, category, *rest)
+        elif str(message) not in printed:
+            printed.add(str(message))
+            click.echo(f"warning: {one_line(str(message))}", err=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", OutvoteWarning)
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield
 
 
 def _accept_any_text() -> None:

@@ -1,24 +1,35 @@
-"""`outvote audit FOLDER`: who looked suspicious, round by round, in simulation or production."""
+"""`outvote audit FOLDER`: which clients look suspicious, in simulation or production."""
 
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Sized
+from dataclasses import asdict
 from difflib import get_close_matches
+from functools import partial
+from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.audit_table import print_audit, print_overview, shown_audit, shown_overview
-from outvote.cli.output import one_line, print_json
+from outvote.cli.output import Column, clean, number, one_line, print_json, print_table
 from outvote.cli.verb import Verb, WorkFailed
 
 if TYPE_CHECKING:
-    from outvote.report.audit import Audit
+    from outvote.report.audit import Audit, ClientSummary, Detection
     from outvote.results.run import Result
 
 WAIT_SECONDS = 2.0
+LEGEND = (
+    "Suspicion: mean rank of the client's score within its rounds, 0 to 1, ± what chance would\n"
+    "do to clients that are all alike (0.5). A high one means steadily unlike the others: by an\n"
+    "attack, or by data that no other client has. Ordered by suspicion minus error."
+)
+UNKNOWN = "–"
+NUM_NAMED = 3
+MAX_NAME, MAX_REASON = 40, 80
+"""So many characters are printed; --json and the page have more."""
 
 
 @click.command("audit", cls=Verb)
@@ -30,7 +41,7 @@ WAIT_SECONDS = 2.0
     "--output",
     "-o",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write an HTML file too: every judgement, for any browser.",
+    help="Write an HTML file too: every verdict, for any browser.",
 )
 def command(
     folder: Path, name: str | None, top: int, follow: bool, output: Path | None, as_json: bool
@@ -44,7 +55,7 @@ def command(
     outvote audit runs/demo --run gas-bulyan-lie
     outvote audit audit-log -o audit.html
     """  # noqa: D301  (click wants the backspace)
-    from outvote.results.faults import StoreError
+    from outvote.results.disk import StoreError
 
     try:
         source = _Source(folder, name)
@@ -64,7 +75,7 @@ class _Source:
     """A folder with one audit or several."""
 
     def __init__(self, folder: Path, name: str | None) -> None:
-        """Find out what the folder is."""
+        """Read the folder."""
         if not folder.is_dir():
             raise click.UsageError(f"there is no folder {folder}; check the path.")
         self.folder, self.name, self.num_rounds = folder, name, -1
@@ -72,7 +83,7 @@ class _Source:
 
     def _read(self) -> "tuple[Audit | None, list[Result]]":
         from outvote.report.audit import audit_log
-        from outvote.results.faults import StoreError
+        from outvote.results.disk import StoreError
 
         try:
             log = audit_log(self.folder)
@@ -85,12 +96,12 @@ class _Source:
         return None, _chosen(_runs_in(self.folder), self.name)
 
     def has_grown(self) -> bool:
-        """Read again, and tell whether rounds were added."""
+        """Read again, and return whether rounds were added."""
         self.log, self.results = self._read()
         return self._count() != self.num_rounds
 
     def show(self, top: int, output: Path | None, as_json: bool) -> None:
-        """Print what there is, and write the page if one is wanted."""
+        """Print one audit or the overview, and write the page if one is wanted."""
         from outvote.report.audit import audit_run
 
         self.num_rounds = self._count()
@@ -111,7 +122,7 @@ class _Source:
         return sum(len(result.series) for result in self.results)
 
     def _write(self, output: Path) -> None:
-        from outvote.report.html import write_log_audit, write_run_audits
+        from outvote.report.html_report import write_log_audit, write_run_audits
 
         command = shlex.join(["outvote", *sys.argv[1:]])
         if self.log is not None:
@@ -122,7 +133,7 @@ class _Source:
 
 def _runs_in(folder: Path) -> "list[Result]":
     from outvote.results.collect import collect
-    from outvote.results.faults import StoreError
+    from outvote.results.disk import StoreError
     from outvote.results.folder import find_runs
 
     if not find_runs(folder):
@@ -146,3 +157,173 @@ def _chosen(results: "Sequence[Result]", name: str | None) -> "list[Result]":
             f"none of the {len(results)} runs has {name!r} in its name; the closest is {like[0]}."
         )
     return found
+
+
+def print_audit(audit: "Audit", top: int) -> None:
+    """Print the most suspicious clients, and how well they match the truth if that is known."""
+    from outvote.report.audit import client_summaries, detection
+
+    records = client_summaries(audit)
+    rounds, clients = _counted(audit.rounds, "round"), _counted(audit.clients, "client")
+    title = f"{audit.title}: {rounds}, {clients}"
+    columns = list(_columns(records))
+    rows = [[draw(each) for _, draw in columns] for each in records[:top]]
+    print_table([column for column, _ in columns], rows, title)
+    if len(records) > top:
+        click.echo(f"{len(records) - top} more: --top {len(records)}")
+    unlike = [each.client for each in records if each.stands_out]
+    if unlike:
+        listed = clean(_listed([_cut(each, MAX_NAME) for each in unlike], top))
+        click.echo(f"More than three errors above 0.5: {listed}.")
+        click.echo(f"Of {clients} all alike, chance alone would put {_expected(records)} there.")
+    found = detection(audit, records)
+    if found is not None:
+        click.echo(_detection_text(found))
+    click.echo(LEGEND)
+    if num_lost := audit.about.get("lines that cannot be read"):
+        click.echo(f"Warning: {_counted(range(num_lost), 'line')} cannot be read.", err=True)
+
+
+def _detection_text(found: "Detection") -> str:
+    if not found.num_byzantine:
+        return f"No attack; {_percent(found.honest_kept)} of what clients sent was kept."
+    return (
+        f"Dropped: {_percent(found.drop_precision)} came from Byzantine clients (precision). "
+        f"Byzantine: {_percent(found.drop_recall)} was dropped (recall). "
+        f"Honest: {_percent(found.honest_kept)} was kept.\n"
+        f"Of the {found.num_byzantine} most suspicious clients {_percent(found.top_precision)} "
+        "are Byzantine."
+    )
+
+
+def shown_audit(audit: "Audit") -> dict[str, Any]:
+    """Return the same for JSON, with all clients."""
+    from outvote.report.audit import client_summaries, detection
+
+    records = client_summaries(audit)
+    found = detection(audit, records)
+    return {
+        "title": audit.title,
+        "about": dict(audit.about),
+        "rounds": len(audit.rounds),
+        "detection": None if found is None else asdict(found),
+        "clients": [{**asdict(each), "stands_out": each.stands_out} for each in records],
+    }
+
+
+def print_overview(results: "Sequence[Result]") -> None:
+    """Print a line for each run."""
+    titles = ["run", "rounds", "precision", "recall", "honest kept", "top", "most suspicious"]
+    columns = [Column(title, is_number=title not in ("run", titles[-1])) for title in titles]
+    rows = []
+    for result, records, found in _audits(results):
+        rows.append(
+            [
+                result.name,
+                str(len(result.series)),
+                _percent(found.drop_precision),
+                _percent(found.drop_recall),
+                _percent(found.honest_kept),
+                _percent(found.top_precision),
+                ", ".join(_named(each) for each in records[:NUM_NAMED]),
+            ]
+        )
+    print_table(columns, rows)
+    click.echo(
+        "Precision: share of what was dropped that Byzantine clients had sent. Recall: share of\n"
+        "what they sent that was dropped. Top: share of Byzantine clients among as many most\n"
+        "suspicious; *: Byzantine. More on one: outvote audit FOLDER --run NAME"
+    )
+
+
+def shown_overview(results: "Sequence[Result]") -> list[dict[str, Any]]:
+    """Return the same for JSON."""
+    return [
+        {
+            "run": result.name,
+            "rounds": len(result.series),
+            **asdict(found),
+            "most_suspicious": [each.client for each in records[:NUM_NAMED]],
+        }
+        for result, records, found in _audits(results)
+    ]
+
+
+def _audits(
+    results: "Sequence[Result]",
+) -> "Iterator[tuple[Result, list[ClientSummary], Detection]]":
+    from outvote.report.audit import audit_run, client_summaries, detection
+
+    for result in results:
+        audit = audit_run(result)
+        assert audit is not None
+        records = client_summaries(audit)
+        found = detection(audit, records)
+        assert found is not None
+        yield result, records, found
+
+
+def _columns(records: "Sequence[ClientSummary]") -> Iterator[tuple[Column, Any]]:
+    """Yield the columns that are not empty, and how each is printed."""
+    yield Column("client"), lambda each: _cut(each.client, MAX_NAME)
+    if any(each.is_byzantine for each in records):
+        yield Column("truth"), lambda each: "Byzantine" if each.is_byzantine else ""
+    yield Column("suspicion", is_number=True), lambda each: _rank(each.suspicion)
+    yield Column("±", is_number=True), lambda each: _rank(each.error)
+    yield Column("sampled", is_number=True), lambda each: str(each.num_sampled)
+    yield Column("dropped", is_number=True), lambda each: _count(each.num_dropped)
+    yield Column("rate", is_number=True), lambda each: _percent(each.drop_rate)
+    yield Column("streak", is_number=True), lambda each: _count(each.longest_streak)
+    if any(each.num_rejected for each in records):
+        yield Column("not finite", is_number=True), lambda each: str(each.num_rejected)
+    for name in records[0].faults if records else ():
+        if any(each.faults[name] for each in records):
+            yield Column(name, is_number=True), lambda each, name=name: str(each.faults[name])
+    for name in ("norm", "cosine"):
+        if not all(isnan(getattr(each, name)) for each in records):
+            yield Column(name, is_number=True), partial(_measured, name=name)
+    yield Column("last seen", is_number=True), lambda each: number(each.last_seen, 9)
+    if any(each.reason for each in records):
+        yield Column("last reason"), lambda each: _cut(each.reason, MAX_REASON)
+
+
+def _listed(names: Sequence[str], most: int) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _named(record: "ClientSummary") -> str:
+    return f"{_cut(record.client, MAX_NAME)}{'*' if record.is_byzantine else ''}"
+
+
+def _cut(text: str, most: int) -> str:
+    """Put a text of unknown origin on one line of limited length."""
+    text = " ".join(text[: 2 * most].split())
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _counted(things: Sized, what: str) -> str:
+    return f"{len(things):,} {what}{'' if len(things) == 1 else 's'}"
+
+
+def _expected(records: "Sequence[ClientSummary]") -> str:
+    from outvote.report.audit import CHANCE
+
+    number = CHANCE * sum(not isnan(each.suspicion) for each in records)
+    return "fewer than one" if number < 1 else f"about {number:.0f}"
+
+
+def _measured(record: "ClientSummary", name: str) -> str:
+    return number(getattr(record, name), 3)
+
+
+def _count(value: int | None) -> str:
+    return UNKNOWN if value is None else str(value)
+
+
+def _rank(value: float) -> str:
+    return UNKNOWN if isnan(value) else f"{value:.2f}"
+
+
+def _percent(value: float | None) -> str:
+    return UNKNOWN if value is None or isnan(value) else f"{100 * value:.0f} %"

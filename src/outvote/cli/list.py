@@ -1,14 +1,18 @@
-"""`outvote list rules`: what there is."""
+"""`outvote list rules`: rules, attacks, models, datasets, suites, runs."""
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from outvote.cli.list_runs import list_runs, list_suites
-from outvote.cli.output import Column, print_json, print_table
+from outvote.cli.output import Column, one_line, percent, print_json, print_table
+from outvote.cli.run_plan import NUMBERS, NUMBERS_NOTE
 from outvote.cli.verb import Verb
 from outvote.errors import closest
+
+if TYPE_CHECKING:
+    pass
 
 
 @click.command("list", cls=Verb)
@@ -71,7 +75,7 @@ def list_rules(as_json: bool) -> None:
 
 def list_attacks(as_json: bool) -> None:
     """List the attacks."""
-    from outvote.attacks.spec import ALIASES, ATTACKS
+    from outvote.attacks.attack_spec import ALIASES, ATTACKS
     from outvote.cli.describe import describe, kind_of, traits
 
     found = [(describe(attack), attack()) for attack in ATTACKS.values()]
@@ -99,7 +103,7 @@ def list_attacks(as_json: bool) -> None:
 
 def list_models(as_json: bool) -> None:
     """List the networks."""
-    from outvote.models.spec import MODELS
+    from outvote.models.model_spec import MODELS
 
     found = {name: _first_sentence(model.__doc__ or "") for name, model in MODELS.items()}
     if as_json:
@@ -115,6 +119,82 @@ def list_datasets(as_json: bool) -> None:
 
     assert verb.callback is not None
     verb.callback(as_json)
+
+
+def list_runs(output: Path, suite: str | None, rebuild: bool, as_json: bool) -> None:
+    """List the runs of a store."""
+    from outvote.results.disk import StoreError
+    from outvote.results.index import list_runs as indexed
+
+    if not output.is_dir():
+        raise click.UsageError(f"there is no folder {output}; give another --output.")
+    try:
+        found = indexed(output, lambda text: click.echo(one_line(text), err=True), rebuild=rebuild)
+    except StoreError as error:
+        raise click.UsageError(str(error)) from error
+    suites = list(dict.fromkeys(entry.suite for entry in found))
+    if suite is not None and suite not in suites:
+        raise click.UsageError(
+            f"no runs of a suite {suite!r} in {output}; {closest(suite, suites)}"
+        )
+    chosen = [entry for entry in found if suite in (None, entry.suite)]
+    if as_json:
+        print_json([{k: v for k, v in e._asdict().items() if k != "stamp"} for e in chosen])
+        return
+    if not chosen:
+        click.echo(f"No runs in {output}.")
+        return
+    rows = [
+        [
+            entry.suite,
+            entry.rule,
+            entry.attack,
+            str(entry.seed),
+            entry.hash,
+            entry.outcome,
+            f"{entry.round}/{entry.num_rounds}",
+            *(percent(getattr(entry, name)) for name in NUMBERS),
+        ]
+        for entry in chosen
+    ]
+    texts = [Column(title) for title in ("suite", "rule", "attack")]
+    about = [Column("seed", True), Column("hash"), Column("outcome"), Column("rounds", True)]
+    print_table([*texts, *about, *(Column(title, True) for title in NUMBERS.values())], rows)
+    click.echo(NUMBERS_NOTE)
+
+
+def list_suites(as_json: bool) -> None:
+    """List the suites that come with outvote."""
+    from outvote.experiment.plan import plan_suite
+    from outvote.suites.suite import read_suite, suite_names
+
+    suites = [read_suite(name) for name in suite_names()]
+    num_runs = {suite.name: len(plan_suite(suite).specs) for suite in suites}
+    if as_json:
+        print_json(
+            [
+                {
+                    "name": suite.name,
+                    "title": suite.title,
+                    "description": suite.description.strip(),
+                    "num_runs": num_runs[suite.name],
+                    "parts": [{"name": part.name, "title": part.title} for part in suite.parts],
+                }
+                for suite in suites
+            ]
+        )
+        return
+    rows = [
+        [
+            suite.name,
+            suite.title,
+            str(num_runs[suite.name]),
+            ", ".join(part.name for part in suite.parts),
+        ]
+        for suite in suites
+    ]
+    print_table([Column("suite"), Column("title"), Column("runs", True), Column("parts")], rows)
+    click.echo("To run one: outvote bench NAME")
 
 
 KINDS = {

@@ -1,12 +1,15 @@
-"""Printing: tables for people, JSON for programs, and never a control character from a file."""
+"""Output: tables for people, JSON for programs, whole files; control characters are escaped."""
 
 import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import click
+
+from outvote.cli.verb import WorkFailed
 
 NO_TERMINAL_WIDTH = 160
 
@@ -55,8 +58,23 @@ def number(value: float | None, digits: int = 4) -> str:
     return "-" if value is None or not math.isfinite(value) else f"{value:.{digits}g}"
 
 
+def percent(value: float | None) -> str:
+    """Return a share as percent; "-" where there is none."""
+    return "-" if value is None else f"{100 * value:.1f}"
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all; on failure what was there stays."""
+    from outvote.results.disk import StoreError, write_whole
+
+    try:
+        write_whole(path, content, stays="what was there stays")
+    except StoreError as error:
+        raise WorkFailed(str(error)) from error
+
+
 def clean(text: str) -> str:
-    """Escape what a terminal would obey instead of show, as a file name may hold it."""
+    """Escape control characters, which a file name may hold."""
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 

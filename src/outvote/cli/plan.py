@@ -18,7 +18,7 @@ SMALLEST_SHOWN = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """A number of Byzantine clients among those drawn without replacement, as exact counts."""
+    """The number of Byzantine clients among those sampled without replacement, as exact counts."""
 
     num_clients: int
     num_byzantine: int
@@ -33,40 +33,42 @@ class Sampling:
                 )
 
     def num_draws(self) -> dict[int, int]:
-        """Return how many stream hold k Byzantine clients, for every possible k."""
+        """Return how many samples hold k Byzantine clients, for every possible k."""
         num_honest = self.num_clients - self.num_byzantine
         first = max(0, self.num_sampled - num_honest)
         last = min(self.num_sampled, self.num_byzantine)
-        stream = {
+        draws = {
             first: comb(self.num_byzantine, first) * comb(num_honest, self.num_sampled - first)
         }
         for k in range(first, last):
             more = (self.num_byzantine - k) * (self.num_sampled - k)
             fewer = (k + 1) * (num_honest - self.num_sampled + k + 1)
-            stream[k + 1] = stream[k] * more // fewer
-        return stream
+            draws[k + 1] = draws[k] * more // fewer
+        return draws
 
     def probability(self, happens: Callable[[int], bool] = lambda k: True) -> float:
         """Return the probability of a round in which `happens(k)`; rounded once, at the end."""
-        favourable = sum(stream for k, stream in self.num_draws().items() if happens(k))
+        favourable = sum(draws for k, draws in self.num_draws().items() if happens(k))
         return favourable / comb(self.num_clients, self.num_sampled)
 
 
 @click.command("plan", cls=Verb)
 @click.option("--clients", type=click.IntRange(1, 10**12), required=True, help="All clients.")
-@click.option("--byzantine", type=click.IntRange(min=0), required=True, help="How many may lie.")
+@click.option(
+    "--byzantine", type=click.IntRange(min=0), required=True, help="How many may be Byzantine."
+)
 @click.option(
     "--sample",
     type=click.IntRange(1, 10_000),
     required=True,
-    help="How many are drawn in a round, without replacement.",
+    help="How many are sampled in a round, without replacement.",
 )
 @click.option("--rule", "rule_text", required=True, help="As in 'gas(bulyan)'.")
 @click.option("--rounds", type=click.IntRange(1, 10**9), default=200, show_default=True)
 def command(
     clients: int, byzantine: int, sample: int, rule_text: str, rounds: int, as_json: bool
 ) -> None:
-    """Tell how often a round has more Byzantine clients than a rule tolerates.
+    """Print how often a round has more Byzantine clients than a rule tolerates.
 
     Example: outvote plan --clients 50 --byzantine 10 --sample 5 --rule bulyan
     """
@@ -85,7 +87,7 @@ def command(
         "base_max_byzantine": base_num_byzantine(rule, limit, sample),
         "distribution": _distribution(sampling, limit, rounds),
         "events": [
-            _event("nobody attacks", sampling.probability(lambda k: k == 0), rounds),
+            _event("no client attacks", sampling.probability(lambda k: k == 0), rounds),
             _event(
                 "more than the rule tolerates", sampling.probability(lambda k: k > limit), rounds
             ),
@@ -108,12 +110,12 @@ def _distribution(sampling: Sampling, limit: int, rounds: int) -> list[dict[str,
     return [
         {
             "num_byzantine": k,
-            "probability": stream / total,
-            "expected_rounds": rounds * (stream / total),
+            "probability": draws / total,
+            "expected_rounds": rounds * (draws / total),
             "is_tolerated": k <= limit,
             "is_majority": 2 * k > sampling.num_sampled,
         }
-        for k, stream in sampling.num_draws().items()
+        for k, draws in sampling.num_draws().items()
     ]
 
 
@@ -136,12 +138,12 @@ def _print(facts: dict[str, Any], rule: "Rule") -> None:
                 str(row["num_byzantine"]),
                 number(row["probability"]),
                 number(row["expected_rounds"]),
-                _judgement(row, rule),
+                _comment(row, rule),
             ]
             for row in likely
         ],
         title=(
-            f"Byzantine clients among {facts['num_sampled']} drawn from {facts['num_clients']}, "
+            f"Byzantine clients among {facts['num_sampled']} sampled of {facts['num_clients']}, "
             f"{facts['num_byzantine']} of them Byzantine"
         ),
     )
@@ -162,7 +164,7 @@ def _print(facts: dict[str, Any], rule: "Rule") -> None:
         )
 
 
-def _judgement(row: dict[str, Any], rule: "Rule") -> str:
+def _comment(row: dict[str, Any], rule: "Rule") -> str:
     if row["is_majority"]:
         return "most are Byzantine" + ("" if row["is_tolerated"] else f", too many for {rule}")
     return "" if row["is_tolerated"] else f"too many for {rule}"

@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from outvote.cli.output import print_json
+from outvote.cli.output import print_json, write_file
 from outvote.cli.runs import paths_argument, read_runs, suites_option
-from outvote.cli.table import METRICS
+from outvote.cli.table import METRICS, MetricChoice
 from outvote.cli.verb import Verb, WorkFailed
-from outvote.cli.whole_file import write_file
 
 if TYPE_CHECKING:
     from outvote.report.audit import Audit
@@ -32,10 +31,10 @@ FORMATS = ("png", "svg", "pdf")
 )
 @click.option(
     "--metric",
-    type=click.Choice(tuple(METRICS)),
+    type=MetricChoice(),
     default="best",
     show_default=True,
-    help="Of heatmaps: an accuracy, liars kept, their share, or the distance to the honest mean.",
+    help="Of heatmaps: an accuracy, Byzantine selection rate or weight, or the deviation.",
 )
 @click.option("--part", help="Only this part of the suite.")
 @suites_option
@@ -46,10 +45,10 @@ def command(paths: tuple[Path, ...], kind: str, output: Path, as_json: bool, **h
     \b
     curves          accuracy by round, mean and deviation over seeds
     heatmap         rules × attacks (or whatever the columns are), with numbers
-    selection       liars' share and accuracy, by rule (Figure 1 of the paper)
+    selection       Byzantine share of the update and accuracy, by rule (Figure 1 of the paper)
     deviation       distance of the update to the honest mean, by round (Figure 2)
-    identification  one run, client by round: scores, verdicts, truth; also of production logs
-    f-beta          number of liars × heterogeneity, with numbers
+    identification  one run, client by round: scores, verdicts, truth; production logs too
+    f-beta          number of Byzantine clients × heterogeneity, with numbers
 
     \b
     outvote plot runs/table1-cifar10 --kind curves --part main -o curves.svg
@@ -59,7 +58,7 @@ def command(paths: tuple[Path, ...], kind: str, output: Path, as_json: bool, **h
         raise click.UsageError(f"--output must end in .png, .svg or .pdf, got {output}.")
     _check_matplotlib()
     try:
-        content = _picture(paths, kind, format_, **how)
+        content = _figure(paths, kind, format_, **how)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     write_file(output, content)
@@ -80,21 +79,21 @@ def _check_matplotlib() -> None:
         ) from error
 
 
-def _picture(
+def _figure(
     paths: tuple[Path, ...], kind: str, format_: str, *, metric: str, **which: Any
 ) -> bytes:
-    from outvote.report.figures import audit_picture, picture
+    from outvote.report.figures import audit_figure_file, figure_file
 
     log = _production_log(paths[0]) if kind == "identification" and len(paths) == 1 else None
     if log is not None:
-        return audit_picture(log, format_)
+        return audit_figure_file(log, format_)
     results = read_runs(paths)
-    return picture(cast("FigureKind", kind), results, format_, metric=METRICS[metric], **which)
+    return figure_file(cast("FigureKind", kind), results, format_, metric=METRICS[metric], **which)
 
 
 def _production_log(path: Path) -> "Audit | None":
     from outvote.report.audit import audit_log
-    from outvote.results.faults import DamagedFileError, StoreError
+    from outvote.results.disk import DamagedFileError, StoreError
 
     try:
         return audit_log(path)

@@ -1,7 +1,7 @@
-"""How a simulation goes: bars on stderr if somebody is looking, and what must be said anyway."""
+"""Progress bars on stderr: of runs and of downloads; only messages if it is not a terminal."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -10,85 +10,109 @@ import click
 from outvote.cli.output import one_line
 
 if TYPE_CHECKING:
-    from outvote.experiment.job import Ended
-    from outvote.experiment.listener import Played
+    from rich.progress import Progress
+
+    from outvote.experiment.listener import RoundProgress
+    from outvote.experiment.plan import RunEnd
 
 SMOOTHING = 0.3
-"""The weight of the newest round in the number of images per second."""
+"""The weight of the newest round in the number of samples per second."""
+
+OnBytes = Callable[[str, int, int | None], None]
+OnMessage = Callable[[str], None]
 
 
 class Plain:
-    """Says what must be said, on stderr."""
+    """Prints messages and failed runs on stderr."""
 
-    def planned(self, num_rounds: int) -> None:
-        """Say nothing."""
+    def on_plan(self, num_rounds: int) -> None:
+        """Print nothing."""
 
-    def played(self, what: "Played") -> None:
-        """Say nothing."""
+    def on_round(self, progress: "RoundProgress") -> None:
+        """Print nothing."""
 
-    def ended(self, what: "Ended") -> None:
-        """Tell of runs that failed."""
-        if what.is_new and what.outcome == "failed":
-            self.said(f"{what.job.name}: {what.outcome}: {what.reason}")
+    def on_end(self, end: "RunEnd") -> None:
+        """Print a run that failed."""
+        if end.is_new and end.outcome == "failed":
+            self.on_message(f"{end.job.name}: {end.outcome}: {end.reason}")
 
-    def said(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         """Print a line."""
         click.echo(one_line(text), err=True)
 
 
 class Bars(Plain):
-    """Shows two bars: all rounds of all runs, and the runs that are played now."""
+    """Shows two bars: all rounds of all runs, and the runs that train now."""
 
-    def __init__(self, progress: Any) -> None:
+    def __init__(self, bars: "Progress") -> None:
         """Take rich's bars."""
-        self.progress = progress
-        self.all = progress.add_task("all runs", total=None, told="")
-        self.now = progress.add_task("now", total=None, told="", visible=False)
+        self.bars = bars
+        self.all = bars.add_task("all runs", total=None, note="")
+        self.now = bars.add_task("now", total=None, note="", visible=False)
         self.rate = 0.0
 
-    def planned(self, num_rounds: int) -> None:
-        """Show how much there is to do."""
-        self.progress.update(self.all, total=num_rounds)
+    def on_plan(self, num_rounds: int) -> None:
+        """Show how many rounds there are."""
+        self.bars.update(self.all, total=num_rounds)
 
-    def played(self, what: "Played") -> None:
-        """Move on by a round."""
-        rate = what.images / max(what.seconds, 1e-9)
+    def on_round(self, progress: "RoundProgress") -> None:
+        """Advance by a round."""
+        rate = progress.num_samples / max(progress.seconds, 1e-9)
         self.rate = rate if not self.rate else self.rate + SMOOTHING * (rate - self.rate)
-        told = f"{self.rate:,.0f} images/s"
-        if what.accuracies:
-            low, high = min(what.accuracies), max(what.accuracies)
-            told = f"accuracy {low:.3f} to {high:.3f}, {told}"
-        self.progress.update(self.all, advance=what.num_runs)
-        self.progress.update(
+        note = f"{self.rate:,.0f} samples/s"
+        if progress.accuracies:
+            low, high = min(progress.accuracies), max(progress.accuracies)
+            note = f"accuracy {low:.3f} to {high:.3f}, {note}"
+        self.bars.update(self.all, advance=progress.num_runs)
+        self.bars.update(
             self.now,
-            description=f"{what.num_runs} runs, round",
-            completed=what.round,
-            total=what.num_rounds,
-            told=told,
+            description=f"{progress.num_runs} runs, round",
+            completed=progress.round,
+            total=progress.num_rounds,
+            note=note,
             visible=True,
         )
 
-    def said(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         """Print a line above the bars."""
-        self.progress.console.print(one_line(text))
+        self.bars.console.print(one_line(text))
 
 
 @contextmanager
 def shown_progress() -> Iterator[Plain]:
-    """Show bars on stderr if that is a terminal."""
+    """Show the progress of runs."""
     if not sys.stderr.isatty():
         yield Plain()
         return
+    from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), "{task.fields[note]}")
+    with _bars(*columns) as bars:
+        yield Bars(bars)
+
+
+@contextmanager
+def download_bars() -> Iterator[tuple[OnBytes, OnMessage]]:
+    """Show the progress of downloads, and the addresses that are tried."""
+    if not sys.stderr.isatty():
+        yield (lambda *_: None), (lambda *_: None)
+        return
+    from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
+
+    with _bars(BarColumn(), DownloadColumn(), TimeRemainingColumn()) as bars:
+        tasks: dict[str, Any] = {}
+
+        def show(name: str, done: int, total: int | None) -> None:
+            if name not in tasks:
+                tasks[name] = bars.add_task(name)
+            bars.update(tasks[name], completed=done, total=total)
+
+        yield show, lambda text: bars.console.print(one_line(text))
+
+
+def _bars(*columns: Any) -> "Progress":
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+    from rich.progress import Progress
 
     console = Console(stderr=True, highlight=False, markup=False)
-    with Progress(
-        "{task.description}",
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        "{task.fields[told]}",
-        console=console,
-    ) as progress:
-        yield Bars(progress)
+    return Progress("{task.description}", *columns, console=console)

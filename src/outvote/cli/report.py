@@ -26,14 +26,14 @@ def command(paths: tuple[Path, ...], suites: tuple[str, ...], output: Path, as_j
     """Write one HTML file that shows everything and needs no network.
 
     RUNS are folders of runs, or exports. The page has the tables, to be sorted and switched between
-    best, final, worst case and the paper's numbers; the curves; and of each run the audit: who was
-    judged how in which round. Clients are not in an export, so audits need the folders.
+    best, final, worst case and the paper's numbers; the curves; and of each run the audit: every
+    client's verdict in every round. Clients are not in an export, so audits need the folders.
 
     \b
     outvote report runs/table1-cifar10 -o report.html
     """  # noqa: D301  (click wants the backspace)
-    from outvote.report.html import write_report
-    from outvote.results.faults import StoreError
+    from outvote.report.html_report import write_report
+    from outvote.results.disk import StoreError
 
     results = read_runs(paths)
     try:

@@ -1,4 +1,4 @@
-"""The runs that a verb is given: folders and exports."""
+"""The argument RUNS of a verb: folders and exports."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ suites_option = click.option(
 def read_runs(paths: Sequence[Path]) -> "list[Result]":
     """Read all runs below some paths; those that are damaged are named on stderr and left out."""
     from outvote.results.collect import collect
-    from outvote.results.faults import DamagedFileError, StoreError
+    from outvote.results.disk import DamagedFileError, StoreError
 
     try:
         return collect(paths, lambda text: click.echo(one_line(text), err=True))

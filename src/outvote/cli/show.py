@@ -10,7 +10,7 @@ from outvote.cli.verb import Verb, read_attack, read_rule
 from outvote.errors import closest
 
 if TYPE_CHECKING:
-    from outvote.attacks.base import Attack
+    from outvote.attacks.attack import Attack
     from outvote.cli.describe import Description
     from outvote.rules.rule import Rule
 
@@ -46,8 +46,8 @@ def show_attack(attack: "Attack", as_json: bool) -> None:
     where = sum(row[0] in ("formula", "needs") for row in rows)
     rows.insert(where, ["kind", kind_of(attack) or "each sends its own row"])
     print_table([Column(about.name), Column(about.summary)], rows)
-    if not attack.is_data_attack:
-        click.echo(f"How far it takes each rule: outvote stress --attack '{attack}'")
+    if not attack.poisons_data:
+        click.echo(f"How far it moves each rule: outvote stress --attack '{attack}'")
 
 
 def show_rule(name: str, as_json: bool) -> None:
@@ -70,9 +70,9 @@ def show_rule(name: str, as_json: bool) -> None:
 
 
 def _is_attack(text: str) -> bool:
-    """Tell whether a text names an attack; raise if it names neither that nor a rule."""
-    from outvote.attacks import spec as attacks
-    from outvote.attacks.base import Attack
+    """Return whether a text names an attack; raise if it names neither that nor a rule."""
+    from outvote.attacks import attack_spec as attacks
+    from outvote.attacks.attack import Attack
     from outvote.loading import load_class
     from outvote.rules import rule_spec as rules
     from outvote.rules.rule import Rule
@@ -128,7 +128,7 @@ def _rows(layer: "Rule | Attack", about: "Description") -> list[list[str]]:
     for parameter in about.parameters:
         value = getattr(layer, parameter.name)
         default = "" if value == parameter.default else f" (default {parameter.text})"
-        told = parameter.doc or "no description"
-        rows.append([f"{parameter.name}={value_text(value)}", told + default])
+        doc = parameter.doc or "no description"
+        rows.append([f"{parameter.name}={value_text(value)}", doc + default])
     rows.append(["example", about.example])
     return [row for row in rows if row[1]]

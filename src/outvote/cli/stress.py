@@ -1,23 +1,25 @@
-"""`outvote stress`: every attack against every rule, on made-up gradients, in about a minute."""
+"""`outvote stress`: every attack against every rule, on synthetic gradients, in about a minute."""
 
+import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.output import print_json
-from outvote.cli.stress_table import failures, print_stress
+from outvote.cli.output import NO_TERMINAL_WIDTH, Column, one_line, print_json, print_table
 from outvote.cli.verb import Verb, WorkFailed, read_attack, read_rule
 
 if TYPE_CHECKING:
-    from outvote.attacks.base import Attack
+    from outvote.attacks.attack import Attack
     from outvote.rules.rule import Rule
-    from outvote.testing.stress import Progress, Stress
+    from outvote.testing.stress import Cell, Progress, Stress
+
 
 # Fewer tries than the attack makes by default: it asks every rule some hundred times.
 GAS_AWARE = "gas-aware(draws=4, steps=5)"
-LEFT_OUT = {"label-flip": "it changes labels, and nobody is trained here"}
+LEFT_OUT = {"label-flip": "it changes labels, and no client trains here"}
 INSIDE = "multi-krum"
 
 
@@ -47,7 +49,7 @@ INSIDE = "multi-krum"
     type=click.IntRange(1, 1000),
     default=3,
     show_default=True,
-    help="RandomStream of a random rule's randomness; the errors are averaged.",
+    help="How many seeds of a random rule; the errors are averaged.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 def command(
@@ -58,21 +60,20 @@ def command(
     as_json: bool,
     **recipe: Any,
 ) -> None:
-    """See how far each attack takes each rule from the honest mean.
+    """Measure how far each attack moves each rule from the honest mean.
 
-    Gradients are made up: a common part, a shift of each client's own on a tenth of the
+    Gradients are synthetic: a common part, a shift of each client's own on a tenth of the
     coordinates, and noise. Attackers know them and the rule, not the randomness of the server.
 
     --rule and --attack may be given many times, and take path.py:MyRule and path.py:MyAttack.
 
     Example: outvote stress --rule median --rule 'gas(median)' --attack lie --attack gas-aware
     """
-    from outvote.testing.made_up import MadeUp
-    from outvote.testing.stress import stress
+    from outvote.testing.stress import SyntheticGradients, stress
 
     recipe["num_clients"], recipe["num_byzantine"] = recipe.pop("clients"), recipe.pop("byzantine")
     try:
-        gradients = MadeUp(**recipe)
+        gradients = SyntheticGradients(**recipe)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     rules = [read_rule(text) for text in rule_texts or default_rules(groups)]
@@ -91,12 +92,12 @@ def command(
     print_stress(table, short, servers)
     if lowered:
         listed = ", ".join(f"{short.get(rule, rule)} {limit}" for rule, limit in lowered.items())
-        click.echo(f"Told of fewer attackers than there are, as many as they tolerate: {listed}.")
+        click.echo(f"Rules that assume fewer attackers, as many as they tolerate: {listed}.")
     if not rule_texts:
         click.echo(
             f"gas(...) has {groups} groups here; its default of 1000 resists more, and takes "
             "minutes (--groups 1000).\n"
-            "fltrust is given the mean of 5 honest clients; rules with memory are in round one."
+            "fltrust gets the mean of 5 honest clients; rules with state are in round one."
         )
     if not attack_texts:
         left_out = "; ".join(f"{name} is left out: {why}" for name, why in LEFT_OUT.items())
@@ -128,11 +129,11 @@ def default_rules(num_groups: int) -> list[str]:
 
 def default_attacks() -> list[str]:
     """Name every attack that acts on gradients, and both forms of Fang's."""
-    from outvote.attacks.spec import ATTACKS
+    from outvote.attacks.attack_spec import ATTACKS
 
-    told = {"gas-aware": [GAS_AWARE], "fang": ["fang", "fang(target=krum)"]}
+    forms = {"gas-aware": [GAS_AWARE], "fang": ["fang", "fang(target=krum)"]}
     names = [name for name in ATTACKS if name not in LEFT_OUT]
-    return [text for name in names for text in told.get(name, [name])]
+    return [text for name in names for text in forms.get(name, [name])]
 
 
 def as_data(table: "Stress", num_servers: int) -> dict[str, Any]:
@@ -140,7 +141,7 @@ def as_data(table: "Stress", num_servers: int) -> dict[str, Any]:
     safest = table.safest()
     worst = {rule: table.worst(rule) for rule in table.rules}
     return {
-        "gradients": {"made_up": True, **asdict(table.gradients)},
+        "gradients": {"synthetic": True, **asdict(table.gradients)},
         "num_servers": num_servers,
         "attacks": list(table.attacks),
         "rules": list(table.rules),
@@ -152,7 +153,7 @@ def as_data(table: "Stress", num_servers: int) -> dict[str, Any]:
 
 def _on_gradients(text: str) -> "Attack":
     attack = read_attack(text)
-    if attack.is_data_attack:
+    if attack.poisons_data:
         why = LEFT_OUT.get(attack.name, LEFT_OUT["label-flip"])
         raise click.UsageError(f"attack {text!r} cannot be tried here: {why}.")
     return attack
@@ -163,7 +164,7 @@ def _without_groups(text: str, num_groups: int) -> str:
 
 
 def _progress(is_terminal: bool) -> "Progress | None":
-    """Return what shows the count of cells on stderr, if somebody is there to see it."""
+    """Return a function that shows the count of cells on stderr, if it is a terminal."""
     if not is_terminal:
         return None
 
@@ -172,3 +173,89 @@ def _progress(is_terminal: bool) -> "Progress | None":
         click.echo(f"\r{done} of {total} cells{end}", nl=False, err=True)
 
     return show
+
+
+GAP = 3
+
+
+def print_stress(table: "Stress", short: dict[str, str], num_servers: int) -> None:
+    """Print errors, worst cases and failures; `short` holds shorter names of rules and attacks."""
+    made = table.gradients
+    click.echo(
+        f"Synthetic gradients: {made.num_clients} clients, {made.num_byzantine} of them Byzantine, "
+        f"{made.dim:,} coordinates, heterogeneity {made.heterogeneity:g}, seed {made.seed}.\n"
+        "Distance of the update to the honest mean, relative to its length (0 is perfect); * marks "
+        f"the worst attack on a rule.\nMean over {num_servers} seeds of the server."
+    )
+    labels = {rule: short.get(rule, rule) for rule in table.rules}
+    worst = {rule: table.worst(rule) for rule in table.rules}
+    for block in blocks_of(table.attacks, short, max(len(label) for label in labels.values())):
+        columns = [Column("rule"), *(Column(short.get(name, name), True) for name in block)]
+        rows = [
+            [label, *(_cell(table.cell(name, rule), worst[rule]) for name in block)]
+            for rule, label in labels.items()
+        ]
+        print_table(columns, rows)
+    ranked = sorted((cell for cell in worst.values() if cell is not None), key=_severity)
+    print_table(
+        [Column("worst case of"), Column("error", True), Column("under")],
+        [[labels[c.rule], _error(c), short.get(c.attack, c.attack)] for c in ranked],
+    )
+    for line in failures(table):
+        click.echo(line)
+    safest = table.safest()
+    if safest is not None:
+        click.echo(f"Smallest worst case: {labels[safest.rule]} with {_error(safest)}.")
+
+
+def blocks_of(attacks: Sequence[str], short: dict[str, str], label_width: int) -> list[list[str]]:
+    """Share the attacks out among tables that fit the terminal."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else NO_TERMINAL_WIDTH
+    blocks: list[list[str]] = [[]]
+    used = label_width + GAP
+    for attack in attacks:
+        wanted = max(len(short.get(attack, attack)), len("*1.2e+05")) + GAP
+        if blocks[-1] and used + wanted > width:
+            blocks.append([])
+            used = label_width + GAP
+        blocks[-1].append(attack)
+        used += wanted
+    return blocks
+
+
+def _cell(cell: "Cell", worst: "Cell | None") -> str:
+    mark = "*" if worst is not None and cell.attack == worst.attack else ""
+    return mark + _error(cell)
+
+
+def _error(cell: "Cell") -> str:
+    if cell.error is None:
+        return "failed"
+    return f"{cell.error:.3f}" if cell.error < 1000 else f"{cell.error:.1e}"
+
+
+def _severity(cell: "Cell") -> float:
+    return cell.severity
+
+
+def failures(table: "Stress") -> list[str]:
+    """Return each failure in one line; a rule or attack that always fails the same way, once."""
+    by_cause: dict[tuple[str, str], list[Cell]] = {}
+    for cell in table.cells:
+        if cell.failure:
+            by_cause.setdefault((cell.failed, cell.failure), []).append(cell)
+    return [
+        f"{_who(failed, cells, table)} failed: {one_line(why)}"
+        for (failed, why), cells in by_cause.items()
+    ]
+
+
+def _who(failed: str, cells: "list[Cell]", table: "Stress") -> str:
+    rules, attacks = (
+        list(dict.fromkeys(getattr(cell, key) for cell in cells)) for key in ("rule", "attack")
+    )
+    if failed == "attack":
+        who, others, word, are_all = attacks, rules, "against", len(rules) == len(table.rules)
+    else:
+        who, others, word, are_all = rules, attacks, "under", len(attacks) == len(table.attacks)
+    return ", ".join(who) + ("" if are_all else f" {word} {', '.join(others)}")

@@ -1,28 +1,41 @@
-"""`outvote table RUNS`: what rules come to under attacks, beside the numbers of the paper."""
+"""`outvote table RUNS`: results of rules under attacks, beside the numbers of the paper."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.output import clean, json_text
+from outvote.cli.output import clean, json_text, write_file
 from outvote.cli.runs import paths_argument, read_runs, suites_option
 from outvote.cli.verb import Verb
-from outvote.cli.whole_file import write_file
 
 if TYPE_CHECKING:
     from outvote.report.cells import Metric
-    from outvote.report.grid import Grid
+    from outvote.report.rendered_table import Rendered
 
 METRICS: "dict[str, Metric]" = {
     "best": "best",
     "final": "final",
     "last-ten": "last_ten",
-    "kept": "kept_byzantine",
-    "liars-share": "byzantine_weight",
+    "selection-rate": "kept_byzantine",
+    "byzantine-weight": "byzantine_weight",
     "deviation": "deviation",
 }
+RENAMED = {"kept": "selection-rate", "liars-share": "byzantine-weight"}
+"""Names of 0.1, read for one more version."""
 FORMATS = ("md", "latex", "csv", "json")
+
+
+class MetricChoice(click.Choice[str]):
+    """The name of a metric."""
+
+    def __init__(self) -> None:
+        """Offer the names of today."""
+        super().__init__(tuple(METRICS))
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        """Return the name of today."""
+        return super().convert(RENAMED.get(value, value), param, ctx)
 
 
 @click.command("table", cls=Verb)
@@ -38,10 +51,10 @@ FORMATS = ("md", "latex", "csv", "json")
 @click.option("--paper", is_flag=True, help="The paper's value beside each of ours.")
 @click.option(
     "--metric",
-    type=click.Choice(tuple(METRICS)),
-    help="Accuracy of the best round (the paper's), the last, the last ten; liars kept, or "
-    "their share of the weights; or the distance to the honest mean.  [default: what each part of "
-    "a suite is about, else best]",
+    type=MetricChoice(),
+    help="Accuracy of the best round (the paper's), the last, the last ten; Byzantine selection "
+    "rate; Byzantine clients' share of the weights; or the distance to the honest mean.  "
+    "[default: the metric of each part of a suite, else best]",
 )
 @click.option("--part", help="Only this part of the suite.")
 @suites_option
@@ -66,7 +79,7 @@ def command(
     RUNS are folders of runs, or exports. Runs of a suite that comes with outvote, or that --suite
     gives, are laid out as the suite has them; of others, rules are rows, and attacks or whatever
     differs are columns.
-    Parts of which nothing was run are only named. The same runs always give the same text.
+    Parts without a run are only named. The same runs always give the same text.
 
     \b
     outvote table runs/table1-cifar10 --paper
@@ -75,6 +88,7 @@ def command(
     """  # noqa: D301  (click wants the backspace)
     from outvote.report.cells import ACCURACIES
     from outvote.report.layout import grids_of
+    from outvote.report.rendered_table import render
 
     wanted = None if metric is None else METRICS[metric]
     if paper and wanted is not None and wanted not in ACCURACIES:
@@ -85,29 +99,16 @@ def command(
         grids = grids_of(read_runs(paths), part, suites)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    text = write_table(grids, "json" if as_json else format_, wanted, paper=paper)
+    text = _text(render(grids, wanted, paper=paper), "json" if as_json else format_)
     if output is None:
         click.echo(text, nl=False)
     else:
         write_file(output, text.encode())
 
 
-def write_table(
-    grids: "list[Grid]", format_: str, metric: "Metric | None" = None, *, paper: bool = False
-) -> str:
-    """Return tables in a format."""
+def _text(rendered: "Rendered", format_: str) -> str:
+    from outvote.report.table_formats import as_json, latex, markdown, to_csv
+
     if format_ == "json":
-        from outvote.report.table_data import as_json
-
-        return json_text(as_json(grids, metric, paper=paper)) + "\n"
-    if format_ == "csv":
-        from outvote.report.table_data import to_csv
-
-        return clean(to_csv(grids, metric, paper=paper))
-    if format_ == "latex":
-        from outvote.report.table_latex import latex
-
-        return clean(latex(grids, metric, paper=paper))
-    from outvote.report.table_markdown import markdown
-
-    return clean(markdown(grids, metric, paper=paper))
+        return json_text(as_json(rendered)) + "\n"
+    return clean({"md": markdown, "latex": latex, "csv": to_csv}[format_](rendered))

@@ -1,12 +1,13 @@
 """What all verbs share: `--json`, `--debug`, reading rules and attacks, and two ways to fail."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 if TYPE_CHECKING:
-    from outvote.attacks.base import Attack
+    from outvote.attacks.attack import Attack
     from outvote.rules.rule import Rule
 
 Built = TypeVar("Built")
@@ -14,8 +15,17 @@ Built = TypeVar("Built")
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
-class WorkFailed(Exception):  # noqa: N818  (it tells what happened, as TooManyByzantine does)
+class WorkFailed(Exception):  # noqa: N818  (named like TooManyByzantine)
     """The command was right but the work failed: exit code 1."""
+
+
+@contextmanager
+def usage_errors(*kinds: type[Exception]) -> Iterator[None]:
+    """Turn some errors into mistakes of the user: exit code 2."""
+    try:
+        yield
+    except kinds as error:
+        raise click.UsageError(str(error)) from error
 
 
 class Verb(click.Command):
@@ -35,15 +45,15 @@ debug_option = click.option("--debug", is_flag=True, expose_value=False, help=DE
 
 
 def read_rule(text: str) -> "Rule":
-    """Build a rule from text; a mistake in it is the user's to mend."""
+    """Build a rule from text; a mistake in it is a UsageError."""
     from outvote.rules.rule_spec import make_rule
 
     return _read("rule", make_rule, text)
 
 
 def read_attack(text: str) -> "Attack":
-    """Build an attack from text; a mistake in it is the user's to mend."""
-    from outvote.attacks.spec import make_attack
+    """Build an attack from text; a mistake in it is a UsageError."""
+    from outvote.attacks.attack_spec import make_attack
 
     return _read("attack", make_attack, text)
 

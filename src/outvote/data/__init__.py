@@ -2,8 +2,7 @@
 
 from outvote.data.cache import data_root
 from outvote.data.catalog import DATASETS
-from outvote.data.dataset import Dataset
-from outvote.data.faults import DamagedDataError, FetchError, MissingDataError
+from outvote.data.dataset import DamagedDataError, Dataset, FetchError, MissingDataError
 from outvote.data.fetch import fetch
 from outvote.data.loader import load
 

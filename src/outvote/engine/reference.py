@@ -1,6 +1,7 @@
-"""The same round in plain loops, one run, one client and one step after the other.
+"""The same round in plain loops: one run, one client, one step after the other.
 
-Slow and obvious: what `round.py` does for all runs at once must come out the same.
+Slow, obvious and complete: `round.py` must give the same for all runs at once. It shares the random
+streams with the engine, and calls rules and attacks as a user of the library would.
 """
 
 import copy
@@ -12,115 +13,184 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from outvote.clients.batches import draw_batches
-from outvote.clients.federation import sample_clients
-from outvote.clients.samples import Samples
-from outvote.clients.training import Training
+from outvote.engine.federation import sample_clients
 from outvote.engine.run_stack import Run
+from outvote.rules.verdict import Verdict
+from outvote.seeding import RandomStream
+from outvote.server.step import Server
+from outvote.training.batch_norm import MIN_BATCH, has_batch_norm
+from outvote.training.batches import draw_batches
+from outvote.training.local_sgd import LocalSGD
+from outvote.training.samples import Samples
 
 
-@dataclass(slots=True, eq=False)
-class Plain:
-    """One run, with a network of its own."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class ReferenceRun:
+    """One run with its own network."""
 
     run: Run
     model: nn.Module
     train: Samples
     test: Samples
-    training: Training
+    training: LocalSGD
     num_classes: int
+    server: Server = field(default_factory=Server)
+    aggregate: str = "parameters"
     attack_state: Any = None
     rule_state: Any = None
-    sent: dict[int, Tensor] = field(default_factory=dict)
+    last_sent: dict[int, Tensor] = field(default_factory=dict)
+    """With client momentum: the gradient that each client sent last."""
+    velocity: Tensor | None = None
 
-    def play(self, number: int, *, is_evaluated: bool = True) -> dict[str, Any]:
-        """Play one round, counted from 1, and tell what happened."""
+    def run_round(self, number: int, *, is_evaluated: bool = True) -> dict[str, Any]:
+        """Run one round, counted from 1."""
         run = self.run
         clients = sample_clients(run.federation.num_clients, run.num_sampled, run.stream(), number)
-        lies = [run.federation.is_byzantine[client] for client in clients]
-        local_updates = self.learn_all(clients, lies, number)
-        sent = self.corrupt(local_updates, clients, lies, number)
-        verdict = run.rule.inspect(
-            sent,
-            num_byzantine=run.num_byzantine_assumed(sum(lies)),
-            when_too_many="lower",
-            seed=run.stream(number, "rule").derived()[0],
-            clients=clients,
-            state=self.rule_state,
-        )
+        is_byzantine = [run.federation.is_byzantine[client] for client in clients]
+        assumed = run.num_byzantine_assumed(sum(is_byzantine))
+        # Byzantine clients whose own gradients nobody uses do not train.
+        is_used = run.attack.needs_own() or has_batch_norm(self.model) or all(is_byzantine)
+        is_idle = [is_bad and not is_used for is_bad in is_byzantine]
+        rows, buffers = [], []
+        for k, client in enumerate(clients):
+            part = run.federation.parts[client][: 0 if is_idle[k] else None]
+            row, after = self.train_on(part, run.stream(number, client), number, is_byzantine[k])
+            rows.append(row if is_idle[k] else self.with_momentum(row, client))
+            buffers.append(after)
+        info: dict[str, Any] = {"num_byzantine": assumed, "when_too_many": "lower", "round": number}
+        info["layer_sizes"] = [values.numel() for values in self.values()]
+        if run.rule.traits.needs_reference:
+            assert run.root is not None
+            info["reference"], _ = self.train_on(run.root, run.stream(number, "server"), number)
+        if run.rule.traits.has_state:
+            info["state"] = self.rule_state
+        if run.rule.traits.needs_model:
+            info["model"] = torch.cat([values.flatten().double() for values in self.values()])
+        sent = self.attack(torch.stack(rows), clients, is_byzantine, number, info)
+        seed = run.stream(number, "rule").derived()[0]
+        verdict = run.rule.inspect(sent, seed=seed, clients=clients, **info)
         self.rule_state = verdict.state
-        vector = nn.utils.parameters_to_vector(self.model.parameters()).detach()
-        nn.utils.vector_to_parameters(vector - verdict.update, self.model.parameters())
-        accuracy = self.accuracy() if is_evaluated else None
-        return {"clients": clients, "kept": verdict.kept, "accuracy": accuracy}
+        self.apply(verdict, buffers, clients)
+        return {
+            "clients": clients,
+            "kept": verdict.kept,
+            "num_byzantine_used": verdict.num_byzantine,
+            "accuracy": self.accuracy() if is_evaluated else None,
+        }
 
-    def learn_all(self, clients: list[int], lies: list[bool], number: int) -> list[Tensor]:
-        """Train the clients; liars only if it matters what they would have sent."""
-        are_spared = not self.run.attack.needs_own() and not all(lies)
-        honest = [client for client, lie in zip(clients, lies, strict=True) if not lie]
-        local_updates = {client: self.learn(client, number) for client in honest}
-        for client in clients:
-            if client not in local_updates:
-                zero = torch.zeros_like(next(iter(local_updates.values()))) if are_spared else None
-                local_updates[client] = self.learn(client, number) if zero is None else zero
-        if self.training.client_momentum:
-            share = self.training.client_momentum
-            for client in honest if are_spared else clients:
-                before = self.sent.get(client, local_updates[client])
-                local_updates[client] = share * before + (1 - share) * local_updates[client]
-                self.sent[client] = local_updates[client]
-        return [local_updates[client] for client in clients]
-
-    def learn(self, client: int, number: int) -> Tensor:
-        """Train a copy of the network on the samples of a client."""
+    def train_on(
+        self, part: Tensor, stream: RandomStream, number: int, is_byzantine: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Train a copy of the network on some samples; return the gradient and the buffers."""
         model = copy.deepcopy(self.model).train()
-        before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
         optimiser = torch.optim.SGD(
             model.parameters(),
             lr=self.training.learning_rate_at(number),
             momentum=self.training.momentum,
             weight_decay=self.training.weight_decay,
         )
-        batches = draw_batches(
-            self.run.federation.parts[client], self.training, self.run.stream(number, client)
-        )
+        least = MIN_BATCH if has_batch_norm(model) else 1
+        batches = draw_batches(part, self.training, stream, least)
         for step, size in enumerate(batches.sizes):
             index = batches.index[step, :size]
             moves = None if batches.moves is None else batches.moves[step, :size]
-            labels = self.train.labels[index]
-            if self.run.federation.is_byzantine[client] and self.run.attack.is_data_attack:
-                labels = self.num_classes - 1 - labels
+            images, labels = self.train.batch(index, moves).movedim(-1, 1), self.train.labels[index]
+            if is_byzantine:
+                images, labels = self.run.attack.poison(images, labels, self.num_classes)
             optimiser.zero_grad()
-            logits = model(self.train.batch(index, moves).movedim(-1, 1))
-            F.cross_entropy(logits, labels).backward()
+            F.cross_entropy(model(images), labels).backward()
             if self.training.max_norm is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), self.training.max_norm)
             optimiser.step()
-        return before - nn.utils.parameters_to_vector(model.parameters()).detach()
+        change = [
+            (before - after).detach().flatten()
+            for before, after in zip(self.model.parameters(), model.parameters(), strict=True)
+        ]
+        buffers = [buffer.clone() for buffer in model.buffers()]
+        if self.aggregate == "state":
+            pairs = zip(self.model.buffers(), buffers, strict=True)
+            change += [(before - after).flatten().to(change[0]) for before, after in pairs]
+        return torch.cat(change), buffers
 
-    def corrupt(
-        self, local_updates: list[Tensor], clients: list[int], lies: list[bool], number: int
+    def with_momentum(self, row: Tensor, client: int) -> Tensor:
+        """Mix a gradient with the one that the client sent last."""
+        share = self.training.client_momentum
+        if share:
+            row = share * self.last_sent.get(client, row) + (1 - share) * row
+            self.last_sent[client] = row
+        return row
+
+    def attack(
+        self,
+        rows: Tensor,
+        clients: list[int],
+        is_byzantine: list[bool],
+        number: int,
+        info: dict[str, Any],
     ) -> Tensor:
-        """Replace the rows of the liars by what their attack sends."""
-        rows = torch.stack(local_updates)
-        liar = torch.tensor(lies)
-        if not any(lies):
+        """Replace the rows of the Byzantine clients."""
+        theirs = torch.tensor(is_byzantine)
+        if not any(is_byzantine):
             return rows
+        # The rule gets the honest rows first here.
+        ids = [clients[k] for k in (*(~theirs).nonzero(), *theirs.nonzero())]
         found = self.run.attack.inspect(
-            rows[~liar],
-            num_byzantine=sum(lies),
-            own=rows[liar],
-            rule=partial(self.run.rule, num_byzantine=self.run.num_byzantine_assumed(sum(lies))),
+            rows[~theirs],
+            num_byzantine=sum(is_byzantine),
+            own=rows[theirs],
+            rule=partial(self.run.rule, clients=ids, **info),
             seed=self.run.stream(number, "attack").derived()[0],
             state=self.attack_state,
+            round=number,
         )
         self.attack_state = found.state
-        rows = rows.clone()
-        rows[liar] = found.rows
-        return rows
+        sent = rows.clone()
+        sent[theirs] = found.rows
+        return sent
+
+    @torch.no_grad()
+    def apply(self, verdict: Verdict, sent: list[list[Tensor]], clients: list[int]) -> None:
+        """Take the server's step, and replace the buffers."""
+        parameters, buffers = list(self.model.parameters()), list(self.model.named_buffers())
+        dim = sum(parameter.numel() for parameter in parameters)
+        step, rest = verdict.update[:dim], verdict.update[dim:]
+        if self.server.momentum:
+            last = torch.zeros_like(step) if self.velocity is None else self.velocity
+            step = self.velocity = self.server.momentum * last + step
+        vector = nn.utils.parameters_to_vector(parameters) - self.server.learning_rate * step
+        nn.utils.vector_to_parameters(vector, parameters)
+        for k, (name, buffer) in enumerate(buffers):
+            if self.aggregate == "state":
+                size = buffer.numel()
+                value, rest = buffer - rest[:size].view_as(buffer), rest[size:]
+                if not buffer.is_floating_point():
+                    value = value.round().clamp(min=0)
+                elif name.endswith("running_var"):
+                    value = value.clamp(min=0)
+            else:
+                value = self.merged(sent, k, verdict, clients)
+            buffer.copy_(value)
+
+    def merged(
+        self, sent: list[list[Tensor]], k: int, verdict: Verdict, clients: list[int]
+    ) -> Tensor:
+        """Merge what the clients sent for buffer `k`."""
+        if not sent[0][k].is_floating_point():
+            return torch.stack([each[k] for each in sent]).amax(dim=0)
+        if verdict.kept is None or not self.run.rule.traits.selects_clients:
+            finite = [each[k] for each in sent if all(bool(b.isfinite().all()) for b in each)]
+            return torch.stack(finite).quantile(0.5, dim=0)
+        pairs = zip(sent, clients, strict=True)
+        kept = [each[k] for each, client in pairs if client in verdict.kept]
+        return torch.stack(kept or [each[k] for each in sent]).mean(dim=0)
+
+    def values(self) -> list[Tensor]:
+        """Return what rules aggregate, in order: the parameters, or the whole state."""
+        buffers = list(self.model.buffers()) if self.aggregate == "state" else []
+        return [*(parameter.detach() for parameter in self.model.parameters()), *buffers]
 
     @torch.no_grad()
     def accuracy(self) -> float:
-        """Return the share of the test samples that the network recognises."""
+        """Return the accuracy on the test set."""
         logits = self.model.eval()(self.test.batch(torch.arange(len(self.test))).movedim(-1, 1))
         return float((logits.argmax(dim=-1) == self.test.labels).double().mean())

@@ -1,24 +1,24 @@
 """One round of all runs, read from top to bottom."""
 
-from outvote.engine.attacking import attack
-from outvote.engine.judging import judge_all
-from outvote.engine.recording import describe
+from outvote.engine.aggregate_step import aggregate
+from outvote.engine.attack_step import attack
+from outvote.engine.local_updates import local_updates
+from outvote.engine.participants import sample_participants
+from outvote.engine.record import record
 from outvote.engine.run_stack import RunStack, State
-from outvote.engine.sampling import sample_participants
-from outvote.engine.serving import serve
-from outvote.engine.training import train
-from outvote.metrics.record import Record
+from outvote.engine.server_step import apply_update
+from outvote.metrics.round_record import Record
 
 
 def run_round(
     stack: RunStack, state: State, *, is_evaluated: bool = True
 ) -> tuple[State, list[Record]]:
-    """Choose clients, let them train, let liars lie, judge, step, and tell what happened."""
+    """Sample participants, train local updates, attack, aggregate, apply the update, record."""
     participants = sample_participants(stack, state.round + 1)
-    local_updates = train(stack, state, participants)
-    sent = attack(stack, state, participants, local_updates)
-    judged = judge_all(stack, state, participants, sent)
-    after = serve(stack, state, local_updates, sent, judged)
-    return after, describe(
-        stack, state, after, participants, local_updates, judged, is_evaluated=is_evaluated
+    updates = local_updates(stack, state, participants)
+    sent, attack_states = attack(stack, state, participants, updates)
+    aggregation = aggregate(stack, state, participants, updates, sent)
+    after = apply_update(stack, state, updates, aggregation, attack_states)
+    return after, record(
+        stack, state, after, participants, updates, aggregation, is_evaluated=is_evaluated
     )

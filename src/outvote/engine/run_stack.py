@@ -1,6 +1,6 @@
-"""What runs are made of, and where they stand."""
+"""What runs are made of, and their state after some rounds."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, final
@@ -8,15 +8,15 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from outvote.attacks.base import Attack
-from outvote.clients.federation import Federation
-from outvote.clients.samples import Samples
-from outvote.clients.training import Training
-from outvote.clients.work import Trainer
+from outvote.attacks.attack import Attack
+from outvote.engine.federation import Federation
 from outvote.errors import check_choice
 from outvote.rules.rule import Rule
 from outvote.seeding import RandomStream
 from outvote.server.step import Server
+from outvote.training.local_sgd import LocalSGD
+from outvote.training.samples import Samples
+from outvote.training.trainer import Trainer
 
 
 @final
@@ -30,10 +30,10 @@ class Run:
     seed: int
     num_sampled: int
     assumed_byzantine: int | float | None = None
-    """What the server knows of the liars in a round: None their number, an integer that number
-    always, a fraction that share of the clients, rounded up."""
+    """How many Byzantine clients the server assumes in a round: None their true number, an integer
+    that number always, a fraction that share of the clients, rounded up."""
     root: Tensor | None = None
-    """Samples of the server's own, for rules that need a gradient to trust."""
+    """Indices of the server's own samples, for rules that need a reference gradient."""
 
     def stream(self, *names: object) -> RandomStream:
         """Return the run's random stream of that name."""
@@ -42,8 +42,12 @@ class Run:
             stream = stream.fold_in(str(name))
         return stream
 
+    def seed_of(self, number: int, name: str) -> int:
+        """Return the seed of the "attack" or the "rule" in a round."""
+        return self.stream(number, name).derived()[0]
+
     def num_byzantine_assumed(self, num_byzantine: int) -> int:
-        """Return how many liars the server reckons with if there are `num_byzantine`."""
+        """Return how many Byzantine clients the server assumes if there are `num_byzantine`."""
         if self.assumed_byzantine is None:
             return num_byzantine
         if isinstance(self.assumed_byzantine, int):
@@ -54,26 +58,28 @@ class Run:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunStack:
-    """Runs that are played together: one dataset, one network, one way of training."""
+    """Runs that train together: one dataset, one network, one way of training."""
 
     runs: tuple[Run, ...]
     trainer: Trainer
     test: Samples
-    training: Training
+    training: LocalSGD
     server: Server = field(default_factory=Server)
     num_classes: int
+    layer_sizes: tuple[int, ...]
+    """The numbers of values in the network's parameters, and with aggregate="state" its buffers."""
     is_counter: Tensor
     """Which of the network's buffers are counters."""
     is_variance: Tensor
     """Which of them are running variances."""
-    has_normalisation: bool = False
+    has_batch_norm: bool = False
     aggregate: str = "parameters"
-    """What rules see: the "parameters", or with "state" the buffers too, as both of the authors'
-    codes have it."""
+    """What rules aggregate: the "parameters", or the whole "state" with the buffers, as in both of
+    the authors' codes."""
     is_batched: bool = False
-    """Whether runs that share an attack or a rule are worked on at once, see `alike.py`."""
+    """Whether runs that share an attack or a rule are computed at once, see `grouped`."""
     has_diagnostics: bool = False
-    """Whether rounds are diagnosed, see `diagnosing.py`."""
+    """Whether rounds are diagnosed, see `diagnostics.py`."""
 
     def __post_init__(self) -> None:
         """Check that the runs can be stacked."""
@@ -81,23 +87,49 @@ class RunStack:
         sizes = {run.num_sampled for run in self.runs}
         if len(sizes) != 1:
             raise ValueError(
-                f"runs played together must sample as many clients each, got {sorted(sizes)}."
+                f"runs of one stack must sample the same number of clients, got {sorted(sizes)}."
             )
 
     @property
     def device(self) -> torch.device:
-        """Where the runs are played."""
+        """Where the runs train."""
         return self.test.images.device
 
     def only(self, numbers: Sequence[int]) -> "RunStack":
         """Return the stack of some of the runs."""
         return replace(self, runs=tuple(self.runs[k] for k in numbers))
 
+    def grouped(self, kind: Callable[[int, Run], Hashable]) -> list[list[int]]:
+        """Return the numbers of the runs, those of one kind together.
+
+        On a CPU (`is_batched` is False) every run is alone: batched products may differ in the
+        last bit from single ones, and a run must not depend on the other runs of its stack.
+        """
+        if not self.is_batched:
+            return [[number] for number in range(len(self.runs))]
+        groups: dict[Hashable, list[int]] = {}
+        for number, run in enumerate(self.runs):
+            groups.setdefault(kind(number, run), []).append(number)
+        return list(groups.values())
+
+    def slices(self) -> list[slice]:
+        """Return all runs at once, or one after the other."""
+        if not self.is_batched:
+            return [slice(k, k + 1) for k in range(len(self.runs))]
+        return [slice(0, len(self.runs))]
+
+
+def run_index(numbers: list[int], device: torch.device) -> slice | Tensor:
+    """Return the index of some runs: a slice, which copies nothing, if they are consecutive."""
+    if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+        return slice(numbers[0], numbers[0] + len(numbers))
+    return torch.tensor(numbers, device=device)
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class State:
-    """Where the runs stand after some rounds."""
+    """The state of the runs after some rounds."""
 
     round: int
     weights: Tensor
@@ -105,24 +137,24 @@ class State:
     buffers: Tensor
     """``[runs, buffers]``, float64"""
     velocity: Tensor | None = None
-    attack_memory: tuple[Any, ...] = ()
-    rule_memory: tuple[Any, ...] = ()
-    client_memory: tuple[dict[int, Tensor], ...] = ()
-    """What each client sent the last time, with `client_momentum` only."""
+    attack_states: tuple[Any, ...] = ()
+    rule_states: tuple[Any, ...] = ()
+    client_states: tuple[Any, ...] = ()
+    """With client momentum: for each run, the gradient that each client sent last."""
 
     def only(self, numbers: Sequence[int]) -> "State":
         """Return the state of some of the runs."""
         at = torch.tensor(numbers, dtype=torch.long, device=self.weights.device)
 
-        def some(memory: tuple[Any, ...]) -> tuple[Any, ...]:
-            return tuple(memory[k] for k in numbers) if memory else ()
+        def some(states: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(states[k] for k in numbers) if states else ()
 
         return replace(
             self,
             weights=self.weights[at],
             buffers=self.buffers[at],
             velocity=None if self.velocity is None else self.velocity[at],
-            attack_memory=some(self.attack_memory),
-            rule_memory=some(self.rule_memory),
-            client_memory=some(self.client_memory),
+            attack_states=some(self.attack_states),
+            rule_states=some(self.rule_states),
+            client_states=some(self.client_states),
         )

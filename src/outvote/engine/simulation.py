@@ -1,4 +1,4 @@
-"""Rounds, one after the other, until all runs are over."""
+"""Rounds, one after the other, until all runs have ended."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,28 +7,28 @@ from math import isfinite
 import torch
 from torch import Tensor, nn
 
-from outvote.clients.samples import Samples
-from outvote.clients.sequential import SequentialTrainer
-from outvote.clients.stacked import StackedTrainer
-from outvote.clients.training import Training
-from outvote.clients.work import Trainer
-from outvote.engine.normalisation import check_normalisation, has_normalisation
 from outvote.engine.round import run_round
 from outvote.engine.run_stack import Run, RunStack, State
-from outvote.metrics.record import Record
+from outvote.metrics.round_record import Record
 from outvote.server.step import Server
+from outvote.training.batch_norm import check_batch_size, has_batch_norm
+from outvote.training.local_sgd import LocalSGD
+from outvote.training.samples import Samples
+from outvote.training.sequential import SequentialTrainer
+from outvote.training.stacked_trainer import StackedTrainer
+from outvote.training.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """One round of the runs that are still going on."""
+    """One round of the runs that have not ended."""
 
     state: State
     numbers: list[int]
     """Which of the runs these are."""
     records: list[Record]
     over: list[int]
-    """The runs that ended with this round because they diverged."""
+    """The runs that diverged in this round."""
 
 
 def make_run_stack(  # noqa: PLR0913  (all of what a stack is made of)
@@ -37,15 +37,15 @@ def make_run_stack(  # noqa: PLR0913  (all of what a stack is made of)
     test: Samples,
     runs: Sequence[Run],
     *,
-    training: Training,
+    training: LocalSGD,
     num_classes: int,
     server: Server | None = None,
     aggregate: str = "parameters",
     precision: str = "float32",
     has_diagnostics: bool = False,
 ) -> RunStack:
-    """Put everything together; clients train one by one on a CPU, all at once on a GPU."""
-    check_normalisation(module, training)
+    """Build a stack of runs; clients train one by one on a CPU, all at once on a GPU."""
+    check_batch_size(module, training)
     device = train.images.device
     trainer: Trainer
     if device.type == "cpu":
@@ -54,7 +54,10 @@ def make_run_stack(  # noqa: PLR0913  (all of what a stack is made of)
         trainer = SequentialTrainer(module, train)
     else:
         trainer = StackedTrainer(module, train, precision)
-    named = [(name, buffer) for name, buffer in module.named_buffers()]
+    named = list(module.named_buffers())
+    sizes = [parameter.numel() for parameter in module.parameters()]
+    if aggregate == "state":
+        sizes += [buffer.numel() for _, buffer in named]
     none = torch.empty(0, dtype=torch.bool, device=device)
 
     def mask(is_so: Callable[[str, Tensor], bool]) -> Tensor:
@@ -68,17 +71,18 @@ def make_run_stack(  # noqa: PLR0913  (all of what a stack is made of)
         training=training,
         server=server or Server(),
         num_classes=num_classes,
+        layer_sizes=tuple(sizes),
         is_counter=mask(lambda name, buffer: not buffer.is_floating_point()),
         is_variance=mask(lambda name, buffer: name.endswith("running_var")),
         aggregate=aggregate,
-        has_normalisation=has_normalisation(module),
+        has_batch_norm=has_batch_norm(module),
         is_batched=device.type != "cpu",
         has_diagnostics=has_diagnostics,
     )
 
 
 def first_state(modules: Sequence[nn.Module], like: Samples) -> State:
-    """Return where runs start: one freshly made network each."""
+    """Return the state before the first round: one new network per run."""
     device, dtype = like.images.device, like.dtype
     weights = [nn.utils.parameters_to_vector(m.parameters()).detach() for m in modules]
     none = torch.empty(0, dtype=torch.float64)
@@ -98,25 +102,25 @@ def simulate(
     evaluate_every: int = 1,
     numbers: Sequence[int] | None = None,
 ) -> Iterator[Step]:
-    """Play rounds up to `num_rounds`; runs that diverge end early, the others go on."""
-    going = list(range(len(stack.runs)) if numbers is None else numbers)
-    here = stack.only(going)
-    while going and state.round < num_rounds:
+    """Run rounds up to `num_rounds`; runs that diverge end early, the others go on."""
+    active = list(range(len(stack.runs)) if numbers is None else numbers)
+    here = stack.only(active)
+    while active and state.round < num_rounds:
         number = state.round + 1
         is_evaluated = number % evaluate_every == 0 or number == num_rounds
         state, records = run_round(here, state, is_evaluated=is_evaluated)
-        over = [k for k, record in enumerate(records) if not _is_sound(state, k, record)]
-        yield Step(state, going, records, [going[k] for k in over])
+        over = [k for k, record in enumerate(records) if not _is_finite(state, k, record)]
+        yield Step(state, active, records, [active[k] for k in over])
         if over:
-            left = [k for k in range(len(going)) if k not in over]
+            left = [k for k in range(len(active)) if k not in over]
             if not left:
                 return
-            going = [going[k] for k in left]
+            active = [active[k] for k in left]
             here, state = here.only(left), state.only(left)
 
 
-def _is_sound(state: State, number: int, record: Record) -> bool:
-    """Tell whether a run can go on; the loss is that of all honest clients that did not diverge."""
+def _is_finite(state: State, number: int, record: Record) -> bool:
+    """Return whether a run can go on: its loss, weights and statistics are finite."""
     if record.loss is not None and not isfinite(record.loss):
         return False
     return all(bool(each[number].isfinite().all()) for each in (state.weights, state.buffers))

@@ -1,4 +1,4 @@
-"""A run that another suite of the store has finished is taken over, not played again."""
+"""A run that another suite of the store has finished is copied, not executed again."""
 
 import errno
 import secrets
@@ -6,15 +6,14 @@ import shutil
 from pathlib import Path
 from time import time
 
-from outvote.experiment.job import Job
-from outvote.experiment.toml import to_toml
-from outvote.results.atomic import not_written, sync, write_whole
+from outvote.experiment.plan import Job
+from outvote.experiment.run_spec import to_toml
 from outvote.results.checkpoint import drop_all
-from outvote.results.faults import BusyError, StoreError
+from outvote.results.disk import BusyError, StoreError, not_written, sync, write_whole
 from outvote.results.schema import OVER, DataUsed, Status
 
 FILES = ("env.json", "metrics.jsonl", "timings.jsonl", "audit.npz", "status.json")
-"""What is copied, in this order: all that makes tables and reports; weights stay where they are."""
+"""The files that are copied, in this order: all but the checkpoints."""
 LONG_AGO = 3600.0
 TAKEN = (errno.ENOTEMPTY, errno.EEXIST)
 
@@ -33,25 +32,23 @@ def find_elsewhere(job: Job) -> Job | None:
 
 
 def adopt(job: Job, other: Job, now: DataUsed) -> Status | None:
-    """Copy the results of another suite; None if they cannot be had.
+    """Copy the results of another suite; None if that is not possible.
 
-    They are there in full or not at all, whenever the program is killed.
+    The copy is complete or absent, whenever the program is killed.
     """
-    if other.other_data(other.known_data(), now):
+    if other.data_fault(other.known_data(), now):
         return None
-    draft = job.folder.path.parent / f".{job.name}.{secrets.token_hex(4)}.tmp"
+    temporary = job.folder.path.parent / f".{job.name}.{secrets.token_hex(4)}.tmp"
     try:
         _remove_left(job)
-        _copy(job, other, draft)
-        _put(job, draft)
-    except FileNotFoundError:  # Somebody removed the other run.
-        return None
-    except BusyError:
+        _copy(job, other, temporary)
+        _put(job, temporary)
+    except (FileNotFoundError, BusyError):  # The other run was removed, or this one is locked.
         return None
     except OSError as error:
         raise StoreError(not_written(job.folder.path, error)) from error
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     return job.folder.known_status()[0]
 
 
@@ -64,43 +61,42 @@ def _is_over(job: Job) -> bool:
 
 
 def _remove_left(job: Job) -> None:
-    """Remove what a program that was killed left beside the run."""
+    """Remove the temporary folders of killed programs."""
     for path in job.folder.path.parent.glob(f".{job.name}.*.tmp"):
         if time() - path.stat().st_mtime > LONG_AGO:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _copy(job: Job, other: Job, draft: Path) -> None:
-    draft.mkdir(parents=True)
+def _copy(job: Job, other: Job, temporary: Path) -> None:
+    temporary.mkdir(parents=True)
     for name in FILES:
-        shutil.copyfile(other.folder.path / name, draft / name)
-        sync(draft / name)
-    write_whole(draft / "config.toml", to_toml(job.spec, job.suite).encode())
-    sync(draft)
+        shutil.copyfile(other.folder.path / name, temporary / name)
+        sync(temporary / name)
+    write_whole(temporary / "config.toml", to_toml(job.spec, job.suite).encode())
+    sync(temporary)
 
 
-def _put(job: Job, draft: Path) -> None:
-    """Give the copy its name; a half-done run of that name gives way."""
-    place = job.folder.path
+def _put(job: Job, temporary: Path) -> None:
+    """Give the copy its name; a half-done run of that name is replaced."""
     try:
-        draft.rename(place)
+        temporary.rename(job.folder.path)
     except OSError as error:
         if error.errno not in TAKEN:
             raise
-        _put_into(job, draft)
-    sync(place.parent)
+        _put_into(job, temporary)
+    sync(job.folder.path.parent)
 
 
-def _put_into(job: Job, draft: Path) -> None:
-    """Replace what is in the folder: it is held all the time, so nobody can begin it meanwhile."""
+def _put_into(job: Job, temporary: Path) -> None:
+    """Replace the content of the folder, under its lock."""
     writer = job.writer()
     try:
         if _is_over(job):
             return
-        drop_all(writer.path)  # They do not go with the copy, should it end half way.
+        drop_all(writer.path)  # They would not match a copy that ends half way.
         for name in ("config.toml", *FILES):
             if name == FILES[-1]:
                 sync(writer.path)
-            (draft / name).replace(writer.path / name)
+            (temporary / name).replace(writer.path / name)
     finally:
         writer.close()

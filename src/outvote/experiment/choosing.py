@@ -1,12 +1,12 @@
-"""A part of a suite: some rules, attacks, parts and seeds; and rules and attacks of one's own."""
+"""Some rules, attacks, parts and seeds of a suite; and rules and attacks of the user."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, final
 
-from outvote.attacks.spec import make_attack
+from outvote.attacks.attack_spec import make_attack
 from outvote.errors import closest
-from outvote.experiment.reading import override
+from outvote.experiment.plan import parse_override
 from outvote.grids import merged
 from outvote.results.labels import label, outline
 from outvote.rules.rule_spec import make_rule
@@ -19,23 +19,23 @@ MAKERS: dict[Axis, Callable[[str], object]] = {"rule": make_rule, "attack": make
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What to take of a suite; nothing given: all of it."""
+    """The parts of a suite to run; nothing given: all."""
 
     settings: Sequence[str] = ()
     """Overrides such as "rounds=10", for all parts."""
     parts: Sequence[str] = ()
     rules: Sequence[str] = ()
-    """Names as "gas(median)" or full texts; what the suite does not have is added to it."""
+    """Names as "gas(median)" or full texts; a rule that the suite lacks is added to it."""
     attacks: Sequence[str] = ()
     num_seeds: int | None = None
     """Seeds 0, 1, ...; None: those of the suite."""
 
 
 def choose(suite: Suite, choice: Choice) -> Suite:
-    """Return the suite with what was participants; a choice that nothing fits is a ValueError."""
+    """Return the chosen part of a suite; a choice that nothing fits is a ValueError."""
     parts = _named(suite, choice.parts)
     for text in choice.settings:
-        parts = [_with(part, override(text)) for part in parts]
+        parts = [_with(part, parse_override(text)) for part in parts]
     if choice.num_seeds is not None:
         seeds = {"seed": list(range(choice.num_seeds))}
         parts = [_with(part, seeds) for part in parts]
@@ -52,7 +52,7 @@ def _named(suite: Suite, names: Sequence[str]) -> list[Part]:
     return [part for part in suite.parts if not names or part.name in names]
 
 
-def _with(part: Part, settings: dict[str, Any]) -> Part:
+def _with(part: Part, settings: Mapping[str, Any]) -> Part:
     return replace(part, settings=merged(part.settings, settings))
 
 
@@ -86,7 +86,7 @@ def _values(part: Part, axis: Axis) -> list[str]:
 
 
 def _fits(text: str, each: str, axis: Axis) -> bool:
-    """Tell whether a name fits whatever its parameters, or a text with parameters to the letter."""
+    """Return whether a name fits, with any parameters, or a text with parameters exactly."""
     if _has_parameters(text):
         return str(MAKERS[axis](text)) == str(MAKERS[axis](each))
     return label(text) == label(each)
@@ -100,7 +100,7 @@ def _has_parameters(text: str) -> bool:
 
 
 def _can_show(part: Part, axis: Axis, text: str) -> bool:
-    """Tell whether there is a row for a rule, or a column for an attack."""
+    """Return whether the part has a row for the rule, or a column for the attack."""
     if axis == "attack":
         return part.columns == "attack"
     return (

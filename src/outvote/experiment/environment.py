@@ -1,5 +1,6 @@
-"""Where a run is played: versions, device, commit."""
+"""The machine of a run: device, cores, versions, commit."""
 
+import os
 import platform
 import subprocess
 from datetime import UTC, datetime
@@ -12,13 +13,40 @@ import torch
 import outvote
 from outvote.results.schema import DataUsed, Environment
 
+
+def choose_device(name: str, *, must_be_here: bool = True) -> torch.device:
+    """Return a device; "auto" is a GPU if there is one. A dry run may name a GPU that is absent.
+
+    >>> choose_device("cpu")
+    device(type='cpu')
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"unknown device {name!r}; take cpu, cuda or cuda:0.") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device must be cpu or cuda, got {name!r}.")
+    if must_be_here and device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {name!r}: torch finds no CUDA device; take cpu.")
+    return device
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 PACKAGE = Path(outvote.__file__).parent
 
 
 def describe_environment(
     device: torch.device, precision: str, data: DataUsed | None = None
 ) -> Environment:
-    """Tell what a result may depend on besides its settings."""
+    """Return everything that a result may depend on besides its settings."""
     return Environment(
         outvote=outvote.__version__,
         python=platform.python_version(),
@@ -43,7 +71,7 @@ def device_name(device: torch.device) -> str:
 @lru_cache(maxsize=1)
 def commit() -> str | None:
     """Return the commit of outvote's own source, marked if it was changed; None if unknown."""
-    # Installed into somebody's checkout, outvote is not part of that checkout.
+    # Installed into the checkout of another project, outvote is not part of it.
     if _git("ls-files", "--error-unmatch", "__init__.py") is None:
         return None
     found, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--", ".")

@@ -1,4 +1,4 @@
-"""What a suite would play: how many runs, how many are done, and how long the rest takes."""
+"""A suite before it runs: how many runs there are and are done, and how long the rest takes."""
 
 import warnings
 from collections.abc import Hashable, Iterable, Sequence
@@ -9,11 +9,16 @@ from typing import Any, Literal, final
 
 from outvote.errors import OutvoteWarning
 from outvote.experiment.adopting import find_elsewhere
-from outvote.experiment.job import Job, stack_key
-from outvote.experiment.places import places_of
-from outvote.experiment.reading import Plan, read_plan
-from outvote.experiment.suites import plan_parts, together
-from outvote.results.faults import StoreError
+from outvote.experiment.plan import (
+    Job,
+    Plan,
+    join_plans,
+    plan_parts,
+    read_plan,
+    stack_key,
+    table_cells,
+)
+from outvote.results.disk import StoreError
 from outvote.results.folder import RunFolder, find_runs
 from outvote.results.schema import OVER
 from outvote.suites.suite import Part, Suite
@@ -25,7 +30,7 @@ STANDINGS: tuple[Standing, ...] = ("finished", "half_done", "adoptable", "to_do"
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """How many runs there are, and how they stand; each counts once."""
+    """How many runs there are, by their state; each counts once."""
 
     runs: int
     finished: int
@@ -51,32 +56,22 @@ class PartForecast:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speed:
-    """What runs of one kind took."""
-
-    images_per_round: float
-    seconds_per_image: float
-    """Of one core on a CPU."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """A suite before it is played."""
+    """A suite before it is executed."""
 
     parts: list[PartForecast]
     counts: Counts
     """Of all parts; runs that several of them have count once."""
     seconds: float | None
-    """How long what can be estimated will take; None: nothing can."""
+    """How long the runs with an estimate will take; None: no run has one."""
     num_unknown: int
-    """Runs to be played that no finished run in the store is like."""
+    """Runs to do that no finished run in the store is like."""
 
 
 def forecast(suite: Suite, root: Path, device: str, num_cores: int) -> Forecast:
-    """Look at a store, and play nothing; on a CPU, time is shared by `num_cores` (a GPU: 1)."""
+    """Read a store, and execute nothing; on a CPU, time is shared by `num_cores` (a GPU: 1)."""
     plans = plan_parts(suite)
-    plan = together(suite, plans)
+    plan = join_plans(suite, plans)
     jobs = plan.jobs(root)
     standing = {job.hash: _standing(job) for job in jobs}
     seconds, num_unknown = _estimate(jobs, standing, known_speeds(root, device, jobs), num_cores)
@@ -88,29 +83,26 @@ def forecast(suite: Suite, root: Path, device: str, num_cores: int) -> Forecast:
     )
 
 
-def known_speeds(root: Path, device: str, jobs: Iterable[Job]) -> dict[Hashable, Speed]:
-    """Return what runs of the same kind as some jobs took on a device, by what they share."""
+def known_speeds(root: Path, device: str, jobs: Iterable[Job]) -> dict[Hashable, float]:
+    """Return the seconds per round of runs of the same kind as some jobs, by `stack_key`.
+
+    They are those of a run alone on one core, or on the GPU of that name.
+    """
     wanted = {stack_key(job.spec) for job in jobs}
-    found: dict[Hashable, list[Speed]] = {}
+    found: dict[Hashable, list[float]] = {}
     for folder in find_runs(root) if root.is_dir() else ():
         try:
             key = _kind(folder, device)
-            speed = _speed(folder, device) if key in wanted else None
+            seconds = _seconds_per_round(folder, device) if key in wanted else None
         except (StoreError, ValueError, TypeError):
-            continue  # Damaged, or of a rule whose file is gone: no help here.
-        if speed is not None:
-            found.setdefault(key, []).append(speed)
-    return {
-        key: Speed(
-            images_per_round=median(each.images_per_round for each in speeds),
-            seconds_per_image=median(each.seconds_per_image for each in speeds),
-        )
-        for key, speeds in found.items()
-    }
+            continue  # Damaged, or of a rule whose file is gone.
+        if seconds is not None:
+            found.setdefault(key, []).append(seconds)
+    return {key: median(each) for key, each in found.items()}
 
 
 def _kind(folder: RunFolder, device: str) -> Hashable:
-    """Return what runs like this share; None if it is not over, or was played elsewhere."""
+    """Return the `stack_key` of a run; None if it is not over, or ran on another device."""
     status, environment = folder.status(), folder.environment()
     if status is None or status.outcome not in OVER or environment is None:
         return None
@@ -122,23 +114,21 @@ def _kind(folder: RunFolder, device: str) -> Hashable:
     return stack_key(spec)
 
 
-def _speed(folder: RunFolder, device: str) -> Speed | None:
+def _seconds_per_round(folder: RunFolder, device: str) -> float | None:
     environment = folder.environment()
     rounds, timings = folder.rounds(), folder.timings()
-    images = sum(each.images for each in timings)
-    if environment is None or not rounds or not images:
+    num_timed = sum(each.images for each in timings)
+    if environment is None or not rounds or not num_timed:
         return None
-    seconds = sum(each.seconds for each in timings) / images
-    return Speed(
-        images_per_round=sum(each.num_samples or 0 for each in rounds) / len(rounds),
-        seconds_per_image=seconds * (environment.num_threads if device == "cpu" else 1),
-    )
+    seconds = sum(each.seconds for each in timings) / num_timed
+    num_samples = sum(each.num_samples or 0 for each in rounds) / len(rounds)
+    return seconds * num_samples * (environment.num_threads if device == "cpu" else 1)
 
 
 def _estimate(
     jobs: Sequence[Job],
     standing: dict[str, Standing],
-    speeds: dict[Hashable, Speed],
+    speeds: dict[Hashable, float],
     num_cores: int,
 ) -> tuple[float | None, int]:
     seconds, num_known, num_unknown = 0.0, 0, 0
@@ -152,7 +142,7 @@ def _estimate(
         num_known += 1
         status, _ = job.folder.known_status()
         left = job.spec.rounds - (0 if status is None else status.round)
-        seconds += left * speed.images_per_round * speed.seconds_per_image / num_cores
+        seconds += left * speed / num_cores
     return (seconds if num_known else None), num_unknown
 
 
@@ -166,13 +156,13 @@ def _standing(job: Job) -> Standing:
 
 
 def _part(part: Part, plan: Plan, standing: dict[str, Standing]) -> PartForecast:
-    places = places_of(part, plan).values()
+    cells = table_cells(part, plan).values()
     return PartForecast(
         name=part.name,
         title=part.title,
-        rules=list(dict.fromkeys(row for row, _ in places)),
+        rules=list(dict.fromkeys(row for row, _ in cells)),
         columns=part.columns,
-        values=list(dict.fromkeys(column for _, column in places)),
+        values=list(dict.fromkeys(column for _, column in cells)),
         seeds=part.seeds,
         counts=_counts(plan.hashes, standing),
     )

@@ -1,57 +1,36 @@
-"""Who wants to hear how it goes."""
+"""Reports on the progress of runs."""
 
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import final
 
-from outvote.experiment.job import Ended
+from outvote.experiment.plan import RunEnd
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
-    """One round of the runs that are played together."""
+class RoundProgress:
+    """One round of the runs that train together."""
 
     round: int
     num_rounds: int
     num_runs: int
     accuracies: tuple[float, ...]
-    """Of the runs, if they were evaluated."""
-    images: int
+    """Of the runs that were evaluated."""
+    num_samples: int
     seconds: float
 
 
-class Listener(Protocol):
-    """Is told what happens, while it happens."""
+class Listener:
+    """Receives reports while runs are executed; this one ignores them."""
 
-    def planned(self, num_rounds: int) -> None:
-        """Hear how many rounds there are to play, all runs together."""
-        ...
+    def on_plan(self, num_rounds: int) -> None:
+        """Receive the number of rounds to train, over all runs."""
 
-    def played(self, what: Played) -> None:
-        """Hear of a round."""
-        ...
+    def on_round(self, progress: RoundProgress) -> None:
+        """Receive a round."""
 
-    def ended(self, what: Ended) -> None:
-        """Hear of the end of a run."""
-        ...
+    def on_end(self, end: RunEnd) -> None:
+        """Receive the outcome of a run."""
 
-    def said(self, text: str) -> None:
-        """Hear what somebody should know: a damaged checkpoint, too little memory."""
-        ...
-
-
-@final
-class Silent:
-    """Hears nothing."""
-
-    def planned(self, num_rounds: int) -> None:
-        """Do nothing."""
-
-    def played(self, what: Played) -> None:
-        """Do nothing."""
-
-    def ended(self, what: Ended) -> None:
-        """Do nothing."""
-
-    def said(self, text: str) -> None:
-        """Do nothing."""
+    def on_message(self, text: str) -> None:
+        """Receive a warning: a damaged checkpoint, too little memory."""

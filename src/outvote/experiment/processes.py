@@ -14,26 +14,26 @@ from types import FrameType
 from typing import Any, ParamSpec, TypeVar, final
 
 Given = ParamSpec("Given")
-Aggregation = TypeVar("Aggregation")
+Returned = TypeVar("Returned")
 ASKED_TO_STOP = Event()
-"""Set in a process that was asked to end: the unit that it plays finishes its round and saves."""
+"""Set in a process that was asked to end: its unit finishes the round and saves."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-CAN_HOLD_BACK = hasattr(signal, "pthread_sigmask")
+CAN_BLOCK = hasattr(signal, "pthread_sigmask")
 
 
-class ProcessEnded(RuntimeError):  # noqa: N818  (it tells what happened)
-    """The process ended before it answered: killed, or out of memory."""
+class ProcessEnded(RuntimeError):  # noqa: N818  (an event, not a mistake)
+    """The process ended before it returned: killed, or out of memory."""
 
 
 @final
 class Processes(Executor):
-    """So many processes; they stay, so that torch and the pictures are loaded once in each.
+    """A fixed number of processes; they stay, so that each loads torch and the data once.
 
     A ProcessPoolExecutor would end all processes when one of them is killed.
     """
 
     def __init__(self, num_processes: int) -> None:
-        """Start none: a process is started when there is work for it."""
+        """Start none: a process starts when there is work for it."""
         self._threads = ThreadPoolExecutor(num_processes, "outvote-process")
         self._free: SimpleQueue[_Worker | None] = SimpleQueue()
         self._all: set[_Worker] = set()
@@ -43,8 +43,8 @@ class Processes(Executor):
             self._free.put(None)
 
     def submit(
-        self, fn: Callable[Given, Aggregation], /, *args: Given.args, **kwargs: Given.kwargs
-    ) -> Future[Aggregation]:
+        self, fn: Callable[Given, Returned], /, *args: Given.args, **kwargs: Given.kwargs
+    ) -> Future[Returned]:
         """Let the next free process call a function that can be imported."""
         return self._threads.submit(self._call, fn, args, kwargs)
 
@@ -52,40 +52,40 @@ class Processes(Executor):
         """Let the processes end when their work is done."""
         self._threads.shutdown(wait, cancel_futures=cancel_futures)
         if wait:
-            for lane in self._all:
-                lane.close()
+            for worker in self._all:
+                worker.close()
 
     def kill(self) -> None:
         """End all processes at once; what they worked on fails."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             self._is_killed = True
-            for lane in self._all:
-                lane.process.kill()
+            for worker in self._all:
+                worker.process.kill()
 
     def _call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        lane = self._free.get()
+        worker = self._free.get()
         try:
-            if lane is None:
-                lane = self._started()
-            return lane.call(function, args, kwargs)
+            if worker is None:
+                worker = self._started()
+            return worker.call(function, args, kwargs)
         except ProcessEnded:
-            if lane is not None:
-                lane.close()
+            if worker is not None:
+                worker.close()
                 with self._lock:
-                    self._all.discard(lane)
-            lane = None
+                    self._all.discard(worker)
+            worker = None
             raise
         finally:
-            self._free.put(lane)
+            self._free.put(worker)
 
     def _started(self) -> "_Worker":
         with self._lock:
             if self._is_killed:
                 raise ProcessEnded("no more processes are started")
-            lane = _Worker()
-            self._all.add(lane)
-        return lane
+            worker = _Worker()
+            self._all.add(worker)
+        return worker
 
 
 @final
@@ -97,7 +97,7 @@ class _Worker:
         context = get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process: BaseProcess = context.Process(target=_serve, args=(theirs,), daemon=True)
-        with _held_back():
+        with _signals_blocked():
             self.process.start()
         theirs.close()
 
@@ -106,14 +106,14 @@ class _Worker:
             self.connection.send((function, args, kwargs))
             # Its end of the pipe is closed if it ends, however that comes.
             wait([self.connection, self.process.sentinel])
-            is_fine, answer = self.connection.recv()
+            is_fine, returned = self.connection.recv()
         except (EOFError, OSError) as error:
             self.process.join()
             code = self.process.exitcode
             raise ProcessEnded(f"its process ended with the exit code {code}") from error
         if not is_fine:
-            raise RuntimeError(answer)
-        return answer
+            raise RuntimeError(returned)
+        return returned
 
     def close(self) -> None:
         self.connection.close()
@@ -121,11 +121,11 @@ class _Worker:
 
 
 def _serve(connection: Connection) -> None:
-    """Aggregation calls until the other side is gone."""
-    # Ctrl-C goes to all processes of a terminal: the first one decides, and tells by a file.
+    """Execute calls until the other side is gone."""
+    # Ctrl-C goes to all processes of a terminal: the first one decides, and writes the stop file.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
-    if CAN_HOLD_BACK:
+    if CAN_BLOCK:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     Thread(target=_end_with_parent, daemon=True).start()
     while True:
@@ -134,16 +134,16 @@ def _serve(connection: Connection) -> None:
         except (EOFError, OSError):
             return
         try:
-            answer = (True, function(*args, **kwargs))
-        except Exception as error:  # noqa: BLE001  (whatever it is, it is told on the other side)
-            answer = (False, f"{type(error).__name__}: {error}")
-        connection.send(answer)
+            returned = (True, function(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001  (it is raised on the other side)
+            returned = (False, f"{type(error).__name__}: {error}")
+        connection.send(returned)
 
 
 @contextmanager
-def _held_back() -> Iterator[None]:
-    """Start a process that no signal ends before it can say what it does with them."""
-    if not CAN_HOLD_BACK:
+def _signals_blocked() -> Iterator[None]:
+    """Block signals until a new process has set its handlers."""
+    if not CAN_BLOCK:
         yield
         return
     resource_tracker.ensure_running()  # When it is started, it lets signals through again.
@@ -160,7 +160,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _end_with_parent() -> None:
-    """Let go of all runs when the first process was killed: the next command wants them."""
+    """Release all runs when the first process was killed: the next command needs them."""
     parent = parent_process()
     if parent is not None:
         parent.join()

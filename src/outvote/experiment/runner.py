@@ -1,6 +1,11 @@
-"""Plays many runs: those that are over are skipped, half-done ones go on, the rest is stacked."""
+"""Executes many runs in one process: finished runs are skipped, half-done ones resumed.
 
-from collections.abc import Callable, Sequence
+One broken run, or too little memory, stops no other run.
+"""
+
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
@@ -9,88 +14,263 @@ import torch
 
 from outvote.errors import plural
 from outvote.experiment.adopting import adopt, find_elsewhere
-from outvote.experiment.build import RunBuilder
-from outvote.experiment.job import Ended, Job
-from outvote.experiment.listener import Listener, Silent
-from outvote.experiment.ordering import Todo
-from outvote.experiment.preflight import check_playable
-from outvote.experiment.reading import Plan
-from outvote.experiment.sweep import Sweep
+from outvote.experiment.builder import RunBuilder, most_locks
+from outvote.experiment.listener import Listener, RoundProgress
+from outvote.experiment.plan import Job, Plan, RunEnd, stack_key
+from outvote.experiment.run_spec import RunSpec
+from outvote.experiment.stack_run import OpenRun, StackRun
+from outvote.results.disk import BusyError, StoreError
+from outvote.results.folder import Writer
 from outvote.results.schema import OVER, Status
 
 CHECKPOINT_EVERY = 60.0
+Todo = tuple[int, Job]
+"""The rounds that are done, and the run."""
 
 
 @final
 @dataclass(slots=True, kw_only=True)
 class Runner:
-    """How runs are played: nothing in here changes a result, but the device in the last bits."""
+    """How runs are executed: no result depends on it, but for the device in the last bits."""
 
     output: Path
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     checkpoint_every: float = CHECKPOINT_EVERY
     """Seconds; 0: after every round."""
-    listener: Listener = field(default_factory=Silent)
+    listener: Listener = field(default_factory=Listener)
     should_stop: Callable[[], bool] = lambda: False
     """Asked after every round."""
     max_stacked: int | None = None
-    """The most runs played together; None: as many as there is memory for."""
+    """The most runs trained together; None: as many as fit into memory."""
     keep_weights: bool = True
-    """Whether the last checkpoint of a run that is over stays."""
+    """Whether the last checkpoint of a finished run stays."""
     adopts: bool = False
-    """Whether runs that another suite of the store has finished are taken over from there."""
+    """Whether runs that another suite of the store has finished are copied from there."""
 
     builder: RunBuilder = field(init=False)
 
     def __post_init__(self) -> None:
-        """Make room for what runs share."""
+        """Make the builder that runs share."""
         self.builder = RunBuilder(self.device)
 
     def check(self, plan: Plan) -> None:
-        """Refuse what cannot be played on this device with a ValueError; nothing is written."""
-        check_playable(plan.specs, self.builder)
+        """Refuse what cannot run on this device with a ValueError; nothing is written."""
+        self.builder.check(plan.specs)
 
-    def play(self, plan: Plan) -> list[Ended]:
-        """Play the runs of a plan; return what became of each, in their order."""
+    def execute(self, plan: Plan) -> list[RunEnd]:
+        """Execute the runs of a plan; return the outcome of each, in their order."""
         self.check(plan)
         jobs = plan.jobs(self.output)
         ends, todo = self.sort(jobs)
-        Sweep(self, ends).play(todo)
+        _Sweep(self, ends).execute(todo)
         return [ends[job.hash] for job in jobs]
 
-    def sort(self, jobs: Sequence[Job]) -> tuple[dict[str, Ended], list[Todo]]:
-        """Tell runs that are over, here or in another suite, from those that are to be played."""
-        ends: dict[str, Ended] = {}
+    def sort(self, jobs: Sequence[Job]) -> tuple[dict[str, RunEnd], list[Todo]]:
+        """Return the runs that are over, here or in another suite, and those that are not."""
+        ends: dict[str, RunEnd] = {}
         todo, num_adopted = [], 0
         for job in jobs:
             status, fault = job.folder.known_status()
             if fault:
-                self.listener.said(
-                    f"{fault}; {job.name} goes on from its checkpoint, if it has one."
+                self.listener.on_message(
+                    f"{fault}; {job.name} resumes from its checkpoint, if it has one."
                 )
             if status is None or status.outcome not in OVER:
                 adopted = self._adopted(job)
                 status, num_adopted = adopted or status, num_adopted + (adopted is not None)
             if status is not None and status.outcome in OVER:
-                ends[job.hash] = self.over(job, status)
-                self.listener.ended(ends[job.hash])
+                ends[job.hash] = self.known_end(job, status)
+                self.listener.on_end(ends[job.hash])
             else:
                 todo.append((0 if status is None else status.round, job))
         if num_adopted:
             what = plural(num_adopted, "run")
-            self.listener.said(f"{what} finished in another suite of {self.output}: copied.")
-        self.listener.planned(sum(job.spec.rounds - done for done, job in todo))
+            self.listener.on_message(f"{what} finished in another suite of {self.output}: copied.")
+        self.listener.on_plan(sum(job.spec.rounds - done for done, job in todo))
         return ends, todo
 
-    def over(self, job: Job, status: Status) -> Ended:
-        """Return what a run came to, unless that was on other pictures."""
-        fault = job.other_data(job.known_data(), self.builder.datasets.used(job.spec.data))
+    def known_end(self, job: Job, status: Status) -> RunEnd:
+        """Return the outcome of a run that is over; it failed if its data has changed."""
+        fault = job.data_fault(job.known_data(), self.builder.datasets.used(job.spec.data))
         if fault:
-            return Ended(job=job, outcome="failed", reason=fault)
-        return Ended(job=job, outcome=status.outcome, reason=status.reason, is_new=False)
+            return RunEnd(job=job, outcome="failed", reason=fault)
+        return RunEnd(job=job, outcome=status.outcome, reason=status.reason, is_new=False)
+
+    def most_stacked(self, spec: RunSpec) -> int:
+        """Return how many such runs are trained together."""
+        fit = self.max_stacked
+        return min(self.builder.most_runs(spec) if fit is None else max(1, fit), most_locks())
 
     def _adopted(self, job: Job) -> Status | None:
         other = find_elsewhere(job) if self.adopts else None
-        return (
-            None if other is None else adopt(job, other, self.builder.datasets.used(job.spec.data))
+        if other is None:
+            return None
+        return adopt(job, other, self.builder.datasets.used(job.spec.data))
+
+
+def stacks(todo: Sequence[Todo]) -> list[list[Job]]:
+    """Return the runs in groups that can be stacked; the most work first.
+
+    Dataset by dataset, because only one is on the device at a time.
+    """
+    groups: dict[Hashable, list[Job]] = {}
+    work: dict[Hashable, int] = {}
+    for done, job in todo:
+        key = (stack_key(job.spec), done)
+        groups.setdefault(key, []).append(job)
+        for each in (key, job.spec.data.key):
+            work[each] = work.get(each, 0) + job.spec.rounds - done
+    data = {key: jobs[0].spec.data.key for key, jobs in groups.items()}
+    order = list(dict.fromkeys(data.values()))
+
+    def rank(key: Hashable) -> tuple[int, int, int]:
+        return -work[data[key]], order.index(data[key]), -work[key]
+
+    return [groups[key] for key in sorted(groups, key=rank)]
+
+
+def one_sentence(error: Exception) -> str:
+    """Return an error as one sentence on one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".") + "."
+
+
+class _Sweep(Listener):
+    """One call of a runner: it listens to its stacks, and informs the runner's listener."""
+
+    def __init__(self, runner: Runner, ends: dict[str, RunEnd]) -> None:
+        self.runner, self.ends, self.builder = runner, ends, runner.builder
+        self.listener, self.on_message = runner.listener, runner.listener.on_message
+        self.queue: deque[list[Job]] = deque()
+
+    def on_round(self, progress: RoundProgress) -> None:
+        self.listener.on_round(progress)
+
+    def on_end(self, end: RunEnd) -> None:
+        self.ends[end.job.hash] = end
+        self.listener.on_end(end)
+
+    def execute(self, todo: Sequence[Todo]) -> None:
+        """Train stack after stack; then look again at runs that another process worked on."""
+        self._execute_all(todo)
+        self._execute_all(self._free_again())
+        self._free_again()
+
+    def _execute_all(self, todo: Sequence[Todo]) -> None:
+        self.queue.extend(stacks(todo))
+        while self.queue:
+            jobs = self.queue.popleft()
+            if self.runner.should_stop():
+                self._leave(jobs)
+                continue
+            limit = self.runner.most_stacked(jobs[0].spec)
+            if len(jobs) > limit:
+                self._put_back([jobs[k : k + limit] for k in range(0, len(jobs), limit)])
+                continue
+            with ExitStack() as locks:
+                self._execute(jobs, locks)
+
+    def _put_back(self, parts: Sequence[list[Job]]) -> None:
+        self.queue.extendleft(reversed(parts))
+
+    def _free_again(self) -> list[Todo]:
+        """Return the busy runs that are not over; the other process may have ended."""
+        found = []
+        for job in [end.job for end in self.ends.values() if end.outcome == "busy"]:
+            status, _ = job.folder.known_status()
+            if status is not None and status.outcome in OVER:
+                self.on_end(self.runner.known_end(job, status))
+            else:
+                found.append((0 if status is None else status.round, job))
+        return found
+
+    def _leave(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            reason = "not started, or stopped before"
+            self.on_end(RunEnd(job=job, outcome="interrupted", reason=reason))
+
+    def _execute(self, jobs: Sequence[Job], locks: ExitStack) -> None:
+        """Train runs that can be stacked; runs at different rounds return to the queue."""
+        ready = [each for job in jobs if (each := self._opened(job, locks)) is not None]
+        rounds = sorted({each.round for each in ready})
+        if len(rounds) > 1:
+            self._put_back([[e.job for e in ready if e.round == number] for number in rounds])
+        elif ready:
+            self._train(ready)
+
+    def _opened(self, job: Job, locks: ExitStack) -> OpenRun | None:
+        """Lock the folder, and build the run; None if it is busy or over, or cannot be built."""
+        try:
+            writer = job.writer()
+        except BusyError as error:
+            self.ends[job.hash] = RunEnd(job=job, outcome="busy", reason=str(error))
+            return None
+        locks.callback(writer.close)
+        status, _ = job.folder.known_status()
+        if status is not None and status.outcome in OVER:  # Since the plan was made.
+            self.on_end(self.runner.known_end(job, status))
+            return None
+        try:
+            job.check_code()
+            run = self.builder.run(job.spec)
+        except Exception as error:  # noqa: BLE001  (a user's rule may raise anything)
+            self._fail(job, writer, error)
+            return None
+        checkpoint, faults = writer.resume()
+        for fault in faults:
+            where = "the start" if checkpoint is None else f"round {checkpoint.round}"
+            self.on_message(f"{fault}; {job.name} resumes from {where}.")
+        known = None if checkpoint is None else checkpoint.notes.get("data")
+        if fault := job.data_fault(known, self.builder.datasets.used(job.spec.data)):
+            self.on_end(RunEnd(job=job, outcome="failed", reason=fault))
+            return None
+        return OpenRun(job, writer, run, checkpoint)
+
+    def _train(self, open_runs: Sequence[OpenRun]) -> None:
+        stack_run: StackRun | None = None
+        if self.runner.device.type == "cuda":
+            torch.cuda.empty_cache()  # Fragments of a stack that did not fit.
+        try:
+            stack_run = StackRun(open_runs, self.builder, keep_weights=self.runner.keep_weights)
+            stack_run.begin(self)
+            every = self.runner.checkpoint_every
+            if not stack_run.train(self, self.runner.should_stop, every):
+                self._leave([open_runs[number].job for number in stack_run.rows])
+        except StoreError:
+            raise
+        except Exception as error:  # noqa: BLE001  (one broken run never ends the others)
+            self._split(open_runs, stack_run, error)
+
+    def _split(
+        self, open_runs: Sequence[OpenRun], stack_run: StackRun | None, error: Exception
+    ) -> None:
+        """Retry the runs in halves, from where they stand, until a broken one is alone."""
+        going = open_runs if stack_run is None else [open_runs[k] for k in stack_run.rows]
+        if len(going) == 1:
+            self._fail(going[0].job, going[0].writer, error)
+            return
+        if stack_run is not None:
+            self._save(stack_run)
+        if isinstance(error, torch.OutOfMemoryError):
+            text = f"{len(going)} runs do not fit into memory together; trying half as many."
+        else:
+            text = f"{one_sentence(error)} One of {len(going)} runs is broken; trying halves."
+        self.on_message(text)
+        jobs, half = [each.job for each in going], len(going) // 2
+        self._put_back([jobs[:half], jobs[half:]])
+
+    def _save(self, stack_run: StackRun) -> None:
+        """Save the rounds since the last checkpoint, if that is possible."""
+        try:
+            stack_run.save()
+        except StoreError:
+            raise
+        except Exception as error:  # noqa: BLE001  (a state that cannot be saved is the fault)
+            self.on_message(f"{one_sentence(error)} The runs resume from their last checkpoints.")
+
+    def _fail(self, job: Job, writer: Writer, error: Exception) -> None:
+        status, _ = job.folder.known_status()
+        done, reason = 0 if status is None else status.round, one_sentence(error)
+        writer.write_status(
+            Status(outcome="failed", round=done, num_rounds=job.spec.rounds, reason=reason)
         )
+        self.on_end(RunEnd(job=job, outcome="failed", reason=reason))

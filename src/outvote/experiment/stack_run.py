@@ -1,70 +1,103 @@
-"""Runs that are played together, and written down round by round."""
+"""Runs that train together: recorded round by round, saved as checkpoints."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from time import monotonic
-from typing import final
+from typing import Any, final
 
 import msgspec
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from outvote.engine.run_stack import RunStack, State
-from outvote.engine.simulation import Step, simulate
-from outvote.experiment.build import RunBuilder
-from outvote.experiment.job import Ended, Job
-from outvote.experiment.listener import Listener, Played
-from outvote.experiment.saving import checkpoint_of
-from outvote.metrics.record import Record
-from outvote.results.audit import audit_arrays, to_npz
+from outvote.engine.run_stack import Run, State
+from outvote.engine.simulation import Step, first_state, simulate
+from outvote.experiment.builder import RunBuilder
+from outvote.experiment.environment import describe_environment
+from outvote.experiment.listener import Listener, RoundProgress
+from outvote.experiment.plan import Job, RunEnd
+from outvote.metrics.round_record import Record
+from outvote.results.audit_log import audit_arrays, to_npz
 from outvote.results.checkpoint import Checkpoint, drop_all
 from outvote.results.folder import Writer
 from outvote.results.schema import Outcome, Round, Status, Timing
+from outvote.state_format import pack_state, unpack_state
 
 REASONS = {
     "diverged": "the loss or the weights were no longer finite in round {}",
-    "interrupted": "stopped after round {}; run the same command again to go on",
+    "interrupted": "stopped after round {}; run the same command again to resume",
 }
+OWNERS = {
+    field.name.partition("_")[0]: field.name
+    for field in fields(State)
+    if field.name.startswith(("attack_", "rule_", "client_"))
+}
+"""Whose state is carried from round to round, and the field of the engine's state that holds it."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class OpenRun:
+    """A run whose folder is locked, and the checkpoint that it resumes from."""
+
+    job: Job
+    writer: Writer
+    run: Run
+    checkpoint: Checkpoint | None
+
+    @property
+    def round(self) -> int:
+        """The last round that is done."""
+        return 0 if self.checkpoint is None else self.checkpoint.round
 
 
 @final
 class StackRun:
-    """Plays its runs to the end, or until it is told to stop."""
+    """Trains runs that stand at the same round, until they are over or it is asked to stop."""
 
     def __init__(
-        self,
-        jobs: Sequence[Job],
-        writers: Sequence[Writer],
-        stack: RunStack,
-        state: State,
-        builder: RunBuilder,
-        *,
-        keep_weights: bool = True,
+        self, open_runs: Sequence[OpenRun], builder: RunBuilder, *, keep_weights: bool = True
     ) -> None:
-        """Take runs that stand at the same round."""
-        self.jobs, self.writers, self.stack = jobs, writers, stack
-        self.builder, self.keep_weights = builder, keep_weights
-        self.state = state
-        self.rows = {number: number for number in range(len(jobs))}
-        """The runs that still go on, and their rows in the state."""
-        self._data = builder.datasets.used(jobs[0].spec.data).checksum
-        self._saved = state.round
-        self._saved_at = monotonic()
+        """Build the stack and its state; nothing is written."""
+        self.open_runs, self.builder, self.keep_weights = open_runs, builder, keep_weights
+        self.spec, runs = open_runs[0].job.spec, [each.run for each in open_runs]
+        self.stack = builder.stack(self.spec, runs)
+        found = [each.checkpoint for each in open_runs if each.checkpoint is not None]
+        if found:
+            self.state = state_of(found, runs, builder.device)
+        else:
+            networks = [builder.network(each.job.spec) for each in open_runs]
+            self.state = first_state(networks, builder.loaded(self.spec.data).train)
+        self.rows = {number: number for number in range(len(open_runs))}
+        """The runs that are not over, and their rows in the state."""
+        self._data = builder.datasets.used(self.spec.data)
+        self._saved, self._saved_at = self.state.round, monotonic()
 
-    def play(
+    def begin(self, listener: Listener) -> None:
+        """Write that the runs are being trained; end those whose checkpoint has diverged."""
+        environment = describe_environment(self.builder.device, self.spec.precision, self._data)
+        for number, each in enumerate(self.open_runs):
+            each.writer.begin(self.state.round, environment)
+            each.writer.write_status(self._status(number, "running"))
+        for number, each in enumerate(self.open_runs):
+            if each.checkpoint is not None and each.checkpoint.notes["outcome"] == "diverged":
+                self.end(number, "diverged", listener)  # Killed before its status was written.
+
+    def train(
         self, listener: Listener, should_stop: Callable[[], bool], checkpoint_every: float
     ) -> bool:
-        """Play; return whether all runs are over."""
-        spec = self.jobs[0].spec
+        """Train and record all rounds; return whether all runs are over."""
         going = list(self.rows)
         if not going:
             return True
-        here = self.state if len(going) == len(self.jobs) else self.state.only(going)
+        here = self.state if len(going) == len(self.open_runs) else self.state.only(going)
+        rounds, every = self.spec.rounds, self.spec.evaluate_every
         start = monotonic()
-        for step in simulate(
-            self.stack, here, spec.rounds, evaluate_every=spec.evaluate_every, numbers=going
-        ):
-            listener.played(self._record(step, monotonic() - start))
+        for step in simulate(self.stack, here, rounds, evaluate_every=every, numbers=going):
+            listener.on_round(self._record(step, monotonic() - start))
             for number in step.over:
                 self.end(number, "diverged", listener)
-            if self.state.round < spec.rounds and self.rows:
+            if self.state.round < rounds and self.rows:
                 if should_stop():
                     self.save("interrupted")
                     return False
@@ -76,50 +109,49 @@ class StackRun:
         return True
 
     def save(self, outcome: Outcome = "running") -> None:
-        """Keep where all runs stand."""
+        """Save a checkpoint of all runs that are not over."""
         for number, row in self.rows.items():
-            writer, status = self.writers[number], self._status(number, outcome)
+            writer, status = self.open_runs[number].writer, self._status(number, outcome)
             if self._saved == self.state.round:
-                writer.tell(status)
+                writer.write_status(status)
             else:
                 writer.save(self._checkpoint(row, writer, outcome), status)
         self._saved, self._saved_at = self.state.round, monotonic()
 
     def end(self, number: int, outcome: Outcome, listener: Listener) -> None:
-        """Write down that a run is over."""
-        job, writer, run = self.jobs[number], self.writers[number], self.stack.runs[number]
-        checkpoint = self._checkpoint(self.rows[number], writer, outcome)
-        writer.save(checkpoint, self._status(number, "running"))
+        """Write that a run is over."""
+        each = self.open_runs[number]
+        checkpoint = self._checkpoint(self.rows[number], each.writer, outcome)
+        each.writer.save(checkpoint, self._status(number, "running"))
         arrays = audit_arrays(
-            writer.folder.rounds(),
-            is_byzantine=run.federation.is_byzantine,
-            label_counts=self.builder.label_counts(job.spec, run.federation),
+            each.writer.folder.rounds(),
+            is_byzantine=each.run.federation.is_byzantine,
+            label_counts=self.builder.label_counts(each.job.spec, each.run.federation),
         )
         status = self._status(number, outcome)
-        writer.end(status, to_npz(arrays))
+        each.writer.end(status, to_npz(arrays))
         if not self.keep_weights:
-            drop_all(writer.path)
+            drop_all(each.writer.path)
         del self.rows[number]
-        listener.ended(Ended(job=job, outcome=outcome, reason=status.reason))
+        listener.on_end(RunEnd(job=each.job, outcome=outcome, reason=status.reason))
 
     def _checkpoint(self, row: int, writer: Writer, outcome: Outcome) -> Checkpoint:
-        return checkpoint_of(self.state, row, writer.checksum, outcome, self._data)
+        return checkpoint_of(self.state, row, writer.checksum, outcome, self._data.checksum)
 
-    def _record(self, step: Step, seconds: float) -> Played:
+    def _record(self, step: Step, seconds: float) -> RoundProgress:
         self.state = step.state
         self.rows = {number: row for row, number in enumerate(step.numbers)}
-        images = sum(record.num_samples for record in step.records)
-        timing = Timing(
-            round=step.state.round, seconds=seconds, num_runs=len(step.numbers), images=images
-        )
-        for number, record in zip(step.numbers, step.records, strict=True):
-            self.writers[number].add(as_round(record), timing)
-        return Played(
-            round=step.state.round,
-            num_rounds=self.jobs[0].spec.rounds,
-            num_runs=len(step.numbers),
+        number, num_runs = step.state.round, len(step.numbers)
+        num_samples = sum(record.num_samples for record in step.records)
+        timing = Timing(round=number, seconds=seconds, num_runs=num_runs, images=num_samples)
+        for each, record in zip(step.numbers, step.records, strict=True):
+            self.open_runs[each].writer.add(as_round(record), timing)
+        return RoundProgress(
+            round=number,
+            num_rounds=self.spec.rounds,
+            num_runs=num_runs,
             accuracies=tuple(r.accuracy for r in step.records if r.accuracy is not None),
-            images=images,
+            num_samples=num_samples,
             seconds=seconds,
         )
 
@@ -127,11 +159,51 @@ class StackRun:
         return Status(
             outcome=outcome,
             round=self.state.round,
-            num_rounds=self.jobs[number].spec.rounds,
+            num_rounds=self.open_runs[number].job.spec.rounds,
             reason=REASONS.get(outcome, "").format(self.state.round),
         )
 
 
 def as_round(record: Record) -> Round:
-    """Return the line that is kept of a record."""
+    """Return the line of metrics.jsonl of a record."""
     return msgspec.convert(record, Round, from_attributes=True)
+
+
+def checkpoint_of(state: State, row: int, config: str, outcome: str, data: str) -> Checkpoint:
+    """Return the checkpoint of one run of a stack; `data` is the checksum of its samples."""
+    arrays: dict[str, NDArray[Any]] = {
+        "weights": state.weights[row].cpu().numpy(),
+        "buffers": state.buffers[row].cpu().numpy(),
+    }
+    if state.velocity is not None:
+        arrays["velocity"] = state.velocity[row].cpu().numpy()
+    notes: dict[str, Any] = {"outcome": outcome, "data": data}
+    for owner, field in OWNERS.items():
+        carried = getattr(state, field)
+        name = f"{owner}_state"
+        notes[name] = pack_state(carried[row] if carried else None, name, arrays)
+    return Checkpoint(round=state.round, config=config, arrays=arrays, notes=notes)
+
+
+def state_of(found: Sequence[Checkpoint], runs: Sequence[Run], device: torch.device) -> State:
+    """Return the stacked state of runs that stand at the same round."""
+
+    def stacked(name: str) -> Tensor:
+        rows = [torch.from_numpy(each.arrays[name].copy()) for each in found]
+        return torch.stack(rows).to(device)
+
+    def carried(owner: str) -> tuple[Any, ...]:
+        states = []
+        for each, run in zip(found, runs, strict=True):
+            # Checkpoints of 0.1 have the second name.
+            node = each.notes.get(f"{owner}_state") or each.notes[f"{owner}_memory"]
+            states.append(unpack_state(node, each.arrays, getattr(run, owner, run), device))
+        return () if all(each is None for each in states) else tuple(states)
+
+    return State(
+        round=found[0].round,
+        weights=stacked("weights"),
+        buffers=stacked("buffers"),
+        velocity=stacked("velocity") if "velocity" in found[0].arrays else None,
+        **{field: carried(owner) for owner, field in OWNERS.items()},
+    )

@@ -1,23 +1,21 @@
-"""Flower: a strategy that one bad client can neither ruin nor stop, and mods for drills.
+"""Flower: a strategy that one bad client can neither ruin nor stop, and attack mods for drills.
 
 Needs the extra: ``pip install 'outvote[flower]'``. Nothing else in outvote imports flwr.
 
-A round, module by module: `rounds` is the loop; it calls `strategy`, which holds `settings` and
-`state`.
+A round, module by module; `strategy` has the loop over rounds, `settings` its keywords:
 
-1. `asking` chooses nodes (`sampling`; who is not asked: `offenders`) and writes their messages.
-2. `collecting` sends them and pulls the replies; `answers` tells whose they are and who is missing,
-   `late` who answers when it is over.
-3. `training` plays the rest: `receiving` turns replies into updates, each checked by `reply`
-   against the `sent_model`, to the byte by `npy`; `judging` lets the rule decide;
-   `server_optimizers` make a step of the update; `evaluating` merges what nodes measured.
-4. `telling` logs it to the console, `journal` to the folder: `auditing`, then `checkpointing`.
+1. `node_sampling` chooses nodes (`exclusion`: who is left out) and writes their messages.
+2. `reply_collection` sends them, pulls the replies, and finds who is missing or late.
+3. `round_step` does the rest: `reply_checks` compares each reply with the `model_record` and
+   computes its update, the rule aggregates, `server_optimizers` make a step of the update, and
+   `node_metrics` averages what nodes measured.
+4. `audit_writer` logs the round to console and folder, `server_state` is the checkpoint.
 
-On the side of the nodes, `mods` makes some of them lie, by an `estimate` of what others send.
+On the side of the nodes, `attack_mod` makes some of them Byzantine.
 """
 
 try:
-    from outvote.flower.mods import AttackMod, labels_to_train_on
+    from outvote.flower.attack_mod import AttackMod, batch_to_train_on, labels_to_train_on
     from outvote.flower.server_optimizers import (
         FedAdagrad,
         FedAdam,
@@ -41,5 +39,6 @@ __all__ = [
     "FedYogi",
     "RobustStrategy",
     "ServerOptimizer",
+    "batch_to_train_on",
     "labels_to_train_on",
 ]

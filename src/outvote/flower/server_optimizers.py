@@ -1,7 +1,7 @@
-"""What the server does with the update of a round: plain steps, momentum, adaptive steps.
+"""Server optimisers: plain steps, momentum and adaptive steps from the update of a round.
 
-The rule comes first and knows nothing of these; they see one update, which nobody alone could
-write. Reference: Reddi et al., Adaptive Federated Optimization, ICLR 2021.
+They run after the rule, on its one update, which no single client controls.
+Reference: Reddi et al., Adaptive Federated Optimization, ICLR 2021.
 """
 
 from abc import ABC, abstractmethod
@@ -15,21 +15,21 @@ from torch import Tensor
 
 from outvote.text import build, to_text
 
-Memory = Mapping[str, Tensor]
-"""What an optimiser remembers from round to round; it is part of a checkpoint."""
+OptimizerState = Mapping[str, Tensor]
+"""What an optimiser carries from round to round; it is part of a checkpoint."""
 
 
 class ServerOptimizer(ABC):
-    """Turns the update that a rule gave into the step that the model takes."""
+    """Turns the update of a rule into the step of the model."""
 
     name: ClassVar[str] = ""
 
     @abstractmethod
-    def step(self, update: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-        """Return what is added to the model, and what to remember."""
+    def step(self, update: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState]:
+        """Return the step that is added to the model, and the new state."""
 
     def __str__(self) -> str:
-        """Return the text that `make_server_optimizer` turns back into this one."""
+        """Return the text from which `make_server_optimizer` builds this one."""
         return to_text(self, ServerOptimizer)
 
 
@@ -51,17 +51,17 @@ class FedAvg(ServerOptimizer):
         _check_positive(self.name, "learning_rate", self.learning_rate)
         _check_share(self.name, "momentum", self.momentum)
 
-    def step(self, update: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+    def step(self, update: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState]:
         """Return the update, or the decaying sum of all updates, times the learning rate."""
         if self.momentum == 0:
             return update * self.learning_rate, {}
-        velocity = update + self.momentum * memory.get("velocity", torch.zeros_like(update))
+        velocity = update + self.momentum * state.get("velocity", torch.zeros_like(update))
         return velocity * self.learning_rate, {"velocity": velocity}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Adaptive(ServerOptimizer):
-    """Steps that are shorter where updates were large before."""
+    """Steps that are shorter where earlier updates were large."""
 
     learning_rate: float = 0.1
     beta_1: float = 0.9
@@ -74,39 +74,37 @@ class _Adaptive(ServerOptimizer):
         _check_positive(self.name, "tau", self.tau)
         _check_share(self.name, "beta_1", self.beta_1)
 
-    def step(self, update: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+    def step(self, update: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState]:
         """Return the mean of past updates over the root of their mean square."""
-        first = memory.get("first", torch.zeros_like(update))
+        first = state.get("first", torch.zeros_like(update))
         first = torch.lerp(update, first, self.beta_1)
-        second = memory.get("second", torch.full_like(update, self.tau**2))
-        second = self.spread(second, update.square())
+        second = state.get("second", torch.full_like(update, self.tau**2))
+        second = self.second_moment(second, update.square())
         step = self.learning_rate * first / (second.sqrt() + self.tau)
         return step, {"first": first, "second": second}
 
     @abstractmethod
-    def spread(self, second: Tensor, square: Tensor) -> Tensor:
-        """Bring what is remembered of the squares up to date."""
+    def second_moment(self, second: Tensor, square: Tensor) -> Tensor:
+        """Update the second moment by the squares of an update."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FedAdagrad(_Adaptive):
-    """Adaptive steps that only ever get shorter."""
+    """Adaptive steps that only ever get shorter (Adagrad)."""
 
     name: ClassVar[str] = "fedadagrad"
     beta_1: float = 0.0
 
-    def spread(self, second: Tensor, square: Tensor) -> Tensor:
+    def second_moment(self, second: Tensor, square: Tensor) -> Tensor:
         """Add the squares up."""
         return second + square
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FedAdam(_Adaptive):
+class _Forgetting(_Adaptive):
     """Adaptive steps that forget old updates."""
 
-    name: ClassVar[str] = "fedadam"
     beta_2: float = 0.99
 
     def __post_init__(self) -> None:
@@ -114,34 +112,33 @@ class FedAdam(_Adaptive):
         _Adaptive.__post_init__(self)
         _check_share(self.name, "beta_2", self.beta_2)
 
-    def spread(self, second: Tensor, square: Tensor) -> Tensor:
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedAdam(_Forgetting):
+    """Adaptive steps that forget old updates."""
+
+    name: ClassVar[str] = "fedadam"
+
+    def second_moment(self, second: Tensor, square: Tensor) -> Tensor:
         """Average, recent squares first."""
         return torch.lerp(square, second, self.beta_2)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FedYogi(_Adaptive):
-    """Adaptive steps that forget old updates slowly, so that one small update does not matter."""
+class FedYogi(_Forgetting):
+    """Adaptive steps that forget old updates slowly: one small update does not matter."""
 
     name: ClassVar[str] = "fedyogi"
-    beta_2: float = 0.99
 
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        _Adaptive.__post_init__(self)
-        _check_share(self.name, "beta_2", self.beta_2)
-
-    def spread(self, second: Tensor, square: Tensor) -> Tensor:
+    def second_moment(self, second: Tensor, square: Tensor) -> Tensor:
         """Move towards the squares by a share of them."""
         return second - (1 - self.beta_2) * square * torch.sign(second - square)
 
 
 SERVER_OPTIMIZERS: dict[str, type[ServerOptimizer]] = {
-    "fedavg": FedAvg,
-    "fedadagrad": FedAdagrad,
-    "fedadam": FedAdam,
-    "fedyogi": FedYogi,
+    kind.name: kind for kind in (FedAvg, FedAdagrad, FedAdam, FedYogi)
 }
 
 

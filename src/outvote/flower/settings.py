@@ -1,6 +1,6 @@
-"""What a strategy is told when it is made, checked at once and not in round 1."""
+"""The settings of a strategy, checked when it is made and not in round 1."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, final
@@ -9,7 +9,6 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from outvote.errors import check_choice
-from outvote.flower.sampling import Sampler
 from outvote.flower.server_optimizers import ServerOptimizer
 from outvote.results.audit_log import read_manifest
 from outvote.rules.aggregate import num_from_fraction
@@ -17,8 +16,10 @@ from outvote.rules.rule import Rule
 from outvote.seeding import seed_from
 
 WhenTooMany = Literal["keep", "lower"]
+Sampler = Callable[[int, Sequence[int]], Sequence[int]]
+"""The caller's own choice: the round and the nodes to choose from -> the nodes of the round."""
 Reference = Callable[[int, ArrayRecord], ArrayRecord]
-"""The server's own training, for rules that need it: the round and the model -> a trained one."""
+"""The server's own training, for rules that need it: the round and the model -> the trained one."""
 Plain = str | int | float | bool | None
 HOOKS = ("sample", "reference")
 
@@ -26,7 +27,7 @@ HOOKS = ("sample", "reference")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All settings of a `RobustStrategy`; it tells what they mean."""
+    """All settings of a `RobustStrategy`, which documents them."""
 
     rule: Rule
     num_byzantine: int | None
@@ -66,21 +67,21 @@ class Settings:
             raise ValueError("probation needs exclude_after, got none; set exclude_after too.")
         if self.exclude_after is not None and not (self.num_byzantine or self.byzantine_fraction):
             raise ValueError(
-                "exclude_after excludes at most as many nodes as may lie, got none; set "
-                "num_byzantine or byzantine_fraction too."
+                "exclude_after excludes at most num_byzantine nodes, got none; set num_byzantine "
+                "or byzantine_fraction too."
             )
         if self.seed is not None:
             seed_from(self.seed)
         self._check_rule()
 
     def num_byzantine_of(self, num_nodes: int) -> int:
-        """Return how many of so many nodes may lie."""
+        """Return how many of so many nodes may be Byzantine."""
         if self.byzantine_fraction is not None:
             return num_from_fraction(self.byzantine_fraction, num_nodes)
         return self.num_byzantine or 0
 
     def to_notes(self) -> dict[str, Plain]:
-        """Return what the manifest keeps besides rule and number of liars."""
+        """Return what the manifest keeps besides the rule and the number of Byzantine nodes."""
         left_out = ("rule", "num_byzantine", "byzantine_fraction", "audit_dir")
         by_name = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: _plain(by_name[name]) for name in by_name if name not in left_out}
@@ -100,8 +101,8 @@ class Settings:
             and self.rule.traits.uses_num_byzantine
         ):
             raise ValueError(
-                f"{self.rule.name} must be told how many nodes may lie; pass num_byzantine=, or "
-                "byzantine_fraction= if the number is unknown."
+                f"{self.rule.name} needs the number of Byzantine nodes; pass num_byzantine=, or "
+                "byzantine_fraction= if it is unknown."
             )
 
     def _check_rule(self) -> None:
@@ -111,14 +112,14 @@ class Settings:
                 "function that trains the model it is given."
             )
         if self.use_num_examples:
-            # Rules that cannot weigh say so here.
+            # Rules that cannot weight clients raise here.
             rows = np.random.default_rng(0).normal(size=(16, 4))
             own = rows[0] if self.rule.traits.needs_reference else None
             self.rule.inspect(rows, num_byzantine=0, sample_counts=[1] * 16, reference=own, seed=0)
 
 
 def resumed_settings(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the run whose log is in a folder, where none are given now."""
+    """Return the given settings, and for the others those of the run whose log is in a folder."""
     manifest = read_manifest(folder)
     if manifest is None:
         return dict(given)
@@ -127,7 +128,7 @@ def resumed_settings(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
         if notes.get(name) and name not in given:
             raise ValueError(
                 f"the run in {folder} had its own {name}= ({notes[name]}), which no file can keep; "
-                f"pass it again, or {name}=None to go on without."
+                f"pass it again, or {name}=None to continue without."
             )
     known = {each.name for each in fields(Settings)} - set(HOOKS)
     kept = {name: value for name, value in notes.items() if name in known}

@@ -1,1 +1,1 @@
-"""Metrics: what is told of a round."""
+"""Metrics: what is recorded of a round."""

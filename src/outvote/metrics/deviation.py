@@ -1,4 +1,4 @@
-"""How far an update is from what honest clients alone would have given."""
+"""How far an update is from the mean of the honest gradients."""
 
 import torch
 from torch import Tensor
@@ -7,8 +7,8 @@ from torch import Tensor
 def honest_means(gradients: Tensor, is_byzantine: Tensor) -> Tensor:
     """Return the mean of the honest rows of ``gradients [runs, clients, dim]``, before any attack.
 
-    Clients that diverged do not count; where no honest client was sampled, the liars' honest
-    gradients do.
+    Clients that diverged do not count. Where no honest client was sampled, it is the mean of what
+    the Byzantine clients would have sent honestly.
     """
     is_honest = ~is_byzantine | is_byzantine.all(dim=-1, keepdim=True)
     largest = gradients.abs().amax(dim=-1)
@@ -32,11 +32,11 @@ def honest_losses(losses: Tensor, is_byzantine: Tensor, has_trained: Tensor) -> 
 
 
 def weight_shares(weights: Tensor, is_byzantine: Tensor) -> list[float | None]:
-    """Return the liars' share of ``weights [runs, clients]``; None where nobody has any."""
-    exact, theirs = weights.double().cpu(), is_byzantine.cpu()
+    """Return the Byzantine share of ``weights [runs, clients]``; None: all are 0, or NaN."""
+    exact, is_byzantine = weights.double().cpu(), is_byzantine.cpu()
     totals = exact.sum(dim=-1).tolist()
-    parts = torch.where(theirs, exact, 0.0).sum(dim=-1).tolist()
-    return [part / whole if whole else None for part, whole in zip(parts, totals, strict=True)]
+    parts = torch.where(is_byzantine, exact, 0.0).sum(dim=-1).tolist()
+    return [part / whole if whole > 0 else None for part, whole in zip(parts, totals, strict=True)]
 
 
 def norms(vectors: Tensor) -> list[float]:

@@ -1,1 +1,1 @@
-"""Networks: plain torch modules, and the same networks for many sets of weights at once."""
+"""Networks, as plain torch modules."""

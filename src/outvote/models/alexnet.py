@@ -1,4 +1,4 @@
-"""AlexNet for 32 x 32 samples, the paper's network for CIFAR-10."""
+"""AlexNet for 32 x 32 images, the paper's network for CIFAR-10."""
 
 from torch import nn
 

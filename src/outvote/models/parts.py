@@ -38,7 +38,7 @@ class Branches(nn.Module):
 
 @final
 class GlobalAverage(nn.Module):
-    """The mean of every channel over the picture."""
+    """The mean of every channel over the image."""
 
     def forward(self, images: Tensor) -> Tensor:
         """Average over height and width."""
@@ -46,7 +46,7 @@ class GlobalAverage(nn.Module):
 
 
 def conv(channels: int, filters: int, size: int, *, stride: int = 1) -> nn.Conv2d:
-    """Return a convolution with a bias that keeps the size of the picture (at stride 1)."""
+    """Return a convolution with a bias that keeps the size of the image (at stride 1)."""
     return nn.Conv2d(channels, filters, size, stride, padding=size // 2)
 
 

@@ -1,4 +1,4 @@
-"""SqueezeNet with batch normalisation for 32 x 32 samples, the paper's network for CIFAR-100."""
+"""SqueezeNet with batch normalisation for 32 x 32 images, the paper's network for CIFAR-100."""
 
 from torch import nn
 

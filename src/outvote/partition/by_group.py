@@ -39,8 +39,8 @@ def partition_by_group(
             f"{num_clients}; take fewer clients."
         )
     order = np.random.default_rng(seed_from(seed)).permutation(len(members))
-    hands = np.array_split(order, num_clients)
-    return in_order(np.concatenate([members[group] for group in hand]) for hand in hands)
+    dealt = np.array_split(order, num_clients)
+    return in_order(np.concatenate([members[group] for group in part]) for part in dealt)
 
 
 def _members(groups: np.ndarray[Any, Any]) -> list[Indices]:

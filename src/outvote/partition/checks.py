@@ -1,4 +1,4 @@
-"""What every partition asks of its input, and the order of its answer."""
+"""Checks of the input of every partition, and the order of its result."""
 
 from collections.abc import Iterable
 from typing import Any

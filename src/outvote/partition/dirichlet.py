@@ -29,7 +29,7 @@ def partition_dirichlet(
     All is redrawn until every client has `min_size` samples. Returns one int64 array of sample
     indices per client, in increasing order; every sample belongs to exactly one client.
 
-    Differs from the paper: it says "for each client", but describes this draw for each class.
+    Differs from the paper: it has "for each client", but describes this draw for each class.
     Reference: Li et al., Federated learning on non-IID data silos, ICDE 2022.
 
     >>> parts = partition_dirichlet([0, 1] * 50, num_clients=4, beta=0.5, seed=0)
@@ -67,7 +67,7 @@ def _draw(
     for label, count in enumerate(counts):
         is_open = held * num_clients < counts.sum() if balance else np.ones(num_clients, dtype=bool)
         # A Dirichlet draw with some entries set to zero and the rest scaled up again is a
-        # Dirichlet draw over the rest. Drawn like this, rounding cannot hand a sample to a client
+        # Dirichlet draw over the rest. Drawn like this, rounding cannot give a sample to a client
         # that was set to zero, and the rest cannot be all zeros.
         proportions = random.dirichlet(np.full(int(is_open.sum()), beta))
         cuts = np.floor(np.cumsum(proportions)[:-1] * count).astype(np.int64)
@@ -79,13 +79,13 @@ def _draw(
 def _deal(
     members: list[Indices], shares: NDArray[np.int64], random: np.random.Generator
 ) -> list[Indices]:
-    """Shuffle every class and hand out its samples."""
-    hands: list[list[Indices]] = [[] for _ in range(shares.shape[1])]
+    """Shuffle every class and deal its samples to the clients."""
+    parts: list[list[Indices]] = [[] for _ in range(shares.shape[1])]
     for samples, share in zip(members, shares, strict=True):
         pieces = np.split(random.permutation(samples), np.cumsum(share)[:-1])
-        for hand, piece in zip(hands, pieces, strict=True):
-            hand.append(piece)
-    return in_order(np.concatenate(hand) for hand in hands)
+        for part, piece in zip(parts, pieces, strict=True):
+            part.append(piece)
+    return in_order(np.concatenate(part) for part in parts)
 
 
 def _check_beta(beta: Any) -> None:

@@ -33,4 +33,4 @@ def partition_shards(
     by_label = shuffled[np.argsort(array[shuffled], kind="stable")]
     shards = np.array_split(by_label, num_shards)
     dealt = random.permutation(num_shards).reshape(num_clients, -1)
-    return in_order(np.concatenate([shards[shard] for shard in hand]) for hand in dealt)
+    return in_order(np.concatenate([shards[shard] for shard in part]) for part in dealt)

@@ -1,4 +1,7 @@
-"""Who was judged how, client by round: of a simulated run or of a federation in production."""
+"""Audits: every client's verdict in every round, who looks suspicious, and how well that is true.
+
+Of a simulated run, or of the log of a federation in production.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,20 +12,30 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from outvote.report.audit_facts import log_facts
-from outvote.results.audit_log import AuditRound, Judgement, read_manifest, read_told
+from outvote.results.audit_log import (
+    AuditLog,
+    AuditRound,
+    ClientRecord,
+    Manifest,
+    read_log,
+    read_manifest,
+)
 from outvote.results.run import Result
-from outvote.results.schema import Round
+
+NUM_ERRORS = 3.0
+"""So far above 0.5 a client stands out."""
+CHANCE = 0.00135
+"""The share of clients all alike that do so by chance, if each was compared often."""
 
 
 class Mark(IntEnum):
-    """What became of a client in a round."""
+    """The outcome of a client in a round."""
 
     ABSENT = 0
     """It was not sampled."""
     KEPT = 1
     DROPPED = 2
-    """It was judged and had no share in the update."""
+    """It was aggregated and had no share in the update."""
     REJECTED = 3
     """It sent NaN or infinity."""
     MALFORMED = 4
@@ -31,12 +44,13 @@ class Mark(IntEnum):
     MISSING = 6
     LATE = 7
     EXCLUDED = 8
-    """It was not asked because of what it did before."""
+    """It was not asked because of earlier rounds."""
+    UNKNOWN = 9
+    """It was aggregated, and the rule does not report whether it was kept."""
 
 
 REFUSED = (Mark.DROPPED, Mark.REJECTED, Mark.MALFORMED)
 """It sent something that had no share in the update."""
-JUDGED = (Mark.KEPT, *REFUSED)
 FAULTS = {
     "malformed": Mark.MALFORMED,
     "error": Mark.ERROR,
@@ -49,36 +63,43 @@ FAULTS = {
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Audit:
-    """All that is known of the clients, round by round."""
+    """The clients of a federation, round by round."""
 
     title: str
     clients: tuple[str, ...]
     rounds: NDArray[np.int64]
     scores: NDArray[np.float64]
-    """``[rounds, clients]``; NaN: not judged or no score, infinity: sent what is not finite."""
+    """``[rounds, clients]``; NaN: no score, infinity: sent what is not finite."""
     marks: NDArray[np.uint8]
     """``[rounds, clients]``, of `Mark`."""
     is_byzantine: NDArray[np.bool_] | None
     """``[clients]``; None: the truth is not known."""
     reasons: Mapping[tuple[int, int], str]
-    """What was written beside a judgement, by place in the arrays."""
+    """The reason written beside a verdict, by row and column of the arrays."""
     about: Mapping[str, Any]
-    """The rule and whatever else was set."""
+    """The rule and other settings."""
     norms: NDArray[np.float64] | None = None
-    """``[rounds, clients]``: how long what it sent was; NaN: not told, None: never told."""
+    """``[rounds, clients]``: of what it sent; NaN: not known, None: never known."""
     cosines: NDArray[np.float64] | None = None
     """``[rounds, clients]``: between what it sent and the update, likewise."""
 
     @property
-    def is_judged(self) -> NDArray[np.bool_]:
-        """``[rounds, clients]``: whether it sent something that was used or refused."""
-        result: NDArray[np.bool_] = np.isin(self.marks, JUDGED)
-        return result
+    def is_received(self) -> NDArray[np.bool_]:
+        """``[rounds, clients]``: whether it sent something."""
+        return self._is_any(Mark.UNKNOWN, Mark.KEPT, *REFUSED)
+
+    @property
+    def is_decided(self) -> NDArray[np.bool_]:
+        """``[rounds, clients]``: whether it is known that it was kept or refused."""
+        return self._is_any(Mark.KEPT, *REFUSED)
 
     @property
     def is_refused(self) -> NDArray[np.bool_]:
         """``[rounds, clients]``: whether it sent something that had no share in the update."""
-        result: NDArray[np.bool_] = np.isin(self.marks, REFUSED)
+        return self._is_any(*REFUSED)
+
+    def _is_any(self, *marks: Mark) -> NDArray[np.bool_]:
+        result: NDArray[np.bool_] = np.isin(self.marks, marks)
         return result
 
 
@@ -90,17 +111,23 @@ def audit_run(result: Result) -> Audit | None:
     seen = max((max(each.clients, default=-1) for each in rounds), default=-1) + 1
     wanted = result.setting("federation.num_clients")
     num_clients = max(seen, wanted) if isinstance(wanted, int) else seen
-    marks, scores = _of_rounds(rounds, num_clients)
-    liars = np.zeros(num_clients, dtype=bool)
-    if result.attack != "none":  # Then those who could lie do not.
-        liars[sorted({client for each in rounds for client in each.byzantine})] = True
+    marks, scores = _empty(len(rounds), num_clients)
+    is_byzantine = np.zeros(num_clients, dtype=bool)
+    for row, each in enumerate(rounds):
+        clients = list(each.clients)
+        marks[row, clients] = Mark.UNKNOWN if each.kept is None else Mark.DROPPED
+        marks[row, list(each.kept or ())] = Mark.KEPT
+        marks[row, list(each.rejected)] = Mark.REJECTED
+        scores[row, clients] = [np.inf if score is None else score for score in each.scores]
+        if result.attack != "none":  # Without an attack, all clients are honest.
+            is_byzantine[list(each.byzantine)] = True
     return Audit(
         title=f"{result.config['rule']} against {result.config['attack']}, seed {result.seed}",
         clients=tuple(str(client) for client in range(num_clients)),
         rounds=np.array([each.round for each in rounds], dtype=np.int64),
         scores=scores,
         marks=marks,
-        is_byzantine=liars,
+        is_byzantine=is_byzantine,
         reasons={},
         about={"rule": result.config["rule"], "attack": result.config["attack"]},
     )
@@ -111,20 +138,20 @@ def audit_log(folder: Path) -> Audit | None:
     manifest = read_manifest(folder)
     if manifest is None:
         return None
-    told = read_told(folder)
-    rounds = told.rounds
+    log = read_log(folder)
+    rounds = log.rounds
     clients = list(dict.fromkeys(each.client for line in rounds for each in line.clients))
     place = {client: column for column, client in enumerate(clients)}
-    shape = (len(rounds), len(clients))
-    marks, scores = np.zeros(shape, dtype=np.uint8), np.full(shape, np.nan)
+    marks, scores = _empty(len(rounds), len(clients))
     reasons = {}
     for row, line in enumerate(rounds):
         for each in line.clients:
             column = place[each.client]
-            if not line.is_updated and each.standing == "judged" and each.score is None:
-                continue  # The rule judged nobody: its reply was fine, but too few others were.
-            marks[row, column] = _mark(each)
-            scores[row, column] = _score(each)
+            if not line.is_updated and each.standing == "aggregated" and each.score is None:
+                continue  # Nothing was aggregated: its reply was fine, but too few others were.
+            marks[row, column] = mark = _mark(each)
+            is_infinite = each.score is None and mark == Mark.REJECTED
+            scores[row, column] = np.inf if is_infinite else _or_nan(each.score)
             if each.reason:
                 reasons[row, column] = each.reason
     return Audit(
@@ -135,48 +162,249 @@ def audit_log(folder: Path) -> Audit | None:
         marks=marks,
         is_byzantine=None,
         reasons=reasons,
-        about=log_facts(manifest, told),
+        about=_about_log(manifest, log),
         norms=_measured(rounds, place, "norm"),
         cosines=_measured(rounds, place, "cosine"),
     )
 
 
-def _of_rounds(
-    rounds: Sequence[Round], num_clients: int
-) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
-    shape = (len(rounds), num_clients)
-    marks, scores = np.zeros(shape, dtype=np.uint8), np.full(shape, np.nan)
-    for row, each in enumerate(rounds):
-        clients = list(each.clients)
-        marks[row, clients] = Mark.DROPPED
-        marks[row, list(each.kept)] = Mark.KEPT
-        marks[row, list(each.rejected)] = Mark.REJECTED
-        scores[row, clients] = [np.inf if score is None else score for score in each.scores]
-    return marks, scores
+def _empty(num_rounds: int, num_clients: int) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
+    shape = (num_rounds, num_clients)
+    return np.zeros(shape, dtype=np.uint8), np.full(shape, np.nan)
+
+
+def _mark(verdict: ClientRecord) -> Mark:
+    if verdict.standing != "aggregated":
+        return FAULTS[verdict.standing]
+    if verdict.kept is None:
+        return Mark.UNKNOWN
+    if verdict.kept:
+        return Mark.KEPT
+    return Mark.REJECTED if verdict.score is None else Mark.DROPPED
+
+
+def _or_nan(value: float | None) -> float:
+    return float("nan") if value is None else value
 
 
 def _measured(
     rounds: Sequence[AuditRound], place: Mapping[str, int], name: str
 ) -> NDArray[np.float64] | None:
-    """Return what is told of each judgement; None if it is told of none."""
+    """Return a number of each verdict; None if no verdict has it."""
     found = np.full((len(rounds), len(place)), np.nan)
     for row, line in enumerate(rounds):
         for each in line.clients:
-            value = getattr(each, name)
-            found[row, place[each.client]] = np.nan if value is None else value
+            found[row, place[each.client]] = _or_nan(getattr(each, name))
     return None if np.isnan(found).all() else found
 
 
-def _mark(judgement: Judgement) -> Mark:
-    if judgement.standing != "judged":
-        return FAULTS[judgement.standing]
-    if judgement.kept:
-        return Mark.KEPT
-    return Mark.REJECTED if judgement.score is None else Mark.DROPPED
+def _about_log(manifest: Manifest, log: AuditLog) -> dict[str, Any]:
+    """Return the rule, the settings and the rounds without an update; a setting hides none."""
+    rounds = log.rounds
+    kept = [each for each in rounds if not each.is_updated]
+    last = f"round {kept[-1].round}: {kept[-1].reason or 'no reason'}" if kept else None
+    known = {
+        "rule": manifest.rule,
+        "num_byzantine": manifest.num_byzantine,
+        "byzantine_fraction": manifest.byzantine_fraction,
+        "outvote": manifest.outvote,
+        "started": manifest.started,
+        "last round": rounds[-1].time if rounds else None,
+        "rounds without an update": len(kept),
+        "last of them": last,
+        "lines that cannot be read": log.num_unreadable or None,
+    }
+    merged = {**known, **manifest.settings, **known}
+    return {key: value for key, value in merged.items() if value is not None}
 
 
-def _score(judgement: Judgement) -> float:
-    if judgement.score is not None:
-        return judgement.score
-    is_refused = judgement.standing == "judged" and not judgement.kept
-    return np.inf if is_refused else np.nan
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSummary:
+    """One client over all rounds."""
+
+    client: str
+    index: int
+    """Its column in the audit's arrays."""
+    is_byzantine: bool | None
+    num_sampled: int
+    """How often it was asked."""
+    num_received: int
+    """How often it sent something."""
+    num_dropped: int | None
+    """How often that had no share in the update; None: the rule never reported it."""
+    drop_rate: float
+    """`num_dropped` as a share of the rounds where it is known; NaN: of none."""
+    longest_streak: int | None
+    """The most drops in a row, counted over the rounds in which it sent something."""
+    suspicion: float
+    """Its mean rank within a round; NaN if it was never compared with others."""
+    error: float
+    num_rejected: int
+    faults: Mapping[str, int]
+    """How often malformed, error, missing, late and excluded."""
+    last_seen: int | None
+    """The last round in which it sent something."""
+    reason: str
+    """The last that was written about it."""
+    norm: float
+    """The median norm of what it sent; NaN if that is not known."""
+    cosine: float
+    """The median cosine between what it sent and the update, likewise."""
+
+    @property
+    def lower_bound(self) -> float:
+        """Its suspicion minus its error: the order of clients."""
+        return self.suspicion - self.error
+
+    @property
+    def stands_out(self) -> bool:
+        """Whether chance alone would hardly put it so far above the others."""
+        return self.suspicion - NUM_ERRORS * self.error > 0.5
+
+
+def client_summaries(audit: Audit) -> list[ClientSummary]:
+    """Return all clients, the most suspicious first; those never compared with others last."""
+    suspicion, error = _suspicions(audit)
+    received, refused = audit.is_received, audit.is_refused
+    num_received, num_dropped = received.sum(axis=0), refused.sum(axis=0)
+    num_decided = audit.is_decided.sum(axis=0)
+    streaks = longest_streaks(audit.is_decided, refused)
+    counts = {mark: (audit.marks == mark).sum(axis=0) for mark in Mark}
+    num_sampled = len(audit.rounds) - counts[Mark.ABSENT] - counts[Mark.EXCLUDED]
+    last_reasons = {column: text for (_, column), text in sorted(audit.reasons.items())}
+    norms, cosines = _medians(audit.norms, audit), _medians(audit.cosines, audit)
+    records = []
+    for k, client in enumerate(audit.clients):
+        seen = np.flatnonzero(received[:, k])
+        is_reported = bool(num_decided[k]) or not num_received[k]
+        records.append(
+            ClientSummary(
+                client=client,
+                index=k,
+                is_byzantine=None if audit.is_byzantine is None else bool(audit.is_byzantine[k]),
+                num_sampled=int(num_sampled[k]),
+                num_received=int(num_received[k]),
+                num_dropped=int(num_dropped[k]) if is_reported else None,
+                drop_rate=float(num_dropped[k] / num_decided[k]) if num_decided[k] else np.nan,
+                longest_streak=int(streaks[k]) if is_reported else None,
+                suspicion=float(suspicion[k]),
+                error=float(error[k]),
+                num_rejected=int(counts[Mark.REJECTED][k]),
+                faults={name: int(counts[mark][k]) for name, mark in FAULTS.items()},
+                last_seen=int(audit.rounds[seen[-1]]) if len(seen) else None,
+                reason=last_reasons.get(k, ""),
+                norm=norms[k],
+                cosine=cosines[k],
+            )
+        )
+    return sorted(records, key=_order)
+
+
+def _order(record: ClientSummary) -> tuple[float, int, int, int]:
+    bound = record.lower_bound
+    known = np.inf if np.isnan(bound) else -bound
+    return known, -(record.num_dropped or 0), -sum(record.faults.values()), record.index
+
+
+def _suspicions(audit: Audit) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return each client's mean rank within its rounds, and the error of clients all alike."""
+    ranks, num_compared = within_round_ranks(audit)
+    known = ~np.isnan(ranks)
+    times = known.sum(axis=0)
+    # The variance of one of k equally likely ranks 0, 1 / (k - 1), ..., 1.
+    variance = (num_compared + 1) / (12 * np.maximum(num_compared - 1, 1))
+    total_variance = (known * variance[:, None]).sum(axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.where(times > 0, np.nansum(ranks, axis=0) / times, np.nan)
+        error = np.where(times > 0, np.sqrt(total_variance) / times, np.nan)
+    return mean, error
+
+
+def within_round_ranks(audit: Audit) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return ranks in [0, 1] ``[rounds, clients]`` (NaN: none) and how many were compared."""
+    scores = np.where(np.isin(audit.marks, (Mark.REJECTED, Mark.MALFORMED)), np.inf, audit.scores)
+    ranks = np.full(scores.shape, np.nan)
+    is_known = audit.is_received & ~np.isnan(scores)
+    num_compared = is_known.sum(axis=1)
+    rows, columns = np.nonzero(is_known & (num_compared > 1)[:, None])
+    ranks[rows, columns] = _ranks(rows, scores[rows, columns]) / (num_compared[rows] - 1)
+    return ranks, num_compared
+
+
+def _ranks(rows: NDArray[np.int64], values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return how many of its own row are below each value; equals share the mean of their ranks.
+
+    All rows at once: a loop over the rounds of hundreds of runs would take seconds.
+    """
+    order = np.lexsort((values, rows))
+    row, value = rows[order], values[order]
+    is_new = np.ones(len(row), dtype=bool)
+    is_new[1:] = (row[1:] != row[:-1]) | (value[1:] != value[:-1])
+    equals = np.cumsum(is_new) - 1
+    first = np.flatnonzero(is_new)[equals]
+    last = first + np.bincount(equals, minlength=1)[equals] - 1
+    ranks = np.empty(len(row))
+    ranks[order] = (first + last) / 2 - np.searchsorted(row, row)
+    return ranks
+
+
+def longest_streaks(
+    is_decided: NDArray[np.bool_], is_refused: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """Return each client's most refusals in a row; rounds without it do not end a row."""
+    running = np.zeros(is_decided.shape[1], dtype=np.int64)
+    longest = running.copy()
+    for decided, refused in zip(is_decided, is_refused, strict=True):
+        running = np.where(refused, running + 1, np.where(decided, 0, running))
+        longest = np.maximum(longest, running)
+    return longest
+
+
+def _medians(values: NDArray[np.float64] | None, audit: Audit) -> list[float]:
+    """Return the median of each client over the rounds in which it is known."""
+    if values is None:
+        return [float("nan")] * len(audit.clients)
+    known = (column[~np.isnan(column)] for column in values.T)
+    return [float(np.median(each)) if len(each) else float("nan") for each in known]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detection:
+    """How well rule and ranking found the Byzantine clients; None: nothing to find, or unknown."""
+
+    num_byzantine: int
+    """How many Byzantine clients took part at least once."""
+    drop_precision: float | None
+    """The share of what was dropped that Byzantine clients had sent."""
+    drop_recall: float | None
+    """The share of what Byzantine clients had sent that was dropped."""
+    honest_kept: float | None
+    """The share of what honest clients had sent that was kept."""
+    top_precision: float | None
+    """The share of Byzantine clients among the first `num_byzantine` of the ranking; their recall
+    is the same."""
+
+
+def detection(audit: Audit, records: Sequence[ClientSummary]) -> Detection | None:
+    """Compare with the truth; None if it is not known."""
+    if audit.is_byzantine is None:
+        return None
+    decided, refused = audit.is_decided, audit.is_refused
+    byzantine, honest = decided & audit.is_byzantine, decided & ~audit.is_byzantine
+    num_caught = int((refused & byzantine).sum())
+    took_part = [each for each in records if each.num_received]
+    num_byzantine = sum(bool(each.is_byzantine) for each in took_part)
+    top = took_part[:num_byzantine]
+    return Detection(
+        num_byzantine=num_byzantine,
+        drop_precision=_share(num_caught, int(refused.sum())) if num_byzantine else None,
+        drop_recall=_share(num_caught, int(byzantine.sum())),
+        honest_kept=_share(int((honest & ~refused).sum()), int(honest.sum())),
+        top_precision=_share(sum(bool(each.is_byzantine) for each in top), num_byzantine),
+    )
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

@@ -1,44 +1,46 @@
-"""One cell of a table: what the runs of several seeds came to."""
+"""A table before it is rendered: metrics, the runs of each cell, and the grid of cells."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import hypot, isnan, sqrt
-from typing import Literal, NamedTuple, final, get_args
+from typing import Any, Literal, NamedTuple, final
 
+from outvote.results.labels import outline, plain
 from outvote.results.run import Result
 from outvote.suites.paper import Printed
 from outvote.suites.suite import Kind
 
 Metric = Literal["best", "final", "last_ten", "kept_byzantine", "byzantine_weight", "deviation"]
-METRICS: tuple[Metric, ...] = get_args(Metric)
+
+
+METRICS: dict[Metric, str] = {
+    "best": "best accuracy of all rounds",
+    "final": "accuracy after the last round",
+    "last_ten": "mean accuracy of the last ten tests",
+    "kept_byzantine": "Byzantine selection rate (share of sampled Byzantine clients kept)",
+    "byzantine_weight": "Byzantine weight (the Byzantine clients' share of the rule's weights)",
+    "deviation": "distance of the update to the honest mean, in rounds with Byzantine clients",
+}
+"""What each is; all but the deviation are shares, and only of accuracies more is better."""
+SHORT: dict[Metric, str] = {
+    "best": "best accuracy",
+    "final": "final accuracy",
+    "last_ten": "accuracy, last ten",
+    "kept_byzantine": "Byzantine selection rate",
+    "byzantine_weight": "Byzantine weight",
+    "deviation": "deviation",
+}
 ACCURACIES: tuple[Metric, ...] = ("best", "final", "last_ten")
-"""Those that the paper has numbers for."""
-LIARS: tuple[Metric, ...] = ("kept_byzantine", "byzantine_weight")
-"""Those that can only be told where somebody lied."""
-LESS_IS_BETTER: tuple[Metric, ...] = (*LIARS, "deviation")
+"""The metrics that the paper prints."""
+OF_BYZANTINE: tuple[Metric, ...] = ("kept_byzantine", "byzantine_weight")
+"""The metrics that exist only where Byzantine clients took part."""
 USUAL: dict[Kind, tuple[Metric, ...]] = {
     "table": ("best",),
     "selection": ("byzantine_weight", "best"),
     "deviation": ("deviation",),
 }
-"""What a part is about, unless somebody asks for another metric."""
-TITLES: dict[Metric, str] = {
-    "best": "best accuracy of all rounds",
-    "final": "accuracy after the last round",
-    "last_ten": "mean accuracy of the last ten tests",
-    "kept_byzantine": "share of the sampled liars that were kept",
-    "byzantine_weight": "liars' share of the update: of the weights that the rule gave",
-    "deviation": "distance of the update to the honest mean, where somebody lied",
-}
-
-SHORT_TITLES: dict[Metric, str] = {
-    "best": "best accuracy",
-    "final": "final accuracy",
-    "last_ten": "accuracy, last ten",
-    "kept_byzantine": "liars kept",
-    "byzantine_weight": "liars' share",
-    "deviation": "deviation",
-}
+"""The metrics that each kind of part shows by default."""
 
 
 class Spread(NamedTuple):
@@ -50,23 +52,41 @@ class Spread(NamedTuple):
     num: int
 
 
+def spread_of(values: Iterable[float]) -> Spread | None:
+    """Return mean and sample deviation of the values that are numbers."""
+    known = [value for value in values if not isnan(value)]
+    if not known:
+        return None
+    mean = sum(known) / len(known)
+    if len(known) == 1:
+        return Spread(mean, None, 1)
+    # Not a sum of squares: that of the deviations of runs that diverged may overflow.
+    std = hypot(*(value - mean for value in known)) / sqrt(len(known) - 1)
+    return Spread(mean, std, len(known))
+
+
+def shown(mean: float, metric: Metric) -> float:
+    """Return a mean as tables print it, so that printed differences add up."""
+    return float(f"{mean:.3g}") if metric == "deviation" else round(mean, 2)
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cell:
     """The runs of one rule in one column."""
 
     results: tuple[Result, ...] = ()
-    """Those that are over, by seed."""
+    """Finished and diverged runs, by seed."""
     unfinished: tuple[Result, ...] = ()
-    """Those that failed, were interrupted or are still played."""
+    """Runs that failed, were interrupted or are still running."""
     num_wanted: int = 0
-    """How many seeds the suite asks for; 0: it does not say."""
+    """How many seeds the suite asks for; 0: unknown."""
     printed: Printed | None = None
-    """What the paper has."""
+    """The paper's number."""
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds of the runs that are over."""
+        """The seeds of the finished runs."""
         return sorted({each.seed for each in self.results})
 
     @property
@@ -80,22 +100,17 @@ class Cell:
         return sum(each.status.outcome == "diverged" for each in self.results)
 
     @property
-    def is_missing(self) -> bool:
-        """Whether no run is over."""
-        return not self.results
-
-    @property
     def is_complete(self) -> bool:
-        """Whether all seeds that are asked for are there."""
-        return not self.is_missing and len(self.seeds) >= self.num_wanted
+        """Whether every seed that the suite asks for is finished."""
+        return bool(self.results) and len(self.seeds) >= self.num_wanted
 
     def spread(self, metric: Metric) -> Spread | None:
         """Return mean and deviation over the seeds; None if there is no number."""
-        scale = 100 if is_percent(metric) else 1
-        return spread_of([scale * float(getattr(each, metric)) for each in self.results])
+        scale = 1 if metric == "deviation" else 100
+        return spread_of(scale * float(getattr(each, metric)) for each in self.results)
 
     def difference(self, metric: Metric) -> float | None:
-        """Return ours minus the paper's, in points; None if one is not there."""
+        """Return ours minus the paper's, in points; None if either is missing."""
         ours = self.spread(metric)
         if ours is None or self.printed is None or metric not in ACCURACIES:
             return None
@@ -103,72 +118,106 @@ class Cell:
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Worst:
-    """The worst column of a row, by its mean."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Grid:
+    """The cells of one table: a row for each rule, a column for each value of one setting."""
 
-    spread: Spread
-    column: int
-    num_known: int
-    num_columns: int
-    printed: float | None
-    """The worst accuracy that the paper has; None unless it has all columns."""
+    suite: str
+    suite_title: str
+    title: str
+    column_key: str
+    """The setting that the columns differ in, such as "attack" or "data.beta"."""
+    rows: tuple[str, ...]
+    columns: tuple[Any, ...]
+    """The values of that setting."""
+    cells: tuple[tuple[Cell, ...], ...]
+    """By row and column."""
+    part: str = ""
+    """The name of the part of the suite; empty: the layout was found automatically."""
+    kind: Kind = "table"
+    source: str = ""
+    """What `outvote bench` takes to run it, a name or a file; empty: no suite is known."""
 
     @property
-    def is_partial(self) -> bool:
-        """Whether columns are missing: then the worst may be worse."""
-        return self.num_known < self.num_columns
+    def titles(self) -> list[str]:
+        """The headings of the columns."""
+        return [title_of(self.column_key, value) for value in self.columns]
 
     @property
-    def difference(self) -> float | None:
-        """Ours minus the paper's, in points; None unless both are whole."""
-        if self.printed is None or self.is_partial:
-            return None
-        return round(round(self.spread.mean, 2) - self.printed, 2)
+    def all_cells(self) -> list[Cell]:
+        """The cells, row by row."""
+        return [cell for row in self.cells for cell in row]
+
+    @property
+    def results(self) -> list[Result]:
+        """The finished runs, row by row."""
+        return [each for cell in self.all_cells for each in cell.results]
+
+    @property
+    def usual_seeds(self) -> int:
+        """How many seeds most cells have that have any."""
+        counts = Counter(len(cell.seeds) for cell in self.all_cells if cell.results)
+        return max(counts, key=lambda number: (counts[number], number), default=0)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all cells that have any seeds have as many."""
+        return len({len(cell.seeds) for cell in self.all_cells if cell.results}) <= 1
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether any run has the Byzantine weight; runs of earlier versions have not."""
+        return any(cell.spread("byzantine_weight") for cell in self.all_cells)
+
+    def metrics(self, chosen: Metric | None) -> tuple[Metric, ...]:
+        """Return the metrics to show: the chosen one, or those usual for this kind of part."""
+        if chosen is not None:
+            return (chosen,)
+        usual = USUAL[self.kind] if self.results else USUAL[self.kind][:1]
+        if self.has_weights:
+            return usual
+        return tuple("kept_byzantine" if each == "byzantine_weight" else each for each in usual)
 
 
-def spread_of(values: Sequence[float]) -> Spread | None:
-    """Return mean and sample deviation of the values that are numbers."""
-    known = [value for value in values if not isnan(value)]
-    if not known:
-        return None
-    mean = sum(known) / len(known)
-    if len(known) == 1:
-        return Spread(mean, None, 1)
-    # Not a sum of squares: that of the deviations of runs that diverged may be too large.
-    std = hypot(*(value - mean for value in known)) / sqrt(len(known) - 1)
-    return Spread(mean, std, len(known))
+def runs_of(grids: Sequence[Grid]) -> list[Result]:
+    """Return all runs in some tables, unfinished ones too."""
+    cells = [cell for grid in grids for cell in grid.all_cells]
+    return [each for cell in cells for each in (*cell.results, *cell.unfinished)]
 
 
-def worst_of(cells: Mapping[int, Cell], metric: Metric) -> Worst | None:
-    """Return the column where a rule does worst, of cells by column; None if nothing is known."""
-    spreads = [(k, cell.spread(metric)) for k, cell in cells.items()]
-    known = [(k, spread) for k, spread in spreads if spread is not None]
-    if not known:
-        return None
-    column, spread = min(known, key=lambda pair: goodness(pair[1], metric))
-    printed = [cell.printed.accuracy for cell in cells.values() if cell.printed is not None]
-    has_all = len(printed) == len(cells) and metric in ACCURACIES
-    return Worst(
-        spread=spread,
-        column=column,
-        num_known=len(known),
-        num_columns=len(cells),
-        printed=min(printed) if has_all else None,
-    )
+SYMBOLS = {
+    "data.beta": "β",
+    "federation.byzantine": "f",
+    "federation.num_clients": "n",
+    "federation.sampled": "sampled",
+    "federation.assumed_byzantine": "δ",
+    "rule.num_groups": "p",
+}
+WITHOUT_KEY = ("attack", "rule", "data.name", "data.partition", "model.name", "precision")
+"""Settings whose values need no name before them."""
 
 
-def goodness(spread: Spread, metric: Metric) -> float:
-    """Return a number that is larger the better the rule; what prints alike is alike."""
-    number = shown(spread.mean, metric)
-    return -number if metric in LESS_IS_BETTER else number
+def title_of(key: str, value: Any) -> str:
+    """Return the heading of a column.
+
+    >>> title_of("data.beta", 0.3), title_of("attack", "lie"), title_of("rule.num_groups", 10000)
+    ('β = 0.3', 'lie', 'p = 10,000')
+    """
+    if value is None:
+        return f"no {SYMBOLS.get(key, key)}"
+    if key in WITHOUT_KEY or (key == "federation.assumed_byzantine" and value == "oracle"):
+        return plain(value)
+    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else plain(value)
+    return f"{SYMBOLS.get(key, key)} = {text}"
 
 
-def is_percent(metric: Metric) -> bool:
-    """Tell whether a metric is a share; a deviation is a length."""
-    return metric != "deviation"
+def family(row: str) -> str:
+    """Return the rule inside all wrappers: rows that share it are compared with each other.
 
-
-def shown(mean: float, metric: Metric) -> float:
-    """Return a mean as tables print it, so that their differences add up."""
-    return round(mean, 2) if is_percent(metric) else float(f"{mean:.3g}")
+    >>> family("gas(bucketing(rfa))"), family("gas(krum, num_groups=10)"), family("median")
+    ('rfa', 'krum', 'median')
+    """
+    found = outline(row)
+    while found.inside:
+        found = found.inside[0]
+    return found.name

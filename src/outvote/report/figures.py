@@ -1,29 +1,37 @@
-"""Figures: from runs to a picture; needs matplotlib."""
+"""Figures of runs: the door to all kinds, and curves, deviations and selection bars.
 
-from collections.abc import Sequence
-from typing import Literal, get_args
+Needs matplotlib.
+"""
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
 from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
 
 from outvote.errors import closest
+from outvote.report import figure_style as style
 from outvote.report.audit import Audit, audit_run
-from outvote.report.cells import Metric
-from outvote.report.figures_curves import draw_accuracy, draw_deviation
-from outvote.report.figures_heatmap import draw_heatmap, draw_liars_and_heterogeneity
-from outvote.report.figures_identification import draw_identification
-from outvote.report.figures_selection import draw_selection
-from outvote.report.figures_style import NO_DATES, SETTINGS, to_bytes
-from outvote.report.grid import Grid
+from outvote.report.cells import Cell, Grid, Metric, Spread, family, spread_of
+from outvote.report.figure_maps import draw_byzantine_and_beta, draw_heatmap, draw_identification
+from outvote.report.figure_style import COLOURS, LineStyle, legend_below
 from outvote.report.layout import grids_of
+from outvote.report.rendered_table import UNKNOWN
 from outvote.results.run import Result
 
 FigureKind = Literal["curves", "heatmap", "selection", "deviation", "identification", "f-beta"]
 KINDS: tuple[str, ...] = get_args(FigureKind)
-FORMATS = tuple(NO_DATES)
+FORMATS = tuple(style.NO_DATES)
+MAX_POINTS = 50
+"""Of a curve: more cannot be distinguished, so several rounds are one point."""
+MOST_CONDITIONS = 6
 
 
-def picture(
+def figure_file(
     kind: FigureKind,
     results: Sequence[Result],
     format_: str,
@@ -33,41 +41,32 @@ def picture(
     suites: Sequence[str] = (),
     run: str | None = None,
 ) -> bytes:
-    """Return the file of a figure; what the runs are not enough for is a ValueError.
+    """Return the file of a figure; a ValueError if the runs are not enough for it.
 
     `suites` are files of suites that do not come with outvote.
     """
-    with rc_context(SETTINGS):
-        if kind == "identification":
-            return to_bytes(draw_identification(_audit(results, run)), format_)
-        return to_bytes(_figure(kind, grids_of(results, part, suites), metric), format_)
-
-
-def audit_picture(audit: Audit, format_: str) -> bytes:
-    """Return the file of the figure of one audit, of a simulation or of production."""
-    with rc_context(SETTINGS):
-        return to_bytes(draw_identification(audit), format_)
-
-
-def _figure(kind: FigureKind, found: Sequence[Grid], metric: Metric) -> Figure:
-    grids = [grid for grid in found if grid.results]
+    if kind == "identification":
+        return audit_figure_file(_audit(results, run), format_)
+    grids = [grid for grid in grids_of(results, part, suites) if grid.results]
     if not grids:
-        raise ValueError("none of these runs is over; play them to the end.")
-    if kind == "f-beta":
-        return draw_liars_and_heterogeneity(
-            [each for grid in grids for each in grid.results], metric
-        )
-    if kind == "heatmap":
-        return draw_heatmap(grids, metric)
-    if kind == "curves":
-        return draw_accuracy(grids)
-    own = _of_kind(grids, kind)
-    return draw_selection(own) if kind == "selection" else draw_deviation(own)
+        raise ValueError("none of these runs is finished; run them to the end.")
+    # Parts that a suite has for this figure go before all others.
+    own = [grid for grid in grids if grid.kind == kind] or grids
+    draw: dict[str, Callable[[], Figure]] = {
+        "curves": lambda: draw_accuracy(grids),
+        "heatmap": lambda: draw_heatmap(grids, metric),
+        "f-beta": lambda: draw_byzantine_and_beta([r for g in grids for r in g.results], metric),
+        "selection": lambda: draw_selection(own),
+        "deviation": lambda: draw_deviation(own),
+    }
+    with rc_context(fname=style.SETTINGS):
+        return style.to_bytes(draw[kind](), format_)
 
 
-def _of_kind(grids: Sequence[Grid], kind: str) -> Sequence[Grid]:
-    """Return the parts that a suite has for this figure, or all if there are none."""
-    return [grid for grid in grids if grid.kind == kind] or grids
+def audit_figure_file(audit: Audit, format_: str) -> bytes:
+    """Return the file of the figure of one audit, of a simulation or of production."""
+    with rc_context(fname=style.SETTINGS):
+        return style.to_bytes(draw_identification(audit), format_)
 
 
 def _audit(results: Sequence[Result], run: str | None) -> Audit:
@@ -82,7 +81,245 @@ def _audit(results: Sequence[Result], run: str | None) -> Audit:
         raise ValueError(f"there is no run {run!r} among these; {closest(str(run), names)}")
     audit = audit_run(found[0])
     if audit is None:
-        raise ValueError(
-            "an export does not say how each client was judged; give the folder of the run."
-        )
+        raise ValueError("an export has no verdicts of single clients; give the folder of the run.")
     return audit
+
+
+class Curve(NamedTuple):
+    """A mean over seeds, at the rounds where anything was measured."""
+
+    rounds: NDArray[np.int64]
+    mean: NDArray[np.float64]
+    std: NDArray[np.float64]
+    """Of the sample; 0 where one seed is left."""
+    ends: list[int]
+    """The last rounds of the runs that diverged."""
+
+
+def curve_of(
+    results: Sequence[Result], column: Literal["accuracy", "deviation"], window: int = 1
+) -> Curve:
+    """Average a column of all runs, round by round; a run that diverged counts until then.
+
+    With a window, every so many rounds of a run are averaged first, and stand at the last of them.
+    """
+    rounds = np.unique(np.concatenate([_windows(each, window) for each in results]))
+    table = np.full((len(results), len(rounds)), np.nan)
+    for row, each in zip(table, results, strict=True):
+        values = getattr(each.series, column)
+        known = ~np.isnan(values)
+        index = np.searchsorted(rounds, _windows(each, window)[known])
+        counts = np.bincount(index, minlength=len(rounds))
+        sums = np.bincount(index, weights=values[known], minlength=len(rounds))
+        row[:] = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+    known = ~np.isnan(table)
+    counts = known.sum(axis=0)
+    mean = np.where(known, table, 0.0).sum(axis=0) / np.maximum(counts, 1)
+    squares = np.where(known, (table - mean) ** 2, 0.0).sum(axis=0)
+    std = np.sqrt(squares / np.maximum(counts - 1, 1))
+    some = counts > 0
+    ends = [each.status.round for each in results if each.status.outcome == "diverged"]
+    return Curve(rounds[some], mean[some], std[some], ends)
+
+
+def _windows(result: Result, window: int) -> NDArray[np.int64]:
+    """Return the last round of each round's window."""
+    ends: NDArray[np.int64] = -(-result.series.round // window) * window
+    return np.minimum(ends, result.series.round[-1] if len(result.series) else 0)
+
+
+def _rounds_per_point(results: Sequence[Result]) -> int:
+    last = max((int(each.series.round[-1]) for each in results if len(each.series)), default=1)
+    return -(-last // MAX_POINTS)
+
+
+Panel = tuple[str, dict[str, Sequence[Result]]]
+"""The title of a panel, and the runs of each of its curves."""
+
+
+def draw_accuracy(grids: Sequence[Grid]) -> Figure:
+    """Draw accuracy by round, mean and deviation over seeds: a panel for each column."""
+    found: list[Panel] = []
+    for grid in grids:
+        for k, title in enumerate(grid.titles):
+            runs = {row: cells[k].results for row, cells in zip(grid.rows, grid.cells, strict=True)}
+            whole = f"{grid.title}\n{title}" if len(grids) > 1 and grid.title else title
+            found.append((whole, {row: each for row, each in runs.items() if each}))
+    found = [(title, runs) for title, runs in found if runs]
+    styles = style.line_styles([row for _, runs in found for row in runs])
+    return _draw_panels(found, styles, "accuracy", "accuracy in percent")
+
+
+def draw_deviation(grids: Sequence[Grid]) -> Figure:
+    """Draw how far the update is from the honest mean: a panel for each rule and its forms."""
+    found = [
+        panel for grid in grids for k in range(len(grid.columns)) for panel in _by_rule(grid, k)
+    ]
+    forms = list(dict.fromkeys(row for _, runs in found for row in runs))
+    colours = dict(zip(forms, (style.RED, style.BLUE, *COLOURS[2:]), strict=False))
+    if len(colours) < len(forms):
+        raise ValueError(
+            f"deviation shows at most {len(COLOURS)} forms of a rule, got {len(forms)}; choose "
+            "a part (--part), or fewer runs."
+        )
+    styles = {form: LineStyle(colour, "-", 1.2) for form, colour in colours.items()}
+    return _draw_panels(found, styles, "deviation", "distance to honest mean")
+
+
+def _by_rule(grid: Grid, column: int) -> list[Panel]:
+    groups: dict[str, dict[str, Sequence[Result]]] = {}
+    for number, row in enumerate(grid.rows):
+        if grid.cells[number][column].results:
+            name = family(row)
+            form = "the rule alone" if row == name else row.replace(name, "rule", 1)
+            groups.setdefault(name, {})[form] = grid.cells[number][column].results
+    more = f", {grid.titles[column]}" if len(grid.columns) > 1 else ""
+    return [(f"{name}{more}", runs) for name, runs in groups.items()]
+
+
+def _draw_panels(
+    found: Sequence[Panel],
+    styles: Mapping[str, LineStyle],
+    column: Literal["accuracy", "deviation"],
+    title: str,
+) -> Figure:
+    made = style.panels(len(found), sharex=True, sharey=column == "accuracy")
+    window = _rounds_per_point([each for _, by_row in found for r in by_row.values() for each in r])
+    for axes, (heading, by_row) in zip(made.axes, found, strict=True):
+        axes.set_title(heading)
+        axes.margins(x=0.02)
+        for row, runs in by_row.items():
+            scale = 100.0 if column == "accuracy" else 1.0
+            _draw_curve(axes, curve_of(runs, column, window), styles[row], scale)
+        if column == "deviation":
+            axes.set_ylim(bottom=0)
+    for axes in made.lowest:
+        axes.set_xlabel("round" if window == 1 else f"round (means of {window})")
+    for axes in made.leftmost:
+        axes.set_ylabel(title)
+    lines = [
+        Line2D([], [], color=each.colour, linestyle=each.dashes, linewidth=each.width + 0.3)
+        for each in styles.values()
+    ]
+    legend_below(made.figure, lines, list(styles))
+    return made.figure
+
+
+def _draw_curve(axes: Axes, curve: Curve, line: LineStyle, scale: float) -> None:
+    """Draw a mean and its band; a cross where a run diverged."""
+    if not len(curve.rounds):
+        return
+    mean, std = scale * curve.mean, scale * curve.std
+    axes.plot(curve.rounds, mean, color=line.colour, linestyle=line.dashes, linewidth=line.width)
+    if std.any():
+        low, high = mean - std, mean + std
+        axes.fill_between(curve.rounds, low, high, color=line.colour, alpha=0.13, linewidth=0)
+    for end in curve.ends:
+        place = min(int(np.searchsorted(curve.rounds, end)), len(mean) - 1)
+        axes.plot(curve.rounds[place], mean[place], marker="x", color=line.colour, markersize=5)
+
+
+def honest_selection_rate(result: Result) -> float:
+    """Return the share of the sampled honest clients that were kept; NaN: not known."""
+    series = result.series
+    known = ~np.isnan(series.num_kept)
+    sampled, kept = series.num_sampled[known].sum(), series.num_kept[known].sum()
+    if result.attack != "none":  # Without an attack, all clients are honest.
+        sampled -= series.num_byzantine[known].sum()
+        kept -= series.num_kept_byzantine[known].sum()
+    return float(kept / sampled) if sampled else float("nan")
+
+
+Share = Callable[[Result], float]
+ACCURACY: dict[str, Share] = {"best accuracy": lambda result: result.best}
+WEIGHTS: dict[str, Share] = {
+    "Byzantine clients' share of the update": lambda result: result.byzantine_weight,
+    **ACCURACY,
+}
+COUNTS: dict[str, Share] = {
+    "Byzantine selection rate": lambda result: result.kept_byzantine,
+    "honest clients kept": honest_selection_rate,
+    **ACCURACY,
+}
+
+
+Condition = tuple[str, dict[str, Cell]]
+"""The title of a condition (an attack on some data), and the cell of each rule."""
+
+
+def draw_selection(grids: Sequence[Grid]) -> Figure:
+    """Draw bars, a group for each rule: Byzantine share of the update, and accuracy (Figure 1).
+
+    Runs of earlier versions record who was kept, but not with which weight.
+    """
+    found = _conditions(grids)
+    rows = list(dict.fromkeys(row for _, cells in found for row in cells))
+    size = (10.5, 0.9 + len(rows) * (0.16 * len(found) + 0.2))
+    figure = Figure(figsize=size, layout="constrained")
+    shares = WEIGHTS if any(grid.has_weights for grid in grids) else COUNTS
+    all_axes = figure.subplots(1, len(shares), sharey=True)
+    handles: list[Any] = []
+    for axes, (title, share) in zip(all_axes, shares.items(), strict=True):
+        handles = [_draw_bars(axes, rows, found, number, share) for number in range(len(found))]
+        axes.set_title(title)
+        axes.set_xlabel("percent")
+        axes.set_xlim(0, 100)
+        axes.grid(visible=False, axis="y")
+        axes.tick_params(axis="y", length=0)
+    all_axes[0].set_yticks(range(len(rows)), rows)
+    all_axes[0].invert_yaxis()
+    legend_below(figure, handles, [title for title, _ in found])
+    return figure
+
+
+def _conditions(grids: Sequence[Grid]) -> list[Condition]:
+    found = []
+    for grid in grids:
+        for k, column in enumerate(grid.titles):
+            cells = {row: grid.cells[n][k] for n, row in enumerate(grid.rows)}
+            cells = {row: cell for row, cell in cells.items() if cell.results}
+            own = [] if len(grids) == 1 or not grid.title else [grid.title]
+            title = ", ".join([*own, *([] if own and len(grid.columns) == 1 else [column])])
+            if cells:
+                found.append((title, cells))
+    if len(found) > MOST_CONDITIONS:
+        raise ValueError(
+            f"selection shows at most {MOST_CONDITIONS} columns side by side, got {len(found)}; "
+            "choose a part (--part), or take --kind heatmap --metric selection-rate."
+        )
+    return found
+
+
+def _draw_bars(
+    axes: Axes, rows: Sequence[str], found: Sequence[Condition], number: int, share: Share
+) -> object:
+    """Draw the bars of one condition, with the deviation over seeds."""
+    height = 0.8 / len(found)
+    offset = (number - (len(found) - 1) / 2) * height
+    cells = [found[number][1].get(row) for row in rows]
+    spreads = [cell and spread_of(100 * share(each) for each in cell.results) for cell in cells]
+    places = np.arange(len(rows)) + offset
+    means = [0.0 if each is None else each.mean for each in spreads]
+    stds = [0.0 if each is None or each.std is None else each.std for each in spreads]
+    bars = axes.barh(places, means, height=0.9 * height, color=COLOURS[number])
+    lows = [min(mean, std) for mean, std in zip(means, stds, strict=True)]
+    if any(stds):
+        axes.errorbar(
+            means, places, xerr=[lows, stds], fmt="none", ecolor="#333333", elinewidth=0.8
+        )
+    for cell, place, each in zip(cells, places, spreads, strict=True):
+        _write_beside(axes, float(place), each, "not run" if cell is None else UNKNOWN)
+    return bars
+
+
+def _write_beside(axes: Axes, place: float, spread: Spread | None, instead: str) -> None:
+    """Write a number right of its bar, or inside if there is no space."""
+    if spread is None:
+        axes.text(1.0, place, instead, va="center", fontsize=6.5, color=style.GREY)
+        return
+    text, end = f"{spread.mean:.1f}", spread.mean + (spread.std or 0.0)
+    if end < 90:
+        axes.text(end + 1.0, place, text, va="center", fontsize=6.5, color="#333333")
+    else:
+        inside = spread.mean - (spread.std or 0.0) - 1.0
+        axes.text(inside, place, text, va="center", ha="right", fontsize=6.5, color="white")

@@ -1,18 +1,19 @@
-"""From runs to tables: as the suite has them, with every cell that it asks for."""
+"""From runs to grids: as their suite has them with every cell it asks for, else automatically."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 from outvote.errors import closest
 from outvote.grids import flat
-from outvote.report.automatic import automatic_grids
-from outvote.report.differing import differing, ordered, split
-from outvote.report.grid import Grid, Placed, fill
-from outvote.results.labels import is_same
-from outvote.results.names import names_of
+from outvote.report.cells import Cell, Grid, family, title_of
+from outvote.results.labels import is_same, names_of
 from outvote.results.run import Result
+from outvote.suites.paper import Printed
 from outvote.suites.suite import Part, Suite, read_suite, suite_names
+
+NO_SETTINGS = ("suite", "seed", "rule", "attack", "diagnostics")
+"""Shown elsewhere, or without influence on a result."""
 
 
 def grids_of(
@@ -41,7 +42,7 @@ def grids_of(
 
 
 def _sources(names: Collection[str], own: Sequence[str]) -> dict[str, str]:
-    """Return what to read each known suite from; one's own goes before outvote's."""
+    """Return what to read each known suite from; a given file goes before outvote's suite."""
     found = {name: name for name in names if name in suite_names()}
     for source in own:
         name = read_suite(source).name
@@ -58,30 +59,29 @@ def _sources(names: Collection[str], own: Sequence[str]) -> dict[str, str]:
 
 def _grids_of_suite(name: str, results: Sequence[Result], source: str | None) -> list[Grid]:
     if source is None:
-        return automatic_grids(results, suite_title=name)
+        return _automatic_grids(results, suite_title=name)
     suite = read_suite(source)
     held = [[each for each in results if part.holds(each)] for part in suite.parts]
     known = {id(each) for group in held for each in group}
-    added: list[list[Result]] = [[] for _ in suite.parts]
     rest = []
     for each in results:
         if id(each) not in known:
-            places = _places_of_added(suite.parts, each)
-            for number in places:
-                added[number].append(each)
-            if not places:
+            numbers = _parts_of_added(suite.parts, each)
+            for number in numbers:
+                held[number].append(each)
+            if not numbers:
                 rest.append(each)
     grids = [
         grid
-        for part, own, more in zip(suite.parts, held, added, strict=True)
-        for grid in _grids_of_part(suite, part, own, more)
+        for part, group in zip(suite.parts, held, strict=True)
+        for grid in _grids_of_part(suite, part, group)
     ]
     if rest:
-        grids += automatic_grids(rest, suite_title=suite.title, title="Other runs")
+        grids += _automatic_grids(rest, suite_title=suite.title, title="Other runs")
     return [replace(grid, source=source) for grid in grids]
 
 
-def _places_of_added(parts: Sequence[Part], result: Result) -> list[int]:
+def _parts_of_added(parts: Sequence[Part], result: Result) -> list[int]:
     """Return the parts that would hold a run if they had its rule, its attack, or both."""
     for keys in (("rule",), ("attack",), ("rule", "attack")):
         own = {key: result.config[key] for key in keys}
@@ -96,27 +96,53 @@ def _places_of_added(parts: Sequence[Part], result: Result) -> list[int]:
     return []
 
 
-def _grids_of_part(
-    suite: Suite, part: Part, held: Sequence[Result], added: Sequence[Result]
-) -> list[Grid]:
+Groups = dict[tuple[str, Any], list[Result]]
+"""The runs of each row and column."""
+
+
+def _grouped(
+    results: Sequence[Result], key: str, rules: Mapping[str, str], attacks: Mapping[str, str]
+) -> Groups:
+    groups: Groups = {}
+    for each in results:
+        column = attacks[each.config["attack"]] if key == "attack" else each.setting(key)
+        groups.setdefault((rules[each.config["rule"]], column), []).append(each)
+    return groups
+
+
+def _grids_of_part(suite: Suite, part: Part, results: Sequence[Result]) -> list[Grid]:
     """Make one table, or one for each combination of settings that the part leaves open."""
-    results = [*held, *added]
     keys = list(differing(results, ignored=flat(part.settings)))
-    rows, attacks = _names(part, "rule", results), _names(part, "attack", results)
-
-    def place(each: Result) -> Placed:
-        is_attack = part.columns == "attack"
-        column = attacks[each.config["attack"]] if is_attack else each.setting(part.columns)
-        return Placed(rows[each.config["rule"]], column, each)
-
-    return [
-        _grid_of_part(suite, part, [place(each) for each in group], told)
-        for told, group in split(results, keys) or [("", [])]
-    ]
+    rules, attacks = _names(part, "rule", results), _names(part, "attack", results)
+    printed = part.printed()
+    own_columns: list[Any] = (
+        list(_own_names(part, "attack").values()) if part.columns == "attack" else part.values
+    )
+    grids = []
+    for heading, group in split(results, keys) or [("", [])]:
+        groups = _grouped(group, part.columns, rules, attacks)
+        own_rows = _own_names(part, "rule").values()
+        rows = list(dict.fromkeys([*own_rows, *(row for row, _ in groups)]))
+        added = ordered(column for _, column in groups if column not in own_columns)
+        columns = [*own_columns, *added]
+        grids.append(
+            Grid(
+                suite=suite.name,
+                suite_title=suite.title,
+                part=part.name,
+                title=", ".join(text for text in (part.title, heading) if text),
+                kind=part.kind,
+                column_key=part.columns,
+                rows=tuple(rows),
+                columns=tuple(columns),
+                cells=_cells(groups, rows, columns, num_wanted=len(part.seeds), printed=printed),
+            )
+        )
+    return grids
 
 
 def _names(part: Part, key: Literal["rule", "attack"], results: Sequence[Result]) -> dict[str, str]:
-    """Return what rules or attacks are called; one that the part has not is told from its own."""
+    """Return the names of rules or attacks, distinct from the part's own for those it lacks."""
     own = _own_names(part, key)
     meant = {
         text: next((each for each in own if is_same(each, text)), None)
@@ -128,25 +154,100 @@ def _names(part: Part, key: Literal["rule", "attack"], results: Sequence[Result]
 
 
 def _own_names(part: Part, key: Literal["rule", "attack"]) -> dict[str, str]:
-    """Return what a part's own rules or attacks are called: the label, unless two share it."""
+    """Return the names of a part's own rules or attacks: the label, unless two share it."""
     return names_of(part.texts(key), part.ignored(key))
 
 
-def _grid_of_part(suite: Suite, part: Part, placed: Sequence[Placed], told: str) -> Grid:
-    own = _own_names(part, "rule").values()
-    rows = list(dict.fromkeys([*own, *(each.row for each in placed)]))
-    is_attack = part.columns == "attack"
-    columns: list[Any] = list(_own_names(part, "attack").values()) if is_attack else part.values
-    columns += ordered(each.column for each in placed if each.column not in columns)
-    printed: Mapping[tuple[str, Any], Any] = part.printed()
-    return Grid(
-        suite=suite.name,
-        suite_title=suite.title,
-        part=part.name,
-        title=", ".join(text for text in (part.title, told) if text),
-        kind=part.kind,
-        column_key=part.columns,
-        rows=tuple(rows),
-        columns=tuple(columns),
-        cells=fill(placed, rows, columns, num_wanted=len(part.seeds), printed=printed),
-    )
+def _automatic_grids(results: Sequence[Result], *, suite_title: str, title: str = "") -> list[Grid]:
+    """Lay runs of one suite out: a row per rule, a column per attack, tables for the rest.
+
+    If there is one attack only, the columns are the setting with the most values.
+    """
+    varied = differing(results)
+    has_attacks = len({each.config["attack"] for each in results}) > 1
+    by_attack = has_attacks or not varied
+    key = "attack" if by_attack else max(varied, key=lambda key: len(varied[key]))
+    grids = []
+    for heading, group in split(results, [each for each in varied if each != key]):
+        rules = names_of(each.config["rule"] for each in group)
+        attacks = names_of(each.config["attack"] for each in group)
+        groups = _grouped(group, key, rules, attacks)
+        rows = sorted({row for row, _ in groups}, key=_row_order)
+        columns = ordered(column for _, column in groups)
+        grids.append(
+            Grid(
+                suite=group[0].suite,
+                suite_title=suite_title,
+                title=", ".join(text for text in (title, heading) if text),
+                column_key=key,
+                rows=tuple(rows),
+                columns=tuple(columns),
+                cells=_cells(groups, rows, columns, num_wanted=len({each.seed for each in group})),
+            )
+        )
+    return grids
+
+
+def _row_order(row: str) -> tuple[Any, ...]:
+    """Put a rule before its wrapped forms."""
+    return family(row), row.count("("), _order(row), row
+
+
+def _cells(
+    groups: Groups,
+    rows: Sequence[str],
+    columns: Sequence[Any],
+    *,
+    num_wanted: int,
+    printed: Mapping[tuple[str, Any], Printed] | None = None,
+) -> tuple[tuple[Cell, ...], ...]:
+    """Put runs into cells."""
+
+    def cell(row: str, column: Any) -> Cell:
+        found = sorted(groups.get((row, column), []), key=lambda each: (each.seed, each.name))
+        return Cell(
+            results=tuple(each for each in found if each.is_over),
+            unfinished=tuple(each for each in found if not each.is_over),
+            num_wanted=num_wanted,
+            printed=(printed or {}).get((row, column)),
+        )
+
+    return tuple(tuple(cell(row, column) for column in columns) for row in rows)
+
+
+def differing(results: Iterable[Result], ignored: Iterable[str] = ()) -> dict[str, list[Any]]:
+    """Return the settings that the runs differ in, with their values in order."""
+    leave = {*NO_SETTINGS, *ignored}
+    tables = [flat(each.config) for each in results]
+    keys = sorted({key for table in tables for key in table} - leave)
+    found = {key: ordered(_value(table, key) for table in tables) for key in keys}
+    return {key: values for key, values in found.items() if len(values) > 1}
+
+
+def split(results: Sequence[Result], keys: Sequence[str]) -> list[tuple[str, list[Result]]]:
+    """Divide runs by some settings; each group comes with a heading that names its values."""
+    groups: dict[tuple[Any, ...], list[Result]] = {}
+    for each in results:
+        table = flat(each.config)
+        groups.setdefault(tuple(_value(table, key) for key in keys), []).append(each)
+    return [
+        (", ".join(map(title_of, keys, values)), groups[values])
+        for values in sorted(groups, key=lambda values: [_order(value) for value in values])
+    ]
+
+
+def ordered(values: Iterable[Any]) -> list[Any]:
+    """Return each value once: numbers in order, then words."""
+    return sorted(dict.fromkeys(values), key=_order)
+
+
+def _order(value: Any) -> tuple[int, float, str]:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return 0, float(value), ""
+    return 1, 0.0, str(value)
+
+
+def _value(table: dict[str, Any], key: str) -> Any:
+    """Return a setting; "none" where an older run lacks it."""
+    value = table.get(key, "none")
+    return str(value) if isinstance(value, list) else value

@@ -1,21 +1,31 @@
-"""Where the numbers of a table come from: runs, machines, versions, settings."""
+"""Where numbers come from: runs, machines, versions, settings, and the commands to run again."""
 
+import json
+import shlex
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, final
+from typing import Any, Literal, final
 
-from outvote.report.differing import ordered
-from outvote.report.grid import Grid, runs_of
-from outvote.report.naming import title_of
-from outvote.report.replaying import replay_commands
+from outvote.grids import LISTS, flat, merged
+from outvote.report.cells import Grid, runs_of, title_of
+from outvote.report.layout import differing, ordered
+from outvote.results.labels import Outline, is_same, label, outline
 from outvote.results.run import Result
+from outvote.suites.presets import PRESETS
+from outvote.suites.suite import Part, read_suite, value_of
+
+Axis = Literal["rule", "attack"]
+AXES: tuple[Axis, ...] = ("rule", "attack")
+LEFT_OUT = (*AXES, "seed", "preset", "precision")
+"""Settings that the command has options of its own for."""
+MOST_NAMED = 4
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """What the environments of runs say, each value once and in order."""
+    """The environments of runs, each value once and in order."""
 
     num_runs: int
     seeds: list[int]
@@ -26,41 +36,38 @@ class Provenance:
     precisions: list[str]
     dates: list[str]
     commands: list[str]
-    """What plays them again."""
+    """The commands that run them again."""
     num_samples: int
-    """How many pictures all clients were trained on."""
+    """How many samples all clients were trained on."""
     run_seconds: float
-    """What all rounds took; runs that were played together share the time."""
+    """The time of all rounds; runs that were stacked share it."""
     unfinished: dict[str, int]
-    """How many runs are not over and not counted, by what became of them."""
+    """How many runs are unfinished and not counted, by outcome."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data."""
         return asdict(self)
 
-    def told(self) -> str:
-        """Tell it in a few short sentences."""
-        seeds = _counted(len(self.seeds), "seed")
+    def text(self) -> str:
+        """Return it in a few short sentences."""
         software = f"outvote {_listed(self.outvote)} and torch {_listed(self.torch)}"
-        when = _days(self.dates)
         where = f"{_listed(self.devices)} in {_listed(self.precisions)}"
-        commits = _listed([_short(commit) for commit in self.commits])
         parts = [
-            f"{_counted(self.num_runs, 'run')} with {seeds}.",
-            f"Played on {where}, with {software}{when}.",
-            f"Commit: {commits}.",
-            f"{self.num_samples:,} images in {self.run_seconds:,.0f} run-seconds.",
+            f"{_counted(self.num_runs, 'run')} with {_counted(len(self.seeds), 'seed')}.",
+            f"Run on {where}, with {software}{_days(self.dates)}.",
+            f"Commit: {_listed([_short(commit) for commit in self.commits])}.",
+            f"{self.num_samples:,} samples in {self.run_seconds:,.0f} run-seconds.",
         ]
         if not self.num_runs:
-            parts = ["No run is over."]
+            parts = ["No run is finished."]
         if self.unfinished:
-            told = ", ".join(f"{number} {name}" for name, number in self.unfinished.items())
-            parts.append(f"Not counted, because not over: {told}.")
+            counts = ", ".join(f"{number} {name}" for name, number in self.unfinished.items())
+            parts.append(f"Not counted, because unfinished: {counts}.")
         return " ".join(parts)
 
 
 def provenance_of(grids: Sequence[Grid]) -> Provenance:
-    """Sum up where the runs of tables were played; one that is in several counts once."""
+    """Sum up where the runs of tables come from; a run that is in several counts once."""
     once = {(each.suite, each.name): each for each in runs_of(grids)}
     over = [once[key] for key in sorted(once) if once[key].is_over]
     rest = Counter(each.status.outcome for each in once.values() if not each.is_over)
@@ -74,43 +81,11 @@ def provenance_of(grids: Sequence[Grid]) -> Provenance:
         commits=ordered(each.commit for each in found if each.commit is not None),
         precisions=ordered(each.precision for each in found),
         dates=ordered(each.date for each in found if each.date is not None),
-        commands=replay_commands(grids),
+        commands=rerun_commands(grids),
         num_samples=sum(each.num_samples for each in over),
         run_seconds=round(sum(each.seconds for each in over), 1),
         unfinished={str(name): rest[name] for name in sorted(rest)},
     )
-
-
-def settings_told(results: Sequence[Result]) -> str:
-    """Tell the settings that matter most, as far as all runs share them."""
-    told = []
-    for key, phrase in PHRASES.items():
-        values = ordered(each.setting(key) for each in results)
-        if len(values) == 1 and values[0] is not None:
-            told.append(phrase(values[0]))
-    partitions = {each.setting("data.partition") for each in results}
-    betas = ordered(each.setting("data.beta") for each in results)
-    if partitions == {"dirichlet"} and len(betas) == 1:
-        told.append(title_of("data.beta", betas[0]))
-    return ", ".join(told)
-
-
-def _part_of(what: str) -> Callable[[Any], str]:
-    def phrase(value: Any) -> str:
-        return f"{value} {what}" if isinstance(value, int) else f"{100 * value:g} % {what}"
-
-    return phrase
-
-
-PHRASES: dict[str, Callable[[Any], str]] = {
-    "data.name": str,
-    "model.name": str,
-    "rounds": "{} rounds".format,
-    "federation.num_clients": "{} clients".format,
-    "federation.byzantine": _part_of("liars"),
-    "federation.sampled": _part_of("sampled"),
-    "data.partition": str,
-}
 
 
 def _days(dates: Sequence[str]) -> str:
@@ -130,3 +105,189 @@ def _counted(number: int, what: str) -> str:
 
 def _listed(values: Sequence[str]) -> str:
     return ", ".join(values) or "unknown"
+
+
+def settings_text(results: Sequence[Result]) -> str:
+    """Return the most important settings that all runs share."""
+    shared = []
+    for key, phrase in PHRASES.items():
+        values = ordered(each.setting(key) for each in results)
+        if len(values) == 1 and values[0] is not None:
+            shared.append(phrase(values[0]))
+    partitions = {each.setting("data.partition") for each in results}
+    betas = ordered(each.setting("data.beta") for each in results)
+    if partitions == {"dirichlet"} and len(betas) == 1:
+        shared.append(title_of("data.beta", betas[0]))
+    return ", ".join(shared)
+
+
+def _part_of(what: str) -> Callable[[Any], str]:
+    def phrase(value: Any) -> str:
+        return f"{value} {what}" if isinstance(value, int) else f"{100 * value:g} % {what}"
+
+    return phrase
+
+
+PHRASES: dict[str, Callable[[Any], str]] = {
+    "data.name": str,
+    "model.name": str,
+    "rounds": "{} rounds".format,
+    "federation.num_clients": "{} clients".format,
+    "federation.byzantine": _part_of("Byzantine"),
+    "federation.sampled": _part_of("sampled"),
+    "data.partition": str,
+}
+
+
+def rerun_commands(grids: Sequence[Grid]) -> list[str]:
+    """Return the commands that run all runs of known suites again."""
+    known = dict.fromkeys(grid.source for grid in grids if grid.source)
+    return [
+        shlex.join(["outvote", "bench", source, *words])
+        for source in known
+        for words in _commands(source, [grid for grid in grids if grid.source == source])
+    ]
+
+
+def missing_command(grid: Grid) -> str:
+    """Return the command for the cells that a part lacks, with the settings its runs share."""
+    part = next(each for each in read_suite(grid.source).parts if each.name == grid.part)
+    own = {
+        (*_precision_words(_precision(each)), *_set(_changed_settings(part, each)))
+        for each in runs_of([grid])
+    }
+    words = own.pop() if len(own) == 1 else ()
+    return shlex.join(["outvote", "bench", grid.source, "--part", grid.part, *words])
+
+
+def _commands(source: str, grids: Sequence[Grid]) -> list[list[str]]:
+    """Return the words of each command: one for the whole suite, or one for each group of runs."""
+    parts = {part.name: part for part in read_suite(source).parts}
+    # What neither parts nor presets set has a default; runs that differ in it are distinguished.
+    set_by_suite = {key for part in parts.values() for key in _settings(part)}
+    open_keys = differing(runs_of(grids), ignored=[*set_by_suite, *LEFT_OUT])
+    groups: dict[tuple[str, ...], list[Result]] = {}
+    for grid in grids:
+        for each in runs_of([grid]):
+            part = parts.get(grid.part) or _nearest(list(parts.values()), each)
+            own = {key: each.setting(key) for key in open_keys if each.setting(key) is not None}
+            words = ("--part", part.name, *_changes(part, each), *_set(own))
+            groups.setdefault(words, []).append(each)
+    chosen = {words: _only(parts[words[1]], words, group) for words, group in groups.items()}
+    changes = {words[2:] for words in groups}
+    is_all = {words[1] for words in groups} == set(parts) and not any(chosen.values())
+    if is_all and len(changes) == 1:
+        everything = [each for group in groups.values() for each in group]
+        (words,) = changes
+        return [[*how, *words] for how in _how_run(everything)]
+    return [
+        [*how, *words[0 if len(parts) > 1 else 2 :], *chosen[words]]
+        for words, group in groups.items()
+        for how in _how_run(group)
+    ]
+
+
+def _how_run(results: Sequence[Result]) -> list[list[str]]:
+    """Return the words for seeds, precision and device; each precision has its own command."""
+    groups: dict[str, list[Result]] = {}
+    for each in results:
+        groups.setdefault(_precision(each), []).append(each)
+    return [
+        [*_seeds(groups[precision]), *_precision_words(precision), *_device(groups[precision])]
+        for precision in sorted(groups)
+    ]
+
+
+def _precision(result: Result) -> str:
+    return str(result.config.get("precision", "float32"))
+
+
+def _precision_words(precision: str) -> list[str]:
+    return [] if precision == "float32" else ["--precision", precision]
+
+
+def _seeds(results: Sequence[Result]) -> list[str]:
+    seeds = ordered(each.seed for each in results)
+    if seeds == list(range(len(seeds))):
+        return ["--seeds", str(len(seeds))]
+    return ["--set", f"seed={seeds}"]
+
+
+def _device(results: Sequence[Result]) -> list[str]:
+    devices = {each.environment.device for each in results if each.environment is not None}
+    return ["--device", "cuda"] if devices and "cpu" not in devices else []
+
+
+def _only(part: Part, words: Sequence[str], results: Sequence[Result]) -> list[str]:
+    """Return the words that leave out rules and attacks without a run, if they are not too many."""
+    chosen = []
+    for axis in AXES:
+        own = part.texts(axis)
+        found = [text for text in own if _is_among(text, [each.config[axis] for each in results])]
+        if f"--{axis}" in words or not _can_show(part, axis, own[0]):
+            continue
+        if 0 < len(found) < len(own) and len(found) <= MOST_NAMED:
+            labels = [label(text) for text in own]
+            for text in found:
+                name = label(text)
+                chosen += [f"--{axis}", name if labels.count(name) == 1 else text]
+    return chosen
+
+
+def _changes(part: Part, result: Result) -> list[str]:
+    """Return the words for everything in which a run differs from its part."""
+    words = []
+    for axis in AXES:
+        own, text = part.texts(axis), str(result.config[axis])
+        if _is_among(text, own):
+            continue
+        if _can_show(part, axis, text):
+            # With all its parameters it is not taken for the suite's own of the same name.
+            is_taken = text in map(label, own)
+            words += [f"--{axis}", _spelled(outline(text).settled) if is_taken else text]
+        else:
+            words += ["--set", f"{axis}={json.dumps(text)}"]
+    return [*words, *_set(_changed_settings(part, result))]
+
+
+def _set(settings: Mapping[str, Any]) -> list[str]:
+    found = ((key, json.dumps(value)) for key, value in settings.items())
+    return [word for key, value in found for word in ("--set", f"{key}={value}")]
+
+
+def _is_among(text: str, texts: Sequence[str]) -> bool:
+    return any(is_same(text, each) for each in texts)
+
+
+def _can_show(part: Part, axis: Axis, text: str) -> bool:
+    """Return whether a part has a row for a rule, or a column for an attack."""
+    if axis == "attack":
+        return part.columns == "attack"
+    is_parameter = part.columns.startswith("rule.")
+    return not is_parameter or value_of({"rule": text}, part.columns) is not None
+
+
+def _spelled(found: Outline) -> str:
+    parts = [_spelled(each) for each in found.inside]
+    parts += [f"{key}={value}" for key, value in found.parameters.items()]
+    return f"{found.name}({', '.join(parts)})" if parts else found.name
+
+
+def _nearest(parts: Sequence[Part], result: Result) -> Part:
+    return min(parts, key=lambda part: len(_changes(part, result)))
+
+
+def _changed_settings(part: Part, result: Result) -> Mapping[str, Any]:
+    found = {}
+    for key, value in _settings(part).items():
+        own = result.setting(key)
+        wanted = value if isinstance(value, list) and key not in LISTS else [value]
+        if key not in LEFT_OUT and own is not None and own not in wanted:
+            found[key] = own
+    return {key: found[key] for key in ordered(found)}
+
+
+def _settings(part: Part) -> dict[str, Any]:
+    """Return the settings that a part or its preset has, such as {"data.beta": 0.5}."""
+    preset = PRESETS.get(str(part.settings.get("preset")), {})
+    return flat(merged(preset, part.settings))

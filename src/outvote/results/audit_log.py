@@ -1,37 +1,76 @@
-"""Logs of who was judged how: what a federation in production writes, round by round."""
+"""Who was kept, client by round: audit.npz of a simulation, the audit log of a server."""
 
+import io
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
+import numpy as np
 from msgspec import Meta, Struct
+from numpy.typing import NDArray
 
-from outvote.results.faults import DamagedFileError, StoreError
-from outvote.results.lines import read_readable
+from outvote.results.disk import DamagedFileError, StoreError, read_readable
+from outvote.results.schema import Round
+
+
+def audit_arrays(
+    rounds: Sequence[Round], *, is_byzantine: Sequence[bool], label_counts: NDArray[np.int64]
+) -> dict[str, NDArray[Any]]:
+    """Return the audit of a simulation: scores (NaN: not sampled, inf: rejected), who was kept.
+
+    Arrays are ``[rounds, clients]``, but `round` and `is_kept_known [rounds]` (False: the rule
+    cannot report who was kept), `is_byzantine [clients]` and `label_counts [clients, classes]`.
+    """
+    shape = (len(rounds), len(is_byzantine))
+    scores = np.full(shape, np.nan)
+    is_sampled, is_kept = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
+    for row, each in enumerate(rounds):
+        clients = list(each.clients)
+        is_sampled[row, clients] = True
+        is_kept[row, list(each.kept or ())] = True
+        scores[row, clients] = [np.inf if s is None else s for s in each.scores]
+    return {
+        "round": np.array([each.round for each in rounds], dtype=np.int64),
+        "scores": scores,
+        "is_sampled": is_sampled,
+        "is_kept": is_kept,
+        "is_kept_known": np.array([each.kept is not None for each in rounds], dtype=bool),
+        "is_byzantine": np.array(is_byzantine, dtype=bool),
+        "label_counts": label_counts,
+    }
+
+
+def to_npz(arrays: dict[str, NDArray[Any]]) -> bytes:
+    """Return the arrays as an npz file."""
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+    return file.getvalue()
+
 
 FORMAT = "outvote-audit"
 VERSION = 1
 MANIFEST, LINES = "manifest.json", "audit.jsonl"
 
-Standing = Literal["judged", "malformed", "error", "missing", "late", "excluded"]
-"""Judged by the rule; or why not: a reply that cannot be read, that the client failed, that none
-came, that it came too late, or that the client was not asked because of what it did before."""
+Standing = Literal["aggregated", "malformed", "error", "missing", "late", "excluded"]
+"""Whether a reply reached the rule, or why not: it cannot be read, the client failed, no reply
+came, it came too late, or the client was excluded because of earlier rounds."""
 
 
-class Judgement(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What was thought of one client in one round."""
+class ClientRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One client in one round."""
 
     client: str
-    standing: Standing = "judged"
+    standing: Standing = "aggregated"
     score: float | None = None
-    """The larger, the more suspicious; None: not finite, or not judged."""
-    kept: bool = False
-    """Whether it had a share in the update."""
+    """The larger, the more suspicious; None: not finite, or not aggregated."""
+    kept: bool | None = False
+    """Whether it has a share in the update; None: the rule cannot report it."""
     reason: str = ""
     norm: float | None = None
-    """Of what it sent."""
+    """Of the client's update."""
     cosine: float | None = None
-    """Between what it sent and the update."""
+    """Between the client's update and the aggregated one."""
 
 
 class AuditRound(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -39,21 +78,21 @@ class AuditRound(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     round: Annotated[int, Meta(ge=0, lt=1 << 32)]
     time: str
-    """When it was over, ISO 8601, UTC."""
+    """The end of the round, ISO 8601, UTC."""
     num_byzantine: int
-    """How many liars the rule reckoned with."""
+    """How many Byzantine clients the rule assumed."""
     is_updated: bool
-    """False: the model was kept as it was."""
+    """False: the model is unchanged."""
     reason: str = ""
-    """Why it was kept."""
+    """Why it is unchanged."""
     update_norm: float | None = None
     seed: int | None = None
-    """What the rule's randomness came from; None if the rule has none."""
-    clients: tuple[Judgement, ...]
+    """Of the rule; None if the rule is not random."""
+    clients: tuple[ClientRecord, ...]
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """What the log is about: manifest.json."""
+    """The federation that the log belongs to: manifest.json."""
 
     format: str = FORMAT
     version: int = VERSION
@@ -64,11 +103,11 @@ class Manifest(Struct, frozen=True, kw_only=True):
     started: str
     """ISO 8601, UTC."""
     settings: dict[str, str | int | float | bool | None] = {}
-    """Whatever else was set."""
+    """All other settings."""
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Read what a log is about; None if there is no log here."""
+    """Read the manifest of a log; None if there is no log here."""
     path = folder / MANIFEST
     try:
         content = path.read_bytes()
@@ -86,13 +125,13 @@ def read_manifest(folder: Path) -> Manifest | None:
     return found
 
 
-class Told(NamedTuple):
-    """What a log tells."""
+class AuditLog(NamedTuple):
+    """The content of a log."""
 
     rounds: list[AuditRound]
-    """In order; a round told twice counts as last told."""
+    """In order; of a round that is written twice, the last line counts."""
     num_unreadable: int
-    """How many whole lines make no sense, such as what a full disk or an editor left behind."""
+    """How many whole lines cannot be decoded, such as what a full disk or an editor left."""
 
 
 def read_audit(folder: Path) -> list[AuditRound]:
@@ -101,13 +140,13 @@ def read_audit(folder: Path) -> list[AuditRound]:
     >>> read_audit(Path("no/such/folder"))
     []
     """
-    return read_told(folder).rounds
+    return read_log(folder).rounds
 
 
-def read_told(folder: Path) -> Told:
+def read_log(folder: Path) -> AuditLog:
     """Read all rounds; a last line without an end is being written and does not count yet.
 
-    A damaged line hides no other: who looks for an attacker must not lose the rounds after it.
+    A damaged line hides no other: an audit must not lose the rounds after it.
     """
     path = folder / LINES
     try:
@@ -115,4 +154,4 @@ def read_told(folder: Path) -> Told:
     except OSError as error:
         raise DamagedFileError(f"{path} cannot be read: {error}") from error
     by_round = {line.round: line for line in lines}
-    return Told([by_round[number] for number in sorted(by_round)], num_unreadable)
+    return AuditLog([by_round[number] for number in sorted(by_round)], num_unreadable)

@@ -13,8 +13,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
-from outvote.results.atomic import not_written, sync, write_draft
-from outvote.results.faults import StoreError
+from outvote.results.disk import StoreError, sync, write_errors, write_temporary
 
 NEWEST, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
 Arrays = Mapping[str, NDArray[Any]]
@@ -23,35 +22,35 @@ Arrays = Mapping[str, NDArray[Any]]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Checkpoint:
-    """Where a run stood after a round."""
+    """The state of a run after a round."""
 
     round: int
     config: str
     """The checksum of the run's settings."""
     arrays: Arrays
     notes: Mapping[str, Any]
-    """What is no array, as JSON."""
+    """Everything but arrays, as JSON."""
 
     def to_bytes(self) -> bytes:
-        """Return the file: safetensors, with a checksum of all of it among its remarks."""
+        """Return the file: safetensors, with a checksum of all of it in its metadata."""
         about = {"round": self.round, "config": self.config, "notes": dict(self.notes)}
         text = json.dumps(about, sort_keys=True)
         arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
-        # One remark only: safetensors writes several in any order, and files shall be the same.
-        remark = {"about": text, "checksum": _checksum(text, arrays)}
-        return save_arrays(arrays, {"outvote": json.dumps(remark)})
+        # One entry only: safetensors writes several in any order, and files must be the same.
+        metadata = {"about": text, "checksum": _checksum(text, arrays)}
+        return save_arrays(arrays, {"outvote": json.dumps(metadata)})
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read and check a file; one that is damaged is a StoreError."""
     try:
         content = path.read_bytes()
-        remarks = _remarks(content)
+        metadata = _metadata(content)
         arrays = load_arrays(content)
-        about = json.loads(remarks["about"])
+        about = json.loads(metadata["about"])
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{path} is damaged: {error}") from error
-    if _checksum(remarks["about"], arrays) != remarks.get("checksum"):
+    if _checksum(metadata["about"], arrays) != metadata.get("checksum"):
         raise StoreError(f"{path} is damaged: its checksum is wrong")
     return Checkpoint(
         round=about["round"], config=about["config"], arrays=arrays, notes=about["notes"]
@@ -61,19 +60,17 @@ def read_checkpoint(path: Path) -> Checkpoint:
 def save(folder: Path, checkpoint: Checkpoint) -> None:
     """Put a checkpoint into a folder; the one that was there becomes the previous one."""
     newest = folder / NEWEST
-    draft = write_draft(newest, checkpoint.to_bytes())
-    try:
+    temporary = write_temporary(newest, checkpoint.to_bytes())
+    with write_errors(newest):
         # Killed between the two, the previous one is still found.
         if newest.exists():
             newest.replace(folder / PREVIOUS)
-        draft.replace(newest)
+        temporary.replace(newest)
         sync(folder)
-    except OSError as error:
-        raise StoreError(not_written(newest, error)) from error
 
 
 def load_newest(folder: Path, config: str) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest checkpoint that is sound, and what was wrong with newer ones."""
+    """Return the newest sound checkpoint, and the faults of newer ones."""
     faults = []
     for name in (NEWEST, PREVIOUS):
         path = folder / name
@@ -106,12 +103,12 @@ def drop_all(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _remarks(content: bytes) -> dict[str, str]:
+def _metadata(content: bytes) -> dict[str, str]:
     size = int.from_bytes(content[:8], "little")
-    remarks = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["outvote"])
-    if not isinstance(remarks, dict) or not isinstance(remarks.get("about"), str):
-        raise ValueError("its remarks are not those of a checkpoint")  # noqa: TRY004
-    return remarks
+    found = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["outvote"])
+    if not isinstance(found, dict) or not isinstance(found.get("about"), str):
+        raise ValueError("its metadata is not that of a checkpoint")  # noqa: TRY004
+    return found
 
 
 def _checksum(about: str, arrays: Arrays) -> str:

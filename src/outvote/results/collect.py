@@ -3,59 +3,56 @@
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from outvote.results.exported import read_export
-from outvote.results.faults import DamagedFileError, StoreError
+from outvote.results.disk import DamagedFileError, StoreError
+from outvote.results.export import read_export
 from outvote.results.folder import RunFolder, find_runs
 from outvote.results.run import Result, read_result
 
-
-def _unsaid(text: str) -> None:
-    del text
+Warn = Callable[[str], None]
 
 
-def collect(paths: Sequence[Path], said: Callable[[str], None] = _unsaid) -> list[Result]:
+def collect(paths: Sequence[Path], warn: Warn = lambda _: None) -> list[Result]:
     """Read all runs that were begun, by suite and name; nothing found is a StoreError.
 
     A path is a folder with runs anywhere below it, or the file of an export. The same run found
-    twice counts once: one that is over wins, then one that was played further. A run that is
-    damaged is left out, and `said` is told.
+    twice counts once: one that is over wins, then one with more rounds. A damaged run is left out,
+    and `warn` is called.
     """
-    found = [result for path in paths for result in _read(path, said)]
+    found = [result for path in paths for result in _read(path, warn)]
     if not found:
-        places = ", ".join(str(path) for path in paths) or "no path"
+        listed = ", ".join(str(path) for path in paths) or "no path"
         raise StoreError(
-            f"no runs in {places}; give a store, the folder of a suite or run, or an export "
+            f"no runs in {listed}; give a store, the folder of a suite or run, or an export "
             "(results.csv.gz)"
         )
     return sorted(_once(found), key=lambda result: (result.suite, result.name))
 
 
-def _read(path: Path, said: Callable[[str], None]) -> Iterable[Result]:
+def _read(path: Path, warn: Warn) -> Iterable[Result]:
     if path.is_file():
         return read_export(path)
     if not path.is_dir():
         raise StoreError(f"there is no file or folder {path}; check the path")
-    found = (_sound(folder, said) for folder in find_runs(path))
+    found = (_sound(folder, warn) for folder in find_runs(path))
     return [result for result in found if result is not None]
 
 
-def _sound(folder: RunFolder, said: Callable[[str], None]) -> Result | None:
+def _sound(folder: RunFolder, warn: Warn) -> Result | None:
     try:
         return read_result(folder)
     except (DamagedFileError, OSError) as error:
-        said(f"{folder.path} is left out: {error}")
+        warn(f"{folder.path} is left out: {error}")
         return None
 
 
 def _once(results: Sequence[Result]) -> Iterable[Result]:
     """Keep the better one of two results of the same settings in the same suite."""
-    by_place: dict[tuple[str, str], Result] = {}
+    best: dict[tuple[str, str], Result] = {}
     for each in results:
-        place = each.suite, each.hash
-        known = by_place.get(place)
+        known = best.get((each.suite, each.hash))
         if known is None or _worth(each) > _worth(known):
-            by_place[place] = each
-    return by_place.values()
+            best[each.suite, each.hash] = each
+    return best.values()
 
 
 def _worth(result: Result) -> tuple[bool, int, bool]:

@@ -1,6 +1,6 @@
 """Exports: many runs in one CSV file, small enough to commit; tables need nothing else.
 
-One row is one run. What is told round by round is one field: numbers with spaces between them.
+One row is one run. What is recorded per round is one field: numbers with spaces between them.
 Diagnostics have columns only if a run has them.
 """
 
@@ -9,20 +9,26 @@ import gzip
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from outvote.results.run import Result
-from outvote.results.schema import Environment
-from outvote.results.series import OPTIONAL, REAL, SERIES, Series, to_digits
+from outvote.results.disk import DamagedFileError, StoreError
+from outvote.results.renamed import COLUMNS, renamed_settings
+from outvote.results.run import Result, check_config
+from outvote.results.schema import Environment, Status
+from outvote.results.series import COUNTS_OR_NAN, OPTIONAL, REAL, SERIES, Series, to_digits
 
 VERSION = 2
 MARK = "outvote-export"
-PLACE = re.compile(r", (/|~|[A-Za-z]:[\\/]|\\\\).*$")
-"""Where on somebody's disk data lay, at the end of what is told of its form."""
-"""The first column: every row tells the version of the format."""
+"""The first column: the version of the format, in every row."""
+PATH = re.compile(r", (/|~|[A-Za-z]:[\\/]|\\\\).*$")
+"""The local path at the end of the source of a dataset."""
 ABOUT = (
     "suite",
     "name",
@@ -53,7 +59,7 @@ def to_export(results: Iterable[Result], *, is_packed: bool = True) -> bytes:
 
 def _about(result: Result) -> list[str]:
     config = json.dumps(result.config, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    environment = _without_places(result.environment)
+    environment = _without_paths(result.environment)
     return [
         result.suite,
         result.name,
@@ -68,11 +74,11 @@ def _about(result: Result) -> list[str]:
     ]
 
 
-def _without_places(environment: Environment | None) -> Environment | None:
-    """Leave out what is nobody's business: the checksum says which pictures they were."""
+def _without_paths(environment: Environment | None) -> Environment | None:
+    """Remove local paths, which are private: the checksum identifies the data."""
     if environment is None or environment.data is None:
         return environment
-    data = msgspec.structs.replace(environment.data, source=PLACE.sub("", environment.data.source))
+    data = msgspec.structs.replace(environment.data, source=PATH.sub("", environment.data.source))
     return msgspec.structs.replace(environment, data=data)
 
 
@@ -81,12 +87,18 @@ def _is_known(results: Sequence[Result], name: str) -> bool:
 
 
 def _by_round(series: Series, columns: Sequence[str]) -> Iterator[str]:
-    # Plain numbers: counting repetitions was tried, and gzip makes the same size of both.
+    # Plain numbers: run-length encoding gives the same size after gzip.
     for name in columns:
-        values = getattr(series, name).tolist()
-        # Accuracies are what tables print: to the last bit.
-        is_rounded = name in REAL and name != "accuracy"
-        yield " ".join(to_digits(value) if is_rounded else repr(value) for value in values)
+        write = _WRITERS.get(name, to_digits if name in REAL else repr)
+        yield " ".join(write(value) for value in getattr(series, name).tolist())
+
+
+def _count_or_nan(value: float) -> str:
+    return "nan" if np.isnan(value) else str(int(value))
+
+
+_WRITERS = {"accuracy": repr, **dict.fromkeys(COUNTS_OR_NAN, _count_or_nan)}
+"""Accuracies are what tables print: to the last bit."""
 
 
 def _packed(content: bytes) -> bytes:
@@ -94,3 +106,125 @@ def _packed(content: bytes) -> bytes:
     with gzip.GzipFile(filename="", mode="wb", compresslevel=9, fileobj=file, mtime=0) as pack:
         pack.write(content)
     return file.getvalue()
+
+
+GZIP = b"\x1f\x8b"
+LONGEST_FIELD = 2**31 - 1
+
+
+def read_export(path: Path) -> list[Result]:
+    """Read an export, packed or not; one that is none, or of a newer outvote, is a StoreError."""
+    text = _text(path)
+    limit = csv.field_size_limit(LONGEST_FIELD)
+    try:
+        return [_result(row, f"run {number} of {path}") for number, row in _rows(text, path)]
+    except csv.Error as error:
+        raise DamagedFileError(f"{path} is damaged: {error}") from error
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _text(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+        if content.startswith(GZIP):
+            content = gzip.decompress(content)
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise StoreError(_no_export(path)) from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise DamagedFileError(f"{path} cannot be read: {error}") from error
+
+
+def _rows(text: str, path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Return the rows by column, each with its number."""
+    table = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    columns = [COLUMNS.get(name, name) for name in table.fieldnames or ()]
+    table.fieldnames = columns
+    if MARK not in columns:
+        raise StoreError(_no_export(path))
+    for number, row in enumerate(table, start=1):
+        _check_version(str(row[MARK]), path)
+        if number == 1:
+            _check_columns(columns, path)
+        yield number, row
+
+
+def _no_export(path: Path) -> str:
+    return f"{path} is not an export; give the output of `outvote export`, or a folder of runs"
+
+
+def _check_version(found: str, path: Path) -> None:
+    if not found.isdecimal() or int(found) < 1:
+        raise DamagedFileError(f"{path} is damaged: its version is {found!r}")
+    if int(found) > VERSION:
+        raise StoreError(
+            f"{path} was written by a newer outvote (export {found}, known up to {VERSION}); "
+            "upgrade outvote"
+        )
+
+
+def _check_columns(found: Sequence[str], path: Path) -> None:
+    needed = (MARK, *ABOUT, *SERIES)
+    for name in needed:
+        if name not in found:
+            raise DamagedFileError(f"{path} is damaged: it has no column {name!r}")
+    for name in found:
+        if name not in (*needed, *OPTIONAL):
+            raise StoreError(f"{path} has an unknown column {name!r}; remove it")
+
+
+def _result(row: Mapping[str, Any], where: str) -> Result:
+    try:
+        return Result(
+            suite=row["suite"],
+            name=row["name"],
+            config=_config(row["config"], where),
+            status=_status(row),
+            environment=_environment(row["environment"]),
+            series=_series(row),
+            seconds=float(row["seconds"]),
+            num_samples=int(row["num_samples"]),
+            folder=None,
+        )
+    # A row that is too short has None for the fields that it lacks.
+    except (ValueError, TypeError, AttributeError, msgspec.MsgspecError) as error:
+        raise DamagedFileError(f"{where} is damaged: {error}") from error
+
+
+def _config(text: str, where: str) -> Mapping[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError("its config is not a table")  # noqa: TRY004  (the file is wrong)
+    check_config(found, where)
+    return renamed_settings(found)
+
+
+def _status(row: Mapping[str, Any]) -> Status:
+    found = {
+        "outcome": row["outcome"],
+        "reason": row["reason"],
+        "round": int(row["rounds_completed"]),
+        "num_rounds": int(row["num_rounds"]),
+    }
+    return msgspec.convert(found, Status)
+
+
+def _environment(text: str) -> Environment | None:
+    return msgspec.json.decode(text, type=Environment) if text else None
+
+
+def _series(row: Mapping[str, Any]) -> Series:
+    num_rounds = len(row["round"].split())
+    arrays: dict[str, NDArray[Any]] = {name: _numbers(row, name) for name in SERIES}
+    for name in OPTIONAL:
+        arrays[name] = _numbers(row, name) if name in row else np.full(num_rounds, np.nan)
+    for name, array in arrays.items():
+        if len(array) != num_rounds:
+            raise ValueError(f"{name} has {len(array)} numbers for {num_rounds} rounds")
+    return Series(**arrays)
+
+
+def _numbers(row: Mapping[str, Any], name: str) -> NDArray[Any]:
+    is_float = name in REAL or name in COUNTS_OR_NAN
+    return np.array(row[name].split(), dtype=np.float64 if is_float else np.int64)

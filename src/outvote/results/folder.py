@@ -8,20 +8,22 @@ from typing import Any, BinaryIO, TypeVar, final
 import msgspec
 
 from outvote.results import checkpoint as checkpoints
-from outvote.results.atomic import not_written, remove_drafts, write_whole
 from outvote.results.checkpoint import Checkpoint
-from outvote.results.faults import DamagedFileError, StoreError
-from outvote.results.lines import (
+from outvote.results.disk import (
+    DamagedFileError,
+    StoreError,
     append_line,
-    count_from_one,
     cut_back,
     cut_unfinished,
+    lock,
     read_lines,
     read_readable,
+    remove_temporaries,
     sync_lines,
+    write_errors,
+    write_whole,
 )
-from outvote.results.lock import lock
-from outvote.results.schema import OLDEST, VERSION, Environment, Layout, Round, Status, Timing
+from outvote.results.schema import VERSION, Environment, Layout, Round, Status, Timing
 
 Kind = TypeVar("Kind")
 
@@ -31,12 +33,12 @@ class RunFolder:
     """Reads the results of a run; `Writer` adds to them."""
 
     def __init__(self, path: Path) -> None:
-        """Take the place; nothing is read or made."""
+        """Take the path; nothing is read or created."""
         self.path = path
 
     def status(self) -> Status | None:
-        """Return what became of the run; None if it was never begun."""
-        # The version first: what a newer layout holds may look like damage.
+        """Return the status of the run; None if it was never started."""
+        # The version first: a newer layout may look like damage.
         layout = self._read("status.json", Layout)
         if layout is None:
             return None
@@ -44,22 +46,22 @@ class RunFolder:
         return self._read("status.json", Status)
 
     def known_status(self) -> tuple[Status | None, str]:
-        """Return what became of the run, as far as that can be read, and what is wrong."""
+        """Return the status (None also if it cannot be read), and the fault if there is one."""
         try:
             return self.status(), ""
         except DamagedFileError as error:
             return None, str(error)
 
     def environment(self) -> Environment | None:
-        """Return where it was played."""
+        """Return the machine and versions of the run."""
         return self._read("env.json", Environment)
 
     def rounds(self) -> list[Round]:
-        """Return what is recorded of each round."""
+        """Return the record of each round."""
         return read_lines(self.path / "metrics.jsonl", Round)
 
     def timings(self) -> list[Timing]:
-        """Return how long the rounds took; rounds that were played again are told again."""
+        """Return how long the rounds took; rounds that were repeated have two lines."""
         return read_readable(self.path / "timings.jsonl", Timing)[0]
 
     def _check_version(self, version: int) -> None:
@@ -67,12 +69,6 @@ class RunFolder:
             raise StoreError(
                 f"{self.path} was written by a newer outvote (layout {version}, known up to "
                 f"{VERSION}); upgrade outvote or choose another --output"
-            )
-        if version < OLDEST:
-            raise StoreError(
-                f"{self.path} was written by an older outvote (layout {version}, known from "
-                f"{OLDEST}); read it with that outvote, or choose another --output and play it "
-                "again"
             )
 
     def _read(self, name: str, kind: type[Kind]) -> Kind | None:
@@ -87,41 +83,35 @@ class RunFolder:
 
 @final
 class Writer:
-    """Adds to the results of a run; nobody else can while it is open."""
+    """Adds to the results of a run; it holds the lock of the folder until it is closed."""
 
     def __init__(self, folder: RunFolder, config: bytes, checksum: str) -> None:
-        """Make the folder, and take hold of it."""
+        """Create the folder, and lock it."""
         self.folder, self.path, self.checksum = folder, folder.path, checksum
-        try:
+        with write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock: BinaryIO = lock(self.path / ".lock")
-        except OSError as error:
-            raise StoreError(not_written(self.path, error)) from error
-        remove_drafts(self.path)
+        remove_temporaries(self.path)
         self._config = config
         self._metrics, self._timings = self.path / "metrics.jsonl", self.path / "timings.jsonl"
 
     def resume(self) -> tuple[Checkpoint | None, list[str]]:
-        """Find where to go on (None: from the start), and what was wrong with newer checkpoints."""
+        """Return the checkpoint to resume from (None: start anew), and faults of newer ones."""
         found, faults = checkpoints.load_newest(self.path, self.checksum)
-        played = [each.round for each in self.folder.rounds()]
-        if found is not None and not (
-            len(played) >= found.round and count_from_one(played[: found.round])
-        ):
+        rounds = [each.round for each in self.folder.rounds()]
+        if found is not None and rounds[: found.round] != list(range(1, found.round + 1)):
             faults.append(f"{self.path / 'metrics.jsonl'} lacks rounds before the checkpoint")
             found = None
         if found is not None and faults:
-            # Else the damaged one would take the place of the sound one when the next is saved.
+            # Else the damaged one would replace the sound one when the next is saved.
             checkpoints.drop_newest(self.path)
         return found, faults
 
     def begin(self, round_: int, environment: Environment) -> None:
-        """Remove what was recorded after a round; of the times only a half line."""
-        try:
+        """Remove the records after a round; of the timings only a half line."""
+        with write_errors(self._metrics):
             cut_back(self._metrics, round_, Round)
             cut_unfinished(self._timings)
-        except OSError as error:
-            raise StoreError(not_written(self._metrics, error)) from error
         if round_ == 0:
             checkpoints.drop_all(self.path)
         write_whole(self.path / "config.toml", self._config)
@@ -133,23 +123,23 @@ class Writer:
         append_line(self._timings, timing)
 
     def save(self, checkpoint: Checkpoint, status: Status) -> None:
-        """Keep where the run stands, so that it can go on from here."""
+        """Save a checkpoint to resume from."""
         sync_lines(self._metrics)
         checkpoints.save(self.path, checkpoint)
-        self.tell(status)
+        self.write_status(status)
 
     def end(self, status: Status, audit: bytes) -> None:
-        """Say that the run is over: the last thing that is written."""
+        """Write the audit, then that the run is over: status.json is written last."""
         write_whole(self.path / "audit.npz", audit)
         checkpoints.drop_previous(self.path)
-        self.tell(status)
+        self.write_status(status)
 
-    def tell(self, status: Status) -> None:
-        """Write what became of the run."""
+    def write_status(self, status: Status) -> None:
+        """Write status.json."""
         self._write("status.json", status)
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Release the lock."""
         self._lock.close()
 
     def _write(self, name: str, content: Any) -> None:
@@ -160,7 +150,7 @@ class Writer:
 def find_runs(root: Path) -> Sequence[RunFolder]:
     """Return all runs below a folder, in the order of their paths.
 
-    Folders with a dot in front are passed over: what is being copied there is no run yet.
+    Folders with a dot in front are skipped: they are copies that are not complete.
     """
     found = []
     for path, folders, files in os.walk(root):

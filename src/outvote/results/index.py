@@ -1,7 +1,7 @@
-"""A list of all runs of a store: index.sqlite, made of the run folders, and nothing depends on it.
+"""A list of all runs of a store: index.sqlite, derived from the run folders.
 
 Only folders that changed are read again. It may be deleted at any time; one that is damaged, or of
-another version, is made anew; where it cannot be written, the list is made without it.
+another version, is rebuilt; where it cannot be written, the list is made without it.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from outvote.results.faults import DamagedFileError
+from outvote.results.disk import DamagedFileError
 from outvote.results.folder import RunFolder, find_runs
 from outvote.results.run import Result, read_result
 
@@ -29,16 +29,16 @@ UNUSABLE = (
     sqlite3.SQLITE_PERM,
     sqlite3.SQLITE_READONLY,
 )
-"""What no new file would mend."""
+"""Errors that a new file would not remedy."""
 
-Said = Callable[[str], None]
+Warn = Callable[[str], None]
 
 
 class Entry(NamedTuple):
-    """One run; None is what is not known."""
+    """One run; None: not known."""
 
     path: str
-    """Of its folder, from the store."""
+    """Of its folder, relative to the store."""
     suite: str
     name: str
     hash: str
@@ -56,54 +56,54 @@ class Entry(NamedTuple):
     """When status.json and metrics.jsonl were written, and their sizes."""
 
 
-def list_runs(root: Path, said: Said, *, rebuild: bool = False) -> list[Entry]:
+def list_runs(root: Path, warn: Warn, *, rebuild: bool = False) -> list[Entry]:
     """Return all runs below a store, by suite and name, and bring its index up to date."""
-    folders = {_place(folder, root): folder for folder in find_runs(root)}
+    folders = {_relative(folder, root): folder for folder in find_runs(root)}
     if not folders:
         return []
-    known = {} if rebuild else _known(root / NAME, said)
+    known = {} if rebuild else _known(root / NAME, warn)
     found = {
-        place: entry
-        for place, folder in folders.items()
-        if (entry := _entry(folder, place, known.get(place), said)) is not None
+        path: entry
+        for path, folder in folders.items()
+        if (entry := _entry(folder, path, known.get(path), warn)) is not None
     }
     if found != known or rebuild:
-        _write(root / NAME, list(found.values()), said)
+        _write(root / NAME, list(found.values()), warn)
     return sorted(found.values(), key=lambda entry: (entry.suite, entry.name, entry.path))
 
 
-def _place(folder: RunFolder, root: Path) -> str:
+def _relative(folder: RunFolder, root: Path) -> str:
     return folder.path.relative_to(root).as_posix()
 
 
-def _entry(folder: RunFolder, place: str, known: Entry | None, said: Said) -> Entry | None:
-    """Return what is known of a run, or read it if it has changed since."""
+def _entry(folder: RunFolder, path: str, known: Entry | None, warn: Warn) -> Entry | None:
+    """Return the known entry of a run, or read the run if it has changed since."""
     try:
         stamp = _stamp(folder.path)
         if known is not None and known.stamp == stamp:
             return known
         result = read_result(folder)
     except (DamagedFileError, OSError) as error:
-        said(f"{folder.path} is left out: {error}")
+        warn(f"{folder.path} is left out: {error}")
         return None
-    return None if result is None else _described(result, place, stamp)
+    return None if result is None else _described(result, path, stamp)
 
 
 def _stamp(path: Path) -> str:
-    facts = []
+    found = []
     for name in ("status.json", "metrics.jsonl"):
         try:
             about = (path / name).stat()
         except FileNotFoundError:
-            facts += [0, 0]
+            found += [0, 0]
         else:
-            facts += [about.st_mtime_ns, about.st_size]
-    return " ".join(str(fact) for fact in facts)
+            found += [about.st_mtime_ns, about.st_size]
+    return " ".join(map(str, found))
 
 
-def _described(result: Result, place: str, stamp: str) -> Entry:
+def _described(result: Result, path: str, stamp: str) -> Entry:
     return Entry(
-        path=place,
+        path=path,
         suite=result.suite,
         name=result.name,
         hash=result.hash,
@@ -121,8 +121,8 @@ def _described(result: Result, place: str, stamp: str) -> Entry:
     )
 
 
-def _known(path: Path, said: Said) -> Mapping[str, Entry]:
-    """Return what the index holds; nothing if there is none, or none that can be used."""
+def _known(path: Path, warn: Warn) -> Mapping[str, Entry]:
+    """Return the entries of the index; none if there is no usable index."""
     if not path.exists():
         return {}
     try:
@@ -135,12 +135,12 @@ def _known(path: Path, said: Said) -> Mapping[str, Entry]:
             is_sound = index.execute("SELECT * FROM checksum").fetchall() == [(_checksum(rows),)]
     except sqlite3.Error as error:
         if _is_unusable(error):
-            said(f"{path} cannot be read: {error}; all runs are read instead")
+            warn(f"{path} cannot be read: {error}; all runs are read instead")
         return {}
     return {row[0]: Entry(*row) for row in rows} if is_sound else {}
 
 
-def _write(path: Path, entries: Sequence[Entry], said: Said) -> None:
+def _write(path: Path, entries: Sequence[Entry], warn: Warn) -> None:
     """Replace the content of the index; a file that is damaged is removed first."""
     try:
         try:
@@ -150,9 +150,9 @@ def _write(path: Path, entries: Sequence[Entry], said: Said) -> None:
                 raise
             path.unlink(missing_ok=True)
             _replace(path, entries)
-    # The last two: a seed that is too large for SQLite, a folder whose name is no text.
+    # The last two: a seed that is too large for SQLite, a folder whose name is not text.
     except (sqlite3.Error, OSError, OverflowError, UnicodeEncodeError) as error:
-        said(f"{path} could not be written: {error}; the list is complete without it")
+        warn(f"{path} could not be written: {error}; the list is complete without it")
 
 
 def _replace(path: Path, entries: Sequence[Entry]) -> None:

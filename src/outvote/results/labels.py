@@ -1,5 +1,6 @@
-"""Short names of rules and attacks for tables: the name without the parameters, and these alone."""
+"""Short names of rules and attacks for tables: no more parameters than tell them apart."""
 
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -16,12 +17,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "min-sum": _SEARCH,
     "rfa": {"num_iterations": 3},
 }
-"""What suites say, and the text of a run leaves out because it is the default."""
+"""Defaults that suites write out, and the text of a run leaves out."""
 ALIASES = {"rbtm": "trimmed-mean"}
 
 
 class Outline(NamedTuple):
-    """A rule or attack as it is written."""
+    """A rule or attack as text: name, what it wraps, parameters."""
 
     name: str
     inside: "tuple[Outline, ...]"
@@ -67,7 +68,7 @@ def parameters(text: str) -> dict[str, Any]:
 
 
 def is_same(first: str, second: str) -> bool:
-    """Tell whether two texts mean the same rule or attack.
+    """Return whether two texts mean the same rule or attack.
 
     >>> is_same("rbtm", "trimmed-mean"), is_same("lie(z=1.5)", "lie"), is_same("lie(z=2)", "lie")
     (True, True, False)
@@ -77,13 +78,13 @@ def is_same(first: str, second: str) -> bool:
 
 @lru_cache(maxsize=4096)  # A table asks for the same few again and again.
 def outline(text: str) -> Outline:
-    """Take a text apart; it was checked before, by those who know the rules and attacks."""
+    """Parse a text that was checked before."""
     tokens = [found[1] for found in TOKEN.finditer(text)]
     return _read(tokens)
 
 
 def _read(tokens: list[str]) -> Outline:
-    """Read one name and its parts from the front of the tokens, which are used up."""
+    """Parse one name and its parts from the front of the tokens, and remove them."""
     name = tokens.pop(0).strip("'\"")
     inside, own = [], {}
     if tokens and tokens[0] == "(":
@@ -98,3 +99,46 @@ def _read(tokens: list[str]) -> Outline:
                 tokens.pop(0)
         del tokens[:1]
     return Outline(ALIASES.get(name.lower(), name), tuple(inside), own)
+
+
+def names_of(texts: Iterable[str], ignored: Sequence[str] = ()) -> dict[str, str]:
+    """Return a short name of each rule or attack; equal names mean equal but for `ignored`.
+
+    >>> names_of(["gas(krum, num_groups=10)", "gas(krum, num_groups=20)", "dnc(num_iterations=2)"])
+    {'gas(krum, num_groups=10)': 'gas(krum, num_groups=10)', \
+'gas(krum, num_groups=20)': 'gas(krum, num_groups=20)', 'dnc(num_iterations=2)': 'dnc'}
+    """
+    alike: dict[str, list[str]] = {}
+    for text in dict.fromkeys(texts):
+        alike.setdefault(label(text), []).append(text)
+    result = {}
+    for short, group in alike.items():
+        keys = _differing(group, ignored)
+        names = {text: named(short, text, keys) for text in group}
+        are_distinct = len(set(names.values())) == len(group) or bool(ignored)
+        # Parameters of the same name at different depths: only the whole text is unique.
+        result.update(names if are_distinct else {text: text for text in group})
+    return result
+
+
+def named(short: str, text: str, keys: Sequence[str]) -> str:
+    """Add some parameters of a rule or attack to its name."""
+    known = parameters(text)
+    listed = ", ".join(f"{key}={plain(known[key])}" for key in keys if key in known)
+    if not listed:
+        return short
+    return f"{short[:-1]}, {listed})" if short.endswith(")") else f"{short}({listed})"
+
+
+def plain(value: Any) -> str:
+    """Return a value as a text or a file of settings has it."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _differing(texts: Sequence[str], ignored: Sequence[str]) -> list[str]:
+    """Return the parameters that the texts differ in, in the order that they are written."""
+    found = [parameters(text) for text in texts]
+    keys = dict.fromkeys(key for each in found for key in each if key not in ignored)
+    return [key for key in keys if len({repr(each.get(key)) for each in found}) > 1]

@@ -1,10 +1,13 @@
-"""Names of version 0.1 in files on disk, and what they are called now.
+"""Names of version 0.1 in files on disk, and their new names.
 
-Stores and exports of 0.1 are read for one more version.
+Settings, stores and exports of 0.1 are read for one more version.
 """
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
+
+from outvote.errors import OutvoteWarning
 
 METRICS = {
     "num_told": "num_byzantine_assumed",
@@ -18,19 +21,21 @@ _KEYS = [(f'"{old}":'.encode(), f'"{new}":'.encode()) for old, new in METRICS.it
 
 
 def renamed_line(line: bytes) -> bytes:
-    """Return a line of metrics.jsonl with the names of today."""
+    """Return a line of metrics.jsonl with the new names."""
     for old, new in _KEYS:
         line = line.replace(old, new)
     return line
 
 
-def renamed_settings(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run with the names of today; `table` stays as it is."""
+def renamed_settings(table: Mapping[str, Any], *, warns: bool = False) -> dict[str, Any]:
+    """Return the settings of a run with the new names; `table` is unchanged."""
     result = dict(table)
     for old, new in SETTINGS.items():
         section, _, key = old.partition(".")
         inside = result.get(section)
         if isinstance(inside, Mapping) and key in inside:
-            today = new.partition(".")[2]
-            result[section] = {today if name == key else name: v for name, v in inside.items()}
+            if warns:
+                warnings.warn(f"{old} is now {new}; rename it.", OutvoteWarning, stacklevel=3)
+            renamed = new.partition(".")[2]
+            result[section] = {renamed if name == key else name: v for name, v in inside.items()}
     return result

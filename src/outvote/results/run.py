@@ -1,4 +1,4 @@
-"""A run as tables, figures and reports see it, whether from its folder or from an export."""
+"""A run as tables, figures and reports read it, from its folder or from an export."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
 
-from outvote.results.faults import DamagedFileError
+from outvote.results.disk import DamagedFileError
 from outvote.results.folder import RunFolder
 from outvote.results.labels import label, parameters
 from outvote.results.renamed import renamed_settings
 from outvote.results.schema import OVER, Environment, Status, Timing
-from outvote.results.series import OPTIONAL, SERIES, Series, series_of
-from outvote.results.summary import Summary, summary_of
+from outvote.results.series import OPTIONAL, SERIES, Series, Summary, series_of, summary_of
 
 __all__ = ["OPTIONAL", "SERIES", "Result", "Series", "check_config", "read_result", "series_of"]
 
@@ -20,7 +19,7 @@ __all__ = ["OPTIONAL", "SERIES", "Result", "Series", "check_config", "read_resul
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Result:
-    """One run: its settings, what became of it, and its rounds."""
+    """One run: its settings, its status, and its rounds."""
 
     suite: str
     name: str
@@ -31,11 +30,11 @@ class Result:
     environment: Environment | None
     series: Series
     seconds: float
-    """How long its rounds took, each shared equally by the runs that were played together."""
+    """The time of its rounds; a round is shared equally by the runs that train together."""
     num_samples: int
-    """How many samples its clients were trained on."""
+    """How many samples its clients trained on."""
     folder: RunFolder | None
-    """None: it comes from an export, and of the clients one by one nothing is known."""
+    """None: it comes from an export, which has no record of single clients."""
 
     @property
     def hash(self) -> str:
@@ -83,7 +82,7 @@ class Result:
 
     @property
     def best(self) -> float:
-        """The largest accuracy of all rounds; NaN if it was never tested."""
+        """The largest accuracy of all rounds; NaN if it was never measured."""
         return _or_nan(self.summary.best)
 
     @property
@@ -98,22 +97,22 @@ class Result:
 
     @property
     def kept_byzantine(self) -> float:
-        """The share of the liars sampled that had a share in the update; NaN if nobody lied."""
+        """The Byzantine selection rate; NaN: no attack, or not known."""
         return _or_nan(self.summary.kept_byzantine)
 
     @property
     def byzantine_weight(self) -> float:
-        """The liars' share of the weights where somebody lied, on average; NaN: not known."""
+        """The Byzantine clients' share of the weights, mean over attacked rounds; NaN: unknown."""
         return _or_nan(self.summary.byzantine_weight)
 
     @property
     def deviation(self) -> float:
-        """How far the update was from the honest mean where somebody lied, on average."""
+        """How far the update is from the honest mean, mean over attacked rounds."""
         return _or_nan(self.summary.deviation)
 
 
 def read_result(folder: RunFolder) -> Result | None:
-    """Read a run from its folder; None if it was never begun."""
+    """Read a run from its folder; None if it was never started."""
     status = folder.status()
     if status is None:
         return None
@@ -121,15 +120,15 @@ def read_result(folder: RunFolder) -> Result | None:
     try:
         config = renamed_settings(tomllib.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
-        return None  # Status comes first when a run is about to begin.
+        return None  # The status is written before the settings.
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise DamagedFileError(f"{path} cannot be read: {error}") from error
     check_config(config, str(path))
     rounds = folder.rounds()
     if status.outcome in OVER and len(rounds) != status.round:
         raise DamagedFileError(
-            f"{folder.path / 'metrics.jsonl'} is damaged: {status.round} rounds were played, and "
-            f"{len(rounds)} can be read; remove the folder, and play the run again"
+            f"{folder.path / 'metrics.jsonl'} is damaged: {status.round} rounds are done, and "
+            f"{len(rounds)} can be read; remove the folder, and execute the run again"
         )
     return Result(
         suite=str(config.get("suite", folder.path.parent.name)),

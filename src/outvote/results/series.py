@@ -1,4 +1,4 @@
-"""What is told of a run round by round, as arrays."""
+"""A run round by round as arrays, and in a few numbers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -10,29 +10,31 @@ from numpy.typing import NDArray
 from outvote.results.schema import Diagnosis, Round
 
 UNKNOWN = Diagnosis()
+NUM_LAST = 10
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Series:
-    """What is told round by round; NaN: not measured, or not finite."""
+    """A run round by round; NaN: not measured, not known, or not finite."""
 
     round: NDArray[np.int64]
     accuracy: NDArray[np.float64]
     loss: NDArray[np.float64]
     deviation: NDArray[np.float64]
-    """How far the update was from the mean of the honest gradients."""
+    """How far the update is from the mean of the honest gradients."""
     honest_norm: NDArray[np.float64]
     num_sampled: NDArray[np.int64]
     num_byzantine: NDArray[np.int64]
-    """How many of those sampled lied."""
-    num_kept: NDArray[np.int64]
-    num_kept_byzantine: NDArray[np.int64]
+    """How many of the sampled clients are Byzantine."""
+    num_kept: NDArray[np.float64]
+    """NaN: the rule cannot report who was kept."""
+    num_kept_byzantine: NDArray[np.float64]
     num_rejected: NDArray[np.int64]
     num_byzantine_assumed: NDArray[np.int64]
     num_byzantine_used: NDArray[np.int64]
     byzantine_weight: NDArray[np.float64]
-    """The liars' share of the weights; NaN in runs of earlier versions, which did not tell."""
+    """The Byzantine clients' share of the weights; NaN in runs of early versions."""
     kappa: NDArray[np.float64]
     """Diagnostics from here on, NaN in runs without: see `schema.Diagnosis`."""
     sigma: NDArray[np.float64]
@@ -52,11 +54,13 @@ OPTIONAL = ("byzantine_weight", *DIAGNOSTICS)
 SERIES = tuple(field.name for field in fields(Series) if field.name not in OPTIONAL)
 """Those that every run has."""
 REAL = ("accuracy", "loss", "deviation", "honest_norm", *OPTIONAL)
-"""Those that are no counts."""
+"""Those that are not counts."""
+COUNTS_OR_NAN = ("num_kept", "num_kept_byzantine")
+"""Counts that a rule may not report."""
 
 
 def to_digits(value: float) -> str:
-    """Return a number that is no accuracy as an export has it."""
+    """Return a real number, other than an accuracy, as exports write it."""
     return f"{value:.5g}"
 
 
@@ -70,6 +74,7 @@ def series_of(rounds: Sequence[Round]) -> Series:
     def whole(values: list[int]) -> NDArray[np.int64]:
         return np.array(values, dtype=np.int64)
 
+    kept = [None if each.kept is None else set(each.kept) for each in rounds]
     diagnoses = [each.diagnostics or UNKNOWN for each in rounds]
     return Series(
         round=whole([each.round for each in rounds]),
@@ -79,11 +84,65 @@ def series_of(rounds: Sequence[Round]) -> Series:
         honest_norm=real("honest_norm"),
         num_sampled=whole([len(each.clients) for each in rounds]),
         num_byzantine=whole([len(each.byzantine) for each in rounds]),
-        num_kept=whole([len(each.kept) for each in rounds]),
-        num_kept_byzantine=whole([len(set(e.kept) & set(e.byzantine)) for e in rounds]),
+        num_kept=np.array([np.nan if k is None else len(k) for k in kept], dtype=float),
+        num_kept_byzantine=np.array(
+            [
+                np.nan if k is None else len(k & set(each.byzantine))
+                for k, each in zip(kept, rounds, strict=True)
+            ],
+            dtype=float,
+        ),
         num_rejected=whole([len(each.rejected) for each in rounds]),
         num_byzantine_assumed=whole([each.num_byzantine_assumed for each in rounds]),
         num_byzantine_used=whole([each.num_byzantine_used for each in rounds]),
         byzantine_weight=real("byzantine_weight"),
         **{name: real(name, diagnoses) for name in DIAGNOSTICS},
     )
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """The numbers that tables print of a run; None: not known."""
+
+    best: float | None
+    """The largest accuracy of all rounds."""
+    final: float | None
+    """The last accuracy that was measured."""
+    last_ten: float | None
+    """The mean of the last ten accuracies."""
+    kept_byzantine: float | None
+    """The Byzantine selection rate: the share of the sampled Byzantine clients that were kept."""
+    byzantine_weight: float | None
+    """The Byzantine clients' share of all weights, mean over the rounds under attack."""
+    deviation: float | None
+    """How far the update is from the honest mean, mean over the rounds under attack; over all
+    rounds if there is no attack."""
+
+
+def summary_of(series: Series, *, attack: str) -> Summary:
+    """Summarise a run; under the attack "none" Byzantine clients are honest."""
+    known = series.accuracy[~np.isnan(series.accuracy)]
+    is_attacked = (series.num_byzantine > 0) & (attack != "none")
+    counted = is_attacked & ~np.isnan(series.num_kept_byzantine)
+    total = int(series.num_byzantine[counted].sum())
+    return Summary(
+        best=float(known.max()) if len(known) else None,
+        final=float(known[-1]) if len(known) else None,
+        last_ten=_mean(known[-NUM_LAST:]),
+        kept_byzantine=float(series.num_kept_byzantine[counted].sum() / total) if total else None,
+        byzantine_weight=_mean(_as_exported(series.byzantine_weight[is_attacked])),
+        deviation=_mean(
+            _as_exported(series.deviation[is_attacked] if is_attacked.any() else series.deviation)
+        ),
+    )
+
+
+def _as_exported(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Round to the digits of an export: a table is the same from folders and from exports."""
+    return np.array([float(to_digits(value)) for value in values.tolist()])
+
+
+def _mean(values: NDArray[np.float64]) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else None

@@ -1,1 +1,1 @@
-"""The server: what it does with the update of a round."""
+"""The server: how it applies the update of a round."""

@@ -12,7 +12,7 @@ from outvote.results.labels import label
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which numbers: a file of the folder paper, the column that tells the columns apart."""
+    """Which numbers: a file of the folder paper, and the column of its columns."""
 
     file: str
     column: str
@@ -35,8 +35,8 @@ def read_printed(wanted: Wanted) -> dict[tuple[str, Any], Printed]:
     for row in csv.DictReader(text.splitlines()):
         if all(row[key] == value for key, value in wanted.where.items()):
             std = row.get("std")
-            place = label(row["rule"]), _value(row[wanted.column], wanted.empty)
-            result[place] = Printed(float(row["accuracy"]), float(std) if std else None)
+            key = label(row["rule"]), _value(row[wanted.column], wanted.empty)
+            result[key] = Printed(float(row["accuracy"]), float(std) if std else None)
     return result
 
 

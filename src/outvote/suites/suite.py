@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, final, get_args
@@ -12,7 +12,6 @@ from outvote.grids import Table, expand, flat, merged
 from outvote.results.labels import is_same, label, parameters
 from outvote.results.renamed import SETTINGS, renamed_settings
 from outvote.results.run import Result
-from outvote.suites.checking import as_table, check_keys, check_texts, read_wanted
 from outvote.suites.paper import Printed, Wanted, read_printed
 
 Kind = Literal["table", "selection", "deviation"]
@@ -63,7 +62,7 @@ class Part:
         return list(found) if isinstance(found, list) else [found]
 
     def holds(self, result: Result) -> bool:
-        """Tell whether a run belongs to this part, whatever its seed."""
+        """Return whether a run belongs to this part, whatever its seed."""
         return any(_describes(each, result) for each in self._grid())
 
     def printed(self) -> dict[tuple[str, Any], Printed]:
@@ -78,7 +77,7 @@ class Part:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
-    """Parts that are played together."""
+    """Parts that are run together."""
 
     name: str
     title: str
@@ -113,7 +112,7 @@ def value_of(table: Table, key: str) -> Any:
 
 
 def _describes(table: Table, result: Result) -> bool:
-    """Tell whether a run has all settings of a table; those that neither names are the same."""
+    """Return whether a run has all settings of a table."""
     for key, value in flat(table).items():
         if key in ("rule", "attack"):
             if not is_same(value, result.config[key]):
@@ -132,8 +131,8 @@ def _parsed(name: str, file: Any) -> Suite:
 
 def make_suite(name: str, table: Table) -> Suite:
     """Make a suite of the content of its file."""
-    check_keys(table, KEYS, "")
-    shared = as_table("settings", table.get("settings", {}))
+    _check_keys(table, KEYS, "")
+    shared = _as_table("settings", table.get("settings", {}))
     parts = table.get("part")
     if not isinstance(parts, list) or not parts:
         raise ValueError("a suite needs at least one [[part]].")
@@ -141,11 +140,11 @@ def make_suite(name: str, table: Table) -> Suite:
         name=name,
         title=str(table.get("title", name)),
         description=str(table.get("description", "")),
-        parts=_told_apart([_part(as_table("[part]", each), shared) for each in parts]),
+        parts=_distinct([_part(_as_table("[part]", each), shared) for each in parts]),
     )
 
 
-def _told_apart(parts: list[Part]) -> tuple[Part, ...]:
+def _distinct(parts: list[Part]) -> tuple[Part, ...]:
     """Refuse parts of the same name, and parts that a run could belong to by mistake."""
     names = [part.name for part in parts]
     for name in names:
@@ -155,30 +154,30 @@ def _told_apart(parts: list[Part]) -> tuple[Part, ...]:
     for part, own in zip(parts, keys, strict=True):
         for missing in sorted(set().union(*keys) - own - {"seed"}):
             raise ValueError(
-                f"part {part.name!r} does not say what {missing} is, as another part does; "
-                "give it a value there or in [settings]."
+                f"part {part.name!r} has no {missing}, as another part has; give it a value there "
+                "or in [settings]."
             )
     return tuple(parts)
 
 
 def _part(table: Table, shared: Table) -> Part:
-    check_keys(table, PART_KEYS, "part.")
+    _check_keys(table, PART_KEYS, "part.")
     kind, name = table.get("kind", "table"), str(table.get("name", "main"))
     if kind not in get_args(Kind):
         raise ValueError(f"part.kind: unknown value {kind!r}; {closest(str(kind), get_args(Kind))}")
     settings = merged(
-        renamed_settings(shared),
-        renamed_settings(as_table("part.settings", table.get("settings", {}))),
+        renamed_settings(shared, warns=True),
+        renamed_settings(_as_table("part.settings", table.get("settings", {})), warns=True),
     )
     columns = str(table.get("columns", "attack"))
-    check_texts(name, settings)
+    _check_texts(name, settings)
     part = Part(
         name=name,
         title=str(table.get("title", "")),
         columns=SETTINGS.get(columns, columns),
         kind=kind,
         settings=settings,
-        wanted=read_wanted(table.get("paper")),
+        wanted=_read_wanted(table.get("paper")),
     )
     if part.values == [None]:
         known = [key for key in flat(settings) if key not in ("seed", "preset")]
@@ -191,3 +190,49 @@ def _part(table: Table, shared: Table) -> Part:
 
 def _shipped() -> list[Any]:
     return list(files("outvote.suites").iterdir())
+
+
+def _check_keys(table: Table, known: tuple[str, ...], above: str) -> None:
+    """Refuse a key that means nothing."""
+    for key in table:
+        if key not in known:
+            raise ValueError(f"unknown key {above + key!r}; {closest(key, known)}")
+
+
+def _as_table(what: str, value: Any) -> Table:
+    """Return a table; what is none is refused."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{what} is a table, got {value!r}; write [{what}].")  # noqa: TRY004
+    return value
+
+
+def _check_texts(part: str, settings: Table) -> None:
+    """Refuse a part without rules or attacks."""
+    for key in ("rule", "attack"):
+        if key not in settings:
+            raise ValueError(f"part {part!r} names no {key}; add {key} = ... to its settings.")
+        found = settings[key]
+        for each in found if isinstance(found, list) else [found]:
+            if not isinstance(each, str):
+                raise ValueError(  # noqa: TRY004
+                    f"part {part!r}: {key} is a text or a list of texts, got {each!r}."
+                )
+
+
+def _read_wanted(value: Any) -> Wanted | None:
+    """Return where the paper's numbers are; None if the suite has none."""
+    if value is None:
+        return None
+    table = _as_table("part.paper", value)
+    _check_keys(table, tuple(field.name for field in fields(Wanted)), "part.paper.")
+    for key in ("file", "column"):
+        if key not in table:
+            raise ValueError(f"part.paper needs {key!r}, got {dict(table)}.")
+    shipped = (files("outvote.suites") / "paper").iterdir()
+    known = sorted(each.name.removesuffix(".csv") for each in shipped)
+    if table["file"] not in known:
+        raise ValueError(
+            f"part.paper.file: unknown value {table['file']!r}; "
+            f"{closest(str(table['file']), known)}"
+        )
+    return Wanted(**table)

@@ -1,4 +1,4 @@
-"""What every attack promises."""
+"""What every attack guarantees: the checks of `check_attack`."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outvote.attacks.batch import corrupt
-from outvote.attacks.spec import ATTACKS, make_attack
-from outvote.testing.attack_trial import AttackTrial, Scenario, batch_defence
+from outvote.attacks.attack_spec import ATTACKS, make_attack
+from outvote.attacks.run_attack import poison_batch
+from outvote.testing.attack_trial import AttackTrial, Scenario
 from outvote.testing.trial import global_state, require, require_close, stirred_generators
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -20,7 +20,7 @@ def no_global_state(trial: AttackTrial) -> None:
     for one in trial.scenarios():
         with stirred_generators():
             before = global_state()
-            trial.crafted(one)
+            trial.output(one)
             after = global_state()
         changed = [name for name, value in before.items() if after[name] != value]
         require(not changed, one, f"changed {', '.join(changed)}")
@@ -49,7 +49,7 @@ def keeps_kind_and_dtype(trial: AttackTrial) -> None:
 
 
 def finite(trial: AttackTrial) -> None:
-    """Whatever finite numbers come in, and whoever diverged, the rows are finite, or never are."""
+    """The rows are finite for all finite gradients, also where clients diverged, or never are."""
     if trial.attack.sends_nonfinite:
         for one in trial.scenarios():
             is_finite = bool(np.isfinite(trial.rows(one)).all())
@@ -72,8 +72,8 @@ def same_seed_same_rows(trial: AttackTrial) -> None:
     """The same seed gives the same rows, whatever was asked in between; it is recorded."""
     for one in trial.scenarios():
         first = trial.rows(one)
-        told = trial.crafted(one).seed
-        require(told == trial.seed, one, f"seed {told} in place of {trial.seed}")
+        seed = trial.output(one).seed
+        require(seed == trial.seed, one, f"seed {seed} in place of {trial.seed}")
         trial.rows(Scenario(one.honest[::-1] * 3 + 1, one.own))
         is_same = np.array_equal(trial.rows(one), first, equal_nan=True)
         require(is_same, one, "other rows the second time")
@@ -111,7 +111,7 @@ def leaves_inputs_alone(trial: AttackTrial) -> None:
 
 
 def colluding_rows_are_identical(trial: AttackTrial) -> None:
-    """All attackers send the same row if the attack says so."""
+    """All attackers send the same row if the attack declares is_colluding."""
     if not trial.attack.is_colluding:
         return
     for one in trial.scenarios():
@@ -126,12 +126,12 @@ def no_attacker(trial: AttackTrial) -> None:
     asked = []
     generator = np.random.default_rng(trial.seed)
     before = str(generator.bit_generator.state)
-    crafted = trial.crafted(
+    output = trial.output(
         Scenario(one.honest, one.own[:0]),
         seed=generator,
         rule=lambda *_, **__: asked.append(1),
     )
-    require(tuple(crafted.rows.shape) == (0, 3), one, f"rows {_kind(crafted.rows)}")
+    require(tuple(output.rows.shape) == (0, 3), one, f"rows {_kind(output.rows)}")
     require(not asked, one, "the rule was asked")
     require(str(generator.bit_generator.state) == before, one, "a number was drawn")
 
@@ -165,17 +165,9 @@ def batch_equals_loop(trial: AttackTrial) -> None:
     rows = np.stack([trial.scenario(7, k, 6, 1.0).honest * (k + 1) for k in range(4)])
     is_byzantine = np.zeros((4, 7), dtype=bool)
     is_byzantine[0, [1, 4]] = is_byzantine[1, 6] = is_byzantine[3] = True
-    counts = is_byzantine.sum(axis=1).tolist()
-    gradients = torch.from_numpy(rows).to(trial.device)
     seeds = [trial.seed + k for k in range(4)]
-    found = corrupt(
-        trial.attack,
-        gradients,
-        torch.from_numpy(is_byzantine),
-        seeds=seeds,
-        defence=batch_defence(counts),
-    )
-    together = found.gradients.double().cpu().numpy()
+    sent, _ = trial.attacked(torch.from_numpy(rows), torch.from_numpy(is_byzantine), seeds=seeds)
+    together = sent.double().cpu().numpy()
     is_same = np.array_equal(together[~is_byzantine], rows[~is_byzantine])
     require(is_same, f"{is_byzantine.tolist()}", "rows of honest clients changed")
     for run in (0, 1, 3):
@@ -183,6 +175,68 @@ def batch_equals_loop(trial: AttackTrial) -> None:
         one = Scenario(rows[run][~is_byzantine[run]], own)
         wanted = trial.rows(one, seed=seeds[run])
         _require_close(together[run][is_byzantine[run]], wanted, one, f"run {run} in the batch")
+
+
+def state_run_by_run(trial: AttackTrial) -> None:
+    """Over three rounds, runs attacked at once keep the states that each has alone; idle ones wait.
+
+    A state is a value: the same one gives the same rows again.
+    """
+    if not trial.attack.has_state:
+        return
+    rounds = [
+        torch.from_numpy(np.stack([trial.scenario(7, 3 * t + k, 6, 1.0).honest for k in range(3)]))
+        for t in range(3)
+    ]
+    # One run is attacked in all rounds, one not in the first, one not in the second.
+    is_attacked = torch.tensor([[True, False, True], [True, True, False], [True, True, True]])
+    is_first = torch.arange(7) < 2
+    together: Any = [None] * 3
+    alone: list[Any] = [None] * 3
+    for t, rows in enumerate(rounds):
+        mask = is_attacked[t].unsqueeze(-1) & is_first
+        seeds = [trial.seed + t + 3 * k for k in range(3)]
+        sent, output = trial.attacked(rows, mask, seeds=seeds, states=together, round=t + 1)
+        again, _ = trial.attacked(rows, mask, seeds=seeds, states=together, round=t + 1)
+        is_same = torch.equal(sent, again)
+        require(is_same, f"round {t + 1}", "other rows for the same state; it was changed in place")
+        together = output.state
+        for k in range(3):
+            where = f"run {k} of 3 in round {t + 1}, {rows[k].tolist()}"
+            if is_attacked[t, k]:
+                require(together[k] is not None, where, "no state; declare has_state = False")
+            mine = slice(k, k + 1)
+            one, found = trial.attacked(
+                rows[mine], mask[mine], seeds=seeds[mine], states=alone[mine], round=t + 1
+            )
+            alone[k] = found.state[0]
+            got, wanted = (values.double().cpu().numpy() for values in (sent[k], one[0]))
+            require_close(got, wanted, where, "rows in the batch")
+
+
+def poison_keeps_shapes(trial: AttackTrial) -> None:
+    """Poisoned batches keep shape and dtype, targets stay classes, and the input is not changed."""
+    if not trial.attack.poisons_data:
+        return
+    require(trial.attack.needs_own(), trial.name, "needs_own() is false; attackers must train")
+    for num_classes, size in ((2, 1), (10, 6)):
+        random = trial.random(num_classes, size)
+        samples = torch.from_numpy(random.normal(size=(size, *trial.sample_shape))).float()
+        targets = torch.from_numpy(random.integers(num_classes, size=size))
+        given = samples.clone().to(trial.device), targets.clone().to(trial.device)
+        where = f"samples {tuple(samples.shape)}, targets {targets.tolist()} of {num_classes}"
+        with stirred_generators():
+            before = global_state()
+            found, labels = poison_batch(trial.attack, *given, num_classes)
+            require(global_state() == before, where, "a global generator or setting changed")
+        is_unchanged = torch.equal(given[0].cpu(), samples) and torch.equal(given[1].cpu(), targets)
+        require(is_unchanged, where, "poison changed its arguments; copy them first")
+        again = poison_batch(trial.attack, *given, num_classes)
+        is_same = torch.equal(again[0], found) and torch.equal(again[1], labels)
+        require(is_same, where, "another batch the second time; a resumed run would differ")
+        is_class = bool(((labels >= 0) & (labels < num_classes)).all())
+        require(is_class, where, f"targets {labels.tolist()}")
+        require(bool(found.isfinite().all()), where, "samples that are not finite")
 
 
 def _parts(one: Scenario) -> tuple[Any, Any]:

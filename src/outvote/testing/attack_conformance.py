@@ -1,13 +1,12 @@
-"""The conformance suite for attacks: what every attack promises, checked on any attack."""
+"""The conformance suite for attacks: `check_attack` runs the checks on any attack."""
 
 from collections.abc import Callable, Mapping
 
 import torch
 
-from outvote.attacks.base import Attack
+from outvote.attacks.attack import Attack
 from outvote.errors import closest
 from outvote.testing import attack_checks as checks
-from outvote.testing.attack_memory import memory_run_by_run
 from outvote.testing.attack_trial import AttackTrial
 from outvote.testing.conformance import ConformanceError, Failure
 from outvote.testing.trial import BrokenError
@@ -26,7 +25,8 @@ ATTACK_CHECKS: dict[str, Callable[[AttackTrial], None]] = {
     "zero-spread": checks.zero_spread,
     "text-round-trip": checks.text_round_trip,
     "batch-equals-loop": checks.batch_equals_loop,
-    "memory-run-by-run": memory_run_by_run,
+    "state-run-by-run": checks.state_run_by_run,
+    "poison-keeps-shapes": checks.poison_keeps_shapes,
 }
 
 
@@ -36,12 +36,14 @@ def check_attack(
     exempt: Mapping[str, str] | None = None,
     seed: int = 0,
     device: str | torch.device = "cpu",
+    sample_shape: tuple[int, ...] = (1, 28, 28),
 ) -> None:
-    """Check that an attack keeps what every attack promises; raise a ConformanceError if not.
+    """Check that an attack does what every attack guarantees; raise a ConformanceError if not.
 
-    What an attack declares (`is_random`, `is_colluding`, `depends_on_order`, `sends_nonfinite`)
-    decides what it is held to. `exempt` maps the name of a check to the reason why the attack need
-    not pass it. The checks are in `outvote.testing.ATTACK_CHECKS`.
+    What an attack declares (`is_random`, `is_colluding`, `depends_on_order`, `sends_nonfinite`,
+    `has_state`, `poisons_data`) decides what is checked. `exempt` maps the name of a check to the
+    reason why the attack need not pass it; `sample_shape` is the shape of a sample that a data
+    attack is tested on. The checks are in `outvote.testing.ATTACK_CHECKS`.
 
     >>> from outvote import LIE
     >>> check_attack(LIE())
@@ -57,7 +59,7 @@ def check_attack(
             raise ValueError(f"exempt: there is no check {name!r}; {closest(name, ATTACK_CHECKS)}")
         if not str(reason or "").strip():
             raise ValueError(f"exempt: {name!r} needs a reason in words, got {reason!r}.")
-    trial = AttackTrial(attack, seed, torch.device(device))
+    trial = AttackTrial(attack, seed, torch.device(device), tuple(sample_shape))
     found = [_run(name, trial) for name in ATTACK_CHECKS if name not in reasons]
     failures = [failure for failure in found if failure is not None]
     if failures:

@@ -1,4 +1,4 @@
-"""The attack under test, and the rounds that it is tried on."""
+"""The attack under test, and the rounds that it is tested on."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outvote.attacks.base import Attack
-from outvote.attacks.crafted import Crafted
+from outvote.attacks.attack import Attack, AttackOutput
+from outvote.attacks.run_attack import run_attack
 from outvote.rules.aggregate import aggregate
 from outvote.rules.gas import GAS
 from outvote.rules.krum import MultiKrum
@@ -24,13 +24,13 @@ DEFENCE = GAS(MultiKrum(), num_groups=3)
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What the honest clients and, before they lie, the attackers have."""
+    """The gradients of the honest clients, and what the attackers would have sent honestly."""
 
     honest: Array
     own: Array
 
     def __str__(self) -> str:
-        """Return what is needed to see the failure again."""
+        """Return what is needed to reproduce the failure."""
         parts = {"honest": self.honest, "own": self.own}
         shown = {
             name: " ".join(np.array2string(rows, separator=", ", precision=17).split())
@@ -46,6 +46,7 @@ class AttackTrial:
     attack: Attack
     seed: int
     device: torch.device
+    sample_shape: tuple[int, ...] = (1, 28, 28)
 
     @property
     def name(self) -> str:
@@ -73,28 +74,28 @@ class AttackTrial:
         """Return rows as numpy on the CPU, and as a tensor on any other device."""
         return rows if self.device.type == "cpu" else torch.from_numpy(rows.copy()).to(self.device)
 
-    def inspect(self, honest: Gradients, own: Gradients, **info: Any) -> Crafted:
-        """Call the attack, with a rule if it wants one."""
+    def inspect(self, honest: Gradients, own: Gradients, **info: Any) -> AttackOutput:
+        """Call the attack, with a rule to ask."""
         info = {"num_byzantine": len(own), "seed": self.seed, "rule": partial(DEFENCE), **info}
         return self.attack.inspect(honest, own=own, **info)
 
-    def crafted(self, one: Scenario, **info: Any) -> Crafted:
-        """Return what the attack does in a round."""
+    def output(self, one: Scenario, **info: Any) -> AttackOutput:
+        """Attack one round."""
         return self.inspect(self.given(one.honest), self.given(one.own), **info)
 
     def rows(self, one: Scenario, **info: Any) -> Array:
         """Return the rows of a round as float64."""
-        rows = self.crafted(one, **info).rows
+        rows = self.output(one, **info).rows
         if isinstance(rows, Tensor):
             rows = rows.double().cpu().numpy()
         return np.asarray(rows, dtype=np.float64)
 
+    def attacked(self, rows: Tensor, is_byzantine: Tensor, **info: Any) -> tuple[Tensor, Any]:
+        """Attack a batch of runs as the simulator does."""
+        counts = is_byzantine.sum(dim=1).tolist()
 
-def batch_defence(num_byzantine: list[int]) -> Any:
-    """Return the same defence for many runs at once."""
+        def defence(gradients: Tensor, seeds: Any) -> tuple[Tensor, Tensor]:
+            found = aggregate(DEFENCE, gradients, num_byzantine=counts, seeds=list(seeds))
+            return known(found.vector), known(found.weights) > 0
 
-    def answer(gradients: Tensor, seeds: Any) -> tuple[Tensor, Tensor]:
-        found = aggregate(DEFENCE, gradients, num_byzantine=num_byzantine, seeds=list(seeds))
-        return known(found.vector), known(found.weights) > 0
-
-    return answer
+        return run_attack(self.attack, rows.to(self.device), is_byzantine, defence=defence, **info)

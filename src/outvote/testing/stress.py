@@ -1,6 +1,6 @@
-"""Every attack against every rule on made-up gradients: how far each moves the update."""
+"""Every attack against every rule on synthetic gradients: how far each moves the update."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 from threading import Lock
@@ -9,14 +9,78 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outvote.attacks.base import Attack
+from outvote.attacks.attack import Attack
+from outvote.errors import check_kind
 from outvote.rules.rule import Rule
 from outvote.seeding import RandomStream
-from outvote.testing.made_up import MadeUp, made_up_round
-from outvote.testing.server import Server
 from outvote.threads import mapped
 
 Progress = Callable[[int, int], None]
+SHARE_OF_COORDINATES = 0.1
+NUM_REFERENCE_ROWS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyntheticGradients:
+    r"""How to draw gradients: a common gradient, a shift of each client's own, and noise.
+
+    $$ g_i = m + h \, u_i c_i + s \, e_i $$
+
+    m and e_i are normal vectors of length about 1. c_i is one too, but on a random tenth of the
+    coordinates alone, as if client i had seen other classes than the rest. The factors u_i are
+    uniform in [0.5, 1.5]: some clients are more unusual than others. Attackers would be like that
+    too if they were honest. Real gradients differ in other ways.
+    """
+
+    num_clients: int = 50
+    """All clients, the attackers included."""
+    num_byzantine: int = 10
+    """How many of them attack."""
+    dim: int = 10_000
+    """How many coordinates a gradient has."""
+    heterogeneity: float = 2.0
+    """h: the length of a client's own shift, in lengths of the common gradient."""
+    noise: float = 1.0
+    """s: the length of the noise, in lengths of the common gradient."""
+    seed: int = 0
+    """Where all randomness comes from."""
+
+    def __post_init__(self) -> None:
+        """Check that there is an honest client, and that the lengths are lengths."""
+        lowest = {"num_clients": 1, "num_byzantine": 0, "dim": 1, "seed": 0}
+        for name, low in lowest.items():
+            check_kind(name, getattr(self, name), int)
+            if getattr(self, name) < low:
+                raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}.")
+        if self.num_byzantine >= self.num_clients:
+            raise ValueError(
+                f"num_byzantine must be below the {self.num_clients} of num_clients, got "
+                f"{self.num_byzantine}; at least one client must be honest."
+            )
+        for name in ("heterogeneity", "noise"):
+            check_kind(name, getattr(self, name), float)
+            if not (isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                raise ValueError(
+                    f"{name} must be finite and at least 0, got {getattr(self, name)}."
+                )
+
+
+def draw_round(recipe: SyntheticGradients) -> tuple[Tensor, Tensor]:
+    """Draw a round: the gradients of the honest, and what the attackers would have sent."""
+    generator = RandomStream((recipe.seed,)).fold_in("made-up").generator(0, torch.device("cpu"))
+    shape = (recipe.num_clients, recipe.dim)
+
+    def normal(*size: int) -> Tensor:
+        drawn: Tensor = torch.randn(size, generator=generator) / float(recipe.dim) ** 0.5
+        return drawn
+
+    common = normal(recipe.dim)
+    strength = 0.5 + torch.rand(recipe.num_clients, 1, generator=generator)
+    is_own = torch.rand(shape, generator=generator) < SHARE_OF_COORDINATES
+    shift = normal(*shape) * is_own * strength / SHARE_OF_COORDINATES**0.5
+    rows = common + recipe.heterogeneity * shift + recipe.noise * normal(*shape)
+    num_honest = recipe.num_clients - recipe.num_byzantine
+    return rows[:num_honest], rows[num_honest:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +88,8 @@ class Cell:
     """One attack against one rule.
 
     `error` is the distance of the update to the honest mean relative to the length of that mean,
-    on average over the seeds of the server; None if it failed. Then `failure` tells why, and
-    `failed` who: "attack" or "rule".
+    on average over the seeds of the server; None if it failed. Then `failure` is the reason, and
+    `failed` who failed: "attack" or "rule".
     """
 
     attack: str
@@ -46,7 +110,7 @@ class Cell:
 class Stress:
     """The table of errors, attack by attack and rule by rule."""
 
-    gradients: MadeUp
+    gradients: SyntheticGradients
     attacks: tuple[str, ...]
     rules: tuple[str, ...]
     cells: tuple[Cell, ...]
@@ -74,18 +138,19 @@ class Stress:
 def stress(
     rules: Sequence[Rule],
     attacks: Sequence[Attack],
-    gradients: MadeUp,
+    gradients: SyntheticGradients,
     *,
     num_servers: int = 3,
     on_progress: Progress | None = None,
 ) -> Stress:
-    """Let every attack have a go at every rule; what fails is told in its cell.
+    """Run every attack against every rule; a failure is reported in its cell.
 
     The attackers know the gradients and the rule but not the randomness of the server, which is
-    drawn `num_servers` times. A rule that tolerates fewer attackers works with its limit.
+    drawn `num_servers` times. A rule that tolerates fewer attackers gets its limit.
 
     >>> from outvote import LIE, Mean
-    >>> table = stress([Mean()], [LIE()], MadeUp(num_clients=5, num_byzantine=1, dim=100))
+    >>> gradients = SyntheticGradients(num_clients=5, num_byzantine=1, dim=100)
+    >>> table = stress([Mean()], [LIE()], gradients)
     >>> table.worst("mean").attack
     'lie'
     """
@@ -93,26 +158,26 @@ def stress(
         raise ValueError(f"num_servers must be at least 1, got {num_servers}.")
     names = {str(attack): attack for attack in attacks}
     columns = {str(rule): rule for rule in rules}
-    arena = _Arena(gradients, num_servers, names)
-    servers = dict(zip(columns, mapped(arena.serve, columns.values()), strict=True))
+    table = _Table(gradients, num_servers, names)
+    asked = dict(zip(columns, mapped(table.ask, columns.values()), strict=True))
     count = _Counter(len(columns) * len(names), on_progress)
 
-    def work(place: tuple[str, str]) -> Cell:
-        rule, attack = place
-        server = servers[rule]
+    def work(pair: tuple[str, str]) -> Cell:
+        rule, attack = pair
+        server = asked[rule]
         answer: float | Failure
         if isinstance(server, Failure):
             answer = server
         else:
-            answer = arena.error(names[attack], server.afresh())
+            answer = table.error(names[attack], server.afresh())
         count.one_more()
         if isinstance(answer, Failure):
             return Cell(attack=attack, rule=rule, failure=answer.why, failed=answer.who)
         return Cell(attack=attack, rule=rule, error=answer)
 
-    # The last ones first: wrappers come late in most lists, and searches take longest.
-    places = [(rule, attack) for attack in names for rule in columns]
-    cells = mapped(work, places[::-1])[::-1]
+    # The last first: wrappers come late in most lists, and searches take longest.
+    pairs = [(rule, attack) for attack in names for rule in columns]
+    cells = mapped(work, pairs[::-1])[::-1]
     return Stress(
         gradients=gradients, attacks=tuple(names), rules=tuple(columns), cells=tuple(cells)
     )
@@ -120,18 +185,88 @@ def stress(
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What was raised, in one line, and by whom."""
+    """The error, in one line, and whether the attack or the rule raised it."""
 
     who: str
     why: str
 
 
-class _Arena:
-    """The gradients of the round, and the attacks that need not know the rule, worked out once."""
+class AskedRule:
+    """A rule that is asked about the same honest gradients and many attackers.
 
-    def __init__(self, gradients: MadeUp, num_servers: int, attacks: dict[str, Attack]) -> None:
+    Rules that need a reference gradient get the mean of a few honest ones. If a rule is not random,
+    the same question is not asked twice in a row, whatever the seed.
+    """
+
+    def __init__(self, rule: Rule, honest: Tensor, num_byzantine: int) -> None:
+        """Take the rule, the gradients of the honest, and the number of attackers."""
+        self.rule, self.honest = rule, honest
+        self.info: dict[str, Any] = {
+            "num_byzantine": num_byzantine,
+            "when_too_many": "lower",
+            "reference": honest[:NUM_REFERENCE_ROWS].mean(dim=0),
+        }
+        self.is_random = True
+        self.has_failed = False
+        self._last: dict[str, tuple[Tensor, Any]] = {}
+
+    def max_byzantine(self, num_clients: int) -> int:
+        """Return what the rule tolerates."""
+        return self.rule.max_byzantine(num_clients)
+
+    def __call__(self, gradients: Tensor, *, seed: int, **_: Any) -> Any:
+        """Return the update."""
+        return self._answer("update", gradients, seed)
+
+    def inspect(self, gradients: Tensor, *, seed: int, **_: Any) -> Any:
+        """Return the verdict."""
+        return self._answer("verdict", gradients, seed)
+
+    def updates(self, rows: Tensor, seeds: list[int]) -> Iterator[Any]:
+        """Return the update on the attackers' rows for every seed; just one if all are the same."""
+        matrix = torch.cat([self.honest, rows])
+        for seed in seeds if self.is_random else seeds[:1]:
+            yield self(matrix, seed=seed)
+
+    def look_for_randomness(self, own: Tensor) -> None:
+        """Find out whether two seeds give different verdicts without an attack."""
+        matrix = torch.cat([self.honest, own])
+        one, other = (self.rule.inspect(matrix, seed=k, **self.info) for k in range(2))
+        pairs = [(one.update, other.update), (one.scores, other.scores)]
+        self.is_random = not all(torch.equal(*map(torch.as_tensor, pair)) for pair in pairs)
+
+    def afresh(self) -> "AskedRule":
+        """Return the same rule without earlier questions, for another thread."""
+        server = AskedRule(self.rule, self.honest, self.info["num_byzantine"])
+        server.is_random = self.is_random
+        return server
+
+    def _answer(self, kind: str, gradients: Tensor, seed: int) -> Any:
+        if self.is_random:
+            return self._ask(kind, gradients, seed)
+        rows = gradients[len(self.honest) :]
+        if kind not in self._last or not torch.equal(self._last[kind][0], rows):
+            # The caller may write other rows into the same matrix.
+            self._last[kind] = rows.clone(), self._ask(kind, gradients, seed)
+        return self._last[kind][1]
+
+    def _ask(self, kind: str, gradients: Tensor, seed: int) -> Any:
+        ask = self.rule if kind == "update" else self.rule.inspect
+        try:
+            return ask(gradients, seed=seed, **self.info)
+        except Exception:
+            self.has_failed = True
+            raise
+
+
+class _Table:
+    """The gradients of the round, and the rows of attacks that do not ask the rule."""
+
+    def __init__(
+        self, gradients: SyntheticGradients, num_servers: int, attacks: dict[str, Attack]
+    ) -> None:
         self.num_byzantine = gradients.num_byzantine
-        self.honest, self.own = made_up_round(gradients)
+        self.honest, self.own = draw_round(gradients)
         self.mean = self.honest.double().mean(dim=0)
         stream = RandomStream((gradients.seed,))
         self.seeds = [stream.fold_in(f"server-{k}").derived()[0] for k in range(num_servers)]
@@ -142,27 +277,27 @@ class _Arena:
             if not attack.needs_rule()
         }
 
-    def serve(self, rule: Rule) -> Server | Failure:
-        """Return a server with the rule, or why it cannot serve."""
-        server = Server(rule, self.honest, self.num_byzantine)
+    def ask(self, rule: Rule) -> AskedRule | Failure:
+        """Return the rule, ready to be asked, or why it fails."""
+        server = AskedRule(rule, self.honest, self.num_byzantine)
         try:
             server.look_for_randomness(self.own)
         except Exception as error:  # noqa: BLE001  (a rule under test may raise anything)
             return Failure("rule", _why(error))
         return server
 
-    def craft(self, attack: Attack, server: Server | None) -> Tensor | Failure:
-        """Return the rows that the attackers send, or why there are none."""
+    def craft(self, attack: Attack, server: AskedRule | None) -> Tensor | Failure:
+        """Return the rows that the attackers send, or why the attack fails."""
         info: dict[str, Any] = {"rule": server, "own": self.own, "seed": self.attack_seed}
         try:
             return torch.as_tensor(attack(self.honest, num_byzantine=self.num_byzantine, **info))
         except Exception as error:  # noqa: BLE001  (an attack under test may raise anything)
-            # What the attack asked the rule may be what failed.
+            # The rule may have failed when the attack asked it.
             has_rule_failed = server is not None and server.has_failed
             return Failure("rule" if has_rule_failed else "attack", _why(error))
 
-    def error(self, attack: Attack, server: Server) -> float | Failure:
-        """Return the mean error over the servers' seeds, or why there is none."""
+    def error(self, attack: Attack, server: AskedRule) -> float | Failure:
+        """Return the mean error over the seeds of the server, or why there is none."""
         known = self.known.get(str(attack))
         rows = self.craft(attack, server) if known is None else known
         if isinstance(rows, Failure):

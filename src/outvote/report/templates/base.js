@@ -18,7 +18,7 @@ function fill(node, attributes, children) {
 const html = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
 const svg = (tag, attributes = {}, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
-// Packed arrays: whole numbers; shares in ten thousandths; measured numbers by code.
+// Packed arrays: whole numbers; counts, 0 if unknown; shares in ten thousandths; measured numbers by code.
 function codes(packed) {
   const text = atob(packed.data);
   const bytes = Uint8Array.from(text, (character) => character.charCodeAt(0));
@@ -29,6 +29,7 @@ function codes(packed) {
 function unpack(packed) {
   const found = codes(packed);
   if (packed.kind === "share") return Float64Array.from(found, (code) => (code === 65535 ? NaN : code / 10000));
+  if (packed.kind === "count") return Float64Array.from(found, (code) => (code === 0 ? NaN : code - 1));
   if (packed.kind === undefined) return found;
   const isLog = packed.kind === "log";
   const value = (code) => {
@@ -55,7 +56,7 @@ function short(value) {
   return String(Number(value.toPrecision(3))).replace("-", "−");
 }
 
-// Colours that people with any kind of colour vision can tell apart.
+// Colours that people with any kind of colour vision can distinguish.
 const HUES = {
   light: ["#0072b2", "#d55e00", "#00876a", "#b0528a", "#b58900", "#3f9fd8", "#6b5bb5", "#6b6b6b"],
   dark: ["#4da6e0", "#ff8a3d", "#2cc4a0", "#e08ec0", "#e6b422", "#8fd0ff", "#a99bf0", "#a8a8a8"],
@@ -84,10 +85,10 @@ const channels = (colour) => [1, 3, 5].map((from) => parseInt(colour.slice(from,
 
 // A colour of a ramp; part is from 0 to 1.
 function mixed(ramp, part) {
-  const place = Math.min(Math.max(part, 0), 1) * (ramp.length - 1);
-  const first = Math.min(Math.floor(place), ramp.length - 2);
+  const position = Math.min(Math.max(part, 0), 1) * (ramp.length - 1);
+  const first = Math.min(Math.floor(position), ramp.length - 2);
   const [from, to] = [channels(ramp[first]), channels(ramp[first + 1])];
-  return from.map((value, k) => Math.round(value + (to[k] - value) * (place - first)));
+  return from.map((value, k) => Math.round(value + (to[k] - value) * (position - first)));
 }
 const cssColour = (rgb) => `rgb(${rgb.join(",")})`;
 

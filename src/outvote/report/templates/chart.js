@@ -1,7 +1,7 @@
-// Line charts as SVG, drawn to the width that there is.
+// Line charts as SVG, drawn to the width of their box.
 
 // A scale of powers has no zero: it gets a line of its own at the bottom.
-const ZERO_ROOM = 18;
+const ZERO_HEIGHT = 18;
 const MARGIN = { top: 10, right: 10, bottom: 28, left: 44 };
 
 function niceTicks(low, high, wanted) {
@@ -14,7 +14,7 @@ function niceTicks(low, high, wanted) {
   return ticks;
 }
 
-// Powers of ten, and twice and five times them where there is room.
+// Powers of ten, and twice and five times them where there is space.
 function logTicks(low, high) {
   const of = (factors) => {
     const ticks = [];
@@ -39,12 +39,12 @@ function rangeOf(lines, isLog) {
 
 function pathOf(points, x, y) {
   let text = "";
-  let isPen = false;
+  let isDown = false;
   for (const [at, value] of points) {
     const height = y(value);
-    if (!Number.isFinite(height)) { isPen = false; continue; }
-    text += `${isPen ? "L" : "M"}${x(at).toFixed(1)} ${height.toFixed(1)}`;
-    isPen = true;
+    if (!Number.isFinite(height)) { isDown = false; continue; }
+    text += `${isDown ? "L" : "M"}${x(at).toFixed(1)} ${height.toFixed(1)}`;
+    isDown = true;
   }
   return text;
 }
@@ -67,7 +67,7 @@ function drawChart(box, { lines, label, format, isLog = false, range = null, hei
   const y = (value) => {
     if (hasZero && value === 0) return MARGIN.top + inner.height;
     const scaled = isLog ? (value > 0 ? Math.log10(value) : NaN) : value;
-    return MARGIN.top + (1 - (scaled - low) / (high - low || 1)) * (inner.height - (hasZero ? ZERO_ROOM : 0));
+    return MARGIN.top + (1 - (scaled - low) / (high - low || 1)) * (inner.height - (hasZero ? ZERO_HEIGHT : 0));
   };
   const figure = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
   figure.append(...axes({ x, y, low, high, first, last, width, height, format, isLog, hasZero }));

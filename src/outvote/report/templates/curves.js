@@ -2,11 +2,11 @@
 
 const CURVES = {
   accuracy: { title: "Accuracy", format: (value) => percent(value, 0), of: (series) => series.accuracy },
-  loss: { title: "Training loss of the honest", format: short, of: (series) => series.loss },
+  loss: { title: "Training loss of the honest clients", format: short, of: (series) => series.loss },
   deviation: { title: "Distance of the update to the honest mean", format: short, isLog: true, of: (series) => series.deviation },
   relative: { title: "The same, relative to the honest mean", format: short, isLog: true,
     of: (series) => series.deviation.map((value, k) => value / series.honest_norm[k]) },
-  kept: { title: "Share of liars kept", format: (value) => percent(value, 0), isSmooth: true,
+  kept: { title: "Byzantine selection rate", format: (value) => percent(value, 0), isSmooth: true,
     of: (series) => Float64Array.from(series.num_byzantine, (num, k) => (num ? series.num_kept_byzantine[k] / num : NaN)) },
 };
 const curves = { grid: 0, what: "accuracy", hidden: new Set(), only: null };
@@ -38,12 +38,12 @@ function startCurves() {
 function styleOf(grid, row) {
   const families = [...new Set(grid.families)];
   const palette = hues();
-  const place = families.indexOf(grid.families[row]);
+  const index = families.indexOf(grid.families[row]);
   const alike = grid.families.flatMap((family, k) => (family === grid.families[row] ? [k] : []));
   const rank = alike.indexOf(row);
   const isPlain = alike.length > 1 && grid.rows[row] === grid.families[row];
   const dash = isPlain ? "5 3" : [null, null, "2 2", "8 2 2 2"][Math.min(rank, 3)];
-  return { colour: palette[place % palette.length], dash: place >= palette.length && !dash ? "9 3" : dash, width: isPlain ? 1.5 : 2 };
+  return { colour: palette[index % palette.length], dash: index >= palette.length && !dash ? "9 3" : dash, width: isPlain ? 1.5 : 2 };
 }
 
 const SMOOTH = 10;
@@ -117,7 +117,7 @@ function drawCurves() {
       format: curve.format, isLog: curve.isLog, range });
   });
   const size = roundsPerPoint(grid);
-  byId("curve-note").textContent = size > 1 ? `Each point is the mean of ${size} rounds, told at the last of them.` : "";
+  byId("curve-note").textContent = size > 1 ? `Each point is the mean of ${size} rounds, drawn at the last of them.` : "";
   drawValues();
 }
 
@@ -136,8 +136,8 @@ function drawLegend(grid, known) {
   };
   const items = grid.rows.flatMap((name, row) => (known.has(row) ? [html("button", { type: "button", class: "key", "data-row": row,
     "aria-pressed": String(!curves.hidden.has(row)), click: () => toggle(row), pointerenter: () => light(row), pointerleave: () => light(null) }, swatch(styleOf(grid, row)), name)] : []));
-  const everybody = () => { curves.hidden = new Set(curves.hidden.size ? [] : known); drawCurves(); };
-  byId("legend").replaceChildren(...items, html("button", { type: "button", class: "key all", click: everybody }, curves.hidden.size ? "show all" : "hide all"));
+  const toggleAll = () => { curves.hidden = new Set(curves.hidden.size ? [] : known); drawCurves(); };
+  byId("legend").replaceChildren(...items, html("button", { type: "button", class: "key all", click: toggleAll }, curves.hidden.size ? "show all" : "hide all"));
 }
 
 const NUM_VALUES = 12;

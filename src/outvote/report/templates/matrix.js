@@ -1,23 +1,23 @@
-// The matrix of an audit: clients by rounds, colour for rank and for what became of it.
+// The matrix of an audit: clients by rounds, colour for rank and verdict.
 
-const MARK = { absent: 0, kept: 1, dropped: 2, rejected: 3, malformed: 4, error: 5, missing: 6, late: 7, excluded: 8 };
-const MARK_NAMES = ["not sampled", "kept", "dropped", "rejected: not finite", "malformed reply", "client failed", "no reply", "too late", "excluded"];
-const MARK_LETTERS = ["", "", "", "×", "!", "e", "–", "l", "o"];
+const MARK = { absent: 0, kept: 1, dropped: 2, rejected: 3, malformed: 4, error: 5, missing: 6, late: 7, excluded: 8, unknown: 9 };
+const MARK_NAMES = ["not sampled", "kept", "dropped", "rejected: not finite", "malformed reply", "client failed", "no reply", "too late", "excluded", "aggregated, verdict not reported"];
+const MARK_LETTERS = ["", "", "", "×", "!", "e", "–", "l", "o", ""];
 const MAX_ROUNDS = 3000;
 const SOME_CLIENTS = 60;
 const MAX_CLIENTS = 800;
 
-// Unpacked: names, rounds, and an entry { client, mark, score, rank } for each judgement.
+// Unpacked: names, rounds, and an entry { client, mark, score, rank } for each verdict.
 function readAudit(audit) {
   const names = Array.isArray(audit.clients) ? audit.clients : Array.from({ length: audit.clients }, (_, k) => String(k));
   const { rounds, counts, clients, marks, scores, ranks } = Object.fromEntries(
     Object.entries(audit.matrix).map(([name, packed]) => [name, unpack(packed)]));
-  const liars = audit.liars ? unpack(audit.liars) : null;
-  const places = [];
+  const byzantine = audit.byzantine ? unpack(audit.byzantine) : null;
+  const roundOf = [];
   let next = 0;
-  counts.forEach((count, round) => { for (let k = 0; k < count; k += 1) places[next++] = round; });
+  counts.forEach((count, round) => { for (let k = 0; k < count; k += 1) roundOf[next++] = round; });
   const reasons = new Map(audit.reasons.map(([row, client, text]) => [`${row} ${client}`, audit.texts[text]]));
-  return { names, rounds, places, clients, marks, scores, ranks, liars, reasons };
+  return { names, rounds, roundOf, clients, marks, scores, ranks, byzantine, reasons };
 }
 
 class Matrix {
@@ -26,7 +26,7 @@ class Matrix {
     this.first = Math.max(0, audit.rounds.length - MAX_ROUNDS);
     this.labels = html("canvas", { class: "names", "aria-hidden": "true" });
     this.cells = html("canvas", { class: "cells", tabindex: 0, role: "application",
-      "aria-label": "Judgements by client and round. Arrow keys move from cell to cell. The table below says the same of each client." });
+      "aria-label": "Verdicts by client and round. Arrow keys move from cell to cell. The table below sums up each client." });
     this.box = html("div", { class: "matrix" }, this.labels, this.cells);
     this.status = html("p", { class: "note read", "aria-live": "polite" });
     this.cursor = null;
@@ -49,12 +49,12 @@ class Matrix {
     this.height = this.rows.size > 40 ? 13 : 17;
     const longest = Math.max(4, ...this.order.slice(0, this.numShown).map((client) => Math.min(22, audit.names[client].length)));
     const gutter = Math.min(170, 26 + 7 * longest);
-    const room = Math.max(120, this.box.clientWidth - gutter - 2);
-    this.width = Math.min(40, Math.max(5, room / Math.max(1, numRounds)));
+    const space = Math.max(120, this.box.clientWidth - gutter - 2);
+    this.width = Math.min(40, Math.max(5, space / Math.max(1, numRounds)));
     this.grid = new Int32Array(this.rows.size * numRounds).fill(-1);
     audit.clients.forEach((client, entry) => {
       const row = this.rows.get(client);
-      const round = audit.places[entry] - this.first;
+      const round = audit.roundOf[entry] - this.first;
       if (row !== undefined && round >= 0) this.grid[row * numRounds + round] = entry;
     });
     const bottom = this.rows.size * this.height;
@@ -76,16 +76,16 @@ class Matrix {
   }
 
   drawNames(pen, gutter) {
-    const { names, liars } = this.audit;
+    const { names, byzantine } = this.audit;
     pen.textAlign = "right";
     for (const [client, row] of this.rows) {
-      const isLiar = liars !== null && liars[client] === 1;
+      const isByzantine = byzantine !== null && byzantine[client] === 1;
       const middle = (row + 0.5) * this.height;
-      pen.fillStyle = isLiar ? token("--liar") : token("--soft");
-      pen.font = `${isLiar ? 600 : 400} 11px ui-sans-serif, system-ui, sans-serif`;
+      pen.fillStyle = isByzantine ? token("--byzantine") : token("--soft");
+      pen.font = `${isByzantine ? 600 : 400} 11px ui-sans-serif, system-ui, sans-serif`;
       const name = names[client].length > 22 ? `${names[client].slice(0, 21)}…` : names[client];
       pen.fillText(name, gutter - 20, middle);
-      if (isLiar) this.diamond(pen, gutter - 11, middle, 4);
+      if (isByzantine) this.diamond(pen, gutter - 11, middle, 4);
     }
   }
 
@@ -105,10 +105,10 @@ class Matrix {
       pen.fillStyle = stripe;
       pen.fillRect(0, row * this.height + 1, numRounds * this.width, this.height - 2);
     }
-    const colours = { ramps: ramps(), ink: token("--ink"), fault: token("--fault"), paper: token("--paper") };
-    this.grid.forEach((entry, place) => {
+    const colours = { ramps: ramps(), ink: token("--ink"), fault: token("--fault"), soft: token("--soft"), paper: token("--paper") };
+    this.grid.forEach((entry, index) => {
       if (entry < 0) return;
-      const [x, y] = [(place % numRounds) * this.width, Math.floor(place / numRounds) * this.height];
+      const [x, y] = [(index % numRounds) * this.width, Math.floor(index / numRounds) * this.height];
       this.drawCell(pen, entry, { x, y: y + 1, width: this.width - gap, height: this.height - 2 }, colours);
     });
     pen.textAlign = "left";
@@ -119,9 +119,11 @@ class Matrix {
     const rank = this.audit.ranks[entry] === 255 ? 0.5 : this.audit.ranks[entry] / 250;
     if (mark === MARK.kept) pen.fillStyle = cssColour(mixed(colours.ramps.kept, rank));
     else if (mark === MARK.dropped) pen.fillStyle = cssColour(mixed(colours.ramps.dropped, rank));
+    else if (mark === MARK.unknown) pen.fillStyle = colours.soft;
     else pen.fillStyle = mark <= MARK.malformed ? colours.ink : colours.fault;
     // Kept is lower than dropped: the difference is to be seen without colours, too.
     if (mark === MARK.kept) pen.fillRect(x, y + height * 0.25, width, height * 0.5);
+    else if (mark === MARK.unknown) pen.fillRect(x, y + height * 0.4, width, height * 0.2);
     else pen.fillRect(x, y, width, height);
     const letter = MARK_LETTERS[mark];
     if (!letter || width < 6) return;
@@ -136,18 +138,18 @@ class Matrix {
     pen.textAlign = "center";
     if (!numRounds) return;
     for (const tick of niceTicks(rounds[this.first], rounds[rounds.length - 1], Math.max(2, Math.floor((numRounds * this.width) / 90)))) {
-      const place = rounds.indexOf(tick) - this.first;
-      if (place >= 0) pen.fillText(String(tick), Math.min(Math.max(8, (place + 0.5) * this.width), numRounds * this.width - 12), bottom + 12);
+      const index = rounds.indexOf(tick) - this.first;
+      if (index >= 0) pen.fillText(String(tick), Math.min(Math.max(8, (index + 0.5) * this.width), numRounds * this.width - 12), bottom + 12);
     }
   }
 
-  tell(row, round) {
+  describe(row, round) {
     const { audit } = this;
     const numRounds = audit.rounds.length - this.first;
     const client = this.order[row];
     const entry = this.grid[row * numRounds + round];
-    const lies = audit.liars === null ? "" : audit.liars[client] ? ", liar" : ", honest";
-    const lines = [`client ${audit.names[client]}${lies}`, `round ${audit.rounds[this.first + round]}: ${entry < 0 ? MARK_NAMES[0] : MARK_NAMES[audit.marks[entry]]}`];
+    const truth = audit.byzantine === null ? "" : audit.byzantine[client] ? ", Byzantine" : ", honest";
+    const lines = [`client ${audit.names[client]}${truth}`, `round ${audit.rounds[this.first + round]}: ${entry < 0 ? MARK_NAMES[0] : MARK_NAMES[audit.marks[entry]]}`];
     if (entry >= 0 && !Number.isNaN(audit.scores[entry])) {
       const rank = audit.ranks[entry] === 255 ? "" : `, rank ${(audit.ranks[entry] / 250).toFixed(2)}`;
       lines.push(`score ${short(audit.scores[entry])}${rank}`);
@@ -159,7 +161,7 @@ class Matrix {
   point(event) {
     const [row, round] = [Math.floor(event.offsetY / this.height), Math.floor(event.offsetX / this.width)];
     if (row >= this.rows.size || round >= this.audit.rounds.length - this.first || row < 0 || round < 0) { tip.hide(); return; }
-    const [name, ...rest] = this.tell(row, round);
+    const [name, ...rest] = this.describe(row, round);
     tip.show(event, [html("b", {}, name), ...rest.map((line) => html("span", {}, line))]);
   }
 
@@ -176,6 +178,6 @@ class Matrix {
     pen.lineWidth = 2;
     pen.strokeRect(this.cursor[1] * this.width - 1, this.cursor[0] * this.height, this.width + 1, this.height);
     this.box.scrollLeft = Math.max(0, this.cursor[1] * this.width - this.box.clientWidth / 2);
-    this.status.textContent = this.tell(...this.cursor).join("; ");
+    this.status.textContent = this.describe(...this.cursor).join("; ");
   }
 }

@@ -1,29 +1,29 @@
 // Downloads of a run, colours, and the start.
 
-function downloads(run, place, audit, records) {
+function downloads(run, index, audit, records) {
   const name = run.name.replaceAll(/[^\w.-]+/g, "-");
   const rounds = () => {
-    const series = seriesOf(place);
+    const series = seriesOf(index);
     const names = Object.keys(series);
     download(`${name}-rounds.csv`, [names, ...Array.from(series.round, (_, k) => names.map((key) => series[key][k]))]);
   };
   const clients = () => download(`${name}-clients.csv`, [
-    ["place", "client", "liar", "suspicion", "error", "sampled", "judged", "dropped", "streak", "rejected", "norm", "cosine", "last_seen", "reason"],
-    ...records.map((each) => [each.place, each.name, each.isLiar === null ? "" : Number(each.isLiar), each.suspicion, each.error, each.sampled, each.judged,
+    ["rank", "client", "byzantine", "suspicion", "error", "sampled", "received", "dropped", "streak", "rejected", "norm", "cosine", "last_seen", "reason"],
+    ...records.map((each) => [each.rank, each.name, each.isByzantine === null ? "" : Number(each.isByzantine), each.suspicion, each.error, each.sampled, each.received,
       each.dropped, each.streak, each.rejected, each.norm, each.cosine, each.lastSeen, each.reason])]);
-  const judgements = () => download(`${name}-judgements.csv`, [["round", "client", "standing", "score", "rank"],
-    ...Array.from(audit.clients, (client, k) => [audit.rounds[audit.places[k]], audit.names[client], MARK_NAMES[audit.marks[k]],
+  const verdicts = () => download(`${name}-verdicts.csv`, [["round", "client", "standing", "score", "rank"],
+    ...Array.from(audit.clients, (client, k) => [audit.rounds[audit.roundOf[k]], audit.names[client], MARK_NAMES[audit.marks[k]],
       Number(audit.scores[k].toPrecision(4)), audit.ranks[k] === 255 ? null : audit.ranks[k] / 250])]);
   const button = (title, action) => html("button", { type: "button", class: "quiet", click: action }, title);
   return html("div", { class: "tools" }, html("span", { class: "soft" }, "Download CSV:"),
-    run.series ? button("rounds", rounds) : null, audit ? [button("clients", clients), button("judgements", judgements)] : null);
+    run.series ? button("rounds", rounds) : null, audit ? [button("clients", clients), button("verdicts", verdicts)] : null);
 }
 
-// One line for each run: what differs, what became of it, and its numbers.
+// One line for each run: what differs, its outcome, and its numbers.
 function downloadRuns() {
   const settings = [...new Set(data.runs.flatMap((run) => Object.keys(run.settings)))];
-  const numbers = ["best", "final", "last_ten", "kept_byzantine", "deviation", "seconds"];
-  const measures = ["num_liars", "drop_precision", "drop_recall", "honest_kept", "top_precision"];
+  const numbers = ["best", "final", "last_ten", "kept_byzantine", "byzantine_weight", "deviation", "seconds"];
+  const measures = ["num_byzantine", "drop_precision", "drop_recall", "honest_kept", "top_precision"];
   const plain = (value) => (typeof value === "object" ? JSON.stringify(value) : value);
   download("runs.csv", [["name", "outcome", ...settings, ...numbers, ...measures],
     ...data.runs.map((run) => [run.name, run.outcome, ...settings.map((key) => plain(run.settings[key])), ...numbers.map((key) => run.numbers[key]),
@@ -74,20 +74,20 @@ function startResizing() {
   });
 }
 
-function visit(place) {
-  showRun(place, false);
+function visit(index) {
+  showRun(index, false);
   byId("runs").scrollIntoView();
   byId("runs-title").focus({ preventScroll: true });
 }
 
 // A link to where one is already changes no address.
-function visitAgain(place) {
-  if (location.hash === `#run=${place}`) visit(place);
+function visitAgain(index) {
+  if (location.hash === `#run=${index}`) visit(index);
 }
 
 addEventListener("hashchange", () => {
-  const place = placeInAddress();
-  if (place !== null) visit(place);
+  const index = runInAddress();
+  if (index !== null) visit(index);
 });
 addEventListener("pointerdown", (event) => { if (!event.target.closest(".plot, .matrix")) tip.hide(); });
 addEventListener("scroll", () => tip.hide(), { passive: true });

@@ -2,15 +2,15 @@
 
 const SOME_RANKED = 20;
 
-function recordsOf(entry, names, liars) {
+function recordsOf(entry, names, byzantine) {
   const packed = entry.records;
   const column = Object.fromEntries(Object.entries(packed).filter(([, value]) => value?.data !== undefined).map(([name, value]) => [name, unpack(value)]));
   const faults = Object.entries(packed.faults).map(([name, value]) => [name, unpack(value)]);
   return Array.from({ length: packed.num }, (_, k) => {
     const index = column.index[k];
-    return { place: k + 1, index, name: names[index], isLiar: liars === null ? null : liars[index] === 1, reason: entry.texts[column.reason[k]],
-      suspicion: column.suspicion[k], error: column.error[k], sampled: column.num_sampled[k], judged: column.num_judged[k],
-      dropped: column.num_dropped[k], rate: column.num_judged[k] ? column.num_dropped[k] / column.num_judged[k] : NaN,
+    return { rank: k + 1, index, name: names[index], isByzantine: byzantine === null ? null : byzantine[index] === 1, reason: entry.texts[column.reason[k]],
+      suspicion: column.suspicion[k], error: column.error[k], sampled: column.num_sampled[k], received: column.num_received[k],
+      dropped: column.num_dropped[k], rate: column.drop_rate[k],
       streak: column.longest_streak[k], rejected: column.num_rejected[k], norm: column.norm?.[k], cosine: column.cosine?.[k], lastSeen: column.last_seen[k] || NaN,
       faults: Object.fromEntries(faults.map(([name, counts]) => [name, counts[k]])) };
   });
@@ -19,8 +19,8 @@ function recordsOf(entry, names, liars) {
 function rankingColumns(records, labels) {
   const faults = Object.keys(records[0]?.faults ?? {});
   const columns = [
-    { title: "#", value: (each) => each.place, first: 1 },
-    { title: "client", value: (each) => each.index, first: 1, isText: true, isName: true, draw: (each) => [each.name, each.isLiar ? html("span", { class: "badge liar" }, "liar") : null] },
+    { title: "#", value: (each) => each.rank, first: 1 },
+    { title: "client", value: (each) => each.index, first: 1, isText: true, isName: true, draw: (each) => [each.name, each.isByzantine ? html("span", { class: "badge byzantine" }, "Byzantine") : null] },
     { title: "suspicion", value: (each) => each.suspicion, draw: suspicionBar },
     { title: "sampled", value: (each) => each.sampled },
     { title: "dropped", value: (each) => each.dropped },
@@ -66,9 +66,9 @@ function histogram(labels, each) {
   const counts = owned(labels, each.index);
   const most = Math.max(1, ...counts);
   const step = Math.max(1.5, Math.min(7, 90 / labels.size));
-  const told = counts.map((count, label) => `${label}: ${count}`).join(", ");
-  return svg("svg", { width: step * labels.size, height: 18, class: "bars", role: "img", "aria-label": `pictures of each class: ${told}` },
-    svg("title", {}, told),
+  const text = counts.map((count, label) => `${label}: ${count}`).join(", ");
+  return svg("svg", { width: step * labels.size, height: 18, class: "bars", role: "img", "aria-label": `samples of each class: ${text}` },
+    svg("title", {}, text),
     counts.map((count, label) => svg("rect", { x: label * step, y: 18 - (17 * count) / most - 1, width: step - Math.min(1, step / 4), height: (17 * count) / most + 1 })));
 }
 
@@ -81,7 +81,7 @@ function drawRanking(box, records, labels, state) {
   const sorted = [...records].sort(byValue(columns[state.column].value, state.direction));
   const shown = sorted.slice(0, state.isAll ? undefined : SOME_RANKED);
   const head = html("thead", {}, html("tr", {}, columns.map((column, k) => sortHeading(column.title, k, state, column.first ?? -1, redraw, { class: column.isText ? "text" : null }))));
-  const body = html("tbody", {}, shown.map((each) => html("tr", { class: each.isLiar === null ? null : each.isLiar ? "lies" : "honest" }, columns.map((column) =>
+  const body = html("tbody", {}, shown.map((each) => html("tr", { class: each.isByzantine === null ? null : each.isByzantine ? "attacks" : "honest" }, columns.map((column) =>
     html(column.isName ? "th" : "td", { scope: column.isName ? "row" : null, class: column.isText ? "text" : column.value(each) === 0 ? "zero" : null }, column.draw ? column.draw(each) : short(column.value(each)))))));
   const more = sorted.length > shown.length ? html("button", { type: "button", class: "quiet", click: () => { state.isAll = true; redraw(); } }, `Show all ${sorted.length} clients`) : null;
   box.replaceChildren(html("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Clients by suspicion" }, html("table", { class: "numbers plain ranking" }, head, body)), ...(more ? [more] : []));

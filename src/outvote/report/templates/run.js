@@ -12,18 +12,18 @@ function startRuns() {
   byId("after").addEventListener("click", () => step(1));
   byId("download-runs").addEventListener("click", downloadRuns);
   listRuns();
-  if (data.runs.length) showRun(placeInAddress() ?? tellingRun(), false);
+  if (data.runs.length) showRun(runInAddress() ?? firstRun(), false);
 }
 
-function placeInAddress() {
+function runInAddress() {
   const found = /^#run=(\d+)$/.exec(location.hash);
   return found && Number(found[1]) < data.runs.length ? Number(found[1]) : null;
 }
 
 // The run to begin with: a wrapped rule under attack, if there is one.
-function tellingRun() {
-  const place = data.runs.findIndex((run) => run.audit && run.rule.includes("(") && run.attack !== "none");
-  return Math.max(0, place);
+function firstRun() {
+  const index = data.runs.findIndex((run) => run.audit && run.rule.includes("(") && run.attack !== "none");
+  return Math.max(0, index);
 }
 
 function listRuns() {
@@ -42,29 +42,29 @@ function listRuns() {
 
 function step(by) {
   const pick = byId("pick");
-  const place = pick.selectedIndex + by;
-  if (place >= 0 && place < pick.options.length) showRun(Number(pick.options[place].value));
+  const index = pick.selectedIndex + by;
+  if (index >= 0 && index < pick.options.length) showRun(Number(pick.options[index].value));
 }
 
-function showRun(place, isPushed = true) {
-  const run = data.runs[place];
+function showRun(index, isPushed = true) {
+  const run = data.runs[index];
   if (!run) return;
-  runs.current = place;
-  if (![...byId("pick").options].some((option) => Number(option.value) === place)) {
+  runs.current = index;
+  if (![...byId("pick").options].some((option) => Number(option.value) === index)) {
     byId("find").value = "";
     listRuns();
   }
-  byId("pick").value = place;
-  if (isPushed) history.replaceState(null, "", `#run=${place}`);
-  drawRun(run, place);
+  byId("pick").value = index;
+  if (isPushed) history.replaceState(null, "", `#run=${index}`);
+  drawRun(run, index);
 }
 
-function drawRun(run, place) {
+function drawRun(run, index) {
   const box = byId("run");
   const tone = { finished: "good", log: "good" }[run.outcome] ?? "warn";
   const title = html("h3", {}, runName(run), " ", html("span", { class: `badge ${tone}` }, run.outcome === "log" ? "production log" : run.outcome));
   const why = run.reason ? html("p", { class: "note" }, run.reason) : null;
-  box.replaceChildren(title, ...(why ? [why] : []), ...[numberTiles(run), curvesOf(run, place), auditOf(run, place), setupOf(run)].flat().filter(Boolean));
+  box.replaceChildren(title, ...(why ? [why] : []), ...[numberTiles(run), curvesOf(run, index), auditOf(run, index), setupOf(run)].flat().filter(Boolean));
   runs.redraw();
 }
 
@@ -75,13 +75,13 @@ function tiles(pairs) {
 function numberTiles(run) {
   const { best, final, last_ten: lastTen, kept_byzantine: kept, deviation } = run.numbers;
   if (best === undefined) return null;
-  return tiles([["best", percent(best, 2)], ["final", percent(final, 2)], ["last ten", percent(lastTen, 2)], ["liars kept", isKnown(kept) ? `${percent(kept)} %` : "–"], ["deviation", short(deviation)]]);
+  return tiles([["best", percent(best, 2)], ["final", percent(final, 2)], ["last ten", percent(lastTen, 2)], ["Byzantine selection rate", isKnown(kept) ? `${percent(kept)} %` : "–"], ["deviation", short(deviation)]]);
 }
 
-function curvesOf(run, place) {
-  const series = seriesOf(place);
+function curvesOf(run, index) {
+  const series = seriesOf(index);
   if (!series.round?.length) { runs.redraw = () => {}; return null; }
-  const wanted = [["accuracy", "Accuracy"], ["deviation", "Distance of the update to the honest mean"], ["loss", "Training loss of the honest"]];
+  const wanted = [["accuracy", "Accuracy"], ["deviation", "Distance of the update to the honest mean"], ["loss", "Training loss of the honest clients"]];
   const boxes = wanted.map(([what, title]) => ({ what, node: html("figure", { class: "panel" }, html("figcaption", {}, title), html("div", { class: "plot" })) }));
   runs.redraw = () => boxes.forEach(({ what, node }) => {
     const curve = CURVES[what];
@@ -95,13 +95,13 @@ function curvesOf(run, place) {
   return html("div", { class: "panels three" }, boxes.map(({ node }) => node));
 }
 
-function auditOf(run, place) {
+function auditOf(run, index) {
   if (!run.audit) {
     return [html("p", { class: "note" }, "This run comes from an export. Clients are not in an export, so there is no audit; make the report from the run folders to see one."),
-      downloads(run, place, null, null)];
+      downloads(run, index, null, null)];
   }
   const audit = readAudit(run.audit);
-  const records = recordsOf(run.audit, audit.names, audit.liars);
+  const records = recordsOf(run.audit, audit.names, audit.byzantine);
   const labels = labelsOf(run);
   const ranking = html("div");
   const state = { column: 0, direction: 1, isAll: false };
@@ -110,21 +110,21 @@ function auditOf(run, place) {
   drawRanking(ranking, records, labels, state);
   const draw = runs.redraw;
   runs.redraw = () => { draw(); matrix.draw(); };
-  return [...detectionTiles(run.audit.detection, records), html("h4", {}, "Every judgement"), matrixTools(matrix, records), matrixLegend(audit), matrix.box, matrix.status,
-    matrixNote(run.audit, audit, matrix), html("h4", {}, "Clients, the most suspicious first"), standing(records), ranking, downloads(run, place, audit, records)];
+  return [...detectionTiles(run.audit.detection, records), html("h4", {}, "All verdicts"), matrixTools(matrix, records), matrixLegend(audit), matrix.box, matrix.status,
+    matrixNote(run.audit, audit, matrix), html("h4", {}, "Clients, the most suspicious first"), standing(records), ranking, downloads(run, index, audit, records)];
 }
 
 function detectionTiles(found, records) {
-  if (!found) return [html("p", { class: "note" }, "Who lies is not known here: suspicion is all there is.")];
-  if (!found.num_liars) {
+  if (!found) return [html("p", { class: "note" }, "Which clients are Byzantine is not known here: there is only suspicion.")];
+  if (!found.num_byzantine) {
     return [tiles([["honest kept", isKnown(found.honest_kept) ? `${percent(found.honest_kept, 0)} %` : "–"]]),
-      html("p", { class: "note" }, "Nobody lies in this run, so there is nothing to find: all that was dropped was honest.")];
+      html("p", { class: "note" }, "There is no attack in this run, so there is nothing to find: all that was dropped was honest.")];
   }
-  const numSeen = records.filter((each) => each.judged).length;
+  const numSeen = records.filter((each) => each.received).length;
   const share = (value) => (isKnown(value) ? `${percent(value, 0)} %` : "–");
   return [tiles([["precision of dropping", share(found.drop_precision)], ["recall of dropping", share(found.drop_recall)],
-    ["honest kept", share(found.honest_kept)], [`liars in the top ${found.num_liars}`, share(found.top_precision)]]),
-    html("p", { class: "note" }, `Precision: the share of what was dropped that liars had sent. Recall: the share of what liars had sent that was dropped. The top ${found.num_liars} are the most suspicious, as many as liars took part; a ranking by chance would have ${percent(found.num_liars / numSeen, 0)} % liars there.`)];
+    ["honest kept", share(found.honest_kept)], [`Byzantine in the top ${found.num_byzantine}`, share(found.top_precision)]]),
+    html("p", { class: "note" }, `Precision: the share of what was dropped that Byzantine clients had sent. Recall: the share of what they had sent that was dropped. The top ${found.num_byzantine} are the most suspicious, as many as Byzantine clients took part; a ranking by chance would have ${percent(found.num_byzantine / numSeen, 0)} % Byzantine clients there.`)];
 }
 
 const NUM_ERRORS = 3;
@@ -136,10 +136,10 @@ function expected(records) {
   return number < 1 ? "fewer than one" : `about ${number.toFixed(0)}`;
 }
 
-// Those whom chance alone would hardly put so far above the others.
+// The clients that chance alone would hardly put so far above the others.
 function standing(records) {
   const unlike = records.filter((each) => each.suspicion - NUM_ERRORS * each.error > 0.5);
-  if (!unlike.length) return html("p", { class: "note" }, "Nobody is more than three errors above 0.5.");
+  if (!unlike.length) return html("p", { class: "note" }, "No client is more than three errors above 0.5.");
   const more = unlike.length > SOME_RANKED ? ` and ${unlike.length - SOME_RANKED} more` : "";
   return html("p", {}, "More than three errors above 0.5, so steadily unlike the others: ",
     unlike.slice(0, SOME_RANKED).flatMap((each, k) => [k ? ", " : "", html("b", {}, each.name)]), more, ". ", html("span", { class: "soft" }, `Of ${records.length} clients all alike, chance alone would put ${expected(records)} there.`));
@@ -147,8 +147,8 @@ function standing(records) {
 
 function matrixTools(matrix, records) {
   const orders = { "most suspicious": records.map((each) => each.index), "by number": records.map((each) => each.index).sort((a, b) => a - b),
-    "most dropped": [...records].sort((a, b) => b.dropped - a.dropped).map((each) => each.index) };
-  if (matrix.audit.liars) orders["liars first"] = [...records].sort((a, b) => b.isLiar - a.isLiar || a.index - b.index).map((each) => each.index);
+    "most dropped": [...records].sort((a, b) => (b.dropped || 0) - (a.dropped || 0)).map((each) => each.index) };
+  if (matrix.audit.byzantine) orders["Byzantine first"] = [...records].sort((a, b) => b.isByzantine - a.isByzantine || a.index - b.index).map((each) => each.index);
   const choose = (event) => matrix.sort(orders[event.target.value]);
   const more = html("button", { type: "button", class: "quiet", hidden: records.length <= SOME_CLIENTS,
     click: (event) => { matrix.numShown = Math.min(MAX_CLIENTS, records.length); event.target.hidden = true; matrix.draw(); } }, `Show ${Math.min(MAX_CLIENTS, records.length)} clients`);
@@ -159,14 +159,15 @@ function matrixLegend(audit) {
   const seen = new Set(audit.marks);
   const bar = (ramp, size) => svg("svg", { width: 44, height: 12, "aria-hidden": "true" }, [0, 1, 2, 3].map((k) => svg("rect", { x: k * 11, y: (12 - size) / 2, width: 10, height: size, fill: ramp[k] })));
   const box = (name, letter) => html("span", { class: `chip ${name}`, "aria-hidden": "true" }, letter);
-  const rest = [3, 4, 5, 6, 7, 8].filter((mark) => seen.has(mark)).map((mark) => html("span", {}, box(mark <= MARK.malformed ? "ink" : "fault", MARK_LETTERS[mark]), MARK_NAMES[mark]));
+  const tone = (mark) => (mark === MARK.unknown ? "unknown" : mark <= MARK.malformed ? "ink" : "fault");
+  const rest = [3, 4, 5, 6, 7, 8, 9].filter((mark) => seen.has(mark)).map((mark) => html("span", {}, box(tone(mark), MARK_LETTERS[mark]), MARK_NAMES[mark]));
   return html("div", { class: "keys" }, html("span", {}, bar(ramps().kept, 6), "kept (low box)"), html("span", {}, bar(ramps().dropped, 12), "dropped (tall box)"), html("span", { class: "soft" }, "stronger: a larger score than the others of the round"), rest,
-    audit.liars ? html("span", {}, html("span", { class: "diamond", "aria-hidden": "true" }, "◆"), "liar") : null);
+    audit.byzantine ? html("span", {}, html("span", { class: "diamond", "aria-hidden": "true" }, "◆"), "Byzantine") : null);
 }
 
 function matrixNote(entry, audit, matrix) {
   const notes = [];
-  if (entry.every > 1) notes.push(`One of every ${entry.every} rounds is drawn, so that this file stays small; the counts below are of all rounds.`);
+  if (entry.every > 1) notes.push(`One of every ${entry.every} rounds is drawn, to keep this file small; the counts below are of all rounds.`);
   if (matrix.first > 0) notes.push(`The last ${MAX_ROUNDS} rounds are drawn.`);
   return notes.length ? html("p", { class: "note" }, notes.join(" ")) : null;
 }

@@ -6,9 +6,9 @@ const METRICS = {
   last_ten: { title: "Last ten", note: "Mean accuracy of the last ten tests in percent, mean ± standard deviation over seeds." },
   worst: { title: "Worst case", note: "The column where each rule does worst, by the mean over seeds. ≥ or ≤: columns are missing, and the worst may be worse." },
   paper: { title: "Vs paper", note: "Best accuracy minus what the paper printed, in points; in brackets the paper’s number. Worst case: our worst minus the paper’s worst." },
-  kept_byzantine: { title: "Liars kept", note: "Share of what liars sent that had a say in the update, in percent. –: nobody lied. Less is better." },
-  byzantine_weight: { title: "Liars' share", note: "The liars' share of the weights that the rule gave, in percent; of rules that go coordinate by coordinate, of the coordinates. –: nobody lied, or it was not recorded. Less is better." },
-  deviation: { title: "Deviation", note: "Distance of the update to the mean of the honest gradients, on average over the rounds in which somebody lied (over all, if nobody did), mean ± standard deviation over seeds. Less is better." },
+  kept_byzantine: { title: "Selection rate", note: "Byzantine selection rate: share of the sampled Byzantine clients that were kept, in percent. –: no attack, or the rule does not report which clients it kept. Less is better." },
+  byzantine_weight: { title: "Byzantine weight", note: "The Byzantine clients’ share of the rule’s weights, in percent; of coordinate-wise rules, of the coordinates. –: no attack, or it was not recorded. Less is better." },
+  deviation: { title: "Deviation", note: "Distance of the update to the mean of the honest gradients, on average over the rounds with Byzantine clients (over all, if there is no attack), mean ± standard deviation over seeds. Less is better." },
 };
 const NUMBERS = ["best", "final", "last_ten", "kept_byzantine", "byzantine_weight", "deviation"];
 const isLessBetter = (metric) => ["kept_byzantine", "byzantine_weight", "deviation"].includes(metric);
@@ -114,8 +114,8 @@ function drawTable(view, k, low, high) {
     document.querySelector(`#grid-${k} button[data-column="${sort.column}"]`)?.focus();
   };
   const first = isLessBetter(tables.metric) ? 1 : -1;
-  const rows = view.rows.map((row, place) => ({ ...row, place, family: grid.families[place] }));
-  rows.sort(byValue((row) => (sort.column === null ? row.place : sort.column < 0 ? row.name : row.cells[sort.column].value), sort.direction));
+  const rows = view.rows.map((row, order) => ({ ...row, order, family: grid.families[order] }));
+  rows.sort(byValue((row) => (sort.column === null ? row.order : sort.column < 0 ? row.name : row.cells[sort.column].value), sort.direction));
   const head = html("thead", {}, html("tr", {}, sortHeading("rule", -1, sort, 1, redraw),
     view.headings.map((title, column) => sortHeading(title, column, sort, first, redraw, { class: view.rows[0]?.cells[column].isEdge ? "edge" : null }))));
   const bodies = (sort.column === null ? groupsOf(rows) : [rows]).map((group) => html("tbody", {}, group.map((row) =>
@@ -171,7 +171,7 @@ function drawCell(cell, low, high) {
 
 function downloadTables() {
   const rows = [["table", "rule", "column", "best", "best_std", "final", "final_std", "last_ten", "last_ten_std",
-    "liars_kept", "liars_kept_std", "deviation", "deviation_std", "paper", "difference", "runs", "note"]];
+    "byzantine_selection_rate", "byzantine_selection_rate_std", "byzantine_weight", "byzantine_weight_std", "deviation", "deviation_std", "paper", "difference", "runs", "note"]];
   for (const grid of data.grids) {
     grid.cells.forEach((cells, row) => cells.forEach((cell, column) => rows.push([grid.title, grid.rows[row], grid.columns[column],
       ...NUMBERS.flatMap((metric) => cell[metric] ?? [null, null]),

@@ -1,0 +1,148 @@
+"""What an attack is, and what it returns."""
+
+import warnings
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from outvote.attacks.context import AttackContext
+from outvote.seeding import Seed
+
+# Class attributes of 0.1, read for one version.
+RENAMED = {"has_memory": "has_state", "is_data_attack": "poisons_data"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AttackOutput:
+    """The rows that the attackers send, and how they were chosen.
+
+    `factor` is the number that the attack chose or was given (z, gamma, epsilon, lambda, shift),
+    `state` what the attack keeps for its next round, `num_evaluations` how often it asked the
+    defence. `craft` returns rows ``[runs, attackers or 1, dim]`` (one row: all attackers of the
+    run send it) and one factor per run; `Attack.inspect` returns those of a single run, the rows
+    of the kind that the caller gave, with the seed (None: no attacker, nothing was drawn).
+    """
+
+    rows: Any
+    factor: Any = None
+    state: Any = None
+    seed: int | None = None
+    notes: tuple[str, ...] = ()
+    num_evaluations: int = 0
+
+
+class Attack:
+    """What Byzantine clients do: change the samples they train on, the rows they send, or both.
+
+    A model attack overrides `craft`; a data attack overrides `poison`, or `label_map` if it only
+    changes targets. The class attributes below declare what `check_attack` checks; where one
+    depends on a parameter, make it a property.
+    """
+
+    name: ClassVar[str] = ""
+    is_colluding: ClassVar[bool] = True
+    """All attackers of a round send the same row."""
+    is_random: ClassVar[bool] = False
+    """Another seed may give other rows."""
+    poisons_data: ClassVar[bool] = False
+    """Attackers train on other samples or targets; detected where `poison` or `label_map` is
+    overridden."""
+    sends_nonfinite: ClassVar[bool] = False
+    """It sends NaN or infinity on purpose."""
+    depends_on_order: ClassVar[bool] = False
+    """The rows depend on the order of the honest clients."""
+    sees_own: ClassVar[bool] = True
+    """It uses the attackers' own gradients, so that they must train."""
+    needs_kept: ClassVar[bool] = False
+    """It uses which rows the defence keeps, where the defence reports that."""
+    has_state: ClassVar[bool] = False
+    """It returns a state in one round and gets it back in the next. Such an attack runs one run at
+    a time: `context.num_runs` is 1, and `context.state` is what `craft` returned for that run in
+    the last round in which it attacked; None in the first."""
+
+    def __init_subclass__(cls) -> None:
+        """Give an attack without a name the name of its class, and detect data attacks."""
+        super().__init_subclass__()
+        declared = vars(cls)
+        if "name" not in declared:
+            cls.name = cls.__name__
+        for old, new in RENAMED.items():
+            if old in declared:
+                text = f"{cls.__name__}.{old} is now {new}; the old name goes with 0.3."
+                warnings.warn(text, DeprecationWarning, stacklevel=2)
+                setattr(cls, new, declared[old])
+        hooks = {"poison", "label_map"}
+        if hooks & set(declared) and "poisons_data" not in vars(cls):
+            cls.poisons_data = True
+
+    def __call__(self, honest: Any, *, num_byzantine: int, **info: Any) -> Any:
+        """Return the rows that `num_byzantine` attackers send, of the kind of `honest`.
+
+        Takes what `inspect` takes. The rows are copies, also where all attackers send the same.
+        """
+        return self.inspect(honest, num_byzantine=num_byzantine, **info).rows
+
+    def inspect(
+        self,
+        honest: Any,
+        *,
+        num_byzantine: int,
+        own: Any = None,
+        rule: Any = None,
+        seed: Seed = None,
+        state: Any = None,
+        round: int | None = None,  # noqa: A002  (the word of rules and simulator)
+    ) -> AttackOutput:
+        """Attack one round and report how: the chosen factor, the seed, the evaluations.
+
+        `own` is what the attackers would have sent honestly (default: the honest mean), `rule`
+        what an attack that knows the defence searches against: a rule, or a functools.partial of
+        one. A rule that tolerates fewer attackers is asked with its limit. This is a batch of one
+        run through `craft_rows`, which the simulator calls for many.
+        """
+        from outvote.attacks.run_attack import inspect_attack  # run_attack needs Attack
+
+        info = {"own": own, "rule": rule, "seed": seed, "state": state, "round": round}
+        return inspect_attack(self, honest, num_byzantine=num_byzantine, **info)
+
+    def craft(self, context: AttackContext) -> AttackOutput:
+        """Return the rows of a batch of runs; a data attack sends what its attackers trained."""
+        if not self.poisons_data:
+            name = type(self).__name__
+            raise NotImplementedError(f"{name} overrides neither craft nor poison; define one.")
+        return AttackOutput(rows=context.own_rows)
+
+    def poison(self, samples: Tensor, targets: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+        """Return the batch that an attacker trains on, of the same shapes; by default `label_map`.
+
+        ``samples [batch, ...]`` are as the model sees them, ``targets [batch]`` whole numbers. The
+        hook must not change its arguments.
+        """
+        labels = self.label_map(num_classes)
+        if labels is None:
+            return samples, targets
+        return samples, torch.tensor(labels, device=targets.device, dtype=targets.dtype)[
+            targets.long()
+        ]
+
+    def label_map(self, num_classes: int) -> list[int] | None:
+        """Return the label that attackers train each class as; None: its own."""
+        del num_classes
+        return None
+
+    def needs_own(self) -> bool:
+        """Whether attackers must train, also because `reference_set` includes them."""
+        is_reference = getattr(self, "reference_set", "honest") == "all"
+        return self.sees_own or self.poisons_data or is_reference
+
+    def needs_rule(self) -> bool:
+        """Whether the attack asks the defence."""
+        return False
+
+    def __str__(self) -> str:
+        """Return the text that `make_attack` turns back into this attack."""
+        from outvote.attacks.attack_spec import attack_text  # attack_spec needs every attack
+
+        return attack_text(self)

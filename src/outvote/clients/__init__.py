@@ -1,1 +1,0 @@
-"""Clients: who owns which samples, who is asked, and what they learn in a round."""

@@ -1,0 +1,51 @@
+"""Decoding images with Pillow, which is imported here only."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outvote.data.dataset import DamagedDataError, Images
+
+
+def read_rgb(path: Path) -> Images:
+    """Decode a whole image, [height, width, 3]."""
+    return np.asarray(_decode(path))
+
+
+def read_square(path: Path, size: int) -> Images:
+    """Decode an image, scale its short side to size * 256 / 224, cut out the centre.
+
+    With the size 224 this is "resize 256, centre crop 224". Bilinear, as torchvision does it.
+    """
+    image = _decode(path)
+    short = round(size * 256 / 224)
+    width, height = image.size
+    if width <= height:
+        scaled = (short, int(short * height / width))
+    else:
+        scaled = (int(short * width / height), short)
+    image = image.resize(scaled, _pillow().Resampling.BILINEAR)
+    left, top = (round((side - size) / 2) for side in scaled)
+    return np.asarray(image.crop((left, top, left + size, top + size)))
+
+
+def _decode(path: Path) -> Any:
+    pillow = _pillow()
+    # What Pillow raises on files that are no images, truncated, or absurdly large.
+    unreadable = (OSError, ValueError, SyntaxError, TypeError, LookupError, EOFError)
+    try:
+        with pillow.open(path) as image:
+            return image.convert("RGB")
+    except (*unreadable, pillow.DecompressionBombError) as error:
+        raise DamagedDataError(f"{path} is no readable image: {error}; get it again.") from error
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError(
+            "images are read with Pillow, which is missing; install it: pip install pillow"
+        ) from error
+    return Image

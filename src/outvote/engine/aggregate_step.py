@@ -1,0 +1,80 @@
+"""Step 4 of a round: the rules aggregate the gradients that the server received."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outvote.engine.participants import Participants
+from outvote.engine.run_stack import RunStack, State, run_index
+from outvote.rules import aggregate as rules
+from outvote.rules.rule import Aggregation, known
+from outvote.training.trainer import LocalUpdates
+
+
+def aggregate(
+    stack: RunStack,
+    state: State,
+    participants: Participants,
+    updates: LocalUpdates,
+    sent: Tensor,
+) -> Aggregation:
+    """Aggregate ``sent [runs, clients, dim]``; runs that share a rule are one batch.
+
+    The weights of runs whose rule does not know them are NaN.
+    """
+    num_runs, num_clients, dim = sent.shape
+    vector = sent.new_zeros(num_runs, dim)
+    scores = torch.zeros(num_runs, num_clients, dtype=torch.float64, device=sent.device)
+    weights, is_rejected = torch.full_like(scores, torch.nan), torch.zeros_like(scores).bool()
+    used, states = [0] * num_runs, [None] * num_runs
+    for numbers in stack.grouped(lambda _, run: run.rule):
+        at = run_index(numbers, sent.device)
+        seeds = [stack.runs[k].seed_of(participants.number, "rule") for k in numbers]
+        found = apply_rule(stack, state, participants, updates, numbers, sent[at], seeds)
+        vector[at] = known(found.vector).to(vector.dtype)
+        scores[at], is_rejected[at] = known(found.scores), known(found.is_rejected)
+        if found.weights is not None:
+            weights[at] = found.weights
+        for k, number, after in zip(numbers, found.num_byzantine, found.states, strict=True):
+            used[k], states[k] = number, after
+    return Aggregation(
+        vector=vector,
+        scores=scores,
+        weights=weights,
+        is_rejected=is_rejected,
+        num_byzantine=tuple(used),
+        states=tuple(states),
+    )
+
+
+def apply_rule(
+    stack: RunStack,
+    state: State,
+    participants: Participants,
+    updates: LocalUpdates,
+    numbers: list[int],
+    gradients: Tensor,
+    seeds: Sequence[int],
+) -> Aggregation:
+    """Aggregate ``gradients [runs, clients, dim]`` of some runs that share a rule.
+
+    The server and the attackers who know its rule call this; nothing in `state` changes.
+    """
+    rule = stack.runs[numbers[0]].rule
+    models = None
+    if rule.traits.needs_model:
+        parts = (state.weights, state.buffers) if stack.aggregate == "state" else (state.weights,)
+        models = torch.cat([part[numbers].to(gradients.dtype) for part in parts], dim=1)
+    return rules.aggregate(
+        rule,
+        gradients,
+        num_byzantine=[participants.num_byzantine_assumed[k] for k in numbers],
+        seeds=seeds,
+        clients=[participants.clients[k] for k in numbers],
+        references=[updates.references[k] for k in numbers],
+        states=[state.rule_states[k] for k in numbers] if state.rule_states else None,
+        round=participants.number,
+        models=models,
+        layer_sizes=stack.layer_sizes,
+    )

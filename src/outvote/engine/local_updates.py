@@ -1,0 +1,149 @@
+"""Step 2 of a round: the clients train, and the server too where a rule needs a reference."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from outvote.attacks.attack import Attack
+from outvote.attacks.run_attack import poison_batch
+from outvote.engine.participants import Participants
+from outvote.engine.run_stack import RunStack, State
+from outvote.seeding import RandomStream
+from outvote.training.batch_norm import MIN_BATCH
+from outvote.training.batches import Batches, draw_batches
+from outvote.training.local_sgd import LocalSGD
+from outvote.training.trainer import ClientTask, LocalUpdates
+
+Sender = tuple[int, int, int]
+"""A client that trains: the number of its run, its position in the round, its id."""
+
+
+def local_updates(stack: RunStack, state: State, participants: Participants) -> LocalUpdates:
+    """Train the clients of every run; the rows are ordered by run, then by position.
+
+    Byzantine clients whose attack ignores their own gradients do not train: their rows are 0.
+    The reference gradients of a round are trained here, once.
+    """
+    senders = [
+        (run, position, client)
+        for run, clients in enumerate(participants.clients)
+        for position, client in enumerate(clients)
+        if must_train(stack, participants, run, position)
+    ]
+    rooted = [k for k, run in enumerate(stack.runs) if run.rule.traits.needs_reference]
+    tasks = [_client_task(stack, run, participants.number, client) for run, _, client in senders]
+    tasks += [_server_task(stack, k, participants.number) for k in rooted]
+    rate = stack.training.learning_rate_at(participants.number)
+    trained = stack.trainer.train(state.weights, state.buffers, tasks, stack.training, rate)
+    trained = _with_buffers(stack, state, tasks, trained)
+    references = dict(zip(rooted, trained.gradients[len(senders) :], strict=True))
+    found = _each(trained, lambda values: values[: len(senders)])
+    if stack.training.client_momentum > 0:
+        found = _with_momentum(stack, state, senders, found)
+    return replace(
+        _at_positions(found, senders, participants),
+        references=tuple(references.get(k) for k in range(len(stack.runs))),
+    )
+
+
+def must_train(stack: RunStack, participants: Participants, number: int, position: int) -> bool:
+    """Return whether the gradient of a client is needed."""
+    is_byzantine = participants.is_byzantine[number]
+    return (
+        stack.has_batch_norm  # Its statistics may be kept with the row that it sends.
+        or not bool(is_byzantine[position])
+        or bool(is_byzantine.all())
+        or stack.runs[number].attack.needs_own()
+    )
+
+
+def batches_of(stack: RunStack, part: Tensor, stream: RandomStream, training: LocalSGD) -> Batches:
+    """Draw the batches of some samples; batch normalisation needs two samples in each."""
+    return draw_batches(part, training, stream, MIN_BATCH if stack.has_batch_norm else 1)
+
+
+def _client_task(stack: RunStack, number: int, at: int, client: int) -> ClientTask:
+    run = stack.runs[number]
+    stream = run.stream(at, client)
+    batches = batches_of(stack, run.federation.parts[client], stream, stack.training)
+    if not run.federation.is_byzantine[client]:
+        return ClientTask(number, batches)
+    if type(run.attack).poison is not Attack.poison:
+        poison = partial(poison_batch, run.attack, num_classes=stack.num_classes)
+        return ClientTask(number, batches, poison=poison)
+    # A label map is all that the default `poison` applies: no call per batch is needed.
+    labels = run.attack.label_map(stack.num_classes)
+    return ClientTask(number, batches, None if labels is None else torch.tensor(labels))
+
+
+def _server_task(stack: RunStack, number: int, at: int) -> ClientTask:
+    """Return the training of the server on samples of its own."""
+    run = stack.runs[number]
+    if run.root is None:
+        raise ValueError(
+            f"{run.rule} needs samples of the server's own, got none; set the size of the root "
+            "data."
+        )
+    stream = run.stream(at, "server")
+    return ClientTask(number, batches_of(stack, run.root, stream, stack.training))
+
+
+def _with_buffers(
+    stack: RunStack, state: State, tasks: list[ClientTask], updates: LocalUpdates
+) -> LocalUpdates:
+    """Append the change of the buffers to the gradients, if rules aggregate the whole state."""
+    if stack.aggregate == "parameters":
+        return updates
+    runs = torch.tensor([task.run for task in tasks], device=state.buffers.device)
+    change = (state.buffers[runs] - updates.buffers).to(updates.gradients)
+    return replace(updates, gradients=torch.cat([updates.gradients, change], dim=1))
+
+
+def _with_momentum(
+    stack: RunStack, state: State, senders: list[Sender], updates: LocalUpdates
+) -> LocalUpdates:
+    """Mix each gradient with the one that the client sent last, if any.
+
+    A client that diverged sends what it has, and starts anew the next time.
+    """
+    share = stack.training.client_momentum
+    before: tuple[dict[int, Tensor], ...] = state.client_states or ({},) * len(stack.runs)
+    states = [dict(known) for known in before]
+    rows = updates.gradients.clone()
+    for row, (run, _, client) in zip(rows, senders, strict=True):
+        last = states[run].pop(client, None)
+        if last is not None:
+            row.mul_(1 - share).add_(last, alpha=share)
+        if bool(row.isfinite().all()):
+            states[run][client] = row.clone()
+    return replace(updates, gradients=rows, client_states=tuple(states))
+
+
+def _at_positions(
+    updates: LocalUpdates, senders: list[Sender], participants: Participants
+) -> LocalUpdates:
+    """Move the rows of those who trained to their positions; the other rows are 0."""
+    num_rows, num_clients = participants.is_byzantine.numel(), participants.is_byzantine.shape[1]
+    if len(senders) == num_rows:
+        return updates
+    at = torch.tensor([run * num_clients + position for run, position, _ in senders])
+
+    def moved(values: Tensor) -> Tensor:
+        return values.new_zeros(num_rows, *values.shape[1:]).index_copy_(
+            0, at.to(values.device), values
+        )
+
+    return _each(updates, moved)
+
+
+def _each(updates: LocalUpdates, change: Callable[[Tensor], Tensor]) -> LocalUpdates:
+    return replace(
+        updates,
+        gradients=change(updates.gradients),
+        losses=change(updates.losses),
+        buffers=change(updates.buffers),
+        num_samples=change(updates.num_samples),
+    )

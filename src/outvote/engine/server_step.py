@@ -1,0 +1,58 @@
+"""Step 5 of a round: the server applies the updates."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outvote.engine.run_stack import RunStack, State
+from outvote.rules.rule import Aggregation, known
+from outvote.server.buffers import merge_buffers, move_buffers
+from outvote.server.step import step
+from outvote.training.trainer import LocalUpdates
+
+
+def apply_update(
+    stack: RunStack,
+    state: State,
+    updates: LocalUpdates,
+    aggregation: Aggregation,
+    attack_states: tuple[Any, ...],
+) -> State:
+    """Return the state of the runs after the round."""
+    vector, rest = known(aggregation.vector).tensor_split([state.weights.shape[1]], dim=1)
+    weights, velocity = step(stack.server, state.weights, vector, state.velocity)
+    if stack.aggregate == "state":
+        buffers = move_buffers(state.buffers, rest, stack.is_counter, stack.is_variance)
+    else:
+        buffers = _merged(stack, updates, aggregation)
+    return replace(
+        state,
+        round=state.round + 1,
+        weights=weights,
+        buffers=buffers,
+        velocity=velocity,
+        attack_states=attack_states,
+        rule_states=aggregation.states,
+        client_states=updates.client_states,
+    )
+
+
+def _merged(stack: RunStack, updates: LocalUpdates, aggregation: Aggregation) -> Tensor:
+    """Merge the buffers of the clients that were kept, of all where that is not known."""
+    weights = known(aggregation.weights)
+    sent = updates.buffers.view(*weights.shape, -1)
+    rules = [run.rule.traits.selects_clients for run in stack.runs]
+    selects = torch.tensor(rules, dtype=torch.bool, device=sent.device)
+    selects &= ~weights.isnan().any(dim=-1)
+    parts = [
+        merge_buffers(
+            sent[some],
+            weights[some] > 0,
+            selects=selects[some],
+            is_counter=stack.is_counter,
+        )
+        for some in stack.slices()
+    ]
+    return torch.cat(parts)

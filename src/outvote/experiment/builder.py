@@ -1,0 +1,312 @@
+"""From settings to what the engine runs: datasets, federations, networks, run stacks."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from outvote.attacks.attack_spec import make_attack
+from outvote.data.checksum import sha256_of
+from outvote.data.dataset import Dataset, Labels
+from outvote.data.loader import load
+from outvote.engine.federation import Federation, make_federation
+from outvote.engine.run_stack import Run, RunStack
+from outvote.engine.simulation import make_run_stack
+from outvote.experiment.run_spec import DataSpec, FederationSpec, RunSpec
+from outvote.models.model_spec import make_model
+from outvote.partition import (
+    partition_by_group,
+    partition_dirichlet,
+    partition_iid,
+    partition_shards,
+)
+from outvote.results.schema import DataUsed
+from outvote.rules.rule_spec import make_rule
+from outvote.seeding import RandomStream
+from outvote.training.batch_norm import check_batch_size
+from outvote.training.gpu_memory import free_on_gpu
+from outvote.training.samples import Samples
+
+# Updates, attacked updates, aggregates, and copies of them; trainers bound their own memory.
+VECTORS_PER_CLIENT = 8
+SHARE_OF_FREE = 0.6
+SHARE_OF_FILES = 0.5
+BYTES = 4
+UNLIMITED = 1 << 30
+MEMINFO = Path("/proc/meminfo")
+DataKey = tuple[str, int | None]
+
+
+@final
+class DatasetCache:
+    """The datasets of a sweep: each is loaded once, and identified by its checksum."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._datasets: dict[DataKey, Dataset] = {}
+        self._used: dict[DataKey, DataUsed] = {}
+        self._num_groups: dict[DataKey, int] = {}
+
+    def dataset(self, data: DataSpec) -> Dataset:
+        """Return a dataset; the first time it is loaded."""
+        if data.key not in self._datasets:
+            self._datasets[data.key] = load(data.name, size=data.image_size)
+        return self._datasets[data.key]
+
+    def used(self, data: DataSpec) -> DataUsed:
+        """Return the source, sizes and checksum of a dataset."""
+        if data.key not in self._used:
+            found = self.dataset(data)
+            groups = [each for each in (found.train_groups, found.test_groups) if each is not None]
+            images = (found.train_images, found.test_images)
+            self._used[data.key] = DataUsed(
+                name=found.name,
+                source=found.source,
+                num_train=len(found.train_images),
+                num_test=len(found.test_images),
+                checksum=sha256_of(*images, found.train_labels, found.test_labels, *groups),
+            )
+        return self._used[data.key]
+
+    def groups(self, data: DataSpec) -> Labels:
+        """Return the group (writer) of every training sample."""
+        found = self.dataset(data).train_groups
+        if found is None:
+            raise ValueError(
+                f"data.partition = 'by-group' needs groups of samples, and {data.name} has none; "
+                "choose another partition."
+            )
+        return found
+
+    def num_groups(self, data: DataSpec) -> int:
+        """Return how many groups there are; asked for every run, counted once."""
+        if data.key not in self._num_groups:
+            self._num_groups[data.key] = len(np.unique(self.groups(data)))
+        return self._num_groups[data.key]
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """A dataset, and its samples on the training device."""
+
+    dataset: Dataset
+    train: Samples
+    test: Samples
+
+
+@final
+class RunBuilder:
+    """Builds runs; what several runs share is built once."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Take the device to train on."""
+        self.device = device
+        self.datasets = DatasetCache()
+        self._loaded: dict[DataKey, Loaded] = {}
+        self._federations: dict[tuple[DataSpec, FederationSpec, int], Federation] = {}
+
+    def check(self, specs: Sequence[RunSpec]) -> None:
+        """Load the data and try each network on one sample; a fault is a ValueError."""
+        seen = set()
+        for spec in specs:
+            if spec.precision == "bfloat16" and self.device.type == "cpu":
+                raise ValueError(
+                    "precision must be 'float32' or 'tf32' on a CPU, got 'bfloat16'; change it, or "
+                    "take --device cuda."
+                )
+            if spec.data.partition == "by-group":
+                self.datasets.groups(spec.data)
+            spec.federation.check_assumed(self.num_sampled(spec))
+            tried = (spec.data.key, spec.model.name, spec.training.batch_size)
+            if tried not in seen:
+                seen.add(tried)
+                self._try_network(spec)
+
+    def loaded(self, data: DataSpec) -> Loaded:
+        """Move the samples of a dataset to the device; those of the one before are freed."""
+        if data.key not in self._loaded:
+            self._loaded.clear()
+            self._federations.clear()
+            found = self.datasets.dataset(data)
+
+            def samples(images: Any, labels: Any) -> Samples:
+                return Samples(images, labels, mean=found.mean, std=found.std, device=self.device)
+
+            self._loaded[data.key] = Loaded(
+                found,
+                samples(found.train_images, found.train_labels),
+                samples(found.test_images, found.test_labels),
+            )
+        return self._loaded[data.key]
+
+    def num_clients(self, spec: RunSpec) -> int:
+        """Return how many clients there are, without a partition."""
+        number = spec.federation.num_clients
+        return number if isinstance(number, int) else self.datasets.num_groups(spec.data)
+
+    def num_sampled(self, spec: RunSpec) -> int:
+        """Return how many of them take part in a round."""
+        return spec.federation.num_sampled(self.num_clients(spec))
+
+    def run(self, spec: RunSpec) -> Run:
+        """Build one run."""
+        federation = self._federation(spec)
+        rule = make_rule(spec.rule)
+        assumed = spec.federation.assumed_byzantine
+        return Run(
+            federation=federation,
+            attack=make_attack(spec.attack),
+            rule=rule,
+            seed=spec.seed,
+            num_sampled=spec.federation.num_sampled(federation.num_clients),
+            assumed_byzantine=None if isinstance(assumed, str) else assumed,
+            root=self._root(spec) if rule.traits.needs_reference else None,
+        )
+
+    def stack(self, spec: RunSpec, runs: Sequence[Run]) -> RunStack:
+        """Stack runs that share all but federation, attack, rule and seed."""
+        loaded = self.loaded(spec.data)
+        return make_run_stack(
+            self.network(spec),
+            loaded.train,
+            loaded.test,
+            runs,
+            training=spec.training,
+            num_classes=loaded.dataset.num_classes,
+            server=spec.server,
+            aggregate=spec.aggregate,
+            precision=spec.precision,
+            has_diagnostics=spec.diagnostics,
+        )
+
+    def network(self, spec: RunSpec) -> nn.Module:
+        """Make the initial network of a run."""
+        dataset = self.datasets.dataset(spec.data)
+        return make_model(
+            spec.model.name,
+            num_classes=dataset.num_classes,
+            image_shape=dataset.shape,
+            seed=_seed(spec, "network"),
+        )
+
+    def label_counts(self, spec: RunSpec, federation: Federation) -> NDArray[np.int64]:
+        """Count the samples of each class that every client owns."""
+        dataset = self.datasets.dataset(spec.data)
+        counts = [
+            np.bincount(dataset.train_labels[part.numpy()], minlength=dataset.num_classes)
+            for part in federation.parts
+        ]
+        return np.stack(counts).astype(np.int64)
+
+    def most_runs(self, spec: RunSpec) -> int:
+        """Estimate how many such runs fit into memory together, at least 1."""
+        free = free_bytes(self.device)
+        if free is None:
+            return UNLIMITED
+        dim = sum(parameter.numel() for parameter in self.network(spec).parameters())
+        # With momentum, every client keeps a vector from round to round.
+        num_kept = self.num_clients(spec) if spec.training.client_momentum > 0 else 0
+        per_run = BYTES * dim * (VECTORS_PER_CLIENT * self.num_sampled(spec) + num_kept)
+        return max(1, int(SHARE_OF_FREE * free) // per_run)
+
+    def _try_network(self, spec: RunSpec) -> None:
+        height, width, channels = self.datasets.dataset(spec.data).shape
+        try:
+            network = self.network(spec).eval()
+            with torch.no_grad():
+                network(torch.zeros(1, channels, height, width))
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(
+                f"model.name: {spec.model.name} cannot take the {height} x {width} images of "
+                f"{spec.data.name} ({str(error).splitlines()[0].rstrip('.')}); choose another "
+                "network or dataset."
+            ) from error
+        check_batch_size(network, spec.training)
+
+    def _federation(self, spec: RunSpec) -> Federation:
+        key = (spec.data, spec.federation, spec.seed)
+        if key not in self._federations:
+            byzantine = spec.federation.byzantine
+            self._federations[key] = make_federation(
+                _partition(spec, self.datasets),
+                num_byzantine=byzantine if isinstance(byzantine, int) else None,
+                fraction=float(byzantine),
+                seed=spec.seed,
+            )
+        return self._federations[key]
+
+    def _root(self, spec: RunSpec) -> Tensor:
+        num_samples = len(self.datasets.dataset(spec.data).train_labels)
+        if spec.root_size > num_samples:
+            raise ValueError(
+                f"root_size must be at most the {num_samples} training samples, got "
+                f"{spec.root_size}."
+            )
+        stream = RandomStream((spec.seed,)).fold_in("root")
+        order = stream.permutations(num_samples, torch.device("cpu"))[0]
+        return order[: spec.root_size].long()
+
+
+def most_locks() -> int:
+    """Return how many run folders can be locked at once: each is an open file."""
+    if find_spec("resource") is None:
+        return UNLIMITED
+    import resource  # Windows has none.
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return UNLIMITED
+    num_open = len(list(Path("/dev/fd").iterdir()))
+    return max(1, int(SHARE_OF_FILES * (limit - num_open)))
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Return how much memory is free; None: unknown."""
+    if device.type == "cuda":
+        return free_on_gpu(device)
+    if MEMINFO.is_file():
+        # Unlike free pages, it counts the cache of files, which the system gives back.
+        for line in MEMINFO.read_text().splitlines():
+            name, _, rest = line.partition(":")
+            if name == "MemAvailable":
+                return int(rest.split()[0]) * 1024
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _partition(spec: RunSpec, datasets: DatasetCache) -> list[Any]:
+    data, number, seed = spec.data, spec.federation.num_clients, _seed(spec, "partition")
+    if data.partition == "by-group":
+        some = None if isinstance(number, str) else number
+        return list(partition_by_group(datasets.groups(data), num_clients=some, seed=seed))
+    labels = datasets.dataset(data).train_labels
+    assert isinstance(number, int)
+    if data.partition == "iid":
+        return list(partition_iid(labels, num_clients=number, seed=seed))
+    if data.partition == "shards":
+        each = data.shards_per_client
+        return list(partition_shards(labels, num_clients=number, shards_per_client=each, seed=seed))
+    return list(
+        partition_dirichlet(
+            labels,
+            num_clients=number,
+            beta=data.beta,
+            seed=seed,
+            balance=data.balance,
+            min_size=data.min_size,
+        )
+    )
+
+
+def _seed(spec: RunSpec, name: str) -> int:
+    return RandomStream((spec.seed,)).fold_in(name).derived()[0]

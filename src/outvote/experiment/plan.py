@@ -1,0 +1,267 @@
+"""From a file of settings or a suite to runs: presets, overrides, grids."""
+
+import tomllib
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, final, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from outvote.errors import closest
+from outvote.experiment.run_spec import RunSpec, as_table, checked, to_toml
+from outvote.grids import expand, merged, nested
+from outvote.results.disk import DamagedFileError
+from outvote.results.folder import RunFolder, Writer
+from outvote.results.labels import names_of
+from outvote.results.renamed import renamed_settings
+from outvote.results.schema import DataUsed, Outcome
+from outvote.suites.presets import PRESETS
+from outvote.suites.suite import Part, Suite, value_of
+
+OUTSIDE = ("preset", "suite")
+"""Keys of a file that are not settings of a run."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run of a suite, and its folder."""
+
+    spec: RunSpec
+    suite: str
+    root: Path
+    hash: str
+    """Of the settings when the plan was made."""
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return f"{self.spec.label}-{self.hash}"
+
+    @property
+    def folder(self) -> RunFolder:
+        """The folder of its results."""
+        return RunFolder(self.root / self.suite / self.name)
+
+    def check_code(self) -> None:
+        """Refuse user code that has changed since the plan was made."""
+        if self.spec.hash != self.hash:
+            raise ValueError(
+                f"the file of {self.spec.rule} or {self.spec.attack} was changed since the sweep "
+                "began; run the same command again to use the new version."
+            )
+
+    def known_data(self) -> str | None:
+        """Return the checksum of the data in env.json; None if it cannot be read."""
+        try:
+            environment = self.folder.environment()
+        except DamagedFileError:
+            return None
+        return environment.data.checksum if environment and environment.data else None
+
+    def data_fault(self, known: str | None, now: DataUsed) -> str:
+        """Return the fault if the data has changed since the run was executed; else ""."""
+        if known is None or known == now.checksum:
+            return ""
+        return (
+            f"{self.folder.path} was run on other samples of {now.name}: checksum {known[:16]} "
+            f"expected, got {now.checksum[:16]} from {now.source}; restore the former ones, or "
+            "choose another --output."
+        )
+
+    def writer(self) -> Writer:
+        """Create and lock the folder."""
+        return Writer(self.folder, to_toml(self.spec, self.suite).encode(), self.hash)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnd:
+    """The outcome of a run."""
+
+    job: Job
+    outcome: Outcome | str
+    """Or "busy": another process works on it."""
+    reason: str = ""
+    is_new: bool = True
+    """False if it was over before."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The runs that a file describes, and the suite that they belong to."""
+
+    suite: str
+    specs: tuple[RunSpec, ...]
+    hashes: tuple[str, ...]
+    """Of the specs, when the plan was made."""
+
+    def jobs(self, root: Path) -> list[Job]:
+        """Return the runs, with their folders below `root`."""
+        return [
+            Job(spec, self.suite, root, known)
+            for spec, known in zip(self.specs, self.hashes, strict=True)
+        ]
+
+
+def stack_key(spec: RunSpec) -> Hashable:
+    """Return the settings that runs must share to train together."""
+    federation = msgspec.structs.replace(spec.federation, byzantine=0, assumed_byzantine="oracle")
+    return (
+        spec.data.key,
+        spec.model,
+        spec.training,
+        spec.server,
+        spec.precision,
+        spec.aggregate,
+        spec.diagnostics,
+        spec.rounds,
+        spec.evaluate_every,
+        federation,
+    )
+
+
+def read_plan(path: Path, settings: Sequence[str] = ()) -> Plan:
+    """Read a file; `settings` are overrides such as "data.beta=0.1"."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {path}; check the path.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not valid TOML: {error}.") from error
+    try:
+        return make_plan(table, settings, suite=path.stem)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def make_plan(
+    table: Mapping[str, Any], settings: Sequence[str] = (), *, suite: str = "runs"
+) -> Plan:
+    """Make the runs of a table of settings: every list multiplies them."""
+    table = renamed_settings(table, warns=True)
+    for text in settings:
+        table = merged(table, parse_override(text))
+    name = table.get("preset")
+    if name is not None and (not isinstance(name, str) or name not in PRESETS):
+        raise ValueError(f"unknown preset {name!r}; {closest(str(name), PRESETS)}")
+    folder: Any = table.get("suite", suite)
+    if not isinstance(folder, str) or Path(folder).name != folder:
+        raise ValueError(f"suite must be the name of a folder, got {folder!r}.")
+    own = {key: value for key, value in table.items() if key not in OUTSIDE}
+    whole = merged(PRESETS[name] if name else {}, own)
+    specs = [checked(make_spec(each)) for each in expand(whole)]
+    by_hash = {spec.hash: spec for spec in specs}
+    return Plan(folder, tuple(by_hash.values()), tuple(by_hash))
+
+
+def plan_parts(suite: Suite, settings: Sequence[str] = ()) -> list[Plan]:
+    """Return the runs of each part."""
+    return [plan_part(suite, part, settings) for part in suite.parts]
+
+
+def plan_part(suite: Suite, part: Part, settings: Sequence[str] = ()) -> Plan:
+    """Return the runs of one part."""
+    try:
+        return make_plan(part.settings, settings, suite=suite.name)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"suite {suite.name}, part {part.name}: {error}") from error
+
+
+def plan_suite(suite: Suite, settings: Sequence[str] = ()) -> Plan:
+    """Return the runs of all parts."""
+    return join_plans(suite, plan_parts(suite, settings))
+
+
+def join_plans(suite: Suite, plans: Sequence[Plan]) -> Plan:
+    """Return the runs of several parts as one plan; a run of several parts occurs once."""
+    found = {
+        known: spec for plan in plans for known, spec in zip(plan.hashes, plan.specs, strict=True)
+    }
+    return Plan(suite.name, tuple(found.values()), tuple(found))
+
+
+def table_cells(part: Part, plan: Plan) -> dict[str, tuple[str, Any]]:
+    """Return the row and the column of each run of a part, by its hash."""
+    rules = names_of((spec.rule for spec in plan.specs), part.ignored("rule"))
+    attacks = names_of((spec.attack for spec in plan.specs), part.ignored("attack"))
+
+    def column(spec: RunSpec) -> Any:
+        is_attack = part.columns == "attack"
+        return attacks[spec.attack] if is_attack else value_of(as_table(spec), part.columns)
+
+    return {
+        known: (rules[spec.rule], column(spec))
+        for known, spec in zip(plan.hashes, plan.specs, strict=True)
+    }
+
+
+def make_spec(table: Mapping[str, Any]) -> RunSpec:
+    """Make one run of plain values."""
+    try:
+        return msgspec.convert(_checked_table(table, RunSpec, ""), RunSpec)
+    except msgspec.ValidationError as error:
+        raise ValueError(_in_words(str(error))) from error
+
+
+def parse_override(text: str) -> Mapping[str, Any]:
+    """Parse an override such as "data.beta=0.1" as a table."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ValueError(f"a setting is written key=value, as in data.beta=0.1, got {text!r}.")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()  # A word without quotes, such as a rule.
+    if value.strip() in ("nan", "inf"):
+        parsed = value.strip()  # Attacks; no setting may be such a number.
+    return renamed_settings(nested(key.strip(), parsed), warns=True)
+
+
+def _checked_table(table: Mapping[str, Any], kind: type, above: str) -> dict[str, Any]:
+    """Check the keys and words of a table; return it with None for the word "none"."""
+    hints = _hints(kind)
+    result = {}
+    for key, value in table.items():
+        if key not in hints:
+            known = [*hints, *(() if above else OUTSIDE)]
+            raise ValueError(f"unknown key {above + key!r}; {closest(str(key), known)}")
+        inside = hints[key] if isinstance(hints[key], type) and _fields(hints[key]) else None
+        if inside is None:
+            result[key] = _checked_word(above + key, value, hints[key])
+        elif isinstance(value, Mapping):
+            result[key] = _checked_table(value, inside, f"{above}{key}.")
+        else:
+            raise ValueError(f"{above}{key} is a table, got {value!r}; write [{above}{key}].")
+    return result
+
+
+def _checked_word(key: str, value: Any, hint: Any) -> Any:
+    kinds = get_args(hint) if get_origin(hint) is not Literal else (hint,)
+    if value == "none" and type(None) in kinds:
+        return None
+    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+    if words and isinstance(value, str) and value not in words:
+        raise ValueError(f"{key}: unknown value {value!r}; {closest(value, words)}")
+    return value
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return {key: hint for key, hint in get_type_hints(kind).items() if key in _fields(kind)}
+
+
+def _fields(kind: type) -> tuple[str, ...]:
+    return tuple(getattr(kind, "__struct_fields__", getattr(kind, "__dataclass_fields__", ())))
+
+
+def _in_words(message: str) -> str:
+    """Turn "Expected `int`, got `str` - at `$.rounds`" into "rounds: expected int, got str."."""
+    what, _, key = message.partition(" - at `$.")
+    what, key = what.replace("`", "").rstrip("."), key.rstrip("`")
+    return f"{key}: {what[0].lower()}{what[1:]}." if key else f"{what}."

@@ -1,0 +1,249 @@
+"""The settings of one run, and their checks; every setting is part of the run's hash."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from math import isfinite
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from outvote.attacks.attack_spec import make_attack
+from outvote.data.loader import find_entry
+from outvote.engine.federation import count_sampled
+from outvote.errors import closest
+from outvote.models.model_spec import MODELS
+from outvote.results.renamed import SETTINGS
+from outvote.rules.rule_spec import make_rule
+from outvote.server.step import Server
+from outvote.training.local_sgd import LocalSGD
+
+Partition = Literal["dirichlet", "iid", "shards", "by-group"]
+Precision = Literal["float32", "tf32", "bfloat16"]
+# Enters every hash: to be raised whenever the same settings give other numbers than before.
+PROTOCOL = 1
+# Settings that came later: at their default they are left out of the hash and of config.toml, so
+# that earlier runs keep their names. Nothing is ever removed.
+LATER = ("data.image_size", "diagnostics")
+USER_FILE = re.compile(r"[^\s(),='\"][^(),='\"]*\.py(?=:\w)")
+
+
+class DataSpec(Struct, frozen=True, kw_only=True):
+    """The dataset, and its partition among the clients."""
+
+    name: str = "fashion-mnist-small"
+    partition: Partition = "dirichlet"
+    beta: float = 0.5
+    balance: bool = True
+    min_size: int = 10
+    shards_per_client: int = 2
+    image_size: int | None = None
+    """The height and width of a folder's images; None: 224, or 64 for Tiny-ImageNet."""
+
+    @property
+    def key(self) -> tuple[str, int | None]:
+        """The samples, whatever their partition."""
+        return self.name, self.image_size
+
+
+class FederationSpec(Struct, frozen=True, kw_only=True):
+    """The clients: whole numbers are counts, numbers with a point are fractions, rounded up."""
+
+    num_clients: int | Literal["all"] = 50
+    byzantine: int | float = 0.2
+    sampled: int | float = 1.0
+    assumed_byzantine: int | float | Literal["oracle"] = "oracle"
+
+    def num_sampled(self, num_clients: int) -> int:
+        """Return how many clients take part in a round."""
+        is_count = isinstance(self.sampled, int)
+        ratio, number = (None, self.sampled) if is_count else (self.sampled, None)
+        return count_sampled(num_clients, ratio=ratio, number=number)  # type: ignore[arg-type]
+
+    def check_assumed(self, num_sampled: int) -> None:
+        """Refuse to assume more Byzantine clients than take part in a round."""
+        if isinstance(self.assumed_byzantine, int) and self.assumed_byzantine > num_sampled:
+            raise ValueError(
+                f"federation.assumed_byzantine must be at most the {num_sampled} clients sampled "
+                f"in a round, got {self.assumed_byzantine}; lower it, or write a fraction."
+            )
+
+
+class ModelSpec(Struct, frozen=True, kw_only=True):
+    """The network."""
+
+    name: str = "small-cnn"
+
+
+class RunSpec(Struct, frozen=True, kw_only=True):
+    """One run."""
+
+    rule: str = "gas(multi-krum)"
+    attack: str = "lie"
+    rounds: int = 50
+    evaluate_every: int = 1
+    seed: int = 0
+    precision: Precision = "float32"
+    root_size: int = 100
+    aggregate: Literal["parameters", "state"] = "parameters"
+    diagnostics: bool = False
+    data: DataSpec = msgspec.field(default_factory=DataSpec)
+    federation: FederationSpec = msgspec.field(default_factory=FederationSpec)
+    model: ModelSpec = msgspec.field(default_factory=ModelSpec)
+    training: LocalSGD = msgspec.field(default_factory=LocalSGD)
+    server: Server = msgspec.field(default_factory=Server)
+
+    @property
+    def hash(self) -> str:
+        """The checksum of all settings, and of the user's files of rules and attacks.
+
+        Files are read anew every time: a `Job` keeps the hash of the plan.
+        """
+        code = file_digests(self.rule, self.attack)
+        content = {"protocol": PROTOCOL, "spec": _as_hashed(self), "code": code}
+        text = msgspec.json.encode(content, order="sorted")
+        return hashlib.blake2b(text, digest_size=6).hexdigest()
+
+    @property
+    def label(self) -> str:
+        """A readable name; together with the hash it is the name of the folder."""
+        return f"{_slug(self.rule)}-{_slug(self.attack)}-seed{self.seed}"
+
+
+def as_table(spec: RunSpec) -> dict[str, Any]:
+    """Return the settings as plain values, without those of `LATER` that have their default."""
+    table: dict[str, Any] = msgspec.to_builtins(spec)
+    usual: dict[str, Any] = msgspec.to_builtins(RunSpec())
+    for key in LATER:
+        *above, last = key.split(".")
+        inside, default = table, usual
+        for word in above:
+            inside, default = inside[word], default[word]
+        if inside[last] == default[last]:
+            del inside[last]
+    return table
+
+
+def to_toml(spec: RunSpec, suite: str) -> str:
+    """Return config.toml of one run; as the input of `outvote run` it is the same run."""
+    table = {"suite": suite, **as_table(spec)}
+    sections = {key: value for key, value in table.items() if isinstance(value, Mapping)}
+    lines = [f"{k} = {_toml_value(v)}" for k, v in table.items() if k not in sections]
+    for key, section in sections.items():
+        lines += ["", f"[{key}]", *(f"{k} = {_toml_value(v)}" for k, v in section.items())]
+    return "\n".join(lines) + "\n"
+
+
+def file_digests(*texts: str) -> dict[str, str]:
+    """Return the checksum of every file that is named in texts such as "gas(mine.py:MyRule)"."""
+    paths = sorted({path for text in texts for path in USER_FILE.findall(text)})
+    return {
+        path: hashlib.blake2b(Path(path).read_bytes(), digest_size=16).hexdigest()
+        for path in paths
+        if Path(path).is_file()
+    }
+
+
+def checked(spec: RunSpec) -> RunSpec:
+    """Check the settings; return them in one form: another spelling of a run has the same hash."""
+    for name, least in (("rounds", 1), ("evaluate_every", 1), ("seed", 0), ("root_size", 1)):
+        _check_least(name, getattr(spec, name), least)
+    _check_data(spec.data)
+    _check_federation(spec.federation, spec.data)
+    if spec.model.name not in MODELS:
+        raise ValueError(
+            f"model.name: unknown model {spec.model.name!r}; {closest(spec.model.name, MODELS)}"
+        )
+    return msgspec.structs.replace(
+        spec,
+        rule=str(make_rule(spec.rule)),
+        attack=str(make_attack(spec.attack)),
+        data=_without_unused(spec.data),
+    )
+
+
+def _as_hashed(spec: RunSpec) -> dict[str, Any]:
+    """Return the settings under their first names, so that runs keep their hashes."""
+    table = as_table(spec)
+    for old, new in SETTINGS.items():
+        section, _, key = new.partition(".")
+        table[section][old.partition(".")[2]] = table[section].pop(key)
+    return table
+
+
+def _slug(text: str, longest: int = 40) -> str:
+    words = "".join(c if c.isalnum() or c in "-." else " " for c in text).split()
+    return "-".join(words)[:longest].strip("-.")
+
+
+def _toml_value(value: Any) -> str:
+    if value is None:
+        return '"none"'
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_toml_value(each) for each in value)}]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _check_data(data: DataSpec) -> None:
+    can_choose = any("size" in form.options for form in find_entry(data.name).forms)
+    if data.image_size is not None:
+        if not can_choose:
+            raise ValueError(
+                "data.image_size is for folders of images such as imagenet12, got "
+                f"{data.image_size} for {data.name}; leave it out."
+            )
+        _check_least("data.image_size", data.image_size, 1)
+    if not (isfinite(data.beta) and data.beta > 0):
+        raise ValueError(f"data.beta must be larger than 0 and finite, got {data.beta}.")
+    _check_least("data.min_size", data.min_size, 1)
+    _check_least("data.shards_per_client", data.shards_per_client, 1)
+
+
+def _check_federation(federation: FederationSpec, data: DataSpec) -> None:
+    for name in ("byzantine", "sampled", "assumed_byzantine"):
+        value = getattr(federation, name)
+        if isinstance(value, float) and not 0 <= value <= 1:
+            raise ValueError(
+                f"federation.{name}: a number with a point is a fraction from 0 to 1, got {value}; "
+                "write a count without a point."
+            )
+        if isinstance(value, int):
+            _check_least(f"federation.{name}", value, 0)
+    number = federation.num_clients
+    if number == "all":
+        if data.partition != "by-group":
+            raise ValueError(
+                "federation.num_clients = 'all' is for data.partition = 'by-group', got "
+                f"{data.partition!r}; give a number."
+            )
+        return
+    _check_least("federation.num_clients", number, 1)
+    federation.check_assumed(federation.num_sampled(number))
+    if isinstance(federation.byzantine, int) and federation.byzantine > number:
+        raise ValueError(
+            f"federation.byzantine must be at most the {number} clients there are, got "
+            f"{federation.byzantine}."
+        )
+
+
+def _check_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}.")
+
+
+def _without_unused(data: DataSpec) -> DataSpec:
+    """Set what the partition does not use to its default, and a size that is the default."""
+    usual = DataSpec()
+    changes: dict[str, Any] = {}
+    if data.image_size == find_entry(data.name).shape[0]:
+        changes["image_size"] = None
+    if data.partition != "dirichlet":
+        changes |= {key: getattr(usual, key) for key in ("beta", "balance", "min_size")}
+    if data.partition != "shards":
+        changes["shards_per_client"] = usual.shards_per_client
+    return msgspec.structs.replace(data, **changes)

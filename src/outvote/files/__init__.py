@@ -1,0 +1,1 @@
+"""Aggregation of files: the safetensors files of many clients become one update or model."""

@@ -1,0 +1,176 @@
+"""The files of clients: which are meant, whether they can be used, and why not."""
+
+import glob
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from outvote.files.safetensors_file import Header, UnusableFile, read_header, read_tensors
+from outvote.flat import FLOATS
+
+SUFFIX = ".safetensors"
+Named = dict[str, Tensor]
+
+
+class FilesError(Exception):
+    """The files cannot be aggregated; nothing was written."""
+
+
+@dataclass(slots=True)
+class Client:
+    """One client's file; `reason` is why it cannot be used, empty if it can."""
+
+    name: str
+    path: Path
+    reason: str = ""
+    update: Named = field(default_factory=dict)
+    counters: Named = field(default_factory=dict)
+    """Tensors of integers, which are not aggregated by the rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The global model that the clients started from."""
+
+    tensors: Named
+    metadata: dict[str, str]
+
+
+def find_files(words: Sequence[str]) -> list[Path]:
+    """Return the files that paths, folders and patterns name, each once."""
+    found: dict[str, Path] = {}
+    for word in words:
+        for path in _expand(word):
+            found.setdefault(os.path.abspath(path), path)  # noqa: PTH100  (links stay links)
+    return list(found.values())
+
+
+def client_ids(paths: Sequence[Path]) -> list[str]:
+    """Name every client by its file: the name without suffix, or the path where names repeat."""
+    stems = Counter(path.stem for path in paths)
+    return [path.stem if stems[path.stem] == 1 else str(path) for path in paths]
+
+
+def check_output(output: Path, inputs: Sequence[Path]) -> None:
+    """Refuse an output that cannot be written, or that would overwrite an input."""
+    for path in inputs:
+        if _is_same(output, path):
+            raise ValueError(f"output {output} is one of the input files; choose another name")
+    if output.exists() and not output.is_file():
+        raise ValueError(f"output {output} is not a file; name a file to write")
+    if not output.parent.is_dir():
+        raise ValueError(f"output {output}: there is no folder {output.parent}; create it")
+    if not os.access(output.parent, os.W_OK):
+        raise ValueError(
+            f"output {output}: the folder {output.parent} cannot be written; choose another"
+        )
+
+
+def check_base(base: Path, updates: Sequence[Path]) -> None:
+    """Refuse a base that does not exist, or that is also one of the updates."""
+    if not base.exists():
+        raise ValueError(f"base: there is no file {base}; check the path")
+    if any(_is_same(base, path) for path in updates):
+        raise ValueError(f"base {base} is also one of the updates; take it out of them")
+
+
+def read_clients(paths: Sequence[Path], base_path: Path | None) -> tuple[list[Client], Base | None]:
+    """Read the files; with a base they are whole models, and updates are differences to it.
+
+    Float tensors are updates, all others are counters.
+    """
+    clients = [Client(name, path) for name, path in zip(client_ids(paths), paths, strict=True)]
+    base, expected = (None, None) if base_path is None else _read_base(base_path)
+    headers = [_header_of(client) for client in clients]
+    expected = expected or most_common([header for header in headers if header is not None])
+    for client, header in zip(clients, headers, strict=True):
+        if header is not None and expected is not None:
+            _read(client, header, expected, base)
+    return clients, base
+
+
+def most_common(headers: Sequence[Header]) -> Header | None:
+    """Return the layout that most files have; None where there are no files."""
+    counts = Counter(header.entries for header in headers).most_common(2)
+    if not counts:
+        return None
+    if len(counts) == 2 and counts[0][1] == counts[1][1]:
+        fault = Header(counts[1][0], {}).fault(Header(counts[0][0], {}))
+        raise FilesError(
+            f"the files disagree on their tensors, and no side has more files ({fault}); take the "
+            "wrong ones out"
+        )
+    return Header(counts[0][0], {})
+
+
+def moved(start: Tensor, end: Tensor) -> Tensor:
+    """Return end - start, in float32 at least: half precision would round small steps away."""
+    work = torch.promote_types(start.dtype, torch.float32)
+    return end.to(work) - start.to(work)
+
+
+def _expand(word: str) -> list[Path]:
+    path = Path(word)
+    # A folder with the suffix of a file is the invalid file of a client.
+    if path.is_dir() and path.suffix != SUFFIX:
+        files = sorted(each for each in path.glob(f"*{SUFFIX}") if not each.name.startswith("."))
+        if not files:
+            raise ValueError(f"the folder {path} holds no *{SUFFIX} file; check the path")
+        return files
+    if os.path.lexists(path):
+        return [path]
+    matches = [Path(match) for match in sorted(glob.glob(word, recursive=True))]  # noqa: PTH207
+    if not matches:
+        kind = "no file matches" if glob.has_magic(word) else "there is no file"
+        raise ValueError(f"{kind} {word!r}; check the path")
+    return matches
+
+
+def _is_same(first: Path, second: Path) -> bool:
+    try:
+        return first.samefile(second)
+    except OSError:
+        return os.path.abspath(first) == os.path.abspath(second)  # noqa: PTH100
+
+
+def _read_base(path: Path) -> tuple[Base, Header]:
+    try:
+        header = read_header(path)
+        tensors = read_tensors(path, header)
+    except UnusableFile as error:
+        raise ValueError(f"base {path} {error}; give the global model") from error
+    for name, tensor in tensors.items():
+        if tensor.dtype in FLOATS and not bool(tensor.isfinite().all()):
+            raise ValueError(
+                f"base {path} has NaN or infinity in tensor {name!r}; give a finite model"
+            )
+    return Base(tensors, dict(header.metadata)), header
+
+
+def _header_of(client: Client) -> Header | None:
+    try:
+        return read_header(client.path)
+    except UnusableFile as error:
+        client.reason = str(error)
+        return None
+
+
+def _read(client: Client, header: Header, expected: Header, base: Base | None) -> None:
+    client.reason = header.fault(expected)
+    if client.reason:
+        return
+    try:
+        tensors = read_tensors(client.path, header)
+    except UnusableFile as error:
+        client.reason = str(error)
+        return
+    for name, tensor in tensors.items():
+        if tensor.dtype not in FLOATS:
+            client.counters[name] = tensor
+        else:
+            client.update[name] = tensor if base is None else moved(base.tensors[name], tensor)

@@ -1,0 +1,162 @@
+"""Reads safetensors files from untrusted clients: every fault has a reason, nothing is mapped.
+
+The header is read and compared before any data, so a file with a false size costs nothing.
+The data is read, not mapped into memory: a file that is cut while it is mapped ends the process.
+"""
+
+import json
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+LARGEST_HEADER = 100_000_000
+DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "U16": torch.uint16,
+    "I16": torch.int16,
+    "U32": torch.uint32,
+    "I32": torch.int32,
+    "U64": torch.uint64,
+    "I64": torch.int64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+
+
+class UnusableFile(Exception):  # noqa: N818  (named like TooManyByzantine)
+    """A file cannot be used; the text is the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The header of one tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        """Return the type and shape as in float32[3, 4]."""
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The tensors of a file, by name in alphabetical order, and its metadata."""
+
+    entries: tuple[tuple[str, Entry], ...]
+    metadata: Mapping[str, str]
+
+    def fault(self, expected: "Header") -> str:
+        """Return how this header differs from the expected one; "" where it does not."""
+        own, wanted = dict(self.entries), dict(expected.entries)
+        for name, entry in wanted.items():
+            if name not in own:
+                return f"tensor {name!r} is missing"
+            if own[name] != entry:
+                return f"tensor {name!r} is {own[name]} instead of {entry}"
+        extra = next((name for name in own if name not in wanted), None)
+        return "" if extra is None else f"unexpected tensor {extra!r}"
+
+
+def read_header(path: Path) -> Header:
+    """Read and check the header of a file, without its data."""
+    try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise UnusableFile("is a folder")
+        if not stat.S_ISREG(status.st_mode):
+            raise UnusableFile("is not a regular file")
+        with path.open("rb") as file:
+            start = file.read(8)
+            length = _check_length(start, status.st_size)
+            text = file.read(length)
+    except OSError as error:
+        raise UnusableFile(f"cannot be read: {error.strerror or error}") from error
+    return _read_entries(_parse(text), status.st_size - 8 - length)
+
+
+def read_tensors(path: Path, header: Header) -> dict[str, Tensor]:
+    """Read the data of a file whose header is known; the tensors are in the header's order."""
+    try:
+        tensors = safetensors.torch.load(path.read_bytes())
+    except OSError as error:
+        raise UnusableFile(f"cannot be read: {error.strerror or error}") from error
+    except MemoryError as error:
+        raise UnusableFile("does not fit into memory") from error
+    except (
+        SafetensorError,
+        AssertionError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        why = str(error).partition("\n")[0]
+        raise UnusableFile(f"is not a valid safetensors file: {why}") from error
+    entries = [(name, Entry(tuple(t.shape), t.dtype)) for name, t in sorted(tensors.items())]
+    if tuple(entries) != header.entries:
+        raise UnusableFile("changed while it was read")
+    return {name: tensors[name] for name, _ in header.entries}
+
+
+def _check_length(start: bytes, size: int) -> int:
+    if size == 0:
+        raise UnusableFile("is empty")
+    length = int.from_bytes(start, "little")
+    if len(start) < 8 or length > LARGEST_HEADER:
+        raise UnusableFile("is not a safetensors file")
+    if length > size - 8:
+        raise UnusableFile(f"is cut off: {size:,} bytes, its header alone has {length:,}")
+    return length
+
+
+def _parse(text: bytes) -> dict[str, Any]:
+    try:
+        header = json.loads(text.decode())
+    except (ValueError, RecursionError) as error:
+        raise UnusableFile("is not a safetensors file: its header is not JSON") from error
+    if not isinstance(header, dict):
+        raise UnusableFile("is not a safetensors file: its header is not a JSON object")
+    return header
+
+
+def _read_entries(header: dict[str, Any], num_bytes: int) -> Header:
+    metadata = header.pop("__metadata__", {})
+    entries = tuple((name, _entry(name, header[name])) for name in sorted(header))
+    if not entries:
+        raise UnusableFile("holds no tensors")
+    promised = sum(prod(entry.shape) * entry.dtype.itemsize for _, entry in entries)
+    if promised != num_bytes:
+        what = "is cut off" if num_bytes < promised else "has bytes too many"
+        raise UnusableFile(f"{what}: {num_bytes:,} bytes of data, its header needs {promised:,}")
+    return Header(entries, metadata if isinstance(metadata, dict) else {})
+
+
+def _entry(name: str, about: object) -> Entry:
+    about = about if isinstance(about, dict) else {}
+    shape = about.get("shape")
+    if not isinstance(shape, list) or not _is_shape(shape):
+        raise UnusableFile(f"is not a safetensors file: its header has no shape for {name!r}")
+    dtype = DTYPES.get(str(about.get("dtype")))
+    if dtype is None:
+        raise UnusableFile(
+            f"tensor {name!r} has the type {about.get('dtype')!r}, known are {', '.join(DTYPES)}"
+        )
+    return Entry(tuple(shape), dtype)
+
+
+def _is_shape(shape: list[Any]) -> bool:
+    # The bounds keep the product of a forged shape finite.
+    return len(shape) <= 64 and all(type(size) is int and 0 <= size < 2**63 for size in shape)

@@ -1,0 +1,121 @@
+"""Before a round: which nodes take part, and the messages they get."""
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from logging import getLogger
+from typing import final
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from outvote.flower.server_state import ServerState
+from outvote.flower.settings import Settings
+from outvote.seeding import RandomStream
+
+LOG = getLogger("flwr")
+SECONDS_BETWEEN_LOOKS = 1.0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSample:
+    """The nodes of a round, and those left out."""
+
+    nodes: Sequence[int] = ()
+    excluded: Mapping[int, str]
+    """Nodes that are connected but excluded because of earlier rounds, with the evidence."""
+    num_online: int = 0
+    num_byzantine: int = 0
+    """How many of the nodes may be Byzantine. Exclusion does not lower it: an honest node may have
+    been excluded."""
+
+
+def sample_for_training(
+    settings: Settings, state: ServerState, round_: int, grid: Grid
+) -> NodeSample:
+    """Choose the nodes that train."""
+    if settings.fraction_train == 0:
+        return NodeSample(excluded={})
+    online, wanted = _wait(settings, grid, settings.fraction_train, settings.min_train_nodes)
+    candidates, excluded = _candidates(settings, state, round_, online, wanted)
+    if settings.sample is not None:
+        nodes = _check_sample(settings.sample(round_, candidates), candidates)
+        wanted = len(nodes)
+    else:
+        nodes = _draw(candidates, wanted, settings.seed, f"train {round_}")
+    return NodeSample(
+        nodes=nodes,
+        excluded=excluded,
+        num_online=len(online),
+        num_byzantine=settings.num_byzantine_of(wanted),
+    )
+
+
+def sample_for_evaluation(
+    settings: Settings, state: ServerState, round_: int, grid: Grid
+) -> list[int]:
+    """Choose the nodes that evaluate."""
+    if settings.fraction_evaluate == 0:
+        return []
+    online, wanted = _wait(settings, grid, settings.fraction_evaluate, settings.min_evaluate_nodes)
+    candidates, _ = _candidates(settings, state, round_, online, wanted)
+    return _draw(candidates, wanted, settings.seed, f"evaluate {round_}")
+
+
+def write_messages(
+    settings: Settings,
+    round_: int,
+    arrays: ArrayRecord,
+    config: ConfigRecord,
+    kind: str,
+    nodes: Sequence[int],
+) -> list[Message]:
+    """Write one message per node, all with the same content."""
+    with_round = ConfigRecord({**config, "server-round": round_})
+    record = RecordDict({settings.arrayrecord_key: arrays, settings.configrecord_key: with_round})
+    return [Message(content=record, message_type=kind, dst_node_id=node) for node in nodes]
+
+
+def derive_seed(seed: int, purpose: str) -> int:
+    """Return a seed of its own for every purpose."""
+    return RandomStream((seed,)).fold_in(purpose).derived()[0]
+
+
+def _wait(settings: Settings, grid: Grid, fraction: float, at_least: int) -> tuple[list[int], int]:
+    """Wait for enough nodes; return them and how many to ask, as Flower's own strategies count."""
+    num_needed = max(settings.min_available_nodes, at_least, 1)
+    is_logged = False
+    while len(online := sorted(set(grid.get_node_ids()))) < num_needed:
+        if not is_logged:
+            LOG.info("Waiting for nodes: %d of %d are connected.", len(online), num_needed)
+            is_logged = True
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    return online, max(int(len(online) * fraction), at_least)
+
+
+def _candidates(
+    settings: Settings, state: ServerState, round_: int, online: Sequence[int], wanted: int
+) -> tuple[list[int], dict[int, str]]:
+    num_byzantine, tolerates = settings.num_byzantine_of(wanted), settings.rule.max_byzantine
+    out = state.exclusions.excluded(round_, online, wanted, num_byzantine, tolerates)
+    excluded = {node: state.exclusions.evidence(node) for node in out}
+    return [node for node in online if node not in excluded], excluded
+
+
+def _draw(candidates: Sequence[int], num_wanted: int, seed: int | None, purpose: str) -> list[int]:
+    """Draw nodes at random: a secret draw, or one that a seed repeats."""
+    source = random.SystemRandom() if seed is None else random.Random(derive_seed(seed, purpose))
+    return sorted(source.sample(sorted(candidates), min(num_wanted, len(candidates))))
+
+
+def _check_sample(chosen: Sequence[int], candidates: Sequence[int]) -> list[int]:
+    """Check the nodes that the caller's own `sample` chose."""
+    strangers = sorted(set(chosen) - set(candidates))
+    if strangers:
+        raise ValueError(
+            f"sample chose node {strangers[0]}, which is not among the {len(candidates)} that it "
+            "was given; choose from those."
+        )
+    return sorted(set(chosen))

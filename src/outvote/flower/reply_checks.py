@@ -1,0 +1,178 @@
+"""Replies, checked against the model that was sent, as one matrix of updates.
+
+No claim of a client is trusted: not its labels, not its sizes, not its counts. A reply that cannot
+be used is left out, with the reason.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, TypeGuard, final
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, RecordDict
+from numpy.typing import NDArray
+
+from outvote.flower.model_record import ExpectedArray, Malformed, SentModel, quote
+from outvote.receive import finite_rows
+from outvote.threads import mapped
+
+NOT_FINITE = "it holds NaN, infinity or a number near it"
+STORED_AS = "numpy.ndarray"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Reply:
+    """A reply that can be used."""
+
+    weights: tuple[NDArray[Any], ...]
+    """As they were sent, each as a vector."""
+    statistics: tuple[NDArray[Any], ...]
+    metrics: Mapping[str, Any]
+    note: str
+    """What is odd about it, though it can be used."""
+    count: float
+    """How many examples the client claims to have; 1 if counts are ignored."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NodeUpdates:
+    """The updates of a round, and the nodes whose replies cannot be used."""
+
+    replies: Mapping[int, Reply]
+    """The usable replies by node, in the order of the rows."""
+    rows: torch.Tensor
+    """Their updates, ``[nodes, dim]``: the weights that were sent, minus the model."""
+    statistics: tuple[NDArray[Any], ...]
+    """What the networks counted by themselves, ``[nodes, values]`` each, as it was sent."""
+    norms: tuple[float, ...]
+    """Of the updates."""
+    malformed: Mapping[int, str]
+    """The nodes whose replies cannot be used, and why."""
+
+
+def read_updates(
+    sent: SentModel, contents: Mapping[int, RecordDict], counts_key: str, *, use_counts: bool
+) -> NodeUpdates:
+    """Check the replies of the nodes, and compute their updates."""
+    replies: dict[int, Reply] = {}
+    malformed: dict[int, str] = {}
+    for node in sorted(contents):
+        try:
+            replies[node] = read_reply(sent, contents[node], counts_key, use_counts=use_counts)
+        except Malformed as fault:
+            malformed[node] = str(fault)
+    rows = _subtract(sent, list(replies.values()))
+    statistics = tuple(
+        np.stack(parts)
+        for parts in zip(*(reply.statistics for reply in replies.values()), strict=True)
+    )
+    norms = torch.linalg.vector_norm(rows, dim=-1).tolist()
+    is_fine = [
+        is_finite and all(bool(np.isfinite(part[row]).all()) for part in statistics)
+        for row, is_finite in enumerate(finite_rows(rows, norms))
+    ]
+    for row, norm in enumerate(norms):
+        if is_fine[row] and not isfinite(norm):  # Too long for float32.
+            norms[row] = float(torch.linalg.vector_norm(rows[row], dtype=torch.float64))
+    pairs = list(zip(replies, is_fine, strict=True))
+    return NodeUpdates(
+        replies={node: replies[node] for node, ok in pairs if ok},
+        rows=rows if all(is_fine) else rows[torch.tensor(is_fine)],
+        statistics=tuple(part if all(is_fine) else part[is_fine] for part in statistics),
+        norms=tuple(norm for norm, ok in zip(norms, is_fine, strict=True) if ok),
+        malformed={**malformed, **{node: NOT_FINITE for node, ok in pairs if not ok}},
+    )
+
+
+def read_reply(sent: SentModel, content: RecordDict, counts_key: str, *, use_counts: bool) -> Reply:
+    """Read a reply, or raise Malformed."""
+    arrays = list(content.array_records.values())
+    if len(arrays) != 1:
+        raise Malformed(f"it has {len(arrays)} ArrayRecords, 1 is needed")
+    named = _arrays(sent, arrays[0])
+    metrics = read_metrics(content)
+    count = 1.0
+    if use_counts:
+        count = example_count(metrics, counts_key)
+        if count <= 0:
+            got = quote(metrics.get(counts_key))
+            raise Malformed(f"{counts_key} must be a positive number, got {got}")
+    return Reply(
+        weights=tuple(named[each.name] for each in sent.weights),
+        statistics=tuple(named[each.name] for each in sent.statistics),
+        metrics=metrics,
+        note=_note(metrics, counts_key),
+        count=count,
+    )
+
+
+def read_metrics(content: RecordDict) -> Mapping[str, Any]:
+    """Return the metrics of a reply; none if it has none."""
+    metrics = list(content.metric_records.values())
+    if len(metrics) > 1:
+        raise Malformed(f"it has {len(metrics)} MetricRecords, at most 1 is allowed")
+    return metrics[0] if metrics else {}
+
+
+def example_count(metrics: Mapping[str, Any], key: str) -> float:
+    """Return how many examples a node claims to have; 0 if that is no positive number."""
+    value = metrics.get(key, 0)
+    return float(value) if is_number(value) and value > 0 else 0.0
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Return whether a value can be averaged: no NaN, no infinity, nothing else than a number."""
+    return isinstance(value, int | float) and abs(value) < 1e300 and isfinite(value)
+
+
+def _subtract(sent: SentModel, replies: list[Reply]) -> torch.Tensor:
+    rows = np.empty((len(replies), len(sent.vector)), sent.vector.dtype)
+
+    def fill(row: int) -> None:
+        start = 0
+        with np.errstate(all="ignore"):
+            for values in replies[row].weights:
+                part = slice(start, start + len(values))
+                np.subtract(values, sent.vector[part], out=rows[row, part])
+                start += len(values)
+
+    mapped(fill, range(len(replies)))
+    return torch.from_numpy(rows)
+
+
+def _arrays(sent: SentModel, record: ArrayRecord) -> dict[str, NDArray[Any]]:
+    expected = sent.expected
+    missing = [name for name in expected if name not in record]
+    if missing:
+        raise Malformed(f"array {quote(missing[0])} is missing")
+    extra = [name for name in record if name not in expected]
+    if extra:
+        raise Malformed(f"array {quote(extra[0])} is unknown to the model")
+    return {name: _values(each, record[name]) for name, each in expected.items()}
+
+
+def _values(expected: ExpectedArray, array: Array) -> NDArray[Any]:
+    which = f"array {quote(expected.name)}"
+    if array.stype != STORED_AS:
+        raise Malformed(f"{which} is stored as {quote(array.stype)}, not as {STORED_AS}")
+    if array.dtype != str(expected.dtype):
+        raise Malformed(f"{which} is of {quote(array.dtype)}, the model's of {expected.dtype}")
+    if tuple(array.shape) != expected.shape:
+        raise Malformed(f"{which} has the shape {quote(array.shape)}, the model's {expected.shape}")
+    return expected.read(array.data)
+
+
+def _note(metrics: Mapping[str, Any], key: str) -> str:
+    if not metrics:
+        return "it sent no metrics"
+    if key in metrics and not example_count(metrics, key):
+        return f"its {key} is {quote(metrics[key])}"
+    for name, value in metrics.items():
+        values = value if isinstance(value, list) else [value]
+        if not all(is_number(each) for each in values):
+            return f"its {quote(name)} is not finite"
+    return ""

@@ -1,0 +1,263 @@
+"""One round on the server: replies -> updates -> rule -> optimiser -> model and audit line."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import final
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, Message, MetricRecord
+from torch import Tensor
+
+from outvote.errors import TooManyByzantine
+from outvote.flower.audit_writer import OUTVOTED, now
+from outvote.flower.exclusion import Offence
+from outvote.flower.model_record import SentModel
+from outvote.flower.node_metrics import average_metrics, num_distrusted
+from outvote.flower.node_sampling import NodeSample, derive_seed
+from outvote.flower.reply_checks import NodeUpdates, read_updates
+from outvote.flower.reply_collection import SortedReplies, sort_replies
+from outvote.flower.server_state import ServerState
+from outvote.flower.settings import Settings
+from outvote.results.audit_log import AuditRound, ClientRecord, Standing
+from outvote.rules.aggregate import inspect
+from outvote.rules.verdict import Verdict
+
+NO_REPLY = "no reply could be used"
+NOT_FINITE = "the new model would not have been finite"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RoundRequest:
+    """A round whose messages were sent."""
+
+    round: int
+    sent: SentModel
+    messages: Sequence[Message]
+    sample: NodeSample
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RoundResult:
+    """A round that is over."""
+
+    model: ArrayRecord | None
+    """None: it stays as it was."""
+    metrics: MetricRecord | None
+    audit: AuditRound
+    missing: Sequence[int]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Decision:
+    """The verdict of the rule on a round, or why there is none."""
+
+    verdict: Verdict | None
+    """None: the model is kept."""
+    num_byzantine: int
+    """How many Byzantine nodes the rule assumed."""
+    reason: str = ""
+    """Why the model is kept, or that `num_byzantine` was lowered."""
+
+    @property
+    def blames(self) -> bool:
+        """Whether being dropped is an offence: not where the rule keeps few nodes, or hides which.
+
+        A rule that keeps one client, as Krum does, blames no other.
+        """
+        if self.verdict is None or self.verdict.kept is None:
+            return False
+        return 2 * len(self.verdict.kept) > len(self.verdict.clients)
+
+
+def finish_round(
+    settings: Settings, state: ServerState, request: RoundRequest, replies: Iterable[Message]
+) -> RoundResult:
+    """Aggregate the replies of a round, and update the server's state."""
+    sorted_ = sort_replies(request.messages, replies)
+    key, use_counts = settings.weighted_by_key, settings.use_num_examples
+    updates = read_updates(request.sent, sorted_.contents, key, use_counts=use_counts)
+    decision = decide(settings, state, request, updates)
+    model = _apply_update(settings, state, request, updates, decision)
+    state.round = request.round
+    state.model = request.sent.record if model is None else model
+    malformed = {**sorted_.malformed, **updates.malformed}
+    _record_offences(state, request, malformed, decision)
+    counts = [reply.count for reply in updates.replies.values()]
+    metrics = average_metrics(
+        [reply.metrics for reply in updates.replies.values()],
+        num_distrusted(settings, decision.num_byzantine, len(counts)),
+        key,
+        counts,
+    )
+    clients = [
+        *_with_update(updates, decision),
+        *_without_update(sorted_, malformed, request.sample.excluded),
+    ]
+    audit = _audit(request, decision, clients, is_updated=model is not None)
+    return RoundResult(model=model, metrics=metrics, audit=audit, missing=sorted_.missing)
+
+
+def decide(
+    settings: Settings, state: ServerState, request: RoundRequest, updates: NodeUpdates
+) -> Decision:
+    """Apply the rule to the updates; if they are too few for `num_byzantine`, keep the model."""
+    num_byzantine = request.sample.num_byzantine
+    if not updates.replies:
+        return Decision(verdict=None, num_byzantine=num_byzantine, reason=NO_REPLY)
+    try:
+        verdict = _aggregate(settings, state, request, updates)
+    except TooManyByzantine as error:
+        reason = (
+            f"{error.num_clients} usable replies are too few: with them the rule tolerates at most "
+            f"{error.limit} Byzantine nodes, not {error.got}"
+        )
+        return Decision(verdict=None, num_byzantine=num_byzantine, reason=reason)
+    used = verdict.num_byzantine
+    lowered = f"num_byzantine was lowered from {num_byzantine} to {used}"
+    return Decision(
+        verdict=verdict, num_byzantine=used, reason=lowered if used < num_byzantine else ""
+    )
+
+
+def _aggregate(
+    settings: Settings, state: ServerState, request: RoundRequest, updates: NodeUpdates
+) -> Verdict:
+    """Call the rule; nothing else in this package does."""
+    rule, seed, sent = settings.rule, settings.seed, request.sent
+    reference = counts = None
+    if rule.traits.needs_reference and settings.reference is not None:
+        reference = sent.update_to(settings.reference(request.round, sent.record))
+    if settings.use_num_examples:
+        counts = [reply.count for reply in updates.replies.values()]
+    return inspect(
+        rule,
+        updates.rows,
+        num_byzantine=request.sample.num_byzantine,
+        when_too_many="lower" if settings.when_too_many == "lower" else "raise",
+        seed=None if seed is None else derive_seed(seed, f"rule {request.round}"),
+        clients=[str(node) for node in updates.replies],
+        sample_counts=counts,
+        reference=reference,
+        state=state.rule_state if rule.traits.has_state else None,
+        round=request.round,
+        model=torch.from_numpy(sent.vector) if rule.traits.needs_model else None,
+        layer_sizes=sent.layer_sizes,
+    )
+
+
+def _apply_update(
+    settings: Settings,
+    state: ServerState,
+    request: RoundRequest,
+    updates: NodeUpdates,
+    decision: Decision,
+) -> ArrayRecord | None:
+    """Apply the update; None, and no state kept, if there is none or it is not finite."""
+    if decision.verdict is None:
+        return None
+    step, after = settings.server_optimizer.step(decision.verdict.update, state.optimizer_state)
+    # The coordinate-wise median, the lower of two: always a value that was sent.
+    medians = [np.sort(part, axis=0)[(len(part) - 1) // 2] for part in updates.statistics]
+    model = request.sent.moved(step, medians)
+    if model is not None:
+        state.optimizer_state, state.rule_state = after, decision.verdict.state
+    return model
+
+
+def _record_offences(
+    state: ServerState, request: RoundRequest, malformed: Mapping[int, str], decision: Decision
+) -> None:
+    nodes = {message.metadata.dst_node_id for message in request.messages}
+    offences: dict[int, Offence] = {node: "malformed" for node in malformed if node in nodes}
+    kept: list[int] = []
+    if decision.verdict is not None and decision.verdict.kept is not None:
+        kept = [int(client) for client in decision.verdict.kept]
+        if decision.blames:
+            offences |= {int(client): "outvoted" for client in decision.verdict.dropped or ()}
+    state.exclusions.record(request.round, kept, offences)
+
+
+def _audit(
+    request: RoundRequest, decision: Decision, clients: Sequence[ClientRecord], *, is_updated: bool
+) -> AuditRound:
+    verdict, norm = decision.verdict, None
+    if verdict is not None and is_updated:
+        norm = float(torch.linalg.vector_norm(verdict.update, dtype=torch.float64))
+    return AuditRound(
+        round=request.round,
+        time=now(),
+        num_byzantine=decision.num_byzantine,
+        is_updated=is_updated,
+        reason=decision.reason if verdict is None or is_updated else NOT_FINITE,
+        update_norm=norm,
+        seed=None if verdict is None else verdict.seed,
+        clients=tuple(sorted(clients, key=lambda each: int(each.client))),
+    )
+
+
+def _with_update(updates: NodeUpdates, decision: Decision) -> list[ClientRecord]:
+    """Return the audit entries of the nodes whose updates the rule got."""
+    verdict, norms = decision.verdict, updates.norms
+    scores: Sequence[float | None] = [None] * len(norms)
+    cosines: Sequence[float | None] = [None] * len(norms)
+    kept: set[str] | None = set()
+    dropped = ""
+    if verdict is not None:
+        scores = [_finite(float(score)) for score in verdict.scores]
+        cosines = _cosines(updates.rows, verdict.update, norms)
+        kept = None if verdict.kept is None else set(verdict.kept)
+        dropped = OUTVOTED if decision.blames else "not chosen"
+    entries = []
+    for row, (node, reply) in enumerate(updates.replies.items()):
+        is_kept = None if kept is None else str(node) in kept
+        reasons = [dropped if is_kept is False else "", reply.note]
+        entries.append(
+            ClientRecord(
+                client=str(node),
+                score=scores[row],
+                kept=is_kept,
+                reason="; ".join(filter(None, reasons)),
+                norm=_finite(norms[row]),
+                cosine=cosines[row],
+            )
+        )
+    return entries
+
+
+def _without_update(
+    sorted_: SortedReplies, malformed: Mapping[int, str], excluded: Mapping[int, str]
+) -> list[ClientRecord]:
+    """Return the audit entries of the nodes whose updates the rule did not get, with the reason."""
+    kinds: Sequence[tuple[Standing, Mapping[int, str]]] = (
+        ("malformed", malformed),
+        ("error", sorted_.errors),
+        ("late", sorted_.late),
+        ("missing", dict.fromkeys(sorted_.missing, "it did not answer in time")),
+        ("excluded", excluded),
+    )
+    return [
+        ClientRecord(client=str(node), standing=standing, reason=reason)
+        for standing, by_node in kinds
+        for node, reason in by_node.items()
+    ]
+
+
+def _cosines(rows: Tensor, update: Tensor, norms: Sequence[float]) -> list[float | None]:
+    length = float(torch.linalg.vector_norm(update, dtype=torch.float64))
+    if length == 0:
+        return [None] * len(norms)
+    # Of length 1: the products of huge numbers stay finite.
+    products = (rows @ (update / length)).tolist()
+    return [
+        _finite(max(-1.0, min(1.0, product / norm))) if norm > 0 and isfinite(product) else None
+        for product, norm in zip(products, norms, strict=True)
+    ]
+
+
+def _finite(value: float) -> float | None:
+    return value if isfinite(value) else None

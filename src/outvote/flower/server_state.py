@@ -1,0 +1,113 @@
+"""The state of a federation after a round, and the checkpoint that keeps it across `kill -9`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outvote.flower.exclusion import Exclusions
+from outvote.flower.server_optimizers import OptimizerState
+from outvote.results import checkpoint as checkpoints
+from outvote.results.audit_log import read_audit, read_manifest
+from outvote.results.checkpoint import Checkpoint
+from outvote.results.disk import StoreError
+from outvote.rules.rule import Rule
+from outvote.state_format import pack_state, unpack_state
+
+CONFIG = "outvote-flower-1"
+"""The layout of the file."""
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class ServerState:
+    """What a server carries from round to round: this, and nothing else, is checkpointed."""
+
+    exclusions: Exclusions
+    round: int = 0
+    model: ArrayRecord | None = None
+    optimizer_state: OptimizerState = field(default_factory=dict)
+    rule_state: Any = None
+
+
+def save_state(folder: Path, state: ServerState, rule: Rule) -> None:
+    """Write the state after a round, and the text of the rule that its `rule_state` belongs to."""
+    arrays: dict[str, NDArray[Any]] = {}
+    if state.model is None:
+        return
+    for name, array in state.model.items():
+        arrays[f"model/{name}"] = array.numpy()
+    for name, tensor in state.optimizer_state.items():
+        arrays[f"optimizer/{name}"] = tensor.numpy()
+    notes = {
+        # A file keeps neither the order of the arrays nor that a single number has no axis.
+        "shapes": [[name, list(array.shape)] for name, array in state.model.items()],
+        "offenders": state.exclusions.to_notes(),
+        "rule": str(rule),
+        "rule_state": pack_state(state.rule_state, "rule_state", arrays),
+    }
+    checkpoints.save(
+        folder, Checkpoint(round=state.round, config=CONFIG, arrays=arrays, notes=notes)
+    )
+
+
+def load_state(folder: Path, state: ServerState, rule: Rule) -> list[str]:
+    """Load the newest sound checkpoint, if any; return what was wrong with newer ones.
+
+    The state of another rule is not loaded.
+    """
+    found, faults = checkpoints.load_newest(folder, CONFIG)
+    if found is None:
+        if faults:
+            raise StoreError(f"no checkpoint in {folder} can be read: {'; '.join(faults)}")
+        _check_none_is_lost(folder)
+        return []
+    if faults:
+        # Else the damaged one would replace the sound one when the next is saved.
+        checkpoints.drop_newest(folder)
+    arrays, notes = found.arrays, found.notes
+    state.round = found.round
+    state.model = ArrayRecord(
+        {name: Array(arrays[f"model/{name}"].reshape(shape)) for name, shape in notes["shapes"]}
+    )
+    state.optimizer_state = {
+        name.removeprefix("optimizer/"): _tensor(array)
+        for name, array in arrays.items()
+        if name.startswith("optimizer/")
+    }
+    state.exclusions.from_notes(notes["offenders"])
+    if notes["rule"] != str(rule):
+        state.rule_state = None
+    elif "rule_state" in notes:
+        state.rule_state = unpack_state(notes["rule_state"], arrays, rule)
+    else:
+        state.rule_state = _of_0_1(notes["rule_memory"], arrays)
+    return faults
+
+
+def _check_none_is_lost(folder: Path) -> None:
+    """Raise if the log holds rounds that must have left a checkpoint."""
+    manifest, rounds = read_manifest(folder), read_audit(folder)
+    every = 1 if manifest is None else int(manifest.settings.get("checkpoint_every") or 1)
+    if rounds and rounds[-1].round > every:
+        raise StoreError(
+            f"the log in {folder} holds {rounds[-1].round} rounds, but the checkpoint is gone; "
+            "restore it, or start anew in another audit_dir"
+        )
+
+
+def _of_0_1(note: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
+    """Return the rule's state of a checkpoint of 0.1: nothing, one tensor, or one per node."""
+    if note is None or note == "one":
+        return None if note is None else _tensor(arrays["rule"])
+    return {client: _tensor(arrays[f"rule/{k}"]) for k, client in enumerate(note)}
+
+
+def _tensor(array: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(np.array(array))

@@ -1,0 +1,98 @@
+"""The diagnostics of a round: how honest clients differ, and what bounds follow from that."""
+
+from dataclasses import dataclass
+from math import sqrt
+from typing import final
+
+import torch
+from torch import Tensor
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnostics:
+    """The diagnostics of one round of one run; None: not known, or does not apply."""
+
+    kappa: float | None = None
+    """The largest distance of an honest client from the mean of the honest ones: gradients over
+    all its samples, at the weights before the round."""
+    sigma: float | None = None
+    """The root mean square distance of a batch's gradient to that of all samples, of the honest
+    client where it is largest."""
+    honest_diameter: float | None = None
+    """The largest distance between two honest gradients."""
+    resilience: float | None = None
+    """The constant of the rule; of GAS: of the rule inside, on its widest group."""
+    bound_factor: float | None = None
+    """The factor of kappa squared plus sigma squared in the paper's bound, GAS only."""
+    certificate: float | None = None
+    """An upper bound of the deviation, GAS only."""
+
+
+@final
+class LocalPass:
+    """Adds up the gradients of a client's batches, one after the other, in float64."""
+
+    def __init__(self, like: Tensor) -> None:
+        """Start at 0; `like` is a vector of the gradients' size."""
+        self._sum = torch.zeros_like(like, dtype=torch.float64)
+        self._weighted = torch.zeros_like(self._sum)
+        self._squares = 0.0
+        self._num_samples = self._num_batches = 0
+
+    def add(self, gradient: Tensor, num_samples: int) -> None:
+        """Count the gradient of one batch."""
+        self._sum += gradient
+        self._weighted.add_(gradient, alpha=num_samples)
+        self._squares += float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2
+        self._num_samples += num_samples
+        self._num_batches += 1
+
+    @property
+    def mean(self) -> Tensor:
+        """The gradient over all samples."""
+        return self._weighted / self._num_samples
+
+    @property
+    def noise(self) -> float:
+        """The root mean square distance of a batch's gradient to it."""
+        mean = self.mean
+        cross = float(mean @ self._sum) / self._num_batches
+        squared = self._squares / self._num_batches - 2 * cross + float(mean @ mean)
+        return sqrt(max(0.0, squared))
+
+
+def heterogeneity(means: Tensor) -> float:
+    """Return how far the farthest of ``means [clients, dim]`` is from their mean."""
+    apart = means - means.mean(dim=0)
+    return float(torch.linalg.vector_norm(apart, dim=-1, dtype=torch.float64).max())
+
+
+def bound_factor(num_clients: int, num_byzantine: int, num_groups: int, resilience: float) -> float:
+    r"""Return the factor of the paper's bound on the squared deviation.
+
+    $$ \Big(1 + \frac{n - f + 1}{p}\Big) \Big(1 + \lambda^2 + \frac{1}{n - f}\Big)
+       \frac{f^2}{(n - f)^2} $$
+    """
+    num_honest = num_clients - num_byzantine
+    by_groups = 1 + (num_honest + 1) / num_groups
+    by_rule = 1 + resilience**2 + 1 / num_honest
+    return by_groups * by_rule * (num_byzantine / num_honest) ** 2
+
+
+def certificate(
+    num_kept_byzantine: int,
+    num_honest: int,
+    diameter: float,
+    group_diameters: float,
+    resilience: float,
+) -> float:
+    r"""Return an upper bound of the deviation of GAS, whatever the Byzantine clients sent.
+
+    $$ \frac{b}{n - f} \Big(D + (1 + 2 \lambda) \sum_q D_q\Big) $$
+
+    b Byzantine clients were kept, the honest gradients have the diameter D, and D_q on group q;
+    `group_diameters` is the sum of those.
+    """
+    reach = diameter + (1 + 2 * resilience) * group_diameters
+    return num_kept_byzantine / num_honest * reach

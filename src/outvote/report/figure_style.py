@@ -1,0 +1,96 @@
+"""How figures look: colours for colour-blind readers, panels, files."""
+
+import io
+from collections.abc import Sequence
+from importlib.resources import files
+from itertools import cycle
+from math import ceil
+from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from outvote.report.cells import family
+
+# Okabe and Ito's colours, but for their yellow, which is hard to see on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#222222", "#8C6D31")
+BLUE, RED = COLOURS[:2]
+GREY, FAINT = "#6b7280", "#e3e6eb"
+ALONE = "-"
+IN_FAMILY: tuple[Any, ...] = ("--", "-", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))
+"""The rule itself is dashed, its first wrapped form solid."""
+MOST_PANELS = 24
+SETTINGS = str(files("outvote.report") / "templates" / "figure.mplstyle")
+NO_DATES: dict[str, dict[str, None]] = {
+    "svg": {"Date": None, "Creator": None},
+    "png": {"Software": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+
+
+class LineStyle(NamedTuple):
+    """How the curve of a rule is drawn."""
+
+    colour: str
+    dashes: Any
+    width: float
+
+
+def line_styles(rows: Sequence[str]) -> dict[str, LineStyle]:
+    """Give all forms of a rule one colour, and each its own dashes."""
+    families: dict[str, list[str]] = {}
+    for row in dict.fromkeys(rows):
+        families.setdefault(family(row), []).append(row)
+    styles = {}
+    for colour, group in zip(cycle(COLOURS), families.values(), strict=False):
+        for row, dashes in zip(group, cycle(IN_FAMILY), strict=False):
+            own = ALONE if len(group) == 1 else dashes
+            styles[row] = LineStyle(colour, own, 1.4 if own == "-" else 1.1)
+    return styles
+
+
+def panels(number: int, *, width: float = 3.1, height: float = 2.4, **how: Any) -> "Panels":
+    """Make a figure of some panels, side by side; those of a row share their axis."""
+    if number > MOST_PANELS:
+        raise ValueError(
+            f"these runs would make {number} panels, and {MOST_PANELS} can be read; "
+            "choose a part (--part), or fewer runs."
+        )
+    columns = min(number, 3 if number in (3, 5, 6, 9) else 2 if number in (2, 4) else 4)
+    rows = ceil(number / columns)
+    figure = Figure(figsize=(width * columns + 0.6, height * rows + 0.9), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, **how).ravel().tolist()
+    for spare in axes[number:]:
+        spare.remove()
+    lowest = axes[max(0, number - columns) : number]
+    for axis in lowest:
+        axis.tick_params(labelbottom=True)
+    return Panels(figure, axes[:number], lowest, axes[:number:columns])
+
+
+class Panels(NamedTuple):
+    """A figure and the panels in it."""
+
+    figure: Figure
+    axes: list[Axes]
+    lowest: list[Axes]
+    """Those with nothing below them."""
+    leftmost: list[Axes]
+
+
+def legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
+    """Put one legend for all panels below them; a rule and its wrapped form stand together."""
+    width = figure.get_figwidth()
+    longest = max((len(label) for label in labels), default=0)
+    fit = max(1, int(width / (0.075 * longest + 0.6)))
+    rows = max(ceil(len(labels) / fit), 2 if len(labels) > 4 else 1)
+    rows += rows % 2 if rows > 1 else 0  # It is filled column by column: no pair is torn apart.
+    columns = max(1, ceil(len(labels) / rows))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=2.4)
+
+
+def to_bytes(figure: Figure, format_: str) -> bytes:
+    """Return the file of a figure; the same figure always gives the same bytes."""
+    file = io.BytesIO()
+    figure.savefig(file, format=format_, metadata=NO_DATES[format_])
+    return file.getvalue()

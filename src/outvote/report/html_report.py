@@ -1,0 +1,216 @@
+"""One HTML file that shows everything: no network, no scripts but its own, opens from disk."""
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from outvote.report.audit import Audit
+from outvote.report.cells import Grid, runs_of
+from outvote.report.html_data import grid_entries, log_entries, run_entries, shortened
+from outvote.report.layout import grids_of
+from outvote.report.provenance import rerun_commands
+from outvote.report.rendered_table import not_run
+from outvote.results.disk import write_whole
+from outvote.results.run import Result
+from outvote.results.schema import Environment
+from outvote.suites.suite import read_suite, suite_names
+
+Facts = list[tuple[str, str]]
+"""Pairs of a name and a value, for the head of a page."""
+SCRIPTS = ("base", "chart", "table", "curves", "matrix", "ranking", "run", "page")
+NAMES = {
+    "num_byzantine": "Byzantine clients assumed",
+    "byzantine_fraction": "Byzantine fraction assumed",
+    "outvote": "Version",
+}
+
+
+def write_report(
+    results: Sequence[Result], path: Path, *, command: str = "", suites: Sequence[str] = ()
+) -> None:
+    """Write tables, curves and audits of all runs to one HTML file.
+
+    `command` is what the reader types to get the same page, `suites` are files of suites that do
+    not come with outvote.
+    """
+    title, lead = title_and_lead(results)
+    all_grids = grids_of(results, sources=suites)
+    grids = [grid for grid in all_grids if runs_of([grid])]
+    _write(
+        path,
+        kind="report",
+        title=title,
+        lead=lead,
+        facts=facts_of(results),
+        commands=page_commands(grids, command),
+        page={"grids": grid_entries(grids, results), **run_entries(results)},
+        not_run=not_run(all_grids),
+    )
+
+
+def write_run_audits(results: Sequence[Result], path: Path, *, command: str = "") -> None:
+    """Write the audits of simulated runs to one HTML file."""
+    name = results[0].name if len(results) == 1 else title_and_lead(results)[0]
+    _write_audit(path, name, facts_of(results), run_entries(results), command)
+
+
+def write_log_audit(audit: Audit, path: Path, *, command: str = "") -> None:
+    """Write the audit of a production log to one HTML file."""
+    counts = [("Rounds", f"{len(audit.rounds):,}"), ("Clients", f"{len(audit.clients):,}")]
+    about = [
+        (shortened(NAMES.get(key, key[:1].upper() + key[1:])), shortened(str(value)))
+        for key, value in audit.about.items()
+    ]
+    _write_audit(path, audit.title, [*counts, *about], log_entries(audit), command)
+
+
+def _write_audit(
+    path: Path, name: str, facts: Facts, entries: Mapping[str, Any], command: str
+) -> None:
+    _write(
+        path,
+        kind="audit",
+        title=f"Audit of {name}",
+        lead="The verdict on every client in every round, and which clients look suspicious.",
+        facts=facts,
+        commands=[command] if command else [],
+        page={"grids": [], **entries},
+    )
+
+
+def _write(path: Path, *, page: Mapping[str, Any], not_run: str = "", **parts: Any) -> None:
+    """Write the page; what comes from files is text in it, never markup."""
+    from jinja2 import Environment as Templates
+    from jinja2 import StrictUndefined
+    from markupsafe import Markup
+
+    scripts = "\n".join(_template(f"{name}.js") for name in SCRIPTS)
+    style, script = _template("page.css"), f'(() => {{\n"use strict";\n{scripts}}})();'
+    # Autoescape is on: only the two texts of our own and the escaped data are marked as safe.
+    templates = Templates(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    text = templates.from_string(_template("page.html")).render(
+        **parts,
+        grids=page["grids"],
+        not_run=not_run,
+        policy=_policy(style, script),
+        style=Markup(style),
+        script=Markup(script),
+        data=Markup(_inert(page)),
+    )
+    write_whole(path, text.encode("utf-8"), stays="what was there stays")
+
+
+def _inert(page: Mapping[str, Any]) -> str:
+    r"""Return JSON that cannot end the element it stands in, nor begin another.
+
+    >>> _inert({"rule": "</script>"})
+    '{"rule":"\\u003c/script\\u003e"}'
+    """
+    text = msgspec.json.encode(page).decode("utf-8")
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _policy(style: str, script: str) -> str:
+    """Return what the page may do: run its own script, use its own style, and nothing else."""
+    return (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _template(name: str) -> str:
+    return (files("outvote.report") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode("utf-8")).digest()
+    return f"sha256-{base64.b64encode(digest).decode('ascii')}"
+
+
+def title_and_lead(results: Sequence[Result]) -> tuple[str, str]:
+    """Return the titles of the suites and, if it is only one, its description."""
+    names = list(dict.fromkeys(result.suite for result in results))
+    known = {name: read_suite(name) for name in names if name in suite_names()}
+    titles = [known[name].title if name in known else name for name in names]
+    lead = known[names[0]].description if len(names) == 1 and known else ""
+    return ", ".join(titles), " ".join(lead.split())
+
+
+def page_commands(grids: Sequence[Grid], command: str) -> list[str]:
+    """Return what to type to get the same runs and the same page."""
+    if command.startswith(("outvote demo", "outvote bench", "outvote run")):
+        return [command]
+    return [*rerun_commands(grids), *([command] if command else [])]
+
+
+def facts_of(results: Sequence[Result]) -> Facts:
+    """Return how many runs there are, and when, where and with which versions they were run."""
+    found = list({each.environment for each in results if each.environment is not None})
+    versions = [
+        f"{name} {' and '.join(sorted({getattr(each, name) for each in found}))}"
+        for name in ("outvote", "torch", "numpy", "python")
+        if found
+    ]
+    commits = {each.commit[:12] for each in found if each.commit is not None}
+    return [
+        ("Runs", _counts(results)),
+        ("Seeds", f"{len({result.seed for result in results}):,}"),
+        ("Rounds", f"{sum(len(result.series) for result in results):,}"),
+        ("Samples trained on", f"{sum(result.num_samples for result in results):,}"),
+        ("Time", duration(sum(result.seconds for result in results))),
+        ("Date", dates_of(results)),
+        ("Hardware", "; ".join(sorted({_hardware(each) for each in found})) or "unknown"),
+        ("Precision", "; ".join(sorted({each.precision for each in found})) or "unknown"),
+        ("Versions", ", ".join(versions)),
+        ("Commit", ", ".join(sorted(commits)) or "unknown"),
+    ]
+
+
+def _counts(results: Sequence[Result]) -> str:
+    diverged = sum(result.status.outcome == "diverged" for result in results)
+    unfinished = sum(not result.is_over for result in results)
+    notes = [f"{diverged} diverged"] if diverged else []
+    notes += [f"{unfinished} unfinished"] if unfinished else []
+    return f"{len(results):,}" + (f" ({', '.join(notes)})" if notes else "")
+
+
+def _hardware(environment: Environment) -> str:
+    threads = f"{environment.num_threads} thread{'' if environment.num_threads == 1 else 's'}"
+    return f"{environment.device}, {threads}, {environment.system}"
+
+
+def dates_of(results: Sequence[Result]) -> str:
+    """Return the first and last day of the runs, as recorded, else those of their files."""
+    dates = [each.environment.date for each in results if each.environment is not None]
+    times = (
+        path.stat().st_mtime
+        for result in results
+        if result.folder is not None
+        for name in ("config.toml", "status.json")
+        if (path := result.folder.path / name).exists()
+    )
+    days = sorted({day for day in dates if day is not None})
+    days = days or sorted({str(datetime.fromtimestamp(time, UTC).date()) for time in times})
+    if not days:
+        return "unknown"
+    return days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in words.
+
+    >>> duration(5040), duration(42.4)
+    ('1 h 24 min', '42 s')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60:,} h {minutes % 60} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,0 +1,280 @@
+"""A rendered table in Markdown, LaTeX, CSV and JSON."""
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from outvote.report.cells import METRICS, Cell, Metric, runs_of
+from outvote.report.rendered_table import (
+    MINUS,
+    UNKNOWN,
+    Rendered,
+    RenderedCell,
+    RenderedTable,
+    not_run,
+)
+
+DIGITS = 4
+MARKDOWN_SPECIAL = re.compile(r"[\\|*<>`\[\]]|(?<!\w)_|_(?!\w)")
+LATEX_SPECIAL = {letter: f"\\{letter}" for letter in "{}$&#_%"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    '"': "''",
+    "±": r"$\pm$",
+    "β": r"$\beta$",
+    "δ": r"$\delta$",
+    UNKNOWN: "--",
+    MINUS: "$-$",
+}
+
+
+def markdown(rendered: Rendered) -> str:
+    """Return all tables as GitHub shows them, suite by suite, and where they come from."""
+    blocks = []
+    for title, group in groupby(rendered.parts, key=lambda tables: tables[0].grid.suite_title):
+        parts = list(group)
+        blocks.append(f"## {_markdown(title)}")
+        for tables in parts:
+            if runs_of([tables[0].grid]):
+                blocks += _markdown_section(tables)
+        named = not_run([tables[0].grid for tables in parts])
+        blocks += [_markdown(named)] if named else []
+    blocks += ["---", _markdown(rendered.provenance.text())]
+    blocks += [f"    {command}" for command in rendered.provenance.commands]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _markdown(text: str) -> str:
+    """Return text that Markdown shows as it is, on one line."""
+    return MARKDOWN_SPECIAL.sub(lambda found: f"\\{found[0]}", " ".join(text.split()))
+
+
+def _markdown_section(tables: Sequence[RenderedTable]) -> list[str]:
+    first = tables[0]
+    blocks = [f"### {_markdown(first.title)}"] if first.title else []
+    if first.about:
+        blocks.append(_markdown(" ".join(first.about)))
+    for table in tables:
+        blocks += [" ".join([table.caption, *table.footnotes]), _markdown_table(table)]
+    return [*blocks, *first.gaps]
+
+
+def _markdown_table(table: RenderedTable) -> str:
+    lines = [
+        ["rule", *map(_markdown, table.headings)],
+        ["---", *("---:" for _ in table.headings)],
+    ]
+    for row in table.rows:
+        cells = [*row.cells, *([] if row.worst is None else [row.worst])]
+        lines.append([_markdown(row.rule), *map(_markdown_cell, cells)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _markdown_cell(cell: RenderedCell) -> str:
+    notes = list(cell.notes)
+    if cell.paper is not None:
+        difference = "" if cell.difference is None else f", {cell.difference.text}"
+        notes.insert(0, f"paper {cell.paper.text}{difference}")
+    mean = f"**{cell.text}**" if cell.is_bold else cell.text
+    std = "" if cell.std is None else f" ± {cell.std.text}"
+    return f"{mean}{std}" + (f" ({'; '.join(notes)})" if notes else "")
+
+
+def latex(rendered: Rendered) -> str:
+    """Return a table environment for each table, for a paper; the preamble needs booktabs."""
+    provenance = rendered.provenance
+    named = not_run([tables[0].grid for tables in rendered.parts])
+    comments = [provenance.text(), *provenance.commands, named]
+    head = [f"% {' '.join(text.split())}" for text in comments if text]
+    environments = [
+        _latex_environment(table, is_first=place == 0)
+        for tables in rendered.parts
+        if runs_of([tables[0].grid])
+        for place, table in enumerate(tables)
+    ]
+    return "\n".join([*head, r"% Needs \usepackage{booktabs}.", *environments]) + "\n"
+
+
+def _latex(text: str) -> str:
+    """Return text that LaTeX shows as it is; letters that it may not know become numbers."""
+    return "".join(_latex_letter(letter) for letter in " ".join(text.split()))
+
+
+def _latex_letter(letter: str) -> str:
+    if letter in LATEX_SPECIAL:
+        return LATEX_SPECIAL[letter]
+    return letter if letter.isascii() and letter.isprintable() else f"[U+{ord(letter):04X}]"
+
+
+def _latex_environment(table: RenderedTable, *, is_first: bool) -> str:
+    grid = table.grid
+    name = f"{grid.suite} {grid.part or grid.title} {'' if is_first else table.metric}"
+    label = "-".join("".join(c if c.isascii() and c.isalnum() else " " for c in name).split())
+    heading = ": ".join(text for text in (grid.suite_title, table.title) if text)
+    caption = [f"{heading}.", table.caption, *table.footnotes, *table.fine_print]
+    lines = [
+        r"\begin{table}[t]",
+        r"\centering",
+        r"\small",
+        r"\setlength{\tabcolsep}{4pt}",
+        rf"\caption{{{_latex(' '.join(caption))}}}",
+        rf"\label{{tab:{label}}}",
+        rf"\begin{{tabular}}{{l{'r' * len(table.headings)}}}",
+        r"\toprule",
+        _latex_line(["rule", *map(_latex, table.headings)]),
+        r"\midrule",
+        *_latex_body(table),
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines)
+
+
+def _latex_body(table: RenderedTable) -> Iterator[str]:
+    """Yield the lines of the rows, with a gap between rules that are not compared."""
+    before = table.rows[0].family if table.rows else ""
+    for row in table.rows:
+        if table.has_rivals and row.family != before:
+            yield r"\addlinespace"
+        before = row.family
+        cells = [*row.cells, *([] if row.worst is None else [row.worst])]
+        yield _latex_line([_latex(row.rule), *map(_latex_cell, cells)])
+        if any(cell.paper is not None for cell in row.cells):
+            yield _latex_line([r"\quad\footnotesize paper", *map(_latex_paper, cells)])
+
+
+def _latex_cell(cell: RenderedCell) -> str:
+    if cell.mean is None:
+        return _latex(cell.missing)
+    mean = rf"\textbf{{{cell.mean.text}}}" if cell.is_bold else cell.mean.text
+    after = [f"± {cell.std.text}"] if cell.std is not None else []
+    after += [f"({'; '.join(cell.notes)})"] if cell.notes else []
+    return " ".join([mean, *map(_latex, after)])
+
+
+def _latex_paper(cell: RenderedCell) -> str:
+    """Return the paper's value, and ours minus it, for the line below our own."""
+    if cell.paper is None:
+        return ""
+    difference = "" if cell.difference is None else f" ({cell.difference.text})"
+    return rf"\footnotesize {_latex(cell.paper.text + difference)}"
+
+
+def _latex_line(cells: Sequence[str]) -> str:
+    return rf"{' & '.join(cells)} \\"
+
+
+def records(rendered: Rendered) -> list[dict[str, Any]]:
+    """Return one flat record for each cell, with all metrics; None: no number.
+
+    All but the deviation are in percent. `metric` is the chosen one, or else the first that the
+    table shows. `is_worst` is whether this column is the row's worst case; None: there is no worst
+    case. With the paper's numbers, `difference` is that of the metric to the paper's value.
+    """
+    return [
+        {
+            **_place(table, row.rule),
+            "column": table.grid.column_key,
+            "value": value,
+            **_counts(cell.runs),
+            **_numbers(cell.runs),
+            "metric": table.metric,
+            "is_worst": None
+            if row.worst is None or row.worst.column is None
+            else row.worst.column == column,
+            **(_printed(cell) if rendered.paper else {}),
+        }
+        for table, *_ in rendered.parts
+        for row in table.rows
+        for column, (value, cell) in enumerate(zip(table.grid.columns, row.cells, strict=True))
+    ]
+
+
+def to_csv(rendered: Rendered) -> str:
+    """Return the records as CSV; an empty field: no number."""
+    found = records(rendered)
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(found[0]) if found else [], lineterminator="\n")
+    writer.writeheader()
+    for each in found:
+        writer.writerow({**each, "seeds": " ".join(map(str, each["seeds"]))})
+    return file.getvalue()
+
+
+def as_json(rendered: Rendered) -> dict[str, Any]:
+    """Return the records, the worst case of each row, and where all of it comes from.
+
+    `metric` is the one that was chosen; None: each table has its usual one.
+    """
+    return {
+        "metric": rendered.metric,
+        "cells": records(rendered),
+        "worst_cases": [
+            {**_place(table, row.rule), **_worst(table, row.worst, paper=rendered.paper)}
+            for table, *_ in rendered.parts
+            for row in table.rows
+            if row.worst is not None
+        ],
+        "provenance": rendered.provenance.as_dict(),
+    }
+
+
+def _place(table: RenderedTable, rule: str) -> dict[str, str]:
+    grid = table.grid
+    return {"suite": grid.suite, "part": grid.part, "title": grid.title, "rule": rule}
+
+
+def _counts(cell: Cell) -> dict[str, Any]:
+    return {
+        "seeds": cell.seeds,
+        "num_seeds": len(cell.seeds),
+        "num_wanted": cell.num_wanted,
+        "num_runs": len(cell.results),
+        "num_diverged": cell.num_diverged,
+        "num_unfinished": len(cell.unfinished),
+    }
+
+
+def _numbers(cell: Cell) -> dict[str, float | None]:
+    result = {}
+    for name in METRICS:
+        spread = cell.spread(name)
+        result[f"{name}_mean"] = None if spread is None else _rounded(spread.mean, name)
+        std = None if spread is None else spread.std
+        result[f"{name}_std"] = None if std is None else _rounded(std, name)
+    return result
+
+
+def _rounded(value: float, metric: Metric) -> float:
+    """Return a percentage to four decimals, a length to so many digits that it is as exact."""
+    is_length = metric == "deviation"
+    return float(f"{value:.{DIGITS + 2}g}") if is_length else round(value, DIGITS)
+
+
+def _printed(cell: RenderedCell) -> dict[str, float | None]:
+    return {
+        "paper": None if cell.paper is None else cell.paper.value,
+        "paper_std": None
+        if cell.paper is None or cell.runs.printed is None
+        else cell.runs.printed.std,
+        "difference": None if cell.difference is None else cell.difference.value,
+    }
+
+
+def _worst(table: RenderedTable, worst: RenderedCell, *, paper: bool) -> dict[str, Any]:
+    printed = _printed(worst)
+    del printed["paper_std"]
+    return {
+        "metric": table.metric,
+        "value": None if worst.column is None else table.grid.columns[worst.column],
+        "mean": None if worst.mean is None else _rounded(worst.mean.value, table.metric),
+        "is_partial": worst.is_partial,
+        **(printed if paper else {}),
+    }

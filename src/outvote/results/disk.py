@@ -1,0 +1,196 @@
+"""Files that survive a crash: written whole or not at all, grown line by line, or locked."""
+
+import errno
+import importlib
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+import msgspec
+
+from outvote.results.renamed import renamed_line
+
+# Windows has no fcntl: there, nothing is locked.
+fcntl: Any = importlib.import_module("fcntl") if find_spec("fcntl") else None
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+CHECKPOINT = "the last checkpoint is intact"
+Line = TypeVar("Line")
+
+
+class StoreError(Exception):
+    """Results could not be written or read; what was there before is still there."""
+
+
+class DamagedFileError(StoreError):
+    """A file exists, but its content is not what it should be."""
+
+
+class BusyError(Exception):
+    """Another process works on the run."""
+
+
+def write_whole(path: Path, content: bytes, *, stays: str = CHECKPOINT) -> None:
+    """Write a temporary file, then replace the target; a failure leaves the target as it was.
+
+    A link stays, and leads to the new content; a pipe or /dev/null is written to, not replaced. A
+    new file has the mode that the umask asks for, one that is replaced keeps its own.
+    """
+    target = Path(os.path.realpath(path))
+    with write_errors(path, stays):
+        if target.exists() and not target.is_file() and not target.is_dir():
+            target.write_bytes(content)
+            return
+        temporary = write_temporary(target, content, stays=stays)
+        try:
+            temporary.replace(target)
+            sync(target.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def write_temporary(path: Path, content: bytes, *, stays: str = CHECKPOINT) -> Path:
+    """Write a temporary file that is to replace `path`, and sync it to the disk."""
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
+    try:
+        with write_errors(path, stays), temporary.open("xb") as file:
+            if path.exists():
+                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except StoreError:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Remove the temporary files of a killed process."""
+    for temporary in folder.glob(".*.tmp"):
+        temporary.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Sync a file or folder to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def not_written(path: Path, error: OSError, stays: str = CHECKPOINT) -> str:
+    """Return the message of a failed write: what failed, what is intact, what to do."""
+    remedy = "free some space" if error.errno in DISK_FULL else "check the folder"
+    return (
+        f"{path} could not be written: {error.strerror or error}; {stays}: {remedy} and run the "
+        "same command again"
+    )
+
+
+@contextmanager
+def write_errors(path: Path, stays: str = CHECKPOINT) -> Iterator[None]:
+    """Turn OSErrors into StoreErrors."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(not_written(path, error, stays)) from error
+
+
+def lock(path: Path) -> BinaryIO:
+    """Lock a file until it is closed or the process ends; BusyError if another process has it.
+
+    Other faults (a file system without locks, say) are OSErrors.
+    """
+    file = path.open("ab")
+    if fcntl is None:
+        return file
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        if isinstance(error, BlockingIOError):
+            raise BusyError(f"another process works on {path.parent}") from error
+        raise
+    return file
+
+
+def append_line(path: Path, line: Any) -> None:
+    """Append a line of JSON and flush it to the system: it survives a kill of this process.
+
+    The file is not kept open: hundreds of runs would exceed the limit on open files.
+    """
+    with write_errors(path), path.open("ab") as file:
+        file.write(msgspec.json.encode(line) + b"\n")
+
+
+def sync_lines(path: Path) -> None:
+    """Sync all lines to the disk: they survive a power failure."""
+    with write_errors(path):
+        if path.exists():
+            sync(path)
+
+
+def read_lines(path: Path, kind: type[Line]) -> list[Line]:
+    """Read the lines up to the first that is not whole: where each builds on those before it."""
+    return [line for line, _ in _whole_lines(path, kind)]
+
+
+def read_readable(path: Path, kind: type[Line]) -> tuple[list[Line], int]:
+    """Read all lines that can be decoded, and count the others: where each stands for itself.
+
+    A last line without an end is being written, and does not count yet.
+    """
+    if not path.exists():
+        return [], 0
+    *lines, _ = path.read_bytes().split(b"\n")
+    decoder, found = msgspec.json.Decoder(kind), []
+    for line in lines:
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            found.append(decoder.decode(renamed_line(line)))
+    return found, len(lines) - len(found)
+
+
+def cut_back(path: Path, num_lines: int, kind: type[Any]) -> bool:
+    """Keep the first lines and remove the rest; False, and nothing done, if there are fewer."""
+    end, found = 0, 0
+    for _, stop in _whole_lines(path, kind):
+        if found == num_lines:
+            break
+        end, found = stop, found + 1
+    if found == num_lines and path.exists():
+        os.truncate(path, end)
+    return found == num_lines
+
+
+def cut_unfinished(path: Path) -> None:
+    """Remove a half written last line; whole lines stay, even if they cannot be decoded."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return
+    end = content.rfind(b"\n") + 1
+    if end < len(content):
+        os.truncate(path, end)
+
+
+def _whole_lines(path: Path, kind: type[Line]) -> Iterator[tuple[Line, int]]:
+    if not path.exists():
+        return
+    end = 0
+    decoder = msgspec.json.Decoder(kind)
+    with path.open("rb") as file:
+        for text in file:
+            end += len(text)
+            try:
+                line = decoder.decode(renamed_line(text))
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                return
+            if not text.endswith(b"\n"):
+                return
+            yield line, end

@@ -1,0 +1,61 @@
+"""im2col: the windows of a convolution as the rows of a matrix."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional as F
+
+from outvote.kernels import conv_windows
+
+
+def im2col(images: Tensor, size: int, stride: int, padding: int) -> Tensor:
+    """Return the windows of a convolution, ``[models, batch, height, width, values]``."""
+    if size == 1 and padding == 0:
+        return images[:, :, ::stride, ::stride]
+    found: Tensor = Im2Col.apply(images, size, stride, padding)  # type: ignore[no-untyped-call]
+    return found
+
+
+class Im2Col(Function):
+    """Copies all windows; the backward pass adds up the gradients where windows overlap."""
+
+    @staticmethod
+    def forward(ctx: Any, images: Tensor, size: int, stride: int, padding: int) -> Tensor:
+        """Copy the windows of ``images [models, batch, height, width, channels]``."""
+        ctx.sizes = (size, stride, padding)
+        ctx.shape = images.shape
+        models, batch, height, width, channels = images.shape
+        high, wide = ((side + 2 * padding - size) // stride + 1 for side in (height, width))
+        if conv_windows.is_usable(images):
+            return conv_windows.cut(images, size, stride, padding, (high, wide))
+        padded = F.pad(images, (0, 0, padding, padding, padding, padding))
+        windows = padded.unfold(2, size, stride).unfold(3, size, stride)
+        rows: Tensor = windows.movedim(4, -1).reshape(
+            models, batch, high, wide, size * size * channels
+        )
+        return rows
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Any) -> Any:
+        """Add the gradients of all windows to the pixels that they were copied from."""
+        (gradient,) = outer
+        size, stride, padding = ctx.sizes
+        if conv_windows.is_usable(gradient):
+            return conv_windows.add_up(gradient, ctx.shape, size, stride, padding), None, None, None
+        return _add_up(gradient, ctx.shape, size, stride, padding), None, None, None
+
+
+def _add_up(gradient: Tensor, shape: torch.Size, size: int, stride: int, padding: int) -> Tensor:
+    models, batch, height, width, channels = shape
+    high, wide = gradient.shape[2:4]
+    taps = gradient.view(models, batch, high, wide, size, size, channels)
+    total = gradient.new_zeros(models, batch, height + 2 * padding, width + 2 * padding, channels)
+    for down in range(size):
+        for right in range(size):
+            rows = slice(down, down + stride * high, stride)
+            columns = slice(right, right + stride * wide, stride)
+            total[:, :, rows, columns] += taps[..., down, right, :]
+    inside = total[:, :, padding : padding + height, padding : padding + width]
+    return inside.contiguous()

@@ -1,0 +1,249 @@
+"""The clients of all runs trained as one batched program: the fastest way on a GPU."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from outvote.errors import check_choice
+from outvote.precision import exact_products, fast_products
+from outvote.training.gpu_memory import how_many_fit
+from outvote.training.local_sgd import LocalSGD, take_step
+from outvote.training.samples import Samples
+from outvote.training.stacked_model import StackedModel
+from outvote.training.trainer import ClientTask, LocalUpdates, count_samples
+
+PRECISIONS = ("float32", "tf32", "bfloat16")
+# Samples evaluated at once, over all runs. Layers of AlexNet and the LEAF CNN then have fewer than
+# 2^31 values; above, pooling uses 64-bit indices and is slower.
+EVALUATED_AT_ONCE = 1 << 16
+FEW_SAMPLES = 32
+
+
+class StackedTrainer:
+    """Trains the clients of all runs side by side."""
+
+    def __init__(self, module: nn.Module, samples: Samples, precision: str = "float32") -> None:
+        """Take the network, the training samples, and the precision of the products.
+
+        "float32" means the precision of the samples, with TF32 off.
+        """
+        check_choice("precision", precision, PRECISIONS)
+        self.model = StackedModel(module)
+        self.samples = samples
+        self.precision = precision
+        self._num_models: int | None = None
+
+    def train(
+        self,
+        weights: Tensor,
+        buffers: Tensor,
+        tasks: Sequence[ClientTask],
+        training: LocalSGD,
+        learning_rate: float,
+    ) -> LocalUpdates:
+        """Train one model per task, from ``weights [runs, dim]``, as many at once as fit."""
+        # Tasks with most steps first: the models that still train are then a prefix.
+        order = sorted(range(len(tasks)), key=lambda k: -tasks[k].batches.num_steps)
+        sorted_tasks = [tasks[k] for k in order]
+        # The memory of a task without steps would be too small.
+        shortest = [task for task in sorted_tasks if task.batches.num_steps > 0][-1:]
+        if self._num_models is None and shortest:
+            self._num_models = how_many_fit(
+                lambda: self._train(weights, buffers, shortest, training, 0.0), weights.device
+            )
+        size = self._num_models or len(tasks)
+        parts = [
+            self._train(weights, buffers, sorted_tasks[k : k + size], training, learning_rate)
+            for k in range(0, len(tasks), size)
+        ]
+        back = torch.tensor(order).argsort()
+        return LocalUpdates(
+            gradients=_joined([part.gradients for part in parts], back),
+            losses=_joined([part.losses for part in parts], back),
+            buffers=_joined([part.buffers for part in parts], back),
+            num_samples=count_samples(tasks),
+        )
+
+    def _train(
+        self,
+        weights: Tensor,
+        buffers: Tensor,
+        tasks: Sequence[ClientTask],
+        training: LocalSGD,
+        learning_rate: float,
+    ) -> LocalUpdates:
+        plan = _Plan(tasks, weights.device)
+        stack = WeightStack(self.model, weights[plan.runs], self.precision)
+        statistics = self._read_buffers(buffers[plan.runs])
+        losses = torch.zeros(len(tasks), dtype=torch.float64, device=weights.device)
+        with exact_products() if self.precision == "float32" else fast_products():
+            for step in range(plan.num_steps):
+                active = plan.num_active[step]
+                some = [values[:active] for values in statistics]
+                losses[:active] += self._backward(stack, some, plan, step)
+                stack.step(active, training, learning_rate)
+        return LocalUpdates(
+            gradients=weights[plan.runs].sub_(self.model.unpack(stack.weights)),
+            losses=(losses / plan.steps_each.clamp(min=1)).cpu(),
+            buffers=self._write_buffers(statistics, buffers[plan.runs]),
+            num_samples=count_samples(tasks),
+        )
+
+    def _backward(
+        self, stack: "WeightStack", buffers: list[Tensor], plan: "_Plan", step: int
+    ) -> Tensor:
+        """Compute the gradients of one step, and return the losses of the models."""
+        active = plan.num_active[step]
+        index, is_there = plan.index[:active, step], plan.is_there[:active, step]
+        moves = None if plan.moves is None else plan.moves[:active, step]
+        images, labels = self.samples.batch(index, moves), self.samples.labels[index]
+        if plan.label_maps is not None:
+            labels = plan.label_maps[:active].gather(1, labels)
+        for model, poison in plan.poisons.items():
+            if model < active:
+                here = is_there[model]
+                batch = poison(images[model, here].movedim(-1, 1), labels[model, here])
+                images[model, here], labels[model, here] = batch[0].movedim(1, -1), batch[1]
+        leaves, targets = stack.leaves(active), stack.targets(active)
+        with torch.enable_grad():
+            logits = self.model.forward(
+                leaves,
+                images.to(stack.dtype),
+                buffers=buffers,
+                gradients=targets,
+                is_there=None if plan.is_full[step] else is_there,
+                is_training=True,
+            )
+            each = F.cross_entropy(
+                logits.flatten(0, 1).to(self.samples.dtype), labels.flatten(), reduction="none"
+            )
+            there = is_there.to(each.dtype)
+            losses = (each.view_as(there) * there).sum(dim=1) / there.sum(dim=1)
+            stack.backward(losses.sum(), leaves, targets)
+        return losses.detach().double()
+
+    def count_correct(self, weights: Tensor, buffers: Tensor, samples: Samples) -> Tensor:
+        """Return how many samples the model of each run classifies correctly."""
+        kind = torch.bfloat16 if self.precision == "bfloat16" else weights.dtype
+        parameters = self.model.views(self.model.pack(weights).to(kind))
+        statistics = self._read_buffers(buffers)
+        is_exact = self.precision == "float32"
+
+        def count(index: Tensor) -> Tensor:
+            images = samples.batch(index).to(kind).expand(len(weights), -1, -1, -1, -1)
+            logits = self.model.forward(parameters, images, buffers=statistics)
+            return (logits.argmax(dim=-1) == samples.labels[index]).sum(dim=-1)
+
+        with torch.no_grad(), exact_products() if is_exact else fast_products():
+            everything = torch.arange(len(samples), device=weights.device)
+            few = everything[:FEW_SAMPLES]
+            fits = how_many_fit(lambda: count(few), weights.device)
+            most = EVALUATED_AT_ONCE // len(weights)
+            step = most if fits is None else min(most, fits * FEW_SAMPLES)
+            parts = [count(index) for index in everything.split(max(1, step))]
+        return torch.stack(parts).sum(dim=0).cpu()
+
+    def _read_buffers(self, buffers: Tensor) -> list[Tensor]:
+        kind = self.samples.dtype
+        read = [slot.read(buffers) for slot in self.model.buffer_slots]
+        return [values if values.dim() == 1 else values.to(kind) for values in read]
+
+    def _write_buffers(self, statistics: list[Tensor], before: Tensor) -> Tensor:
+        written = torch.empty_like(before)
+        for slot, values in zip(self.model.buffer_slots, statistics, strict=True):
+            slot.write(values, written)
+        return written
+
+
+def _joined(parts: list[Tensor], order: Tensor) -> Tensor:
+    whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return whole[order.to(whole.device)]
+
+
+class WeightStack:
+    """The packed weights, velocities and gradients of all models, one matrix each."""
+
+    def __init__(self, model: StackedModel, vectors: Tensor, precision: str) -> None:
+        """Pack the weights ``vectors [models, dim]``."""
+        self.model = model
+        self.weights = model.pack(vectors)
+        self.velocities = torch.zeros_like(self.weights)
+        self.dtype = torch.bfloat16 if precision == "bfloat16" else vectors.dtype
+        is_same = self.dtype == self.weights.dtype
+        self.copy = None if is_same else self.weights.to(self.dtype)
+        self.gradients = torch.zeros_like(self.weights, dtype=self.dtype)
+
+    def leaves(self, active: int) -> list[Tensor]:
+        """Return the parameters of the models that still train, as leaves of autograd."""
+        views = self.model.views((self.weights if self.copy is None else self.copy)[:active])
+        return [
+            view if slot.is_product else view.detach().requires_grad_()
+            for slot, view in zip(self.model.slots, views, strict=True)
+        ]
+
+    def targets(self, active: int) -> list[Tensor]:
+        """Return where the gradients of these models are written."""
+        return self.model.views(self.gradients[:active])
+
+    def backward(self, loss: Tensor, leaves: list[Tensor], targets: list[Tensor]) -> None:
+        """Compute all gradients; those that products did not write are copied."""
+        loss.backward()
+        for leaf, target in zip(leaves, targets, strict=True):
+            if leaf.grad is not None:
+                target.copy_(leaf.grad)
+
+    def step(self, active: int, training: LocalSGD, learning_rate: float) -> None:
+        """Take one step in the models that still train."""
+        take_step(
+            self.weights[:active],
+            self.gradients[:active],
+            self.velocities[:active],
+            None if self.copy is None else self.copy[:active],
+            training,
+            learning_rate,
+        )
+
+
+class _Plan:
+    """The batches of all tasks, stacked and padded: the longest task first."""
+
+    def __init__(self, tasks: Sequence[ClientTask], device: torch.device) -> None:
+        self.num_steps = tasks[0].batches.num_steps
+        width = tasks[0].batches.index.shape[1]
+        index = torch.full((len(tasks), self.num_steps, width), -1)
+        for row, task in zip(index, tasks, strict=True):
+            row[: task.batches.num_steps] = task.batches.index
+        each = [task.batches.num_steps for task in tasks]
+        self.num_active = [sum(n > step for n in each) for step in range(self.num_steps)]
+        is_there = index >= 0
+        self.is_full = [
+            bool(is_there[:active, step].all()) for step, active in enumerate(self.num_active)
+        ]
+        self.index = index.clamp(min=0).to(device)
+        self.is_there = is_there.to(device)
+        self.steps_each = torch.tensor(each, dtype=torch.float64, device=device)
+        self.runs = torch.tensor([task.run for task in tasks], device=device)
+        self.label_maps = _label_maps(tasks, device)
+        self.poisons = {k: t.poison for k, t in enumerate(tasks) if t.poison is not None}
+        self.moves = _moves(tasks, index, device)
+
+
+def _label_maps(tasks: Sequence[ClientTask], device: torch.device) -> Tensor | None:
+    known = [task.label_map for task in tasks if task.label_map is not None]
+    if not known:
+        return None
+    same = torch.arange(len(known[0]))
+    maps = [same if task.label_map is None else task.label_map.cpu() for task in tasks]
+    return torch.stack(maps).to(device)
+
+
+def _moves(tasks: Sequence[ClientTask], index: Tensor, device: torch.device) -> Tensor | None:
+    if tasks[0].batches.moves is None:
+        return None
+    moves = torch.zeros(*index.shape, 3, dtype=torch.int8)
+    for row, task in zip(moves, tasks, strict=True):
+        if task.batches.moves is not None:
+            row[: task.batches.num_steps] = task.batches.moves
+    return moves.to(device)
