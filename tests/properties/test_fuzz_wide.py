@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import outvote as ov
-from every_rule import WRAPPABLE_NAMES
+from every_rule import EVERY_RULE, PLAIN, WRAPPABLE_NAMES
 from outvote.testing.trial import as_array
 
 # The inputs are small: more threads only wait for each other.
@@ -101,3 +101,39 @@ def test_no_structure_breaks_a_rule_inside_gas(name, device):
         update = torch.from_numpy(np.array(as_array(verdict.update), dtype=np.float64))
         slack = 1e-2 * rows.double().abs().amax(dim=0) + 1e-6
         assert bool(((update >= low - slack) & (update <= high + slack)).all())
+
+
+@pytest.mark.parametrize(
+    "text", [text for text in PLAIN if "clipping" not in text and text != "rfa"]
+)
+@pytest.mark.parametrize("is_led_astray", [False, True])
+def test_tiny_numbers_are_aggregated_as_others(text, is_led_astray, device):
+    random = np.random.default_rng(7)
+    rows = torch.from_numpy(random.normal(size=(11, 3000))).float()
+    if is_led_astray:
+        rows[:2] *= 1e9
+    rule = ov.make_rule(text)
+    f = min(2, rule.max_byzantine(11))
+    scale = 2.0**-80  # Exact: about 1e-24.
+    wanted = rule.inspect(rows.to(device), num_byzantine=f, seed=0)
+    found = rule.inspect(scale * rows.to(device), num_byzantine=f, seed=0)
+    size = float(wanted.update.abs().max())
+    torch.testing.assert_close(found.update / scale, wanted.update, rtol=1e-4, atol=1e-5 * size)
+    assert found.kept == wanted.kept
+
+
+@pytest.mark.parametrize("num_clients", [3, 7, 10, 12])
+@pytest.mark.parametrize("texts", [[*EVERY_RULE][k::4] for k in range(4)], ids=range(4))
+def test_the_largest_numbers_of_float32_give_finite_updates(texts, num_clients, device):
+    largest = torch.finfo(torch.float32).max
+    random = np.random.default_rng(num_clients)
+    signs = torch.from_numpy(random.choice([-1.0, 1.0], size=(num_clients, 30)))
+    rows = signs.float()
+    rows[:, 0] = largest
+    for given in (torch.full_like(rows, largest), signs.float() * largest, rows):
+        for text in texts:
+            rule = ov.make_rule(text)
+            for f in (0, min(2, rule.max_byzantine(num_clients))):
+                reference = np.ones(30) if rule.traits.needs_reference else None
+                info = {"num_byzantine": f, "seed": 0, "reference": reference}
+                assert bool(rule(given.to(device), **info).isfinite().all()), text

@@ -50,3 +50,16 @@ def test_single_distances_that_cannot_be_trusted_are_redone_in_any_precision(num
     wanted = (exact.unsqueeze(-1) - exact.unsqueeze(-2)).square().sum(dim=1)
     torch.testing.assert_close(found.double(), wanted, rtol=1e-3, atol=1e-12)
     assert float(found[0, 5, 7]) == pytest.approx(float(wanted[0, 5, 7]), rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_copies_of_a_client_tie_to_the_last_bit(dtype):
+    for seed in range(40):
+        random = np.random.default_rng(seed)
+        a, b = random.normal(size=(2, 17)).astype(dtype)
+        kept = ov.MDA().inspect(np.stack([a, a, b, b, b]), num_byzantine=1).kept
+        assert kept == [0, 1, 2, 3], "of equally tight sets the first"
+        rows = random.normal(size=(6, 40)).astype(dtype)[[0, 1, 1, 2, 0, 3, 4, 5, 1]]
+        scores = ov.MultiKrum().inspect(rows, num_byzantine=2).scores
+        assert scores[1] == scores[2] == scores[8]
+        assert scores[0] == scores[4]

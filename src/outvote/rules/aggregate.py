@@ -19,6 +19,7 @@ from torch import Tensor
 
 from outvote.axes import Rows
 from outvote.errors import OutvoteWarning, TooManyByzantine, check_choice
+from outvote.flat import to_float
 from outvote.precision import plain_torch, work_dtype
 from outvote.receive import Received, as_vector, finite_rows, norms_later, receive
 from outvote.rules.client_matrix import ClientMatrix
@@ -27,6 +28,9 @@ from outvote.rules.rule import Aggregation, RoundInfo, Rule, base_num_byzantine,
 from outvote.rules.split import Split, explicit_split
 from outvote.rules.verdict import Verdict
 from outvote.seeding import RandomStream, Seed, seed_from
+
+# Below this norm of the central client, squares underflow in float32: float64 is used.
+SMALLEST_NORM = 1e-10
 
 
 def aggregate(  # noqa: PLR0913  (all that a round may have, by name)
@@ -163,12 +167,19 @@ def _compute(
     where, index = _where(runs, gradients.device)
     if index.numel() < gradients.shape[:2].numel():
         rows = gradients[where.unsqueeze(-1), index]
-    centre = torch.tensor([central_client(run.norms) for run in runs], device=rows.device)
+    centres = [central_client(run.norms) for run in runs]
+    if any(run.norms[k] < SMALLEST_NORM for run, k in zip(runs, centres, strict=True)):
+        rows = rows.double()
+    centre = torch.tensor(centres, device=rows.device)
     matrix = ClientMatrix.from_rows(rows, centre, _duplicates(rows, runs))
     found = check_finite(rule, rule.compute(matrix, info))
     if counts is not None:
         found = _weighted(rule, found, counts, runs[0].rows)
-    vector = matrix.vector(found)
+    vector = to_float(matrix.vector(found), work_dtype(gradients.dtype))
+    largest = torch.finfo(vector.dtype).max
+    if any(norm > largest / 8 for run in runs for norm in run.norms):
+        # Weights sum to 1 but for rounding: an average of the largest numbers may overflow.
+        vector = vector.clamp(min=-largest, max=largest)
     if not is_full or found.scores is not None:
         return replace(found, vector=vector)
     if rule.traits.has_state:  # As since 0.1, to the last bit.

@@ -168,8 +168,13 @@ class ClientMatrix:
         return self._multiplied(work)
 
     def _multiplied(self, matrix: Tensor) -> Columns:
+        largest = torch.finfo(matrix.dtype).max
         with exact_products():
-            parts = [torch.matmul(tile, matrix) for _, tile in distances.tiles(self.columns)]
+            # Averages of the largest numbers overflow by rounding: weights sum to 1 but for that.
+            parts = [
+                torch.matmul(tile, matrix).clamp_(min=-largest, max=largest)
+                for _, tile in distances.tiles(self.columns)
+            ]
         return torch.cat(parts, dim=-2)
 
     def with_point(self, vector: PerCoordinate | None = None) -> "ClientMatrix":

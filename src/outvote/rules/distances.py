@@ -163,7 +163,20 @@ def squared_distances(
             check.add(inexact)
     if check is None and inexact is not None and bool(inexact.any()):
         _redo_pairs(result, inexact, columns())
+    if duplicates is not None:
+        _copy_distances(result, duplicates)
     return result
+
+
+def _copy_distances(result: Pairs, duplicates: Tensor) -> None:
+    """Give copies of a client its own distances to the last bit: ties are settled by index."""
+    first = duplicates.int().argmax(dim=-1)
+    for run, own in enumerate(
+        first if len(result) == len(first) else first.expand(len(result), -1)
+    ):
+        copies = (own != torch.arange(len(own), device=own.device)).nonzero().flatten()
+        result[run, ..., copies, :] = result[run, ..., own[copies], :]
+        result[run, ..., :, copies] = result[run, ..., :, own[copies]]
 
 
 def _without_duplicates(result: Pairs, inexact: Tensor | None, duplicates: Tensor) -> Tensor | None:
