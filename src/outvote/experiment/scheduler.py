@@ -38,7 +38,7 @@ _HERE = local()
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workers:
-    """An executor, and what is known of its processes."""
+    """An executor, and the properties of its processes."""
 
     executor: Executor
     number: int = 1
