@@ -14,7 +14,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(STAMP) ## see it work: a federation under attack, real pictures, no network, a minute or two
+demo: $(STAMP) ## a federation under attack: real images, no network, a minute or two
 	$(BIN)/outvote demo
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
@@ -27,8 +27,8 @@ test-all: check ## check, then all tests, slow ones too
 	$(PYTEST) -m ""
 
 KERNEL_TESTS := tests/golden tests/unit/test_aggregate.py tests/unit/test_batch_norm.py tests/unit/test_stacked_on_device.py
-test-kernels: $(STAMP) ## the Triton kernels, which are for GPUs, played on a CPU by Triton's interpreter
-	$(PIP_INSTALL) triton # not pinned: builds of torch for CUDA bring the one that they want
+test-kernels: $(STAMP) ## the Triton kernels on a CPU, by Triton's interpreter
+	$(PIP_INSTALL) triton # not pinned: builds of torch for CUDA bring their own
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(KERNEL_TESTS) -k "not two_rounds and not other_precisions"
 
 check: $(STAMP) ## formatting, lint, types, import layers; changes nothing
@@ -41,7 +41,7 @@ format: $(STAMP) ## format the code and apply the safe fixes of the linter
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
 
-bench: $(STAMP) ## time rules, attacks and simulator, beside obvious loops and beside ByzFL
+bench: $(STAMP) ## time rules, attacks and simulator beside plain loops and ByzFL
 	$(BIN)/python benchmarks/bench_rules.py
 	$(BIN)/python benchmarks/bench_byzfl.py
 	$(BIN)/python benchmarks/bench_attacks.py

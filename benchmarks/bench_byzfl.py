@@ -79,16 +79,16 @@ def measure(pair: Pair, byzfl: Any, X: Tensor, repeats: int, budget: float) -> d
         X = X[:, : X.shape[1] // pair.dim_share].contiguous()
     text = pair.ours(num_clients, num_byzantine)
     rule = ov.make_rule(text)
-    told = min(num_byzantine, rule.max_byzantine(num_clients))
-    # The first calls are not timed; they tell how many repeats there is time for.
+    num_assumed = min(num_byzantine, rule.max_byzantine(num_clients))
+    # The first calls are not timed; they set the number of repeats.
     start = time.perf_counter()
     X.mean(dim=0)
-    ours = rule(X, num_byzantine=told)
+    ours = rule(X, num_byzantine=num_assumed)
     theirs = pair.theirs(byzfl, num_byzantine)(X.clone() if pair.changes_input else X)
     affordable = int(budget / (time.perf_counter() - start))
     compared: dict[str, Any] = {"largest_difference": difference(ours, theirs)}
     if pair.is_same and compared["largest_difference"] > TOLERANCE:
-        # ByzFL keeps the float64 of numpy (not of torch), so it can tell itself who is off.
+        # ByzFL keeps the float64 of numpy (not of torch): its float64 result shows which is off.
         exact = torch.from_numpy(pair.theirs(byzfl, num_byzantine)(X.double().numpy()))
         to_exact = {"outvote": difference(ours, exact), "byzfl": difference(theirs, exact)}
         compared["difference_to_byzfl_in_float64"] = to_exact
@@ -97,7 +97,7 @@ def measure(pair: Pair, byzfl: Any, X: Tensor, repeats: int, budget: float) -> d
     seconds: dict[str, list[float]] = {"mean": [], "outvote": [], "byzfl": []}
     for _ in range(min(repeats, max(2, affordable))):
         seconds["mean"].append(timed(lambda X: X.mean(dim=0), X))
-        seconds["outvote"].append(timed(lambda X: rule(X, num_byzantine=told), X))
+        seconds["outvote"].append(timed(lambda X: rule(X, num_byzantine=num_assumed), X))
         given = X.clone() if pair.changes_input else X
         seconds["byzfl"].append(timed(pair.theirs(byzfl, num_byzantine), given))
         del given

@@ -64,12 +64,12 @@ def measure(
     for kind, matrix in inputs.items():
         for spec in specs if kind == "random" else GAS_SPECS:
             rule = ov.make_rule(spec)
-            told = min(num_byzantine, rule.max_byzantine(num_clients))
-            jobs[spec, kind] = lambda rule=rule, m=matrix, f=told: rule(m, num_byzantine=f)
+            num_assumed = min(num_byzantine, rule.max_byzantine(num_clients))
+            jobs[spec, kind] = lambda rule=rule, m=matrix, f=num_assumed: rule(m, num_byzantine=f)
     loop = ("loop over 1000 groups", "random")
     if only:
         jobs = {key: job for key, job in jobs.items() if key[0] == "mean" or only in key[0]}
-        return tell(medians(jobs, repeats, device), {}, num_clients, dim)
+        return print_rows(medians(jobs, repeats, device), {}, num_clients, dim)
     jobs[loop] = lambda: gas_multi_krum(X, 1000, num_byzantine)
     seconds = medians(jobs, repeats, device)
     large = ("loop over 100000 groups (scaled from a sample)", "random")
@@ -79,14 +79,14 @@ def measure(
         for key in jobs
         if key[0] in GAS_SPECS
     }
-    rows = tell(seconds, memory, num_clients, dim)
+    rows = print_rows(seconds, memory, num_clients, dim)
     for groups, slow in ((1000, loop), (100_000, large)):
         fast = seconds[f"gas(multi-krum, num_groups={groups})", "random"]
         print(f"n={num_clients:<3} p={groups}: {seconds[slow] / fast:.1f} x faster than the loop")
     return rows
 
 
-def tell(seconds: dict, memory: dict, num_clients: int, dim: int) -> list[dict]:
+def print_rows(seconds: dict, memory: dict, num_clients: int, dim: int) -> list[dict]:
     """Print one line per measurement and return what a result file keeps."""
     mean = seconds["mean", "random"]
     rows = []
@@ -107,10 +107,10 @@ def tell(seconds: dict, memory: dict, num_clients: int, dim: int) -> list[dict]:
 def extra_memory(spec: str, kind: str, num_clients: int, dim: int, device: torch.device) -> float:
     """Return the peak of extra memory in units of the input, seen in a process of its own."""
     words = [spec, kind, str(num_clients), str(dim), str(device)]
-    told = subprocess.run(
+    measured = subprocess.run(
         [sys.executable, __file__, "--memory", *words], capture_output=True, text=True, check=True
     )
-    return float(told.stdout.split()[-1])
+    return float(measured.stdout.split()[-1])
 
 
 def print_memory(spec: str, kind: str, num_clients: int, dim: int, device: torch.device) -> None:
@@ -126,7 +126,7 @@ def print_memory(spec: str, kind: str, num_clients: int, dim: int, device: torch
 def make_inputs(
     num_clients: int, num_byzantine: int, dim: int, device: torch.device
 ) -> dict[str, Tensor]:
-    """Return random gradients, and the same with colluding liars (LIE: identical rows)."""
+    """Return random gradients, and the same with colluding attackers (LIE: identical rows)."""
     generator = torch.Generator().manual_seed(0)
     X = torch.randn(num_clients, dim, generator=generator).to(device)
     colluding = X.clone()

@@ -120,7 +120,7 @@ PAIRS = (
 
 
 def is_inside() -> bool:
-    """Tell whether this process runs in the environment that has ByzFL."""
+    """Return whether this process runs in the environment that has ByzFL."""
     return Path(sys.prefix) == VENV
 
 

@@ -24,7 +24,7 @@ from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_para
 import outvote as ov
 from outvote.data import load
 
-NUM_CLIENTS, NUM_SAMPLED, NUM_LIARS = 50, 5, 2
+NUM_CLIENTS, NUM_SAMPLED, NUM_BYZANTINE = 50, 5, 2
 NUM_EPOCHS, BATCH, NUM_TESTED, SEED = 2, 64, 2000, 0
 
 Lie = Callable[[Tensor, int], Tensor]
@@ -32,22 +32,22 @@ Lie = Callable[[Tensor, int], Tensor]
 
 def against(honest: Tensor, _: int) -> Tensor:
     """LIE as this library has it."""
-    return torch.as_tensor(ov.LIE()(honest, num_byzantine=NUM_LIARS))
+    return torch.as_tensor(ov.LIE()(honest, num_byzantine=NUM_BYZANTINE))
 
 
 def along(honest: Tensor, _: int) -> Tensor:
     """LIE on the other side of the honest mean."""
-    return torch.as_tensor(ov.LIE(sign=1)(honest, num_byzantine=NUM_LIARS))
+    return torch.as_tensor(ov.LIE(sign=1)(honest, num_byzantine=NUM_BYZANTINE))
 
 
 def scattered(honest: Tensor, number: int) -> Tensor:
     """As large a shift, without a common sign."""
     mean = honest.mean(dim=0)
     signs = torch.randint(0, 2, mean.shape, generator=torch.Generator().manual_seed(number)) * 2 - 1
-    return (mean + signs * (along(honest, number)[0] - mean)).expand(NUM_LIARS, -1)
+    return (mean + signs * (along(honest, number)[0] - mean)).expand(NUM_BYZANTINE, -1)
 
 
-LIES: dict[str, Lie | None] = {
+ATTACKS: dict[str, Lie | None] = {
     "none": None,
     "against": against,
     "along": along,
@@ -63,10 +63,10 @@ class Federation:
         self.lie = lie
         self.model = ov.make_model("alexnet", num_classes=10, image_shape=(32, 32, 3), seed=SEED)
 
-    def play(self, clients: list[tuple[Tensor, Tensor]], number: int) -> None:
-        """Train the clients, replace the last ones by lies, take a step along the mean."""
+    def run_round(self, clients: list[tuple[Tensor, Tensor]], number: int) -> None:
+        """Train the clients, replace the last ones by attackers, take a step along the mean."""
         before = parameters_to_vector(self.model.parameters()).detach()
-        honest = clients if self.lie is None else clients[:-NUM_LIARS]
+        honest = clients if self.lie is None else clients[:-NUM_BYZANTINE]
         sent = torch.stack([before - self.learn(*each, number) for each in honest])
         if self.lie is not None:
             sent = torch.cat([sent, self.lie(sent, number)])
@@ -103,7 +103,7 @@ class Federation:
 
 
 def main() -> int:
-    """Play all federations round by round, print what became of each."""
+    """Run all federations round by round, print the outcome of each."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -113,21 +113,19 @@ def main() -> int:
     data = load("cifar10")
     mean, std = (torch.tensor(values) for values in (data.mean, data.std))
 
-    def pictures(images: np.ndarray, labels: np.ndarray) -> tuple[Tensor, Tensor]:
+    def samples(images: np.ndarray, labels: np.ndarray) -> tuple[Tensor, Tensor]:
         scaled = (torch.from_numpy(images).float() / 255 - mean) / std
         return scaled.permute(0, 3, 1, 2).contiguous(), torch.from_numpy(labels)
 
     owned = ov.partition_dirichlet(data.train_labels, num_clients=NUM_CLIENTS, beta=0.5, seed=SEED)
-    tested = pictures(data.test_images[:NUM_TESTED], data.test_labels[:NUM_TESTED])
-    federations = {name: Federation(lie) for name, lie in LIES.items()}
+    tested = samples(data.test_images[:NUM_TESTED], data.test_labels[:NUM_TESTED])
+    federations = {name: Federation(lie) for name, lie in ATTACKS.items()}
     random, rows = np.random.default_rng(SEED), []
     for number in range(1, options.rounds + 1):
         drawn = random.choice(NUM_CLIENTS, NUM_SAMPLED, replace=False)
-        clients = [
-            pictures(data.train_images[owned[k]], data.train_labels[owned[k]]) for k in drawn
-        ]
+        clients = [samples(data.train_images[owned[k]], data.train_labels[owned[k]]) for k in drawn]
         for name, federation in federations.items():
-            federation.play(clients, number)
+            federation.run_round(clients, number)
             rows.append({"round": number, "lie": name, **federation.look(*tested)})
             print(
                 f"{number:3} {name:13} {100 * rows[-1]['accuracy']:5.1f} %",

@@ -7,22 +7,22 @@ import outvote as ov
 
 @dataclass(frozen=True)
 class MyAttack(ov.Attack):
-    """The honest mean with its largest coordinates turned around: what matters most goes wrong.
+    """The honest mean with the sign of its largest coordinates flipped.
 
     Needs: the honest gradients.
     """
 
     share: float = 0.1
-    """The share of the coordinates that is turned around."""
+    """The share of the coordinates whose sign is flipped."""
 
-    def craft(self, scene: ov.AttackContext) -> ov.AttackOutput:
-        """Turn the largest coordinates around; dimensions before the last are runs of a batch."""
-        num_largest = max(1, int(self.share * scene.dim))
-        largest = scene.mean.abs().topk(num_largest, dim=-1).indices
-        rows = scene.mean.scatter(-1, largest, -scene.mean.gather(-1, largest))
+    def craft(self, context: ov.AttackContext) -> ov.AttackOutput:
+        """Flip the signs of the largest coordinates; the first axis is the runs of a batch."""
+        num_largest = max(1, int(self.share * context.dim))
+        largest = context.mean.abs().topk(num_largest, dim=-1).indices
+        rows = context.mean.scatter(-1, largest, -context.mean.gather(-1, largest))
         return ov.AttackOutput(rows=rows.unsqueeze(1))
 
 
 if __name__ == "__main__":
     ov.check_attack(MyAttack())
-    print("MyAttack keeps what every attack promises.")
+    print("MyAttack passes all checks.")

@@ -1,4 +1,4 @@
-"""Your own rule in ten lines; `outvote show examples/my_rule.py:MyRule` finds it as it is."""
+"""Your own rule in ten lines, for `outvote show examples/my_rule.py:MyRule`."""
 
 import torch
 
@@ -15,10 +15,10 @@ class MyRule(ov.AffineRule):
         """Return the largest f with n >= 2f + 1."""
         return max(0, (num_clients - 1) // 2)
 
-    def weigh(self, points: ov.ClientMatrix, facts: ov.RoundInfo) -> ov.Aggregation:
-        """Give the kept clients equal weights; dimensions before the clients are a batch."""
-        scores = points.squared_distances.median(dim=-1).values
-        num_kept = points.num_clients - facts.num_byzantine
+    def weigh(self, matrix: ov.ClientMatrix, info: ov.RoundInfo) -> ov.Aggregation:
+        """Give the kept clients equal weights; axes before the clients are runs and groups."""
+        scores = matrix.squared_distances.median(dim=-1).values
+        num_kept = matrix.num_clients - info.num_byzantine
         kept = scores.argsort(dim=-1, stable=True)[..., :num_kept]
         weights = torch.zeros_like(scores).scatter_(-1, kept, 1 / num_kept)
         return ov.Aggregation(weights=weights, scores=scores)
@@ -27,4 +27,4 @@ class MyRule(ov.AffineRule):
 if __name__ == "__main__":
     ov.check_rule(MyRule())
     ov.check_rule(ov.GAS(MyRule(), num_groups=4))
-    print("MyRule keeps what every rule promises, alone and inside GAS.")
+    print("MyRule passes all checks, alone and inside GAS.")

@@ -4,9 +4,9 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import fmean
 
-from claims_cells import BASES
 from marks import put_between
 from outvote.results.collect import collect
+from paired import BASES
 
 PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "choose.md"
 BEGIN, END = "<!-- worst cases, made by tools/results_pages.py -->", "<!-- end of worst cases -->"

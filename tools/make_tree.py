@@ -1,35 +1,18 @@
 """Make docs/tree.md, one line for each file: python tools/make_tree.py."""
 
 import ast
+import re
 import sys
+from configparser import ConfigParser
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = (
-    "data",
-    "models",
-    "results",
-    "suites",
-    "partition",
-    "clients",
-    "attacks",
-    "rules",
-    "server",
-    "metrics",
-    "engine",
-    "testing",
-    "experiment",
-    "report",
-    "flower",
-    "cli",
-)
-"""From the bottom to the top: a package imports only from those before it."""
 FOLDERS = ("benchmarks", "examples", "tools")
 HEAD = """\
 # Every file
 
-One line each, from the files themselves (`python tools/make_tree.py`). Packages stand in the order
-of their layers: imports go upwards on this page only.
+One line each, from the docstring of the file (`python tools/make_tree.py`). Packages are in the
+order of their layers: imports go upwards on this page only.
 """
 
 
@@ -37,9 +20,18 @@ def page() -> str:
     """Return the whole page."""
     source = ROOT / "src" / "outvote"
     blocks = [_block("src/outvote", source)]
-    blocks += [_block(f"src/outvote/{name}", source / name) for name in PACKAGES]
+    blocks += [_block(f"src/outvote/{name}", source / name) for name in packages(source)]
     blocks += [_block(name, ROOT / name) for name in FOLDERS]
     return "\n".join([HEAD, *blocks])
+
+
+def packages(source: Path) -> list[str]:
+    """Return the packages from the bottom layer of .importlinter to the top."""
+    rules = ConfigParser()
+    rules.read(ROOT / ".importlinter", encoding="utf-8")
+    layers = rules["importlinter:contract:layers"]["layers"].splitlines()
+    names = [name for layer in reversed(layers) for name in re.findall(r"\((\w+)\)", layer)]
+    return [name for name in names if (source / name).is_dir()]
 
 
 def first_line(path: Path) -> str:

@@ -1,6 +1,6 @@
 """Record the runs that tests/golden pins again: python tools/record_trajectories.py --reason "...".
 
-Without a reason nothing is written: it only tells which runs changed. A run that has the same
+Without a reason nothing is written: it only prints which runs changed. A run that has the same
 folder as before, and other numbers, is refused even with one: raise PROTOCOL first, or finished
 runs of users would be taken for what they are not.
 """
@@ -38,7 +38,7 @@ def train_all() -> Runs:
 
 
 def changes(before: dict[str, Any], found: Runs) -> Iterator[tuple[str, str, bool]]:
-    """Tell what differs: the name, how, and whether it has the same folder and other numbers."""
+    """Yield what differs: the name, how, and whether it has the same folder and other numbers."""
     is_exact = before["fingerprint"] == fingerprint()
     for name in dict.fromkeys([*before["runs"], *found]):
         old, new = before["runs"].get(name), found.get(name)

@@ -16,7 +16,7 @@ from outvote.suites.suite import suite_names
 ROOT = Path(__file__).parents[1]
 FOLDER, README = ROOT / "docs" / "results", ROOT / "README.md"
 BEGIN, END = "<!-- table 1, made by tools/results_pages.py -->", "<!-- end of table 1 -->"
-PICTURES = {
+FIGURES = {
     "table1-cifar10": ("curves", "--part", "main"),
     "figure1-motivation": ("selection",),
     "figure2-deviation": ("deviation",),
@@ -43,24 +43,24 @@ def _table(folder: Path, name: str) -> str:
     if (folder / f"{name}.toml").exists():
         # The page names the file in its commands, and those are typed in the root.
         words += ["--suite", relpath(folder / f"{name}.toml", ROOT)]
-    said = io.StringIO()
-    with chdir(ROOT), redirect_stdout(said):
-        _play(words)
-    return said.getvalue()
+    printed = io.StringIO()
+    with chdir(ROOT), redirect_stdout(printed):
+        _run(words)
+    return printed.getvalue()
 
 
-def pictures(folder: Path) -> list[Path]:
+def figures(folder: Path) -> list[Path]:
     """Draw the figures of exports in which runs are over, and return them."""
     drawn = []
-    for name, (kind, *more) in PICTURES.items():
-        export, picture = folder / f"{name}.csv.gz", folder / f"{name}.png"
+    for name, (kind, *more) in FIGURES.items():
+        export, figure = folder / f"{name}.csv.gz", folder / f"{name}.png"
         if export.exists() and any(each.is_over for each in collect([export])):
-            _play(["plot", str(export), "--kind", kind, *more, "-o", str(picture)])
-            drawn.append(picture)
+            _run(["plot", str(export), "--kind", kind, *more, "-o", str(figure)])
+            drawn.append(figure)
     return drawn
 
 
-def _play(words: list[str]) -> None:
+def _run(words: list[str]) -> None:
     code = outvote(words)
     if code:
         raise SystemExit(f"outvote {' '.join(words)} ended with {code}")
@@ -91,7 +91,7 @@ def main() -> None:
     """Write all of them."""
     for name, text in tables(FOLDER).items():
         (FOLDER / name).write_text(text, encoding="utf-8")
-    pictures(FOLDER)
+    figures(FOLDER)
     README.write_text(
         with_short_table(README.read_text(encoding="utf-8"), FOLDER), encoding="utf-8"
     )

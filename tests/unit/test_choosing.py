@@ -1,4 +1,4 @@
-"""What is taken of a suite, and what is added to it."""
+"""Selecting parts of a suite, and adding to it."""
 
 import re
 
@@ -49,7 +49,7 @@ class Mine(outvote.VectorRule):
 
 
 @pytest.mark.parametrize(
-    ("name", "choice", "expected"),
+    ("name", "choice", "message"),
     [
         ("table1-cifar10", {"parts": ["mian"]}, "no part 'mian'; did you mean 'main'?"),
         ("table1-cifar10", {"rules": ["mediann"]}, "did you mean 'median'?"),
@@ -59,8 +59,8 @@ class Mine(outvote.VectorRule):
         ("smoke", {"settings": ["rounds"]}, "a setting is written key=value"),
     ],
 )
-def test_a_choice_that_nothing_fits_is_reported_in_one_line(name, choice, expected):
-    with pytest.raises(ValueError, match=re.escape(expected)) as error:
+def test_a_choice_that_nothing_matches_is_an_error_of_one_line(name, choice, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
         choose(read_suite(name), Choice(**choice))
     assert "\n" not in str(error.value)
 

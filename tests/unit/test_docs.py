@@ -1,4 +1,4 @@
-"""The tables of the docs agree with the code, links lead somewhere, decision notes are short."""
+"""The tables of the docs agree with the code, links exist, decision notes are short."""
 
 import re
 from dataclasses import fields
@@ -19,7 +19,7 @@ REFERENCE = (DOCS / "reference" / "rules.md").read_text()
 
 
 def table(heading):
-    """The rows of the table under a heading, as dicts; `code` marks are taken off."""
+    """The rows of the table under a heading, as dicts; `code` marks are removed."""
     section = REFERENCE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     lines = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
     cells = [[cell.strip().strip("`") for cell in line] for line in lines]
@@ -47,15 +47,15 @@ def some_rule(name):
     return ov.make_rule(f"{name}(median)" if issubclass(RULES[name], Wrapper) else name)
 
 
-def test_every_parameter_stands_there_with_its_default():
-    said = [(row["rule"], row["parameter"], row["default"]) for row in PARAMETERS]
+def test_every_parameter_is_listed_with_its_default():
+    shown = [(row["rule"], row["parameter"], row["default"]) for row in PARAMETERS]
     true = [
         (name, field.name, text_of(field.default))
         for name, rule in RULES.items()
         for field in fields(rule)
         if field.name != "rule"
     ]
-    assert said == true
+    assert shown == true
 
 
 def test_every_rule_and_wrapper_has_a_limit():
@@ -74,7 +74,7 @@ def test_the_limits_are_those_of_the_code(row):
 
 
 def test_kinds_needs_and_wrapping_are_those_of_the_code():
-    said = [
+    shown = [
         (row["rule"], row["class"], row["kind"], row["needs f"], row["can be wrapped"])
         for row in KINDS
     ]
@@ -97,29 +97,29 @@ def test_kinds_needs_and_wrapping_are_those_of_the_code():
         )
         for name, rule in RULES.items()
     ]
-    assert said == true
+    assert shown == true
 
 
 @pytest.mark.parametrize("row", KINDS, ids=lambda row: row["rule"])
 def test_what_is_not_random_does_not_depend_on_the_seed_and_the_rest_does(row):
     rule = some_rule(row["rule"])
     gradients = np.random.default_rng(0).normal(size=(9, 10_050))
-    facts = {"num_byzantine": 2, "reference": gradients[0], "when_too_many": "lower"}
-    verdicts = [rule.inspect(gradients, seed=seed, **facts) for seed in range(3)]
+    options = {"num_byzantine": 2, "reference": gradients[0], "when_too_many": "lower"}
+    verdicts = [rule.inspect(gradients, seed=seed, **options) for seed in range(3)]
     same = [np.array_equal(verdicts[0].scores, verdict.scores) for verdict in verdicts]
     assert all(same) == (row["random"] == "no")
 
 
 @pytest.mark.parametrize("row", KINDS, ids=lambda row: row["rule"])
-def test_memory_is_given_back_by_those_that_have_one(row):
+def test_state_is_returned_by_the_rules_that_have_it(row):
     gradients = np.random.default_rng(0).normal(size=(11, 20))
-    facts = {"num_byzantine": 2, "reference": gradients[0], "when_too_many": "lower"}
-    state = some_rule(row["rule"]).inspect(gradients, **facts).state
-    assert (state is not None) == (row["memory"] == "yes")
+    options = {"num_byzantine": 2, "reference": gradients[0], "when_too_many": "lower"}
+    state = some_rule(row["rule"]).inspect(gradients, **options).state
+    assert (state is not None) == (row["state"] == "yes")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_to_files(page):
+def test_links_exist(page):
     links = re.findall(r"\]\((?!https?:)([^)#\s]+)", page.read_text())
     missing = {link for link in links if not (page.parent / link).exists()}
     assert missing == set()

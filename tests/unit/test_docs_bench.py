@@ -1,4 +1,4 @@
-"""docs/how-to/bench.md is true: its suite can be read, its code runs, all options are told."""
+"""docs/how-to/bench.md is correct: its suite is valid, its code runs, all options are named."""
 
 import re
 import tomllib
@@ -24,14 +24,14 @@ def test_the_suite_has_a_run_for_each_rule_beta_and_seed():
     )
 
 
-def test_the_code_answers_as_shown(tmp_path, monkeypatch, capsys):
+def test_the_code_prints_what_is_shown(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     code = block("python")
     exec(compile(code, "bench.md", "exec"), {"__name__": "page"})
     assert capsys.readouterr().out.strip() == code.rpartition("# ")[2].strip()
 
 
-def test_every_option_of_its_own_is_told():
+def test_every_option_of_its_own_is_named():
     shared = {"--help", "--debug", "--device", "--checkpoint-every", "--no-weights"}
     options = {option for each in command.params for option in each.opts if option[0] == "-"}
     for option in options - shared - {"-o"}:

@@ -1,4 +1,4 @@
-"""docs/reference/flower.md is true: every setting with its default, every number of a benchmark."""
+"""docs/reference/flower.md is correct: every setting and default, every number of a benchmark."""
 
 import inspect
 import json
@@ -42,7 +42,7 @@ def test_the_settings_are_those_of_the_strategy_with_their_defaults():
     assert written == [(each.name, repr(each.default)) for each in parameters]
 
 
-def test_bad_replies_are_documented_as_they_were_measured():
+def test_bad_replies_are_listed_as_measured():
     head, rows = rows_under("**One bad reply among eleven")
     for row, measured in zip(rows, result("**One bad reply among eleven, f = 2.**"), strict=True):
         assert row[0] == measured["kind"]
@@ -52,14 +52,14 @@ def test_bad_replies_are_documented_as_they_were_measured():
             assert cell == expected
 
 
-def test_precision_is_documented_as_it_was_measured():
+def test_precision_is_listed_as_measured():
     _, rows = rows_under("**Precision.**")
     for row, measured in zip(rows, result("**Precision.**"), strict=True):
         assert float(row[0]) == measured["ratio"]
         assert row[1:] == [str(measured["flower"]), str(measured["outvote"])]
 
 
-def test_times_are_documented_as_they_were_measured():
+def test_times_are_listed_as_measured():
     _, rows = rows_under("milliseconds. 2")
     for row, measured in zip(rows, result("f = 4, milliseconds. "), strict=True):
         clock, cpu = measured["milliseconds"], measured["least cpu"]

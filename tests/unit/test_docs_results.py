@@ -1,4 +1,4 @@
-"""docs/how-to/results.md is true: every column of an export, and its code reads one."""
+"""docs/how-to/results.md is correct: every column of an export, and its code reads one."""
 
 import csv
 import io
@@ -13,15 +13,15 @@ from outvote.results.series import DIAGNOSTICS
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "results.md").read_text()
 
 
-def test_every_column_of_an_export_is_told_in_its_order():
+def test_every_column_of_an_export_is_listed_in_order():
     table = PAGE.split("| column | what |")[1].split("\n\n")[0]
-    told = [
+    listed = [
         name
         for line in table.splitlines()
         for name in re.findall(r"`(.+?)`", line[: line.find(" | ")])
     ]
     text = to_export(made_results(seeds=1, rounds=1), is_packed=False).decode()
-    assert told == [*next(csv.reader(io.StringIO(text))), *DIAGNOSTICS]
+    assert listed == [*next(csv.reader(io.StringIO(text))), *DIAGNOSTICS]
 
 
 def test_the_code_reads_folders_and_exports(tmp_path, monkeypatch, capsys):
@@ -38,5 +38,5 @@ def test_the_code_reads_folders_and_exports(tmp_path, monkeypatch, capsys):
     ]
 
 
-def test_the_layout_of_today_is_told():
+def test_the_current_layout_is_named():
     assert f"today it is {VERSION}" in PAGE

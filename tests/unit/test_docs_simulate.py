@@ -1,4 +1,4 @@
-"""docs/how-to/simulate.md is true: every key, every default, every file, and its code runs."""
+"""docs/how-to/simulate.md is correct: every key, every default, every file, and its code runs."""
 
 import re
 import tomllib
@@ -37,7 +37,7 @@ def test_the_table_has_every_key_with_its_default():
     }
 
 
-def test_the_table_can_be_played_as_it_stands():
+def test_the_table_is_a_valid_configuration():
     assert make_plan({}, [f"{key}={value}" for key, value in ROWS]).specs == (RunSpec(),)
 
 
@@ -46,13 +46,13 @@ def test_every_preset_is_named(preset):
     assert f"`{preset}`" in PAGE
 
 
-def test_the_first_example_is_as_many_runs_as_it_says():
+def test_the_first_example_has_the_stated_number_of_runs():
     assert "3 rules × 2 attacks = 6 runs" in PAGE
     assert len(make_plan(tomllib.loads(block("toml"))).specs) == 6
     assert (ROOT / "examples" / "small.toml").read_text() == block("toml")
 
 
-def test_every_file_of_a_run_is_told_and_the_code_reads_them(tmp_path, monkeypatch, capsys):
+def test_every_file_of_a_run_is_listed_and_the_code_reads_them(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     execute(tiny("rounds=1"), tmp_path / "runs")
     folder = next((tmp_path / "runs").glob("*/*"))

@@ -1,4 +1,4 @@
-"""The README is true: its code runs, its commands answer as shown, its tree is complete."""
+"""The README is correct: its code runs, its commands print what is shown, its tree is complete."""
 
 import re
 import runpy
@@ -49,7 +49,7 @@ def tree():
 
 @pytest.fixture
 def updates(tmp_path, monkeypatch):
-    """The folder that the README aggregates: four honest clients, a liar, a broken one."""
+    """The folder that the README aggregates: four honest clients, a Byzantine one, a broken one."""
     random = np.random.default_rng(0)
     honest = 1 + 0.1 * random.standard_normal((4, 1000), dtype=np.float32)
     rows = [*honest, -2 * honest.mean(0), np.full(1000, np.nan, np.float32)]
@@ -59,7 +59,7 @@ def updates(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def assert_answers_as_shown(capsys, command):
+def assert_prints_as_shown(capsys, command):
     result = run(capsys, *shlex.split(command))
     assert result.code == 0, result.err
     printed = [squeezed(line) for line in result.out.splitlines()]
@@ -67,13 +67,13 @@ def assert_answers_as_shown(capsys, command):
         assert line in printed
 
 
-def test_every_python_block_runs_and_prints_what_its_comments_say(capsys, monkeypatch):
+def test_every_python_block_runs_and_prints_its_comments(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     names: dict[str, object] = {}
     for text in PYTHON:
         exec(compile(text, "README.md", "exec"), names)
-        said = re.findall(r"^ *print\(.*\)  # (.*)$", text, flags=re.MULTILINE)
-        assert capsys.readouterr().out.splitlines() == said
+        shown = re.findall(r"^ *print\(.*\)  # (.*)$", text, flags=re.MULTILINE)
+        assert capsys.readouterr().out.splitlines() == shown
 
 
 def test_the_first_example_has_ten_statements_or_fewer():
@@ -84,19 +84,19 @@ def test_the_first_example_has_ten_statements_or_fewer():
 @pytest.mark.parametrize(
     "command", [c for c in COMMANDS if c.split()[0] in ("list", "show", "plan", "doctor", "stress")]
 )
-def test_every_command_that_tells_something_answers_as_shown(capsys, monkeypatch, command):
+def test_every_command_without_side_effects_prints_what_is_shown(capsys, monkeypatch, command):
     monkeypatch.chdir(ROOT)
-    assert_answers_as_shown(capsys, command)
+    assert_prints_as_shown(capsys, command)
 
 
 @pytest.mark.usefixtures("updates")
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("aggregate")])
-def test_aggregate_answers_as_shown(capsys, command):
-    assert_answers_as_shown(capsys, command)
+def test_aggregate_prints_what_is_shown(capsys, command):
+    assert_prints_as_shown(capsys, command)
 
 
 @pytest.mark.slow
-def test_demo_answers_as_shown(capsys, tmp_path, monkeypatch):
+def test_demo_prints_what_is_shown(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = run(capsys, "demo")
     assert result.code == 0, result.err
@@ -105,13 +105,13 @@ def test_demo_answers_as_shown(capsys, tmp_path, monkeypatch):
     }
     for line in COMMANDS["demo"][2:]:
         rule, *numbers = line.split()
-        # Other processors round otherwise, and training makes much of little.
+        # Other processors round differently, and training amplifies it.
         found = [float(number) for number in printed[rule]]
         assert found == pytest.approx([float(number) for number in numbers], abs=15)
 
 
 @pytest.mark.slow
-def test_the_example_of_a_simulation_can_be_played(capsys, tmp_path, monkeypatch):
+def test_the_example_of_a_simulation_runs(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     result = run(capsys, "run", "examples/small.toml", "--output", tmp_path)
     assert result.code == 0, result.err
@@ -137,19 +137,19 @@ def test_the_attack_shown_is_the_attack_in_the_examples():
     assert shown[shown.index(first) : shown.index(last)] in source
 
 
-def test_the_attacks_are_as_many_as_it_says():
+def test_the_number_of_attacks_is_correct():
     from outvote.attacks.attack_spec import ATTACKS
 
-    said = re.search(r"\[(\d+) attacks\]", README)
-    assert said is not None
-    assert int(said[1]) == len(ATTACKS)
+    shown = re.search(r"\[(\d+) attacks\]", README)
+    assert shown is not None
+    assert int(shown[1]) == len(ATTACKS)
 
 
-def test_the_rules_are_as_many_as_it_says():
+def test_the_number_of_rules_is_correct():
     wrappers = [kind for kind in RULES.values() if issubclass(kind, Wrapper)]
-    said = re.search(r"(\d+) rules and (\d+) wrappers", README)
-    assert said is not None
-    assert [int(said[1]), int(said[2])] == [len(RULES) - len(wrappers), len(wrappers)]
+    shown = re.search(r"(\d+) rules and (\d+) wrappers", README)
+    assert shown is not None
+    assert [int(shown[1]), int(shown[2])] == [len(RULES) - len(wrappers), len(wrappers)]
 
 
 def test_everything_in_the_tree_exists():
@@ -161,7 +161,7 @@ def test_every_package_is_in_the_tree():
     assert sorted(packages - set(tree())) == []
 
 
-def test_the_page_of_all_files_is_as_the_files_say():
+def test_the_page_of_all_files_agrees_with_the_files():
     made = runpy.run_path(str(ROOT / "tools" / "make_tree.py"))["page"]()
     page = (ROOT / "docs" / "tree.md").read_text(encoding="utf-8")
     assert page == made, "run python tools/make_tree.py"
@@ -172,4 +172,4 @@ def test_the_page_of_all_files_is_as_the_files_say():
 @pytest.mark.parametrize("kind", ["rule", "attack"])
 def test_the_example_checks_itself(capsys, kind):
     runpy.run_path(str(ROOT / "examples" / f"my_{kind}.py"), run_name="__main__")
-    assert f"keeps what every {kind} promises" in capsys.readouterr().out
+    assert f"My{kind.title()} passes all checks" in capsys.readouterr().out

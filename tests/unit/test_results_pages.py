@@ -70,10 +70,10 @@ def test_the_exports_are_small_enough_to_keep():
 
 
 @pytest.mark.parametrize("name", EXPORTS)
-def test_exports_name_no_place_on_a_disk(name):
+def test_exports_have_no_path_of_a_disk(name):
     for each in collect([FOLDER / f"{name}.csv.gz"]):
-        told = msgspec.json.encode([each.config, each.environment, each.status.reason]).decode()
-        assert not re.search(r"[/\\~]\w", told), each.name
+        text = msgspec.json.encode([each.config, each.environment, each.status.reason]).decode()
+        assert not re.search(r"[/\\~]\w", text), each.name
 
 
 def test_a_suite_beside_its_export_gives_the_page_its_parts(tmp_path):
@@ -95,6 +95,6 @@ def test_figure_1_is_drawn_once_runs_are_over(tmp_path, outcome):
         for each in results
     ]
     (tmp_path / "figure1-motivation.csv.gz").write_bytes(to_export(ended))
-    drawn = MADE["pictures"](tmp_path)
+    drawn = MADE["figures"](tmp_path)
     assert [path.name for path in drawn] == ["figure1-motivation.png"] * (outcome == "finished")
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)

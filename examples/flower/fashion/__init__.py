@@ -1,1 +1,1 @@
-"""A Flower app: nodes learn to tell clothes apart, some of them lie, and outvote judges them."""
+"""A Flower app: nodes train an image classifier, some are Byzantine, outvote aggregates."""

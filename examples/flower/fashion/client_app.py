@@ -1,9 +1,9 @@
-"""What a node does: train on its own pictures, or lie if a drill wants it to."""
+"""What a node does: train on its own images, or attack in a drill."""
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fashion.task import NUM_CLASSES, make_network, test, train, training_pictures
+from fashion.task import NUM_CLASSES, make_network, test, train, training_images
 from outvote.flower import AttackMod, labels_to_train_on
 
 # AttackMod does nothing unless the configuration of a node or of the run names an attack.
@@ -12,7 +12,7 @@ app = ClientApp(mods=[AttackMod()])
 
 @app.train()
 def train_once(message: Message, context: Context) -> Message:
-    """Train the model that came on the node's own pictures, and send it back."""
+    """Train the received model on the node's own images, and send it back."""
     model, images, labels = _ready(message, context)
     wanted = labels_to_train_on(message, labels, NUM_CLASSES)
     loss = train(model, images, wanted, context.run_config)
@@ -23,7 +23,7 @@ def train_once(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Tell how well the model that came does on the node's own pictures."""
+    """Evaluate the received model on the node's own images."""
     model, images, labels = _ready(message, context)
     loss, accuracy = test(model, images, labels)
     metrics = {"loss": loss, "accuracy": accuracy, "num-examples": len(labels)}
@@ -31,9 +31,9 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def _ready(message: Message, context: Context):  # noqa: ANN202
-    """Return the model as it came, and the node's pictures and labels."""
+    """Return the received model, and the node's images and labels."""
     model = make_network(seed=0)
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     node = context.node_config
-    owned = training_pictures(node["partition-id"], node["num-partitions"], context.run_config)
+    owned = training_images(node["partition-id"], node["num-partitions"], context.run_config)
     return model, *owned

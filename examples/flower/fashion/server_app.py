@@ -1,11 +1,11 @@
-"""What the server does: let a robust strategy judge the nodes, and test the model."""
+"""What the server does: aggregate with a robust strategy, and test the model."""
 
 from pathlib import Path
 
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
-from fashion.task import make_network, test, test_pictures
+from fashion.task import make_network, test, test_images
 from outvote.flower import RobustStrategy
 
 app = ServerApp()
@@ -34,9 +34,9 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord:
-    """Test the model on pictures that no node has."""
+    """Test the model on images that no node has."""
     del number
     model = make_network(seed=0)
     model.load_state_dict(arrays.to_torch_state_dict())
-    loss, accuracy = test(model, *test_pictures())
+    loss, accuracy = test(model, *test_images())
     return MetricRecord({"loss": loss, "accuracy": accuracy})

@@ -1,4 +1,4 @@
-"""The task: real pictures of clothes, a small network, and how it is trained."""
+"""The task: real images of clothes, a small network, and its training."""
 
 from functools import cache
 
@@ -19,11 +19,11 @@ def make_network(seed: int) -> nn.Module:
     return ov.make_model("mlp", num_classes=NUM_CLASSES, seed=seed)
 
 
-def training_pictures(
+def training_images(
     partition_id: int, num_partitions: int, config: UserConfig
 ) -> tuple[Tensor, Tensor]:
-    """Return the pictures and labels that a node owns."""
-    data = pictures()
+    """Return the images and labels that a node owns."""
+    data = load_images()
     parts = ov.partition_dirichlet(
         data.train_labels,
         num_clients=num_partitions,
@@ -34,20 +34,20 @@ def training_pictures(
     return _as_input(data.train_images[mine], data), torch.from_numpy(data.train_labels[mine])
 
 
-def test_pictures() -> tuple[Tensor, Tensor]:
-    """Return the pictures and labels that the server tests with."""
-    data = pictures()
+def test_images() -> tuple[Tensor, Tensor]:
+    """Return the images and labels that the server tests with."""
+    data = load_images()
     return _as_input(data.test_images, data), torch.from_numpy(data.test_labels)
 
 
 @cache
-def pictures() -> Dataset:
-    """Load the pictures that come with outvote; put your own data here."""
+def load_images() -> Dataset:
+    """Load the images that are part of outvote; put your own data here."""
     return load("fashion-mnist-small")
 
 
 def train(model: nn.Module, images: Tensor, labels: Tensor, config: UserConfig) -> float:
-    """Go through the pictures once; return the loss on the last of them."""
+    """Train one epoch; return the loss of the last batch."""
     optimiser = torch.optim.SGD(
         model.parameters(), lr=float(config["learning-rate"]), momentum=0.5, weight_decay=1e-4
     )
@@ -66,7 +66,7 @@ def train(model: nn.Module, images: Tensor, labels: Tensor, config: UserConfig) 
 
 @torch.no_grad()
 def test(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Return the loss, and the share of the pictures that the model names rightly."""
+    """Return the loss and the accuracy."""
     model.eval()
     answers = model(images)
     is_right = answers.argmax(dim=1) == labels
@@ -76,4 +76,4 @@ def test(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[float, float
 def _as_input(images, data: Dataset) -> Tensor:  # noqa: ANN001
     scaled = torch.from_numpy(images).float().div(255)
     normal = (scaled - torch.tensor(data.mean)) / torch.tensor(data.std)
-    return normal.permute(0, 3, 1, 2)  # [pictures, channels, height, width]
+    return normal.permute(0, 3, 1, 2)  # [images, channels, height, width]

@@ -1,6 +1,6 @@
-"""Take the pictures of the report: a page of the demo's runs in a real Chromium.
+"""Take the images of the report: a page of the demo's runs in a real Chromium.
 
-    python docs/make_report_pictures.py runs/demo
+    python docs/make_report_images.py runs/demo
 
 Needs Chromium: apt-get install chromium.
 """
@@ -17,9 +17,9 @@ from outvote.results.collect import collect
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from browser import Browser  # noqa: E402  (it lies beside the tests)
+from browser import Browser  # noqa: E402  (a module of the tests)
 
-FOLDER = ROOT / "docs" / "pictures"
+FOLDER = ROOT / "docs" / "images"
 SETTLED = 0.5
 """Seconds until everything is drawn."""
 

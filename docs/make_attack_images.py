@@ -1,7 +1,7 @@
-"""Draw one picture per attack: two coordinates, where the attackers stand, what rules answer.
+"""Draw one image per attack: two coordinates, positions of attackers, outputs of rules.
 
-    python docs/make_attack_pictures.py            all pictures, into docs/pictures
-    python docs/make_attack_pictures.py -o X lie   some of them, into X
+    python docs/make_attack_images.py            all images, into docs/images
+    python docs/make_attack_images.py -o X lie   some of them, into X
 
 Needs matplotlib: pip install 'outvote[plots]'.
 """
@@ -23,7 +23,7 @@ mpl.use("svg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-FOLDER = Path(__file__).parent / "pictures"
+FOLDER = Path(__file__).parent / "images"
 NUM_HONEST, NUM_BYZANTINE = 16, 4
 X_RANGE, Y_RANGE = (-3.0, 3.2), (-1.9, 2.3)
 EDGE = 0.15
@@ -33,7 +33,7 @@ Matrix = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Style:
-    """How the answer of a rule is drawn; hollow shapes of different sizes can be nested."""
+    """How the output of a rule is drawn; hollow shapes of different sizes can be nested."""
 
     rule: str
     label: str
@@ -75,13 +75,13 @@ def main() -> None:
 
 
 def toy_round(name: str) -> tuple[Matrix, Matrix]:
-    """Return the honest cloud, and what the attackers would send without forging anything."""
+    """Return the honest cloud, and the honest gradients of the attackers."""
     random = np.random.default_rng(11)
     spread = np.array([[0.85, 0.0], [0.15, 0.6]])
     rows = np.array([1.0, 0.6]) + random.normal(size=(NUM_HONEST + NUM_BYZANTINE, 2)) @ spread.T
     honest, own = rows[:NUM_HONEST], rows[NUM_HONEST:]
     if name == "label-flip":
-        # Made up: as if training on wrong labels had turned the gradients by 120 degrees.
+        # Synthetic: as if training on wrong labels had rotated the gradients by 120 degrees.
         turn = np.deg2rad(120)
         own = own @ np.array([[np.cos(turn), np.sin(turn)], [-np.sin(turn), np.cos(turn)]])
     return honest, own
@@ -91,8 +91,8 @@ def draw(name: str, path: Path) -> None:
     """Draw one attack."""
     honest, own = toy_round(name)
     attack, server = ov.make_attack(name), ov.make_rule(RULES[0].rule)
-    facts: dict[str, Any] = {"num_byzantine": NUM_BYZANTINE, "own": own, "seed": 1}
-    rows = attack(honest, rule=server, **facts)
+    options: dict[str, Any] = {"num_byzantine": NUM_BYZANTINE, "own": own, "seed": 1}
+    rows = attack(honest, rule=server, **options)
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(7.4, 3.7), layout="constrained")
         prepare(axes, name)
@@ -101,7 +101,7 @@ def draw(name: str, path: Path) -> None:
         mean = honest.mean(axis=0)
         axes.plot(*mean, "+", color="black", markersize=20, mew=1.1, label="honest mean")
         for style in RULES:
-            draw_answer(axes, style, np.concatenate([honest, rows]))
+            draw_output(axes, style, np.concatenate([honest, rows]))
         figure.legend(loc="outside right upper", frameon=False, labelspacing=1.1, handlelength=1.6)
         figure.savefig(path, metadata=NO_DATES.get(path.suffix), dpi=130)
         plt.close(figure)
@@ -126,22 +126,22 @@ def prepare(axes: Axes, name: str) -> None:
 
 
 def draw_attackers(axes: Axes, rows: Matrix) -> None:
-    """Draw the attackers; one beyond the axes stands at the edge, and who is nowhere is told."""
+    """Draw the attackers, those beyond the axes at the edge; non-finite rows become a text."""
     crosses = {"color": RED, "markersize": 8, "mew": 2.2, "linestyle": "", "zorder": 4}
     is_somewhere = np.isfinite(rows).all(axis=1)
     if not is_somewhere.all():
-        told = "The attackers are nowhere on the map:\nrows that are not finite are rejected."
-        axes.text(-2.9, -1.8, told, color=RED, fontsize=9, va="bottom")
+        text = "Not shown: rows that are\nnot finite are rejected."
+        axes.text(-2.9, -1.8, text, color=RED, fontsize=9, va="bottom")
         axes.plot([], [], marker="x", label="attackers", **crosses)
         return
     low, high = (np.array([X_RANGE[k], Y_RANGE[k]]) for k in (0, 1))
     shown = rows.clip(low + EDGE, high - EDGE)
-    is_one_place = len(np.unique(rows, axis=0)) == 1
-    label = f"attackers (all {len(rows)})" if is_one_place else "attackers"
+    is_one_point = len(np.unique(rows, axis=0)) == 1
+    label = f"attackers (all {len(rows)})" if is_one_point else "attackers"
     axes.plot(*shown.T, marker="x", label=label, **crosses)
 
 
-def draw_answer(axes: Axes, style: Style, gradients: Matrix) -> None:
+def draw_output(axes: Axes, style: Style, gradients: Matrix) -> None:
     """Draw the update of a rule."""
     rule = ov.make_rule(style.rule)
     update = rule(gradients, num_byzantine=NUM_BYZANTINE, when_too_many="lower", seed=0)

@@ -1,0 +1,161 @@
+"""Paired differences between cells of a suite, their 95 % intervals, and verdicts from these."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import isnan, sqrt
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+from outvote.results.collect import collect
+from outvote.results.run import Result
+from outvote.suites.suite import read_suite
+
+BASES = ("multi-krum", "bulyan", "median", "rfa", "dnc", "trimmed-mean")
+Metric = Callable[[Result], float]
+METRICS: dict[str, Metric] = {
+    "best": lambda result: 100 * result.best,
+    "last ten": lambda result: 100 * result.last_ten,
+}
+"""Accuracies in percent."""
+Cell = tuple[str, Any]
+"""A rule, and the value of the column."""
+BySeed = dict[int, float]
+Groups = Mapping[str, Sequence[BySeed]]
+"""Differences of several cells, by the group that a table shows them under."""
+# Student's t, 97.5 %, for 1 to 30 degrees of freedom; beyond that 1.96 + 2.4 / df is close enough.
+T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+     2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
+     2.052, 2.048, 2.045, 2.042)  # fmt: skip
+
+
+class Cells:
+    """The runs of one part of a suite that are over, by rule, column and seed."""
+
+    def __init__(
+        self, folder: Path, suite: str, part: str = "main", only: Sequence[str] = ()
+    ) -> None:
+        """Read the export of a suite, or of some rules; without an export no cell has a run."""
+        own, path = folder / f"{suite}.toml", folder / f"{suite}.csv.gz"
+        parts = read_suite(str(own) if own.exists() else suite).parts
+        self.part = next(each for each in parts if each.name == part)
+        self.printed = self.part.printed()
+        found = [each for each in collect([path]) if each.is_over] if path.exists() else []
+        found = [each for each in found if not only or each.rule in only]
+        self.runs = [each for each in found if self.part.holds(each)]
+        self._by_cell: dict[Cell, dict[int, Result]] = {}
+        for each in self.runs:
+            cell = each.rule, each.setting(self.part.columns)
+            if each.seed in self._by_cell.setdefault(cell, {}):
+                raise ValueError(
+                    f"{suite} has two runs of {cell[0]}, {cell[1]}, seed {each.seed}; export the "
+                    "runs of one setting only."
+                )
+            self._by_cell[cell][each.seed] = each
+
+    def means(self, rules: Sequence[str]) -> list[str]:
+        """Return the rules that equal the mean, since they tolerate no Byzantine client here."""
+        able = {each.rule for each in self.runs if each.series.num_byzantine_used.any()}
+        asked = {each.rule for each in self.runs if each.series.num_byzantine_assumed.any()}
+        return [rule for rule in rules if rule in asked - able]
+
+    def values(self, cell: Cell, metric: Metric) -> BySeed:
+        """Return the metric of a cell by seed; runs without a number are left out."""
+        runs = self._by_cell.get(cell, {})
+        found = {seed: metric(runs[seed]) for seed in sorted(runs)}
+        return {seed: value for seed, value in found.items() if not isnan(value)}
+
+    def side(self, cell: Cell, metrics: Mapping[str, Metric]) -> "Side":
+        """Return one side of a comparison, with the paper's number if it prints one."""
+        found = self.printed.get(cell)
+        values = {name: self.values(cell, metric) for name, metric in metrics.items()}
+        return Side(values, found.accuracy if found and "best" in metrics else None)
+
+
+class Side(NamedTuple):
+    """One side of a comparison: values by metric and seed, and the paper's."""
+
+    values: Mapping[str, BySeed]
+    paper: float | None
+
+    def __sub__(self, other: "Side") -> "Side":
+        """Return the gain over another, seed by seed."""
+        both = self.paper, other.paper
+        paper = None if both[0] is None or both[1] is None else both[0] - both[1]
+        pairs = {name: shared([own, other.values[name]]) for name, own in self.values.items()}
+        values = {name: {seed: a[seed] - b[seed] for seed in a} for name, (a, b) in pairs.items()}
+        return Side(values, paper)
+
+
+class Interval(NamedTuple):
+    """A mean difference and its 95 % interval: mean ± half, None where there is one value."""
+
+    mean: float
+    half: float | None
+    num: int
+    unit: str
+    """What a value is: the mean of a seed over all cells, or a cell of the only seed."""
+
+    @property
+    def side(self) -> int:
+        """1 if the whole interval is above zero, -1 if it is below, 0 if it contains zero."""
+        half = float("inf") if self.half is None else self.half
+        return (self.mean > half) - (self.mean < -half)
+
+    def __str__(self) -> str:
+        if self.half is None:
+            return signed(self.mean)
+        low, high = signed(self.mean - self.half), signed(self.mean + self.half)
+        return f"{signed(self.mean)} [{low}, {high}]"
+
+
+def shared(cells: Sequence[BySeed]) -> list[BySeed]:
+    """Return the values of the seeds that all cells have."""
+    seeds = set.intersection(*map(set, cells)) if cells else set()
+    return [{seed: cell[seed] for seed in sorted(seeds)} for cell in cells]
+
+
+def interval(cells: Iterable[BySeed]) -> Interval | None:
+    """Return the mean over cells and seeds with a t interval; None if no cell has a seed.
+
+    Where all cells share two seeds or more, a value is a seed's mean over the cells: seeds are
+    independent, cells of one seed are not. With one seed, a value is a cell.
+    """
+    cells = [cell for cell in cells if cell]
+    paired = shared(cells)
+    if not paired:
+        return None
+    seeds = list(paired[0])
+    is_over_seeds = len(seeds) > 1
+    by_seed = [[cell[seed] for cell in paired] for seed in seeds]
+    of_cells = [list(cell.values()) for cell in cells]
+    # Rounded far below what is printed: equal values have no spread.
+    values = [round(fmean(each), 9) for each in (by_seed if is_over_seeds else of_cells)]
+    df = len(values) - 1
+    t = 0.0 if not df else T[df - 1] if df <= len(T) else 1.96 + 2.4 / df
+    half = t * stdev(values) / sqrt(len(values)) if df else None
+    return Interval(fmean(values), half, len(values), "seed" if is_over_seeds else "cell")
+
+
+def verdict(groups: Groups) -> tuple[str, Interval | None]:
+    """Decide whether all differences are above zero, and return the interval that decides."""
+    whole = interval(cell for cells in groups.values() for cell in cells)
+    if whole is None:
+        return "Not recorded", None
+    sides = [found.side for cells in groups.values() if (found := interval(cells)) is not None]
+    worst, best = min(whole.side, *sides), max(whole.side, *sides)
+    if whole.side < 0 or (worst < 0 and best <= 0):
+        text = "Does not hold"
+    elif best <= 0:
+        text = "Not enough seeds" if whole.unit == "seed" else "undecided"
+    else:
+        text = "Holds" if whole.side > 0 and worst >= 0 else "Holds in part"
+    if whole.unit == "seed":
+        return text, whole
+    hint = "" if whole.half is None else f"; over the cells of one seed: {text.lower()}"
+    return f"Not enough seeds{hint}", whole
+
+
+def signed(value: float) -> str:
+    """Return points with their sign; zero has none."""
+    text = f"{value:+.1f}"
+    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", "−")
