@@ -24,7 +24,7 @@ def gradients(seed):
 @pytest.mark.parametrize("split", ["balanced", "contiguous"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("name", WRAPPABLE_NAMES)
-def test_gas_judges_clients_that_are_equal_in_some_groups(name, dtype, split, device):
+def test_gas_scores_clients_that_are_equal_in_some_groups(name, dtype, split, device):
     rule = ov.GAS(ov.make_rule(name), num_groups=NUM_GROUPS, split=split)
     for seed in range(3):
         exact = torch.from_numpy(gradients(seed)).to(device)
