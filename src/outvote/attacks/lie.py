@@ -46,7 +46,6 @@ class LIE(Attack):
     """Whose mean and spread: "honest" clients, or "all" (with the attackers' own gradients)."""
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         check_number("lie: z", self.z)
         _check(self)
 
@@ -83,7 +82,6 @@ class ALIE(Attack):
     """Whose mean and spread: "honest" clients, or "all" (with the attackers' own gradients)."""
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         _check(self)
 
     def craft(self, context: AttackContext) -> AttackOutput:
@@ -128,7 +126,6 @@ class OptimalLIE(Attack):
     """The largest factor that the search tries."""
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         check_count("optimal-lie: evals", self.evals)
         _check(self)
         check_number("optimal-lie: max_factor", self.max_factor, low=0, above=True)

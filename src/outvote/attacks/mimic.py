@@ -10,7 +10,7 @@ from torch import Tensor
 from outvote.attacks.attack import Attack, AttackOutput
 from outvote.attacks.context import AttackContext
 from outvote.attacks.parameters import check_count
-from outvote.attacks.statistics import along, tiles, weighted_sum
+from outvote.attacks.statistics import Tile, add_up, along, tiles, weighted_sum
 from outvote.axes import PerClient, PerCoordinate
 from outvote.errors import check_kind
 from outvote.precision import work_dtype
@@ -45,7 +45,6 @@ class Mimic(Attack):
     """After so many rounds the learnt client stays the same."""
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         check_kind("mimic: client", self.client, int | None)
         if self.client is not None:
             check_count("mimic: client", self.client, low=0)
@@ -187,7 +186,7 @@ def _along(
 ) -> tuple[PerClient, PerClient]:
     """Return the inner products of the old direction with g - mean (largest: 1) and with g."""
 
-    def work(tile: tuple[slice, slice]) -> Tensor:
+    def work(tile: Tile) -> Tensor:
         runs, columns = tile
         values = _values(context, is_used, tile, dtype)
         towards = old[runs, columns]
@@ -195,7 +194,7 @@ def _along(
         own = (mean[runs, columns] * towards).sum(dim=-1, keepdim=True)
         return torch.cat([along(values, towards), own], dim=-1).double()
 
-    total = _summed(context, work, context.gradients.shape[1] + 1)
+    total = _summed(context, work)
     found = total[:, :-1]
     away = torch.where(is_used, found - total[:, -1:], 0.0)
     largest = away.abs().amax(dim=-1, keepdim=True)
@@ -210,7 +209,7 @@ def _step(
     given = weights.to(dtype)
     total_weight = given.sum(dim=-1, keepdim=True)
 
-    def work(tile: tuple[slice, slice]) -> Tensor:
+    def work(tile: Tile) -> Tensor:
         runs, columns = tile
         values = _values(context, is_used, tile, dtype)
         part = weighted_sum(given[runs], values) - total_weight[runs] * mean[runs, columns]
@@ -218,13 +217,11 @@ def _step(
         squares = part.double().square().sum(dim=-1, keepdim=True)
         return torch.cat([along(values, part).double(), squares], dim=-1)
 
-    total = _summed(context, work, context.gradients.shape[1] + 1)
+    total = _summed(context, work)
     return step, total[:, :-1], total[:, -1].sqrt()
 
 
-def _values(
-    context: AttackContext, is_used: Tensor, tile: tuple[slice, slice], dtype: torch.dtype
-) -> Tensor:
+def _values(context: AttackContext, is_used: Tensor, tile: Tile, dtype: torch.dtype) -> Tensor:
     runs, columns = tile
     values = context.gradients[runs, :, columns].to(dtype)
     if context.is_honest is None:
@@ -232,12 +229,6 @@ def _values(
     return values.masked_fill(~is_used[runs].unsqueeze(-1), 0)
 
 
-def _summed(
-    context: AttackContext, work: Callable[[tuple[slice, slice]], Tensor], size: int
-) -> Tensor:
+def _summed(context: AttackContext, work: Callable[[Tile], Tensor]) -> Tensor:
     cut = tiles(context.gradients)
-    parts = mapped(work, cut, context.device)
-    total = torch.zeros(context.num_runs, size, dtype=torch.float64, device=context.device)
-    for (runs, _), part in zip(cut, parts, strict=True):
-        total[runs] += part
-    return total
+    return add_up(cut, mapped(work, cut, context.device), context.num_runs)
