@@ -95,8 +95,8 @@ def measure(rows: Rows, is_used: Tensor | None, dtype: torch.dtype, wanted: Want
         used = None if is_used is None else is_used[runs]
         values = rows[runs, :, columns].to(dtype)
         if low is not None and high is not None:
-            _extremes(values, used, (low[runs, columns], high[runs, columns]), scratch)
-        into = (mean[runs, columns], None if spread is None else spread[runs, columns])
+            _extremes(values, used, (low[tile], high[tile]), scratch)
+        into = mean[tile], None if spread is None else spread[tile]
         return _measure_tile(values, used, into, wanted, scratch)
 
     cut = tiles(rows)

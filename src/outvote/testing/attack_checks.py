@@ -11,6 +11,7 @@ from outvote.testing.trial import (
     LARGEST,
     AttackTrial,
     Scenario,
+    as_array,
     equal,
     forms,
     global_state,
@@ -45,12 +46,10 @@ def finite(trial: AttackTrial) -> None:
             honest, own = (random.choice(values, size=(k, 5)) for k in (num_honest, 2))
             if num_honest == 7:
                 honest[2, 1] = np.nan
-            one = Scenario(honest, own)
-            given = [
-                torch.from_numpy(rows).to(trial.device, dtype) for rows in (one.honest, one.own)
-            ]
-            rows = trial.inspect(*given).rows.double().cpu()
-            require(bool(rows.isfinite().all()), one, f"{dtype} rows {rows.tolist()}")
+            given = (torch.from_numpy(rows).to(trial.device, dtype) for rows in (honest, own))
+            rows = as_array(trial.inspect(*given).rows)
+            seen = f"{dtype} rows {rows.tolist()}"
+            require(bool(np.isfinite(rows).all()), Scenario(honest, own), seen)
 
 
 def same_seed_same_rows(trial: AttackTrial) -> None:

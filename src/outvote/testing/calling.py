@@ -109,11 +109,10 @@ def verdict_adds_up(trial: RuleTrial) -> None:
     """Every client has a finite score; weights, if known, are from 0 to 1: kept or dropped."""
     for one in trial.rounds():
         ids = [f"client-{k}" for k in range(len(one.rows))]
-        verdict = trial.inspect(trial.given(one.rows), num_byzantine=one.num_byzantine, clients=ids)
-        shape = (len(ids),)
-        require(verdict.scores.shape == shape, one, f"{verdict.scores.shape} scores")
-        is_finite = bool(np.isfinite(verdict.scores).all())
-        require(is_finite, one, f"scores {verdict.scores.tolist()}")
+        verdict = trial.run(one, clients=ids)
+        shape, scores = (len(ids),), verdict.scores
+        require(scores.shape == shape, one, f"{scores.shape} scores")
+        require(bool(np.isfinite(scores).all()), one, f"scores {scores.tolist()}")
         if verdict.weights is None or verdict.kept is None or verdict.dropped is None:
             require(verdict.kept is verdict.dropped is None, one, "kept clients without weights")
             continue
@@ -132,10 +131,8 @@ def same_seed_same_verdict(trial: RuleTrial) -> None:
         require(first.seed == trial.seed, one, f"seed {first.seed} instead of {trial.seed}")
         trial.run(Round(one.rows[::-1] * 3 + 1, one.num_byzantine))
         _require_same(trial.run(one), first, one)
-        info = {"num_byzantine": one.num_byzantine}
-        fresh = trial.inspect(trial.given(one.rows), **info, seed=None)
-        again = trial.inspect(trial.given(one.rows), **info, seed=fresh.seed)
-        _require_same(again, fresh, one)
+        fresh = trial.run(one, seed=None)
+        _require_same(trial.run(one, seed=fresh.seed), fresh, one)
 
 
 def repr_round_trip(trial: RuleTrial) -> None:

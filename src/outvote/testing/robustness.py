@@ -38,18 +38,15 @@ def rejects_non_finite(trial: RuleTrial) -> None:
     """Rows with NaN or infinity are named and left out, each counted as one Byzantine client."""
     rows = trial.rows(9, 5)
     rows[1, 2], rows[4, 0], rows[8] = np.nan, np.inf, -np.inf
-    good = rows[np.isfinite(rows).all(axis=1)]
-    ids = list("abcdefghi")
+    is_bad = ~np.isfinite(rows).all(axis=1)
     for assumed in sorted({0, trial.some_byzantine(9)}):
         one = Round(rows, assumed)
-        verdict = trial.inspect(trial.given(rows), num_byzantine=assumed, clients=ids)
+        verdict = trial.run(one, clients=list("abcdefghi"))
         require(verdict.rejected == ["b", "e", "i"], one, f"rejected {verdict.rejected}")
-        is_bad = ~np.isfinite(rows).all(axis=1)
         is_out = np.array_equal(np.isinf(verdict.scores), is_bad)
         is_out = is_out and (verdict.weights is None or not verdict.weights[is_bad].any())
-        seen = f"scores {verdict.scores.tolist()}, weights {verdict.weights}"
-        require(is_out, one, seen)
-        wanted = trial.update(Round(good, max(0, assumed - 3)))
+        require(is_out, one, f"scores {verdict.scores.tolist()}, weights {verdict.weights}")
+        wanted = trial.update(Round(rows[~is_bad], max(0, assumed - 3)))
         require_close(as_array(verdict.update), wanted, one, "update, against the finite rows")
     nobody = Round(np.full((3, 2), np.nan), 0)
     verdict = trial.run(nobody)
@@ -91,8 +88,7 @@ def refuses_too_many(trial: RuleTrial) -> None:
         one = Round(trial.rows(num_clients, 3), limit + 1)
         what = f"num_byzantine={limit + 1} above the limit {limit}"
         expect(TooManyByzantine, lambda one=one: trial.run(one), one, what)  # type: ignore[misc]
-        given = trial.given(one.rows)
-        verdict = trial.inspect(given, num_byzantine=limit + 1, when_too_many="lower")
+        verdict = trial.run(one, when_too_many="lower")
         seen = f"num_byzantine {verdict.num_byzantine} in the verdict, the limit is {limit}"
         require(verdict.num_byzantine == limit, one, seen)
         wanted = trial.update(Round(one.rows, limit))

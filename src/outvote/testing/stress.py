@@ -1,11 +1,11 @@
 """Every attack against every rule on synthetic gradients: how far each moves the update."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from math import inf, isfinite
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from outvote.rules.rule import Rule
 from outvote.seeding import RandomStream
 from outvote.threads import mapped
 
+Value = TypeVar("Value")
 Progress = Callable[[int, int], None]
 SHARE_OF_COORDINATES = 0.1
 NUM_REFERENCE_ROWS = 5
@@ -268,21 +269,17 @@ class _Table:
     def ask(self, rule: Rule) -> AskedRule | Failure:
         """Return the rule, ready to be asked, or why it fails."""
         server = AskedRule(rule, self.honest, self.num_byzantine)
-        try:
-            server.look_for_randomness(self.own)
-        except Exception as error:  # noqa: BLE001  (a rule under test may raise anything)
-            return Failure("rule", _why(error))
-        return server
+        return _attempt("rule", lambda: server.look_for_randomness(self.own)) or server
 
     def craft(self, attack: Attack, server: AskedRule | None) -> Tensor | Failure:
         """Return the rows that the attackers send, or why the attack fails."""
         info: dict[str, Any] = {"rule": server, "own": self.own, "seed": self.attack_seed}
-        try:
-            return torch.as_tensor(attack(self.honest, num_byzantine=self.num_byzantine, **info))
-        except Exception as error:  # noqa: BLE001  (an attack under test may raise anything)
-            # The rule may have failed when the attack asked it.
-            has_rule_failed = server is not None and server.has_failed
-            return Failure("rule" if has_rule_failed else "attack", _why(error))
+        info["num_byzantine"] = self.num_byzantine
+        found = _attempt("attack", lambda: torch.as_tensor(attack(self.honest, **info)))
+        # The rule may have failed when the attack asked it.
+        if isinstance(found, Failure) and server is not None and server.has_failed:
+            return replace(found, who="rule")
+        return found
 
     def error(self, attack: Attack, server: AskedRule) -> float | Failure:
         """Return the mean error over the seeds of the server, or why there is none."""
@@ -290,11 +287,8 @@ class _Table:
         rows = self.craft(attack, server) if known is None else known
         if isinstance(rows, Failure):
             return rows
-        try:
-            errors = [self.distance(update) for update in server.updates(rows, self.seeds)]
-        except Exception as error:  # noqa: BLE001  (a rule under test may raise anything)
-            return Failure("rule", _why(error))
-        return sum(errors) / len(errors)
+        errors = _attempt("rule", lambda: [*map(self.distance, server.updates(rows, self.seeds))])
+        return errors if isinstance(errors, Failure) else sum(errors) / len(errors)
 
     def distance(self, update: Any) -> float:
         """Return the distance to the honest mean, relative to its length."""
@@ -302,5 +296,8 @@ class _Table:
         return float(away.norm() / self.mean.norm())
 
 
-def _why(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
+def _attempt(who: str, call: Callable[[], Value]) -> Value | Failure:
+    try:
+        return call()
+    except Exception as error:  # noqa: BLE001  (what is under test may raise anything)
+        return Failure(who, " ".join(f"{type(error).__name__}: {error}".split()))

@@ -149,9 +149,9 @@ class RuleTrial(Trial):
         """Call the rule for the update alone."""
         return self.rule(gradients, **(self.info(gradients) | info))
 
-    def run(self, one: Round) -> Verdict:
+    def run(self, one: Round, **info: Any) -> Verdict:
         """Return the verdict on a round."""
-        return self.inspect(self.given(one.rows), num_byzantine=one.num_byzantine)
+        return self.inspect(self.given(one.rows), num_byzantine=one.num_byzantine, **info)
 
     def update(self, one: Round) -> Array:
         """Return the update of a round as float64."""
@@ -223,9 +223,9 @@ class AttackTrial(Trial):
 def forms(rows: Array, device: torch.device) -> Iterator[tuple[str, Gradients]]:
     """Yield the same rows of 4 coordinates as numpy, as torch, and as dicts of either."""
     for name in NUMPY_FLOATS:
-        yield f"numpy {name} {rows.shape}", rows.astype(name)
+        yield f"numpy {name} {[*rows.shape]}", rows.astype(name)
     for dtype in LARGEST:
-        yield f"torch {dtype} {rows.shape}", torch.from_numpy(rows).to(device, dtype)
+        yield f"torch {dtype} {[*rows.shape]}", torch.from_numpy(rows).to(device, dtype)
     for name in NUMPY_FLOATS:
         named = [{"a": row[:3, None].astype(name), "b": row[3:]} for row in rows]
         yield f"dicts with {kind_of(named[0])}", named
