@@ -1,4 +1,4 @@
-"""What attackers know of a batch of rounds: the only view of the data that attacks have."""
+"""What attackers know about a batch of rounds: the only view of the data that attacks have."""
 
 import warnings
 from collections.abc import Callable, Sequence

@@ -56,7 +56,7 @@ def run_attack(
     return sent, output
 
 
-def craft_rows(  # noqa: PLR0913  (what attackers know of a round is much, and all is named)
+def craft_rows(  # noqa: PLR0913  (what attackers know about a round is much, and all is named)
     attack: Attack,
     gradients: Rows,
     is_byzantine: Tensor,
