@@ -8,7 +8,7 @@ from time import time
 
 from outvote.experiment.plan import Job
 from outvote.experiment.run_spec import to_toml
-from outvote.results.checkpoint import drop_all
+from outvote.results.checkpoint import BOTH, drop
 from outvote.results.disk import BusyError, StoreError, not_written, sync, write_whole
 from outvote.results.schema import OVER, DataUsed, Status
 
@@ -93,7 +93,7 @@ def _put_into(job: Job, temporary: Path) -> None:
     try:
         if _is_over(job):
             return
-        drop_all(writer.path)  # They would not match a copy that ends half way.
+        drop(writer.path, *BOTH)  # They would not match a copy that ends half way.
         for name in ("config.toml", *FILES):
             if name == FILES[-1]:
                 sync(writer.path)

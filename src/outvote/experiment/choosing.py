@@ -8,9 +8,9 @@ from outvote.attacks.attack_spec import make_attack
 from outvote.errors import closest
 from outvote.experiment.plan import parse_override
 from outvote.grids import merged
-from outvote.results.labels import label, outline
+from outvote.results.labels import label, outline, value_of
 from outvote.rules.rule_spec import make_rule
-from outvote.suites.suite import Part, Suite, value_of
+from outvote.suites.suite import Part, Suite
 
 Axis = Literal["rule", "attack"]
 MAKERS: dict[Axis, Callable[[str], object]] = {"rule": make_rule, "attack": make_attack}

@@ -14,11 +14,11 @@ from outvote.experiment.run_spec import RunSpec, as_table, checked, to_toml
 from outvote.grids import expand, merged, nested
 from outvote.results.disk import DamagedFileError
 from outvote.results.folder import RunFolder, Writer
-from outvote.results.labels import names_of
+from outvote.results.labels import names_of, value_of
 from outvote.results.renamed import renamed_settings
 from outvote.results.schema import DataUsed, Outcome
 from outvote.suites.presets import PRESETS
-from outvote.suites.suite import Part, Suite, value_of
+from outvote.suites.suite import Part, Suite
 
 OUTSIDE = ("preset", "suite")
 """Keys of a file that are not settings of a run."""

@@ -18,7 +18,7 @@ from outvote.experiment.listener import Listener, RoundProgress
 from outvote.experiment.plan import Job, RunEnd
 from outvote.metrics.round_record import Record
 from outvote.results.audit_log import audit_arrays, to_npz
-from outvote.results.checkpoint import Checkpoint, drop_all
+from outvote.results.checkpoint import BOTH, Checkpoint, drop
 from outvote.results.folder import Writer
 from outvote.results.schema import Outcome, Round, Status, Timing
 from outvote.state_format import pack_state, unpack_state
@@ -131,7 +131,7 @@ class StackRun:
         status = self._status(number, outcome)
         each.writer.end(status, to_npz(arrays))
         if not self.keep_weights:
-            drop_all(each.writer.path)
+            drop(each.writer.path, *BOTH)
         del self.rows[number]
         listener.on_end(RunEnd(job=each.job, outcome=outcome, reason=status.reason))
 

@@ -10,10 +10,10 @@ from typing import Any, Literal, final
 from outvote.grids import LISTS, flat, merged
 from outvote.report.cells import Grid, runs_of, title_of
 from outvote.report.layout import differing, ordered
-from outvote.results.labels import Outline, is_same, label, outline
+from outvote.results.labels import Outline, is_same, label, outline, value_of
 from outvote.results.run import Result
 from outvote.suites.presets import PRESETS
-from outvote.suites.suite import Part, read_suite, value_of
+from outvote.suites.suite import Part, read_suite
 
 Axis = Literal["rule", "attack"]
 AXES: tuple[Axis, ...] = ("rule", "attack")

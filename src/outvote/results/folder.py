@@ -42,7 +42,11 @@ class RunFolder:
         layout = self._read("status.json", Layout)
         if layout is None:
             return None
-        self._check_version(layout.version)
+        if layout.version > VERSION:
+            raise StoreError(
+                f"{self.path} was written by a newer outvote (layout {layout.version}, known up to "
+                f"{VERSION}); upgrade outvote or choose another --output"
+            )
         return self._read("status.json", Status)
 
     def known_status(self) -> tuple[Status | None, str]:
@@ -63,13 +67,6 @@ class RunFolder:
     def timings(self) -> list[Timing]:
         """Return how long the rounds took; rounds that were repeated have two lines."""
         return read_readable(self.path / "timings.jsonl", Timing)[0]
-
-    def _check_version(self, version: int) -> None:
-        if version > VERSION:
-            raise StoreError(
-                f"{self.path} was written by a newer outvote (layout {version}, known up to "
-                f"{VERSION}); upgrade outvote or choose another --output"
-            )
 
     def _read(self, name: str, kind: type[Kind]) -> Kind | None:
         path = self.path / name
@@ -104,7 +101,7 @@ class Writer:
             found = None
         if found is not None and faults:
             # Else the damaged one would replace the sound one when the next is saved.
-            checkpoints.drop_newest(self.path)
+            checkpoints.drop(self.path, checkpoints.NEWEST)
         return found, faults
 
     def begin(self, round_: int, environment: Environment) -> None:
@@ -113,7 +110,7 @@ class Writer:
             cut_back(self._metrics, round_, Round)
             cut_unfinished(self._timings)
         if round_ == 0:
-            checkpoints.drop_all(self.path)
+            checkpoints.drop(self.path, *checkpoints.BOTH)
         write_whole(self.path / "config.toml", self._config)
         self._write("env.json", environment)
 
@@ -131,7 +128,7 @@ class Writer:
     def end(self, status: Status, audit: bytes) -> None:
         """Write the audit, then that the run is over: status.json is written last."""
         write_whole(self.path / "audit.npz", audit)
-        checkpoints.drop_previous(self.path)
+        checkpoints.drop(self.path, checkpoints.PREVIOUS)
         self.write_status(status)
 
     def write_status(self, status: Status) -> None:
