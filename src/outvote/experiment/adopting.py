@@ -3,6 +3,7 @@
 import errno
 import secrets
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from time import time
 
@@ -10,7 +11,7 @@ from outvote.experiment.plan import Job
 from outvote.experiment.run_spec import to_toml
 from outvote.results.checkpoint import BOTH, drop
 from outvote.results.disk import BusyError, StoreError, not_written, sync, write_whole
-from outvote.results.schema import OVER, DataUsed, Status
+from outvote.results.schema import DataUsed, Status
 
 FILES = ("env.json", "metrics.jsonl", "timings.jsonl", "audit.npz", "status.json")
 """The files that are copied, in this order: all but the checkpoints."""
@@ -25,7 +26,7 @@ def find_elsewhere(job: Job) -> Job | None:
     for suite in sorted(path.name for path in job.root.iterdir() if path.is_dir()):
         if suite == job.suite or suite.startswith("."):
             continue
-        other = Job(job.spec, suite, job.root, job.hash)
+        other = replace(job, suite=suite)
         if _is_over(other):
             return other
     return None
@@ -49,15 +50,14 @@ def adopt(job: Job, other: Job, now: DataUsed) -> Status | None:
         raise StoreError(not_written(job.folder.path, error)) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return job.folder.known_status()[0]
+    return job.status
 
 
 def _is_over(job: Job) -> bool:
     try:
-        status, _ = job.folder.known_status()
-    except StoreError:
+        return job.status.is_over
+    except StoreError:  # Of a newer outvote.
         return False
-    return status is not None and status.outcome in OVER
 
 
 def _remove_left(job: Job) -> None:

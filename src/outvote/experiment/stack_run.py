@@ -16,7 +16,6 @@ from outvote.experiment.builder import RunBuilder
 from outvote.experiment.environment import describe_environment
 from outvote.experiment.listener import Listener, RoundProgress
 from outvote.experiment.plan import Job, RunEnd
-from outvote.metrics.round_record import Record
 from outvote.results.audit_log import audit_arrays, to_npz
 from outvote.results.checkpoint import BOTH, Checkpoint, drop
 from outvote.results.folder import Writer
@@ -67,7 +66,7 @@ class StackRun:
             self.state = state_of(found, runs, builder.device)
         else:
             networks = [builder.network(each.job.spec) for each in open_runs]
-            self.state = first_state(networks, builder.loaded(self.spec.data).train)
+            self.state = first_state(networks, builder.samples(self.spec.data)[0])
         self.rows = {number: number for number in range(len(open_runs))}
         """The runs that are not over, and their rows in the state."""
         self._data = builder.datasets.used(self.spec.data)
@@ -145,7 +144,8 @@ class StackRun:
         num_samples = sum(record.num_samples for record in step.records)
         timing = Timing(round=number, seconds=seconds, num_runs=num_runs, images=num_samples)
         for each, record in zip(step.numbers, step.records, strict=True):
-            self.open_runs[each].writer.add(as_round(record), timing)
+            line = msgspec.convert(record, Round, from_attributes=True)
+            self.open_runs[each].writer.add(line, timing)
         return RoundProgress(
             round=number,
             num_rounds=self.spec.rounds,
@@ -162,11 +162,6 @@ class StackRun:
             num_rounds=self.open_runs[number].job.spec.rounds,
             reason=REASONS.get(outcome, "").format(self.state.round),
         )
-
-
-def as_round(record: Record) -> Round:
-    """Return the line of metrics.jsonl of a record."""
-    return msgspec.convert(record, Round, from_attributes=True)
 
 
 def checkpoint_of(state: State, row: int, config: str, outcome: str, data: str) -> Checkpoint:

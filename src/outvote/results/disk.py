@@ -150,6 +150,7 @@ def read_readable(path: Path, kind: type[Line], start: int = 0) -> tuple[list[Li
     if not path.exists():
         return [], 0, start
     with path.open("rb") as file:
+        start = min(start, file.seek(0, os.SEEK_END))
         file.seek(start)
         *lines, _ = file.read().split(b"\n")
     decoder, found = msgspec.json.Decoder(kind), []

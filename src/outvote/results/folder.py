@@ -35,6 +35,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         """Take the path; nothing is read or created."""
         self.path = path
+        self.metrics, self.timed = path / "metrics.jsonl", path / "timings.jsonl"
 
     def status(self) -> Status | None:
         """Return the status of the run; None if it was never started."""
@@ -62,11 +63,11 @@ class RunFolder:
 
     def rounds(self) -> list[Round]:
         """Return the record of each round."""
-        return read_lines(self.path / "metrics.jsonl", Round)
+        return read_lines(self.metrics, Round)
 
     def timings(self) -> list[Timing]:
         """Return how long the rounds took; rounds that were repeated have two lines."""
-        return read_readable(self.path / "timings.jsonl", Timing)[0]
+        return read_readable(self.timed, Timing)[0]
 
     def _read(self, name: str, kind: type[Kind]) -> Kind | None:
         path = self.path / name
@@ -90,14 +91,14 @@ class Writer:
             self._lock: BinaryIO = lock(self.path / ".lock")
         remove_temporaries(self.path)
         self._config = config
-        self._metrics, self._timings = self.path / "metrics.jsonl", self.path / "timings.jsonl"
+        self._metrics, self._timings = folder.metrics, folder.timed
 
     def resume(self) -> tuple[Checkpoint | None, list[str]]:
         """Return the checkpoint to resume from (None: start anew), and faults of newer ones."""
         found, faults = checkpoints.load_newest(self.path, self.checksum)
         rounds = [each.round for each in self.folder.rounds()]
         if found is not None and rounds[: found.round] != list(range(1, found.round + 1)):
-            faults.append(f"{self.path / 'metrics.jsonl'} lacks rounds before the checkpoint")
+            faults.append(f"{self._metrics} lacks rounds before the checkpoint")
             found = None
         if found is not None and faults:
             # Else the damaged one would replace the sound one when the next is saved.

@@ -107,7 +107,7 @@ def read_result(folder: RunFolder) -> Result | None:
     rounds = folder.rounds()
     if status.is_over and len(rounds) != status.round:
         raise DamagedFileError(
-            f"{folder.path / 'metrics.jsonl'} is damaged: {status.round} rounds are done, and "
+            f"{folder.metrics} is damaged: {status.round} rounds are done, and "
             f"{len(rounds)} can be read; remove the folder, and execute the run again"
         )
     return Result(
