@@ -75,9 +75,9 @@ class StackRun:
     def begin(self, listener: Listener) -> None:
         """Write that the runs are being trained; end those whose checkpoint has diverged."""
         environment = describe_environment(self.builder.device, self.spec.precision, self._data)
-        for number, each in enumerate(self.open_runs):
+        for each in self.open_runs:
             each.writer.begin(self.state.round, environment)
-            each.writer.write_status(self._status(number, "running"))
+            each.writer.write_status(self._status("running"))
         for number, each in enumerate(self.open_runs):
             if each.checkpoint is not None and each.checkpoint.notes["outcome"] == "diverged":
                 self.end(number, "diverged", listener)  # Killed before its status was written.
@@ -109,33 +109,44 @@ class StackRun:
 
     def save(self, outcome: Outcome = "running") -> None:
         """Save a checkpoint of all runs that are not over."""
-        for number, row in self.rows.items():
-            writer, status = self.open_runs[number].writer, self._status(number, outcome)
+        status = self._status(outcome)
+        for number in self.rows:
+            writer = self.open_runs[number].writer
             if self._saved == self.state.round:
                 writer.write_status(status)
             else:
-                writer.save(self._checkpoint(row, writer, outcome), status)
+                writer.save(self._checkpoint(number, outcome), status)
         self._saved, self._saved_at = self.state.round, monotonic()
 
     def end(self, number: int, outcome: Outcome, listener: Listener) -> None:
         """Write that a run is over."""
         each = self.open_runs[number]
-        checkpoint = self._checkpoint(self.rows[number], each.writer, outcome)
-        each.writer.save(checkpoint, self._status(number, "running"))
+        each.writer.save(self._checkpoint(number, outcome), self._status("running"))
         arrays = audit_arrays(
             each.writer.folder.rounds(),
             is_byzantine=each.run.federation.is_byzantine,
             label_counts=self.builder.label_counts(each.job.spec, each.run.federation),
         )
-        status = self._status(number, outcome)
+        status = self._status(outcome)
         each.writer.end(status, to_npz(arrays))
         if not self.keep_weights:
             drop(each.writer.path, *BOTH)
         del self.rows[number]
         listener.on_end(RunEnd(job=each.job, outcome=outcome, reason=status.reason))
 
-    def _checkpoint(self, row: int, writer: Writer, outcome: Outcome) -> Checkpoint:
-        return checkpoint_of(self.state, row, writer.checksum, outcome, self._data.checksum)
+    def _checkpoint(self, number: int, outcome: Outcome) -> Checkpoint:
+        state, row = self.state, self.rows[number]
+        arrays: dict[str, NDArray[Any]] = {
+            name: stacked[row].cpu().numpy()
+            for name in ("weights", "buffers", "velocity")
+            if (stacked := getattr(state, name)) is not None
+        }
+        notes: dict[str, Any] = {"outcome": outcome, "data": self._data.checksum}
+        for owner, field in OWNERS.items():
+            carried, name = getattr(state, field), f"{owner}_state"
+            notes[name] = pack_state(carried[row] if carried else None, name, arrays)
+        config = self.open_runs[number].writer.checksum
+        return Checkpoint(round=state.round, config=config, arrays=arrays, notes=notes)
 
     def _record(self, step: Step, seconds: float) -> RoundProgress:
         self.state = step.state
@@ -155,29 +166,10 @@ class StackRun:
             seconds=seconds,
         )
 
-    def _status(self, number: int, outcome: Outcome) -> Status:
-        return Status(
-            outcome=outcome,
-            round=self.state.round,
-            num_rounds=self.open_runs[number].job.spec.rounds,
-            reason=REASONS.get(outcome, "").format(self.state.round),
-        )
-
-
-def checkpoint_of(state: State, row: int, config: str, outcome: str, data: str) -> Checkpoint:
-    """Return the checkpoint of one run of a stack; `data` is the checksum of its samples."""
-    arrays: dict[str, NDArray[Any]] = {
-        "weights": state.weights[row].cpu().numpy(),
-        "buffers": state.buffers[row].cpu().numpy(),
-    }
-    if state.velocity is not None:
-        arrays["velocity"] = state.velocity[row].cpu().numpy()
-    notes: dict[str, Any] = {"outcome": outcome, "data": data}
-    for owner, field in OWNERS.items():
-        carried = getattr(state, field)
-        name = f"{owner}_state"
-        notes[name] = pack_state(carried[row] if carried else None, name, arrays)
-    return Checkpoint(round=state.round, config=config, arrays=arrays, notes=notes)
+    def _status(self, outcome: Outcome) -> Status:
+        done, reason = self.state.round, REASONS.get(outcome, "")
+        total = self.spec.rounds
+        return Status(outcome=outcome, round=done, num_rounds=total, reason=reason.format(done))
 
 
 def state_of(found: Sequence[Checkpoint], runs: Sequence[Run], device: torch.device) -> State:

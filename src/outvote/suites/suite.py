@@ -58,8 +58,15 @@ class Part:
 
     def texts(self, key: Literal["rule", "attack"]) -> list[str]:
         """Return the rules or attacks as they are written."""
-        found = self.settings[key]
+        found = self.settings.get(key, [])
         return list(found) if isinstance(found, list) else [found]
+
+    def can_show(self, key: Literal["rule", "attack"], text: str) -> bool:
+        """Return whether it has a row for a rule, or a column for an attack."""
+        if key == "attack":
+            return self.columns == "attack"
+        is_parameter = self.columns.startswith("rule.")
+        return not is_parameter or value_of({"rule": text}, self.columns) is not None
 
     def holds(self, result: Result) -> bool:
         """Return whether a run belongs to this part, whatever its seed."""
