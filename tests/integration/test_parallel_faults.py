@@ -7,10 +7,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from outvote.experiment import scheduler
 from outvote.experiment.processes import ProcessEnded, Processes
 from outvote.experiment.runner import Runner
 from outvote.experiment.scheduler import Workers, execute_on, stop_file
+from outvote.results import disk
 from outvote.results.disk import StoreError
 from outvote.results.folder import find_runs
 from simulations import Recorder, tiny
@@ -73,7 +73,7 @@ def test_ended_at_once_it_still_asks_those_at_work_to_stop(tmp_path, monkeypatch
     assert len(list(tmp_path.glob(".stop-*"))) == 1
     stop_file(tmp_path)
     assert len(list(tmp_path.glob(".stop-*"))) == 1
-    monkeypatch.setattr(scheduler, "LONG_AGO", -1.0)
+    monkeypatch.setattr(disk, "LONG_AGO", -1.0)
     stop_file(tmp_path)
     assert list(tmp_path.glob(".stop-*")) == []
 

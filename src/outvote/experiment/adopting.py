@@ -5,17 +5,15 @@ import secrets
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from time import time
 
 from outvote.experiment.plan import Job
 from outvote.experiment.run_spec import to_toml
 from outvote.results.checkpoint import BOTH, drop
-from outvote.results.disk import BusyError, StoreError, not_written, sync, write_whole
+from outvote.results.disk import BusyError, StoreError, not_written, remove_old, sync, write_whole
 from outvote.results.schema import DataUsed, Status
 
 FILES = ("env.json", "metrics.jsonl", "timings.jsonl", "audit.npz", "status.json")
 """The files that are copied, in this order: all but the checkpoints."""
-LONG_AGO = 3600.0
 TAKEN = (errno.ENOTEMPTY, errno.EEXIST)
 
 
@@ -41,7 +39,7 @@ def adopt(job: Job, other: Job, now: DataUsed) -> Status | None:
         return None
     temporary = job.folder.path.parent / f".{job.name}.{secrets.token_hex(4)}.tmp"
     try:
-        _remove_left(job)
+        remove_old(job.folder.path.parent.glob(f".{job.name}.*.tmp"))
         _copy(job, other, temporary)
         _put(job, temporary)
     except (FileNotFoundError, BusyError):  # The other run was removed, or this one is locked.
@@ -58,13 +56,6 @@ def _is_over(job: Job) -> bool:
         return job.status.is_over
     except StoreError:  # Of a newer outvote.
         return False
-
-
-def _remove_left(job: Job) -> None:
-    """Remove the temporary folders of killed programs."""
-    for path in job.folder.path.parent.glob(f".{job.name}.*.tmp"):
-        if time() - path.stat().st_mtime > LONG_AGO:
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def _copy(job: Job, other: Job, temporary: Path) -> None:

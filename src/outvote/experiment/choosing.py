@@ -8,7 +8,7 @@ from outvote.attacks.attack_spec import make_attack
 from outvote.errors import closest
 from outvote.experiment.plan import parse_override
 from outvote.grids import merged
-from outvote.results.labels import label, outline
+from outvote.results.labels import label
 from outvote.rules.rule_spec import make_rule
 from outvote.suites.suite import Part, Suite
 
@@ -80,13 +80,6 @@ def _filtered(suite: str, parts: list[Part], axis: Axis, texts: Sequence[str]) -
 
 def _fits(text: str, each: str, axis: Axis) -> bool:
     """Return whether a name fits, with any parameters, or a text with parameters exactly."""
-    if _has_parameters(text):
+    if "=" in text:
         return str(MAKERS[axis](text)) == str(MAKERS[axis](each))
     return label(text) == label(each)
-
-
-def _has_parameters(text: str) -> bool:
-    def given(found: Any) -> bool:
-        return bool(found.parameters) or any(given(each) for each in found.inside)
-
-    return given(outline(text))

@@ -93,33 +93,31 @@ def known_speeds(root: Path, device: str, jobs: Iterable[Job]) -> dict[Hashable,
     for folder in find_runs(root):
         # Damaged, or of a rule whose file is gone.
         with suppress(StoreError, ValueError, TypeError):
-            key = _kind(folder, device)
-            if key in wanted and (seconds := _seconds_per_round(folder, device)) is not None:
-                found.setdefault(key, []).append(seconds)
+            status, environment = folder.status(), folder.environment()
+            if status is None or environment is None or environment.device != device:
+                continue
+            key = _kind(folder) if status.is_over else None
+            if key in wanted and (seconds := _seconds_per_round(folder)) is not None:
+                num_threads = environment.num_threads if device == "cpu" else 1
+                found.setdefault(key, []).append(seconds * num_threads)
     return {key: median(each) for key, each in found.items()}
 
 
-def _kind(folder: RunFolder, device: str) -> Hashable:
-    """Return the `stack_key` of a run; None if it is not over, or ran on another device."""
-    status, environment = folder.status(), folder.environment()
-    is_over = status is not None and status.is_over
-    if not is_over or environment is None or environment.device != device:
-        return None
+def _kind(folder: RunFolder) -> Hashable:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OutvoteWarning)  # A store of 0.1 has the old names.
         (spec,) = read_plan(folder.path / "config.toml").specs
     return stack_key(spec)
 
 
-def _seconds_per_round(folder: RunFolder, device: str) -> float | None:
-    environment = folder.environment()
+def _seconds_per_round(folder: RunFolder) -> float | None:
     rounds, timings = folder.rounds(), folder.timings()
     num_timed = sum(each.images for each in timings)
-    if environment is None or not rounds or not num_timed:
+    if not rounds or not num_timed:
         return None
     seconds = sum(each.seconds for each in timings) / num_timed
     num_samples = sum(each.num_samples or 0 for each in rounds) / len(rounds)
-    return seconds * num_samples * (environment.num_threads if device == "cpu" else 1)
+    return seconds * num_samples
 
 
 def _estimate(

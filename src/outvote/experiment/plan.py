@@ -21,6 +21,7 @@ from outvote.results.schema import DataUsed, Outcome, Status
 from outvote.suites.presets import PRESETS
 from outvote.suites.suite import Part, Suite
 
+_hints = cache(get_type_hints)
 OUTSIDE = ("preset", "suite")
 """Keys of a file that are not settings of a run."""
 
@@ -226,17 +227,16 @@ def parse_override(text: str) -> Mapping[str, Any]:
 
 def _checked_table(table: Mapping[str, Any], kind: type, above: str) -> dict[str, Any]:
     """Check the keys and words of a table; return it with None for the word "none"."""
-    hints = _hints(kind)
-    result = {}
+    hints, result = _hints(kind), {}
     for key, value in table.items():
         if key not in hints:
             known = [*hints, *(() if above else OUTSIDE)]
             raise ValueError(f"unknown key {above + key!r}; {closest(str(key), known)}")
-        inside = hints[key] if isinstance(hints[key], type) and _fields(hints[key]) else None
-        if inside is None:
-            result[key] = _checked_word(above + key, value, hints[key])
+        hint = hints[key]
+        if not isinstance(hint, type) or not _hints(hint):
+            result[key] = _checked_word(above + key, value, hint)
         elif isinstance(value, Mapping):
-            result[key] = _checked_table(value, inside, f"{above}{key}.")
+            result[key] = _checked_table(value, hint, f"{above}{key}.")
         else:
             raise ValueError(f"{above}{key} is a table, got {value!r}; write [{above}{key}].")
     return result
@@ -250,15 +250,6 @@ def _checked_word(key: str, value: Any, hint: Any) -> Any:
     if words and isinstance(value, str) and value not in words:
         raise ValueError(f"{key}: unknown value {value!r}; {closest(value, words)}")
     return value
-
-
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    return {key: hint for key, hint in get_type_hints(kind).items() if key in _fields(kind)}
-
-
-def _fields(kind: type) -> tuple[str, ...]:
-    return tuple(getattr(kind, "__struct_fields__", getattr(kind, "__dataclass_fields__", ())))
 
 
 def _in_words(message: str) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from threading import local
-from time import monotonic, time
+from time import monotonic
 from typing import Any, final
 
 import torch
@@ -23,12 +23,11 @@ from outvote.experiment.listener import Listener, RoundProgress, Silent
 from outvote.experiment.plan import Job, Plan, RunEnd
 from outvote.experiment.processes import ASKED_TO_STOP
 from outvote.experiment.runner import Runner, Todo, one_sentence, stacks
-from outvote.results.disk import BusyError, StoreError, not_written, read_readable
+from outvote.results.disk import BusyError, StoreError, not_written, read_readable, remove_old
 from outvote.results.schema import Outcome, Round
 
 LOOK_EVERY = 0.5
 MOST_ATTEMPTS = 2
-LONG_AGO = 3600.0
 OPTIONS = ("checkpoint_every", "max_stacked", "keep_weights")
 _HERE = local()
 
@@ -79,10 +78,7 @@ def stop_file(store: Path) -> Path:
 
     The old ones of killed programs are removed.
     """
-    for path in store.glob(".stop-*"):
-        with suppress(OSError):
-            if time() - path.stat().st_mtime > LONG_AGO:
-                path.unlink()
+    remove_old(store.glob(".stop-*"))
     return store.absolute() / f".stop-{secrets.token_hex(4)}"
 
 

@@ -4,11 +4,13 @@ import errno
 import importlib
 import os
 import secrets
+import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from time import time
 from typing import Any, BinaryIO, TypeVar
 
 import msgspec
@@ -18,6 +20,7 @@ from outvote.results.renamed import renamed_line
 # Windows has no fcntl: there, nothing is locked.
 fcntl: Any = importlib.import_module("fcntl") if find_spec("fcntl") else None
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+LONG_AGO = 3600.0
 CHECKPOINT = "the last checkpoint is intact"
 Line = TypeVar("Line")
 
@@ -73,6 +76,14 @@ def remove_temporaries(folder: Path) -> None:
     """Remove the temporary files of a killed process."""
     for temporary in folder.glob(".*.tmp"):
         temporary.unlink(missing_ok=True)
+
+
+def remove_old(paths: Iterable[Path]) -> None:
+    """Remove files and folders that killed programs have left long ago."""
+    for path in paths:
+        with suppress(OSError):
+            if time() - path.stat().st_mtime > LONG_AGO:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def sync(path: Path) -> None:
