@@ -1,6 +1,7 @@
 """From settings to what the engine runs: datasets, federations, networks, run stacks."""
 
 import os
+import re
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -256,12 +257,10 @@ def free_bytes(device: torch.device) -> int | None:
     """Return how much memory is free; None: unknown."""
     if device.type == "cuda":
         return free_on_gpu(device)
-    if MEMINFO.is_file():
-        # Unlike free pages, it counts the cache of files, which the system gives back.
-        for line in MEMINFO.read_text().splitlines():
-            name, _, rest = line.partition(":")
-            if name == "MemAvailable":
-                return int(rest.split()[0]) * 1024
+    # Unlike free pages, it counts the cache of files, which the system gives back.
+    text = MEMINFO.read_text() if MEMINFO.is_file() else ""
+    if found := re.search(r"^MemAvailable:\s*(\d+)", text, re.MULTILINE):
+        return int(found[1]) * 1024
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):

@@ -19,7 +19,7 @@ import torch
 
 from outvote.experiment.builder import RunBuilder
 from outvote.experiment.environment import choose_device
-from outvote.experiment.listener import Listener, RoundProgress, Silent
+from outvote.experiment.listener import Listener, RoundProgress
 from outvote.experiment.plan import Job, Plan, RunEnd
 from outvote.experiment.processes import ASKED_TO_STOP
 from outvote.experiment.runner import Runner, Todo, one_sentence, stacks
@@ -144,7 +144,7 @@ def _shared_builder(device: torch.device) -> RunBuilder:
     return found
 
 
-class _Messages(Silent):
+class _Messages(Listener):
     """Keeps messages; rounds are read from the store."""
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Runs that train together: recorded round by round, saved as checkpoints."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any, final
 
@@ -26,12 +26,8 @@ REASONS = {
     "diverged": "the loss or the weights were no longer finite in round {}",
     "interrupted": "stopped after round {}; run the same command again to resume",
 }
-OWNERS = {
-    field.name.partition("_")[0]: field.name
-    for field in fields(State)
-    if field.name.startswith(("attack_", "rule_", "client_"))
-}
-"""Whose state is carried from round to round, and the field of the engine's state that holds it."""
+OWNERS = ("attack", "rule", "client")
+"""Whose state is carried from round to round: `attack_states` of the engine's state, and so on."""
 
 
 @final
@@ -142,8 +138,8 @@ class StackRun:
             if (stacked := getattr(state, name)) is not None
         }
         notes: dict[str, Any] = {"outcome": outcome, "data": self._data.checksum}
-        for owner, field in OWNERS.items():
-            carried, name = getattr(state, field), f"{owner}_state"
+        for name in (f"{owner}_state" for owner in OWNERS):
+            carried = getattr(state, f"{name}s")
             notes[name] = pack_state(carried[row] if carried else None, name, arrays)
         config = self.open_runs[number].writer.checksum
         return Checkpoint(round=state.round, config=config, arrays=arrays, notes=notes)
@@ -192,5 +188,5 @@ def state_of(found: Sequence[Checkpoint], runs: Sequence[Run], device: torch.dev
         weights=stacked("weights"),
         buffers=stacked("buffers"),
         velocity=stacked("velocity") if "velocity" in found[0].arrays else None,
-        **{field: carried(owner) for owner, field in OWNERS.items()},
+        **{f"{owner}_states": carried(owner) for owner in OWNERS},
     )
