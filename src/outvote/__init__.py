@@ -71,8 +71,8 @@ if TYPE_CHECKING:
     from outvote.rules.signguard import SignGuard as SignGuard
     from outvote.rules.trimmed_mean import TrimmedMean as TrimmedMean
     from outvote.rules.verdict import Verdict as Verdict
-    from outvote.testing.attack_conformance import check_attack as check_attack
     from outvote.testing.conformance import ConformanceError as ConformanceError
+    from outvote.testing.conformance import check_attack as check_attack
     from outvote.testing.conformance import check_rule as check_rule
 
 __version__ = "0.1.0"
@@ -138,7 +138,7 @@ _WHERE = {
     "TrimmedMean": "rules.trimmed_mean",
     "Verdict": "rules.verdict",
     "ConformanceError": "testing.conformance",
-    "check_attack": "testing.attack_conformance",
+    "check_attack": "testing.conformance",
     "check_rule": "testing.conformance",
     "aggregate_files": "files.aggregate_files",
     "make_model": "models.model_spec",
