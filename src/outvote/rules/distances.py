@@ -431,7 +431,7 @@ def leading_projections(matrices: Pairs, scale: Tensor) -> PerClient:
 
 
 def projections_by_squaring(matrices: Pairs) -> PerClient:
-    """Return the same as `leading_projections` for the scale 1, of matrices without negative eigenvalues."""
+    """Return `leading_projections` for the scale 1, of matrices without negative eigenvalues."""
     power = matrices
     for _ in range(NUM_SQUARINGS):
         power = torch.matmul(power, power)
