@@ -1,20 +1,25 @@
 """`outvote audit FOLDER`: which clients look suspicious, in simulation or production."""
 
-import shlex
-import sys
 import time
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import asdict
 from difflib import get_close_matches
-from functools import partial
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.output import Column, clean, number, one_line, print_json, print_table
-from outvote.cli.verb import Verb, WorkFailed
+from outvote.cli.output import (
+    Column,
+    clean,
+    file_option,
+    number,
+    print_json,
+    print_message,
+    print_table,
+)
+from outvote.cli.verb import Verb, typed_command, usage_errors
 
 if TYPE_CHECKING:
     from outvote.report.audit import Audit, ClientSummary, Detection
@@ -37,12 +42,7 @@ MAX_NAME, MAX_REASON = 40, 80
 @click.option("--run", "name", help="Of several runs, the one whose name has this in it.")
 @click.option("--top", type=click.IntRange(min=1), default=20, show_default=True, help="Clients.")
 @click.option("--follow", is_flag=True, help="Print again when a round is added; Ctrl-C ends it.")
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write an HTML file too: every verdict, for any browser.",
-)
+@file_option("Write an HTML file too: every verdict, for any browser.")
 def command(
     folder: Path, name: str | None, top: int, follow: bool, output: Path | None, as_json: bool
 ) -> None:
@@ -55,80 +55,66 @@ def command(
     outvote audit runs/demo --run gas-bulyan-lie
     outvote audit audit-log -o audit.html
     """  # noqa: D301  (click wants the backspace)
-    from outvote.results.disk import StoreError
-
+    num_shown = None
     try:
-        source = _Source(folder, name)
-        source.show(top, output, as_json)
-        while follow:
+        while True:
+            log, results = _read(folder, name)
+            num_rounds = sum(len(result.series) for result in results)
+            num_rounds += 0 if log is None else len(log.rounds)
+            if num_rounds != num_shown:
+                _show(log, results, top, as_json)
+                _write(log, results, output, as_json)
+                num_shown = num_rounds
+            if not follow:
+                return
             time.sleep(WAIT_SECONDS)
-            if source.has_grown():
-                source.show(top, output, as_json)
-    except StoreError as error:
-        raise WorkFailed(str(error)) from error
     except KeyboardInterrupt:
         if not follow:
             raise
 
 
-class _Source:
-    """A folder with one audit or several."""
+def _read(folder: Path, name: str | None) -> "tuple[Audit | None, list[Result]]":
+    """Return the audit log in a folder, or else its runs."""
+    from outvote.report.audit import audit_log
+    from outvote.results.disk import StoreError
 
-    def __init__(self, folder: Path, name: str | None) -> None:
-        """Read the folder."""
-        if not folder.is_dir():
-            raise click.UsageError(f"there is no folder {folder}; check the path.")
-        self.folder, self.name, self.num_rounds = folder, name, -1
-        self.log, self.results = self._read()
+    if not folder.is_dir():
+        raise click.UsageError(f"there is no folder {folder}; check the path.")
+    try:
+        log = audit_log(folder)
+    except StoreError as error:
+        raise click.UsageError(f"{error}; give the folder of a whole log.") from error
+    if log is None:
+        return None, _chosen(_runs_in(folder), name)
+    if name is not None:
+        raise click.UsageError(f"{folder} is one log; leave out --run.")
+    return log, []
 
-    def _read(self) -> "tuple[Audit | None, list[Result]]":
-        from outvote.report.audit import audit_log
-        from outvote.results.disk import StoreError
 
-        try:
-            log = audit_log(self.folder)
-        except StoreError as error:
-            raise click.UsageError(f"{error}; give the folder of a whole log.") from error
-        if log is not None:
-            if self.name is not None:
-                raise click.UsageError(f"{self.folder} is one log; leave out --run.")
-            return log, []
-        return None, _chosen(_runs_in(self.folder), self.name)
+def _show(log: "Audit | None", results: "list[Result]", top: int, as_json: bool) -> None:
+    from outvote.report.audit import audit_run
 
-    def has_grown(self) -> bool:
-        """Read again, and return whether rounds were added."""
-        self.log, self.results = self._read()
-        return self._count() != self.num_rounds
+    if log is None and len(results) > 1:
+        print_json(shown_overview(results)) if as_json else print_overview(results)
+        return
+    audit = log or audit_run(results[0])
+    assert audit is not None
+    print_json(shown_audit(audit)) if as_json else print_audit(audit, top)
 
-    def show(self, top: int, output: Path | None, as_json: bool) -> None:
-        """Print one audit or the overview, and write the page if one is wanted."""
-        from outvote.report.audit import audit_run
 
-        self.num_rounds = self._count()
-        if self.log is None and len(self.results) > 1:
-            (print_json(shown_overview(self.results)) if as_json else print_overview(self.results))
-        else:
-            audit = self.log or audit_run(self.results[0])
-            assert audit is not None
-            print_json(shown_audit(audit)) if as_json else print_audit(audit, top)
-        if output is not None:
-            self._write(output)
-            if not as_json:
-                click.echo(f"{output}: open it in a browser.")
+def _write(
+    log: "Audit | None", results: "list[Result]", output: Path | None, as_json: bool
+) -> None:
+    from outvote.report.html_report import write_log_audit, write_run_audits
 
-    def _count(self) -> int:
-        if self.log is not None:
-            return len(self.log.rounds)
-        return sum(len(result.series) for result in self.results)
-
-    def _write(self, output: Path) -> None:
-        from outvote.report.html_report import write_log_audit, write_run_audits
-
-        command = shlex.join(["outvote", *sys.argv[1:]])
-        if self.log is not None:
-            write_log_audit(self.log, output, command=command)
-        else:
-            write_run_audits(self.results, output, command=command)
+    if output is None:
+        return
+    if log is not None:
+        write_log_audit(log, output, command=typed_command())
+    else:
+        write_run_audits(results, output, command=typed_command())
+    if not as_json:
+        click.echo(f"{output}: open it in a browser.")
 
 
 def _runs_in(folder: Path) -> "list[Result]":
@@ -141,10 +127,8 @@ def _runs_in(folder: Path) -> "list[Result]":
             f"{folder} is neither a run, nor a suite, nor an audit log; give a folder that "
             "outvote run, outvote bench or a server with an audit log wrote."
         )
-    try:
-        return collect([folder], lambda text: click.echo(one_line(text), err=True))
-    except StoreError as error:
-        raise click.UsageError(str(error)) from error
+    with usage_errors(StoreError):
+        return collect([folder], print_message)
 
 
 def _chosen(results: "Sequence[Result]", name: str | None) -> "list[Result]":
@@ -215,19 +199,19 @@ def print_overview(results: "Sequence[Result]") -> None:
     """Print a line for each run."""
     titles = ["run", "rounds", "precision", "recall", "honest kept", "top", "most suspicious"]
     columns = [Column(title, is_number=title not in ("run", titles[-1])) for title in titles]
-    rows = []
-    for result, records, found in _audits(results):
-        rows.append(
-            [
-                result.name,
-                str(len(result.series)),
-                _percent(found.drop_precision),
-                _percent(found.drop_recall),
-                _percent(found.honest_kept),
-                _percent(found.top_precision),
-                ", ".join(_named(each) for each in records[:NUM_NAMED]),
-            ]
-        )
+    shares = ("drop_precision", "drop_recall", "honest_kept", "top_precision")
+    rows = [
+        [
+            result.name,
+            str(len(result.series)),
+            *(_percent(getattr(found, share)) for share in shares),
+            ", ".join(
+                _cut(each.client, MAX_NAME) + "*" * bool(each.is_byzantine)
+                for each in records[:NUM_NAMED]
+            ),
+        ]
+        for result, records, found in _audits(results)
+    ]
     print_table(columns, rows)
     click.echo(
         "Precision: share of what was dropped that Byzantine clients had sent. Recall: share of\n"
@@ -281,7 +265,10 @@ def _columns(records: "Sequence[ClientSummary]") -> Iterator[tuple[Column, Any]]
             yield Column(name, is_number=True), lambda each, name=name: str(each.faults[name])
     for name in ("norm", "cosine"):
         if not all(isnan(getattr(each, name)) for each in records):
-            yield Column(name, is_number=True), partial(_measured, name=name)
+            yield (
+                Column(name, is_number=True),
+                lambda each, name=name: number(getattr(each, name), 3),
+            )
     yield Column("last seen", is_number=True), lambda each: number(each.last_seen, 9)
     if any(each.reason for each in records):
         yield Column("last reason"), lambda each: _cut(each.reason, MAX_REASON)
@@ -290,10 +277,6 @@ def _columns(records: "Sequence[ClientSummary]") -> Iterator[tuple[Column, Any]]
 def _listed(names: Sequence[str], most: int) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
-
-
-def _named(record: "ClientSummary") -> str:
-    return f"{_cut(record.client, MAX_NAME)}{'*' if record.is_byzantine else ''}"
 
 
 def _cut(text: str, most: int) -> str:
@@ -311,10 +294,6 @@ def _expected(records: "Sequence[ClientSummary]") -> str:
 
     number = CHANCE * sum(not isnan(each.suspicion) for each in records)
     return "fewer than one" if number < 1 else f"about {number:.0f}"
-
-
-def _measured(record: "ClientSummary", name: str) -> str:
-    return number(getattr(record, name), 3)
 
 
 def _count(value: int | None) -> str:

@@ -3,13 +3,16 @@
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
 NO_TERMINAL_WIDTH = 160
+FC = TypeVar("FC", bound=Callable[..., Any] | click.Command)
+"""What click decorates: a function, or the command made of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +23,10 @@ class Column:
     is_number: bool = False
 
 
-def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], title: str = "") -> None:
-    """Print a table; what does not fit is folded, never cut off."""
+def print_table(
+    columns: Sequence[Column | str], rows: Sequence[Sequence[str]], title: str = ""
+) -> None:
+    """Print a table; what does not fit is folded, never cut off. A mere title is one of text."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -30,7 +35,7 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], title:
     if title:
         click.echo(f"\n{clean(title)}")
     table = Table(box=box.SIMPLE_HEAD)
-    for column in columns:
+    for column in [Column(each) if isinstance(each, str) else each for each in columns]:
         justify = "right" if column.is_number else "left"
         table.add_column(column.title, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for row in rows:
@@ -39,6 +44,11 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], title:
     with console.capture() as captured:
         console.print(table)
     click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def print_message(text: str) -> None:
+    """Print one line on stderr."""
+    click.echo(one_line(text), err=True)
 
 
 def print_json(data: object) -> None:
@@ -59,6 +69,12 @@ def number(value: float | None, digits: int = 4) -> str:
 def percent(value: float | None) -> str:
     """Return a share as percent; "-" where there is none."""
     return "-" if value is None else f"{100 * value:.1f}"
+
+
+def file_option(help_text: str, **more: Any) -> Callable[[FC], FC]:
+    """Return the option of a verb that writes a file."""
+    kind = click.Path(path_type=Path, dir_okay=False)
+    return click.option("--output", "-o", type=kind, help=help_text, **more)
 
 
 def write_file(path: Path, content: bytes) -> None:

@@ -1,5 +1,7 @@
-"""What all verbs share: `--json`, `--debug`, reading rules and attacks, and two ways to fail."""
+"""What all verbs share: `--json`, `--debug`, reading rules and attacks, and ways to fail."""
 
+import shlex
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,20 +30,24 @@ def usage_errors(*kinds: type[Exception]) -> Iterator[None]:
         raise click.UsageError(str(error)) from error
 
 
+def typed_command() -> str:
+    """Return the command as the user typed it."""
+    return shlex.join(["outvote", *sys.argv[1:]])
+
+
 class Verb(click.Command):
     """A command that prints tables: it also takes ``--json`` and ``--debug``."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Add the two options."""
-        kwargs["context_settings"] = {**CONTEXT, **kwargs.get("context_settings", {})}
-        super().__init__(*args, **kwargs)
-        debug = click.Option(["--debug"], is_flag=True, expose_value=False, help=DEBUG_HELP)
-        as_json = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON, no tables.")
-        self.params += [as_json, debug]
+        super().__init__(*args, context_settings=CONTEXT, **kwargs)
+        json_option(self)
+        debug_option(self)
 
 
-DEBUG_HELP = "On failure, print the traceback too."
-debug_option = click.option("--debug", is_flag=True, expose_value=False, help=DEBUG_HELP)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, no tables.")
+debug_option = click.option(
+    "--debug", is_flag=True, expose_value=False, help="On failure, print the traceback too."
+)
 
 
 def read_rule(text: str) -> "Rule":
@@ -62,7 +68,5 @@ def _read(kind: str, make: Callable[[str], Built], text: str) -> Built:
     try:
         return make(text)
     except (ValueError, TypeError) as error:
-        message = str(error)
-        raise click.UsageError(
-            message if text in message else f"{kind} {text!r}: {message}"
-        ) from error
+        where = "" if text in str(error) else f"{kind} {text!r}: "
+        raise click.UsageError(f"{where}{error}") from error
