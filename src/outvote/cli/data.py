@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.output import Column, print_json, print_table
+from outvote.cli.output import print_listing
 from outvote.cli.progress import download_bars
 from outvote.cli.verb import CONTEXT, Verb, WorkFailed, usage_errors
 from outvote.errors import closest
@@ -48,15 +48,11 @@ def command(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-@command.command("list", cls=Verb)
 def list_datasets(as_json: bool) -> None:
     """List the datasets: how large they are, where they are or how to get them."""
     from outvote.data.catalog import DATASETS
 
     found = [about(entry) for entry in DATASETS.values()]
-    if as_json:
-        print_json(found)
-        return
     rows = [
         [
             each["name"],
@@ -67,8 +63,10 @@ def list_datasets(as_json: bool) -> None:
         ]
         for each in found
     ]
-    titles = ("dataset", "what", "train + test", "size", "where")
-    print_table([Column(title) for title in titles], rows)
+    print_listing(as_json, found, ["dataset", "what", "train + test", "size", "where"], rows)
+
+
+command.command("list", cls=Verb)(list_datasets)
 
 
 @command.command("fetch", cls=Verb)
@@ -173,9 +171,6 @@ def _print_dataset(dataset: "Dataset", entry: "Entry", as_json: bool) -> None:
         "checked": entry.checks,
         "sha256": sha256_of(dataset.train_images, dataset.test_images),
     }
-    if as_json:
-        print_json(facts)
-        return
     samples = _count(len(dataset.train_labels), len(dataset.test_labels))
     groups = f", {facts['num_groups']:,} writers" if facts["num_groups"] else ""
     rows = [
@@ -185,4 +180,4 @@ def _print_dataset(dataset: "Dataset", entry: "Entry", as_json: bool) -> None:
         ["checked", entry.checks],
         ["sha256", f"{facts['sha256']} (of the decoded images)"],
     ]
-    print_table([Column(dataset.name), Column("fine")], rows)
+    print_listing(as_json, facts, [dataset.name, "fine"], rows)

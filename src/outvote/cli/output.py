@@ -46,6 +46,22 @@ def print_table(
     click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
+def print_listing(
+    as_json: bool,
+    data: object,
+    columns: Sequence[Column | str],
+    rows: Sequence[Sequence[str]],
+    note: str = "",
+) -> None:
+    """Print data as JSON; or else a table of it, and a note below."""
+    if as_json:
+        print_json(data)
+        return
+    print_table(columns, rows)
+    if note:
+        click.echo(note)
+
+
 def print_message(text: str) -> None:
     """Print one line on stderr."""
     click.echo(one_line(text), err=True)

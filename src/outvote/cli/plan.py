@@ -77,6 +77,11 @@ def command(
     sampling = Sampling(clients, byzantine, sample)
     rule = read_rule(rule_text)
     limit = rule.max_byzantine(sample)
+    events: dict[str, Callable[[int], bool]] = {
+        "no client attacks": lambda k: k == 0,
+        "more than the rule tolerates": lambda k: k > limit,
+        "most are Byzantine": lambda k: 2 * k > sample,
+    }
     facts = {
         "rule": str(rule),
         "num_clients": clients,
@@ -87,11 +92,7 @@ def command(
         "base_max_byzantine": base_num_byzantine(rule, limit, sample),
         "distribution": _distribution(sampling, limit, rounds),
         "events": [
-            _event("no client attacks", sampling.probability(lambda k: k == 0), rounds),
-            _event(
-                "more than the rule tolerates", sampling.probability(lambda k: k > limit), rounds
-            ),
-            _event("most are Byzantine", sampling.probability(lambda k: 2 * k > sample), rounds),
+            _event(name, sampling.probability(happens), rounds) for name, happens in events.items()
         ],
     }
     if as_json:
@@ -132,7 +133,7 @@ def _print(facts: dict[str, Any], rule: "Rule") -> None:
     rounds = Column(f"rounds of {facts['num_rounds']}", is_number=True)
     likely = [row for row in facts["distribution"] if row["probability"] >= SMALLEST_SHOWN]
     print_table(
-        [Column("Byzantine", True), Column("probability", True), rounds, Column("")],
+        [Column("Byzantine", True), Column("probability", True), rounds, ""],
         [
             [
                 str(row["num_byzantine"]),
@@ -154,8 +155,8 @@ def _print(facts: dict[str, Any], rule: "Rule") -> None:
         + [number(event[key]) for key in ("probability", "expected_rounds", "at_least_once")]
         for event in facts["events"]
     ]
-    columns = [Column("a round in which"), Column("probability", True), rounds]
-    print_table([*columns, Column("at least once", True)], rows)
+    probabilities = (Column("probability", True), rounds, Column("at least once", True))
+    print_table(["a round in which", *probabilities], rows)
     limit, inside = facts["max_byzantine"], facts["base_max_byzantine"]
     click.echo(f"{rule} tolerates {limit} of {facts['num_sampled']} clients.")
     if inside < limit:

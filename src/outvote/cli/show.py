@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.output import Column, print_json, print_table
-from outvote.cli.verb import Verb, read_attack, read_rule
+from outvote.cli.output import print_json, print_table
+from outvote.cli.verb import Verb, read_attack, read_rule, usage_errors
 from outvote.errors import closest
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def show_attack(attack: "Attack", as_json: bool) -> None:
     rows = _rows(attack, about)
     where = sum(row[0] in ("formula", "needs") for row in rows)
     rows.insert(where, ["kind", kind_of(attack) or "each sends its own row"])
-    print_table([Column(about.name), Column(about.summary)], rows)
+    print_table([about.name, about.summary], rows)
     if not attack.poisons_data:
         click.echo(f"How far it moves each rule: outvote stress --attack '{attack}'")
 
@@ -64,7 +64,7 @@ def show_rule(name: str, as_json: bool) -> None:
         print_json({"rule": str(rule), "max_byzantine": limits, "layers": shown})
         return
     for layer, about in described:
-        print_table([Column(about.name), Column(about.summary)], _rows(layer, about))
+        print_table([about.name, about.summary], _rows(layer, about))
     listed = ", ".join(f"{limit} of {num}" for num, limit in limits.items())
     click.echo(f"Byzantine clients that {rule} tolerates: {listed}.")
 
@@ -79,10 +79,8 @@ def _is_attack(text: str) -> bool:
 
     name = re.split(r"[\s(]", text.strip(), maxsplit=1)[0]
     if re.search(r"\.py:\w+$", name):
-        try:
+        with usage_errors(ValueError):
             return issubclass(load_class(name, "rule or attack", Rule, Attack), Attack)
-        except ValueError as error:
-            raise click.UsageError(str(error)) from error
     name = name.lower()
     if name in {*attacks.ATTACKS, *attacks.ALIASES}:
         return True

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outvote.cli.output import NO_TERMINAL_WIDTH, Column, one_line, print_json, print_table
-from outvote.cli.verb import Verb, WorkFailed, read_attack, read_rule
+from outvote.cli.verb import Verb, WorkFailed, read_attack, read_rule, usage_errors
 
 if TYPE_CHECKING:
     from outvote.attacks.attack import Attack
@@ -72,10 +72,8 @@ def command(
     from outvote.testing.stress import SyntheticGradients, stress
 
     recipe["num_clients"], recipe["num_byzantine"] = recipe.pop("clients"), recipe.pop("byzantine")
-    try:
+    with usage_errors(ValueError):
         gradients = SyntheticGradients(**recipe)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
     rules = [read_rule(text) for text in rule_texts or default_rules(groups)]
     attacks = [_on_gradients(text) for text in attack_texts or default_attacks()]
     table = stress(
@@ -190,15 +188,17 @@ def print_stress(table: "Stress", short: dict[str, str], num_servers: int) -> No
     labels = {rule: short.get(rule, rule) for rule in table.rules}
     worst = {rule: table.worst(rule) for rule in table.rules}
     for block in blocks_of(table.attacks, short, max(len(label) for label in labels.values())):
-        columns = [Column("rule"), *(Column(short.get(name, name), True) for name in block)]
+        columns = ["rule", *(Column(short.get(name, name), True) for name in block)]
         rows = [
             [label, *(_cell(table.cell(name, rule), worst[rule]) for name in block)]
             for rule, label in labels.items()
         ]
         print_table(columns, rows)
-    ranked = sorted((cell for cell in worst.values() if cell is not None), key=_severity)
+    ranked = sorted(
+        (cell for cell in worst.values() if cell is not None), key=lambda cell: cell.severity
+    )
     print_table(
-        [Column("worst case of"), Column("error", True), Column("under")],
+        ["worst case of", Column("error", True), "under"],
         [[labels[c.rule], _error(c), short.get(c.attack, c.attack)] for c in ranked],
     )
     for line in failures(table):
@@ -232,10 +232,6 @@ def _error(cell: "Cell") -> str:
     if cell.error is None:
         return "failed"
     return f"{cell.error:.3f}" if cell.error < 1000 else f"{cell.error:.1e}"
-
-
-def _severity(cell: "Cell") -> float:
-    return cell.severity
 
 
 def failures(table: "Stress") -> list[str]:
