@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from outvote.cli.output import Column, number, one_line, print_json, print_table
+from outvote.cli.output import NumberColumn, number, one_line, print_json, print_table
 from outvote.cli.verb import Verb, WorkFailed, read_rule
 
 TITLES = ("client", "status", "score", "share", "norm", "cosine", "reason")
@@ -116,7 +116,7 @@ def _print(facts: dict[str, Any]) -> None:
         [number(client[title]) if title in NUMBERS else client[title] for title in TITLES]
         for client in facts["clients"]
     ]
-    print_table([Column(title, title in NUMBERS) for title in TITLES], cells)
+    print_table([NumberColumn(title) if title in NUMBERS else title for title in TITLES], cells)
     given = [facts["num_byzantine_assumed"], facts["byzantine_fraction"]]
     assumed = next((str(each) for each in given if each is not None), "none")
     used = f"used {facts['num_byzantine']} of {facts['num_clients']}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outvote.cli.output import (
-    Column,
+    NumberColumn,
     clean,
     file_option,
     number,
@@ -197,8 +197,8 @@ def shown_audit(audit: "Audit") -> dict[str, Any]:
 
 def print_overview(results: "Sequence[Result]") -> None:
     """Print a line for each run."""
-    titles = ["run", "rounds", "precision", "recall", "honest kept", "top", "most suspicious"]
-    columns = [Column(title, is_number=title not in ("run", titles[-1])) for title in titles]
+    titles = ("rounds", "precision", "recall", "honest kept", "top")
+    columns = ["run", *map(NumberColumn, titles), "most suspicious"]
     shares = ("drop_precision", "drop_recall", "honest_kept", "top_precision")
     rows = [
         [
@@ -247,31 +247,31 @@ def _audits(
         yield result, records, found
 
 
-def _columns(records: "Sequence[ClientSummary]") -> Iterator[tuple[Column, Any]]:
+def _columns(records: "Sequence[ClientSummary]") -> Iterator[tuple[str, Any]]:
     """Yield the columns that are not empty, and how each is printed."""
-    yield Column("client"), lambda each: _cut(each.client, MAX_NAME)
+    yield "client", lambda each: _cut(each.client, MAX_NAME)
     if any(each.is_byzantine for each in records):
-        yield Column("truth"), lambda each: "Byzantine" if each.is_byzantine else ""
-    yield Column("suspicion", is_number=True), lambda each: _rank(each.suspicion)
-    yield Column("±", is_number=True), lambda each: _rank(each.error)
-    yield Column("sampled", is_number=True), lambda each: str(each.num_sampled)
-    yield Column("dropped", is_number=True), lambda each: _count(each.num_dropped)
-    yield Column("rate", is_number=True), lambda each: _percent(each.drop_rate)
-    yield Column("streak", is_number=True), lambda each: _count(each.longest_streak)
+        yield "truth", lambda each: "Byzantine" if each.is_byzantine else ""
+    yield NumberColumn("suspicion"), lambda each: _rank(each.suspicion)
+    yield NumberColumn("±"), lambda each: _rank(each.error)
+    yield NumberColumn("sampled"), lambda each: str(each.num_sampled)
+    yield NumberColumn("dropped"), lambda each: _count(each.num_dropped)
+    yield NumberColumn("rate"), lambda each: _percent(each.drop_rate)
+    yield NumberColumn("streak"), lambda each: _count(each.longest_streak)
     if any(each.num_rejected for each in records):
-        yield Column("not finite", is_number=True), lambda each: str(each.num_rejected)
+        yield NumberColumn("not finite"), lambda each: str(each.num_rejected)
     for name in records[0].faults if records else ():
         if any(each.faults[name] for each in records):
-            yield Column(name, is_number=True), lambda each, name=name: str(each.faults[name])
+            yield NumberColumn(name), lambda each, name=name: str(each.faults[name])
     for name in ("norm", "cosine"):
         if not all(isnan(getattr(each, name)) for each in records):
             yield (
-                Column(name, is_number=True),
+                NumberColumn(name),
                 lambda each, name=name: number(getattr(each, name), 3),
             )
-    yield Column("last seen", is_number=True), lambda each: number(each.last_seen, 9)
+    yield NumberColumn("last seen"), lambda each: number(each.last_seen, 9)
     if any(each.reason for each in records):
-        yield Column("last reason"), lambda each: _cut(each.reason, MAX_REASON)
+        yield "last reason", lambda each: _cut(each.reason, MAX_REASON)
 
 
 def _listed(names: Sequence[str], most: int) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.output import Column, percent, print_listing, print_message
+from outvote.cli.output import NumberColumn, percent, print_listing, print_message
 from outvote.cli.run_plan import NUMBERS, NUMBERS_NOTE
 from outvote.cli.verb import Verb, usage_errors
 from outvote.errors import closest
@@ -135,8 +135,8 @@ def list_runs(output: Path, suite: str | None, rebuild: bool, as_json: bool) -> 
         ]
         for entry in chosen
     ]
-    about = ["suite", "rule", "attack", Column("seed", True), "hash", "outcome"]
-    numbers = [Column(title, True) for title in ("rounds", *NUMBERS.values())]
+    about = ["suite", "rule", "attack", NumberColumn("seed"), "hash", "outcome"]
+    numbers = [NumberColumn(title) for title in ("rounds", *NUMBERS.values())]
     print_listing(as_json, data, [*about, *numbers], rows, NUMBERS_NOTE)
 
 
@@ -159,7 +159,7 @@ def list_suites(as_json: bool) -> None:
                 "parts": [{"name": part.name, "title": part.title} for part in suite.parts],
             }
         )
-    columns = ["suite", "title", Column("runs", True), "parts"]
+    columns = ["suite", "title", NumberColumn("runs"), "parts"]
     print_listing(as_json, data, columns, rows, "To run one: outvote bench NAME")
 
 

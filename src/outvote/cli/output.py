@@ -4,7 +4,6 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,18 +14,14 @@ FC = TypeVar("FC", bound=Callable[..., Any] | click.Command)
 """What click decorates: a function, or the command made of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table; text is aligned left, numbers right."""
+class NumberColumn(str):
+    """The title of a column of numbers, which is aligned right; other titles are those of text."""
 
-    title: str
-    is_number: bool = False
+    __slots__ = ()
 
 
-def print_table(
-    columns: Sequence[Column | str], rows: Sequence[Sequence[str]], title: str = ""
-) -> None:
-    """Print a table; what does not fit is folded, never cut off. A mere title is one of text."""
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
+    """Print a table; what does not fit is folded, never cut off."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -35,9 +30,9 @@ def print_table(
     if title:
         click.echo(f"\n{clean(title)}")
     table = Table(box=box.SIMPLE_HEAD)
-    for column in [Column(each) if isinstance(each, str) else each for each in columns]:
-        justify = "right" if column.is_number else "left"
-        table.add_column(column.title, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for column in columns:
+        justify = "right" if isinstance(column, NumberColumn) else "left"
+        table.add_column(column, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for row in rows:
         table.add_row(*(Text(clean(cell)) for cell in row))
     console = Console(width=None if sys.stdout.isatty() else NO_TERMINAL_WIDTH, highlight=False)
@@ -49,7 +44,7 @@ def print_table(
 def print_listing(
     as_json: bool,
     data: object,
-    columns: Sequence[Column | str],
+    columns: Sequence[str],
     rows: Sequence[Sequence[str]],
     note: str = "",
 ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.output import Column, number, print_json, print_table
+from outvote.cli.output import NumberColumn, number, print_json, print_table
 from outvote.cli.verb import Verb, read_rule
 
 if TYPE_CHECKING:
@@ -130,10 +130,10 @@ def _event(name: str, probability: float, rounds: int) -> dict[str, Any]:
 
 
 def _print(facts: dict[str, Any], rule: "Rule") -> None:
-    rounds = Column(f"rounds of {facts['num_rounds']}", is_number=True)
+    rounds = NumberColumn(f"rounds of {facts['num_rounds']}")
     likely = [row for row in facts["distribution"] if row["probability"] >= SMALLEST_SHOWN]
     print_table(
-        [Column("Byzantine", True), Column("probability", True), rounds, ""],
+        [NumberColumn("Byzantine"), NumberColumn("probability"), rounds, ""],
         [
             [
                 str(row["num_byzantine"]),
@@ -155,7 +155,7 @@ def _print(facts: dict[str, Any], rule: "Rule") -> None:
         + [number(event[key]) for key in ("probability", "expected_rounds", "at_least_once")]
         for event in facts["events"]
     ]
-    probabilities = (Column("probability", True), rounds, Column("at least once", True))
+    probabilities = (NumberColumn("probability"), rounds, NumberColumn("at least once"))
     print_table(["a round in which", *probabilities], rows)
     limit, inside = facts["max_byzantine"], facts["base_max_byzantine"]
     click.echo(f"{rule} tolerates {limit} of {facts['num_sampled']} clients.")

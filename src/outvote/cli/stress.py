@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.output import NO_TERMINAL_WIDTH, Column, one_line, print_json, print_table
+from outvote.cli.output import NO_TERMINAL_WIDTH, NumberColumn, one_line, print_json, print_table
 from outvote.cli.verb import Verb, WorkFailed, read_attack, read_rule, usage_errors
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def print_stress(table: "Stress", short: dict[str, str], num_servers: int) -> No
     labels = {rule: short.get(rule, rule) for rule in table.rules}
     worst = {rule: table.worst(rule) for rule in table.rules}
     for block in blocks_of(table.attacks, short, max(len(label) for label in labels.values())):
-        columns = ["rule", *(Column(short.get(name, name), True) for name in block)]
+        columns = ["rule", *(NumberColumn(short.get(name, name)) for name in block)]
         rows = [
             [label, *(_cell(table.cell(name, rule), worst[rule]) for name in block)]
             for rule, label in labels.items()
@@ -198,7 +198,7 @@ def print_stress(table: "Stress", short: dict[str, str], num_servers: int) -> No
         (cell for cell in worst.values() if cell is not None), key=lambda cell: cell.severity
     )
     print_table(
-        ["worst case of", Column("error", True), "under"],
+        ["worst case of", NumberColumn("error"), "under"],
         [[labels[c.rule], _error(c), short.get(c.attack, c.attack)] for c in ranked],
     )
     for line in failures(table):

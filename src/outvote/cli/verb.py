@@ -39,7 +39,7 @@ class Verb(click.Command):
     """A command that prints tables: it also takes ``--json`` and ``--debug``."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, context_settings=CONTEXT, **kwargs)
+        super().__init__(*args, **{"context_settings": CONTEXT, **kwargs})
         json_option(self)
         debug_option(self)
 
