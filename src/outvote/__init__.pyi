@@ -29,10 +29,10 @@ from outvote.errors import OutvoteWarning as OutvoteWarning
 from outvote.errors import TooManyByzantine as TooManyByzantine
 from outvote.files.aggregate_files import aggregate_files as aggregate_files
 from outvote.models.model_spec import make_model as make_model
-from outvote.partition.by_group import partition_by_group as partition_by_group
-from outvote.partition.dirichlet import partition_dirichlet as partition_dirichlet
-from outvote.partition.iid import partition_iid as partition_iid
-from outvote.partition.shards import partition_shards as partition_shards
+from outvote.partition import partition_by_group as partition_by_group
+from outvote.partition import partition_dirichlet as partition_dirichlet
+from outvote.partition import partition_iid as partition_iid
+from outvote.partition import partition_shards as partition_shards
 from outvote.rules.bucketing import Bucketing as Bucketing
 from outvote.rules.bulyan import Bulyan as Bulyan
 from outvote.rules.centered_clipping import CenteredClipping as CenteredClipping

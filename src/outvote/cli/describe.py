@@ -95,14 +95,8 @@ def describe(thing: type[Rule] | type[Attack]) -> Description:
 
 def traits(attack: Attack) -> dict[str, bool]:
     """Return the declarations of an attack."""
-    return {
-        "needs_rule": attack.needs_rule(),
-        "is_random": attack.is_random,
-        "is_colluding": attack.is_colluding,
-        "poisons_data": attack.poisons_data,
-        "has_state": attack.has_state,
-        "sends_nonfinite": attack.sends_nonfinite,
-    }
+    found = {key: getattr(attack, key) for key in TRAITS}
+    return {**found, "needs_rule": attack.needs_rule()}
 
 
 def kind_of(attack: Attack) -> str:
