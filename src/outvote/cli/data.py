@@ -53,16 +53,13 @@ def list_datasets(as_json: bool) -> None:
     from outvote.data.catalog import DATASETS
 
     found = [about(entry) for entry in DATASETS.values()]
-    rows = [
-        [
-            each["name"],
-            each["doc"],
-            _count(each["num_train"], each["num_test"]),
-            " x ".join(str(side) for side in each["shape"]),
-            each["found"] or _get(each),
-        ]
-        for each in found
-    ]
+    rows = []
+    for each in found:
+        num_bytes = each["download_bytes"]
+        size = f" ({num_bytes / 1e6:,.0f} MB)" if num_bytes else ""
+        where = each["found"] or f"get it{size}: {each['get']}"
+        count = _count(each["num_train"], each["num_test"])
+        rows.append([each["name"], each["doc"], count, " x ".join(map(str, each["shape"])), where])
     print_listing(as_json, found, ["dataset", "what", "train + test", "size", "where"], rows)
 
 
@@ -133,24 +130,13 @@ def about(entry: "Entry") -> dict[str, Any]:
         found = form.source(path)
     except MissingDataError:
         found = None
+    same = ("name", "doc", "num_train", "num_test", "num_classes", "shape", "checks")
     return {
-        "name": entry.name,
-        "doc": entry.doc,
-        "num_train": entry.num_train,
-        "num_test": entry.num_test,
-        "num_classes": entry.num_classes,
-        "shape": entry.shape,
-        "checks": entry.checks,
+        **{key: getattr(entry, key) for key in same},
         "download_bytes": entry.sources[0].num_bytes if entry.sources else None,
         "found": found,
         "get": entry.how_to_get,
     }
-
-
-def _get(about: dict[str, Any]) -> str:
-    num_bytes = about["download_bytes"]
-    size = f" ({num_bytes / 1e6:,.0f} MB)" if num_bytes else ""
-    return f"get it{size}: {about['get']}"
 
 
 def _count(num_train: int | None, num_test: int | None) -> str:

@@ -60,14 +60,10 @@ class Description:
         """The condition alone, without its notes."""
         return re.split(r"; | \(", self.tolerates)[0]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values, ready for JSON."""
-        return asdict(self)
-
     def of_attack(self) -> dict[str, Any]:
-        """Return the same without what only rules have."""
-        mute = ("tolerates", "is_wrapper")
-        return {key: value for key, value in self.as_dict().items() if key not in mute}
+        """Return plain values, without those that only rules have."""
+        for_rules = ("tolerates", "is_wrapper")
+        return {key: value for key, value in asdict(self).items() if key not in for_rules}
 
 
 def describe(thing: type[Rule] | type[Attack]) -> Description:

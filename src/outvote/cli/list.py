@@ -1,6 +1,7 @@
 """`outvote list rules`: rules, attacks, models, datasets, suites, runs."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,7 @@ def list_rules(as_json: bool) -> None:
     from outvote.rules.rule_spec import ALIASES, RULES
 
     found = [describe(rule) for rule in RULES.values()]
-    rows = [(each, each.tolerates_in_short, each.as_dict()) for each in found]
+    rows = [(each, each.tolerates_in_short, asdict(each)) for each in found]
     note = (
         "name(...) wraps a rule: gas(multi-krum), gas(bucketing(rfa, size=2)).\n"
         "More on one of them: outvote show NAME"

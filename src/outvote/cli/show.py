@@ -1,6 +1,7 @@
 """`outvote show NAME`: what a rule or an attack does and needs."""
 
 import re
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -53,14 +54,17 @@ def show_attack(attack: "Attack", as_json: bool) -> None:
 def show_rule(name: str, as_json: bool) -> None:
     """Show a rule, layer by layer if it wraps others."""
     from outvote.cli.describe import describe
+    from outvote.rules.rule import Wrapper
 
     rule = _find(name)
     is_wrapper_alone = "(" not in name and hasattr(rule, "rule")
-    layers = _layers(rule)[: 1 if is_wrapper_alone else None]
+    layers = [rule]
+    while isinstance(layers[-1], Wrapper) and not is_wrapper_alone:
+        layers.append(layers[-1].rule)
     described = [(layer, describe(type(layer))) for layer in layers]
     limits = {num: rule.max_byzantine(num) for num in NUM_CLIENTS}
     if as_json:
-        shown = [{**about.as_dict(), "values": _values(layer, about)} for layer, about in described]
+        shown = [{**asdict(about), "values": _values(layer, about)} for layer, about in described]
         print_json({"rule": str(rule), "max_byzantine": limits, "layers": shown})
         return
     for layer, about in described:
@@ -99,13 +103,6 @@ def _find(name: str) -> "Rule":
     known = RULES.get(name.strip().lower())
     is_wrapper = known is not None and issubclass(known, Wrapper)
     return read_rule(f"{name}({EXAMPLE_INSIDE})" if is_wrapper else name)
-
-
-def _layers(rule: "Rule") -> "list[Rule]":
-    """List the rule and what it wraps, from the outside in."""
-    from outvote.rules.rule import Wrapper
-
-    return [rule, *_layers(rule.rule)] if isinstance(rule, Wrapper) else [rule]
 
 
 def _values(layer: "Rule | Attack", about: "Description") -> dict[str, Any]:

@@ -13,7 +13,6 @@ from outvote.cli.verb import Verb, WorkFailed, read_attack, read_rule, usage_err
 
 if TYPE_CHECKING:
     from outvote.attacks.attack import Attack
-    from outvote.rules.rule import Rule
     from outvote.testing.stress import Cell, Progress, Stress
 
 
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 GAS_AWARE = "gas-aware(draws=4, steps=5)"
 LEFT_OUT = {"label-flip": "it changes labels, and no client trains here"}
 INSIDE = "multi-krum"
+GAP = 3
+"""Characters between two columns."""
 
 
 @click.command("stress", cls=Verb)
@@ -81,12 +82,17 @@ def command(
     )
     if all(cell.failure for cell in table.cells):
         raise WorkFailed(f"nothing could be measured; {failures(table)[0]}")
-    lowered = lowered_rules(rules, gradients.num_clients, gradients.num_byzantine)
+    limits = {str(rule): rule.max_byzantine(gradients.num_clients) for rule in rules}
+    lowered = {rule: limit for rule, limit in limits.items() if limit < gradients.num_byzantine}
     if as_json:
         print_json({**as_data(table, servers), "lowered": lowered})
         return
     short = {} if attack_texts else {GAS_AWARE: "gas-aware"}
-    short |= {} if rule_texts else {text: _without_groups(text, groups) for text in table.rules}
+    short |= (
+        {}
+        if rule_texts
+        else {text: text.replace(f", num_groups={groups})", ")") for text in table.rules}
+    )
     print_stress(table, short, servers)
     if lowered:
         listed = ", ".join(f"{short.get(rule, rule)} {limit}" for rule, limit in lowered.items())
@@ -103,12 +109,6 @@ def command(
             f"gas-aware is {GAS_AWARE}, fewer tries than its default; it is made for GAS, and "
             f"against other rules a plain attack may do more.\n{left_out}."
         )
-
-
-def lowered_rules(rules: "list[Rule]", num_clients: int, num_byzantine: int) -> dict[str, int]:
-    """Return the rules that tolerate fewer attackers than there are, and how many they do."""
-    limits = {str(rule): rule.max_byzantine(num_clients) for rule in rules}
-    return {rule: limit for rule, limit in limits.items() if limit < num_byzantine}
 
 
 def default_rules(num_groups: int) -> list[str]:
@@ -157,10 +157,6 @@ def _on_gradients(text: str) -> "Attack":
     return attack
 
 
-def _without_groups(text: str, num_groups: int) -> str:
-    return text.replace(f", num_groups={num_groups})", ")")
-
-
 def _progress(is_terminal: bool) -> "Progress | None":
     """Return a function that shows the count of cells on stderr, if it is a terminal."""
     if not is_terminal:
@@ -171,9 +167,6 @@ def _progress(is_terminal: bool) -> "Progress | None":
         click.echo(f"\r{done} of {total} cells{end}", nl=False, err=True)
 
     return show
-
-
-GAP = 3
 
 
 def print_stress(table: "Stress", short: dict[str, str], num_servers: int) -> None:
@@ -224,8 +217,7 @@ def blocks_of(attacks: Sequence[str], short: dict[str, str], label_width: int) -
 
 
 def _cell(cell: "Cell", worst: "Cell | None") -> str:
-    mark = "*" if worst is not None and cell.attack == worst.attack else ""
-    return mark + _error(cell)
+    return "*" * (worst is not None and cell.attack == worst.attack) + _error(cell)
 
 
 def _error(cell: "Cell") -> str:
