@@ -145,9 +145,7 @@ def _chosen(results: "Sequence[Result]", name: str | None) -> "list[Result]":
 
 def print_audit(audit: "Audit", top: int) -> None:
     """Print the most suspicious clients, and how well they match the truth if that is known."""
-    from outvote.report.audit import client_summaries, detection
-
-    records = client_summaries(audit)
+    records, found = _summarised(audit)
     rounds, clients = _counted(audit.rounds, "round"), _counted(audit.clients, "client")
     title = f"{audit.title}: {rounds}, {clients}"
     columns = list(_columns(records))
@@ -157,10 +155,10 @@ def print_audit(audit: "Audit", top: int) -> None:
         click.echo(f"{len(records) - top} more: --top {len(records)}")
     unlike = [each.client for each in records if each.stands_out]
     if unlike:
-        listed = clean(_listed([_cut(each, MAX_NAME) for each in unlike], top))
-        click.echo(f"More than three errors above 0.5: {listed}.")
+        listed = clean(", ".join(_cut(each, MAX_NAME) for each in unlike[:top]))
+        more = f" and {len(unlike) - top} more" if len(unlike) > top else ""
+        click.echo(f"More than three errors above 0.5: {listed}{more}.")
         click.echo(f"Of {clients} all alike, chance alone would put {_expected(records)} there.")
-    found = detection(audit, records)
     if found is not None:
         click.echo(_detection_text(found))
     click.echo(LEGEND)
@@ -182,10 +180,7 @@ def _detection_text(found: "Detection") -> str:
 
 def shown_audit(audit: "Audit") -> dict[str, Any]:
     """Return the same for JSON, with all clients."""
-    from outvote.report.audit import client_summaries, detection
-
-    records = client_summaries(audit)
-    found = detection(audit, records)
+    records, found = _summarised(audit)
     return {
         "title": audit.title,
         "about": dict(audit.about),
@@ -236,15 +231,21 @@ def shown_overview(results: "Sequence[Result]") -> list[dict[str, Any]]:
 def _audits(
     results: "Sequence[Result]",
 ) -> "Iterator[tuple[Result, list[ClientSummary], Detection]]":
-    from outvote.report.audit import audit_run, client_summaries, detection
+    from outvote.report.audit import audit_run
 
     for result in results:
         audit = audit_run(result)
         assert audit is not None
-        records = client_summaries(audit)
-        found = detection(audit, records)
+        records, found = _summarised(audit)
         assert found is not None
         yield result, records, found
+
+
+def _summarised(audit: "Audit") -> "tuple[list[ClientSummary], Detection | None]":
+    from outvote.report.audit import client_summaries, detection
+
+    records = client_summaries(audit)
+    return records, detection(audit, records)
 
 
 def _columns(records: "Sequence[ClientSummary]") -> Iterator[tuple[str, Any]]:
@@ -252,12 +253,12 @@ def _columns(records: "Sequence[ClientSummary]") -> Iterator[tuple[str, Any]]:
     yield "client", lambda each: _cut(each.client, MAX_NAME)
     if any(each.is_byzantine for each in records):
         yield "truth", lambda each: "Byzantine" if each.is_byzantine else ""
-    yield NumberColumn("suspicion"), lambda each: _rank(each.suspicion)
-    yield NumberColumn("±"), lambda each: _rank(each.error)
+    yield NumberColumn("suspicion"), lambda each: _known(each.suspicion, ".2f")
+    yield NumberColumn("±"), lambda each: _known(each.error, ".2f")
     yield NumberColumn("sampled"), lambda each: str(each.num_sampled)
-    yield NumberColumn("dropped"), lambda each: _count(each.num_dropped)
+    yield NumberColumn("dropped"), lambda each: _known(each.num_dropped)
     yield NumberColumn("rate"), lambda each: _percent(each.drop_rate)
-    yield NumberColumn("streak"), lambda each: _count(each.longest_streak)
+    yield NumberColumn("streak"), lambda each: _known(each.longest_streak)
     if any(each.num_rejected for each in records):
         yield NumberColumn("not finite"), lambda each: str(each.num_rejected)
     for name in records[0].faults if records else ():
@@ -272,11 +273,6 @@ def _columns(records: "Sequence[ClientSummary]") -> Iterator[tuple[str, Any]]:
     yield NumberColumn("last seen"), lambda each: number(each.last_seen, 9)
     if any(each.reason for each in records):
         yield "last reason", lambda each: _cut(each.reason, MAX_REASON)
-
-
-def _listed(names: Sequence[str], most: int) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def _cut(text: str, most: int) -> str:
@@ -296,13 +292,9 @@ def _expected(records: "Sequence[ClientSummary]") -> str:
     return "fewer than one" if number < 1 else f"about {number:.0f}"
 
 
-def _count(value: int | None) -> str:
-    return UNKNOWN if value is None else str(value)
-
-
-def _rank(value: float) -> str:
-    return UNKNOWN if isnan(value) else f"{value:.2f}"
+def _known(value: float | None, form: str = "") -> str:
+    return UNKNOWN if value is None or isnan(value) else format(value, form)
 
 
 def _percent(value: float | None) -> str:
-    return UNKNOWN if value is None or isnan(value) else f"{100 * value:.0f} %"
+    return _known(value, ".0%").replace("%", " %")
