@@ -25,7 +25,6 @@ NUMBERS = ("score", "share", "norm", "cosine")
     "--when-too-many",
     type=click.Choice(["raise", "lower"]),
     default="raise",
-    show_default=True,
     help="If the rule does not tolerate so many: stop, or lower the number.",
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Of random rules; fresh by default.")

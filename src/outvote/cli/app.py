@@ -14,8 +14,8 @@ import click
 
 import outvote
 from outvote.cli.output import print_message
-from outvote.cli.verb import CONTEXT, WorkFailed, debug_option
-from outvote.errors import OutvoteWarning, closest
+from outvote.cli.verb import CONTEXT, VerbGroup, WorkFailed, debug_option
+from outvote.errors import OutvoteWarning
 
 FINE, FAILED, WRONG_USE = 0, 1, 2
 
@@ -63,7 +63,7 @@ def explain(error: BaseException) -> tuple[int, str]:
     return FAILED, f"{_sentence(what)} Add --debug to see where."
 
 
-class LazyGroup(click.Group):
+class LazyGroup(VerbGroup):
     """A group of verbs that imports a verb when it is needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -72,13 +72,10 @@ class LazyGroup(click.Group):
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a verb, or name the closest one."""
+        """Import a verb."""
+        del ctx
         if cmd_name not in VERBS:
-            if cmd_name.startswith("-"):
-                return None
-            raise click.UsageError(
-                f"there is no verb {cmd_name!r}; {closest(cmd_name, VERBS)}", ctx
-            )
+            return None
         command = importlib.import_module(f"outvote.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
         return command

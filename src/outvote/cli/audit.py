@@ -16,6 +16,7 @@ from outvote.cli.output import (
     file_option,
     number,
     print_json,
+    print_listing,
     print_message,
     print_table,
 )
@@ -31,6 +32,11 @@ LEGEND = (
     "do to clients that are all alike (0.5). A high one means steadily unlike the others: by an\n"
     "attack, or by data that no other client has. Ordered by suspicion minus error."
 )
+OVERVIEW_NOTE = (
+    "Precision: share of what was dropped that Byzantine clients had sent. Recall: share of\n"
+    "what they sent that was dropped. Top: share of Byzantine clients among as many most\n"
+    "suspicious; *: Byzantine. More on one: outvote audit FOLDER --run NAME"
+)
 UNKNOWN = "–"
 NUM_NAMED = 3
 MAX_NAME, MAX_REASON = 40, 80
@@ -40,7 +46,7 @@ MAX_NAME, MAX_REASON = 40, 80
 @click.command("audit", cls=Verb)
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--run", "name", help="Of several runs, the one whose name has this in it.")
-@click.option("--top", type=click.IntRange(min=1), default=20, show_default=True, help="Clients.")
+@click.option("--top", type=click.IntRange(min=1), default=20, help="Clients.")
 @click.option("--follow", is_flag=True, help="Print again when a round is added; Ctrl-C ends it.")
 @file_option("Write an HTML file too: every verdict, for any browser.")
 def command(
@@ -95,7 +101,7 @@ def _show(log: "Audit | None", results: "list[Result]", top: int, as_json: bool)
     from outvote.report.audit import audit_run
 
     if log is None and len(results) > 1:
-        print_json(shown_overview(results)) if as_json else print_overview(results)
+        _show_overview(results, as_json)
         return
     audit = log or audit_run(results[0])
     assert audit is not None
@@ -190,42 +196,24 @@ def shown_audit(audit: "Audit") -> dict[str, Any]:
     }
 
 
-def print_overview(results: "Sequence[Result]") -> None:
-    """Print a line for each run."""
-    titles = ("rounds", "precision", "recall", "honest kept", "top")
-    columns = ["run", *map(NumberColumn, titles), "most suspicious"]
-    shares = ("drop_precision", "drop_recall", "honest_kept", "top_precision")
-    rows = [
-        [
-            result.name,
-            str(len(result.series)),
-            *(_percent(getattr(found, share)) for share in shares),
-            ", ".join(
-                _cut(each.client, MAX_NAME) + "*" * bool(each.is_byzantine)
-                for each in records[:NUM_NAMED]
-            ),
-        ]
-        for result, records, found in _audits(results)
-    ]
-    print_table(columns, rows)
-    click.echo(
-        "Precision: share of what was dropped that Byzantine clients had sent. Recall: share of\n"
-        "what they sent that was dropped. Top: share of Byzantine clients among as many most\n"
-        "suspicious; *: Byzantine. More on one: outvote audit FOLDER --run NAME"
-    )
-
-
-def shown_overview(results: "Sequence[Result]") -> list[dict[str, Any]]:
-    """Return the same for JSON."""
-    return [
-        {
-            "run": result.name,
-            "rounds": len(result.series),
-            **asdict(found),
-            "most_suspicious": [each.client for each in records[:NUM_NAMED]],
-        }
-        for result, records, found in _audits(results)
-    ]
+def _show_overview(results: "Sequence[Result]", as_json: bool) -> None:
+    """Show a line for each run."""
+    shares = {
+        "precision": "drop_precision",
+        "recall": "drop_recall",
+        "honest kept": "honest_kept",
+        "top": "top_precision",
+    }
+    rows, data = [], []
+    for result, records, found in _audits(results):
+        first, num_rounds = records[:NUM_NAMED], len(result.series)
+        percents = [_percent(getattr(found, share)) for share in shares.values()]
+        names = [_cut(each.client, MAX_NAME) + "*" * bool(each.is_byzantine) for each in first]
+        rows.append([result.name, str(num_rounds), *percents, ", ".join(names)])
+        about = {"run": result.name, "rounds": num_rounds, **asdict(found)}
+        data.append({**about, "most_suspicious": [each.client for each in first]})
+    columns = ["run", *map(NumberColumn, ("rounds", *shares)), "most suspicious"]
+    print_listing(as_json, data, columns, rows, OVERVIEW_NOTE)
 
 
 def _audits(

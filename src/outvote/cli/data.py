@@ -9,8 +9,7 @@ import click
 
 from outvote.cli.output import print_listing
 from outvote.cli.progress import download_bars
-from outvote.cli.verb import CONTEXT, Verb, WorkFailed, usage_errors
-from outvote.errors import closest
+from outvote.cli.verb import CONTEXT, Verb, VerbGroup, WorkFailed, usage_errors
 
 if TYPE_CHECKING:
     from outvote.data.dataset import Dataset
@@ -23,20 +22,7 @@ folder_option = click.option(
 )
 
 
-class DataVerbs(click.Group):
-    """The verbs of data; an unknown one is an error that names the closest."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb that the first word names."""
-        if args and args[0] not in self.commands and not args[0].startswith("-"):
-            hint = closest(args[0], self.commands)
-            raise click.UsageError(f"data has no verb {args[0]!r}; {hint}", ctx)
-        return super().resolve_command(ctx, args)
-
-
-@click.group("data", cls=DataVerbs, invoke_without_command=True, context_settings=CONTEXT)
+@click.group("data", cls=VerbGroup, invoke_without_command=True, context_settings=CONTEXT)
 @click.pass_context
 def command(ctx: click.Context) -> None:
     """List, fetch and verify datasets.

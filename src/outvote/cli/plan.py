@@ -64,7 +64,7 @@ class Sampling:
     help="How many are sampled in a round, without replacement.",
 )
 @click.option("--rule", "rule_text", required=True, help="As in 'gas(bulyan)'.")
-@click.option("--rounds", type=click.IntRange(1, 10**9), default=200, show_default=True)
+@click.option("--rounds", type=click.IntRange(1, 10**9), default=200)
 def command(
     clients: int, byzantine: int, sample: int, rule_text: str, rounds: int, as_json: bool
 ) -> None:

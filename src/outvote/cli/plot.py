@@ -26,7 +26,6 @@ FORMATS = ("png", "svg", "pdf")
     "--metric",
     type=MetricChoice(),
     default="best",
-    show_default=True,
     help="Of heatmaps: an accuracy, Byzantine selection rate or weight, or the deviation.",
 )
 @click.option("--part", help="Only this part of the suite.")

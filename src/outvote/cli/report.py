@@ -13,7 +13,7 @@ from outvote.errors import plural
 @click.command("report", cls=Verb)
 @paths_argument
 @suites_option
-@file_option("The file to write.", default=Path("report.html"), show_default=True)
+@file_option("The file to write.", default=Path("report.html"))
 def command(paths: tuple[Path, ...], suites: tuple[str, ...], output: Path, as_json: bool) -> None:
     """Write one HTML file that shows everything and needs no network.
 

@@ -36,14 +36,11 @@ NUMBERS_NOTE = (
 )
 OVER = ("finished", "diverged")
 
-device_option = click.option(
-    "--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:1."
-)
+device_option = click.option("--device", default="auto", help="auto, cpu, cuda or cuda:1.")
 checkpoint_option = click.option(
     "--checkpoint-every",
     type=click.FloatRange(min=0),
     default=60.0,
-    show_default=True,
     help="Seconds between two checkpoints; 0: after every round.",
 )
 set_option = click.option(
@@ -54,7 +51,6 @@ output_option = click.option(
     "-o",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("runs"),
-    show_default=True,
     help="The store: results go to its folder of the suite's name.",
 )
 weights_option = click.option(

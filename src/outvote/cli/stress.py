@@ -27,32 +27,29 @@ GAP = 3
 @click.command("stress", cls=Verb)
 @click.option("--rule", "rule_texts", multiple=True, help="As in 'gas(bulyan)'. Default: all.")
 @click.option("--attack", "attack_texts", multiple=True, help="As in 'lie(z=2)'. Default: all.")
-@click.option("--clients", type=click.IntRange(1, 10_000), default=50, show_default=True)
-@click.option("--byzantine", type=click.IntRange(1), default=10, show_default=True)
-@click.option("--dim", type=click.IntRange(1), default=10_000, show_default=True)
+@click.option("--clients", type=click.IntRange(1, 10_000), default=50)
+@click.option("--byzantine", type=click.IntRange(1), default=10)
+@click.option("--dim", type=click.IntRange(1), default=10_000)
 @click.option(
     "--heterogeneity",
     type=click.FloatRange(0),
     default=2.0,
-    show_default=True,
     help="Length of a client's own shift, in lengths of what is common to all.",
 )
-@click.option("--noise", type=click.FloatRange(0), default=1.0, show_default=True)
+@click.option("--noise", type=click.FloatRange(0), default=1.0)
 @click.option(
     "--groups",
     type=click.IntRange(1),
     default=50,
-    show_default=True,
     help="Groups of the GAS forms where no --rule is given.",
 )
 @click.option(
     "--servers",
     type=click.IntRange(1, 1000),
     default=3,
-    show_default=True,
     help="How many seeds of a random rule; the errors are averaged.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0)
 def command(
     rule_texts: tuple[str, ...],
     attack_texts: tuple[str, ...],

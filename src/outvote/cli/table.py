@@ -44,7 +44,6 @@ class MetricChoice(click.Choice[str]):
     "format_",
     type=click.Choice(FORMATS),
     default="md",
-    show_default=True,
     help="Markdown, LaTeX (booktabs), or a record for each cell.",
 )
 @click.option("--paper", is_flag=True, help="The paper's value beside each of ours.")

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from outvote.errors import closest
+
 if TYPE_CHECKING:
     from outvote.attacks.attack import Attack
     from outvote.rules.rule import Rule
 
 Built = TypeVar("Built")
 
-CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True}
 
 
 class WorkFailed(Exception):  # noqa: N818  (named like TooManyByzantine)
@@ -33,6 +35,20 @@ def usage_errors(*kinds: type[Exception]) -> Iterator[None]:
 def typed_command() -> str:
     """Return the command as the user typed it."""
     return shlex.join(["outvote", *sys.argv[1:]])
+
+
+class VerbGroup(click.Group):
+    """A group of verbs; an unknown one is an error that names the closest."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb that the first word names."""
+        known = self.list_commands(ctx)
+        if args and args[0] not in known and not args[0].startswith("-"):
+            what = "there is no verb" if ctx.parent is None else f"{ctx.info_name} has no verb"
+            raise click.UsageError(f"{what} {args[0]!r}; {closest(args[0], known)}", ctx)
+        return super().resolve_command(ctx, args)
 
 
 class Verb(click.Command):
