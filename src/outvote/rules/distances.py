@@ -402,6 +402,17 @@ def average_of(is_selected: Tensor, num_selected: int) -> PerClient:
     return is_selected.to(torch.float64) / num_selected
 
 
+def as_shares(weights: PerClient) -> tuple[PerClient, Tensor]:
+    """Return weights relative to the largest of their run, and what to divide the sum by.
+
+    Equal weights become ones, and the divisor their number.
+    """
+    largest = weights.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+    divisor = 1 / largest
+    count = divisor.round()
+    return weights / largest, torch.where((divisor - count).abs() < 1e-9 * count, count, divisor)
+
+
 def central_client(norms: list[float]) -> int:
     """Return a client of median norm: no difference from it cancels because it is long."""
     return sorted(range(len(norms)), key=norms.__getitem__)[(len(norms) - 1) // 2]
