@@ -5,9 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from outvote.cli.output import one_line
+from outvote.cli.output import one_line, print_message
 from outvote.experiment.listener import Listener, RoundProgress
 
 if TYPE_CHECKING:
@@ -32,14 +30,13 @@ class Plain(Listener):
 
     def on_message(self, text: str) -> None:
         """Print a line."""
-        click.echo(one_line(text), err=True)
+        print_message(text)
 
 
 class Bars(Plain):
     """Shows two bars: all rounds of all runs, and the runs that train now."""
 
     def __init__(self, bars: "Progress") -> None:
-        """Take rich's bars."""
         self.bars = bars
         self.all = bars.add_task("all runs", total=None, note="")
         self.now = bars.add_task("now", total=None, note="", visible=False)
