@@ -7,7 +7,7 @@ from collections.abc import Callable
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 
-from outvote.data.checksum import md5_inside, md5_of
+from outvote.data.checksum import md5_of, read_inside
 from outvote.data.dataset import DamagedDataError, FetchError
 from outvote.data.dataset_entry import RemoteFile
 
@@ -116,4 +116,4 @@ def _check(remote: RemoteFile, part: Path) -> None:
 
 
 def _md5(remote: RemoteFile, path: Path) -> str:
-    return md5_inside(path) if remote.is_inside else md5_of(path)
+    return read_inside(path)[1] if remote.is_inside else md5_of(path)
