@@ -15,6 +15,7 @@ from outvote.report.cells import (
     Grid,
     Metric,
     family,
+    grouped,
     runs_of,
     shown,
 )
@@ -128,14 +129,13 @@ class RenderedTable:
             for each in grid.results
         ]
         named = {*grid.rows, *map(str, grid.columns)}
-        hidden = [
-            text for text in dict.fromkeys(texts) if label(text) != text and text not in named
-        ]
-        helpless = [
-            row
+        hidden = [each for each in dict.fromkeys(texts) if each not in {label(each), *named}]
+        runs_by_row = {
+            row: [run for cell in cells for run in cell.results]
             for row, cells in zip(grid.rows, grid.cells, strict=True)
-            if all(map(_is_helpless, runs := [run for cell in cells for run in cell.results]))
-            and runs
+        }
+        helpless = [
+            row for row, runs in runs_by_row.items() if runs and all(map(_is_helpless, runs))
         ]
         found = [f"Not the defaults: {', '.join(hidden)}."] if hidden else []
         if helpless:
@@ -150,8 +150,8 @@ class RenderedTable:
         repeated = sum(cell.num_repeated for cell in cells)
         found = []
         if lacking:
-            has_remedy = bool(self.grid.part)
-            remedy = f"; run them with `{missing_command(self.grid)}`" if has_remedy else ""
+            has_part = bool(self.grid.part)
+            remedy = f"; run them with `{missing_command(self.grid)}`" if has_part else ""
             found.append(f"{lacking} of {len(cells)} cells lack runs{remedy}.")
         if repeated:
             found.append(
@@ -256,6 +256,11 @@ def _number(value: float | None, text: Callable[[float], str]) -> Number | None:
     return None if value is None else Number(value, text(value))
 
 
+def value_of(number: Number | None) -> float | None:
+    """Return the value of a number, if there is one."""
+    return None if number is None else number.value
+
+
 def missing(cell: Cell, metric: Metric) -> str:
     """Return why a cell has no number."""
     if cell.results and metric in OF_BYZANTINE and _without_kept(cell):
@@ -303,10 +308,8 @@ def _goodness(mean: Number, metric: Metric) -> float:
 
 
 def _rivals(rows: Sequence[str]) -> list[list[int]]:
-    """Return groups of rows that share the rule inside all wrappers."""
-    groups: dict[str, list[int]] = {}
-    for place, row in enumerate(rows):
-        groups.setdefault(family(row), []).append(place)
+    """Return the indices of rows that share the rule inside all wrappers."""
+    groups = grouped(range(len(rows)), lambda index: family(rows[index]))
     return [group for group in groups.values() if len(group) > 1]
 
 
