@@ -16,12 +16,24 @@ from typing import Any, final
 import numpy as np
 
 from outvote.data.checksum import check_sum, read_npz, sha256_of
-from outvote.data.class_names import CIFAR10, CIFAR100
 from outvote.data.dataset import FETCH_AGAIN, Arrays, Images, Labels, fetch_again
 from outvote.data.dataset_entry import Download, Entry, Form, Package, RemoteFile, has_all
 from outvote.data.image_files import read_rgb
 from outvote.data.python_batch import read_batch
 
+CIFAR10 = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())  # noqa: SIM905
+CIFAR100 = tuple(
+    """
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
+    camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile
+    cup dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp
+    lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom
+    oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine
+    possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake
+    spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor
+    train trout tulip turtle wardrobe whale willow_tree wolf woman worm
+    """.split()  # noqa: SIM905
+)
 SIDE = 32
 WEBP_FILES = (*(f"part{number}.webp" for number in range(6)), "labels.npz")
 PNG_IMAGES = (*(f"data_batch_{number}.png" for number in range(1, 6)), "test_batch.png")

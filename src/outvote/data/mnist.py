@@ -1,5 +1,6 @@
 """MNIST, Fashion-MNIST (idx files, plain or gzip) and the embedded part of Fashion-MNIST."""
 
+import string
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outvote.data.checksum import check_sum, read_inside, read_npz, sha256_of
-from outvote.data.class_names import DIGITS, FASHION
 from outvote.data.dataset import Arrays, fetch_again
 from outvote.data.dataset_entry import Download, Entry, Form, Package, RemoteFile
 
@@ -20,6 +20,9 @@ FILES = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
+DIGITS = tuple(string.digits)
+CLOTHES = "t-shirt,trouser,pullover,dress,coat,sandal,shirt,sneaker,bag,ankle boot"
+FASHION = tuple(CLOTHES.split(","))
 UNSIGNED_BYTE = 8
 EMBEDDED = Path(__file__).parent / "embedded" / "fashion_mnist_small.npz"
 EMBEDDED_KEYS = ("train_images", "train_labels", "test_images", "test_labels")

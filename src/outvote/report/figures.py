@@ -128,12 +128,12 @@ def _windows(result: Result, window: int) -> NDArray[np.int64]:
     return np.minimum(ends, result.series.round[-1] if len(result.series) else 0)
 
 
-def _rounds_per_point(results: Sequence[Result]) -> int:
-    last = max((int(each.series.round[-1]) for each in results if len(each.series)), default=1)
-    return -(-last // MAX_POINTS)
+def _rounds_per_point(cells: Sequence[Cell]) -> int:
+    series = [each.series for cell in cells for each in cell.results if len(each.series)]
+    return -(-max((int(each.round[-1]) for each in series), default=1) // MAX_POINTS)
 
 
-Panel = tuple[str, Mapping[str, Cell]]
+Panel = tuple[str, dict[str, Cell]]
 """The title of a panel, and the cell of each of its curves."""
 
 
@@ -182,9 +182,7 @@ def _draw_panels(
     title: str,
 ) -> Figure:
     made = style.panels(len(found), sharex=True, sharey=column == "accuracy")
-    window = _rounds_per_point(
-        [each for _, cells in found for c in cells.values() for each in c.results]
-    )
+    window = _rounds_per_point([cell for _, cells in found for cell in cells.values()])
     for axes, (heading, cells) in zip(made.axes, found, strict=True):
         axes.set_title(heading)
         axes.margins(x=0.02)

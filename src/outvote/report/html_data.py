@@ -47,13 +47,11 @@ def grid_entries(grids: Sequence[Grid], results: Sequence[Result]) -> list[dict[
 def _grid_entry(grid: Grid, index: Mapping[int, int], *, is_only_suite: bool) -> dict[str, Any]:
     tables = {metric: render_table(grid, metric, paper=True) for metric in METRICS}
     first = tables["best"]
-    cells = [
-        [
-            _cell_entry(dict(zip(METRICS, views, strict=True)), index)
-            for views in zip(*row, strict=True)
-        ]
-        for row in zip(*([row.cells for row in tables[m].rows] for m in METRICS), strict=True)
-    ]
+
+    def cell(row: int, column: int) -> dict[str, Any]:
+        return _cell_entry({m: table.rows[row].cells[column] for m, table in tables.items()}, index)
+
+    rows, columns = range(len(grid.rows)), range(len(grid.columns))
     title = grid.title if is_only_suite else f"{grid.suite_title}: {grid.title}"
     return {
         "suite": grid.suite,
@@ -62,11 +60,11 @@ def _grid_entry(grid: Grid, index: Mapping[int, int], *, is_only_suite: bool) ->
         "seeds": seeds_of(grid) if grid.results else "",
         "rows": list(grid.rows),
         "families": [row.family for row in first.rows],
-        "columns": list(first.columns),
+        "columns": grid.titles,
         "column_key": grid.column_key,
         "has_paper": first.has_paper,
         "has_worst": first.has_worst,
-        "cells": cells,
+        "cells": [[cell(row, column) for column in columns] for row in rows],
         "worst": {
             metric: [_worst_entry(row.worst, metric) for row in table.rows]
             for metric, table in tables.items()

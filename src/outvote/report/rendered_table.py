@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, final
 
+from outvote.errors import plural
 from outvote.report.cells import (
     ACCURACIES,
     METRICS,
@@ -87,10 +88,7 @@ class RenderedTable:
     grid: Grid
     """The suite, the part, and the runs."""
     metric: Metric
-    title: str
     caption: str
-    columns: tuple[str, ...]
-    """Headings, without that of the worst case."""
     rows: tuple[RenderedRow, ...]
     footnotes: tuple[str, ...]
     """One sentence for each thing that needs an explanation."""
@@ -105,7 +103,7 @@ class RenderedTable:
     @property
     def headings(self) -> list[str]:
         """All columns after that of the rules."""
-        return [*self.columns, *(["worst case"] if self.has_worst else [])]
+        return [*self.grid.titles, *(["worst case"] if self.has_worst else [])]
 
     @property
     def has_paper(self) -> bool:
@@ -203,9 +201,7 @@ def render_table(grid: Grid, metric: Metric, *, paper: bool = False) -> Rendered
     return RenderedTable(
         grid=grid,
         metric=metric,
-        title=grid.title,
         caption=_caption(grid, metric),
-        columns=tuple(grid.titles),
         rows=rows,
         footnotes=tuple(_footnotes(rows, metric, has_rivals=bool(groups))),
         has_rivals=bool(groups),
@@ -289,9 +285,7 @@ def seeds_text(number: int, wanted: int) -> str:
     >>> seeds_text(2, 5), seeds_text(5, 5), seeds_text(1, 1)
     ('2 of 5 seeds', '5 seeds', '1 seed')
     """
-    if number < wanted:
-        return f"{number} of {wanted} seeds"
-    return f"{number} seed{'' if number == 1 else 's'}"
+    return f"{number} of {wanted} seeds" if number < wanted else plural(number, "seed")
 
 
 def seeds_of(grid: Grid) -> str:

@@ -59,7 +59,7 @@ def _markdown(text: str) -> str:
 
 def _markdown_section(tables: Sequence[RenderedTable]) -> list[str]:
     first = tables[0]
-    blocks = [f"### {_markdown(first.title)}"] if first.title else []
+    blocks = [f"### {_markdown(first.grid.title)}"] if first.grid.title else []
     if first.about:
         blocks.append(_markdown(" ".join(first.about)))
     for table in tables:
@@ -116,7 +116,7 @@ def _latex_environment(table: RenderedTable, *, is_first: bool) -> str:
     grid = table.grid
     name = f"{grid.suite} {grid.part or grid.title} {'' if is_first else table.metric}"
     label = "-".join("".join(c if c.isascii() and c.isalnum() else " " for c in name).split())
-    heading = ": ".join(text for text in (grid.suite_title, table.title) if text)
+    heading = ": ".join(text for text in (grid.suite_title, grid.title) if text)
     caption = [f"{heading}.", table.caption, *table.footnotes, *table.fine_print]
     lines = [
         r"\begin{table}[t]",
