@@ -48,13 +48,11 @@ def fetch_entry(
     """Fetch what an entry describes."""
     try:
         return load_entry(entry, folder)
-    except MissingDataError:
+    except (MissingDataError, DamagedDataError) as error:
         if not entry.sources:
             raise
-    except DamagedDataError as error:
-        if not entry.sources:
-            raise
-        log(f"what is there is fetched again: {error}")
+        if isinstance(error, DamagedDataError):
+            log(f"what is there is fetched again: {error}")
     target = Path(folder).expanduser() if folder is not None else data_root() / entry.name
     failures = []
     for source in entry.sources:
