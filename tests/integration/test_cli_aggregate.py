@@ -21,7 +21,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_the_output_is_what_the_rule_says_in_the_type_that_was_sent(capsys, folder, dtype):
+def test_the_output_is_the_update_of_the_rule_in_the_type_that_was_sent(capsys, folder, dtype):
     updates = updates_of(7, dtype)
     updates[2]["layer.weight"] += 50
     fill(folder, updates)

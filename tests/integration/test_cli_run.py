@@ -13,6 +13,7 @@ from outvote.cli.progress import Bars
 from outvote.experiment.listener import RoundProgress
 from outvote.experiment.plan import RunEnd
 from outvote.results.folder import find_runs
+from outvote.results.renamed import SETTINGS
 from outvote.suites.suite import read_suite
 from simulations import tiny
 
@@ -24,6 +25,7 @@ federation = { num_clients = 10, sampled = 5 }
 model.name = "mlp"
 training = { num_steps = 1, batch_size = 16 }
 """
+(OLD,) = (old.partition(".")[2] for old in SETTINGS)
 ON_CPU = ["{config}", "--device", "cpu", "--set"]
 SMALL_DEMO = ["--set", "rounds=1", "--set", "training.num_steps=1", "--device", "cpu"]
 
@@ -223,11 +225,11 @@ def test_a_setting_of_version_0_1_is_read_with_one_line_that_names_the_new_one(
 ):
     words = []
     if where == "file":
-        config.write_text(config.read_text().replace("sampled = 5", "sampled = 5, told = 2"))
+        config.write_text(config.read_text().replace("sampled = 5", f"sampled = 5, {OLD} = 2"))
     else:
-        words = ["--set", "federation.told=2"]
+        words = ["--set", f"federation.{OLD}=2"]
     result = run(capsys, "run", config, *words, "-o", tmp_path / "runs", "--set", "rounds=1")
     assert result.code == 0
-    new = "federation.told is now federation.assumed_byzantine; rename it."
-    assert result.err == f"warning: {new}\n"
+    message = f"federation.{OLD} is now federation.assumed_byzantine; rename it."
+    assert result.err == f"warning: {message}\n"
     assert {r.rounds()[0].num_byzantine_assumed for r in find_runs(tmp_path / "runs")} == {2}

@@ -63,7 +63,7 @@ class Undocumented(VectorRule):
         return rows[0]
 
 
-def test_a_rule_without_a_docstring_is_described_by_what_its_class_says():
+def test_a_rule_without_a_docstring_is_described_by_its_class():
     about = describe(Undocumented)
     assert (about.name, about.summary, about.example) == ("Undocumented", "", "")
     assert about.needs == VectorRule.traits.needs

@@ -110,7 +110,7 @@ def test_a_file_that_changes_between_header_and_data_is_refused(tmp_path):
         read_tensors(path, header)
 
 
-def test_tensors_come_in_the_order_of_their_names_whatever_the_file_says(tmp_path):
+def test_tensors_come_in_the_order_of_their_names_and_not_of_the_file(tmp_path):
     path = tmp_path / "a.safetensors"
     save_file({"z": torch.ones(1), "a": torch.ones(1).half(), "k": torch.ones(1).double()}, path)
     assert list(read_tensors(path, read_header(path))) == ["a", "k", "z"]

@@ -296,7 +296,7 @@ def test_a_summary_has_the_best_the_last_and_the_mean_of_the_last_ten():
     assert summed([]).best is None
 
 
-def test_where_nobody_lies_no_share_of_liars_is_kept():
+def test_without_an_attack_there_is_no_selection_rate():
     rounds = [a_round(k, kept=(1, 4)) for k in (1, 2)]
     assert summed(rounds, "lie").kept_byzantine == 1.0
     assert summed(rounds, "none").kept_byzantine is None

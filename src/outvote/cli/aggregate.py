@@ -55,7 +55,6 @@ def command(updates: tuple[str, ...], rule_text: str, as_json: bool, **options: 
     from outvote.errors import TooManyByzantine
     from outvote.files.aggregate_files import aggregate_clients
     from outvote.files.client_files import FilesError
-    from outvote.results.disk import StoreError
 
     try:
         found = aggregate_clients(updates, rule=rule, **options)
@@ -67,7 +66,7 @@ def command(updates: tuple[str, ...], rule_text: str, as_json: bool, **options: 
         ) from error
     except (ValueError, TypeError) as error:
         raise click.UsageError(_as_options(str(error))) from error
-    except (FilesError, StoreError) as error:
+    except FilesError as error:
         raise WorkFailed(str(error)) from error
     verdict = found.verdict
     counters = [name for name in found.model if name not in verdict.update]

@@ -65,7 +65,9 @@ def explain(error: BaseException) -> tuple[int, str]:
     if isinstance(error, click.UsageError):
         where = error.ctx.command_path if error.ctx is not None else "outvote"
         return WRONG_USE, f"{_sentence(error.format_message())} See '{where} --help'."
-    if isinstance(error, WorkFailed):
+    from outvote.results.disk import StoreError  # loads msgspec, which --help does without
+
+    if isinstance(error, WorkFailed | StoreError):
         return FAILED, _sentence(str(error))
     if isinstance(error, click.Abort | KeyboardInterrupt):
         return FAILED, "interrupted; run the same command again."

@@ -20,7 +20,7 @@ from outvote.cli.run_plan import (
     threads_each,
     weights_option,
 )
-from outvote.cli.verb import Verb, WorkFailed, usage_errors
+from outvote.cli.verb import Verb, usage_errors
 from outvote.errors import plural
 
 if TYPE_CHECKING:
@@ -118,16 +118,12 @@ def _execution(options: dict[str, Any]) -> Execution:
 def _forecast(suite: "Suite", how: Execution) -> "Forecast":
     from outvote.experiment.environment import device_name
     from outvote.experiment.forecast import forecast
-    from outvote.results.disk import StoreError
 
     device = find_device(how.device, must_be_here=False)
     number = how.num_processes or 1
     num_cores = number * threads_each(number) if device.type == "cpu" else 1
-    try:
-        with usage_errors(ValueError, TypeError):
-            return forecast(suite, how.output, device_name(device), num_cores)
-    except StoreError as error:
-        raise WorkFailed(str(error)) from error
+    with usage_errors(ValueError, TypeError):
+        return forecast(suite, how.output, device_name(device), num_cores)
 
 
 def _print_forecast(suite: "Suite", found: "Forecast", store: Path, as_json: bool) -> None:

@@ -15,7 +15,8 @@ from outvote.cli.run_plan import (
     run_plan,
     set_option,
 )
-from outvote.cli.verb import Verb, WorkFailed, usage_errors
+from outvote.cli.runs import read_runs
+from outvote.cli.verb import Verb, usage_errors
 
 if TYPE_CHECKING:
     from outvote.cli.run_plan import Outcomes
@@ -41,6 +42,7 @@ def command(
     skipped.
     """
     from outvote.experiment.plan import plan_suite
+    from outvote.report.html_report import write_report
     from outvote.suites.suite import read_suite
 
     with usage_errors(ValueError, TypeError):
@@ -49,7 +51,8 @@ def command(
         click.echo(STORY.format(num_runs=len(plan.specs), rounds=plan.specs[0].rounds))
     how = Execution(output=output, device=device, checkpoint_every=checkpoint_every)
     done = run_plan(plan, how)
-    page = _write_page(output / plan.suite)
+    page = output / plan.suite / "report.html"
+    write_report(read_runs([page.parent]), page, command="outvote demo")
     if as_json:
         print_json(done.as_json())
     else:
@@ -57,20 +60,6 @@ def command(
         click.echo(f"Tables, curves and the audit of all clients, as one page: {page}")
     done.print_how_to_resume()
     return done.exit_code
-
-
-def _write_page(folder: Path) -> Path:
-    """Write the report of all runs in the folder."""
-    from outvote.cli.runs import read_runs
-    from outvote.report.html_report import write_report
-    from outvote.results.disk import StoreError
-
-    page = folder / "report.html"
-    try:
-        write_report(read_runs([folder]), page, command="outvote demo")
-    except StoreError as error:
-        raise WorkFailed(str(error)) from error
-    return page
 
 
 def _print(done: "Outcomes", folder: Path) -> None:

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import click
 
-from outvote.cli.verb import WorkFailed
-
 NO_TERMINAL_WIDTH = 160
 
 
@@ -65,12 +63,9 @@ def percent(value: float | None) -> str:
 
 def write_file(path: Path, content: bytes) -> None:
     """Write a file whole or not at all; on failure what was there stays."""
-    from outvote.results.disk import StoreError, write_whole
+    from outvote.results.disk import write_whole
 
-    try:
-        write_whole(path, content, stays="what was there stays")
-    except StoreError as error:
-        raise WorkFailed(str(error)) from error
+    write_whole(path, content, stays="what was there stays")
 
 
 def clean(text: str) -> str:

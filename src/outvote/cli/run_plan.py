@@ -16,7 +16,7 @@ import click
 
 from outvote.cli.output import Column, percent, print_json, print_table
 from outvote.cli.progress import shown_progress
-from outvote.cli.verb import WorkFailed, usage_errors
+from outvote.cli.verb import usage_errors
 
 if TYPE_CHECKING:
     import torch
@@ -88,7 +88,6 @@ def run_plan(plan: "Plan", how: Execution) -> "Outcomes":
     """Execute all runs, with progress bars; a signal or the end of the time saves and stops."""
     from outvote.experiment.runner import Runner
     from outvote.experiment.scheduler import execute_on
-    from outvote.results.disk import StoreError
 
     device = find_device(how.device)
     until = float("inf") if how.max_minutes is None else monotonic() + 60 * how.max_minutes
@@ -106,10 +105,7 @@ def run_plan(plan: "Plan", how: Execution) -> "Outcomes":
         )
         with usage_errors(ValueError):
             runner.check(plan)
-        try:
-            ends = execute_on(workers, runner, plan) if workers else runner.execute(plan)
-        except StoreError as error:
-            raise WorkFailed(str(error)) from error
+        ends = execute_on(workers, runner, plan) if workers else runner.execute(plan)
     is_time_up = monotonic() >= until
     return Outcomes(ends, stop.exit_code if stop() else 0, is_time_up=is_time_up)
 

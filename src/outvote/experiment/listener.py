@@ -1,7 +1,7 @@
 """Reports on the progress of runs."""
 
 from dataclasses import dataclass
-from typing import final
+from typing import Protocol, final
 
 from outvote.experiment.plan import RunEnd
 
@@ -20,8 +20,8 @@ class RoundProgress:
     seconds: float
 
 
-class Listener:
-    """Receives reports while runs are executed; this one ignores them."""
+class Silent:
+    """Ignores all reports; subclasses take some."""
 
     def on_plan(self, num_rounds: int) -> None:
         """Receive the number of rounds to train, over all runs."""
@@ -34,3 +34,12 @@ class Listener:
 
     def on_message(self, text: str) -> None:
         """Receive a warning: a damaged checkpoint, too little memory."""
+
+
+class Listener(Protocol):
+    """Receives reports while runs are executed: anything with the methods of `Silent`."""
+
+    def on_plan(self, num_rounds: int) -> None: ...  # noqa: D102
+    def on_round(self, progress: RoundProgress) -> None: ...  # noqa: D102
+    def on_end(self, end: RunEnd) -> None: ...  # noqa: D102
+    def on_message(self, text: str) -> None: ...  # noqa: D102

@@ -15,7 +15,7 @@ import torch
 from outvote.errors import plural
 from outvote.experiment.adopting import adopt, find_elsewhere
 from outvote.experiment.builder import RunBuilder, most_locks
-from outvote.experiment.listener import Listener, RoundProgress
+from outvote.experiment.listener import Listener, RoundProgress, Silent
 from outvote.experiment.plan import Job, Plan, RunEnd, stack_key
 from outvote.experiment.run_spec import RunSpec
 from outvote.experiment.stack_run import OpenRun, StackRun
@@ -37,7 +37,7 @@ class Runner:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     checkpoint_every: float = CHECKPOINT_EVERY
     """Seconds; 0: after every round."""
-    listener: Listener = field(default_factory=Listener)
+    listener: Listener = field(default_factory=Silent)
     should_stop: Callable[[], bool] = lambda: False
     """Asked after every round."""
     max_stacked: int | None = None
@@ -134,16 +134,19 @@ def one_sentence(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".") + "."
 
 
-class _Sweep(Listener):
+class _Sweep(Silent):
     """One call of a runner: it listens to its stacks, and informs the runner's listener."""
 
     def __init__(self, runner: Runner, ends: dict[str, RunEnd]) -> None:
         self.runner, self.ends, self.builder = runner, ends, runner.builder
-        self.listener, self.on_message = runner.listener, runner.listener.on_message
+        self.listener = runner.listener
         self.queue: deque[list[Job]] = deque()
 
     def on_round(self, progress: RoundProgress) -> None:
         self.listener.on_round(progress)
+
+    def on_message(self, text: str) -> None:
+        self.listener.on_message(text)
 
     def on_end(self, end: RunEnd) -> None:
         self.ends[end.job.hash] = end

@@ -20,7 +20,7 @@ import torch
 
 from outvote.experiment.builder import RunBuilder
 from outvote.experiment.environment import choose_device
-from outvote.experiment.listener import Listener, RoundProgress
+from outvote.experiment.listener import Listener, RoundProgress, Silent
 from outvote.experiment.plan import Job, Plan, RunEnd
 from outvote.experiment.processes import ASKED_TO_STOP
 from outvote.experiment.run_spec import RunSpec, as_table
@@ -38,7 +38,7 @@ _HERE = local()
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workers:
-    """An executor, and what is known of its processes."""
+    """An executor, and the properties of its processes."""
 
     executor: Executor
     number: int = 1
@@ -166,7 +166,7 @@ def _shared_builder(device: torch.device) -> RunBuilder:
     return found
 
 
-class _Messages(Listener):
+class _Messages(Silent):
     """Keeps messages; rounds are read from the store."""
 
     def __init__(self) -> None:

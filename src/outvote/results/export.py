@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from outvote.results.disk import DamagedFileError, StoreError
 from outvote.results.renamed import COLUMNS, renamed_settings
 from outvote.results.run import Result, check_config
-from outvote.results.schema import Environment, Status
+from outvote.results.schema import Environment, Outcome, Status
 from outvote.results.series import COUNTS_OR_NAN, OPTIONAL, REAL, SERIES, Series, to_digits
 
 VERSION = 2
@@ -180,8 +180,15 @@ def _result(row: Mapping[str, Any], where: str) -> Result:
             suite=row["suite"],
             name=row["name"],
             config=_config(row["config"], where),
-            status=_status(row),
-            environment=_environment(row["environment"]),
+            status=Status(
+                outcome=msgspec.convert(row["outcome"], Outcome),
+                reason=row["reason"],
+                round=int(row["rounds_completed"]),
+                num_rounds=int(row["num_rounds"]),
+            ),
+            environment=msgspec.json.decode(row["environment"], type=Environment)
+            if row["environment"]
+            else None,
             series=_series(row),
             seconds=float(row["seconds"]),
             num_samples=int(row["num_samples"]),
@@ -198,20 +205,6 @@ def _config(text: str, where: str) -> Mapping[str, Any]:
         raise ValueError("its config is not a table")  # noqa: TRY004  (the file is wrong)
     check_config(found, where)
     return renamed_settings(found)
-
-
-def _status(row: Mapping[str, Any]) -> Status:
-    found = {
-        "outcome": row["outcome"],
-        "reason": row["reason"],
-        "round": int(row["rounds_completed"]),
-        "num_rounds": int(row["num_rounds"]),
-    }
-    return msgspec.convert(found, Status)
-
-
-def _environment(text: str) -> Environment | None:
-    return msgspec.json.decode(text, type=Environment) if text else None
 
 
 def _series(row: Mapping[str, Any]) -> Series:

@@ -1,4 +1,4 @@
-"""Short names of rules and attacks for tables: no more parameters than tell them apart."""
+"""Short names of rules and attacks for tables: only the parameters that differ."""
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
