@@ -234,7 +234,8 @@ def _draw_scores(axes: Axes, audit: Audit, order: NDArray[np.int64], how: Any) -
 def _relative(audit: Audit) -> NDArray[np.float64]:
     """Return scores divided by the median of their round; infinite where not finite."""
     scores = np.where(audit.is_received, audit.scores, np.nan)
-    middles = np.ma.median(np.ma.masked_invalid(scores), axis=1, keepdims=True).filled(np.nan)
+    finite = np.ma.masked_invalid(scores)
+    middles = np.ma.median(finite, axis=1, keepdims=True).filled(np.nan)  # type: ignore[no-untyped-call]
     result: NDArray[np.float64] = scores / np.where(middles > 0, middles, np.nan)
     return result
 
