@@ -15,7 +15,7 @@ import torch
 from safetensors.numpy import load_file
 
 from outvote.cli import main
-from outvote.experiment.run_spec import PROTOCOL
+from outvote.experiment.run_spec import PROTOCOL, REVISION
 from same_numbers import digest, norm
 from synthetic_data import write_image_folder, write_leaf
 
@@ -47,6 +47,11 @@ DATA_VARIABLE = "OUTVOTE_DATA"
 def protocol():
     """The number that enters the hash of every run."""
     return PROTOCOL
+
+
+def revision():
+    """The number that is raised when numbers differ from before by rounding alone."""
+    return REVISION
 
 
 def run_program(config, store, *words):

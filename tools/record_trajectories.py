@@ -2,7 +2,8 @@
 
 Without a reason nothing is written: it only prints which runs changed. A run that has the same
 folder as before, and other numbers, is refused even with one: raise PROTOCOL first, or finished
-runs of users would be taken for what they are not.
+runs of users would be taken for what they are not. Where the numbers differ by rounding alone,
+raising REVISION is enough.
 """
 
 import argparse
@@ -17,10 +18,10 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 from same_numbers import differences, fingerprint, folders, in_words
-from trajectories import CONFIGS, FILE, protocol, tolerance, train, write_data
+from trajectories import CONFIGS, FILE, protocol, revision, tolerance, train, write_data
 
 Runs = dict[str, list[dict[str, Any]]]
-NOTHING: dict[str, Any] = {"history": [], "fingerprint": {}, "runs": {}}
+NOTHING: dict[str, Any] = {"revision": 0, "history": [], "fingerprint": {}, "runs": {}}
 
 
 def train_all() -> Runs:
@@ -50,7 +51,9 @@ def changes(before: dict[str, Any], found: Runs) -> Iterator[tuple[str, str, boo
             at = {run["folder"]: run for run in new}
             again = [run for run in old if run["folder"] in at]
             found_again = [at[run["folder"]] for run in again]
-            is_refused = any(differences(again, found_again, is_exact, bound))
+            # A new revision may round otherwise, and no more than that.
+            is_strict = is_exact and revision() == before["revision"]
+            is_refused = any(differences(again, found_again, is_strict, bound))
             yield name, f"changed\n{in_words(differing)}", is_refused
         elif folders(old) != folders(new):
             yield name, "has another folder, and the same numbers", False
@@ -94,7 +97,8 @@ def main(words: list[str] | None = None) -> int:
     if any(is_refused for _, _, is_refused in changed):
         sys.stdout.write(
             f"Nothing is written: runs changed while PROTOCOL stayed {protocol()}. Find the fault, "
-            "or raise PROTOCOL (finished runs will not be reused) and record again.\n"
+            "or raise PROTOCOL (finished runs will not be reused), or REVISION if it is rounding "
+            "alone, and record again.\n"
         )
         return 1
     if not reason:
@@ -104,7 +108,11 @@ def main(words: list[str] | None = None) -> int:
         return 1 if changed else 0
     content = {
         "protocol": protocol(),
-        "history": [*before["history"], {"protocol": protocol(), "reason": reason}],
+        "revision": revision(),
+        "history": [
+            *before["history"],
+            {"protocol": protocol(), "revision": revision(), "reason": reason},
+        ],
         "fingerprint": fingerprint(),
         "runs": found,
     }

@@ -13,13 +13,14 @@ import pytest
 
 import record_trajectories
 from same_numbers import differences, fingerprint, folders, in_words
-from trajectories import CONFIGS, FILE, protocol, tolerance, train, write_data
+from trajectories import CONFIGS, FILE, protocol, revision, tolerance, train, write_data
 
 RECORDED = json.loads(FILE.read_text())
 RECORD = 'python tools/record_trajectories.py --reason "..."'
 CHANGED = (
     "a trajectory changed while PROTOCOL stayed {protocol}. If that was not intended, it is a "
-    "fault. If it was: raise PROTOCOL (finished runs will not be reused), and record again with "
+    "fault. If it was: raise PROTOCOL (finished runs will not be reused), or REVISION if it is "
+    "rounding alone, and record again with "
     f"{RECORD}."
 )
 RAISED = (
@@ -45,7 +46,9 @@ def data(tmp_path_factory):
 
 def test_the_protocol_is_the_recorded_one():
     assert protocol() == RECORDED["protocol"], RAISED.format(protocol=protocol())
+    assert revision() == RECORDED["revision"], f"REVISION was raised: record again with {RECORD}."
     assert RECORDED["history"][-1]["protocol"] == protocol()
+    assert RECORDED["history"][-1]["revision"] == revision()
     assert all(entry["reason"] for entry in RECORDED["history"])
 
 
@@ -100,6 +103,14 @@ class TestRecorder:
         assert record(runs, "--reason", "none") == (1, RECORDED)
         assert "stacked changed" in capsys.readouterr().out
 
+    def test_rounding_is_recorded_where_the_revision_was_raised(self, record, monkeypatch):
+        monkeypatch.setattr(record_trajectories, "revision", lambda: RECORDED["revision"] + 1)
+        runs = deepcopy(RECORDED["runs"])
+        runs["stacked"][1]["rounds"][0]["loss"] *= 1 + 1e-9
+        assert record(runs, "--reason", "rounding")[1]["runs"] == runs
+        runs["stacked"][1]["rounds"][0]["loss"] *= 1.01
+        assert record(runs, "--reason", "more than rounding")[0] == 1
+
     def test_new_runs_are_recorded_with_a_reason_only(self, record):
         runs = deepcopy(RECORDED["runs"])
         runs["more"] = runs.pop("rfa")
@@ -108,5 +119,5 @@ class TestRecorder:
         assert record(runs) == (1, RECORDED)
         code, content = record(runs, "--reason", "one more")
         assert (code, content["runs"]) == (0, runs)
-        entry = {"protocol": protocol(), "reason": "one more"}
+        entry = {"protocol": protocol(), "revision": revision(), "reason": "one more"}
         assert content["history"] == [*RECORDED["history"], entry]

@@ -24,7 +24,7 @@ def gradients(seed):
 @pytest.mark.parametrize("split", ["balanced", "contiguous"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("name", WRAPPABLE_NAMES)
-def test_gas_judges_clients_that_are_equal_in_some_groups(name, dtype, split, device):
+def test_gas_scores_clients_that_are_equal_in_some_groups(name, dtype, split, device):
     rule = ov.GAS(ov.make_rule(name), num_groups=NUM_GROUPS, split=split)
     for seed in range(3):
         exact = torch.from_numpy(gradients(seed)).to(device)
@@ -63,3 +63,44 @@ def test_copies_of_a_client_tie_to_the_last_bit(dtype):
         scores = ov.MultiKrum().inspect(rows, num_byzantine=2).scores
         assert scores[1] == scores[2] == scores[8]
         assert scores[0] == scores[4]
+
+
+@pytest.mark.parametrize(
+    "rule", sorted({*ov.rules.rule_spec.RULES} - {"fltrust", "foolsgold", "centered-clipping"})
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_rows_give_that_row_exactly(rule, dtype):
+    inside = "(median)" if rule in ("gas", "nnm", "bucketing", "clip") else ""
+    made = ov.make_rule(f"{rule}{inside}".replace("clip(median)", "clip(median, max_norm=1e30)"))
+    made = ov.make_rule("norm-clipping(max_norm=1e30)") if rule == "norm-clipping" else made
+    row = torch.randn(301, generator=torch.Generator().manual_seed(3), dtype=dtype)
+    for num_clients in (3, 7, 11, 13):
+        update = made(row.expand(num_clients, -1).clone(), num_byzantine=0, seed=0)
+        assert torch.equal(update, row), (rule, num_clients)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_call_and_a_verdict_give_the_same_mean(dtype):
+    for seed in range(20):
+        rows = np.random.default_rng(seed).normal(size=(3 + seed, 40)).astype(dtype)
+        np.testing.assert_array_equal(ov.Mean()(rows), ov.Mean().inspect(rows).update)
+
+
+@pytest.mark.parametrize("rule", ["mean", "multi-krum(num_selected=3)", "trimmed-mean", "bulyan"])
+def test_means_of_small_integers_are_exact(rule):
+    rows = np.arange(1.0, 10).reshape(3, 3)
+    np.testing.assert_array_equal(ov.make_rule(rule)(rows, num_byzantine=0), [4, 5, 6])
+
+
+def test_squaring_gives_the_projections_of_the_decomposition():
+    random = torch.Generator().manual_seed(0)
+    for num_clients, dim in ((5, 40), (18, 300), (50, 400)):
+        rows = torch.randn(20, num_clients, dim, generator=random, dtype=torch.float64)
+        rows[:, : num_clients // 5] = rows[:, -1:] + 1.5 * rows.std(dim=1, keepdim=True)
+        centred = rows - rows.mean(dim=1, keepdim=True)
+        gram = centred @ centred.mT / dim
+        expected = distances.leading_projections(gram)
+        torch.testing.assert_close(
+            distances.projections_by_squaring(gram), expected, rtol=1e-9, atol=1e-12
+        )
+    assert not distances.projections_by_squaring(torch.zeros(2, 4, 4, dtype=torch.float64)).any()

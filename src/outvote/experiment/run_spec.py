@@ -25,6 +25,8 @@ Partition = Literal["dirichlet", "iid", "shards", "by-group"]
 Precision = Literal["float32", "tf32", "bfloat16"]
 # Enters every hash: to be raised whenever the same settings give other numbers than before.
 PROTOCOL = 1
+# Not in the hash: raised whenever numbers differ from before by rounding alone; names stay.
+REVISION = 2
 # Settings that came later: at their default they are left out of the hash and of config.toml, so
 # that earlier runs keep their names. Nothing is ever removed.
 LATER = ("data.image_size", "diagnostics")

@@ -171,7 +171,8 @@ def _compute(
     if any(run.norms[k] < SMALLEST_NORM for run, k in zip(runs, centres, strict=True)):
         rows = rows.double()
     centre = torch.tensor(centres, device=rows.device)
-    matrix = ClientMatrix.from_rows(rows, centre, _duplicates(rows, runs))
+    longest = max(norm for run in runs for norm in run.norms)
+    matrix = ClientMatrix.from_rows(rows, centre, _duplicates(rows, runs), largest_norm=longest)
     found = check_finite(rule, rule.compute(matrix, info))
     if counts is not None:
         found = _weighted(rule, found, counts, runs[0].rows)

@@ -57,13 +57,22 @@ class ClientMatrix:
         self._buffer = buffer
         self.duplicates = duplicates
         self._check = check
+        self.sums_are_finite = False
 
     @classmethod
     def from_rows(
-        cls, rows: Rows, centre: Tensor | None = None, duplicates: Tensor | None = None
+        cls,
+        rows: Rows,
+        centre: Tensor | None = None,
+        duplicates: Tensor | None = None,
+        *,
+        largest_norm: float = torch.inf,
     ) -> "ClientMatrix":
         """View gradients ``[runs, clients, dim]``, without a copy."""
-        return cls(rows.mT, centre=centre, duplicates=duplicates)
+        matrix = cls(rows.mT, centre=centre, duplicates=duplicates)
+        largest = torch.finfo(matrix.work_dtype).max
+        matrix.sums_are_finite = largest_norm < largest / (2 * matrix.num_clients)
+        return matrix
 
     @property
     def num_clients(self) -> int:
@@ -144,12 +153,32 @@ class ClientMatrix:
             return answer.vector
         if answer.weights is None:
             raise ValueError("an Aggregation needs weights or a vector.")
-        weights = answer.weights.to(self.work_dtype).unsqueeze(-1)
+        shares, divisor = answer.weights.double(), None
+        if self.sums_are_finite:
+            # A sum divided by a count: weights such as 1 / 3 would round the mean of 1, 4 and 7.
+            shares, divisor = distances.as_shares(shares)
+        weights = shares.to(self.work_dtype).unsqueeze(-1)
         if weights.dtype == self.columns.dtype:
             with exact_products():
                 # As a row times the rows that the clients sent: read in order.
-                return torch.matmul(weights.mT, self.columns.mT).squeeze(-2)
-        return self._multiplied(weights).squeeze(-1)
+                vector = torch.matmul(weights.mT, self.columns.mT).squeeze(-2)
+        else:
+            vector = self._multiplied(weights).squeeze(-1)
+        if divisor is not None:
+            vector /= divisor.to(vector.dtype)
+        if self.duplicates is not None and len(self.batch) == 1:
+            self._keep_equal(vector, answer.weights)
+        return vector
+
+    def _keep_equal(self, vector: PerCoordinate, weights: PerClient) -> None:
+        """Write the row itself where all clients with a weight sent the same: a sum rounds it."""
+        client = weights.argmax(dim=-1)
+        runs = torch.arange(len(client), device=client.device)
+        assert self.duplicates is not None
+        is_same = (self.duplicates[runs, client] | (weights == 0)).all(dim=-1)
+        is_average = (weights.sum(dim=-1) - 1).abs() < 1e-9
+        for run in (is_same & is_average).nonzero().flatten().tolist():
+            vector[run] = self.columns[run, :, client[run]]
 
     def mixed(self, mixture: Mixture) -> "ClientMatrix":
         """Replace the clients by weighted averages of them (every row of `mixture` sums to 1)."""
@@ -164,8 +193,11 @@ class ClientMatrix:
         )
 
     def _mixed_columns(self, mixture: Mixture) -> Columns:
-        work = mixture.mT.to(self.work_dtype)
-        return self._multiplied(work)
+        columns = self._multiplied(mixture.mT.to(self.work_dtype))
+        if self.duplicates is not None and len(self.batch) == 1:
+            for run in self.duplicates.all(dim=-1).all(dim=-1).nonzero().flatten().tolist():
+                columns[run] = self.columns[run, :, :1]  # Averages of equal clients round them.
+        return columns
 
     def _multiplied(self, matrix: Tensor) -> Columns:
         largest = torch.finfo(matrix.dtype).max

@@ -86,7 +86,7 @@ class Clip(Wrapper):
 
     def _factors(self, norms: PerClient, num_byzantine: int) -> PerClient:
         if not isinstance(self.max_norm, str):
-            return self.max_norm / norms.clamp(min=self.max_norm)
+            return (self.max_norm / norms.clamp(min=1e-300)).clamp(max=1.0)
         num_clients = norms.shape[-1]
         num_clipped = 2 * num_byzantine * (num_clients - num_byzantine) // num_clients
         rank = max(0, num_clients - 1 - num_clipped)

@@ -42,7 +42,7 @@ class NormClipping(Rule):
         """Weigh every client by how much its norm is too long."""
         del info
         norms = distances.norms(matrix.columns)
-        weights = self.max_norm / norms.clamp(min=self.max_norm) / matrix.num_clients
+        weights = (self.max_norm / norms.clamp(min=1e-300)).clamp(max=1.0) / matrix.num_clients
         return Aggregation(
             vector=matrix.vector(Aggregation(weights=weights)), weights=weights, scores=norms
         )

@@ -123,18 +123,31 @@ def values_at_ranks(columns: Columns, first: int, last: int) -> tuple[PerCoordin
 
 
 def _mean_of_ranks(tile: Columns, first: int, last: int) -> PerCoordinate:
-    share = 1 / (last - first)
     if tile.shape[-1] <= LARGEST_NETWORK and tile.device.type == "cpu":
-        ranked = sorting_network(list(tile.movedim(-1, 0).contiguous()))
-        mean = ranked[first] * share
-        for values in ranked[first + 1 : last]:
-            mean.add_(values, alpha=share)
-        return mean
-    # Weights instead of a sum: nothing overflows, and a huge value outside the range counts 0.
-    weights = tile.new_zeros(tile.shape[-1])
-    weights[first:last] = share
-    with exact_products():
-        return torch.matmul(sorted_in_buffer(tile), weights)
+        ranked = sorting_network(list(tile.movedim(-1, 0).contiguous()))[first:last]
+        total = ranked[0].clone()
+        for values in ranked[1:]:
+            total.add_(values)
+        low, high, rest = ranked[0], ranked[-1], torch.stack(ranked, dim=-1)
+    else:
+        ranks = sorted_in_buffer(tile)
+        weights = tile.new_zeros(tile.shape[-1])
+        weights[first:last] = 1
+        with exact_products():
+            total = torch.matmul(ranks, weights)
+        rest = ranks[..., first:last]
+        low, high = rest[..., 0], rest[..., -1]
+    mean = total.div_(last - first)
+    if not bool(mean.isfinite().all()):
+        mean = _mean(rest, last - first)
+    # Rounding may carry the mean of equal values away from them.
+    return mean.clamp(min=low, max=high)
+
+
+def _mean(values: Tensor, count: int) -> Tensor:
+    """Return the sum over the last axis divided by a count; it may overflow only with the mean."""
+    mean = values.sum(dim=-1) / count
+    return mean if bool(mean.isfinite().all()) else (values / count).sum(dim=-1)
 
 
 def _values_at_ranks(tile: Columns, first: int, last: int) -> tuple[PerCoordinate, PerCoordinate]:
@@ -170,7 +183,7 @@ def _nearest(tile: Columns, num_nearest: int, even: str) -> tuple[Tensor, Tensor
     start = torch.maximum(below, above).argmin(dim=-1, keepdim=True)
     rank = torch.arange(num_clients, device=tile.device)
     inside = (rank >= start) & (rank < start + num_nearest)
-    mean = torch.where(inside, ranked / num_nearest, 0).sum(dim=-1)
+    mean = _mean(torch.where(inside, ranked, 0), num_nearest)
     low = ranked.gather(-1, start)
     high = ranked.gather(-1, start + num_nearest - 1)
     tied = _is_tied(ranked, middle, start, num_nearest).squeeze(-1)
@@ -180,9 +193,9 @@ def _nearest(tile: Columns, num_nearest: int, even: str) -> tuple[Tensor, Tensor
         values = tile[tied]
         order = middle.at(tied).deviation(values).argsort(dim=-1, stable=True)
         taken = values.gather(-1, order[..., :num_nearest])
-        mean[tied] = (taken / num_nearest).sum(dim=-1)
+        mean[tied] = _mean(taken, num_nearest)
         low[tied], high[tied] = taken.amin(dim=-1), taken.amax(dim=-1)
-    return mean, low, high
+    return mean.clamp(min=low, max=high), low, high
 
 
 class _Middle:
