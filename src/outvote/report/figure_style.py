@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from outvote.report.cells import family
+from outvote.report.cells import family, grouped
 
 # Okabe and Ito's colours, but for their yellow, which is hard to see on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#222222", "#8C6D31")
@@ -38,11 +38,9 @@ class LineStyle(NamedTuple):
 
 def line_styles(rows: Sequence[str]) -> dict[str, LineStyle]:
     """Give all forms of a rule one colour, and each its own dashes."""
-    families: dict[str, list[str]] = {}
-    for row in dict.fromkeys(rows):
-        families.setdefault(family(row), []).append(row)
     styles = {}
-    for colour, group in zip(cycle(COLOURS), families.values(), strict=False):
+    families = grouped(dict.fromkeys(rows), family).values()
+    for colour, group in zip(cycle(COLOURS), families, strict=False):
         for row, dashes in zip(group, cycle(IN_FAMILY), strict=False):
             own = ALONE if len(group) == 1 else dashes
             styles[row] = LineStyle(colour, own, 1.4 if own == "-" else 1.1)

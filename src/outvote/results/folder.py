@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, final
+from typing import Any, BinaryIO, final
 
 import msgspec
 
@@ -16,6 +16,7 @@ from outvote.results.disk import (
     cut_back,
     cut_unfinished,
     lock,
+    read_json,
     read_lines,
     read_readable,
     remove_temporaries,
@@ -25,8 +26,6 @@ from outvote.results.disk import (
 )
 from outvote.results.schema import VERSION, Environment, Layout, Round, Status, Timing
 
-Kind = TypeVar("Kind")
-
 
 @final
 class RunFolder:
@@ -35,15 +34,21 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         """Take the path; nothing is read or created."""
         self.path = path
+        self.metrics, self.timed = path / "metrics.jsonl", path / "timings.jsonl"
 
     def status(self) -> Status | None:
         """Return the status of the run; None if it was never started."""
         # The version first: a newer layout may look like damage.
-        layout = self._read("status.json", Layout)
+        path = self.path / "status.json"
+        layout = read_json(path, Layout)
         if layout is None:
             return None
-        self._check_version(layout.version)
-        return self._read("status.json", Status)
+        if layout.version > VERSION:
+            raise StoreError(
+                f"{self.path} was written by a newer outvote (layout {layout.version}, known up to "
+                f"{VERSION}); upgrade outvote or choose another --output"
+            )
+        return read_json(path, Status)
 
     def known_status(self) -> tuple[Status | None, str]:
         """Return the status (None also if it cannot be read), and the fault if there is one."""
@@ -54,31 +59,15 @@ class RunFolder:
 
     def environment(self) -> Environment | None:
         """Return the machine and versions of the run."""
-        return self._read("env.json", Environment)
+        return read_json(self.path / "env.json", Environment)
 
     def rounds(self) -> list[Round]:
         """Return the record of each round."""
-        return read_lines(self.path / "metrics.jsonl", Round)
+        return read_lines(self.metrics, Round)
 
     def timings(self) -> list[Timing]:
         """Return how long the rounds took; rounds that were repeated have two lines."""
-        return read_readable(self.path / "timings.jsonl", Timing)[0]
-
-    def _check_version(self, version: int) -> None:
-        if version > VERSION:
-            raise StoreError(
-                f"{self.path} was written by a newer outvote (layout {version}, known up to "
-                f"{VERSION}); upgrade outvote or choose another --output"
-            )
-
-    def _read(self, name: str, kind: type[Kind]) -> Kind | None:
-        path = self.path / name
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=kind)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (OSError, msgspec.DecodeError) as error:
-            raise DamagedFileError(f"{path} cannot be read: {error}") from error
+        return read_readable(self.timed, Timing)[0]
 
 
 @final
@@ -93,18 +82,18 @@ class Writer:
             self._lock: BinaryIO = lock(self.path / ".lock")
         remove_temporaries(self.path)
         self._config = config
-        self._metrics, self._timings = self.path / "metrics.jsonl", self.path / "timings.jsonl"
+        self._metrics, self._timings = folder.metrics, folder.timed
 
     def resume(self) -> tuple[Checkpoint | None, list[str]]:
         """Return the checkpoint to resume from (None: start anew), and faults of newer ones."""
         found, faults = checkpoints.load_newest(self.path, self.checksum)
         rounds = [each.round for each in self.folder.rounds()]
         if found is not None and rounds[: found.round] != list(range(1, found.round + 1)):
-            faults.append(f"{self.path / 'metrics.jsonl'} lacks rounds before the checkpoint")
+            faults.append(f"{self._metrics} lacks rounds before the checkpoint")
             found = None
         if found is not None and faults:
             # Else the damaged one would replace the sound one when the next is saved.
-            checkpoints.drop_newest(self.path)
+            checkpoints.drop(self.path, checkpoints.NEWEST)
         return found, faults
 
     def begin(self, round_: int, environment: Environment) -> None:
@@ -113,7 +102,7 @@ class Writer:
             cut_back(self._metrics, round_, Round)
             cut_unfinished(self._timings)
         if round_ == 0:
-            checkpoints.drop_all(self.path)
+            checkpoints.drop(self.path, *checkpoints.BOTH)
         write_whole(self.path / "config.toml", self._config)
         self._write("env.json", environment)
 
@@ -131,7 +120,7 @@ class Writer:
     def end(self, status: Status, audit: bytes) -> None:
         """Write the audit, then that the run is over: status.json is written last."""
         write_whole(self.path / "audit.npz", audit)
-        checkpoints.drop_previous(self.path)
+        checkpoints.drop(self.path, checkpoints.PREVIOUS)
         self.write_status(status)
 
     def write_status(self, status: Status) -> None:
