@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outvote.data.checksum import sha256_of
-from outvote.data.class_names import FASHION
-from outvote.data.mnist import EMBEDDED, FASHION_MD5, read_idx
+from outvote.data.mnist import EMBEDDED, FASHION, FASHION_MD5, read_idx
 
 NUM_TRAIN, NUM_TEST = 600, 200
 

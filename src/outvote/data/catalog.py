@@ -12,8 +12,6 @@ from outvote.data.mnist import FASHION_ENTRY, MNIST_ENTRY, SMALL_ENTRY
 FEMNIST_ENTRY = Entry(
     name="femnist",
     doc="handwritten digits and letters with their writers, 62 classes",
-    num_train=None,
-    num_test=None,
     shape=(28, 28, 1),
     num_classes=62,
     # The paper's code takes LEAF's pixels as they are.
@@ -36,10 +34,7 @@ FEMNIST_ENTRY = Entry(
 IMAGENET12_ENTRY = Entry(
     name="imagenet12",
     doc="12 classes of ImageNet, or any other folder of images by class",
-    num_train=None,
-    num_test=None,
     shape=(SIZE, SIZE, 3),
-    num_classes=None,
     mean=(0.485, 0.456, 0.406),
     std=(0.229, 0.224, 0.225),
     pixels="0 is dark, 255 is bright; red, green, blue",
@@ -62,13 +57,7 @@ TINY_IMAGENET12_ENTRY = replace(
     forms=(replace(IMAGENET12_ENTRY.forms[0], read=partial(read_image_folder, size=64)),),
     advice="copy or link 12 classes of Tiny-ImageNet there",
 )
-DATASETS = {
-    "fashion-mnist-small": SMALL_ENTRY,
-    "fashion-mnist": FASHION_ENTRY,
-    "mnist": MNIST_ENTRY,
-    "cifar10": CIFAR10_ENTRY,
-    "cifar100": CIFAR100_ENTRY,
-    "femnist": FEMNIST_ENTRY,
-    "imagenet12": IMAGENET12_ENTRY,
-    "tiny-imagenet12": TINY_IMAGENET12_ENTRY,
-}
+MNIST_LIKE = (SMALL_ENTRY, FASHION_ENTRY, MNIST_ENTRY)
+CIFAR = (CIFAR10_ENTRY, CIFAR100_ENTRY)
+OTHERS = (FEMNIST_ENTRY, IMAGENET12_ENTRY, TINY_IMAGENET12_ENTRY)
+DATASETS = {entry.name: entry for entry in (*MNIST_LIKE, *CIFAR, *OTHERS)}

@@ -5,32 +5,32 @@ import hashlib
 import zipfile
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from outvote.data.dataset import FETCH_AGAIN, DamagedDataError, fetch_again
 
-CHUNK = 1 << 20
+_new_md5 = partial(hashlib.md5, usedforsecurity=False)
 NOT_NPZ = (zipfile.BadZipFile, zlib.error, KeyError, ValueError, OSError, EOFError)
 
 
 def md5_of(path: Path) -> str:
     """Return the md5 of a file as it is."""
     with path.open("rb") as file:
-        return _md5(file)
+        return hashlib.file_digest(file, _new_md5).hexdigest()
 
 
-def md5_inside(path: Path) -> str:
-    """Return the md5 of what a gzip file holds: two gzip files of the same data may differ."""
-    if path.suffix != ".gz" and not path.name.endswith(".gz.part"):
-        return md5_of(path)
+def read_inside(path: Path) -> tuple[bytes, str]:
+    """Return what a file holds, without gzip, and its md5: gzip files of the same data differ."""
+    content = path.read_bytes()
     try:
-        with gzip.open(path, "rb") as file:
-            return _md5(file)
+        content = gzip.decompress(content) if ".gz" in path.suffixes else content
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise fetch_again(f"{path} is no whole gzip file: {error}") from error
+    return content, _new_md5(content).hexdigest()
 
 
 def sha256_of(*arrays: np.ndarray[Any, Any]) -> str:
@@ -47,13 +47,6 @@ def check_sum(what: str, expected: str, got: str, remedy: str = FETCH_AGAIN) -> 
         raise DamagedDataError(
             f"{what} is not the original: checksum {expected} expected, got {got}; {remedy}."
         )
-
-
-def _md5(file: BinaryIO | gzip.GzipFile) -> str:
-    digest = hashlib.md5(usedforsecurity=False)
-    while chunk := file.read(CHUNK):
-        digest.update(chunk)
-    return digest.hexdigest()
 
 
 def read_npz(path: Path, names: Sequence[str], remedy: str) -> list[np.ndarray[Any, Any]]:

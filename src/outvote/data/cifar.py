@@ -16,16 +16,28 @@ from typing import Any, final
 import numpy as np
 
 from outvote.data.checksum import check_sum, read_npz, sha256_of
-from outvote.data.class_names import CIFAR10, CIFAR100
-from outvote.data.dataset import Arrays, Images, Labels, fetch_again
+from outvote.data.dataset import FETCH_AGAIN, Arrays, Images, Labels, fetch_again
 from outvote.data.dataset_entry import Download, Entry, Form, Package, RemoteFile, has_all
 from outvote.data.image_files import read_rgb
 from outvote.data.python_batch import read_batch
 
+CIFAR10 = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())  # noqa: SIM905
+CIFAR100 = tuple(
+    """
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
+    camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile
+    cup dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp
+    lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom
+    oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine
+    possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake
+    spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor
+    train trout tulip turtle wardrobe whale willow_tree wolf woman worm
+    """.split()  # noqa: SIM905
+)
 SIDE = 32
 WEBP_FILES = (*(f"part{number}.webp" for number in range(6)), "labels.npz")
-PNG_TRAIN = tuple(f"data_batch_{number}.png" for number in range(1, 6))
-PNG_FILES = (*PNG_TRAIN, "test_batch.png", "train_lables.json", "test_lables.json")
+PNG_IMAGES = (*(f"data_batch_{number}.png" for number in range(1, 6)), "test_batch.png")
+PNG_FILES = (*PNG_IMAGES, "train_lables.json", "test_lables.json")
 Parts = tuple[list[Images], Labels]
 
 
@@ -78,11 +90,6 @@ def read_archive(folder: Path, cifar: Cifar) -> Arrays:
     return _finish(_decode(contents, cifar, path), cifar, path)
 
 
-def read_mosaics(folder: Path, cifar: Cifar, read: Callable[[Path, str], Parts]) -> Arrays:
-    """Read mosaics of either kind."""
-    return _finish(read(folder, cifar.mosaic_key), cifar, folder)
-
-
 def _batch_folder(folder: Path, cifar: Cifar) -> Path:
     return folder / cifar.folder if (folder / cifar.folder).is_dir() else folder
 
@@ -123,18 +130,18 @@ def _finish(parts: Parts, cifar: Cifar, where: Path) -> Arrays:
     )
 
 
-def read_webp(folder: Path, label_key: str) -> Parts:
+def read_webp(folder: Path, cifar: Cifar) -> Arrays:
     """Read six mosaics, the last one is the test set; labels of all in one file."""
     parts = [_untile(folder / name) for name in WEBP_FILES[:-1]]
-    (labels,) = read_npz(folder / WEBP_FILES[-1], [label_key], "delete it and fetch it again")
-    return parts, labels.astype(np.int64)
+    (labels,) = read_npz(folder / WEBP_FILES[-1], [cifar.mosaic_key], FETCH_AGAIN)
+    return _finish((parts, labels.astype(np.int64)), cifar, folder)
 
 
-def read_png(folder: Path, _label_key: str) -> Parts:
+def read_png(folder: Path, cifar: Cifar) -> Arrays:
     """Read five training mosaics and one of tests; labels in two files."""
-    parts = [_unroll(folder / name) for name in PNG_FILES[:6]]
+    parts = [_unroll(folder / name) for name in PNG_IMAGES]
     labels = [label for name in PNG_FILES[6:] for label in _read_list(folder / name)]
-    return parts, np.array(labels, dtype=np.int64)
+    return _finish((parts, np.array(labels, dtype=np.int64)), cifar, folder)
 
 
 def _untile(path: Path) -> Images:
@@ -188,27 +195,15 @@ CIFAR100_FACTS = Cifar(
 
 def cifar_forms(cifar: Cifar) -> tuple[Form, ...]:
     """Return the forms of CIFAR, the fastest to read first."""
-    return (
-        Form(
-            doc=f"python batches ({cifar.folder}/)",
-            is_there=partial(has_batches, cifar=cifar),
-            read=partial(read_batches, cifar=cifar),
-        ),
-        Form(
-            doc=f"official archive ({cifar.archive})",
-            is_there=has_all(cifar.archive),
-            read=partial(read_archive, cifar=cifar),
-        ),
-        Form(
-            doc="PNG mosaics (data_batch_1.png, ...)",
-            is_there=has_all(*PNG_FILES),
-            read=partial(read_mosaics, cifar=cifar, read=read_png),
-        ),
-        Form(
-            doc="WebP mosaics (part0.webp, ...)",
-            is_there=has_all(*WEBP_FILES),
-            read=partial(read_mosaics, cifar=cifar, read=read_webp),
-        ),
+    forms: tuple[tuple[str, Callable[[Path], bool], Callable[..., Arrays]], ...] = (
+        (f"python batches ({cifar.folder}/)", partial(has_batches, cifar=cifar), read_batches),
+        (f"official archive ({cifar.archive})", has_all(cifar.archive), read_archive),
+        ("PNG mosaics (data_batch_1.png, ...)", has_all(*PNG_FILES), read_png),
+        ("WebP mosaics (part0.webp, ...)", has_all(*WEBP_FILES), read_webp),
+    )
+    return tuple(
+        Form(doc=doc, is_there=is_there, read=partial(read, cifar=cifar))
+        for doc, is_there, read in forms
     )
 
 

@@ -28,30 +28,10 @@ def fetch_again(fault: str) -> DamagedDataError:
     return DamagedDataError(f"{fault}; {FETCH_AGAIN}.")
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Arrays:
-    """What a reader gets out of files; the fields are those of Dataset."""
+    """What a reader gets out of files."""
 
-    train_images: Images
-    train_labels: Labels
-    test_images: Images
-    test_labels: Labels
-    class_names: tuple[str, ...]
-    train_groups: Labels | None = None
-    test_groups: Labels | None = None
-    group_names: tuple[str, ...] | None = None
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Dataset:
-    """Samples, labels and how to normalise them.
-
-    A image x goes into a model as (x / 255 - mean) / std, channel by channel.
-    """
-
-    name: str
     train_images: Images
     """uint8 [samples, height, width, channels]"""
     train_labels: Labels
@@ -60,6 +40,22 @@ class Dataset:
     test_labels: Labels
     class_names: tuple[str, ...]
     """In the order of the labels."""
+    train_groups: Labels | None = None
+    """The writer of every training image, where that is known."""
+    test_groups: Labels | None = None
+    group_names: tuple[str, ...] | None = None
+    """The names of the writers."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Dataset(Arrays):
+    """Samples, labels and how to normalise them.
+
+    An image x goes into a model as (x / 255 - mean) / std, channel by channel.
+    """
+
+    name: str
     mean: tuple[float, ...]
     """Per channel, of pixels scaled to [0, 1]."""
     std: tuple[float, ...]
@@ -67,11 +63,6 @@ class Dataset:
     """What 0 and 255 mean."""
     source: str
     """The form the data was found in, and where."""
-    train_groups: Labels | None = None
-    """The writer of every training image, where that is known."""
-    test_groups: Labels | None = None
-    group_names: tuple[str, ...] | None = None
-    """The names of the writers."""
 
     @property
     def num_classes(self) -> int:
@@ -80,7 +71,7 @@ class Dataset:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """The height, width and channels of a image."""
+        """The height, width and channels of an image."""
         _, height, width, channels = self.train_images.shape
         return height, width, channels
 

@@ -81,11 +81,11 @@ class Entry:
 
     name: str
     doc: str
-    num_train: int | None
+    num_train: int | None = None
     """None where it depends on the files."""
-    num_test: int | None
+    num_test: int | None = None
     shape: tuple[int, int, int]
-    num_classes: int | None
+    num_classes: int | None = None
     mean: tuple[float, ...]
     std: tuple[float, ...]
     pixels: str

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 
-from outvote.data.checksum import md5_inside, md5_of
+from outvote.data.checksum import md5_of, read_inside
 from outvote.data.dataset import DamagedDataError, FetchError
 from outvote.data.dataset_entry import RemoteFile
 
@@ -28,24 +28,31 @@ def download(remote: RemoteFile, folder: Path, progress: Progress) -> None:
     part = folder / f"{remote.name}.part"
     was_there = part.exists()
     _receive(remote.url, part, progress)
-    try:
-        _check(remote, part)
-    except FetchError:
-        part.unlink(missing_ok=True)
-        if not was_there:
-            raise
-        # The beginning may have come from another version of the file.
-        download(remote, folder, progress)
+    if not (fault := _fault(remote, part)):
+        part.replace(folder / remote.name)
         return
-    part.replace(folder / remote.name)
+    part.unlink(missing_ok=True)
+    if not was_there:
+        raise FetchError(f"{fault}; it was deleted")
+    # The beginning may have come from another version of the file.
+    download(remote, folder, progress)
 
 
 def is_original(remote: RemoteFile, path: Path) -> bool:
     """Return whether a file is there and whole."""
+    return path.is_file() and not _fault(remote, path)
+
+
+def _fault(remote: RemoteFile, path: Path) -> str:
+    """Return what is wrong with a file; empty: it is the original."""
     try:
-        return path.is_file() and _md5(remote, path) == remote.md5
-    except DamagedDataError:
-        return False
+        got = read_inside(path)[1] if remote.is_inside else md5_of(path)
+    except DamagedDataError as error:
+        return str(error).rstrip(".")
+    same = got == remote.md5
+    return (
+        "" if same else f"{remote.name} is not the original: md5 {remote.md5} expected, got {got}"
+    )
 
 
 def _receive(url: str, part: Path, progress: Progress) -> None:
@@ -101,19 +108,3 @@ def _append(response: HTTPResponse, part: Path, start: int, progress: Progress) 
             done += len(chunk)
             progress(name, done, total)
     return total is None or done == total
-
-
-def _check(remote: RemoteFile, part: Path) -> None:
-    try:
-        got = _md5(remote, part)
-    except DamagedDataError as error:
-        raise FetchError(f"{str(error).rstrip('.')}; it was deleted") from error
-    if got != remote.md5:
-        raise FetchError(
-            f"{remote.name} is not the original: md5 {remote.md5} expected, got {got}; it was "
-            "deleted"
-        )
-
-
-def _md5(remote: RemoteFile, path: Path) -> str:
-    return md5_inside(path) if remote.is_inside else md5_of(path)

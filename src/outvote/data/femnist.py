@@ -4,6 +4,7 @@ Pixels are round(255 x) of LEAF's x in [0, 1]; the paper is white, 255.
 """
 
 import json
+import string
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,9 +14,9 @@ from numpy.typing import NDArray
 
 from outvote.data.cache import decoded_once
 from outvote.data.checksum import check_sum, read_npz, sha256_of
-from outvote.data.class_names import DIGITS_AND_LETTERS
 from outvote.data.dataset import Arrays, DamagedDataError, Images, Labels
 
+DIGITS_AND_LETTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 SIDE = 28
 TRAIN_SHARE = 0.9
 SUBSET = "femnist_leaf_subset.npz"

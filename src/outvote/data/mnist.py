@@ -1,8 +1,6 @@
 """MNIST, Fashion-MNIST (idx files, plain or gzip) and the embedded part of Fashion-MNIST."""
 
-import gzip
-import hashlib
-import zlib
+import string
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,8 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from outvote.data.checksum import check_sum, read_npz, sha256_of
-from outvote.data.class_names import DIGITS, FASHION
+from outvote.data.checksum import check_sum, read_inside, read_npz, sha256_of
 from outvote.data.dataset import Arrays, fetch_again
 from outvote.data.dataset_entry import Download, Entry, Form, Package, RemoteFile
 
@@ -23,6 +20,9 @@ FILES = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
+DIGITS = tuple(string.digits)
+CLOTHES = "t-shirt,trouser,pullover,dress,coat,sandal,shirt,sneaker,bag,ankle boot"
+FASHION = tuple(CLOTHES.split(","))
 UNSIGNED_BYTE = 8
 EMBEDDED = Path(__file__).parent / "embedded" / "fashion_mnist_small.npz"
 EMBEDDED_KEYS = ("train_images", "train_labels", "test_images", "test_labels")
@@ -56,11 +56,8 @@ def decode_idx(content: bytes, what: str) -> NDArray[np.uint8]:
 def _read_file(folder: Path, name: str, md5: str) -> NDArray[np.uint8]:
     path = _path(folder, name)
     assert path is not None
-    try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise fetch_again(f"{path} is no whole gzip file: {error}") from error
-    check_sum(str(path), md5, hashlib.md5(content, usedforsecurity=False).hexdigest())
+    content, got = read_inside(path)
+    check_sum(str(path), md5, got)
     return decode_idx(content, str(path))
 
 

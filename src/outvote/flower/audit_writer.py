@@ -38,7 +38,6 @@ class AuditWriter:
     """
 
     def __init__(self, settings: Settings, state: ServerState, *, is_resumed: bool) -> None:
-        """Keep what to write; nothing is opened yet."""
         self.settings, self.state = settings, state
         self._is_resumed = is_resumed
         self._saved_round = self._logged_round = state.round

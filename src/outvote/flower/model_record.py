@@ -50,10 +50,9 @@ class ExpectedArray:
     @classmethod
     def like(cls, name: str, array: Values) -> "ExpectedArray":
         """Take an array of the model as the example."""
-        empty = np.broadcast_to(np.zeros((), array.dtype), array.shape)
-        start = _header(empty, is_fortran=False)
-        texts = [_compact(_header(empty, is_fortran=flag)[10:]) for flag in (False, True)]
-        return cls(name, array.dtype, array.shape, start, texts[0], texts[1])
+        start, fortran = (_header(array, is_fortran=flag) for flag in (False, True))
+        texts = _compact(start[10:]), _compact(fortran[10:])
+        return cls(name, array.dtype, array.shape, start, *texts)
 
     @property
     def size(self) -> int:

@@ -41,7 +41,12 @@ def sample_for_training(
     online, wanted = _wait(settings, grid, settings.fraction_train, settings.min_train_nodes)
     candidates, excluded = _candidates(settings, state, round_, online, wanted)
     if settings.sample is not None:
-        nodes = _check_sample(settings.sample(round_, candidates), candidates)
+        nodes = sorted(set(settings.sample(round_, candidates)))
+        if strangers := [node for node in nodes if node not in candidates]:
+            raise ValueError(
+                f"sample chose node {strangers[0]}, which is not among the {len(candidates)} that "
+                "it was given; choose from those."
+            )
         wanted = len(nodes)
     else:
         nodes = _draw(candidates, wanted, settings.seed, f"train {round_}")
@@ -108,14 +113,3 @@ def _draw(candidates: Sequence[int], num_wanted: int, seed: int | None, purpose:
     """Draw nodes at random: a secret draw, or one that a seed repeats."""
     source = random.SystemRandom() if seed is None else random.Random(derive_seed(seed, purpose))
     return sorted(source.sample(sorted(candidates), min(num_wanted, len(candidates))))
-
-
-def _check_sample(chosen: Sequence[int], candidates: Sequence[int]) -> list[int]:
-    """Check the nodes that the caller's own `sample` chose."""
-    strangers = sorted(set(chosen) - set(candidates))
-    if strangers:
-        raise ValueError(
-            f"sample chose node {strangers[0]}, which is not among the {len(candidates)} that it "
-            "was given; choose from those."
-        )
-    return sorted(set(chosen))

@@ -58,13 +58,9 @@ def send_and_receive(
     end = None if timeout is None else time.monotonic() + timeout
     replies: list[Message] = []
     while True:
-        still: list[Pull] = []
-        for each in waiting:
-            found = each.poll()
-            replies.extend(found)
-            if not found:
-                still.append(each)
-        waiting = still
+        found = {pull: pull.poll() for pull in waiting}
+        replies += [reply for each in found.values() for reply in each]
+        waiting = [pull for pull, each in found.items() if not each]
         left = pause if end is None else min(pause, end - time.monotonic())
         if not waiting or left <= 0:
             return replies
@@ -76,7 +72,6 @@ class Pull:
     """A request for replies that may take long, in a thread of its own."""
 
     def __init__(self, request: Callable[[], list[Message]]) -> None:
-        """Do not send the request yet."""
         self._request = request
         self._thread: Thread | None = None
         self._outcome: list[Message] | Exception = []
@@ -179,7 +174,6 @@ class LateReplies:
     """Replies that were missing when their round ended; looked for before each later round."""
 
     def __init__(self) -> None:
-        """Wait for no node."""
         self._waiting: list[tuple[int, Metadata]] = []
 
     def expect(self, round_: int, messages: Sequence[Message], missing: Collection[int]) -> None:

@@ -24,9 +24,6 @@ from outvote.results.audit_log import AuditRound, ClientRecord, Standing
 from outvote.rules.aggregate import inspect
 from outvote.rules.verdict import Verdict
 
-NO_REPLY = "no reply could be used"
-NOT_FINITE = "the new model would not have been finite"
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -108,7 +105,7 @@ def decide(
     """Apply the rule to the updates; if they are too few for `num_byzantine`, keep the model."""
     num_byzantine = request.sample.num_byzantine
     if not updates.replies:
-        return Decision(verdict=None, num_byzantine=num_byzantine, reason=NO_REPLY)
+        return Decision(verdict=None, num_byzantine=num_byzantine, reason="no reply could be used")
     try:
         verdict = _aggregate(settings, state, request, updates)
     except TooManyByzantine as error:
@@ -185,15 +182,17 @@ def _record_offences(
 def _audit(
     request: RoundRequest, decision: Decision, clients: Sequence[ClientRecord], *, is_updated: bool
 ) -> AuditRound:
-    verdict, norm = decision.verdict, None
+    verdict, reason, norm = decision.verdict, decision.reason, None
     if verdict is not None and is_updated:
-        norm = float(torch.linalg.vector_norm(verdict.update, dtype=torch.float64))
+        norm = _norm(verdict.update)
+    elif verdict is not None:
+        reason = "the new model would not have been finite"
     return AuditRound(
         round=request.round,
         time=now(),
         num_byzantine=decision.num_byzantine,
         is_updated=is_updated,
-        reason=decision.reason if verdict is None or is_updated else NOT_FINITE,
+        reason=reason,
         update_norm=norm,
         seed=None if verdict is None else verdict.seed,
         clients=tuple(sorted(clients, key=lambda each: int(each.client))),
@@ -248,7 +247,7 @@ def _without_update(
 
 
 def _cosines(rows: Tensor, update: Tensor, norms: Sequence[float]) -> list[float | None]:
-    length = float(torch.linalg.vector_norm(update, dtype=torch.float64))
+    length = _norm(update)
     if length == 0:
         return [None] * len(norms)
     # Of length 1: the products of huge numbers stay finite.
@@ -257,6 +256,10 @@ def _cosines(rows: Tensor, update: Tensor, norms: Sequence[float]) -> list[float
         _finite(max(-1.0, min(1.0, product / norm))) if norm > 0 and isfinite(product) else None
         for product, norm in zip(products, norms, strict=True)
     ]
+
+
+def _norm(update: Tensor) -> float:
+    return float(torch.linalg.vector_norm(update, dtype=torch.float64))
 
 
 def _finite(value: float) -> float | None:

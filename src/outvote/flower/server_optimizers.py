@@ -6,7 +6,7 @@ Reference: Reddi et al., Adaptive Federated Optimization, ICLR 2021.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import isfinite
 from typing import ClassVar, final
 
@@ -47,9 +47,7 @@ class FedAvg(ServerOptimizer):
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check the settings."""
-        _check_positive(self.name, "learning_rate", self.learning_rate)
-        _check_share(self.name, "momentum", self.momentum)
+        _check(self)
 
     def step(self, update: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState]:
         """Return the update, or the decaying sum of all updates, times the learning rate."""
@@ -69,10 +67,7 @@ class _Adaptive(ServerOptimizer):
     """How large a coordinate must be to count; the smaller, the more adaptive."""
 
     def __post_init__(self) -> None:
-        """Check the settings."""
-        _check_positive(self.name, "learning_rate", self.learning_rate)
-        _check_positive(self.name, "tau", self.tau)
-        _check_share(self.name, "beta_1", self.beta_1)
+        _check(self)
 
     def step(self, update: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState]:
         """Return the mean of past updates over the root of their mean square."""
@@ -101,24 +96,13 @@ class FedAdagrad(_Adaptive):
         return second + square
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Forgetting(_Adaptive):
-    """Adaptive steps that forget old updates."""
-
-    beta_2: float = 0.99
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        _Adaptive.__post_init__(self)
-        _check_share(self.name, "beta_2", self.beta_2)
-
-
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FedAdam(_Forgetting):
+class FedAdam(_Adaptive):
     """Adaptive steps that forget old updates."""
 
     name: ClassVar[str] = "fedadam"
+    beta_2: float = 0.99
 
     def second_moment(self, second: Tensor, square: Tensor) -> Tensor:
         """Average, recent squares first."""
@@ -127,10 +111,11 @@ class FedAdam(_Forgetting):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FedYogi(_Forgetting):
+class FedYogi(_Adaptive):
     """Adaptive steps that forget old updates slowly: one small update does not matter."""
 
     name: ClassVar[str] = "fedyogi"
+    beta_2: float = 0.99
 
     def second_moment(self, second: Tensor, square: Tensor) -> Tensor:
         """Move towards the squares by a share of them."""
@@ -156,11 +141,12 @@ def make_server_optimizer(text: str | ServerOptimizer) -> ServerOptimizer:
     return made
 
 
-def _check_positive(who: str, what: str, value: float) -> None:
-    if not (isfinite(value) and value > 0):
-        raise ValueError(f"{who}: {what} must be positive and finite, got {value}.")
-
-
-def _check_share(who: str, what: str, value: float) -> None:
-    if not 0 <= value < 1:
-        raise ValueError(f"{who}: {what} must be from 0 to below 1, got {value}.")
+def _check(optimizer: FedAvg | _Adaptive) -> None:
+    for each in fields(optimizer):
+        value = getattr(optimizer, each.name)
+        if each.name in ("learning_rate", "tau"):
+            is_fine, wanted = isfinite(value) and value > 0, "positive and finite"
+        else:
+            is_fine, wanted = 0 <= value < 1, "from 0 to below 1"
+        if not is_fine:
+            raise ValueError(f"{optimizer.name}: {each.name} must be {wanted}, got {value}.")

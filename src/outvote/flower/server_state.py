@@ -38,13 +38,12 @@ class ServerState:
 
 def save_state(folder: Path, state: ServerState, rule: Rule) -> None:
     """Write the state after a round, and the text of the rule that its `rule_state` belongs to."""
-    arrays: dict[str, NDArray[Any]] = {}
     if state.model is None:
         return
-    for name, array in state.model.items():
-        arrays[f"model/{name}"] = array.numpy()
-    for name, tensor in state.optimizer_state.items():
-        arrays[f"optimizer/{name}"] = tensor.numpy()
+    arrays: dict[str, NDArray[Any]] = {
+        **{f"model/{name}": array.numpy() for name, array in state.model.items()},
+        **{f"optimizer/{name}": each.numpy() for name, each in state.optimizer_state.items()},
+    }
     notes = {
         # A file keeps neither the order of the arrays nor that a single number has no axis.
         "shapes": [[name, list(array.shape)] for name, array in state.model.items()],
@@ -104,8 +103,10 @@ def _check_none_is_lost(folder: Path) -> None:
 
 def _of_0_1(note: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
     """Return the rule's state of a checkpoint of 0.1: nothing, one tensor, or one per node."""
-    if note is None or note == "one":
-        return None if note is None else _tensor(arrays["rule"])
+    if note is None:
+        return None
+    if note == "one":
+        return _tensor(arrays["rule"])
     return {client: _tensor(arrays[f"rule/{k}"]) for k, client in enumerate(note)}
 
 

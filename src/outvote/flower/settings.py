@@ -52,7 +52,6 @@ class Settings:
     configrecord_key: str
 
     def __post_init__(self) -> None:
-        """Check everything."""
         check_choice("when_too_many", self.when_too_many, ("keep", "lower"))
         self._check_byzantine()
         for name in ("fraction_train", "fraction_evaluate"):

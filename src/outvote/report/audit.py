@@ -12,14 +12,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from outvote.results.audit_log import (
-    AuditLog,
-    AuditRound,
-    ClientRecord,
-    Manifest,
-    read_log,
-    read_manifest,
-)
+from outvote.results.audit_log import AuditLog, ClientRecord, Manifest, read_log, read_manifest
 from outvote.results.run import Result
 
 NUM_ERRORS = 3.0
@@ -51,13 +44,8 @@ class Mark(IntEnum):
 
 REFUSED = (Mark.DROPPED, Mark.REJECTED, Mark.MALFORMED)
 """It sent something that had no share in the update."""
-FAULTS = {
-    "malformed": Mark.MALFORMED,
-    "error": Mark.ERROR,
-    "missing": Mark.MISSING,
-    "late": Mark.LATE,
-    "excluded": Mark.EXCLUDED,
-}
+FAULTS = {each.name.lower(): each for each in Mark if Mark.MALFORMED <= each <= Mark.EXCLUDED}
+"""Marks by the standing in a log of clients whose updates the rule did not get."""
 
 
 @final
@@ -79,7 +67,7 @@ class Audit:
     about: Mapping[str, Any]
     """The rule and other settings."""
     norms: NDArray[np.float64] | None = None
-    """``[rounds, clients]``: of what it sent; NaN: not known, None: never known."""
+    """``[rounds, clients]``: of what it sent; NaN or None: not known."""
     cosines: NDArray[np.float64] | None = None
     """``[rounds, clients]``: between what it sent and the update, likewise."""
 
@@ -111,7 +99,8 @@ def audit_run(result: Result) -> Audit | None:
     seen = max((max(each.clients, default=-1) for each in rounds), default=-1) + 1
     wanted = result.setting("federation.num_clients")
     num_clients = max(seen, wanted) if isinstance(wanted, int) else seen
-    marks, scores = _empty(len(rounds), num_clients)
+    scores = np.full((len(rounds), num_clients), np.nan)
+    marks = np.zeros_like(scores, dtype=np.uint8)
     is_byzantine = np.zeros(num_clients, dtype=bool)
     for row, each in enumerate(rounds):
         clients = list(each.clients)
@@ -141,12 +130,14 @@ def audit_log(folder: Path) -> Audit | None:
     log = read_log(folder)
     rounds = log.rounds
     clients = list(dict.fromkeys(each.client for line in rounds for each in line.clients))
-    place = {client: column for column, client in enumerate(clients)}
-    marks, scores = _empty(len(rounds), len(clients))
+    columns = {client: column for column, client in enumerate(clients)}
+    scores, norms, cosines = np.full((3, len(rounds), len(clients)), np.nan)
+    marks = np.zeros_like(scores, dtype=np.uint8)
     reasons = {}
     for row, line in enumerate(rounds):
         for each in line.clients:
-            column = place[each.client]
+            column = columns[each.client]
+            norms[row, column], cosines[row, column] = _or_nan(each.norm), _or_nan(each.cosine)
             if not line.is_updated and each.standing == "aggregated" and each.score is None:
                 continue  # Nothing was aggregated: its reply was fine, but too few others were.
             marks[row, column] = mark = _mark(each)
@@ -163,14 +154,9 @@ def audit_log(folder: Path) -> Audit | None:
         is_byzantine=None,
         reasons=reasons,
         about=_about_log(manifest, log),
-        norms=_measured(rounds, place, "norm"),
-        cosines=_measured(rounds, place, "cosine"),
+        norms=norms,
+        cosines=cosines,
     )
-
-
-def _empty(num_rounds: int, num_clients: int) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
-    shape = (num_rounds, num_clients)
-    return np.zeros(shape, dtype=np.uint8), np.full(shape, np.nan)
 
 
 def _mark(verdict: ClientRecord) -> Mark:
@@ -185,17 +171,6 @@ def _mark(verdict: ClientRecord) -> Mark:
 
 def _or_nan(value: float | None) -> float:
     return float("nan") if value is None else value
-
-
-def _measured(
-    rounds: Sequence[AuditRound], place: Mapping[str, int], name: str
-) -> NDArray[np.float64] | None:
-    """Return a number of each verdict; None if no verdict has it."""
-    found = np.full((len(rounds), len(place)), np.nan)
-    for row, line in enumerate(rounds):
-        for each in line.clients:
-            found[row, place[each.client]] = _or_nan(getattr(each, name))
-    return None if np.isnan(found).all() else found
 
 
 def _about_log(manifest: Manifest, log: AuditLog) -> dict[str, Any]:
@@ -362,7 +337,6 @@ def longest_streaks(
 
 
 def _medians(values: NDArray[np.float64] | None, audit: Audit) -> list[float]:
-    """Return the median of each client over the rounds in which it is known."""
     if values is None:
         return [float("nan")] * len(audit.clients)
     known = (column[~np.isnan(column)] for column in values.T)

@@ -1,10 +1,10 @@
 """A table before it is rendered: metrics, the runs of each cell, and the grid of cells."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from math import hypot, isnan, sqrt
-from typing import Any, Literal, NamedTuple, final
+from typing import Any, Literal, NamedTuple, TypeVar, final
 
 from outvote.results.labels import outline, plain
 from outvote.results.run import Result
@@ -12,7 +12,8 @@ from outvote.suites.paper import Printed
 from outvote.suites.suite import Kind
 
 Metric = Literal["best", "final", "last_ten", "kept_byzantine", "byzantine_weight", "deviation"]
-
+Thing = TypeVar("Thing")
+Key = TypeVar("Key", bound=Hashable)
 
 METRICS: dict[Metric, str] = {
     "best": "best accuracy of all rounds",
@@ -153,6 +154,11 @@ class Grid:
         """The finished runs, row by row."""
         return [each for cell in self.all_cells for each in cell.results]
 
+    def column(self, number: int) -> dict[str, Cell]:
+        """Return the cells of a column that have finished runs, by row."""
+        cells = {row: own[number] for row, own in zip(self.rows, self.cells, strict=True)}
+        return {row: cell for row, cell in cells.items() if cell.results}
+
     @property
     def usual_seeds(self) -> int:
         """How many seeds most cells have that have any."""
@@ -177,6 +183,14 @@ class Grid:
         if self.has_weights:
             return usual
         return tuple("kept_byzantine" if each == "byzantine_weight" else each for each in usual)
+
+
+def grouped(things: Iterable[Thing], key: Callable[[Thing], Key]) -> dict[Key, list[Thing]]:
+    """Return the things that share a key, in the order in which the keys come first."""
+    groups: dict[Key, list[Thing]] = {}
+    for each in things:
+        groups.setdefault(key(each), []).append(each)
+    return groups
 
 
 def runs_of(grids: Sequence[Grid]) -> list[Result]:

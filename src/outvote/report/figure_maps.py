@@ -1,6 +1,7 @@
 """Maps: heatmaps with numbers in them, and one run as clients by rounds."""
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -156,24 +157,23 @@ def _draw_map(axes: Axes, each: Map, colours: ScalarMappable, form: str) -> None
             axes.axhline(number + 0.5, color="white", linewidth=2)
     for number, fields in enumerate(each.fields):
         for column, field in enumerate(fields):
-            text = field if isinstance(field, str) else format(field, form)
-            _write_field(axes, (number, column), text, colours, field)
+            _write_field(axes, (number, column), field, colours, form)
 
 
 def _write_field(
-    axes: Axes, place: tuple[int, int], text: str, colours: ScalarMappable, field: float | str
+    axes: Axes, place: tuple[int, int], field: float | str, colours: ScalarMappable, form: str
 ) -> None:
     """Write a number so that it can be read on its colour; a field without one is hatched."""
     row, column = place
+    write = partial(axes.text, column, row, ha="center", va="center")
     if isinstance(field, str):
         corner = (column - 0.5, row - 0.5)
         axes.add_patch(Rectangle(corner, 1, 1, fill=False, hatch="////", edgecolor=FAINT, lw=0))
-        axes.text(column, row, text, ha="center", va="center", fontsize=6.5, color=GREY)
-        return
-    red, green, blue, _ = colours.to_rgba(np.asarray(field))
-    is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
-    colour = "white" if is_dark else "black"
-    axes.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
+        write(field, fontsize=6.5, color=GREY)
+    else:
+        red, green, blue, _ = colours.to_rgba(np.asarray(field))
+        is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
+        write(format(field, form), fontsize=8, color="white" if is_dark else "black")
 
 
 TRUTH_KNOWN = {
@@ -234,12 +234,9 @@ def _draw_scores(axes: Axes, audit: Audit, order: NDArray[np.int64], how: Any) -
 def _relative(audit: Audit) -> NDArray[np.float64]:
     """Return scores divided by the median of their round; infinite where not finite."""
     scores = np.where(audit.is_received, audit.scores, np.nan)
-    middles = np.full((len(scores), 1), np.nan)
-    for row, line in enumerate(scores):
-        known = line[np.isfinite(line)]
-        if len(known) and np.median(known) > 0:
-            middles[row] = np.median(known)
-    result: NDArray[np.float64] = scores / middles
+    finite = np.ma.masked_invalid(scores)
+    middles = np.ma.median(finite, axis=1, keepdims=True).filled(np.nan)  # type: ignore[no-untyped-call]
+    result: NDArray[np.float64] = scores / np.where(middles > 0, middles, np.nan)
     return result
 
 

@@ -1,16 +1,17 @@
 """How figures look: colours for colour-blind readers, panels, files."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from itertools import cycle
 from math import ceil
 from typing import Any, NamedTuple
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from outvote.report.cells import family
+from outvote.report.cells import family, grouped
 
 # Okabe and Ito's colours, but for their yellow, which is hard to see on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#222222", "#8C6D31")
@@ -38,11 +39,9 @@ class LineStyle(NamedTuple):
 
 def line_styles(rows: Sequence[str]) -> dict[str, LineStyle]:
     """Give all forms of a rule one colour, and each its own dashes."""
-    families: dict[str, list[str]] = {}
-    for row in dict.fromkeys(rows):
-        families.setdefault(family(row), []).append(row)
     styles = {}
-    for colour, group in zip(cycle(COLOURS), families.values(), strict=False):
+    families = grouped(dict.fromkeys(rows), family).values()
+    for colour, group in zip(cycle(COLOURS), families, strict=False):
         for row, dashes in zip(group, cycle(IN_FAMILY), strict=False):
             own = ALONE if len(group) == 1 else dashes
             styles[row] = LineStyle(colour, own, 1.4 if own == "-" else 1.1)
@@ -89,8 +88,9 @@ def legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) 
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=2.4)
 
 
-def to_bytes(figure: Figure, format_: str) -> bytes:
+def to_bytes(draw: Callable[[], Figure], format_: str) -> bytes:
     """Return the file of a figure; the same figure always gives the same bytes."""
     file = io.BytesIO()
-    figure.savefig(file, format=format_, metadata=NO_DATES[format_])
+    with rc_context(fname=SETTINGS):
+        draw().savefig(file, format=format_, metadata=NO_DATES[format_])
     return file.getvalue()

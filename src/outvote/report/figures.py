@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -59,14 +58,12 @@ def figure_file(
         "selection": lambda: draw_selection(own),
         "deviation": lambda: draw_deviation(own),
     }
-    with rc_context(fname=style.SETTINGS):
-        return style.to_bytes(draw[kind](), format_)
+    return style.to_bytes(draw[kind], format_)
 
 
 def audit_figure_file(audit: Audit, format_: str) -> bytes:
     """Return the file of the figure of one audit, of a simulation or of production."""
-    with rc_context(fname=style.SETTINGS):
-        return style.to_bytes(draw_identification(audit), format_)
+    return style.to_bytes(lambda: draw_identification(audit), format_)
 
 
 def _audit(results: Sequence[Result], run: str | None) -> Audit:
@@ -128,25 +125,24 @@ def _windows(result: Result, window: int) -> NDArray[np.int64]:
     return np.minimum(ends, result.series.round[-1] if len(result.series) else 0)
 
 
-def _rounds_per_point(results: Sequence[Result]) -> int:
-    last = max((int(each.series.round[-1]) for each in results if len(each.series)), default=1)
-    return -(-last // MAX_POINTS)
+def _rounds_per_point(cells: Sequence[Cell]) -> int:
+    series = [each.series for cell in cells for each in cell.results if len(each.series)]
+    return -(-max((int(each.round[-1]) for each in series), default=1) // MAX_POINTS)
 
 
-Panel = tuple[str, dict[str, Sequence[Result]]]
-"""The title of a panel, and the runs of each of its curves."""
+Panel = tuple[str, dict[str, Cell]]
+"""The title of a panel, and the cell of each of its curves."""
 
 
 def draw_accuracy(grids: Sequence[Grid]) -> Figure:
     """Draw accuracy by round, mean and deviation over seeds: a panel for each column."""
-    found: list[Panel] = []
-    for grid in grids:
-        for k, title in enumerate(grid.titles):
-            runs = {row: cells[k].results for row, cells in zip(grid.rows, grid.cells, strict=True)}
-            whole = f"{grid.title}\n{title}" if len(grids) > 1 and grid.title else title
-            found.append((whole, {row: each for row, each in runs.items() if each}))
-    found = [(title, runs) for title, runs in found if runs]
-    styles = style.line_styles([row for _, runs in found for row in runs])
+    found = [
+        (f"{grid.title}\n{title}" if len(grids) > 1 and grid.title else title, cells)
+        for grid in grids
+        for k, title in enumerate(grid.titles)
+        if (cells := grid.column(k))
+    ]
+    styles = style.line_styles([row for _, cells in found for row in cells])
     return _draw_panels(found, styles, "accuracy", "accuracy in percent")
 
 
@@ -155,7 +151,7 @@ def draw_deviation(grids: Sequence[Grid]) -> Figure:
     found = [
         panel for grid in grids for k in range(len(grid.columns)) for panel in _by_rule(grid, k)
     ]
-    forms = list(dict.fromkeys(row for _, runs in found for row in runs))
+    forms = list(dict.fromkeys(form for _, cells in found for form in cells))
     colours = dict(zip(forms, (style.RED, style.BLUE, *COLOURS[2:]), strict=False))
     if len(colours) < len(forms):
         raise ValueError(
@@ -167,14 +163,13 @@ def draw_deviation(grids: Sequence[Grid]) -> Figure:
 
 
 def _by_rule(grid: Grid, column: int) -> list[Panel]:
-    groups: dict[str, dict[str, Sequence[Result]]] = {}
-    for number, row in enumerate(grid.rows):
-        if grid.cells[number][column].results:
-            name = family(row)
-            form = "the rule alone" if row == name else row.replace(name, "rule", 1)
-            groups.setdefault(name, {})[form] = grid.cells[number][column].results
+    groups: dict[str, dict[str, Cell]] = {}
+    for row, cell in grid.column(column).items():
+        name = family(row)
+        form = "the rule alone" if row == name else row.replace(name, "rule", 1)
+        groups.setdefault(name, {})[form] = cell
     more = f", {grid.titles[column]}" if len(grid.columns) > 1 else ""
-    return [(f"{name}{more}", runs) for name, runs in groups.items()]
+    return [(f"{name}{more}", cells) for name, cells in groups.items()]
 
 
 def _draw_panels(
@@ -184,13 +179,13 @@ def _draw_panels(
     title: str,
 ) -> Figure:
     made = style.panels(len(found), sharex=True, sharey=column == "accuracy")
-    window = _rounds_per_point([each for _, by_row in found for r in by_row.values() for each in r])
-    for axes, (heading, by_row) in zip(made.axes, found, strict=True):
+    window = _rounds_per_point([cell for _, cells in found for cell in cells.values()])
+    for axes, (heading, cells) in zip(made.axes, found, strict=True):
         axes.set_title(heading)
         axes.margins(x=0.02)
-        for row, runs in by_row.items():
+        for row, cell in cells.items():
             scale = 100.0 if column == "accuracy" else 1.0
-            _draw_curve(axes, curve_of(runs, column, window), styles[row], scale)
+            _draw_curve(axes, curve_of(cell.results, column, window), styles[row], scale)
         if column == "deviation":
             axes.set_ylim(bottom=0)
     for axes in made.lowest:
@@ -243,10 +238,6 @@ COUNTS: dict[str, Share] = {
 }
 
 
-Condition = tuple[str, dict[str, Cell]]
-"""The title of a condition (an attack on some data), and the cell of each rule."""
-
-
 def draw_selection(grids: Sequence[Grid]) -> Figure:
     """Draw bars, a group for each rule: Byzantine share of the update, and accuracy (Figure 1).
 
@@ -272,16 +263,15 @@ def draw_selection(grids: Sequence[Grid]) -> Figure:
     return figure
 
 
-def _conditions(grids: Sequence[Grid]) -> list[Condition]:
+def _conditions(grids: Sequence[Grid]) -> list[Panel]:
+    """Return a title (an attack on some data) and the cell of each rule."""
     found = []
     for grid in grids:
+        own = grid.title if len(grids) > 1 else ""
         for k, column in enumerate(grid.titles):
-            cells = {row: grid.cells[n][k] for n, row in enumerate(grid.rows)}
-            cells = {row: cell for row, cell in cells.items() if cell.results}
-            own = [] if len(grids) == 1 or not grid.title else [grid.title]
-            title = ", ".join([*own, *([] if own and len(grid.columns) == 1 else [column])])
-            if cells:
-                found.append((title, cells))
+            needed = "" if own and len(grid.columns) == 1 else column
+            if cells := grid.column(k):
+                found.append((", ".join(filter(None, (own, needed))), cells))
     if len(found) > MOST_CONDITIONS:
         raise ValueError(
             f"selection shows at most {MOST_CONDITIONS} columns side by side, got {len(found)}; "
@@ -291,7 +281,7 @@ def _conditions(grids: Sequence[Grid]) -> list[Condition]:
 
 
 def _draw_bars(
-    axes: Axes, rows: Sequence[str], found: Sequence[Condition], number: int, share: Share
+    axes: Axes, rows: Sequence[str], found: Sequence[Panel], number: int, share: Share
 ) -> object:
     """Draw the bars of one condition, with the deviation over seeds."""
     height = 0.8 / len(found)

@@ -5,7 +5,7 @@ Packed arrays keep whole numbers exactly, shares to four digits, others to three
 
 import base64
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 from zipfile import BadZipFile
@@ -18,8 +18,8 @@ from outvote.grids import flat
 from outvote.report import audit as audits
 from outvote.report.audit import Audit, ClientSummary, Mark
 from outvote.report.cells import METRICS, Grid, Metric, shown
-from outvote.report.rendered_table import Number, RenderedCell, render_table, seeds_of
-from outvote.results.run import Result, Series
+from outvote.report.rendered_table import Number, RenderedCell, render_table, seeds_of, value_of
+from outvote.results.run import Result
 from outvote.results.schema import Environment
 
 MAX_VERDICTS = 700_000
@@ -47,15 +47,11 @@ def grid_entries(grids: Sequence[Grid], results: Sequence[Result]) -> list[dict[
 def _grid_entry(grid: Grid, index: Mapping[int, int], *, is_only_suite: bool) -> dict[str, Any]:
     tables = {metric: render_table(grid, metric, paper=True) for metric in METRICS}
     first = tables["best"]
-    cells = [
-        [
-            _cell_entry(
-                {metric: tables[metric].rows[row].cells[column] for metric in METRICS}, index
-            )
-            for column in range(len(grid.columns))
-        ]
-        for row in range(len(grid.rows))
-    ]
+
+    def cell(row: int, column: int) -> dict[str, Any]:
+        return _cell_entry({m: table.rows[row].cells[column] for m, table in tables.items()}, index)
+
+    rows, columns = range(len(grid.rows)), range(len(grid.columns))
     title = grid.title if is_only_suite else f"{grid.suite_title}: {grid.title}"
     return {
         "suite": grid.suite,
@@ -64,11 +60,11 @@ def _grid_entry(grid: Grid, index: Mapping[int, int], *, is_only_suite: bool) ->
         "seeds": seeds_of(grid) if grid.results else "",
         "rows": list(grid.rows),
         "families": [row.family for row in first.rows],
-        "columns": list(first.columns),
+        "columns": grid.titles,
         "column_key": grid.column_key,
         "has_paper": first.has_paper,
         "has_worst": first.has_worst,
-        "cells": cells,
+        "cells": [[cell(row, column) for column in columns] for row in rows],
         "worst": {
             metric: [_worst_entry(row.worst, metric) for row in table.rows]
             for metric, table in tables.items()
@@ -88,7 +84,7 @@ def _cell_entry(views: Mapping[Metric, RenderedCell], index: Mapping[int, int]) 
         entry["bold"] = bold
     if runs.printed is not None:
         entry["paper"] = [runs.printed.accuracy, runs.printed.std]
-        entry["difference"] = _value(best.difference)
+        entry["difference"] = value_of(best.difference)
     if best.note:
         entry["note"] = best.note
     return entry
@@ -98,34 +94,32 @@ def _worst_entry(worst: RenderedCell | None, metric: Metric) -> list[Any] | None
     """Return number, column, whether columns are missing, the paper's, and the difference."""
     if worst is None or worst.mean is None:
         return None
-    mean = _shown(worst.mean, metric)
-    return [mean, worst.column, worst.is_partial, _value(worst.paper), _value(worst.difference)]
+    paper, difference = value_of(worst.paper), value_of(worst.difference)
+    return [_shown(worst.mean, metric), worst.column, worst.is_partial, paper, difference]
 
 
 def _shown(number: Number | None, metric: Metric) -> float | None:
     return None if number is None else shown(number.value, metric)
 
 
-def _value(number: Number | None) -> float | None:
-    return None if number is None else number.value
-
-
 def run_entries(results: Sequence[Result]) -> dict[str, Any]:
     """Return all runs; what many share is kept once."""
     settings = [flat(result.config) for result in results]
-    shared = _shared_settings(settings)
+    first = settings[0] if settings else {}
+    shared = {k: v for k, v in first.items() if all(k in own and own[k] == v for own in settings)}
     environments: dict[Environment, int] = {}
     labels: dict[bytes, int] = {}
-    every = _every(sum(_num_sampled(result) for result in results))
+    sampled = (each.series.num_sampled for each in results if each.folder is not None)
+    every = _every(sum(int(each.sum()) for each in sampled))
     runs = []
     for result, own in zip(results, settings, strict=True):
-        audit = audits.audit_run(result)
-        counts = _label_counts(result)
-        known = result.environment
+        audit, counts, known = audits.audit_run(result), _label_counts(result), result.environment
         runs.append(
             {
                 **_outcome(result),
-                "series": _series_entry(result.series),
+                "series": {
+                    name: pack(getattr(result.series, name)) for name, pack in SERIES.items()
+                },
                 "settings": {key: value for key, value in own.items() if key not in shared},
                 "environment": None if known is None else _once(known, environments),
                 "audit": None if audit is None else _audit_entry(audit, every),
@@ -164,30 +158,6 @@ def log_entries(audit: Audit) -> dict[str, Any]:
     return {"runs": [run], "settings": {}, "environments": [], "labels": []}
 
 
-def _shared_settings(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    first = settings[0] if settings else {}
-    return {
-        key: value
-        for key, value in first.items()
-        if all(key in each and each[key] == value for each in settings)
-    }
-
-
-def _series_entry(series: Series) -> dict[str, Packed]:
-    return {
-        "round": packed_whole(series.round),
-        "accuracy": packed_shares(series.accuracy),
-        **{
-            name: packed_measured(getattr(series, name))
-            for name in ("loss", "deviation", "honest_norm")
-        },
-        "num_sampled": packed_whole(series.num_sampled),
-        "num_byzantine": packed_whole(series.num_byzantine),
-        "num_kept": packed_counts(series.num_kept),
-        "num_kept_byzantine": packed_counts(series.num_kept_byzantine),
-    }
-
-
 def _outcome(result: Result) -> dict[str, Any]:
     unfinished = f"{len(result.series)} of {result.status.num_rounds} rounds"
     return {
@@ -200,10 +170,6 @@ def _outcome(result: Result) -> dict[str, Any]:
         "reason": result.status.reason or ("" if result.is_over else unfinished),
         "numbers": {**asdict(result.summary), "seconds": round(result.seconds, 1)},
     }
-
-
-def _num_sampled(result: Result) -> int:
-    return 0 if result.folder is None else int(result.series.num_sampled.sum())
 
 
 def _every(num_verdicts: int) -> int:
@@ -280,29 +246,20 @@ def _records(records: Sequence[ClientSummary], texts: dict[str, int]) -> dict[st
         values = [getattr(each, name) for each in records]
         return np.array([unknown if value is None else value for value in values], dtype=float)
 
-    result: dict[str, Any] = {
+    reasons = [_once(shortened(each.reason), texts) for each in records]
+    measured = [name for name in ("norm", "cosine") if not np.isnan(column(name)).all()]
+    return {
         "num": len(records),
-        "suspicion": packed_shares(column("suspicion")),
-        "error": packed_shares(column("error")),
-        "drop_rate": packed_shares(column("drop_rate")),
         "last_seen": packed_whole(column("last_seen", unknown=0)),
-        "reason": packed_whole(
-            np.array([_once(shortened(each.reason), texts) for each in records])
-        ),
+        "reason": packed_whole(np.array(reasons)),
+        **{name: packed_measured(column(name)) for name in measured},
+        **{name: pack(column(name)) for name, pack in RECORD.items()},
+        "faults": {
+            name: packed_whole(np.array([each.faults[name] for each in records]))
+            for name in audits.FAULTS
+            if any(each.faults[name] for each in records)
+        },
     }
-    for name in ("norm", "cosine"):
-        if not np.isnan(column(name)).all():
-            result[name] = packed_measured(column(name))
-    for name in ("index", "num_sampled", "num_received", "num_rejected"):
-        result[name] = packed_whole(column(name))
-    for name in ("num_dropped", "longest_streak"):
-        result[name] = packed_counts(column(name))
-    result["faults"] = {
-        name: packed_whole(np.array([each.faults[name] for each in records]))
-        for name in audits.FAULTS
-        if any(each.faults[name] for each in records)
-    }
-    return result
 
 
 def _reasons(
@@ -369,3 +326,17 @@ def packed_measured(values: NDArray[np.float64]) -> Packed:
 
 def _text(values: NDArray[Any]) -> str:
     return base64.b64encode(np.ascontiguousarray(values).tobytes()).decode("ascii")
+
+
+SERIES: dict[str, Callable[[NDArray[Any]], Packed]] = {
+    "round": packed_whole,
+    "accuracy": packed_shares,
+    **dict.fromkeys(("loss", "deviation", "honest_norm"), packed_measured),
+    **dict.fromkeys(("num_sampled", "num_byzantine"), packed_whole),
+    **dict.fromkeys(("num_kept", "num_kept_byzantine"), packed_counts),
+}
+RECORD: dict[str, Callable[[NDArray[Any]], Packed]] = {
+    **dict.fromkeys(("suspicion", "error", "drop_rate"), packed_shares),
+    **dict.fromkeys(("index", "num_sampled", "num_received", "num_rejected"), packed_whole),
+    **dict.fromkeys(("num_dropped", "longest_streak"), packed_counts),
+}

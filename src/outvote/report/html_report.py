@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from outvote.errors import plural
 from outvote.report.audit import Audit
 from outvote.report.cells import Grid, runs_of
 from outvote.report.html_data import grid_entries, log_entries, run_entries, shortened
@@ -120,19 +121,16 @@ def _inert(page: Mapping[str, Any]) -> str:
 
 def _policy(style: str, script: str) -> str:
     """Return what the page may do: run its own script, use its own style, and nothing else."""
+    digests = [hashlib.sha256(text.encode("utf-8")).digest() for text in (script, style)]
+    run, use = (f"'sha256-{base64.b64encode(digest).decode('ascii')}'" for digest in digests)
     return (
-        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
+        f"default-src 'none'; script-src {run}; style-src {use}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
 
 
 def _template(name: str) -> str:
     return (files("outvote.report") / "templates" / name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    digest = hashlib.sha256(text.encode("utf-8")).digest()
-    return f"sha256-{base64.b64encode(digest).decode('ascii')}"
 
 
 def title_and_lead(results: Sequence[Result]) -> tuple[str, str]:
@@ -183,7 +181,7 @@ def _counts(results: Sequence[Result]) -> str:
 
 
 def _hardware(environment: Environment) -> str:
-    threads = f"{environment.num_threads} thread{'' if environment.num_threads == 1 else 's'}"
+    threads = plural(environment.num_threads, "thread")
     return f"{environment.device}, {threads}, {environment.system}"
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from outvote.errors import closest
 from outvote.grids import flat
-from outvote.report.cells import Cell, Grid, family, title_of
+from outvote.report.cells import Cell, Grid, family, grouped, title_of
 from outvote.results.labels import is_same, names_of
 from outvote.results.run import Result
 from outvote.suites.paper import Printed
@@ -23,9 +23,8 @@ def grids_of(
 
     `sources` are files of suites that do not come with outvote.
     """
-    by_suite: dict[str, list[Result]] = {}
-    for each in sorted(results, key=lambda each: (each.suite, each.name)):
-        by_suite.setdefault(each.suite, []).append(each)
+    in_order = sorted(results, key=lambda each: (each.suite, each.name))
+    by_suite = grouped(in_order, lambda each: each.suite)
     known_sources = _sources(by_suite, sources)
     grids = [
         grid
@@ -64,13 +63,12 @@ def _grids_of_suite(name: str, results: Sequence[Result], source: str | None) ->
     held = [[each for each in results if part.holds(each)] for part in suite.parts]
     known = {id(each) for group in held for each in group}
     rest = []
-    for each in results:
-        if id(each) not in known:
-            numbers = _parts_of_added(suite.parts, each)
-            for number in numbers:
-                held[number].append(each)
-            if not numbers:
-                rest.append(each)
+    for each in (each for each in results if id(each) not in known):
+        numbers = _parts_of_added(suite.parts, each)
+        for number in numbers:
+            held[number].append(each)
+        if not numbers:
+            rest.append(each)
     grids = [
         grid
         for part, group in zip(suite.parts, held, strict=True)
@@ -100,42 +98,39 @@ Groups = dict[tuple[str, Any], list[Result]]
 """The runs of each row and column."""
 
 
-def _grouped(
+def _by_cell(
     results: Sequence[Result], key: str, rules: Mapping[str, str], attacks: Mapping[str, str]
 ) -> Groups:
-    groups: Groups = {}
-    for each in results:
+    def row_and_column(each: Result) -> tuple[str, Any]:
         column = attacks[each.config["attack"]] if key == "attack" else each.setting(key)
-        groups.setdefault((rules[each.config["rule"]], column), []).append(each)
-    return groups
+        return rules[each.config["rule"]], column
+
+    return grouped(results, row_and_column)
 
 
 def _grids_of_part(suite: Suite, part: Part, results: Sequence[Result]) -> list[Grid]:
     """Make one table, or one for each combination of settings that the part leaves open."""
     keys = list(differing(results, ignored=flat(part.settings)))
     rules, attacks = _names(part, "rule", results), _names(part, "attack", results)
-    printed = part.printed()
-    own_columns: list[Any] = (
-        list(_own_names(part, "attack").values()) if part.columns == "attack" else part.values
-    )
+    own_rows, own_attacks = _own_names(part, "rule").values(), _own_names(part, "attack").values()
+    own_columns: list[Any] = list(own_attacks) if part.columns == "attack" else part.values
     grids = []
     for heading, group in split(results, keys) or [("", [])]:
-        groups = _grouped(group, part.columns, rules, attacks)
-        own_rows = _own_names(part, "rule").values()
-        rows = list(dict.fromkeys([*own_rows, *(row for row, _ in groups)]))
+        groups = _by_cell(group, part.columns, rules, attacks)
         added = ordered(column for _, column in groups if column not in own_columns)
-        columns = [*own_columns, *added]
         grids.append(
-            Grid(
+            _grid(
+                groups,
+                rows=dict.fromkeys([*own_rows, *(row for row, _ in groups)]),
+                columns=[*own_columns, *added],
+                num_wanted=len(part.seeds),
+                printed=part.printed(),
                 suite=suite.name,
                 suite_title=suite.title,
                 part=part.name,
-                title=", ".join(text for text in (part.title, heading) if text),
+                title=", ".join(filter(None, (part.title, heading))),
                 kind=part.kind,
                 column_key=part.columns,
-                rows=tuple(rows),
-                columns=tuple(columns),
-                cells=_cells(groups, rows, columns, num_wanted=len(part.seeds), printed=printed),
             )
         )
     return grids
@@ -171,18 +166,17 @@ def _automatic_grids(results: Sequence[Result], *, suite_title: str, title: str 
     for heading, group in split(results, [each for each in varied if each != key]):
         rules = names_of(each.config["rule"] for each in group)
         attacks = names_of(each.config["attack"] for each in group)
-        groups = _grouped(group, key, rules, attacks)
-        rows = sorted({row for row, _ in groups}, key=_row_order)
-        columns = ordered(column for _, column in groups)
+        groups = _by_cell(group, key, rules, attacks)
         grids.append(
-            Grid(
+            _grid(
+                groups,
+                rows=sorted({row for row, _ in groups}, key=_row_order),
+                columns=ordered(column for _, column in groups),
+                num_wanted=len({each.seed for each in group}),
                 suite=group[0].suite,
                 suite_title=suite_title,
-                title=", ".join(text for text in (title, heading) if text),
+                title=", ".join(filter(None, (title, heading))),
                 column_key=key,
-                rows=tuple(rows),
-                columns=tuple(columns),
-                cells=_cells(groups, rows, columns, num_wanted=len({each.seed for each in group})),
             )
         )
     return grids
@@ -193,16 +187,15 @@ def _row_order(row: str) -> tuple[Any, ...]:
     return family(row), row.count("("), _order(row), row
 
 
-def _cells(
+def _grid(
     groups: Groups,
-    rows: Sequence[str],
-    columns: Sequence[Any],
     *,
+    rows: Iterable[str],
+    columns: Sequence[Any],
     num_wanted: int,
     printed: Mapping[tuple[str, Any], Printed] | None = None,
-) -> tuple[tuple[Cell, ...], ...]:
-    """Put runs into cells."""
-
+    **about: Any,
+) -> Grid:
     def cell(row: str, column: Any) -> Cell:
         found = sorted(groups.get((row, column), []), key=lambda each: (each.seed, each.name))
         return Cell(
@@ -212,7 +205,8 @@ def _cells(
             printed=(printed or {}).get((row, column)),
         )
 
-    return tuple(tuple(cell(row, column) for column in columns) for row in rows)
+    cells = {row: tuple(cell(row, column) for column in columns) for row in rows}
+    return Grid(rows=tuple(cells), columns=tuple(columns), cells=tuple(cells.values()), **about)
 
 
 def differing(results: Iterable[Result], ignored: Iterable[str] = ()) -> dict[str, list[Any]]:
@@ -226,10 +220,12 @@ def differing(results: Iterable[Result], ignored: Iterable[str] = ()) -> dict[st
 
 def split(results: Sequence[Result], keys: Sequence[str]) -> list[tuple[str, list[Result]]]:
     """Divide runs by some settings; each group comes with a heading that names its values."""
-    groups: dict[tuple[Any, ...], list[Result]] = {}
-    for each in results:
+
+    def values_of(each: Result) -> tuple[Any, ...]:
         table = flat(each.config)
-        groups.setdefault(tuple(_value(table, key) for key in keys), []).append(each)
+        return tuple(_value(table, key) for key in keys)
+
+    groups = grouped(results, values_of)
     return [
         (", ".join(map(title_of, keys, values)), groups[values])
         for values in sorted(groups, key=lambda values: [_order(value) for value in values])

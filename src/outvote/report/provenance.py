@@ -4,11 +4,11 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, final
 
 from outvote.grids import LISTS, flat, merged
-from outvote.report.cells import Grid, runs_of, title_of
+from outvote.report.cells import Grid, grouped, runs_of, title_of
 from outvote.report.layout import differing, ordered
 from outvote.results.labels import Outline, is_same, label, outline
 from outvote.results.run import Result
@@ -43,10 +43,6 @@ class Provenance:
     """The time of all rounds; runs that were stacked share it."""
     unfinished: dict[str, int]
     """How many runs are unfinished and not counted, by outcome."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain data."""
-        return asdict(self)
 
     def text(self) -> str:
         """Return it in a few short sentences."""
@@ -189,12 +185,9 @@ def _commands(source: str, grids: Sequence[Grid]) -> list[list[str]]:
 
 def _how_run(results: Sequence[Result]) -> list[list[str]]:
     """Return the words for seeds, precision and device; each precision has its own command."""
-    groups: dict[str, list[Result]] = {}
-    for each in results:
-        groups.setdefault(_precision(each), []).append(each)
     return [
-        [*_seeds(groups[precision]), *_precision_words(precision), *_device(groups[precision])]
-        for precision in sorted(groups)
+        [*_seeds(group), *_precision_words(precision), *_device(group)]
+        for precision, group in sorted(grouped(results, _precision).items())
     ]
 
 

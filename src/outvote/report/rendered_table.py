@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, final
 
+from outvote.errors import plural
 from outvote.report.cells import (
     ACCURACIES,
     METRICS,
@@ -15,6 +16,7 @@ from outvote.report.cells import (
     Grid,
     Metric,
     family,
+    grouped,
     runs_of,
     shown,
 )
@@ -86,10 +88,7 @@ class RenderedTable:
     grid: Grid
     """The suite, the part, and the runs."""
     metric: Metric
-    title: str
     caption: str
-    columns: tuple[str, ...]
-    """Headings, without that of the worst case."""
     rows: tuple[RenderedRow, ...]
     footnotes: tuple[str, ...]
     """One sentence for each thing that needs an explanation."""
@@ -104,7 +103,7 @@ class RenderedTable:
     @property
     def headings(self) -> list[str]:
         """All columns after that of the rules."""
-        return [*self.columns, *(["worst case"] if self.has_worst else [])]
+        return [*self.grid.titles, *(["worst case"] if self.has_worst else [])]
 
     @property
     def has_paper(self) -> bool:
@@ -128,14 +127,13 @@ class RenderedTable:
             for each in grid.results
         ]
         named = {*grid.rows, *map(str, grid.columns)}
-        hidden = [
-            text for text in dict.fromkeys(texts) if label(text) != text and text not in named
-        ]
-        helpless = [
-            row
+        hidden = [each for each in dict.fromkeys(texts) if each not in {label(each), *named}]
+        runs_by_row = {
+            row: [run for cell in cells for run in cell.results]
             for row, cells in zip(grid.rows, grid.cells, strict=True)
-            if all(map(_is_helpless, runs := [run for cell in cells for run in cell.results]))
-            and runs
+        }
+        helpless = [
+            row for row, runs in runs_by_row.items() if runs and all(map(_is_helpless, runs))
         ]
         found = [f"Not the defaults: {', '.join(hidden)}."] if hidden else []
         if helpless:
@@ -150,8 +148,8 @@ class RenderedTable:
         repeated = sum(cell.num_repeated for cell in cells)
         found = []
         if lacking:
-            has_remedy = bool(self.grid.part)
-            remedy = f"; run them with `{missing_command(self.grid)}`" if has_remedy else ""
+            has_part = bool(self.grid.part)
+            remedy = f"; run them with `{missing_command(self.grid)}`" if has_part else ""
             found.append(f"{lacking} of {len(cells)} cells lack runs{remedy}.")
         if repeated:
             found.append(
@@ -203,9 +201,7 @@ def render_table(grid: Grid, metric: Metric, *, paper: bool = False) -> Rendered
     return RenderedTable(
         grid=grid,
         metric=metric,
-        title=grid.title,
         caption=_caption(grid, metric),
-        columns=tuple(grid.titles),
         rows=rows,
         footnotes=tuple(_footnotes(rows, metric, has_rivals=bool(groups))),
         has_rivals=bool(groups),
@@ -256,6 +252,11 @@ def _number(value: float | None, text: Callable[[float], str]) -> Number | None:
     return None if value is None else Number(value, text(value))
 
 
+def value_of(number: Number | None) -> float | None:
+    """Return the value of a number, if there is one."""
+    return None if number is None else number.value
+
+
 def missing(cell: Cell, metric: Metric) -> str:
     """Return why a cell has no number."""
     if cell.results and metric in OF_BYZANTINE and _without_kept(cell):
@@ -284,9 +285,7 @@ def seeds_text(number: int, wanted: int) -> str:
     >>> seeds_text(2, 5), seeds_text(5, 5), seeds_text(1, 1)
     ('2 of 5 seeds', '5 seeds', '1 seed')
     """
-    if number < wanted:
-        return f"{number} of {wanted} seeds"
-    return f"{number} seed{'' if number == 1 else 's'}"
+    return f"{number} of {wanted} seeds" if number < wanted else plural(number, "seed")
 
 
 def seeds_of(grid: Grid) -> str:
@@ -303,10 +302,8 @@ def _goodness(mean: Number, metric: Metric) -> float:
 
 
 def _rivals(rows: Sequence[str]) -> list[list[int]]:
-    """Return groups of rows that share the rule inside all wrappers."""
-    groups: dict[str, list[int]] = {}
-    for place, row in enumerate(rows):
-        groups.setdefault(family(row), []).append(place)
+    """Return the indices of rows that share the rule inside all wrappers."""
+    groups = grouped(range(len(rows)), lambda index: family(rows[index]))
     return [group for group in groups.values() if len(group) > 1]
 
 

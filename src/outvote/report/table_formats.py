@@ -4,6 +4,7 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
@@ -15,6 +16,7 @@ from outvote.report.rendered_table import (
     RenderedCell,
     RenderedTable,
     not_run,
+    value_of,
 )
 
 DIGITS = 4
@@ -57,7 +59,7 @@ def _markdown(text: str) -> str:
 
 def _markdown_section(tables: Sequence[RenderedTable]) -> list[str]:
     first = tables[0]
-    blocks = [f"### {_markdown(first.title)}"] if first.title else []
+    blocks = [f"### {_markdown(first.grid.title)}"] if first.grid.title else []
     if first.about:
         blocks.append(_markdown(" ".join(first.about)))
     for table in tables:
@@ -103,20 +105,18 @@ def latex(rendered: Rendered) -> str:
 
 def _latex(text: str) -> str:
     """Return text that LaTeX shows as it is; letters that it may not know become numbers."""
-    return "".join(_latex_letter(letter) for letter in " ".join(text.split()))
-
-
-def _latex_letter(letter: str) -> str:
-    if letter in LATEX_SPECIAL:
-        return LATEX_SPECIAL[letter]
-    return letter if letter.isascii() and letter.isprintable() else f"[U+{ord(letter):04X}]"
+    return "".join(
+        LATEX_SPECIAL.get(each)
+        or (each if each.isascii() and each.isprintable() else f"[U+{ord(each):04X}]")
+        for each in " ".join(text.split())
+    )
 
 
 def _latex_environment(table: RenderedTable, *, is_first: bool) -> str:
     grid = table.grid
     name = f"{grid.suite} {grid.part or grid.title} {'' if is_first else table.metric}"
     label = "-".join("".join(c if c.isascii() and c.isalnum() else " " for c in name).split())
-    heading = ": ".join(text for text in (grid.suite_title, table.title) if text)
+    heading = ": ".join(text for text in (grid.suite_title, grid.title) if text)
     caption = [f"{heading}.", table.caption, *table.footnotes, *table.fine_print]
     lines = [
         r"\begin{table}[t]",
@@ -183,7 +183,6 @@ def records(rendered: Rendered) -> list[dict[str, Any]]:
             **_place(table, row.rule),
             "column": table.grid.column_key,
             "value": value,
-            **_counts(cell.runs),
             **_numbers(cell.runs),
             "metric": table.metric,
             "is_worst": None
@@ -222,7 +221,7 @@ def as_json(rendered: Rendered) -> dict[str, Any]:
             for row in table.rows
             if row.worst is not None
         ],
-        "provenance": rendered.provenance.as_dict(),
+        "provenance": asdict(rendered.provenance),
     }
 
 
@@ -231,8 +230,8 @@ def _place(table: RenderedTable, rule: str) -> dict[str, str]:
     return {"suite": grid.suite, "part": grid.part, "title": grid.title, "rule": rule}
 
 
-def _counts(cell: Cell) -> dict[str, Any]:
-    return {
+def _numbers(cell: Cell) -> dict[str, Any]:
+    result: dict[str, Any] = {
         "seeds": cell.seeds,
         "num_seeds": len(cell.seeds),
         "num_wanted": cell.num_wanted,
@@ -240,41 +239,34 @@ def _counts(cell: Cell) -> dict[str, Any]:
         "num_diverged": cell.num_diverged,
         "num_unfinished": len(cell.unfinished),
     }
-
-
-def _numbers(cell: Cell) -> dict[str, float | None]:
-    result = {}
     for name in METRICS:
-        spread = cell.spread(name)
-        result[f"{name}_mean"] = None if spread is None else _rounded(spread.mean, name)
-        std = None if spread is None else spread.std
-        result[f"{name}_std"] = None if std is None else _rounded(std, name)
+        mean, std, _ = cell.spread(name) or (None, None, 0)
+        result |= {f"{name}_mean": _rounded(mean, name), f"{name}_std": _rounded(std, name)}
     return result
 
 
-def _rounded(value: float, metric: Metric) -> float:
+def _rounded(value: float | None, metric: Metric) -> float | None:
     """Return a percentage to four decimals, a length to so many digits that it is as exact."""
-    is_length = metric == "deviation"
-    return float(f"{value:.{DIGITS + 2}g}") if is_length else round(value, DIGITS)
+    if value is None:
+        return None
+    return float(f"{value:.{DIGITS + 2}g}") if metric == "deviation" else round(value, DIGITS)
 
 
 def _printed(cell: RenderedCell) -> dict[str, float | None]:
+    printed = cell.runs.printed if cell.paper else None
     return {
-        "paper": None if cell.paper is None else cell.paper.value,
-        "paper_std": None
-        if cell.paper is None or cell.runs.printed is None
-        else cell.runs.printed.std,
-        "difference": None if cell.difference is None else cell.difference.value,
+        "paper": value_of(cell.paper),
+        "paper_std": None if printed is None else printed.std,
+        "difference": value_of(cell.difference),
     }
 
 
 def _worst(table: RenderedTable, worst: RenderedCell, *, paper: bool) -> dict[str, Any]:
-    printed = _printed(worst)
-    del printed["paper_std"]
+    printed = {"paper": value_of(worst.paper), "difference": value_of(worst.difference)}
     return {
         "metric": table.metric,
         "value": None if worst.column is None else table.grid.columns[worst.column],
-        "mean": None if worst.mean is None else _rounded(worst.mean.value, table.metric),
+        "mean": _rounded(value_of(worst.mean), table.metric),
         "is_partial": worst.is_partial,
         **(printed if paper else {}),
     }
