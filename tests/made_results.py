@@ -14,8 +14,9 @@ from outvote.experiment.run_spec import to_toml
 from outvote.results.audit_log import audit_arrays, to_npz
 from outvote.results.folder import RunFolder
 from outvote.results.labels import label
-from outvote.results.run import Result, read_result, series_of
+from outvote.results.run import Result, read_result
 from outvote.results.schema import DataUsed, Environment, Round, Status, Timing
+from outvote.results.series import series_of
 from outvote.suites.suite import read_suite
 
 NUM_CLASSES = 10

@@ -13,6 +13,7 @@ from outvote.experiment import adopting
 from outvote.experiment.adopting import adopt, find_elsewhere
 from outvote.experiment.builder import DatasetCache
 from outvote.experiment.plan import Plan, read_plan
+from outvote.results import disk
 from outvote.results.disk import BusyError
 from outvote.results.folder import find_runs
 from simulations import Recorder, execute
@@ -151,7 +152,7 @@ def test_killed_while_it_copies_nothing_half_is_taken_for_a_run(store, tmp_path,
             adopt(job, find_elsewhere(job), now)
     assert [path.name[0] for path in (output / "elsewhere").iterdir()] == ["."]
     assert find_runs(output / "elsewhere") == []
-    monkeypatch.setattr(adopting, "LONG_AGO", -1.0)
+    monkeypatch.setattr(disk, "LONG_AGO", -1.0)
     assert adopt(job, find_elsewhere(job), now).outcome == "finished"
     assert [path.name for path in (output / "elsewhere").iterdir()] == [job.name]
 

@@ -7,10 +7,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from outvote.experiment import scheduler
 from outvote.experiment.processes import ProcessEnded, Processes
 from outvote.experiment.runner import Runner
-from outvote.experiment.scheduler import StopFile, Workers, execute_on
+from outvote.experiment.scheduler import Workers, execute_on, stop_file
+from outvote.results import disk
 from outvote.results.disk import StoreError
 from outvote.results.folder import find_runs
 from simulations import Recorder, tiny
@@ -71,10 +71,10 @@ def test_ended_at_once_it_still_asks_those_at_work_to_stop(tmp_path, monkeypatch
         execute_by(pool, tmp_path, listener=Impatient())
     assert len(find_runs(tmp_path)) < 3
     assert len(list(tmp_path.glob(".stop-*"))) == 1
-    StopFile(tmp_path)
+    stop_file(tmp_path)
     assert len(list(tmp_path.glob(".stop-*"))) == 1
-    monkeypatch.setattr(scheduler, "LONG_AGO", -1.0)
-    StopFile(tmp_path)
+    monkeypatch.setattr(disk, "LONG_AGO", -1.0)
+    stop_file(tmp_path)
     assert list(tmp_path.glob(".stop-*")) == []
 
 

@@ -11,10 +11,10 @@ from outvote.experiment.plan import plan_part, plan_suite
 from outvote.experiment.run_spec import RunSpec, as_table
 from outvote.grids import flat
 from outvote.models.model_spec import make_model
-from outvote.results.labels import label
+from outvote.results.labels import label, value_of
 from outvote.rules.rule_spec import make_rule
 from outvote.suites.presets import PRESETS
-from outvote.suites.suite import read_suite, suite_names, value_of
+from outvote.suites.suite import read_suite, suite_names
 
 DNC = "dnc(removal_factor=4.0, num_iterations=1, num_coordinates=10000)"
 BASES = ["multi-krum", "bulyan", "median", "rfa(num_iterations=3)", DNC, "trimmed-mean"]

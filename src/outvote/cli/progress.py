@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outvote.cli.output import one_line
+from outvote.experiment.listener import Listener, RoundProgress
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from outvote.experiment.listener import RoundProgress
     from outvote.experiment.plan import RunEnd
 
 SMOOTHING = 0.3
@@ -22,14 +22,8 @@ OnBytes = Callable[[str, int, int | None], None]
 OnMessage = Callable[[str], None]
 
 
-class Plain:
+class Plain(Listener):
     """Prints messages and failed runs on stderr."""
-
-    def on_plan(self, num_rounds: int) -> None:
-        """Print nothing."""
-
-    def on_round(self, progress: "RoundProgress") -> None:
-        """Print nothing."""
 
     def on_end(self, end: "RunEnd") -> None:
         """Print a run that failed."""
@@ -55,7 +49,7 @@ class Bars(Plain):
         """Show how many rounds there are."""
         self.bars.update(self.all, total=num_rounds)
 
-    def on_round(self, progress: "RoundProgress") -> None:
+    def on_round(self, progress: RoundProgress) -> None:
         """Advance by a round."""
         rate = progress.num_samples / max(progress.seconds, 1e-9)
         self.rate = rate if not self.rate else self.rate + SMOOTHING * (rate - self.rate)

@@ -3,18 +3,17 @@
 import errno
 import secrets
 import shutil
+from dataclasses import replace
 from pathlib import Path
-from time import time
 
 from outvote.experiment.plan import Job
 from outvote.experiment.run_spec import to_toml
-from outvote.results.checkpoint import drop_all
-from outvote.results.disk import BusyError, StoreError, not_written, sync, write_whole
-from outvote.results.schema import OVER, DataUsed, Status
+from outvote.results.checkpoint import BOTH, drop
+from outvote.results.disk import BusyError, StoreError, not_written, remove_old, sync, write_whole
+from outvote.results.schema import DataUsed, Status
 
 FILES = ("env.json", "metrics.jsonl", "timings.jsonl", "audit.npz", "status.json")
 """The files that are copied, in this order: all but the checkpoints."""
-LONG_AGO = 3600.0
 TAKEN = (errno.ENOTEMPTY, errno.EEXIST)
 
 
@@ -25,7 +24,7 @@ def find_elsewhere(job: Job) -> Job | None:
     for suite in sorted(path.name for path in job.root.iterdir() if path.is_dir()):
         if suite == job.suite or suite.startswith("."):
             continue
-        other = Job(job.spec, suite, job.root, job.hash)
+        other = replace(job, suite=suite)
         if _is_over(other):
             return other
     return None
@@ -40,7 +39,7 @@ def adopt(job: Job, other: Job, now: DataUsed) -> Status | None:
         return None
     temporary = job.folder.path.parent / f".{job.name}.{secrets.token_hex(4)}.tmp"
     try:
-        _remove_left(job)
+        remove_old(job.folder.path.parent.glob(f".{job.name}.*.tmp"))
         _copy(job, other, temporary)
         _put(job, temporary)
     except (FileNotFoundError, BusyError):  # The other run was removed, or this one is locked.
@@ -49,22 +48,14 @@ def adopt(job: Job, other: Job, now: DataUsed) -> Status | None:
         raise StoreError(not_written(job.folder.path, error)) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return job.folder.known_status()[0]
+    return job.status
 
 
 def _is_over(job: Job) -> bool:
     try:
-        status, _ = job.folder.known_status()
-    except StoreError:
+        return job.status.is_over
+    except StoreError:  # Of a newer outvote.
         return False
-    return status is not None and status.outcome in OVER
-
-
-def _remove_left(job: Job) -> None:
-    """Remove the temporary folders of killed programs."""
-    for path in job.folder.path.parent.glob(f".{job.name}.*.tmp"):
-        if time() - path.stat().st_mtime > LONG_AGO:
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def _copy(job: Job, other: Job, temporary: Path) -> None:
@@ -93,7 +84,7 @@ def _put_into(job: Job, temporary: Path) -> None:
     try:
         if _is_over(job):
             return
-        drop_all(writer.path)  # They would not match a copy that ends half way.
+        drop(writer.path, *BOTH)  # They would not match a copy that ends half way.
         for name in ("config.toml", *FILES):
             if name == FILES[-1]:
                 sync(writer.path)

@@ -1,8 +1,8 @@
 """From settings to what the engine runs: datasets, federations, networks, run stacks."""
 
 import os
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, final
@@ -27,6 +27,7 @@ from outvote.partition import (
     partition_iid,
     partition_shards,
 )
+from outvote.partition.checks import Indices
 from outvote.results.schema import DataUsed
 from outvote.rules.rule_spec import make_rule
 from outvote.seeding import RandomStream
@@ -93,16 +94,6 @@ class DatasetCache:
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
-class Loaded:
-    """A dataset, and its samples on the training device."""
-
-    dataset: Dataset
-    train: Samples
-    test: Samples
-
-
-@final
 class RunBuilder:
     """Builds runs; what several runs share is built once."""
 
@@ -110,7 +101,7 @@ class RunBuilder:
         """Take the device to train on."""
         self.device = device
         self.datasets = DatasetCache()
-        self._loaded: dict[DataKey, Loaded] = {}
+        self._samples: dict[DataKey, tuple[Samples, Samples]] = {}
         self._federations: dict[tuple[DataSpec, FederationSpec, int], Federation] = {}
 
     def check(self, specs: Sequence[RunSpec]) -> None:
@@ -130,22 +121,18 @@ class RunBuilder:
                 seen.add(tried)
                 self._try_network(spec)
 
-    def loaded(self, data: DataSpec) -> Loaded:
-        """Move the samples of a dataset to the device; those of the one before are freed."""
-        if data.key not in self._loaded:
-            self._loaded.clear()
+    def samples(self, data: DataSpec) -> tuple[Samples, Samples]:
+        """Move training and test samples to the device; those of the dataset before are freed."""
+        if data.key not in self._samples:
+            self._samples.clear()
             self._federations.clear()
             found = self.datasets.dataset(data)
-
-            def samples(images: Any, labels: Any) -> Samples:
-                return Samples(images, labels, mean=found.mean, std=found.std, device=self.device)
-
-            self._loaded[data.key] = Loaded(
-                found,
-                samples(found.train_images, found.train_labels),
-                samples(found.test_images, found.test_labels),
+            same: dict[str, Any] = {"mean": found.mean, "std": found.std, "device": self.device}
+            self._samples[data.key] = (
+                Samples(found.train_images, found.train_labels, **same),
+                Samples(found.test_images, found.test_labels, **same),
             )
-        return self._loaded[data.key]
+        return self._samples[data.key]
 
     def num_clients(self, spec: RunSpec) -> int:
         """Return how many clients there are, without a partition."""
@@ -173,14 +160,12 @@ class RunBuilder:
 
     def stack(self, spec: RunSpec, runs: Sequence[Run]) -> RunStack:
         """Stack runs that share all but federation, attack, rule and seed."""
-        loaded = self.loaded(spec.data)
         return make_run_stack(
             self.network(spec),
-            loaded.train,
-            loaded.test,
+            *self.samples(spec.data),
             runs,
             training=spec.training,
-            num_classes=loaded.dataset.num_classes,
+            num_classes=self.datasets.dataset(spec.data).num_classes,
             server=spec.server,
             aggregate=spec.aggregate,
             precision=spec.precision,
@@ -272,40 +257,31 @@ def free_bytes(device: torch.device) -> int | None:
     """Return how much memory is free; None: unknown."""
     if device.type == "cuda":
         return free_on_gpu(device)
-    if MEMINFO.is_file():
-        # Unlike free pages, it counts the cache of files, which the system gives back.
-        for line in MEMINFO.read_text().splitlines():
-            name, _, rest = line.partition(":")
-            if name == "MemAvailable":
-                return int(rest.split()[0]) * 1024
+    # Unlike free pages, it counts the cache of files, which the system gives back.
+    text = MEMINFO.read_text() if MEMINFO.is_file() else ""
+    if found := re.search(r"^MemAvailable:\s*(\d+)", text, re.MULTILINE):
+        return int(found[1]) * 1024
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
         return None
 
 
-def _partition(spec: RunSpec, datasets: DatasetCache) -> list[Any]:
-    data, number, seed = spec.data, spec.federation.num_clients, _seed(spec, "partition")
+def _partition(spec: RunSpec, datasets: DatasetCache) -> list[Indices]:
+    data, number = spec.data, spec.federation.num_clients
+    shared: dict[str, Any] = {
+        "num_clients": None if number == "all" else number,
+        "seed": _seed(spec, "partition"),
+    }
     if data.partition == "by-group":
-        some = None if isinstance(number, str) else number
-        return list(partition_by_group(datasets.groups(data), num_clients=some, seed=seed))
+        return partition_by_group(datasets.groups(data), **shared)
     labels = datasets.dataset(data).train_labels
-    assert isinstance(number, int)
     if data.partition == "iid":
-        return list(partition_iid(labels, num_clients=number, seed=seed))
+        return partition_iid(labels, **shared)
     if data.partition == "shards":
-        each = data.shards_per_client
-        return list(partition_shards(labels, num_clients=number, shards_per_client=each, seed=seed))
-    return list(
-        partition_dirichlet(
-            labels,
-            num_clients=number,
-            beta=data.beta,
-            seed=seed,
-            balance=data.balance,
-            min_size=data.min_size,
-        )
-    )
+        return partition_shards(labels, shards_per_client=data.shards_per_client, **shared)
+    chosen = {name: getattr(data, name) for name in ("beta", "balance", "min_size")}
+    return partition_dirichlet(labels, **chosen, **shared)
 
 
 def _seed(spec: RunSpec, name: str) -> int:

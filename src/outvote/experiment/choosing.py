@@ -8,9 +8,9 @@ from outvote.attacks.attack_spec import make_attack
 from outvote.errors import closest
 from outvote.experiment.plan import parse_override
 from outvote.grids import merged
-from outvote.results.labels import label, outline
+from outvote.results.labels import label
 from outvote.rules.rule_spec import make_rule
-from outvote.suites.suite import Part, Suite, value_of
+from outvote.suites.suite import Part, Suite
 
 Axis = Literal["rule", "attack"]
 MAKERS: dict[Axis, Callable[[str], object]] = {"rule": make_rule, "attack": make_attack}
@@ -34,11 +34,11 @@ class Choice:
 def choose(suite: Suite, choice: Choice) -> Suite:
     """Return the chosen part of a suite; a choice that nothing fits is a ValueError."""
     parts = _named(suite, choice.parts)
-    for text in choice.settings:
-        parts = [_with(part, parse_override(text)) for part in parts]
+    overrides = [parse_override(text) for text in choice.settings]
     if choice.num_seeds is not None:
-        seeds = {"seed": list(range(choice.num_seeds))}
-        parts = [_with(part, seeds) for part in parts]
+        overrides.append({"seed": list(range(choice.num_seeds))})
+    for each in overrides:
+        parts = [_with(part, each) for part in parts]
     parts = _filtered(suite.name, parts, "rule", choice.rules)
     parts = _filtered(suite.name, parts, "attack", choice.attacks)
     return replace(suite, parts=tuple(parts))
@@ -63,13 +63,11 @@ def _filtered(suite: str, parts: list[Part], axis: Axis, texts: Sequence[str]) -
     kept: list[list[str]] = [[] for _ in parts]
     for text in texts:
         canonical = str(MAKERS[axis](text))  # Raises if there is no such thing.
-        found = [
-            [each for each in _values(part, axis) if _fits(text, each, axis)] for part in parts
-        ]
+        found = [[each for each in part.texts(axis) if _fits(text, each, axis)] for part in parts]
         if not any(found):
-            found = [[canonical] if _can_show(part, axis, canonical) else [] for part in parts]
+            found = [[canonical] if part.can_show(axis, canonical) else [] for part in parts]
         if not any(found):
-            known = sorted({label(each) for part in parts for each in _values(part, axis)})
+            known = sorted({label(each) for part in parts for each in part.texts(axis)})
             raise ValueError(
                 f"no part of {suite} can show the {axis} {text!r}: its columns are "
                 f"{' and '.join(sorted({part.columns for part in parts}))}; take one of "
@@ -80,29 +78,8 @@ def _filtered(suite: str, parts: list[Part], axis: Axis, texts: Sequence[str]) -
     return [_with(part, {axis: values}) for part, values in zip(parts, kept, strict=True) if values]
 
 
-def _values(part: Part, axis: Axis) -> list[str]:
-    found = part.settings.get(axis, [])
-    return list(found) if isinstance(found, list) else [found]
-
-
 def _fits(text: str, each: str, axis: Axis) -> bool:
     """Return whether a name fits, with any parameters, or a text with parameters exactly."""
-    if _has_parameters(text):
+    if "=" in text:
         return str(MAKERS[axis](text)) == str(MAKERS[axis](each))
     return label(text) == label(each)
-
-
-def _has_parameters(text: str) -> bool:
-    def given(found: Any) -> bool:
-        return bool(found.parameters) or any(given(each) for each in found.inside)
-
-    return given(outline(text))
-
-
-def _can_show(part: Part, axis: Axis, text: str) -> bool:
-    """Return whether the part has a row for the rule, or a column for the attack."""
-    if axis == "attack":
-        return part.columns == "attack"
-    return (
-        not part.columns.startswith("rule.") or value_of({"rule": text}, part.columns) is not None
-    )

@@ -1,11 +1,13 @@
 """A suite before it runs: how many runs there are and are done, and how long the rest takes."""
 
 import warnings
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, final
+from typing import Any, Literal, final, get_args
 
 from outvote.errors import OutvoteWarning
 from outvote.experiment.adopting import find_elsewhere
@@ -20,11 +22,9 @@ from outvote.experiment.plan import (
 )
 from outvote.results.disk import StoreError
 from outvote.results.folder import RunFolder, find_runs
-from outvote.results.schema import OVER
 from outvote.suites.suite import Part, Suite
 
 Standing = Literal["finished", "half_done", "adoptable", "to_do"]
-STANDINGS: tuple[Standing, ...] = ("finished", "half_done", "adoptable", "to_do")
 
 
 @final
@@ -90,39 +90,34 @@ def known_speeds(root: Path, device: str, jobs: Iterable[Job]) -> dict[Hashable,
     """
     wanted = {stack_key(job.spec) for job in jobs}
     found: dict[Hashable, list[float]] = {}
-    for folder in find_runs(root) if root.is_dir() else ():
-        try:
-            key = _kind(folder, device)
-            seconds = _seconds_per_round(folder, device) if key in wanted else None
-        except (StoreError, ValueError, TypeError):
-            continue  # Damaged, or of a rule whose file is gone.
-        if seconds is not None:
-            found.setdefault(key, []).append(seconds)
+    for folder in find_runs(root):
+        # Damaged, or of a rule whose file is gone.
+        with suppress(StoreError, ValueError, TypeError):
+            status, environment = folder.status(), folder.environment()
+            if status is None or environment is None or environment.device != device:
+                continue
+            key = _kind(folder) if status.is_over else None
+            if key in wanted and (seconds := _seconds_per_round(folder)) is not None:
+                num_threads = environment.num_threads if device == "cpu" else 1
+                found.setdefault(key, []).append(seconds * num_threads)
     return {key: median(each) for key, each in found.items()}
 
 
-def _kind(folder: RunFolder, device: str) -> Hashable:
-    """Return the `stack_key` of a run; None if it is not over, or ran on another device."""
-    status, environment = folder.status(), folder.environment()
-    if status is None or status.outcome not in OVER or environment is None:
-        return None
-    if environment.device != device:
-        return None
+def _kind(folder: RunFolder) -> Hashable:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OutvoteWarning)  # A store of 0.1 has the old names.
         (spec,) = read_plan(folder.path / "config.toml").specs
     return stack_key(spec)
 
 
-def _seconds_per_round(folder: RunFolder, device: str) -> float | None:
-    environment = folder.environment()
+def _seconds_per_round(folder: RunFolder) -> float | None:
     rounds, timings = folder.rounds(), folder.timings()
     num_timed = sum(each.images for each in timings)
-    if environment is None or not rounds or not num_timed:
+    if not rounds or not num_timed:
         return None
     seconds = sum(each.seconds for each in timings) / num_timed
     num_samples = sum(each.num_samples or 0 for each in rounds) / len(rounds)
-    return seconds * num_samples * (environment.num_threads if device == "cpu" else 1)
+    return seconds * num_samples
 
 
 def _estimate(
@@ -131,28 +126,22 @@ def _estimate(
     speeds: dict[Hashable, float],
     num_cores: int,
 ) -> tuple[float | None, int]:
-    seconds, num_known, num_unknown = 0.0, 0, 0
-    for job in jobs:
-        if standing[job.hash] in ("finished", "adoptable"):
-            continue
-        speed = speeds.get(stack_key(job.spec))
-        if speed is None:
-            num_unknown += 1
-            continue
-        num_known += 1
-        status, _ = job.folder.known_status()
-        left = job.spec.rounds - (0 if status is None else status.round)
-        seconds += left * speed / num_cores
-    return (seconds if num_known else None), num_unknown
+    left = [job for job in jobs if standing[job.hash] in ("half_done", "to_do")]
+    known = [
+        (job.spec.rounds - job.status.round) * speeds[key] / num_cores
+        for job in left
+        if (key := stack_key(job.spec)) in speeds
+    ]
+    return (sum(known) if known else None), len(left) - len(known)
 
 
 def _standing(job: Job) -> Standing:
-    status, _ = job.folder.known_status()
-    if status is not None and status.outcome in OVER:
+    status = job.status
+    if status.is_over:
         return "finished"
     if find_elsewhere(job) is not None:
         return "adoptable"
-    return "half_done" if status is not None and status.round > 0 else "to_do"
+    return "half_done" if status.round > 0 else "to_do"
 
 
 def _part(part: Part, plan: Plan, standing: dict[str, Standing]) -> PartForecast:
@@ -169,5 +158,5 @@ def _part(part: Part, plan: Plan, standing: dict[str, Standing]) -> PartForecast
 
 
 def _counts(hashes: Sequence[str], standing: dict[str, Standing]) -> Counts:
-    each = {name: sum(standing[one] == name for one in hashes) for name in STANDINGS}
-    return Counts(runs=len(hashes), **each)
+    found = Counter(standing[each] for each in hashes)
+    return Counts(runs=len(hashes), **{name: found[name] for name in get_args(Standing)})

@@ -1,9 +1,10 @@
 """Reports on the progress of runs."""
 
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import TYPE_CHECKING, final
 
-from outvote.experiment.plan import RunEnd
+if TYPE_CHECKING:  # The command line listens, and is to start without torch.
+    from outvote.experiment.plan import RunEnd
 
 
 @final
@@ -20,8 +21,8 @@ class RoundProgress:
     seconds: float
 
 
-class Silent:
-    """Ignores all reports; subclasses take some."""
+class Listener:
+    """Ignores all reports on the progress of runs; subclasses take some."""
 
     def on_plan(self, num_rounds: int) -> None:
         """Receive the number of rounds to train, over all runs."""
@@ -29,17 +30,8 @@ class Silent:
     def on_round(self, progress: RoundProgress) -> None:
         """Receive a round."""
 
-    def on_end(self, end: RunEnd) -> None:
+    def on_end(self, end: "RunEnd") -> None:
         """Receive the outcome of a run."""
 
     def on_message(self, text: str) -> None:
         """Receive a warning: a damaged checkpoint, too little memory."""
-
-
-class Listener(Protocol):
-    """Receives reports while runs are executed: anything with the methods of `Silent`."""
-
-    def on_plan(self, num_rounds: int) -> None: ...  # noqa: D102
-    def on_round(self, progress: RoundProgress) -> None: ...  # noqa: D102
-    def on_end(self, end: RunEnd) -> None: ...  # noqa: D102
-    def on_message(self, text: str) -> None: ...  # noqa: D102

@@ -8,18 +8,20 @@ from pathlib import Path
 from typing import Any, Literal, final, get_args, get_origin, get_type_hints
 
 import msgspec
+from msgspec import structs
 
 from outvote.errors import closest
-from outvote.experiment.run_spec import RunSpec, as_table, checked, to_toml
+from outvote.experiment.run_spec import DataSpec, RunSpec, as_table, checked, to_toml
 from outvote.grids import expand, merged, nested
 from outvote.results.disk import DamagedFileError
 from outvote.results.folder import RunFolder, Writer
-from outvote.results.labels import names_of
+from outvote.results.labels import names_of, value_of
 from outvote.results.renamed import renamed_settings
-from outvote.results.schema import DataUsed, Outcome
+from outvote.results.schema import DataUsed, Outcome, Status
 from outvote.suites.presets import PRESETS
-from outvote.suites.suite import Part, Suite, value_of
+from outvote.suites.suite import Part, Suite
 
+_hints = cache(get_type_hints)
 OUTSIDE = ("preset", "suite")
 """Keys of a file that are not settings of a run."""
 
@@ -44,6 +46,12 @@ class Job:
     def folder(self) -> RunFolder:
         """The folder of its results."""
         return RunFolder(self.root / self.suite / self.name)
+
+    @property
+    def status(self) -> Status:
+        """Its status; that of a new run, if it was never started or its status is damaged."""
+        found, _ = self.folder.known_status()
+        return found or Status(outcome="interrupted", round=0, num_rounds=self.spec.rounds)
 
     def check_code(self) -> None:
         """Refuse user code that has changed since the plan was made."""
@@ -75,6 +83,12 @@ class Job:
         """Create and lock the folder."""
         return Writer(self.folder, to_toml(self.spec, self.suite).encode(), self.hash)
 
+    def fail(self, writer: Writer, reason: str) -> "RunEnd":
+        """Write that the run failed; its rounds stay."""
+        done, total = self.status.round, self.spec.rounds
+        writer.write_status(Status(outcome="failed", round=done, num_rounds=total, reason=reason))
+        return RunEnd(job=self, outcome="failed", reason=reason)
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,29 +113,22 @@ class Plan:
     hashes: tuple[str, ...]
     """Of the specs, when the plan was made."""
 
+    @property
+    def by_hash(self) -> dict[str, RunSpec]:
+        """The specs by their hashes."""
+        return dict(zip(self.hashes, self.specs, strict=True))
+
     def jobs(self, root: Path) -> list[Job]:
         """Return the runs, with their folders below `root`."""
-        return [
-            Job(spec, self.suite, root, known)
-            for spec, known in zip(self.specs, self.hashes, strict=True)
-        ]
+        return [Job(spec, self.suite, root, known) for known, spec in self.by_hash.items()]
 
 
 def stack_key(spec: RunSpec) -> Hashable:
     """Return the settings that runs must share to train together."""
-    federation = msgspec.structs.replace(spec.federation, byzantine=0, assumed_byzantine="oracle")
-    return (
-        spec.data.key,
-        spec.model,
-        spec.training,
-        spec.server,
-        spec.precision,
-        spec.aggregate,
-        spec.diagnostics,
-        spec.rounds,
-        spec.evaluate_every,
-        federation,
-    )
+    federation = structs.replace(spec.federation, byzantine=0, assumed_byzantine="oracle")
+    data = DataSpec(name=spec.data.name, image_size=spec.data.image_size)
+    each = {"rule": "", "attack": "", "seed": 0, "root_size": 0}
+    return structs.replace(spec, **each, data=data, federation=federation)
 
 
 def read_plan(path: Path, settings: Sequence[str] = ()) -> Plan:
@@ -180,9 +187,7 @@ def plan_suite(suite: Suite, settings: Sequence[str] = ()) -> Plan:
 
 def join_plans(suite: Suite, plans: Sequence[Plan]) -> Plan:
     """Return the runs of several parts as one plan; a run of several parts occurs once."""
-    found = {
-        known: spec for plan in plans for known, spec in zip(plan.hashes, plan.specs, strict=True)
-    }
+    found = {known: spec for plan in plans for known, spec in plan.by_hash.items()}
     return Plan(suite.name, tuple(found.values()), tuple(found))
 
 
@@ -195,10 +200,7 @@ def table_cells(part: Part, plan: Plan) -> dict[str, tuple[str, Any]]:
         is_attack = part.columns == "attack"
         return attacks[spec.attack] if is_attack else value_of(as_table(spec), part.columns)
 
-    return {
-        known: (rules[spec.rule], column(spec))
-        for known, spec in zip(plan.hashes, plan.specs, strict=True)
-    }
+    return {known: (rules[spec.rule], column(spec)) for known, spec in plan.by_hash.items()}
 
 
 def make_spec(table: Mapping[str, Any]) -> RunSpec:
@@ -225,17 +227,16 @@ def parse_override(text: str) -> Mapping[str, Any]:
 
 def _checked_table(table: Mapping[str, Any], kind: type, above: str) -> dict[str, Any]:
     """Check the keys and words of a table; return it with None for the word "none"."""
-    hints = _hints(kind)
-    result = {}
+    hints, result = _hints(kind), {}
     for key, value in table.items():
         if key not in hints:
             known = [*hints, *(() if above else OUTSIDE)]
             raise ValueError(f"unknown key {above + key!r}; {closest(str(key), known)}")
-        inside = hints[key] if isinstance(hints[key], type) and _fields(hints[key]) else None
-        if inside is None:
-            result[key] = _checked_word(above + key, value, hints[key])
+        hint = hints[key]
+        if not isinstance(hint, type) or not _hints(hint):
+            result[key] = _checked_word(above + key, value, hint)
         elif isinstance(value, Mapping):
-            result[key] = _checked_table(value, inside, f"{above}{key}.")
+            result[key] = _checked_table(value, hint, f"{above}{key}.")
         else:
             raise ValueError(f"{above}{key} is a table, got {value!r}; write [{above}{key}].")
     return result
@@ -249,15 +250,6 @@ def _checked_word(key: str, value: Any, hint: Any) -> Any:
     if words and isinstance(value, str) and value not in words:
         raise ValueError(f"{key}: unknown value {value!r}; {closest(value, words)}")
     return value
-
-
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    return {key: hint for key, hint in get_type_hints(kind).items() if key in _fields(kind)}
-
-
-def _fields(kind: type) -> tuple[str, ...]:
-    return tuple(getattr(kind, "__struct_fields__", getattr(kind, "__dataclass_fields__", ())))
 
 
 def _in_words(message: str) -> str:

@@ -120,10 +120,8 @@ def as_table(spec: RunSpec) -> dict[str, Any]:
     table: dict[str, Any] = msgspec.to_builtins(spec)
     usual: dict[str, Any] = msgspec.to_builtins(RunSpec())
     for key in LATER:
-        *above, last = key.split(".")
-        inside, default = table, usual
-        for word in above:
-            inside, default = inside[word], default[word]
+        section, _, last = key.rpartition(".")
+        inside, default = (table[section], usual[section]) if section else (table, usual)
         if inside[last] == default[last]:
             del inside[last]
     return table
@@ -185,9 +183,7 @@ def _toml_value(value: Any) -> str:
     if value is None:
         return '"none"'
     if isinstance(value, float):
-        return repr(value)
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(_toml_value(each) for each in value)}]"
+        return repr(value)  # JSON has no "inf".
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -15,13 +15,12 @@ import torch
 from outvote.errors import plural
 from outvote.experiment.adopting import adopt, find_elsewhere
 from outvote.experiment.builder import RunBuilder, most_locks
-from outvote.experiment.listener import Listener, RoundProgress, Silent
+from outvote.experiment.listener import Listener, RoundProgress
 from outvote.experiment.plan import Job, Plan, RunEnd, stack_key
 from outvote.experiment.run_spec import RunSpec
 from outvote.experiment.stack_run import OpenRun, StackRun
 from outvote.results.disk import BusyError, StoreError
-from outvote.results.folder import Writer
-from outvote.results.schema import OVER, Status
+from outvote.results.schema import Status
 
 CHECKPOINT_EVERY = 60.0
 Todo = tuple[int, Job]
@@ -37,7 +36,7 @@ class Runner:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     checkpoint_every: float = CHECKPOINT_EVERY
     """Seconds; 0: after every round."""
-    listener: Listener = field(default_factory=Silent)
+    listener: Listener = field(default_factory=Listener)
     should_stop: Callable[[], bool] = lambda: False
     """Asked after every round."""
     max_stacked: int | None = None
@@ -70,19 +69,19 @@ class Runner:
         ends: dict[str, RunEnd] = {}
         todo, num_adopted = [], 0
         for job in jobs:
-            status, fault = job.folder.known_status()
+            _, fault = job.folder.known_status()
             if fault:
                 self.listener.on_message(
                     f"{fault}; {job.name} resumes from its checkpoint, if it has one."
                 )
-            if status is None or status.outcome not in OVER:
-                adopted = self._adopted(job)
-                status, num_adopted = adopted or status, num_adopted + (adopted is not None)
-            if status is not None and status.outcome in OVER:
+            status = job.status
+            if not status.is_over and (adopted := self._adopted(job)) is not None:
+                status, num_adopted = adopted, num_adopted + 1
+            if status.is_over:
                 ends[job.hash] = self.known_end(job, status)
                 self.listener.on_end(ends[job.hash])
             else:
-                todo.append((0 if status is None else status.round, job))
+                todo.append((status.round, job))
         if num_adopted:
             what = plural(num_adopted, "run")
             self.listener.on_message(f"{what} finished in another suite of {self.output}: copied.")
@@ -134,7 +133,7 @@ def one_sentence(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".") + "."
 
 
-class _Sweep(Silent):
+class _Sweep(Listener):
     """One call of a runner: it listens to its stacks, and informs the runner's listener."""
 
     def __init__(self, runner: Runner, ends: dict[str, RunEnd]) -> None:
@@ -179,11 +178,11 @@ class _Sweep(Silent):
         """Return the busy runs that are not over; the other process may have ended."""
         found = []
         for job in [end.job for end in self.ends.values() if end.outcome == "busy"]:
-            status, _ = job.folder.known_status()
-            if status is not None and status.outcome in OVER:
+            status = job.status
+            if status.is_over:
                 self.on_end(self.runner.known_end(job, status))
             else:
-                found.append((0 if status is None else status.round, job))
+                found.append((status.round, job))
         return found
 
     def _leave(self, jobs: Sequence[Job]) -> None:
@@ -208,15 +207,14 @@ class _Sweep(Silent):
             self.ends[job.hash] = RunEnd(job=job, outcome="busy", reason=str(error))
             return None
         locks.callback(writer.close)
-        status, _ = job.folder.known_status()
-        if status is not None and status.outcome in OVER:  # Since the plan was made.
+        if (status := job.status).is_over:  # Since the plan was made.
             self.on_end(self.runner.known_end(job, status))
             return None
         try:
             job.check_code()
             run = self.builder.run(job.spec)
         except Exception as error:  # noqa: BLE001  (a user's rule may raise anything)
-            self._fail(job, writer, error)
+            self.on_end(job.fail(writer, one_sentence(error)))
             return None
         checkpoint, faults = writer.resume()
         for fault in faults:
@@ -249,7 +247,7 @@ class _Sweep(Silent):
         """Retry the runs in halves, from where they stand, until a broken one is alone."""
         going = open_runs if stack_run is None else [open_runs[k] for k in stack_run.rows]
         if len(going) == 1:
-            self._fail(going[0].job, going[0].writer, error)
+            self.on_end(going[0].job.fail(going[0].writer, one_sentence(error)))
             return
         if stack_run is not None:
             self._save(stack_run)
@@ -269,11 +267,3 @@ class _Sweep(Silent):
             raise
         except Exception as error:  # noqa: BLE001  (a state that cannot be saved is the fault)
             self.on_message(f"{one_sentence(error)} The runs resume from their last checkpoints.")
-
-    def _fail(self, job: Job, writer: Writer, error: Exception) -> None:
-        status, _ = job.folder.known_status()
-        done, reason = 0 if status is None else status.round, one_sentence(error)
-        writer.write_status(
-            Status(outcome="failed", round=done, num_rounds=job.spec.rounds, reason=reason)
-        )
-        self.on_end(RunEnd(job=job, outcome="failed", reason=reason))

@@ -8,29 +8,26 @@ import secrets
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from threading import local
-from time import monotonic, time
+from time import monotonic
 from typing import Any, final
 
-import msgspec
 import torch
 
 from outvote.experiment.builder import RunBuilder
 from outvote.experiment.environment import choose_device
-from outvote.experiment.listener import Listener, RoundProgress, Silent
+from outvote.experiment.listener import Listener, RoundProgress
 from outvote.experiment.plan import Job, Plan, RunEnd
 from outvote.experiment.processes import ASKED_TO_STOP
-from outvote.experiment.run_spec import RunSpec, as_table
 from outvote.experiment.runner import Runner, Todo, one_sentence, stacks
-from outvote.results.disk import BusyError, StoreError, not_written
-from outvote.results.schema import OVER, Outcome, Round, Status
+from outvote.results.disk import BusyError, StoreError, not_written, read_readable, remove_old
+from outvote.results.schema import Outcome, Round
 
 LOOK_EVERY = 0.5
 MOST_ATTEMPTS = 2
-LONG_AGO = 3600.0
 OPTIONS = ("checkpoint_every", "max_stacked", "keep_weights")
 _HERE = local()
 
@@ -67,7 +64,8 @@ def execute_on(workers: Workers, runner: Runner, plan: Plan) -> list[RunEnd]:
     except BaseException:
         scheduler.stop()  # The file stays: processes that still work must find it.
         raise
-    scheduler.stop_file.remove()
+    with suppress(OSError):
+        scheduler.stop_file.unlink()
     if scheduler.refusal:
         runner.listener.on_message(f"the executor accepted no more work: {scheduler.refusal}")
     if scheduler.store_fault:
@@ -75,49 +73,31 @@ def execute_on(workers: Workers, runner: Runner, plan: Plan) -> list[RunEnd]:
     return [ends[job.hash] for job in jobs]
 
 
-@final
-class StopFile:
-    """A file in the store that asks all processes to stop; nothing else reaches any executor's."""
+def stop_file(store: Path) -> Path:
+    """Name a file that asks all processes to stop: only the store reaches those of any executor.
 
-    def __init__(self, store: Path) -> None:
-        """Choose a name; remove the old files of killed programs."""
-        self.path = store.absolute() / f".stop-{secrets.token_hex(4)}"
-        for path in self.path.parent.glob(".stop-*"):
-            with suppress(OSError):
-                if time() - path.stat().st_mtime > LONG_AGO:
-                    path.unlink()
-
-    def put(self) -> None:
-        """Ask to stop."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.touch()
-
-    def remove(self) -> None:
-        """Remove the file when all processes have stopped."""
-        with suppress(OSError):
-            self.path.unlink()
+    The old ones of killed programs are removed.
+    """
+    remove_old(store.glob(".stop-*"))
+    return store.absolute() / f".stop-{secrets.token_hex(4)}"
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """Runs of a suite for one process, as plain data that any executor can send."""
+    """Runs of a suite for one process, as data that any executor can send."""
 
-    suite: str
-    output: str
-    """The store, which all processes must see under this path."""
-    hashes: tuple[str, ...]
-    tables: tuple[dict[str, Any], ...]
-    """The settings of each run."""
+    jobs: tuple[Job, ...]
+    """All processes must see the store under the absolute path that they have."""
     device: str
     options: dict[str, Any]
     """Of the runner: those that are plain data."""
     num_threads: int | None
     """For torch; None: torch's default."""
-    stop_file: str
+    stop_file: Path
     """When it appears, the round is finished and saved, and no run is started."""
-    attempt: int
-    """Counted from 1; executors that cache results must not cache a failure."""
+    attempt: int = 1
+    """Executors that cache results must not cache a failure."""
 
 
 @final
@@ -125,9 +105,8 @@ class Unit:
 class UnitResult:
     """The outcomes of the runs of a unit."""
 
-    ends: tuple[tuple[str, str, str, bool], ...]
-    """Hash, outcome, reason, whether it is new."""
-    messages: tuple[str, ...]
+    ends: Sequence[RunEnd] = ()
+    messages: Sequence[str] = ()
     store_fault: str = ""
     """Why results could not be written; then all processes stop."""
 
@@ -135,27 +114,26 @@ class UnitResult:
 def execute_unit(unit: Unit) -> UnitResult:
     """Execute the runs of a unit in this process."""
     ASKED_TO_STOP.clear()
-    stop_file, listener = Path(unit.stop_file), _Messages()
-    if stop_file.exists():
-        left = tuple((each, "interrupted", "not started", True) for each in unit.hashes)
-        return UnitResult(ends=left, messages=())
+    if unit.stop_file.exists():
+        left = [RunEnd(job=job, outcome="interrupted", reason="not started") for job in unit.jobs]
+        return UnitResult(ends=left)
     if unit.num_threads is not None:
         torch.set_num_threads(unit.num_threads)
+    listener = _Messages()
     runner = Runner(
-        output=Path(unit.output),
+        output=unit.jobs[0].root,
         device=choose_device(unit.device),
         listener=listener,
-        should_stop=lambda: ASKED_TO_STOP.is_set() or stop_file.exists(),
+        should_stop=lambda: ASKED_TO_STOP.is_set() or unit.stop_file.exists(),
         **unit.options,
     )
     runner.builder = _shared_builder(runner.device)
-    specs = tuple(msgspec.convert(table, RunSpec) for table in unit.tables)
+    specs, hashes = zip(*((job.spec, job.hash) for job in unit.jobs), strict=True)
     try:
-        ends = runner.execute(Plan(unit.suite, specs, unit.hashes))
+        ends = runner.execute(Plan(unit.jobs[0].suite, specs, hashes))
     except StoreError as error:
-        return UnitResult(ends=(), messages=tuple(listener.messages), store_fault=str(error))
-    plain = tuple((end.job.hash, end.outcome, end.reason, end.is_new) for end in ends)
-    return UnitResult(ends=plain, messages=tuple(listener.messages))
+        return UnitResult(messages=listener.messages, store_fault=str(error))
+    return UnitResult(ends=ends, messages=listener.messages)
 
 
 def _shared_builder(device: torch.device) -> RunBuilder:
@@ -166,7 +144,7 @@ def _shared_builder(device: torch.device) -> RunBuilder:
     return found
 
 
-class _Messages(Silent):
+class _Messages(Listener):
     """Keeps messages; rounds are read from the store."""
 
     def __init__(self) -> None:
@@ -184,7 +162,10 @@ class Follower:
         """Take the present rounds of the runs as known."""
         self.listener = listener
         self._jobs = {job.hash: job for job in jobs}
-        self._known = {name: self._size(job) for name, job in self._jobs.items()}
+        self._known = dict.fromkeys(self._jobs, 0)
+        for job in self._jobs.values():
+            with suppress(OSError):
+                self._known[job.hash] = job.folder.metrics.stat().st_size
         self._looked = monotonic()
 
     def look(self) -> None:
@@ -211,36 +192,13 @@ class Follower:
         self._jobs.pop(job.hash, None)
 
     def _new(self, job: Job) -> list[Round]:
-        """Return the whole lines behind those that are known."""
-        size, known = self._size(job), self._known[job.hash]
-        if size <= known:  # Cut back, if it resumes from a checkpoint.
-            self._known[job.hash] = size
-            return []
+        """Return the whole lines behind those that are known; a file may have been cut back."""
         try:
-            with (job.folder.path / "metrics.jsonl").open("rb") as file:
-                file.seek(known)
-                text = file.read(size - known)
+            lines, _, end = read_readable(job.folder.metrics, Round, self._known[job.hash])
         except OSError:
             return []
-        whole = text[: text.rfind(b"\n") + 1]
-        self._known[job.hash] += len(whole)
-        try:
-            return [msgspec.json.decode(line, type=Round) for line in whole.splitlines()]
-        except msgspec.DecodeError:  # Cut back and longer again since the last look.
-            return []
-
-    def _size(self, job: Job) -> int:
-        try:
-            return (job.folder.path / "metrics.jsonl").stat().st_size
-        except OSError:
-            return 0
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Work:
-    jobs: Sequence[Job]
-    attempt: int
+        self._known[job.hash] = end
+        return lines
 
 
 @final
@@ -249,15 +207,15 @@ class _Scheduler:
 
     def __init__(self, workers: Workers, runner: Runner, ends: dict[str, RunEnd]) -> None:
         self.workers, self.runner, self.ends = workers, runner, ends
-        self.stop_file = StopFile(runner.output)
+        self.stop_file = stop_file(runner.output)
         self.is_stopped, self.store_fault, self.refusal = False, "", ""
-        self.waiting: dict[Future[UnitResult], _Work] = {}
+        self.waiting: dict[Future[UnitResult], Unit] = {}
         self.follower = Follower(runner.listener, ())
 
     def execute(self, todo: Sequence[Todo]) -> None:
         self.follower = Follower(self.runner.listener, [job for _, job in todo])
         for jobs in self._shared_out(todo):
-            self._submit(_Work(jobs, 1))
+            self._submit(self._unit(jobs))
         while self.waiting:
             done, _ = wait(self.waiting, LOOK_EVERY, FIRST_COMPLETED)
             self.follower.look()
@@ -272,9 +230,10 @@ class _Scheduler:
             return
         self.is_stopped = True
         try:
-            self.stop_file.put()
+            self.stop_file.parent.mkdir(parents=True, exist_ok=True)
+            self.stop_file.touch()
         except OSError as error:  # Then they cannot write either, and end by themselves.
-            self.store_fault = self.store_fault or not_written(self.stop_file.path, error)
+            self.store_fault = self.store_fault or not_written(self.stop_file, error)
 
     def _shared_out(self, todo: Sequence[Todo]) -> list[list[Job]]:
         """Return the runs of each unit: stacks on a GPU; on a CPU stacks gain nothing."""
@@ -286,69 +245,69 @@ class _Scheduler:
             units += [jobs[k : k + size] for k in range(0, len(jobs), size)]
         return units
 
-    def _submit(self, work: _Work) -> None:
-        unit = Unit(
-            suite=work.jobs[0].suite,
-            output=str(self.runner.output.absolute()),
-            hashes=tuple(job.hash for job in work.jobs),
-            tables=tuple(as_table(job.spec) for job in work.jobs),
+    def _unit(self, jobs: Sequence[Job]) -> Unit:
+        return Unit(
+            jobs=tuple(jobs),
             device=self.workers.device or str(self.runner.device),
             options={name: getattr(self.runner, name) for name in OPTIONS},
             num_threads=self.workers.num_threads,
-            stop_file=str(self.stop_file.path),
-            attempt=work.attempt,
+            stop_file=self.stop_file,
         )
+
+    def _submit(self, unit: Unit) -> None:
+        jobs = tuple(replace(job, root=job.root.absolute()) for job in unit.jobs)
         try:
-            self.waiting[self.workers.executor.submit(execute_unit, unit)] = work
+            future = self.workers.executor.submit(execute_unit, replace(unit, jobs=jobs))
         except Exception as error:  # noqa: BLE001  (each executor refuses in its own way)
             self.refusal = one_sentence(error)
-            self._lose(work, "interrupted", self.refusal)
+            self._lose(unit, "interrupted", self.refusal)
+        else:
+            self.waiting[future] = unit
 
-    def _settle(self, future: Future[UnitResult], work: _Work) -> None:
-        can_retry = work.attempt < MOST_ATTEMPTS and not self.is_stopped
+    def _settle(self, future: Future[UnitResult], unit: Unit) -> None:
+        can_retry = unit.attempt < MOST_ATTEMPTS and not self.is_stopped
         report = self.runner.listener.on_message
         try:
             result = future.result()
         except Exception as error:  # noqa: BLE001  (whatever ends a unit, the others go on)
             why = one_sentence(error)
             if can_retry:
-                report(f"{_names(work.jobs)}: {why} Trying once more.")
-                self._submit(_Work(work.jobs, work.attempt + 1))
+                report(f"{_names(unit.jobs)}: {why} Trying once more.")
+                self._submit(replace(unit, attempt=unit.attempt + 1))
             else:
-                self._lose(work, "interrupted" if self.is_stopped else "failed", why)
+                self._lose(unit, "interrupted" if self.is_stopped else "failed", why)
             return
         for text in result.messages:
             report(text)
         if result.store_fault:
             self.store_fault = result.store_fault
             self.stop()
-        left = self._collect(result, work)
+        left = self._collect(result, unit)
         if left and can_retry:
             report(f"{_names(left)}: the process was asked to stop, and saved. Trying once more.")
-            self._submit(_Work(left, work.attempt + 1))
+            self._submit(replace(unit, jobs=left, attempt=unit.attempt + 1))
 
-    def _collect(self, result: UnitResult, work: _Work) -> list[Job]:
+    def _collect(self, result: UnitResult, unit: Unit) -> tuple[Job, ...]:
         """Keep the outcomes of the runs; return those whose process alone was stopped."""
-        by_hash, left = {job.hash: job for job in work.jobs}, []
-        for name, outcome, reason, is_new in result.ends:
-            end = RunEnd(job=by_hash[name], outcome=outcome, reason=reason, is_new=is_new)
-            self.ends[name] = end
-            if outcome == "interrupted" and not self.is_stopped:
+        by_hash, left = {job.hash: job for job in unit.jobs}, []
+        for each in result.ends:
+            end = replace(each, job=by_hash[each.job.hash])
+            self.ends[end.job.hash] = end
+            if end.outcome == "interrupted" and not self.is_stopped:
                 left.append(end.job)
-            elif outcome != "busy":
+            elif end.outcome != "busy":
                 self._end(end)
-        return left
+        return tuple(left)
 
-    def _lose(self, work: _Work, outcome: Outcome, reason: str) -> None:
+    def _lose(self, unit: Unit, outcome: Outcome, reason: str) -> None:
         """Keep the outcomes of runs whose unit returned no result."""
-        for job in work.jobs:
-            status, _ = job.folder.known_status()
-            if status is not None and status.outcome in OVER:
+        for job in unit.jobs:
+            if (status := job.status).is_over:
                 end = self.runner.known_end(job, status)
             else:
                 end = RunEnd(job=job, outcome=outcome, reason=reason)
                 if outcome == "failed":
-                    _write_failed(job, 0 if status is None else status.round, reason)
+                    _write_failed(job, reason)
             self._end(end)
 
     def _end(self, end: RunEnd) -> None:
@@ -357,14 +316,11 @@ class _Scheduler:
         self.runner.listener.on_end(end)
 
 
-def _write_failed(job: Job, done: int, reason: str) -> None:
-    try:
+def _write_failed(job: Job, reason: str) -> None:
+    with suppress(BusyError):  # The process that has it will write its status.
         writer = job.writer()
-    except BusyError:  # The process that has it will write its status.
-        return
-    rounds = job.spec.rounds
-    writer.write_status(Status(outcome="failed", round=done, num_rounds=rounds, reason=reason))
-    writer.close()
+        job.fail(writer, reason)
+        writer.close()
 
 
 def _names(jobs: Sequence[Job]) -> str:

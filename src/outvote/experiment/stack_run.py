@@ -1,7 +1,7 @@
 """Runs that train together: recorded round by round, saved as checkpoints."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any, final
 
@@ -16,9 +16,8 @@ from outvote.experiment.builder import RunBuilder
 from outvote.experiment.environment import describe_environment
 from outvote.experiment.listener import Listener, RoundProgress
 from outvote.experiment.plan import Job, RunEnd
-from outvote.metrics.round_record import Record
 from outvote.results.audit_log import audit_arrays, to_npz
-from outvote.results.checkpoint import Checkpoint, drop_all
+from outvote.results.checkpoint import BOTH, Checkpoint, drop
 from outvote.results.folder import Writer
 from outvote.results.schema import Outcome, Round, Status, Timing
 from outvote.state_format import pack_state, unpack_state
@@ -27,12 +26,8 @@ REASONS = {
     "diverged": "the loss or the weights were no longer finite in round {}",
     "interrupted": "stopped after round {}; run the same command again to resume",
 }
-OWNERS = {
-    field.name.partition("_")[0]: field.name
-    for field in fields(State)
-    if field.name.startswith(("attack_", "rule_", "client_"))
-}
-"""Whose state is carried from round to round, and the field of the engine's state that holds it."""
+OWNERS = ("attack", "rule", "client")
+"""Whose state is carried from round to round: `attack_states` of the engine's state, and so on."""
 
 
 @final
@@ -67,7 +62,7 @@ class StackRun:
             self.state = state_of(found, runs, builder.device)
         else:
             networks = [builder.network(each.job.spec) for each in open_runs]
-            self.state = first_state(networks, builder.loaded(self.spec.data).train)
+            self.state = first_state(networks, builder.samples(self.spec.data)[0])
         self.rows = {number: number for number in range(len(open_runs))}
         """The runs that are not over, and their rows in the state."""
         self._data = builder.datasets.used(self.spec.data)
@@ -76,9 +71,9 @@ class StackRun:
     def begin(self, listener: Listener) -> None:
         """Write that the runs are being trained; end those whose checkpoint has diverged."""
         environment = describe_environment(self.builder.device, self.spec.precision, self._data)
-        for number, each in enumerate(self.open_runs):
+        for each in self.open_runs:
             each.writer.begin(self.state.round, environment)
-            each.writer.write_status(self._status(number, "running"))
+            each.writer.write_status(self._status("running"))
         for number, each in enumerate(self.open_runs):
             if each.checkpoint is not None and each.checkpoint.notes["outcome"] == "diverged":
                 self.end(number, "diverged", listener)  # Killed before its status was written.
@@ -110,33 +105,44 @@ class StackRun:
 
     def save(self, outcome: Outcome = "running") -> None:
         """Save a checkpoint of all runs that are not over."""
-        for number, row in self.rows.items():
-            writer, status = self.open_runs[number].writer, self._status(number, outcome)
+        status = self._status(outcome)
+        for number in self.rows:
+            writer = self.open_runs[number].writer
             if self._saved == self.state.round:
                 writer.write_status(status)
             else:
-                writer.save(self._checkpoint(row, writer, outcome), status)
+                writer.save(self._checkpoint(number, outcome), status)
         self._saved, self._saved_at = self.state.round, monotonic()
 
     def end(self, number: int, outcome: Outcome, listener: Listener) -> None:
         """Write that a run is over."""
         each = self.open_runs[number]
-        checkpoint = self._checkpoint(self.rows[number], each.writer, outcome)
-        each.writer.save(checkpoint, self._status(number, "running"))
+        each.writer.save(self._checkpoint(number, outcome), self._status("running"))
         arrays = audit_arrays(
             each.writer.folder.rounds(),
             is_byzantine=each.run.federation.is_byzantine,
             label_counts=self.builder.label_counts(each.job.spec, each.run.federation),
         )
-        status = self._status(number, outcome)
+        status = self._status(outcome)
         each.writer.end(status, to_npz(arrays))
         if not self.keep_weights:
-            drop_all(each.writer.path)
+            drop(each.writer.path, *BOTH)
         del self.rows[number]
         listener.on_end(RunEnd(job=each.job, outcome=outcome, reason=status.reason))
 
-    def _checkpoint(self, row: int, writer: Writer, outcome: Outcome) -> Checkpoint:
-        return checkpoint_of(self.state, row, writer.checksum, outcome, self._data.checksum)
+    def _checkpoint(self, number: int, outcome: Outcome) -> Checkpoint:
+        state, row = self.state, self.rows[number]
+        arrays: dict[str, NDArray[Any]] = {
+            name: stacked[row].cpu().numpy()
+            for name in ("weights", "buffers", "velocity")
+            if (stacked := getattr(state, name)) is not None
+        }
+        notes: dict[str, Any] = {"outcome": outcome, "data": self._data.checksum}
+        for name in (f"{owner}_state" for owner in OWNERS):
+            carried = getattr(state, f"{name}s")
+            notes[name] = pack_state(carried[row] if carried else None, name, arrays)
+        config = self.open_runs[number].writer.checksum
+        return Checkpoint(round=state.round, config=config, arrays=arrays, notes=notes)
 
     def _record(self, step: Step, seconds: float) -> RoundProgress:
         self.state = step.state
@@ -145,7 +151,8 @@ class StackRun:
         num_samples = sum(record.num_samples for record in step.records)
         timing = Timing(round=number, seconds=seconds, num_runs=num_runs, images=num_samples)
         for each, record in zip(step.numbers, step.records, strict=True):
-            self.open_runs[each].writer.add(as_round(record), timing)
+            line = msgspec.convert(record, Round, from_attributes=True)
+            self.open_runs[each].writer.add(line, timing)
         return RoundProgress(
             round=number,
             num_rounds=self.spec.rounds,
@@ -155,34 +162,10 @@ class StackRun:
             seconds=seconds,
         )
 
-    def _status(self, number: int, outcome: Outcome) -> Status:
-        return Status(
-            outcome=outcome,
-            round=self.state.round,
-            num_rounds=self.open_runs[number].job.spec.rounds,
-            reason=REASONS.get(outcome, "").format(self.state.round),
-        )
-
-
-def as_round(record: Record) -> Round:
-    """Return the line of metrics.jsonl of a record."""
-    return msgspec.convert(record, Round, from_attributes=True)
-
-
-def checkpoint_of(state: State, row: int, config: str, outcome: str, data: str) -> Checkpoint:
-    """Return the checkpoint of one run of a stack; `data` is the checksum of its samples."""
-    arrays: dict[str, NDArray[Any]] = {
-        "weights": state.weights[row].cpu().numpy(),
-        "buffers": state.buffers[row].cpu().numpy(),
-    }
-    if state.velocity is not None:
-        arrays["velocity"] = state.velocity[row].cpu().numpy()
-    notes: dict[str, Any] = {"outcome": outcome, "data": data}
-    for owner, field in OWNERS.items():
-        carried = getattr(state, field)
-        name = f"{owner}_state"
-        notes[name] = pack_state(carried[row] if carried else None, name, arrays)
-    return Checkpoint(round=state.round, config=config, arrays=arrays, notes=notes)
+    def _status(self, outcome: Outcome) -> Status:
+        done, reason = self.state.round, REASONS.get(outcome, "")
+        total = self.spec.rounds
+        return Status(outcome=outcome, round=done, num_rounds=total, reason=reason.format(done))
 
 
 def state_of(found: Sequence[Checkpoint], runs: Sequence[Run], device: torch.device) -> State:
@@ -205,5 +188,5 @@ def state_of(found: Sequence[Checkpoint], runs: Sequence[Run], device: torch.dev
         weights=stacked("weights"),
         buffers=stacked("buffers"),
         velocity=stacked("velocity") if "velocity" in found[0].arrays else None,
-        **{field: carried(owner) for owner, field in OWNERS.items()},
+        **{f"{owner}_states": carried(owner) for owner in OWNERS},
     )

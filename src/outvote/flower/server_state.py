@@ -69,7 +69,7 @@ def load_state(folder: Path, state: ServerState, rule: Rule) -> list[str]:
         return []
     if faults:
         # Else the damaged one would replace the sound one when the next is saved.
-        checkpoints.drop_newest(folder)
+        checkpoints.drop(folder, checkpoints.NEWEST)
     arrays, notes = found.arrays, found.notes
     state.round = found.round
     state.model = ArrayRecord(

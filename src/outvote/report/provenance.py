@@ -13,7 +13,7 @@ from outvote.report.layout import differing, ordered
 from outvote.results.labels import Outline, is_same, label, outline
 from outvote.results.run import Result
 from outvote.suites.presets import PRESETS
-from outvote.suites.suite import Part, read_suite, value_of
+from outvote.suites.suite import Part, read_suite
 
 Axis = Literal["rule", "attack"]
 AXES: tuple[Axis, ...] = ("rule", "attack")
@@ -217,7 +217,7 @@ def _only(part: Part, words: Sequence[str], results: Sequence[Result]) -> list[s
     for axis in AXES:
         own = part.texts(axis)
         found = [text for text in own if _is_among(text, [each.config[axis] for each in results])]
-        if f"--{axis}" in words or not _can_show(part, axis, own[0]):
+        if f"--{axis}" in words or not part.can_show(axis, own[0]):
             continue
         if 0 < len(found) < len(own) and len(found) <= MOST_NAMED:
             labels = [label(text) for text in own]
@@ -234,7 +234,7 @@ def _changes(part: Part, result: Result) -> list[str]:
         own, text = part.texts(axis), str(result.config[axis])
         if _is_among(text, own):
             continue
-        if _can_show(part, axis, text):
+        if part.can_show(axis, text):
             # With all its parameters it is not taken for the suite's own of the same name.
             is_taken = text in map(label, own)
             words += [f"--{axis}", _spelled(outline(text).settled) if is_taken else text]
@@ -250,14 +250,6 @@ def _set(settings: Mapping[str, Any]) -> list[str]:
 
 def _is_among(text: str, texts: Sequence[str]) -> bool:
     return any(is_same(text, each) for each in texts)
-
-
-def _can_show(part: Part, axis: Axis, text: str) -> bool:
-    """Return whether a part has a row for a rule, or a column for an attack."""
-    if axis == "attack":
-        return part.columns == "attack"
-    is_parameter = part.columns.startswith("rule.")
-    return not is_parameter or value_of({"rule": text}, part.columns) is not None
 
 
 def _spelled(found: Outline) -> str:

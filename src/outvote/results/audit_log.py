@@ -150,7 +150,7 @@ def read_log(folder: Path) -> AuditLog:
     """
     path = folder / LINES
     try:
-        lines, num_unreadable = read_readable(path, AuditRound)
+        lines, num_unreadable, _ = read_readable(path, AuditRound)
     except OSError as error:
         raise DamagedFileError(f"{path} cannot be read: {error}") from error
     by_round = {line.round: line for line in lines}

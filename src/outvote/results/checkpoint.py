@@ -16,6 +16,7 @@ from safetensors.numpy import save as save_arrays
 from outvote.results.disk import StoreError, sync, write_errors, write_temporary
 
 NEWEST, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
+BOTH = (NEWEST, PREVIOUS)
 Arrays = Mapping[str, NDArray[Any]]
 
 
@@ -72,8 +73,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
 def load_newest(folder: Path, config: str) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest sound checkpoint, and the faults of newer ones."""
     faults = []
-    for name in (NEWEST, PREVIOUS):
-        path = folder / name
+    for path in (folder / name for name in BOTH):
         if not path.exists():
             continue
         try:
@@ -87,19 +87,9 @@ def load_newest(folder: Path, config: str) -> tuple[Checkpoint | None, list[str]
     return None, faults
 
 
-def drop_newest(folder: Path) -> None:
-    """Remove the newest checkpoint, which is damaged."""
-    (folder / NEWEST).unlink(missing_ok=True)
-
-
-def drop_previous(folder: Path) -> None:
-    """Remove the checkpoint before the last one."""
-    (folder / PREVIOUS).unlink(missing_ok=True)
-
-
-def drop_all(folder: Path) -> None:
-    """Remove all checkpoints."""
-    for name in (NEWEST, PREVIOUS):
+def drop(folder: Path, *names: str) -> None:
+    """Remove checkpoints: `NEWEST`, `PREVIOUS`, or `BOTH`."""
+    for name in names:
         (folder / name).unlink(missing_ok=True)
 
 

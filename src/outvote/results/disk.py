@@ -4,11 +4,13 @@ import errno
 import importlib
 import os
 import secrets
+import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from time import time
 from typing import Any, BinaryIO, TypeVar
 
 import msgspec
@@ -18,6 +20,7 @@ from outvote.results.renamed import renamed_line
 # Windows has no fcntl: there, nothing is locked.
 fcntl: Any = importlib.import_module("fcntl") if find_spec("fcntl") else None
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+LONG_AGO = 3600.0
 CHECKPOINT = "the last checkpoint is intact"
 Line = TypeVar("Line")
 
@@ -73,6 +76,14 @@ def remove_temporaries(folder: Path) -> None:
     """Remove the temporary files of a killed process."""
     for temporary in folder.glob(".*.tmp"):
         temporary.unlink(missing_ok=True)
+
+
+def remove_old(paths: Iterable[Path]) -> None:
+    """Remove files and folders that killed programs have left long ago."""
+    for path in paths:
+        with suppress(OSError):
+            if time() - path.stat().st_mtime > LONG_AGO:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def sync(path: Path) -> None:
@@ -141,31 +152,33 @@ def read_lines(path: Path, kind: type[Line]) -> list[Line]:
     return [line for line, _ in _whole_lines(path, kind)]
 
 
-def read_readable(path: Path, kind: type[Line]) -> tuple[list[Line], int]:
-    """Read all lines that can be decoded, and count the others: where each stands for itself.
+def read_readable(path: Path, kind: type[Line], start: int = 0) -> tuple[list[Line], int, int]:
+    """Read all lines that can be decoded, count the others, and return where the last line ends.
 
-    A last line without an end is being written, and does not count yet.
+    For lines that stand for themselves. A last line without an end is being written, and does not
+    count yet.
     """
     if not path.exists():
-        return [], 0
-    *lines, _ = path.read_bytes().split(b"\n")
+        return [], 0, start
+    with path.open("rb") as file:
+        start = min(start, file.seek(0, os.SEEK_END))
+        file.seek(start)
+        *lines, _ = file.read().split(b"\n")
     decoder, found = msgspec.json.Decoder(kind), []
     for line in lines:
         with suppress(msgspec.DecodeError, UnicodeDecodeError):
             found.append(decoder.decode(renamed_line(line)))
-    return found, len(lines) - len(found)
+    return found, len(lines) - len(found), start + sum(len(line) + 1 for line in lines)
 
 
 def cut_back(path: Path, num_lines: int, kind: type[Any]) -> bool:
     """Keep the first lines and remove the rest; False, and nothing done, if there are fewer."""
-    end, found = 0, 0
-    for _, stop in _whole_lines(path, kind):
-        if found == num_lines:
-            break
-        end, found = stop, found + 1
-    if found == num_lines and path.exists():
-        os.truncate(path, end)
-    return found == num_lines
+    ends = [0, *(end for _, end in _whole_lines(path, kind))]
+    if num_lines >= len(ends):
+        return False
+    if path.exists():
+        os.truncate(path, ends[num_lines])
+    return True
 
 
 def cut_unfinished(path: Path) -> None:
@@ -182,8 +195,7 @@ def cut_unfinished(path: Path) -> None:
 def _whole_lines(path: Path, kind: type[Line]) -> Iterator[tuple[Line, int]]:
     if not path.exists():
         return
-    end = 0
-    decoder = msgspec.json.Decoder(kind)
+    end, decoder = 0, msgspec.json.Decoder(kind)
     with path.open("rb") as file:
         for text in file:
             end += len(text)
@@ -191,6 +203,5 @@ def _whole_lines(path: Path, kind: type[Line]) -> Iterator[tuple[Line, int]]:
                 line = decoder.decode(renamed_line(text))
             except (msgspec.DecodeError, UnicodeDecodeError):
                 return
-            if not text.endswith(b"\n"):
-                return
-            yield line, end
+            if text.endswith(b"\n"):
+                yield line, end

@@ -10,37 +10,39 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from outvote.results.disk import DamagedFileError, StoreError
 from outvote.results.renamed import COLUMNS, renamed_settings
 from outvote.results.run import Result, check_config
 from outvote.results.schema import Environment, Outcome, Status
-from outvote.results.series import COUNTS_OR_NAN, OPTIONAL, REAL, SERIES, Series, to_digits
+from outvote.results.series import COUNTS_OR_NAN, OPTIONAL, REAL, SERIES, Series, column, to_digits
 
 VERSION = 2
 MARK = "outvote-export"
 """The first column: the version of the format, in every row."""
 PATH = re.compile(r", (/|~|[A-Za-z]:[\\/]|\\\\).*$")
 """The local path at the end of the source of a dataset."""
-ABOUT = (
-    "suite",
-    "name",
-    "outcome",
-    "reason",
-    "rounds_completed",
-    "num_rounds",
-    "config",
-    "environment",
-    "seconds",
-    "num_samples",
-)
+ABOUT: dict[str, Callable[[Result], str]] = {
+    "suite": lambda run: run.suite,
+    "name": lambda run: run.name,
+    "outcome": lambda run: run.status.outcome,
+    "reason": lambda run: run.status.reason,
+    "rounds_completed": lambda run: str(run.status.round),
+    "num_rounds": lambda run: str(run.status.num_rounds),
+    "config": lambda run: json.dumps(
+        run.config, sort_keys=True, separators=(",", ":"), ensure_ascii=False
+    ),
+    "environment": lambda run: _environment(run.environment),
+    "seconds": lambda run: f"{run.seconds:.3f}",
+    "num_samples": lambda run: str(run.num_samples),
+}
+"""The columns with one value per run, and how it is written."""
 
 
 def to_export(results: Iterable[Result], *, is_packed: bool = True) -> bytes:
@@ -51,35 +53,21 @@ def to_export(results: Iterable[Result], *, is_packed: bool = True) -> bytes:
     table = csv.writer(text, lineterminator="\n")
     table.writerow([MARK, *ABOUT, *columns])
     for each in ordered:
-        table.writerow([str(VERSION), *_about(each), *_by_round(each.series, columns)])
+        about = (write(each) for write in ABOUT.values())
+        table.writerow([str(VERSION), *about, *_by_round(each.series, columns)])
     # Names of folders need not be text.
     content = text.getvalue().encode(errors="backslashreplace")
     return _packed(content) if is_packed else content
 
 
-def _about(result: Result) -> list[str]:
-    config = json.dumps(result.config, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    environment = _without_paths(result.environment)
-    return [
-        result.suite,
-        result.name,
-        result.status.outcome,
-        result.status.reason,
-        str(result.status.round),
-        str(result.status.num_rounds),
-        config,
-        "" if environment is None else msgspec.json.encode(environment, order="sorted").decode(),
-        f"{result.seconds:.3f}",
-        str(result.num_samples),
-    ]
-
-
-def _without_paths(environment: Environment | None) -> Environment | None:
-    """Remove local paths, which are private: the checksum identifies the data."""
-    if environment is None or environment.data is None:
-        return environment
-    data = msgspec.structs.replace(environment.data, source=PATH.sub("", environment.data.source))
-    return msgspec.structs.replace(environment, data=data)
+def _environment(found: Environment | None) -> str:
+    """Return it without local paths, which are private: the checksum identifies the data."""
+    if found is None:
+        return ""
+    if found.data is not None:
+        data = msgspec.structs.replace(found.data, source=PATH.sub("", found.data.source))
+        found = msgspec.structs.replace(found, data=data)
+    return msgspec.json.encode(found, order="sorted").decode()
 
 
 def _is_known(results: Sequence[Result], name: str) -> bool:
@@ -186,9 +174,7 @@ def _result(row: Mapping[str, Any], where: str) -> Result:
                 round=int(row["rounds_completed"]),
                 num_rounds=int(row["num_rounds"]),
             ),
-            environment=msgspec.json.decode(row["environment"], type=Environment)
-            if row["environment"]
-            else None,
+            environment=msgspec.json.decode(row["environment"] or "null", type=Environment | None),
             series=_series(row),
             seconds=float(row["seconds"]),
             num_samples=int(row["num_samples"]),
@@ -209,15 +195,11 @@ def _config(text: str, where: str) -> Mapping[str, Any]:
 
 def _series(row: Mapping[str, Any]) -> Series:
     num_rounds = len(row["round"].split())
-    arrays: dict[str, NDArray[Any]] = {name: _numbers(row, name) for name in SERIES}
-    for name in OPTIONAL:
-        arrays[name] = _numbers(row, name) if name in row else np.full(num_rounds, np.nan)
+    arrays = {
+        name: column(name, row[name].split() if name in row else [np.nan] * num_rounds)
+        for name in (*SERIES, *OPTIONAL)
+    }
     for name, array in arrays.items():
         if len(array) != num_rounds:
             raise ValueError(f"{name} has {len(array)} numbers for {num_rounds} rounds")
     return Series(**arrays)
-
-
-def _numbers(row: Mapping[str, Any], name: str) -> NDArray[Any]:
-    is_float = name in REAL or name in COUNTS_OR_NAN
-    return np.array(row[name].split(), dtype=np.float64 if is_float else np.int64)

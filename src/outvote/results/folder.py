@@ -35,6 +35,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         """Take the path; nothing is read or created."""
         self.path = path
+        self.metrics, self.timed = path / "metrics.jsonl", path / "timings.jsonl"
 
     def status(self) -> Status | None:
         """Return the status of the run; None if it was never started."""
@@ -42,7 +43,11 @@ class RunFolder:
         layout = self._read("status.json", Layout)
         if layout is None:
             return None
-        self._check_version(layout.version)
+        if layout.version > VERSION:
+            raise StoreError(
+                f"{self.path} was written by a newer outvote (layout {layout.version}, known up to "
+                f"{VERSION}); upgrade outvote or choose another --output"
+            )
         return self._read("status.json", Status)
 
     def known_status(self) -> tuple[Status | None, str]:
@@ -58,18 +63,11 @@ class RunFolder:
 
     def rounds(self) -> list[Round]:
         """Return the record of each round."""
-        return read_lines(self.path / "metrics.jsonl", Round)
+        return read_lines(self.metrics, Round)
 
     def timings(self) -> list[Timing]:
         """Return how long the rounds took; rounds that were repeated have two lines."""
-        return read_readable(self.path / "timings.jsonl", Timing)[0]
-
-    def _check_version(self, version: int) -> None:
-        if version > VERSION:
-            raise StoreError(
-                f"{self.path} was written by a newer outvote (layout {version}, known up to "
-                f"{VERSION}); upgrade outvote or choose another --output"
-            )
+        return read_readable(self.timed, Timing)[0]
 
     def _read(self, name: str, kind: type[Kind]) -> Kind | None:
         path = self.path / name
@@ -93,18 +91,18 @@ class Writer:
             self._lock: BinaryIO = lock(self.path / ".lock")
         remove_temporaries(self.path)
         self._config = config
-        self._metrics, self._timings = self.path / "metrics.jsonl", self.path / "timings.jsonl"
+        self._metrics, self._timings = folder.metrics, folder.timed
 
     def resume(self) -> tuple[Checkpoint | None, list[str]]:
         """Return the checkpoint to resume from (None: start anew), and faults of newer ones."""
         found, faults = checkpoints.load_newest(self.path, self.checksum)
         rounds = [each.round for each in self.folder.rounds()]
         if found is not None and rounds[: found.round] != list(range(1, found.round + 1)):
-            faults.append(f"{self.path / 'metrics.jsonl'} lacks rounds before the checkpoint")
+            faults.append(f"{self._metrics} lacks rounds before the checkpoint")
             found = None
         if found is not None and faults:
             # Else the damaged one would replace the sound one when the next is saved.
-            checkpoints.drop_newest(self.path)
+            checkpoints.drop(self.path, checkpoints.NEWEST)
         return found, faults
 
     def begin(self, round_: int, environment: Environment) -> None:
@@ -113,7 +111,7 @@ class Writer:
             cut_back(self._metrics, round_, Round)
             cut_unfinished(self._timings)
         if round_ == 0:
-            checkpoints.drop_all(self.path)
+            checkpoints.drop(self.path, *checkpoints.BOTH)
         write_whole(self.path / "config.toml", self._config)
         self._write("env.json", environment)
 
@@ -131,7 +129,7 @@ class Writer:
     def end(self, status: Status, audit: bytes) -> None:
         """Write the audit, then that the run is over: status.json is written last."""
         write_whole(self.path / "audit.npz", audit)
-        checkpoints.drop_previous(self.path)
+        checkpoints.drop(self.path, checkpoints.PREVIOUS)
         self.write_status(status)
 
     def write_status(self, status: Status) -> None:

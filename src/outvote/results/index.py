@@ -7,7 +7,7 @@ another version, is rebuilt; where it cannot be written, the list is made withou
 import hashlib
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,7 +58,7 @@ class Entry(NamedTuple):
 
 def list_runs(root: Path, warn: Warn, *, rebuild: bool = False) -> list[Entry]:
     """Return all runs below a store, by suite and name, and bring its index up to date."""
-    folders = {_relative(folder, root): folder for folder in find_runs(root)}
+    folders = {each.path.relative_to(root).as_posix(): each for each in find_runs(root)}
     if not folders:
         return []
     known = {} if rebuild else _known(root / NAME, warn)
@@ -70,10 +70,6 @@ def list_runs(root: Path, warn: Warn, *, rebuild: bool = False) -> list[Entry]:
     if found != known or rebuild:
         _write(root / NAME, list(found.values()), warn)
     return sorted(found.values(), key=lambda entry: (entry.suite, entry.name, entry.path))
-
-
-def _relative(folder: RunFolder, root: Path) -> str:
-    return folder.path.relative_to(root).as_posix()
 
 
 def _entry(folder: RunFolder, path: str, known: Entry | None, warn: Warn) -> Entry | None:
@@ -92,13 +88,10 @@ def _entry(folder: RunFolder, path: str, known: Entry | None, warn: Warn) -> Ent
 def _stamp(path: Path) -> str:
     found = []
     for name in ("status.json", "metrics.jsonl"):
-        try:
+        with suppress(FileNotFoundError):
             about = (path / name).stat()
-        except FileNotFoundError:
-            found += [0, 0]
-        else:
-            found += [about.st_mtime_ns, about.st_size]
-    return " ".join(map(str, found))
+            found.append(f"{about.st_mtime_ns} {about.st_size}")
+    return " ".join(found)
 
 
 def _described(result: Result, path: str, stamp: str) -> Entry:

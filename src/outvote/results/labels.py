@@ -1,6 +1,6 @@
 """Short names of rules and attacks for tables: only the parameters that differ."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -65,6 +65,20 @@ def parameters(text: str) -> dict[str, Any]:
     {'num_selected': 3, 'num_groups': 1000}
     """
     return outline(text).all_parameters
+
+
+def value_of(table: Mapping[str, Any], key: str) -> Any:
+    """Return a setting such as "data.beta" or "rule.num_groups"; None if there is none.
+
+    "rule" and "attack" are the names without parameters.
+    """
+    first, _, rest = key.partition(".")
+    if first in ("rule", "attack") and first in table:
+        return parameters(table[first]).get(rest) if rest else label(table[first])
+    found: Any = table
+    for word in key.split("."):
+        found = found.get(word) if isinstance(found, Mapping) else None
+    return None if isinstance(found, Mapping) else found
 
 
 def is_same(first: str, second: str) -> bool:

@@ -1,19 +1,29 @@
 """A run as tables, figures and reports read it, from its folder or from an export."""
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import nan
 from typing import Any, final
 
 from outvote.results.disk import DamagedFileError
 from outvote.results.folder import RunFolder
-from outvote.results.labels import label, parameters
+from outvote.results.labels import label, value_of
 from outvote.results.renamed import renamed_settings
-from outvote.results.schema import OVER, Environment, Status, Timing
-from outvote.results.series import OPTIONAL, SERIES, Series, Summary, series_of, summary_of
+from outvote.results.schema import Environment, Status
+from outvote.results.series import Series, Summary, series_of, summary_of
 
-__all__ = ["OPTIONAL", "SERIES", "Result", "Series", "check_config", "read_result", "series_of"]
+
+class _Number:
+    """A number of a result's `Summary`, but NaN if it is not known."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, result: "Result", owner: type) -> float:
+        found: float | None = getattr(result.summary, self.name)
+        return nan if found is None else found
 
 
 @final
@@ -61,54 +71,24 @@ class Result:
 
         "rule" and "attack" are the names without parameters.
         """
-        first, _, rest = key.partition(".")
-        if first in ("rule", "attack"):
-            text = self.config[first]
-            return parameters(text).get(rest) if rest else label(text)
-        found: Any = self.config
-        for word in key.split("."):
-            found = found.get(word) if isinstance(found, Mapping) else None
-        return found
+        return value_of(self.config, key)
 
     @property
     def is_over(self) -> bool:
         """Whether it is a result: finished or diverged."""
-        return self.status.outcome in OVER
+        return self.status.is_over
 
     @cached_property
     def summary(self) -> Summary:
         """The run in a few numbers."""
         return summary_of(self.series, attack=self.attack)
 
-    @property
-    def best(self) -> float:
-        """The largest accuracy of all rounds; NaN if it was never measured."""
-        return _or_nan(self.summary.best)
-
-    @property
-    def final(self) -> float:
-        """The last accuracy that was measured; NaN if none was."""
-        return _or_nan(self.summary.final)
-
-    @property
-    def last_ten(self) -> float:
-        """The mean of the last ten accuracies."""
-        return _or_nan(self.summary.last_ten)
-
-    @property
-    def kept_byzantine(self) -> float:
-        """The Byzantine selection rate; NaN: no attack, or not known."""
-        return _or_nan(self.summary.kept_byzantine)
-
-    @property
-    def byzantine_weight(self) -> float:
-        """The Byzantine clients' share of the weights, mean over attacked rounds; NaN: unknown."""
-        return _or_nan(self.summary.byzantine_weight)
-
-    @property
-    def deviation(self) -> float:
-        """How far the update is from the honest mean, mean over attacked rounds."""
-        return _or_nan(self.summary.deviation)
+    best = _Number()
+    final = _Number()
+    last_ten = _Number()
+    kept_byzantine = _Number()
+    byzantine_weight = _Number()
+    deviation = _Number()
 
 
 def read_result(folder: RunFolder) -> Result | None:
@@ -125,9 +105,9 @@ def read_result(folder: RunFolder) -> Result | None:
         raise DamagedFileError(f"{path} cannot be read: {error}") from error
     check_config(config, str(path))
     rounds = folder.rounds()
-    if status.outcome in OVER and len(rounds) != status.round:
+    if status.is_over and len(rounds) != status.round:
         raise DamagedFileError(
-            f"{folder.path / 'metrics.jsonl'} is damaged: {status.round} rounds are done, and "
+            f"{folder.metrics} is damaged: {status.round} rounds are done, and "
             f"{len(rounds)} can be read; remove the folder, and execute the run again"
         )
     return Result(
@@ -137,7 +117,7 @@ def read_result(folder: RunFolder) -> Result | None:
         status=status,
         environment=folder.environment(),
         series=series_of(rounds),
-        seconds=_seconds(folder.timings()),
+        seconds=sum(each.seconds / max(each.num_runs, 1) for each in folder.timings()),
         num_samples=sum(each.num_samples or 0 for each in rounds),
         folder=folder,
     )
@@ -149,11 +129,3 @@ def check_config(config: Mapping[str, Any], where: str) -> None:
         found = config.get(key)
         if not isinstance(found, kind) or not str(found).strip():
             raise DamagedFileError(f"{where} is damaged: its {key} is {found!r}")
-
-
-def _or_nan(value: float | None) -> float:
-    return float("nan") if value is None else value
-
-
-def _seconds(timings: Sequence[Timing]) -> float:
-    return sum(each.seconds / max(each.num_runs, 1) for each in timings)

@@ -71,6 +71,11 @@ class Status(Struct, frozen=True, kw_only=True):
     reason: str = ""
     version: int = VERSION
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the run is a result: finished or diverged."""
+        return self.outcome in OVER
+
 
 class Layout(Struct, frozen=True, kw_only=True):
     """The part of status.json that every version has."""

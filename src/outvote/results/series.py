@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outvote.results.schema import Diagnosis, Round
 
-UNKNOWN = Diagnosis()
 NUM_LAST = 10
 
 
@@ -57,6 +56,11 @@ REAL = ("accuracy", "loss", "deviation", "honest_norm", *OPTIONAL)
 """Those that are not counts."""
 COUNTS_OR_NAN = ("num_kept", "num_kept_byzantine")
 """Counts that a rule may not report."""
+_RECORDED = (
+    *("round", "accuracy", "loss", "deviation", "honest_norm"),
+    *("num_byzantine_assumed", "num_byzantine_used", "byzantine_weight"),
+)
+"""Those that the lines of a run have under the same name."""
 
 
 def to_digits(value: float) -> str:
@@ -66,38 +70,25 @@ def to_digits(value: float) -> str:
 
 def series_of(rounds: Sequence[Round]) -> Series:
     """Turn the lines of a run into arrays."""
+    diagnoses = [each.diagnostics or Diagnosis() for each in rounds]
+    columns: dict[str, list[Any]] = {
+        "num_sampled": [len(each.clients) for each in rounds],
+        "num_byzantine": [len(each.byzantine) for each in rounds],
+        "num_rejected": [len(each.rejected) for each in rounds],
+        "num_kept": [None if r.kept is None else len({*r.kept}) for r in rounds],
+        "num_kept_byzantine": [
+            None if r.kept is None else len({*r.kept} & {*r.byzantine}) for r in rounds
+        ],
+        **{name: [getattr(each, name) for each in rounds] for name in _RECORDED},
+        **{name: [getattr(each, name) for each in diagnoses] for name in DIAGNOSTICS},
+    }
+    return Series(**{name: column(name, values) for name, values in columns.items()})
 
-    def real(name: str, items: Sequence[Round | Diagnosis] = rounds) -> NDArray[np.float64]:
-        values = [getattr(each, name) for each in items]
-        return np.array([np.nan if value is None else value for value in values], dtype=float)
 
-    def whole(values: list[int]) -> NDArray[np.int64]:
-        return np.array(values, dtype=np.int64)
-
-    kept = [None if each.kept is None else set(each.kept) for each in rounds]
-    diagnoses = [each.diagnostics or UNKNOWN for each in rounds]
-    return Series(
-        round=whole([each.round for each in rounds]),
-        accuracy=real("accuracy"),
-        loss=real("loss"),
-        deviation=real("deviation"),
-        honest_norm=real("honest_norm"),
-        num_sampled=whole([len(each.clients) for each in rounds]),
-        num_byzantine=whole([len(each.byzantine) for each in rounds]),
-        num_kept=np.array([np.nan if k is None else len(k) for k in kept], dtype=float),
-        num_kept_byzantine=np.array(
-            [
-                np.nan if k is None else len(k & set(each.byzantine))
-                for k, each in zip(kept, rounds, strict=True)
-            ],
-            dtype=float,
-        ),
-        num_rejected=whole([len(each.rejected) for each in rounds]),
-        num_byzantine_assumed=whole([each.num_byzantine_assumed for each in rounds]),
-        num_byzantine_used=whole([each.num_byzantine_used for each in rounds]),
-        byzantine_weight=real("byzantine_weight"),
-        **{name: real(name, diagnoses) for name in DIAGNOSTICS},
-    )
+def column(name: str, values: Sequence[Any]) -> NDArray[Any]:
+    """Return a column of a series, from numbers or their texts; None is NaN."""
+    is_float = name in REAL or name in COUNTS_OR_NAN
+    return np.array(values, dtype=np.float64 if is_float else np.int64)
 
 
 @final

@@ -9,7 +9,7 @@ from typing import Any, Literal, final, get_args
 
 from outvote.errors import closest
 from outvote.grids import Table, expand, flat, merged
-from outvote.results.labels import is_same, label, parameters
+from outvote.results.labels import is_same, label, value_of
 from outvote.results.renamed import SETTINGS, renamed_settings
 from outvote.results.run import Result
 from outvote.suites.paper import Printed, Wanted, read_printed
@@ -58,8 +58,15 @@ class Part:
 
     def texts(self, key: Literal["rule", "attack"]) -> list[str]:
         """Return the rules or attacks as they are written."""
-        found = self.settings[key]
+        found = self.settings.get(key, [])
         return list(found) if isinstance(found, list) else [found]
+
+    def can_show(self, key: Literal["rule", "attack"], text: str) -> bool:
+        """Return whether it has a row for a rule, or a column for an attack."""
+        if key == "attack":
+            return self.columns == "attack"
+        is_parameter = self.columns.startswith("rule.")
+        return not is_parameter or value_of({"rule": text}, self.columns) is not None
 
     def holds(self, result: Result) -> bool:
         """Return whether a run belongs to this part, whatever its seed."""
@@ -101,14 +108,6 @@ def read_suite(name: str) -> Suite:
         raise ValueError(f"unknown suite {name!r}; {closest(name, suite_names())}")
     found = next(each for each in _shipped() if each.name == f"{name}.toml")
     return _parsed(name, found)
-
-
-def value_of(table: Table, key: str) -> Any:
-    """Return a setting of a table; "rule" and "attack" are names, "rule.num_groups" a parameter."""
-    first, _, rest = key.partition(".")
-    if first in ("rule", "attack") and first in table:
-        return parameters(table[first]).get(rest) if rest else label(table[first])
-    return flat(table).get(key)
 
 
 def _describes(table: Table, result: Result) -> bool:
