@@ -5,144 +5,16 @@ Names are loaded when they are first used, so that ``import outvote`` costs noth
 
 import importlib
 import warnings
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    # "X as X" marks a name as public for type checkers.
-    from outvote.attacks.attack import Attack as Attack
-    from outvote.attacks.attack import AttackOutput as AttackOutput
-    from outvote.attacks.attack_spec import make_attack as make_attack
-    from outvote.attacks.context import AttackContext as AttackContext
-    from outvote.attacks.fang import Fang as Fang
-    from outvote.attacks.gas_aware import GASAware as GASAware
-    from outvote.attacks.gaussian import Gaussian as Gaussian
-    from outvote.attacks.gaussian import Noise as Noise
-    from outvote.attacks.ipm import IPM as IPM
-    from outvote.attacks.ipm import OptimalIPM as OptimalIPM
-    from outvote.attacks.label_flip import LabelFlip as LabelFlip
-    from outvote.attacks.lie import ALIE as ALIE
-    from outvote.attacks.lie import LIE as LIE
-    from outvote.attacks.lie import OptimalLIE as OptimalLIE
-    from outvote.attacks.mimic import Mimic as Mimic
-    from outvote.attacks.min_max import MinMax as MinMax
-    from outvote.attacks.min_max import MinSum as MinSum
-    from outvote.attacks.simple import BitFlip as BitFlip
-    from outvote.attacks.simple import Infs as Infs
-    from outvote.attacks.simple import NaNs as NaNs
-    from outvote.attacks.simple import NoAttack as NoAttack
-    from outvote.attacks.simple import Zero as Zero
-    from outvote.errors import OutvoteWarning as OutvoteWarning
-    from outvote.errors import TooManyByzantine as TooManyByzantine
-    from outvote.files.aggregate_files import aggregate_files as aggregate_files
-    from outvote.models.model_spec import make_model as make_model
-    from outvote.partition.by_group import partition_by_group as partition_by_group
-    from outvote.partition.dirichlet import partition_dirichlet as partition_dirichlet
-    from outvote.partition.iid import partition_iid as partition_iid
-    from outvote.partition.shards import partition_shards as partition_shards
-    from outvote.rules.bucketing import Bucketing as Bucketing
-    from outvote.rules.bulyan import Bulyan as Bulyan
-    from outvote.rules.centered_clipping import CenteredClipping as CenteredClipping
-    from outvote.rules.client_matrix import ClientMatrix as ClientMatrix
-    from outvote.rules.clip import Clip as Clip
-    from outvote.rules.dnc import DnC as DnC
-    from outvote.rules.fltrust import FLTrust as FLTrust
-    from outvote.rules.foolsgold import FoolsGold as FoolsGold
-    from outvote.rules.gas import GAS as GAS
-    from outvote.rules.geometric_median import GeometricMedian as GeometricMedian
-    from outvote.rules.krum import Krum as Krum
-    from outvote.rules.krum import MultiKrum as MultiKrum
-    from outvote.rules.mda import MDA as MDA
-    from outvote.rules.meamed import MeaMed as MeaMed
-    from outvote.rules.mean import Mean as Mean
-    from outvote.rules.median import Median as Median
-    from outvote.rules.nnm import NNM as NNM
-    from outvote.rules.norm_clipping import NormClipping as NormClipping
-    from outvote.rules.rfa import RFA as RFA
-    from outvote.rules.rule import AffineRule as AffineRule
-    from outvote.rules.rule import Aggregation as Aggregation
-    from outvote.rules.rule import CoordinatewiseRule as CoordinatewiseRule
-    from outvote.rules.rule import Mixing as Mixing
-    from outvote.rules.rule import RoundInfo as RoundInfo
-    from outvote.rules.rule import Rule as Rule
-    from outvote.rules.rule import Traits as Traits
-    from outvote.rules.rule import VectorRule as VectorRule
-    from outvote.rules.rule import Wrapper as Wrapper
-    from outvote.rules.rule_spec import make_rule as make_rule
-    from outvote.rules.signguard import SignGuard as SignGuard
-    from outvote.rules.trimmed_mean import TrimmedMean as TrimmedMean
-    from outvote.rules.verdict import Verdict as Verdict
-    from outvote.testing.attack_conformance import check_attack as check_attack
-    from outvote.testing.conformance import ConformanceError as ConformanceError
-    from outvote.testing.conformance import check_rule as check_rule
+from pathlib import Path
+from typing import Any
 
 __version__ = "0.1.0"
 
+# The module of each public name. The stub has a line for each: from MODULE import NAME as NAME.
 _WHERE = {
-    "ALIE": "attacks.lie",
-    "Attack": "attacks.attack",
-    "AttackContext": "attacks.context",
-    "AttackOutput": "attacks.attack",
-    "BitFlip": "attacks.simple",
-    "Fang": "attacks.fang",
-    "GASAware": "attacks.gas_aware",
-    "Gaussian": "attacks.gaussian",
-    "Infs": "attacks.simple",
-    "IPM": "attacks.ipm",
-    "LabelFlip": "attacks.label_flip",
-    "LIE": "attacks.lie",
-    "make_attack": "attacks.attack_spec",
-    "Mimic": "attacks.mimic",
-    "MinMax": "attacks.min_max",
-    "MinSum": "attacks.min_max",
-    "NaNs": "attacks.simple",
-    "NoAttack": "attacks.simple",
-    "Noise": "attacks.gaussian",
-    "OptimalIPM": "attacks.ipm",
-    "OptimalLIE": "attacks.lie",
-    "Zero": "attacks.simple",
-    "OutvoteWarning": "errors",
-    "TooManyByzantine": "errors",
-    "partition_by_group": "partition.by_group",
-    "partition_dirichlet": "partition.dirichlet",
-    "partition_iid": "partition.iid",
-    "partition_shards": "partition.shards",
-    "Aggregation": "rules.rule",
-    "AffineRule": "rules.rule",
-    "CoordinatewiseRule": "rules.rule",
-    "RoundInfo": "rules.rule",
-    "Rule": "rules.rule",
-    "Mixing": "rules.rule",
-    "Traits": "rules.rule",
-    "Wrapper": "rules.rule",
-    "VectorRule": "rules.rule",
-    "Bucketing": "rules.bucketing",
-    "Bulyan": "rules.bulyan",
-    "CenteredClipping": "rules.centered_clipping",
-    "Clip": "rules.clip",
-    "DnC": "rules.dnc",
-    "FLTrust": "rules.fltrust",
-    "FoolsGold": "rules.foolsgold",
-    "GAS": "rules.gas",
-    "GeometricMedian": "rules.geometric_median",
-    "Krum": "rules.krum",
-    "MDA": "rules.mda",
-    "Mean": "rules.mean",
-    "MeaMed": "rules.meamed",
-    "Median": "rules.median",
-    "MultiKrum": "rules.krum",
-    "NNM": "rules.nnm",
-    "NormClipping": "rules.norm_clipping",
-    "ClientMatrix": "rules.client_matrix",
-    "RFA": "rules.rfa",
-    "SignGuard": "rules.signguard",
-    "TrimmedMean": "rules.trimmed_mean",
-    "Verdict": "rules.verdict",
-    "ConformanceError": "testing.conformance",
-    "check_attack": "testing.attack_conformance",
-    "check_rule": "testing.conformance",
-    "aggregate_files": "files.aggregate_files",
-    "make_model": "models.model_spec",
-    "make_rule": "rules.rule_spec",
+    words[3]: words[1]
+    for words in map(str.split, Path(__file__).with_suffix(".pyi").read_text("utf-8").splitlines())
+    if words[:1] == ["from"]
 }
 # The public names of 0.1 that have another name now; they go with the next version.
 _RENAMED = {
@@ -153,8 +25,7 @@ _RENAMED = {
     "Points": "ClientMatrix",
     "Scene": "AttackContext",
 }
-if not TYPE_CHECKING:
-    __all__ = [*_WHERE]
+__all__ = [*_WHERE]
 
 
 def __getattr__(name: str) -> Any:
@@ -167,7 +38,7 @@ def __getattr__(name: str) -> Any:
         return __getattr__(_RENAMED[name])
     if name not in _WHERE:
         raise AttributeError(f"module 'outvote' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"outvote.{_WHERE[name]}"), name)
+    value = getattr(importlib.import_module(_WHERE[name]), name)
     globals()[name] = value
     return value
 

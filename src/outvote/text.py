@@ -42,20 +42,12 @@ def to_text(thing: Any, base: type) -> str:
     return f"{name}({', '.join(parts)})" if parts else name
 
 
-def _is_required(field: Field[Any]) -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
-
-
 @lru_cache(maxsize=256)
 def _hints(kind: type) -> dict[str, Any]:
     try:
         return get_type_hints(kind)
     except NameError:  # An annotation for type checkers alone.
         return {field.name: Any for field in _fields(kind)}
-
-
-def _is_class(hint: object, base: type) -> bool:
-    return isinstance(hint, type) and issubclass(hint, base)
 
 
 def _fields(kind: type) -> tuple[Field[Any], ...]:
@@ -85,6 +77,11 @@ def read_value(token: str) -> Any:
         return token[1:-1]
     if token.lower() in WORDS:
         return WORDS[token.lower()]
+    return read_number(token)
+
+
+def read_number(token: str) -> int | float | str:
+    """Return the number that a token is, or the token."""
     for number in (int, float):
         try:
             return number(token)
@@ -153,13 +150,15 @@ class _Reader:
     def _make(self, name: str, found: type, inside: list[Any], named: dict[str, Any]) -> Any:
         hints = _hints(found)
         known = [field.name for field in _fields(found)]
-        wrapped = [key for key in known if _is_class(hints[key], self.base)]
+        classes = {key: hint for key, hint in hints.items() if isinstance(hint, type)}
+        wrapped = [key for key in known if issubclass(classes.get(key, object), self.base)]
         for key in named:
             if key not in known or key in wrapped:
                 hint = closest(key, [word for word in known if word not in wrapped])
                 raise self._error(f"{name} has no parameter {key!r}; {hint}")
         for field in _fields(found):
-            if _is_required(field) and field.name not in [*named, *wrapped]:
+            is_required = field.default is MISSING and field.default_factory is MISSING
+            if is_required and field.name not in [*named, *wrapped]:
                 raise self._error(f"{name} needs {field.name}=, got none")
         if len(inside) != len(wrapped):
             wants = f"wraps one {self.kind}, as in {name}({next(iter(self.table))})"

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from outvote.cli.output import Column, clean, number, one_line, print_json, print_table
+from outvote.cli.output import NumberColumn, clean, number, one_line, print_json, print_table
 
 
 def test_numbers_that_are_not_finite_become_null(capsys):
@@ -42,9 +42,7 @@ def test_a_number_that_does_not_exist_is_a_dash(value, shown):
 
 def test_a_table_prints_markup_as_text_and_cuts_nothing_off(capsys):
     long = "x" * 400
-    print_table(
-        [Column("what"), Column("many", is_number=True)], [["[red]client[/red]", "1"], [long, "2"]]
-    )
+    print_table(["what", NumberColumn("many")], [["[red]client[/red]", "1"], [long, "2"]])
     text = capsys.readouterr().out
     assert "[red]client[/red]" in text
     assert text.count("x") == 400

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from outvote.cli.output import Column, number, one_line, print_json, print_table
+from outvote.cli.output import NumberColumn, number, one_line, print_json, print_table
 from outvote.cli.verb import Verb, WorkFailed, read_rule
 
 TITLES = ("client", "status", "score", "share", "norm", "cosine", "reason")
@@ -25,7 +25,6 @@ NUMBERS = ("score", "share", "norm", "cosine")
     "--when-too-many",
     type=click.Choice(["raise", "lower"]),
     default="raise",
-    show_default=True,
     help="If the rule does not tolerate so many: stop, or lower the number.",
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Of random rules; fresh by default.")
@@ -116,7 +115,7 @@ def _print(facts: dict[str, Any]) -> None:
         [number(client[title]) if title in NUMBERS else client[title] for title in TITLES]
         for client in facts["clients"]
     ]
-    print_table([Column(title, title in NUMBERS) for title in TITLES], cells)
+    print_table([NumberColumn(title) if title in NUMBERS else title for title in TITLES], cells)
     given = [facts["num_byzantine_assumed"], facts["byzantine_fraction"]]
     assumed = next((str(each) for each in given if each is not None), "none")
     used = f"used {facts['num_byzantine']} of {facts['num_clients']}"

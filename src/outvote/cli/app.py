@@ -13,29 +13,17 @@ from typing import Any
 import click
 
 import outvote
-from outvote.cli.output import one_line
-from outvote.cli.verb import CONTEXT, WorkFailed, debug_option
-from outvote.errors import OutvoteWarning, closest
+from outvote.cli.output import print_message
+from outvote.cli.verb import CONTEXT, VerbGroup, WorkFailed, debug_option
+from outvote.errors import OutvoteWarning
 
 FINE, FAILED, WRONG_USE = 0, 1, 2
 
-VERBS = {
-    "aggregate": "outvote.cli.aggregate",
-    "audit": "outvote.cli.audit",
-    "bench": "outvote.cli.bench",
-    "data": "outvote.cli.data",
-    "demo": "outvote.cli.demo",
-    "doctor": "outvote.cli.doctor",
-    "export": "outvote.cli.export",
-    "list": "outvote.cli.list",
-    "plan": "outvote.cli.plan",
-    "plot": "outvote.cli.plot",
-    "report": "outvote.cli.report",
-    "run": "outvote.cli.run",
-    "show": "outvote.cli.show",
-    "stress": "outvote.cli.stress",
-    "table": "outvote.cli.table",
-}
+# The modules of this package that have a `command`.
+VERBS = (
+    *("aggregate", "audit", "bench", "data", "demo", "doctor", "export", "list"),
+    *("plan", "plot", "report", "run", "show", "stress", "table"),
+)
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -55,7 +43,7 @@ def main(args: Sequence[str] | None = None) -> int:
         if "--debug" in words:
             traceback.print_exc()
         code, message = explain(error)
-        click.echo(f"error: {one_line(message)}", err=True)
+        print_message(f"error: {message}")
         return code
     return result if isinstance(result, int) else FINE
 
@@ -75,7 +63,7 @@ def explain(error: BaseException) -> tuple[int, str]:
     return FAILED, f"{_sentence(what)} Add --debug to see where."
 
 
-class LazyGroup(click.Group):
+class LazyGroup(VerbGroup):
     """A group of verbs that imports a verb when it is needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -84,14 +72,11 @@ class LazyGroup(click.Group):
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a verb, or name the closest one."""
+        """Import a verb."""
+        del ctx
         if cmd_name not in VERBS:
-            if cmd_name.startswith("-"):
-                return None
-            raise click.UsageError(
-                f"there is no verb {cmd_name!r}; {closest(cmd_name, VERBS)}", ctx
-            )
-        command = importlib.import_module(VERBS[cmd_name]).command
+            return None
+        command = importlib.import_module(f"outvote.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
         return command
 
@@ -141,7 +126,7 @@ def _warnings_on_one_line() -> Iterator[None]:
             usual(message, category, *rest)
         elif str(message) not in printed:
             printed.add(str(message))
-            click.echo(f"warning: {one_line(str(message))}", err=True)
+            print_message(f"warning: {message}")
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", OutvoteWarning)

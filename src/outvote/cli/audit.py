@@ -1,20 +1,26 @@
 """`outvote audit FOLDER`: which clients look suspicious, in simulation or production."""
 
-import shlex
-import sys
 import time
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import asdict
 from difflib import get_close_matches
-from functools import partial
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.output import Column, clean, number, one_line, print_json, print_table
-from outvote.cli.verb import Verb, WorkFailed
+from outvote.cli.output import (
+    NumberColumn,
+    clean,
+    file_option,
+    number,
+    print_json,
+    print_listing,
+    print_message,
+    print_table,
+)
+from outvote.cli.verb import Verb, typed_command, usage_errors
 
 if TYPE_CHECKING:
     from outvote.report.audit import Audit, ClientSummary, Detection
@@ -26,6 +32,11 @@ LEGEND = (
     "do to clients that are all alike (0.5). A high one means steadily unlike the others: by an\n"
     "attack, or by data that no other client has. Ordered by suspicion minus error."
 )
+OVERVIEW_NOTE = (
+    "Precision: share of what was dropped that Byzantine clients had sent. Recall: share of\n"
+    "what they sent that was dropped. Top: share of Byzantine clients among as many most\n"
+    "suspicious; *: Byzantine. More on one: outvote audit FOLDER --run NAME"
+)
 UNKNOWN = "–"
 NUM_NAMED = 3
 MAX_NAME, MAX_REASON = 40, 80
@@ -35,14 +46,9 @@ MAX_NAME, MAX_REASON = 40, 80
 @click.command("audit", cls=Verb)
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--run", "name", help="Of several runs, the one whose name has this in it.")
-@click.option("--top", type=click.IntRange(min=1), default=20, show_default=True, help="Clients.")
+@click.option("--top", type=click.IntRange(min=1), default=20, help="Clients.")
 @click.option("--follow", is_flag=True, help="Print again when a round is added; Ctrl-C ends it.")
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write an HTML file too: every verdict, for any browser.",
-)
+@file_option("Write an HTML file too: every verdict, for any browser.")
 def command(
     folder: Path, name: str | None, top: int, follow: bool, output: Path | None, as_json: bool
 ) -> None:
@@ -55,80 +61,66 @@ def command(
     outvote audit runs/demo --run gas-bulyan-lie
     outvote audit audit-log -o audit.html
     """  # noqa: D301  (click wants the backspace)
-    from outvote.results.disk import StoreError
-
+    num_shown = None
     try:
-        source = _Source(folder, name)
-        source.show(top, output, as_json)
-        while follow:
+        while True:
+            log, results = _read(folder, name)
+            num_rounds = sum(len(result.series) for result in results)
+            num_rounds += 0 if log is None else len(log.rounds)
+            if num_rounds != num_shown:
+                _show(log, results, top, as_json)
+                _write(log, results, output, as_json)
+                num_shown = num_rounds
+            if not follow:
+                return
             time.sleep(WAIT_SECONDS)
-            if source.has_grown():
-                source.show(top, output, as_json)
-    except StoreError as error:
-        raise WorkFailed(str(error)) from error
     except KeyboardInterrupt:
         if not follow:
             raise
 
 
-class _Source:
-    """A folder with one audit or several."""
+def _read(folder: Path, name: str | None) -> "tuple[Audit | None, list[Result]]":
+    """Return the audit log in a folder, or else its runs."""
+    from outvote.report.audit import audit_log
+    from outvote.results.disk import StoreError
 
-    def __init__(self, folder: Path, name: str | None) -> None:
-        """Read the folder."""
-        if not folder.is_dir():
-            raise click.UsageError(f"there is no folder {folder}; check the path.")
-        self.folder, self.name, self.num_rounds = folder, name, -1
-        self.log, self.results = self._read()
+    if not folder.is_dir():
+        raise click.UsageError(f"there is no folder {folder}; check the path.")
+    try:
+        log = audit_log(folder)
+    except StoreError as error:
+        raise click.UsageError(f"{error}; give the folder of a whole log.") from error
+    if log is None:
+        return None, _chosen(_runs_in(folder), name)
+    if name is not None:
+        raise click.UsageError(f"{folder} is one log; leave out --run.")
+    return log, []
 
-    def _read(self) -> "tuple[Audit | None, list[Result]]":
-        from outvote.report.audit import audit_log
-        from outvote.results.disk import StoreError
 
-        try:
-            log = audit_log(self.folder)
-        except StoreError as error:
-            raise click.UsageError(f"{error}; give the folder of a whole log.") from error
-        if log is not None:
-            if self.name is not None:
-                raise click.UsageError(f"{self.folder} is one log; leave out --run.")
-            return log, []
-        return None, _chosen(_runs_in(self.folder), self.name)
+def _show(log: "Audit | None", results: "list[Result]", top: int, as_json: bool) -> None:
+    from outvote.report.audit import audit_run
 
-    def has_grown(self) -> bool:
-        """Read again, and return whether rounds were added."""
-        self.log, self.results = self._read()
-        return self._count() != self.num_rounds
+    if log is None and len(results) > 1:
+        _show_overview(results, as_json)
+        return
+    audit = log or audit_run(results[0])
+    assert audit is not None
+    print_json(shown_audit(audit)) if as_json else print_audit(audit, top)
 
-    def show(self, top: int, output: Path | None, as_json: bool) -> None:
-        """Print one audit or the overview, and write the page if one is wanted."""
-        from outvote.report.audit import audit_run
 
-        self.num_rounds = self._count()
-        if self.log is None and len(self.results) > 1:
-            (print_json(shown_overview(self.results)) if as_json else print_overview(self.results))
-        else:
-            audit = self.log or audit_run(self.results[0])
-            assert audit is not None
-            print_json(shown_audit(audit)) if as_json else print_audit(audit, top)
-        if output is not None:
-            self._write(output)
-            if not as_json:
-                click.echo(f"{output}: open it in a browser.")
+def _write(
+    log: "Audit | None", results: "list[Result]", output: Path | None, as_json: bool
+) -> None:
+    from outvote.report.html_report import write_log_audit, write_run_audits
 
-    def _count(self) -> int:
-        if self.log is not None:
-            return len(self.log.rounds)
-        return sum(len(result.series) for result in self.results)
-
-    def _write(self, output: Path) -> None:
-        from outvote.report.html_report import write_log_audit, write_run_audits
-
-        command = shlex.join(["outvote", *sys.argv[1:]])
-        if self.log is not None:
-            write_log_audit(self.log, output, command=command)
-        else:
-            write_run_audits(self.results, output, command=command)
+    if output is None:
+        return
+    if log is not None:
+        write_log_audit(log, output, command=typed_command())
+    else:
+        write_run_audits(results, output, command=typed_command())
+    if not as_json:
+        click.echo(f"{output}: open it in a browser.")
 
 
 def _runs_in(folder: Path) -> "list[Result]":
@@ -141,10 +133,8 @@ def _runs_in(folder: Path) -> "list[Result]":
             f"{folder} is neither a run, nor a suite, nor an audit log; give a folder that "
             "outvote run, outvote bench or a server with an audit log wrote."
         )
-    try:
-        return collect([folder], lambda text: click.echo(one_line(text), err=True))
-    except StoreError as error:
-        raise click.UsageError(str(error)) from error
+    with usage_errors(StoreError):
+        return collect([folder], print_message)
 
 
 def _chosen(results: "Sequence[Result]", name: str | None) -> "list[Result]":
@@ -161,9 +151,7 @@ def _chosen(results: "Sequence[Result]", name: str | None) -> "list[Result]":
 
 def print_audit(audit: "Audit", top: int) -> None:
     """Print the most suspicious clients, and how well they match the truth if that is known."""
-    from outvote.report.audit import client_summaries, detection
-
-    records = client_summaries(audit)
+    records, found = _summarised(audit)
     rounds, clients = _counted(audit.rounds, "round"), _counted(audit.clients, "client")
     title = f"{audit.title}: {rounds}, {clients}"
     columns = list(_columns(records))
@@ -173,10 +161,10 @@ def print_audit(audit: "Audit", top: int) -> None:
         click.echo(f"{len(records) - top} more: --top {len(records)}")
     unlike = [each.client for each in records if each.stands_out]
     if unlike:
-        listed = clean(_listed([_cut(each, MAX_NAME) for each in unlike], top))
-        click.echo(f"More than three errors above 0.5: {listed}.")
+        listed = clean(", ".join(_cut(each, MAX_NAME) for each in unlike[:top]))
+        more = f" and {len(unlike) - top} more" if len(unlike) > top else ""
+        click.echo(f"More than three errors above 0.5: {listed}{more}.")
         click.echo(f"Of {clients} all alike, chance alone would put {_expected(records)} there.")
-    found = detection(audit, records)
     if found is not None:
         click.echo(_detection_text(found))
     click.echo(LEGEND)
@@ -198,10 +186,7 @@ def _detection_text(found: "Detection") -> str:
 
 def shown_audit(audit: "Audit") -> dict[str, Any]:
     """Return the same for JSON, with all clients."""
-    from outvote.report.audit import client_summaries, detection
-
-    records = client_summaries(audit)
-    found = detection(audit, records)
+    records, found = _summarised(audit)
     return {
         "title": audit.title,
         "about": dict(audit.about),
@@ -211,89 +196,71 @@ def shown_audit(audit: "Audit") -> dict[str, Any]:
     }
 
 
-def print_overview(results: "Sequence[Result]") -> None:
-    """Print a line for each run."""
-    titles = ["run", "rounds", "precision", "recall", "honest kept", "top", "most suspicious"]
-    columns = [Column(title, is_number=title not in ("run", titles[-1])) for title in titles]
-    rows = []
+def _show_overview(results: "Sequence[Result]", as_json: bool) -> None:
+    """Show a line for each run."""
+    shares = {
+        "precision": "drop_precision",
+        "recall": "drop_recall",
+        "honest kept": "honest_kept",
+        "top": "top_precision",
+    }
+    rows, data = [], []
     for result, records, found in _audits(results):
-        rows.append(
-            [
-                result.name,
-                str(len(result.series)),
-                _percent(found.drop_precision),
-                _percent(found.drop_recall),
-                _percent(found.honest_kept),
-                _percent(found.top_precision),
-                ", ".join(_named(each) for each in records[:NUM_NAMED]),
-            ]
-        )
-    print_table(columns, rows)
-    click.echo(
-        "Precision: share of what was dropped that Byzantine clients had sent. Recall: share of\n"
-        "what they sent that was dropped. Top: share of Byzantine clients among as many most\n"
-        "suspicious; *: Byzantine. More on one: outvote audit FOLDER --run NAME"
-    )
-
-
-def shown_overview(results: "Sequence[Result]") -> list[dict[str, Any]]:
-    """Return the same for JSON."""
-    return [
-        {
-            "run": result.name,
-            "rounds": len(result.series),
-            **asdict(found),
-            "most_suspicious": [each.client for each in records[:NUM_NAMED]],
-        }
-        for result, records, found in _audits(results)
-    ]
+        first, num_rounds = records[:NUM_NAMED], len(result.series)
+        percents = [_percent(getattr(found, share)) for share in shares.values()]
+        names = [_cut(each.client, MAX_NAME) + "*" * bool(each.is_byzantine) for each in first]
+        rows.append([result.name, str(num_rounds), *percents, ", ".join(names)])
+        about = {"run": result.name, "rounds": num_rounds, **asdict(found)}
+        data.append({**about, "most_suspicious": [each.client for each in first]})
+    columns = ["run", *map(NumberColumn, ("rounds", *shares)), "most suspicious"]
+    print_listing(as_json, data, columns, rows, OVERVIEW_NOTE)
 
 
 def _audits(
     results: "Sequence[Result]",
 ) -> "Iterator[tuple[Result, list[ClientSummary], Detection]]":
-    from outvote.report.audit import audit_run, client_summaries, detection
+    from outvote.report.audit import audit_run
 
     for result in results:
         audit = audit_run(result)
         assert audit is not None
-        records = client_summaries(audit)
-        found = detection(audit, records)
+        records, found = _summarised(audit)
         assert found is not None
         yield result, records, found
 
 
-def _columns(records: "Sequence[ClientSummary]") -> Iterator[tuple[Column, Any]]:
+def _summarised(audit: "Audit") -> "tuple[list[ClientSummary], Detection | None]":
+    from outvote.report.audit import client_summaries, detection
+
+    records = client_summaries(audit)
+    return records, detection(audit, records)
+
+
+def _columns(records: "Sequence[ClientSummary]") -> Iterator[tuple[str, Any]]:
     """Yield the columns that are not empty, and how each is printed."""
-    yield Column("client"), lambda each: _cut(each.client, MAX_NAME)
+    yield "client", lambda each: _cut(each.client, MAX_NAME)
     if any(each.is_byzantine for each in records):
-        yield Column("truth"), lambda each: "Byzantine" if each.is_byzantine else ""
-    yield Column("suspicion", is_number=True), lambda each: _rank(each.suspicion)
-    yield Column("±", is_number=True), lambda each: _rank(each.error)
-    yield Column("sampled", is_number=True), lambda each: str(each.num_sampled)
-    yield Column("dropped", is_number=True), lambda each: _count(each.num_dropped)
-    yield Column("rate", is_number=True), lambda each: _percent(each.drop_rate)
-    yield Column("streak", is_number=True), lambda each: _count(each.longest_streak)
+        yield "truth", lambda each: "Byzantine" if each.is_byzantine else ""
+    yield NumberColumn("suspicion"), lambda each: _known(each.suspicion, ".2f")
+    yield NumberColumn("±"), lambda each: _known(each.error, ".2f")
+    yield NumberColumn("sampled"), lambda each: str(each.num_sampled)
+    yield NumberColumn("dropped"), lambda each: _known(each.num_dropped)
+    yield NumberColumn("rate"), lambda each: _percent(each.drop_rate)
+    yield NumberColumn("streak"), lambda each: _known(each.longest_streak)
     if any(each.num_rejected for each in records):
-        yield Column("not finite", is_number=True), lambda each: str(each.num_rejected)
+        yield NumberColumn("not finite"), lambda each: str(each.num_rejected)
     for name in records[0].faults if records else ():
         if any(each.faults[name] for each in records):
-            yield Column(name, is_number=True), lambda each, name=name: str(each.faults[name])
+            yield NumberColumn(name), lambda each, name=name: str(each.faults[name])
     for name in ("norm", "cosine"):
         if not all(isnan(getattr(each, name)) for each in records):
-            yield Column(name, is_number=True), partial(_measured, name=name)
-    yield Column("last seen", is_number=True), lambda each: number(each.last_seen, 9)
+            yield (
+                NumberColumn(name),
+                lambda each, name=name: number(getattr(each, name), 3),
+            )
+    yield NumberColumn("last seen"), lambda each: number(each.last_seen, 9)
     if any(each.reason for each in records):
-        yield Column("last reason"), lambda each: _cut(each.reason, MAX_REASON)
-
-
-def _listed(names: Sequence[str], most: int) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
-
-
-def _named(record: "ClientSummary") -> str:
-    return f"{_cut(record.client, MAX_NAME)}{'*' if record.is_byzantine else ''}"
+        yield "last reason", lambda each: _cut(each.reason, MAX_REASON)
 
 
 def _cut(text: str, most: int) -> str:
@@ -313,17 +280,9 @@ def _expected(records: "Sequence[ClientSummary]") -> str:
     return "fewer than one" if number < 1 else f"about {number:.0f}"
 
 
-def _measured(record: "ClientSummary", name: str) -> str:
-    return number(getattr(record, name), 3)
-
-
-def _count(value: int | None) -> str:
-    return UNKNOWN if value is None else str(value)
-
-
-def _rank(value: float) -> str:
-    return UNKNOWN if isnan(value) else f"{value:.2f}"
+def _known(value: float | None, form: str = "") -> str:
+    return UNKNOWN if value is None or isnan(value) else format(value, form)
 
 
 def _percent(value: float | None) -> str:
-    return UNKNOWN if value is None or isnan(value) else f"{100 * value:.0f} %"
+    return _known(value, ".0%").replace("%", " %")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.output import Column, print_json, print_table
+from outvote.cli.output import NumberColumn, print_json, print_table
 from outvote.cli.run_plan import (
     OVER,
     Execution,
@@ -72,7 +72,10 @@ def command(suite: str, dry_run: bool, as_json: bool, **options: Any) -> int:
     """  # noqa: D301  (click wants the backspace)
     from outvote.experiment.plan import join_plans, plan_parts
 
-    chosen, how = _chosen(suite, options), _execution(options)
+    chosen = _chosen(suite, options)
+    if options["num_processes"] is not None and options["dask"] is not None:
+        raise click.UsageError("-j and --dask exclude each other; give one of them.")
+    how = Execution(**options, adopts=True)
     if dry_run:
         _print_forecast(chosen, _forecast(chosen, how), how.output, as_json)
         return 0
@@ -88,31 +91,19 @@ def command(suite: str, dry_run: bool, as_json: bool, **options: Any) -> int:
 
 
 def _chosen(name: str, options: dict[str, Any]) -> "Suite":
+    """Take the options that choose runs out of all options, and return what they leave."""
     from outvote.experiment.choosing import Choice, choose
     from outvote.suites.suite import read_suite
 
-    precision = options["precision"]
+    precision = options.pop("precision")
     extra = () if precision is None else (f"precision={precision}",)
     choice = Choice(
-        settings=(*options["settings"], *extra),
-        parts=options["parts"],
-        rules=options["rules"],
-        attacks=options["attacks"],
-        num_seeds=options["seeds"],
+        settings=(*options.pop("settings"), *extra),
+        **{key: options.pop(key) for key in ("parts", "rules", "attacks")},
+        num_seeds=options.pop("seeds"),
     )
     with usage_errors(ValueError, TypeError):
         return choose(read_suite(name), choice)
-
-
-def _execution(options: dict[str, Any]) -> Execution:
-    if options["num_processes"] is not None and options["dask"] is not None:
-        raise click.UsageError("-j and --dask exclude each other; give one of them.")
-    same = ("output", "device", "checkpoint_every", "max_stacked", "max_minutes", "num_processes")
-    return Execution(
-        **{key: options[key] for key in (*same, "dask")},
-        keep_weights=not options["no_weights"],
-        adopts=True,
-    )
 
 
 def _forecast(suite: "Suite", how: Execution) -> "Forecast":
@@ -161,7 +152,7 @@ def _print_part(part: "Part", plan: "Plan", done: "Outcomes") -> None:
             found = cells.setdefault(where[end.job.hash], [])
             found.append(summary.best if end.outcome in OVER else None)
     names, values = (list(dict.fromkeys(each[k] for each in where.values())) for k in (0, 1))
-    columns = [Column("rule"), *(Column(str(each), is_number=True) for each in values)]
+    columns = ["rule", *(NumberColumn(str(each)) for each in values)]
     rows = [[row, *(_cell(cells.get((row, each), [])) for each in values)] for row in names]
     print_table(columns, rows, f"{part.name}: {part.title}")
 
@@ -184,9 +175,8 @@ def _product(part: "PartForecast") -> str:
 
 
 def _columns(name: str, number: int = 2) -> str:
-    if name == "attack":
-        return "attack" if number == 1 else "attacks"
-    return f"{'value' if number == 1 else 'values'} of {name}"
+    end = "" if number == 1 else "s"
+    return f"attack{end}" if name == "attack" else f"value{end} of {name}"
 
 
 def _counts(counts: "Counts") -> str:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.output import Column, print_json, print_table
+from outvote.cli.output import print_listing
 from outvote.cli.progress import download_bars
-from outvote.cli.verb import CONTEXT, Verb, WorkFailed, usage_errors
-from outvote.errors import closest
+from outvote.cli.verb import CONTEXT, Verb, VerbGroup, WorkFailed, usage_errors
 
 if TYPE_CHECKING:
     from outvote.data.dataset import Dataset
@@ -23,20 +22,7 @@ folder_option = click.option(
 )
 
 
-class DataVerbs(click.Group):
-    """The verbs of data; an unknown one is an error that names the closest."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb that the first word names."""
-        if args and args[0] not in self.commands and not args[0].startswith("-"):
-            hint = closest(args[0], self.commands)
-            raise click.UsageError(f"data has no verb {args[0]!r}; {hint}", ctx)
-        return super().resolve_command(ctx, args)
-
-
-@click.group("data", cls=DataVerbs, invoke_without_command=True, context_settings=CONTEXT)
+@click.group("data", cls=VerbGroup, invoke_without_command=True, context_settings=CONTEXT)
 @click.pass_context
 def command(ctx: click.Context) -> None:
     """List, fetch and verify datasets.
@@ -48,27 +34,22 @@ def command(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-@command.command("list", cls=Verb)
 def list_datasets(as_json: bool) -> None:
     """List the datasets: how large they are, where they are or how to get them."""
     from outvote.data.catalog import DATASETS
 
     found = [about(entry) for entry in DATASETS.values()]
-    if as_json:
-        print_json(found)
-        return
-    rows = [
-        [
-            each["name"],
-            each["doc"],
-            _count(each["num_train"], each["num_test"]),
-            " x ".join(str(side) for side in each["shape"]),
-            each["found"] or _get(each),
-        ]
-        for each in found
-    ]
-    titles = ("dataset", "what", "train + test", "size", "where")
-    print_table([Column(title) for title in titles], rows)
+    rows = []
+    for each in found:
+        num_bytes = each["download_bytes"]
+        size = f" ({num_bytes / 1e6:,.0f} MB)" if num_bytes else ""
+        where = each["found"] or f"get it{size}: {each['get']}"
+        count = _count(each["num_train"], each["num_test"])
+        rows.append([each["name"], each["doc"], count, " x ".join(map(str, each["shape"])), where])
+    print_listing(as_json, found, ["dataset", "what", "train + test", "size", "where"], rows)
+
+
+command.command("list", cls=Verb)(list_datasets)
 
 
 @command.command("fetch", cls=Verb)
@@ -135,24 +116,13 @@ def about(entry: "Entry") -> dict[str, Any]:
         found = form.source(path)
     except MissingDataError:
         found = None
+    same = ("name", "doc", "num_train", "num_test", "num_classes", "shape", "checks")
     return {
-        "name": entry.name,
-        "doc": entry.doc,
-        "num_train": entry.num_train,
-        "num_test": entry.num_test,
-        "num_classes": entry.num_classes,
-        "shape": entry.shape,
-        "checks": entry.checks,
+        **{key: getattr(entry, key) for key in same},
         "download_bytes": entry.sources[0].num_bytes if entry.sources else None,
         "found": found,
         "get": entry.how_to_get,
     }
-
-
-def _get(about: dict[str, Any]) -> str:
-    num_bytes = about["download_bytes"]
-    size = f" ({num_bytes / 1e6:,.0f} MB)" if num_bytes else ""
-    return f"get it{size}: {about['get']}"
 
 
 def _count(num_train: int | None, num_test: int | None) -> str:
@@ -173,9 +143,6 @@ def _print_dataset(dataset: "Dataset", entry: "Entry", as_json: bool) -> None:
         "checked": entry.checks,
         "sha256": sha256_of(dataset.train_images, dataset.test_images),
     }
-    if as_json:
-        print_json(facts)
-        return
     samples = _count(len(dataset.train_labels), len(dataset.test_labels))
     groups = f", {facts['num_groups']:,} writers" if facts["num_groups"] else ""
     rows = [
@@ -185,4 +152,4 @@ def _print_dataset(dataset: "Dataset", entry: "Entry", as_json: bool) -> None:
         ["checked", entry.checks],
         ["sha256", f"{facts['sha256']} (of the decoded images)"],
     ]
-    print_table([Column(dataset.name), Column("fine")], rows)
+    print_listing(as_json, facts, [dataset.name, "fine"], rows)

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.output import Column, percent, print_json, print_table
+from outvote.cli.output import NumberColumn, percent, print_json, print_table
 from outvote.cli.run_plan import (
     Execution,
     checkpoint_option,
@@ -33,9 +33,7 @@ flipped. {num_runs} runs of {rounds} rounds train together; if stopped, the same
 @output_option
 @device_option
 @checkpoint_option
-def command(
-    settings: tuple[str, ...], output: Path, device: str, checkpoint_every: float, as_json: bool
-) -> int:
+def command(settings: tuple[str, ...], as_json: bool, **how: Any) -> int:
     """See what attackers do to an average, and what robust rules and GAS do against it.
 
     A federation on real images that come with outvote: no network needed. Finished runs are
@@ -49,14 +47,13 @@ def command(
         plan = plan_suite(read_suite("demo"), settings)
     if not as_json and not settings:
         click.echo(STORY.format(num_runs=len(plan.specs), rounds=plan.specs[0].rounds))
-    how = Execution(output=output, device=device, checkpoint_every=checkpoint_every)
-    done = run_plan(plan, how)
-    page = output / plan.suite / "report.html"
+    done = run_plan(plan, Execution(**how))
+    page = how["output"] / plan.suite / "report.html"
     write_report(read_runs([page.parent]), page, command="outvote demo")
     if as_json:
         print_json(done.as_json())
     else:
-        _print(done, output / plan.suite)
+        _print(done, page.parent)
         click.echo(f"Tables, curves and the audit of all clients, as one page: {page}")
     done.print_how_to_resume()
     return done.exit_code
@@ -65,11 +62,11 @@ def command(
 def _print(done: "Outcomes", folder: Path) -> None:
     rules = list(dict.fromkeys(end.job.spec.rule for end in done.ends))
     attacks = list(dict.fromkeys(end.job.spec.attack for end in done.ends))
-    columns = [Column("rule")]
+    columns: list[str] = ["rule"]
     for attack in attacks:
-        columns.append(Column(f"{attack}\naccuracy", is_number=True))
+        columns.append(NumberColumn(f"{attack}\naccuracy"))
         if attack != "none":
-            columns.append(Column("Byzantine\nselected", is_number=True))
+            columns.append(NumberColumn("Byzantine\nselected"))
     rows = [
         [rule, *(cell for attack in attacks for cell in _cells(done, rule, attack))]
         for rule in rules

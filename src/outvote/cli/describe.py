@@ -60,14 +60,10 @@ class Description:
         """The condition alone, without its notes."""
         return re.split(r"; | \(", self.tolerates)[0]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values, ready for JSON."""
-        return asdict(self)
-
     def of_attack(self) -> dict[str, Any]:
-        """Return the same without what only rules have."""
-        mute = ("tolerates", "is_wrapper")
-        return {key: value for key, value in self.as_dict().items() if key not in mute}
+        """Return plain values, without those that only rules have."""
+        for_rules = ("tolerates", "is_wrapper")
+        return {key: value for key, value in asdict(self).items() if key not in for_rules}
 
 
 def describe(thing: type[Rule] | type[Attack]) -> Description:
@@ -95,14 +91,8 @@ def describe(thing: type[Rule] | type[Attack]) -> Description:
 
 def traits(attack: Attack) -> dict[str, bool]:
     """Return the declarations of an attack."""
-    return {
-        "needs_rule": attack.needs_rule(),
-        "is_random": attack.is_random,
-        "is_colluding": attack.is_colluding,
-        "poisons_data": attack.poisons_data,
-        "has_state": attack.has_state,
-        "sends_nonfinite": attack.sends_nonfinite,
-    }
+    found = {key: getattr(attack, key) for key in TRAITS}
+    return {**found, "needs_rule": attack.needs_rule()}
 
 
 def kind_of(attack: Attack) -> str:

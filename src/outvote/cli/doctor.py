@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from outvote.cli.output import Column, print_json, print_table
+from outvote.cli.output import print_listing
 from outvote.cli.verb import Verb
 
 # A requirement as pip writes it: name, extras and versions, then for which extra it is.
@@ -29,16 +29,14 @@ def command(as_json: bool) -> None:
         _package("triton", None) | {"get": "", "note": "faster kernels on a GPU; not needed"},
     ]
     devices, datasets = _devices(), [about(entry) for entry in DATASETS.values()]
-    if as_json:
-        print_json({"packages": packages, "devices": devices, "datasets": datasets})
-        return
     rows = [[each["what"], each["found"] or "missing", _note(each)] for each in packages]
-    rows += [[what, str(found), ""] for what, found in _device_rows(devices)]
+    rows += [[what, found, ""] for what, found in _device_rows(devices)]
     rows += [
         [each["name"], each["found"] or "missing", "" if each["found"] else each["get"]]
         for each in datasets
     ]
-    print_table([Column("what"), Column("found"), Column("")], rows)
+    data = {"packages": packages, "devices": devices, "datasets": datasets}
+    print_listing(as_json, data, ["what", "found", ""], rows)
 
 
 def version(package: str) -> str | None:
@@ -65,9 +63,7 @@ def _package(name: str, extra: str | None) -> dict[str, Any]:
 
 
 def _note(package: dict[str, Any]) -> str:
-    if package["found"]:
-        return ""
-    return str(package.get("note") or package["get"])
+    return "" if package["found"] else str(package.get("note") or package["get"])
 
 
 def _devices() -> dict[str, Any]:
@@ -89,15 +85,18 @@ def _devices() -> dict[str, Any]:
 
 
 def _device_rows(devices: dict[str, Any]) -> list[tuple[str, str]]:
-    rows = [("CPU cores", str(devices["cpu_count"]))]
-    rows.append(("threads of torch", str(devices["torch_threads"] or "unknown")))
+    rows = [
+        ("CPU cores", str(devices["cpu_count"])),
+        ("threads of torch", str(devices["torch_threads"] or "unknown")),
+    ]
     for number, gpu in enumerate(devices["cuda"]):
         gib = f"{gpu['memory_bytes'] / 2**30:.1f} GiB, {gpu['free_bytes'] / 2**30:.1f} free"
         rows.append((f"GPU {number}", f"{gpu['name']}, {gib}"))
     if not devices["cuda"]:
-        build = f"torch is built for CUDA {devices.get('cuda_build')}"
-        has_build = devices.get("cuda_build")
-        rows.append(("GPU", f"none found ({build if has_build else 'torch is built for CPUs'})"))
+        build = devices.get("cuda_build")
+        rows.append(
+            ("GPU", f"none found (torch is built for {f'CUDA {build}' if build else 'CPUs'})")
+        )
     if "error" in devices:
         rows.append(("error", devices["error"].partition("\n")[0]))
     return rows

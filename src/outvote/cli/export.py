@@ -4,20 +4,14 @@ from pathlib import Path
 
 import click
 
-from outvote.cli.output import print_json, write_file
+from outvote.cli.output import file_option, print_json, write_file
 from outvote.cli.runs import paths_argument, read_runs
 from outvote.cli.verb import Verb
 
 
 @click.command("export", cls=Verb)
 @paths_argument
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path, dir_okay=False),
-    required=True,
-    help="The file to write: .csv.gz, or .csv for one that is not packed.",
-)
+@file_option("The file to write: .csv.gz, or .csv for one that is not packed.", required=True)
 @click.option("--all", "with_all", is_flag=True, help="Unfinished runs, too.")
 def command(paths: tuple[Path, ...], output: Path, with_all: bool, as_json: bool) -> None:
     """Put everything that tables and figures need into one file, small enough to commit.

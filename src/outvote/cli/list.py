@@ -1,18 +1,19 @@
 """`outvote list rules`: rules, attacks, models, datasets, suites, runs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.output import Column, one_line, percent, print_json, print_table
+from outvote.cli.output import NumberColumn, percent, print_listing, print_message
 from outvote.cli.run_plan import NUMBERS, NUMBERS_NOTE
-from outvote.cli.verb import Verb
+from outvote.cli.verb import Verb, usage_errors
 from outvote.errors import closest
 
 if TYPE_CHECKING:
-    pass
+    from outvote.cli.describe import Description
 
 
 @click.command("list", cls=Verb)
@@ -55,22 +56,12 @@ def list_rules(as_json: bool) -> None:
     from outvote.rules.rule_spec import ALIASES, RULES
 
     found = [describe(rule) for rule in RULES.values()]
-    other_names = _other_names(RULES, ALIASES)
-    if as_json:
-        print_json([{**each.as_dict(), "aliases": other_names[each.name]} for each in found])
-        return
-    rows = [
-        [
-            "\n".join([each.name + ("(...)" if each.is_wrapper else ""), *other_names[each.name]]),
-            "\n".join(parameter.text for parameter in each.parameters),
-            each.tolerates_in_short,
-            each.summary,
-        ]
-        for each in found
-    ]
-    print_table([Column(title) for title in ("rule", "parameters", "tolerates", "what")], rows)
-    click.echo("name(...) wraps a rule: gas(multi-krum), gas(bucketing(rfa, size=2)).")
-    click.echo("More on one of them: outvote show NAME")
+    rows = [(each, each.tolerates_in_short, asdict(each)) for each in found]
+    note = (
+        "name(...) wraps a rule: gas(multi-krum), gas(bucketing(rfa, size=2)).\n"
+        "More on one of them: outvote show NAME"
+    )
+    _list_described(as_json, ("rule", "parameters", "tolerates", "what"), rows, ALIASES, note)
 
 
 def list_attacks(as_json: bool) -> None:
@@ -79,26 +70,27 @@ def list_attacks(as_json: bool) -> None:
     from outvote.cli.describe import describe, kind_of, traits
 
     found = [(describe(attack), attack()) for attack in ATTACKS.values()]
-    other_names = _other_names(ATTACKS, ALIASES)
-    if as_json:
-        print_json(
-            [
-                {**about.of_attack(), **traits(attack), "aliases": other_names[about.name]}
-                for about, attack in found
-            ]
-        )
-        return
-    rows = [
-        [
-            "\n".join([about.name, *other_names[about.name]]),
-            "\n".join(parameter.text for parameter in about.parameters),
-            kind_of(attack),
-            about.summary,
-        ]
-        for about, attack in found
-    ]
-    print_table([Column(title) for title in ("attack", "parameters", "kind", "what")], rows)
-    click.echo("More on one of them: outvote show NAME. How strong they are: outvote stress")
+    rows = [(each, kind_of(a), {**each.of_attack(), **traits(a)}) for each, a in found]
+    note = "More on one of them: outvote show NAME. How strong they are: outvote stress"
+    _list_described(as_json, ("attack", "parameters", "kind", "what"), rows, ALIASES, note)
+
+
+def _list_described(
+    as_json: bool,
+    titles: Sequence[str],
+    found: "Sequence[tuple[Description, str, dict[str, Any]]]",
+    aliases: Mapping[str, str],
+    note: str,
+) -> None:
+    """List rules or attacks: each with the text of its third column, and with its JSON."""
+    rows, data = [], []
+    for each, text, about in found:
+        others = [alias for alias, meant in aliases.items() if meant == each.name]
+        name = each.name + ("(...)" if each.is_wrapper else "")
+        parameters = "\n".join(parameter.text for parameter in each.parameters)
+        rows.append(["\n".join([name, *others]), parameters, text, each.summary])
+        data.append({**about, "aliases": others})
+    print_listing(as_json, data, titles, rows, note)
 
 
 def list_models(as_json: bool) -> None:
@@ -106,19 +98,15 @@ def list_models(as_json: bool) -> None:
     from outvote.models.model_spec import MODELS
 
     found = {name: _first_sentence(model.__doc__ or "") for name, model in MODELS.items()}
-    if as_json:
-        print_json([{"name": name, "summary": what} for name, what in found.items()])
-        return
-    rows = [[name, what] for name, what in found.items()]
-    print_table([Column("model"), Column("what")], rows)
+    data = [{"name": name, "summary": what} for name, what in found.items()]
+    print_listing(as_json, data, ["model", "what"], list(found.items()))
 
 
 def list_datasets(as_json: bool) -> None:
     """List the datasets, as `outvote data list` does."""
-    from outvote.cli.data import list_datasets as verb
+    from outvote.cli.data import list_datasets
 
-    assert verb.callback is not None
-    verb.callback(as_json)
+    list_datasets(as_json)
 
 
 def list_runs(output: Path, suite: str | None, rebuild: bool, as_json: bool) -> None:
@@ -128,39 +116,29 @@ def list_runs(output: Path, suite: str | None, rebuild: bool, as_json: bool) -> 
 
     if not output.is_dir():
         raise click.UsageError(f"there is no folder {output}; give another --output.")
-    try:
-        found = indexed(output, lambda text: click.echo(one_line(text), err=True), rebuild=rebuild)
-    except StoreError as error:
-        raise click.UsageError(str(error)) from error
+    with usage_errors(StoreError):
+        found = indexed(output, print_message, rebuild=rebuild)
     suites = list(dict.fromkeys(entry.suite for entry in found))
     if suite is not None and suite not in suites:
         raise click.UsageError(
             f"no runs of a suite {suite!r} in {output}; {closest(suite, suites)}"
         )
     chosen = [entry for entry in found if suite in (None, entry.suite)]
-    if as_json:
-        print_json([{k: v for k, v in e._asdict().items() if k != "stamp"} for e in chosen])
-        return
-    if not chosen:
+    if not chosen and not as_json:
         click.echo(f"No runs in {output}.")
         return
+    data = [{k: v for k, v in entry._asdict().items() if k != "stamp"} for entry in chosen]
     rows = [
         [
-            entry.suite,
-            entry.rule,
-            entry.attack,
-            str(entry.seed),
-            entry.hash,
-            entry.outcome,
+            *(entry.suite, entry.rule, entry.attack, str(entry.seed), entry.hash, entry.outcome),
             f"{entry.round}/{entry.num_rounds}",
             *(percent(getattr(entry, name)) for name in NUMBERS),
         ]
         for entry in chosen
     ]
-    texts = [Column(title) for title in ("suite", "rule", "attack")]
-    about = [Column("seed", True), Column("hash"), Column("outcome"), Column("rounds", True)]
-    print_table([*texts, *about, *(Column(title, True) for title in NUMBERS.values())], rows)
-    click.echo(NUMBERS_NOTE)
+    about = ["suite", "rule", "attack", NumberColumn("seed"), "hash", "outcome"]
+    numbers = [NumberColumn(title) for title in ("rounds", *NUMBERS.values())]
+    print_listing(as_json, data, [*about, *numbers], rows, NUMBERS_NOTE)
 
 
 def list_suites(as_json: bool) -> None:
@@ -168,33 +146,22 @@ def list_suites(as_json: bool) -> None:
     from outvote.experiment.plan import plan_suite
     from outvote.suites.suite import read_suite, suite_names
 
-    suites = [read_suite(name) for name in suite_names()]
-    num_runs = {suite.name: len(plan_suite(suite).specs) for suite in suites}
-    if as_json:
-        print_json(
-            [
-                {
-                    "name": suite.name,
-                    "title": suite.title,
-                    "description": suite.description.strip(),
-                    "num_runs": num_runs[suite.name],
-                    "parts": [{"name": part.name, "title": part.title} for part in suite.parts],
-                }
-                for suite in suites
-            ]
+    rows, data = [], []
+    for suite in map(read_suite, suite_names()):
+        num_runs = len(plan_suite(suite).specs)
+        parts = ", ".join(part.name for part in suite.parts)
+        rows.append([suite.name, suite.title, str(num_runs), parts])
+        data.append(
+            {
+                "name": suite.name,
+                "title": suite.title,
+                "description": suite.description.strip(),
+                "num_runs": num_runs,
+                "parts": [{"name": part.name, "title": part.title} for part in suite.parts],
+            }
         )
-        return
-    rows = [
-        [
-            suite.name,
-            suite.title,
-            str(num_runs[suite.name]),
-            ", ".join(part.name for part in suite.parts),
-        ]
-        for suite in suites
-    ]
-    print_table([Column("suite"), Column("title"), Column("runs", True), Column("parts")], rows)
-    click.echo("To run one: outvote bench NAME")
+    columns = ["suite", "title", NumberColumn("runs"), "parts"]
+    print_listing(as_json, data, columns, rows, "To run one: outvote bench NAME")
 
 
 KINDS = {
@@ -204,10 +171,6 @@ KINDS = {
     "datasets": list_datasets,
     "suites": list_suites,
 }
-
-
-def _other_names(table: Mapping[str, object], aliases: Mapping[str, str]) -> dict[str, list[str]]:
-    return {name: [alias for alias, meant in aliases.items() if meant == name] for name in table}
 
 
 def _first_sentence(doc: str) -> str:

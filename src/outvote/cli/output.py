@@ -3,24 +3,24 @@
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
 NO_TERMINAL_WIDTH = 160
+FC = TypeVar("FC", bound=Callable[..., Any] | click.Command)
+"""What click decorates: a function, or the command made of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table; text is aligned left, numbers right."""
+class NumberColumn(str):
+    """The title of a column of numbers, which is aligned right; other titles are those of text."""
 
-    title: str
-    is_number: bool = False
+    __slots__ = ()
 
 
-def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], title: str = "") -> None:
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
     """Print a table; what does not fit is folded, never cut off."""
     from rich import box
     from rich.console import Console
@@ -31,14 +31,35 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], title:
         click.echo(f"\n{clean(title)}")
     table = Table(box=box.SIMPLE_HEAD)
     for column in columns:
-        justify = "right" if column.is_number else "left"
-        table.add_column(column.title, justify=justify, overflow="fold")  # type: ignore[arg-type]
+        justify = "right" if isinstance(column, NumberColumn) else "left"
+        table.add_column(column, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for row in rows:
         table.add_row(*(Text(clean(cell)) for cell in row))
     console = Console(width=None if sys.stdout.isatty() else NO_TERMINAL_WIDTH, highlight=False)
     with console.capture() as captured:
         console.print(table)
     click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def print_listing(
+    as_json: bool,
+    data: object,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    note: str = "",
+) -> None:
+    """Print data as JSON; or else a table of it, and a note below."""
+    if as_json:
+        print_json(data)
+        return
+    print_table(columns, rows)
+    if note:
+        click.echo(note)
+
+
+def print_message(text: str) -> None:
+    """Print one line on stderr."""
+    click.echo(one_line(text), err=True)
 
 
 def print_json(data: object) -> None:
@@ -59,6 +80,12 @@ def number(value: float | None, digits: int = 4) -> str:
 def percent(value: float | None) -> str:
     """Return a share as percent; "-" where there is none."""
     return "-" if value is None else f"{100 * value:.1f}"
+
+
+def file_option(help_text: str, **more: Any) -> Callable[[FC], FC]:
+    """Return the option of a verb that writes a file."""
+    kind = click.Path(path_type=Path, dir_okay=False)
+    return click.option("--output", "-o", type=kind, help=help_text, **more)
 
 
 def write_file(path: Path, content: bytes) -> None:

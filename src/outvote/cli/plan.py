@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.output import Column, number, print_json, print_table
+from outvote.cli.output import NumberColumn, number, print_json, print_table
 from outvote.cli.verb import Verb, read_rule
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Sampling:
     help="How many are sampled in a round, without replacement.",
 )
 @click.option("--rule", "rule_text", required=True, help="As in 'gas(bulyan)'.")
-@click.option("--rounds", type=click.IntRange(1, 10**9), default=200, show_default=True)
+@click.option("--rounds", type=click.IntRange(1, 10**9), default=200)
 def command(
     clients: int, byzantine: int, sample: int, rule_text: str, rounds: int, as_json: bool
 ) -> None:
@@ -77,6 +77,11 @@ def command(
     sampling = Sampling(clients, byzantine, sample)
     rule = read_rule(rule_text)
     limit = rule.max_byzantine(sample)
+    events: dict[str, Callable[[int], bool]] = {
+        "no client attacks": lambda k: k == 0,
+        "more than the rule tolerates": lambda k: k > limit,
+        "most are Byzantine": lambda k: 2 * k > sample,
+    }
     facts = {
         "rule": str(rule),
         "num_clients": clients,
@@ -87,11 +92,7 @@ def command(
         "base_max_byzantine": base_num_byzantine(rule, limit, sample),
         "distribution": _distribution(sampling, limit, rounds),
         "events": [
-            _event("no client attacks", sampling.probability(lambda k: k == 0), rounds),
-            _event(
-                "more than the rule tolerates", sampling.probability(lambda k: k > limit), rounds
-            ),
-            _event("most are Byzantine", sampling.probability(lambda k: 2 * k > sample), rounds),
+            _event(name, sampling.probability(happens), rounds) for name, happens in events.items()
         ],
     }
     if as_json:
@@ -129,10 +130,10 @@ def _event(name: str, probability: float, rounds: int) -> dict[str, Any]:
 
 
 def _print(facts: dict[str, Any], rule: "Rule") -> None:
-    rounds = Column(f"rounds of {facts['num_rounds']}", is_number=True)
+    rounds = NumberColumn(f"rounds of {facts['num_rounds']}")
     likely = [row for row in facts["distribution"] if row["probability"] >= SMALLEST_SHOWN]
     print_table(
-        [Column("Byzantine", True), Column("probability", True), rounds, Column("")],
+        [NumberColumn("Byzantine"), NumberColumn("probability"), rounds, ""],
         [
             [
                 str(row["num_byzantine"]),
@@ -154,8 +155,8 @@ def _print(facts: dict[str, Any], rule: "Rule") -> None:
         + [number(event[key]) for key in ("probability", "expected_rounds", "at_least_once")]
         for event in facts["events"]
     ]
-    columns = [Column("a round in which"), Column("probability", True), rounds]
-    print_table([*columns, Column("at least once", True)], rows)
+    probabilities = (NumberColumn("probability"), rounds, NumberColumn("at least once"))
+    print_table(["a round in which", *probabilities], rows)
     limit, inside = facts["max_byzantine"], facts["base_max_byzantine"]
     click.echo(f"{rule} tolerates {limit} of {facts['num_sampled']} clients.")
     if inside < limit:

@@ -5,13 +5,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from outvote.cli.output import print_json, write_file
-from outvote.cli.runs import paths_argument, read_runs, suites_option
+from outvote.cli.output import file_option, print_json, write_file
+from outvote.cli.runs import paths_argument, read_errors, read_runs, suites_option
 from outvote.cli.table import METRICS, MetricChoice
-from outvote.cli.verb import Verb, WorkFailed
+from outvote.cli.verb import Verb, usage_errors
 
 if TYPE_CHECKING:
-    from outvote.report.audit import Audit
     from outvote.report.figures import FigureKind
 
 # Written out, because the figures themselves cannot be imported without matplotlib.
@@ -22,18 +21,11 @@ FORMATS = ("png", "svg", "pdf")
 @click.command("plot", cls=Verb)
 @paths_argument
 @click.option("--kind", type=click.Choice(KINDS), required=True, help="What to draw; see below.")
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path, dir_okay=False),
-    required=True,
-    help="The file to write: .png, .svg or .pdf.",
-)
+@file_option("The file to write: .png, .svg or .pdf.", required=True)
 @click.option(
     "--metric",
     type=MetricChoice(),
     default="best",
-    show_default=True,
     help="Of heatmaps: an accuracy, Byzantine selection rate or weight, or the deviation.",
 )
 @click.option("--part", help="Only this part of the suite.")
@@ -57,10 +49,8 @@ def command(paths: tuple[Path, ...], kind: str, output: Path, as_json: bool, **h
     if format_ not in FORMATS:
         raise click.UsageError(f"--output must end in .png, .svg or .pdf, got {output}.")
     _check_matplotlib()
-    try:
+    with usage_errors(ValueError):
         content = _figure(paths, kind, format_, **how)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
     write_file(output, content)
     if as_json:
         print_json({"path": str(output), "kind": kind, "bytes": len(content)})
@@ -82,22 +72,13 @@ def _check_matplotlib() -> None:
 def _figure(
     paths: tuple[Path, ...], kind: str, format_: str, *, metric: str, **which: Any
 ) -> bytes:
+    from outvote.report.audit import audit_log
     from outvote.report.figures import audit_figure_file, figure_file
 
-    log = _production_log(paths[0]) if kind == "identification" and len(paths) == 1 else None
-    if log is not None:
-        return audit_figure_file(log, format_)
+    if kind == "identification" and len(paths) == 1:
+        with read_errors():
+            log = audit_log(paths[0])
+        if log is not None:
+            return audit_figure_file(log, format_)
     results = read_runs(paths)
     return figure_file(cast("FigureKind", kind), results, format_, metric=METRICS[metric], **which)
-
-
-def _production_log(path: Path) -> "Audit | None":
-    from outvote.report.audit import audit_log
-    from outvote.results.disk import DamagedFileError, StoreError
-
-    try:
-        return audit_log(path)
-    except DamagedFileError as error:
-        raise WorkFailed(str(error)) from error
-    except StoreError as error:
-        raise click.UsageError(str(error)) from error

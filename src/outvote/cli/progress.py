@@ -39,7 +39,6 @@ class Bars(Plain):
     """Shows two bars: all rounds of all runs, and the runs that train now."""
 
     def __init__(self, bars: "Progress") -> None:
-        """Take rich's bars."""
         self.bars = bars
         self.all = bars.add_task("all runs", total=None, note="")
         self.now = bars.add_task("now", total=None, note="", visible=False)

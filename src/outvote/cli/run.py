@@ -1,6 +1,7 @@
 """`outvote run CONFIG.toml`: execute the runs that a file describes; resume where they stopped."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -23,15 +24,7 @@ from outvote.cli.verb import Verb, usage_errors
 @device_option
 @checkpoint_option
 @weights_option
-def command(
-    config: Path,
-    settings: tuple[str, ...],
-    output: Path,
-    device: str,
-    checkpoint_every: float,
-    no_weights: bool,
-    as_json: bool,
-) -> int:
+def command(config: Path, settings: tuple[str, ...], as_json: bool, **how: Any) -> int:
     """Simulate federations: every list in the file multiplies the runs.
 
     Finished runs are skipped, half-done ones resume where they stopped. Ctrl-C and SIGTERM finish
@@ -44,15 +37,9 @@ def command(
 
     with usage_errors(ValueError, TypeError):
         plan = read_plan(config, settings)
-    how = Execution(
-        output=output,
-        device=device,
-        checkpoint_every=checkpoint_every,
-        keep_weights=not no_weights,
-    )
-    done = run_plan(plan, how)
+    done = run_plan(plan, Execution(**how))
     done.print(as_json)
     if not as_json:
-        click.echo(f"Results: {output / plan.suite}")
+        click.echo(f"Results: {how['output'] / plan.suite}")
     done.print_how_to_resume()
     return done.exit_code

@@ -1,10 +1,8 @@
 """Executes a plan for `run`, `bench` and `demo`: signals, workers, the table at the end."""
 
-import shlex
 import signal
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -14,9 +12,9 @@ from typing import TYPE_CHECKING, Any, final
 
 import click
 
-from outvote.cli.output import Column, percent, print_json, print_table
+from outvote.cli.output import NumberColumn, percent, print_listing
 from outvote.cli.progress import shown_progress
-from outvote.cli.verb import usage_errors
+from outvote.cli.verb import typed_command, usage_errors
 
 if TYPE_CHECKING:
     import torch
@@ -38,14 +36,11 @@ NUMBERS_NOTE = (
 )
 OVER = ("finished", "diverged")
 
-device_option = click.option(
-    "--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:1."
-)
+device_option = click.option("--device", default="auto", help="auto, cpu, cuda or cuda:1.")
 checkpoint_option = click.option(
     "--checkpoint-every",
     type=click.FloatRange(min=0),
     default=60.0,
-    show_default=True,
     help="Seconds between two checkpoints; 0: after every round.",
 )
 set_option = click.option(
@@ -56,7 +51,6 @@ output_option = click.option(
     "-o",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("runs"),
-    show_default=True,
     help="The store: results go to its folder of the suite's name.",
 )
 weights_option = click.option(
@@ -75,7 +69,7 @@ class Execution:
     device: str = "auto"
     checkpoint_every: float = 60.0
     max_stacked: int | None = None
-    keep_weights: bool = True
+    no_weights: bool = False
     adopts: bool = False
     max_minutes: float | None = None
     num_processes: int | None = None
@@ -92,7 +86,7 @@ def run_plan(plan: "Plan", how: Execution) -> "Outcomes":
     device = find_device(how.device)
     until = float("inf") if how.max_minutes is None else monotonic() + 60 * how.max_minutes
     check_data(plan)
-    with stop_signals() as stop, shown_progress() as listener, _workers(how) as workers:
+    with StopSignal() as stop, shown_progress() as listener, _workers(how) as workers:
         runner = Runner(
             output=how.output,
             device=device,
@@ -100,14 +94,13 @@ def run_plan(plan: "Plan", how: Execution) -> "Outcomes":
             listener=listener,
             should_stop=lambda: stop() or monotonic() >= until,
             max_stacked=how.max_stacked,
-            keep_weights=how.keep_weights,
+            keep_weights=not how.no_weights,
             adopts=how.adopts,
         )
         with usage_errors(ValueError):
             runner.check(plan)
         ends = execute_on(workers, runner, plan) if workers else runner.execute(plan)
-    is_time_up = monotonic() >= until
-    return Outcomes(ends, stop.exit_code if stop() else 0, is_time_up=is_time_up)
+    return Outcomes(ends, stop.exit_code, is_time_up=monotonic() >= until)
 
 
 def check_data(plan: "Plan") -> None:
@@ -139,8 +132,15 @@ class StopSignal:
     """Ctrl-C and SIGTERM: the first asks to save and stop, the second ends at once."""
 
     def __init__(self) -> None:
-        """Start without a signal."""
         self.number = 0
+
+    def __enter__(self) -> "StopSignal":
+        self.before = {number: signal.signal(number, self._receive) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
 
     def __call__(self) -> bool:
         """Return whether to stop."""
@@ -148,40 +148,21 @@ class StopSignal:
 
     @property
     def exit_code(self) -> int:
-        """The code that a shell reports for the signal."""
-        return 128 + self.number
+        """The code that a shell reports for the signal; 0 without one."""
+        return 128 + self.number if self.number else 0
 
-    def receive(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal."""
+    def _receive(self, number: int, frame: FrameType | None) -> None:
         del frame
         if self.number:
             raise KeyboardInterrupt
         self.number = number
 
 
-@contextmanager
-def stop_signals() -> Iterator[StopSignal]:
-    """Handle the signals, and restore the handlers."""
-    stop = StopSignal()
-    before = {number: signal.signal(number, stop.receive) for number in SIGNALS}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _workers(how: Execution) -> Iterator["Workers | None"]:
+def _workers(how: Execution) -> AbstractContextManager["Workers | None"]:
     """Start processes, or connect to those of Dask; None: this process alone."""
     if how.dask is not None:
-        with _dask(how.dask, how.device) as workers:
-            yield workers
-    elif how.num_processes is not None:
-        with _processes(how.num_processes) as workers:
-            yield workers
-    else:
-        yield None
+        return _dask(how.dask, how.device)
+    return nullcontext() if how.num_processes is None else _processes(how.num_processes)
 
 
 @contextmanager
@@ -240,8 +221,7 @@ class Outcomes:
         Runs that are left because the time is up are no failure.
         """
         bad = ("failed", "busy") if self.is_time_up else ("failed", "busy", "interrupted")
-        is_bad = any(end.outcome in bad for end in self.ends)
-        return self.signal_code or int(is_bad)
+        return self.signal_code or int(any(end.outcome in bad for end in self.ends))
 
     @property
     def num_over(self) -> int:
@@ -265,27 +245,27 @@ class Outcomes:
 
     def print(self, as_json: bool) -> None:
         """Print one row per run, with the settings that differ between them."""
-        if as_json:
-            print_json(self.as_json())
-            return
-        flats = [_flat(end.job.spec) for end in self.ends]
-        keys = ["rule", "attack", *_differing(flats)]
-        columns = [Column(key) for key in keys]
-        columns += [Column(title, is_number=True) for title in NUMBERS.values()]
+        import msgspec
+
+        from outvote.grids import flat
+
+        settings = [flat(msgspec.to_builtins(end.job.spec)) for end in self.ends]
+        differing = [key for key in settings[0] if len({str(each[key]) for each in settings}) > 1]
+        keys = list(dict.fromkeys(["rule", "attack", *differing]))
+        columns = [*keys, *(NumberColumn(title) for title in NUMBERS.values())]
         rows = [
-            [*(str(flat[key]) for key in keys), *(percent(getattr(s, name)) for name in NUMBERS)]
-            for flat, s in zip(flats, self.summaries, strict=True)
+            [*(str(each[key]) for key in keys), *(percent(getattr(s, name)) for name in NUMBERS)]
+            for each, s in zip(settings, self.summaries, strict=True)
         ]
         if any(end.outcome != "finished" for end in self.ends):
-            columns.append(Column("outcome"))
+            columns.append("outcome")
             for row, end in zip(rows, self.ends, strict=True):
                 row.append("" if end.outcome == "finished" else end.outcome)
-        print_table(columns, rows)
-        click.echo(NUMBERS_NOTE)
+        print_listing(as_json, self.as_json(), columns, rows, NUMBERS_NOTE)
 
     def print_how_to_resume(self) -> None:
         """Print the command to resume with, if some runs are not over."""
-        command = shlex.join(["outvote", *sys.argv[1:]])
+        command = typed_command()
         busy = [end for end in self.ends if end.outcome == "busy"]
         if busy:
             click.echo(
@@ -301,16 +281,3 @@ class Outcomes:
                 f"saved; to resume: {command}",
                 err=True,
             )
-
-
-def _flat(spec: Any) -> dict[str, Any]:
-    import msgspec
-
-    from outvote.grids import flat
-
-    return flat(msgspec.to_builtins(spec))
-
-
-def _differing(flats: Sequence[dict[str, Any]]) -> list[str]:
-    keys = [key for key in flats[0] if key not in ("rule", "attack")]
-    return [key for key in keys if len({str(flat[key]) for flat in flats}) > 1]

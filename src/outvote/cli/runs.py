@@ -1,13 +1,13 @@
 """The argument RUNS of a verb: folders and exports."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from outvote.cli.output import one_line
-from outvote.cli.verb import WorkFailed
+from outvote.cli.output import print_message
 
 if TYPE_CHECKING:
     from outvote.results.run import Result
@@ -28,11 +28,19 @@ suites_option = click.option(
 def read_runs(paths: Sequence[Path]) -> "list[Result]":
     """Read all runs below some paths; those that are damaged are named on stderr and left out."""
     from outvote.results.collect import collect
+
+    with read_errors():
+        return collect(paths, print_message)
+
+
+@contextmanager
+def read_errors() -> Iterator[None]:
+    """Turn a damaged file into exit code 1, and a path without runs into exit code 2."""
     from outvote.results.disk import DamagedFileError, StoreError
 
     try:
-        return collect(paths, lambda text: click.echo(one_line(text), err=True))
-    except DamagedFileError as error:
-        raise WorkFailed(str(error)) from error
+        yield
+    except DamagedFileError:
+        raise
     except StoreError as error:
         raise click.UsageError(str(error)) from error

@@ -1,12 +1,13 @@
 """`outvote show NAME`: what a rule or an attack does and needs."""
 
 import re
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.output import Column, print_json, print_table
-from outvote.cli.verb import Verb, read_attack, read_rule
+from outvote.cli.output import print_json, print_table
+from outvote.cli.verb import Verb, read_attack, read_rule, usage_errors
 from outvote.errors import closest
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def show_attack(attack: "Attack", as_json: bool) -> None:
     rows = _rows(attack, about)
     where = sum(row[0] in ("formula", "needs") for row in rows)
     rows.insert(where, ["kind", kind_of(attack) or "each sends its own row"])
-    print_table([Column(about.name), Column(about.summary)], rows)
+    print_table([about.name, about.summary], rows)
     if not attack.poisons_data:
         click.echo(f"How far it moves each rule: outvote stress --attack '{attack}'")
 
@@ -53,18 +54,21 @@ def show_attack(attack: "Attack", as_json: bool) -> None:
 def show_rule(name: str, as_json: bool) -> None:
     """Show a rule, layer by layer if it wraps others."""
     from outvote.cli.describe import describe
+    from outvote.rules.rule import Wrapper
 
     rule = _find(name)
     is_wrapper_alone = "(" not in name and hasattr(rule, "rule")
-    layers = _layers(rule)[: 1 if is_wrapper_alone else None]
+    layers = [rule]
+    while isinstance(layers[-1], Wrapper) and not is_wrapper_alone:
+        layers.append(layers[-1].rule)
     described = [(layer, describe(type(layer))) for layer in layers]
     limits = {num: rule.max_byzantine(num) for num in NUM_CLIENTS}
     if as_json:
-        shown = [{**about.as_dict(), "values": _values(layer, about)} for layer, about in described]
+        shown = [{**asdict(about), "values": _values(layer, about)} for layer, about in described]
         print_json({"rule": str(rule), "max_byzantine": limits, "layers": shown})
         return
     for layer, about in described:
-        print_table([Column(about.name), Column(about.summary)], _rows(layer, about))
+        print_table([about.name, about.summary], _rows(layer, about))
     listed = ", ".join(f"{limit} of {num}" for num, limit in limits.items())
     click.echo(f"Byzantine clients that {rule} tolerates: {listed}.")
 
@@ -79,10 +83,8 @@ def _is_attack(text: str) -> bool:
 
     name = re.split(r"[\s(]", text.strip(), maxsplit=1)[0]
     if re.search(r"\.py:\w+$", name):
-        try:
+        with usage_errors(ValueError):
             return issubclass(load_class(name, "rule or attack", Rule, Attack), Attack)
-        except ValueError as error:
-            raise click.UsageError(str(error)) from error
     name = name.lower()
     if name in {*attacks.ATTACKS, *attacks.ALIASES}:
         return True
@@ -101,13 +103,6 @@ def _find(name: str) -> "Rule":
     known = RULES.get(name.strip().lower())
     is_wrapper = known is not None and issubclass(known, Wrapper)
     return read_rule(f"{name}({EXAMPLE_INSIDE})" if is_wrapper else name)
-
-
-def _layers(rule: "Rule") -> "list[Rule]":
-    """List the rule and what it wraps, from the outside in."""
-    from outvote.rules.rule import Wrapper
-
-    return [rule, *_layers(rule.rule)] if isinstance(rule, Wrapper) else [rule]
 
 
 def _values(layer: "Rule | Attack", about: "Description") -> dict[str, Any]:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.output import NO_TERMINAL_WIDTH, Column, one_line, print_json, print_table
-from outvote.cli.verb import Verb, WorkFailed, read_attack, read_rule
+from outvote.cli.output import NO_TERMINAL_WIDTH, NumberColumn, one_line, print_json, print_table
+from outvote.cli.verb import Verb, WorkFailed, read_attack, read_rule, usage_errors
 
 if TYPE_CHECKING:
     from outvote.attacks.attack import Attack
-    from outvote.rules.rule import Rule
     from outvote.testing.stress import Cell, Progress, Stress
 
 
@@ -21,37 +20,36 @@ if TYPE_CHECKING:
 GAS_AWARE = "gas-aware(draws=4, steps=5)"
 LEFT_OUT = {"label-flip": "it changes labels, and no client trains here"}
 INSIDE = "multi-krum"
+GAP = 3
+"""Characters between two columns."""
 
 
 @click.command("stress", cls=Verb)
 @click.option("--rule", "rule_texts", multiple=True, help="As in 'gas(bulyan)'. Default: all.")
 @click.option("--attack", "attack_texts", multiple=True, help="As in 'lie(z=2)'. Default: all.")
-@click.option("--clients", type=click.IntRange(1, 10_000), default=50, show_default=True)
-@click.option("--byzantine", type=click.IntRange(1), default=10, show_default=True)
-@click.option("--dim", type=click.IntRange(1), default=10_000, show_default=True)
+@click.option("--clients", type=click.IntRange(1, 10_000), default=50)
+@click.option("--byzantine", type=click.IntRange(1), default=10)
+@click.option("--dim", type=click.IntRange(1), default=10_000)
 @click.option(
     "--heterogeneity",
     type=click.FloatRange(0),
     default=2.0,
-    show_default=True,
     help="Length of a client's own shift, in lengths of what is common to all.",
 )
-@click.option("--noise", type=click.FloatRange(0), default=1.0, show_default=True)
+@click.option("--noise", type=click.FloatRange(0), default=1.0)
 @click.option(
     "--groups",
     type=click.IntRange(1),
     default=50,
-    show_default=True,
     help="Groups of the GAS forms where no --rule is given.",
 )
 @click.option(
     "--servers",
     type=click.IntRange(1, 1000),
     default=3,
-    show_default=True,
     help="How many seeds of a random rule; the errors are averaged.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0)
 def command(
     rule_texts: tuple[str, ...],
     attack_texts: tuple[str, ...],
@@ -72,10 +70,8 @@ def command(
     from outvote.testing.stress import SyntheticGradients, stress
 
     recipe["num_clients"], recipe["num_byzantine"] = recipe.pop("clients"), recipe.pop("byzantine")
-    try:
+    with usage_errors(ValueError):
         gradients = SyntheticGradients(**recipe)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
     rules = [read_rule(text) for text in rule_texts or default_rules(groups)]
     attacks = [_on_gradients(text) for text in attack_texts or default_attacks()]
     table = stress(
@@ -83,12 +79,17 @@ def command(
     )
     if all(cell.failure for cell in table.cells):
         raise WorkFailed(f"nothing could be measured; {failures(table)[0]}")
-    lowered = lowered_rules(rules, gradients.num_clients, gradients.num_byzantine)
+    limits = {str(rule): rule.max_byzantine(gradients.num_clients) for rule in rules}
+    lowered = {rule: limit for rule, limit in limits.items() if limit < gradients.num_byzantine}
     if as_json:
         print_json({**as_data(table, servers), "lowered": lowered})
         return
     short = {} if attack_texts else {GAS_AWARE: "gas-aware"}
-    short |= {} if rule_texts else {text: _without_groups(text, groups) for text in table.rules}
+    short |= (
+        {}
+        if rule_texts
+        else {text: text.replace(f", num_groups={groups})", ")") for text in table.rules}
+    )
     print_stress(table, short, servers)
     if lowered:
         listed = ", ".join(f"{short.get(rule, rule)} {limit}" for rule, limit in lowered.items())
@@ -105,12 +106,6 @@ def command(
             f"gas-aware is {GAS_AWARE}, fewer tries than its default; it is made for GAS, and "
             f"against other rules a plain attack may do more.\n{left_out}."
         )
-
-
-def lowered_rules(rules: "list[Rule]", num_clients: int, num_byzantine: int) -> dict[str, int]:
-    """Return the rules that tolerate fewer attackers than there are, and how many they do."""
-    limits = {str(rule): rule.max_byzantine(num_clients) for rule in rules}
-    return {rule: limit for rule, limit in limits.items() if limit < num_byzantine}
 
 
 def default_rules(num_groups: int) -> list[str]:
@@ -159,10 +154,6 @@ def _on_gradients(text: str) -> "Attack":
     return attack
 
 
-def _without_groups(text: str, num_groups: int) -> str:
-    return text.replace(f", num_groups={num_groups})", ")")
-
-
 def _progress(is_terminal: bool) -> "Progress | None":
     """Return a function that shows the count of cells on stderr, if it is a terminal."""
     if not is_terminal:
@@ -173,9 +164,6 @@ def _progress(is_terminal: bool) -> "Progress | None":
         click.echo(f"\r{done} of {total} cells{end}", nl=False, err=True)
 
     return show
-
-
-GAP = 3
 
 
 def print_stress(table: "Stress", short: dict[str, str], num_servers: int) -> None:
@@ -190,15 +178,17 @@ def print_stress(table: "Stress", short: dict[str, str], num_servers: int) -> No
     labels = {rule: short.get(rule, rule) for rule in table.rules}
     worst = {rule: table.worst(rule) for rule in table.rules}
     for block in blocks_of(table.attacks, short, max(len(label) for label in labels.values())):
-        columns = [Column("rule"), *(Column(short.get(name, name), True) for name in block)]
+        columns = ["rule", *(NumberColumn(short.get(name, name)) for name in block)]
         rows = [
             [label, *(_cell(table.cell(name, rule), worst[rule]) for name in block)]
             for rule, label in labels.items()
         ]
         print_table(columns, rows)
-    ranked = sorted((cell for cell in worst.values() if cell is not None), key=_severity)
+    ranked = sorted(
+        (cell for cell in worst.values() if cell is not None), key=lambda cell: cell.severity
+    )
     print_table(
-        [Column("worst case of"), Column("error", True), Column("under")],
+        ["worst case of", NumberColumn("error"), "under"],
         [[labels[c.rule], _error(c), short.get(c.attack, c.attack)] for c in ranked],
     )
     for line in failures(table):
@@ -224,18 +214,13 @@ def blocks_of(attacks: Sequence[str], short: dict[str, str], label_width: int) -
 
 
 def _cell(cell: "Cell", worst: "Cell | None") -> str:
-    mark = "*" if worst is not None and cell.attack == worst.attack else ""
-    return mark + _error(cell)
+    return "*" * (worst is not None and cell.attack == worst.attack) + _error(cell)
 
 
 def _error(cell: "Cell") -> str:
     if cell.error is None:
         return "failed"
     return f"{cell.error:.3f}" if cell.error < 1000 else f"{cell.error:.1e}"
-
-
-def _severity(cell: "Cell") -> float:
-    return cell.severity
 
 
 def failures(table: "Stress") -> list[str]:

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.output import clean, json_text, write_file
+from outvote.cli.output import clean, file_option, json_text, write_file
 from outvote.cli.runs import paths_argument, read_runs, suites_option
-from outvote.cli.verb import Verb
+from outvote.cli.verb import Verb, usage_errors
 
 if TYPE_CHECKING:
     from outvote.report.cells import Metric
@@ -30,7 +30,6 @@ class MetricChoice(click.Choice[str]):
     """The name of a metric."""
 
     def __init__(self) -> None:
-        """Offer the names of today."""
         super().__init__(tuple(METRICS))
 
     def convert(self, value: Any, param: Any, ctx: Any) -> str:
@@ -45,7 +44,6 @@ class MetricChoice(click.Choice[str]):
     "format_",
     type=click.Choice(FORMATS),
     default="md",
-    show_default=True,
     help="Markdown, LaTeX (booktabs), or a record for each cell.",
 )
 @click.option("--paper", is_flag=True, help="The paper's value beside each of ours.")
@@ -58,12 +56,7 @@ class MetricChoice(click.Choice[str]):
 )
 @click.option("--part", help="Only this part of the suite.")
 @suites_option
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="The file to write; default: print.",
-)
+@file_option("The file to write; default: print.")
 def command(
     paths: tuple[Path, ...],
     format_: str,
@@ -95,10 +88,8 @@ def command(
         raise click.UsageError(
             f"--paper goes with accuracies: the paper has no numbers for --metric {metric}."
         )
-    try:
+    with usage_errors(ValueError):
         grids = grids_of(read_runs(paths), part, suites)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
     text = _text(render(grids, wanted, paper=paper), "json" if as_json else format_)
     if output is None:
         click.echo(text, nl=False)

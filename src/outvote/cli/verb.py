@@ -1,10 +1,14 @@
-"""What all verbs share: `--json`, `--debug`, reading rules and attacks, and two ways to fail."""
+"""What all verbs share: `--json`, `--debug`, reading rules and attacks, and ways to fail."""
 
+import shlex
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from outvote.errors import closest
 
 if TYPE_CHECKING:
     from outvote.attacks.attack import Attack
@@ -12,7 +16,7 @@ if TYPE_CHECKING:
 
 Built = TypeVar("Built")
 
-CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True}
 
 
 class WorkFailed(Exception):  # noqa: N818  (named like TooManyByzantine)
@@ -28,20 +32,38 @@ def usage_errors(*kinds: type[Exception]) -> Iterator[None]:
         raise click.UsageError(str(error)) from error
 
 
+def typed_command() -> str:
+    """Return the command as the user typed it."""
+    return shlex.join(["outvote", *sys.argv[1:]])
+
+
+class VerbGroup(click.Group):
+    """A group of verbs; an unknown one is an error that names the closest."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb that the first word names."""
+        known = self.list_commands(ctx)
+        if args and args[0] not in known and not args[0].startswith("-"):
+            what = "there is no verb" if ctx.parent is None else f"{ctx.info_name} has no verb"
+            raise click.UsageError(f"{what} {args[0]!r}; {closest(args[0], known)}", ctx)
+        return super().resolve_command(ctx, args)
+
+
 class Verb(click.Command):
     """A command that prints tables: it also takes ``--json`` and ``--debug``."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Add the two options."""
-        kwargs["context_settings"] = {**CONTEXT, **kwargs.get("context_settings", {})}
-        super().__init__(*args, **kwargs)
-        debug = click.Option(["--debug"], is_flag=True, expose_value=False, help=DEBUG_HELP)
-        as_json = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON, no tables.")
-        self.params += [as_json, debug]
+        super().__init__(*args, **{"context_settings": CONTEXT, **kwargs})
+        json_option(self)
+        debug_option(self)
 
 
-DEBUG_HELP = "On failure, print the traceback too."
-debug_option = click.option("--debug", is_flag=True, expose_value=False, help=DEBUG_HELP)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, no tables.")
+debug_option = click.option(
+    "--debug", is_flag=True, expose_value=False, help="On failure, print the traceback too."
+)
 
 
 def read_rule(text: str) -> "Rule":
@@ -62,7 +84,5 @@ def _read(kind: str, make: Callable[[str], Built], text: str) -> Built:
     try:
         return make(text)
     except (ValueError, TypeError) as error:
-        message = str(error)
-        raise click.UsageError(
-            message if text in message else f"{kind} {text!r}: {message}"
-        ) from error
+        where = "" if text in str(error) else f"{kind} {text!r}: "
+        raise click.UsageError(f"{where}{error}") from error

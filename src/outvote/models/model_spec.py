@@ -7,12 +7,16 @@ import torch
 from torch import nn
 
 from outvote.errors import check_kind, closest
-from outvote.models.alexnet import alexnet
-from outvote.models.leaf_cnn import leaf_cnn, leaf_cnn_small
-from outvote.models.mlp import mlp
-from outvote.models.resnet18 import resnet18
-from outvote.models.small_cnn import small_cnn
-from outvote.models.squeezenet import squeezenet
+from outvote.models.networks import (
+    Shape,
+    alexnet,
+    leaf_cnn,
+    leaf_cnn_small,
+    mlp,
+    resnet18,
+    small_cnn,
+    squeezenet,
+)
 from outvote.seeding import seed_from
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -33,7 +37,7 @@ def make_model(
     name: str,
     *,
     num_classes: int,
-    image_shape: tuple[int, int, int] | None = None,
+    image_shape: Shape | None = None,
     seed: int | None = None,
 ) -> nn.Module:
     """Build a network; its first weights are a function of the seed alone (None: a fresh one).

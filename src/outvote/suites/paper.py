@@ -7,6 +7,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple, final
 
 from outvote.results.labels import label
+from outvote.text import read_number
 
 
 @final
@@ -35,15 +36,7 @@ def read_printed(wanted: Wanted) -> dict[tuple[str, Any], Printed]:
     for row in csv.DictReader(text.splitlines()):
         if all(row[key] == value for key, value in wanted.where.items()):
             std = row.get("std")
-            key = label(row["rule"]), _value(row[wanted.column], wanted.empty)
+            column = row[wanted.column]
+            key = label(row["rule"]), read_number(column) if column else wanted.empty
             result[key] = Printed(float(row["accuracy"]), float(std) if std else None)
     return result
-
-
-def _value(text: str, empty: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text or empty
