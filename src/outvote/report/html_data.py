@@ -21,7 +21,6 @@ from outvote.report.cells import METRICS, Grid, Metric, shown
 from outvote.report.rendered_table import Number, RenderedCell, render_table, seeds_of, value_of
 from outvote.results.run import Result
 from outvote.results.schema import Environment
-from outvote.results.series import Series
 
 MAX_VERDICTS = 700_000
 """So many verdicts are about five million characters."""
