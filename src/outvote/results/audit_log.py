@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
-from outvote.results.disk import DamagedFileError, StoreError, read_readable
+from outvote.results.disk import DamagedFileError, StoreError, read_json, read_readable
 from outvote.results.schema import Round
 
 
@@ -109,15 +108,8 @@ class Manifest(Struct, frozen=True, kw_only=True):
 def read_manifest(folder: Path) -> Manifest | None:
     """Read the manifest of a log; None if there is no log here."""
     path = folder / MANIFEST
-    try:
-        content = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    try:
-        found = msgspec.json.decode(content, type=Manifest)
-    except msgspec.DecodeError as error:
-        raise DamagedFileError(f"{path} cannot be read: {error}") from error
-    if found.format != FORMAT or found.version > VERSION:
+    found = read_json(path, Manifest)
+    if found is not None and (found.format != FORMAT or found.version > VERSION):
         raise StoreError(
             f"{path} was written by a newer outvote ({found.format} {found.version}, known up to "
             f"{FORMAT} {VERSION}); upgrade outvote"

@@ -22,7 +22,7 @@ fcntl: Any = importlib.import_module("fcntl") if find_spec("fcntl") else None
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 LONG_AGO = 3600.0
 CHECKPOINT = "the last checkpoint is intact"
-Line = TypeVar("Line")
+Kind = TypeVar("Kind")
 
 
 class StoreError(Exception):
@@ -147,12 +147,22 @@ def sync_lines(path: Path) -> None:
             sync(path)
 
 
-def read_lines(path: Path, kind: type[Line]) -> list[Line]:
+def read_json(path: Path, kind: type[Kind]) -> Kind | None:
+    """Read a file; None if there is none."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        raise DamagedFileError(f"{path} cannot be read: {error}") from error
+
+
+def read_lines(path: Path, kind: type[Kind]) -> list[Kind]:
     """Read the lines up to the first that is not whole: where each builds on those before it."""
     return [line for line, _ in _whole_lines(path, kind)]
 
 
-def read_readable(path: Path, kind: type[Line], start: int = 0) -> tuple[list[Line], int, int]:
+def read_readable(path: Path, kind: type[Kind], start: int = 0) -> tuple[list[Kind], int, int]:
     """Read all lines that can be decoded, count the others, and return where the last line ends.
 
     For lines that stand for themselves. A last line without an end is being written, and does not
@@ -192,7 +202,7 @@ def cut_unfinished(path: Path) -> None:
         os.truncate(path, end)
 
 
-def _whole_lines(path: Path, kind: type[Line]) -> Iterator[tuple[Line, int]]:
+def _whole_lines(path: Path, kind: type[Kind]) -> Iterator[tuple[Kind, int]]:
     if not path.exists():
         return
     end, decoder = 0, msgspec.json.Decoder(kind)

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, final
+from typing import Any, BinaryIO, final
 
 import msgspec
 
@@ -16,6 +16,7 @@ from outvote.results.disk import (
     cut_back,
     cut_unfinished,
     lock,
+    read_json,
     read_lines,
     read_readable,
     remove_temporaries,
@@ -24,8 +25,6 @@ from outvote.results.disk import (
     write_whole,
 )
 from outvote.results.schema import VERSION, Environment, Layout, Round, Status, Timing
-
-Kind = TypeVar("Kind")
 
 
 @final
@@ -40,7 +39,8 @@ class RunFolder:
     def status(self) -> Status | None:
         """Return the status of the run; None if it was never started."""
         # The version first: a newer layout may look like damage.
-        layout = self._read("status.json", Layout)
+        path = self.path / "status.json"
+        layout = read_json(path, Layout)
         if layout is None:
             return None
         if layout.version > VERSION:
@@ -48,7 +48,7 @@ class RunFolder:
                 f"{self.path} was written by a newer outvote (layout {layout.version}, known up to "
                 f"{VERSION}); upgrade outvote or choose another --output"
             )
-        return self._read("status.json", Status)
+        return read_json(path, Status)
 
     def known_status(self) -> tuple[Status | None, str]:
         """Return the status (None also if it cannot be read), and the fault if there is one."""
@@ -59,7 +59,7 @@ class RunFolder:
 
     def environment(self) -> Environment | None:
         """Return the machine and versions of the run."""
-        return self._read("env.json", Environment)
+        return read_json(self.path / "env.json", Environment)
 
     def rounds(self) -> list[Round]:
         """Return the record of each round."""
@@ -68,15 +68,6 @@ class RunFolder:
     def timings(self) -> list[Timing]:
         """Return how long the rounds took; rounds that were repeated have two lines."""
         return read_readable(self.timed, Timing)[0]
-
-    def _read(self, name: str, kind: type[Kind]) -> Kind | None:
-        path = self.path / name
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=kind)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (OSError, msgspec.DecodeError) as error:
-            raise DamagedFileError(f"{path} cannot be read: {error}") from error
 
 
 @final
