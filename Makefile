@@ -31,11 +31,12 @@ test-kernels: $(STAMP) ## the Triton kernels on a CPU, by Triton's interpreter
 	$(PIP_INSTALL) triton # not pinned: builds of torch for CUDA bring their own
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(KERNEL_TESTS) -k "not two_rounds and not other_precisions"
 
-check: $(STAMP) ## formatting, lint, types, import layers; changes nothing
+check: $(STAMP) ## formatting, lint, types, import layers, words; changes nothing
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tools/words.py
 
 format: $(STAMP) ## format the code and apply the safe fixes of the linter
 	$(BIN)/ruff check --fix-only

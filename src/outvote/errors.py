@@ -10,7 +10,6 @@ class TooManyByzantine(ValueError):  # noqa: N818  (the public name is fixed)
     """More Byzantine clients are assumed than the rule tolerates."""
 
     def __init__(self, rule: str, limit: int, num_clients: int, got: int) -> None:
-        """Name the rule, its limit and the ways out."""
         super().__init__(
             f"{rule} tolerates at most {limit} Byzantine of {num_clients} clients, got {got}; "
             "sample more clients, lower num_byzantine, or pass when_too_many='lower'."

@@ -1,6 +1,6 @@
 """Named tensors <-> one vector: the only module that knows layers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from math import prod
@@ -142,11 +142,3 @@ def as_tensor(value: Any, who: str) -> Tensor:
     if not array.flags.writeable or any(stride < 0 for stride in array.strides):
         array = array.copy()
     return torch.from_numpy(array)
-
-
-def stack(tensors: Sequence[Tensor]) -> Tensor:
-    """Stack vectors that may be of different float types into one matrix."""
-    dtype = tensors[0].dtype
-    for tensor in tensors[1:]:
-        dtype = torch.promote_types(dtype, tensor.dtype)
-    return torch.stack([tensor.to(dtype) for tensor in tensors])

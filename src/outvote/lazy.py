@@ -10,7 +10,6 @@ class lazy(Generic[Value]):  # noqa: N801  (used like a built-in decorator)
     """Like functools.cached_property, without the lock that Python 3.11 puts around all objects."""
 
     def __init__(self, work: Callable[[Any], Value]) -> None:
-        """Take the method that works the value out."""
         self.work = work
         self.name = work.__name__
         self.__doc__ = work.__doc__

@@ -33,9 +33,8 @@ def load_class(where: str, kind: str, *bases: type) -> type[Any]:
 @lru_cache(maxsize=64)
 def _load_module(path: Path, changed: int) -> ModuleType:
     del changed
-    name = (
-        f"outvote_user_{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=6).hexdigest()}"
-    )
+    digest = hashlib.blake2b(str(path).encode(), digest_size=6).hexdigest()
+    name = f"outvote_user_{path.stem}_{digest}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ValueError(f"{path} cannot be loaded as a Python file.")

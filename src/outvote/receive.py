@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from outvote.flat import FLOATS, Layout, as_tensor, stack, to_float
+from outvote.flat import FLOATS, Layout, as_tensor, to_float
 from outvote.precision import work_dtype
 
 # The square of a larger float64 is not finite, so a distance to it could not be computed.
@@ -108,7 +109,8 @@ def _stack_vectors(gradients: Sequence[Any], who: str) -> Tensor:
                 f"{who} {k} must be a vector of the shape {tuple(vectors[0].shape)} of the first, "
                 f"got {tuple(vector.shape)}."
             )
-    return stack(vectors)
+    dtype = reduce(torch.promote_types, (vector.dtype for vector in vectors))
+    return torch.stack([vector.to(dtype) for vector in vectors])
 
 
 def _check_size(rows: Tensor, what: str, who: str) -> Tensor:

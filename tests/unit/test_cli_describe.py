@@ -1,6 +1,6 @@
 """What `outvote list` and `outvote show` read from the rules themselves."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import pytest
 
@@ -17,7 +17,7 @@ from outvote.rules.rule_spec import RULES
 def test_every_rule_has_everything_that_show_prints(name):
     about = describe(RULES[name])
     assert about.name == name
-    expected = {key: value for key, value in about.as_dict().items() if isinstance(value, str)}
+    expected = {key: value for key, value in asdict(about).items() if isinstance(value, str)}
     assert [key for key, value in expected.items() if not value and key != "notes"] == []
     assert [parameter.name for parameter in about.parameters if not parameter.doc] == []
 

@@ -184,13 +184,12 @@ def norm(named: Named) -> float:
 
 
 def _cosine(first: Named, second: Named, scale: float) -> float | None:
+    def flat(tensor: Tensor) -> Tensor:
+        return tensor.reshape(-1).double()
+
     if scale == 0:
         return None
-    return sum(_dot(first[name], second[name]) for name in first) / scale
-
-
-def _dot(first: Tensor, second: Tensor) -> float:
-    return float(torch.dot(first.reshape(-1).double(), second.reshape(-1).double()))
+    return sum(float(torch.dot(flat(first[key]), flat(second[key]))) for key in first) / scale
 
 
 def _worst(named: Named) -> str:

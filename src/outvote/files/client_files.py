@@ -3,7 +3,8 @@
 import glob
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -86,11 +87,15 @@ def read_clients(paths: Sequence[Path], base_path: Path | None) -> tuple[list[Cl
     """
     clients = [Client(name, path) for name, path in zip(client_ids(paths), paths, strict=True)]
     base, expected = (None, None) if base_path is None else _read_base(base_path)
-    headers = [_header_of(client) for client in clients]
-    expected = expected or most_common([header for header in headers if header is not None])
-    for client, header in zip(clients, headers, strict=True):
-        if header is not None and expected is not None:
-            _read(client, header, expected, base)
+    headers: dict[Path, Header] = {}
+    for client in clients:
+        with _reason_of(client):
+            headers[client.path] = read_header(client.path)
+    expected = expected or most_common(list(headers.values()))
+    for client in clients:
+        if client.path in headers and expected is not None:
+            with _reason_of(client):
+                _read(client, headers[client.path], expected, base)
     return clients, base
 
 
@@ -152,24 +157,18 @@ def _read_base(path: Path) -> tuple[Base, Header]:
     return Base(tensors, dict(header.metadata)), header
 
 
-def _header_of(client: Client) -> Header | None:
+@contextmanager
+def _reason_of(client: Client) -> Iterator[None]:
     try:
-        return read_header(client.path)
+        yield
     except UnusableFile as error:
         client.reason = str(error)
-        return None
 
 
 def _read(client: Client, header: Header, expected: Header, base: Base | None) -> None:
-    client.reason = header.fault(expected)
-    if client.reason:
-        return
-    try:
-        tensors = read_tensors(client.path, header)
-    except UnusableFile as error:
-        client.reason = str(error)
-        return
-    for name, tensor in tensors.items():
+    if fault := header.fault(expected):
+        raise UnusableFile(fault)
+    for name, tensor in read_tensors(client.path, header).items():
         if tensor.dtype not in FLOATS:
             client.counters[name] = tensor
         else:

@@ -35,6 +35,10 @@ DTYPES = {
 }
 
 
+INVALID = (SafetensorError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
+"""What the library raises for files that are invalid."""
+
+
 class UnusableFile(Exception):  # noqa: N818  (named like TooManyByzantine)
     """A file cannot be used; the text is the reason."""
 
@@ -95,14 +99,7 @@ def read_tensors(path: Path, header: Header) -> dict[str, Tensor]:
         raise UnusableFile(f"cannot be read: {error.strerror or error}") from error
     except MemoryError as error:
         raise UnusableFile("does not fit into memory") from error
-    except (
-        SafetensorError,
-        AssertionError,
-        LookupError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except INVALID as error:
         why = str(error).partition("\n")[0]
         raise UnusableFile(f"is not a valid safetensors file: {why}") from error
     entries = [(name, Entry(tuple(t.shape), t.dtype)) for name, t in sorted(tensors.items())]
@@ -147,7 +144,12 @@ def _read_entries(header: dict[str, Any], num_bytes: int) -> Header:
 def _entry(name: str, about: object) -> Entry:
     about = about if isinstance(about, dict) else {}
     shape = about.get("shape")
-    if not isinstance(shape, list) or not _is_shape(shape):
+    # The bounds keep the product of a forged shape finite.
+    if (
+        not isinstance(shape, list)
+        or len(shape) > 64
+        or not all(type(size) is int and 0 <= size < 2**63 for size in shape)
+    ):
         raise UnusableFile(f"is not a safetensors file: its header has no shape for {name!r}")
     dtype = DTYPES.get(str(about.get("dtype")))
     if dtype is None:
@@ -155,8 +157,3 @@ def _entry(name: str, about: object) -> Entry:
             f"tensor {name!r} has the type {about.get('dtype')!r}, known are {', '.join(DTYPES)}"
         )
     return Entry(tuple(shape), dtype)
-
-
-def _is_shape(shape: list[Any]) -> bool:
-    # The bounds keep the product of a forged shape finite.
-    return len(shape) <= 64 and all(type(size) is int and 0 <= size < 2**63 for size in shape)

@@ -11,7 +11,6 @@ class Residual(nn.Module):
     """``body(x) + shortcut(x)``, the shortcut being the identity where none is given."""
 
     def __init__(self, body: nn.Module, shortcut: nn.Module | None = None) -> None:
-        """Take what is added up."""
         super().__init__()
         self.body = body
         self.shortcut = nn.Identity() if shortcut is None else shortcut
@@ -27,7 +26,6 @@ class Branches(nn.Module):
     """Several parts on the same input, their channels side by side."""
 
     def __init__(self, *parts: nn.Module) -> None:
-        """Take the parts."""
         super().__init__()
         self.parts = nn.ModuleList(parts)
 

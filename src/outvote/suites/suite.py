@@ -48,8 +48,7 @@ class Part:
     @property
     def seeds(self) -> list[int]:
         """The seeds that every cell is to have."""
-        found = self.settings.get("seed", 0)
-        return list(found) if isinstance(found, list) else [found]
+        return _listed(self.settings.get("seed", 0))
 
     def ignored(self, key: Literal["rule", "attack"]) -> list[str]:
         """Return the parameter of rules or attacks that columns are made of, if they are."""
@@ -58,8 +57,7 @@ class Part:
 
     def texts(self, key: Literal["rule", "attack"]) -> list[str]:
         """Return the rules or attacks as they are written."""
-        found = self.settings.get(key, [])
-        return list(found) if isinstance(found, list) else [found]
+        return _listed(self.settings.get(key, []))
 
     def can_show(self, key: Literal["rule", "attack"], text: str) -> bool:
         """Return whether it has a row for a rule, or a column for an attack."""
@@ -94,7 +92,7 @@ class Suite:
 
 def suite_names() -> list[str]:
     """Return the names of the suites that come with outvote."""
-    return sorted(each.name[: -len(".toml")] for each in _shipped() if each.name.endswith(".toml"))
+    return sorted(_shipped())
 
 
 def read_suite(name: str) -> Suite:
@@ -104,21 +102,20 @@ def read_suite(name: str) -> Suite:
         if not path.is_file():
             raise ValueError(f"there is no file {name}; check the path.")
         return _parsed(path.stem, path)
-    if name not in suite_names():
-        raise ValueError(f"unknown suite {name!r}; {closest(name, suite_names())}")
-    found = next(each for each in _shipped() if each.name == f"{name}.toml")
-    return _parsed(name, found)
+    shipped = _shipped()
+    if name not in shipped:
+        raise ValueError(f"unknown suite {name!r}; {closest(name, shipped)}")
+    return _parsed(name, shipped[name])
 
 
 def _describes(table: Table, result: Result) -> bool:
     """Return whether a run has all settings of a table."""
-    for key, value in flat(table).items():
-        if key in ("rule", "attack"):
-            if not is_same(value, result.config[key]):
-                return False
-        elif result.setting(key) != value:
-            return False
-    return True
+    return all(
+        is_same(value, result.config[key])
+        if key in ("rule", "attack")
+        else result.setting(key) == value
+        for key, value in flat(table).items()
+    )
 
 
 def _parsed(name: str, file: Any) -> Suite:
@@ -187,31 +184,32 @@ def _part(table: Table, shared: Table) -> Part:
     return part
 
 
-def _shipped() -> list[Any]:
-    return list(files("outvote.suites").iterdir())
+def _shipped() -> dict[str, Any]:
+    found = files("outvote.suites").iterdir()
+    return {each.name[: -len(".toml")]: each for each in found if each.name.endswith(".toml")}
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list) else [value]
 
 
 def _check_keys(table: Table, known: tuple[str, ...], above: str) -> None:
-    """Refuse a key that means nothing."""
     for key in table:
         if key not in known:
             raise ValueError(f"unknown key {above + key!r}; {closest(key, known)}")
 
 
 def _as_table(what: str, value: Any) -> Table:
-    """Return a table; what is none is refused."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{what} is a table, got {value!r}; write [{what}].")  # noqa: TRY004
     return value
 
 
 def _check_texts(part: str, settings: Table) -> None:
-    """Refuse a part without rules or attacks."""
     for key in ("rule", "attack"):
         if key not in settings:
             raise ValueError(f"part {part!r} names no {key}; add {key} = ... to its settings.")
-        found = settings[key]
-        for each in found if isinstance(found, list) else [found]:
+        for each in _listed(settings[key]):
             if not isinstance(each, str):
                 raise ValueError(  # noqa: TRY004
                     f"part {part!r}: {key} is a text or a list of texts, got {each!r}."
