@@ -4,9 +4,9 @@ import os
 from collections.abc import Iterator
 
 # Where other programs want the cores too, threads that spin while they wait cost many times what
-# the work does. To be said before they are loaded.
+# the work does. To be set before they are loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# numpy's own threads spin whatever they are told, and only small oracles ask numpy for products.
+# numpy's own threads spin whatever is set, and only small oracles ask numpy for products.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest

@@ -3,7 +3,7 @@
     python tools/make_embedded.py FOLDER
 
 FOLDER holds the four files, plain or gzip, from the official page or from the Debian package
-dataset-fashion-mnist. They are checked first. The first 600 training and 200 test pictures of every
+dataset-fashion-mnist. They are checked first. The first 600 training and 200 test images of every
 class are taken, in the order of the original. The file that comes out is the same, bit for bit,
 wherever zlib is the same; the arrays in it always are, and the loader checks those.
 """

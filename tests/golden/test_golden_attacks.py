@@ -1,4 +1,4 @@
-"""Every attack case of golden.json, to 1e-9 unless the case says otherwise.
+"""Every attack case of golden.json, to 1e-9 unless the case states otherwise.
 
 As with the rules, what has an oracle is run through it too.
 """

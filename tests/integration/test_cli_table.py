@@ -98,10 +98,10 @@ def test_a_suite_of_ones_own_is_shown_as_its_file_has_it(tmp_path, capsys):
     assert run(capsys, "report", *words, "-o", tmp_path / "r.html").code == 0
     assert "My own table" in (tmp_path / "r.html").read_text()
     (tmp_path / "sub").mkdir()
-    twin = tmp_path / "sub" / "mine.toml"
-    twin.write_text(OWN)
+    same = tmp_path / "sub" / "mine.toml"
+    same.write_text(OWN)
     for verb in (["table"], ["plot", "--kind", "curves", "-o", tmp_path / "x.svg"], ["report"]):
-        done = run(capsys, *verb, *words, "--suite", twin)
+        done = run(capsys, *verb, *words, "--suite", same)
         done.assert_fails(2, "are both suites called 'mine'; give one")
 
 

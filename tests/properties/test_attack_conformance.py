@@ -342,7 +342,7 @@ def test_names_of_the_last_version_work_with_a_warning():
         ("Crafted", "AttackOutput"),
         ("Scene", "AttackContext"),
     ):
-        with pytest.warns(DeprecationWarning, match=f"outvote.{old} is now outvote.{new}"):
+        with pytest.warns(ov.OutvoteWarning, match=f"outvote.{old} is now outvote.{new}"):
             assert getattr(ov, old) is getattr(ov, new)
 
 

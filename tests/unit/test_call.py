@@ -254,7 +254,7 @@ def test_fewer_than_one_group_is_refused(num_groups):
     refused(ValueError, wanted, lambda: ov.GAS(ov.Median(), num_groups=num_groups))
 
 
-def test_more_groups_than_coordinates_are_lowered_and_said():
+def test_more_groups_than_coordinates_are_lowered_with_a_note():
     verdict = ov.GAS(ov.Median(), num_groups=9).inspect(X, num_byzantine=1)
     assert verdict.num_groups == 4
     assert verdict.notes == ("gas: num_groups=9 is more than the 4 coordinates; used 4",)
@@ -471,7 +471,7 @@ INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uin
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
-def test_integers_of_any_width_are_promoted_and_said(dtype):
+def test_integers_of_any_width_are_promoted_with_a_note(dtype):
     verdict = ov.Median().inspect(np.array([[1, 0], [0, 1], [1, 1]]).astype(dtype))
     assert verdict.update.dtype == np.float64
     assert verdict.update.tolist() == [1.0, 1.0]

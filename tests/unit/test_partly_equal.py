@@ -24,7 +24,7 @@ def gradients(seed):
 @pytest.mark.parametrize("split", ["balanced", "contiguous"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("name", WRAPPABLE_NAMES)
-def test_gas_judges_clients_that_are_equal_in_some_groups(name, dtype, split, device):
+def test_gas_scores_clients_that_are_equal_in_some_groups(name, dtype, split, device):
     rule = ov.GAS(ov.make_rule(name), num_groups=NUM_GROUPS, split=split)
     for seed in range(3):
         exact = torch.from_numpy(gradients(seed)).to(device)
@@ -90,3 +90,17 @@ def test_a_call_and_a_verdict_give_the_same_mean(dtype):
 def test_means_of_small_integers_are_exact(rule):
     rows = np.arange(1.0, 10).reshape(3, 3)
     np.testing.assert_array_equal(ov.make_rule(rule)(rows, num_byzantine=0), [4, 5, 6])
+
+
+def test_squaring_gives_the_projections_of_the_decomposition():
+    random = torch.Generator().manual_seed(0)
+    for num_clients, dim in ((5, 40), (18, 300), (50, 400)):
+        rows = torch.randn(20, num_clients, dim, generator=random, dtype=torch.float64)
+        rows[:, : num_clients // 5] = rows[:, -1:] + 1.5 * rows.std(dim=1, keepdim=True)
+        centred = rows - rows.mean(dim=1, keepdim=True)
+        gram = centred @ centred.mT / dim
+        expected = distances.leading_projections(gram)
+        torch.testing.assert_close(
+            distances.projections_by_squaring(gram), expected, rtol=1e-9, atol=1e-12
+        )
+    assert not distances.projections_by_squaring(torch.zeros(2, 4, 4, dtype=torch.float64)).any()

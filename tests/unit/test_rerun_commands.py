@@ -131,7 +131,7 @@ def test_what_a_part_has_no_row_or_column_for_is_set():
     assert (added.config["rule"], "zero") in run_by(command)
 
 
-def test_rules_of_one_name_are_told_apart_by_their_parameters():
+def test_rules_of_one_name_are_distinguished_by_their_parameters():
     results = made_results("table3-num-groups", seeds=1, rounds=1)
     some = [each for each in results if each.setting("rule.num_groups") == 100][:2]
     (command,) = commands(some)

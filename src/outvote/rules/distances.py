@@ -402,6 +402,10 @@ def average_of(is_selected: Tensor, num_selected: int) -> PerClient:
     return is_selected.to(torch.float64) / num_selected
 
 
+# Two eigenvalues that differ by a millionth are separated after so many.
+NUM_SQUARINGS = 24
+
+
 def as_shares(weights: PerClient) -> tuple[PerClient, Tensor]:
     """Return weights relative to the largest of their run, and what to divide the sum by.
 
@@ -411,6 +415,29 @@ def as_shares(weights: PerClient) -> tuple[PerClient, Tensor]:
     divisor = 1 / largest
     count = divisor.round()
     return weights / largest, torch.where((divisor - count).abs() < 1e-9 * count, count, divisor)
+
+
+def leading_projections(matrices: Pairs) -> PerClient:
+    """Return the top eigenvalue times the squared entries of its eigenvector, float64.
+
+    A GPU decomposes small matrices one by one, and multiplies them all at once: there the matrix
+    is squared until it is the projector on the eigenvector.
+    """
+    if matrices.device.type == "cpu":
+        values, vectors = torch.linalg.eigh(matrices)
+        return values[..., -1:].clamp(min=0) * vectors[..., -1].square()
+    return projections_by_squaring(matrices)
+
+
+def projections_by_squaring(matrices: Pairs) -> PerClient:
+    """Return the same as `leading_projections`, of matrices without negative eigenvalues."""
+    power = matrices
+    for _ in range(NUM_SQUARINGS):
+        power = torch.matmul(power, power)
+        trace = power.diagonal(dim1=-2, dim2=-1).sum(dim=-1)[..., None, None]
+        power = power / trace.clamp(min=torch.finfo(torch.float64).tiny)
+    value = (matrices * power).sum(dim=(-2, -1)).clamp(min=0)
+    return value.unsqueeze(-1) * power.diagonal(dim1=-2, dim2=-1)
 
 
 def central_client(norms: list[float]) -> int:

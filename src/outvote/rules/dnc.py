@@ -91,7 +91,5 @@ def outlier_scores(matrix: ClientMatrix) -> PerClient:
     scale = (
         centred.abs().amax(dim=(-2, -1), keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
     )
-    values, vectors = torch.linalg.eigh(centred / scale)
-    top = values[..., -1:].clamp(min=0) * scale.squeeze(-1)
-    scores: PerClient = top * vectors[..., -1].square()
+    scores: PerClient = distances.leading_projections(centred / scale) * scale.squeeze(-1)
     return scores
