@@ -8,6 +8,7 @@ import statistics
 from dataclasses import replace
 from functools import cache
 
+import msgspec
 import pytest
 
 from made_results import ENVIRONMENT, made_results, without_kept, without_weights
@@ -16,7 +17,7 @@ from outvote.report.cells import METRICS, Cell, spread_of
 from outvote.report.layout import grids_of
 from outvote.report.provenance import provenance_of
 from outvote.report.rendered_table import render, render_table
-from outvote.results.labels import names_of
+from outvote.results.labels import is_same, names_of, outline
 from outvote.results.schema import Status
 from outvote.suites.suite import read_suite, suite_names
 
@@ -260,6 +261,90 @@ def test_names_have_the_parameters_that_differ_and_no_others():
         ]
     )
     assert list(names.values()) == ["gas(rfa, num_groups=10)", "gas(rfa, num_groups=1000)", "rfa"]
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["gas(flame.py:Flame(noise=0.001))", "gas(flame.py:Flame(noise=0.002), num_groups=10)"],
+        ["gas(flame.py:Flame)", "gas(flame.py:Flame(noise=0.001))"],
+        ["gas(dnc(removal_factor=4.0), num_groups=100)", "gas(dnc)"],
+        ["nnm(clip(krum, factor=2.0))", "nnm(clip(krum, factor=3.0))"],
+        ["'my rules/flame.py:Flame'(noise=0.1)", "'my rules/flame.py:Flame'(noise=0.2)"],
+        ["a.py:Mine(noise=0.12345678)", "a.py:Mine(noise=0.12345679)"],
+        ["a.py:Mine(mode='two words')", "a.py:Mine(mode='true')"],
+        ["gas(a.py:Mine(size=3), num_groups=5)", "gas(a.py:Mine(size=3, k=2), num_groups=5)"],
+        ["clip(clip(krum, factor=2), factor=3)", "clip(clip(krum, factor=3), factor=2)"],
+    ],
+)
+def test_a_name_has_parameters_of_the_rule_where_the_rule_has_them(texts):
+    names = names_of(texts)
+    assert len(set(names.values())) == len(texts)
+    for text, name in names.items():
+        known = parameters_by_depth(outline(text).settled)
+        assert parameters_by_depth(outline(name)).items() <= known.items()
+    assert not is_same(*names.values())
+
+
+def parameters_by_depth(found):
+    """All parameters of a rule, by the names around them."""
+    result, path = {}, ()
+    while True:
+        path = (*path, found.name)
+        result |= {(path, key): value for key, value in found.parameters.items()}
+        if not found.inside:
+            return result
+        (found,) = found.inside
+
+
+def test_parameters_stand_in_the_rule_that_has_them():
+    first, second = "gas(flame.py:Flame(noise=0.001))", "gas(flame.py:Flame, num_groups=10)"
+    assert names_of([first, second]) == {
+        first: "gas(flame.py:Flame(noise=0.001), num_groups=1000)",
+        second: "gas(flame.py:Flame, num_groups=10)",
+    }
+
+
+def code_of(result, digest, path="mine.py"):
+    environment = msgspec.structs.replace(result.environment, code={path: digest})
+    return replace(result, name=f"{result.name[:-6]}{digest[:6]}", environment=environment)
+
+
+def test_versions_of_a_users_file_have_rows_of_their_own():
+    plain = made_results({**OWN, "rule": "median", "attack": "lie"}, seeds=2)
+    own = [with_rule(each, "mine.py:Mine") for each in plain]
+    old, new = ([code_of(each, letter * 32) for each in own] for letter in "ab")
+    (grid,) = grids_of([*old, *new, *plain])
+    assert grid.rows == ("median", "mine.py:Mine [code aaaaaa]", "mine.py:Mine [code bbbbbb]")
+    assert [len(cell.results) for cell in cells_of(grid)] == [2, 2, 2]
+    text = markdown([grid], "best")
+    assert "mine.py was edited between these runs" in text
+    assert "seed of another run" not in text
+    (grid,) = grids_of([*new, *plain])
+    assert grid.rows == ("median", "mine.py:Mine")
+    assert "edited" not in markdown([grid], "best")
+
+
+def test_versions_of_a_users_attack_have_columns_of_their_own_or_else_rows():
+    plain = made_results({**OWN, "rule": "median", "attack": "lie"}, seeds=1)
+    own = [replace(each, config={**each.config, "attack": "mine.py:Mine"}) for each in plain]
+    both = [code_of(each, letter * 32) for each in own for letter in "ab"]
+    (grid,) = grids_of(both)
+    assert grid.titles == ["mine.py:Mine [code aaaaaa]", "mine.py:Mine [code bbbbbb]"]
+    others = [
+        replace(each, name=f"x{each.name}", config={**each.config, "data": {"beta": 7.0}})
+        for each in both
+    ]
+    (grid,) = grids_of([*both, *others])
+    assert len(grid.titles) == 2
+    assert [len(cell.results) for cell in cells_of(grid)] == [1, 1, 1, 1]
+
+
+def test_a_run_of_an_earlier_version_is_apart_from_runs_whose_code_is_known():
+    (plain,) = made_results({**OWN, "rule": "median", "attack": "lie"}, seeds=1)
+    own = with_rule(plain, "mine.py:Mine")
+    (grid,) = grids_of([own, code_of(own, "a" * 32)])
+    assert grid.rows == ("mine.py:Mine [code aaaaaa]", "mine.py:Mine [code unknown]")
 
 
 def test_a_repeated_seed_is_counted_and_named():
