@@ -65,8 +65,8 @@ from outvote.rules.rule_spec import make_rule as make_rule
 from outvote.rules.signguard import SignGuard as SignGuard
 from outvote.rules.trimmed_mean import TrimmedMean as TrimmedMean
 from outvote.rules.verdict import Verdict as Verdict
-from outvote.testing.attack_conformance import check_attack as check_attack
 from outvote.testing.conformance import ConformanceError as ConformanceError
+from outvote.testing.conformance import check_attack as check_attack
 from outvote.testing.conformance import check_rule as check_rule
 
 __version__: str

@@ -4,7 +4,6 @@ import warnings
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from outvote.attacks.context import AttackContext
@@ -66,15 +65,13 @@ class Attack:
         """Give an attack without a name the name of its class, and detect data attacks."""
         super().__init_subclass__()
         declared = vars(cls)
-        if "name" not in declared:
-            cls.name = cls.__name__
+        cls.name = declared.get("name", cls.__name__)
         for old, new in RENAMED.items():
             if old in declared:
                 text = f"{cls.__name__}.{old} is now {new}; the old name goes with 0.3."
                 warnings.warn(text, DeprecationWarning, stacklevel=2)
                 setattr(cls, new, declared[old])
-        hooks = {"poison", "label_map"}
-        if hooks & set(declared) and "poisons_data" not in vars(cls):
+        if {"poison", "label_map"} & {*declared} and "poisons_data" not in declared:
             cls.poisons_data = True
 
     def __call__(self, honest: Any, *, num_byzantine: int, **info: Any) -> Any:
@@ -120,12 +117,9 @@ class Attack:
         ``samples [batch, ...]`` are as the model sees them, ``targets [batch]`` whole numbers. The
         hook must not change its arguments.
         """
-        labels = self.label_map(num_classes)
-        if labels is None:
-            return samples, targets
-        return samples, torch.tensor(labels, device=targets.device, dtype=targets.dtype)[
-            targets.long()
-        ]
+        if (labels := self.label_map(num_classes)) is not None:
+            targets = targets.new_tensor(labels)[targets.long()]
+        return samples, targets
 
     def label_map(self, num_classes: int) -> list[int] | None:
         """Return the label that attackers train each class as; None: its own."""

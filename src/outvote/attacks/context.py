@@ -89,16 +89,15 @@ class AttackContext:
     @lazy
     def used_rows(self) -> Tensor:
         """Which rows count as honest, [runs, clients]."""
-        if self.is_honest is not None:
-            return self.is_honest
-        return torch.ones(self.gradients.shape[:2], dtype=torch.bool, device=self.device)
+        return self._mask(default=True) if self.is_honest is None else self.is_honest
 
     @lazy
     def own_positions(self) -> Tensor:
         """Which rows are the attackers' own, [runs, clients]."""
-        if self.is_own is not None:
-            return self.is_own
-        return torch.zeros(self.gradients.shape[:2], dtype=torch.bool, device=self.device)
+        return self._mask(default=False) if self.is_own is None else self.is_own
+
+    def _mask(self, *, default: bool) -> Tensor:
+        return torch.full(self.gradients.shape[:2], default, device=self.device)
 
     @lazy
     def checked(self) -> "AttackContext":

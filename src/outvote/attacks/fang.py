@@ -54,7 +54,6 @@ class Fang(Attack):
     """The neighbours that the first lambda counts: n - 2f - 2 ("code"), or n - f - 2 ("paper")."""
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         check_choice("fang: target", self.target, ("trimmed-mean", "krum"))
         check_number("fang: stretch", self.stretch, low=1, above=True)
         check_number("fang: threshold", self.threshold, low=0, above=True)

@@ -60,7 +60,6 @@ class GASAware(Attack):
     """How often the bracket around the largest shift is halved."""
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         check_count("gas-aware: draws", self.draws)
         check_number("gas-aware: success", self.success, low=0, high=1)
         check_number("gas-aware: max_shift", self.max_shift, low=0, above=True)
@@ -82,7 +81,11 @@ class GASAware(Attack):
                 break
             shift, strength = found
             best.offer(name, shifted(mean, vector, -shift), shift, strength)
-        for name, attack in {**PLAIN, **self._searches()}.items():
+        searches = {
+            "optimal-lie": OptimalLIE(max_factor=self.max_shift),
+            "optimal-ipm": OptimalIPM(max_factor=self.max_shift),
+        }
+        for name, attack in {**PLAIN, **searches}.items():
             output = attack.craft(context)
             trials.num_evaluations += output.num_evaluations
             best.offer(name, output.rows, output.factor, trials.strength(output.rows))
@@ -93,12 +96,6 @@ class GASAware(Attack):
             num_evaluations=trials.num_evaluations,
         )
 
-    def _searches(self) -> dict[str, Attack]:
-        return {
-            "optimal-lie": OptimalLIE(max_factor=self.max_shift),
-            "optimal-ipm": OptimalIPM(max_factor=self.max_shift),
-        }
-
 
 def directions(context: AttackContext) -> dict[str, PerCoordinate]:
     """Return what is subtracted from the mean; the signs are scaled to the norm of the spread."""
@@ -108,20 +105,20 @@ def directions(context: AttackContext) -> dict[str, PerCoordinate]:
 
 
 class Trials:
-    """Asks the defence about rows, always with the same draws, and counts."""
+    """Asks the defence about rows, always with the same draws, and counts.
+
+    In `num_allowed` of the draws an attacker may be dropped.
+    """
 
     def __init__(self, context: AttackContext, num_draws: int, num_allowed: int) -> None:
-        """Take the number of draws, and in how many of them an attacker may be dropped."""
         self.context, self.num_draws, self.num_allowed = context, num_draws, num_allowed
         self.num_evaluations = 0
         self.notes: tuple[str, ...] = ()
 
     def strength(self, rows: Rows) -> Tensor:
         """Return the distance of the update to the honest mean, on average over the draws."""
-        total = self.context.per_run(0)
-        for draw in range(self.num_draws):
-            total += self._ask(rows, draw)[0]
-        return total / self.num_draws
+        distances = (self._ask(rows, draw)[0] for draw in range(self.num_draws))
+        return sum(distances, self.context.per_run(0)) / self.num_draws
 
     def are_kept(self, rows: Rows) -> tuple[Tensor, Tensor] | None:
         """Return per run whether the attackers are kept often enough, and their strength if so.
@@ -151,7 +148,6 @@ class Best:
     """The strongest rows offered so far, run by run."""
 
     def __init__(self, context: AttackContext) -> None:
-        """Begin with the honest mean."""
         self.rows = context.mean.unsqueeze(1)
         self.factor = context.per_run(0)
         self.strength = torch.full_like(self.factor, -torch.inf)

@@ -41,7 +41,6 @@ class Gaussian(Attack):
     """The standard deviation of the noise."""
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         check_number("gaussian: sigma", self.sigma, low=0)
 
     def craft(self, context: AttackContext) -> AttackOutput:
@@ -71,7 +70,6 @@ class Noise(Attack):
     """The standard deviation of the noise."""
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         check_number("noise: sigma", self.sigma, low=0)
 
     def craft(self, context: AttackContext) -> AttackOutput:

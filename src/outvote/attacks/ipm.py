@@ -37,7 +37,6 @@ class IPM(Attack):
     """The largest factor that the search tries."""
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         if self.epsilon is not None:
             check_number("ipm: epsilon", self.epsilon)
         check_count("ipm: evals", self.evals)
@@ -81,7 +80,6 @@ class OptimalIPM(Attack):
     """The largest factor that the search tries."""
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         check_count("optimal-ipm: evals", self.evals)
         check_number("optimal-ipm: max_factor", self.max_factor, low=0, above=True)
 

@@ -1,5 +1,6 @@
 """LIE (a little is enough): a shift small enough to hide among the honest; ALIE, Optimal LIE."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import floor
 from statistics import NormalDist
@@ -46,14 +47,13 @@ class LIE(Attack):
     """Whose mean and spread: "honest" clients, or "all" (with the attackers' own gradients)."""
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         check_number("lie: z", self.z)
         _check(self)
 
     def craft(self, context: AttackContext) -> AttackOutput:
         """Shift the mean."""
         factor = context.per_run(self.z)
-        return AttackOutput(rows=_shift(self, context, factor), factor=factor)
+        return AttackOutput(rows=_shift(self, context)(factor), factor=factor)
 
 
 @final
@@ -83,16 +83,14 @@ class ALIE(Attack):
     """Whose mean and spread: "honest" clients, or "all" (with the attackers' own gradients)."""
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         _check(self)
 
     def craft(self, context: AttackContext) -> AttackOutput:
         """Shift the mean by as many standard deviations as the numbers of clients allow."""
-        honest = [int(count) for count in context.honest_counts.tolist()]
-        pairs = zip(honest, context.num_byzantine, strict=True)
-        z = [hiding_z(h + f, f) for h, f in pairs]
+        pairs = zip(context.honest_counts.tolist(), context.num_byzantine, strict=True)
+        z = [hiding_z(int(honest) + f, f) for honest, f in pairs]
         factor = torch.tensor(z, dtype=torch.float64, device=context.device)
-        return AttackOutput(rows=_shift(self, context, factor), factor=factor)
+        return AttackOutput(rows=_shift(self, context)(factor), factor=factor)
 
 
 @final
@@ -128,7 +126,6 @@ class OptimalLIE(Attack):
     """The largest factor that the search tries."""
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         check_count("optimal-lie: evals", self.evals)
         _check(self)
         check_number("optimal-lie: max_factor", self.max_factor, low=0, above=True)
@@ -140,11 +137,7 @@ class OptimalLIE(Attack):
     def craft(self, context: AttackContext) -> AttackOutput:
         """Search for the shift."""
         search = LineSearch(evals=self.evals, delta=10, highest=self.max_factor, looks_left=False)
-        seen = context.with_reference_set(self.reference_set)
-        mean, spread = seen.moments.mean, seen.spread(self.spread)
-        return strongest_factor(
-            context, lambda factor: shifted(mean, spread, self.sign * factor), search
-        )
+        return strongest_factor(context, _shift(self, context), search)
 
 
 def _check(attack: LIE | ALIE | OptimalLIE) -> None:
@@ -153,9 +146,11 @@ def _check(attack: LIE | ALIE | OptimalLIE) -> None:
     check_reference_set(attack.name, attack.reference_set)
 
 
-def _shift(attack: LIE | ALIE, context: AttackContext, factor: Tensor) -> Rows:
+def _shift(attack: LIE | ALIE | OptimalLIE, context: AttackContext) -> Callable[[Tensor], Rows]:
+    """Return what makes rows of factors."""
     seen = context.with_reference_set(attack.reference_set)
-    return shifted(seen.moments.mean, seen.spread(attack.spread), attack.sign * factor)
+    mean, spread = seen.moments.mean, seen.spread(attack.spread)
+    return lambda factor: shifted(mean, spread, attack.sign * factor)
 
 
 def shifted(mean: PerCoordinate, spread: PerCoordinate, factor: Tensor) -> Rows:

@@ -10,8 +10,8 @@ from torch import Tensor
 from outvote.attacks.attack import Attack, AttackOutput
 from outvote.attacks.context import AttackContext
 from outvote.attacks.parameters import check_count
-from outvote.attacks.statistics import along, tiles, weighted_sum
-from outvote.axes import PerClient, PerCoordinate
+from outvote.attacks.statistics import Tile, add_up, along, tiles, weighted_sum
+from outvote.axes import PerClient, PerCoordinate, Rows
 from outvote.errors import check_kind
 from outvote.precision import work_dtype
 from outvote.threads import mapped
@@ -45,7 +45,6 @@ class Mimic(Attack):
     """After so many rounds the learnt client stays the same."""
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         check_kind("mimic: client", self.client, int | None)
         if self.client is not None:
             check_count("mimic: client", self.client, low=0)
@@ -72,7 +71,7 @@ class Mimic(Attack):
             is_other = (is_used.cumsum(-1) - 1 == (target % count).unsqueeze(-1)) & is_used
             row = present(target, clients, is_used, is_other.double())
             return AttackOutput(rows=rows_at(seen, row))
-        scores, state = learn(seen, is_used, read_state(context))
+        scores, state = learn(seen, read_state(context))
         is_learning = state.num_rounds <= self.warmup
         wanted = torch.where(is_learning, -1, state.target)
         row = present(wanted, clients, is_used, scores)
@@ -134,9 +133,7 @@ def rows_at(context: AttackContext, row: Tensor) -> Tensor:
     return rows.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def learn(
-    context: AttackContext, is_used: Tensor, state: MimicState
-) -> tuple[PerClient, MimicState]:
+def learn(context: AttackContext, state: MimicState) -> tuple[PerClient, MimicState]:
     """Take one step towards the main direction; a score is how far along it a client is.
 
     Two passes over the gradients: one for the inner products with the old direction, and one that
@@ -147,8 +144,8 @@ def learn(
     share = (1 / (rounds.double() + 1)).to(dtype)
     old = _begun(context, state, dtype)
     mean = torch.lerp(state.mean.to(context.device, dtype), context.mean.to(dtype), share)
-    weights, before = _along(context, is_used, dtype, mean, old)
-    step, after, length = _step(context, is_used, dtype, mean, weights)
+    weights, before = _along(context, mean, old)
+    step, after, length = _step(context, mean, weights)
     length = torch.where(length > 0, length, 1.0)
     scores = (1 - share) * before + share * after / length.unsqueeze(-1)
     direction = torch.lerp(old, step / length.unsqueeze(-1).to(dtype), share)
@@ -182,62 +179,52 @@ def _begun(context: AttackContext, state: MimicState, dtype: torch.dtype) -> Per
     )
 
 
-def _along(
-    context: AttackContext, is_used: Tensor, dtype: torch.dtype, mean: Tensor, old: Tensor
-) -> tuple[PerClient, PerClient]:
+def _along(context: AttackContext, mean: Tensor, old: Tensor) -> tuple[PerClient, PerClient]:
     """Return the inner products of the old direction with g - mean (largest: 1) and with g."""
 
-    def work(tile: tuple[slice, slice]) -> Tensor:
-        runs, columns = tile
-        values = _values(context, is_used, tile, dtype)
-        towards = old[runs, columns]
+    def work(values: Rows, tile: Tile) -> Tensor:
+        towards = old[tile]
         # The mean's own product, beside those of the clients.
-        own = (mean[runs, columns] * towards).sum(dim=-1, keepdim=True)
+        own = (mean[tile] * towards).sum(dim=-1, keepdim=True)
         return torch.cat([along(values, towards), own], dim=-1).double()
 
-    total = _summed(context, work, context.gradients.shape[1] + 1)
+    total = _summed(context, mean.dtype, work)
     found = total[:, :-1]
-    away = torch.where(is_used, found - total[:, -1:], 0.0)
+    away = torch.where(context.used_rows, found - total[:, -1:], 0.0)
     largest = away.abs().amax(dim=-1, keepdim=True)
     return away / torch.where(largest > 0, largest, 1.0), found
 
 
 def _step(
-    context: AttackContext, is_used: Tensor, dtype: torch.dtype, mean: Tensor, weights: PerClient
+    context: AttackContext, mean: Tensor, weights: PerClient
 ) -> tuple[PerCoordinate, PerClient, Tensor]:
     """Return the weighted sum of g - mean, its inner products with g, and its length."""
     step = torch.empty_like(mean)
-    given = weights.to(dtype)
+    given = weights.to(mean.dtype)
     total_weight = given.sum(dim=-1, keepdim=True)
 
-    def work(tile: tuple[slice, slice]) -> Tensor:
-        runs, columns = tile
-        values = _values(context, is_used, tile, dtype)
-        part = weighted_sum(given[runs], values) - total_weight[runs] * mean[runs, columns]
-        step[runs, columns] = part
+    def work(values: Rows, tile: Tile) -> Tensor:
+        runs = tile[0]
+        part = weighted_sum(given[runs], values) - total_weight[runs] * mean[tile]
+        step[tile] = part
         squares = part.double().square().sum(dim=-1, keepdim=True)
         return torch.cat([along(values, part).double(), squares], dim=-1)
 
-    total = _summed(context, work, context.gradients.shape[1] + 1)
+    total = _summed(context, mean.dtype, work)
     return step, total[:, :-1], total[:, -1].sqrt()
 
 
-def _values(
-    context: AttackContext, is_used: Tensor, tile: tuple[slice, slice], dtype: torch.dtype
-) -> Tensor:
-    runs, columns = tile
-    values = context.gradients[runs, :, columns].to(dtype)
-    if context.is_honest is None:
-        return values
-    return values.masked_fill(~is_used[runs].unsqueeze(-1), 0)
-
-
 def _summed(
-    context: AttackContext, work: Callable[[tuple[slice, slice]], Tensor], size: int
+    context: AttackContext, dtype: torch.dtype, work: Callable[[Rows, Tile], Tensor]
 ) -> Tensor:
+    """Add up over all tiles what `work` makes of the values of one; rows left out are 0."""
+
+    def one(tile: Tile) -> Tensor:
+        runs, columns = tile
+        values = context.gradients[runs, :, columns].to(dtype)
+        if context.is_honest is not None:
+            values = values.masked_fill(~context.is_honest[runs].unsqueeze(-1), 0)
+        return work(values, tile)
+
     cut = tiles(context.gradients)
-    parts = mapped(work, cut, context.device)
-    total = torch.zeros(context.num_runs, size, dtype=torch.float64, device=context.device)
-    for (runs, _), part in zip(cut, parts, strict=True):
-        total[runs] += part
-    return total
+    return add_up(cut, mapped(one, cut, context.device), context.num_runs)

@@ -84,7 +84,6 @@ class MinMax(Attack):
     """Among whom to hide: "honest" clients, or "all" (with the attackers' own gradients)."""
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         _check(self)
 
     def craft(self, context: AttackContext) -> AttackOutput:
@@ -157,7 +156,6 @@ class MinSum(Attack):
     """Among whom to hide: "honest" clients, or "all" (with the attackers' own gradients)."""
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         _check(self)
         check_choice("min-sum: limit", self.limit, ("max", "min"))
 

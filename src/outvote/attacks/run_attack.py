@@ -267,8 +267,9 @@ def inspect_attack(
     round: int | None,  # noqa: A002  (the word of rules and simulator)
 ) -> AttackOutput:
     """Attack a single run: a batch of one through `craft_rows`, in the caller's kind of arrays."""
-    received, own_rows, num_honest = _read(honest, own, num_byzantine)
+    _check_num_byzantine(num_byzantine)
     num_byzantine = int(num_byzantine)
+    received, own_rows, num_honest = _read(honest, own, num_byzantine)
     if num_byzantine == 0:
         rows = received.rows.new_empty(0, received.rows.shape[1])
         return AttackOutput(rows=_restore(rows, received), state=state, notes=received.notes)
@@ -288,21 +289,18 @@ def inspect_attack(
         states=(state,),
         round=round,
     )
+    rows = output.rows[0]
+    if len(rows) < num_byzantine:
+        # A write into the row of one attacker must not change others.
+        rows = fresh((num_byzantine, rows.shape[1]), rows.dtype, rows.device).copy_(rows)
     return replace(
         output,
-        rows=_restore(_copied(output.rows[0], num_byzantine), received),
+        rows=_restore(rows, received),
         factor=None if output.factor is None else float(output.factor[0]),
         state=output.state[0],
         seed=drawn,
         notes=received.notes + output.notes,
     )
-
-
-def _copied(rows: Tensor, num_byzantine: int) -> Tensor:
-    """Return a row for each attacker: a write into one must not change others."""
-    if len(rows) == num_byzantine:
-        return rows
-    return fresh((num_byzantine, rows.shape[1]), rows.dtype, rows.device).copy_(rows)
 
 
 def _restore(rows: Tensor, received: Received) -> Any:
@@ -394,7 +392,6 @@ def _read(honest: Any, own: Any, num_byzantine: int) -> tuple[Received, Tensor |
 
     Without honest clients the rows are what the attackers would have sent.
     """
-    _check_num_byzantine(num_byzantine)
     for what, rows in (("honest", honest), ("own", [] if own is None else own)):
         _check_rows(what, rows)
     if len(honest) == 0:

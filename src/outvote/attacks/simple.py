@@ -1,9 +1,8 @@
 """Attacks without a parameter: none, bit flip (sign flip), zero, NaN, infinity."""
 
 from dataclasses import dataclass
+from math import inf, nan
 from typing import ClassVar, final
-
-import torch
 
 from outvote.attacks.attack import Attack, AttackOutput
 from outvote.attacks.context import AttackContext
@@ -72,7 +71,7 @@ class Zero(Attack):
 
     def craft(self, context: AttackContext) -> AttackOutput:
         """Send zeros."""
-        return AttackOutput(rows=context.gradients.new_zeros(context.num_runs, 1, context.dim))
+        return _constant(context, 0.0)
 
 
 @final
@@ -94,8 +93,7 @@ class NaNs(Attack):
 
     def craft(self, context: AttackContext) -> AttackOutput:
         """Send NaN."""
-        rows = context.gradients.new_full((context.num_runs, 1, context.dim), torch.nan)
-        return AttackOutput(rows=rows)
+        return _constant(context, nan)
 
 
 @final
@@ -117,5 +115,8 @@ class Infs(Attack):
 
     def craft(self, context: AttackContext) -> AttackOutput:
         """Send infinity."""
-        rows = context.gradients.new_full((context.num_runs, 1, context.dim), torch.inf)
-        return AttackOutput(rows=rows)
+        return _constant(context, inf)
+
+
+def _constant(context: AttackContext, value: float) -> AttackOutput:
+    return AttackOutput(rows=context.gradients.new_full((context.num_runs, 1, context.dim), value))

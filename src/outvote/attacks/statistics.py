@@ -4,7 +4,7 @@ A tile of coordinates fits into the cache of a core, so that everything about it
 over the gradients. Sums over coordinates are kept in float64 from tile to tile.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import local
 from typing import Any
@@ -28,6 +28,8 @@ BLOCK, FEW = 16, 4
 MANY = 40
 
 Toward = Callable[[PerCoordinate, PerCoordinate], PerCoordinate]
+# Some runs, and some coordinates.
+Tile = tuple[slice, slice]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,33 +83,37 @@ class Wanted:
 
 def measure(rows: Rows, is_used: Tensor | None, dtype: torch.dtype, wanted: Wanted) -> Measured:
     """Measure ``rows [runs, clients, dim]``, of which `is_used [runs, clients]` marks some."""
-    num_runs, _, dim = rows.shape
+    num_runs, num_clients, dim = rows.shape
     mean = torch.empty(num_runs, dim, dtype=dtype, device=rows.device)
     spread = torch.empty_like(mean) if wanted.spread else None
     low, high = (torch.empty_like(mean) if wanted.extremes else None for _ in range(2))
 
     scratch = Scratch()
 
-    def work(tile: tuple[slice, slice]) -> tuple[Tensor | None, ...]:
+    def work(tile: Tile) -> tuple[Tensor | None, ...]:
         runs, columns = tile
         used = None if is_used is None else is_used[runs]
         values = rows[runs, :, columns].to(dtype)
         if low is not None and high is not None:
-            _extremes(values, used, (low[runs, columns], high[runs, columns]), scratch)
-        into = (mean[runs, columns], None if spread is None else spread[runs, columns])
+            _extremes(values, used, (low[tile], high[tile]), scratch)
+        into = mean[tile], None if spread is None else spread[tile]
         return _measure_tile(values, used, into, wanted, scratch)
 
     cut = tiles(rows)
     parts = mapped(work, cut, rows.device)
-    sums = [_add_up(cut, [part[k] for part in parts], num_runs) for k in range(3)]
+    norms, products, along_vector = (
+        None if column[0] is None else add_up(cut, column, num_runs)
+        for column in zip(*parts, strict=True)
+    )
+    counts = is_used.sum(dim=-1) if is_used is not None else torch.full((num_runs,), num_clients)
     return Measured(
         mean=mean,
-        counts=_counts(rows, is_used),
+        counts=counts.to(rows.device, torch.float64),
         is_used=is_used,
         spread=spread,
-        squared_norms=sums[0] if sums[1] is None else sums[1].diagonal(dim1=-2, dim2=-1),
-        products=sums[1],
-        along=sums[2],
+        squared_norms=norms if products is None else products.diagonal(dim1=-2, dim2=-1),
+        products=products,
+        along=along_vector,
         low=low,
         high=high,
     )
@@ -120,7 +126,6 @@ class Scratch:
     """
 
     def __init__(self) -> None:
-        """Begin without any."""
         self.here = local()
 
     def like(self, values: Tensor, number: int) -> Tensor:
@@ -132,14 +137,7 @@ class Scratch:
         return kept[name][: values.numel()].view(values.shape)
 
 
-def _counts(rows: Rows, is_used: Tensor | None) -> Tensor:
-    if is_used is not None:
-        return is_used.sum(dim=-1).double()
-    count = float(rows.shape[1])
-    return torch.full(rows.shape[:1], count, dtype=torch.float64, device=rows.device)
-
-
-def tiles(rows: Rows) -> list[tuple[slice, slice]]:
+def tiles(rows: Rows) -> list[Tile]:
     """Cut the runs and coordinates so that no piece has many more values than a tile."""
     num_runs, num_clients, dim = rows.shape
     size = TILE.get(rows.device.type, TILE["cuda"])
@@ -153,7 +151,7 @@ def tiles(rows: Rows) -> list[tuple[slice, slice]]:
 
 
 def _extremes(
-    values: Rows, is_used: Tensor | None, into: tuple[Tensor, Tensor], scratch: "Scratch"
+    values: Rows, is_used: Tensor | None, into: tuple[Tensor, Tensor], scratch: Scratch
 ) -> None:
     """Write the smallest and the largest values; 0 where nobody is."""
     half = scratch.like(values[:, : max(1, values.shape[1] // 2)], 0)
@@ -172,7 +170,7 @@ def _measure_tile(
     is_used: Tensor | None,
     into: tuple[Tensor, Tensor | None],
     wanted: Wanted,
-    scratch: "Scratch",
+    scratch: Scratch,
 ) -> tuple[Tensor | None, ...]:
     mean, spread = into
     count: Tensor | int = values.shape[1]
@@ -214,16 +212,11 @@ def _first_rows(values: Rows, is_used: Tensor | None) -> Rows:
     return values[runs, is_used.double().argmax(dim=-1)].unsqueeze(1)
 
 
-def _add_up(
-    cut: list[tuple[slice, slice]], parts: list[Tensor | None], num_runs: int
-) -> Tensor | None:
-    first = parts[0]
-    if first is None:
-        return None
-    total = first.new_zeros(num_runs, *first.shape[1:])
+def add_up(cut: Sequence[Tile], parts: Sequence[Tensor], num_runs: int) -> Tensor:
+    """Add the parts of all tiles of a run, [runs, ...]."""
+    total = parts[0].new_zeros(num_runs, *parts[0].shape[1:])
     for (runs, _), part in zip(cut, parts, strict=True):
-        if part is not None:
-            total[runs] += part
+        total[runs] += part
     return total
 
 

@@ -29,7 +29,14 @@ def command(as_json: bool) -> None:
         _package("triton", None) | {"get": "", "note": "faster kernels on a GPU; not needed"},
     ]
     devices, datasets = _devices(), [about(entry) for entry in DATASETS.values()]
-    rows = [[each["what"], each["found"] or "missing", _note(each)] for each in packages]
+    rows = [
+        [
+            each["what"],
+            each["found"] or "missing",
+            "" if each["found"] else each.get("note") or each["get"],
+        ]
+        for each in packages
+    ]
     rows += [[what, found, ""] for what, found in _device_rows(devices)]
     rows += [
         [each["name"], each["found"] or "missing", "" if each["found"] else each["get"]]
@@ -60,10 +67,6 @@ def requirements() -> list[tuple[str, str | None]]:
 def _package(name: str, extra: str | None) -> dict[str, Any]:
     get = f"pip install 'outvote[{extra}]'" if extra else f"pip install {name}"
     return {"what": name, "found": version(name), "get": get}
-
-
-def _note(package: dict[str, Any]) -> str:
-    return "" if package["found"] else str(package.get("note") or package["get"])
 
 
 def _devices() -> dict[str, Any]:

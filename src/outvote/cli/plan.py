@@ -46,7 +46,7 @@ class Sampling:
             draws[k + 1] = draws[k] * more // fewer
         return draws
 
-    def probability(self, happens: Callable[[int], bool] = lambda k: True) -> float:
+    def probability(self, happens: Callable[[int], bool]) -> float:
         """Return the probability of a round in which `happens(k)`; rounded once, at the end."""
         favourable = sum(draws for k, draws in self.num_draws().items() if happens(k))
         return favourable / comb(self.num_clients, self.num_sampled)
@@ -132,22 +132,18 @@ def _event(name: str, probability: float, rounds: int) -> dict[str, Any]:
 def _print(facts: dict[str, Any], rule: "Rule") -> None:
     rounds = NumberColumn(f"rounds of {facts['num_rounds']}")
     likely = [row for row in facts["distribution"] if row["probability"] >= SMALLEST_SHOWN]
-    print_table(
-        [NumberColumn("Byzantine"), NumberColumn("probability"), rounds, ""],
-        [
-            [
-                str(row["num_byzantine"]),
-                number(row["probability"]),
-                number(row["expected_rounds"]),
-                _comment(row, rule),
-            ]
-            for row in likely
-        ],
-        title=(
-            f"Byzantine clients among {facts['num_sampled']} sampled of {facts['num_clients']}, "
-            f"{facts['num_byzantine']} of them Byzantine"
-        ),
+    cells = [
+        [str(row["num_byzantine"])]
+        + [number(row[key]) for key in ("probability", "expected_rounds")]
+        + [_comment(row, rule)]
+        for row in likely
+    ]
+    title = (
+        f"Byzantine clients among {facts['num_sampled']} sampled of {facts['num_clients']}, "
+        f"{facts['num_byzantine']} of them Byzantine"
     )
+    columns = [NumberColumn("Byzantine"), NumberColumn("probability"), rounds, ""]
+    print_table(columns, cells, title)
     if len(likely) < len(facts["distribution"]):
         click.echo(f"Rows below {SMALLEST_SHOWN:g} are left out; --json has all.\n")
     rows = [

@@ -5,9 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from outvote.cli.output import one_line
+from outvote.cli.output import one_line, print_message
 from outvote.experiment.listener import Listener, RoundProgress
 
 if TYPE_CHECKING:
@@ -32,7 +30,7 @@ class Plain(Listener):
 
     def on_message(self, text: str) -> None:
         """Print a line."""
-        click.echo(one_line(text), err=True)
+        print_message(text)
 
 
 class Bars(Plain):

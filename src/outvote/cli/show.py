@@ -112,14 +112,8 @@ def _values(layer: "Rule | Attack", about: "Description") -> dict[str, Any]:
 def _rows(layer: "Rule | Attack", about: "Description") -> list[list[str]]:
     from outvote.cli.describe import value_text
 
-    rows = [
-        ["formula", about.formula],
-        ["needs", about.needs],
-        ["tolerates", about.tolerates],
-        ["differs from the paper", about.differs],
-        ["notes", about.notes],
-        ["reference", about.reference],
-    ]
+    titles = ("formula", "needs", "tolerates", "differs from the paper", "notes", "reference")
+    rows = [[title, getattr(about, title.split()[0])] for title in titles]
     for parameter in about.parameters:
         value = getattr(layer, parameter.name)
         default = "" if value == parameter.default else f" (default {parameter.text})"

@@ -22,12 +22,12 @@ from outvote.engine.simulation import make_run_stack
 from outvote.experiment.run_spec import DataSpec, FederationSpec, RunSpec
 from outvote.models.model_spec import make_model
 from outvote.partition import (
+    Indices,
     partition_by_group,
     partition_dirichlet,
     partition_iid,
     partition_shards,
 )
-from outvote.partition.checks import Indices
 from outvote.results.schema import DataUsed
 from outvote.rules.rule_spec import make_rule
 from outvote.seeding import RandomStream

@@ -1,13 +1,12 @@
 """How figures look: colours for colour-blind readers, panels, files."""
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from itertools import cycle
 from math import ceil
 from typing import Any, NamedTuple
 
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -88,9 +87,8 @@ def legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) 
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=2.4)
 
 
-def to_bytes(draw: Callable[[], Figure], format_: str) -> bytes:
+def to_bytes(figure: Figure, format_: str) -> bytes:
     """Return the file of a figure; the same figure always gives the same bytes."""
     file = io.BytesIO()
-    with rc_context(fname=SETTINGS):
-        draw().savefig(file, format=format_, metadata=NO_DATES[format_])
+    figure.savefig(file, format=format_, metadata=NO_DATES[format_])
     return file.getvalue()

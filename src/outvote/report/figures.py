@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -58,12 +59,14 @@ def figure_file(
         "selection": lambda: draw_selection(own),
         "deviation": lambda: draw_deviation(own),
     }
-    return style.to_bytes(draw[kind], format_)
+    with rc_context(fname=style.SETTINGS):
+        return style.to_bytes(draw[kind](), format_)
 
 
 def audit_figure_file(audit: Audit, format_: str) -> bytes:
     """Return the file of the figure of one audit, of a simulation or of production."""
-    return style.to_bytes(lambda: draw_identification(audit), format_)
+    with rc_context(fname=style.SETTINGS):
+        return style.to_bytes(draw_identification(audit), format_)
 
 
 def _audit(results: Sequence[Result], run: str | None) -> Audit:

@@ -417,20 +417,21 @@ def as_shares(weights: PerClient) -> tuple[PerClient, Tensor]:
     return weights / largest, torch.where((divisor - count).abs() < 1e-9 * count, count, divisor)
 
 
-def leading_projections(matrices: Pairs) -> PerClient:
-    """Return the top eigenvalue times the squared entries of its eigenvector, float64.
+def leading_projections(matrices: Pairs, scale: Tensor) -> PerClient:
+    """Return the top eigenvalue times the squared entries of its eigenvector, times a scale.
 
     A GPU decomposes small matrices one by one, and multiplies them all at once: there the matrix
     is squared until it is the projector on the eigenvector.
     """
     if matrices.device.type == "cpu":
         values, vectors = torch.linalg.eigh(matrices)
-        return values[..., -1:].clamp(min=0) * vectors[..., -1].square()
-    return projections_by_squaring(matrices)
+        projections: PerClient = values[..., -1:].clamp(min=0) * scale * vectors[..., -1].square()
+        return projections
+    return projections_by_squaring(matrices) * scale
 
 
 def projections_by_squaring(matrices: Pairs) -> PerClient:
-    """Return the same as `leading_projections`, of matrices without negative eigenvalues."""
+    """Return `leading_projections` for the scale 1, of matrices without negative eigenvalues."""
     power = matrices
     for _ in range(NUM_SQUARINGS):
         power = torch.matmul(power, power)

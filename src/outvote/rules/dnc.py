@@ -91,5 +91,4 @@ def outlier_scores(matrix: ClientMatrix) -> PerClient:
     scale = (
         centred.abs().amax(dim=(-2, -1), keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
     )
-    scores: PerClient = distances.leading_projections(centred / scale) * scale.squeeze(-1)
-    return scores
+    return distances.leading_projections(centred / scale, scale.squeeze(-1))

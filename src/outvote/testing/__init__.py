@@ -1,7 +1,13 @@
 """Checks that any rule or attack can be held to, ours or yours."""
 
-from outvote.testing.attack_conformance import ATTACK_CHECKS, check_attack
-from outvote.testing.conformance import CHECKS, ConformanceError, Failure, check_rule
+from outvote.testing.conformance import (
+    ATTACK_CHECKS,
+    CHECKS,
+    ConformanceError,
+    Failure,
+    check_attack,
+    check_rule,
+)
 
 __all__ = [
     "ATTACK_CHECKS",

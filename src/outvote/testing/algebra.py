@@ -13,32 +13,32 @@ from outvote.testing.trial import (
     SIZES,
     Array,
     Round,
-    Trial,
+    RuleTrial,
     as_array,
     require,
     require_close,
 )
 
 
-def one_client(trial: Trial) -> None:
+def one_client(trial: RuleTrial) -> None:
     """A single client is the update."""
     for size in (1.0, 1000.0):
         alone = Round(trial.rows(1, 5, size), 0)
         require_close(trial.update(alone), alone.rows[0], alone, "update")
 
 
-def unanimous(trial: Trial) -> None:
+def unanimous(trial: RuleTrial) -> None:
     """If all clients send the same, that is the update."""
     for one in trial.rounds():
         same = Round(np.repeat(one.rows[:1], len(one.rows), axis=0), one.num_byzantine)
         require_close(trial.update(same), same.rows[0], same, "update")
 
 
-def permutation_invariant(trial: Trial) -> None:
+def permutation_invariant(trial: RuleTrial) -> None:
     """The order of the clients does not matter, and their scores and weights move with them."""
     for number, one in enumerate(trial.rounds()):
         order = trial.random(number).permutation(len(one.rows))
-        before, after = trial.verdict(one), trial.verdict(Round(one.rows[order], one.num_byzantine))
+        before, after = trial.run(one), trial.run(Round(one.rows[order], one.num_byzantine))
         what = f"with the clients in the order {order.tolist()}, "
         require_close(as_array(after.update), as_array(before.update), one, what + "update")
         require_close(after.scores, before.scores[order], one, what + "scores")
@@ -48,7 +48,7 @@ def permutation_invariant(trial: Trial) -> None:
                 require_close(weights[1], weights[0][order], one, what + "weights")
 
 
-def translation_equivariant(trial: Trial) -> None:
+def translation_equivariant(trial: RuleTrial) -> None:
     """If all clients add the same vector, so does the update."""
     for number, one in enumerate(trial.rounds()):
         shift = 30 * np.abs(one.rows).max() * trial.random(number).normal(size=one.rows.shape[1:])
@@ -57,7 +57,7 @@ def translation_equivariant(trial: Trial) -> None:
         require_close(trial.update(moved), trial.update(one) + shift, one, what)
 
 
-def scale_equivariant(trial: Trial) -> None:
+def scale_equivariant(trial: RuleTrial) -> None:
     """If all clients multiply their gradients by the same number, so does the update."""
     for one in trial.rounds():
         # Powers of 2 are exact: no tie is broken by rounding.
@@ -67,14 +67,14 @@ def scale_equivariant(trial: Trial) -> None:
             require_close(trial.update(scaled), factor * trial.update(one), one, what)
 
 
-def sign_equivariant(trial: Trial) -> None:
+def sign_equivariant(trial: RuleTrial) -> None:
     """If all clients negate their gradients, so does the update."""
     for one in trial.rounds():
         negated = Round(-one.rows, one.num_byzantine)
         require_close(trial.update(negated), -trial.update(one), one, "update of the negative")
 
 
-def inside_the_box(trial: Trial) -> None:
+def inside_the_box(trial: RuleTrial) -> None:
     """No coordinate of the update is outside what the clients sent for it."""
     for one in trial.rounds():
         update = trial.update(one)
@@ -85,7 +85,7 @@ def inside_the_box(trial: Trial) -> None:
         require(is_inside, one, seen)
 
 
-def mean_without_byzantine(trial: Trial) -> None:
+def mean_without_byzantine(trial: RuleTrial) -> None:
     """A rule that uses the number of Byzantine clients averages all if it is 0."""
     if not trial.rule.traits.uses_num_byzantine:
         return
@@ -94,7 +94,7 @@ def mean_without_byzantine(trial: Trial) -> None:
         require_close(trial.update(honest), honest.rows.mean(axis=0), honest, "update")
 
 
-def per_coordinate(trial: Trial) -> None:
+def per_coordinate(trial: RuleTrial) -> None:
     """A coordinate-wise rule gives a coordinate the same value alone as among others."""
     if not isinstance(trial.rule, CoordinatewiseRule):
         return
@@ -106,7 +106,7 @@ def per_coordinate(trial: Trial) -> None:
         require_close(trial.update(one), np.array(alone), one, what)
 
 
-def average_of_clients(trial: Trial) -> None:
+def average_of_clients(trial: RuleTrial) -> None:
     """An affine rule computes weights that are not negative and sum to 1."""
     for one in trial.rounds():
         matrix, found = compute_on(trial, one)
@@ -120,7 +120,7 @@ def average_of_clients(trial: Trial) -> None:
         require_close(trial.update(one), weights @ one.rows, one, "update, against the average")
 
 
-def batch_equals_loop(trial: Trial) -> None:
+def batch_equals_loop(trial: RuleTrial) -> None:
     """Several runs aggregated at once get what each gets alone with its own seed."""
     for num_clients, dim in ((5, 4), (9, 12)):
         num_byzantine = trial.some_byzantine(num_clients)
@@ -139,7 +139,7 @@ def batch_equals_loop(trial: Trial) -> None:
                     require_close(got, wanted, given, f"{part} in the batch")
 
 
-def has_firm_weights(trial: Trial, one: Round) -> bool:
+def has_firm_weights(trial: RuleTrial, one: Round) -> bool:
     """Return whether the weights do not depend on rounding.
 
     A mixing makes equal rows that differ in the last digit; which of them a coordinate-wise rule
@@ -148,7 +148,7 @@ def has_firm_weights(trial: Trial, one: Round) -> bool:
     return compute_on(trial, one)[1].vector is None or isinstance(trial.rule, CoordinatewiseRule)
 
 
-def compute_on(trial: Trial, one: Round) -> tuple[ClientMatrix, Aggregation]:
+def compute_on(trial: RuleTrial, one: Round) -> tuple[ClientMatrix, Aggregation]:
     """Let the rule itself compute, below the calling contract."""
     rows = torch.from_numpy(one.rows[None]).to(trial.device)
     matrix = ClientMatrix.from_rows(rows)
@@ -167,7 +167,7 @@ def compute_on(trial: Trial, one: Round) -> tuple[ClientMatrix, Aggregation]:
 
 
 def aggregate_runs(
-    trial: Trial, runs: Array, num_byzantine: int, seeds: list[int], **info: Any
+    trial: RuleTrial, runs: Array, num_byzantine: int, seeds: list[int], **info: Any
 ) -> Aggregation:
     """Aggregate several runs as the simulator does."""
     rows = torch.from_numpy(runs).to(trial.device)

@@ -1,57 +1,41 @@
 """What every attack guarantees: the checks of `check_attack`."""
 
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from outvote.attacks.attack_spec import ATTACKS, make_attack
 from outvote.attacks.run_attack import poison_batch
-from outvote.testing.attack_trial import AttackTrial, Scenario
-from outvote.testing.trial import global_state, require, require_close, stirred_generators
-
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-LARGEST = {torch.float16: 6e4, torch.bfloat16: 1e38, torch.float32: 1e38, torch.float64: 1e38}
-
-
-def no_global_state(trial: AttackTrial) -> None:
-    """No global generator is drawn from or seeded, and no setting of torch is left changed."""
-    for one in trial.scenarios():
-        with stirred_generators():
-            before = global_state()
-            trial.output(one)
-            after = global_state()
-        changed = [name for name, value in before.items() if after[name] != value]
-        require(not changed, one, f"changed {', '.join(changed)}")
+from outvote.testing.trial import (
+    LARGEST,
+    AttackTrial,
+    Scenario,
+    as_array,
+    equal,
+    forms,
+    global_state,
+    is_like,
+    kind_of,
+    require,
+    require_close,
+    stirred_generators,
+)
 
 
 def keeps_kind_and_dtype(trial: AttackTrial) -> None:
     """The rows have the kind, dtype and device of the honest gradients, one row per attacker."""
     one = trial.scenario(6, 3, 4, 1.0)
-    for dtype in FLOATS:
-        honest, own = (torch.from_numpy(rows).to(trial.device, dtype) for rows in _parts(one))
+    pairs = zip(forms(one.honest, trial.device), forms(one.own, trial.device), strict=True)
+    for (form, honest), (_, own) in pairs:
         rows = trial.inspect(honest, own).rows
-        is_same = isinstance(rows, Tensor) and rows.shape == own.shape
-        is_same = is_same and (rows.dtype, rows.device) == (honest.dtype, honest.device)
-        require(is_same, f"torch {dtype} {tuple(honest.shape)}", f"rows {_kind(rows)}")
-    for name in ("float32", "float64"):
-        honest, own = (rows.astype(name) for rows in _parts(one))
-        rows = trial.inspect(honest, own).rows
-        is_same = isinstance(rows, np.ndarray) and rows.shape == own.shape
-        is_same = is_same and rows.dtype == honest.dtype
-        require(is_same, f"numpy {name} {honest.shape}", f"rows {_kind(rows)}")
-    named = [[{"a": row[:3, None], "b": row[3:]} for row in rows] for rows in _parts(one)]
-    rows = trial.inspect(*named).rows
-    is_same = isinstance(rows, list) and [[*row] for row in rows] == [["a", "b"]] * 3
-    is_same = is_same and all(row["a"].shape == (3, 1) for row in rows)
-    require(is_same, "dicts of numpy arrays", f"rows {_kind(rows)}")
+        require(is_like(rows, own), form, f"rows {kind_of(rows)}")
 
 
 def finite(trial: AttackTrial) -> None:
     """The rows are finite for all finite gradients, also where clients diverged, or never are."""
     if trial.attack.sends_nonfinite:
-        for one in trial.scenarios():
+        for one in trial.rounds():
             is_finite = bool(np.isfinite(trial.rows(one)).all())
             require(not is_finite, one, "finite rows; declare sends_nonfinite = False")
         return
@@ -62,17 +46,17 @@ def finite(trial: AttackTrial) -> None:
             honest, own = (random.choice(values, size=(k, 5)) for k in (num_honest, 2))
             if num_honest == 7:
                 honest[2, 1] = np.nan
-            one = Scenario(honest, own)
-            given = [torch.from_numpy(rows).to(trial.device, dtype) for rows in _parts(one)]
-            rows = trial.inspect(*given).rows.double().cpu()
-            require(bool(rows.isfinite().all()), one, f"{dtype} rows {rows.tolist()}")
+            given = (torch.from_numpy(rows).to(trial.device, dtype) for rows in (honest, own))
+            rows = as_array(trial.inspect(*given).rows)
+            seen = f"{dtype} rows {rows.tolist()}"
+            require(bool(np.isfinite(rows).all()), Scenario(honest, own), seen)
 
 
 def same_seed_same_rows(trial: AttackTrial) -> None:
     """The same seed gives the same rows, whatever was asked in between; it is recorded."""
-    for one in trial.scenarios():
+    for one in trial.rounds():
         first = trial.rows(one)
-        seed = trial.output(one).seed
+        seed = trial.run(one).seed
         require(seed == trial.seed, one, f"seed {seed} in place of {trial.seed}")
         trial.rows(Scenario(one.honest[::-1] * 3 + 1, one.own))
         is_same = np.array_equal(trial.rows(one), first, equal_nan=True)
@@ -83,7 +67,7 @@ def seed_matters_only_if_random(trial: AttackTrial) -> None:
     """Another seed gives the same rows, unless the attack is random, or asks a rule that is."""
     if trial.attack.is_random or trial.attack.needs_rule():
         return
-    for one in trial.scenarios():
+    for one in trial.rounds():
         again = trial.rows(one, seed=trial.seed + 1)
         is_same = np.array_equal(trial.rows(one), again, equal_nan=True)
         require(is_same, one, "other rows for another seed; declare is_random = True")
@@ -93,7 +77,7 @@ def independent_of_order(trial: AttackTrial) -> None:
     """The order of the honest clients does not matter."""
     if trial.attack.depends_on_order:
         return
-    for number, one in enumerate(trial.scenarios()):
+    for number, one in enumerate(trial.rounds()):
         order = trial.random(number).permutation(len(one.honest))
         moved = trial.rows(Scenario(one.honest[order], one.own))
         _require_close(moved, trial.rows(one), one, f"rows in the order {order.tolist()}")
@@ -101,20 +85,23 @@ def independent_of_order(trial: AttackTrial) -> None:
 
 def leaves_inputs_alone(trial: AttackTrial) -> None:
     """The gradients are never changed, and no row is a view of them."""
-    for one in trial.scenarios():
-        given = [torch.from_numpy(rows.copy()).to(trial.device) for rows in _parts(one)]
-        before = [part.clone() for part in given]
+    for one in trial.rounds():
+        given = [torch.from_numpy(rows.copy()).to(trial.device) for rows in (one.honest, one.own)]
+        before = deepcopy(given)
         rows = trial.inspect(*given).rows
         rows[0].fill_(77.0)
-        is_same = all(torch.equal(a, b) for a, b in zip(given, before, strict=True))
-        require(is_same, one, "the gradients changed, or a write into the rows went through")
+        require(
+            equal(given, before),
+            one,
+            "the gradients changed, or a write into the rows went through",
+        )
 
 
 def colluding_rows_are_identical(trial: AttackTrial) -> None:
     """All attackers send the same row if the attack declares is_colluding."""
     if not trial.attack.is_colluding:
         return
-    for one in trial.scenarios():
+    for one in trial.rounds():
         rows = trial.rows(one)
         is_same = all(np.array_equal(row, rows[0], equal_nan=True) for row in rows)
         require(is_same, one, "different rows; declare is_colluding = False")
@@ -126,12 +113,12 @@ def no_attacker(trial: AttackTrial) -> None:
     asked = []
     generator = np.random.default_rng(trial.seed)
     before = str(generator.bit_generator.state)
-    output = trial.output(
+    output = trial.run(
         Scenario(one.honest, one.own[:0]),
         seed=generator,
         rule=lambda *_, **__: asked.append(1),
     )
-    require(tuple(output.rows.shape) == (0, 3), one, f"rows {_kind(output.rows)}")
+    require(tuple(output.rows.shape) == (0, 3), one, f"rows {kind_of(output.rows)}")
     require(not asked, one, "the rule was asked")
     require(str(generator.bit_generator.state) == before, one, "a number was drawn")
 
@@ -148,16 +135,6 @@ def zero_spread(trial: AttackTrial) -> None:
     for row in (one.honest[:1], 0 * one.honest[:1]):
         same = Scenario(np.repeat(row, 5, axis=0), one.own)
         _require_sound(trial, same, trial.rows(same))
-
-
-def text_round_trip(trial: AttackTrial) -> None:
-    """The text of an attack makes the same attack again (if its class can be found by text)."""
-    kind = type(trial.attack)
-    if kind not in ATTACKS.values() and not hasattr(kind, "loaded_from"):
-        return
-    text = str(trial.attack)
-    again = make_attack(text)
-    require(again == trial.attack and str(again) == text, text, f"make_attack gave {again!r}")
 
 
 def batch_equals_loop(trial: AttackTrial) -> None:
@@ -239,18 +216,8 @@ def poison_keeps_shapes(trial: AttackTrial) -> None:
         require(bool(found.isfinite().all()), where, "samples that are not finite")
 
 
-def _parts(one: Scenario) -> tuple[Any, Any]:
-    return one.honest, one.own
-
-
-def _kind(rows: Any) -> str:
-    where = f" on {rows.device}" if isinstance(rows, Tensor) else ""
-    shape = getattr(rows, "shape", None)
-    return f"{type(rows).__name__} {getattr(rows, 'dtype', '')} {shape}{where}"
-
-
 def _require_sound(trial: AttackTrial, one: Scenario, rows: Any) -> None:
-    require(rows.shape == one.own.shape, one, f"rows {_kind(rows)}")
+    require(rows.shape == one.own.shape, one, f"rows {kind_of(rows)}")
     if not trial.attack.sends_nonfinite:
         require(bool(np.isfinite(rows).all()), one, f"rows {rows.tolist()}")
 

@@ -3,61 +3,72 @@
 import ast
 import warnings
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import fields, is_dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from outvote.errors import OutvoteWarning
 from outvote.rules.rule import Rule
-from outvote.rules.rule_spec import RULES, make_rule
 from outvote.rules.verdict import Verdict
 from outvote.testing.trial import (
     Array,
     BrokenError,
     Gradients,
     Round,
+    RuleTrial,
     Trial,
     as_array,
+    equal,
+    forms,
     global_state,
+    is_like,
+    kind_of,
+    leaves,
     require,
     require_close,
     stirred_generators,
 )
 
-NUMPY_FLOATS = ("float16", "float32", "float64")
-TORCH_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+def no_global_state(trial: Trial) -> None:
+    """No global generator is drawn from or seeded, and no setting of torch is left changed."""
+    for one in trial.rounds():
+        with stirred_generators():
+            before = global_state()
+            trial.run(one)
+            after = global_state()
+        changed = [name for name, value in before.items() if after[name] != value]
+        require(not changed, one, f"changed {', '.join(changed)}")
 
 
-def keeps_kind_and_dtype(trial: Trial) -> None:
+def text_round_trip(trial: Trial) -> None:
+    """The text makes the same rule or attack again (if its class can be found by text)."""
+    kinds = map(type, _nested(trial.subject))
+    if not all(kind in trial.table.values() or hasattr(kind, "loaded_from") for kind in kinds):
+        return
+    text = str(trial.subject)
+    again = trial.make(text)
+    is_same = type(again) is type(trial.subject)
+    if is_dataclass(trial.subject):
+        is_same = again == trial.subject
+    require(is_same and str(again) == text, text, f"{trial.make.__name__} gave {again!r}")
+
+
+def keeps_kind_and_dtype(trial: RuleTrial) -> None:
     """The update has the kind, dtype and device of the gradients: numpy, torch, dicts of either."""
-    rows = trial.rows(6, 4)
-    for name in NUMPY_FLOATS:
-        given = rows.astype(name)
+    for form, given in forms(trial.rows(6, 4), trial.device):
         update = trial.inspect(given).update
-        require(_is_like(update, given[0]), f"numpy {name} [6, 4]", f"update {_kind(update)}")
-    for dtype in TORCH_FLOATS:
-        tensor = torch.from_numpy(rows).to(trial.device, dtype)
-        update = trial.inspect(tensor).update
-        require(_is_like(update, tensor[0]), f"torch {dtype} [6, 4]", f"update {_kind(update)}")
-    for name in NUMPY_FLOATS:
-        for kind in (_array, _tensor):
-            named = [
-                {"a": kind(row[:3, None], name, trial), "b": kind(row[3:], "float64", trial)}
-                for row in rows
-            ]
-            update = trial.inspect(named).update
-            is_same = isinstance(update, dict) and [*update] == ["a", "b"]
-            is_same = is_same and all(_is_like(update[key], named[0][key]) for key in update)
-            require(is_same, f"dicts with {_kind(named[0])}", f"update {_kind(update)}")
+        require(is_like(update, given[0]), form, f"update {kind_of(update)}")
 
 
-def promotes_integers(trial: Trial) -> None:
+def promotes_integers(trial: RuleTrial) -> None:
     """Integers become floats, which the verdict notes and a call warns of."""
     rows = np.rint(10 * trial.rows(6, 4)).astype(np.int64)
     verdict = trial.inspect(trial.given(rows))
-    require(verdict.update.dtype in (np.float64, torch.float64), rows, _kind(verdict.update))
+    require(verdict.update.dtype in (np.float64, torch.float64), rows, kind_of(verdict.update))
     exact = trial.inspect(trial.given(rows.astype(np.float64))).update
     require_close(as_array(verdict.update), as_array(exact), rows, "update of integers")
     is_noted = any("promoted" in note for note in verdict.notes)
@@ -69,40 +80,39 @@ def promotes_integers(trial: Trial) -> None:
     require(OutvoteWarning in kinds, rows, f"a call warned with {kinds}, not OutvoteWarning")
 
 
-def leaves_inputs_alone(trial: Trial) -> None:
+def leaves_inputs_alone(trial: RuleTrial) -> None:
     """The gradients are never changed, whatever their layout, nor is the update a view of them."""
     rows = trial.rows(7, 6)
     num_byzantine = trial.some_byzantine(7)
     wanted = trial.update(Round(rows, num_byzantine))
     for layout, given in _layouts(rows, trial).items():
-        before = _copy(given)
+        before = deepcopy(given)
         update = trial.inspect(given, num_byzantine=num_byzantine).update
         if not isinstance(update, dict):
             require_close(as_array(update), wanted, layout, "update, against contiguous rows")
-            update[...] = 77.0
-        for part in update.values() if isinstance(update, dict) else ():
+        for part in leaves(update):
             part[...] = 77.0
-        is_same = _equal(given, before)
         seen = "the gradients changed, or a write into the update went through to them"
-        require(is_same, f"{layout} gradients [7, 6], num_byzantine={num_byzantine}", seen)
+        require(
+            equal(given, before), f"{layout} gradients [7, 6], num_byzantine={num_byzantine}", seen
+        )
 
 
-def call_equals_inspect(trial: Trial) -> None:
+def call_equals_inspect(trial: RuleTrial) -> None:
     """A plain call returns the update of the verdict."""
     for one in trial.rounds():
         called = trial.call(trial.given(one.rows), num_byzantine=one.num_byzantine)
         require_close(as_array(called), trial.update(one), one, "called")
 
 
-def verdict_adds_up(trial: Trial) -> None:
+def verdict_adds_up(trial: RuleTrial) -> None:
     """Every client has a finite score; weights, if known, are from 0 to 1: kept or dropped."""
     for one in trial.rounds():
         ids = [f"client-{k}" for k in range(len(one.rows))]
-        verdict = trial.inspect(trial.given(one.rows), num_byzantine=one.num_byzantine, clients=ids)
-        shape = (len(ids),)
-        require(verdict.scores.shape == shape, one, f"{verdict.scores.shape} scores")
-        is_finite = bool(np.isfinite(verdict.scores).all())
-        require(is_finite, one, f"scores {verdict.scores.tolist()}")
+        verdict = trial.run(one, clients=ids)
+        shape, scores = (len(ids),), verdict.scores
+        require(scores.shape == shape, one, f"{scores.shape} scores")
+        require(bool(np.isfinite(scores).all()), one, f"scores {scores.tolist()}")
         if verdict.weights is None or verdict.kept is None or verdict.dropped is None:
             require(verdict.kept is verdict.dropped is None, one, "kept clients without weights")
             continue
@@ -114,50 +124,27 @@ def verdict_adds_up(trial: Trial) -> None:
         require(is_split, one, seen)
 
 
-def same_seed_same_verdict(trial: Trial) -> None:
+def same_seed_same_verdict(trial: RuleTrial) -> None:
     """The same seed gives the same verdict, whatever was called in between; it is recorded."""
     for one in trial.rounds():
-        first = trial.verdict(one)
+        first = trial.run(one)
         require(first.seed == trial.seed, one, f"seed {first.seed} instead of {trial.seed}")
-        trial.verdict(Round(one.rows[::-1] * 3 + 1, one.num_byzantine))
-        _require_same(trial.verdict(one), first, one)
-        info = {"num_byzantine": one.num_byzantine}
-        fresh = trial.inspect(trial.given(one.rows), **info, seed=None)
-        again = trial.inspect(trial.given(one.rows), **info, seed=fresh.seed)
-        _require_same(again, fresh, one)
+        trial.run(Round(one.rows[::-1] * 3 + 1, one.num_byzantine))
+        _require_same(trial.run(one), first, one)
+        fresh = trial.run(one, seed=None)
+        _require_same(trial.run(one, seed=fresh.seed), fresh, one)
 
 
-def no_global_state(trial: Trial) -> None:
-    """No global generator is drawn from or seeded, and no setting of torch is left changed."""
-    for one in trial.rounds():
-        with stirred_generators():
-            before = global_state()
-            trial.verdict(one)
-            after = global_state()
-        changed = [name for name, value in before.items() if after[name] != value]
-        require(not changed, one, f"changed {', '.join(changed)}")
-
-
-def text_round_trip(trial: Trial) -> None:
-    """The text of a rule makes the same rule again (if its class can be found by text)."""
-    if not all(_has_text(type(rule)) for rule in _nested(trial.rule)):
-        return
-    text = str(trial.rule)
-    again = make_rule(text)
-    is_same = again == trial.rule if _is_value(trial.rule) else type(again) is type(trial.rule)
-    require(is_same and str(again) == text, text, f"make_rule gave {again!r}")
-
-
-def repr_round_trip(trial: Trial) -> None:
+def repr_round_trip(trial: RuleTrial) -> None:
     """The repr of a rule is the Python expression that makes it."""
-    if not all(_is_value(rule) for rule in _nested(trial.rule)):
+    if not all(map(is_dataclass, _nested(trial.rule))):
         return
     classes = {type(rule).__name__: type(rule) for rule in _nested(trial.rule)}
     again = _evaluate(ast.parse(repr(trial.rule), mode="eval").body, classes)
     require(again == trial.rule, repr(trial.rule), f"it makes {again!r}")
 
 
-def _layouts(rows: Array, trial: Trial) -> dict[str, Gradients]:
+def _layouts(rows: Array, trial: RuleTrial) -> dict[str, Gradients]:
     """Return the same rows in many ways."""
     tensor = torch.from_numpy(rows.copy()).to(trial.device)
     tensors = {
@@ -182,82 +169,21 @@ def _layouts(rows: Array, trial: Trial) -> dict[str, Gradients]:
     }
 
 
-def _copy(given: Gradients) -> Gradients:
-    if isinstance(given, list):
-        return [_copy(part) for part in given]
-    if isinstance(given, dict):
-        return {name: _copy(part) for name, part in given.items()}
-    return given.clone() if isinstance(given, Tensor) else given.copy()
-
-
-def _equal(one: Gradients, two: Gradients) -> bool:
-    if isinstance(one, list):
-        return all(_equal(a, b) for a, b in zip(one, two, strict=True))
-    if isinstance(one, dict):
-        return all(_equal(one[name], two[name]) for name in two)
-    return bool((one == two).all())
-
-
-def _array(row: Array, dtype: str, trial: Trial) -> Gradients:
-    del trial
-    return row.astype(dtype)
-
-
-def _tensor(row: Array, dtype: str, trial: Trial) -> Gradients:
-    return torch.from_numpy(row.astype(dtype)).to(trial.device)
-
-
-def _is_like(update: Gradients, wanted: Gradients) -> bool:
-    """Return whether two arrays or tensors have the same kind, dtype, shape and device."""
-    return (
-        type(update) is type(wanted)
-        and (update.dtype, update.shape) == (wanted.dtype, wanted.shape)
-        and getattr(update, "device", None) == getattr(wanted, "device", None)
-    )
-
-
-def _kind(update: Gradients) -> str:
-    if isinstance(update, dict):
-        return ", ".join(f"{name}: {_kind(part)}" for name, part in update.items())
-    where = f" on {update.device}" if isinstance(update, Tensor) else ""
-    shape, dtype = getattr(update, "shape", "?"), getattr(update, "dtype", "?")
-    return f"{type(update).__name__} {dtype} {tuple(shape)}{where}"
-
-
 def _require_same(got: Verdict, wanted: Verdict, one: Round) -> None:
     is_same = np.array_equal(as_array(got.update), as_array(wanted.update))
     is_same = is_same and np.array_equal(got.scores, wanted.scores)
-    is_same = is_same and _equal_weights(got.weights, wanted.weights)
-    if not is_same:
+    # Unknown weights are None, and None equals None alone.
+    if not (is_same and np.array_equal(got.weights, wanted.weights)):  # type: ignore[arg-type]
         raise BrokenError(one, f"{got.update} the second time, {wanted.update} the first")
 
 
-def _equal_weights(got: Array | None, wanted: Array | None) -> bool:
-    if got is None or wanted is None:
-        return got is wanted
-    return np.array_equal(got, wanted)
-
-
-def _nested(rule: Rule) -> Iterator[Rule]:
-    """Yield a rule and all the rules inside."""
-    yield rule
-    for value in _parameters(rule):
+def _nested(thing: Any) -> Iterator[Any]:
+    """Yield a rule or an attack, and all the rules inside."""
+    yield thing
+    for field in fields(thing) if is_dataclass(thing) else ():
+        value = getattr(thing, field.name)
         if isinstance(value, Rule):
             yield from _nested(value)
-
-
-def _parameters(thing: object) -> list[object]:
-    if not is_dataclass(thing):
-        return []
-    return [getattr(thing, field.name) for field in fields(thing)]
-
-
-def _is_value(thing: object) -> bool:
-    return is_dataclass(thing)
-
-
-def _has_text(kind: type) -> bool:
-    return kind in RULES.values() or hasattr(kind, "loaded_from")
 
 
 def _evaluate(node: ast.expr, classes: dict[str, type]) -> object:

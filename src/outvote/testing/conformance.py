@@ -1,18 +1,19 @@
-"""The conformance suite: what every rule promises, checked on any rule."""
+"""The conformance suites: what every rule and every attack promises, checked on any of them."""
 
-import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
+from outvote.attacks.attack import Attack
 from outvote.errors import OutvoteWarning, closest
 from outvote.rules.rule import Rule
-from outvote.testing import algebra, calling, robustness, rule_state
-from outvote.testing.trial import BrokenError, Trial
+from outvote.testing import algebra, attack_checks, calling, robustness, rule_state
+from outvote.testing.trial import AttackTrial, BrokenError, RuleTrial, Trial
 
-CHECKS: dict[str, Callable[[Trial], None]] = {
+CHECKS: dict[str, Callable[[RuleTrial], None]] = {
     # First: a setting that another check left changed could not be seen to change.
     "no-global-state": calling.no_global_state,
     "finite": robustness.finite,
@@ -44,6 +45,23 @@ CHECKS: dict[str, Callable[[Trial], None]] = {
     "text-round-trip": calling.text_round_trip,
     "repr-round-trip": calling.repr_round_trip,
 }
+ATTACK_CHECKS: dict[str, Callable[[AttackTrial], None]] = {
+    "no-global-state": calling.no_global_state,
+    "keeps-kind-and-dtype": attack_checks.keeps_kind_and_dtype,
+    "finite": attack_checks.finite,
+    "same-seed-same-rows": attack_checks.same_seed_same_rows,
+    "seed-matters-only-if-random": attack_checks.seed_matters_only_if_random,
+    "independent-of-order": attack_checks.independent_of_order,
+    "leaves-inputs-alone": attack_checks.leaves_inputs_alone,
+    "colluding-rows-are-identical": attack_checks.colluding_rows_are_identical,
+    "no-attacker": attack_checks.no_attacker,
+    "one-honest-client": attack_checks.one_honest_client,
+    "zero-spread": attack_checks.zero_spread,
+    "text-round-trip": calling.text_round_trip,
+    "batch-equals-loop": attack_checks.batch_equals_loop,
+    "state-run-by-run": attack_checks.state_run_by_run,
+    "poison-keeps-shapes": attack_checks.poison_keeps_shapes,
+}
 
 # On so many inputs a check must pass before an exemption from it counts as not needed.
 NUM_TRIES = 10
@@ -56,21 +74,16 @@ class Failure:
     check: str
     given: str
     seen: str
-    fact: str = ""
+    fact: str
 
     def __str__(self) -> str:
-        """Return what is checked, what was found instead, and the input."""
-        fact = self.fact or inspect.getdoc(CHECKS[self.check]) or ""
-        return f"{self.check}: {fact}\n    seen: {self.seen}\n    input: {self.given}"
+        return f"{self.check}: {self.fact}\n    seen: {self.seen}\n    input: {self.given}"
 
 
 class ConformanceError(AssertionError):
     """A rule or an attack fails some checks; `failures` lists them."""
 
-    def __init__(
-        self, rule: str, failures: Sequence[Failure], num_checks: int = len(CHECKS)
-    ) -> None:
-        """List every failure, one after another."""
+    def __init__(self, rule: str, failures: Sequence[Failure], num_checks: int) -> None:
         listed = "\n".join(f"  {failure}" for failure in failures)
         super().__init__(f"{rule} fails {len(failures)} of {num_checks} checks:\n{listed}")
         self.rule, self.failures = rule, tuple(failures)
@@ -97,38 +110,63 @@ def check_rule(
             f"check_rule checks an outvote.Rule, got {type(rule).__name__}; pass an object, not a "
             "class, or build one with make_rule('median')."
         )
+    _check(RuleTrial(rule, seed, torch.device(device)), CHECKS, exempt)
+
+
+def check_attack(
+    attack: Attack,
+    *,
+    exempt: Mapping[str, str] | None = None,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+    sample_shape: tuple[int, ...] = (1, 28, 28),
+) -> None:
+    """Check that an attack does what every attack guarantees; raise a ConformanceError if not.
+
+    What an attack declares (`is_random`, `is_colluding`, `depends_on_order`, `sends_nonfinite`,
+    `has_state`, `poisons_data`) decides what is checked. `exempt` maps the name of a check to the
+    reason why the attack need not pass it; an exemption that is not needed gives a warning.
+    `sample_shape` is the shape of a sample that a data attack is tested on. The checks are in
+    `outvote.testing.ATTACK_CHECKS`.
+
+    >>> from outvote import LIE
+    >>> check_attack(LIE())
+    """
+    if not isinstance(attack, Attack):
+        raise TypeError(
+            f"check_attack checks an outvote.Attack, got {type(attack).__name__}; pass an object, "
+            "not a class, or build one with make_attack('lie')."
+        )
+    trial = AttackTrial(attack, seed, torch.device(device), tuple(sample_shape))
+    _check(trial, ATTACK_CHECKS, exempt)
+
+
+def _check(trial: Trial, checks: Mapping[str, Any], exempt: Mapping[str, str] | None) -> None:
     reasons = dict(exempt or {})
-    _check_reasons(reasons)
-    trial = Trial(rule, seed, torch.device(device))
     for name, reason in reasons.items():
-        if _always_passes(name, trial):
-            message = f"{trial.name} passes {name!r}; the exemption ({reason}) is not needed."
-            warnings.warn(message, OutvoteWarning, stacklevel=2)
-    found = [_run(name, trial) for name in CHECKS if name not in reasons]
-    failures = [failure for failure in found if failure is not None]
-    if failures:
-        raise ConformanceError(trial.name, failures)
-
-
-def _check_reasons(reasons: Mapping[str, str]) -> None:
-    for name, reason in reasons.items():
-        if name not in CHECKS:
-            raise ValueError(f"exempt: there is no check {name!r}; {closest(name, CHECKS)}")
+        if name not in checks:
+            raise ValueError(f"exempt: there is no check {name!r}; {closest(name, checks)}")
         if not str(reason or "").strip():
             raise ValueError(f"exempt: {name!r} needs a reason in words, got {reason!r}.")
+    for name, reason in reasons.items():
+        # Several inputs: a failure may be rare.
+        trials = (replace(trial, seed=trial.seed + k) for k in range(NUM_TRIES))
+        if all(_failure(name, checks[name], another) is None for another in trials):
+            message = f"{trial.name} passes {name!r}; the exemption ({reason}) is not needed."
+            warnings.warn(message, OutvoteWarning, stacklevel=3)
+    found = [_failure(name, checks[name], trial) for name in checks if name not in reasons]
+    failures = [failure for failure in found if failure is not None]
+    if failures:
+        raise ConformanceError(trial.name, failures, len(checks))
 
 
-def _always_passes(name: str, trial: Trial) -> bool:
-    """Return whether a check holds on several inputs: a failure may be rare."""
-    trials = (replace(trial, seed=trial.seed + k) for k in range(NUM_TRIES))
-    return all(_run(name, another) is None for another in trials)
-
-
-def _run(name: str, trial: Trial) -> Failure | None:
+def _failure(name: str, check: Callable[[Any], None], trial: Trial) -> Failure | None:
     try:
-        CHECKS[name](trial)
+        check(trial)
     except BrokenError as broken:
-        return Failure(name, broken.given, broken.seen)
-    except Exception as error:  # noqa: BLE001  (a rule under test may raise anything)
-        return Failure(name, "see the traceback of the cause", f"{type(error).__name__}: {error}")
-    return None
+        given, seen = broken.given, broken.seen
+    except Exception as error:  # noqa: BLE001  (what is under test may raise anything)
+        given, seen = "see the traceback of the cause", f"{type(error).__name__}: {error}"
+    else:
+        return None
+    return Failure(name, given, seen, check.__doc__ or "")

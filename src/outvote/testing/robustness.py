@@ -7,18 +7,19 @@ import torch
 
 from outvote.errors import TooManyByzantine
 from outvote.rules.rule import base_num_byzantine
-from outvote.testing.trial import Array, Round, Trial, as_array, expect, require, require_close
+from outvote.testing.trial import (
+    LARGEST,
+    Array,
+    Round,
+    RuleTrial,
+    as_array,
+    expect,
+    require,
+    require_close,
+)
 
-# Up to these numbers a rule must stay finite: the dtype's own range, within the promised 1e38.
-LARGEST = {
-    torch.float16: 65504.0,
-    torch.bfloat16: 1e38,
-    torch.float32: 1e38,
-    torch.float64: 1e38,
-}
 
-
-def finite(trial: Trial) -> None:
+def finite(trial: RuleTrial) -> None:
     """Whatever finite numbers come in, update, scores and weights are finite."""
     for dtype, largest in LARGEST.items():
         for one in _nasty_rounds(trial, largest, float(torch.finfo(dtype).tiny)):
@@ -33,30 +34,27 @@ def finite(trial: Trial) -> None:
                 require(is_finite, one, f"{dtype} {part} {values}")
 
 
-def rejects_non_finite(trial: Trial) -> None:
+def rejects_non_finite(trial: RuleTrial) -> None:
     """Rows with NaN or infinity are named and left out, each counted as one Byzantine client."""
     rows = trial.rows(9, 5)
     rows[1, 2], rows[4, 0], rows[8] = np.nan, np.inf, -np.inf
-    good = rows[np.isfinite(rows).all(axis=1)]
-    ids = list("abcdefghi")
+    is_bad = ~np.isfinite(rows).all(axis=1)
     for assumed in sorted({0, trial.some_byzantine(9)}):
         one = Round(rows, assumed)
-        verdict = trial.inspect(trial.given(rows), num_byzantine=assumed, clients=ids)
+        verdict = trial.run(one, clients=list("abcdefghi"))
         require(verdict.rejected == ["b", "e", "i"], one, f"rejected {verdict.rejected}")
-        is_bad = ~np.isfinite(rows).all(axis=1)
         is_out = np.array_equal(np.isinf(verdict.scores), is_bad)
         is_out = is_out and (verdict.weights is None or not verdict.weights[is_bad].any())
-        seen = f"scores {verdict.scores.tolist()}, weights {verdict.weights}"
-        require(is_out, one, seen)
-        wanted = trial.update(Round(good, max(0, assumed - 3)))
+        require(is_out, one, f"scores {verdict.scores.tolist()}, weights {verdict.weights}")
+        wanted = trial.update(Round(rows[~is_bad], max(0, assumed - 3)))
         require_close(as_array(verdict.update), wanted, one, "update, against the finite rows")
     nobody = Round(np.full((3, 2), np.nan), 0)
-    verdict = trial.verdict(nobody)
+    verdict = trial.run(nobody)
     is_zero = not as_array(verdict.update).any() and verdict.rejected == [0, 1, 2]
     require(is_zero, nobody, f"update {verdict.update}, rejected {verdict.rejected}")
 
 
-def breakdown(trial: Trial) -> None:
+def breakdown(trial: RuleTrial) -> None:
     """A Byzantine minority within the limit cannot move the update far from the honest."""
     for num_clients, dim in ((7, 5), (11, 12)):
         num_byzantine = _counted_byzantine(trial, num_clients)
@@ -73,7 +71,7 @@ def breakdown(trial: Trial) -> None:
                 require(is_near, one, seen)
 
 
-def limit_makes_sense(trial: Trial) -> None:
+def limit_makes_sense(trial: RuleTrial) -> None:
     """What a rule tolerates is a whole number from 0 to n that does not fall when n grows."""
     limits = [trial.rule.max_byzantine(num_clients=n) for n in range(1, 60)]
     for n, limit in enumerate(limits, start=1):
@@ -83,22 +81,21 @@ def limit_makes_sense(trial: Trial) -> None:
         require(before <= limit, f"num_clients={n}", f"max_byzantine {limit} after {before}")
 
 
-def refuses_too_many(trial: Trial) -> None:
+def refuses_too_many(trial: RuleTrial) -> None:
     """Above the limit a call raises TooManyByzantine; "lower" takes the limit instead."""
     for num_clients in (1, 4, 9):
         limit = trial.rule.max_byzantine(num_clients)
         one = Round(trial.rows(num_clients, 3), limit + 1)
         what = f"num_byzantine={limit + 1} above the limit {limit}"
-        expect(TooManyByzantine, lambda one=one: trial.verdict(one), one, what)  # type: ignore[misc]
-        given = trial.given(one.rows)
-        verdict = trial.inspect(given, num_byzantine=limit + 1, when_too_many="lower")
+        expect(TooManyByzantine, lambda one=one: trial.run(one), one, what)  # type: ignore[misc]
+        verdict = trial.run(one, when_too_many="lower")
         seen = f"num_byzantine {verdict.num_byzantine} in the verdict, the limit is {limit}"
         require(verdict.num_byzantine == limit, one, seen)
         wanted = trial.update(Round(one.rows, limit))
         require_close(as_array(verdict.update), wanted, one, "update, against that at the limit")
 
 
-def refuses_nonsense(trial: Trial) -> None:
+def refuses_nonsense(trial: RuleTrial) -> None:
     """A negative number or a fraction of one half or more is a ValueError."""
     given = trial.given(trial.rows(5, 3))
     for info in (
@@ -111,7 +108,7 @@ def refuses_nonsense(trial: Trial) -> None:
         expect(ValueError, lambda info=info: trial.inspect(given, **info), info, "the call")  # type: ignore[misc]
 
 
-def _nasty_rounds(trial: Trial, largest: float, tiny: float) -> Iterator[Round]:
+def _nasty_rounds(trial: RuleTrial, largest: float, tiny: float) -> Iterator[Round]:
     values = np.array([0.0, -0.0, tiny, -tiny / 8, 1.0, -1.0, largest, -largest])
     for number, (num_clients, dim) in enumerate(((1, 1), (4, 3), (7, 12))):
         random = trial.random(number)
@@ -126,7 +123,7 @@ def _nasty_rounds(trial: Trial, largest: float, tiny: float) -> Iterator[Round]:
             yield Round(same, num_byzantine)
 
 
-def _counted_byzantine(trial: Trial, num_clients: int) -> int:
+def _counted_byzantine(trial: RuleTrial, num_clients: int) -> int:
     """Return the largest tolerated minority that the innermost rule assumes in full.
 
     GAS goes on with more than the rule inside tolerates, but promises nothing there.
@@ -138,7 +135,7 @@ def _counted_byzantine(trial: Trial, num_clients: int) -> int:
     return num_byzantine
 
 
-def _byzantine_rows(trial: Trial, num_byzantine: int, dim: int) -> Iterator[Array]:
+def _byzantine_rows(trial: RuleTrial, num_byzantine: int, dim: int) -> Iterator[Array]:
     """Yield Byzantine rows: all alike, on opposite sides, in directions of their own."""
     yield np.full((num_byzantine, dim), 1e30)
     sides = np.where(np.arange(num_byzantine) % 2 == 0, 1e30, -1e30)

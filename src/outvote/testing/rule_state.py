@@ -7,22 +7,22 @@ import numpy as np
 from outvote.rules.verdict import Verdict
 from outvote.state_format import pack_state, unpack_state
 from outvote.testing.algebra import aggregate_runs
-from outvote.testing.trial import Array, Round, Trial, as_array, require, require_close
+from outvote.testing.trial import Array, Round, RuleTrial, as_array, require, require_close
 
 NUM_ROUNDS = 3
 NUM_RUNS = 3
 
 
-def state_is_declared(trial: Trial) -> None:
+def state_is_declared(trial: RuleTrial) -> None:
     """A rule returns a state if its traits have has_state, and none otherwise."""
     has_state = trial.rule.traits.has_state
     for one in trial.rounds():
-        state = trial.verdict(one).state
+        state = trial.run(one).state
         seen = f"state {type(state).__name__}, and traits.has_state is {has_state}"
         require((state is not None) == has_state, one, seen)
 
 
-def state_run_by_run(trial: Trial) -> None:
+def state_run_by_run(trial: RuleTrial) -> None:
     """Over several rounds a run among others gets what it gets alone, and keeps its own state."""
     if not trial.rule.traits.has_state:
         return
@@ -34,7 +34,7 @@ def state_run_by_run(trial: Trial) -> None:
             require_close(together[number][k], alone[k][number][0], given, "update")
 
 
-def state_survives_saving(trial: Trial) -> None:
+def state_survives_saving(trial: RuleTrial) -> None:
     """A call does not change its state, which gives the same update after saving and reading."""
     if not trial.rule.traits.has_state:
         return
@@ -57,11 +57,11 @@ def state_survives_saving(trial: Trial) -> None:
         state = first.state
 
 
-def _rows(trial: Trial, run: int, number: int) -> Array:
+def _rows(trial: RuleTrial, run: int, number: int) -> Array:
     return trial.rows(7, 6) * (1 + run) + trial.random(run, number).normal(size=(7, 6))
 
 
-def _rounds_of(trial: Trial, runs: list[int]) -> list[Array]:
+def _rounds_of(trial: RuleTrial, runs: list[int]) -> list[Array]:
     """Return the updates ``[runs, dim]`` of several rounds of some runs, aggregated together."""
     states: list[Any] = [None] * len(runs)
     updates = []

@@ -1,20 +1,22 @@
 """Every attack against every rule on synthetic gradients: how far each moves the update."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 from math import inf, isfinite
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from outvote.attacks.attack import Attack
-from outvote.errors import check_kind
+from outvote.attacks.parameters import check_count, check_number
 from outvote.rules.rule import Rule
 from outvote.seeding import RandomStream
 from outvote.threads import mapped
 
+Value = TypeVar("Value")
 Progress = Callable[[int, int], None]
 SHARE_OF_COORDINATES = 0.1
 NUM_REFERENCE_ROWS = 5
@@ -46,23 +48,15 @@ class SyntheticGradients:
     """Where all randomness comes from."""
 
     def __post_init__(self) -> None:
-        """Check that there is an honest client, and that the lengths are lengths."""
-        lowest = {"num_clients": 1, "num_byzantine": 0, "dim": 1, "seed": 0}
-        for name, low in lowest.items():
-            check_kind(name, getattr(self, name), int)
-            if getattr(self, name) < low:
-                raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}.")
+        for name, low in {"num_clients": 1, "num_byzantine": 0, "dim": 1, "seed": 0}.items():
+            check_count(name, getattr(self, name), low=low)
         if self.num_byzantine >= self.num_clients:
             raise ValueError(
                 f"num_byzantine must be below the {self.num_clients} of num_clients, got "
                 f"{self.num_byzantine}; at least one client must be honest."
             )
         for name in ("heterogeneity", "noise"):
-            check_kind(name, getattr(self, name), float)
-            if not (isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise ValueError(
-                    f"{name} must be finite and at least 0, got {getattr(self, name)}."
-                )
+            check_number(name, getattr(self, name), low=0)
 
 
 def draw_round(recipe: SyntheticGradients) -> tuple[Tensor, Tensor]:
@@ -128,11 +122,8 @@ class Stress:
         """Return the smallest of the worst cases; rules with a failure do not take part."""
         failed = {each.rule for each in self.cells if each.failure}
         worst = [self.worst(rule) for rule in self.rules if rule not in failed]
-        return min(
-            (cell for cell in worst if cell is not None),
-            key=lambda cell: cell.severity,
-            default=None,
-        )
+        found = [cell for cell in worst if cell is not None]
+        return min(found, key=lambda cell: cell.severity, default=None)
 
 
 def stress(
@@ -154,13 +145,13 @@ def stress(
     >>> table.worst("mean").attack
     'lie'
     """
-    if num_servers < 1:
-        raise ValueError(f"num_servers must be at least 1, got {num_servers}.")
+    check_count("num_servers", num_servers)
     names = {str(attack): attack for attack in attacks}
     columns = {str(rule): rule for rule in rules}
     table = _Table(gradients, num_servers, names)
     asked = dict(zip(columns, mapped(table.ask, columns.values()), strict=True))
-    count = _Counter(len(columns) * len(names), on_progress)
+    pairs = [(rule, attack) for attack in names for rule in columns]
+    lock, num_done = Lock(), count(1)
 
     def work(pair: tuple[str, str]) -> Cell:
         rule, attack = pair
@@ -170,13 +161,14 @@ def stress(
             answer = server
         else:
             answer = table.error(names[attack], server.afresh())
-        count.one_more()
+        with lock:
+            if on_progress is not None:
+                on_progress(next(num_done), len(pairs))
         if isinstance(answer, Failure):
             return Cell(attack=attack, rule=rule, failure=answer.why, failed=answer.who)
         return Cell(attack=attack, rule=rule, error=answer)
 
     # The last first: wrappers come late in most lists, and searches take longest.
-    pairs = [(rule, attack) for attack in names for rule in columns]
     cells = mapped(work, pairs[::-1])[::-1]
     return Stress(
         gradients=gradients, attacks=tuple(names), rules=tuple(columns), cells=tuple(cells)
@@ -199,7 +191,6 @@ class AskedRule:
     """
 
     def __init__(self, rule: Rule, honest: Tensor, num_byzantine: int) -> None:
-        """Take the rule, the gradients of the honest, and the number of attackers."""
         self.rule, self.honest = rule, honest
         self.info: dict[str, Any] = {
             "num_byzantine": num_byzantine,
@@ -242,21 +233,19 @@ class AskedRule:
         return server
 
     def _answer(self, kind: str, gradients: Tensor, seed: int) -> Any:
-        if self.is_random:
-            return self._ask(kind, gradients, seed)
         rows = gradients[len(self.honest) :]
-        if kind not in self._last or not torch.equal(self._last[kind][0], rows):
-            # The caller may write other rows into the same matrix.
-            self._last[kind] = rows.clone(), self._ask(kind, gradients, seed)
-        return self._last[kind][1]
-
-    def _ask(self, kind: str, gradients: Tensor, seed: int) -> Any:
+        if not self.is_random and kind in self._last and torch.equal(self._last[kind][0], rows):
+            return self._last[kind][1]
         ask = self.rule if kind == "update" else self.rule.inspect
         try:
-            return ask(gradients, seed=seed, **self.info)
+            answer = ask(gradients, seed=seed, **self.info)
         except Exception:
             self.has_failed = True
             raise
+        if not self.is_random:
+            # The caller may write other rows into the same matrix.
+            self._last[kind] = rows.clone(), answer
+        return answer
 
 
 class _Table:
@@ -280,21 +269,17 @@ class _Table:
     def ask(self, rule: Rule) -> AskedRule | Failure:
         """Return the rule, ready to be asked, or why it fails."""
         server = AskedRule(rule, self.honest, self.num_byzantine)
-        try:
-            server.look_for_randomness(self.own)
-        except Exception as error:  # noqa: BLE001  (a rule under test may raise anything)
-            return Failure("rule", _why(error))
-        return server
+        return _attempt("rule", lambda: server.look_for_randomness(self.own)) or server
 
     def craft(self, attack: Attack, server: AskedRule | None) -> Tensor | Failure:
         """Return the rows that the attackers send, or why the attack fails."""
         info: dict[str, Any] = {"rule": server, "own": self.own, "seed": self.attack_seed}
-        try:
-            return torch.as_tensor(attack(self.honest, num_byzantine=self.num_byzantine, **info))
-        except Exception as error:  # noqa: BLE001  (an attack under test may raise anything)
-            # The rule may have failed when the attack asked it.
-            has_rule_failed = server is not None and server.has_failed
-            return Failure("rule" if has_rule_failed else "attack", _why(error))
+        info["num_byzantine"] = self.num_byzantine
+        found = _attempt("attack", lambda: torch.as_tensor(attack(self.honest, **info)))
+        # The rule may have failed when the attack asked it.
+        if isinstance(found, Failure) and server is not None and server.has_failed:
+            return replace(found, who="rule")
+        return found
 
     def error(self, attack: Attack, server: AskedRule) -> float | Failure:
         """Return the mean error over the seeds of the server, or why there is none."""
@@ -302,11 +287,8 @@ class _Table:
         rows = self.craft(attack, server) if known is None else known
         if isinstance(rows, Failure):
             return rows
-        try:
-            errors = [self.distance(update) for update in server.updates(rows, self.seeds)]
-        except Exception as error:  # noqa: BLE001  (a rule under test may raise anything)
-            return Failure("rule", _why(error))
-        return sum(errors) / len(errors)
+        errors = _attempt("rule", lambda: [*map(self.distance, server.updates(rows, self.seeds))])
+        return errors if isinstance(errors, Failure) else sum(errors) / len(errors)
 
     def distance(self, update: Any) -> float:
         """Return the distance to the honest mean, relative to its length."""
@@ -314,19 +296,8 @@ class _Table:
         return float(away.norm() / self.mean.norm())
 
 
-class _Counter:
-    """Counts the cells that are done, from any thread."""
-
-    def __init__(self, total: int, on_progress: Progress | None) -> None:
-        self.lock, self.total, self.on_progress = Lock(), total, on_progress
-        self.done = 0
-
-    def one_more(self) -> None:
-        with self.lock:
-            self.done += 1
-            if self.on_progress is not None:
-                self.on_progress(self.done, self.total)
-
-
-def _why(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
+def _attempt(who: str, call: Callable[[], Value]) -> Value | Failure:
+    try:
+        return call()
+    except Exception as error:  # noqa: BLE001  (what is under test may raise anything)
+        return Failure(who, " ".join(f"{type(error).__name__}: {error}".split()))
