@@ -18,7 +18,7 @@ from outvote.report.layout import grids_of
 from outvote.report.provenance import provenance_of
 from outvote.report.rendered_table import render, render_table
 from outvote.results.labels import is_same, names_of, outline
-from outvote.results.schema import Status
+from outvote.results.schema import CodeUsed, Status
 from outvote.suites.suite import read_suite, suite_names
 
 OWN = {"rule": ["median", "gas(median)"], "attack": ["lie", "ipm"], "rounds": 4}
@@ -306,7 +306,9 @@ def test_parameters_stand_in_the_rule_that_has_them():
 
 
 def code_of(result, digest, path="mine.py"):
-    environment = msgspec.structs.replace(result.environment, code={path: digest})
+    environment = msgspec.structs.replace(
+        result.environment, code=(CodeUsed(path=path, checksum=digest),)
+    )
     return replace(result, name=f"{result.name[:-6]}{digest[:6]}", environment=environment)
 
 
@@ -315,7 +317,7 @@ def test_versions_of_a_users_file_have_rows_of_their_own():
     own = [with_rule(each, "mine.py:Mine") for each in plain]
     old, new = ([code_of(each, letter * 32) for each in own] for letter in "ab")
     (grid,) = grids_of([*old, *new, *plain])
-    assert grid.rows == ("median", "mine.py:Mine [code aaaaaa]", "mine.py:Mine [code bbbbbb]")
+    assert grid.rows == ("median", "mine.py:Mine [code aaaaaaa]", "mine.py:Mine [code bbbbbbb]")
     assert [len(cell.results) for cell in cells_of(grid)] == [2, 2, 2]
     text = markdown([grid], "best")
     assert "mine.py was edited between these runs" in text
@@ -325,26 +327,41 @@ def test_versions_of_a_users_file_have_rows_of_their_own():
     assert "edited" not in markdown([grid], "best")
 
 
-def test_versions_of_a_users_attack_have_columns_of_their_own_or_else_rows():
+def test_versions_of_a_users_attack_have_columns_of_their_own():
     plain = made_results({**OWN, "rule": "median", "attack": "lie"}, seeds=1)
     own = [replace(each, config={**each.config, "attack": "mine.py:Mine"}) for each in plain]
     both = [code_of(each, letter * 32) for each in own for letter in "ab"]
     (grid,) = grids_of(both)
-    assert grid.titles == ["mine.py:Mine [code aaaaaa]", "mine.py:Mine [code bbbbbb]"]
-    others = [
-        replace(each, name=f"x{each.name}", config={**each.config, "data": {"beta": 7.0}})
-        for each in both
+    assert grid.titles == ["mine.py:Mine [code aaaaaaa]", "mine.py:Mine [code bbbbbbb]"]
+
+
+def test_versions_of_a_users_file_stand_in_the_place_that_a_suite_has_for_it(tmp_path):
+    suite = tmp_path / "own.toml"
+    suite.write_text(
+        'title = "Own"\n[[part]]\nname = "all"\ntitle = "All"\ncolumns = "data.beta"\n'
+        '[part.settings]\nrule = ["mine.py:Mine", "median"]\nattack = "yours.py:Yours"\nseed = [0]\nrounds = 4\n'
+        "data.beta = [0.1, 0.5]\n"
+    )
+    table = {**OWN, "rule": "median", "attack": "lie", "data": {"beta": [0.1, 0.5]}}
+    plain = [
+        replace(each, config={**each.config, "attack": "yours.py:Yours"})
+        for each in made_results(table, seeds=1)
     ]
-    (grid,) = grids_of([*both, *others])
-    assert len(grid.titles) == 2
-    assert [len(cell.results) for cell in cells_of(grid)] == [1, 1, 1, 1]
+    mine = [with_rule(each, "mine.py:Mine") for each in plain]
+    edited = [code_of(each, letter * 32) for each in mine for letter in "ab"]
+    (grid,) = grids_of([*edited, *plain], sources=[str(suite)])
+    assert grid.rows == ("mine.py:Mine [code aaaaaaa]", "mine.py:Mine [code bbbbbbb]", "median")
+    edited = [code_of(each, letter * 32, "yours.py") for each in plain for letter in "ab"]
+    (grid,) = grids_of(edited, sources=[str(suite)])
+    assert grid.rows == ("mine.py:Mine", "median [code aaaaaaa]", "median [code bbbbbbb]")
+    assert [len(cell.results) for cell in cells_of(grid)] == [0, 0, 1, 1, 1, 1]
 
 
 def test_a_run_of_an_earlier_version_is_apart_from_runs_whose_code_is_known():
     (plain,) = made_results({**OWN, "rule": "median", "attack": "lie"}, seeds=1)
     own = with_rule(plain, "mine.py:Mine")
     (grid,) = grids_of([own, code_of(own, "a" * 32)])
-    assert grid.rows == ("mine.py:Mine [code aaaaaa]", "mine.py:Mine [code unknown]")
+    assert grid.rows == ("mine.py:Mine [code aaaaaaa]", "mine.py:Mine [code unknown]")
 
 
 def test_a_repeated_seed_is_counted_and_named():

@@ -72,7 +72,8 @@ class StackRun:
         """Write that the runs are being trained; end those whose checkpoint has diverged."""
         environment = describe_environment(self.builder.device, self.spec.precision, self._data)
         for each in self.open_runs:
-            each.writer.begin(self.state.round, environment)
+            code = each.job.code_used()
+            each.writer.begin(self.state.round, msgspec.structs.replace(environment, code=code))
             each.writer.write_status(self._status("running"))
         for number, each in enumerate(self.open_runs):
             if each.checkpoint is not None and each.checkpoint.notes["outcome"] == "diverged":

@@ -20,6 +20,7 @@ from outvote.report.cells import (
     runs_of,
     shown,
 )
+from outvote.report.layout import CODE, edited_files
 from outvote.report.provenance import Provenance, missing_command, provenance_of, settings_text
 from outvote.results.labels import label
 from outvote.results.run import Result
@@ -126,7 +127,7 @@ class RenderedTable:
             if not grid.column_key.startswith(f"{axis}.")
             for each in grid.results
         ]
-        named = {*grid.rows, *map(str, grid.columns)}
+        named = {str(name).partition(CODE)[0] for name in (*grid.rows, *grid.columns)}
         hidden = [each for each in dict.fromkeys(texts) if each not in {label(each), *named}]
         runs_by_row = {
             row: [run for cell in cells for run in cell.results]
@@ -136,6 +137,11 @@ class RenderedTable:
             row for row, runs in runs_by_row.items() if runs and all(map(_is_helpless, runs))
         ]
         found = [f"Not the defaults: {', '.join(hidden)}."] if hidden else []
+        for path in edited_files(grid.results):
+            found.append(
+                f"{path} was edited between these runs: [code ...] is the version of the file, the "
+                f"beginning of `b2sum -l 128 {path}`."
+            )
         if helpless:
             found.append(f"Tolerates no Byzantine client among so few: {', '.join(helpless)}.")
         return found

@@ -1,5 +1,6 @@
 """Short names of rules and attacks for tables: only the parameters that differ."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """Defaults that suites write out, and the text of a run leaves out."""
 ALIASES = {"rbtm": "trimmed-mean"}
+_USER_FILE = re.compile(r"[^\s(),='\"][^(),='\"]*\.py(?=:\w)")
 
 
 class Outline(NamedTuple):
@@ -65,6 +67,15 @@ def parameters(text: str) -> dict[str, Any]:
     {'num_selected': 3, 'num_groups': 1000}
     """
     return outline(text).all_parameters
+
+
+def user_files(text: str) -> list[str]:
+    """Return the user's files in the text of a rule or attack.
+
+    >>> user_files("gas(rules/mine.py:MyRule(size=2))")
+    ['rules/mine.py']
+    """
+    return _USER_FILE.findall(text)
 
 
 def value_of(table: Mapping[str, Any], key: str) -> Any:
