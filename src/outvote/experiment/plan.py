@@ -88,11 +88,11 @@ class Job:
         """Create and lock the folder."""
         return Writer(self.folder, to_toml(self.spec, self.suite).encode(), self.hash)
 
-    def fail(self, writer: Writer, reason: str) -> "RunEnd":
+    def fail(self, writer: Writer, reason: str, traceback: str = "") -> "RunEnd":
         """Write that the run failed; its rounds stay."""
         done, total = self.status.round, self.spec.rounds
         writer.write_status(Status(outcome="failed", round=done, num_rounds=total, reason=reason))
-        return RunEnd(job=self, outcome="failed", reason=reason)
+        return RunEnd(job=self, outcome="failed", reason=reason, traceback=traceback)
 
 
 @final
@@ -106,6 +106,8 @@ class RunEnd:
     reason: str = ""
     is_new: bool = True
     """False if it was over before."""
+    traceback: str = ""
+    """Of the error that ended it; not stored."""
 
 
 @final
