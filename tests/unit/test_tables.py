@@ -339,8 +339,8 @@ def test_versions_of_a_users_file_stand_in_the_place_that_a_suite_has_for_it(tmp
     suite = tmp_path / "own.toml"
     suite.write_text(
         'title = "Own"\n[[part]]\nname = "all"\ntitle = "All"\ncolumns = "data.beta"\n'
-        '[part.settings]\nrule = ["mine.py:Mine", "median"]\nattack = "yours.py:Yours"\nseed = [0]\nrounds = 4\n'
-        "data.beta = [0.1, 0.5]\n"
+        '[part.settings]\nrule = ["mine.py:Mine", "median"]\nattack = "yours.py:Yours"\n'
+        "seed = [0]\nrounds = 4\ndata.beta = [0.1, 0.5]\n"
     )
     table = {**OWN, "rule": "median", "attack": "lie", "data": {"beta": [0.1, 0.5]}}
     plain = [
