@@ -291,17 +291,17 @@ def _draw_bars(
     offset = (number - (len(found) - 1) / 2) * height
     cells = [found[number][1].get(row) for row in rows]
     spreads = [cell and spread_of(100 * share(each) for each in cell.results) for cell in cells]
-    places = np.arange(len(rows)) + offset
+    heights = np.arange(len(rows)) + offset
     means = [0.0 if each is None else each.mean for each in spreads]
     stds = [0.0 if each is None or each.std is None else each.std for each in spreads]
-    bars = axes.barh(places, means, height=0.9 * height, color=COLOURS[number])
+    bars = axes.barh(heights, means, height=0.9 * height, color=COLOURS[number])
     lows = [min(mean, std) for mean, std in zip(means, stds, strict=True)]
     if any(stds):
         axes.errorbar(
-            means, places, xerr=[lows, stds], fmt="none", ecolor="#333333", elinewidth=0.8
+            means, heights, xerr=[lows, stds], fmt="none", ecolor="#333333", elinewidth=0.8
         )
-    for cell, place, each in zip(cells, places, spreads, strict=True):
-        _write_beside(axes, float(place), each, "not run" if cell is None else UNKNOWN)
+    for cell, at, each in zip(cells, heights, spreads, strict=True):
+        _write_beside(axes, float(at), each, "not run" if cell is None else UNKNOWN)
     return bars
 
 

@@ -290,7 +290,7 @@ def packed_whole(values: NDArray[Any]) -> Packed:
 
 
 def packed_counts(values: NDArray[Any]) -> Packed:
-    """Pack whole numbers of which some are not known: NaN, or below zero."""
+    """Pack whole numbers; NaN and numbers below zero stand for unknown."""
     known = np.nan_to_num(values.astype(float), nan=-1.0)
     return {"kind": "count", **packed_whole(np.maximum(known, -1) + 1)}
 

@@ -148,7 +148,7 @@ class RenderedTable:
 
     @property
     def gaps(self) -> list[str]:
-        """Return what is missing or doubtful, and the remedy."""
+        """Return what is missing or uncertain, and the remedy."""
         cells = self.grid.all_cells
         lacking = sum(not cell.is_complete for cell in cells)
         repeated = sum(cell.num_repeated for cell in cells)

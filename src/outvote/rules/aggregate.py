@@ -24,7 +24,7 @@ from outvote.precision import plain_torch, work_dtype
 from outvote.receive import Received, as_vector, finite_rows, norms_later, receive
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.distances import central_client, distances_to_update, duplicate_pairs
-from outvote.rules.rule import Aggregation, RoundInfo, Rule, base_num_byzantine, check_finite, known
+from outvote.rules.rule import Aggregation, RoundInfo, Rule, base_num_byzantine, check_result, known
 from outvote.rules.split import Split, explicit_split
 from outvote.rules.verdict import Verdict
 from outvote.seeding import RandomStream, Seed, seed_from
@@ -173,7 +173,7 @@ def _compute(
     centre = torch.tensor(centres, device=rows.device)
     longest = max(norm for run in runs for norm in run.norms)
     matrix = ClientMatrix.from_rows(rows, centre, _duplicates(rows, runs), largest_norm=longest)
-    found = check_finite(rule, rule.compute(matrix, info))
+    found = check_result(rule, rule.compute(matrix, info))
     if counts is not None:
         found = _weighted(rule, found, counts, runs[0].rows)
     vector = to_float(matrix.vector(found), work_dtype(gradients.dtype))
