@@ -364,6 +364,14 @@ def test_a_run_of_an_earlier_version_is_apart_from_runs_whose_code_is_known():
     assert grid.rows == ("mine.py:Mine [code aaaaaaa]", "mine.py:Mine [code unknown]")
 
 
+def test_the_provenance_names_revisions_of_the_protocol_if_there_are_several():
+    results = made_results({**OWN, "rule": "median", "attack": "lie"}, seeds=2)
+    assert "Revisions" not in provenance_of(grids_of(results)).text()
+    newer = msgspec.structs.replace(ENVIRONMENT, revision=2)
+    mixed = provenance_of(grids_of([results[0], replace(results[1], environment=newer)]))
+    assert "Revisions of the protocol: 2, unknown; they may differ by rounding." in mixed.text()
+
+
 def test_a_repeated_seed_is_counted_and_named():
     results = table1(seeds=1)
     grid = grids_of([*results, replace(results[0], name=f"{results[0].name[:-1]}x")])[0]
