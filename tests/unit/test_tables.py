@@ -317,11 +317,12 @@ def test_versions_of_a_users_file_have_rows_of_their_own():
     own = [with_rule(each, "mine.py:Mine") for each in plain]
     old, new = ([code_of(each, letter * 32) for each in own] for letter in "ab")
     (grid,) = grids_of([*old, *new, *plain])
-    assert grid.rows == ("median", "mine.py:Mine [code aaaaaaa]", "mine.py:Mine [code bbbbbbb]")
+    assert grid.rows == ("median", "mine.py:Mine, code aaaaaaa", "mine.py:Mine, code bbbbbbb")
     assert [len(cell.results) for cell in cells_of(grid)] == [2, 2, 2]
     text = markdown([grid], "best")
     assert "mine.py was edited between these runs" in text
     assert "seed of another run" not in text
+    assert "Not the defaults" not in text
     (grid,) = grids_of([*new, *plain])
     assert grid.rows == ("median", "mine.py:Mine")
     assert "edited" not in markdown([grid], "best")
@@ -332,7 +333,7 @@ def test_versions_of_a_users_attack_have_columns_of_their_own():
     own = [replace(each, config={**each.config, "attack": "mine.py:Mine"}) for each in plain]
     both = [code_of(each, letter * 32) for each in own for letter in "ab"]
     (grid,) = grids_of(both)
-    assert grid.titles == ["mine.py:Mine [code aaaaaaa]", "mine.py:Mine [code bbbbbbb]"]
+    assert grid.titles == ["mine.py:Mine, code aaaaaaa", "mine.py:Mine, code bbbbbbb"]
 
 
 def test_versions_of_a_users_file_stand_in_the_place_that_a_suite_has_for_it(tmp_path):
@@ -350,10 +351,10 @@ def test_versions_of_a_users_file_stand_in_the_place_that_a_suite_has_for_it(tmp
     mine = [with_rule(each, "mine.py:Mine") for each in plain]
     edited = [code_of(each, letter * 32) for each in mine for letter in "ab"]
     (grid,) = grids_of([*edited, *plain], sources=[str(suite)])
-    assert grid.rows == ("mine.py:Mine [code aaaaaaa]", "mine.py:Mine [code bbbbbbb]", "median")
+    assert grid.rows == ("mine.py:Mine, code aaaaaaa", "mine.py:Mine, code bbbbbbb", "median")
     edited = [code_of(each, letter * 32, "yours.py") for each in plain for letter in "ab"]
     (grid,) = grids_of(edited, sources=[str(suite)])
-    assert grid.rows == ("mine.py:Mine", "median [code aaaaaaa]", "median [code bbbbbbb]")
+    assert grid.rows == ("mine.py:Mine", "median, code aaaaaaa", "median, code bbbbbbb")
     assert [len(cell.results) for cell in cells_of(grid)] == [0, 0, 1, 1, 1, 1]
 
 
@@ -361,7 +362,7 @@ def test_a_run_of_an_earlier_version_is_apart_from_runs_whose_code_is_known():
     (plain,) = made_results({**OWN, "rule": "median", "attack": "lie"}, seeds=1)
     own = with_rule(plain, "mine.py:Mine")
     (grid,) = grids_of([own, code_of(own, "a" * 32)])
-    assert grid.rows == ("mine.py:Mine [code aaaaaaa]", "mine.py:Mine [code unknown]")
+    assert grid.rows == ("mine.py:Mine, code aaaaaaa", "mine.py:Mine, code unknown")
 
 
 def test_the_provenance_names_revisions_of_the_protocol_if_there_are_several():

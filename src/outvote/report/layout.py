@@ -15,7 +15,7 @@ from outvote.suites.suite import Part, Suite, read_suite, suite_names
 NO_SETTINGS = ("suite", "seed", "rule", "attack", "diagnostics")
 """Shown elsewhere, or without influence on a result."""
 Axis = Literal["rule", "attack"]
-CODE, CODE_DIGITS = " [code ", 7
+CODE, CODE_DIGITS = ", code ", 7
 """How a name is marked with the version of the user's file; "unknown" has 7 letters too."""
 
 
@@ -128,7 +128,7 @@ def edited_files(results: Iterable[Result]) -> list[str]:
 def code_mark(result: Result, key: Axis, edited: Collection[str]) -> str:
     """Return what tells the version of a rule or attack from others; "" if no file was edited."""
     found = [code for path, code in result.code_of(key).items() if path in edited]
-    return f"{CODE}{' '.join(code[:CODE_DIGITS] for code in found)}]" if found else ""
+    return f"{CODE}{' '.join(code[:CODE_DIGITS] for code in found)}" if found else ""
 
 
 def _with_versions(own: Iterable[Any], found: Iterable[Any]) -> list[Any]:
