@@ -107,11 +107,13 @@ class Layout:
 
 
 def to_float(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert to a narrower float: what is too large becomes the largest finite number."""
+    """Convert to another float: what is too large becomes the largest finite number."""
     if values.dtype == dtype:
         return values
     largest = torch.finfo(dtype).max
-    return values.clamp(min=-largest, max=largest).to(dtype)
+    # The limits of a wider float do not fit into a narrower one: widen first.
+    wide = values.to(torch.promote_types(values.dtype, dtype))
+    return wide.clamp(min=-largest, max=largest).to(dtype)
 
 
 def as_tensor(value: Any, who: str) -> Tensor:

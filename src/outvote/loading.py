@@ -5,10 +5,14 @@ import importlib.util
 import sys
 from functools import lru_cache
 from pathlib import Path
+from traceback import walk_tb
 from types import ModuleType
 from typing import Any
 
 from outvote.errors import an
+
+MODULE_PREFIX = "outvote_user_"
+"""Of the names of modules that are loaded from a user's files."""
 
 
 def load_class(where: str, kind: str, *bases: type) -> type[Any]:
@@ -16,7 +20,8 @@ def load_class(where: str, kind: str, *bases: type) -> type[Any]:
     path_text, _, name = where.rpartition(":")
     path = Path(path_text)
     if not path.is_file():
-        raise ValueError(f"{kind} {where!r}: there is no file {path_text}; check the path.")
+        folder = "" if path.is_absolute() else f" in the folder {Path.cwd()}"
+        raise ValueError(f"{kind} {where!r}: there is no file {path_text}{folder}; check the path.")
     found = getattr(_load_module(path.resolve(), path.stat().st_mtime_ns), name, None)
     wanted = " or ".join(an(base.__name__) for base in bases)
     if not isinstance(found, type) or not issubclass(found, bases):
@@ -30,11 +35,22 @@ def load_class(where: str, kind: str, *bases: type) -> type[Any]:
     return found
 
 
+def user_line(error: BaseException) -> str:
+    """Return the line of a user's file that raised an error: "mine.py, line 7", or ""."""
+    each: BaseException | None = error
+    while each is not None:
+        for frame, line in reversed(list(walk_tb(each.__traceback__))):
+            if str(frame.f_globals.get("__name__")).startswith(MODULE_PREFIX):
+                return f"{Path(frame.f_code.co_filename).name}, line {line}"
+        each = each.__cause__ or each.__context__
+    return ""
+
+
 @lru_cache(maxsize=64)
 def _load_module(path: Path, changed: int) -> ModuleType:
     del changed
     digest = hashlib.blake2b(str(path).encode(), digest_size=6).hexdigest()
-    name = f"outvote_user_{path.stem}_{digest}"
+    name = f"{MODULE_PREFIX}{path.stem}_{digest}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ValueError(f"{path} cannot be loaded as a Python file.")

@@ -37,8 +37,8 @@ def to_text(thing: Any, base: type) -> str:
         if isinstance(value, base):
             parts.append(to_text(value, base))
         elif field.default is MISSING or value != field.default:
-            parts.append(f"{field.name}={_value_text(value)}")
-    name = _quoted_if_needed(getattr(thing, "loaded_from", thing.name))
+            parts.append(f"{field.name}={value_in_text(value)}")
+    name = quoted_if_needed(getattr(thing, "loaded_from", thing.name))
     return f"{name}({', '.join(parts)})" if parts else name
 
 
@@ -54,18 +54,20 @@ def _fields(kind: type) -> tuple[Field[Any], ...]:
     return fields(kind) if is_dataclass(kind) else ()
 
 
-def _value_text(value: Any) -> str:
+def value_in_text(value: Any) -> str:
+    """Return a value as a text has it; `read_value` reads it back."""
     if isinstance(value, bool) or value is None:
         return str(value).lower()
     if isinstance(value, str):
-        return _quoted_if_needed(value) if value and read_value(value) == value else f"'{value}'"
+        return quoted_if_needed(value) if value and read_value(value) == value else f"'{value}'"
     # Numbers of numpy are written as what they are exactly.
     if isinstance(value, Integral):
         return str(int(value))
     return str(float(value)) if isinstance(value, Real) else str(value)
 
 
-def _quoted_if_needed(text: str) -> str:
+def quoted_if_needed(text: str) -> str:
+    """Return a name with quotes, if it is more than one word."""
     if WORD.fullmatch(text):
         return text
     return f'"{text}"' if "'" in text else f"'{text}'"

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -61,7 +62,11 @@ def test_the_version_is_that_of_the_package(capsys):
         (["show", "gas(krum, num_gruops=3)"], ["'num_gruops'", "'num_groups'"]),
         (["show", "gas(krum"], ["expected"]),
         (["show", "gas(fltrust)"], ["cannot be wrapped"]),
-        (["show", "nowhere.py:Rule"], ["nowhere.py"]),
+        (["show", "nowhere.py:Rule"], ["nowhere.py", f"in the folder {Path.cwd()}"]),
+        (["show", "mlp"], ["mlp is a model", "outvote list models"]),
+        (["show", "cifar10"], ["cifar10 is a dataset", "outvote list datasets"]),
+        (["show", "table1-cifar10"], ["table1-cifar10 is a suite", "outvote list suites"]),
+        (["stress", "--attack", "label-flip"], ["samples or labels", "no client trains here"]),
         (["show", "krum", "--jsn"], ["--jsn", "--json"]),
         (["list"], ["KIND"]),
         (["list", "rulez"], ["'rulez'", "'rules'"]),

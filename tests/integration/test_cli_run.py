@@ -95,6 +95,45 @@ def test_run_ends_with_1_and_one_line_for_each_run_that_failed(capsys, config, t
     assert "failed" in result.out
 
 
+FAILING = """
+import outvote
+class Failing(outvote.VectorRule):
+    def max_byzantine(self, num_clients):
+        return num_clients - 1
+    def aggregate(self, rows, num_byzantine):
+        return {}[1]
+"""
+
+
+@pytest.fixture
+def failing(tmp_path):
+    (tmp_path / "failing.py").write_text(FAILING)
+    return f"rule={tmp_path / 'failing.py'}:Failing"
+
+
+def test_the_reason_names_the_line_of_the_users_file(capsys, config, tmp_path, failing):
+    result = run(capsys, "run", config, "-o", tmp_path, "--set", failing)
+    assert result.code == 1
+    assert result.err.count("\n") == 1
+    assert "failed: KeyError: 1 (failing.py, line 7)." in result.err
+
+
+@pytest.mark.parametrize("where", ["first", "last"])
+def test_debug_prints_the_traceback_of_a_run_that_failed(capsys, config, tmp_path, failing, where):
+    words = ["run", config, "-o", tmp_path, "--set", failing]
+    result = run(capsys, *(["--debug", *words] if where == "first" else [*words, "--debug"]))
+    assert result.code == 1
+    assert "Traceback (most recent call last):" in result.err
+    assert "return {}[1]" in result.err
+    assert "failed: KeyError: 1 (failing.py, line 7)." in result.err
+
+
+def test_what_is_not_known_is_a_dash_as_in_tables(capsys, config, tmp_path):
+    words = ["--set", "rule=mean", "--set", "attack=none", "-o", tmp_path]
+    result = run(capsys, "run", config, *words)
+    assert "–" in next(line for line in result.out.splitlines() if line.split()[:1] == ["mean"])
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

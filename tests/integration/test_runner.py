@@ -1,5 +1,6 @@
 """Many runs: skipped, resumed, stacked, and a broken one harms nobody."""
 
+import hashlib
 import os
 from itertools import product
 
@@ -11,9 +12,11 @@ from PIL import Image
 from outvote.engine import round as rounds
 from outvote.experiment import stack_run
 from outvote.experiment.builder import RunBuilder
+from outvote.experiment.run_spec import REVISION
 from outvote.results.checkpoint import read_checkpoint
 from outvote.results.disk import StoreError
 from outvote.results.folder import RunFolder, Writer, find_runs
+from outvote.results.schema import CodeUsed
 from simulations import STATES, Recorder, execute, results, tiny
 
 BROKEN = """
@@ -87,7 +90,10 @@ def test_a_broken_run_fails_alone(tmp_path):
     ends = execute(tiny(rule=["mean", broken, "median"]), tmp_path, listener=recorder)
     assert [end.outcome for end in ends.values()] == ["finished", "failed", "finished"]
     assert "RuntimeError: no idea" in ends[broken].reason
-    assert any("trying halves" in words for words in recorder.messages)
+    assert "One of these 3 runs causes it" in recorder.messages[0]
+    assert "no idea" in ends[broken].traceback
+    assert "broken.py" in ends[broken].traceback
+    assert not ends["mean"].traceback
     assert RunFolder(ends[broken].job.folder.path).status().outcome == "failed"
     execute(tiny(rule=["mean", "median"]), tmp_path / "sound")
     assert results(tmp_path / "sound").items() <= results(tmp_path).items()
@@ -101,6 +107,39 @@ def test_a_run_whose_state_cannot_be_saved_fails_alone(tmp_path):
     assert "cannot be saved: rule_state is of type object" in ends[odd].reason
     execute(tiny(rule=["mean", "median"]), tmp_path / "sound")
     assert results(tmp_path / "sound").items() <= results(tmp_path).items()
+
+
+def test_a_state_that_cannot_be_saved_fails_after_the_first_round(tmp_path):
+    (tmp_path / "odd.py").write_text(ODD.replace("object()", "{'seen': {1}}"))
+    recorder = Recorder()
+    plan = tiny(rule=f"{tmp_path / 'odd.py'}:Odd")
+    (end,) = execute(plan, tmp_path, listener=recorder, checkpoint_every=1e9).values()
+    assert recorder.rounds == [(1, 1)]
+    assert end.outcome == "failed"
+    assert "cannot be saved: rule_state.seen is of type set" in end.reason
+
+
+def test_a_resumed_run_is_named_once_with_its_round(tmp_path):
+    execute(tiny(seed=[0, 1]), tmp_path, **stopping_after(2))
+    recorder = Recorder()
+    execute(tiny(seed=[0, 1, 2]), tmp_path, listener=recorder)
+    (line,) = recorder.messages
+    assert line.startswith("resumes mean-lie-seed0-")
+    assert line.endswith(" and 1 more after round 2 of 4")
+
+
+def test_runs_record_the_revision_of_the_protocol_and_the_code_of_the_user(tmp_path):
+    (tmp_path / "own.py").write_text(
+        BROKEN.replace('raise RuntimeError("no idea")', "return rows[0]")
+    )
+    own = f"{tmp_path / 'own.py'}:Broken"
+    ends = execute(tiny(rule=["mean", own]), tmp_path / "runs")
+    plain, mine = (ends[rule].job.folder.environment() for rule in ("mean", own))
+    assert plain.revision == mine.revision == REVISION
+    path = tmp_path / "own.py"
+    checksum = hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+    assert plain.code == ()
+    assert mine.code == (CodeUsed(path=str(path), checksum=checksum),)
 
 
 def test_a_run_that_cannot_be_built_fails_alone(tmp_path):
@@ -151,7 +190,8 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_used(tmp_path, undi
     newest.write_bytes(content if how == "flip" else content[:-100])
     recorder = Recorder()
     execute(plan, tmp_path / "hurt", listener=recorder)
-    assert len(recorder.messages) == 1
+    assert len(recorder.messages) == 2
+    assert " and 4 more after round 3 of 4" in recorder.messages[1]
     assert "is damaged" in recorder.messages[0]
     assert "resumes from round 2" in recorder.messages[0]
     assert results(tmp_path / "hurt") == undisturbed
@@ -274,6 +314,8 @@ def test_a_rule_or_attack_that_raises_has_failed_and_not_diverged(tmp_path, who)
     text = f"{tmp_path / 'own.py'}:{'Broken' if who == 'rule' else 'Raising'}"
     (end,) = execute(tiny(**{who: text}), tmp_path / "runs").values()
     status = find_runs(tmp_path / "runs")[0].status()
-    expected = "RuntimeError: no idea." if who == "rule" else "RuntimeError: two lines."
+    line = 7 if who == "rule" else 5
+    what = "no idea" if who == "rule" else "two lines"
+    expected = f"RuntimeError: {what} (own.py, line {line})."
     assert (end.outcome, end.reason) == ("failed", expected)
     assert (status.outcome, status.reason) == ("failed", expected)

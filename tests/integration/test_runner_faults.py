@@ -52,7 +52,7 @@ def test_a_run_killed_while_it_diverged_ends_beside_one_that_goes_on(tmp_path, m
     recorder = Recorder()
     ends = execute(tiny(rule=[far, "median"], **usual), tmp_path / "out", listener=recorder)
     assert [end.outcome for end in ends.values()] == ["diverged", "finished"]
-    assert recorder.messages == []
+    assert all(text.startswith("resumes ") for text in recorder.messages)
     execute(tiny(rule=[far, "median"], **usual), tmp_path / "whole")
     assert results(tmp_path / "out") == results(tmp_path / "whole")
 
@@ -166,7 +166,7 @@ def test_a_status_that_cannot_be_read_stops_no_run(tmp_path, number):
     recorder = Recorder()
     ends = execute(plan, tmp_path / "hurt", listener=recorder)
     assert {end.outcome for end in ends.values()} == {"finished"}
-    assert len(recorder.messages) == 1
+    assert len([text for text in recorder.messages if not text.startswith("resumes ")]) == 1
     assert "status.json cannot be read" in recorder.messages[0]
     assert results(tmp_path / "hurt") == results(tmp_path / "whole")
 

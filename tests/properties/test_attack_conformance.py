@@ -211,7 +211,7 @@ def test_a_broken_attack_is_caught(check):
     with pytest.raises(ov.ConformanceError) as caught:
         ov.check_attack(BROKEN[check]())
     assert check in [failure.check for failure in caught.value.failures]
-    assert ATTACK_CHECKS[check].__doc__ in str(caught.value)
+    assert ATTACK_CHECKS[check].__doc__.splitlines()[0] in str(caught.value)
     assert f"of {len(ATTACK_CHECKS)} checks" in str(caught.value)
 
 
@@ -360,5 +360,64 @@ def test_an_exemption_needs_a_known_check_and_a_reason():
         ov.check_attack(Sound(), exempt={"finit": "why"})
     with pytest.raises(ValueError, match="needs a reason"):
         ov.check_attack(Sound(), exempt={"finite": " "})
+    with pytest.raises(TypeError, match="exempt must map the name of a check to the reason"):
+        ov.check_attack(Sound(), exempt=["finite"])
     with pytest.raises(TypeError, match=r"pass an object, not a\s+class"):
         ov.check_attack(Sound)
+
+
+class TakesAllRowsForHonest(Sound):
+    def craft(self, context):
+        return ov.AttackOutput(rows=-context.gradients.mean(dim=1, keepdim=True))
+
+
+def test_a_mean_over_all_rows_is_caught_with_a_hint_at_the_mask():
+    with pytest.raises(ov.ConformanceError) as caught:
+        ov.check_attack(TakesAllRowsForHonest())
+    (seen,) = [each.seen for each in caught.value.failures if each.check == "batch-equals-loop"]
+    assert "context.gradients has the attackers' own rows too" in seen
+    assert "context.is_honest marks the honest ones" in seen
+
+
+class TakesHonestRowsAlone(Sound):
+    """The negative of the honest row with the median norm, by the mask and the norms."""
+
+    depends_on_order = True  # ties
+
+    def craft(self, context):
+        weights = context.is_honest.to(context.gradients.dtype)
+        rows = context.gradients.nan_to_num(0, 0, 0)
+        total = (weights.unsqueeze(-1) * rows).sum(dim=1, keepdim=True)
+        middle = context.honest_norms.nanmedian(dim=-1).values.nan_to_num()
+        mean = total / weights.sum(dim=-1)[:, None, None].clamp(min=1)
+        return ov.AttackOutput(rows=-mean * middle[:, None, None].sign().to(mean.dtype))
+
+
+def test_an_attack_by_mask_and_norms_passes():
+    ov.check_attack(TakesHonestRowsAlone())
+
+
+class NeedsTenClasses(Sound):
+    def poison(self, samples, targets, num_classes):
+        if num_classes <= 7:
+            raise ValueError(f"target must be below {num_classes}, got 7")
+        return samples, targets * 0 + 7
+
+
+class NeedsTwoSamples(Sound):
+    def poison(self, samples, targets, num_classes):
+        targets = targets.clone()
+        targets[1] = 0
+        return samples, targets
+
+
+def test_poison_is_tried_with_ten_classes_and_the_sizes_are_shown():
+    ov.check_attack(NeedsTenClasses())
+    with pytest.raises(ov.ConformanceError) as caught:
+        ov.check_attack(NeedsTwoSamples())
+    (failure,) = caught.value.failures
+    assert failure.check == "poison-keeps-shapes"
+    assert failure.given.startswith("samples (1, 1, 28, 28), targets [")
+    assert failure.given.endswith("num_classes=10")
+    assert failure.seen.startswith("IndexError: ")
+    assert isinstance(caught.value.__cause__, IndexError)

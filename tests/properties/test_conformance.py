@@ -312,6 +312,45 @@ def test_a_correct_stateful_rule_passes():
     ov.check_rule(Stateful())
 
 
+class TrustsThePast(ov.Rule):
+    """Averages the clients that were nearest to the median so far, as a careless rule would."""
+
+    traits = ov.Traits(has_state=True, can_be_wrapped=False)
+    limit = None
+
+    def max_byzantine(self, n):  # the argument may have any name
+        return (n - 1) // 2
+
+    def compute(self, matrix, info):
+        rows = matrix.rows[0].double()
+        middle = (rows.median(dim=0).values - (-rows).median(dim=0).values) / 2
+        far = (rows - middle).norm(dim=1)
+        far = far / far.median().clamp(min=1e-200)
+        past = info.state or {}
+        old = torch.tensor([past.get(client, 1.0) for client in info.clients]).to(far)
+        bad = 0.9 * old + 0.1 * far.clamp(max=10)
+        score = bad if self.limit is None else torch.maximum(bad, far)
+        kept = score.argsort(stable=True)[: matrix.num_clients - info.num_byzantine]
+        weights = torch.zeros_like(bad).index_fill(0, kept, 1 / len(kept))
+        state = {**past, **dict(zip(info.clients, bad.tolist(), strict=True))}
+        return ov.Aggregation(weights=weights[None], scores=score[None], state=state)
+
+
+class TrustsNoOutlier(TrustsThePast):
+    """The same, and no past excuses a row that is far away in this round."""
+
+    limit = 1
+
+
+def test_breakdown_is_also_checked_after_rounds_of_good_behaviour():
+    ov.check_rule(TrustsNoOutlier())
+    with pytest.raises(ov.ConformanceError) as caught:
+        ov.check_rule(TrustsThePast())
+    (failure,) = caught.value.failures
+    assert failure.check == "breakdown"
+    assert failure.given.startswith("after 30 rounds near the honest mean: num_byzantine=")
+
+
 CAUGHT = [
     (WritesIntoItsInput(), "leaves-inputs-alone"),
     (ReturnsNan(), "finite"),
@@ -400,7 +439,36 @@ def test_a_failure_names_the_rule_the_fact_the_input_and_what_was_seen():
     assert isinstance(caught.value, AssertionError)
 
 
+def test_a_failure_keeps_what_was_raised_and_names_the_line():
+    with pytest.raises(ov.ConformanceError) as caught:
+        ov.check_rule(Raises())
+    assert caught.value.__cause__ is caught.value.failures[0].cause is not None
+    assert "see the traceback" not in str(caught.value)
+    assert "test_conformance.py, line " in caught.value.failures[0].given
+
+
+class ReturnsWeightsThatSumToHalf(ov.Rule):
+    traits = ov.Traits(uses_num_byzantine=False)
+
+    def max_byzantine(self, num_clients):
+        return 0
+
+    def compute(self, matrix, info):
+        weights = torch.full((*matrix.batch, matrix.num_clients), 0.5 / matrix.num_clients)
+        return ov.Aggregation(weights=weights.double().to(matrix.device))
+
+
+def test_weights_that_are_no_average_are_explained():
+    with pytest.raises(ov.ConformanceError) as caught:
+        ov.check_rule(ReturnsWeightsThatSumToHalf())
+    (failure,) = [each for each in caught.value.failures if each.check == "average-of-clients"]
+    assert "Weights without a vector" in failure.fact
+    assert "return its vector too" in failure.seen
+
+
 def test_an_exemption_needs_a_known_check_and_a_reason():
+    with pytest.raises(TypeError, match="exempt must map the name of a check to the reason"):
+        ov.check_rule(Middle(), exempt=["unanimous"])
     with pytest.raises(ValueError, match="no check 'unanimus'; did you mean 'unanimous'"):
         ov.check_rule(Middle(), exempt={"unanimus": "a reason"})
     for reason in ("", " ", None):

@@ -245,3 +245,45 @@ def test_layer_sizes_of_a_matrix_may_be_given(device):
     wanted = ov.GAS(ov.Median()).inspect(rows, num_byzantine=1, groups=[[0], [1, 2, 3]])
     assert verdict.num_groups == 2
     np.testing.assert_allclose(verdict.scores, wanted.scores, rtol=1e-6)
+
+
+class InPrecision(ov.Rule):
+    """The mean, returned in some precision."""
+
+    traits = ov.Traits(uses_num_byzantine=False)
+
+    def __init__(self, dtype):
+        self.dtype = dtype
+
+    def max_byzantine(self, num_clients):
+        return 0
+
+    def compute(self, matrix, info):
+        return ov.Aggregation(vector=matrix.rows.double().mean(dim=-2).to(self.dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("given", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_rule_may_return_a_vector_in_any_precision(given, dtype, device):
+    rows = torch.tensor([[1.0, 4.0], [3.0, -2.0]]).to(device, given)
+    update = InPrecision(dtype)(rows)
+    assert update.dtype == given
+    assert update.tolist() == [2.0, 1.0]
+    verdict = ov.GAS(InPrecision(dtype), num_groups=1).inspect(rows, num_byzantine=0)
+    assert verdict.update.tolist() == [2.0, 1.0]
+
+
+class Forgetful(Momentum):
+    """Returns a state that its traits do not declare."""
+
+    traits = ov.Traits(uses_num_byzantine=False, has_state=False)
+
+
+def test_a_state_that_is_not_declared_is_an_error(device):
+    rows = torch.ones(1, 3, 2, device=device)
+    with pytest.raises(ValueError, match=r"Forgetful returned a state.*has_state=True"):
+        aggregate(Forgetful(), rows, num_byzantine=[0], seeds=[0])
+    with pytest.raises(ValueError, match=r"Forgetful returned a state.*has_state=True"):
+        Forgetful().inspect(rows[0])
+    with pytest.raises(ValueError, match=r"Forgetful returned a state.*has_state=True"):
+        ov.GAS(Forgetful()).inspect(rows[0], num_byzantine=0)

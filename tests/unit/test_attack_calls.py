@@ -177,3 +177,55 @@ def test_true_is_no_sign():
     with pytest.raises(TypeError, match="size must be a whole number"):
         ov.Bucketing(ov.Median(), size=True)
     assert str(ov.Bucketing(ov.Median(), size=np.int64(3))) == "bucketing(median, size=3)"
+
+
+class Seen(ov.Attack):
+    """Sends the honest mean, and shows what it saw."""
+
+    contexts: list = []  # noqa: RUF012  (read by the test below)
+
+    def craft(self, context):
+        self.contexts.append(context)
+        return ov.AttackOutput(rows=context.mean.unsqueeze(1))
+
+
+def test_is_honest_and_honest_norms_cover_the_finite_honest_rows(device):
+    rows = torch.tensor([[3.0, 4.0], [0.0, 1.0], [5.0, 12.0]], device=device).repeat(3, 1, 1)
+    rows[0, 1, 0] = torch.nan
+    rows[1, 0, 1] = torch.inf
+    is_byzantine = torch.tensor([[False, False, True], [False, True, False], [True, True, True]])
+    _, output = run_attack(Seen(), rows, is_byzantine, seeds=(0, 1, 2))
+    context = Seen.contexts.pop()
+    # Where no honest client was sampled, the attackers' own rows count.
+    honest = [[True, False, False], [False, False, True], [True, True, True]]
+    assert context.is_honest.tolist() == honest
+    assert context.honest_norms.dtype == torch.float64
+    wanted = [[5, np.nan, np.nan], [np.nan, np.nan, 13], [5, 1, 13]]
+    np.testing.assert_array_equal(context.honest_norms.cpu().numpy(), wanted)
+    assert context.mean[:2].tolist() == [[3, 4], [5, 12]]
+    assert "2 honest clients sent NaN or infinity and were left out" in output.notes
+
+
+def test_is_honest_is_a_mask_for_a_single_call_too():
+    rows = H.copy()
+    rows[2, 0] = np.nan
+    found = Seen().inspect(rows, num_byzantine=2, own=OWN[:2])
+    context = Seen.contexts.pop()
+    assert context.is_honest.tolist() == [[True, True, False] + [True] * 5]
+    assert found.notes == ("1 honest client sent NaN or infinity and was left out",)
+    Seen().inspect(rows[2:3], num_byzantine=2, own=OWN[:2])
+    assert Seen.contexts.pop().is_honest.tolist() == [[False]]
+
+
+class InHalf(ov.Attack):
+    """Sends rows in half precision, whatever the gradients are in."""
+
+    def craft(self, context):
+        return ov.AttackOutput(rows=context.mean.unsqueeze(1).half())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_an_attack_may_return_rows_in_half_precision(dtype):
+    rows = InHalf()(torch.ones(3, 4, dtype=dtype), num_byzantine=2)
+    assert rows.dtype == dtype
+    assert rows.tolist() == [[1.0] * 4] * 2

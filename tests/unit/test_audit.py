@@ -413,6 +413,9 @@ def test_audit_refuses_other_folders_in_one_line(tmp_path, suite, log, capsys):
     run(capsys, "audit", tmp_path / "empty").assert_fails(2, "neither a run", "audit log")
     run(capsys, "audit", tmp_path / "nowhere").assert_fails(2, "no folder", "nowhere")
     run(capsys, "audit", suite, "--run", "krum").assert_fails(2, "'krum'", "2 runs", "closest")
+    names = [path.name for path in suite.iterdir()]
+    run(capsys, "audit", suite, "--run", "lie").assert_fails(2, "2 runs", "'lie'", *names)
+    assert run(capsys, "audit", suite, "--run", names[0]).code == 0
     run(capsys, "audit", log, "--run", "krum").assert_fails(2, "leave out --run")
     (log / "manifest.json").write_bytes(b"\x00garbage")
     run(capsys, "audit", log).assert_fails(2, "manifest.json", "cannot be read")

@@ -34,7 +34,7 @@ def test_a_message_of_many_lines_becomes_one():
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"), [(None, "-"), (math.inf, "-"), (math.nan, "-"), (0.0, "0"), (1e-9, "1e-09")]
+    ("value", "shown"), [(None, "–"), (math.inf, "–"), (math.nan, "–"), (0.0, "0"), (1e-9, "1e-09")]
 )
 def test_a_number_that_does_not_exist_is_a_dash(value, shown):
     assert number(value) == shown

@@ -43,7 +43,7 @@ def main_cells(results):
         ("dnc(removal_factor=2.0)", "dnc", "dnc(removal_factor=2)"),
         ("dnc", "dnc", "dnc(removal_factor=1)"),
         ("multi-krum(num_selected=3)", "multi-krum", "multi-krum(num_selected=3)"),
-        ("gas(rfa(start=median))", "gas(rfa)", "gas(rfa, start=median)"),
+        ("gas(rfa(start=median))", "gas(rfa)", "gas(rfa(start=median))"),
     ],
 )
 def test_a_rule_with_another_parameter_never_stands_beside_the_papers_number(

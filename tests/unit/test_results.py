@@ -351,6 +351,14 @@ def test_what_is_written_has_its_layout(tmp_path):
     assert json.loads((tmp_path / "status.json").read_text())["version"] == VERSION
 
 
+def test_an_environment_of_an_earlier_version_is_read(tmp_path):
+    known = dict.fromkeys(("outvote", "python", "torch", "numpy", "system", "device"), "1")
+    known |= {"precision": "float32", "num_threads": 2, "commit": None}
+    (tmp_path / "env.json").write_text(json.dumps(known))
+    found = RunFolder(tmp_path).environment()
+    assert (found.revision, found.code) == (None, None)
+
+
 def summed(rounds, attack="lie"):
     return summary_of(series_of(rounds), attack=attack)
 

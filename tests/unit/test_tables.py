@@ -8,6 +8,7 @@ import statistics
 from dataclasses import replace
 from functools import cache
 
+import msgspec
 import pytest
 
 from made_results import ENVIRONMENT, made_results, without_kept, without_weights
@@ -16,8 +17,8 @@ from outvote.report.cells import METRICS, Cell, spread_of
 from outvote.report.layout import grids_of
 from outvote.report.provenance import provenance_of
 from outvote.report.rendered_table import render, render_table
-from outvote.results.labels import names_of
-from outvote.results.schema import Status
+from outvote.results.labels import is_same, names_of, outline
+from outvote.results.schema import CodeUsed, Status
 from outvote.suites.suite import read_suite, suite_names
 
 OWN = {"rule": ["median", "gas(median)"], "attack": ["lie", "ipm"], "rounds": 4}
@@ -260,6 +261,116 @@ def test_names_have_the_parameters_that_differ_and_no_others():
         ]
     )
     assert list(names.values()) == ["gas(rfa, num_groups=10)", "gas(rfa, num_groups=1000)", "rfa"]
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["gas(flame.py:Flame(noise=0.001))", "gas(flame.py:Flame(noise=0.002), num_groups=10)"],
+        ["gas(flame.py:Flame)", "gas(flame.py:Flame(noise=0.001))"],
+        ["gas(dnc(removal_factor=4.0), num_groups=100)", "gas(dnc)"],
+        ["nnm(clip(krum, factor=2.0))", "nnm(clip(krum, factor=3.0))"],
+        ["'my rules/flame.py:Flame'(noise=0.1)", "'my rules/flame.py:Flame'(noise=0.2)"],
+        ["a.py:Mine(noise=0.12345678)", "a.py:Mine(noise=0.12345679)"],
+        ["a.py:Mine(mode='two words')", "a.py:Mine(mode='true')"],
+        ["gas(a.py:Mine(size=3), num_groups=5)", "gas(a.py:Mine(size=3, k=2), num_groups=5)"],
+        ["clip(clip(krum, factor=2), factor=3)", "clip(clip(krum, factor=3), factor=2)"],
+    ],
+)
+def test_a_name_has_parameters_of_the_rule_where_the_rule_has_them(texts):
+    names = names_of(texts)
+    assert len(set(names.values())) == len(texts)
+    for text, name in names.items():
+        known = parameters_by_depth(outline(text).settled)
+        assert parameters_by_depth(outline(name)).items() <= known.items()
+    assert not is_same(*names.values())
+
+
+def parameters_by_depth(found):
+    """All parameters of a rule, by the names around them."""
+    result, path = {}, ()
+    while True:
+        path = (*path, found.name)
+        result |= {(path, key): value for key, value in found.parameters.items()}
+        if not found.inside:
+            return result
+        (found,) = found.inside
+
+
+def test_parameters_stand_in_the_rule_that_has_them():
+    first, second = "gas(flame.py:Flame(noise=0.001))", "gas(flame.py:Flame, num_groups=10)"
+    assert names_of([first, second]) == {
+        first: "gas(flame.py:Flame(noise=0.001), num_groups=1000)",
+        second: "gas(flame.py:Flame, num_groups=10)",
+    }
+
+
+def code_of(result, digest, path="mine.py"):
+    environment = msgspec.structs.replace(
+        result.environment, code=(CodeUsed(path=path, checksum=digest),)
+    )
+    return replace(result, name=f"{result.name[:-6]}{digest[:6]}", environment=environment)
+
+
+def test_versions_of_a_users_file_have_rows_of_their_own():
+    plain = made_results({**OWN, "rule": "median", "attack": "lie"}, seeds=2)
+    own = [with_rule(each, "mine.py:Mine") for each in plain]
+    old, new = ([code_of(each, letter * 32) for each in own] for letter in "ab")
+    (grid,) = grids_of([*old, *new, *plain])
+    assert grid.rows == ("median", "mine.py:Mine, code aaaaaaa", "mine.py:Mine, code bbbbbbb")
+    assert [len(cell.results) for cell in cells_of(grid)] == [2, 2, 2]
+    text = markdown([grid], "best")
+    assert "mine.py was edited between these runs" in text
+    assert "seed of another run" not in text
+    assert "Not the defaults" not in text
+    (grid,) = grids_of([*new, *plain])
+    assert grid.rows == ("median", "mine.py:Mine")
+    assert "edited" not in markdown([grid], "best")
+
+
+def test_versions_of_a_users_attack_have_columns_of_their_own():
+    plain = made_results({**OWN, "rule": "median", "attack": "lie"}, seeds=1)
+    own = [replace(each, config={**each.config, "attack": "mine.py:Mine"}) for each in plain]
+    both = [code_of(each, letter * 32) for each in own for letter in "ab"]
+    (grid,) = grids_of(both)
+    assert grid.titles == ["mine.py:Mine, code aaaaaaa", "mine.py:Mine, code bbbbbbb"]
+
+
+def test_versions_of_a_users_file_stand_in_the_place_that_a_suite_has_for_it(tmp_path):
+    suite = tmp_path / "own.toml"
+    suite.write_text(
+        'title = "Own"\n[[part]]\nname = "all"\ntitle = "All"\ncolumns = "data.beta"\n'
+        '[part.settings]\nrule = ["mine.py:Mine", "median"]\nattack = "yours.py:Yours"\n'
+        "seed = [0]\nrounds = 4\ndata.beta = [0.1, 0.5]\n"
+    )
+    table = {**OWN, "rule": "median", "attack": "lie", "data": {"beta": [0.1, 0.5]}}
+    plain = [
+        replace(each, config={**each.config, "attack": "yours.py:Yours"})
+        for each in made_results(table, seeds=1)
+    ]
+    mine = [with_rule(each, "mine.py:Mine") for each in plain]
+    edited = [code_of(each, letter * 32) for each in mine for letter in "ab"]
+    (grid,) = grids_of([*edited, *plain], sources=[str(suite)])
+    assert grid.rows == ("mine.py:Mine, code aaaaaaa", "mine.py:Mine, code bbbbbbb", "median")
+    edited = [code_of(each, letter * 32, "yours.py") for each in plain for letter in "ab"]
+    (grid,) = grids_of(edited, sources=[str(suite)])
+    assert grid.rows == ("mine.py:Mine", "median, code aaaaaaa", "median, code bbbbbbb")
+    assert [len(cell.results) for cell in cells_of(grid)] == [0, 0, 1, 1, 1, 1]
+
+
+def test_a_run_of_an_earlier_version_is_apart_from_runs_whose_code_is_known():
+    (plain,) = made_results({**OWN, "rule": "median", "attack": "lie"}, seeds=1)
+    own = with_rule(plain, "mine.py:Mine")
+    (grid,) = grids_of([own, code_of(own, "a" * 32)])
+    assert grid.rows == ("mine.py:Mine, code aaaaaaa", "mine.py:Mine, code unknown")
+
+
+def test_the_provenance_names_revisions_of_the_protocol_if_there_are_several():
+    results = made_results({**OWN, "rule": "median", "attack": "lie"}, seeds=2)
+    assert "Revisions" not in provenance_of(grids_of(results)).text()
+    newer = msgspec.structs.replace(ENVIRONMENT, revision=2)
+    mixed = provenance_of(grids_of([results[0], replace(results[1], environment=newer)]))
+    assert "Revisions of the protocol: 2, unknown; they may differ by rounding." in mixed.text()
 
 
 def test_a_repeated_seed_is_counted_and_named():

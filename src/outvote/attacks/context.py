@@ -1,4 +1,4 @@
-"""What attackers know of a batch of rounds: the only view of the data that attacks have."""
+"""What attackers know about a batch of rounds: the only view of the data that attacks have."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -11,6 +11,7 @@ from torch import Tensor
 from outvote.attacks.statistics import Measured, Wanted, measure
 from outvote.axes import PerClient, PerCoordinate, Rows
 from outvote.errors import check_choice, plural, was
+from outvote.flat import to_float
 from outvote.fresh import fresh
 from outvote.lazy import lazy
 from outvote.precision import work_dtype
@@ -32,16 +33,18 @@ It must not change any state of the server."""
 class AttackContext:
     """The rounds of some runs as their attackers see them, ``[runs, clients, dim]``.
 
-    `is_honest` marks the rows that count as honest (None: all), `is_own` those that are attackers'
-    own (None: none), also where they count as honest because nobody else is there. `own` is what
-    the attackers would have sent honestly (None: unknown), `clients` the id of each row's sender.
-    `ask` puts a question to the defence, on rows ``[runs, attackers or 1, dim]``.
+    In a run, `gradients` has the rows of all sampled clients, the attackers' own among them:
+    `is_honest` marks the honest ones that are finite. `is_counted` marks the rows that count as
+    honest before that check (None: all), `is_own` those that are attackers' own (None: none), also
+    where they count as honest because no honest client is there. `own` is what the attackers would
+    have sent honestly (None: unknown), `clients` the id of each row's sender. `ask` puts a question
+    to the defence, on rows ``[runs, attackers or 1, dim]``.
     """
 
     gradients: Rows
     num_byzantine: tuple[int, ...]
     stream: RandomStream
-    is_honest: Tensor | None = None
+    is_counted: Tensor | None = None
     own: Rows | None = None
     is_own: Tensor | None = None
     clients: Tensor | None = None
@@ -87,9 +90,23 @@ class AttackContext:
         return (self.used_rows & ~self.own_positions).sum(dim=-1).double()
 
     @lazy
+    def is_honest(self) -> Tensor:
+        """Which rows of `gradients` are honest and finite, [runs, clients].
+
+        Where no honest client was sampled, the attackers' own rows count as honest.
+        """
+        return self.checked.used_rows[:, : self.gradients.shape[1]]
+
+    @lazy
+    def honest_norms(self) -> PerClient:
+        """The norms of the honest rows, [runs, clients], float64; NaN where `is_honest` is not."""
+        norms: Tensor = torch.linalg.vector_norm(self.gradients, dim=-1, dtype=torch.float64)
+        return norms.masked_fill(~self.is_honest, torch.nan)
+
+    @lazy
     def used_rows(self) -> Tensor:
-        """Which rows count as honest, [runs, clients]."""
-        return self._mask(default=True) if self.is_honest is None else self.is_honest
+        """Which rows count as honest, finite or not, [runs, clients]."""
+        return self._mask(default=True) if self.is_counted is None else self.is_counted
 
     @lazy
     def own_positions(self) -> Tensor:
@@ -103,13 +120,13 @@ class AttackContext:
     def checked(self) -> "AttackContext":
         """The same context without the honest clients that sent NaN or infinity."""
         is_used = self._is_finite(self.gradients)
-        if self.is_honest is not None:
-            is_used &= self.is_honest
-        context = self if is_used.all() else replace(self, is_honest=is_used)
+        if self.is_counted is not None:
+            is_used &= self.is_counted
+        context = self if is_used.all() else replace(self, is_counted=is_used)
         if self.own is not None and not bool(is_used.any(dim=-1).all()):
             # Where nobody honest is left, use what the attackers would have sent.
             more = self._is_finite(self.own) & ~is_used.any(dim=-1, keepdim=True)
-            context = replace(self, is_honest=is_used)._with_own(more)
+            context = replace(self, is_counted=is_used)._with_own(more)
         context.__dict__["checked"] = context
         return context
 
@@ -149,7 +166,7 @@ class AttackContext:
         return replace(
             self,
             gradients=torch.cat([self.gradients, self.own], dim=1),
-            is_honest=torch.cat([self.used_rows, is_wanted], dim=1),
+            is_counted=torch.cat([self.used_rows, is_wanted], dim=1),
             is_own=torch.cat([self.own_positions, torch.ones_like(is_wanted)], dim=1),
             clients=None,
         )
@@ -162,11 +179,11 @@ class AttackContext:
     def measured(self, wanted: Wanted) -> Measured:
         """Measure the honest clients; in float64 without diverged clients if that is needed."""
         dtype = work_dtype(self.gradients.dtype)
-        found = measure(self.gradients, self.is_honest, dtype, wanted)
+        found = measure(self.gradients, self.is_counted, dtype, wanted)
         if found.is_safe():
             return found
         careful = self.checked
-        return measure(careful.gradients, careful.is_honest, torch.float64, wanted)
+        return measure(careful.gradients, careful.is_counted, torch.float64, wanted)
 
     @lazy
     def moments(self) -> Measured:
@@ -257,8 +274,8 @@ def norm(vectors: Tensor) -> Tensor:
 
 def in_range(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert rows to a dtype; what is too large becomes the largest finite number."""
-    largest = torch.finfo(dtype).max
     if rows.dtype != dtype:
-        return rows.clamp(min=-largest, max=largest).to(dtype)
+        return to_float(rows, dtype)
+    largest = torch.finfo(dtype).max
     clipped = fresh(tuple(rows.shape), dtype, rows.device)
     return torch.clamp(rows, min=-largest, max=largest, out=clipped)

@@ -92,7 +92,7 @@ class Fang(Attack):
         wanted = Wanted(spread=True, norms=True, products=True, toward=lambda mean, _: mean.sign())
         found = context.measured(wanted)
         # Clients that diverged were left out.
-        seen = context if found.is_used is context.is_honest else context.checked
+        seen = context if found.is_used is context.is_counted else context.checked
         signs = found.mean.sign()
         sides = (signs.double() * found.mean.double()).sum(dim=-1)
         norms = norm(seen.gradients)

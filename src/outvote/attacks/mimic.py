@@ -222,8 +222,8 @@ def _summed(
     def one(tile: Tile) -> Tensor:
         runs, columns = tile
         values = context.gradients[runs, :, columns].to(dtype)
-        if context.is_honest is not None:
-            values = values.masked_fill(~context.is_honest[runs].unsqueeze(-1), 0)
+        if context.is_counted is not None:
+            values = values.masked_fill(~context.is_counted[runs].unsqueeze(-1), 0)
         return work(values, tile)
 
     cut = tiles(context.gradients)

@@ -56,7 +56,7 @@ def run_attack(
     return sent, output
 
 
-def craft_rows(  # noqa: PLR0913  (what attackers know of a round is much, and all is named)
+def craft_rows(  # noqa: PLR0913  (what attackers know about a round is much, and all is named)
     attack: Attack,
     gradients: Rows,
     is_byzantine: Tensor,
@@ -92,7 +92,7 @@ def craft_rows(  # noqa: PLR0913  (what attackers know of a round is much, and a
             num_byzantine=positions.counts,
             stream=RandomStream(tuple(seeds)),
             # Where nobody honest was sampled, what the attackers would have sent counts.
-            is_honest=~is_byzantine | is_byzantine.all(dim=-1, keepdim=True)
+            is_counted=~is_byzantine | is_byzantine.all(dim=-1, keepdim=True)
             if has_all_rows
             else None,
             is_own=is_byzantine if has_all_rows else None,

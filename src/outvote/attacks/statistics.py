@@ -82,7 +82,7 @@ class Wanted:
 
 
 def measure(rows: Rows, is_used: Tensor | None, dtype: torch.dtype, wanted: Wanted) -> Measured:
-    """Measure ``rows [runs, clients, dim]``, of which `is_used [runs, clients]` marks some."""
+    """Measure ``rows [runs, clients, dim]``; `is_used [runs, clients]` marks those that count."""
     num_runs, num_clients, dim = rows.shape
     mean = torch.empty(num_runs, dim, dtype=dtype, device=rows.device)
     spread = torch.empty_like(mean) if wanted.spread else None

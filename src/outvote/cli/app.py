@@ -59,7 +59,11 @@ def explain(error: BaseException) -> tuple[int, str]:
         return FAILED, _sentence(str(error))
     if isinstance(error, click.Abort | KeyboardInterrupt):
         return FAILED, "interrupted; run the same command again."
+    from outvote.loading import user_line
+
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if where := user_line(error):
+        what = f"{what.rstrip('.')} ({where})"
     return FAILED, f"{_sentence(what)} Add --debug to see where."
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outvote.cli.output import (
+    UNKNOWN,
     NumberColumn,
     clean,
     file_option,
@@ -37,9 +38,8 @@ OVERVIEW_NOTE = (
     "what they sent that was dropped. Top: share of Byzantine clients among as many most\n"
     "suspicious; *: Byzantine. More on one: outvote audit FOLDER --run NAME"
 )
-UNKNOWN = "–"
 NUM_NAMED = 3
-MAX_NAME, MAX_REASON = 40, 80
+MAX_NAME, MAX_REASON, MAX_LISTED = 40, 80, 20
 """So many characters are printed; --json and the page have more."""
 
 
@@ -146,7 +146,14 @@ def _chosen(results: "Sequence[Result]", name: str | None) -> "list[Result]":
         raise click.UsageError(
             f"none of the {len(results)} runs has {name!r} in its name; the closest is {like[0]}."
         )
-    return found
+    exact = [result for result in found if name == result.name]
+    if len(exact or found) > 1:
+        listed = ", ".join(result.name for result in found[:MAX_LISTED])
+        more = f" and {len(found) - MAX_LISTED} more" if len(found) > MAX_LISTED else ""
+        raise click.UsageError(
+            f"{len(found)} runs have {name!r} in their names; name one: {listed}{more}."
+        )
+    return exact or found
 
 
 def print_audit(audit: "Audit", top: int) -> None:

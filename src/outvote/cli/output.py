@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 NO_TERMINAL_WIDTH = 160
+UNKNOWN = "–"
 FC = TypeVar("FC", bound=Callable[..., Any] | click.Command)
 """What click decorates: a function, or the command made of it."""
 
@@ -73,13 +74,13 @@ def json_text(data: object) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Return a number for a table; "-" where there is none."""
-    return "-" if value is None or not math.isfinite(value) else f"{value:.{digits}g}"
+    """Return a number for a table; "–" where there is none."""
+    return UNKNOWN if value is None or not math.isfinite(value) else f"{value:.{digits}g}"
 
 
 def percent(value: float | None) -> str:
-    """Return a share as percent; "-" where there is none."""
-    return "-" if value is None else f"{100 * value:.1f}"
+    """Return a share as percent; "–" where there is none."""
+    return UNKNOWN if value is None else f"{100 * value:.1f}"
 
 
 def file_option(help_text: str, **more: Any) -> Callable[[FC], FC]:

@@ -5,7 +5,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from outvote.cli.output import one_line, print_message
+import click
+
+from outvote.cli.output import clean, one_line, print_message
+from outvote.cli.verb import is_debug
 from outvote.experiment.listener import Listener, RoundProgress
 
 if TYPE_CHECKING:
@@ -26,11 +29,17 @@ class Plain(Listener):
     def on_end(self, end: "RunEnd") -> None:
         """Print a run that failed."""
         if end.is_new and end.outcome == "failed":
+            if is_debug():
+                self.print_traceback(end.traceback)
             self.on_message(f"{end.job.name}: {end.outcome}: {end.reason}")
 
     def on_message(self, text: str) -> None:
         """Print a line."""
         print_message(text)
+
+    def print_traceback(self, text: str) -> None:
+        """Print it as it is."""
+        click.echo(clean(text), nl=False, err=True)
 
 
 class Bars(Plain):
@@ -66,7 +75,11 @@ class Bars(Plain):
 
     def on_message(self, text: str) -> None:
         """Print a line above the bars."""
-        self.bars.console.print(one_line(text))
+        self.bars.console.print(one_line(text), markup=False)
+
+    def print_traceback(self, text: str) -> None:
+        """Print it above the bars."""
+        self.bars.console.print(clean(text), markup=False, end="")
 
 
 @contextmanager

@@ -90,9 +90,23 @@ def _is_attack(text: str) -> bool:
         return True
     known = {*rules.RULES, *rules.ALIASES}
     if re.fullmatch(r"[\w-]+", name) and name not in known:
+        _refuse_others(name)
         hint = closest(name, {*known, *attacks.ATTACKS, *attacks.ALIASES})
         raise click.UsageError(f"unknown rule or attack {name!r}; {hint}")
     return False
+
+
+def _refuse_others(name: str) -> None:
+    """Raise if a name is that of something else, which `outvote list` describes."""
+    from outvote.data.catalog import DATASETS
+    from outvote.models.model_spec import MODELS
+    from outvote.suites.suite import suite_names
+
+    for kind, names in (("model", MODELS), ("dataset", DATASETS), ("suite", suite_names())):
+        if name in names:
+            raise click.UsageError(
+                f"{name} is a {kind}, not a rule or an attack; outvote list {kind}s describes it."
+            )
 
 
 def _find(name: str) -> "Rule":

@@ -149,8 +149,10 @@ def as_data(table: "Stress", num_servers: int) -> dict[str, Any]:
 def _on_gradients(text: str) -> "Attack":
     attack = read_attack(text)
     if attack.poisons_data:
-        why = LEFT_OUT.get(attack.name, LEFT_OUT["label-flip"])
-        raise click.UsageError(f"attack {text!r} cannot be tried here: {why}.")
+        raise click.UsageError(
+            f"attack {text!r} cannot be tried here: it changes samples or labels, and no client "
+            "trains here."
+        )
     return attack
 
 

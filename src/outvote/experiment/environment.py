@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 import outvote
+from outvote.experiment.run_spec import REVISION
 from outvote.results.schema import DataUsed, Environment
 
 
@@ -59,6 +60,7 @@ def describe_environment(
         commit=commit(),
         data=data,
         date=datetime.now(UTC).date().isoformat(),
+        revision=REVISION,
     )
 
 

@@ -11,13 +11,13 @@ import msgspec
 from msgspec import structs
 
 from outvote.errors import closest
-from outvote.experiment.run_spec import DataSpec, RunSpec, as_table, checked, to_toml
+from outvote.experiment.run_spec import DataSpec, RunSpec, as_table, checked, file_digests, to_toml
 from outvote.grids import expand, merged, nested
 from outvote.results.disk import DamagedFileError
 from outvote.results.folder import RunFolder, Writer
 from outvote.results.labels import names_of, value_of
 from outvote.results.renamed import renamed_settings
-from outvote.results.schema import DataUsed, Outcome, Status
+from outvote.results.schema import CodeUsed, DataUsed, Outcome, Status
 from outvote.suites.presets import PRESETS
 from outvote.suites.suite import Part, Suite
 
@@ -61,6 +61,11 @@ class Job:
                 "began; run the same command again to use the new version."
             )
 
+    def code_used(self) -> tuple[CodeUsed, ...]:
+        """Return the user's files of its rule and attack."""
+        found = file_digests(self.spec.rule, self.spec.attack)
+        return tuple(CodeUsed(path=path, checksum=found[path]) for path in found)
+
     def known_data(self) -> str | None:
         """Return the checksum of the data in env.json; None if it cannot be read."""
         try:
@@ -83,11 +88,11 @@ class Job:
         """Create and lock the folder."""
         return Writer(self.folder, to_toml(self.spec, self.suite).encode(), self.hash)
 
-    def fail(self, writer: Writer, reason: str) -> "RunEnd":
+    def fail(self, writer: Writer, reason: str, traceback: str = "") -> "RunEnd":
         """Write that the run failed; its rounds stay."""
         done, total = self.status.round, self.spec.rounds
         writer.write_status(Status(outcome="failed", round=done, num_rounds=total, reason=reason))
-        return RunEnd(job=self, outcome="failed", reason=reason)
+        return RunEnd(job=self, outcome="failed", reason=reason, traceback=traceback)
 
 
 @final
@@ -101,6 +106,8 @@ class RunEnd:
     reason: str = ""
     is_new: bool = True
     """False if it was over before."""
+    traceback: str = ""
+    """Of the error that ended it; not stored."""
 
 
 @final

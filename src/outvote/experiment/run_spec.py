@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
@@ -16,6 +15,7 @@ from outvote.data.loader import find_entry
 from outvote.engine.federation import count_sampled
 from outvote.errors import closest
 from outvote.models.model_spec import MODELS
+from outvote.results.labels import user_files
 from outvote.results.renamed import SETTINGS
 from outvote.rules.rule_spec import make_rule
 from outvote.server.step import Server
@@ -25,12 +25,12 @@ Partition = Literal["dirichlet", "iid", "shards", "by-group"]
 Precision = Literal["float32", "tf32", "bfloat16"]
 # Enters every hash: to be raised whenever the same settings give other numbers than before.
 PROTOCOL = 1
-# Not in the hash: raised whenever numbers differ from before by rounding alone; names stay.
+# Not in the hash: raised whenever numbers differ from before by rounding alone; names stay. It is
+# recorded in env.json.
 REVISION = 2
 # Settings that came later: at their default they are left out of the hash and of config.toml, so
 # that earlier runs keep their names. Nothing is ever removed.
 LATER = ("data.image_size", "diagnostics")
-USER_FILE = re.compile(r"[^\s(),='\"][^(),='\"]*\.py(?=:\w)")
 
 
 class DataSpec(Struct, frozen=True, kw_only=True):
@@ -139,7 +139,7 @@ def to_toml(spec: RunSpec, suite: str) -> str:
 
 def file_digests(*texts: str) -> dict[str, str]:
     """Return the checksum of every file that is named in texts such as "gas(mine.py:MyRule)"."""
-    paths = sorted({path for text in texts for path in USER_FILE.findall(text)})
+    paths = sorted({path for text in texts for path in user_files(text)})
     return {
         path: hashlib.blake2b(Path(path).read_bytes(), digest_size=16).hexdigest()
         for path in paths

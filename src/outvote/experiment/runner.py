@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from traceback import format_exception
 from typing import final
 
 import torch
@@ -19,7 +20,9 @@ from outvote.experiment.listener import Listener, RoundProgress
 from outvote.experiment.plan import Job, Plan, RunEnd, stack_key
 from outvote.experiment.run_spec import RunSpec
 from outvote.experiment.stack_run import OpenRun, StackRun
+from outvote.loading import user_line
 from outvote.results.disk import BusyError, StoreError
+from outvote.results.folder import Writer
 from outvote.results.schema import Status
 
 CHECKPOINT_EVERY = 60.0
@@ -129,8 +132,16 @@ def stacks(todo: Sequence[Todo]) -> list[list[Job]]:
 
 
 def one_sentence(error: Exception) -> str:
-    """Return an error as one sentence on one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".") + "."
+    """Return an error as one sentence on one line; it names the line of a user's file."""
+    text = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
+    where = user_line(error)
+    return f"{text} ({where})." if where else f"{text}."
+
+
+def names(jobs: Sequence[Job]) -> str:
+    """Return the name of the first run, and how many more there are."""
+    more = f" and {len(jobs) - 1} more" if len(jobs) > 1 else ""
+    return f"{jobs[0].name}{more}"
 
 
 class _Sweep(Listener):
@@ -140,6 +151,8 @@ class _Sweep(Listener):
         self.runner, self.ends, self.builder = runner, ends, runner.builder
         self.listener = runner.listener
         self.queue: deque[list[Job]] = deque()
+        self.begun: set[str] = set()
+        """The hashes of the runs that this call has trained, or named."""
 
     def on_round(self, progress: RoundProgress) -> None:
         self.listener.on_round(progress)
@@ -214,17 +227,29 @@ class _Sweep(Listener):
             job.check_code()
             run = self.builder.run(job.spec)
         except Exception as error:  # noqa: BLE001  (a user's rule may raise anything)
-            self.on_end(job.fail(writer, one_sentence(error)))
+            self._fail(job, writer, error)
             return None
         checkpoint, faults = writer.resume()
         for fault in faults:
             where = "the start" if checkpoint is None else f"round {checkpoint.round}"
             self.on_message(f"{fault}; {job.name} resumes from {where}.")
+            self.begun.add(job.hash)
         known = None if checkpoint is None else checkpoint.notes.get("data")
         if fault := job.data_fault(known, self.builder.datasets.used(job.spec.data)):
             self.on_end(RunEnd(job=job, outcome="failed", reason=fault))
             return None
         return OpenRun(job, writer, run, checkpoint)
+
+    def _fail(self, job: Job, writer: Writer, error: Exception) -> None:
+        self.on_end(job.fail(writer, one_sentence(error), "".join(format_exception(error))))
+
+    def _name_resumed(self, open_runs: Sequence[OpenRun]) -> None:
+        """Report the runs that train on from a checkpoint; a stack that is split is not new."""
+        done, total = open_runs[0].round, open_runs[0].job.spec.rounds
+        jobs = [each.job for each in open_runs if each.job.hash not in self.begun]
+        self.begun |= {job.hash for job in jobs}
+        if jobs and 0 < done < total:
+            self.on_message(f"resumes {names(jobs)} after round {done} of {total}")
 
     def _train(self, open_runs: Sequence[OpenRun]) -> None:
         stack_run: StackRun | None = None
@@ -232,6 +257,7 @@ class _Sweep(Listener):
             torch.cuda.empty_cache()  # Fragments of a stack that did not fit.
         try:
             stack_run = StackRun(open_runs, self.builder, keep_weights=self.runner.keep_weights)
+            self._name_resumed(open_runs)
             stack_run.begin(self)
             every = self.runner.checkpoint_every
             if not stack_run.train(self, self.runner.should_stop, every):
@@ -247,14 +273,17 @@ class _Sweep(Listener):
         """Retry the runs in halves, from where they stand, until a broken one is alone."""
         going = open_runs if stack_run is None else [open_runs[k] for k in stack_run.rows]
         if len(going) == 1:
-            self.on_end(going[0].job.fail(going[0].writer, one_sentence(error)))
+            self._fail(going[0].job, going[0].writer, error)
             return
         if stack_run is not None:
             self._save(stack_run)
         if isinstance(error, torch.OutOfMemoryError):
             text = f"{len(going)} runs do not fit into memory together; trying half as many."
         else:
-            text = f"{one_sentence(error)} One of {len(going)} runs is broken; trying halves."
+            text = (
+                f"{one_sentence(error)} One of these {len(going)} runs causes it; they are trained "
+                "in two groups to find it."
+            )
         self.on_message(text)
         jobs, half = [each.job for each in going], len(going) // 2
         self._put_back([jobs[:half], jobs[half:]])

@@ -22,7 +22,7 @@ from outvote.experiment.environment import choose_device
 from outvote.experiment.listener import Listener, RoundProgress
 from outvote.experiment.plan import Job, Plan, RunEnd
 from outvote.experiment.processes import ASKED_TO_STOP
-from outvote.experiment.runner import Runner, Todo, one_sentence, stacks
+from outvote.experiment.runner import Runner, Todo, names, one_sentence, stacks
 from outvote.results.disk import BusyError, StoreError, not_written, read_readable, remove_old
 from outvote.results.schema import Outcome, Round
 
@@ -272,7 +272,7 @@ class _Scheduler:
         except Exception as error:  # noqa: BLE001  (whatever ends a unit, the others go on)
             why = one_sentence(error)
             if can_retry:
-                report(f"{_names(unit.jobs)}: {why} Trying once more.")
+                report(f"{names(unit.jobs)}: {why} Trying once more.")
                 self._submit(replace(unit, attempt=unit.attempt + 1))
             else:
                 self._lose(unit, "interrupted" if self.is_stopped else "failed", why)
@@ -284,7 +284,7 @@ class _Scheduler:
             self.stop()
         left = self._collect(result, unit)
         if left and can_retry:
-            report(f"{_names(left)}: the process was asked to stop, and saved. Trying once more.")
+            report(f"{names(left)}: the process was asked to stop, and saved. Trying once more.")
             self._submit(replace(unit, jobs=left, attempt=unit.attempt + 1))
 
     def _collect(self, result: UnitResult, unit: Unit) -> tuple[Job, ...]:
@@ -321,8 +321,3 @@ def _write_failed(job: Job, reason: str) -> None:
         writer = job.writer()
         job.fail(writer, reason)
         writer.close()
-
-
-def _names(jobs: Sequence[Job]) -> str:
-    more = f" and {len(jobs) - 1} more" if len(jobs) > 1 else ""
-    return f"{jobs[0].name}{more}"

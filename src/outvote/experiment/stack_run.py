@@ -72,7 +72,8 @@ class StackRun:
         """Write that the runs are being trained; end those whose checkpoint has diverged."""
         environment = describe_environment(self.builder.device, self.spec.precision, self._data)
         for each in self.open_runs:
-            each.writer.begin(self.state.round, environment)
+            code = each.job.code_used()
+            each.writer.begin(self.state.round, msgspec.structs.replace(environment, code=code))
             each.writer.write_status(self._status("running"))
         for number, each in enumerate(self.open_runs):
             if each.checkpoint is not None and each.checkpoint.notes["outcome"] == "diverged":
@@ -87,9 +88,11 @@ class StackRun:
             return True
         here = self.state if len(going) == len(self.open_runs) else self.state.only(going)
         rounds, every = self.spec.rounds, self.spec.evaluate_every
-        start = monotonic()
+        start, first = monotonic(), self.state.round + 1
         for step in simulate(self.stack, here, rounds, evaluate_every=every, numbers=going):
             listener.on_round(self._record(step, monotonic() - start))
+            if self.state.round == first:
+                self._try_to_pack()
             for number in step.over:
                 self.end(number, "diverged", listener)
             if self.state.round < rounds and self.rows:
@@ -138,11 +141,20 @@ class StackRun:
             if (stacked := getattr(state, name)) is not None
         }
         notes: dict[str, Any] = {"outcome": outcome, "data": self._data.checksum}
-        for name in (f"{owner}_state" for owner in OWNERS):
-            carried = getattr(state, f"{name}s")
-            notes[name] = pack_state(carried[row] if carried else None, name, arrays)
+        for owner in OWNERS:
+            notes[f"{owner}_state"] = self._packed(owner, row, arrays)
         config = self.open_runs[number].writer.checksum
         return Checkpoint(round=state.round, config=config, arrays=arrays, notes=notes)
+
+    def _packed(self, owner: str, row: int, arrays: dict[str, NDArray[Any]]) -> Any:
+        carried = getattr(self.state, f"{owner}_states")
+        return pack_state(carried[row] if carried else None, f"{owner}_state", arrays)
+
+    def _try_to_pack(self) -> None:
+        """Raise now, and not hours later at a checkpoint, if a state cannot be saved."""
+        for row in self.rows.values():
+            for owner in ("attack", "rule"):  # Those of clients are tensors, and large.
+                self._packed(owner, row, {})
 
     def _record(self, step: Step, seconds: float) -> RoundProgress:
         self.state = step.state

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from outvote.report.audit import Audit, Mark
 from outvote.report.cells import SHORT, Cell, Grid, Metric, family, title_of
 from outvote.report.figure_style import FAINT, GREY, MOST_PANELS, panels
-from outvote.report.layout import differing, ordered, split
+from outvote.report.layout import code_mark, differing, edited_files, ordered, split
 from outvote.report.rendered_table import missing
 from outvote.results.labels import names_of
 from outvote.results.run import Result
@@ -76,11 +76,15 @@ def _f_beta_maps(results: Sequence[Result], heading: str, metric: Metric) -> lis
     """Return a map for each pair of rule and attack."""
     rules = names_of(each.config["rule"] for each in results)
     attacks = names_of(each.config["attack"] for each in results)
+    edited = edited_files(results)
     numbers = ordered(each.setting(BYZANTINE) for each in results)
     betas = ordered(each.setting(HETEROGENEITY) for each in results)
     cells: dict[tuple[str, str], dict[tuple[float, float], list[Result]]] = {}
     for each in sorted(results, key=lambda each: each.name):
-        pair = rules[each.config["rule"]], attacks[each.config["attack"]]
+        pair = (
+            rules[each.config["rule"]] + code_mark(each, "rule", edited),
+            attacks[each.config["attack"]] + code_mark(each, "attack", edited),
+        )
         place = each.setting(BYZANTINE), each.setting(HETEROGENEITY)
         cells.setdefault(pair, {}).setdefault(place, []).append(each)
 

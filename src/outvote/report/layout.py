@@ -14,6 +14,9 @@ from outvote.suites.suite import Part, Suite, read_suite, suite_names
 
 NO_SETTINGS = ("suite", "seed", "rule", "attack", "diagnostics")
 """Shown elsewhere, or without influence on a result."""
+Axis = Literal["rule", "attack"]
+CODE, CODE_DIGITS = ", code ", 7
+"""How a name is marked with the version of the user's file; "unknown" has 7 letters too."""
 
 
 def grids_of(
@@ -101,11 +104,41 @@ Groups = dict[tuple[str, Any], list[Result]]
 def _by_cell(
     results: Sequence[Result], key: str, rules: Mapping[str, str], attacks: Mapping[str, str]
 ) -> Groups:
+    edited = edited_files(results)
+
     def row_and_column(each: Result) -> tuple[str, Any]:
-        column = attacks[each.config["attack"]] if key == "attack" else each.setting(key)
-        return rules[each.config["rule"]], column
+        rule = rules[each.config["rule"]] + code_mark(each, "rule", edited)
+        mark = code_mark(each, "attack", edited)
+        if key == "attack":
+            return rule, attacks[each.config["attack"]] + mark
+        return rule + mark, each.setting(key)
 
     return grouped(results, row_and_column)
+
+
+def edited_files(results: Iterable[Result]) -> list[str]:
+    """Return the user's files that the runs have in several versions."""
+    versions: dict[str, set[str]] = {}
+    for each in results:
+        for path, checksum in (each.code_of("rule") | each.code_of("attack")).items():
+            versions.setdefault(path, set()).add(checksum)
+    return sorted(path for path, found in versions.items() if len(found) > 1)
+
+
+def code_mark(result: Result, key: Axis, edited: Collection[str]) -> str:
+    """Return what tells the version of a rule or attack from others; "" if no file was edited."""
+    found = [code for path, code in result.code_of(key).items() if path in edited]
+    return f"{CODE}{' '.join(code[:CODE_DIGITS] for code in found)}" if found else ""
+
+
+def _with_versions(own: Iterable[Any], found: Iterable[Any]) -> list[Any]:
+    """Return the suite's own names, or the versions of each, and then the other names found."""
+    others = dict.fromkeys(found)
+    names = []
+    for name in own:
+        versions = [each for each in others if str(each).startswith(f"{name}{CODE}")]
+        names += versions or [name]
+    return list(dict.fromkeys([*names, *others]))
 
 
 def _grids_of_part(suite: Suite, part: Part, results: Sequence[Result]) -> list[Grid]:
@@ -117,12 +150,12 @@ def _grids_of_part(suite: Suite, part: Part, results: Sequence[Result]) -> list[
     grids = []
     for heading, group in split(results, keys) or [("", [])]:
         groups = _by_cell(group, part.columns, rules, attacks)
-        added = ordered(column for _, column in groups if column not in own_columns)
+        columns = ordered(column for _, column in groups)
         grids.append(
             _grid(
                 groups,
-                rows=dict.fromkeys([*own_rows, *(row for row, _ in groups)]),
-                columns=[*own_columns, *added],
+                rows=_with_versions(own_rows, (row for row, _ in groups)),
+                columns=_with_versions(own_columns, columns),
                 num_wanted=len(part.seeds),
                 printed=part.printed(),
                 suite=suite.name,
@@ -136,7 +169,7 @@ def _grids_of_part(suite: Suite, part: Part, results: Sequence[Result]) -> list[
     return grids
 
 
-def _names(part: Part, key: Literal["rule", "attack"], results: Sequence[Result]) -> dict[str, str]:
+def _names(part: Part, key: Axis, results: Sequence[Result]) -> dict[str, str]:
     """Return the names of rules or attacks, distinct from the part's own for those it lacks."""
     own = _own_names(part, key)
     meant = {
@@ -148,7 +181,7 @@ def _names(part: Part, key: Literal["rule", "attack"], results: Sequence[Result]
     return {text: names[text] if known is None else own[known] for text, known in meant.items()}
 
 
-def _own_names(part: Part, key: Literal["rule", "attack"]) -> dict[str, str]:
+def _own_names(part: Part, key: Axis) -> dict[str, str]:
     """Return the names of a part's own rules or attacks: the label, unless two share it."""
     return names_of(part.texts(key), part.ignored(key))
 
@@ -159,14 +192,15 @@ def _automatic_grids(results: Sequence[Result], *, suite_title: str, title: str 
     If there is one attack only, the columns are the setting with the most values.
     """
     varied = differing(results)
-    has_attacks = len({each.config["attack"] for each in results}) > 1
-    by_attack = has_attacks or not varied
+    edited = edited_files(results)
+    attacks = {each.config["attack"] + code_mark(each, "attack", edited) for each in results}
+    by_attack = len(attacks) > 1 or not varied
     key = "attack" if by_attack else max(varied, key=lambda key: len(varied[key]))
     grids = []
     for heading, group in split(results, [each for each in varied if each != key]):
         rules = names_of(each.config["rule"] for each in group)
-        attacks = names_of(each.config["attack"] for each in group)
-        groups = _by_cell(group, key, rules, attacks)
+        names = names_of(each.config["attack"] for each in group)
+        groups = _by_cell(group, key, rules, names)
         grids.append(
             _grid(
                 groups,

@@ -33,6 +33,8 @@ class Provenance:
     outvote: list[str]
     torch: list[str]
     commits: list[str]
+    revisions: list[str]
+    """Of the protocol: numbers of different ones may differ by rounding."""
     precisions: list[str]
     dates: list[str]
     commands: list[str]
@@ -54,6 +56,9 @@ class Provenance:
             f"Commit: {_listed([_short(commit) for commit in self.commits])}.",
             f"{self.num_samples:,} samples in {self.run_seconds:,.0f} run-seconds.",
         ]
+        if len(self.revisions) > 1:
+            listed = _listed(self.revisions)
+            parts.append(f"Revisions of the protocol: {listed}; they may differ by rounding.")
         if not self.num_runs:
             parts = ["No run is finished."]
         if self.unfinished:
@@ -75,6 +80,7 @@ def provenance_of(grids: Sequence[Grid]) -> Provenance:
         outvote=ordered(each.outvote for each in found),
         torch=ordered(each.torch for each in found),
         commits=ordered(each.commit for each in found if each.commit is not None),
+        revisions=ordered(str(each.revision or "unknown") for each in found),
         precisions=ordered(each.precision for each in found),
         dates=ordered(each.date for each in found if each.date is not None),
         commands=rerun_commands(grids),

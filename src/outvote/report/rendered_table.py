@@ -20,8 +20,9 @@ from outvote.report.cells import (
     runs_of,
     shown,
 )
+from outvote.report.layout import CODE, edited_files
 from outvote.report.provenance import Provenance, missing_command, provenance_of, settings_text
-from outvote.results.labels import label
+from outvote.results.labels import is_same, label
 from outvote.results.run import Result
 
 MINUS, UNKNOWN = "−", "–"
@@ -126,8 +127,13 @@ class RenderedTable:
             if not grid.column_key.startswith(f"{axis}.")
             for each in grid.results
         ]
-        named = {*grid.rows, *map(str, grid.columns)}
-        hidden = [each for each in dict.fromkeys(texts) if each not in {label(each), *named}]
+        columns = grid.columns if grid.column_key == "attack" else ()
+        named = {name.partition(CODE)[0] for name in (*grid.rows, *columns)}
+        hidden = [
+            each
+            for each in dict.fromkeys(texts)
+            if each not in {label(each), *named} and not any(is_same(each, row) for row in named)
+        ]
         runs_by_row = {
             row: [run for cell in cells for run in cell.results]
             for row, cells in zip(grid.rows, grid.cells, strict=True)
@@ -136,6 +142,11 @@ class RenderedTable:
             row for row, runs in runs_by_row.items() if runs and all(map(_is_helpless, runs))
         ]
         found = [f"Not the defaults: {', '.join(hidden)}."] if hidden else []
+        for path in edited_files(grid.results):
+            found.append(
+                f"{path} was edited between these runs: code is its version, the beginning of what "
+                f"b2sum -l 128 {path} prints."
+            )
         if helpless:
             found.append(f"Tolerates no Byzantine client among so few: {', '.join(helpless)}.")
         return found

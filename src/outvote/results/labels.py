@@ -1,10 +1,11 @@
 """Short names of rules and attacks for tables: only the parameters that differ."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from outvote.text import TOKEN, read_value
+from outvote.text import TOKEN, quoted_if_needed, read_value, value_in_text
 
 _SEARCH = {"direction": "std", "method": "closed-form", "gamma_init": 10.0, "tolerance": 1e-5}
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -19,6 +20,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """Defaults that suites write out, and the text of a run leaves out."""
 ALIASES = {"rbtm": "trimmed-mean"}
+_USER_FILE = re.compile(r"[^\s(),='\"][^(),='\"]*\.py(?=:\w)")
 
 
 class Outline(NamedTuple):
@@ -65,6 +67,15 @@ def parameters(text: str) -> dict[str, Any]:
     {'num_selected': 3, 'num_groups': 1000}
     """
     return outline(text).all_parameters
+
+
+def user_files(text: str) -> list[str]:
+    """Return the user's files in the text of a rule or attack.
+
+    >>> user_files("gas(rules/mine.py:MyRule(size=2))")
+    ['rules/mine.py']
+    """
+    return _USER_FILE.findall(text)
 
 
 def value_of(table: Mapping[str, Any], key: str) -> Any:
@@ -118,6 +129,8 @@ def _read(tokens: list[str]) -> Outline:
 def names_of(texts: Iterable[str], ignored: Sequence[str] = ()) -> dict[str, str]:
     """Return a short name of each rule or attack; equal names mean equal but for `ignored`.
 
+    A name is itself the text of a rule or attack: each parameter stands where it belongs.
+
     >>> names_of(["gas(krum, num_groups=10)", "gas(krum, num_groups=20)", "dnc(num_iterations=2)"])
     {'gas(krum, num_groups=10)': 'gas(krum, num_groups=10)', \
 'gas(krum, num_groups=20)': 'gas(krum, num_groups=20)', 'dnc(num_iterations=2)': 'dnc'}
@@ -126,33 +139,39 @@ def names_of(texts: Iterable[str], ignored: Sequence[str] = ()) -> dict[str, str
     for text in dict.fromkeys(texts):
         alike.setdefault(label(text), []).append(text)
     result = {}
-    for short, group in alike.items():
-        keys = _differing(group, ignored)
-        names = {text: named(short, text, keys) for text in group}
+    for group in alike.values():
+        settled = {text: outline(text).settled for text in group}
+        names = dict(zip(group, _written(list(settled.values()), ignored), strict=True))
         are_distinct = len(set(names.values())) == len(group) or bool(ignored)
-        # Parameters of the same name at different depths: only the whole text is unique.
+        # The same rule in two spellings: only the whole text is unique.
         result.update(names if are_distinct else {text: text for text in group})
     return result
 
 
-def named(short: str, text: str, keys: Sequence[str]) -> str:
-    """Add some parameters of a rule or attack to its name."""
-    known = parameters(text)
-    listed = ", ".join(f"{key}={plain(known[key])}" for key in keys if key in known)
-    if not listed:
-        return short
-    return f"{short[:-1]}, {listed})" if short.endswith(")") else f"{short}({listed})"
+def _written(alike: Sequence[Outline], ignored: Sequence[str]) -> list[str]:
+    """Write rules or attacks of the same names, each with the parameters that they differ in."""
+    inside = [
+        _written(each, ignored) for each in zip(*(each.inside for each in alike), strict=True)
+    ]
+    keys = dict.fromkeys(key for each in alike for key in each.parameters if key not in ignored)
+    differing = [key for key in keys if len({repr(each.parameters.get(key)) for each in alike}) > 1]
+    found = []
+    for number, each in enumerate(alike):
+        own = {key: each.parameters[key] for key in differing if key in each.parameters}
+        parts = [written[number] for written in inside]
+        for key, value in own.items():
+            text = value_in_text(value) if isinstance(value, str) else plain(value)
+            parts.append(f"{key}={text}")
+        name = quoted_if_needed(each.name)
+        found.append(f"{name}({', '.join(parts)})" if parts else name)
+    return found
 
 
 def plain(value: Any) -> str:
-    """Return a value as a text or a file of settings has it."""
+    """Return a value as a text or a file of settings has it; no digit is lost."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _differing(texts: Sequence[str], ignored: Sequence[str]) -> list[str]:
-    """Return the parameters that the texts differ in, in the order that they are written."""
-    found = [parameters(text) for text in texts]
-    keys = dict.fromkeys(key for each in found for key in each if key not in ignored)
-    return [key for key in keys if len({repr(each.get(key)) for each in found}) > 1]
+    if not isinstance(value, float):
+        return str(value)
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)

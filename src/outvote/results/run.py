@@ -9,7 +9,7 @@ from typing import Any, final
 
 from outvote.results.disk import DamagedFileError
 from outvote.results.folder import RunFolder
-from outvote.results.labels import label, value_of
+from outvote.results.labels import label, user_files, value_of
 from outvote.results.renamed import renamed_settings
 from outvote.results.schema import Environment, Status
 from outvote.results.series import Series, Summary, series_of, summary_of
@@ -72,6 +72,12 @@ class Result:
         "rule" and "attack" are the names without parameters.
         """
         return value_of(self.config, key)
+
+    def code_of(self, key: str) -> dict[str, str]:
+        """Return the checksums of the user's files of "rule" or "attack", by path."""
+        code = (self.environment and self.environment.code) or ()
+        known = {each.path: each.checksum for each in code}
+        return {path: known.get(path, "unknown") for path in user_files(self.config[key])}
 
     @property
     def is_over(self) -> bool:

@@ -95,6 +95,15 @@ class DataUsed(Struct, frozen=True, kw_only=True):
     """Of all samples, labels and groups."""
 
 
+class CodeUsed(Struct, frozen=True, kw_only=True):
+    """A user's file of a rule or an attack."""
+
+    path: str
+    """As the text of the rule or attack has it."""
+    checksum: str
+    """BLAKE2b, 128 bits, as `b2sum -l 128` prints it."""
+
+
 class Environment(Struct, frozen=True, kw_only=True):
     """The machine and the versions of a run: env.json."""
 
@@ -110,3 +119,7 @@ class Environment(Struct, frozen=True, kw_only=True):
     data: DataUsed | None = None
     date: str | None = None
     """The day on which it started or resumed, UTC."""
+    revision: int | None = None
+    """Of the protocol: raised where results changed by rounding alone. None: before 2."""
+    code: tuple[CodeUsed, ...] | None = None
+    """The user's files of the rule and the attack. None: not recorded, in earlier versions."""

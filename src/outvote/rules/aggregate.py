@@ -24,7 +24,7 @@ from outvote.precision import plain_torch, work_dtype
 from outvote.receive import Received, as_vector, finite_rows, norms_later, receive
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.distances import central_client, distances_to_update, duplicate_pairs
-from outvote.rules.rule import Aggregation, RoundInfo, Rule, base_num_byzantine, check_finite, known
+from outvote.rules.rule import Aggregation, RoundInfo, Rule, base_num_byzantine, check_result, known
 from outvote.rules.split import Split, explicit_split
 from outvote.rules.verdict import Verdict
 from outvote.seeding import RandomStream, Seed, seed_from
@@ -164,8 +164,8 @@ def _compute(
 ) -> Aggregation:
     """Let the rule compute; the result has a vector, and scores if they are wanted."""
     rows = gradients
-    where, index = _where(runs, gradients.device)
-    if index.numel() < gradients.shape[:2].numel():
+    if not _are_all(runs, gradients):
+        where, index = _where(runs, gradients.device)
         rows = gradients[where.unsqueeze(-1), index]
     centres = [central_client(run.norms) for run in runs]
     if any(run.norms[k] < SMALLEST_NORM for run, k in zip(runs, centres, strict=True)):
@@ -173,7 +173,7 @@ def _compute(
     centre = torch.tensor(centres, device=rows.device)
     longest = max(norm for run in runs for norm in run.norms)
     matrix = ClientMatrix.from_rows(rows, centre, _duplicates(rows, runs), largest_norm=longest)
-    found = check_finite(rule, rule.compute(matrix, info))
+    found = check_result(rule, rule.compute(matrix, info))
     if counts is not None:
         found = _weighted(rule, found, counts, runs[0].rows)
     vector = to_float(matrix.vector(found), work_dtype(gradients.dtype))
@@ -192,6 +192,16 @@ def _merged(
     gradients: Rows, found: list[tuple[list[_Run], Aggregation]], states: Sequence[Any]
 ) -> Aggregation:
     """Put the results of all runs together; a run without finite rows has the update 0."""
+    if len(found) == 1 and _are_all(found[0][0], gradients):
+        runs, one = found[0]
+        nothing = torch.full(gradients.shape[:2], torch.inf, dtype=torch.float64)
+        return replace(
+            one,
+            scores=nothing if one.scores is None else one.scores.double(),
+            weights=None if one.weights is None else one.weights.double(),
+            state=None,
+            states=(one.state,) if len(runs) == 1 else tuple(states),
+        )
     shape, device, dim = gradients.shape[:2], gradients.device, gradients.shape[2]
     is_one = len(found) == 1 and len(found[0][0]) == len(gradients)
     work = work_dtype(gradients.dtype)
@@ -223,6 +233,12 @@ def _merged(
         notes=tuple(dict.fromkeys(note for _, one in found for note in one.notes)),
         states=tuple(states),
     )
+
+
+def _are_all(runs: list[_Run], gradients: Rows) -> bool:
+    """Return whether these are all runs, and all their rows are finite."""
+    num_runs, num_clients = gradients.shape[:2]
+    return len(runs) == num_runs and all(len(run.rows) == num_clients for run in runs)
 
 
 def _where(runs: list[_Run], device: torch.device) -> tuple[Tensor, Tensor]:

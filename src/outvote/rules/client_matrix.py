@@ -154,8 +154,9 @@ class ClientMatrix:
         if answer.weights is None:
             raise ValueError("an Aggregation needs weights or a vector.")
         shares, divisor = answer.weights.double(), None
-        if self.sums_are_finite:
+        if self.sums_are_finite and self.device.type == "cpu":
             # A sum divided by a count: weights such as 1 / 3 would round the mean of 1, 4 and 7.
+            # A GPU would take longer to start these small steps than to average.
             shares, divisor = distances.as_shares(shares)
         weights = shares.to(self.work_dtype).unsqueeze(-1)
         if weights.dtype == self.columns.dtype:

@@ -350,7 +350,7 @@ class Wrapper(Rule):
 
     def compute_inside(self, matrix: ClientMatrix, inside: RoundInfo) -> Aggregation:
         """Let the rule inside aggregate; NaN or infinity is an error that names it."""
-        return replace(check_finite(self.rule, self.rule.compute(matrix, inside)), state=None)
+        return replace(check_result(self.rule, self.rule.compute(matrix, inside)), state=None)
 
     def inside_info(self, info: RoundInfo, num_clients: int) -> RoundInfo:
         """Return the info for the rule inside: random streams of its own, no state."""
@@ -404,9 +404,14 @@ def known(value: Part | None) -> Part:
     return value
 
 
-def check_finite(rule: Rule, found: Aggregation) -> Aggregation:
-    """Raise if a rule from outside this library computed NaN or infinity; ours do not."""
+def check_result(rule: Rule, found: Aggregation) -> Aggregation:
+    """Raise if a rule from outside this library gave NaN or an undeclared state; ours do not."""
     if not type(rule).__module__.startswith("outvote."):
+        if found.state is not None and not rule.traits.has_state:
+            raise ValueError(
+                f"{rule} returned a state that would be lost; declare "
+                "traits = ov.Traits(has_state=True)."
+            )
         for values in (found.vector, found.weights, found.scores):
             if values is not None and not bool(values.isfinite().all()):
                 raise ValueError(

@@ -107,16 +107,20 @@ def per_coordinate(trial: RuleTrial) -> None:
 
 
 def average_of_clients(trial: RuleTrial) -> None:
-    """An affine rule computes weights that are not negative and sum to 1."""
+    """Weights without a vector are not negative and sum to 1; the update is the average with them.
+
+    An AffineRule returns weights alone; any other rule may.
+    """
     for one in trial.rounds():
         matrix, found = compute_on(trial, one)
         if found.vector is not None or found.weights is None:
             is_affine = isinstance(trial.rule, AffineRule)
-            require(not is_affine, one, "an AffineRule without weights, or with a vector")
+            require(not is_affine, one, "an AffineRule that returns no weights, or a vector")
             return
         weights = found.weights.double().expand(1, matrix.num_clients)[0].cpu().numpy()
         is_average = bool(np.all(weights >= 0)) and abs(weights.sum() - 1) <= 1e-9
-        require(is_average, one, f"weights {weights.tolist()} with the sum {weights.sum()}")
+        seen = f"weights {weights.tolist()} with the sum {weights.sum()}"
+        require(is_average, one, f"{seen}; if the update is no average, return its vector too")
         require_close(trial.update(one), weights @ one.rows, one, "update, against the average")
 
 

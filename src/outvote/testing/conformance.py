@@ -1,12 +1,15 @@
 """The conformance suites: what every rule and every attack promises, checked on any of them."""
 
+import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
+import outvote
 from outvote.attacks.attack import Attack
 from outvote.errors import OutvoteWarning, closest
 from outvote.rules.rule import Rule
@@ -69,12 +72,13 @@ NUM_TRIES = 10
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One check that fails; `fact` is what it checks, in words."""
+    """One check that fails; `fact` is what it checks, `cause` what was raised, if anything."""
 
     check: str
     given: str
     seen: str
     fact: str
+    cause: Exception | None = None
 
     def __str__(self) -> str:
         return f"{self.check}: {self.fact}\n    seen: {self.seen}\n    input: {self.given}"
@@ -125,7 +129,8 @@ def check_attack(
 
     What an attack declares (`is_random`, `is_colluding`, `depends_on_order`, `sends_nonfinite`,
     `has_state`, `poisons_data`) decides what is checked. `exempt` maps the name of a check to the
-    reason why the attack need not pass it; an exemption that is not needed gives a warning.
+    reason why the attack need not pass it: ``exempt={"one-honest-client": "copies two clients"}``.
+    An exemption that is not needed gives a warning.
     `sample_shape` is the shape of a sample that a data attack is tested on. The checks are in
     `outvote.testing.ATTACK_CHECKS`.
 
@@ -142,6 +147,11 @@ def check_attack(
 
 
 def _check(trial: Trial, checks: Mapping[str, Any], exempt: Mapping[str, str] | None) -> None:
+    if not isinstance(exempt or {}, Mapping):
+        raise TypeError(
+            "exempt must map the name of a check to the reason, as in "
+            f"exempt={{'finite': 'why'}}, got {exempt!r}."
+        )
     reasons = dict(exempt or {})
     for name, reason in reasons.items():
         if name not in checks:
@@ -157,16 +167,26 @@ def _check(trial: Trial, checks: Mapping[str, Any], exempt: Mapping[str, str] | 
     found = [_failure(name, checks[name], trial) for name in checks if name not in reasons]
     failures = [failure for failure in found if failure is not None]
     if failures:
-        raise ConformanceError(trial.name, failures, len(checks))
+        cause = next((failure.cause for failure in failures if failure.cause), None)
+        raise ConformanceError(trial.name, failures, len(checks)) from cause
 
 
 def _failure(name: str, check: Callable[[Any], None], trial: Trial) -> Failure | None:
+    fact = (check.__doc__ or "").partition("\n")[0]
     try:
         check(trial)
     except BrokenError as broken:
-        given, seen = broken.given, broken.seen
+        cause = broken.__cause__ if isinstance(broken.__cause__, Exception) else None
+        return Failure(name, broken.given, broken.seen, fact, cause)
     except Exception as error:  # noqa: BLE001  (what is under test may raise anything)
-        given, seen = "see the traceback of the cause", f"{type(error).__name__}: {error}"
-    else:
-        return None
-    return Failure(name, given, seen, check.__doc__ or "")
+        return Failure(name, _place(error), f"{type(error).__name__}: {error}", fact, error)
+    return None
+
+
+def _place(error: Exception) -> str:
+    """Return the line that raised: the last one outside of outvote, torch and the like, if any."""
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = (str(Path(outvote.__file__).parent), "site-packages", "dist-packages")
+    own = [each for each in frames if not any(part in each.filename for part in inside)]
+    last = (own or frames)[-1]
+    return f"not shown; raised in {last.filename}, line {last.lineno}: {last.line}"

@@ -48,7 +48,7 @@ def state_survives_saving(trial: RuleTrial) -> None:
             return trial.inspect(trial.given(rows), **info)
 
         saved: dict[str, Any] = {}
-        node = pack_state(state, "state", saved)
+        node = pack_state(state, "rule_state", saved)
         first, again = call(state), call(state)
         read = call(unpack_state(node, saved, trial.rule, trial.device))
         for verdict, what in ((again, "used before"), (read, "saved and read")):
