@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from benches import (
 from command_line import run
 from outvote.experiment.processes import ProcessEnded, Processes
 from outvote.experiment.runner import Runner
-from outvote.experiment.scheduler import Workers, execute_on
+from outvote.experiment.scheduler import OPTIONS, Workers, execute_on
 from outvote.results.disk import StoreError
 from outvote.results.folder import find_runs
 from simulations import Recorder, execute, tiny
@@ -95,6 +96,18 @@ def test_any_executor_will_do(tmp_path):
     assert [end.job.spec for end in ends] == list(plan.specs)
     execute(plan, tmp_path / "b")
     assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
+
+
+def test_the_options_of_a_runner_reach_every_process(tmp_path):
+    """`--no-weights` holds under `-j` too, and so does an option that is added later."""
+    # A unit has these in another form, or they are used before units are submitted.
+    elsewhere = {"output", "device", "listener", "should_stop", "adopts", "builder"}
+    assert {field.name for field in fields(Runner)} - elsewhere == set(OPTIONS)
+    runner = Runner(output=tmp_path, keep_weights=False)
+    with ThreadPoolExecutor(1) as pool:
+        ends = execute_on(Workers(executor=pool), runner, tiny(rounds=1))
+    assert [end.outcome for end in ends] == ["finished"]
+    assert not list(tmp_path.glob("*/*/checkpoint*"))
 
 
 def test_a_stop_reaches_all_and_nothing_more_is_started(tmp_path):

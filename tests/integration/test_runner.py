@@ -162,6 +162,14 @@ def test_a_run_that_diverges_is_a_result(tmp_path):
     assert not any(end.is_new for end in execute(plan, tmp_path).values())
 
 
+@pytest.mark.parametrize(("outcome", "rate"), [("finished", 1.0), ("diverged", 1e38)])
+def test_without_weights_no_run_that_is_over_leaves_a_checkpoint(tmp_path, outcome, rate):
+    plan = tiny(server={"learning_rate": rate}, rounds=2)
+    ends = execute(plan, tmp_path, keep_weights=False, checkpoint_every=0)
+    assert {end.outcome for end in ends.values()} == {outcome}
+    assert not list(tmp_path.glob("*/*/checkpoint*"))
+
+
 def test_a_run_killed_while_it_was_ending_ends_the_same(tmp_path, monkeypatch):
     settings = {"rule": ["mean", "median"], "rounds": 5}
     for name, more in (("diverged", {"server": {"learning_rate": 1e38}}), ("finished", {})):

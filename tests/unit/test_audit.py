@@ -131,17 +131,17 @@ def test_counts_of_a_client():
 
 
 def test_precision_and_recall_against_the_truth():
-    """Sent: 6 by honest ones, 3 by the Byzantine c; dropped: c twice, a once."""
+    """Sent: 6 by honest ones, 3 by the Byzantine c; dropped: c twice, a and b once."""
     audit = made(
         [[1.0, 2.0, 9.0], [8.0, 1.0, 9.0], [1.0, 2.0, 1.5]],
-        [[K, K, D], [D, K, D], [K, K, K]],
+        [[K, D, D], [D, K, D], [K, K, K]],
         byzantine=[False, False, True],
     )
     found = detection(audit, client_summaries(audit))
     assert found.num_byzantine == 1
-    assert found.drop_precision == pytest.approx(2 / 3)
+    assert found.drop_precision == pytest.approx(2 / 4)
     assert found.drop_recall == pytest.approx(2 / 3)
-    assert found.honest_kept == pytest.approx(5 / 6)
+    assert found.honest_kept == pytest.approx(4 / 6)
     assert found.top_precision == 1.0
 
 

@@ -17,7 +17,7 @@ from outvote.engine.federation import Federation, count_sampled, make_federation
 from outvote.engine.local_updates import local_updates
 from outvote.engine.participants import sample_participants
 from outvote.engine.reference import ReferenceRun
-from outvote.engine.run_stack import Run
+from outvote.engine.run_stack import Run, State
 from outvote.engine.simulation import first_state, make_run_stack, simulate
 from outvote.server.step import Server
 from outvote.training.local_sgd import LocalSGD
@@ -381,6 +381,27 @@ def test_a_run_that_diverges_ends_and_the_others_go_on():
     steps = list(simulate(stack, first_state(modules, train), 3))
     assert steps[0].over == [0]
     assert [step.numbers for step in steps] == [[0, 1], [1], [1]]
+
+
+def test_when_a_run_ends_the_others_keep_their_own_states():
+    rows = torch.arange(3.0).unsqueeze(1)
+    state = State(
+        round=5,
+        weights=rows,
+        buffers=rows.double() + 10,
+        velocity=rows + 20,
+        attack_states=("attack 0", "attack 1", "attack 2"),
+        rule_states=("rule 0", "rule 1", "rule 2"),
+        client_states=({0: "client"}, {1: "client"}, {2: "client"}),
+    )
+    left = state.only([1, 2])
+    assert left.round == 5
+    assert left.weights.tolist() == [[1.0], [2.0]]
+    assert left.buffers.tolist() == [[11.0], [12.0]]
+    assert left.velocity.tolist() == [[21.0], [22.0]]
+    assert left.attack_states == ("attack 1", "attack 2")
+    assert left.rule_states == ("rule 1", "rule 2")
+    assert left.client_states == ({1: "client"}, {2: "client"})
 
 
 def test_the_learning_rate_follows_its_schedule():

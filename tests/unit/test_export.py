@@ -87,6 +87,18 @@ def test_an_export_is_plain_csv_with_one_row_per_run():
     assert [float(word) for word in rows[0]["accuracy"].split()] == first.series.accuracy.tolist()
 
 
+def test_the_columns_of_an_export_have_their_order():
+    """Exports are committed: the same runs must give the same bytes in the next version too."""
+    header = to_export(made_results(TWO, seeds=1), is_packed=False).decode().splitlines()[0]
+    assert header.split(",") == [
+        *("outvote-export", "suite", "name", "outcome", "reason", "rounds_completed", "num_rounds"),
+        *("config", "environment", "seconds", "num_samples"),
+        *("round", "accuracy", "loss", "deviation", "honest_norm", "num_sampled", "num_byzantine"),
+        *("num_kept", "num_kept_byzantine", "num_rejected"),
+        *("num_byzantine_assumed", "num_byzantine_used", "byzantine_weight"),
+    ]
+
+
 def test_a_run_without_any_round_is_read_back(tmp_path):
     one = made_results(TWO, seeds=1)[0]
     empty = replace(one.series, **{key: getattr(one.series, key)[:0] for key in EVERY})

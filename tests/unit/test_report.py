@@ -17,10 +17,11 @@ import pytest
 from audit_logs import line, write_log
 from command_line import run
 from made_results import ENVIRONMENT, made_results, without_kept, write_store
-from outvote.report.audit import audit_log, audit_run
+from outvote.report.audit import Mark, audit_log, audit_run, client_summaries, detection
 from outvote.report.cells import Cell
 from outvote.report.html_data import (
     MAX_VERDICTS,
+    log_entries,
     packed_counts,
     packed_measured,
     packed_shares,
@@ -206,6 +207,26 @@ def test_seeds_are_given_once_where_all_cells_have_as_many():
     assert note(one, one, Cell()) == "1 of 2 seeds"
     assert note(replace(one, num_wanted=0)) == "1 seed"
     assert note(one, both) == "2 seeds unless a cell notes otherwise"
+
+
+def test_a_page_has_precision_and_recall_of_the_audit(tmp_path):
+    settings = {"rule": "gas(median)", "attack": "lie", "rounds": 3}
+    audit = audit_run(write_store(tmp_path, settings, seeds=1)[0])
+    # One honest client more is dropped: else the two are the same.
+    marks = audit.marks.copy()
+    row, column = np.argwhere((marks == Mark.KEPT) & ~audit.is_byzantine)[0]
+    marks[row, column] = Mark.DROPPED
+    audit = replace(audit, marks=marks)
+    found = detection(audit, client_summaries(audit))
+    assert found.drop_precision != found.drop_recall
+    (entry,) = log_entries(audit)["runs"]
+    assert entry["audit"]["detection"] == {
+        "num_byzantine": found.num_byzantine,
+        "drop_precision": found.drop_precision,
+        "drop_recall": found.drop_recall,
+        "honest_kept": found.honest_kept,
+        "top_precision": found.top_precision,
+    }
 
 
 def test_long_audits_keep_some_rounds_and_all_counts(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 from pathlib import Path
 
 import msgspec
@@ -204,6 +205,73 @@ def test_a_run_goes_on_where_its_checkpoint_is(tmp_path):
     assert ([line.round for line in folder.rounds()], faults) == ([1, 2], [])
     writer.close()
     assert [run.path for run in find_runs(tmp_path)] == [folder.path]
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What reaches the disk, in order: (fsync, name), (rename, new name), (remove, name)."""
+    found = []
+    fsync, replace, unlink = os.fsync, Path.replace, Path.unlink
+
+    def shown(path):
+        return re.sub(r"^\.(.*)\.[0-9a-f]{8}\.tmp$", r"temporary \1", Path(path).name)
+
+    def recorded_fsync(handle):
+        found.append(("fsync", shown(Path(f"/proc/self/fd/{handle}").readlink())))
+        fsync(handle)
+
+    def recorded_replace(path, target):
+        found.append(("rename", Path(target).name))
+        return replace(path, target)
+
+    def recorded_unlink(path, missing_ok=False):
+        if path.exists():
+            found.append(("remove", shown(path)))
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(Path, "replace", recorded_replace)
+    monkeypatch.setattr(Path, "unlink", recorded_unlink)
+    return found
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="there is no /proc")
+
+
+def written(name, folder="run"):
+    """The calls of a file that is written whole."""
+    return [("fsync", f"temporary {name}"), ("rename", name), ("fsync", folder)]
+
+
+@needs_proc
+def test_metrics_are_on_the_disk_before_the_checkpoint_that_counts_on_them(tmp_path, calls):
+    """After a power failure, a checkpoint whose rounds are lost could not be used."""
+    writer = Writer(RunFolder(tmp_path / "run"), b"", "c")
+    status = Status(outcome="running", round=1, num_rounds=9)
+    for number in (1, 2):
+        writer.add(a_round(number), Timing(round=number, seconds=0.1, num_runs=1, images=1))
+        calls.clear()
+        writer.save(a_checkpoint(number), status)
+        newest = written(checkpoints.NEWEST)
+        if number == 2:
+            newest.insert(1, ("rename", checkpoints.PREVIOUS))
+        assert calls == [("fsync", "metrics.jsonl"), *newest, *written("status.json")]
+    writer.close()
+
+
+@needs_proc
+def test_the_status_of_a_finished_run_is_written_last(tmp_path, calls):
+    """Whoever reads that a run is over may rely on its audit."""
+    writer = Writer(RunFolder(tmp_path / "run"), b"", "c")
+    status = Status(outcome="finished", round=2, num_rounds=2)
+    for number in (1, 2):
+        writer.add(a_round(number), Timing(round=number, seconds=0.1, num_runs=1, images=1))
+        writer.save(a_checkpoint(number), status)
+    calls.clear()
+    writer.end(status, b"audit")
+    writer.close()
+    removed = ("remove", checkpoints.PREVIOUS)
+    assert calls == [*written("audit.npz"), removed, *written("status.json")]
 
 
 def test_a_half_line_of_timings_is_cut_off_before_the_next_is_added(tmp_path):
