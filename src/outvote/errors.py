@@ -1,6 +1,7 @@
 """Errors that users meet, and their wording."""
 
 import difflib
+import warnings
 from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import get_args
@@ -19,6 +20,12 @@ class TooManyByzantine(ValueError):  # noqa: N818  (the public name is fixed)
 
 class OutvoteWarning(UserWarning):
     """Something was done that the caller may not expect (integers promoted to float, ...)."""
+
+
+def warn_notes(notes: Iterable[str], stacklevel: int = 3) -> None:
+    """Warn once with all notes on a result that a plain call does not return."""
+    if text := "; ".join(notes):
+        warnings.warn(text, OutvoteWarning, stacklevel=stacklevel)
 
 
 def closest(name: str, known: Iterable[str]) -> str:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from outvote.attacks.context import AttackContext
+from outvote.errors import warn_notes
 from outvote.seeding import Seed
 
 # Class attributes of 0.1, read for one version.
@@ -78,8 +79,11 @@ class Attack:
         """Return the rows that `num_byzantine` attackers send, of the kind of `honest`.
 
         Takes what `inspect` takes. The rows are copies, also where all attackers send the same.
+        The notes of the output become one warning.
         """
-        return self.inspect(honest, num_byzantine=num_byzantine, **info).rows
+        output = self.inspect(honest, num_byzantine=num_byzantine, **info)
+        warn_notes(output.notes)
+        return output.rows
 
     def inspect(
         self,

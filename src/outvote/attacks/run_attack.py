@@ -4,6 +4,7 @@
 puts the rows in place. `Attack.inspect` is a batch of one run, in the caller's kind of arrays.
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,7 @@ from torch import Tensor
 from outvote.attacks.attack import Attack, AttackOutput
 from outvote.attacks.context import AttackContext, Defence, in_range
 from outvote.axes import PerCoordinate, Rows
-from outvote.errors import plural
+from outvote.errors import OutvoteWarning, plural
 from outvote.flat import Layout, as_tensor
 from outvote.fresh import fresh
 from outvote.precision import plain_torch, work_dtype
@@ -336,7 +337,11 @@ def rule_defence(
     def defence(gradients: Rows, seeds: Sequence[int]) -> tuple[PerCoordinate, Tensor | None]:
         given = as_given(gradients[0])
         if inspect is None:
-            return _vector(rule(given, **info, seed=seeds[0]), received), None
+            with warnings.catch_warnings():
+                # Each question would repeat the notes of the rule.
+                warnings.simplefilter("ignore", OutvoteWarning)
+                update = rule(given, **info, seed=seeds[0])
+            return _vector(update, received), None
         verdict = inspect(given, **info, seed=seeds[0])
         is_kept = None
         # What a rule does not report is unknown, not dropped.

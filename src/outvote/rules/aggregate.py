@@ -6,7 +6,6 @@ batch of one run through it, from what a caller passes to the verdict. The simul
 strategy call the same function.
 """
 
-import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Rows
-from outvote.errors import OutvoteWarning, TooManyByzantine, check_choice
+from outvote.errors import TooManyByzantine, check_choice
 from outvote.flat import to_float
 from outvote.precision import plain_torch, work_dtype
 from outvote.receive import Received, as_vector, finite_rows, norms_later, receive
@@ -319,8 +318,6 @@ def inspect(  # noqa: PLR0913  (all that a round may have, by name)
             to_vector=received.to_vector,
             is_full=is_full,
         )
-        if received.notes and not is_full:
-            warnings.warn(received.notes[0], OutvoteWarning, stacklevel=3)
         return _verdict(rule, received, found, ids, drawn)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Columns, Mixture, PerClient, PerCoordinate
-from outvote.errors import closest
+from outvote.errors import closest, warn_notes
 from outvote.flat import to_float
 from outvote.rules import legacy
 from outvote.rules.client_matrix import ClientMatrix
@@ -169,13 +169,15 @@ class Rule(metaclass=_RuleType):
     def __call__(self, gradients: Any, **info: Any) -> Any:
         """Aggregate: the update has the kind, dtype and device of the gradients.
 
-        Takes what `inspect` takes.
+        Takes what `inspect` takes. The notes of the verdict become one warning.
         """
         from outvote.rules.aggregate import inspect  # aggregate needs Rule
 
         if unknown := info.keys() - known_arguments():
             raise _no_argument(self.name, unknown.pop())
-        return inspect(self, gradients, **info, is_full=False).update
+        verdict = inspect(self, gradients, **info, is_full=False)
+        warn_notes(verdict.notes)
+        return verdict.update
 
     def inspect(  # noqa: PLR0913  (all that a round may have, by name)
         self,
