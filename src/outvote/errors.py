@@ -7,6 +7,10 @@ from numbers import Integral, Real
 from typing import get_args
 
 
+# How other libraries and papers call the number of Byzantine clients.
+NAMES_OF_F = {"f", "num_byzantine", "nb_byz", "num_malicious_nodes"}
+
+
 class TooManyByzantine(ValueError):  # noqa: N818  (the public name is fixed)
     """More Byzantine clients are assumed than the rule tolerates."""
 
@@ -35,6 +39,17 @@ def closest(name: str, known: Iterable[str]) -> str:
     if found:
         return f"did you mean {found[0]!r}?"
     return f"known: {', '.join(choices)}." if choices else "nothing is known here."
+
+
+def belongs_to_call(call: str) -> str:
+    """Return the advice where a rule or an attack is built with a number of Byzantine clients."""
+    return f"the number of Byzantine clients belongs to a call, {call}."
+
+
+def no_argument(what: str, name: str, known: Iterable[str]) -> TypeError:
+    """Return the error of a call with an argument that does not exist."""
+    hint = "did you mean 'num_byzantine'?" if name in NAMES_OF_F else closest(name, known)
+    return TypeError(f"{what} got an unexpected keyword argument {name!r}; {hint}")
 
 
 def an(noun: str) -> str:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any, get_type_hints
 
-from outvote.errors import an, check_kind, closest
+from outvote.errors import NAMES_OF_F, an, belongs_to_call, check_kind, closest
 from outvote.loading import load_class
 
 WORD = re.compile(r"[^\s(),='\"]+")
@@ -157,6 +157,8 @@ class _Reader:
         for key in named:
             if key not in known or key in wrapped:
                 hint = closest(key, [word for word in known if word not in wrapped])
+                if key in NAMES_OF_F:
+                    hint = belongs_to_call(f"{self.kind}(X, num_byzantine={named[key]})")
                 raise self._error(f"{name} has no parameter {key!r}; {hint}")
         for field in _fields(found):
             is_required = field.default is MISSING and field.default_factory is MISSING

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from outvote.attacks.context import AttackContext
-from outvote.errors import warn_notes
+from outvote.errors import no_argument, warn_notes
 from outvote.seeding import Seed
 
 # Class attributes of 0.1, read for one version.
@@ -75,13 +75,13 @@ class Attack:
         if {"poison", "label_map"} & {*declared} and "poisons_data" not in declared:
             cls.poisons_data = True
 
-    def __call__(self, honest: Any, *, num_byzantine: int, **info: Any) -> Any:
+    def __call__(self, honest: Any, **info: Any) -> Any:
         """Return the rows that `num_byzantine` attackers send, of the kind of `honest`.
 
         Takes what `inspect` takes. The rows are copies, also where all attackers send the same.
         The notes of the output become one warning.
         """
-        output = self.inspect(honest, num_byzantine=num_byzantine, **info)
+        output = self.inspect(honest, **info)
         warn_notes(output.notes)
         return output.rows
 
@@ -89,12 +89,13 @@ class Attack:
         self,
         honest: Any,
         *,
-        num_byzantine: int,
+        num_byzantine: int | None = None,
         own: Any = None,
         rule: Any = None,
         seed: Seed = None,
         state: Any = None,
         round: int | None = None,  # noqa: A002  (the word of rules and simulator)
+        **unknown: Any,
     ) -> AttackOutput:
         """Attack one round and report how: the chosen factor, the seed, the evaluations.
 
@@ -106,6 +107,10 @@ class Attack:
         from outvote.attacks.run_attack import inspect_attack  # run_attack needs Attack
 
         info = {"own": own, "rule": rule, "seed": seed, "state": state, "round": round}
+        if unknown:
+            raise no_argument(self.name, next(iter(unknown)), ["num_byzantine", *info])
+        if num_byzantine is None:
+            raise TypeError(f"{self.name} needs the number of attackers; pass num_byzantine=.")
         return inspect_attack(self, honest, num_byzantine=num_byzantine, **info)
 
     def craft(self, context: AttackContext) -> AttackOutput:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Columns, Mixture, PerClient, PerCoordinate
-from outvote.errors import closest, warn_notes
+from outvote.errors import NAMES_OF_F, belongs_to_call, no_argument, warn_notes
 from outvote.flat import to_float
 from outvote.rules import legacy
 from outvote.rules.client_matrix import ClientMatrix
@@ -26,8 +26,6 @@ from outvote.rules.verdict import Verdict
 from outvote.seeding import RandomStream, Seed
 
 Part = TypeVar("Part")
-# How other libraries and papers call the number of Byzantine clients.
-NAMES_OF_F = {"f", "num_byzantine", "nb_byz", "num_malicious_nodes"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,9 +127,10 @@ class _RuleType(ABCMeta):
         """Make a rule; what other libraries give to the rule belongs to the call here."""
         for name in parameters.keys() & NAMES_OF_F:
             if name not in getattr(cls, "__dataclass_fields__", {name}):
+                inside = ", ".join(repr(arg) for arg in args)
+                call = f"{cls.__name__}({inside})(X, num_byzantine={parameters[name]!r})"
                 raise TypeError(
-                    f"{cls.__name__} has no parameter {name!r}: the number of Byzantine clients "
-                    f"belongs to a call, {cls.__name__}()(X, num_byzantine={parameters[name]!r})."
+                    f"{cls.__name__} has no parameter {name!r}: {belongs_to_call(call)}"
                 )
         return super().__call__(*args, **parameters)
 
@@ -174,7 +173,7 @@ class Rule(metaclass=_RuleType):
         from outvote.rules.aggregate import inspect  # aggregate needs Rule
 
         if unknown := info.keys() - known_arguments():
-            raise _no_argument(self.name, unknown.pop())
+            raise no_argument(self.name, unknown.pop(), known_arguments())
         verdict = inspect(self, gradients, **info, is_full=False)
         warn_notes(verdict.notes)
         return verdict.update
@@ -201,7 +200,7 @@ class Rule(metaclass=_RuleType):
         from outvote.rules.aggregate import inspect  # aggregate needs Rule
 
         if unknown:
-            raise _no_argument(self.name, next(iter(unknown)))
+            raise no_argument(self.name, next(iter(unknown)), known_arguments())
         return inspect(
             self,
             gradients,
@@ -390,13 +389,6 @@ class Mixing(Wrapper):
 def known_arguments() -> frozenset[str]:
     """Return the names of what a call of a rule takes besides the gradients."""
     return frozenset(signature(Rule.inspect).parameters) - {"self", "gradients", "unknown"}
-
-
-def _no_argument(rule: str, name: str) -> TypeError:
-    hint = closest(name, known_arguments())
-    if name in NAMES_OF_F:
-        hint = "did you mean 'num_byzantine'?"
-    return TypeError(f"{rule} got an unexpected keyword argument {name!r}; {hint}")
 
 
 def known(value: Part | None) -> Part:
