@@ -79,6 +79,7 @@ def aggregate(  # noqa: PLR0913  (all that a round may have, by name)
             own["state"] = states[first.number] if traits.has_state and states else None
             if traits.needs_model and models is not None:
                 own["model"] = models[first.number]
+            _check_needs(rule, own)
         return RoundInfo(
             num_byzantine=first.num_byzantine,
             stream=RandomStream(tuple(seeds[run.number] for run in runs)),
@@ -106,6 +107,17 @@ def aggregate(  # noqa: PLR0913  (all that a round may have, by name)
         merged = _merged(values, found, [None] * num_runs if states is None else states)
         is_rejected = (present & ~torch.tensor(is_finite)).to(values.device)
         return replace(merged, is_rejected=is_rejected, num_byzantine=tuple(used))
+
+
+def _check_needs(rule: Rule, own: dict[str, Any]) -> None:
+    """Raise if a rule is not given what its traits ask for."""
+    if rule.traits.needs_reference and own["reference"] is None:
+        raise ValueError(
+            f"{rule.name} needs reference=, the gradient that the server computed on its own clean "
+            "data, got None."
+        )
+    if rule.traits.needs_model and own.get("model") is None:
+        raise ValueError(f"{rule.name} needs model=, the current model as a vector, got None.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +184,7 @@ def _compute(
     centre = torch.tensor(centres, device=rows.device)
     longest = max(norm for run in runs for norm in run.norms)
     matrix = ClientMatrix.from_rows(rows, centre, _duplicates(rows, runs), largest_norm=longest)
-    found = check_result(rule, rule.compute(matrix, info))
+    found = check_result(rule, rule.compute(matrix, info), matrix)
     if counts is not None:
         found = _weighted(rule, found, counts, runs[0].rows)
     vector = to_float(matrix.vector(found), work_dtype(gradients.dtype))

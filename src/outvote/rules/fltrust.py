@@ -10,7 +10,7 @@ from outvote.flat import to_float
 from outvote.precision import work_dtype
 from outvote.rules import distances
 from outvote.rules.client_matrix import ClientMatrix
-from outvote.rules.rule import Aggregation, RoundInfo, Rule, Traits
+from outvote.rules.rule import Aggregation, RoundInfo, Rule, Traits, known
 
 
 @final
@@ -38,12 +38,7 @@ class FLTrust(Rule):
 
     def compute(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Weigh every client by the cosine to the server's gradient."""
-        if info.reference is None:
-            raise ValueError(
-                "fltrust needs reference=, the gradient that the server computed on its own clean "
-                "data, got None."
-            )
-        reference = info.reference.expand(*matrix.shape[:-1])
+        reference = known(info.reference).expand(*matrix.shape[:-1])
         own_norm = distances.norms(reference.unsqueeze(-1)).squeeze(-1)
         norms = distances.norms(matrix.columns)
         dots = distances.inner_products(matrix.columns, reference)

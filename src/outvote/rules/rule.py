@@ -13,11 +13,12 @@ from functools import lru_cache
 from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from outvote.axes import Columns, Mixture, PerClient, PerCoordinate
-from outvote.errors import NAMES_OF_F, belongs_to_call, no_argument, warn_notes
+from outvote.errors import NAMES_OF_F, an, belongs_to_call, no_argument, warn_notes
 from outvote.flat import to_float
 from outvote.rules import legacy
 from outvote.rules.client_matrix import ClientMatrix
@@ -26,6 +27,8 @@ from outvote.rules.verdict import Verdict
 from outvote.seeding import RandomStream, Seed
 
 Part = TypeVar("Part")
+# How far weights in half precision may be from a sum of 1.
+ROUNDING = 1e-2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,16 +269,12 @@ class CoordinatewiseRule(Rule):
         del columns, num_byzantine
         return None
 
-    def shares(self, columns: Columns, num_byzantine: int) -> PerClient:
-        """Return the share of coordinates where each client's value entered the update."""
+    def shares(self, columns: Columns, num_byzantine: int) -> PerClient | None:
+        """Return the share of coordinates where each client's value entered; None: unknown."""
         from outvote.rules.order_statistics import shares_between  # heavy, and seldom needed
 
         bounds = self.bounds(columns, num_byzantine)
-        if bounds is None:
-            return torch.ones(
-                *columns.shape[:-2], columns.shape[-1], dtype=torch.float64, device=columns.device
-            )
-        return shares_between(columns, *bounds)
+        return None if bounds is None else shares_between(columns, *bounds)
 
     def compute(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Reduce the coordinates."""
@@ -289,8 +288,18 @@ class VectorRule(Rule):
 
     traits = Traits(selects_clients=False, needs="the gradients themselves")
 
+    def __init_subclass__(cls) -> None:
+        """Refuse traits that `aggregate` could not use."""
+        super().__init_subclass__()
+        for name in ("has_state", "needs_model", "needs_reference"):
+            if getattr(cls.traits, name, False):
+                raise TypeError(
+                    f"{cls.__name__} declares {name}, but a VectorRule gets rows and num_byzantine "
+                    "alone; use ov.Rule, whose compute gets a RoundInfo."
+                )
+
     @abstractmethod
-    def aggregate(self, rows: Tensor, num_byzantine: int) -> Tensor | tuple[Tensor, Tensor]:
+    def aggregate(self, rows: Tensor, num_byzantine: int) -> Tensor | tuple[Tensor, Tensor | None]:
         """Reduce ``rows [clients, dim]`` to a vector ``[dim]``, or to it and weights ``[clients]``.
 
         The weights are each client's share in the vector. Without them it is not known who was
@@ -301,16 +310,29 @@ class VectorRule(Rule):
         """Aggregate matrix by matrix."""
         # In float64, so that a plain sum of huge numbers does not overflow.
         rows = matrix.rows.double().reshape(-1, matrix.num_clients, matrix.dim)
-        found = [self.aggregate(some, info.num_byzantine) for some in rows]
-        vectors = [one[0] if isinstance(one, tuple) else one for one in found]
-        weights = [one[1].double() for one in found if isinstance(one, tuple)]
-        vector = torch.stack(vectors).view(*matrix.batch, matrix.dim)
-        return Aggregation(
-            vector=to_float(vector, matrix.work_dtype),
-            weights=torch.stack(weights).view(*matrix.batch, matrix.num_clients)
-            if weights
-            else None,
-        )
+        found = [self._aggregate(some, info.num_byzantine) for some in rows]
+        vector = torch.stack([one[0] for one in found]).view(*matrix.batch, matrix.dim)
+        weights = None
+        if any(one[1] is not None for one in found):
+            unknown = torch.full_like(rows[0, :, 0], torch.nan)
+            shares = [unknown if one[1] is None else one[1] for one in found]
+            weights = torch.stack(shares).view(*matrix.batch, matrix.num_clients)
+        return Aggregation(vector=to_float(vector, matrix.work_dtype), weights=weights)
+
+    def _aggregate(self, rows: Tensor, num_byzantine: int) -> tuple[Tensor, Tensor | None]:
+        """Aggregate one matrix, and check what comes back."""
+        found: Any = self.aggregate(rows, num_byzantine)
+        what = f"{self}.aggregate"
+        if isinstance(found, tuple) and len(found) != 2:
+            raise TypeError(
+                f"{what} must return a vector or (vector, weights), got a tuple of {len(found)}."
+            )
+        vector, weights = found if isinstance(found, tuple) else (found, None)
+        vector = _as_result(f"{what}: the vector", vector, rows.shape[1:], rows.device)
+        if weights is not None:
+            weights = _as_result(f"{what}: the weights", weights, rows.shape[:1], rows.device)
+            weights = weights.double()
+        return vector, weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +373,7 @@ class Wrapper(Rule):
 
     def compute_inside(self, matrix: ClientMatrix, inside: RoundInfo) -> Aggregation:
         """Let the rule inside aggregate; NaN or infinity is an error that names it."""
-        return replace(check_result(self.rule, self.rule.compute(matrix, inside)), state=None)
+        return replace(check_result(self.rule, self.rule.compute(matrix, inside), matrix), state=None)
 
     def inside_info(self, info: RoundInfo, num_clients: int) -> RoundInfo:
         """Return the info for the rule inside: random streams of its own, no state."""
@@ -398,20 +420,70 @@ def known(value: Part | None) -> Part:
     return value
 
 
-def check_result(rule: Rule, found: Aggregation) -> Aggregation:
-    """Raise if a rule from outside this library gave NaN or an undeclared state; ours do not."""
-    if not type(rule).__module__.startswith("outvote."):
-        if found.state is not None and not rule.traits.has_state:
-            raise ValueError(
-                f"{rule} returned a state that would be lost; declare "
-                "traits = ov.Traits(has_state=True)."
-            )
-        for values in (found.vector, found.weights, found.scores):
-            if values is not None and not bool(values.isfinite().all()):
-                raise ValueError(
-                    f"{rule} gave NaN or infinity for finite gradients; mend the rule."
-                )
-    return found
+def _as_result(what: str, value: Any, shape: Sequence[int], device: torch.device) -> Tensor:
+    """Return a part of a result as a tensor; raise unless it is an array of the shape."""
+    if isinstance(value, np.ndarray):
+        value = torch.as_tensor(value, device=device)
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"{what} must be a tensor or an array of the shape {tuple(shape)}, got "
+            f"{an(type(value).__name__)}."
+        )
+    if value.shape != torch.Size(shape):
+        raise ValueError(
+            f"{what} must have the shape {tuple(shape)}, got {tuple(value.shape)}; correct the "
+            "rule."
+        )
+    return value
+
+
+def check_result(rule: Rule, found: Aggregation, matrix: ClientMatrix) -> Aggregation:
+    """Raise if a rule from outside this library returned something wrong; ours do not."""
+    if type(rule).__module__.startswith("outvote."):
+        return found
+    if not isinstance(found, Aggregation):
+        raise TypeError(
+            f"{rule}.compute must return an ov.Aggregation, got {an(type(found).__name__)}."
+        )
+    if found.state is not None and not rule.traits.has_state:
+        raise ValueError(
+            f"{rule} returned a state that would be lost; declare "
+            "traits = ov.Traits(has_state=True)."
+        )
+    if found.vector is None and found.weights is None:
+        raise ValueError(f"{rule} returned neither weights nor a vector; return one of them.")
+    per_client = (*matrix.batch, matrix.num_clients)
+    shapes = {"vector": (*matrix.batch, matrix.dim), "weights": per_client, "scores": per_client}
+    parts: dict[str, Tensor] = {}
+    for name, shape in shapes.items():
+        if (value := getattr(found, name)) is None:
+            continue
+        value = _as_result(f"{rule}: {name}", value, shape, matrix.device)
+        is_finite = value.isfinite()
+        if name == "weights" and found.vector is not None and value.numel() > shape[-1]:
+            is_finite |= value.isnan().all(dim=-1, keepdim=True)  # Unknown for some runs.
+        if not bool(is_finite.all()):
+            raise ValueError(f"{rule} gave NaN or infinity for finite gradients; mend the rule.")
+        parts[name] = value
+    if "weights" in parts:
+        _check_weights(rule, parts["weights"].double(), is_average=found.vector is None)
+    return replace(found, **parts)
+
+
+def _check_weights(rule: Rule, weights: Tensor, *, is_average: bool) -> None:
+    """Raise unless weights are from 0 to 1 and, where they are the average, sum to 1."""
+    if bool(((weights < -ROUNDING) | (weights > 1 + ROUNDING)).any()):
+        low, high = weights.min().item(), weights.max().item()
+        raise ValueError(
+            f"{rule}: weights must be from 0 to 1, got {low:.4g} to {high:.4g}; return any other "
+            "combination of the clients as vector."
+        )
+    totals = weights.sum(dim=-1)
+    if is_average and bool(((totals - 1).abs() > ROUNDING).any()):
+        worst = totals.flatten()[(totals - 1).abs().argmax()].item()
+        raise ValueError(
+            f"{rule}: weights without a vector must sum to 1, got {worst:.4g}; divide by their sum."
+        )
 
 
 def base_num_byzantine(rule: Rule, num_byzantine: int, num_clients: int) -> int:
