@@ -190,15 +190,15 @@ def test_honest_clients_that_diverged_are_left_out_and_noted(device):
 
 
 def test_where_everybody_diverged_the_attackers_go_by_their_own():
-    rows = ov.LIE()(H * np.nan, num_byzantine=8, own=H)
+    rows = ov.LIE().inspect(H * np.nan, num_byzantine=8, own=H).rows
     np.testing.assert_allclose(rows, ov.LIE()(H, num_byzantine=8))
-    assert not ov.LIE()(H * np.nan, num_byzantine=2).any()
+    assert not ov.LIE().inspect(H * np.nan, num_byzantine=2).rows.any()
 
 
 @pytest.mark.parametrize("text", ["lie", "min-max", "fang(target=krum)", "mimic(client=none)"])
 def test_where_nobody_sent_numbers_the_attackers_send_zeros(text):
     nothing = np.full((2, 3), np.nan)
-    rows = ov.make_attack(text)(nothing, num_byzantine=2, own=nothing, seed=0)
+    rows = ov.make_attack(text).inspect(nothing, num_byzantine=2, own=nothing, seed=0).rows
     np.testing.assert_array_equal(rows, np.zeros((2, 3)))
 
 

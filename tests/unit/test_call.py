@@ -521,10 +521,11 @@ def test_the_precision_of_matrix_products_is_put_back(precision, text, device):
     rows = torch.from_numpy(np.random.default_rng(6).normal(size=(9, 20))).float().to(device)
     try:
         torch.set_float32_matmul_precision(precision)
-        exact = ov.make_rule(text)(rows, num_byzantine=1, seed=0)
+        exact = ov.make_rule(text).inspect(rows, num_byzantine=1, seed=0).update
         assert torch.get_float32_matmul_precision() == precision
         torch.set_float32_matmul_precision("highest")
-        torch.testing.assert_close(exact, ov.make_rule(text)(rows, num_byzantine=1, seed=0))
+        again = ov.make_rule(text).inspect(rows, num_byzantine=1, seed=0).update
+        torch.testing.assert_close(exact, again)
     finally:
         torch.set_float32_matmul_precision(before)
 

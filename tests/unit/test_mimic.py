@@ -35,7 +35,7 @@ def test_who_is_copied_does_not_depend_on_others_that_diverge(dtype):
     rows = torch.from_numpy(H).to(dtype)
     broken = rows.clone()
     broken[0] = torch.nan
-    sent = ov.Mimic(client=2)(broken, num_byzantine=1)
+    sent = ov.Mimic(client=2).inspect(broken, num_byzantine=1).rows
     assert torch.equal(sent[0], rows[2])
 
 

@@ -10,6 +10,8 @@ from outvote.attacks.context import AttackContext
 from outvote.errors import no_argument, warn_notes
 from outvote.seeding import Seed
 
+# The notes on what a search chose begin with it: a call does not warn of them.
+CHOSEN = "sent "
 # Class attributes of 0.1, read for one version.
 RENAMED = {"has_memory": "has_state", "is_data_attack": "poisons_data"}
 
@@ -82,7 +84,7 @@ class Attack:
         The notes of the output become one warning.
         """
         output = self.inspect(honest, **info)
-        warn_notes(output.notes)
+        warn_notes(note for note in output.notes if not note.startswith(CHOSEN))
         return output.rows
 
     def inspect(

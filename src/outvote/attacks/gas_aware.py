@@ -7,7 +7,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from outvote.attacks.attack import Attack, AttackOutput
+from outvote.attacks.attack import CHOSEN, Attack, AttackOutput
 from outvote.attacks.context import AttackContext, norm
 from outvote.attacks.ipm import IPM, OptimalIPM
 from outvote.attacks.lie import LIE, OptimalLIE, shifted
@@ -168,7 +168,7 @@ class Best:
         """Return what was chosen."""
         factors = self.factor.tolist()
         return tuple(
-            f"sent {name} with the factor {factor:.4g}"
+            f"{CHOSEN}{name} with the factor {factor:.4g}"
             for name, factor in dict.fromkeys(zip(self.names, factors, strict=True))
         )
 

@@ -75,7 +75,8 @@ def promotes_integers(trial: RuleTrial) -> None:
     require(is_noted, rows, f"no note about the promotion in {verdict.notes}")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        trial.call(trial.given(rows))
+        given = trial.given(rows)
+        trial.rule(given, **trial.info(given))
     kinds = [warning.category for warning in caught]
     require(OutvoteWarning in kinds, rows, f"a call warned with {kinds}, not OutvoteWarning")
 
