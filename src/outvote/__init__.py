@@ -4,11 +4,10 @@ Names are loaded when they are first used, so that ``import outvote`` costs noth
 """
 
 import importlib
-import warnings
 from pathlib import Path
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 # The module of each public name. The stub has a line for each: from MODULE import NAME as NAME.
 _WHERE = {
@@ -16,7 +15,7 @@ _WHERE = {
     for words in map(str.split, Path(__file__).with_suffix(".pyi").read_text("utf-8").splitlines())
     if words[:1] == ["from"]
 }
-# The public names of 0.1 that have another name now; they go with the next version.
+# The public names of 0.1 that have another name now; they go with 0.3.
 _RENAMED = {
     "Answer": "Aggregation",
     "Crafted": "AttackOutput",
@@ -31,10 +30,9 @@ __all__ = [*_WHERE]
 def __getattr__(name: str) -> Any:
     """Load a public name from the module it lives in; a name of 0.1 with a warning."""
     if name in _RENAMED:
-        from outvote.errors import OutvoteWarning
+        from outvote.errors import renamed
 
-        message = f"outvote.{name} is now outvote.{_RENAMED[name]}; the next version drops {name}."
-        warnings.warn(message, OutvoteWarning, stacklevel=2)
+        renamed(f"outvote.{name}", f"outvote.{_RENAMED[name]}")
         return __getattr__(_RENAMED[name])
     if name not in _WHERE:
         raise AttributeError(f"module 'outvote' has no attribute {name!r}")

@@ -269,6 +269,6 @@ def test_a_setting_of_version_0_1_is_read_with_one_line_that_names_the_new_one(
         words = ["--set", f"federation.{OLD}=2"]
     result = run(capsys, "run", config, *words, "-o", tmp_path / "runs", "--set", "rounds=1")
     assert result.code == 0
-    message = f"federation.{OLD} is now federation.assumed_byzantine; rename it."
+    message = f"federation.{OLD} is now federation.assumed_byzantine; the old name goes with 0.3."
     assert result.err == f"warning: {message}\n"
     assert {r.rounds()[0].num_byzantine_assumed for r in find_runs(tmp_path / "runs")} == {2}

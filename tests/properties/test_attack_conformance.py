@@ -322,13 +322,13 @@ def test_a_state_is_declared(kind, message):
 
 
 def test_declarations_of_the_last_version_work_with_a_warning():
-    with pytest.warns(DeprecationWarning, match="has_memory is now has_state"):
+    with pytest.warns(ov.OutvoteWarning, match="has_memory is now has_state"):
 
         class Old(Sound):
             has_memory = True
 
     assert Old.has_state
-    with pytest.warns(DeprecationWarning, match="is_data_attack is now poisons_data"):
+    with pytest.warns(ov.OutvoteWarning, match="is_data_attack is now poisons_data"):
 
         class OldData(Sound):
             is_data_attack = True

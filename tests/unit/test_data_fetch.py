@@ -261,6 +261,6 @@ def test_without_a_source_the_advice_is_reported(tmp_path):
 
 def test_the_keyword_of_the_version_before_still_works_with_a_warning():
     logged = []
-    with pytest.warns(DeprecationWarning, match=r"is now fetch\(log="):
+    with pytest.warns(ov.OutvoteWarning, match=r"is now fetch\(log="):
         fetch("fashion-mnist-small", say=logged.append)
     assert logged == []

@@ -92,3 +92,86 @@ def test_the_attributes_of_our_rules_have_new_names():
 def test_the_public_names_of_0_1_warn_and_name_the_new_ones(old, new):
     with pytest.warns(ov.OutvoteWarning, match=f"outvote.{old} is now outvote.{new}"):
         assert getattr(ov, old) is getattr(ov, new)
+
+
+def test_a_rule_of_0_1_that_draws_and_asks():
+    with pytest.warns(ov.OutvoteWarning, match="is a rule for outvote 0.1") as caught:
+
+        class Old(ov.Rule):
+            hides_shares = True
+
+            def max_byzantine(self, num_clients):
+                return 0
+
+            def must_be_told(self):
+                return False
+
+            def is_selecting(self):
+                return False
+
+            def needs_values(self):
+                return False
+
+            def answer(self, points, facts):
+                drawn = facts.draws.under("mine").generators(points.device)
+                weights = torch.rand(1, points.num_clients, generator=drawn[0]).double()
+                assert facts.wants_shares
+                return ov.Aggregation(weights=weights / weights.sum())
+
+    assert len(caught) == 1
+    traits = Old().traits
+    assert not (traits.uses_num_byzantine or traits.selects_clients or traits.needs_values)
+    with pytest.warns(ov.OutvoteWarning) as caught:
+        assert Old().inspect(X, seed=0).kept == list(range(7))
+    texts = " ".join(str(one.message) for one in caught)
+    for new in ("RoundInfo.stream", "stream.fold_in", "RoundInfo.wants_weights"):
+        assert f"is now {new}; the old name goes with 0.3." in texts
+
+
+def test_an_attack_of_0_1_that_draws_and_asks():
+    with pytest.warns(ov.OutvoteWarning, match="Old.has_memory is now has_state"):
+
+        class Old(ov.Attack):
+            has_memory = True
+
+            def needs_rule(self):
+                return True
+
+            def craft(self, scene):
+                assert not scene.own_places.any()
+                generator = scene.draws.under("mine").generators(scene.device)[0]
+                rows = torch.randn(1, 1, scene.dim, generator=generator).double()
+                opinion = scene.judge(rows, "ask")
+                assert opinion.is_kept is None
+                return ov.AttackOutput(rows=opinion.updates.unsqueeze(1), is_fresh=True, state=1)
+
+    with pytest.warns(ov.OutvoteWarning) as caught:
+        assert Old()(X, num_byzantine=2, rule=ov.Mean(), seed=0).shape == (2, 5)
+    texts = " ".join(str(one.message) for one in caught)
+    for new in ("stream", "own_positions", "ask"):
+        assert f"is now AttackContext.{new}; the old name goes with 0.3." in texts
+    assert "is_fresh" in texts
+
+
+def test_the_names_of_0_1_are_found_on_classes_and_attacks():
+    with pytest.warns(ov.OutvoteWarning, match="Krum.uses_num_byzantine is now traits"):
+        assert ov.Krum.uses_num_byzantine
+    with pytest.warns(ov.OutvoteWarning, match="Krum.must_be_told is now traits"):
+        assert ov.Krum().must_be_told()
+    with pytest.warns(ov.OutvoteWarning, match="LIE.has_memory is now has_state"):
+        assert not ov.LIE().has_memory
+    with pytest.warns(ov.OutvoteWarning, match="LabelFlip.is_data_attack is now poisons_data"):
+        assert ov.LabelFlip.is_data_attack
+    with pytest.raises(AttributeError):
+        _ = ov.GAS.uses_num_byzantine
+
+
+def test_a_required_field_called_as_an_attribute_of_0_1_stays_required():
+    from dataclasses import dataclass
+
+    @dataclass(frozen=True)
+    class Own(ov.Mean):
+        reference: str
+
+    with pytest.raises(TypeError, match="reference"):
+        Own()

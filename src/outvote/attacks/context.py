@@ -1,8 +1,8 @@
 """What attackers know about a batch of rounds: the only view of the data that attacks have."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outvote.attacks.statistics import Measured, Wanted, measure
 from outvote.axes import PerClient, PerCoordinate, Rows
-from outvote.errors import check_choice, plural, was
+from outvote.errors import check_choice, plural, renamed, was
 from outvote.flat import to_float
 from outvote.fresh import fresh
 from outvote.lazy import lazy
@@ -54,10 +54,21 @@ class AttackContext:
 
     @property
     def draws(self) -> RandomStream:
-        """The name that `stream` had in 0.1."""
-        text = "AttackContext.draws is now AttackContext.stream; the old name goes with 0.3."
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        """The name of `stream` in 0.1."""
+        renamed("AttackContext.draws", "AttackContext.stream")
         return self.stream
+
+    @property
+    def own_places(self) -> Tensor:
+        """The name of `own_positions` in 0.1."""
+        renamed("AttackContext.own_places", "AttackContext.own_positions")
+        return self.own_positions
+
+    def judge(self, rows: Rows, name: str, *, wants_kept: bool = False) -> SimpleNamespace:
+        """Return the `updates` and `is_kept` of `ask`, which had this name in 0.1."""
+        renamed("AttackContext.judge", "AttackContext.ask")
+        updates, is_kept = self.ask(rows, name)
+        return SimpleNamespace(updates=updates, is_kept=is_kept if wants_kept else None)
 
     @property
     def num_runs(self) -> int:

@@ -4,10 +4,10 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from outvote.errors import renamed
 from outvote.data.cache import data_root
 from outvote.data.dataset import DamagedDataError, Dataset, FetchError, MissingDataError
 from outvote.data.dataset_entry import Download, Entry, Package, Source
@@ -36,8 +36,7 @@ def fetch(
     `log` as it was named in 0.1.
     """
     if say is not None:
-        message = "fetch(say=...) is now fetch(log=...); the old name goes in the next version."
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        renamed("fetch(say=...)", "fetch(log=...)")
         log = say
     return fetch_entry(find_entry(name), folder, progress=progress, log=log)
 

@@ -1,6 +1,5 @@
 """Attack mods: drills in which chosen nodes of a federation are Byzantine."""
 
-import warnings
 from collections.abc import Collection
 from dataclasses import InitVar, dataclass
 from typing import Any, final
@@ -11,6 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, Message
 from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
+from outvote.errors import renamed
 from outvote.attacks.attack import Attack
 from outvote.attacks.attack_spec import make_attack
 from outvote.attacks.label_flip import whole_numbers
@@ -54,12 +54,7 @@ class AttackMod:
     def __post_init__(self, memory: int | None) -> None:
         """Check the settings and parse the texts: a mistake shows before the first round."""
         if memory is not None:
-            warnings.warn(
-                "AttackMod(memory=...) is now AttackMod(num_past_updates=...); the old name goes "
-                "in the next version.",
-                DeprecationWarning,
-                stacklevel=3,
-            )
+            renamed("AttackMod(memory=...)", "AttackMod(num_past_updates=...)", stacklevel=4)
             object.__setattr__(self, "num_past_updates", memory)
         if self.attack is not None:
             make_attack(self.attack)

@@ -3,11 +3,10 @@
 Settings, stores and exports of 0.1 are read for one more version.
 """
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from outvote.errors import OutvoteWarning
+from outvote.errors import renamed
 
 METRICS = {
     "num_told": "num_byzantine_assumed",
@@ -35,7 +34,7 @@ def renamed_settings(table: Mapping[str, Any], *, warns: bool = False) -> dict[s
         inside = result.get(section)
         if isinstance(inside, Mapping) and key in inside:
             if warns:
-                warnings.warn(f"{old} is now {new}; rename it.", OutvoteWarning, stacklevel=3)
-            renamed = new.partition(".")[2]
-            result[section] = {renamed if name == key else name: v for name, v in inside.items()}
+                renamed(old, new, stacklevel=4)
+            new_key = new.partition(".")[2]
+            result[section] = {new_key if name == key else name: v for name, v in inside.items()}
     return result

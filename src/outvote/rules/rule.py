@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Columns, Mixture, PerClient, PerCoordinate
-from outvote.errors import NAMES_OF_F, an, belongs_to_call, no_argument, warn_notes
+from outvote.errors import NAMES_OF_F, an, belongs_to_call, no_argument, renamed, warn_notes
 from outvote.flat import to_float
 from outvote.rules import legacy
 from outvote.rules.client_matrix import ClientMatrix
@@ -124,6 +124,18 @@ class RoundInfo:
     to_vector: Callable[[Any], Tensor] = torch.as_tensor
     """Reads what a caller may pass as state (an array, a dict of arrays) as a vector ``[dim]``."""
 
+    @property
+    def draws(self) -> RandomStream:
+        """The name of `stream` in 0.1."""
+        renamed("RoundInfo.draws", "RoundInfo.stream")
+        return self.stream
+
+    @property
+    def wants_shares(self) -> bool:
+        """The name of `wants_weights` in 0.1."""
+        renamed("RoundInfo.wants_shares", "RoundInfo.wants_weights")
+        return self.wants_weights
+
 
 class _RuleType(ABCMeta):
     def __call__(cls, *args: Any, **parameters: Any) -> Any:
@@ -136,6 +148,12 @@ class _RuleType(ABCMeta):
                     f"{cls.__name__} has no parameter {name!r}: {belongs_to_call(call)}"
                 )
         return super().__call__(*args, **parameters)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(cls, name: str) -> Any:
+            """Find the names of 0.1 on a class, with a warning."""
+            return legacy.attribute(cls, name)
 
 
 class Rule(metaclass=_RuleType):
