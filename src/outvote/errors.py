@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import get_args
 
-
 # How other libraries and papers call the number of Byzantine clients.
 NAMES_OF_F = {"f", "num_byzantine", "nb_byz", "num_malicious_nodes"}
 

@@ -154,11 +154,11 @@ class _Reader:
         known = [field.name for field in _fields(found)]
         classes = {key: hint for key, hint in hints.items() if isinstance(hint, type)}
         wrapped = [key for key in known if issubclass(classes.get(key, object), self.base)]
-        for key in named:
+        for key, value in named.items():
             if key not in known or key in wrapped:
                 hint = closest(key, [word for word in known if word not in wrapped])
                 if key in NAMES_OF_F:
-                    hint = belongs_to_call(f"{self.kind}(X, num_byzantine={named[key]})")
+                    hint = belongs_to_call(f"{self.kind}(X, num_byzantine={value})")
                 raise self._error(f"{name} has no parameter {key!r}; {hint}")
         for field in _fields(found):
             is_required = field.default is MISSING and field.default_factory is MISSING

@@ -276,7 +276,7 @@ def test_split_by_layer_makes_one_group_per_named_tensor(device):
 
 def test_split_by_layer_needs_names():
     rule = ov.GAS(ov.Median(), split="by-layer")
-    wanted = "needs gradients with names, a list of dicts of arrays, got a matrix; pass dicts, or"
+    wanted = "needs the sizes of the layers, got none; pass gradients with names"
     refused(ValueError, wanted, lambda: rule(X, num_byzantine=1))
 
 

@@ -25,6 +25,7 @@ from outvote.data.cifar import PNG_FILES
 from outvote.data.dataset import FetchError, MissingDataError
 from outvote.data.dataset_entry import Download, Entry, Package, RemoteFile
 from outvote.data.fetch import fetch, fetch_entry
+from outvote.errors import OutvoteWarning
 
 IMAGES, LABELS, FACTS = small_cifar()
 ARCHIVE = archive(IMAGES, LABELS)
@@ -261,6 +262,6 @@ def test_without_a_source_the_advice_is_reported(tmp_path):
 
 def test_the_keyword_of_the_version_before_still_works_with_a_warning():
     logged = []
-    with pytest.warns(ov.OutvoteWarning, match=r"is now fetch\(log="):
+    with pytest.warns(OutvoteWarning, match=r"is now fetch\(log="):
         fetch("fashion-mnist-small", say=logged.append)
     assert logged == []

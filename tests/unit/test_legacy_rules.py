@@ -120,7 +120,8 @@ def test_a_rule_of_0_1_that_draws_and_asks():
 
     assert len(caught) == 1
     traits = Old().traits
-    assert not (traits.uses_num_byzantine or traits.selects_clients or traits.needs_values)
+    found = (traits.uses_num_byzantine, traits.selects_clients, traits.needs_values)
+    assert found == (False, False, False)
     with pytest.warns(ov.OutvoteWarning) as caught:
         assert Old().inspect(X, seed=0).kept == list(range(7))
     texts = " ".join(str(one.message) for one in caught)

@@ -23,7 +23,7 @@ def test_a_wrapper_with_f_names_a_call_that_works():
 @pytest.mark.parametrize("how", ["__call__", "inspect"])
 def test_a_call_of_an_attack_names_the_argument(how):
     call = getattr(ov.LIE(), how)
-    with pytest.raises(TypeError, match="lie got an unexpected .*'f'; did you mean 'num_byz"):
+    with pytest.raises(TypeError, match=r"lie got an unexpected .*'f'; did you mean 'num_byz"):
         call(X, f=2)
     with pytest.raises(TypeError, match="'ownn'; did you mean 'own'"):
         call(X, num_byzantine=2, ownn=X)

@@ -48,7 +48,7 @@ def test_a_wrong_result_of_a_vector_rule(result, error, match):
         ov.NNM(returning(result))(X, num_byzantine=0)
 
 
-def computing(result, traits=ov.Traits(uses_num_byzantine=False)):
+def computing(result, **traits):
     class Own(ov.Rule):
         def max_byzantine(self, num_clients):
             return 0
@@ -56,7 +56,7 @@ def computing(result, traits=ov.Traits(uses_num_byzantine=False)):
         def compute(self, matrix, info):
             return result(matrix)
 
-    Own.traits = traits.inheriting(ov.Rule.traits)
+    Own.traits = ov.Traits(uses_num_byzantine=False, **traits).inheriting(ov.Rule.traits)
     return Own()
 
 
@@ -87,12 +87,12 @@ def test_what_a_rule_needs_must_be_given():
     def mean(matrix):
         return ov.Aggregation(weights=uniform(matrix))
 
-    rule = computing(mean, ov.Traits(uses_num_byzantine=False, needs_model=True))
-    with pytest.raises(ValueError, match="Own needs model=, .* got None"):
+    rule = computing(mean, needs_model=True)
+    with pytest.raises(ValueError, match=r"Own needs model=, .* got None"):
         rule(X)
     rule(X, model=X[0])
-    rule = computing(mean, ov.Traits(uses_num_byzantine=False, needs_reference=True))
-    with pytest.raises(ValueError, match="Own needs reference=, .* got None"):
+    rule = computing(mean, needs_reference=True)
+    with pytest.raises(ValueError, match=r"Own needs reference=, .* got None"):
         rule(X)
 
 
@@ -115,3 +115,18 @@ def test_without_bounds_the_shares_of_a_coordinatewise_rule_are_not_known():
     verdict = Own().inspect(X)
     assert verdict.weights is None
     assert verdict.kept is None
+
+
+def test_by_layer_names_layer_sizes():
+    rule = ov.GAS(ov.Median(), split="by-layer")
+    with pytest.raises(ValueError, match=r"got none; pass .* layer_sizes="):
+        rule(X, num_byzantine=1)
+    with pytest.raises(ValueError, match=r"got sizes of 4 coordinates for 5; .* layer_sizes="):
+        rule(X, num_byzantine=1, layer_sizes=[2, 2])
+
+
+@pytest.mark.parametrize("text", ["{}", "nnm({})"])
+def test_by_layer_inside_gas_is_refused_when_it_is_built(text):
+    with pytest.raises(ValueError, match="not layers"):
+        ov.make_rule(f"gas({text.format('gas(median, split=by-layer)')})")
+    ov.make_rule(text.format("gas(median, split=by-layer)"))

@@ -7,12 +7,12 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from outvote.errors import renamed
 from outvote.data.cache import data_root
 from outvote.data.dataset import DamagedDataError, Dataset, FetchError, MissingDataError
 from outvote.data.dataset_entry import Download, Entry, Package, Source
 from outvote.data.download import Progress, download, is_original
 from outvote.data.loader import find_entry, load_entry
+from outvote.errors import renamed
 
 Log = Callable[[str], None]
 """Called with the source that is tried, and why one failed."""

@@ -60,9 +60,9 @@ def _defence(
 ) -> Defence:
     """Return the server's rule as attackers ask it: with the states and references of the round."""
 
-    def answer(rows: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+    def ask_rule(rows: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor | None]:
         found = apply_rule(stack, state, participants, updates, numbers, rows, seeds)
         is_known = found.weights is not None and not bool(found.weights.isnan().any())
         return known(found.vector), known(found.weights) > 0 if is_known else None
 
-    return answer
+    return ask_rule

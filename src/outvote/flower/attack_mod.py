@@ -10,10 +10,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, Message
 from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
-from outvote.errors import renamed
 from outvote.attacks.attack import Attack
 from outvote.attacks.attack_spec import make_attack
 from outvote.attacks.label_flip import whole_numbers
+from outvote.errors import renamed
 from outvote.rules.rule import Rule
 from outvote.rules.rule_spec import make_rule
 

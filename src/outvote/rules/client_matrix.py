@@ -125,15 +125,15 @@ class ClientMatrix:
             self.products, lambda: self.columns, self.work_dtype, self.duplicates, self._check
         )
 
-    def squared_distances_to(self, answer: "Aggregation") -> PerClient:
+    def squared_distances_to(self, aggregation: "Aggregation") -> PerClient:
         """Return how far every client is from what a rule computed, squared, float64."""
-        if answer.vector is not None:
+        if aggregation.vector is not None:
             return distances.squared_distances_to_vector(
-                self.columns, answer.vector, self._new_buffer()
+                self.columns, aggregation.vector, self._new_buffer()
             )
-        if answer.weights is None:
+        if aggregation.weights is None:
             raise ValueError("an Aggregation needs weights or a vector.")
-        weights = answer.weights.double().expand(*self.batch, self.num_clients)
+        weights = aggregation.weights.double().expand(*self.batch, self.num_clients)
         if self.dim <= self.num_clients:
             return distances.direct_distances_to_average(self.columns, weights)
         return distances.squared_distances_to_average(
@@ -143,17 +143,17 @@ class ClientMatrix:
     def _new_buffer(self) -> Tensor | None:
         return None if self._buffer is None else self._buffer()
 
-    def distances_to(self, answer: "Aggregation") -> PerClient:
+    def distances_to(self, aggregation: "Aggregation") -> PerClient:
         """Return how far every client is from what a rule computed, float64."""
-        return self.squared_distances_to(answer).clamp(min=0).sqrt()
+        return self.squared_distances_to(aggregation).clamp(min=0).sqrt()
 
-    def vector(self, answer: "Aggregation") -> PerCoordinate:
+    def vector(self, aggregation: "Aggregation") -> PerCoordinate:
         """Return what a rule computed as a vector of coordinates, in the working precision."""
-        if answer.vector is not None:
-            return answer.vector
-        if answer.weights is None:
+        if aggregation.vector is not None:
+            return aggregation.vector
+        if aggregation.weights is None:
             raise ValueError("an Aggregation needs weights or a vector.")
-        shares, divisor = answer.weights.double(), None
+        shares, divisor = aggregation.weights.double(), None
         if self.sums_are_finite and self.device.type == "cpu":
             # A sum divided by a count: weights such as 1 / 3 would round the mean of 1, 4 and 7.
             # A GPU would take longer to start these small steps than to average.
@@ -168,7 +168,7 @@ class ClientMatrix:
         if divisor is not None:
             vector /= divisor.to(vector.dtype)
         if self.duplicates is not None and len(self.batch) == 1:
-            self._keep_equal(vector, answer.weights)
+            self._keep_equal(vector, aggregation.weights)
         return vector
 
     def _keep_equal(self, vector: PerCoordinate, weights: PerClient) -> None:

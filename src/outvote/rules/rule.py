@@ -391,7 +391,8 @@ class Wrapper(Rule):
 
     def compute_inside(self, matrix: ClientMatrix, inside: RoundInfo) -> Aggregation:
         """Let the rule inside aggregate; NaN or infinity is an error that names it."""
-        return replace(check_result(self.rule, self.rule.compute(matrix, inside), matrix), state=None)
+        found = check_result(self.rule, self.rule.compute(matrix, inside), matrix)
+        return replace(found, state=None)
 
     def inside_info(self, info: RoundInfo, num_clients: int) -> RoundInfo:
         """Return the info for the rule inside: random streams of its own, no state."""

@@ -169,9 +169,10 @@ def explicit_split(groups: Sequence[Sequence[int]], dim: int, device: torch.devi
 def by_layer(sizes: tuple[int, ...] | None, dim: int, device: torch.device) -> Split:
     """Return one group for each layer."""
     if sizes is None or sum(sizes) != dim:
+        got = "none" if sizes is None else f"sizes of {sum(sizes)} coordinates for {dim}"
         raise ValueError(
-            'split="by-layer" needs gradients with names, a list of dicts of arrays, got a matrix; '
-            "pass dicts, or split='balanced'."
+            f"split='by-layer' needs the sizes of the layers, got {got}; pass gradients with "
+            "names (a list of dicts of arrays), layer_sizes=, or split='balanced'."
         )
     order = torch.arange(dim, device=device).split(list(sizes))
     by_width: dict[int, list[Tensor]] = {}

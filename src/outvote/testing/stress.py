@@ -275,7 +275,9 @@ class _Table:
         """Return the rows that the attackers send, or why the attack fails."""
         info: dict[str, Any] = {"rule": server, "own": self.own, "seed": self.attack_seed}
         info["num_byzantine"] = self.num_byzantine
-        found = _attempt("attack", lambda: torch.as_tensor(attack.inspect(self.honest, **info).rows))
+        found = _attempt(
+            "attack", lambda: torch.as_tensor(attack.inspect(self.honest, **info).rows)
+        )
         # The rule may have failed when the attack asked it.
         if isinstance(found, Failure) and server is not None and server.has_failed:
             return replace(found, who="rule")
