@@ -78,8 +78,11 @@ def test_blanks_case_order_quotes_and_commas_do_not_matter(text, same):
             "gas(median, num_group=5)",
             "gas has no parameter 'num_group'; did you mean 'num_groups'?",
         ),
-        ("krum(f=2)", "krum has no parameter 'f'; known: num_neighbours, power."),
-        ("mean(f=2)", "mean has no parameter 'f'; nothing is known here."),
+        (
+            "krum(f=2)",
+            "krum has no parameter 'f'; the number of Byzantine clients belongs to a call",
+        ),
+        ("mean(q=2)", "mean has no parameter 'q'; nothing is known here."),
         ("gas(median, rule=krum)", "gas has no parameter 'rule'; known: num_groups, split."),
         ("", "expected a name, got 'the end'."),
         ("   ", "expected a name, got 'the end'."),

@@ -473,7 +473,7 @@ def check_result(rule: Rule, found: Aggregation, matrix: ClientMatrix) -> Aggreg
         raise ValueError(f"{rule} returned neither weights nor a vector; return one of them.")
     per_client = (*matrix.batch, matrix.num_clients)
     shapes = {"vector": (*matrix.batch, matrix.dim), "weights": per_client, "scores": per_client}
-    parts: dict[str, Tensor] = {}
+    parts: dict[str, Any] = {}
     for name, shape in shapes.items():
         if (value := getattr(found, name)) is None:
             continue
