@@ -12,6 +12,7 @@ from trajectories import (
     protocol,
     read_store,
     reproducible,
+    revision,
     run_program,
     tolerance,
     write_store_data,
@@ -88,7 +89,8 @@ def test_only_what_is_left_is_trained(before, after, name):
 
 @is_reused
 def test_half_done_runs_end_as_if_nothing_had_stopped_them(after):
-    is_exact = fingerprint() == EXPECTED["fingerprint"]
+    # Later revisions round otherwise: 0.1 was revision 1.
+    is_exact = fingerprint() == EXPECTED["fingerprint"] and revision() == 1
     found = list(differences(EXPECTED["runs"], read_store(after), is_exact, tolerance("store-0.1")))
     assert not found, f"a run of 0.1 went on to another end:\n{in_words(found)}"
 

@@ -3,6 +3,7 @@
 import copy
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import final
 
 import numpy as np
@@ -16,7 +17,7 @@ from outvote.engine.federation import Federation, count_sampled, make_federation
 from outvote.engine.local_updates import local_updates
 from outvote.engine.participants import sample_participants
 from outvote.engine.reference import ReferenceRun
-from outvote.engine.run_stack import State
+from outvote.engine.run_stack import Run, State
 from outvote.engine.simulation import first_state, make_run_stack, simulate
 from outvote.metrics.deviation import honest_losses
 from outvote.server.step import Server
@@ -460,3 +461,11 @@ def test_a_federation_that_cannot_run_is_refused_in_one_line():
         LocalSGD(learning_rate=float("nan"))
     with pytest.raises(ValueError, match="each of the 1 clients"):
         Federation(parts=(torch.tensor([0]),), is_byzantine=())
+
+
+@pytest.mark.parametrize(
+    ("assumed", "num_sampled", "expected"), [(0.4999, 5, 2), (0.1, 5, 1), (0.3, 5, 2), (0.8, 5, 4)]
+)
+def test_a_fraction_below_one_half_never_assumes_a_majority(assumed, num_sampled, expected):
+    run = SimpleNamespace(assumed_byzantine=assumed, num_sampled=num_sampled)
+    assert Run.num_byzantine_assumed(run, 0) == expected

@@ -104,3 +104,11 @@ def test_squaring_gives_the_projections_of_the_decomposition():
             distances.projections_by_squaring(gram), expected, rtol=1e-9, atol=1e-12
         )
     assert not distances.projections_by_squaring(torch.zeros(2, 4, 4, dtype=torch.float64)).any()
+
+
+def test_weights_that_are_nearly_equal_still_sum_to_one():
+    weights = torch.tensor([[0.5 + 2e-10, 0.5 - 2e-10]], dtype=torch.float64)
+    shares, divisor = distances.as_shares(weights)
+    torch.testing.assert_close(shares / divisor, weights, rtol=1e-15, atol=0)
+    shares, divisor = distances.as_shares(torch.zeros(1, 3, dtype=torch.float64))
+    assert (shares / divisor).eq(0).all()

@@ -11,6 +11,7 @@ from torch import Tensor
 from outvote.attacks.attack import Attack
 from outvote.engine.federation import Federation
 from outvote.errors import check_choice
+from outvote.rules.aggregate import num_from_fraction
 from outvote.rules.rule import Rule
 from outvote.seeding import RandomStream
 from outvote.server.step import Server
@@ -52,6 +53,8 @@ class Run:
             return num_byzantine
         if isinstance(self.assumed_byzantine, int):
             return self.assumed_byzantine
+        if self.assumed_byzantine < 0.5:
+            return num_from_fraction(self.assumed_byzantine, self.num_sampled)
         return ceil(self.assumed_byzantine * self.num_sampled - 1e-9)
 
 

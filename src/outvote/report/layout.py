@@ -126,7 +126,7 @@ def edited_files(results: Iterable[Result]) -> list[str]:
 
 
 def code_mark(result: Result, key: Axis, edited: Collection[str]) -> str:
-    """Return what tells the version of a rule or attack from others; "" if no file was edited."""
+    """Return the mark of the version of a rule or attack; "" if no file was edited."""
     found = [code for path, code in result.code_of(key).items() if path in edited]
     return f"{CODE}{' '.join(code[:CODE_DIGITS] for code in found)}" if found else ""
 

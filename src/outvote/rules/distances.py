@@ -404,17 +404,19 @@ def average_of(is_selected: Tensor, num_selected: int) -> PerClient:
 
 # Two eigenvalues that differ by a millionth are separated after so many.
 NUM_SQUARINGS = 24
+TINY_WEIGHT = 1e-300
 
 
 def as_shares(weights: PerClient) -> tuple[PerClient, Tensor]:
     """Return weights relative to the largest of their run, and what to divide the sum by.
 
-    Equal weights become ones, and the divisor their number.
+    Equal weights that sum to 1 become ones, and the divisor their number.
     """
-    largest = weights.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-    divisor = 1 / largest
-    count = divisor.round()
-    return weights / largest, torch.where((divisor - count).abs() < 1e-9 * count, count, divisor)
+    shares = weights / weights.amax(dim=-1, keepdim=True).clamp(min=TINY_WEIGHT)
+    total = weights.sum(dim=-1, keepdim=True)
+    total = torch.where((total - 1).abs() < 1e-12, 1, total)
+    count = shares.sum(dim=-1, keepdim=True)
+    return shares, torch.where(total > 0, count / total, 1)
 
 
 def leading_projections(matrices: Pairs, scale: Tensor) -> PerClient:
