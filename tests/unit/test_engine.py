@@ -20,6 +20,7 @@ from outvote.engine.participants import sample_participants
 from outvote.engine.reference import ReferenceRun
 from outvote.engine.run_stack import Run, State
 from outvote.engine.simulation import first_state, make_run_stack, simulate
+from outvote.metrics.deviation import honest_losses
 from outvote.server.step import Server
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.sequential import SequentialTrainer
@@ -413,6 +414,29 @@ def test_a_run_that_diverges_ends_and_the_others_go_on():
     steps = list(simulate(stack, first_state(modules, train), 3))
     assert steps[0].over == [0]
     assert [step.numbers for step in steps] == [[0, 1], [1], [1]]
+
+
+def test_the_number_assumed_is_the_true_one_a_number_or_a_fraction_of_the_sampled():
+    (run,) = make_runs([("mean", "lie")])
+    assert (run.federation.num_clients, run.num_sampled) == (8, 6)
+    found = [replace(run, assumed_byzantine=each) for each in (None, 1, 0.3, 0.5)]
+    assert [each.num_byzantine_assumed(2) for each in found] == [2, 1, 2, 3]
+
+
+def test_the_loss_of_a_round_is_that_of_the_honest_clients_who_trained():
+    nan, inf = float("nan"), float("inf")
+    losses = torch.tensor(
+        [[1.0, 2.0, 9.0], [1.0, inf, 9.0], [1.0, 3.0, 8.0], [1.0, 0.0, 9.0], [nan, nan, 9.0]]
+    )
+    is_byzantine = torch.tensor(
+        [[False, False, True]] * 2 + [[True] * 3] + [[False, False, True]] * 2
+    )
+    has_trained = torch.ones_like(is_byzantine)
+    has_trained[3, 1] = False
+    found = honest_losses(losses, is_byzantine, has_trained)
+    assert found[:4] == [1.5, 1.0, 4.0, 1.0]
+    assert np.isnan(found[4])
+    assert honest_losses(losses[:1], is_byzantine[:1], ~has_trained[:1]) == [None]
 
 
 def test_when_a_run_ends_the_others_keep_their_own_states():
