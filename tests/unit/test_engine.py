@@ -3,6 +3,7 @@
 import copy
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import final
 
@@ -226,6 +227,37 @@ def test_users_rules_and_attacks_equal_the_plain_loops(aggregate: str):
             assert unknown.kept is unknown.num_kept_byzantine is unknown.byzantine_weight is None
             assert known.kept is not None
             assert len(unknown.scores) == len(unknown.clients)
+
+
+@final
+class SometimesInfinite(ov.Attack):
+    """Trains on infinite samples where the first label of a batch is even: those rows are NaN."""
+
+    is_colluding = False
+    sends_nonfinite = True
+
+    def poison(self, samples, targets, num_classes):
+        return (samples * torch.inf if int(targets[0]) % 2 == 0 else samples), targets
+
+    def craft(self, context):
+        return ov.AttackOutput(rows=context.own)
+
+
+def test_the_momentum_of_a_client_that_diverged_starts_anew():
+    runs = [
+        replace(run, attack=SometimesInfinite(), num_sampled=8)
+        for run in make_runs([("mean", "none"), ("median", "none"), ("multi-krum", "none")])
+    ]
+    training = replace(TRAINING, client_momentum=0.6, num_steps=1, batch_size=4)
+    modules, num_rounds = networks(runs), 6
+    stack = make_run_stack(modules[0], *SETS, runs, training=training, num_classes=4)
+    for trainer in (SequentialTrainer, StackedTrainer):
+        stack = replace(stack, trainer=trainer(modules[0], SETS[0]))
+        steps = list(simulate(stack, first_state(modules, SETS[0]), num_rounds))
+        for k, (run, module) in enumerate(zip(runs, modules, strict=True)):
+            check_equal(steps, k, *reference_rounds(run, module, num_rounds, training))
+        rejected = [{(k, c) for k in range(3) for c in s.records[k].rejected} for s in steps]
+        assert any(before - after for before, after in pairwise(rejected)), "no client recovered"
 
 
 @pytest.mark.parametrize("attack", ["lie", "gas-aware(steps=2)"])
