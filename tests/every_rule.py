@@ -75,6 +75,12 @@ OTHER_PARAMETERS: dict[str, Exempt] = {
         "scale-equivariant": "the smoothing is an absolute length",
     },
     "dnc(num_iterations=2, num_coordinates=3, removal_factor=1.5)": PLAIN["dnc"],
+    "geometric-median(tolerance=1e-6, max_iterations=40)": {},
+    "mda(max_steps=100000)": PLAIN["mda"],
+    "centered-clipping(radius=0.3, num_iterations=2)": SHORTENED,
+    "norm-clipping(max_norm=0.3)": SHORTENED,
+    "clip(median, max_norm=0.3)": SHORTENED,
+    "signguard(lower=0.6, upper=1.2, window=0.5)": ALONE["signguard"],
     "foolsgold(normalise=true)": {
         **ALONE["foolsgold"],
         "inside-the-box": "nobody is trusted, and the update is 0, if all are alike",

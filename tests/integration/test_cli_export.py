@@ -48,6 +48,12 @@ def test_unfinished_runs_are_left_out_unless_asked_for(capsys, store, tmp_path):
     assert len(collect([tmp_path / "a.csv"])) == 4
 
 
+def test_runs_that_diverged_are_results_and_are_exported(capsys, store, tmp_path):
+    set_outcome(store, "diverged")
+    found = run(capsys, "export", store, "-o", tmp_path / "a.csv", "--json").json
+    assert (found["runs"], found["left_out"]) == (4, 0)
+
+
 def test_a_damaged_run_is_named_on_stderr_and_the_others_are_exported(capsys, store, tmp_path):
     bad = sorted(store.glob("*/*"))[1]
     (bad / "config.toml").write_text("rule =")

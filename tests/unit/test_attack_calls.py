@@ -36,6 +36,35 @@ def test_without_honest_clients_the_rule_is_asked_about_the_attackers_alone():
     np.testing.assert_allclose(sent[0], alone.rows)
 
 
+class Asking(ov.Attack):
+    """An attack that asks the defence once, and records whether its rows were kept."""
+
+    needs_kept = True
+
+    def needs_rule(self):
+        return True
+
+    def craft(self, context):
+        _, self.is_kept = context.ask(context.own_rows, "draw")
+        return ov.AttackOutput(rows=context.own_rows)
+
+
+@pytest.mark.parametrize(
+    ("kept", "expected"),
+    [([1, 1, 1, 1], True), ([0, 0, 1, 1], True), ([1, 1, 1, 0], False), ([1, 1, 0, 0], False)],
+)
+def test_attackers_are_kept_if_all_of_their_rows_are(kept, expected):
+    """Honest rows that are dropped do not count, and one row of two is not enough."""
+    attack, rows = Asking(), torch.from_numpy(H[:4]).unsqueeze(0)
+
+    def defence(gradients, seeds):
+        return gradients.mean(1), torch.tensor([kept], dtype=torch.bool)
+
+    is_byzantine = torch.tensor([[False, False, True, True]])
+    run_attack(attack, rows, is_byzantine, seeds=[0], defence=defence)
+    assert attack.is_kept.tolist() == [expected]
+
+
 def test_without_honest_clients_alie_counts_the_attackers_alone():
     found = ov.ALIE().inspect(H[:0], num_byzantine=8, own=H)
     assert found.factor == 0

@@ -3,6 +3,7 @@
 import copy
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import final
 
@@ -19,6 +20,7 @@ from outvote.engine.participants import sample_participants
 from outvote.engine.reference import ReferenceRun
 from outvote.engine.run_stack import Run, State
 from outvote.engine.simulation import first_state, make_run_stack, simulate
+from outvote.metrics.deviation import honest_losses
 from outvote.server.step import Server
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.sequential import SequentialTrainer
@@ -227,6 +229,37 @@ def test_users_rules_and_attacks_equal_the_plain_loops(aggregate: str):
             assert len(unknown.scores) == len(unknown.clients)
 
 
+@final
+class SometimesInfinite(ov.Attack):
+    """Trains on infinite samples where the first label of a batch is even: those rows are NaN."""
+
+    is_colluding = False
+    sends_nonfinite = True
+
+    def poison(self, samples, targets, num_classes):
+        return (samples * torch.inf if int(targets[0]) % 2 == 0 else samples), targets
+
+    def craft(self, context):
+        return ov.AttackOutput(rows=context.own)
+
+
+def test_the_momentum_of_a_client_that_diverged_starts_anew():
+    runs = [
+        replace(run, attack=SometimesInfinite(), num_sampled=8)
+        for run in make_runs([("mean", "none"), ("median", "none"), ("multi-krum", "none")])
+    ]
+    training = replace(TRAINING, client_momentum=0.6, num_steps=1, batch_size=4)
+    modules, num_rounds = networks(runs), 6
+    stack = make_run_stack(modules[0], *SETS, runs, training=training, num_classes=4)
+    for trainer in (SequentialTrainer, StackedTrainer):
+        stack = replace(stack, trainer=trainer(modules[0], SETS[0]))
+        steps = list(simulate(stack, first_state(modules, SETS[0]), num_rounds))
+        for k, (run, module) in enumerate(zip(runs, modules, strict=True)):
+            check_equal(steps, k, *reference_rounds(run, module, num_rounds, training))
+        rejected = [{(k, c) for k in range(3) for c in s.records[k].rejected} for s in steps]
+        assert any(before - after for before, after in pairwise(rejected)), "no client recovered"
+
+
 @pytest.mark.parametrize("attack", ["lie", "gas-aware(steps=2)"])
 def test_the_reference_gradient_is_trained_once_a_round(attack: str, monkeypatch):
     root = torch.arange(20)
@@ -381,6 +414,29 @@ def test_a_run_that_diverges_ends_and_the_others_go_on():
     steps = list(simulate(stack, first_state(modules, train), 3))
     assert steps[0].over == [0]
     assert [step.numbers for step in steps] == [[0, 1], [1], [1]]
+
+
+def test_the_number_assumed_is_the_true_one_a_number_or_a_fraction_of_the_sampled():
+    (run,) = make_runs([("mean", "lie")])
+    assert (run.federation.num_clients, run.num_sampled) == (8, 6)
+    found = [replace(run, assumed_byzantine=each) for each in (None, 1, 0.3, 0.5)]
+    assert [each.num_byzantine_assumed(2) for each in found] == [2, 1, 2, 3]
+
+
+def test_the_loss_of_a_round_is_that_of_the_honest_clients_who_trained():
+    nan, inf = float("nan"), float("inf")
+    losses = torch.tensor(
+        [[1.0, 2.0, 9.0], [1.0, inf, 9.0], [1.0, 3.0, 8.0], [1.0, 0.0, 9.0], [nan, nan, 9.0]]
+    )
+    is_byzantine = torch.tensor(
+        [[False, False, True]] * 2 + [[True] * 3] + [[False, False, True]] * 2
+    )
+    has_trained = torch.ones_like(is_byzantine)
+    has_trained[3, 1] = False
+    found = honest_losses(losses, is_byzantine, has_trained)
+    assert found[:4] == [1.5, 1.0, 4.0, 1.0]
+    assert np.isnan(found[4])
+    assert honest_losses(losses[:1], is_byzantine[:1], ~has_trained[:1]) == [None]
 
 
 def test_when_a_run_ends_the_others_keep_their_own_states():

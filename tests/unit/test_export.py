@@ -198,8 +198,16 @@ def test_the_same_run_twice_counts_once_and_the_better_one_wins(tmp_path):
 def test_a_folder_wins_over_an_export_of_the_same_run(tmp_path):
     results = write_store(tmp_path / "runs", TWO, seeds=1)
     path = exported(tmp_path, results)
-    for order in ([tmp_path / "runs", path], [path, tmp_path / "runs"]):
+    orders = ([tmp_path / "runs", path], [path, tmp_path / "runs"])
+    for order in orders:
         assert all(result.folder is not None for result in collect(order))
+    # But not where it was begun anew, and the export has the finished run.
+    status = results[0].folder.path / "status.json"
+    status.write_bytes(status.read_bytes().replace(b"finished", b"running"))
+    for order in orders:
+        found = {result.name: result for result in collect(order)}
+        assert found[results[0].name].is_over
+        assert found[results[0].name].folder is None
 
 
 @pytest.mark.parametrize(

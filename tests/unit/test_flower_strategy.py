@@ -206,6 +206,24 @@ def test_a_model_that_would_not_be_finite_is_not_taken(tmp_path):
     assert read_audit(tmp_path)[0].reason == "the new model would not have been finite"
 
 
+def test_a_step_that_is_not_taken_changes_no_state():
+    """Else momentum and rule would remember an update that was refused."""
+    optimizer = "fedavg(learning_rate=1e38, momentum=0.5)"
+    strategy = strategy_of("centered-clipping", num_byzantine=0, server_optimizer=optimizer)
+    assert run_round(strategy, grid_of(honest), record_of(MODEL))[0] is not None
+    before = dict(strategy.state.optimizer_state), strategy.state.rule_state
+    assert before[0]
+    assert before[1] is not None
+    huge = {name: np.full_like(array, 3e38) for name, array in MODEL.items()}
+    grid = grid_of(lambda node, model: huge)
+    assert run_round(strategy, grid, record_of(MODEL), number=2)[0] is None
+    after = strategy.state.optimizer_state
+    assert {name: id(each) for name, each in after.items()} == {
+        name: id(each) for name, each in before[0].items()
+    }
+    assert strategy.state.rule_state is before[1]
+
+
 def test_a_rule_that_splits_by_layer_gets_the_sizes_of_the_arrays(tmp_path):
     strategy = strategy_of("gas(median, split=by-layer)", audit_dir=tmp_path)
     found, _ = run_round(strategy, grid_of(honest), record_of(MODEL))

@@ -113,3 +113,22 @@ def test_weights_that_are_nearly_equal_still_sum_to_one():
     torch.testing.assert_close(shares / divisor, weights, rtol=1e-15, atol=0)
     shares, divisor = distances.as_shares(torch.zeros(1, 3, dtype=torch.float64))
     assert (shares / divisor).eq(0).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_copies_tie_also_beside_another_row_of_their_norm(dtype):
+    for seed in range(60):
+        a, c = np.random.default_rng(seed).normal(size=(2, 17)).astype(dtype)
+        kept = ov.Krum().inspect(np.stack([a, -a, -a, -a, c, c]), num_byzantine=1).kept
+        assert kept[0] not in (2, 3, 5), "of copies the first"
+
+
+@pytest.mark.parametrize("rule", ["krum", "multi-krum", "bulyan", "dnc", "mda"])
+@pytest.mark.parametrize("offset", [1.0, 1e-3, 1e-9])
+def test_tiny_differences_beside_a_common_offset_are_not_lost(rule, offset):
+    rows = np.random.default_rng(0).normal(size=(11, 3000)) * 1e-24
+    rows[:2] *= 5
+    rows[:, 0] = offset
+    found = ov.make_rule(rule).inspect(rows.astype(np.float32), num_byzantine=2)
+    exact = ov.make_rule(rule).inspect(rows.astype(np.float32).astype(float), num_byzantine=2)
+    assert found.kept == exact.kept

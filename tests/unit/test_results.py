@@ -372,6 +372,13 @@ def test_a_summary_has_the_best_the_last_and_the_mean_of_the_last_ten():
     assert summed([]).best is None
 
 
+def test_the_selection_rate_is_a_share_of_the_byzantine_clients():
+    """Of two, one is kept in the first round and none in the second; honest ones do not count."""
+    facts = {"clients": (1, 2, 3, 4, 5, 6), "byzantine": (4, 5), "scores": (0.0,) * 6}
+    rounds = [a_round(1, kept=(1, 2, 3, 4), **facts), a_round(2, kept=(1, 6), **facts)]
+    assert summed(rounds).kept_byzantine == 1 / 4
+
+
 def test_without_an_attack_there_is_no_selection_rate():
     rounds = [a_round(k, kept=(1, 4)) for k in (1, 2)]
     assert summed(rounds, "lie").kept_byzantine == 1.0

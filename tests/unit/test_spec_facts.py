@@ -119,3 +119,14 @@ def test_bulyan_averages_values_and_not_deviations(device):
     update = aggregate(ov.Bulyan(), X7, device, num_byzantine=1)
     np.testing.assert_allclose(update, [0.76, -0.46333, 1.35333], rtol=0, atol=5e-6)
     assert np.abs(update - [0.107, 0.117, 0.197]).max() > 0.5
+
+
+@pytest.mark.parametrize(
+    ("f", "same", "ceil"), [(0, 0, 0), (1, 1, 1), (2, 2, 1), (3, 3, 2), (5, 5, 3)]
+)
+def test_byzantine_clients_spoil_a_bucket_each_or_share_buckets(f, same, ceil):
+    """Of 24 clients in buckets of two, f spoil f buckets, or ceil(f / 2) if they share them."""
+    X = np.random.default_rng(0).normal(size=(24, 3))
+    for f_rule, expected in (("same", same), ("ceil", ceil)):
+        rule = ov.Bucketing(ov.TrimmedMean(), size=2, f_rule=f_rule)
+        assert rule.inspect(X, num_byzantine=f, seed=0).base_num_byzantine == expected

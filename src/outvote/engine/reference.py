@@ -113,11 +113,12 @@ class ReferenceRun:
         return torch.cat(change), buffers
 
     def with_momentum(self, row: Tensor, client: int) -> Tensor:
-        """Mix a gradient with the one that the client sent last."""
+        """Mix a gradient with the one that the client sent last; after NaN or inf start anew."""
         share = self.training.client_momentum
         if share:
-            row = share * self.last_sent.get(client, row) + (1 - share) * row
-            self.last_sent[client] = row
+            row = share * self.last_sent.pop(client, row) + (1 - share) * row
+            if bool(row.isfinite().all()):
+                self.last_sent[client] = row
         return row
 
     def attack(

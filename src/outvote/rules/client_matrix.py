@@ -108,8 +108,10 @@ class ClientMatrix:
     def products(self) -> Pairs:
         """The inner products of the clients relative to the central one, infinite if too large."""
         if self._products is not None:
-            return self._products()
-        return distances.products(self.columns, self.centre, self._new_buffer())
+            found = self._products()
+        else:
+            found = distances.products(self.columns, self.centre, self._new_buffer())
+        return distances.without_underflow(found, lambda: self.columns)
 
     @lazy
     def gram(self) -> Pairs:

@@ -30,6 +30,10 @@ MANY_CLIENTS, MANY_COORDINATES = 32, 256
 MATRICES_TILE = {"cpu": 1 << 19, "cuda": 1 << 26}
 # Sums of squared norms up to this do not overflow in float32.
 FLOAT32_NORM = 1e30
+# Squared norms below this have lost digits in float32, or all of them.
+SHORTEST_NORM = 1e-30
+# Coordinates that rows of equal norm are compared in before all are.
+NUM_COMPARED = 16
 
 
 class CancellationCheck:
@@ -128,7 +132,18 @@ def subtract(tile: Columns, other: Tensor, buffer: Tensor | None) -> Columns:
 
 def without_overflow(products: Pairs, columns: Callable[[], Columns]) -> Pairs:
     """Redo in float64, around the coordinate-wise median, what overflowed in float32."""
-    bad = ~products.isfinite().all(dim=-1).all(dim=-1)
+    return _redone(products, ~products.isfinite().all(dim=-1).all(dim=-1), columns)
+
+
+def without_underflow(products: Pairs, columns: Callable[[], Columns]) -> Pairs:
+    """Redo in float64 what is so short that its squares vanish in float32."""
+    if products.dtype == torch.float64 or products.device.type != "cpu":
+        return products
+    is_short = products.diagonal(dim1=-2, dim2=-1).amax(dim=-1) < SHORTEST_NORM
+    return _redone(products.double(), is_short, columns) if bool(is_short.any()) else products
+
+
+def _redone(products: Pairs, bad: Tensor, columns: Callable[[], Columns]) -> Pairs:
     for where in bad.nonzero().tolist():
         at = tuple(where)
         total = torch.zeros_like(products[at])
@@ -453,14 +468,18 @@ def duplicate_pairs(rows: Tensor, norms: list[float]) -> Tensor | None:
 
     Colluding clients send copies. To find them once is cheaper than group by group.
     """
-    first_with: dict[float, int] = {}
-    first = [first_with.setdefault(norm, row) for row, norm in enumerate(norms)]
-    copies = [row for row, original in enumerate(first) if original != row]
-    if not copies:
+    if len(set(norms)) == len(norms):
         return None
-    originals = [first[row] for row in copies]
-    for row, original in zip(copies, originals, strict=True):
-        if not torch.equal(rows[row], rows[original]):
-            first[row] = row
+    # Rows of equal norm need not be equal: a gradient and its negative, for one.
+    samples = rows[:, :: max(1, rows.shape[1] // NUM_COMPARED)].tolist()
+    alike: dict[tuple[float, ...], list[int]] = {}
+    first = list(range(len(norms)))
+    for row, norm in enumerate(norms):
+        originals = alike.setdefault((norm, *samples[row]), [])
+        first[row] = next((k for k in originals if torch.equal(rows[row], rows[k])), row)
+        if first[row] == row:
+            originals.append(row)
+    if first == list(range(len(norms))):
+        return None
     label = torch.tensor(first, device=rows.device)
     return label.unsqueeze(-1) == label.unsqueeze(-2)

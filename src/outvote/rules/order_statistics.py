@@ -123,25 +123,28 @@ def values_at_ranks(columns: Columns, first: int, last: int) -> tuple[PerCoordin
 
 
 def _mean_of_ranks(tile: Columns, first: int, last: int) -> PerCoordinate:
+    count = last - first
     if tile.shape[-1] <= LARGEST_NETWORK and tile.device.type == "cpu":
         ranked = sorting_network(list(tile.movedim(-1, 0).contiguous()))[first:last]
-        total = ranked[0].clone()
-        for values in ranked[1:]:
+        low, high = ranked[0], ranked[-1]
+        total = low if count == 1 else low + ranked[1]
+        for values in ranked[2:]:
             total.add_(values)
-        low, high, rest = ranked[0], ranked[-1], torch.stack(ranked, dim=-1)
     else:
         ranks = sorted_in_buffer(tile)
+        low, high = ranks[..., first], ranks[..., last - 1]
         weights = tile.new_zeros(tile.shape[-1])
         weights[first:last] = 1
         with exact_products():
             total = torch.matmul(ranks, weights)
-        rest = ranks[..., first:last]
-        low, high = rest[..., 0], rest[..., -1]
-    mean = total.div_(last - first)
+        ranked = [ranks[..., rank] for rank in range(first, last)]
+    if count == 1:
+        return low.clone()
+    mean = total.div_(count)
     if not bool(mean.isfinite().all()):
-        mean = _mean(rest, last - first)
+        mean = _mean(torch.stack(ranked, dim=-1), count)
     # Rounding may carry the mean of equal values away from them.
-    return mean.clamp(min=low, max=high)
+    return torch.clamp(mean, low, high)
 
 
 def _mean(values: Tensor, count: int) -> Tensor:
