@@ -142,9 +142,9 @@ def test_an_attack_of_0_1_that_draws_and_asks():
                 assert not scene.own_places.any()
                 generator = scene.draws.under("mine").generators(scene.device)[0]
                 rows = torch.randn(1, 1, scene.dim, generator=generator).double()
-                opinion = scene.judge(rows, "ask")
-                assert opinion.is_kept is None
-                return ov.AttackOutput(rows=opinion.updates.unsqueeze(1), is_fresh=True, state=1)
+                found = scene.judge(rows, "ask")
+                assert found.is_kept is None
+                return ov.AttackOutput(rows=found.updates.unsqueeze(1), is_fresh=True, state=1)
 
     with pytest.warns(ov.OutvoteWarning) as caught:
         assert Old()(X, num_byzantine=2, rule=ov.Mean(), seed=0).shape == (2, 5)
