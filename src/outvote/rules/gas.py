@@ -4,11 +4,10 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import ClassVar, final
 
 from outvote.axes import PerClient
-from outvote.errors import check_choice, check_kind
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.distances import average_of, smallest
-from outvote.rules.rule import Aggregation, RoundInfo, Rule, Traits, Wrapper
-from outvote.rules.split import SPLITS
+from outvote.rules.rule import Aggregation, RoundInfo, Traits, Wrapper
+from outvote.rules.split import check_split
 
 
 @final
@@ -44,18 +43,7 @@ class GAS(Wrapper):
 
     def __post_init__(self) -> None:
         super(GAS, self).__post_init__()
-        check_choice("gas: split", self.split, SPLITS)
-        check_kind("gas: num_groups", self.num_groups, int)
-        inner: Rule = self.rule
-        while isinstance(inner, Wrapper):
-            if isinstance(inner, GAS) and inner.split == "by-layer":
-                raise ValueError(
-                    "gas: a gas(..., split=by-layer) inside sees groups of coordinates, not "
-                    "layers; use split=by-layer in the outer gas, or another split inside."
-                )
-            inner = inner.rule
-        if self.num_groups < 1:
-            raise ValueError(f"gas: num_groups must be at least 1, got {self.num_groups}.")
+        check_split(self.rule, self.split, self.num_groups)
 
     @property
     def traits(self) -> Traits:

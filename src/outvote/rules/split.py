@@ -7,12 +7,13 @@ groups of one width are computed together.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from outvote.errors import check_choice, check_kind
 from outvote.kernels import client_kernels
 
 if TYPE_CHECKING:
@@ -20,6 +21,21 @@ if TYPE_CHECKING:
     from outvote.rules.rule import RoundInfo
 
 SPLITS = ("balanced", "ceil", "contiguous", "by-layer")
+
+
+def check_split(rule: Any, how: str, num_groups: int) -> None:
+    """Raise unless gas can split so around a rule."""
+    check_choice("gas: split", how, SPLITS)
+    check_kind("gas: num_groups", num_groups, int)
+    if num_groups < 1:
+        raise ValueError(f"gas: num_groups must be at least 1, got {num_groups}.")
+    while hasattr(rule, "rule"):
+        if getattr(rule, "split", "") == "by-layer":
+            raise ValueError(
+                "gas: a gas(..., split=by-layer) inside sees groups of coordinates, not "
+                "layers; use split=by-layer in the outer gas, or another split inside."
+            )
+        rule = rule.rule
 
 
 class IndexBlock:
