@@ -307,7 +307,7 @@ class Reputation:
     num_rounds: int
 
 
-class Trusting(ov.VectorRule):
+class Trusting(ov.Rule):
     """A rule whose state is a dataclass of its own module."""
 
     name = "trusting"
@@ -321,9 +321,6 @@ class Trusting(ov.VectorRule):
         found = ov.Mean().compute(matrix, info)
         trust = {client: before.trust.get(client, 0) + 1 for client in info.clients}
         return replace(found, state=Reputation(trust, before.num_rounds + info.round))
-
-    def aggregate(self, rows, num_byzantine):
-        raise NotImplementedError
 
 
 def test_a_state_that_is_a_dataclass_survives_a_restart(tmp_path):
