@@ -149,10 +149,7 @@ DIFFERENT: dict[str, Exempt] = {
     "nnm(meamed)": MIXED_TIES,
     # Mixed rows are nearly the same: no matter which of the last ones is chosen.
     "nnm(bulyan)": {},
-    "nnm(mda)": {
-        **MIXED_TIES,
-        "translation-equivariant": "mixed rows are often equal; rounding decides between them",
-    },
+    "nnm(mda)": MIXED_TIES,
     # No client is clipped for f = 0, and the mean tolerates no Byzantine client.
     "clip(mean, max_norm=adaptive)": {},
     "clip(median, max_norm=adaptive)": of_adaptive_clip(NO_MEAN),

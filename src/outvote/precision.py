@@ -16,9 +16,7 @@ def work_dtype(dtype: torch.dtype) -> torch.dtype:
 @contextmanager
 def plain_torch(device: torch.device) -> Iterator[None]:
     """Leave the caller's inference mode, gradients, autocast and TF32 behind."""
-    with ExitStack() as modes:
-        modes.enter_context(torch.no_grad())
-        modes.enter_context(exact_products())
+    with torch.no_grad(), exact_products(), ExitStack() as modes:
         if torch.is_inference_mode_enabled():
             modes.enter_context(torch.inference_mode(False))
         if torch.is_autocast_enabled(device.type):

@@ -53,7 +53,7 @@ def checkout(tmp_path):
     ("title", "name"),
     [
         ("### On one machine, without encryption", "open"),
-        ("### With TLS, and only nodes that you know", "secure"),
+        ("### With TLS and registered nodes", "secure"),
     ],
 )
 def test_commands_of_the_page_can_be_copied(checkout, title, name):

@@ -33,6 +33,14 @@ def test_nnm_agrees_with_its_oracle(name, data, device):
     )
 
 
+def test_equal_averages_tie_to_the_last_bit(device):
+    # Clients 0, 7 and 8 have the same neighbours, and so have 1, 3 and 5: six scores are equal.
+    X, f = make_rows("offset", 9, 6, seed=268), 2
+    pair = PAIRS["multi-krum-other"]
+    verdict = inspect(ov.NNM(pair.rule), X, device, num_byzantine=f)
+    assert_agrees(verdict, slow.nnm(pair.oracle, f)(X, f), X)
+
+
 @EVERY_PAIR
 @pytest.mark.parametrize("max_norm", [2.0, "adaptive"])
 @given(data=st.data())

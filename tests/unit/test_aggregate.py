@@ -64,7 +64,7 @@ def test_a_run_in_a_batch_gets_what_it_gets_alone(spec, device):
         weights = found.weights[run][here].cpu()
         np.testing.assert_allclose(weights, alone.weights, rtol=1e-9, atol=1e-12)
         assert found.num_byzantine[run] == alone.num_byzantine
-        assert found.is_rejected[run][here].nonzero().flatten().tolist() == alone.rejected
+        assert found.is_rejected[run][here.cpu()].nonzero().flatten().tolist() == alone.rejected
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -132,3 +132,15 @@ def test_tiny_differences_beside_a_common_offset_are_not_lost(rule, offset):
     found = ov.make_rule(rule).inspect(rows.astype(np.float32), num_byzantine=2)
     exact = ov.make_rule(rule).inspect(rows.astype(np.float32).astype(float), num_byzantine=2)
     assert found.kept == exact.kept
+
+
+@pytest.mark.parametrize("inside", ["multi-krum", "median", "rfa", "bulyan", "dnc"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_copies_of_a_client_have_its_score_in_gas(inside, dtype, device):
+    rule = ov.make_rule(f"gas({inside}, num_groups=7)")
+    for seed in range(10):
+        rows = np.random.default_rng(seed).normal(size=(13, 301)).astype(dtype)
+        rows[[2, 5, 9]] = rows[0]
+        X = torch.from_numpy(rows).to(device)
+        scores = rule.inspect(X, num_byzantine=3, seed=seed).scores
+        assert len(set(scores[[0, 2, 5, 9]])) == 1

@@ -26,14 +26,15 @@ def aggregate(
     num_runs, num_clients, dim = sent.shape
     vector = sent.new_zeros(num_runs, dim)
     scores = torch.zeros(num_runs, num_clients, dtype=torch.float64, device=sent.device)
-    weights, is_rejected = torch.full_like(scores, torch.nan), torch.zeros_like(scores).bool()
+    weights = torch.full_like(scores, torch.nan)
+    is_rejected = torch.zeros(num_runs, num_clients, dtype=torch.bool)
     used, states = [0] * num_runs, [None] * num_runs
     for numbers in stack.grouped(lambda _, run: run.rule):
         at = run_index(numbers, sent.device)
         seeds = [stack.runs[k].seed_of(participants.number, "rule") for k in numbers]
         found = apply_rule(stack, state, participants, updates, numbers, sent[at], seeds)
         vector[at] = known(found.vector).to(vector.dtype)
-        scores[at], is_rejected[at] = known(found.scores), known(found.is_rejected)
+        scores[at], is_rejected[numbers] = known(found.scores), known(found.is_rejected)
         if found.weights is not None:
             weights[at] = found.weights
         for k, number, after in zip(numbers, found.num_byzantine, found.states, strict=True):

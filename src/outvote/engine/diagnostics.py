@@ -127,7 +127,7 @@ def _rule_input(
 ) -> RuleInput:
     is_kept = known(aggregation.weights)[number] > 0
     is_byzantine = participants.is_byzantine[number].to(is_kept.device)
-    is_received = ~known(aggregation.is_rejected)[number]
+    is_received = ~known(aggregation.is_rejected)[number].to(is_kept.device)
     num_rejected = int((~is_received).sum())
     rows = updates.gradients.view(len(stack.runs), len(is_received), -1)[number]
     # As many rows as the rule aggregated: on a GPU, a split depends on their number.

@@ -27,7 +27,7 @@ Precision = Literal["float32", "tf32", "bfloat16"]
 PROTOCOL = 1
 # Not in the hash: raised whenever numbers differ from before by rounding alone; names stay. It is
 # recorded in env.json.
-REVISION = 2
+REVISION = 3
 # Settings that came later: at their default they are left out of the hash and of config.toml, so
 # that earlier runs keep their names. Nothing is ever removed.
 LATER = ("data.image_size", "diagnostics")

@@ -21,7 +21,7 @@ from outvote.flower.reply_collection import SortedReplies, sort_replies
 from outvote.flower.server_state import ServerState
 from outvote.flower.settings import Settings
 from outvote.results.audit_log import AuditRound, ClientRecord, Standing
-from outvote.rules.aggregate import inspect
+from outvote.rules.aggregate import one_round
 from outvote.rules.verdict import Verdict
 
 
@@ -131,7 +131,7 @@ def _aggregate(
         reference = sent.update_to(settings.reference(request.round, sent.record))
     if settings.use_num_examples:
         counts = [reply.count for reply in updates.replies.values()]
-    return inspect(
+    done = one_round(
         rule,
         updates.rows,
         num_byzantine=request.sample.num_byzantine,
@@ -145,6 +145,7 @@ def _aggregate(
         model=torch.from_numpy(sent.vector) if rule.traits.needs_model else None,
         layer_sizes=sent.layer_sizes,
     )
+    return done.verdict()
 
 
 def _apply_update(

@@ -106,7 +106,7 @@ def clients_last(columns: Columns) -> Columns:
 
 
 def squared_distances(
-    products: Pairs, threshold: float, duplicates: Tensor | None, count: Tensor | None
+    products: Pairs, threshold: float, originals: Tensor | None, count: Tensor | None
 ) -> tuple[Pairs, Tensor]:
     """Return the squared distances (float64), and where cancellation makes them inexact.
 
@@ -115,7 +115,7 @@ def squared_distances(
     flat = products.flatten(0, -3)
     result = torch.empty(flat.shape, dtype=torch.float64, device=flat.device)
     inexact = _mask_or_count(flat.shape, count, flat.device)
-    _kernels().squared_distances(flat, duplicates, result, inexact, threshold)
+    _kernels().squared_distances(flat, originals, result, inexact, threshold)
     return result.view(products.shape), inexact if count is not None else inexact.view(
         products.shape
     )

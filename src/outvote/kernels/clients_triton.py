@@ -146,7 +146,7 @@ def scatter(
 @triton.jit
 def _squared_distances(
     products,
-    duplicates,
+    originals,
     result,
     inexact,
     num_values,
@@ -155,7 +155,7 @@ def _squared_distances(
     group_stride,
     row_stride,
     threshold,
-    HAS_DUPLICATES: tl.constexpr,
+    HAS_COPIES: tl.constexpr,
     COUNTS: tl.constexpr,
     VALUES: tl.constexpr,
 ):
@@ -165,6 +165,11 @@ def _squared_distances(
     pair = value % (num_clients * num_clients)
     left = pair // num_clients
     right = pair % num_clients
+    is_above = left < right
+    if HAS_COPIES:
+        own = originals + (group // groups_per_run) * num_clients
+        left = tl.load(own + left, mask=inside, other=0)
+        right = tl.load(own + right, mask=inside, other=0)
     start = products + group * group_stride
     inner = tl.load(start + left * row_stride + right, mask=inside, other=0.0).to(tl.float64)
     inner += tl.load(start + right * row_stride + left, mask=inside, other=0.0).to(tl.float64)
@@ -175,15 +180,8 @@ def _squared_distances(
     larger = tl.where(one > two, one, two)
     # What overflowed is not a number somewhere in here and fails the comparison.
     is_exact = (far >= larger * threshold) & (larger < float("inf"))
-    if HAS_DUPLICATES:
-        run = group // groups_per_run
-        is_duplicate = (
-            tl.load(duplicates + run * num_clients * num_clients + pair, mask=inside, other=1) != 0
-        )
-        far = tl.where(is_duplicate, 0.0, far)
-        is_exact = is_exact | is_duplicate
     tl.store(result + value, far, mask=inside)
-    is_inexact = inside & (left < right) & (is_exact == 0)
+    is_inexact = inside & is_above & (left != right) & (is_exact == 0)
     if COUNTS:
         count = tl.sum(is_inexact.to(tl.int32), axis=0)
         tl.atomic_add(inexact, count, mask=count > 0, sem="relaxed")
@@ -192,28 +190,28 @@ def _squared_distances(
 
 
 def squared_distances(
-    products: Tensor, duplicates: Tensor | None, result: Tensor, inexact: Tensor, threshold: float
+    products: Tensor, originals: Tensor | None, result: Tensor, inexact: Tensor, threshold: float
 ) -> None:
     """Turn inner products ``[groups, clients, clients]`` into squared distances.
 
-    `duplicates [runs, clients, clients]` are pairs known to be equal. `inexact` is a mask, or an
-    integer that the number of inexact results is added to.
+    Copies of a client, see `originals [runs, clients]`, get its distances. `inexact` is a mask, or
+    an integer that the number of inexact results is added to.
     """
     num_clients = products.shape[-1]
     num_values = result.numel()
     counts = inexact.dtype == torch.int32
     _squared_distances[(triton.cdiv(num_values, 1024),)](
         products,
-        products if duplicates is None else duplicates.contiguous().view(torch.int8),
+        products if originals is None else originals.contiguous(),
         result,
         inexact if counts else inexact.view(torch.int8),
         num_values,
         num_clients,
-        len(products) if duplicates is None else len(products) // len(duplicates),
+        len(products) if originals is None else len(products) // len(originals),
         products.stride(0),
         products.stride(1),
         threshold,
-        HAS_DUPLICATES=duplicates is not None,
+        HAS_COPIES=originals is not None,
         COUNTS=counts,
         VALUES=1024,
         num_warps=4,

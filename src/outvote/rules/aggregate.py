@@ -1,7 +1,7 @@
 """From gradients to an aggregation: the one path that every call of a rule takes.
 
 `aggregate` computes the rounds of many runs: it rejects rows that are not finite, finds a central
-client and duplicates, puts runs together that are alike, and lets the rule compute. `inspect` is a
+client and copies, puts runs together that are alike, and lets the rule compute. `one_round` is a
 batch of one run through it, from what a caller passes to the verdict. The simulator and the Flower
 strategy call the same function.
 """
@@ -22,8 +22,16 @@ from outvote.flat import to_float
 from outvote.precision import plain_torch, work_dtype
 from outvote.receive import Received, as_vector, finite_rows, norms_later, receive
 from outvote.rules.client_matrix import ClientMatrix
-from outvote.rules.distances import central_client, distances_to_update, duplicate_pairs
-from outvote.rules.rule import Aggregation, RoundInfo, Rule, base_num_byzantine, check_result, known
+from outvote.rules.distances import central_client, distances_to_update, find_originals
+from outvote.rules.rule import (
+    Aggregation,
+    RoundInfo,
+    Rule,
+    Traits,
+    base_num_byzantine,
+    check_result,
+    known,
+)
 from outvote.rules.split import Split, explicit_split
 from outvote.rules.verdict import Verdict
 from outvote.seeding import RandomStream, Seed, seed_from
@@ -79,7 +87,7 @@ def aggregate(  # noqa: PLR0913  (all that a round may have, by name)
             own["state"] = states[first.number] if traits.has_state and states else None
             if traits.needs_model and models is not None:
                 own["model"] = models[first.number]
-            _check_needs(rule, own)
+            _check_needs(rule.name, traits, own)
         return RoundInfo(
             num_byzantine=first.num_byzantine,
             stream=RandomStream(tuple(seeds[run.number] for run in runs)),
@@ -94,9 +102,9 @@ def aggregate(  # noqa: PLR0913  (all that a round may have, by name)
 
     with plain_torch(gradients.device):
         values = gradients.detach()
-        shape = values.shape[:2]
-        present = torch.ones(shape, dtype=torch.bool) if is_present is None else is_present.cpu()
-        is_finite, used, runs = _finite_runs(rule, values, present.tolist(), num_byzantine)
+        everyone = [[True] * values.shape[1]] * num_runs
+        present = everyone if is_present is None else is_present.tolist()
+        is_rejected, used, runs = _finite_runs(rule, values, present, num_byzantine)
         is_alone = traits.has_state or traits.needs_reference or traits.needs_model
         is_alone = is_alone or not traits.is_batched or sample_counts is not None
         found = []
@@ -104,20 +112,19 @@ def aggregate(  # noqa: PLR0913  (all that a round may have, by name)
             counts = None if sample_counts is None else sample_counts[some[0].number]
             one = _compute(rule, values, some, info_of(some), counts, is_full=is_full)
             found.append((some, one))
-        merged = _merged(values, found, [None] * num_runs if states is None else states)
-        is_rejected = (present & ~torch.tensor(is_finite)).to(values.device)
-        return replace(merged, is_rejected=is_rejected, num_byzantine=tuple(used))
+        before = [None] * num_runs if states is None else states
+        return _merged(values, found, before, is_rejected=is_rejected, num_byzantine=tuple(used))
 
 
-def _check_needs(rule: Rule, own: dict[str, Any]) -> None:
+def _check_needs(name: str, traits: Traits, own: dict[str, Any]) -> None:
     """Raise if a rule is not given what its traits ask for."""
-    if rule.traits.needs_reference and own["reference"] is None:
+    if traits.needs_reference and own["reference"] is None:
         raise ValueError(
-            f"{rule.name} needs reference=, the gradient that the server computed on its own clean "
+            f"{name} needs reference=, the gradient that the server computed on its own clean "
             "data, got None."
         )
-    if rule.traits.needs_model and own.get("model") is None:
-        raise ValueError(f"{rule.name} needs model=, the current model as a vector, got None.")
+    if traits.needs_model and own.get("model") is None:
+        raise ValueError(f"{name} needs model=, the current model as a vector, got None.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +140,14 @@ class _Run:
 
 def _finite_runs(
     rule: Rule, gradients: Rows, present: list[list[bool]], num_byzantine: Sequence[int]
-) -> tuple[list[list[bool]], list[int], list[_Run]]:
-    """Find the rows that are finite, and the number of Byzantine clients left among them."""
+) -> tuple[Tensor, list[int], list[_Run]]:
+    """Find the rows that are rejected, and the runs of the others with the Byzantine ones left."""
     num_clients = gradients.shape[1]
     flat = gradients.flatten(0, 1)
     norms = norms_later(flat)()
     is_finite = finite_rows(flat, norms)
-    finite, used, runs = [], [], []
+    is_rejected = torch.zeros(gradients.shape[:2], dtype=torch.bool)
+    used, runs = [], []
     for number, here in enumerate(present):
         first = number * num_clients
         ok = is_finite[first : first + num_clients]
@@ -147,12 +155,13 @@ def _finite_runs(
         num_received = sum(here)
         f = min(int(num_byzantine[number]), rule.max_byzantine(num_received))
         left = max(0, f - (num_received - len(rows)))
-        finite.append(ok)
         used.append(f)
+        if len(rows) < num_received:
+            is_rejected[number] = torch.tensor([here[k] and not ok[k] for k in range(num_clients)])
         if rows:
             own = [norms[first + k] for k in rows]
             runs.append(_Run(number, rows, own, left, num_received))
-    return finite, used, runs
+    return is_rejected, used, runs
 
 
 def _alike(runs: list[_Run], *, is_alone: bool) -> list[list[_Run]]:
@@ -183,7 +192,7 @@ def _compute(
         rows = rows.double()
     centre = torch.tensor(centres, device=rows.device)
     longest = max(norm for run in runs for norm in run.norms)
-    matrix = ClientMatrix.from_rows(rows, centre, _duplicates(rows, runs), largest_norm=longest)
+    matrix = ClientMatrix.from_rows(rows, centre, _originals(rows, runs), largest_norm=longest)
     found = check_result(rule, rule.compute(matrix, info), matrix)
     if counts is not None:
         found = _weighted(rule, found, counts, runs[0].rows)
@@ -200,18 +209,24 @@ def _compute(
 
 
 def _merged(
-    gradients: Rows, found: list[tuple[list[_Run], Aggregation]], states: Sequence[Any]
+    gradients: Rows,
+    found: list[tuple[list[_Run], Aggregation]],
+    states: Sequence[Any],
+    **of_all: Any,
 ) -> Aggregation:
     """Put the results of all runs together; a run without finite rows has the update 0."""
     if len(found) == 1 and _are_all(found[0][0], gradients):
         runs, one = found[0]
-        nothing = torch.full(gradients.shape[:2], torch.inf, dtype=torch.float64)
+        scores = one.scores
+        if scores is None:
+            scores = torch.full(gradients.shape[:2], torch.inf, device=gradients.device)
         return replace(
             one,
-            scores=nothing if one.scores is None else one.scores.double(),
+            scores=scores.double(),
             weights=None if one.weights is None else one.weights.double(),
             state=None,
             states=(one.state,) if len(runs) == 1 else tuple(states),
+            **of_all,
         )
     shape, device, dim = gradients.shape[:2], gradients.device, gradients.shape[2]
     is_one = len(found) == 1 and len(found[0][0]) == len(gradients)
@@ -243,6 +258,7 @@ def _merged(
         num_groups=next((one.num_groups for _, one in found), None),
         notes=tuple(dict.fromkeys(note for _, one in found for note in one.notes)),
         states=tuple(states),
+        **of_all,
     )
 
 
@@ -258,13 +274,13 @@ def _where(runs: list[_Run], device: torch.device) -> tuple[Tensor, Tensor]:
     return numbers, torch.tensor([run.rows for run in runs], device=device)
 
 
-def _duplicates(rows: Rows, runs: list[_Run]) -> Tensor | None:
-    """Mark the pairs of equal rows of every run, if there are any."""
-    pairs = [duplicate_pairs(matrix, run.norms) for matrix, run in zip(rows, runs, strict=True)]
-    if all(pair is None for pair in pairs):
+def _originals(rows: Rows, runs: list[_Run]) -> Tensor | None:
+    """Return the first client equal to each of every run, if there are any copies."""
+    found = [find_originals(matrix, run.norms) for matrix, run in zip(rows, runs, strict=True)]
+    themselves = list(range(rows.shape[1]))
+    if all(originals == themselves for originals in found):
         return None
-    none = torch.eye(rows.shape[1], dtype=torch.bool, device=rows.device)
-    return torch.stack([none if pair is None else pair for pair in pairs])
+    return torch.tensor(found, device=rows.device)
 
 
 def _weighted(
@@ -284,7 +300,40 @@ def _weighted(
     return replace(found, weights=weights / total)
 
 
-def inspect(  # noqa: PLR0913  (all that a round may have, by name)
+@dataclass(frozen=True, slots=True)
+class OneRound:
+    """What came of one round of one run."""
+
+    rule: Rule
+    update: Any
+    found: Aggregation
+    clients: tuple[Hashable, ...]
+    seed: int
+    notes: tuple[str, ...]
+
+    def verdict(self) -> Verdict:
+        """Return the update with scores, weights, and who was kept, dropped or rejected."""
+        found = self.found
+        is_rejected = known(found.is_rejected)[0].tolist()
+        num_left = len(self.clients) - sum(is_rejected)
+        f = found.num_byzantine[0]
+        left = max(0, f - sum(is_rejected))
+        return Verdict(
+            update=self.update,
+            scores=known(found.scores)[0].cpu().numpy(),
+            weights=None if found.weights is None else found.weights[0].cpu().numpy(),
+            clients=self.clients,
+            rejected=[who for who, out in zip(self.clients, is_rejected, strict=True) if out],
+            num_byzantine=f,
+            base_num_byzantine=base_num_byzantine(self.rule, left, max(1, num_left)),
+            num_groups=found.num_groups,
+            seed=self.seed,
+            state=found.states[0],
+            notes=self.notes,
+        )
+
+
+def one_round(  # noqa: PLR0913  (all that a round may have, by name)
     rule: Rule,
     gradients: Any,
     *,
@@ -301,8 +350,8 @@ def inspect(  # noqa: PLR0913  (all that a round may have, by name)
     model: Any = None,
     layer_sizes: Sequence[int] | None = None,
     is_full: bool = True,
-) -> Verdict:
-    """Aggregate one round; `is_full` also computes what the update alone does not need."""
+) -> OneRound:
+    """Aggregate one round of one run: a batch of one through `aggregate`."""
     received = receive(gradients)
     num_clients = len(received.rows)
     ids = _check_clients(clients, num_clients)
@@ -330,29 +379,8 @@ def inspect(  # noqa: PLR0913  (all that a round may have, by name)
             to_vector=received.to_vector,
             is_full=is_full,
         )
-        return _verdict(rule, received, found, ids, drawn)
-
-
-def _verdict(
-    rule: Rule, received: Received, found: Aggregation, ids: tuple[Hashable, ...], seed: int
-) -> Verdict:
-    is_rejected = known(found.is_rejected)[0].tolist()
-    num_left = len(ids) - sum(is_rejected)
-    f = found.num_byzantine[0]
-    left = max(0, f - sum(is_rejected))
-    return Verdict(
-        update=received.restore(known(found.vector)[0]),
-        scores=known(found.scores)[0].cpu().numpy(),
-        weights=None if found.weights is None else found.weights[0].cpu().numpy(),
-        clients=ids,
-        rejected=[client for client, out in zip(ids, is_rejected, strict=True) if out],
-        num_byzantine=f,
-        base_num_byzantine=base_num_byzantine(rule, left, max(1, num_left)),
-        num_groups=found.num_groups,
-        seed=seed,
-        state=found.states[0],
-        notes=received.notes + found.notes,
-    )
+        update = received.restore(known(found.vector)[0])
+    return OneRound(rule, update, found, ids, drawn, received.notes + found.notes)
 
 
 def resolve_num_byzantine(

@@ -36,14 +36,14 @@ class ClientMatrix:
         centre: Tensor | None = None,
         products: Callable[[], Pairs] | None = None,
         buffer: Callable[[], Tensor] | None = None,
-        duplicates: Tensor | None = None,
+        originals: Tensor | None = None,
         check: CancellationCheck | None = None,
     ) -> None:
         """Take the values, or a way to get them with the shape and the kind that they will have.
 
         `centre` is the central client of each run, `products` a way to the inner products relative
         to it that is shorter than through the values, `buffer` memory that may be written over,
-        `duplicates` marks pairs of equal clients, `check` counts inexact distances.
+        `originals` has the first client equal to each, `check` counts inexact distances.
         """
         self._columns = columns
         self.shape = columns.shape if isinstance(columns, Tensor) else torch.Size(shape or ())
@@ -55,7 +55,7 @@ class ClientMatrix:
         self._centre = centre
         self._products = products
         self._buffer = buffer
-        self.duplicates = duplicates
+        self.originals = originals
         self._check = check
         self.sums_are_finite = False
 
@@ -64,12 +64,12 @@ class ClientMatrix:
         cls,
         rows: Rows,
         centre: Tensor | None = None,
-        duplicates: Tensor | None = None,
+        originals: Tensor | None = None,
         *,
         largest_norm: float = torch.inf,
     ) -> "ClientMatrix":
         """View gradients ``[runs, clients, dim]``, without a copy."""
-        matrix = cls(rows.mT, centre=centre, duplicates=duplicates)
+        matrix = cls(rows.mT, centre=centre, originals=originals)
         largest = torch.finfo(matrix.work_dtype).max
         matrix.sums_are_finite = largest_norm < largest / (2 * matrix.num_clients)
         return matrix
@@ -124,7 +124,7 @@ class ClientMatrix:
         if self.dim <= FEW_COORDINATES:
             return distances.pairwise_differences(self.columns)
         return distances.squared_distances(
-            self.products, lambda: self.columns, self.work_dtype, self.duplicates, self._check
+            self.products, lambda: self.columns, self.work_dtype, self.originals, self._check
         )
 
     def squared_distances_to(self, aggregation: "Aggregation") -> PerClient:
@@ -149,6 +149,14 @@ class ClientMatrix:
         """Return how far every client is from what a rule computed, float64."""
         return self.squared_distances_to(aggregation).clamp(min=0).sqrt()
 
+    def same_for_copies(self, scores: PerClient) -> PerClient:
+        """Give copies of a client its score to the last bit: ties are settled by index."""
+        if self.originals is None:
+            return scores
+        groups = [1] * (scores.dim() - self.originals.dim())
+        index = self.originals.view(len(self.originals), *groups, self.num_clients)
+        return scores.gather(-1, index.expand_as(scores))
+
     def vector(self, aggregation: "Aggregation") -> PerCoordinate:
         """Return what a rule computed as a vector of coordinates, in the working precision."""
         if aggregation.vector is not None:
@@ -169,16 +177,16 @@ class ClientMatrix:
             vector = self._multiplied(weights).squeeze(-1)
         if divisor is not None:
             vector /= divisor.to(vector.dtype)
-        if self.duplicates is not None and len(self.batch) == 1:
+        if self.originals is not None and len(self.batch) == 1:
             self._keep_equal(vector, aggregation.weights)
         return vector
 
     def _keep_equal(self, vector: PerCoordinate, weights: PerClient) -> None:
         """Write the row itself where all clients with a weight sent the same: a sum rounds it."""
         client = weights.argmax(dim=-1)
-        runs = torch.arange(len(client), device=client.device)
-        assert self.duplicates is not None
-        is_same = (self.duplicates[runs, client] | (weights == 0)).all(dim=-1)
+        assert self.originals is not None
+        of_client = self.originals.gather(-1, client.unsqueeze(-1))
+        is_same = ((self.originals == of_client) | (weights == 0)).all(dim=-1)
         is_average = (weights.sum(dim=-1) - 1).abs() < 1e-9
         for run in (is_same & is_average).nonzero().flatten().tolist():
             vector[run] = self.columns[run, :, client[run]]
@@ -188,17 +196,23 @@ class ClientMatrix:
         mixture = mixture.double().expand(*self.batch, *mixture.shape[-2:])
         shape = torch.Size([*self.batch, self.dim, mixture.shape[-2]])
         narrow = self.dim <= self.num_clients
+        originals = distances.equal_rows(mixture) if len(self.batch) == 1 else None
         return ClientMatrix(
-            lambda: self._mixed_columns(mixture),
+            lambda: self._mixed_columns(mixture, originals),
             shape,
             like=torch.empty(0, dtype=self.work_dtype, device=self.device),
             products=None if narrow else lambda: mixture @ self.gram @ mixture.mT,
+            originals=originals,
         )
 
-    def _mixed_columns(self, mixture: Mixture) -> Columns:
+    def _mixed_columns(self, mixture: Mixture, originals: Tensor | None) -> Columns:
         columns = self._multiplied(mixture.mT.to(self.work_dtype))
-        if self.duplicates is not None and len(self.batch) == 1:
-            for run in self.duplicates.all(dim=-1).all(dim=-1).nonzero().flatten().tolist():
+        for run, own in enumerate([] if originals is None else originals.tolist()):
+            for client, first in enumerate(own):
+                if client != first:  # Equal averages are equal to the last bit.
+                    columns[run, :, client] = columns[run, :, first]
+        if self.originals is not None and len(self.batch) == 1:
+            for run in (self.originals == 0).all(dim=-1).nonzero().flatten().tolist():
                 columns[run] = self.columns[run, :, :1]  # Averages of equal clients round them.
         return columns
 

@@ -158,48 +158,45 @@ def squared_distances(
     products: Pairs,
     columns: Callable[[], Columns],
     dtype: torch.dtype,
-    duplicates: Tensor | None = None,
+    originals: Tensor | None = None,
     check: CancellationCheck | None = None,
 ) -> Pairs:
     """Return the squared distances between all pairs of rows, from their inner products.
 
-    `duplicates` marks pairs known to be equal. Inexact distances are redone from the values, or,
-    with `check`, only counted.
+    `originals` has the first row that is equal to each. Inexact distances are redone from the
+    values, or, with `check`, only counted.
     """
     inexact: Tensor | None
     threshold, count = CANCELLATION[dtype], None if check is None else check.count
-    if client_kernels.can_sort(products):
-        result, inexact = client_kernels.squared_distances(products, threshold, duplicates, count)
+    has_kernel = client_kernels.can_sort(products)
+    if has_kernel:
+        result, inexact = client_kernels.squared_distances(products, threshold, originals, count)
     else:
         result, inexact = _squared_distances(products, threshold)
-        if duplicates is not None:
-            inexact = _without_duplicates(result, inexact, duplicates)
+        if originals is not None and inexact is not None:
+            inexact &= ~_are_copies(originals, inexact)
         if check is not None and inexact is not None:
             check.add(inexact)
-    if check is None and inexact is not None and bool(inexact.any()):
+    is_redone = check is None and inexact is not None and bool(inexact.any())
+    if is_redone and inexact is not None:
         _redo_pairs(result, inexact, columns())
-    if duplicates is not None:
-        _copy_distances(result, duplicates)
+    if originals is not None and (is_redone or not has_kernel):
+        _copy_distances(result, originals)
     return result
 
 
-def _copy_distances(result: Pairs, duplicates: Tensor) -> None:
+def _copy_distances(result: Pairs, originals: Tensor) -> None:
     """Give copies of a client its own distances to the last bit: ties are settled by index."""
-    first = duplicates.int().argmax(dim=-1)
-    for run, own in enumerate(
-        first if len(result) == len(first) else first.expand(len(result), -1)
-    ):
+    for run, own in enumerate(originals.expand(len(result), -1)):
         copies = (own != torch.arange(len(own), device=own.device)).nonzero().flatten()
         result[run, ..., copies, :] = result[run, ..., own[copies], :]
         result[run, ..., :, copies] = result[run, ..., :, own[copies]]
 
 
-def _without_duplicates(result: Pairs, inexact: Tensor | None, duplicates: Tensor) -> Tensor | None:
-    """Set the distances of equal clients to 0, which is exact."""
-    groups = [1] * (result.dim() - 3)
-    duplicates = duplicates.view(len(duplicates), *groups, *duplicates.shape[-2:])
-    result.masked_fill_(duplicates, 0)
-    return None if inexact is None else inexact & ~duplicates
+def _are_copies(originals: Tensor, like: Tensor) -> Tensor:
+    """Mark the pairs of equal rows, with as many axes as `like`."""
+    pairs = originals.unsqueeze(-1) == originals.unsqueeze(-2)
+    return pairs.view(len(pairs), *[1] * (like.dim() - 3), *pairs.shape[-2:])
 
 
 def _squared_distances(products: Pairs, threshold: float) -> tuple[Pairs, Tensor | None]:
@@ -463,23 +460,38 @@ def central_client(norms: list[float]) -> int:
     return sorted(range(len(norms)), key=norms.__getitem__)[(len(norms) - 1) // 2]
 
 
-def duplicate_pairs(rows: Tensor, norms: list[float]) -> Tensor | None:
-    """Mark the pairs of rows ``[clients, dim]`` that are equal to the last bit, if there are any.
+def find_originals(rows: Tensor, norms: list[float]) -> list[int]:
+    """Return, for each of ``rows [clients, dim]``, the first row that is equal to the last bit.
 
     Colluding clients send copies. To find them once is cheaper than group by group.
     """
+    originals = list(range(len(norms)))
     if len(set(norms)) == len(norms):
-        return None
+        return originals
     # Rows of equal norm need not be equal: a gradient and its negative, for one.
     samples = rows[:, :: max(1, rows.shape[1] // NUM_COMPARED)].tolist()
     alike: dict[tuple[float, ...], list[int]] = {}
-    first = list(range(len(norms)))
     for row, norm in enumerate(norms):
-        originals = alike.setdefault((norm, *samples[row]), [])
-        first[row] = next((k for k in originals if torch.equal(rows[row], rows[k])), row)
-        if first[row] == row:
-            originals.append(row)
-    if first == list(range(len(norms))):
+        alike.setdefault((norm, *samples[row]), []).append(row)
+    left = [same for same in alike.values() if len(same) > 1]
+    while left:
+        first, *others = left.pop()
+        # A GPU is waited for once, not for every pair.
+        is_equal = torch.stack([(rows[row] == rows[first]).all() for row in others]).tolist()
+        unequal = [row for row, is_copy in zip(others, is_equal, strict=True) if not is_copy]
+        for row in set(others) - set(unequal):
+            originals[row] = first
+        if len(unequal) > 1:
+            left.append(unequal)
+    return originals
+
+
+def equal_rows(matrices: Tensor) -> Tensor | None:
+    """Return the first row equal to each of ``matrices [runs, rows, columns]``, if any are."""
+    num_rows = matrices.shape[-2]
+    labels = torch.stack([matrix.unique(dim=0, return_inverse=True)[1] for matrix in matrices])
+    if bool((labels.amax(dim=-1) == num_rows - 1).all()):
         return None
-    label = torch.tensor(first, device=rows.device)
-    return label.unsqueeze(-1) == label.unsqueeze(-2)
+    numbers = torch.arange(num_rows, device=labels.device).expand_as(labels)
+    first = torch.full_like(labels, num_rows).scatter_reduce(-1, labels, numbers, "amin")
+    return first.gather(-1, labels)

@@ -74,9 +74,10 @@ class DnC(AffineRule):
 
     def _score(self, matrix: ClientMatrix, stream: RandomStream, iteration: int) -> PerClient:
         if self.num_coordinates >= matrix.dim:
-            return outlier_scores(matrix)
+            return matrix.same_for_copies(outlier_scores(matrix))
         order = stream.fold_in(f"dnc-{iteration}").permutations(matrix.dim, matrix.device)
-        return outlier_scores(matrix.at_coordinates(order[:, : self.num_coordinates].long()))
+        sample = matrix.at_coordinates(order[:, : self.num_coordinates].long())
+        return matrix.same_for_copies(outlier_scores(sample))
 
 
 def outlier_scores(matrix: ClientMatrix) -> PerClient:

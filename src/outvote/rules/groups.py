@@ -82,14 +82,13 @@ class Groups:
         `needs_values`: whether it needs the values of the groups, not only distances.
         """
         with exact_products():
-            if self.matrix.device.type == "cpu":
-                return self._sum(measure, None, needs_values=needs_values)
             # A GPU works on while inexact results are counted; if there are any, all is redone.
-            check = CancellationCheck(self.matrix.device)
+            is_on_cpu = self.matrix.device.type == "cpu"
+            check = None if is_on_cpu else CancellationCheck(self.matrix.device)
             total = self._sum(measure, check, needs_values=needs_values)
-            if check.has_failed():
+            if check is not None and check.has_failed():
                 total = self._sum(measure, None, needs_values=needs_values)
-            return total
+            return self.matrix.same_for_copies(total)
 
     def _sum(
         self,
@@ -133,7 +132,7 @@ class Groups:
                         else None
                     ),
                     buffer=partial(reader.buffer, stop - start, "scratch"),
-                    duplicates=matrix.duplicates,
+                    originals=matrix.originals,
                     check=check,
                 )
 

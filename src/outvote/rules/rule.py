@@ -82,7 +82,7 @@ class Aggregation:
     num_groups: int | None = None
     notes: tuple[str, ...] = ()
     is_rejected: Tensor | None = None
-    """Rows that are not finite, ``[runs, clients]``; set by `aggregate`."""
+    """Rows that are not finite, ``[runs, clients]`` on the CPU; set by `aggregate`."""
     num_byzantine: tuple[int, ...] = ()
     """The number of Byzantine clients that each run assumed, at most the rule's limit; likewise."""
     states: tuple[Any, ...] = ()
@@ -191,13 +191,13 @@ class Rule(metaclass=_RuleType):
 
         Takes what `inspect` takes. The notes of the verdict become one warning.
         """
-        from outvote.rules.aggregate import inspect  # aggregate needs Rule
+        from outvote.rules.aggregate import one_round  # aggregate needs Rule
 
         if unknown := info.keys() - known_arguments():
             raise no_argument(self.name, unknown.pop(), known_arguments())
-        verdict = inspect(self, gradients, **info, is_full=False)
-        warn_notes(verdict.notes)
-        return verdict.update
+        done = one_round(self, gradients, **info, is_full=False)
+        warn_notes(done.notes)
+        return done.update
 
     def inspect(  # noqa: PLR0913  (all that a round may have, by name)
         self,
@@ -218,11 +218,11 @@ class Rule(metaclass=_RuleType):
         **unknown: Any,
     ) -> Verdict:
         """Aggregate, and return scores, weights, and who was kept, dropped or rejected."""
-        from outvote.rules.aggregate import inspect  # aggregate needs Rule
+        from outvote.rules.aggregate import one_round  # aggregate needs Rule
 
         if unknown:
             raise no_argument(self.name, next(iter(unknown)), known_arguments())
-        return inspect(
+        done = one_round(
             self,
             gradients,
             num_byzantine=num_byzantine,
@@ -238,6 +238,7 @@ class Rule(metaclass=_RuleType):
             model=model,
             layer_sizes=layer_sizes,
         )
+        return done.verdict()
 
     @abstractmethod
     def max_byzantine(self, num_clients: int) -> int:
@@ -392,7 +393,7 @@ class Wrapper(Rule):
     def compute_inside(self, matrix: ClientMatrix, inside: RoundInfo) -> Aggregation:
         """Let the rule inside aggregate; NaN or infinity is an error that names it."""
         found = check_result(self.rule, self.rule.compute(matrix, inside), matrix)
-        return replace(found, state=None)
+        return found if found.state is None else replace(found, state=None)
 
     def inside_info(self, info: RoundInfo, num_clients: int) -> RoundInfo:
         """Return the info for the rule inside: random streams of its own, no state."""
