@@ -13,7 +13,7 @@ from outvote.engine.run_stack import Run
 from outvote.engine.simulation import first_state, make_run_stack, simulate
 from outvote.training.im2col import Im2Col
 from outvote.training.local_sgd import LocalSGD, take_step
-from outvote.training.samples import Samples
+from outvote.training.samples import ByteImages
 from outvote.training.stacked_trainer import StackedTrainer
 
 CPU = torch.device("cpu")
@@ -91,7 +91,7 @@ def test_two_rounds_on_the_device_are_those_of_the_cpu(name, shape, tolerance: f
     for here, dtype in ((device, torch.float32), (CPU, torch.float64)):
         channels = shape[-1]
         info = {"mean": [0.5] * channels, "std": [0.3] * channels, "device": here, "dtype": dtype}
-        samples = Samples(images, labels, **info)
+        samples = ByteImages(images, labels, **info)
         modules = [
             ov.make_model(name, num_classes=4, image_shape=shape, seed=k).to(dtype)
             for k in range(2)
@@ -125,7 +125,7 @@ def test_other_precisions_stay_close_to_float32(precision: str, network, device)
         pytest.skip("a CPU has no TF32")
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (64, 8, 8, 1), dtype=np.uint8)
-    samples = Samples(images, random.integers(0, 4, 64), mean=[0.5], std=[0.3], device=device)
+    samples = ByteImages(images, random.integers(0, 4, 64), mean=[0.5], std=[0.3], device=device)
     module = network()
     runs = [
         Run(
@@ -153,7 +153,7 @@ def test_float64_samples_can_be_trained_on_in_bfloat16(device):
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (12, 8, 8, 1), dtype=np.uint8)
     info = {"mean": [0.5], "std": [0.3], "device": device, "dtype": torch.float64}
-    samples = Samples(images, random.integers(0, 4, 12), **info)
+    samples = ByteImages(images, random.integers(0, 4, 12), **info)
     module = normalised().double()
     run = Run(
         federation=make_federation(np.split(np.arange(12), 2)),

@@ -68,7 +68,8 @@ class RunStack:
     test: Samples
     training: LocalSGD
     server: Server = field(default_factory=Server)
-    num_classes: int
+    num_classes: int | None
+    """None: targets are not classes."""
     layer_sizes: tuple[int, ...]
     """The numbers of values in the network's parameters, and with aggregate="state" its buffers."""
     is_counter: Tensor
@@ -96,7 +97,7 @@ class RunStack:
     @property
     def device(self) -> torch.device:
         """Where the runs train."""
-        return self.test.images.device
+        return self.test.device
 
     def only(self, numbers: Sequence[int]) -> "RunStack":
         """Return the stack of some of the runs."""

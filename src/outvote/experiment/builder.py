@@ -33,7 +33,7 @@ from outvote.rules.rule_spec import make_rule
 from outvote.seeding import RandomStream
 from outvote.training.batch_norm import check_batch_size
 from outvote.training.gpu_memory import free_on_gpu
-from outvote.training.samples import Samples
+from outvote.training.samples import ByteImages, Samples
 
 # Updates, attacked updates, aggregates, and copies of them; trainers bound their own memory.
 VECTORS_PER_CLIENT = 8
@@ -129,8 +129,8 @@ class RunBuilder:
             found = self.datasets.dataset(data)
             same: dict[str, Any] = {"mean": found.mean, "std": found.std, "device": self.device}
             self._samples[data.key] = (
-                Samples(found.train_images, found.train_labels, **same),
-                Samples(found.test_images, found.test_labels, **same),
+                ByteImages(found.train_images, found.train_labels, **same),
+                ByteImages(found.test_images, found.test_labels, **same),
             )
         return self._samples[data.key]
 
