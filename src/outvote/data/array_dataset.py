@@ -1,6 +1,5 @@
 """Samples of any kind in memory: features, images, token ids; targets of any shape."""
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -131,7 +130,7 @@ def _are_channels_last(images: Array, channels: str) -> bool:
         return False
     if channels != "auto":
         return channels == "last"
-    return images.shape[-1] <= MOST_CHANNELS < images.shape[1]
+    return bool(images.shape[-1] <= MOST_CHANNELS < images.shape[1])
 
 
 def _pair(part: str, given: Any) -> tuple[tuple[Array, ...], Array]:
@@ -156,7 +155,7 @@ def _collected(part: str, dataset: Any) -> tuple[Any, Any]:
         raise ValueError(f"{part} must have at least one sample, got none.")
     items = [dataset[number] for number in range(len(dataset))]
     first = items[0]
-    if isinstance(first, Mapping) or not isinstance(first, Iterable) or len(tuple(first)) < 2:
+    if not isinstance(first, tuple | list) or len(first) < 2:
         raise TypeError(
             f"{part}: a dataset must give (sample, target) for every index, got "
             f"{type(first).__name__}; wrap it so that it does."
