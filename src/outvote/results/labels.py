@@ -23,6 +23,10 @@ ALIASES = {"rbtm": "trimmed-mean"}
 _USER_FILE = re.compile(r"[^\s(),='\"][^(),='\"]*\.py(?=:\w)")
 
 
+_REGISTERED = re.compile(r"(\w+)#([0-9a-f]{12})")
+"""A user's object that a Python program passed: its name and checksum."""
+
+
 class Outline(NamedTuple):
     """A rule or attack as text: name, what it wraps, parameters."""
 
@@ -78,6 +82,15 @@ def user_files(text: str) -> list[str]:
     return _USER_FILE.findall(text)
 
 
+def user_objects(text: str) -> dict[str, str]:
+    """Return the checksums of a user's objects in a text, by their names.
+
+    >>> user_objects("gas(MyRule#0123456789ab)")
+    {'MyRule': '0123456789ab'}
+    """
+    return dict(_REGISTERED.findall(text))
+
+
 def value_of(table: Mapping[str, Any], key: str) -> Any:
     """Return a setting such as "data.beta" or "rule.num_groups"; None if there is none.
 
@@ -110,7 +123,7 @@ def outline(text: str) -> Outline:
 
 def _read(tokens: list[str]) -> Outline:
     """Parse one name and its parts from the front of the tokens, and remove them."""
-    name = tokens.pop(0).strip("'\"")
+    name = _REGISTERED.sub(r"\1", tokens.pop(0).strip("'\""))
     inside, own = [], {}
     if tokens and tokens[0] == "(":
         tokens.pop(0)
