@@ -20,6 +20,7 @@ from outvote.results.audit_log import audit_arrays, to_npz
 from outvote.results.checkpoint import BOTH, Checkpoint, drop
 from outvote.results.folder import Writer
 from outvote.results.schema import Outcome, Round, Status, Timing
+from outvote.server.step import STATE_NAMES
 from outvote.state_format import pack_state, unpack_state
 
 REASONS = {
@@ -135,10 +136,9 @@ class StackRun:
 
     def _checkpoint(self, number: int, outcome: Outcome) -> Checkpoint:
         state, row = self.state, self.rows[number]
+        stacked = {"weights": state.weights, "buffers": state.buffers, **state.server_state}
         arrays: dict[str, NDArray[Any]] = {
-            name: stacked[row].cpu().numpy()
-            for name in ("weights", "buffers", "velocity")
-            if (stacked := getattr(state, name)) is not None
+            name: values[row].cpu().numpy() for name, values in stacked.items()
         }
         notes: dict[str, Any] = {"outcome": outcome, "data": self._data.checksum}
         for owner in OWNERS:
@@ -199,6 +199,6 @@ def state_of(found: Sequence[Checkpoint], runs: Sequence[Run], device: torch.dev
         round=found[0].round,
         weights=stacked("weights"),
         buffers=stacked("buffers"),
-        velocity=stacked("velocity") if "velocity" in found[0].arrays else None,
+        server_state={name: stacked(name) for name in STATE_NAMES if name in found[0].arrays},
         **{f"{owner}_states": carried(owner) for owner in OWNERS},
     )

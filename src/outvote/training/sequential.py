@@ -32,11 +32,13 @@ class FlatModel:
             parameter.grad = self.gradient[piece].view_as(parameter)
             start += parameter.numel()
         self.velocity = torch.zeros_like(self.weights)
+        self.start = self.weights
 
     @torch.no_grad()
     def load(self, weights: Tensor, buffers: Tensor) -> None:
         """Take the weights and running statistics of a model."""
         self.weights.copy_(weights)
+        self.start = weights
         self.velocity.zero_()
         start = 0
         for buffer in self.module.buffers():
@@ -52,6 +54,8 @@ class FlatModel:
     def step(self, training: LocalSGD, learning_rate: float) -> None:
         """Take one step along the gradient."""
         gradient = self.gradient
+        if training.proximal > 0:
+            gradient.add_(self.weights - self.start, alpha=training.proximal)
         if training.max_norm is not None:
             scale = training.max_norm / (gradient.norm() + TINY)
             gradient.mul_(scale.clamp(max=1.0))
