@@ -1,4 +1,4 @@
-"""Settings that came after 0.1, and their defaults.
+"""Settings that came later, and their defaults.
 
 At its default, a setting is left out of a run's hash and config.toml, so that earlier runs keep
 their names; whoever reads a run takes the default from here. Nothing is ever removed.
