@@ -56,6 +56,18 @@ def registered(objects: Mapping[str, Any]) -> Iterator[None]:
             del _objects[text]
 
 
+@contextmanager
+def named(classes: Mapping[type, str]) -> Iterator[None]:
+    """Let the texts of objects of some classes name them as files are named, for a while."""
+    for kind, text in classes.items():
+        kind.loaded_from = text  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for kind in classes:
+            del kind.loaded_from  # type: ignore[attr-defined]
+
+
 def text_of(thing: Any) -> tuple[str, tuple[str, ...]]:
     """Return the text of an object, and what its checksum does not cover."""
     maker = thing.func if isinstance(thing, functools.partial) else thing

@@ -44,6 +44,8 @@ class ReferenceRun:
     last_sent: dict[int, Tensor] = field(default_factory=dict)
     """With client momentum: the gradient that each client sent last."""
     velocity: Tensor | None = None
+    moments: tuple[Tensor, Tensor] | None = None
+    """With an adaptive server: the first and the second moment of the updates."""
 
     def run_round(self, number: int, *, is_evaluated: bool = True) -> dict[str, Any]:
         """Run one round, counted from 1."""
@@ -98,7 +100,8 @@ class ReferenceRun:
                 assert self.num_classes is not None
                 first, targets = self.run.attack.poison(first, targets, self.num_classes)
             optimiser.zero_grad()
-            objective(model(first, *others), targets).backward()
+            loss = objective(model(first, *others), targets)
+            (loss + self.proximal_term(model)).backward()
             if self.training.max_norm is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), self.training.max_norm)
             optimiser.step()
@@ -126,6 +129,12 @@ class ReferenceRun:
             momentum=self.training.momentum,
             weight_decay=self.training.weight_decay,
         )
+
+    def proximal_term(self, model: nn.Module) -> Tensor:
+        """Return the term that FedProx adds to the loss, for a network that started as ours."""
+        pairs = zip(model.parameters(), self.model.parameters(), strict=True)
+        squared = sum((values - start.detach()).square().sum() for values, start in pairs)
+        return torch.as_tensor(self.training.proximal / 2 * squared)
 
     def with_momentum(self, row: Tensor, client: int) -> Tensor:
         """Mix a gradient with the one that the client sent last; after NaN or inf start anew."""
@@ -173,6 +182,8 @@ class ReferenceRun:
         if self.server.momentum:
             last = torch.zeros_like(step) if self.velocity is None else self.velocity
             step = self.velocity = self.server.momentum * last + step
+        if self.server.optimizer != "sgd":
+            step = self.adapted(step)
         vector = nn.utils.parameters_to_vector(parameters) - self.server.learning_rate * step
         nn.utils.vector_to_parameters(vector, parameters)
         for k, (name, buffer) in enumerate(buffers):
@@ -186,6 +197,20 @@ class ReferenceRun:
             else:
                 value = self.merged(sent, k, verdict, clients)
             buffer.copy_(value)
+
+    def adapted(self, update: Tensor) -> Tensor:
+        """Return the step of FedAdam or FedYogi: Reddi et al., 2021, Algorithm 2."""
+        server = self.server
+        if self.moments is None:
+            self.moments = torch.zeros_like(update), torch.full_like(update, server.epsilon**2)
+        first, second = self.moments
+        first = server.beta1 * first + (1 - server.beta1) * update
+        if server.optimizer == "adam":
+            second = server.beta2 * second + (1 - server.beta2) * update**2
+        else:
+            second = second - (1 - server.beta2) * update**2 * torch.sign(second - update**2)
+        self.moments = first, second
+        return first / (second.sqrt() + server.epsilon)
 
     def merged(
         self, sent: list[list[Tensor]], k: int, verdict: Verdict, clients: list[int]

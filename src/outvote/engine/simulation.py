@@ -118,7 +118,9 @@ def simulate(
 
 
 def _is_finite(state: State, number: int, record: Record) -> bool:
-    """Return whether a run can go on: its loss, weights and statistics are finite."""
+    """Return whether a run can go on: its loss, weights, statistics and moments are finite."""
     if record.loss is not None and not isfinite(record.loss):
         return False
-    return all(bool(each[number].isfinite().all()) for each in (state.weights, state.buffers))
+    # The square of a huge update is infinite: its coordinate would never move again.
+    values = (state.weights, state.buffers, *state.server_state.values())
+    return all(bool(each[number].isfinite().all()) for each in values)

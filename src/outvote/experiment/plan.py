@@ -252,6 +252,11 @@ def _checked_table(table: Mapping[str, Any], kind: type, above: str) -> dict[str
 
 
 def _checked_word(key: str, value: Any, hint: Any) -> Any:
+    if key == "training.learning_rate" and isinstance(value, list):
+        raise ValueError(
+            f"{key}: expected a number, got {value}; a list of numbers is a grid, and the rates of "
+            "rounds are a schedule, as in training.schedule = [[2, 0.05], [3, 0.01]]."
+        )
     kinds = get_args(hint) if get_origin(hint) is not Literal else (hint,)
     if value == "none" and type(None) in kinds:
         return None

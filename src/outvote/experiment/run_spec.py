@@ -16,10 +16,11 @@ from outvote.errors import closest
 from outvote.loading import find_file
 from outvote.models.model_spec import MODELS
 from outvote.results.labels import user_files
+from outvote.results.later import LATER
 from outvote.results.renamed import SETTINGS
 from outvote.rules.rule_spec import make_rule
 from outvote.server.step import Server
-from outvote.training.local_sgd import LocalSGD
+from outvote.training.local_sgd import LocalSGD, with_rates
 from outvote.user_objects import is_user_object
 
 PARTITIONS = ("dirichlet", "iid", "shards", "by-group")
@@ -29,9 +30,6 @@ PROTOCOL = 1
 # Not in the hash: raised whenever numbers differ from before by rounding alone; names stay. It is
 # recorded in env.json.
 REVISION = 3
-# Settings that came later: at their default they are left out of the hash and of config.toml, so
-# that earlier runs keep their names. Nothing is ever removed.
-LATER = ("data.image_size", "diagnostics", "loss", "optimizer", "trainer")
 
 
 class DataSpec(Struct, frozen=True, kw_only=True):
@@ -138,11 +136,10 @@ class RunSpec(Struct, frozen=True, kw_only=True):
 def as_table(spec: RunSpec) -> dict[str, Any]:
     """Return the settings as plain values, without those of `LATER` that have their default."""
     table: dict[str, Any] = msgspec.to_builtins(spec)
-    usual: dict[str, Any] = msgspec.to_builtins(RunSpec())
-    for key in LATER:
+    for key, default in LATER.items():
         section, _, last = key.rpartition(".")
-        inside, default = (table[section], usual[section]) if section else (table, usual)
-        if inside[last] == default[last]:
+        inside = table[section] if section else table
+        if inside[last] == default:
             del inside[last]
     return table
 
@@ -184,6 +181,8 @@ def checked(spec: RunSpec) -> RunSpec:
         rule=str(make_rule(spec.rule)),
         attack=str(make_attack(spec.attack)),
         data=_without_unused(spec.data),
+        training=with_rates(spec.training, spec.rounds),
+        server=_without_moments(spec.server),
     )
 
 
@@ -279,3 +278,10 @@ def _without_unused(data: DataSpec) -> DataSpec:
     if data.partition != "shards":
         changes["shards_per_client"] = usual.shards_per_client
     return msgspec.structs.replace(data, **changes)
+
+
+def _without_moments(server: Server) -> Server:
+    """Set what plain steps do not use to its default."""
+    if server.optimizer != "sgd":
+        return server
+    return Server(learning_rate=server.learning_rate, momentum=server.momentum)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from outvote.results.later import LATER
 from outvote.text import TOKEN, quoted_if_needed, read_value, value_in_text
 
 _SEARCH = {"direction": "std", "method": "closed-form", "gamma_init": 10.0, "tolerance": 1e-5}
@@ -94,7 +95,8 @@ def user_objects(text: str) -> dict[str, str]:
 def value_of(table: Mapping[str, Any], key: str) -> Any:
     """Return a setting such as "data.beta" or "rule.num_groups"; None if there is none.
 
-    "rule" and "attack" are the names without parameters.
+    "rule" and "attack" are the names without parameters. A setting that came later, and was left
+    out at its default, has that.
     """
     first, _, rest = key.partition(".")
     if first in ("rule", "attack") and first in table:
@@ -102,6 +104,7 @@ def value_of(table: Mapping[str, Any], key: str) -> Any:
     found: Any = table
     for word in key.split("."):
         found = found.get(word) if isinstance(found, Mapping) else None
+    found = LATER.get(key) if found is None else found
     return None if isinstance(found, Mapping) else found
 
 

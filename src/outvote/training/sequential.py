@@ -38,11 +38,13 @@ class FlatModel:
                 self.frozen.append(piece)
             start += parameter.numel()
         self.velocity = torch.zeros_like(self.weights)
+        self.start = self.weights
 
     @torch.no_grad()
     def load(self, weights: Tensor, buffers: Tensor) -> None:
         """Take the weights and running statistics of a model."""
         self.weights.copy_(weights)
+        self.start = weights
         self.velocity.zero_()
         start = 0
         for buffer in self.module.buffers():
@@ -55,12 +57,18 @@ class FlatModel:
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
 
     @torch.no_grad()
-    def step(self, training: LocalSGD, learning_rate: float) -> None:
-        """Take one step along the gradient."""
-        gradient = self.gradient
+    def clip(self, training: LocalSGD) -> None:
+        """Add the gradient of the proximal term, and clip the gradient."""
+        if training.proximal > 0:
+            self.gradient.add_(self.weights - self.start, alpha=training.proximal)
         if training.max_norm is not None:
-            scale = training.max_norm / (gradient.norm() + TINY)
-            gradient.mul_(scale.clamp(max=1.0))
+            scale = training.max_norm / (self.gradient.norm() + TINY)
+            self.gradient.mul_(scale.clamp(max=1.0))
+
+    @torch.no_grad()
+    def step(self, training: LocalSGD, learning_rate: float) -> None:
+        """Take one step along the clipped gradient."""
+        gradient = self.gradient
         gradient.add_(self.weights, alpha=training.weight_decay)
         for piece in self.frozen:
             gradient[piece] = 0
@@ -135,11 +143,10 @@ class SequentialTrainer:
             model.gradient.zero_()
             loss = self.objective(model.module(first, *others), targets)
             loss.backward()
+            model.clip(training)
             if optimizer is None:
                 model.step(training, learning_rate)
             else:
-                if training.max_norm is not None:
-                    nn.utils.clip_grad_norm_(model.module.parameters(), training.max_norm)
                 optimizer.step()
             total += loss.detach()
         return float(total) / max(1, task.batches.num_steps)

@@ -181,6 +181,8 @@ class WeightStack:
         is_same = self.dtype == self.weights.dtype
         self.copy = None if is_same else self.weights.to(self.dtype)
         self.gradients = torch.zeros_like(self.weights, dtype=self.dtype)
+        self.start: Tensor | None = None
+        """With a proximal term: the weights before the first step."""
 
     def leaves(self, active: int) -> list[Tensor]:
         """Return the parameters of the models that still train, as leaves of autograd."""
@@ -203,6 +205,11 @@ class WeightStack:
 
     def step(self, active: int, training: LocalSGD, learning_rate: float) -> None:
         """Take one step in the models that still train."""
+        if training.proximal > 0:
+            if self.start is None:
+                self.start = self.weights.clone()
+            far = self.weights[:active] - self.start[:active]
+            self.gradients[:active].add_(far, alpha=training.proximal)
         take_step(
             self.weights[:active],
             self.gradients[:active],
