@@ -33,6 +33,8 @@ from outvote.partition import partition_by_group as partition_by_group
 from outvote.partition import partition_dirichlet as partition_dirichlet
 from outvote.partition import partition_iid as partition_iid
 from outvote.partition import partition_shards as partition_shards
+from outvote.report.runs import Runs as Runs
+from outvote.report.runs import read_runs as read_runs
 from outvote.rules.bucketing import Bucketing as Bucketing
 from outvote.rules.bulyan import Bulyan as Bulyan
 from outvote.rules.centered_clipping import CenteredClipping as CenteredClipping
@@ -65,8 +67,12 @@ from outvote.rules.rule_spec import make_rule as make_rule
 from outvote.rules.signguard import SignGuard as SignGuard
 from outvote.rules.trimmed_mean import TrimmedMean as TrimmedMean
 from outvote.rules.verdict import Verdict as Verdict
+from outvote.server.step import Server as Server
+from outvote.simulator import RoundReport as RoundReport
+from outvote.simulator import simulate as simulate
 from outvote.testing.conformance import ConformanceError as ConformanceError
 from outvote.testing.conformance import check_attack as check_attack
 from outvote.testing.conformance import check_rule as check_rule
+from outvote.training.local_sgd import LocalSGD as LocalSGD
 
 __version__: str

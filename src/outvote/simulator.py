@@ -3,7 +3,7 @@
 import os
 import sys
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -11,8 +11,6 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any, Literal, final
 
-import torch
-from msgspec import structs
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -203,7 +201,9 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
             federation=FederationSpec(
                 num_clients=number,
                 byzantine=_count_or_fraction("byzantine", byzantine),
-                sampled=1.0 if num_sampled is None else _count_or_fraction("num_sampled", num_sampled),
+                sampled=1.0
+                if num_sampled is None
+                else _count_or_fraction("num_sampled", num_sampled),
                 assumed_byzantine=_assumed(assumed_byzantine),
             ),
             model=ModelSpec(name=given.model(model)),
@@ -256,8 +256,10 @@ def _results(ends: Sequence[RunEnd], plan: Plan, *, is_stored: bool) -> Runs:
 
 
 def _how_to_resume(output: Any) -> str:
-    return "stopped; nothing is kept without output=" if output is None else (
-        f"stopped and saved in {output}; the same call resumes"
+    return (
+        "stopped; nothing is kept without output="
+        if output is None
+        else (f"stopped and saved in {output}; the same call resumes")
     )
 
 
@@ -267,12 +269,13 @@ class _Objects:
     def __init__(self) -> None:
         self.objects: dict[str, Any] = {}
         self.classes: dict[type, str] = {}
-        self.instances: dict[int, str] = {}
         self.gaps: dict[str, None] = {}
 
-    def known(self) -> Any:
-        """Return a context in which the texts stand for the objects."""
-        return registered(self.objects)
+    @contextmanager
+    def known(self) -> Iterator[None]:
+        """Let the texts stand for the objects for a while."""
+        with registered(self.objects), named(self.classes):
+            yield
 
     def warn(self) -> None:
         """Warn of what the names of runs do not cover."""
@@ -334,14 +337,16 @@ class _Objects:
         thing = make(given)
         if isinstance(given, str):
             return str(thing)
-        with named(self._names(thing, base)):
+        self.classes |= self._names(thing, base)
+        with named(self.classes):
             return str(thing)
 
     def _names(self, thing: Any, base: type) -> dict[type, str]:
         """Register the user's classes of a rule or attack and of what it wraps."""
         found: dict[type, str] = {}
         kind = type(thing)
-        if not kind.__module__.startswith("outvote.") and not hasattr(kind, "loaded_from"):
+        is_new = kind not in self.classes and not hasattr(kind, "loaded_from")
+        if is_new and not kind.__module__.startswith("outvote."):
             if not is_dataclass(thing) and getattr(thing, "__dict__", None):
                 raise TypeError(
                     f"{kind.__name__} keeps parameters that its text would lose; make it a "
@@ -411,9 +416,7 @@ def _local(local: Any) -> LocalSGD:
     return local
 
 
-def _check_names(
-    precision: str, aggregate: str, trainer: str, specs: Sequence[RunSpec]
-) -> None:
+def _check_names(precision: str, aggregate: str, trainer: str, specs: Sequence[RunSpec]) -> None:
     check_choice("precision", precision, ("float32", "tf32", "bfloat16"))
     check_choice("aggregate", aggregate, ("parameters", "state"))
     check_choice("trainer", trainer, ("auto", "stacked", "vmap", "sequential"))
@@ -460,13 +463,12 @@ class _Reports(Listener):
         found = progress.accuracies
         accuracy = f", accuracy {min(found):.3f} to {max(found):.3f}" if found else ""
         rate = progress.num_samples / max(progress.seconds, 1e-9)
-        print(
+        sys.stderr.write(
             f"{plural(progress.num_runs, 'run')}: round {progress.round} of {progress.num_rounds}"
-            f"{accuracy}, {rate:,.0f} samples/s",
-            file=sys.stderr,
+            f"{accuracy}, {rate:,.0f} samples/s\n"
         )
 
     def on_message(self, text: str) -> None:
         """Print a message."""
         if self.is_shown:
-            print(text, file=sys.stderr)
+            sys.stderr.write(f"{text}\n")

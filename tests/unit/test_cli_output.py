@@ -5,7 +5,8 @@ import math
 
 import pytest
 
-from outvote.cli.output import NumberColumn, clean, number, one_line, print_json, print_table
+from outvote.cli.output import NumberColumn, number, one_line, print_json, print_table
+from outvote.markup import clean
 
 
 def test_numbers_that_are_not_finite_become_null(capsys):

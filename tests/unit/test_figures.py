@@ -254,7 +254,7 @@ def test_identification_without_the_truth_ranks_by_refusals(runs):
 
 
 def test_identification_wants_one_run_with_its_folder(runs):
-    with pytest.raises(ValueError, match=r"shows one run, got 8; name one by --run"):
+    with pytest.raises(ValueError, match=r"shows one run, got 8; name one by run"):
         figure_file("identification", runs, "png")
     with pytest.raises(ValueError, match=r"there is no run 'medain'"):
         figure_file("identification", runs, "png", run="medain")

@@ -13,7 +13,6 @@ import click
 from outvote.cli.output import (
     UNKNOWN,
     NumberColumn,
-    clean,
     file_option,
     number,
     print_json,
@@ -22,6 +21,7 @@ from outvote.cli.output import (
     print_table,
 )
 from outvote.cli.verb import Verb, typed_command, usage_errors
+from outvote.markup import clean
 
 if TYPE_CHECKING:
     from outvote.report.audit import Audit, ClientSummary, Detection

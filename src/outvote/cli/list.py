@@ -1,5 +1,6 @@
 """`outvote list rules`: rules, attacks, models, datasets, suites, runs."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -127,7 +128,9 @@ def list_runs(output: Path, suite: str | None, rebuild: bool, as_json: bool) -> 
     if not chosen and not as_json:
         click.echo(f"No runs in {output}.")
         return
-    data = [{k: v for k, v in entry._asdict().items() if k != "stamp"} for entry in chosen]
+    data = [{**entry._asdict(), "settings": json.loads(entry.settings)} for entry in chosen]
+    for each in data:
+        del each["stamp"]
     rows = [
         [
             *(entry.suite, entry.rule, entry.attack, str(entry.seed), entry.hash, entry.outcome),

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
+from outvote.markup import clean
+
 NO_TERMINAL_WIDTH = 160
 UNKNOWN = "–"
 FC = TypeVar("FC", bound=Callable[..., Any] | click.Command)
@@ -94,11 +96,6 @@ def write_file(path: Path, content: bytes) -> None:
     from outvote.results.disk import write_whole
 
     write_whole(path, content, stays="what was there stays")
-
-
-def clean(text: str) -> str:
-    """Escape control characters, which a file name may hold."""
-    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def one_line(text: str) -> str:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.output import clean, one_line, print_message
+from outvote.cli.output import one_line, print_message
 from outvote.cli.verb import is_debug
 from outvote.experiment.listener import Listener, RoundProgress
+from outvote.markup import clean
 
 if TYPE_CHECKING:
     from rich.progress import Progress

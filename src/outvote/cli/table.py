@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.output import clean, file_option, json_text, write_file
+from outvote.cli.output import file_option, json_text, write_file
 from outvote.cli.runs import paths_argument, read_runs, suites_option
 from outvote.cli.verb import Verb, usage_errors
+from outvote.markup import clean
 
 if TYPE_CHECKING:
     from outvote.report.cells import Metric

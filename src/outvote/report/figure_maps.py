@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from outvote.report.audit import Audit, Mark
 from outvote.report.cells import SHORT, Cell, Grid, Metric, family, title_of
-from outvote.report.figure_style import FAINT, GREY, MOST_PANELS, panels
+from outvote.report.figure_style import FAINT, GREY, MOST_PANELS, ReportFigure, panels
 from outvote.report.layout import code_mark, differing, edited_files, ordered, split
 from outvote.report.rendered_table import missing
 from outvote.results.labels import names_of
@@ -139,7 +139,7 @@ def _map_panels(maps: Sequence[Map]) -> tuple[Figure, list[Axes]]:
         made = panels(len(maps), width=width, height=max(HEIGHT * heights[0] + 0.3, 1.2))
         return made.figure, made.axes
     size = (width + 0.9, HEIGHT * sum(heights) + 0.55 * len(maps))
-    figure = Figure(figsize=size, layout="constrained")
+    figure = ReportFigure(figsize=size, layout="constrained")
     return figure, figure.subplots(len(maps), 1, height_ratios=heights).tolist()
 
 
@@ -196,7 +196,7 @@ def draw_identification(audit: Audit) -> Figure:
         raise ValueError("no client sent anything in this run; choose another.")
     order, num_byzantine = _client_order(audit)
     height = min(max(1.6, 0.075 * len(order)), 3.6)
-    figure = Figure(figsize=(10.0, 2 * height + 1.1), layout="constrained")
+    figure = ReportFigure(figsize=(10.0, 2 * height + 1.1), layout="constrained")
     figure.suptitle(audit.title, fontsize=10, fontweight="bold", x=0.01, ha="left")
     above, below = figure.subplots(2, 1, sharex=True, sharey=True)
     span = (audit.rounds[0] - 0.5, audit.rounds[-1] + 0.5, len(order) - 0.5, -0.5)

@@ -7,6 +7,7 @@ from itertools import cycle
 from math import ceil
 from typing import Any, NamedTuple
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -26,6 +27,13 @@ NO_DATES: dict[str, dict[str, None]] = {
     "png": {"Software": None},
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
+
+
+class ReportFigure(Figure):
+    """A figure that a notebook shows, whether or not pyplot was imported."""
+
+    def _repr_png_(self) -> bytes:
+        return to_bytes(self, "png")
 
 
 class LineStyle(NamedTuple):
@@ -56,7 +64,9 @@ def panels(number: int, *, width: float = 3.1, height: float = 2.4, **how: Any) 
         )
     columns = min(number, 3 if number in (3, 5, 6, 9) else 2 if number in (2, 4) else 4)
     rows = ceil(number / columns)
-    figure = Figure(figsize=(width * columns + 0.6, height * rows + 0.9), layout="constrained")
+    figure = ReportFigure(
+        figsize=(width * columns + 0.6, height * rows + 0.9), layout="constrained"
+    )
     axes = figure.subplots(rows, columns, squeeze=False, **how).ravel().tolist()
     for spare in axes[number:]:
         spare.remove()
@@ -90,5 +100,6 @@ def legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) 
 def to_bytes(figure: Figure, format_: str) -> bytes:
     """Return the file of a figure; the same figure always gives the same bytes."""
     file = io.BytesIO()
-    figure.savefig(file, format=format_, metadata=NO_DATES[format_])
+    with rc_context(fname=SETTINGS):
+        figure.savefig(file, format=format_, metadata=NO_DATES[format_])
     return file.getvalue()

@@ -41,12 +41,26 @@ def figure_file(
     suites: Sequence[str] = (),
     run: str | None = None,
 ) -> bytes:
-    """Return the file of a figure; a ValueError if the runs are not enough for it.
+    """Return the file of a figure; a ValueError if the runs are not enough for it."""
+    drawn = figure_of(kind, results, metric=metric, part=part, suites=suites, run=run)
+    return style.to_bytes(drawn, format_)
+
+
+def figure_of(
+    kind: FigureKind,
+    results: Sequence[Result],
+    *,
+    metric: Metric = "best",
+    part: str | None = None,
+    suites: Sequence[str] = (),
+    run: str | None = None,
+) -> Figure:
+    """Draw a figure; a ValueError if the runs are not enough for it.
 
     `suites` are files of suites that do not come with outvote.
     """
     if kind == "identification":
-        return audit_figure_file(_audit(results, run), format_)
+        return _audit_figure(_audit(results, run))
     grids = [grid for grid in grids_of(results, part, suites) if grid.results]
     if not grids:
         raise ValueError("none of these runs is finished; run them to the end.")
@@ -60,20 +74,24 @@ def figure_file(
         "deviation": lambda: draw_deviation(own),
     }
     with rc_context(fname=style.SETTINGS):
-        return style.to_bytes(draw[kind](), format_)
+        return draw[kind]()
 
 
 def audit_figure_file(audit: Audit, format_: str) -> bytes:
     """Return the file of the figure of one audit, of a simulation or of production."""
+    return style.to_bytes(_audit_figure(audit), format_)
+
+
+def _audit_figure(audit: Audit) -> Figure:
     with rc_context(fname=style.SETTINGS):
-        return style.to_bytes(draw_identification(audit), format_)
+        return draw_identification(audit)
 
 
 def _audit(results: Sequence[Result], run: str | None) -> Audit:
     names = [each.name for each in results]
     if run is None and len(results) != 1:
         raise ValueError(
-            f"identification shows one run, got {len(results)}; name one by --run, such as "
+            f"identification shows one run, got {len(results)}; name one by run (--run), such as "
             f"{names[0]}."
         )
     found = [each for each in results if run is None or run in (each.name, each.hash)]
@@ -249,7 +267,7 @@ def draw_selection(grids: Sequence[Grid]) -> Figure:
     found = _conditions(grids)
     rows = list(dict.fromkeys(row for _, cells in found for row in cells))
     size = (10.5, 0.9 + len(rows) * (0.16 * len(found) + 0.2))
-    figure = Figure(figsize=size, layout="constrained")
+    figure = style.ReportFigure(figsize=size, layout="constrained")
     shares = WEIGHTS if any(grid.has_weights for grid in grids) else COUNTS
     all_axes = figure.subplots(1, len(shares), sharey=True)
     handles: list[Any] = []

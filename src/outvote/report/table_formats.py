@@ -1,4 +1,4 @@
-"""A rendered table in Markdown, LaTeX, CSV and JSON."""
+"""A rendered table in Markdown, LaTeX, CSV, JSON and HTML."""
 
 import csv
 import io
@@ -8,6 +8,7 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
+from outvote.markup import Bold, html_table
 from outvote.report.cells import METRICS, Cell, Metric, runs_of
 from outvote.report.rendered_table import (
     MINUS,
@@ -79,13 +80,44 @@ def _markdown_table(table: RenderedTable) -> str:
 
 
 def _markdown_cell(cell: RenderedCell) -> str:
+    mean = f"**{cell.text}**" if cell.is_bold else cell.text
+    return mean + _after_mean(cell)
+
+
+def _after_mean(cell: RenderedCell) -> str:
     notes = list(cell.notes)
     if cell.paper is not None:
         difference = "" if cell.difference is None else f", {cell.difference.text}"
         notes.insert(0, f"paper {cell.paper.text}{difference}")
-    mean = f"**{cell.text}**" if cell.is_bold else cell.text
     std = "" if cell.std is None else f" ± {cell.std.text}"
-    return f"{mean}{std}" + (f" ({'; '.join(notes)})" if notes else "")
+    return std + (f" ({'; '.join(notes)})" if notes else "")
+
+
+def html(rendered: Rendered) -> str:
+    """Return all tables for a notebook: no script, no style sheet."""
+    blocks = []
+    for tables in rendered.parts:
+        first = tables[0]
+        if not runs_of([first.grid]):
+            continue
+        heading = ": ".join(filter(None, (first.grid.suite_title, first.grid.title)))
+        for table in tables:
+            head = " ".join([f"{heading}.", *first.about, table.caption, *table.footnotes])
+            blocks.append(_html_table(table, head, " ".join(first.gaps)))
+    return "".join(blocks)
+
+
+def _html_table(table: RenderedTable, title: str, note: str) -> str:
+    rows = []
+    for row in table.rows:
+        cells = [*row.cells, *([] if row.worst is None else [row.worst])]
+        rows.append([row.rule, *map(_html_cell, cells)])
+    return html_table(["rule", *table.headings], rows, title=title, note=note)
+
+
+def _html_cell(cell: RenderedCell) -> str:
+    text = cell.text + _after_mean(cell)
+    return Bold(text) if cell.is_bold else text
 
 
 def latex(rendered: Rendered) -> str:

@@ -139,7 +139,10 @@ def _rows(text: str, path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
 
 
 def _no_export(path: Path) -> str:
-    return f"{path} is not an export; give the output of `outvote export`, or a folder of runs"
+    return (
+        f"{path} is not an export that can be read back; give the output of `outvote export` "
+        "(--format runs), or a folder of runs"
+    )
 
 
 def _check_version(found: str, path: Path) -> None:

@@ -1,22 +1,25 @@
 """A list of all runs of a store: index.sqlite, derived from the run folders.
 
-Only folders that changed are read again. It may be deleted at any time; one that is damaged, or of
+One row per run in the table `runs`, with real types, and a column for each setting, such as
+"data.beta". Only folders that changed are read again. It may be deleted at any time; one that is damaged, or of
 another version, is rebuilt; where it cannot be written, the list is made without it.
 """
 
 import hashlib
+import json
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from outvote.results.disk import DamagedFileError
 from outvote.results.folder import RunFolder, find_runs
+from outvote.results.long_table import Column, setting_columns, settings_of
 from outvote.results.run import Result, read_result
 
 NAME = "index.sqlite"
-VERSION = 2
+VERSION = 3
 """Of the table; to be raised whenever an entry changes."""
 PATIENCE = 10.0
 """Seconds to wait for another process that writes."""
@@ -52,8 +55,22 @@ class Entry(NamedTuple):
     final: float | None
     last_ten: float | None
     kept_byzantine: float | None
+    byzantine_weight: float | None
+    deviation: float | None
+    settings: str
+    """All settings by dotted name, as JSON; each has a column of its own, too."""
     stamp: str
     """When status.json and metrics.jsonl were written, and their sizes."""
+
+
+TYPES = {
+    **dict.fromkeys(Entry._fields, "TEXT"),
+    **dict.fromkeys(("seed", "round", "num_rounds"), "INTEGER"),
+    **dict.fromkeys(("best", "final", "last_ten", "kept_byzantine"), "REAL"),
+    **dict.fromkeys(("byzantine_weight", "deviation"), "REAL"),
+}
+"""Of the columns of an entry."""
+TYPE_OF_KIND = {"text": "TEXT", "integer": "INTEGER", "real": "REAL", "boolean": "INTEGER"}
 
 
 def list_runs(root: Path, warn: Warn, *, rebuild: bool = False) -> list[Entry]:
@@ -110,6 +127,9 @@ def _described(result: Result, path: str, stamp: str) -> Entry:
         final=result.summary.final,
         last_ten=result.summary.last_ten,
         kept_byzantine=result.summary.kept_byzantine,
+        byzantine_weight=result.summary.byzantine_weight,
+        deviation=result.summary.deviation,
+        settings=json.dumps(settings_of(result)),
         stamp=stamp,
     )
 
@@ -130,7 +150,7 @@ def _known(path: Path, warn: Warn) -> Mapping[str, Entry]:
         if _is_unusable(error):
             warn(f"{path} cannot be read: {error}; all runs are read instead")
         return {}
-    return {row[0]: Entry(*row) for row in rows} if is_sound else {}
+    return {row[0]: Entry(*row[: len(TYPES)]) for row in rows} if is_sound else {}
 
 
 def _write(path: Path, entries: Sequence[Entry], warn: Warn) -> None:
@@ -149,18 +169,43 @@ def _write(path: Path, entries: Sequence[Entry], warn: Warn) -> None:
 
 
 def _replace(path: Path, entries: Sequence[Entry]) -> None:
-    rows = sorted(tuple(entry) for entry in entries)
+    ordered = sorted(entries)
+    settings = _setting_columns(ordered)
+    values = [column.values for column in settings.values()]
+    rows = [(*entry, *own) for entry, *own in zip(ordered, *values, strict=True)]
+    types = TYPES | {name: TYPE_OF_KIND[column.kind] for name, column in settings.items()}
+    columns = ", ".join(f"{_quoted(name)} {type_}" for name, type_ in types.items())
     with _opened(path) as index:
         # One short transaction: others see the content before it or after it.
         index.execute("BEGIN IMMEDIATE")
         for table in ("runs", "checksum"):
             index.execute(f"DROP TABLE IF EXISTS {table}")
-        index.execute(f"CREATE TABLE runs ({', '.join(Entry._fields)}, PRIMARY KEY (path))")
-        index.execute("CREATE TABLE checksum (value)")
-        index.executemany(f"INSERT INTO runs VALUES ({', '.join('?' * len(Entry._fields))})", rows)
+        index.execute(f"CREATE TABLE runs ({columns}, PRIMARY KEY (path))")
+        index.execute("CREATE TABLE checksum (value TEXT)")
+        index.executemany(f"INSERT INTO runs VALUES ({', '.join('?' * len(types))})", rows)
         index.execute("INSERT INTO checksum VALUES (?)", (_checksum(rows),))
         index.execute(f"PRAGMA user_version = {VERSION}")
         index.execute("COMMIT")
+
+
+def _setting_columns(entries: Sequence[Entry]) -> dict[str, Column]:
+    """Return a column for each setting; SQLite has no type for true and false."""
+    found = setting_columns([json.loads(entry.settings) for entry in entries], Entry._fields)
+    return {
+        name: column._replace(values=[_number(value) for value in column.values])
+        if column.kind == "boolean"
+        else column
+        for name, column in found.items()
+    }
+
+
+def _number(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
+def _quoted(name: str) -> str:
+    """Return the name of a column as SQL writes it."""
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _checksum(rows: Sequence[tuple[object, ...]]) -> str:
