@@ -229,13 +229,13 @@ def check_parts(parts: Any, num_samples: int) -> list[Indices]:
     found = []
     for client, part in enumerate(parts):
         indices = np.asarray(part)
+        if indices.size == 0:
+            raise ValueError(f"partition: client {client} of {len(parts)} owns no sample.")
         if indices.ndim != 1 or indices.dtype.kind not in "iu":
             raise ValueError(
                 f"partition: the samples of client {client} must be a list of indices, got "
                 f"{indices.dtype} of the shape {list(indices.shape)}."
             )
-        if indices.size == 0:
-            raise ValueError(f"partition: client {client} of {len(parts)} owns no sample.")
         if indices.min() < 0 or indices.max() >= num_samples:
             raise ValueError(
                 f"partition: indices must be from 0 to {num_samples - 1}, client {client} has "

@@ -34,6 +34,8 @@ class Series:
     num_byzantine_used: NDArray[np.int64]
     byzantine_weight: NDArray[np.float64]
     """The Byzantine clients' share of the weights; NaN in runs of early versions."""
+    test_loss: NDArray[np.float64]
+    """The mean loss on the test set; NaN where the accuracy is the measure."""
     kappa: NDArray[np.float64]
     """Diagnostics from here on, NaN in runs without: see `schema.Diagnosis`."""
     sigma: NDArray[np.float64]
@@ -48,7 +50,7 @@ class Series:
 
 
 DIAGNOSTICS = Diagnosis.__struct_fields__
-OPTIONAL = ("byzantine_weight", *DIAGNOSTICS)
+OPTIONAL = ("byzantine_weight", "test_loss", *DIAGNOSTICS)
 """Those that not every run has."""
 SERIES = tuple(field.name for field in fields(Series) if field.name not in OPTIONAL)
 """Those that every run has."""
@@ -58,7 +60,7 @@ COUNTS_OR_NAN = ("num_kept", "num_kept_byzantine")
 """Counts that a rule may not report."""
 _RECORDED = (
     *("round", "accuracy", "loss", "deviation", "honest_norm"),
-    *("num_byzantine_assumed", "num_byzantine_used", "byzantine_weight"),
+    *("num_byzantine_assumed", "num_byzantine_used", "byzantine_weight", "test_loss"),
 )
 """Those that the lines of a run have under the same name."""
 

@@ -1,0 +1,382 @@
+"""`ov.simulate`: a user's own model, data, partition, loss, optimiser, rules and attacks."""
+
+import copy
+import functools
+import inspect
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import outvote as ov
+from outvote.engine.reference import ReferenceRun
+from outvote.experiment.builder import RunBuilder
+from outvote.results.schema import Round
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(240, 6)).astype(np.float32)
+Y = (X @ RANDOM.normal(size=(6, 3))).argmax(axis=1)
+TRAIN, TEST = (X[:200], Y[:200]), (X[200:], Y[200:])
+SMALL = {"num_clients": 5, "byzantine": 1, "rounds": 2, "device": "cpu", "progress": False}
+ONE = {**SMALL, "rules": "median", "attacks": "ipm"}
+
+
+class Net(nn.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, width), nn.Linear(width, 3)
+
+    def forward(self, x):
+        return self.last(nn.functional.gelu(self.first(x)))
+
+
+def simulate(**changes):
+    return ov.simulate(**{"model": Net, "train": TRAIN, "test": TEST, **ONE, **changes})
+
+
+def accuracies(runs):
+    return [run.series.accuracy.tolist() for run in runs]
+
+
+def test_every_rule_attack_and_seed_is_a_run():
+    runs = simulate(
+        rules=["mean", ov.GAS(ov.Median(), num_groups=3)], attacks=["lie", "ipm"], seeds=[0, 1]
+    )
+    settings = [(run.rule, run.attack, run.seed) for run in runs]
+    assert settings == [
+        (rule, attack, seed)
+        for rule in ("mean", "gas(median)")
+        for attack in ("lie", "ipm")
+        for seed in (0, 1)
+    ]
+    assert all(len(run.series) == 2 for run in runs)
+    assert all(run.folder is None for run in runs), "nothing is kept on disk"
+
+
+def test_a_run_is_what_the_plain_loops_compute(tmp_path):
+    seen = {}
+    original = RunBuilder.stack
+
+    def stack(self, spec, runs):
+        seen["stack"], seen["module"] = original(self, spec, runs), self.network(spec)
+        return seen["stack"]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunBuilder, "stack", stack)
+        (found,) = simulate(rules="gas(multi-krum, num_groups=4)", local=ov.LocalSGD(batch_size=16))
+    made = seen["stack"]
+    plain = ReferenceRun(
+        run=made.runs[0],
+        model=seen["module"],
+        train=made.trainer.samples,
+        test=made.test,
+        training=made.training,
+        num_classes=3,
+    )
+    expected = [plain.run_round(number)["accuracy"] for number in (1, 2)]
+    assert found.series.accuracy.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "is_same"),
+    [
+        ({}, True),
+        ({"model": lambda: Net(8)}, False),
+        ({"model": functools.partial(Net, 9)}, False),
+        ({"train": (X[:200] + 1, Y[:200])}, False),
+        ({"local": ov.LocalSGD(batch_size=20)}, False),
+        ({"optimizer": torch.optim.Adam}, False),
+        ({"loss": nn.functional.cross_entropy}, False),
+        ({"output": None}, True),
+    ],
+)
+def test_the_name_of_a_run_follows_from_what_it_is_made_of(change, is_same):
+    assert (simulate(**change)[0].name == simulate()[0].name) is is_same
+
+
+def test_parameters_of_a_closure_and_weights_of_a_module_are_part_of_the_name():
+    def network(width):
+        return lambda: Net(width)
+
+    names = {simulate(model=network(width))[0].name for width in (4, 5, 5)}
+    assert len(names) == 2
+    one, two = Net(), Net()
+    assert simulate(model=one)[0].name == simulate(model=one)[0].name != simulate(model=two)[0].name
+
+
+def test_the_same_call_reads_what_is_finished_and_resumes_what_is_not(tmp_path):
+    whole = simulate(rounds=4, output=tmp_path / "whole", checkpoint_every=0)
+
+    def stop(report):
+        if report.round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(rounds=4, output=tmp_path / "cut", checkpoint_every=0, callbacks=stop)
+    rounds = []
+    cut = simulate(rounds=4, output=tmp_path / "cut", checkpoint_every=0, callbacks=rounds.append)
+    assert rounds[0].round > 1, "it resumed"
+    assert accuracies(cut) == accuracies(whole)
+    again = []
+    assert accuracies(
+        simulate(rounds=4, output=tmp_path / "cut", callbacks=again.append)
+    ) == accuracies(whole)
+    assert again == [], "finished runs are read"
+    assert accuracies(ov.read_runs(tmp_path / "cut")) == accuracies(whole)
+
+
+def test_a_callback_gets_every_round_of_every_run():
+    seen = []
+    runs = simulate(seeds=[3, 4], callbacks=[seen.append])
+    assert {(report.run, report.round) for report in seen} == {
+        (run.name, number) for run in runs for number in (1, 2)
+    }
+    assert seen[-1].accuracy == runs[-1].series.accuracy[-1]
+    assert isinstance(seen[0].record, Round)
+
+
+class TestData:
+    def test_tensors_and_lists_and_torch_datasets_are_alike(self):
+        pair = (torch.tensor(X[:200]), torch.tensor(Y[:200]))
+        dataset = torch.utils.data.TensorDataset(*pair)
+        expected = accuracies(simulate())
+        for train in (pair, dataset, (X[:200].tolist(), Y[:200].tolist())):
+            assert accuracies(simulate(train=train)) == expected
+
+    def test_bytes_are_images_from_zero_to_one(self):
+        images = RANDOM.integers(0, 256, (60, 5, 7, 3), dtype=np.uint8)
+        labels = RANDOM.integers(0, 3, 60)
+        seen = []
+
+        class Conv(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(3 * 5 * 7, 3)
+
+            def forward(self, x):
+                seen.append((x.shape[1:], float(x.min()) >= 0, float(x.max()) <= 1))
+                return self.layer(x.flatten(1))
+
+        for channels, given in (
+            ("auto", images),
+            ("last", images),
+            ("first", images.transpose(0, 3, 1, 2)),
+        ):
+            simulate(model=Conv, train=(given, labels), test=(given, labels), channels=channels)
+        assert set(seen) == {((3, 5, 7), True, True)}
+
+    def test_token_ids_with_a_target_each(self):
+        tokens = torch.randint(0, 7, (80, 9), generator=torch.Generator().manual_seed(0))
+        targets = tokens[:, 1:].clone()
+        targets[:, -1] = -100  # Does not count.
+
+        def network():
+            return nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7))
+
+        (run,) = simulate(
+            model=network,
+            train=(tokens[:, :-1], targets),
+            test=(tokens[:, :-1], targets),
+            attacks="label-flip",
+        )
+        assert 0 <= run.series.accuracy[-1] <= 1
+        assert run.series.accuracy[-1] * 80 * 7 == pytest.approx(
+            round(run.series.accuracy[-1] * 80 * 7)
+        )
+
+    def test_values_are_regressed_on(self):
+        values = X[:, :1] * 2
+        (run,) = simulate(
+            model=lambda: nn.Linear(6, 1),
+            train=(X, values),
+            test=(X, values),
+            rounds=6,
+            attacks="none",
+        )
+        assert np.isnan(run.series.accuracy).all()
+        assert run.series.test_loss[-1] < run.series.test_loss[0] / 2
+
+    def test_a_model_of_two_arguments(self):
+        class Masked(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(6, 3)
+
+            def forward(self, x, mask):
+                return self.layer(x * mask)
+
+        mask = (X > 0).astype(np.float32)
+        runs = simulate(
+            model=Masked,
+            train=((X[:200], mask[:200]), Y[:200]),
+            test=((X[200:], mask[200:]), Y[200:]),
+        )
+        assert len(runs) == 1
+
+    def test_a_listed_dataset_by_its_name(self):
+        runs = ov.simulate(
+            "mlp",
+            "fashion-mnist-small",
+            rules="mean",
+            attacks="none",
+            num_clients=10,
+            rounds=1,
+            num_sampled=2,
+            device="cpu",
+            local=ov.LocalSGD(num_steps=1),
+        )
+        assert runs[0].setting("data.name") == "fashion-mnist-small"
+
+
+class TestPartition:
+    def test_texts_lists_and_functions(self):
+        parts = [list(range(k, 200, 5)) for k in range(5)]
+
+        def split(targets, num_clients, seed):
+            assert len(targets) == 200
+            assert isinstance(seed, int)
+            return np.array_split(np.arange(200), num_clients)
+
+        for partition in ("iid", "dirichlet(beta=5.0, min_size=2)", "shards(per_client=2)", split):
+            assert len(simulate(partition=partition)) == 1
+        assert len(simulate(partition=parts, num_clients=None)) == 1
+        groups = [f"g{k % 5}" for k in range(200)]
+        by_group = simulate(partition="by-group", groups=groups, num_clients=None)
+        assert by_group[0].setting("federation.num_clients") == "all"
+
+    @pytest.mark.parametrize(
+        ("parts", "fault"),
+        [
+            ([range(100), range(99, 200)], "clients must not share samples, 1 belong to several"),
+            (
+                [range(100), range(101, 200)],
+                "every sample must belong to a client, 1 of 200 do not",
+            ),
+            ([range(200), []], "client 1 of 2 owns no sample"),
+            ([range(200), [200]], "indices must be from 0 to 199"),
+            ([[0.5], range(200)], "must be a list of indices"),
+        ],
+    )
+    def test_overlaps_and_gaps_are_refused(self, parts, fault):
+        with pytest.raises(ValueError, match=fault):
+            simulate(partition=parts, num_clients=None)
+
+
+class TestTraining:
+    def test_an_optimizer_of_ones_own_trains_as_in_plain_torch(self):
+        adam, loss = functools.partial(torch.optim.AdamW, lr=0.02), nn.functional.cross_entropy
+        network = Net()
+        local = ov.LocalSGD(batch_size=200, num_epochs=5, max_norm=None)
+        honest = {"byzantine": 0, "rules": "mean", "attacks": "none", "num_clients": 1}
+        (found,) = simulate(model=network, optimizer=adam, loss=loss, local=local, **honest)
+        plain = copy.deepcopy(network)
+        x, y, x_test, y_test = map(torch.tensor, (*TRAIN, *TEST))
+        for number in range(2):
+            optimizer = adam(plain.parameters())
+            for _ in range(5):
+                optimizer.zero_grad()
+                loss(plain(x), y).backward()
+                optimizer.step()
+            expected = loss(plain(x_test), y_test).item()
+            assert found.series.test_loss[number] == pytest.approx(expected, rel=1e-4)
+
+    def test_a_loss_of_ones_own(self):
+        def focal(outputs, targets):
+            each = nn.functional.cross_entropy(outputs, targets, reduction="none")
+            return ((1 - (-each).exp()) ** 2 * each).mean()
+
+        (run,) = simulate(loss=focal)
+        assert np.isfinite(run.series.test_loss).all()
+
+    def test_rates_of_rounds(self):
+        by_list = simulate(local=ov.LocalSGD(learning_rate=[0.1, 0.05]))
+        by_function = simulate(local=ov.LocalSGD(learning_rate=lambda number: 0.1 / number))
+        assert by_list[0].name == by_function[0].name
+        assert accuracies(by_list) == accuracies(by_function)
+
+
+@dataclass(frozen=True, slots=True)
+class Halved(ov.VectorRule):
+    share: float = 0.5
+
+    def max_byzantine(self, num_clients):
+        return 0
+
+    def aggregate(self, rows, num_byzantine):
+        return self.share * rows.mean(axis=0)
+
+
+class Still(ov.Attack):
+    def craft(self, context):
+        return ov.AttackOutput(rows=context.own_rows * 0)
+
+
+def test_rules_and_attacks_of_ones_own_are_runs_too():
+    runs = simulate(rules=[Halved(0.25), ov.NNM(Halved())], attacks=[Still()])
+    assert [run.rule for run in runs] == ["Halved", "nnm(Halved)"]
+    assert runs[0].setting("rule.share") == 0.25
+    assert runs[0].attack == "Still"
+    assert not hasattr(Halved, "loaded_from"), "the class is left as it was"
+
+
+WRONG = {
+    "counts": (
+        {"train": (X[:200], Y[:199])},
+        "one target per sample, got 200 samples and 199 targets",
+    ),
+    "class": ({"test": (X[200:], Y[200:] + 1)}, r"targets must be classes from 0 to 2.*got"),
+    "nan": ({"train": (X[:200] * np.nan, Y[:200])}, "samples must be finite, got NaN"),
+    "words": ({"train": (np.array(["a"] * 200), Y[:200])}, "must be numbers"),
+    "outputs": ({"model": lambda: nn.Linear(6, 2)}, "3 classes, and the model has outputs for 2"),
+    "inputs": ({"model": lambda: nn.Linear(5, 3)}, "cannot take a batch of 2 samples"),
+    "vector": ({"loss": lambda o, t: (o.sum(1) - t) ** 2}, r"one number .*got the shape \[2\]"),
+    "constant": ({"loss": lambda o, t: torch.zeros(())}, "does not depend on the parameters"),
+    "closure": ({"optimizer": torch.optim.LBFGS}, "LBFGS needs a closure"),
+    "no optimizer": ({"optimizer": lambda p: None}, "must return a torch optimiser"),
+    "no model": ({"model": lambda: 3}, "must be a torch.nn.Module or make one"),
+    "frozen": ({"model": nn.Flatten}, "no parameters to train"),
+    "partition": ({"partition": "dirichlett"}, "did you mean 'dirichlet'"),
+    "option": ({"partition": "dirichlet(betta=1)"}, "no parameter 'betta'"),
+    "rule": ({"rules": "medain"}, "did you mean 'median'"),
+    "precision": ({"precision": "bfloat16"}, "must be 'float32' or 'tf32' on a CPU"),
+    "byzantine": ({"byzantine": 6}, "at most the 5 clients"),
+    "kinds": ({"test": (X[200:, :5], Y[200:])}, "samples of one kind"),
+    "groups": ({"groups": [0, 1], "partition": "by-group"}, "one entry for each of the 200"),
+    "no groups": ({"partition": "by-group"}, "needs groups"),
+    "empty": ({"rules": []}, "must not be empty"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_one_line_before_anything_trains(name, tmp_path):
+    changes, fault = WRONG[name]
+    with pytest.raises((ValueError, TypeError), match=fault) as caught:
+        simulate(**changes, output=tmp_path)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.rglob("status.json"))
+
+
+def test_one_broken_run_is_a_warning_and_all_are_an_error():
+    class Breaks(ov.Attack):
+        def craft(self, context):
+            raise RuntimeError("by design")
+
+    with pytest.warns(ov.OutvoteWarning, match="1 of 2 runs failed.*by design"):
+        runs = simulate(attacks=["none", Breaks()])
+    assert [run.status.outcome for run in runs] == ["finished", "failed"]
+    with pytest.raises(RuntimeError, match=r"1 of 1 run failed.*by design"):
+        simulate(attacks=Breaks())
+
+
+def test_every_keyword_is_explained():
+    parameters = inspect.signature(ov.simulate).parameters
+    assert not any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    words = ov.simulate.__doc__ or ""
+    assert [name for name in parameters if f"\n        {name}: " not in words] == []
+
+
+def test_only_public_names_are_listed():
+    assert all(not name.startswith("_") or name == "__version__" for name in dir(ov))
+    assert {"simulate", "read_runs", "LocalSGD", "Server"} <= set(dir(ov))
