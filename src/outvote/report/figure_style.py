@@ -64,7 +64,9 @@ def panels(number: int, *, width: float = 3.1, height: float = 2.4, **how: Any) 
         )
     columns = min(number, 3 if number in (3, 5, 6, 9) else 2 if number in (2, 4) else 4)
     rows = ceil(number / columns)
-    figure = ReportFigure(figsize=(width * columns + 0.6, height * rows + 0.9), layout="constrained")
+    figure = ReportFigure(
+        figsize=(width * columns + 0.6, height * rows + 0.9), layout="constrained"
+    )
     axes = figure.subplots(rows, columns, squeeze=False, **how).ravel().tolist()
     for spare in axes[number:]:
         spare.remove()
