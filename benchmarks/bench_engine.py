@@ -27,7 +27,7 @@ from outvote.engine.round import run_round
 from outvote.engine.run_stack import Run
 from outvote.engine.simulation import first_state, make_run_stack
 from outvote.training.local_sgd import LocalSGD
-from outvote.training.samples import Samples
+from outvote.training.samples import ByteImages
 
 CPU = torch.device("cpu")
 NUM_CLIENTS, NUM_BYZANTINE, NUM_STEPS = 20, 4, 5
@@ -50,8 +50,8 @@ def main() -> int:
         print(f"byzfl {VERSION} could not be installed and is left out: {reason}")
     found = load("fashion-mnist-small")
     facts = {"mean": found.mean, "std": found.std, "device": CPU}
-    train = Samples(found.train_images, found.train_labels, **facts)
-    test = Samples(found.test_images, found.test_labels, **facts)
+    train = ByteImages(found.train_images, found.train_labels, **facts)
+    test = ByteImages(found.test_images, found.test_labels, **facts)
     run = Run(
         federation=make_federation(
             ov.partition_iid(found.train_labels, num_clients=NUM_CLIENTS, seed=0),
@@ -80,7 +80,7 @@ def main() -> int:
     return 0
 
 
-def ours(run: Run, model: torch.nn.Module, train: Samples, test: Samples) -> Any:
+def ours(run: Run, model: torch.nn.Module, train: ByteImages, test: ByteImages) -> Any:
     """Return a round of the simulator."""
     stack = make_run_stack(model, train, test, [run], training=TRAINING, num_classes=10)
     state = [first_state([model], train)]
@@ -91,7 +91,7 @@ def ours(run: Run, model: torch.nn.Module, train: Samples, test: Samples) -> Any
     return one_round
 
 
-def plain(run: Run, model: torch.nn.Module, train: Samples) -> Any:
+def plain(run: Run, model: torch.nn.Module, train: ByteImages) -> Any:
     """Return a round of plain loops."""
     reference = ReferenceRun(
         run=run,
@@ -110,7 +110,7 @@ def plain(run: Run, model: torch.nn.Module, train: Samples) -> Any:
     return one_round
 
 
-def byzfl_round(run: Run, train: Samples) -> Any:
+def byzfl_round(run: Run, train: ByteImages) -> Any:
     """Return a round as in ByzFL's benchmark: local steps, weights attacked and averaged."""
     load_aggregators()
     framework = importlib.import_module("byzfl.fed_framework")

@@ -31,7 +31,7 @@ from outvote.engine.run_stack import Run, RunStack, State
 from outvote.engine.server_step import apply_update
 from outvote.engine.simulation import first_state, make_run_stack, simulate
 from outvote.training.local_sgd import LocalSGD
-from outvote.training.samples import Samples
+from outvote.training.samples import ByteImages
 from outvote.training.stacked_trainer import StackedTrainer
 
 RULES = ("multi-krum", "bulyan", "median", "rfa", "dnc(removal_factor=4)", "rbtm")
@@ -54,8 +54,8 @@ def main() -> None:
     found = load("cifar10", folder=options.data)
     info = {"mean": found.mean, "std": found.std, "device": device}
     data = Data(
-        Samples(found.train_images, found.train_labels, **info),
-        Samples(found.test_images, found.test_labels, **info),
+        ByteImages(found.train_images, found.train_labels, **info),
+        ByteImages(found.test_images, found.test_labels, **info),
         found.train_labels,
     )
     result = {"circumstances": circumstances(device), "what": options.what}
@@ -68,7 +68,7 @@ def main() -> None:
 class Data:
     """Real images on the device."""
 
-    def __init__(self, train: Samples, test: Samples, labels: object) -> None:
+    def __init__(self, train: ByteImages, test: ByteImages, labels: object) -> None:
         """Keep them together."""
         self.train, self.test, self.labels = train, test, labels
 

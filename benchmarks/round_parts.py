@@ -42,7 +42,7 @@ def main() -> int:
     rule_label = lambda given: f"  apply {given[0].runs[given[4][0]].rule}"  # noqa: E731
     _time(aggregate_step, "apply_rule", times, rule_label)
     for trainer in (SequentialTrainer, StackedTrainer):
-        _time(trainer, "count_correct", times, lambda _: "  evaluate")
+        _time(trainer, "evaluate", times, lambda _: "  evaluate")
     with tempfile.TemporaryDirectory() as folder:
         words = ["bench", options.suite, "--seeds", "1", "--no-weights", "-o", folder]
         code = outvote([*words, "--set", f"rounds={options.rounds}", *others])

@@ -8,17 +8,17 @@ import outvote as ov
 from outvote.engine.federation import make_federation
 from outvote.engine.run_stack import Run
 from outvote.training.local_sgd import LocalSGD
-from outvote.training.samples import Samples
+from outvote.training.samples import ByteImages
 
 TRAINING = LocalSGD(num_epochs=2, batch_size=16, learning_rate=0.05)
 CPU = torch.device("cpu")
 
 
-def samples(num: int, dtype: torch.dtype = torch.float64, shape=(6, 6, 1)) -> Samples:
+def samples(num: int, dtype: torch.dtype = torch.float64, shape=(6, 6, 1)) -> ByteImages:
     random = np.random.default_rng(num)
     images = random.integers(0, 256, (num, *shape), dtype=np.uint8)
     labels = random.integers(0, 4, num)
-    return Samples(images, labels, mean=[0.5], std=[0.3], device=CPU, dtype=dtype)
+    return ByteImages(images, labels, mean=[0.5], std=[0.3], device=CPU, dtype=dtype)
 
 
 def make_runs(pairs, seed: int = 0) -> list[Run]:

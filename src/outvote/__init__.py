@@ -43,4 +43,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """List the public names."""
-    return sorted([*globals(), *_WHERE])
+    return sorted([*_WHERE, "__version__"])

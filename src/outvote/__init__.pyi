@@ -67,8 +67,12 @@ from outvote.rules.rule_spec import make_rule as make_rule
 from outvote.rules.signguard import SignGuard as SignGuard
 from outvote.rules.trimmed_mean import TrimmedMean as TrimmedMean
 from outvote.rules.verdict import Verdict as Verdict
+from outvote.server.step import Server as Server
+from outvote.simulator import RoundReport as RoundReport
+from outvote.simulator import simulate as simulate
 from outvote.testing.conformance import ConformanceError as ConformanceError
 from outvote.testing.conformance import check_attack as check_attack
 from outvote.testing.conformance import check_rule as check_rule
+from outvote.training.local_sgd import LocalSGD as LocalSGD
 
 __version__: str

@@ -1,7 +1,8 @@
-"""Classes from files: "path.py:ClassName"."""
+"""A user's objects from files: "path.py:name"."""
 
 import hashlib
 import importlib.util
+import os
 import sys
 from functools import lru_cache
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 
 from outvote.errors import an
 
+PROJECT = "OUTVOTE_PROJECT"
+"""The environment variable of the project's folder."""
 MODULE_PREFIX = "outvote_user_"
 """Of the names of modules that are loaded from a user's files."""
 
@@ -18,11 +21,7 @@ MODULE_PREFIX = "outvote_user_"
 def load_class(where: str, kind: str, *bases: type) -> type[Any]:
     """Load a class from "path.py:ClassName"; it must be a subclass of one of the bases."""
     path_text, _, name = where.rpartition(":")
-    path = Path(path_text)
-    if not path.is_file():
-        folder = "" if path.is_absolute() else f" in the folder {Path.cwd()}"
-        raise ValueError(f"{kind} {where!r}: there is no file {path_text}{folder}; check the path.")
-    found = getattr(_load_module(path.resolve(), path.stat().st_mtime_ns), name, None)
+    found = _load(where, kind)
     wanted = " or ".join(an(base.__name__) for base in bases)
     if not isinstance(found, type) or not issubclass(found, bases):
         raise ValueError(  # noqa: TRY004  (the text is wrong, and a text may be any)
@@ -33,6 +32,40 @@ def load_class(where: str, kind: str, *bases: type) -> type[Any]:
     if not getattr(found, "name", ""):
         found.name = name  # type: ignore[attr-defined]
     return found
+
+
+def load_object(where: str, kind: str) -> Any:
+    """Load anything from "path.py:name"."""
+    path_text, _, name = where.rpartition(":")
+    found = _load(where, kind)
+    if found is None:
+        raise ValueError(f"{kind} {where!r}: {path_text} has no {name}; fix the name.")
+    return found
+
+
+def find_file(path_text: str) -> Path:
+    """Return a user's file: below the project's folder, or else below the working directory.
+
+    The project's folder is that of the file of settings, see `set_project`.
+    """
+    project = os.environ.get(PROJECT)
+    if project and not Path(path_text).is_absolute() and (Path(project) / path_text).is_file():
+        return Path(project) / path_text
+    return Path(path_text)
+
+
+def set_project(folder: Path) -> None:
+    """Look for a user's files below a folder first; processes that are started do so too."""
+    os.environ[PROJECT] = str(folder.resolve())
+
+
+def _load(where: str, kind: str) -> Any:
+    path_text, _, name = where.rpartition(":")
+    path = find_file(path_text)
+    if not path.is_file():
+        folder = "" if path.is_absolute() else f" in the folder {Path.cwd()}"
+        raise ValueError(f"{kind} {where!r}: there is no file {path_text}{folder}; check the path.")
+    return getattr(_load_module(path.resolve(), path.stat().st_mtime_ns), name, None)
 
 
 def user_line(error: BaseException) -> str:

@@ -222,3 +222,38 @@ def _check_enough(num_parts: int, num_samples: int, what: str = "num_clients") -
 def _in_order(parts: Iterable[NDArray[np.integer]]) -> list[Indices]:
     """Return every client's samples in increasing order."""
     return [np.sort(part).astype(np.int64, copy=False) for part in parts]
+
+
+def check_parts(parts: Any, num_samples: int) -> list[Indices]:
+    """Check that every sample belongs to exactly one client; return the indices as arrays."""
+    found = []
+    for client, part in enumerate(parts):
+        indices = np.asarray(part)
+        if indices.ndim != 1 or indices.dtype.kind not in "iu":
+            raise ValueError(
+                f"partition: the samples of client {client} must be a list of indices, got "
+                f"{indices.dtype} of the shape {list(indices.shape)}."
+            )
+        if indices.size == 0:
+            raise ValueError(f"partition: client {client} of {len(parts)} owns no sample.")
+        if indices.min() < 0 or indices.max() >= num_samples:
+            raise ValueError(
+                f"partition: indices must be from 0 to {num_samples - 1}, client {client} has "
+                f"{indices.min()} to {indices.max()}."
+            )
+        found.append(indices.astype(np.int64))
+    if not found:
+        raise ValueError("partition must have at least one client, got none.")
+    counts = np.bincount(np.concatenate(found), minlength=num_samples)
+    if counts.max() > 1:
+        sample = int(counts.argmax())
+        raise ValueError(
+            f"partition: clients must not share samples, {int((counts > 1).sum())} belong to "
+            f"several, such as sample {sample}; give each to one client."
+        )
+    if counts.min() == 0:
+        raise ValueError(
+            f"partition: every sample must belong to a client, {int((counts == 0).sum())} of "
+            f"{num_samples} do not, such as sample {int(counts.argmin())}; leave them out of train."
+        )
+    return found

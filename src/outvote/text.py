@@ -1,7 +1,7 @@
 """Text specs: one small language for rules and attacks, both ways.
 
 spec  = name | name(part, ...)          part  = spec | key=value
-name  = a word of the table, or path.py:ClassName
+name  = a word of the table, path.py:ClassName, or ClassName#checksum (see user_objects.py)
 value = number | true | false | none | word | 'quoted'
 """
 
@@ -14,6 +14,7 @@ from typing import Any, get_type_hints
 
 from outvote.errors import NAMES_OF_F, an, belongs_to_call, check_kind, closest
 from outvote.loading import load_class
+from outvote.user_objects import find_object, is_user_object
 
 WORD = re.compile(r"[^\s(),='\"]+")
 TOKEN = re.compile(rf"\s*('[^']*'|\"[^\"]*\"|[(),=]|{WORD.pattern})")
@@ -177,6 +178,9 @@ class _Reader:
         name = name[1:-1] if name[0] in "'\"" else name
         if re.search(r"\.py:\w+$", name):
             return load_class(name, self.kind, self.base)
+        if is_user_object(name):
+            found: type = find_object(name, self.kind)
+            return found
         key = self.aliases.get(name.lower(), name.lower())
         if key not in self.table:
             raise self._error(

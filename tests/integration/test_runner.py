@@ -64,6 +64,21 @@ def test_a_run_stopped_anywhere_ends_as_if_it_never_was(tmp_path, undisturbed):
         assert results(tmp_path / f"stopped{number}") == undisturbed
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "yogi"])
+def test_a_stopped_run_keeps_the_moments_of_its_server(tmp_path, optimizer):
+    server = {"optimizer": optimizer, "learning_rate": 0.05}
+    plan = tiny(rule=["mean", "median"], server=server, training={"proximal": 0.1})
+    execute(plan, tmp_path / "whole")
+    execute(plan, tmp_path / "stopped", **stopping_after(2))
+    for path in (tmp_path / "stopped").glob("*/*/checkpoint.safetensors"):
+        arrays = read_checkpoint(path).arrays
+        assert set(arrays) == {"weights", "buffers", "first_moment", "second_moment"}
+        assert arrays["second_moment"].shape == arrays["weights"].shape
+    execute(plan, tmp_path / "stopped")
+    assert len(results(tmp_path / "whole")) == 2
+    assert results(tmp_path / "stopped") == results(tmp_path / "whole")
+
+
 def test_how_runs_are_stacked_changes_nothing(tmp_path, undisturbed):
     recorder = Recorder()
     execute(tiny(**STATES), tmp_path, max_stacked=2, listener=recorder)

@@ -104,6 +104,12 @@ def normalised(**batch_norm) -> nn.Module:
 FEATURES = {
     "client momentum": {"training": {"client_momentum": 0.6}},
     "server step": {"server": Server(learning_rate=0.7, momentum=0.4)},
+    "FedAdam": {"server": Server(optimizer="adam", learning_rate=0.02, epsilon=0.01)},
+    "FedYogi": {"server": Server(optimizer="yogi", learning_rate=0.02, beta1=0.5, beta2=0.9)},
+    "proximal term": {"training": {"proximal": 3.0, "max_norm": None}},
+    "proximal term, clipped": {"training": {"proximal": 3.0, "max_norm": 0.3}},
+    "rates": {"training": {"learning_rate": [0.1, 0.02]}},
+    "rates by a callable": {"training": {"learning_rate": lambda number: 0.1 / number}},
     "batch normalisation": {"network": normalised},
     "cumulative statistics": {"network": partial(normalised, momentum=None)},
     "frozen statistics": {"network": partial(normalised, momentum=0.0)},
@@ -112,6 +118,12 @@ FEATURES = {
     "augmentation": {"training": {"augment": True}},
     "assumed number": {"run": {"assumed_byzantine": 1}},
     "assumed fraction": {"run": {"assumed_byzantine": 0.2}},
+    "FedYogi, state and steps": {
+        "network": normalised,
+        "aggregate": "state",
+        "server": Server(optimizer="yogi", learning_rate=0.01),
+        "training": {"proximal": 1.0, "num_steps": 3, "learning_rate": (0.05, 0.0, 0.01)},
+    },
     "momenta, state and steps": {
         "network": normalised,
         "aggregate": "state",
@@ -445,7 +457,7 @@ def test_when_a_run_ends_the_others_keep_their_own_states():
         round=5,
         weights=rows,
         buffers=rows.double() + 10,
-        velocity=rows + 20,
+        server_state={"first_moment": rows + 20, "second_moment": rows + 30},
         attack_states=("attack 0", "attack 1", "attack 2"),
         rule_states=("rule 0", "rule 1", "rule 2"),
         client_states=({0: "client"}, {1: "client"}, {2: "client"}),
@@ -454,7 +466,8 @@ def test_when_a_run_ends_the_others_keep_their_own_states():
     assert left.round == 5
     assert left.weights.tolist() == [[1.0], [2.0]]
     assert left.buffers.tolist() == [[11.0], [12.0]]
-    assert left.velocity.tolist() == [[21.0], [22.0]]
+    assert left.server_state["first_moment"].tolist() == [[21.0], [22.0]]
+    assert left.server_state["second_moment"].tolist() == [[31.0], [32.0]]
     assert left.attack_states == ("attack 1", "attack 2")
     assert left.rule_states == ("rule 1", "rule 2")
     assert left.client_states == ({1: "client"}, {2: "client"})

@@ -31,7 +31,7 @@ class OneDiverges:
     """A trainer whose first client of a round diverges to NaN."""
 
     def __init__(self, trainer):
-        self.trainer, self.count_correct = trainer, trainer.count_correct
+        self.trainer, self.evaluate = trainer, trainer.evaluate
 
     def train(self, *given):
         found = self.trainer.train(*given)

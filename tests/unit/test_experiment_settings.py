@@ -11,10 +11,12 @@ import pytest
 
 from outvote import experiment
 from outvote.experiment.plan import make_plan, plan_suite, read_plan, stack_key
-from outvote.experiment.run_spec import LATER, RunSpec, to_toml
+from outvote.experiment.run_spec import RunSpec, checked, to_toml
 from outvote.grids import flat
+from outvote.results.later import LATER
 from outvote.suites.presets import PRESETS
 from outvote.suites.suite import read_suite
+from outvote.training.local_sgd import LocalSGD
 from simulations import tiny
 
 HASH = "from outvote.experiment.plan import make_plan; print(make_plan({}).specs[0].hash)"
@@ -60,6 +62,8 @@ def test_the_hash_is_the_same_in_another_process():
         "training.momentum=0.1",
         "federation.assumed_byzantine=3",
         "server.momentum=0.5",
+        "server.optimizer=adam",
+        "training.proximal=0.1",
         "model.name=mlp",
     ],
 )
@@ -86,8 +90,45 @@ def test_a_setting_that_came_later_counts_only_where_it_is_not_the_default():
     assert "image_size" not in to_toml(plain, "a")
     assert tomllib.loads(to_toml(given, "a"))["data"]["image_size"] == 64
     assert make_plan({"data": {**folder, "image_size": 224}}).specs == (plain,)
-    for key in LATER:
-        assert key in flat(msgspec.to_builtins(RunSpec()))
+    usual = flat(msgspec.to_builtins(RunSpec()))
+    assert {key: usual[key] for key in LATER} == LATER
+
+
+@pytest.mark.parametrize(
+    ("section", "given"),
+    [("server", {"optimizer": "yogi", "beta2": 0.9}), ("training", {"proximal": 0.1})],
+)
+def test_only_later_settings_with_another_value_are_written(section, given, tmp_path):
+    (plain,) = make_plan({}).specs
+    written = tomllib.loads(to_toml(plain, "a"))[section]
+    assert not set(given) & set(written)
+    (spec,) = make_plan({section: given}).specs
+    path = tmp_path / "config.toml"
+    path.write_text(to_toml(spec, "a"))
+    assert tomllib.loads(path.read_text())[section] == {**written, **given}
+    assert read_plan(path).specs == (spec,)
+
+
+def test_what_plain_steps_of_the_server_do_not_use_makes_no_other_run():
+    (plain,) = make_plan({}, ["server.beta1=0.5", "server.epsilon=0.1"]).specs
+    assert plain == RunSpec()
+    hashes = make_plan({"server": {"optimizer": "adam", "beta1": [0.5, 0.9]}}).hashes
+    assert len(set(hashes)) == 2
+
+
+@pytest.mark.parametrize("rates", [[0.1, 0.1, 0.05], lambda number: 0.1 if number < 3 else 0.05])
+def test_rates_from_python_are_the_run_with_that_schedule(rates, tmp_path):
+    spec = checked(RunSpec(rounds=4, training=LocalSGD(learning_rate=rates)))
+    (same,) = make_plan({"rounds": 4, "training": {"schedule": [[3, 0.05]]}}).specs
+    assert (spec, spec.hash) == (same, same.hash)
+    path = tmp_path / "config.toml"
+    path.write_text(to_toml(spec, "a"))
+    assert read_plan(path).specs == (spec,)
+
+
+def test_a_list_of_rates_in_a_file_is_a_grid():
+    specs = make_plan({"training": {"learning_rate": [0.1, 0.05]}}).specs
+    assert [spec.training.learning_rate for spec in specs] == [0.1, 0.05]
 
 
 def test_the_size_that_may_be_left_out_is_that_of_the_data():
@@ -207,6 +248,16 @@ def test_runs_that_differ_in_rule_attack_seed_or_partition_are_stacked():
         ("federation.num_clients=all", "is for data.partition = 'by-group'"),
         ("training.batch_size=0", "batch_size must be at least 1, got 0"),
         ("training.learning_rte=0", "did you mean 'learning_rate'?"),
+        ("training.learning_rate=fast", "training.learning_rate: expected float, got str."),
+        (
+            "training.learning_rate=[[0.1, 0.05]]",
+            "expected a number, got [0.1, 0.05]; a list of numbers is a grid, and the rates",
+        ),
+        ("training.proximal=-1", "proximal must be finite and at least 0, got -1"),
+        ("server.optimizer=adm", "server.optimizer: unknown value 'adm'; did you mean 'adam'?"),
+        ("server.beta2=1", "beta2 must be from 0 to below 1, got 1"),
+        ("server.epsilon=0", "epsilon must be positive and finite, got 0"),
+        ("server={optimizer='yogi', momentum=0.9}", "set beta1 instead."),
         ("server.momentum=1", "momentum must be from 0 to below 1"),
         ("beta", "a setting is written key=value"),
     ],

@@ -11,9 +11,10 @@ import outvote as ov
 from outvote.engine.federation import make_federation
 from outvote.engine.run_stack import Run
 from outvote.engine.simulation import first_state, make_run_stack, simulate
+from outvote.server.step import Server
 from outvote.training.im2col import Im2Col
 from outvote.training.local_sgd import LocalSGD, take_step
-from outvote.training.samples import Samples
+from outvote.training.samples import ByteImages
 from outvote.training.stacked_trainer import StackedTrainer
 
 CPU = torch.device("cpu")
@@ -69,10 +70,15 @@ def test_a_step_is_that_of_plain_sgd(max_norm: float | None, is_copied: bool, de
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "tolerance"),
-    [("alexnet", (32, 32, 3), 1e-4), ("small-cnn", (28, 28, 1), 1e-4), ("mlp", (6, 6, 1), 1e-4)],
+    ("name", "shape", "tolerance", "more"),
+    [
+        ("alexnet", (32, 32, 3), 1e-4, {}),
+        ("small-cnn", (28, 28, 1), 1e-4, {}),
+        ("mlp", (6, 6, 1), 1e-4, {}),
+        ("mlp", (6, 6, 1), 1e-4, {"proximal": 3.0, "max_norm": 0.3}),
+    ],
 )
-def test_two_rounds_on_the_device_are_those_of_the_cpu(name, shape, tolerance: float, device):
+def test_two_rounds_on_the_device_are_those_of_the_cpu(name, shape, tolerance, more, device):
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (96, *shape), dtype=np.uint8)
     labels = random.integers(0, 4, 96)
@@ -86,17 +92,19 @@ def test_two_rounds_on_the_device_are_those_of_the_cpu(name, shape, tolerance: f
         )
         for k, attack in enumerate(("lie", "label-flip"))
     ]
-    training = LocalSGD(batch_size=8, learning_rate=0.05)
+    training = LocalSGD(batch_size=8, learning_rate=0.05, **more)
+    server = Server(optimizer="yogi", learning_rate=0.01) if more else Server()
     found = []
     for here, dtype in ((device, torch.float32), (CPU, torch.float64)):
         channels = shape[-1]
         info = {"mean": [0.5] * channels, "std": [0.3] * channels, "device": here, "dtype": dtype}
-        samples = Samples(images, labels, **info)
+        samples = ByteImages(images, labels, **info)
         modules = [
             ov.make_model(name, num_classes=4, image_shape=shape, seed=k).to(dtype)
             for k in range(2)
         ]
-        stack = make_run_stack(modules[0], samples, samples, runs, training=training, num_classes=4)
+        how = {"training": training, "server": server, "num_classes": 4}
+        stack = make_run_stack(modules[0], samples, samples, runs, **how)
         stack = replace(stack, trainer=StackedTrainer(modules[0], samples))
         *_, last = simulate(stack, first_state(modules, samples), 2)
         found.append(last.state.weights.cpu().double())
@@ -125,7 +133,7 @@ def test_other_precisions_stay_close_to_float32(precision: str, network, device)
         pytest.skip("a CPU has no TF32")
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (64, 8, 8, 1), dtype=np.uint8)
-    samples = Samples(images, random.integers(0, 4, 64), mean=[0.5], std=[0.3], device=device)
+    samples = ByteImages(images, random.integers(0, 4, 64), mean=[0.5], std=[0.3], device=device)
     module = network()
     runs = [
         Run(
@@ -153,7 +161,7 @@ def test_float64_samples_can_be_trained_on_in_bfloat16(device):
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (12, 8, 8, 1), dtype=np.uint8)
     info = {"mean": [0.5], "std": [0.3], "device": device, "dtype": torch.float64}
-    samples = Samples(images, random.integers(0, 4, 12), **info)
+    samples = ByteImages(images, random.integers(0, 4, 12), **info)
     module = normalised().double()
     run = Run(
         federation=make_federation(np.split(np.arange(12), 2)),

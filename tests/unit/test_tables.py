@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from made_results import ENVIRONMENT, made_results, without_kept, without_weights
+from outvote.experiment.plan import make_plan, table_cells
 from outvote.report import table_formats
 from outvote.report.cells import METRICS, Cell, spread_of
 from outvote.report.layout import grids_of
@@ -19,7 +20,7 @@ from outvote.report.provenance import provenance_of
 from outvote.report.rendered_table import render, render_table
 from outvote.results.labels import is_same, names_of, outline
 from outvote.results.schema import CodeUsed, Status
-from outvote.suites.suite import read_suite, suite_names
+from outvote.suites.suite import make_suite, read_suite, suite_names
 
 OWN = {"rule": ["median", "gas(median)"], "attack": ["lie", "ipm"], "rounds": 4}
 
@@ -250,6 +251,19 @@ def test_own_runs_with_one_attack_have_what_differs_most_as_columns():
     grids = grids_of(made_results(table, seeds=1))
     assert [grid.titles for grid in grids] == [["f = 2", "f = 4", "f = 10"]] * 2
     assert not any(render_table(grid, "best").has_worst for grid in grids)
+
+
+def test_a_setting_that_runs_leave_out_at_its_default_has_a_column():
+    table = {**OWN, "attack": "lie", "server": {"optimizer": ["sgd", "adam"]}}
+    results = made_results(table, seeds=1)
+    (grid,) = grids_of(results)
+    assert grid.titles == ["server.optimizer = adam", "server.optimizer = sgd"]
+    assert all(len(cell.results) == 1 for cell in cells_of(grid))
+    about = {"columns": "server.optimizer", "settings": table}
+    (part,) = make_suite("mine", {"part": [about]}).parts
+    assert all(part.holds(result) for result in results)
+    columns = [column for _, column in table_cells(part, make_plan(table)).values()]
+    assert sorted(columns) == ["adam", "adam", "sgd", "sgd"]
 
 
 def test_names_have_the_parameters_that_differ_and_no_others():

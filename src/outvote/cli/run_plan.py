@@ -1,13 +1,11 @@
 """Executes a plan for `run`, `bench` and `demo`: signals, workers, the table at the end."""
 
-import signal
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from time import monotonic
-from types import FrameType
 from typing import TYPE_CHECKING, Any, final
 
 import click
@@ -15,6 +13,7 @@ import click
 from outvote.cli.output import NumberColumn, percent, print_listing
 from outvote.cli.progress import shown_progress
 from outvote.cli.verb import typed_command, usage_errors
+from outvote.experiment.stop_signal import StopSignal
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from outvote.experiment.plan import Plan, RunEnd
     from outvote.experiment.scheduler import Workers
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 NUMBERS = {
     "best": "best",
     "final": "final",
@@ -126,36 +124,6 @@ def threads_each(num_processes: int) -> int:
     from outvote.experiment.environment import num_cores
 
     return max(1, num_cores() // num_processes)
-
-
-class StopSignal:
-    """Ctrl-C and SIGTERM: the first asks to save and stop, the second ends at once."""
-
-    def __init__(self) -> None:
-        self.number = 0
-
-    def __enter__(self) -> "StopSignal":
-        self.before = {number: signal.signal(number, self._receive) for number in SIGNALS}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-
-    def __call__(self) -> bool:
-        """Return whether to stop."""
-        return self.number != 0
-
-    @property
-    def exit_code(self) -> int:
-        """The code that a shell reports for the signal; 0 without one."""
-        return 128 + self.number if self.number else 0
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        del frame
-        if self.number:
-            raise KeyboardInterrupt
-        self.number = number
 
 
 def _workers(how: Execution) -> AbstractContextManager["Workers | None"]:

@@ -95,6 +95,7 @@ def _pass_of(
         stack.training,
         momentum=0.0,
         weight_decay=0.0,
+        proximal=0.0,
         max_norm=None,
         num_epochs=1,
         num_steps=None,

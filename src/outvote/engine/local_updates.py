@@ -69,14 +69,21 @@ def _client_task(stack: RunStack, number: int, at: int, client: int) -> ClientTa
     run = stack.runs[number]
     stream = run.stream(at, client)
     batches = batches_of(stack, run.federation.parts[client], stream, stack.training)
-    if not run.federation.is_byzantine[client]:
-        return ClientTask(number, batches)
+    seed = stream.fold_in("model").derived()[0]
+    if not run.federation.is_byzantine[client] or not run.attack.poisons_data:
+        return ClientTask(number, batches, seed=seed)
+    if stack.num_classes is None:
+        raise ValueError(
+            f"{run.attack} changes class labels, and the targets are not classes; choose an "
+            "attack on gradients."
+        )
     if type(run.attack).poison is not Attack.poison:
         poison = partial(poison_batch, run.attack, num_classes=stack.num_classes)
-        return ClientTask(number, batches, poison=poison)
+        return ClientTask(number, batches, poison=poison, seed=seed)
     # A label map is all that the default `poison` applies: no call per batch is needed.
     labels = run.attack.label_map(stack.num_classes)
-    return ClientTask(number, batches, None if labels is None else torch.tensor(labels))
+    label_map = None if labels is None else torch.tensor(labels)
+    return ClientTask(number, batches, label_map, seed=seed)
 
 
 def _server_task(stack: RunStack, number: int, at: int) -> ClientTask:
@@ -88,7 +95,8 @@ def _server_task(stack: RunStack, number: int, at: int) -> ClientTask:
             "data."
         )
     stream = run.stream(at, "server")
-    return ClientTask(number, batches_of(stack, run.root, stream, stack.training))
+    batches = batches_of(stack, run.root, stream, stack.training)
+    return ClientTask(number, batches, seed=stream.fold_in("model").derived()[0])
 
 
 def _with_buffers(

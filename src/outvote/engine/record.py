@@ -6,6 +6,7 @@ from outvote.engine.run_stack import RunStack, State
 from outvote.metrics.deviation import honest_losses, honest_means, norms, weight_shares
 from outvote.metrics.round_record import Record
 from outvote.rules.rule import Aggregation, known
+from outvote.training.objective import Score
 from outvote.training.trainer import LocalUpdates
 
 
@@ -35,10 +36,9 @@ def record(
             participants.is_byzantine[some],
             num_samples[some] > 0,
         )
-    accuracies: list[float | None] = [None] * num_runs
+    tested = [Score()] * num_runs
     if is_evaluated:
-        correct = stack.trainer.count_correct(after.weights, after.buffers, stack.test)
-        accuracies = [int(count) / len(stack.test) for count in correct]
+        tested = stack.trainer.evaluate(after.weights, after.buffers, stack.test)
     is_known = (~weights.isnan().any(dim=-1)).tolist()
     kept, rejected = (weights > 0).tolist(), known(aggregation.is_rejected).tolist()
     shares = weight_shares(weights, participants.is_byzantine)
@@ -49,7 +49,8 @@ def record(
             round=participants.number,
             num_samples=int(num_samples[k].sum()),
             loss=losses[k],
-            accuracy=accuracies[k],
+            accuracy=tested[k].accuracy,
+            test_loss=tested[k].loss,
             clients=tuple(clients),
             byzantine=_picked(clients, participants.is_byzantine[k].tolist()),
             num_byzantine_assumed=participants.num_byzantine_assumed[k],

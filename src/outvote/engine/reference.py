@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from outvote.engine.federation import sample_clients
 from outvote.engine.run_stack import Run
@@ -21,7 +20,9 @@ from outvote.server.step import Server
 from outvote.training.batch_norm import MIN_BATCH, has_batch_norm
 from outvote.training.batches import draw_batches
 from outvote.training.local_sgd import LocalSGD
+from outvote.training.objective import Loss, Objective, as_classes
 from outvote.training.samples import Samples
+from outvote.training.sequential import MakeOptimizer
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -33,7 +34,9 @@ class ReferenceRun:
     train: Samples
     test: Samples
     training: LocalSGD
-    num_classes: int
+    num_classes: int | None
+    loss: Loss | None = None
+    optimizer: MakeOptimizer | None = None
     server: Server = field(default_factory=Server)
     aggregate: str = "parameters"
     attack_state: Any = None
@@ -41,6 +44,8 @@ class ReferenceRun:
     last_sent: dict[int, Tensor] = field(default_factory=dict)
     """With client momentum: the gradient that each client sent last."""
     velocity: Tensor | None = None
+    moments: tuple[Tensor, Tensor] | None = None
+    """With an adaptive server: the first and the second moment of the updates."""
 
     def run_round(self, number: int, *, is_evaluated: bool = True) -> dict[str, Any]:
         """Run one round, counted from 1."""
@@ -83,22 +88,20 @@ class ReferenceRun:
     ) -> tuple[Tensor, list[Tensor]]:
         """Train a copy of the network on some samples; return the gradient and the buffers."""
         model = copy.deepcopy(self.model).train()
-        optimiser = torch.optim.SGD(
-            model.parameters(),
-            lr=self.training.learning_rate_at(number),
-            momentum=self.training.momentum,
-            weight_decay=self.training.weight_decay,
-        )
+        optimiser = self.new_optimizer(model, number)
+        objective = Objective(self.loss, has_classes=self.num_classes is not None)
         least = MIN_BATCH if has_batch_norm(model) else 1
         batches = draw_batches(part, self.training, stream, least)
         for step, size in enumerate(batches.sizes):
             index = batches.index[step, :size]
             moves = None if batches.moves is None else batches.moves[step, :size]
-            images, labels = self.train.batch(index, moves).movedim(-1, 1), self.train.labels[index]
-            if is_byzantine:
-                images, labels = self.run.attack.poison(images, labels, self.num_classes)
+            (first, *others), targets = self.train.inputs(index, moves), self.train.targets[index]
+            if is_byzantine and self.run.attack.poisons_data:
+                assert self.num_classes is not None
+                first, targets = self.run.attack.poison(first, targets, self.num_classes)
             optimiser.zero_grad()
-            F.cross_entropy(model(images), labels).backward()
+            loss = objective(model(first, *others), targets)
+            (loss + self.proximal_term(model)).backward()
             if self.training.max_norm is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), self.training.max_norm)
             optimiser.step()
@@ -111,6 +114,27 @@ class ReferenceRun:
             pairs = zip(self.model.buffers(), buffers, strict=True)
             change += [(before - after).flatten().to(change[0]) for before, after in pairs]
         return torch.cat(change), buffers
+
+    def new_optimizer(self, model: nn.Module, number: int) -> torch.optim.Optimizer:
+        """Return the optimiser of a client in a round."""
+        rate = self.training.learning_rate_at(number)
+        if self.optimizer is not None:
+            made = self.optimizer(model.parameters())
+            for group in made.param_groups:
+                group["lr"] *= rate / self.training.learning_rate_at(1)
+            return made
+        return torch.optim.SGD(
+            model.parameters(),
+            lr=rate,
+            momentum=self.training.momentum,
+            weight_decay=self.training.weight_decay,
+        )
+
+    def proximal_term(self, model: nn.Module) -> Tensor:
+        """Return the term that FedProx adds to the loss, for a network that started as ours."""
+        pairs = zip(model.parameters(), self.model.parameters(), strict=True)
+        squared = sum((values - start.detach()).square().sum() for values, start in pairs)
+        return torch.as_tensor(self.training.proximal / 2 * squared)
 
     def with_momentum(self, row: Tensor, client: int) -> Tensor:
         """Mix a gradient with the one that the client sent last; after NaN or inf start anew."""
@@ -158,6 +182,8 @@ class ReferenceRun:
         if self.server.momentum:
             last = torch.zeros_like(step) if self.velocity is None else self.velocity
             step = self.velocity = self.server.momentum * last + step
+        if self.server.optimizer != "sgd":
+            step = self.adapted(step)
         vector = nn.utils.parameters_to_vector(parameters) - self.server.learning_rate * step
         nn.utils.vector_to_parameters(vector, parameters)
         for k, (name, buffer) in enumerate(buffers):
@@ -171,6 +197,20 @@ class ReferenceRun:
             else:
                 value = self.merged(sent, k, verdict, clients)
             buffer.copy_(value)
+
+    def adapted(self, update: Tensor) -> Tensor:
+        """Return the step of FedAdam or FedYogi: Reddi et al., 2021, Algorithm 2."""
+        server = self.server
+        if self.moments is None:
+            self.moments = torch.zeros_like(update), torch.full_like(update, server.epsilon**2)
+        first, second = self.moments
+        first = server.beta1 * first + (1 - server.beta1) * update
+        if server.optimizer == "adam":
+            second = server.beta2 * second + (1 - server.beta2) * update**2
+        else:
+            second = second - (1 - server.beta2) * update**2 * torch.sign(second - update**2)
+        self.moments = first, second
+        return first / (second.sqrt() + server.epsilon)
 
     def merged(
         self, sent: list[list[Tensor]], k: int, verdict: Verdict, clients: list[int]
@@ -192,6 +232,9 @@ class ReferenceRun:
 
     @torch.no_grad()
     def accuracy(self) -> float:
-        """Return the accuracy on the test set."""
-        logits = self.model.eval()(self.test.batch(torch.arange(len(self.test))).movedim(-1, 1))
-        return float((logits.argmax(dim=-1) == self.test.labels).double().mean())
+        """Return the accuracy on the test set; NaN where targets are not classes."""
+        if self.num_classes is None:
+            return float("nan")
+        outputs = self.model.eval()(*self.test.inputs(torch.arange(len(self.test))))
+        logits, labels = as_classes(outputs, self.test.targets)
+        return float((logits.argmax(dim=1) == labels)[labels >= 0].double().mean())

@@ -14,7 +14,7 @@ from outvote.errors import check_choice
 from outvote.rules.aggregate import num_from_fraction
 from outvote.rules.rule import Rule
 from outvote.seeding import RandomStream
-from outvote.server.step import Server
+from outvote.server.step import Server, ServerState
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.samples import Samples
 from outvote.training.trainer import Trainer
@@ -68,7 +68,8 @@ class RunStack:
     test: Samples
     training: LocalSGD
     server: Server = field(default_factory=Server)
-    num_classes: int
+    num_classes: int | None
+    """None: targets are not classes."""
     layer_sizes: tuple[int, ...]
     """The numbers of values in the network's parameters, and with aggregate="state" its buffers."""
     is_counter: Tensor
@@ -96,7 +97,7 @@ class RunStack:
     @property
     def device(self) -> torch.device:
         """Where the runs train."""
-        return self.test.images.device
+        return self.test.device
 
     def only(self, numbers: Sequence[int]) -> "RunStack":
         """Return the stack of some of the runs."""
@@ -139,7 +140,8 @@ class State:
     """``[runs, dim]``"""
     buffers: Tensor
     """``[runs, buffers]``, float64"""
-    velocity: Tensor | None = None
+    server_state: ServerState = field(default_factory=dict)
+    """The server's momentum or moments, by name."""
     attack_states: tuple[Any, ...] = ()
     rule_states: tuple[Any, ...] = ()
     client_states: tuple[Any, ...] = ()
@@ -156,7 +158,7 @@ class State:
             self,
             weights=self.weights[at],
             buffers=self.buffers[at],
-            velocity=None if self.velocity is None else self.velocity[at],
+            server_state={name: values[at] for name, values in self.server_state.items()},
             attack_states=some(self.attack_states),
             rule_states=some(self.rule_states),
             client_states=some(self.client_states),

@@ -22,7 +22,7 @@ def apply_update(
 ) -> State:
     """Return the state of the runs after the round."""
     vector, rest = known(aggregation.vector).tensor_split([state.weights.shape[1]], dim=1)
-    weights, velocity = step(stack.server, state.weights, vector, state.velocity)
+    weights, server_state = step(stack.server, state.weights, vector, state.server_state)
     if stack.aggregate == "state":
         buffers = move_buffers(state.buffers, rest, stack.is_counter, stack.is_variance)
     else:
@@ -32,7 +32,7 @@ def apply_update(
         round=state.round + 1,
         weights=weights,
         buffers=buffers,
-        velocity=velocity,
+        server_state=server_state,
         attack_states=attack_states,
         rule_states=aggregation.states,
         client_states=updates.client_states,

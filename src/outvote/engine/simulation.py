@@ -12,11 +12,11 @@ from outvote.engine.run_stack import Run, RunStack, State
 from outvote.metrics.round_record import Record
 from outvote.server.step import Server
 from outvote.training.batch_norm import check_batch_size, has_batch_norm
+from outvote.training.choose_trainer import choose_trainer
 from outvote.training.local_sgd import LocalSGD
+from outvote.training.objective import Loss, Objective
 from outvote.training.samples import Samples
-from outvote.training.sequential import SequentialTrainer
-from outvote.training.stacked_trainer import StackedTrainer
-from outvote.training.trainer import Trainer
+from outvote.training.sequential import MakeOptimizer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,22 +38,20 @@ def make_run_stack(  # noqa: PLR0913  (all of what a stack is made of)
     runs: Sequence[Run],
     *,
     training: LocalSGD,
-    num_classes: int,
+    num_classes: int | None,
     server: Server | None = None,
     aggregate: str = "parameters",
     precision: str = "float32",
     has_diagnostics: bool = False,
+    loss: Loss | None = None,
+    optimizer: MakeOptimizer | None = None,
+    trainer: str = "auto",
 ) -> RunStack:
-    """Build a stack of runs; clients train one by one on a CPU, all at once on a GPU."""
+    """Build a stack of runs; see `choose_trainer` for how their clients train."""
     check_batch_size(module, training)
-    device = train.images.device
-    trainer: Trainer
-    if device.type == "cpu":
-        if precision == "bfloat16":
-            raise ValueError("precision bfloat16 is for GPUs, got a CPU; set float32.")
-        trainer = SequentialTrainer(module, train)
-    else:
-        trainer = StackedTrainer(module, train, precision)
+    device = train.device
+    objective = Objective(loss, has_classes=num_classes is not None)
+    chosen = choose_trainer(module, train, objective, optimizer, precision, trainer)
     named = list(module.named_buffers())
     sizes = [parameter.numel() for parameter in module.parameters()]
     if aggregate == "state":
@@ -66,7 +64,7 @@ def make_run_stack(  # noqa: PLR0913  (all of what a stack is made of)
 
     return RunStack(
         runs=tuple(runs),
-        trainer=trainer,
+        trainer=chosen,
         test=test,
         training=training,
         server=server or Server(),
@@ -83,7 +81,7 @@ def make_run_stack(  # noqa: PLR0913  (all of what a stack is made of)
 
 def first_state(modules: Sequence[nn.Module], like: Samples) -> State:
     """Return the state before the first round: one new network per run."""
-    device, dtype = like.images.device, like.dtype
+    device, dtype = like.device, like.dtype
     weights = [nn.utils.parameters_to_vector(m.parameters()).detach() for m in modules]
     none = torch.empty(0, dtype=torch.float64)
     buffers = [torch.cat([none, *(b.flatten().double() for b in m.buffers())]) for m in modules]
@@ -120,7 +118,9 @@ def simulate(
 
 
 def _is_finite(state: State, number: int, record: Record) -> bool:
-    """Return whether a run can go on: its loss, weights and statistics are finite."""
+    """Return whether a run can go on: its loss, weights, statistics and moments are finite."""
     if record.loss is not None and not isfinite(record.loss):
         return False
-    return all(bool(each[number].isfinite().all()) for each in (state.weights, state.buffers))
+    # The square of a huge update is infinite: its coordinate would never move again.
+    values = (state.weights, state.buffers, *state.server_state.values())
+    return all(bool(each[number].isfinite().all()) for each in values)

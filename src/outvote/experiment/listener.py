@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 if TYPE_CHECKING:  # The command line listens, and is to start without torch.
-    from outvote.experiment.plan import RunEnd
+    from outvote.experiment.plan import Job, RunEnd
+    from outvote.results.schema import Round
 
 
 @final
@@ -29,6 +30,9 @@ class Listener:
 
     def on_round(self, progress: RoundProgress) -> None:
         """Receive a round."""
+
+    def on_record(self, job: "Job", record: "Round") -> None:
+        """Receive the record of a round of one run."""
 
     def on_end(self, end: "RunEnd") -> None:
         """Receive the outcome of a run."""

@@ -13,6 +13,7 @@ from msgspec import structs
 from outvote.errors import closest
 from outvote.experiment.run_spec import DataSpec, RunSpec, as_table, checked, file_digests, to_toml
 from outvote.grids import expand, merged, nested
+from outvote.loading import set_project
 from outvote.results.disk import DamagedFileError
 from outvote.results.folder import RunFolder, Writer
 from outvote.results.labels import names_of, value_of
@@ -57,13 +58,13 @@ class Job:
         """Refuse user code that has changed since the plan was made."""
         if self.spec.hash != self.hash:
             raise ValueError(
-                f"the file of {self.spec.rule} or {self.spec.attack} was changed since the sweep "
-                "began; run the same command again to use the new version."
+                f"a file of {self.spec.label} was changed since the sweep began; run the same "
+                "command again to use the new version."
             )
 
     def code_used(self) -> tuple[CodeUsed, ...]:
-        """Return the user's files of its rule and attack."""
-        found = file_digests(self.spec.rule, self.spec.attack)
+        """Return the user's files of its rule, attack, model, data and training."""
+        found = file_digests(*self.spec.user_texts)
         return tuple(CodeUsed(path=path, checksum=found[path]) for path in found)
 
     def known_data(self) -> str | None:
@@ -148,6 +149,7 @@ def read_plan(path: Path, settings: Sequence[str] = ()) -> Plan:
         raise ValueError(f"{path} cannot be read: {error}.") from error
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is not valid TOML: {error}.") from error
+    set_project(path.parent)
     try:
         return make_plan(table, settings, suite=path.stem)
     except (ValueError, TypeError) as error:
@@ -250,6 +252,11 @@ def _checked_table(table: Mapping[str, Any], kind: type, above: str) -> dict[str
 
 
 def _checked_word(key: str, value: Any, hint: Any) -> Any:
+    if key == "training.learning_rate" and isinstance(value, list):
+        raise ValueError(
+            f"{key}: expected a number, got {value}; a list of numbers is a grid, and the rates of "
+            "rounds are a schedule, as in training.schedule = [[2, 0.05], [3, 0.01]]."
+        )
     kinds = get_args(hint) if get_origin(hint) is not Literal else (hint,)
     if value == "none" and type(None) in kinds:
         return None

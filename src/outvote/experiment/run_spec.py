@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from math import isfinite
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -14,30 +13,31 @@ from outvote.attacks.attack_spec import make_attack
 from outvote.data.loader import find_entry
 from outvote.engine.federation import count_sampled
 from outvote.errors import closest
+from outvote.loading import find_file
 from outvote.models.model_spec import MODELS
 from outvote.results.labels import user_files
+from outvote.results.later import LATER
 from outvote.results.renamed import SETTINGS
 from outvote.rules.rule_spec import make_rule
 from outvote.server.step import Server
-from outvote.training.local_sgd import LocalSGD
+from outvote.training.local_sgd import LocalSGD, with_rates
+from outvote.user_objects import is_user_object
 
-Partition = Literal["dirichlet", "iid", "shards", "by-group"]
+PARTITIONS = ("dirichlet", "iid", "shards", "by-group")
 Precision = Literal["float32", "tf32", "bfloat16"]
 # Enters every hash: to be raised whenever the same settings give other numbers than before.
 PROTOCOL = 1
 # Not in the hash: raised whenever numbers differ from before by rounding alone; names stay. It is
 # recorded in env.json.
 REVISION = 3
-# Settings that came later: at their default they are left out of the hash and of config.toml, so
-# that earlier runs keep their names. Nothing is ever removed.
-LATER = ("data.image_size", "diagnostics")
 
 
 class DataSpec(Struct, frozen=True, kw_only=True):
     """The dataset, and its partition among the clients."""
 
     name: str = "fashion-mnist-small"
-    partition: Partition = "dirichlet"
+    partition: str = "dirichlet"
+    """One of `PARTITIONS`, or a user's function (targets, num_clients, seed) -> list of indices."""
     beta: float = 0.5
     balance: bool = True
     min_size: int = 10
@@ -75,7 +75,7 @@ class FederationSpec(Struct, frozen=True, kw_only=True):
 
 
 class ModelSpec(Struct, frozen=True, kw_only=True):
-    """The network."""
+    """The network: a name, or a user's class or function that makes one."""
 
     name: str = "small-cnn"
 
@@ -92,6 +92,13 @@ class RunSpec(Struct, frozen=True, kw_only=True):
     root_size: int = 100
     aggregate: Literal["parameters", "state"] = "parameters"
     diagnostics: bool = False
+    loss: str = "auto"
+    """"auto": cross entropy for classes, the mean squared error for other targets; or a user's
+    function (outputs, targets) -> number."""
+    optimizer: str = "local-sgd"
+    """"local-sgd": as `training` has it; or a user's function (parameters) -> torch optimiser."""
+    trainer: Literal["auto", "stacked", "vmap", "sequential"] = "auto"
+    """How clients train, see `choose_trainer`."""
     data: DataSpec = msgspec.field(default_factory=DataSpec)
     federation: FederationSpec = msgspec.field(default_factory=FederationSpec)
     model: ModelSpec = msgspec.field(default_factory=ModelSpec)
@@ -104,10 +111,21 @@ class RunSpec(Struct, frozen=True, kw_only=True):
 
         Files are read anew every time: a `Job` keeps the hash of the plan.
         """
-        code = file_digests(self.rule, self.attack)
+        code = file_digests(*self.user_texts)
         content = {"protocol": PROTOCOL, "spec": _as_hashed(self), "code": code}
         text = msgspec.json.encode(content, order="sorted")
         return hashlib.blake2b(text, digest_size=6).hexdigest()
+
+    @property
+    def user_texts(self) -> tuple[str, ...]:
+        """The settings that may name a user's objects."""
+        data = (self.data.name, self.data.partition)
+        return (self.rule, self.attack, self.model.name, *data, self.loss, self.optimizer)
+
+    @property
+    def has_own(self) -> bool:
+        """Whether the loss or the optimiser is the user's."""
+        return is_user_object(self.loss) or is_user_object(self.optimizer)
 
     @property
     def label(self) -> str:
@@ -118,11 +136,10 @@ class RunSpec(Struct, frozen=True, kw_only=True):
 def as_table(spec: RunSpec) -> dict[str, Any]:
     """Return the settings as plain values, without those of `LATER` that have their default."""
     table: dict[str, Any] = msgspec.to_builtins(spec)
-    usual: dict[str, Any] = msgspec.to_builtins(RunSpec())
-    for key in LATER:
+    for key, default in LATER.items():
         section, _, last = key.rpartition(".")
-        inside, default = (table[section], usual[section]) if section else (table, usual)
-        if inside[last] == default[last]:
+        inside = table[section] if section else table
+        if inside[last] == default:
             del inside[last]
     return table
 
@@ -141,9 +158,9 @@ def file_digests(*texts: str) -> dict[str, str]:
     """Return the checksum of every file that is named in texts such as "gas(mine.py:MyRule)"."""
     paths = sorted({path for text in texts for path in user_files(text)})
     return {
-        path: hashlib.blake2b(Path(path).read_bytes(), digest_size=16).hexdigest()
+        path: hashlib.blake2b(find_file(path).read_bytes(), digest_size=16).hexdigest()
         for path in paths
-        if Path(path).is_file()
+        if find_file(path).is_file()
     }
 
 
@@ -153,7 +170,9 @@ def checked(spec: RunSpec) -> RunSpec:
         _check_least(name, getattr(spec, name), least)
     _check_data(spec.data)
     _check_federation(spec.federation, spec.data)
-    if spec.model.name not in MODELS:
+    for name, usual in (("loss", "auto"), ("optimizer", "local-sgd")):
+        _check_object(name, getattr(spec, name), (usual,))
+    if not is_user_object(spec.model.name) and spec.model.name not in MODELS:
         raise ValueError(
             f"model.name: unknown model {spec.model.name!r}; {closest(spec.model.name, MODELS)}"
         )
@@ -162,6 +181,8 @@ def checked(spec: RunSpec) -> RunSpec:
         rule=str(make_rule(spec.rule)),
         attack=str(make_attack(spec.attack)),
         data=_without_unused(spec.data),
+        training=with_rates(spec.training, spec.rounds),
+        server=_without_moments(spec.server),
     )
 
 
@@ -187,8 +208,19 @@ def _toml_value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def _check_object(key: str, text: str, known: tuple[str, ...]) -> None:
+    """Refuse a word that is neither known nor a user's object."""
+    if text not in known and not is_user_object(text):
+        raise ValueError(
+            f"{key}: unknown value {text!r}; {closest(text, known).rstrip('.')}, or name an object "
+            "in a file, path.py:name."
+        )
+
+
 def _check_data(data: DataSpec) -> None:
-    can_choose = any("size" in form.options for form in find_entry(data.name).forms)
+    _check_object("data.partition", data.partition, PARTITIONS)
+    forms = () if is_user_object(data.name) else find_entry(data.name).forms
+    can_choose = any("size" in form.options for form in forms)
     if data.image_size is not None:
         if not can_choose:
             raise ValueError(
@@ -238,10 +270,18 @@ def _without_unused(data: DataSpec) -> DataSpec:
     """Set what the partition does not use to its default, and a size that is the default."""
     usual = DataSpec()
     changes: dict[str, Any] = {}
-    if data.image_size == find_entry(data.name).shape[0]:
+    is_listed = not is_user_object(data.name)
+    if is_listed and data.image_size == find_entry(data.name).shape[0]:
         changes["image_size"] = None
     if data.partition != "dirichlet":
         changes |= {key: getattr(usual, key) for key in ("beta", "balance", "min_size")}
     if data.partition != "shards":
         changes["shards_per_client"] = usual.shards_per_client
     return msgspec.structs.replace(data, **changes)
+
+
+def _without_moments(server: Server) -> Server:
+    """Set what plain steps do not use to its default."""
+    if server.optimizer != "sgd":
+        return server
+    return Server(learning_rate=server.learning_rate, momentum=server.momentum)

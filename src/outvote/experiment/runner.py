@@ -23,7 +23,7 @@ from outvote.experiment.stack_run import OpenRun, StackRun
 from outvote.loading import user_line
 from outvote.results.disk import BusyError, StoreError
 from outvote.results.folder import Writer
-from outvote.results.schema import Status
+from outvote.results.schema import Round, Status
 
 CHECKPOINT_EVERY = 60.0
 Todo = tuple[int, Job]
@@ -156,6 +156,9 @@ class _Sweep(Listener):
 
     def on_round(self, progress: RoundProgress) -> None:
         self.listener.on_round(progress)
+
+    def on_record(self, job: Job, record: Round) -> None:
+        self.listener.on_record(job, record)
 
     def on_message(self, text: str) -> None:
         self.listener.on_message(text)

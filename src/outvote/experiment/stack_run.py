@@ -20,6 +20,7 @@ from outvote.results.audit_log import audit_arrays, to_npz
 from outvote.results.checkpoint import BOTH, Checkpoint, drop
 from outvote.results.folder import Writer
 from outvote.results.schema import Outcome, Round, Status, Timing
+from outvote.server.step import STATE_NAMES
 from outvote.state_format import pack_state, unpack_state
 
 REASONS = {
@@ -90,7 +91,7 @@ class StackRun:
         rounds, every = self.spec.rounds, self.spec.evaluate_every
         start, first = monotonic(), self.state.round + 1
         for step in simulate(self.stack, here, rounds, evaluate_every=every, numbers=going):
-            listener.on_round(self._record(step, monotonic() - start))
+            listener.on_round(self._record(step, monotonic() - start, listener))
             if self.state.round == first:
                 self._try_to_pack()
             for number in step.over:
@@ -135,10 +136,9 @@ class StackRun:
 
     def _checkpoint(self, number: int, outcome: Outcome) -> Checkpoint:
         state, row = self.state, self.rows[number]
+        stacked = {"weights": state.weights, "buffers": state.buffers, **state.server_state}
         arrays: dict[str, NDArray[Any]] = {
-            name: stacked[row].cpu().numpy()
-            for name in ("weights", "buffers", "velocity")
-            if (stacked := getattr(state, name)) is not None
+            name: values[row].cpu().numpy() for name, values in stacked.items()
         }
         notes: dict[str, Any] = {"outcome": outcome, "data": self._data.checksum}
         for owner in OWNERS:
@@ -156,7 +156,7 @@ class StackRun:
             for owner in ("attack", "rule"):  # Those of clients are tensors, and large.
                 self._packed(owner, row, {})
 
-    def _record(self, step: Step, seconds: float) -> RoundProgress:
+    def _record(self, step: Step, seconds: float, listener: Listener) -> RoundProgress:
         self.state = step.state
         self.rows = {number: row for row, number in enumerate(step.numbers)}
         number, num_runs = step.state.round, len(step.numbers)
@@ -165,6 +165,7 @@ class StackRun:
         for each, record in zip(step.numbers, step.records, strict=True):
             line = msgspec.convert(record, Round, from_attributes=True)
             self.open_runs[each].writer.add(line, timing)
+            listener.on_record(self.open_runs[each].job, line)
         return RoundProgress(
             round=number,
             num_rounds=self.spec.rounds,
@@ -199,6 +200,6 @@ def state_of(found: Sequence[Checkpoint], runs: Sequence[Run], device: torch.dev
         round=found[0].round,
         weights=stacked("weights"),
         buffers=stacked("buffers"),
-        velocity=stacked("velocity") if "velocity" in found[0].arrays else None,
+        server_state={name: stacked(name) for name in STATE_NAMES if name in found[0].arrays},
         **{f"{owner}_states": carried(owner) for owner in OWNERS},
     )

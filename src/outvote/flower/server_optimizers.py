@@ -13,6 +13,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
+from outvote.server.step import adam_second, adaptive_step, yogi_second
 from outvote.text import build, to_text
 
 OptimizerState = Mapping[str, Tensor]
@@ -71,12 +72,15 @@ class _Adaptive(ServerOptimizer):
 
     def step(self, update: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState]:
         """Return the mean of past updates over the root of their mean square."""
-        first = state.get("first", torch.zeros_like(update))
-        first = torch.lerp(update, first, self.beta_1)
-        second = state.get("second", torch.full_like(update, self.tau**2))
-        second = self.second_moment(second, update.square())
-        step = self.learning_rate * first / (second.sqrt() + self.tau)
-        return step, {"first": first, "second": second}
+        step, first, second = adaptive_step(
+            update,
+            state.get("first"),
+            state.get("second"),
+            beta1=self.beta_1,
+            epsilon=self.tau,
+            next_second=self.second_moment,
+        )
+        return self.learning_rate * step, {"first": first, "second": second}
 
     @abstractmethod
     def second_moment(self, second: Tensor, square: Tensor) -> Tensor:
@@ -106,7 +110,7 @@ class FedAdam(_Adaptive):
 
     def second_moment(self, second: Tensor, square: Tensor) -> Tensor:
         """Average, recent squares first."""
-        return torch.lerp(square, second, self.beta_2)
+        return adam_second(second, square, self.beta_2)
 
 
 @final
@@ -119,7 +123,7 @@ class FedYogi(_Adaptive):
 
     def second_moment(self, second: Tensor, square: Tensor) -> Tensor:
         """Move towards the squares by a share of them."""
-        return second - (1 - self.beta_2) * square * torch.sign(second - square)
+        return yogi_second(second, square, self.beta_2)
 
 
 SERVER_OPTIMIZERS: dict[str, type[ServerOptimizer]] = {

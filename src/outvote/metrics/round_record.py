@@ -35,6 +35,8 @@ class Record:
     """The norm of that mean."""
     byzantine_weight: float | None = None
     """The Byzantine clients' share of the rule's weights; None: unknown, or all are 0."""
+    test_loss: float | None = None
+    """The mean loss on the test set, where targets are not classes or the loss is the user's."""
     diagnostics: Diagnostics | None = None
     """Only of runs that want them."""
 

@@ -1,7 +1,10 @@
 """Networks by name."""
 
+import copy
 from collections.abc import Callable
+from inspect import signature
 from threading import Lock
+from typing import Any
 
 import torch
 from torch import nn
@@ -58,3 +61,27 @@ def make_model(
     with _LENT, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed_from(seed))
         return MODELS[name](num_classes, *shape)
+
+
+def make_own_model(model: Any, num_classes: int | None, seed: int) -> nn.Module:
+    """Make a user's network: a copy of a module, or what a class or function returns.
+
+    A class or function gets `num_classes` if it has a parameter of that name. Its first weights
+    are a function of the seed; those of a module are its own.
+    """
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model)
+    takes = {}
+    if num_classes is not None and "num_classes" in signature(model).parameters:
+        takes["num_classes"] = num_classes
+    with _LENT, torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        try:
+            made = model(**takes)
+        except TypeError as error:
+            raise ValueError(f"the model cannot be made without arguments: {error}.") from error
+    if not isinstance(made, nn.Module):
+        raise ValueError(  # noqa: TRY004  (what a function returns is a value)
+            f"model must be a torch.nn.Module or make one, got {type(made).__name__}."
+        )
+    return made

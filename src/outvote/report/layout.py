@@ -8,6 +8,7 @@ from outvote.errors import closest
 from outvote.grids import flat
 from outvote.report.cells import Cell, Grid, family, grouped, title_of
 from outvote.results.labels import is_same, names_of
+from outvote.results.later import LATER
 from outvote.results.run import Result
 from outvote.suites.paper import Printed
 from outvote.suites.suite import Part, Suite, read_suite, suite_names
@@ -278,6 +279,8 @@ def _order(value: Any) -> tuple[int, float, str]:
 
 
 def _value(table: dict[str, Any], key: str) -> Any:
-    """Return a setting; "none" where an older run lacks it."""
-    value = table.get(key, "none")
+    """Return a setting; its default, or "none", where a run lacks it."""
+    value = table.get(key, LATER.get(key))
+    if value is None:
+        return "none"
     return str(value) if isinstance(value, list) else value

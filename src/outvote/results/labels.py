@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from outvote.results.later import LATER
 from outvote.text import TOKEN, quoted_if_needed, read_value, value_in_text
 
 _SEARCH = {"direction": "std", "method": "closed-form", "gamma_init": 10.0, "tolerance": 1e-5}
@@ -21,6 +22,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 """Defaults that suites write out, and the text of a run leaves out."""
 ALIASES = {"rbtm": "trimmed-mean"}
 _USER_FILE = re.compile(r"[^\s(),='\"][^(),='\"]*\.py(?=:\w)")
+
+
+_REGISTERED = re.compile(r"(\w+)#([0-9a-f]{12})")
+"""A user's object that a Python program passed: its name and checksum."""
 
 
 class Outline(NamedTuple):
@@ -78,10 +83,20 @@ def user_files(text: str) -> list[str]:
     return _USER_FILE.findall(text)
 
 
+def user_objects(text: str) -> dict[str, str]:
+    """Return the checksums of a user's objects in a text, by their names.
+
+    >>> user_objects("gas(MyRule#0123456789ab)")
+    {'MyRule': '0123456789ab'}
+    """
+    return dict(_REGISTERED.findall(text))
+
+
 def value_of(table: Mapping[str, Any], key: str) -> Any:
     """Return a setting such as "data.beta" or "rule.num_groups"; None if there is none.
 
-    "rule" and "attack" are the names without parameters.
+    "rule" and "attack" are the names without parameters. A setting that came later, and was left
+    out at its default, has that.
     """
     first, _, rest = key.partition(".")
     if first in ("rule", "attack") and first in table:
@@ -89,6 +104,7 @@ def value_of(table: Mapping[str, Any], key: str) -> Any:
     found: Any = table
     for word in key.split("."):
         found = found.get(word) if isinstance(found, Mapping) else None
+    found = LATER.get(key) if found is None else found
     return None if isinstance(found, Mapping) else found
 
 
@@ -110,7 +126,7 @@ def outline(text: str) -> Outline:
 
 def _read(tokens: list[str]) -> Outline:
     """Parse one name and its parts from the front of the tokens, and remove them."""
-    name = tokens.pop(0).strip("'\"")
+    name = _REGISTERED.sub(r"\1", tokens.pop(0).strip("'\""))
     inside, own = [], {}
     if tokens and tokens[0] == "(":
         tokens.pop(0)

@@ -9,7 +9,7 @@ from typing import Any, final
 
 from outvote.results.disk import DamagedFileError
 from outvote.results.folder import RunFolder
-from outvote.results.labels import label, user_files, value_of
+from outvote.results.labels import label, user_files, user_objects, value_of
 from outvote.results.renamed import renamed_settings
 from outvote.results.schema import Environment, Status
 from outvote.results.series import Series, Summary, series_of, summary_of
@@ -77,7 +77,9 @@ class Result:
         """Return the checksums of the user's files of "rule" or "attack", by path."""
         code = (self.environment and self.environment.code) or ()
         known = {each.path: each.checksum for each in code}
-        return {path: known.get(path, "unknown") for path in user_files(self.config[key])}
+        text = self.config[key]
+        in_files = {path: known.get(path, "unknown") for path in user_files(text)}
+        return in_files | user_objects(text)
 
     @property
     def is_over(self) -> bool:

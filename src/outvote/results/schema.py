@@ -47,6 +47,8 @@ class Round(Struct, frozen=True, kw_only=True, omit_defaults=True):
     deviation: float | None
     honest_norm: float | None
     byzantine_weight: float | None = None
+    test_loss: float | None = None
+    """Absent where the accuracy is the measure and the loss is the default."""
     diagnostics: Diagnosis | None = None
     """Absent unless the run asks for it."""
 

@@ -1,8 +1,10 @@
 """Local SGD: its settings, and one step of it."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import isfinite
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -12,6 +14,10 @@ from outvote.kernels import is_for_kernels, load_kernels
 
 # torch's own clipping guards against a norm of 0 with the same number.
 TINY = 1e-6
+if TYPE_CHECKING:
+    Rates: TypeAlias = float | Sequence[float] | Callable[[int], float]
+else:
+    Rates = float  # What files hold: they are read by the type at run time.
 
 
 @final
@@ -19,26 +25,42 @@ TINY = 1e-6
 class LocalSGD:
     """SGD with momentum, weight decay and clipping, started afresh in every round."""
 
-    learning_rate: float = 0.1
+    learning_rate: Rates = 0.1
+    """A number; from Python also a sequence of numbers, one per round (the last one stays), or a
+    callable that returns the rate of a round, counted from 1."""
     momentum: float = 0.5
     weight_decay: float = 1e-4
     max_norm: float | None = 2.0
-    """The norm that the gradient of every step is clipped to; None: no clipping."""
+    """The norm that the gradient of every step is clipped to; None: no clipping. Weight decay is
+    added after clipping."""
     batch_size: int = 64
     num_epochs: int = 1
     """How often a client goes through its samples in a round."""
     num_steps: int | None = None
     """How many batches a client takes in a round, instead of epochs."""
     client_momentum: float = 0.0
-    """The share of what a client sent the last time it took part in what it sends now."""
+    """The share of what a client sent the last time it took part in what it sends now.
+
+    With a robust rule this is the defence of Karimireddy et al., Learning from History for
+    Byzantine Robust Optimization, ICML 2021: m = b m + (1 - b) g, with 0.9 or more for b. Averages
+    over rounds have less noise, and attacks that hide in the noise, such as lie, lose their cover.
+    There g is the gradient of one batch; here it is the change of a whole round.
+    """
     schedule: tuple[tuple[int, float], ...] = ()
     """Pairs (round, learning rate): from that round on, counted from 1."""
     augment: bool = False
     """Shift every image by up to four pixels and mirror half of them."""
+    proximal: float = 0.0
+    """FedProx (Li et al., MLSys 2020): mu of the term mu / 2 ||w - w_start||^2 of a client's loss.
+
+    Its gradient mu (w - w_start) is part of what is clipped; the loss that is recorded is without
+    the term.
+    """
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        for name in ("learning_rate", "momentum", "weight_decay", "client_momentum"):
+        self._check_rates()
+        for name in ("momentum", "weight_decay", "client_momentum", "proximal"):
             _check_number(name, getattr(self, name), 0.0)
         if self.client_momentum >= 1:
             raise ValueError(f"client_momentum must be below 1, got {self.client_momentum}.")
@@ -52,12 +74,54 @@ class LocalSGD:
             _check_count("schedule: the round", pair[0])
             _check_number("schedule: the learning rate", pair[1], 0.0)
 
+    def _check_rates(self) -> None:
+        rates: Any = self.learning_rate
+        if hasattr(rates, "tolist"):  # Arrays, tensors, and their numbers.
+            rates = rates.tolist()
+        if isinstance(rates, Sequence) and not isinstance(rates, str):
+            if not rates:
+                raise ValueError("learning_rate must have at least one rate, got an empty list.")
+            for number, rate in enumerate(rates, 1):
+                _check_number(f"learning_rate of round {number}", rate, 0.0)
+            rates = tuple(map(float, rates))
+        elif not callable(rates):
+            _check_number("learning_rate", rates, 0.0)
+        if self.schedule and (callable(rates) or isinstance(rates, tuple)):
+            what = "a callable" if callable(rates) else "a list"
+            raise ValueError(
+                f"learning_rate must be a number if there is a schedule, got {what}; leave one out."
+            )
+        object.__setattr__(self, "learning_rate", rates)
+
     def learning_rate_at(self, number: int) -> float:
         """Return the learning rate of a round, counted from 1."""
         rate = self.learning_rate
+        if callable(rate):
+            found = rate(number)
+            _check_number(f"learning_rate of round {number}", found, 0.0)
+            return float(found)
+        if isinstance(rate, Sequence):
+            return rate[min(number, len(rate)) - 1]
         for start, later in sorted(self.schedule):
             rate = later if number >= start else rate
         return rate
+
+
+def with_rates(training: LocalSGD, num_rounds: int) -> LocalSGD:
+    """Return the same training with its rates as a number and a schedule, which files can hold.
+
+    A callable is called once for every round; each rate must be finite and at least 0.
+
+    >>> found = with_rates(LocalSGD(learning_rate=lambda number: 0.5 / number), num_rounds=3)
+    >>> found.learning_rate, found.schedule
+    (0.5, ((2, 0.25), (3, 0.16666666666666666)))
+    """
+    if isinstance(training.learning_rate, (int, float)):
+        return training
+    rates = [training.learning_rate_at(number) for number in range(1, num_rounds + 1)]
+    pairs = zip(range(2, num_rounds + 1), pairwise(rates), strict=True)
+    schedule = tuple((number, new) for number, (old, new) in pairs if new != old)
+    return replace(training, learning_rate=rates[0], schedule=schedule)
 
 
 def _check_number(name: str, value: float, least: float) -> None:

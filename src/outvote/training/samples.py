@@ -1,7 +1,7 @@
-"""Samples on the training device: stored as bytes, converted to floats batch by batch."""
+"""Samples on the training device, converted to what a model takes batch by batch."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor
@@ -9,8 +9,34 @@ from torch import Tensor
 LARGEST_SHIFT = 4
 
 
-class Samples:
-    """Images ``[samples, height, width, channels]`` and their labels."""
+class Samples(Protocol):
+    """Samples and their targets."""
+
+    @property
+    def targets(self) -> Tensor:
+        """One target per sample, of any shape: ``[samples, ...]``."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of floating-point samples."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def inputs(self, index: Tensor, moves: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Return the arguments of a model for some samples; images have the channels first."""
+
+    def batch(self, index: Tensor, moves: Tensor | None = None) -> Tensor:
+        """Return some samples for a stacked model: images have the channels last."""
+
+
+@final
+class ByteImages:
+    """Images ``[samples, height, width, channels]`` stored as bytes, and their labels."""
 
     def __init__(
         self,
@@ -45,13 +71,27 @@ class Samples:
         return len(self.images)
 
     @property
+    def targets(self) -> Tensor:
+        """The labels."""
+        return self.labels
+
+    @property
+    def device(self) -> torch.device:
+        """Where the images are."""
+        return self.images.device
+
+    @property
     def shape(self) -> tuple[int, int, int]:
         """Height, width and channels."""
         height, width, channels = self.images.shape[1:]
         return height, width, channels
 
+    def inputs(self, index: Tensor, moves: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Return some images as floats, ``[*index, channels, height, width]``."""
+        return (self.batch(index, moves).movedim(-1, -3),)
+
     def batch(self, index: Tensor, moves: Tensor | None = None) -> Tensor:
-        """Return some samples as floats, ``[*index, height, width, channels]``.
+        """Return some images as floats, ``[*index, height, width, channels]``.
 
         `moves [*index, 3]` shifts each image down and to the right (with reflection padding) and
         mirrors it where the third number is 1.
@@ -69,6 +109,61 @@ class Samples:
 
     def _range(self, size: int) -> Tensor:
         return torch.arange(size, device=self.images.device)
+
+
+@final
+class ArraySamples:
+    """Samples of any kind: one array per argument of the model, and targets of any shape.
+
+    Floating-point numbers are converted to `dtype`, bytes are divided by 255, other whole numbers
+    (such as token ids) stay.
+    """
+
+    def __init__(
+        self,
+        arrays: Sequence[Any],
+        targets: Any,
+        *,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        is_channels_last: bool = False,
+    ) -> None:
+        """Take arrays ``[samples, ...]``; `is_channels_last`: images, channels as the last axis."""
+        self.dtype = dtype
+        self.arrays = tuple(self._moved_to(torch.as_tensor(each), device) for each in arrays)
+        self.targets = self._moved_to(torch.as_tensor(targets), device)
+        self.is_channels_last = is_channels_last
+
+    def _moved_to(self, values: Tensor, device: torch.device) -> Tensor:
+        kind = self.dtype if values.is_floating_point() else values.dtype
+        return values.to(device, kind)
+
+    def __len__(self) -> int:
+        """How many samples there are."""
+        return len(self.targets)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the samples are."""
+        return self.targets.device
+
+    def inputs(self, index: Tensor, moves: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Return the arguments of a model for some samples, ``[*index, ...]``."""
+        del moves
+        found = [self._floats(values[index]) for values in self.arrays]
+        if self.is_channels_last:
+            found[0] = found[0].movedim(-1, index.dim())
+        return tuple(found)
+
+    def batch(self, index: Tensor, moves: Tensor | None = None) -> Tensor:
+        """Return the first argument for a stacked model: images have the channels last."""
+        del moves
+        values = self._floats(self.arrays[0][index])
+        is_image = values.dim() == index.dim() + 3
+        return values.movedim(-3, -1) if is_image and not self.is_channels_last else values
+
+    def _floats(self, values: Tensor) -> Tensor:
+        return values.to(self.dtype).div_(255) if values.dtype == torch.uint8 else values
 
 
 def _reflected(at: Tensor, size: int) -> Tensor:

@@ -1,19 +1,21 @@
 """Clients trained one by one, each on one core: the fastest way without a GPU."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from threading import local
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.optim import Optimizer
 
 from outvote.threads import mapped
 from outvote.training.local_sgd import TINY, LocalSGD
+from outvote.training.objective import Objective, Score
 from outvote.training.samples import Samples
-from outvote.training.trainer import ClientTask, LocalUpdates, count_samples
+from outvote.training.trainer import ClientTask, LocalUpdates, count_samples, mapped_labels
 
 EVALUATED_AT_ONCE = 512
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
 class FlatModel:
@@ -25,18 +27,24 @@ class FlatModel:
         parameters = list(self.module.parameters())
         self.weights = nn.utils.parameters_to_vector(parameters).detach().clone()
         self.gradient = torch.zeros_like(self.weights)
+        self.frozen: list[slice] = []
+        """Parameters that do not train."""
         start = 0
         for parameter in parameters:
             piece = slice(start, start + parameter.numel())
             parameter.data = self.weights[piece].view_as(parameter)
             parameter.grad = self.gradient[piece].view_as(parameter)
+            if not parameter.requires_grad:
+                self.frozen.append(piece)
             start += parameter.numel()
         self.velocity = torch.zeros_like(self.weights)
+        self.start = self.weights
 
     @torch.no_grad()
     def load(self, weights: Tensor, buffers: Tensor) -> None:
         """Take the weights and running statistics of a model."""
         self.weights.copy_(weights)
+        self.start = weights
         self.velocity.zero_()
         start = 0
         for buffer in self.module.buffers():
@@ -49,13 +57,21 @@ class FlatModel:
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
 
     @torch.no_grad()
-    def step(self, training: LocalSGD, learning_rate: float) -> None:
-        """Take one step along the gradient."""
-        gradient = self.gradient
+    def clip(self, training: LocalSGD) -> None:
+        """Add the gradient of the proximal term, and clip the gradient."""
+        if training.proximal > 0:
+            self.gradient.add_(self.weights - self.start, alpha=training.proximal)
         if training.max_norm is not None:
-            scale = training.max_norm / (gradient.norm() + TINY)
-            gradient.mul_(scale.clamp(max=1.0))
+            scale = training.max_norm / (self.gradient.norm() + TINY)
+            self.gradient.mul_(scale.clamp(max=1.0))
+
+    @torch.no_grad()
+    def step(self, training: LocalSGD, learning_rate: float) -> None:
+        """Take one step along the clipped gradient."""
+        gradient = self.gradient
         gradient.add_(self.weights, alpha=training.weight_decay)
+        for piece in self.frozen:
+            gradient[piece] = 0
         self.velocity.mul_(training.momentum).add_(gradient)
         self.weights.sub_(self.velocity, alpha=learning_rate)
 
@@ -63,10 +79,21 @@ class FlatModel:
 class SequentialTrainer:
     """Trains client after client."""
 
-    def __init__(self, module: nn.Module, samples: Samples) -> None:
-        """Take the network and the training samples."""
+    def __init__(
+        self,
+        module: nn.Module,
+        samples: Samples,
+        objective: Objective | None = None,
+        optimizer: MakeOptimizer | None = None,
+    ) -> None:
+        """Take the network, the training samples, the loss, and what makes a client's optimiser.
+
+        Without `optimizer`, clients train by local SGD.
+        """
         self.module = module
         self.samples = samples
+        self.objective = objective or Objective()
+        self.optimizer = optimizer
         self._own = local()
 
     def train(
@@ -102,41 +129,65 @@ class SequentialTrainer:
         self, model: FlatModel, task: ClientTask, training: LocalSGD, learning_rate: float
     ) -> float:
         model.module.train()
-        total = torch.zeros((), dtype=torch.float64, device=self.samples.images.device)
+        optimizer = self._optimizer(model, training, learning_rate)
+        total = torch.zeros((), dtype=torch.float64, device=self.samples.device)
         for step, size in enumerate(task.batches.sizes):
             index = task.batches.index[step, :size]
             moves = None if task.batches.moves is None else task.batches.moves[step, :size]
-            labels = self.samples.labels[index]
-            labels = labels if task.label_map is None else task.label_map[labels]
-            images = self.samples.batch(index, moves).movedim(-1, 1)
+            targets = self.samples.targets[index]
+            if task.label_map is not None:
+                targets = mapped_labels(targets, task.label_map)
+            first, *others = self.samples.inputs(index, moves)
             if task.poison is not None:
-                images, labels = task.poison(images, labels)
+                first, targets = task.poison(first, targets)
             model.gradient.zero_()
-            loss = F.cross_entropy(model.module(images), labels)
+            loss = self.objective(model.module(first, *others), targets)
             loss.backward()
-            model.step(training, learning_rate)
+            model.clip(training)
+            if optimizer is None:
+                model.step(training, learning_rate)
+            else:
+                optimizer.step()
             total += loss.detach()
         return float(total) / max(1, task.batches.num_steps)
 
-    def count_correct(self, weights: Tensor, buffers: Tensor, samples: Samples) -> Tensor:
-        """Return how many samples the model of each run classifies correctly."""
+    def _optimizer(
+        self, model: FlatModel, training: LocalSGD, learning_rate: float
+    ) -> Optimizer | None:
+        """Make a client's optimiser; its own learning rate follows the schedule of `training`."""
+        if self.optimizer is None:
+            return None
+        made = self.optimizer([p for p in model.module.parameters() if p.requires_grad])
+        scale_rates(made, training, learning_rate)
+        return made
 
-        def work(run: int) -> int:
+    def evaluate(self, weights: Tensor, buffers: Tensor, samples: Samples) -> list[Score]:
+        """Evaluate the model of each run on some samples."""
+
+        def work(run: int) -> Score:
             # Each thread has its own gradient mode: it is set where the work is done.
             with torch.no_grad():
                 model = self._model()
                 model.load(weights[run], buffers[run])
                 model.module.eval()
-                num_correct = 0
+                total = torch.zeros(4, dtype=torch.float64, device=samples.device)
                 for index in torch.arange(len(samples)).split(EVALUATED_AT_ONCE):
-                    found = model.module(samples.batch(index).movedim(-1, 1)).argmax(dim=-1)
-                    num_correct += int((found == samples.labels[index]).sum())
-                return num_correct
+                    outputs = model.module(*samples.inputs(index))
+                    total += self.objective.measure(outputs, samples.targets[index])
+                return self.objective.score(total)
 
-        return torch.tensor(mapped(work, range(len(weights)), weights.device, on_one_core=True))
+        return mapped(work, range(len(weights)), weights.device, on_one_core=True)
 
     def _model(self) -> FlatModel:
         model: FlatModel | None = getattr(self._own, "model", None)
         if model is None:
             model = self._own.model = FlatModel(self.module, self.samples.dtype)
         return model
+
+
+def scale_rates(optimizer: Optimizer, training: LocalSGD, learning_rate: float) -> None:
+    """Scale an optimiser's own learning rates by that of the round relative to the first round."""
+    first = training.learning_rate_at(1)
+    if learning_rate != first and first > 0:
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * (learning_rate / first)

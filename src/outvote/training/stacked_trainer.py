@@ -10,6 +10,7 @@ from outvote.errors import check_choice
 from outvote.precision import exact_products, fast_products
 from outvote.training.gpu_memory import how_many_fit
 from outvote.training.local_sgd import LocalSGD, take_step
+from outvote.training.objective import Score
 from outvote.training.samples import Samples
 from outvote.training.stacked_model import StackedModel
 from outvote.training.trainer import ClientTask, LocalUpdates, count_samples
@@ -98,7 +99,7 @@ class StackedTrainer:
         active = plan.num_active[step]
         index, is_there = plan.index[:active, step], plan.is_there[:active, step]
         moves = None if plan.moves is None else plan.moves[:active, step]
-        images, labels = self.samples.batch(index, moves), self.samples.labels[index]
+        images, labels = self.samples.batch(index, moves), self.samples.targets[index]
         if plan.label_maps is not None:
             labels = plan.label_maps[:active].gather(1, labels)
         for model, poison in plan.poisons.items():
@@ -124,6 +125,11 @@ class StackedTrainer:
             stack.backward(losses.sum(), leaves, targets)
         return losses.detach().double()
 
+    def evaluate(self, weights: Tensor, buffers: Tensor, samples: Samples) -> list[Score]:
+        """Evaluate the model of each run on some samples."""
+        correct = self.count_correct(weights, buffers, samples)
+        return [Score(accuracy=int(count) / len(samples)) for count in correct]
+
     def count_correct(self, weights: Tensor, buffers: Tensor, samples: Samples) -> Tensor:
         """Return how many samples the model of each run classifies correctly."""
         kind = torch.bfloat16 if self.precision == "bfloat16" else weights.dtype
@@ -132,9 +138,10 @@ class StackedTrainer:
         is_exact = self.precision == "float32"
 
         def count(index: Tensor) -> Tensor:
-            images = samples.batch(index).to(kind).expand(len(weights), -1, -1, -1, -1)
+            images = samples.batch(index).to(kind)
+            images = images.expand(len(weights), *images.shape)
             logits = self.model.forward(parameters, images, buffers=statistics)
-            return (logits.argmax(dim=-1) == samples.labels[index]).sum(dim=-1)
+            return (logits.argmax(dim=-1) == samples.targets[index]).sum(dim=-1)
 
         with torch.no_grad(), exact_products() if is_exact else fast_products():
             everything = torch.arange(len(samples), device=weights.device)
@@ -174,6 +181,8 @@ class WeightStack:
         is_same = self.dtype == self.weights.dtype
         self.copy = None if is_same else self.weights.to(self.dtype)
         self.gradients = torch.zeros_like(self.weights, dtype=self.dtype)
+        self.start: Tensor | None = None
+        """With a proximal term: the weights before the first step."""
 
     def leaves(self, active: int) -> list[Tensor]:
         """Return the parameters of the models that still train, as leaves of autograd."""
@@ -196,6 +205,11 @@ class WeightStack:
 
     def step(self, active: int, training: LocalSGD, learning_rate: float) -> None:
         """Take one step in the models that still train."""
+        if training.proximal > 0:
+            if self.start is None:
+                self.start = self.weights.clone()
+            far = self.weights[:active] - self.start[:active]
+            self.gradients[:active].add_(far, alpha=training.proximal)
         take_step(
             self.weights[:active],
             self.gradients[:active],

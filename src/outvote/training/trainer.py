@@ -9,6 +9,7 @@ from torch import Tensor
 
 from outvote.training.batches import Batches
 from outvote.training.local_sgd import LocalSGD
+from outvote.training.objective import Score
 from outvote.training.samples import Samples
 
 
@@ -21,8 +22,10 @@ class ClientTask:
     label_map: Tensor | None = None
     """The label that each class is trained as; None: its own."""
     poison: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
-    """What a data attack trains on instead of a batch of samples ``[batch, channels, height,
-    width]`` and labels; None: the batch itself."""
+    """What a data attack trains on instead of a batch of samples (the first argument of the model,
+    ``[batch, ...]``) and targets; None: the batch itself."""
+    seed: int = 0
+    """Of what the model draws while it trains, such as the masks of dropout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,6 +51,13 @@ def count_samples(tasks: Sequence[ClientTask]) -> Tensor:
     return torch.tensor([task.batches.num_samples for task in tasks], dtype=torch.int64)
 
 
+def mapped_labels(labels: Tensor, label_map: Tensor) -> Tensor:
+    """Return what each label is trained as; ignored targets, which are negative, stay."""
+    if labels.dim() == 1:
+        return label_map[labels]
+    return torch.where(labels >= 0, label_map[labels.clamp(min=0)], labels)
+
+
 class Trainer(Protocol):
     """Trains clients from the weights of their runs, and evaluates the models of runs."""
 
@@ -62,6 +72,6 @@ class Trainer(Protocol):
         """Train one model per task, from ``weights [runs, dim]``."""
         ...
 
-    def count_correct(self, weights: Tensor, buffers: Tensor, samples: Samples) -> Tensor:
-        """Return how many samples the model of each run classifies correctly, ``[runs]``."""
+    def evaluate(self, weights: Tensor, buffers: Tensor, samples: Samples) -> list[Score]:
+        """Evaluate the model of each run on some samples."""
         ...

@@ -1,0 +1,194 @@
+"""Samples of any kind in memory: features, images, token ids; targets of any shape."""
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outvote.errors import check_choice
+
+Array = NDArray[Any]
+CHANNELS = ("auto", "first", "last")
+MOST_CHANNELS = 4
+IGNORED = -100
+"""A class target that does not count, as in torch's cross entropy."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ArrayDataset:
+    """Samples, one array per argument of the model, and their targets."""
+
+    name: str
+    train_inputs: tuple[Array, ...]
+    """Arrays ``[samples, ...]``. Bytes are divided by 255 before a model gets them."""
+    train_targets: Array
+    """``[samples, ...]``: whole numbers are classes, -100 does not count; others are values."""
+    test_inputs: tuple[Array, ...]
+    test_targets: Array
+    num_classes: int | None
+    """None: targets are not classes."""
+    source: str
+    """What the data is, and where it was found."""
+    train_groups: Array | None = None
+    """The group (such as a writer, a book, a carrier) of every training sample."""
+    is_channels_last: bool = False
+    """Whether the first array are images whose last axis are channels."""
+
+    def __post_init__(self) -> None:
+        """Check what users rely on."""
+        for part in ("train", "test"):
+            self._check_part(part)
+        for number, (one, two) in enumerate(zip(self.train_inputs, self.test_inputs, strict=True)):
+            if one.shape[1:] != two.shape[1:] or one.dtype.kind != two.dtype.kind:
+                raise ValueError(
+                    f"train and test must have samples of one kind, got {_kind(one)} and "
+                    f"{_kind(two)}{'' if number == 0 else f' as argument {number}'}."
+                )
+        if self.train_groups is not None and len(self.train_groups) != len(self.train_targets):
+            raise ValueError(
+                f"groups must have one entry for each of the {len(self.train_targets)} training "
+                f"samples, got {len(self.train_groups)}."
+            )
+
+    def _check_part(self, part: str) -> None:
+        inputs: tuple[Array, ...] = getattr(self, f"{part}_inputs")
+        targets: Array = getattr(self, f"{part}_targets")
+        if not len(targets):
+            raise ValueError(f"{part} must have at least one sample, got none.")
+        for values in inputs:
+            if len(values) != len(targets):
+                raise ValueError(
+                    f"{part} must have one target per sample, got {len(values)} samples and "
+                    f"{len(targets)} targets."
+                )
+        for what, values in (*(("samples", each) for each in inputs), ("targets", targets)):
+            if values.dtype.kind not in "biuf":
+                raise TypeError(f"{part}: {what} must be numbers, got {values.dtype}; encode them.")
+            if values.dtype.kind == "f" and not np.isfinite(values).all():
+                raise ValueError(
+                    f"{part}: {what} must be finite, got NaN or infinity; remove or replace them."
+                )
+        if self.num_classes is not None:
+            counted = targets[targets != IGNORED]
+            if counted.size and not 0 <= counted.min() <= counted.max() < self.num_classes:
+                raise ValueError(
+                    f"{part}: targets must be classes from 0 to {self.num_classes - 1} (or "
+                    f"{IGNORED}, which does not count), got {counted.min()} to {counted.max()}; "
+                    "number the classes from 0, or pass floating-point targets for regression."
+                )
+
+    @property
+    def train_labels(self) -> Array | None:
+        """The class of every training sample; None where a sample has no single class."""
+        is_single = self.num_classes is not None and self.train_targets.ndim == 1
+        return self.train_targets if is_single else None
+
+
+def make_dataset(
+    train: Any, test: Any, *, name: str, groups: Any = None, channels: str = "auto"
+) -> ArrayDataset:
+    """Make a dataset of what a user has.
+
+    `train` and `test` are pairs (samples, targets), or torch datasets of pairs that fit into
+    memory. Samples are one array or tensor, or a tuple of them: the arguments of the model.
+    `channels`: which axis of images are channels; "auto": the last if it has at most four entries
+    and the first has more.
+    """
+    check_choice("channels", channels, CHANNELS)
+    train_inputs, train_targets = _pair("train", train)
+    test_inputs, test_targets = _pair("test", test)
+    if len(train_inputs) != len(test_inputs):
+        raise ValueError(
+            f"train and test must have as many arrays of samples, got {len(train_inputs)} and "
+            f"{len(test_inputs)}."
+        )
+    has_classes = train_targets.dtype.kind in "biu"
+    if has_classes != (test_targets.dtype.kind in "biu"):
+        raise ValueError(
+            f"targets must be whole numbers in train and test or in none, got "
+            f"{train_targets.dtype} and {test_targets.dtype}."
+        )
+    if has_classes:
+        train_targets, test_targets = train_targets.astype("int64"), test_targets.astype("int64")
+    return ArrayDataset(
+        name=name,
+        train_inputs=train_inputs,
+        train_targets=train_targets,
+        test_inputs=test_inputs,
+        test_targets=test_targets,
+        num_classes=max(2, int(train_targets.max()) + 1) if has_classes else None,
+        source="arrays of the caller",
+        train_groups=None if groups is None else _array("groups", groups),
+        is_channels_last=_are_channels_last(train_inputs[0], channels),
+    )
+
+
+def _are_channels_last(images: Array, channels: str) -> bool:
+    if images.ndim != 4:
+        return False
+    if channels != "auto":
+        return channels == "last"
+    return bool(images.shape[-1] <= MOST_CHANNELS < images.shape[1])
+
+
+def _pair(part: str, given: Any) -> tuple[tuple[Array, ...], Array]:
+    """Return the arrays of the samples, and the targets."""
+    if isinstance(given, tuple | list) and len(given) == 2:
+        samples, targets = given
+    elif hasattr(given, "__getitem__") and hasattr(given, "__len__"):
+        samples, targets = _collected(part, given)
+    else:
+        raise TypeError(
+            f"{part} must be a pair (samples, targets), a torch dataset, or the name of a dataset, "
+            f"got {type(given).__name__}."
+        )
+    several = samples if isinstance(samples, tuple) else (samples,)
+    inputs = tuple(_array(f"{part}: samples", each) for each in several)
+    return inputs, _array(f"{part}: targets", targets)
+
+
+def _collected(part: str, dataset: Any) -> tuple[Any, Any]:
+    """Read a torch dataset into memory."""
+    if not len(dataset):
+        raise ValueError(f"{part} must have at least one sample, got none.")
+    items = [dataset[number] for number in range(len(dataset))]
+    first = items[0]
+    if not isinstance(first, tuple | list) or len(first) < 2:
+        raise TypeError(
+            f"{part}: a dataset must give (sample, target) for every index, got "
+            f"{type(first).__name__}; wrap it so that it does."
+        )
+    columns = [
+        _stacked(f"{part}: column {k}", [item[k] for item in items]) for k in range(len(first))
+    ]
+    return tuple(columns[:-1]), columns[-1]
+
+
+def _stacked(what: str, values: list[Any]) -> Array:
+    arrays = [_array(what, value) for value in values]
+    shapes = {array.shape for array in arrays}
+    if len(shapes) > 1:
+        raise ValueError(f"{what} must have one shape in all samples, got {sorted(shapes)[:3]}.")
+    return np.stack(arrays)
+
+
+def _array(what: str, values: Any) -> Array:
+    """Return an array; a tensor is copied to the CPU, a low precision becomes float32."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        if str(values.dtype) == "torch.bfloat16":
+            values = values.float()
+        values = values.numpy()
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise ValueError(f"{what} must be an array of one shape: {error}.") from error
+    if array.dtype == np.float16:
+        array = array.astype(np.float32)
+    return array
+
+
+def _kind(values: Array) -> str:
+    return f"{values.dtype} {list(values.shape[1:])}"

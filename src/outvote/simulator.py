@@ -1,0 +1,474 @@
+"""`simulate`: federations of a user's own model and data, by the engine and store of the CLI."""
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import monotonic
+from typing import Any, Literal, final
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from outvote.attacks.attack import Attack
+from outvote.attacks.attack_spec import make_attack
+from outvote.data.array_dataset import ArrayDataset, make_dataset
+from outvote.errors import OutvoteWarning, check_choice, check_kind, closest, plural
+from outvote.experiment.builder import arrays_of
+from outvote.experiment.environment import choose_device
+from outvote.experiment.listener import Listener, RoundProgress
+from outvote.experiment.plan import Job, Plan, RunEnd
+from outvote.experiment.run_spec import (
+    PARTITIONS,
+    DataSpec,
+    FederationSpec,
+    ModelSpec,
+    RunSpec,
+    checked,
+)
+from outvote.experiment.runner import CHECKPOINT_EVERY, Runner
+from outvote.experiment.stop_signal import StopSignal
+from outvote.report.runs import Runs
+from outvote.results.collect import collect
+from outvote.results.labels import outline
+from outvote.results.schema import Round
+from outvote.rules.rule import Rule
+from outvote.rules.rule_spec import make_rule
+from outvote.server.step import Server
+from outvote.training.local_sgd import LocalSGD
+from outvote.user_objects import checksum_of, is_user_object, named, registered, text_of
+
+Samples = Any
+LINES_EVERY = 10.0
+"""Seconds between two lines of progress."""
+OPTIONS = {"dirichlet": ("beta", "balance", "min_size"), "shards": ("per_client",)}
+"""The parameters of partitions."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundReport:
+    """One round of one run, as callbacks get it."""
+
+    run: str
+    """The name of the run: rule, attack, seed and checksum."""
+    rule: str
+    attack: str
+    seed: int
+    round: int
+    accuracy: float | None
+    """On the test set; None: not evaluated, or targets are not classes."""
+    loss: float | None
+    """The mean training loss of the honest clients."""
+    test_loss: float | None
+    """Where targets are not classes, or the loss is your own."""
+    record: Round
+    """All that is recorded, see `help(outvote.RoundReport)` for the most used."""
+
+
+Callback = Callable[[RoundReport], object]
+
+
+def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
+    model: str | nn.Module | Callable[..., nn.Module],
+    train: Samples,
+    test: Samples = None,
+    *,
+    groups: Sequence[Hashable] | None = None,
+    channels: Literal["auto", "first", "last"] = "auto",
+    partition: str | Sequence[Sequence[int]] | Callable[..., Any] = "iid",
+    num_clients: int | None = None,
+    num_sampled: int | float | None = None,
+    byzantine: int | float = 0.2,
+    assumed_byzantine: int | float | Literal["oracle"] = "oracle",
+    rules: str | Rule | Sequence[str | Rule] = "gas(multi-krum)",
+    attacks: str | Attack | Sequence[str | Attack] = "lie",
+    seeds: int | Sequence[int] = 0,
+    rounds: int = 50,
+    local: LocalSGD | None = None,
+    optimizer: Callable[[Sequence[nn.Parameter]], Optimizer] | None = None,
+    loss: Callable[[Any, Tensor], Tensor] | None = None,
+    server: Server | None = None,
+    aggregate: Literal["parameters", "state"] = "parameters",
+    root_size: int = 100,
+    diagnostics: bool = False,
+    evaluate_every: int = 1,
+    device: str = "auto",
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32",
+    trainer: Literal["auto", "stacked", "vmap", "sequential"] = "auto",
+    max_stacked: int | None = None,
+    output: str | os.PathLike[str] | None = None,
+    suite: str = "simulation",
+    checkpoint_every: float = CHECKPOINT_EVERY,
+    keep_weights: bool = True,
+    callbacks: Callback | Sequence[Callback] = (),
+    progress: bool | Literal["auto"] = "auto",
+) -> Runs:
+    """Simulate federations of your model on your data: every rule under every attack.
+
+    One run is one rule, one attack and one seed. Runs train side by side. With `output` they are
+    stored as `outvote run` stores them: called again with the same arguments, finished runs are
+    read, half-done ones resume where they stopped (also after kill -9), and the tables, reports
+    and audits of the command line work on the folder.
+
+    ::
+
+        result = ov.simulate(Net, train=(x, y), test=(x_test, y_test), num_clients=20,
+                             partition="dirichlet(beta=0.5)", rules=["mean", "gas(median)"],
+                             attacks=["lie", "ipm"], rounds=20, output="runs")
+        result.to_frame(), result.table(), result.plot("curves"), result.report("report.html")
+
+    Args:
+        model: A class or function that makes a network (it is called with `num_classes` if it has
+            such a parameter; its first weights follow from the seed), a network (every run starts
+            from its weights), or the name of a network of outvote (for the datasets of outvote).
+        train: A pair (samples, targets) of arrays or tensors; a torch dataset of pairs; or the
+            name of a dataset of outvote, without `test`. Samples may be a tuple of arrays, the
+            arguments of the network. Floating-point samples are used as they are, bytes are
+            divided by 255, other whole numbers (token ids) stay. Whole-number targets are classes
+            from 0 (-100 does not count); other targets are values to regress on.
+        test: Likewise.
+        groups: The group of every training sample, for the partition "by-group".
+        channels: Which axis of images ``[samples, ?, ?, ?]`` are channels; "auto": the last if it
+            has at most four entries and the first has more.
+        partition: "iid", "dirichlet(beta=0.5, balance=true, min_size=10)", "shards(per_client=2)",
+            "by-group"; a list with the indices of every client's samples; or a function
+            (targets, num_clients, seed) that returns one.
+        num_clients: How many clients there are; default: 50, or what the partition has.
+        num_sampled: How many take part in a round, or their fraction; default: all.
+        byzantine: How many clients are Byzantine, or their fraction, rounded up.
+        assumed_byzantine: How many Byzantine clients the server assumes in a round, or their
+            fraction; "oracle": their true number.
+        rules: Rules as text ("gas(multi-krum, num_groups=100)", "mine.py:MyRule") or objects.
+        attacks: Attacks as text ("lie(z=1.5)") or objects.
+        seeds: Of everything random: first weights, partition, who is Byzantine, batches, splits.
+        rounds: How many rounds a run has.
+        local: The training of clients; default: `LocalSGD()`.
+        optimizer: A function of the parameters that makes a torch optimiser, instead of SGD:
+            ``lambda parameters: torch.optim.Adam(parameters, lr=1e-3)``. Every client starts a new
+            one in every round. Batches, epochs, clipping and the schedule (relative to its first
+            round) are those of `local`.
+        loss: A function (outputs, targets) that returns one number; default: cross entropy for
+            classes, the mean squared error for other targets.
+        server: The server's step, see `Server`; default: subtract the update.
+        aggregate: Whether rules aggregate the parameters, or the whole state with the buffers.
+        root_size: How many clean samples the server has, for rules that need a reference.
+        diagnostics: Whether to record the quantities of the theory; costs about an epoch a round.
+        evaluate_every: Rounds between two evaluations on the test set.
+        device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1".
+        precision: Of products while clients train; "bfloat16" is for GPUs.
+        trainer: How clients train: "stacked" (fastest; layers it knows), "vmap" (any network that
+            torch.func takes), "sequential" (any network); "auto": the fastest that works.
+        max_stacked: The most runs that train together; default: as many as fit into memory.
+        output: The folder of a store; None: nothing is kept on disk.
+        suite: The folder of these runs below `output`.
+        checkpoint_every: Seconds between two checkpoints; 0: after every round.
+        keep_weights: Whether the final weights of a run stay in its folder.
+        callbacks: Functions that are called with a `RoundReport` after every round of every run.
+        progress: Whether to print a line on stderr every ten seconds; "auto": on a terminal.
+
+    Returns:
+        The runs, see `Runs`: `to_frame()`, `summary()`, `table()`, `plot()`, `report()`. Runs that
+        failed are among them with the reason, and a warning names the first.
+
+    Raises:
+        ValueError: Something cannot be simulated, such as targets that do not fit the model. It
+            is found before anything trains.
+    """
+    given = _Objects()
+    data = given.dataset(train, test, groups, channels)
+    chosen = _partition(partition, given)
+    number = _num_clients(num_clients, partition, chosen["partition"])
+    specs = [
+        RunSpec(
+            rule=rule,
+            attack=attack,
+            seed=seed,
+            rounds=rounds,
+            evaluate_every=evaluate_every,
+            precision=precision,
+            root_size=root_size,
+            aggregate=aggregate,
+            diagnostics=diagnostics,
+            loss="auto" if loss is None else given.text("loss", loss),
+            optimizer="local-sgd" if optimizer is None else given.text("optimizer", optimizer),
+            trainer=trainer,
+            data=DataSpec(name=data, **chosen),
+            federation=FederationSpec(
+                num_clients=number,
+                byzantine=_count_or_fraction("byzantine", byzantine),
+                sampled=1.0
+                if num_sampled is None
+                else _count_or_fraction("num_sampled", num_sampled),
+                assumed_byzantine=_assumed(assumed_byzantine),
+            ),
+            model=ModelSpec(name=given.model(model)),
+            training=_local(local),
+            server=Server() if server is None else server,
+        )
+        for rule in given.rules(rules)
+        for attack in given.attacks(attacks)
+        for seed in ([seeds] if isinstance(seeds, int) else seeds)
+    ]
+    given.warn()
+    _check_names(precision, aggregate, trainer, specs)
+    with given.known():
+        specs = [checked(spec) for spec in specs]
+        by_hash = {spec.hash: spec for spec in specs}
+        plan = Plan(suite, tuple(by_hash.values()), tuple(by_hash))
+        reports = [callbacks] if callable(callbacks) else list(callbacks)
+        with nullcontext(output) if output is not None else TemporaryDirectory() as folder:
+            runner = Runner(
+                output=Path(folder),
+                device=choose_device(device),
+                checkpoint_every=checkpoint_every if output is not None else float("inf"),
+                listener=_Reports(reports, is_shown=_is_shown(progress)),
+                max_stacked=max_stacked,
+                keep_weights=keep_weights and output is not None,
+            )
+            with StopSignal() as stop:
+                runner.should_stop = stop
+                ends = runner.execute(plan)
+            if stop():
+                raise KeyboardInterrupt(_how_to_resume(output))
+            return _results(ends, plan, is_stored=output is not None)
+
+
+def _results(ends: Sequence[RunEnd], plan: Plan, *, is_stored: bool) -> Runs:
+    """Read the runs; one that failed is a warning, unless all did."""
+    failed = [end for end in ends if end.outcome not in ("finished", "diverged")]
+    if failed:
+        text = (
+            f"{len(failed)} of {plural(len(ends), 'run')} failed; {failed[0].job.name}: "
+            f"{failed[0].reason}"
+        )
+        if len(failed) == len(ends):
+            raise RuntimeError(text)
+        warnings.warn(text, OutvoteWarning, stacklevel=4)
+    paths = [end.job.folder.path for end in ends if end.job.folder.path.is_dir()]
+    found = {result.hash: result for result in collect(paths)}
+    runs = [found[known] for known in plan.hashes if known in found]
+    return Runs(runs if is_stored else [replace(run, folder=None) for run in runs])
+
+
+def _how_to_resume(output: Any) -> str:
+    return (
+        "stopped; nothing is kept without output="
+        if output is None
+        else (f"stopped and saved in {output}; the same call resumes")
+    )
+
+
+class _Objects:
+    """The user's own objects of a simulation, by their texts."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Any] = {}
+        self.classes: dict[type, str] = {}
+        self.gaps: dict[str, None] = {}
+
+    @contextmanager
+    def known(self) -> Iterator[None]:
+        """Let the texts stand for the objects for a while."""
+        with registered(self.objects), named(self.classes):
+            yield
+
+    def warn(self) -> None:
+        """Warn of what the names of runs do not cover."""
+        for gap in self.gaps:
+            warnings.warn(
+                f"{gap}: a change of it does not change the names of runs.",
+                OutvoteWarning,
+                stacklevel=3,
+            )
+
+    def text(self, kind: str, thing: Any) -> str:
+        """Return the text of an object; a text stays."""
+        if isinstance(thing, str):
+            if not is_user_object(thing):
+                raise ValueError(f"{kind} must be an object or path.py:name, got {thing!r}.")
+            return thing
+        if not callable(thing):
+            raise TypeError(f"{kind} must be callable, got {type(thing).__name__}.")
+        return self._add(thing)
+
+    def _add(self, thing: Any) -> str:
+        text, gaps = text_of(thing)
+        self.objects[text] = thing
+        self.gaps |= dict.fromkeys(gaps)
+        return text
+
+    def model(self, model: Any) -> str:
+        """Return the text of a model."""
+        return model if isinstance(model, str) else self.text("model", model)
+
+    def dataset(self, train: Any, test: Any, groups: Any, channels: str) -> str:
+        """Return the text of a dataset."""
+        if isinstance(train, str):
+            if test is not None:
+                raise ValueError(f"test belongs to the dataset {train!r}; leave it out.")
+            return train
+        if isinstance(train, ArrayDataset):
+            dataset = train
+        elif test is None:
+            raise TypeError("simulate needs test=, samples that no client trains on.")
+        else:
+            dataset = make_dataset(train, test, name="arrays", groups=groups, channels=channels)
+        digest, _ = checksum_of(*arrays_of(dataset), dataset.num_classes, dataset.is_channels_last)
+        text = f"{dataset.name}#{digest}"
+        self.objects[text] = replace(dataset, name=text)
+        return text
+
+    def rules(self, rules: Any) -> list[str]:
+        """Return the texts of rules."""
+        several = [rules] if isinstance(rules, str | Rule) else list(rules)
+        return [self._part(make_rule, rule, Rule) for rule in several]
+
+    def attacks(self, attacks: Any) -> list[str]:
+        """Return the texts of attacks."""
+        several = [attacks] if isinstance(attacks, str | Attack) else list(attacks)
+        return [self._part(make_attack, attack, Attack) for attack in several]
+
+    def _part(self, make: Callable[[Any], Any], given: Any, base: type) -> str:
+        thing = make(given)
+        if isinstance(given, str):
+            return str(thing)
+        self.classes |= self._names(thing, base)
+        with named(self.classes):
+            return str(thing)
+
+    def _names(self, thing: Any, base: type) -> dict[type, str]:
+        """Register the user's classes of a rule or attack and of what it wraps."""
+        found: dict[type, str] = {}
+        kind = type(thing)
+        is_new = kind not in self.classes and not hasattr(kind, "loaded_from")
+        if is_new and not kind.__module__.startswith("outvote."):
+            if not is_dataclass(thing) and getattr(thing, "__dict__", None):
+                raise TypeError(
+                    f"{kind.__name__} keeps parameters that its text would lose; make it a "
+                    "dataclass: @dataclass(frozen=True)."
+                )
+            found[kind] = self._add(kind)
+        if is_dataclass(thing):
+            for field in fields(thing):
+                value = getattr(thing, field.name)
+                if isinstance(value, base):
+                    found |= self._names(value, base)
+        return found
+
+
+def _partition(given: Any, objects: _Objects) -> dict[str, Any]:
+    """Return the settings of a partition."""
+    if not isinstance(given, str):
+        if callable(given):
+            return {"partition": objects.text("partition", given)}
+        parts = [list(part) if not hasattr(part, "__array__") else part for part in given]
+        digest, _ = checksum_of(parts)
+        text = f"parts#{digest}"
+        objects.objects[text] = parts
+        return {"partition": text}
+    if is_user_object(given):
+        return {"partition": given}
+    name, _, options = outline(given)
+    if name not in PARTITIONS:
+        raise ValueError(f"unknown partition {given!r}; {closest(name, PARTITIONS)}")
+    known = OPTIONS.get(name, ())
+    for key in options:
+        if key not in known:
+            raise ValueError(f"partition {name} has no parameter {key!r}; {closest(key, known)}")
+    if "per_client" in options:
+        options = {"shards_per_client": options["per_client"]}
+    return {"partition": name, **options}
+
+
+def _num_clients(number: int | None, partition: Any, name: str) -> int | Literal["all"]:
+    if not isinstance(partition, str) and not callable(partition):
+        if number is not None and number != len(partition):
+            raise ValueError(
+                f"num_clients must be the {len(partition)} clients of the partition, got {number}; "
+                "leave it out."
+            )
+        return len(partition)
+    if number is None:
+        return "all" if name == "by-group" else 50
+    check_kind("num_clients", number, int)
+    return number
+
+
+def _count_or_fraction(name: str, value: Any) -> int | float:
+    check_kind(name, value, int | float)
+    return int(value) if isinstance(value, int) else float(value)
+
+
+def _assumed(value: Any) -> Any:
+    return value if isinstance(value, str) else _count_or_fraction("assumed_byzantine", value)
+
+
+def _local(local: Any) -> LocalSGD:
+    if local is None:
+        return LocalSGD()
+    if not isinstance(local, LocalSGD):
+        raise TypeError(f"local must be an ov.LocalSGD, got {type(local).__name__}.")
+    return local
+
+
+def _check_names(precision: str, aggregate: str, trainer: str, specs: Sequence[RunSpec]) -> None:
+    check_choice("precision", precision, ("float32", "tf32", "bfloat16"))
+    check_choice("aggregate", aggregate, ("parameters", "state"))
+    check_choice("trainer", trainer, ("auto", "stacked", "vmap", "sequential"))
+    if not specs:
+        raise ValueError("rules, attacks and seeds must not be empty.")
+    assumed = specs[0].federation.assumed_byzantine
+    if isinstance(assumed, str):
+        check_choice("assumed_byzantine", assumed, ("oracle",))
+
+
+def _is_shown(progress: Any) -> bool:
+    return sys.stderr.isatty() if progress == "auto" else bool(progress)
+
+
+class _Reports(Listener):
+    """Calls callbacks, and prints lines of progress."""
+
+    def __init__(self, callbacks: Sequence[Callback], *, is_shown: bool) -> None:
+        self.callbacks, self.is_shown = callbacks, is_shown
+        self.printed_at = monotonic()
+
+    def on_record(self, job: Job, record: Round) -> None:
+        """Call the callbacks."""
+        spec = job.spec
+        report = RoundReport(
+            run=job.name,
+            rule=spec.rule,
+            attack=spec.attack,
+            seed=spec.seed,
+            round=record.round,
+            accuracy=record.accuracy,
+            loss=record.loss,
+            test_loss=record.test_loss,
+            record=record,
+        )
+        for callback in self.callbacks:
+            callback(report)
+
+    def on_round(self, progress: RoundProgress) -> None:
+        """Print a line, if the last one is long ago."""
+        if not self.is_shown or monotonic() - self.printed_at < LINES_EVERY:
+            return
+        self.printed_at = monotonic()
+        found = progress.accuracies
+        accuracy = f", accuracy {min(found):.3f} to {max(found):.3f}" if found else ""
+        rate = progress.num_samples / max(progress.seconds, 1e-9)
+        sys.stderr.write(
+            f"{plural(progress.num_runs, 'run')}: round {progress.round} of {progress.num_rounds}"
+            f"{accuracy}, {rate:,.0f} samples/s\n"
+        )
+
+    def on_message(self, text: str) -> None:
+        """Print a message."""
+        if self.is_shown:
+            sys.stderr.write(f"{text}\n")

@@ -1,0 +1,80 @@
+"""The loss that clients minimise, and how a model is evaluated."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Loss = Callable[[Any, Tensor], Tensor]
+IGNORED = -100
+"""A class target that is no target, as in torch's cross entropy."""
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Score:
+    """A model on the test set; None: not measured."""
+
+    accuracy: float | None = None
+    """The share of correct targets; None where targets are not classes."""
+    loss: float | None = None
+    """The mean loss; None where the accuracy is the measure and the loss is the default."""
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Objective:
+    """A loss, and the kind of the targets."""
+
+    loss: Loss | None = None
+    """Takes the outputs of a model and the targets of a batch, and returns one number; None: cross
+    entropy for classes, the mean squared error for other numbers."""
+    has_classes: bool = True
+    """Whether the targets are classes: whole numbers."""
+
+    @property
+    def has_test_loss(self) -> bool:
+        """Whether the loss on the test set is measured too."""
+        return self.loss is not None or not self.has_classes
+
+    def __call__(self, outputs: Any, targets: Tensor) -> Tensor:
+        """Return the loss of a batch."""
+        if self.loss is not None:
+            return self.loss(outputs, targets)
+        if self.has_classes:
+            return F.cross_entropy(*as_classes(outputs, targets))
+        return F.mse_loss(outputs, targets)
+
+    def measure(self, outputs: Any, targets: Tensor) -> Tensor:
+        """Return ``[correct targets, targets, loss * samples, samples]`` of a batch, float64."""
+        num_samples = len(targets)
+        found = torch.zeros(4, dtype=torch.float64, device=targets.device)
+        found[3] = num_samples
+        if self.has_classes and isinstance(outputs, Tensor):
+            logits, labels = as_classes(outputs, targets)
+            found[0] = (logits.argmax(dim=1) == labels).sum()
+            found[1] = (labels != IGNORED).sum()
+        if self.has_test_loss:
+            found[2] = self(outputs, targets).double() * num_samples
+        return found
+
+    def score(self, total: Tensor) -> Score:
+        """Return the score of a model from the sum of what `measure` returned."""
+        correct, num_targets, loss, num_samples = total.tolist()
+        return Score(
+            accuracy=correct / num_targets if self.has_classes and num_targets else None,
+            loss=loss / num_samples if self.has_test_loss and num_samples else None,
+        )
+
+
+def as_classes(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return logits with the classes as axis 1, and the targets.
+
+    ``outputs`` are ``[*targets.shape, classes]``, or ``[batch, classes, ...]`` as in torch.
+    """
+    if outputs.dim() > 2 and outputs.shape[:-1] == targets.shape:
+        return outputs.flatten(0, -2), targets.flatten()
+    return outputs, targets

@@ -1,0 +1,112 @@
+"""A trial of a model, a loss and an optimiser on a few samples, before anything trains."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+
+from outvote.training.objective import Objective, as_classes
+from outvote.training.samples import Samples
+from outvote.training.sequential import MakeOptimizer
+
+NUM_TRIED = 2
+
+
+def try_model(
+    module: nn.Module,
+    samples: Samples,
+    objective: Objective,
+    optimizer: MakeOptimizer | None = None,
+    *,
+    num_classes: int | None = None,
+) -> None:
+    """Compute the loss and its gradient on copies of two samples; a fault is a ValueError."""
+    model = copy.deepcopy(module).to(samples.device, samples.dtype).train()
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError("the model has no parameters to train; set requires_grad on some.")
+    index = torch.zeros(NUM_TRIED, dtype=torch.long, device=samples.device)
+    index[1:] = len(samples) - 1
+    inputs, targets = samples.inputs(index), samples.targets[index]
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            outputs = model(*inputs)
+        except Exception as error:
+            shapes = ", ".join(f"{each.dtype} {list(each.shape)}" for each in inputs)
+            raise ValueError(
+                f"the model cannot take a batch of {NUM_TRIED} samples ({shapes}): "
+                f"{_first_line(error)}; change the model or the samples."
+            ) from error
+        if objective.loss is None:
+            _check_outputs(outputs, targets, num_classes)
+        loss = _loss(objective, outputs, targets)
+        loss.backward()
+    if optimizer is not None:
+        _check_optimizer(optimizer, model)
+
+
+def _check_outputs(outputs: Any, targets: Tensor, num_classes: int | None) -> None:
+    """Refuse outputs that the default loss cannot compare with the targets."""
+    if not isinstance(outputs, Tensor):
+        raise ValueError(  # noqa: TRY004  (what a function returns is a value)
+            f"the model must return a tensor, got {type(outputs).__name__}; pass loss= for other "
+            "outputs."
+        )
+    if num_classes is None:
+        if outputs.shape != targets.shape:
+            raise ValueError(
+                f"the outputs of the model must have the shape of the targets, "
+                f"{list(targets.shape)}, got {list(outputs.shape)}; change one of them, or pass "
+                "loss=."
+            )
+        return
+    logits, labels = as_classes(outputs, targets)
+    fits = logits.dim() == labels.dim() + 1 and logits.shape[2:] == labels.shape[1:]
+    if not fits or len(logits) != len(labels):
+        raise ValueError(
+            f"the model must return one number per class for every target, "
+            f"{[*targets.shape, num_classes]}, got {list(outputs.shape)}; change the model, or "
+            "pass loss=."
+        )
+    if logits.shape[1] < num_classes:
+        raise ValueError(
+            f"the targets have {num_classes} classes, and the model has outputs for "
+            f"{logits.shape[1]}; give it {num_classes}."
+        )
+
+
+def _loss(objective: Objective, outputs: Any, targets: Tensor) -> Tensor:
+    try:
+        loss: Any = objective(outputs, targets)
+    except Exception as error:
+        raise ValueError(f"the loss failed on a batch: {_first_line(error)}.") from error
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.dim() > 0:
+        found = f"the shape {list(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+        raise ValueError(f"the loss must return one number (a tensor without axes), got {found}.")
+    if not loss.requires_grad:
+        raise ValueError(
+            "the loss does not depend on the parameters of the model; compute it from its outputs."
+        )
+    return loss
+
+
+def _check_optimizer(optimizer: MakeOptimizer, model: nn.Module) -> None:
+    try:
+        made: Any = optimizer([each for each in model.parameters() if each.requires_grad])
+    except Exception as error:
+        raise ValueError(f"optimizer(parameters) failed: {_first_line(error)}.") from error
+    if not isinstance(made, Optimizer):
+        raise ValueError(  # noqa: TRY004  (what a function returns is a value)
+            f"optimizer(parameters) must return a torch optimiser, got {type(made).__name__}; pass "
+            "a function such as lambda parameters: torch.optim.Adam(parameters, lr=0.001)."
+        )
+    is_searching = isinstance(made, LBFGS)
+    if is_searching:
+        raise ValueError("LBFGS needs a closure, which clients do not have; take another one.")
+    made.step()
+
+
+def _first_line(error: Exception) -> str:
+    text = next(iter(str(error).splitlines()), "").rstrip(".")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
