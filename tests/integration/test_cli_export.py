@@ -1,12 +1,15 @@
 """`outvote export`, `outvote list runs` and `outvote list suites`, as a user types them."""
 
+import gzip
 import json
+import sys
 
 import pytest
 
 from command_line import run
 from made_results import write_store
 from outvote.results.collect import collect
+from outvote.results.long_table import to_frame, to_long_csv
 
 TWO = {"rule": ["mean", "gas(median, num_groups=20)"], "attack": ["lie", "none"], "rounds": 6}
 
@@ -35,6 +38,35 @@ def test_an_export_can_stand_for_the_runs(capsys, store, tmp_path):
     found = run(capsys, "export", first, store, "-o", second)
     assert found.out == f"{second}: 4 runs, {first.stat().st_size:,} bytes.\n"
     assert first.read_bytes() == second.read_bytes()
+
+
+def test_a_long_export_has_a_row_per_run_and_round(capsys, store, tmp_path):
+    path = tmp_path / "long.csv"
+    found = run(capsys, "export", store, "--format", "long", "-o", path, "--json")
+    assert found.json["runs"] == 4
+    assert path.read_bytes() == to_long_csv(collect([store]), is_packed=False)
+    assert path.read_text().count("\n") == 1 + 4 * 6
+    packed = tmp_path / "long.csv.gz"
+    assert run(capsys, "export", store, "--format", "long", "-o", packed).code == 0
+    assert gzip.decompress(packed.read_bytes()) == path.read_bytes()
+    run(capsys, "table", path).assert_fails(2, "is not an export; give", "--format runs")
+
+
+def test_a_parquet_export_needs_pyarrow_and_holds_the_same(capsys, store, tmp_path, monkeypatch):
+    path = tmp_path / "runs.parquet"
+    run(capsys, "export", store, "-o", path).assert_fails(2, "add --format parquet")
+    words = ["export", store, "--format", "parquet"]
+    run(capsys, *words, "-o", tmp_path / "a.csv").assert_fails(2, "must end in .parquet, got")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "pyarrow", None)
+        run(capsys, *words, "-o", path).assert_fails(2, "needs pyarrow", "pip install pyarrow")
+    assert not path.exists()
+    pandas, _ = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    assert run(capsys, *words, "-o", path).code == 0
+    pandas.testing.assert_frame_equal(
+        pandas.read_parquet(path), to_frame(collect([store])), check_dtype=False
+    )
+    run(capsys, "table", path).assert_fails(2, "is not an export; give", "--format runs")
 
 
 def test_unfinished_runs_are_left_out_unless_asked_for(capsys, store, tmp_path):
@@ -83,6 +115,7 @@ def test_runs_are_listed_as_a_table_and_as_json(capsys, store):
     assert [entry["outcome"] for entry in found] == ["finished"] * 4
     assert {entry["rule"] for entry in found} == {"mean", "gas(median, num_groups=20)"}
     assert "stamp" not in found[0]
+    assert {entry["settings"]["data.beta"] for entry in found} == {0.5}
     table = run(capsys, "list", "runs", "--output", store, "--rebuild")
     assert (table.code, table.err) == (0, "")
     for entry in found:

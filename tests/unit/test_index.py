@@ -12,9 +12,11 @@ import pytest
 
 from made_results import write_store
 from outvote.results import index as indices
-from outvote.results.index import NAME, list_runs
+from outvote.results.index import NAME, Entry, list_runs
+from outvote.results.long_table import settings_of
 from outvote.results.run import read_result
 
+ENTRY = ", ".join(Entry._fields)
 TWO = {"rule": ["mean", "gas(median, num_groups=20)"], "attack": ["lie", "none"], "rounds": 6}
 
 
@@ -37,9 +39,9 @@ def reads(monkeypatch):
     return names
 
 
-def content(store):
+def content(store, columns=ENTRY):
     with sqlite3.connect(store / NAME) as index:
-        rows = index.execute("SELECT * FROM runs ORDER BY path").fetchall()
+        rows = index.execute(f"SELECT {columns} FROM runs ORDER BY path").fetchall()
     index.close()
     return rows
 
@@ -65,7 +67,66 @@ def test_an_entry_holds_the_numbers_of_the_run_folder(store):
             result.last_ten,
         )
         assert entry.kept_byzantine == result.summary.kept_byzantine
+        assert entry.byzantine_weight == result.summary.byzantine_weight
+        assert entry.deviation == result.summary.deviation
+        assert json.loads(entry.settings) == settings_of(result)
     assert [entry.name for entry in entries] == sorted(entry.name for entry in entries)
+
+
+def test_every_column_has_a_type_and_every_setting_a_column(store):
+    write_store(store, {**TWO, "data": {"beta": 0.1}, "federation": {"sampled": 5}}, seeds=1)
+    entries = list_runs(store, quiet)
+    with sqlite3.connect(store / NAME) as index:
+        about = {name: kind for _, name, kind, *_ in index.execute("PRAGMA table_info(runs)")}
+    index.close()
+    assert {*about.values()} == {"TEXT", "INTEGER", "REAL"}
+    kinds = {name: about[name] for name in ("seed", "best", "data.beta", "rounds", "data.name")}
+    assert kinds == {
+        "seed": "INTEGER",
+        "best": "REAL",
+        "data.beta": "REAL",
+        "rounds": "INTEGER",
+        "data.name": "TEXT",
+    }
+    assert {*Entry._fields} < {*about}
+    columns = 'typeof("data.beta"), "data.beta", "data.balance", "rule.num_groups", "attack.z"'
+    for entry, row in zip(sorted(entries), content(store, columns), strict=True):
+        settings = json.loads(entry.settings)
+        assert row == (
+            "real",
+            settings["data.beta"],
+            1,
+            settings.get("rule.num_groups"),
+            settings.get("attack.z"),
+        )
+    assert {json.loads(entry.settings)["data.beta"] for entry in entries} == {0.1, 0.5}
+
+
+def test_an_index_without_types_of_an_earlier_version_is_rebuilt(store, reads):
+    first = list_runs(store, quiet)
+    (store / NAME).unlink()
+    old = Entry._fields[:14]
+    with sqlite3.connect(store / NAME) as index:
+        index.execute(f"CREATE TABLE runs ({', '.join(old)}, stamp, PRIMARY KEY (path))")
+        index.execute("CREATE TABLE checksum (value)")
+        index.execute("PRAGMA user_version = 2")
+    index.close()
+    reads.clear()
+    assert list_runs(store, quiet) == first
+    assert len(reads) == 8
+    assert content(store) == [tuple(entry) for entry in sorted(first)]
+
+
+def test_accuracy_by_a_setting_is_one_query(store):
+    write_store(store, {**TWO, "data": {"beta": 0.1}}, seeds=1)
+    entries = list_runs(store, quiet)
+    with sqlite3.connect(store / NAME) as index:
+        found = dict(index.execute('SELECT "data.beta", avg(best) FROM runs GROUP BY 1'))
+    index.close()
+    for beta in (0.1, 0.5):
+        own = [each.best for each in entries if json.loads(each.settings)["data.beta"] == beta]
+        assert found[beta] == pytest.approx(sum(own) / len(own))
+    assert found.keys() == {0.1, 0.5}
 
 
 def test_an_index_that_was_deleted_is_made_again_with_the_same_content(store):

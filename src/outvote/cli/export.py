@@ -71,7 +71,7 @@ def _check_ending(output: Path, format_: str) -> None:
     fitting = [name for name, endings in ENDINGS.items() if output.name.endswith(endings)]
     remedy = f"; add --format {fitting[0]}" if fitting else ""
     raise click.UsageError(
-        f"--output must end in {' or '.join(ENDINGS[format_])} for --format {format_}, "
+        f"the --output of --format {format_} must end in {' or '.join(ENDINGS[format_])}, "
         f"got {output}{remedy}."
     )
 

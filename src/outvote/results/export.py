@@ -140,8 +140,8 @@ def _rows(text: str, path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
 
 def _no_export(path: Path) -> str:
     return (
-        f"{path} is not an export that can be read back; give the output of `outvote export` "
-        "(--format runs), or a folder of runs"
+        f"{path} is not an export; give the output of `outvote export` (--format runs, the "
+        "default), or a folder of runs"
     )
 
 

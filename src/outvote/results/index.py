@@ -1,8 +1,8 @@
 """A list of all runs of a store: index.sqlite, derived from the run folders.
 
 One row per run in the table `runs`, with real types, and a column for each setting, such as
-"data.beta". Only folders that changed are read again. It may be deleted at any time; one that is damaged, or of
-another version, is rebuilt; where it cannot be written, the list is made without it.
+"data.beta". Only folders that changed are read again. It may be deleted at any time; one that is
+damaged, or of another version, is rebuilt; where it cannot be written, the list is made without it.
 """
 
 import hashlib

@@ -65,13 +65,15 @@ def settings_of(result: Result) -> dict[str, Any]:
 def setting_columns(
     tables: Sequence[Mapping[str, Any]], taken: Collection[str]
 ) -> dict[str, Column]:
-    """Return a column for each setting that any run has; `taken` are names of other columns.
+    """Return a column for each setting that any run has, in order of their names.
+
+    `taken` are names of other columns.
 
     >>> setting_columns([{"data.beta": 0.5, "round": 1}, {"data.beta": "none"}], ["round"])
     {'data.beta': Column(kind='real', values=[0.5, None]), \
 'settings.round': Column(kind='integer', values=[1, None])}
     """
-    names = dict.fromkeys(name for table in tables for name in table)
+    names = sorted({name for table in tables for name in table})
     return {
         f"settings.{name}" if name.lower() in taken else name: typed(
             [None if table.get(name) == NONE else table.get(name) for table in tables]

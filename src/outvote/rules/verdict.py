@@ -78,7 +78,7 @@ class Verdict:
         return result | ({"update": _lists(self.update)} if with_update else {})
 
     def _repr_html_(self) -> str:
-        """Return a table of the clients: what became of each, its score and its weight."""
+        """Return a table of the clients: outcome, score and weight."""
         rejected, weights = set(self.rejected), self.weights
         rows = []
         for row, client in enumerate(self.clients[:MOST_ROWS]):
