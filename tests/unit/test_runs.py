@@ -95,6 +95,8 @@ def test_runs_are_a_sequence(runs):
         ({"settings": {"rule.num_groups": 20}}, 8),
         ({"settings": {"data.balance": 1}}, 0),
         ({"settings": {"data.balance": True}}, 16),
+        ({"settings": {"loss": "auto"}}, 16),
+        ({"settings": {"settings.loss": "auto"}}, 16),
         ({}, 16),
     ],
 )
