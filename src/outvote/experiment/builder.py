@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from outvote.attacks.attack_spec import make_attack
+from outvote.data.array_dataset import IGNORED, Array
 from outvote.data.checksum import sha256_of
-from outvote.data.dataset import Dataset, Labels
-from outvote.data.loader import load
+from outvote.data.dataset import Dataset
+from outvote.data.loader import AnyDataset, load
 from outvote.engine.federation import Federation, make_federation
 from outvote.engine.run_stack import Run, RunStack
 from outvote.engine.simulation import make_run_stack
@@ -33,7 +34,7 @@ from outvote.rules.rule_spec import make_rule
 from outvote.seeding import RandomStream
 from outvote.training.batch_norm import check_batch_size
 from outvote.training.gpu_memory import free_on_gpu
-from outvote.training.samples import ByteImages, Samples
+from outvote.training.samples import ArraySamples, ByteImages, Samples
 
 # Updates, attacked updates, aggregates, and copies of them; trainers bound their own memory.
 VECTORS_PER_CLIENT = 8
@@ -51,11 +52,11 @@ class DatasetCache:
 
     def __init__(self) -> None:
         """Start empty."""
-        self._datasets: dict[DataKey, Dataset] = {}
+        self._datasets: dict[DataKey, AnyDataset] = {}
         self._used: dict[DataKey, DataUsed] = {}
         self._num_groups: dict[DataKey, int] = {}
 
-    def dataset(self, data: DataSpec) -> Dataset:
+    def dataset(self, data: DataSpec) -> AnyDataset:
         """Return a dataset; the first time it is loaded."""
         if data.key not in self._datasets:
             self._datasets[data.key] = load(data.name, size=data.image_size)
@@ -66,18 +67,28 @@ class DatasetCache:
         if data.key not in self._used:
             found = self.dataset(data)
             groups = [each for each in (found.train_groups, found.test_groups) if each is not None]
-            images = (found.train_images, found.test_images)
+            inputs = (*found.train_inputs, *found.test_inputs)
             self._used[data.key] = DataUsed(
                 name=found.name,
                 source=found.source,
-                num_train=len(found.train_images),
-                num_test=len(found.test_images),
-                checksum=sha256_of(*images, found.train_labels, found.test_labels, *groups),
+                num_train=len(found.train_targets),
+                num_test=len(found.test_targets),
+                checksum=sha256_of(*inputs, found.train_targets, found.test_targets, *groups),
             )
         return self._used[data.key]
 
-    def groups(self, data: DataSpec) -> Labels:
-        """Return the group (writer) of every training sample."""
+    def labels(self, data: DataSpec) -> Array:
+        """Return the class of every training sample."""
+        found = self.dataset(data).train_labels
+        if found is None:
+            raise ValueError(
+                f"data.partition = {data.partition!r} needs one class per sample, and {data.name} "
+                "has none; choose 'iid' or 'by-group'."
+            )
+        return found
+
+    def groups(self, data: DataSpec) -> Array:
+        """Return the group (such as a writer) of every training sample."""
         found = self.dataset(data).train_groups
         if found is None:
             raise ValueError(
@@ -115,6 +126,8 @@ class RunBuilder:
                 )
             if spec.data.partition == "by-group":
                 self.datasets.groups(spec.data)
+            elif spec.data.partition != "iid":
+                self.datasets.labels(spec.data)
             spec.federation.check_assumed(self.num_sampled(spec))
             tried = (spec.data.key, spec.model.name, spec.training.batch_size)
             if tried not in seen:
@@ -127,10 +140,9 @@ class RunBuilder:
             self._samples.clear()
             self._federations.clear()
             found = self.datasets.dataset(data)
-            same: dict[str, Any] = {"mean": found.mean, "std": found.std, "device": self.device}
             self._samples[data.key] = (
-                ByteImages(found.train_images, found.train_labels, **same),
-                ByteImages(found.test_images, found.test_labels, **same),
+                _samples(found, found.train_inputs, found.train_targets, self.device),
+                _samples(found, found.test_inputs, found.test_targets, self.device),
             )
         return self._samples[data.key]
 
@@ -175,20 +187,28 @@ class RunBuilder:
     def network(self, spec: RunSpec) -> nn.Module:
         """Make the initial network of a run."""
         dataset = self.datasets.dataset(spec.data)
+        if dataset.num_classes is None:
+            raise ValueError(
+                f"model.name: {spec.model.name} is for classes, and the targets of "
+                f"{spec.data.name} are none; give a model of your own."
+            )
         return make_model(
             spec.model.name,
             num_classes=dataset.num_classes,
-            image_shape=dataset.shape,
+            input_shape=dataset.shape,
             seed=_seed(spec, "network"),
         )
 
     def label_counts(self, spec: RunSpec, federation: Federation) -> NDArray[np.int64]:
-        """Count the samples of each class that every client owns."""
+        """Count the targets of each class that every client owns; without classes, its samples."""
         dataset = self.datasets.dataset(spec.data)
-        counts = [
-            np.bincount(dataset.train_labels[part.numpy()], minlength=dataset.num_classes)
-            for part in federation.parts
-        ]
+        if dataset.num_classes is None:
+            return np.array([[len(part)] for part in federation.parts], dtype=np.int64)
+        counts = []
+        for part in federation.parts:
+            targets = dataset.train_targets[part.numpy()]
+            counted = targets[targets != IGNORED]
+            counts.append(np.bincount(counted, minlength=dataset.num_classes))
         return np.stack(counts).astype(np.int64)
 
     def most_runs(self, spec: RunSpec) -> int:
@@ -203,14 +223,18 @@ class RunBuilder:
         return max(1, int(SHARE_OF_FREE * free) // per_run)
 
     def _try_network(self, spec: RunSpec) -> None:
-        height, width, channels = self.datasets.dataset(spec.data).shape
+        found = self.datasets.dataset(spec.data)
+        first = [each[:1] for each in found.test_inputs]
+        network = self.network(spec).eval()
         try:
-            network = self.network(spec).eval()
             with torch.no_grad():
-                network(torch.zeros(1, channels, height, width))
+                samples = _samples(found, first, found.test_targets[:1], torch.device("cpu"))
+                network(*samples.inputs(torch.zeros(1, dtype=torch.int64)))
         except (RuntimeError, ValueError) as error:
+            kind = "images" if isinstance(found, Dataset) else "samples"
+            size = " x ".join(str(each) for each in found.shape[:2])
             raise ValueError(
-                f"model.name: {spec.model.name} cannot take the {height} x {width} images of "
+                f"model.name: {spec.model.name} cannot take the {size} {kind} of "
                 f"{spec.data.name} ({str(error).splitlines()[0].rstrip('.')}); choose another "
                 "network or dataset."
             ) from error
@@ -229,7 +253,7 @@ class RunBuilder:
         return self._federations[key]
 
     def _root(self, spec: RunSpec) -> Tensor:
-        num_samples = len(self.datasets.dataset(spec.data).train_labels)
+        num_samples = len(self.datasets.dataset(spec.data).train_targets)
         if spec.root_size > num_samples:
             raise ValueError(
                 f"root_size must be at most the {num_samples} training samples, got "
@@ -267,6 +291,15 @@ def free_bytes(device: torch.device) -> int | None:
         return None
 
 
+def _samples(
+    found: AnyDataset, inputs: Sequence[Array], targets: Array, device: torch.device
+) -> Samples:
+    """Put samples of a dataset on a device."""
+    if isinstance(found, Dataset):
+        return ByteImages(inputs[0], targets, mean=found.mean, std=found.std, device=device)
+    return ArraySamples(inputs, targets, device=device, is_channels_last=found.is_channels_last)
+
+
 def _partition(spec: RunSpec, datasets: DatasetCache) -> list[Indices]:
     data, number = spec.data, spec.federation.num_clients
     shared: dict[str, Any] = {
@@ -275,9 +308,10 @@ def _partition(spec: RunSpec, datasets: DatasetCache) -> list[Indices]:
     }
     if data.partition == "by-group":
         return partition_by_group(datasets.groups(data), **shared)
-    labels = datasets.dataset(data).train_labels
     if data.partition == "iid":
-        return partition_iid(labels, **shared)
+        num_samples = len(datasets.dataset(data).train_targets)
+        return partition_iid(np.zeros(num_samples, dtype=np.int64), **shared)
+    labels = datasets.labels(data)
     if data.partition == "shards":
         return partition_shards(labels, shards_per_client=data.shards_per_client, **shared)
     chosen = {name: getattr(data, name) for name in ("beta", "balance", "min_size")}
