@@ -1,6 +1,6 @@
 """Samples of any kind in memory: features, images, token ids; targets of any shape."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
