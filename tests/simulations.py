@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from outvote.experiment.listener import Listener
 from outvote.experiment.plan import make_plan
 from outvote.experiment.runner import Runner
 from outvote.grids import merged
@@ -46,7 +47,7 @@ def results(output: Path) -> dict[str, tuple[bytes, bytes]]:
     }
 
 
-class Recorder:
+class Recorder(Listener):
     """A listener that records what it receives; it may also act after a round."""
 
     def __init__(self, after_round=lambda progress: None):

@@ -11,7 +11,7 @@ from benches import finished_store, metrics, outcomes, own_suite
 from command_line import run
 from outvote.experiment import adopting
 from outvote.experiment.adopting import adopt, find_elsewhere
-from outvote.experiment.builder import DatasetCache
+from outvote.experiment.dataset_cache import DatasetCache
 from outvote.experiment.plan import Plan, read_plan
 from outvote.results import disk
 from outvote.results.disk import BusyError

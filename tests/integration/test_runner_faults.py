@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from outvote.data.loader import load
-from outvote.experiment import builder, stack_run
+from outvote.experiment import dataset_cache, stack_run
 from outvote.results.folder import find_runs
 from simulations import Recorder, execute, results, tiny
 
@@ -86,7 +86,7 @@ def test_on_other_samples_a_run_neither_goes_on_nor_counts(tmp_path, monkeypatch
     used = run.environment().data
     assert (used.num_train, used.num_test) == (6000, 2000)
     with monkeypatch.context() as patch:
-        patch.setattr(builder, "load", other_samples)
+        patch.setattr(dataset_cache, "load", other_samples)
         (end,) = execute(tiny(), tmp_path).values()
     assert (end.outcome, "\n" in end.reason) == ("failed", False)
     for words in ("other samples", used.checksum[:16], "expected, got", "--output"):
@@ -126,7 +126,7 @@ def test_each_dataset_is_loaded_once(tmp_path, monkeypatch):
         names.append(name)
         return replace(load("fashion-mnist-small"), name=name)
 
-    monkeypatch.setattr(builder, "load", count)
+    monkeypatch.setattr(dataset_cache, "load", count)
     plan = tiny("rounds=1", rule=["mean", "median"], data={"name": ["mnist", "fashion-mnist"]})
     recorder = Recorder()
     execute(plan, tmp_path, max_stacked=1, listener=recorder)
@@ -145,8 +145,8 @@ def test_writers_are_clients_and_are_counted_once(tmp_path, monkeypatch):
         counted.append(values)
         return np.unique(values)
 
-    monkeypatch.setattr(builder, "load", written)
-    monkeypatch.setattr(builder, "np", SimpleNamespace(**{**vars(np), "unique": count}))
+    monkeypatch.setattr(dataset_cache, "load", written)
+    monkeypatch.setattr(dataset_cache, "np", SimpleNamespace(**{**vars(np), "unique": count}))
     federation = {"num_clients": "all", "sampled": 0.5}
     plan = tiny(seed=[0, 1, 2], data={"partition": "by-group"}, federation=federation)
     execute(plan, tmp_path)
