@@ -198,7 +198,9 @@ class Case:
                     RandomStream((100 * number + k,)),
                     least=2,
                 ),
-                label_map=torch.arange(WORDS).flip(0)[-NUM_CLASSES:] if self._is_flipped(k) else None,
+                label_map=torch.arange(WORDS).flip(0)[-NUM_CLASSES:]
+                if self._is_flipped(k)
+                else None,
                 seed=1000 * number + k,
             )
             for k, size in enumerate(SIZES)
@@ -224,7 +226,9 @@ class Case:
                 buffers[run] = updates.buffers[rows[0]]
         return found
 
-    def plain(self, optimizer: Callable[..., torch.optim.Optimizer] | None = None) -> Callable[..., LocalUpdates]:
+    def plain(
+        self, optimizer: Callable[..., torch.optim.Optimizer] | None = None
+    ) -> Callable[..., LocalUpdates]:
         """Return a plain loop of PyTorch with the arguments of `Trainer.train`."""
 
         def train(
@@ -243,7 +247,7 @@ class Case:
 
         return train
 
-    def _plain(self, weights, buffers, task, training, rate, optimizer):  # noqa: ANN001, ANN202
+    def _plain(self, weights, buffers, task, training, rate, optimizer):
         module = copy.deepcopy(self.module).train()
         before = weights[task.run].clone()
         nn.utils.vector_to_parameters(before.clone(), module.parameters())
@@ -253,16 +257,7 @@ class Case:
             buffer.copy_(own.view_as(buffer))
             start += buffer.numel()
         masks = Masks(module)
-        if optimizer is None:
-            made = torch.optim.SGD(
-                [p for p in module.parameters() if p.requires_grad],
-                lr=rate,
-                momentum=training.momentum,
-                weight_decay=training.weight_decay,
-            )
-        else:
-            made = optimizer(module.parameters())
-            made.param_groups[0]["lr"] *= rate / training.learning_rate
+        made = plain_optimizer(module, training, rate, optimizer)
         losses = []
         for step, size in enumerate(task.batches.sizes):
             index = task.batches.index[step, :size]
@@ -284,6 +279,19 @@ class Case:
         none = torch.empty(0, dtype=torch.float64)
         state = torch.cat([none, *(b.flatten().double() for b in module.buffers())])
         return before - after, torch.stack(losses).mean(), state
+
+
+def plain_optimizer(module, training, rate, optimizer):
+    if optimizer is None:
+        return torch.optim.SGD(
+            [p for p in module.parameters() if p.requires_grad],
+            lr=rate,
+            momentum=training.momentum,
+            weight_decay=training.weight_decay,
+        )
+    made = optimizer(module.parameters())
+    made.param_groups[0]["lr"] *= rate / training.learning_rate
+    return made
 
 
 def assert_same(found: list[LocalUpdates], expected: list[LocalUpdates]) -> None:
@@ -370,7 +378,9 @@ def test_client_alone_gets_the_masks_that_it_gets_beside_others() -> None:
         together = trainer.train(weights, buffers, tasks, TRAINING, 0.1)
         for k, task in enumerate(tasks):
             alone = trainer.train(weights, buffers, [task], TRAINING, 0.1)
-            torch.testing.assert_close(alone.gradients[0], together.gradients[k], rtol=0, atol=1e-12)
+            torch.testing.assert_close(
+                alone.gradients[0], together.gradients[k], rtol=0, atol=1e-12
+            )
 
 
 def test_masks_depend_on_seed_step_and_layer_and_keep_the_right_share() -> None:
@@ -435,7 +445,7 @@ def test_functional_dropout_trains_one_after_another_and_is_reported() -> None:
     assert torch.equal(first[0].gradients, again.gradients.flip(0))
     other = trainer.train(weights, buffers, [replace(tasks[0], seed=77)], TRAINING, 0.1)
     assert not torch.equal(other.gradients[0], first[0].gradients[0])
-    with pytest.raises(ValueError, match="trainer vmap cannot train this model: .*random numbers"):
+    with pytest.raises(ValueError, match=r"trainer vmap cannot train this model: .*random numbers"):
         choose_trainer(case.module, case.samples, case.objective, name="vmap")
 
 
@@ -492,7 +502,7 @@ def test_memory_that_runs_out_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     expected = case.rounds(SequentialTrainer(*given).train)
     real = vmap_module._Chunk.train
 
-    def small(chunk, training, rate):  # noqa: ANN001, ANN202
+    def small(chunk, training, rate):
         real(chunk, training, rate)
         if len(chunk.tasks) > 2:
             raise torch.cuda.OutOfMemoryError("too large")
@@ -529,7 +539,9 @@ def test_trainers_that_are_asked_for() -> None:
     known = nn.Sequential(nn.Linear(7, 9), nn.ReLU(), nn.Linear(9, NUM_CLASSES))
     stacked = choose_trainer(known, case.samples, case.objective, name="stacked")
     assert names_of(stacked) == ("stacked", "")
-    with pytest.raises(ValueError, match="stacked cannot train this model: .* kind GELU; set auto"):
+    with pytest.raises(
+        ValueError, match=r"stacked cannot train this model: .* kind GELU; set auto"
+    ):
         choose_trainer(*given, name="stacked")
 
 
@@ -570,7 +582,7 @@ class DataDependent(nn.Module):
 
 def test_model_that_vmap_cannot_run_is_refused_in_one_line() -> None:
     samples = samples_of("vectors")
-    with pytest.raises(ValueError, match="vmap cannot run it .*control flow") as caught:
+    with pytest.raises(ValueError, match=r"vmap cannot run it .*control flow") as caught:
         choose_trainer(DataDependent(), samples, Objective(), name="vmap")
     assert "\n" not in str(caught.value)
 
@@ -592,13 +604,13 @@ def test_optimisers_that_cannot_be_used_are_refused() -> None:
     given = (case.module, case.samples, case.objective)
     with pytest.raises(ValueError, match="LBFGS, which needs a closure"):
         choose_trainer(*given, torch.optim.LBFGS)
-    with pytest.raises(TypeError, match="must make a torch.optim.Optimizer, got list"):
+    with pytest.raises(TypeError, match=r"must make a torch.optim.Optimizer, got list"):
         choose_trainer(*given, list)
 
 
 def test_model_or_loss_that_does_not_fit_is_refused_before_training() -> None:
     case = Case("gelu")
-    with pytest.raises(ValueError, match="must take the training samples .*RuntimeError"):
+    with pytest.raises(ValueError, match=r"must take the training samples .*RuntimeError"):
         choose_trainer(nn.Linear(8, NUM_CLASSES), case.samples, case.objective)
     vector = Objective(lambda outputs, targets: F.cross_entropy(outputs, targets, reduction="none"))
     with pytest.raises(ValueError, match=r"one number for a batch, got \(2,\)"):
@@ -622,3 +634,67 @@ def test_bfloat16_products_are_close_to_float64() -> None:
         assert float(error) < {"float32": 1e-5, "bfloat16": 0.05}[name]
         if name == "bfloat16":
             assert float(error) > 1e-4
+
+
+class TorchTransformer(nn.Module):
+    """Torch's own layer, with dropout in its attention too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(WORDS, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.2, batch_first=True)
+        self.out = nn.Linear(8, WORDS)
+        self.register_buffer("is_later", torch.ones(TIME, TIME, dtype=torch.bool).triu(1))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.out(self.layer(self.tokens(tokens), src_mask=self.is_later))
+
+
+def test_layers_of_torchs_transformer_get_masks_too() -> None:
+    case = Case("tied")
+    module = TorchTransformer().double()
+    case.modules = [module, module]
+    given = (module, case.samples, case.objective)
+    trainer = choose_trainer(*given, name="vmap")
+    assert names_of(trainer) == ("vmap", "")
+    one = SequentialTrainer(*given)
+    assert not one.is_random
+    assert_same(case.rounds(trainer.train), case.rounds(one.train))
+    scores = one.evaluate(*case.start(), case.samples)
+    assert [s.accuracy for s in trainer.evaluate(*case.start(), case.samples)] == [
+        s.accuracy for s in scores
+    ]
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("mask", ["none", "square", "each", "padding", "both"])
+def test_attention_with_masks_is_torchs_where_nothing_is_dropped(
+    mask: str, batch_first: bool
+) -> None:
+    # A rate so small that every value is kept.
+    own = nn.MultiheadAttention(8, 2, dropout=1e-14, batch_first=batch_first).double()
+    plain = nn.MultiheadAttention(8, 2, batch_first=batch_first).double()
+    plain.load_state_dict(own.state_dict())
+    Masks(own).begin(torch.tensor(step_key(0, 0)))
+    query, key = drawn(3, 4, 8), drawn(3, 5, 8)
+    named: dict[str, Tensor] = {}
+    if mask in ("square", "both"):
+        named["attn_mask"] = torch.ones(4, 5, dtype=torch.bool).triu(2)
+    if mask == "each":
+        named["attn_mask"] = drawn(6, 4, 5)
+    if mask in ("padding", "both"):
+        padding = torch.zeros(3, 5)
+        padding[1, 3:] = float("-inf")
+        named["key_padding_mask"] = padding if mask == "padding" else padding < 0
+    if not batch_first:
+        query, key = query.transpose(0, 1), key.transpose(0, 1)
+    for needs in ({}, {"average_attn_weights": False}, {"need_weights": False}):
+        found = own(query, key, key, **named, **needs)
+        expected = plain(
+            query,
+            key,
+            key,
+            **{k: v.double() if v.is_floating_point() else v for k, v in named.items()},
+            **needs,
+        )
+        torch.testing.assert_close(found, expected, rtol=TOLERANCE, atol=TOLERANCE)
