@@ -46,12 +46,12 @@ def choose_trainer(
     for way in ways:
         found = job.stacked() if way == "stacked" else job.vmapped(sequential)
         if not isinstance(found, str):
-            found.reason = "; ".join(reasons)
+            found.reason = "; ".join([*reasons, *filter(None, [found.reason])])
             return found
         reasons.append(found)
     if name != "auto":
         raise ValueError(f"trainer {name} cannot train this model: {reasons[0]}; set auto.")
-    # The first reason only says why the fastest way is not possible.
+    # The first reason is only why the fastest way is not possible.
     sequential.reason = reasons[-1]
     return sequential
 
@@ -98,6 +98,8 @@ class _Job:
                     has_products=has_products,
                 )
                 found.trial()
+            except TypeError as error:
+                reason = _first_line(error).partition(";")[0]
             except Exception as error:  # noqa: BLE001  (any failure of the model under vmap)
                 reason = f"vmap cannot run it ({_first_line(error)})"
             else:

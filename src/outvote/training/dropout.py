@@ -11,6 +11,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _WORD = 0xFFFFFFFF
@@ -36,9 +37,12 @@ class Masks:
         self.key: Tensor | None = None
         self.num_calls = 0
         layers = [part for part in module.modules() if type(part) in KINDS]
-        self.is_needed = bool(layers)
         for layer in layers:
             layer.forward = self._forward_of(layer)
+        attentions = [part for part in module.modules() if _has_dropout(part)]
+        for attention in attentions:
+            attention.forward = self._attention_of(attention, attention.forward)
+        self.is_needed = bool(layers or attentions)
 
     def begin(self, key: Tensor) -> None:
         """Begin a forward pass with the key ``[2]`` of a step; under vmap, one key per model."""
@@ -53,6 +57,45 @@ class Masks:
                 return values * 0
             is_kept = self._draw(_mask_shape(layer, values), layer.p)
             return _dropped(layer, values, is_kept.to(values.dtype))
+
+        return forward
+
+    def _attention_of(self, layer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            key_padding_mask: Tensor | None = None,
+            need_weights: bool = True,
+            attn_mask: Tensor | None = None,
+            average_attn_weights: bool = True,
+            is_causal: bool = False,
+        ) -> tuple[Tensor, Tensor | None]:
+            if not layer.training or query.dim() != 3:
+                found: tuple[Tensor, Tensor | None] = original(
+                    query,
+                    key,
+                    value,
+                    key_padding_mask,
+                    need_weights,
+                    attn_mask,
+                    average_attn_weights,
+                    is_causal,
+                )
+                return found
+            rows: tuple[Tensor, ...] = (query, key, value)
+            if not layer.batch_first:
+                rows = tuple(each.transpose(0, 1) for each in rows)
+            heads = _heads(layer, rows)
+            bias = _score_bias(layer, rows, attn_mask, key_padding_mask)
+            weights = _attention_weights(heads, bias)
+            kept = self._draw(tuple(weights.shape), layer.dropout).to(weights.dtype)
+            weights = weights * (kept / (1 - layer.dropout))
+            output = layer.out_proj((weights @ heads[2]).transpose(1, 2).flatten(2))
+            output = output if layer.batch_first else output.transpose(0, 1)
+            if not need_weights:
+                return output, None
+            return output, weights.mean(dim=1) if average_attn_weights else weights
 
         return forward
 
@@ -99,6 +142,51 @@ def _dropped(layer: Any, values: Tensor, is_kept: Tensor) -> Tensor:
         return values * is_kept if shift is None else values * is_kept + shift
     values = values.mul_(is_kept)
     return values if shift is None else values.add_(shift)
+
+
+def _has_dropout(part: Any) -> bool:
+    """Return whether a module is torch's attention with dropout, in its usual form."""
+    if type(part) is not nn.MultiheadAttention or part.dropout == 0:
+        return False
+    is_usual: bool = part._qkv_same_embed_dim and part.bias_k is None and not part.add_zero_attn
+    return is_usual
+
+
+def _heads(layer: Any, rows: tuple[Tensor, ...]) -> list[Tensor]:
+    """Return queries, keys and values, ``[batch, heads, time, values]``."""
+    weights = layer.in_proj_weight.chunk(3)
+    offsets = (None,) * 3 if layer.in_proj_bias is None else layer.in_proj_bias.chunk(3)
+    return [
+        F.linear(each, weight, offset).unflatten(-1, (layer.num_heads, -1)).transpose(1, 2)
+        for each, weight, offset in zip(rows, weights, offsets, strict=True)
+    ]
+
+
+def _score_bias(
+    layer: Any, rows: tuple[Tensor, ...], mask: Tensor | None, padding: Tensor | None
+) -> Tensor | None:
+    """Return what is added to the scores: minus infinity where a mask is true."""
+    found: Tensor | None = None
+    if mask is not None:
+        own = _as_bias(mask, rows[0].dtype)
+        # One mask for all, or one for each sample and head.
+        found = own if mask.dim() == 2 else own.unflatten(0, (-1, layer.num_heads))
+    if padding is not None:
+        own = _as_bias(padding, rows[0].dtype)[:, None, None, :]
+        found = own if found is None else found + own
+    return found
+
+
+def _as_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    if mask.dtype != torch.bool:
+        return mask.to(dtype)
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, float("-inf"))
+
+
+def _attention_weights(heads: list[Tensor], bias: Tensor | None) -> Tensor:
+    query, key, _ = heads
+    scores = torch.matmul(query * query.shape[-1] ** -0.5, key.mT)
+    return torch.softmax(scores if bias is None else scores + bias, dim=-1)
 
 
 @final

@@ -1,14 +1,16 @@
 """Clients of any network trained side by side, by torch.func."""
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
@@ -89,9 +91,8 @@ class VmapTrainer:
             made = check_optimizer(optimizer, module)
             if type(made) not in ELEMENTWISE:
                 raise TypeError(
-                    f"cannot vmap the optimiser {type(made).__name__}: known are "
-                    f"{', '.join(kind.__name__ for kind in ELEMENTWISE)}; take one of these, or "
-                    "train client by client."
+                    f"vmap does not know the optimiser {type(made).__name__}; known are "
+                    f"{', '.join(kind.__name__ for kind in ELEMENTWISE)}."
                 )
 
     def train(
@@ -121,7 +122,10 @@ class VmapTrainer:
         if self._num_models is None and longest:
             self._num_models = self._how_many(lambda: work(longest, 0.0), weights)
         size = self._num_models or len(tasks)
-        _, fitted = in_chunks(lambda part: work(order[part], learning_rate), len(tasks), size)
+        with warnings.catch_warnings():
+            # The trial reports it.
+            warnings.filterwarnings("ignore", "There is a performance drop")
+            _, fitted = in_chunks(lambda part: work(order[part], learning_rate), len(tasks), size)
         if fitted < size:
             self._num_models = fitted
         return LocalUpdates(
@@ -129,21 +133,28 @@ class VmapTrainer:
         )
 
     def trial(self) -> None:
-        """Train and evaluate two models on a few samples; raise what torch raises."""
+        """Train and evaluate two models on a few samples; raise what torch raises.
+
+        Operations that vmap runs model by model become part of `reason`.
+        """
         weights = nn.utils.parameters_to_vector(self.module.parameters()).detach().expand(2, -1)
         none = weights.new_empty(0, dtype=torch.float64)
         parts = [buffer.flatten().double() for buffer in self.module.buffers()]
         buffers = torch.cat([none, *parts]).expand(2, -1)
         index = torch.arange(FEW_SAMPLES).remainder(len(self.samples)).expand(1, -1)
         task = ClientTask(0, Batches(index, [FEW_SAMPLES]))
-        _Chunk(self, weights, buffers, [task, task]).train(LocalSGD(), 0.0)
-        self.module.eval()
-        with torch.no_grad(), products_in(self.precision, weights.device), _no_fused_attention():
-            parameters = self.layout.views(self.narrow(self.layout.pack(weights)))
-            statistics = self.layout.read_buffers(buffers)
-            self._measure(parameters, statistics, self.samples, index[0].to(weights.device))
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            _Chunk(self, weights, buffers, [task, task]).train(LocalSGD(), 0.0)
+            few = _Few(self.samples, FEW_SAMPLES)
+            self.evaluate(weights, buffers, few)
+        slow = {str(each.message).partition("rule for ")[2].partition(".")[0] for each in heard}
+        if slow - {""}:
+            self.reason = f"vmap runs {', '.join(sorted(slow - {''}))} model by model"
 
-    def _how_many(self, work: Any, weights: Tensor) -> int:
+    def _how_many(self, work: Callable[[], object], weights: Tensor) -> int:
+        if weights.device.type == "cuda":
+            work()  # The first call also allocates what the libraries of the GPU keep.
         fits = how_many_fit(work, weights.device)
         return max(1, VALUES_ON_CPU // weights.shape[1]) if fits is None else fits
 
@@ -196,21 +207,17 @@ class VmapTrainer:
         """Evaluate the model of each run on some samples."""
         self.module.eval()
         parts = torch.arange(len(samples), device=samples.device).split(EVALUATED_AT_ONCE)
-        scores: list[Score] = []
 
-        def work(runs: slice) -> None:
+        def total(runs: slice, indices: Sequence[Tensor]) -> Tensor:
             parameters = self.layout.views(self.narrow(self.layout.pack(weights[runs])))
             statistics = self.layout.read_buffers(buffers[runs])
-            totals: Any = 0
-            for index in parts:
-                totals = totals + self._measure(parameters, statistics, samples, index)
-            scores.extend(self.objective.score(total) for total in totals.cpu())
+            found = [self._measure(parameters, statistics, samples, index) for index in indices]
+            return torch.stack(found).sum(dim=0).cpu()
 
-        with products_in(self.precision, weights.device), _no_fused_attention():
-            fits = self._how_many(lambda: work(slice(0, 1)), weights)
-            scores.clear()
-            in_chunks(work, len(weights), fits)
-        return scores
+        with products_in(self.precision, weights.device), _attention_for_vmap(weights.device):
+            fits = self._how_many(lambda: total(slice(0, 1), parts[:1]), weights)
+            totals, _ = in_chunks(lambda runs: total(runs, parts), len(weights), fits)
+        return [self.objective.score(row) for row in torch.cat(totals)]
 
     def _measure(
         self,
@@ -246,14 +253,34 @@ def _normalise_in_float32(module: nn.Module) -> None:
 
 
 @contextmanager
-def _no_fused_attention() -> Iterator[None]:
-    """Leave out the fused layers of torch's transformers, which vmap does not know."""
+def _attention_for_vmap(device: torch.device) -> Iterator[None]:
+    """Leave out the fused forms of attention that vmap does not know."""
     saved = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield
+        with sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext():
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(saved)
+
+
+@final
+class _Few:
+    """The first of some samples."""
+
+    def __init__(self, samples: Samples, num_samples: int) -> None:
+        self.samples = samples
+        self.targets = samples.targets[:num_samples]
+        self.device, self.dtype = samples.device, samples.dtype
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def inputs(self, index: Tensor, moves: Tensor | None = None) -> tuple[Tensor, ...]:
+        return self.samples.inputs(index, moves)
+
+    def batch(self, index: Tensor, moves: Tensor | None = None) -> Tensor:
+        return self.samples.batch(index, moves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,7 +422,7 @@ class _Chunk:
             if self.trainer.optimizer is None
             else _Optimizer(self, training, learning_rate)
         )
-        with products_in(self.trainer.precision, self.device):
+        with products_in(self.trainer.precision, self.device), _attention_for_vmap(self.device):
             for step in range(self.num_steps):
                 active = sum(task.batches.num_steps > step for task in self.tasks)
                 for rows, size in self._groups(step, active):
