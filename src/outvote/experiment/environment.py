@@ -45,7 +45,7 @@ PACKAGE = Path(outvote.__file__).parent
 
 
 def describe_environment(
-    device: torch.device, precision: str, data: DataUsed | None = None
+    device: torch.device, precision: str, data: DataUsed | None = None, trainer: str | None = None
 ) -> Environment:
     """Return everything that a result may depend on besides its settings."""
     return Environment(
@@ -61,6 +61,7 @@ def describe_environment(
         data=data,
         date=datetime.now(UTC).date().isoformat(),
         revision=REVISION,
+        trainer=trainer,
     )
 
 

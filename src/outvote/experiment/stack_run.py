@@ -71,7 +71,13 @@ class StackRun:
 
     def begin(self, listener: Listener) -> None:
         """Write that the runs are being trained; end those whose checkpoint has diverged."""
-        environment = describe_environment(self.builder.device, self.spec.precision, self._data)
+        trainer = self.stack.trainer
+        how = f"{trainer.name}: {trainer.reason}" if trainer.reason else trainer.name
+        if trainer.reason and self.state.round == 0:
+            listener.on_message(f"clients train by the trainer {how}.")
+        environment = describe_environment(
+            self.builder.device, self.spec.precision, self._data, how
+        )
         for each in self.open_runs:
             code = each.job.code_used()
             each.writer.begin(self.state.round, msgspec.structs.replace(environment, code=code))

@@ -123,5 +123,7 @@ class Environment(Struct, frozen=True, kw_only=True):
     """The day on which it started or resumed, UTC."""
     revision: int | None = None
     """Of the protocol: raised where results changed by rounding alone. None: before 2."""
+    trainer: str | None = None
+    """How the clients trained: stacked, vmap or sequential, and why. None: before 0.2."""
     code: tuple[CodeUsed, ...] | None = None
     """The user's files of the rule and the attack. None: not recorded, in earlier versions."""

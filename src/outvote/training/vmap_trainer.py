@@ -193,6 +193,8 @@ class VmapTrainer:
         if key is not None:
             self.masks.begin(key)
         values = {**parameters, **buffers}
+        if self.precision == "bfloat16":
+            inputs = tuple(_narrowed(each) for each in inputs)
         outputs = functional_call(self.module, values, inputs)
         if self.precision == "bfloat16":
             outputs = tree_map(_widened, outputs)
@@ -237,6 +239,10 @@ class VmapTrainer:
                 for run in range(num_runs)
             ]
         )
+
+
+def _narrowed(values: Tensor) -> Tensor:
+    return values.bfloat16() if values.is_floating_point() else values
 
 
 def _widened(values: Any) -> Any:
@@ -422,13 +428,22 @@ class _Chunk:
             if self.trainer.optimizer is None
             else _Optimizer(self, training, learning_rate)
         )
+        num = self.layout.num_training
+        start = self.weights[:, :num].clone() if training.proximal > 0 else None
         with products_in(self.trainer.precision, self.device), _attention_for_vmap(self.device):
             for step in range(self.num_steps):
                 active = sum(task.batches.num_steps > step for task in self.tasks)
                 for rows, size in self._groups(step, active):
                     self._backward(step, rows, size)
+                if start is not None:
+                    self._add_proximal(start, active, training.proximal)
                 stepper.step(active)
         stepper.end()
+
+    def _add_proximal(self, start: Tensor, active: int, factor: float) -> None:
+        """Add the gradient of FedProx's term: how far the weights are from the first ones."""
+        far = self.weights[:active, : self.layout.num_training] - start[:active]
+        self.step_gradients[:active].add_(far, alpha=factor)
 
     def _groups(self, step: int, active: int) -> list[tuple[slice | Tensor, int]]:
         """Return the models with batches of one size; no copy is needed where all have one."""
