@@ -197,6 +197,12 @@ class TestData:
         )
         assert np.isnan(run.series.accuracy).all()
         assert run.series.test_loss[-1] < run.series.test_loss[0] / 2
+        runs = ov.Runs([run])
+        assert "Loss on the test set after the last round" in str(runs.table())
+        assert runs.summary().to_frame()["test_loss"][0] == pytest.approx(
+            run.series.test_loss[-1], rel=1e-4
+        )
+        assert runs.plot("curves").axes[0].get_ylabel() == "loss on the test set"
 
     def test_a_model_of_two_arguments(self):
         class Masked(nn.Module):

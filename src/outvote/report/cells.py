@@ -11,7 +11,9 @@ from outvote.results.run import Result
 from outvote.suites.paper import Printed
 from outvote.suites.suite import Kind
 
-Metric = Literal["best", "final", "last_ten", "kept_byzantine", "byzantine_weight", "deviation"]
+Metric = Literal[
+    "best", "final", "last_ten", "kept_byzantine", "byzantine_weight", "deviation", "test_loss"
+]
 Thing = TypeVar("Thing")
 Key = TypeVar("Key", bound=Hashable)
 
@@ -22,8 +24,11 @@ METRICS: dict[Metric, str] = {
     "kept_byzantine": "Byzantine selection rate (share of sampled Byzantine clients kept)",
     "byzantine_weight": "Byzantine weight (the Byzantine clients' share of the rule's weights)",
     "deviation": "distance of the update to the honest mean, in rounds with Byzantine clients",
+    "test_loss": "loss on the test set after the last round",
 }
-"""What each is; all but the deviation are shares, and only of accuracies more is better."""
+"""What each is; all but `UNSCALED` are shares, and only of accuracies more is better."""
+UNSCALED: tuple[Metric, ...] = ("deviation", "test_loss")
+"""The metrics that are no shares: they are not in percent."""
 SHORT: dict[Metric, str] = {
     "best": "best accuracy",
     "final": "final accuracy",
@@ -31,6 +36,7 @@ SHORT: dict[Metric, str] = {
     "kept_byzantine": "Byzantine selection rate",
     "byzantine_weight": "Byzantine weight",
     "deviation": "deviation",
+    "test_loss": "test loss",
 }
 ACCURACIES: tuple[Metric, ...] = ("best", "final", "last_ten")
 """The metrics that the paper prints."""
@@ -45,7 +51,7 @@ USUAL: dict[Kind, tuple[Metric, ...]] = {
 
 
 class Spread(NamedTuple):
-    """The mean over seeds, in percent unless it is a deviation."""
+    """The mean over seeds, in percent unless it is one of `UNSCALED`."""
 
     mean: float
     std: float | None
@@ -68,7 +74,7 @@ def spread_of(values: Iterable[float]) -> Spread | None:
 
 def shown(mean: float, metric: Metric) -> float:
     """Return a mean as tables print it, so that printed differences add up."""
-    return float(f"{mean:.3g}") if metric == "deviation" else round(mean, 2)
+    return float(f"{mean:.3g}") if metric in UNSCALED else round(mean, 2)
 
 
 @final
@@ -107,7 +113,7 @@ class Cell:
 
     def spread(self, metric: Metric) -> Spread | None:
         """Return mean and deviation over the seeds; None if there is no number."""
-        scale = 1 if metric == "deviation" else 100
+        scale = 1 if metric in UNSCALED else 100
         return spread_of(scale * float(getattr(each, metric)) for each in self.results)
 
     def difference(self, metric: Metric) -> float | None:
@@ -180,6 +186,10 @@ class Grid:
         if chosen is not None:
             return (chosen,)
         usual = USUAL[self.kind] if self.results else USUAL[self.kind][:1]
+        if self.results and all(
+            isnan(run.best) and not isnan(run.test_loss) for run in self.results
+        ):
+            usual = tuple("test_loss" if each in ACCURACIES else each for each in usual)
         if self.has_weights:
             return usual
         return tuple("kept_byzantine" if each == "byzantine_weight" else each for each in usual)

@@ -15,7 +15,7 @@ from matplotlib.patches import Patch, Rectangle
 from numpy.typing import NDArray
 
 from outvote.report.audit import Audit, Mark
-from outvote.report.cells import SHORT, Cell, Grid, Metric, family, title_of
+from outvote.report.cells import SHORT, UNSCALED, Cell, Grid, Metric, family, title_of
 from outvote.report.figure_style import FAINT, GREY, MOST_PANELS, ReportFigure, panels
 from outvote.report.layout import code_mark, differing, edited_files, ordered, split
 from outvote.report.rendered_table import missing
@@ -107,7 +107,7 @@ def _base_first(pair: tuple[str, str]) -> tuple[str, int, str]:
 
 
 def _draw_maps(maps: Sequence[Map], metric: Metric) -> Figure:
-    unit, form = ("", ".3g") if metric == "deviation" else (", percent", ".1f")
+    unit, form = ("", ".3g") if metric in UNSCALED else (", percent", ".1f")
     fields = [field for each in maps for row in each.fields for field in row]
     known = [field for field in fields if isinstance(field, float)]
     if not known:

@@ -4,6 +4,7 @@ Needs matplotlib.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from math import isnan
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -115,7 +116,9 @@ class Curve(NamedTuple):
 
 
 def curve_of(
-    results: Sequence[Result], column: Literal["accuracy", "deviation"], window: int = 1
+    results: Sequence[Result],
+    column: Literal["accuracy", "deviation", "test_loss"],
+    window: int = 1,
 ) -> Curve:
     """Average a column of all runs, round by round; a run that diverged counts until then.
 
@@ -156,7 +159,10 @@ Panel = tuple[str, dict[str, Cell]]
 
 
 def draw_accuracy(grids: Sequence[Grid]) -> Figure:
-    """Draw accuracy by round, mean and deviation over seeds: a panel for each column."""
+    """Draw accuracy by round, mean and deviation over seeds: a panel for each column.
+
+    Where no run has an accuracy, the loss on the test set is drawn.
+    """
     found = [
         (f"{grid.title}\n{title}" if len(grids) > 1 and grid.title else title, cells)
         for grid in grids
@@ -164,6 +170,9 @@ def draw_accuracy(grids: Sequence[Grid]) -> Figure:
         if (cells := grid.column(k))
     ]
     styles = style.line_styles([row for _, cells in found for row in cells])
+    runs = [run for _, cells in found for cell in cells.values() for run in cell.results]
+    if runs and all(isnan(run.best) for run in runs):  # Targets are not classes.
+        return _draw_panels(found, styles, "test_loss", "loss on the test set")
     return _draw_panels(found, styles, "accuracy", "accuracy in percent")
 
 
@@ -196,7 +205,7 @@ def _by_rule(grid: Grid, column: int) -> list[Panel]:
 def _draw_panels(
     found: Sequence[Panel],
     styles: Mapping[str, LineStyle],
-    column: Literal["accuracy", "deviation"],
+    column: Literal["accuracy", "deviation", "test_loss"],
     title: str,
 ) -> Figure:
     made = style.panels(len(found), sharex=True, sharey=column == "accuracy")

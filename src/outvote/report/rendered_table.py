@@ -12,6 +12,7 @@ from outvote.report.cells import (
     ACCURACIES,
     METRICS,
     OF_BYZANTINE,
+    UNSCALED,
     Cell,
     Grid,
     Metric,
@@ -236,7 +237,7 @@ def number(value: float, metric: Metric, digits: int = 3) -> str:
     >>> number(71.256, "best"), number(0.04, "deviation"), number(123.4, "deviation")
     ('71.26', '0.0400', '123')
     """
-    return f"{value:#.{digits}g}".rstrip(".") if metric == "deviation" else points(value)
+    return f"{value:#.{digits}g}".rstrip(".") if metric in UNSCALED else points(value)
 
 
 def _cell(cell: Cell, metric: Metric, usual_seeds: int, *, paper: bool) -> RenderedCell:
@@ -356,7 +357,7 @@ def _worst(grid: Grid, cells: Sequence[RenderedCell], metric: Metric) -> Rendere
 def _caption(grid: Grid, metric: Metric) -> str:
     if not grid.results:
         return "None of these runs is finished."
-    title, unit = METRICS[metric], "" if metric == "deviation" else ", in percent"
+    title, unit = METRICS[metric], "" if metric in UNSCALED else ", in percent"
     how = "" if grid.usual_seeds == 1 and grid.is_even else "mean ± standard deviation, "
     return f"{title[0].upper()}{title[1:]}{unit}: {how}{seeds_of(grid)}."
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final, overload
 
 from outvote.errors import OutvoteWarning, check_choice, closest, plural
 from outvote.markup import clean, html_table
-from outvote.report.cells import ACCURACIES, METRICS, SHORT, Metric
+from outvote.report.cells import ACCURACIES, METRICS, SHORT, UNSCALED, Metric
 from outvote.report.layout import differing, grids_of
 from outvote.report.rendered_table import UNKNOWN, Rendered, number, render
 from outvote.report.table_formats import as_json, html, latex, markdown, records, to_csv
@@ -149,7 +149,8 @@ class Runs(Sequence[Result]):
 
         Args:
             metric: best, final, last_ten, kept_byzantine (the Byzantine selection rate),
-                byzantine_weight or deviation; default: what each part of a suite is about.
+                byzantine_weight, deviation or test_loss; default: what each part of a suite is
+                about, and the test loss where targets are not classes.
             part: The name of the only part of a suite that is wanted.
             paper: Whether to put the paper's value beside each of ours.
             suites: Paths of your own suites (path.toml), to lay their runs out as they have them.
@@ -269,6 +270,8 @@ class RunSummary:
 
     def __init__(self, results: Sequence[Result]) -> None:
         self._results = tuple(results)
+        has_losses = any(not isnan(each.test_loss) for each in results)
+        self._metrics = [name for name in METRICS if name != "test_loss" or has_losses]
 
     def to_frame(self) -> "pd.DataFrame":
         """Return a pandas frame with one row per run: all settings, then the metrics.
@@ -291,7 +294,7 @@ class RunSummary:
         columns, rows = self._shown()
         lines = [columns, *rows]
         widths = [max(len(line[k]) for line in lines) for k in range(len(columns))]
-        num_text = len(columns) - len(METRICS)
+        num_text = len(columns) - len(self._metrics)
         text = [
             "  ".join(
                 cell.ljust(width) if k < num_text else cell.rjust(width)
@@ -304,7 +307,7 @@ class RunSummary:
     def _repr_html_(self) -> str:
         columns, rows = self._shown()
         title = f"{repr(Runs(self._results))[1:-1]}."
-        num_text = len(columns) - len(METRICS)
+        num_text = len(columns) - len(self._metrics)
         return html_table(columns, rows, num_text=num_text, title=title, note=self._note())
 
     def _shown(self) -> tuple[list[str], list[list[str]]]:
@@ -312,12 +315,13 @@ class RunSummary:
         results = self._results[:MOST_ROWS]
         keys = list(differing(self._results))
         suites = ["suite"] if len({each.suite for each in self._results}) > 1 else []
-        columns = [*suites, "rule", "attack", "seed", *keys, "outcome", *SHORT.values()]
+        titles = [SHORT[name] for name in self._metrics]
+        columns = [*suites, "rule", "attack", "seed", *keys, "outcome", *titles]
         rows = []
         for each in results:
             about = [*([each.suite] if suites else []), each.config["rule"], each.config["attack"]]
             settings = [plain(each.setting(key)) for key in keys]
-            numbers = [_written(getattr(each, name), name) for name in METRICS]
+            numbers = [_written(getattr(each, name), name) for name in self._metrics]
             row = [*about, str(each.seed), *settings, each.status.outcome, *numbers]
             rows.append([clean(cell) for cell in row])
         return columns, rows
@@ -325,14 +329,17 @@ class RunSummary:
     def _note(self) -> str:
         num_left = len(self._results) - MOST_ROWS
         more = f"{plural(num_left, 'more run')}; to_frame() has all. " if num_left > 0 else ""
-        return f"{more}All but the deviation in percent."
+        has_losses = "test_loss" in self._metrics
+        return (
+            f"{more}All but the deviation{' and the test loss' if has_losses else ''} in percent."
+        )
 
 
 def _written(value: float, metric: Metric) -> str:
     """Return a metric as tables print it."""
     if isnan(value):
         return UNKNOWN
-    return number(value if metric == "deviation" else 100 * value, metric)
+    return number(value if metric in UNSCALED else 100 * value, metric)
 
 
 @final

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from outvote.markup import Bold, html_table
-from outvote.report.cells import METRICS, Cell, Metric, runs_of
+from outvote.report.cells import METRICS, UNSCALED, Cell, Metric, runs_of
 from outvote.report.rendered_table import (
     MINUS,
     UNKNOWN,
@@ -281,7 +281,7 @@ def _rounded(value: float | None, metric: Metric) -> float | None:
     """Return a percentage to four decimals, a length to so many digits that it is as exact."""
     if value is None:
         return None
-    return float(f"{value:.{DIGITS + 2}g}") if metric == "deviation" else round(value, DIGITS)
+    return float(f"{value:.{DIGITS + 2}g}") if metric in UNSCALED else round(value, DIGITS)
 
 
 def _printed(cell: RenderedCell) -> dict[str, float | None]:

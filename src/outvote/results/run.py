@@ -97,6 +97,7 @@ class Result:
     kept_byzantine = _Number()
     byzantine_weight = _Number()
     deviation = _Number()
+    test_loss = _Number()
 
 
 def read_result(folder: RunFolder) -> Result | None:

@@ -111,11 +111,14 @@ class Summary:
     deviation: float | None
     """How far the update is from the honest mean, mean over the rounds under attack; over all
     rounds if there is no attack."""
+    test_loss: float | None = None
+    """The last loss on the test set that was measured."""
 
 
 def summary_of(series: Series, *, attack: str) -> Summary:
     """Summarise a run; under the attack "none" Byzantine clients are honest."""
     known = series.accuracy[~np.isnan(series.accuracy)]
+    losses = _as_exported(series.test_loss[~np.isnan(series.test_loss)])
     is_attacked = (series.num_byzantine > 0) & (attack != "none")
     counted = is_attacked & ~np.isnan(series.num_kept_byzantine)
     total = int(series.num_byzantine[counted].sum())
@@ -125,6 +128,7 @@ def summary_of(series: Series, *, attack: str) -> Summary:
         last_ten=_mean(known[-NUM_LAST:]),
         kept_byzantine=float(series.num_kept_byzantine[counted].sum() / total) if total else None,
         byzantine_weight=_mean(_as_exported(series.byzantine_weight[is_attacked])),
+        test_loss=float(losses[-1]) if len(losses) else None,
         deviation=_mean(
             _as_exported(series.deviation[is_attacked] if is_attacked.any() else series.deviation)
         ),
