@@ -443,6 +443,25 @@ def test_functional_dropout_trains_one_after_another_and_is_reported() -> None:
         choose_trainer(case.module, case.samples, case.objective, name="vmap")
 
 
+class Noise(nn.Module):
+    """A model that draws when it is evaluated too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(7, NUM_CLASSES)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.out(values + 5 * torch.randn_like(values))
+
+
+def test_model_that_draws_when_evaluated_has_the_same_score_twice() -> None:
+    trainer = SequentialTrainer(Noise().double(), samples_of("vectors"))
+    weights = drawn(3, 7 * NUM_CLASSES + NUM_CLASSES)
+    buffers = torch.empty(3, 0, dtype=torch.float64)
+    first, second = (trainer.evaluate(weights, buffers, trainer.samples) for _ in range(2))
+    assert [score.accuracy for score in first] == [score.accuracy for score in second]
+
+
 def test_random_calls_are_those_that_draw() -> None:
     values = drawn(1, 1, 4, 8)
     with RandomCalls() as calls:
