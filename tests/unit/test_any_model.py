@@ -309,7 +309,9 @@ def test_all_trainers_equal_a_plain_loop(name: str) -> None:
     expected = case.rounds(case.plain())
     given = (case.module, case.samples, case.objective)
     assert_same(case.rounds(SequentialTrainer(*given).train), expected)
-    assert_same(case.rounds(VmapTrainer(*given).train), expected)
+    for has_products in (True, False):
+        trainer = VmapTrainer(*given, has_products=has_products)
+        assert_same(case.rounds(trainer.train), expected)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -319,7 +321,7 @@ def test_optimisers_of_the_caller_equal_a_plain_loop(name: str, optimizer: str) 
     expected = case.rounds(case.plain(make))
     given = (case.module, case.samples, case.objective, make)
     assert_same(case.rounds(SequentialTrainer(*given).train), expected)
-    assert_same(case.rounds(VmapTrainer(*given).train), expected)
+    assert_same(case.rounds(VmapTrainer(*given, has_products=True).train), expected)
 
 
 @pytest.mark.parametrize("kind", ELEMENTWISE, ids=lambda kind: kind.__name__)
@@ -329,14 +331,6 @@ def test_elementwise_optimisers_act_on_stacked_models_as_on_each(kind: type) -> 
     training = replace(TRAINING, num_epochs=2)
     one = case.rounds(SequentialTrainer(*given).train, training)
     assert_same(case.rounds(VmapTrainer(*given).train, training), one)
-
-
-@pytest.mark.parametrize("name", ["group-norm", "batch-norm", "dropout"])
-def test_convolutions_of_torch_and_products_are_the_same(name: str) -> None:
-    case = Case(name)
-    given = (case.module, case.samples, case.objective)
-    grouped = case.rounds(VmapTrainer(*given, has_products=False).train)
-    assert_same(case.rounds(VmapTrainer(*given).train), grouped)
 
 
 def test_convolution_as_a_product_has_the_gradients_of_torch() -> None:
@@ -362,7 +356,7 @@ def test_scores_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     weights, buffers = case.start()
     given = (case.module, case.samples, case.objective)
     one = SequentialTrainer(*given).evaluate(weights, buffers, case.samples)
-    other = VmapTrainer(*given).evaluate(weights, buffers, case.samples)
+    other = VmapTrainer(*given, has_products=True).evaluate(weights, buffers, case.samples)
     for mine, expected in zip(other, one, strict=True):
         assert mine.accuracy == expected.accuracy
         assert (mine.loss is None) == (expected.loss is None)
@@ -447,6 +441,25 @@ def test_functional_dropout_trains_one_after_another_and_is_reported() -> None:
     assert not torch.equal(other.gradients[0], first[0].gradients[0])
     with pytest.raises(ValueError, match=r"trainer vmap cannot train this model: .*random numbers"):
         choose_trainer(case.module, case.samples, case.objective, name="vmap")
+
+
+class Noise(nn.Module):
+    """A model that draws when it is evaluated too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(7, NUM_CLASSES)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.out(values + 5 * torch.randn_like(values))
+
+
+def test_model_that_draws_when_evaluated_has_the_same_score_twice() -> None:
+    trainer = SequentialTrainer(Noise().double(), samples_of("vectors"))
+    weights = drawn(3, 7 * NUM_CLASSES + NUM_CLASSES)
+    buffers = torch.empty(3, 0, dtype=torch.float64)
+    first, second = (trainer.evaluate(weights, buffers, trainer.samples) for _ in range(2))
+    assert [score.accuracy for score in first] == [score.accuracy for score in second]
 
 
 def test_random_calls_are_those_that_draw() -> None:
@@ -568,6 +581,30 @@ def test_fast_path_refuses_a_model_that_it_would_compute_otherwise() -> None:
     assert choose_trainer(module, case.samples, case.objective, name="vmap").name == "vmap"
 
 
+class FunctionalGroupNorm(nn.Module):
+    """An operation that does not take the memory layout of products under vmap."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3)
+        self.out = nn.Linear(4, NUM_CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.out(F.group_norm(self.first(images), 2).mean(dim=(2, 3)))
+
+
+def test_convolutions_are_torchs_where_products_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case("group-norm")
+    module = FunctionalGroupNorm().double()
+    case.modules = [module, module]
+    given = (module, case.samples, case.objective)
+    with pytest.raises(RuntimeError):
+        VmapTrainer(*given, has_products=True).trial()
+    monkeypatch.setattr("outvote.training.choose_trainer.prefers_products", lambda _: True)
+    trainer = choose_trainer(*given, name="vmap")
+    assert_same(case.rounds(trainer.train), case.rounds(SequentialTrainer(*given).train))
+
+
 class DataDependent(nn.Module):
     """A model with a branch that depends on the values."""
 
@@ -627,7 +664,7 @@ def test_bfloat16_products_are_close_to_float64() -> None:
     inputs = case.samples.inputs(torch.arange(NUM_SAMPLES))
     samples = ArraySamples(inputs, case.samples.targets, device=CPU)
     for name in ("float32", "bfloat16"):
-        trainer = VmapTrainer(case.module, samples, precision=name)
+        trainer = VmapTrainer(case.module, samples, precision=name, has_products=True)
         found = trainer.train(weights.float(), buffers, tasks, TRAINING, 0.1)
         assert found.gradients.dtype == torch.float32
         error = (found.gradients - exact.gradients).norm() / exact.gradients.norm()

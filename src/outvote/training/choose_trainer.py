@@ -13,7 +13,7 @@ from outvote.training.sequential import MakeOptimizer, SequentialTrainer
 from outvote.training.stacked_model import StackedModel
 from outvote.training.stacked_trainer import StackedTrainer
 from outvote.training.trainer import Trainer
-from outvote.training.vmap_trainer import VmapTrainer
+from outvote.training.vmap_trainer import VmapTrainer, prefers_products
 
 TRAINERS = ("auto", "stacked", "vmap", "sequential")
 # Both sides of the comparison are computed in float64.
@@ -87,7 +87,7 @@ class _Job:
             return _RANDOM
         reason = ""
         # Some operations of torch refuse the memory layout of products.
-        for has_products in (True, False):
+        for has_products in dict.fromkeys([prefers_products(self.samples.device), False]):
             try:
                 found = VmapTrainer(
                     self.module,

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from threading import local
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from outvote.training.samples import Samples
 from outvote.training.trainer import ClientTask, LocalUpdates, count_samples, mapped_labels
 
 EVALUATED_AT_ONCE = 512
+Result = TypeVar("Result")
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
@@ -135,7 +136,7 @@ class SequentialTrainer:
         order = sorted(range(len(tasks)), key=lambda k: -tasks[k].batches.num_samples)
         with self._products():
             if self.is_random:
-                self._one_after_another(work, tasks)
+                self._one_after_another(work, [task.seed for task in tasks])
             else:
                 mapped(work, order, weights.device, on_one_core=True)
         return LocalUpdates(
@@ -166,12 +167,16 @@ class SequentialTrainer:
             )
         return calls.names
 
-    def _one_after_another(self, work: Callable[[int], None], tasks: Sequence[ClientTask]) -> None:
-        """Train in one thread, with torch's own generators seeded for each client."""
+    def _one_after_another(
+        self, work: Callable[[int], Result], seeds: Sequence[int]
+    ) -> list[Result]:
+        """Work in one thread, with torch's own generators seeded for each client."""
+        found = []
         with self._kept_generators():
-            for number, task in enumerate(tasks):
-                torch.manual_seed(task.seed)  # noqa: TID251  (the model draws from it, restored)
-                work(number)
+            for number, seed in enumerate(seeds):
+                torch.manual_seed(seed)  # noqa: TID251  (the model draws from it, restored)
+                found.append(work(number))
+        return found
 
     def _kept_generators(self) -> AbstractContextManager[None]:
         device = self.samples.device
@@ -232,6 +237,8 @@ class SequentialTrainer:
                 return self.objective.score(total)
 
         with self._products():
+            if self.is_random:
+                return self._one_after_another(work, [0] * len(weights))
             return mapped(work, range(len(weights)), weights.device, on_one_core=True)
 
     def _products(self) -> AbstractContextManager[None]:

@@ -66,13 +66,13 @@ class VmapTrainer:
         optimizer: MakeOptimizer | None = None,
         precision: str = "float32",
         *,
-        has_products: bool = True,
+        has_products: bool | None = None,
     ) -> None:
         """Take the network, the training samples, the loss, and what makes a client's optimiser.
 
         Without `optimizer`, clients train by local SGD. `precision` is that of the products;
         "float32" means the precision of the samples, with TF32 off. `has_products` computes
-        convolutions as batched products, else as torch does.
+        convolutions as batched products, else as torch does; None: what is faster on the device.
         """
         check_choice("precision", precision, PRECISIONS)
         self.module = copy.deepcopy(module).to(samples.device, samples.dtype)
@@ -84,6 +84,8 @@ class VmapTrainer:
         self.masks = Masks(self.module)
         if precision == "bfloat16":
             _normalise_in_float32(self.module)
+        if has_products is None:
+            has_products = prefers_products(samples.device)
         transposed = use_products(self.module) if has_products else set()
         self.layout = Layout(self.module, transposed)
         self._num_models: int | None = None
@@ -243,6 +245,11 @@ class VmapTrainer:
 
 def _narrowed(values: Tensor) -> Tensor:
     return values.bfloat16() if values.is_floating_point() else values
+
+
+def prefers_products(device: torch.device) -> bool:
+    """Return whether convolutions are faster as batched products than as torch's grouped ones."""
+    return device.type == "cuda"
 
 
 def _widened(values: Any) -> Any:
