@@ -36,7 +36,11 @@ COLUMNS = (
     "origin",
     "dest",
 )
-CARRIERS = tuple("9E AA AS B6 DL EV F9 FL HA MQ OO UA US VX WN YV".split())
+# fmt: off
+CARRIERS = (
+    "9E", "AA", "AS", "B6", "DL", "EV", "F9", "FL", "HA", "MQ", "OO", "UA", "US", "VX", "WN", "YV",
+)
+# fmt: on
 ORIGINS = ("EWR", "JFK", "LGA")
 CLASSES = ("early", "on time", "late")
 LATE = 15
@@ -162,7 +166,7 @@ def _weekday(year: Column, month: NDArray[np.int64], day: Column) -> NDArray[np.
 def _one_hot(values: Column, known: tuple[str, ...]) -> NDArray[np.float64]:
     is_each = values[:, None] == np.array(known)
     if not (is_known := is_each.any(axis=1)).all():
-        raise fetch_again(f"{TABLE} has {values[~is_known][0]!r}, which is none of {known}")
+        raise fetch_again(f"{TABLE} has {str(values[~is_known][0])!r}, which is none of {known}")
     return is_each.astype(np.float64)
 
 

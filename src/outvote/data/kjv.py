@@ -7,6 +7,7 @@ import hashlib
 import re
 import string
 import struct
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,7 +56,9 @@ def read_kjv(folder: Path, *, sha256: str = TEXT_SHA256) -> ArrayDataset:
     names = tuple(dict.fromkeys(chapter.book for chapter in chapters))
     is_train = _split([names.index(chapter.book) for chapter in chapters])
     parts = [
-        _samples([each for each, is_one in zip(chapters, is_train, strict=True) if is_one == wanted])
+        _samples(
+            [each for each, is_one in zip(chapters, is_train, strict=True) if is_one == wanted]
+        )
         for wanted in (True, False)
     ]
     (train, train_books), (test, test_books) = parts
@@ -92,10 +95,7 @@ def decode_text(content: bytes, what: str) -> bytes:
     is_whole = list(starts) == sorted(starts) and starts[-1] == len(content)
     if not is_whole or content[starts[0] - 3 : starts[0]] != LZW_HEADER:
         raise fetch_again(f"{what} has {len(content)} bytes and announces windows at {starts[:3]}")
-    windows = [
-        decode_lzw(content[start:end], what)
-        for start, end in zip(starts, starts[1:], strict=False)
-    ]
+    windows = [decode_lzw(content[start:end], what) for start, end in pairwise(starts)]
     if any(len(window) != size for window in windows[:-1]):
         raise fetch_again(f"{what} has windows that do not hold {size} bytes")
     return b"".join(windows)
@@ -150,7 +150,9 @@ KJV_ENTRY = Entry(
     samples="samples",
     groups="books",
     checks="sha256 of the text",
-    forms=(Form(doc=f"the file of bible-kjv-text ({FILE})", is_there=has_all(FILE), read=read_kjv),),
+    forms=(
+        Form(doc=f"the file of bible-kjv-text ({FILE})", is_there=has_all(FILE), read=read_kjv),
+    ),
     sources=(
         Package(
             client="apt-get",
