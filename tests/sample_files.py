@@ -113,7 +113,7 @@ def verses(books=("Ge", "1Sm", "Jude"), num_chapters=10):
     for book in books:
         for chapter in range(1, (1 if book == books[-1] else num_chapters) + 1):
             for verse in range(1, 5):
-                words = "And he said, Let there be light: and there was light"
+                words = "And God saw the light that it was good: and God divided it"
                 lines.append(f"{book}{chapter}:{verse} {words} {'a' * chapter}.")
     return "\n".join([*lines, ""])
 

@@ -137,9 +137,9 @@ def test_samples_are_the_characters_of_a_chapter_and_targets_the_next_ones(tmp_p
     assert dataset.train_labels is None
     inputs, targets = dataset.train_inputs[0], dataset.train_targets
     assert np.array_equal(inputs[:, 1:], targets[:, :-1])
-    words = "And he said, Let there be light: and there was light"
+    words = "And God saw the light that it was good: and God divided it"
     (first,) = {text_of(row) for row in inputs[dataset.train_groups == 2][:1]}
-    assert first == f"{words} a.\nAnd he s"
+    assert first == f"{words} a.\n{words}"[:LENGTH]
     # A window begins where the one before ends.
     jude = inputs[dataset.train_groups == 2]
     assert targets[dataset.train_groups == 2][0, -1] == jude[1, 0]
@@ -148,7 +148,6 @@ def test_samples_are_the_characters_of_a_chapter_and_targets_the_next_ones(tmp_p
 def test_a_tenth_of_the_chapters_of_every_book_is_for_tests(tmp_path):
     dataset = load_entry(small_kjv(tmp_path), tmp_path)
     assert dataset.group_names == ("Ge", "1Sm", "Jude")
-    # A chapter has 4 verses of 55 to 64 characters and more: 3 or 4 windows of 64.
     assert np.unique(dataset.train_groups).tolist() == [0, 1, 2]
     assert np.unique(dataset.test_groups).tolist() == [0, 1]
     counts = [

@@ -164,7 +164,7 @@ def _weekday(year: Column, month: NDArray[np.int64], day: Column) -> NDArray[np.
 
 
 def _one_hot(values: Column, known: tuple[str, ...]) -> NDArray[np.float64]:
-    is_each = values[:, None] == np.array(known)
+    is_each: NDArray[np.bool_] = values[:, None] == np.array(known)
     if not (is_known := is_each.any(axis=1)).all():
         raise fetch_again(f"{TABLE} has {str(values[~is_known][0])!r}, which is none of {known}")
     return is_each.astype(np.float64)
