@@ -136,8 +136,8 @@ def setting(spec, key):
     return list(map(list, found)) if isinstance(found, tuple) else found
 
 
-def test_there_are_the_twelve_suites_of_the_paper_and_two_small_ones():
-    assert sorted(suite_names()) == sorted([*TABLES, "demo", "smoke"])
+def test_there_are_the_twelve_suites_of_the_paper_and_four_small_ones():
+    assert sorted(suite_names()) == sorted([*TABLES, "demo", "smoke", "tabular", "text"])
     parts = {(name, part.name) for name in TABLES for part in read_suite(name).parts}
     assert parts == set(GRIDS)
 

@@ -1,5 +1,6 @@
 """Data: datasets as plain numpy arrays, checked against the originals, and how to get them."""
 
+from outvote.data.array_dataset import ArrayDataset
 from outvote.data.cache import data_root
 from outvote.data.catalog import DATASETS
 from outvote.data.dataset import DamagedDataError, Dataset, FetchError, MissingDataError
@@ -8,6 +9,7 @@ from outvote.data.loader import load
 
 __all__ = [
     "DATASETS",
+    "ArrayDataset",
     "DamagedDataError",
     "Dataset",
     "FetchError",

