@@ -386,7 +386,7 @@ def _partition(spec: RunSpec, datasets: DatasetCache) -> list[Indices]:
     dataset = datasets.dataset(data)
     if is_user_object(data.partition):
         found = _own(data.partition, "partition")
-        parts = found(targets_of(dataset), **shared) if callable(found) else found
+        parts = found(targets_of(dataset), *shared.values()) if callable(found) else found
         return check_parts(parts, num_train(dataset))
     if data.partition == "by-group":
         return partition_by_group(datasets.groups(data), **shared)
