@@ -61,7 +61,7 @@ class Federation:
     def __init__(self, lie: Lie | None) -> None:
         """Begin with the same weights, whatever the lie."""
         self.lie = lie
-        self.model = ov.make_model("alexnet", num_classes=10, image_shape=(32, 32, 3), seed=SEED)
+        self.model = ov.make_model("alexnet", num_classes=10, input_shape=(32, 32, 3), seed=SEED)
 
     def run_round(self, clients: list[tuple[Tensor, Tensor]], number: int) -> None:
         """Train the clients, replace the last ones by attackers, take a step along the mean."""

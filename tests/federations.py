@@ -39,6 +39,6 @@ def make_runs(pairs, seed: int = 0) -> list[Run]:
 
 def networks(runs, name: str = "mlp", dtype: torch.dtype = torch.float64) -> list[nn.Module]:
     return [
-        ov.make_model(name, num_classes=4, image_shape=(6, 6, 1), seed=run.seed).to(dtype)
+        ov.make_model(name, num_classes=4, input_shape=(6, 6, 1), seed=run.seed).to(dtype)
         for run in runs
     ]

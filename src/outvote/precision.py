@@ -26,7 +26,7 @@ def plain_torch(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def exact_products() -> Iterator[None]:
-    """Keep float32 matrix products in float32 (no TF32, no bfloat16), and restore the setting.
+    """Keep float32 products in float32 (no TF32, no bfloat16), and restore the setting.
 
     The setting is one for the whole process, so the first thread in changes it and the last one out
     restores it.
@@ -54,11 +54,23 @@ def exact_products() -> Iterator[None]:
 def fast_products() -> Iterator[None]:
     """Let float32 matrix products be formed in TF32 where the device has it, and restore."""
     saved = _get_precision()
-    _set_precision(["tf32", *saved[1:]])
+    # The last one is the CPU's.
+    _set_precision(["tf32"] * max(1, len(saved) - 1) + saved[max(1, len(saved) - 1) :])
     try:
         yield
     finally:
         _set_precision(saved)
+
+
+@contextmanager
+def products_in(precision: str, device: torch.device) -> Iterator[None]:
+    """Form the products of a network in "float32" (or better), "tf32" or "bfloat16"."""
+    is_narrow = precision == "bfloat16"
+    with (
+        exact_products() if precision == "float32" else fast_products(),
+        torch.autocast(device.type, torch.bfloat16, enabled=is_narrow, cache_enabled=False),
+    ):
+        yield
 
 
 class _Precision:
@@ -83,7 +95,12 @@ _OLD_NAMES = {
 
 
 def _backends() -> list[Any]:
-    found = [torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)]
+    found = [
+        torch.backends.cuda.matmul,
+        getattr(torch.backends.cudnn, "conv", None),
+        getattr(torch.backends.cudnn, "rnn", None),
+        getattr(torch.backends.mkldnn, "matmul", None),
+    ]
     return found if all(hasattr(backend, "fp32_precision") for backend in found) else []
 
 

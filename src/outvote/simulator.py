@@ -19,7 +19,7 @@ from outvote.attacks.attack import Attack
 from outvote.attacks.attack_spec import make_attack
 from outvote.data.array_dataset import ArrayDataset, make_dataset
 from outvote.errors import OutvoteWarning, check_choice, check_kind, closest, plural
-from outvote.experiment.builder import arrays_of
+from outvote.experiment.dataset_cache import arrays_of
 from outvote.experiment.environment import choose_device
 from outvote.experiment.listener import Listener, RoundProgress
 from outvote.experiment.plan import Job, Plan, RunEnd

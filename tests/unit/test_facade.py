@@ -1,6 +1,7 @@
 """The names of `import outvote`: loaded when used, and public for type checkers too."""
 
 import ast
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -46,3 +47,24 @@ def test_a_strict_type_checker_accepts_what_users_write(tmp_path):
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", tmp_path, "used.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
+
+
+def test_public_signatures_have_no_open_keywords():
+    """Editors and notebooks complete every keyword."""
+    found = []
+    for name in dir(outvote):
+        thing = getattr(outvote, name)
+        calls = {name: thing} if callable(thing) and not issubclass(type(thing), type) else {}
+        if isinstance(thing, type) and not issubclass(thing, Exception):
+            calls |= {f"{name}()": thing} if "__dataclass_fields__" in vars(thing) else {}
+            own = vars(thing) | vars(thing.__mro__[-2])
+            calls |= {
+                f"{name}.{key}": method
+                for key, method in own.items()
+                if (key == "__call__" or not key.startswith("_")) and inspect.isfunction(method)
+            }
+        for key, call in calls.items():
+            kinds = {each.kind for each in inspect.signature(call).parameters.values()}
+            if inspect.Parameter.VAR_KEYWORD in kinds:
+                found.append(key)
+    assert found == []

@@ -95,6 +95,11 @@ def test_runs_are_a_sequence(runs):
         ({"settings": {"rule.num_groups": 20}}, 8),
         ({"settings": {"data.balance": 1}}, 0),
         ({"settings": {"data.balance": True}}, 16),
+        ({"settings": {"loss": "auto"}}, 16),
+        ({"settings": {"training.num_steps": None}}, 16),
+        ({"settings": {"training.num_steps": [4, None]}, "seed": 0}, 8),
+        ({"settings": {"training.num_steps": 4}}, 0),
+        ({"settings": {"settings.loss": "auto"}}, 16),
         ({}, 16),
     ],
 )

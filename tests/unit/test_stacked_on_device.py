@@ -100,7 +100,7 @@ def test_two_rounds_on_the_device_are_those_of_the_cpu(name, shape, tolerance, m
         info = {"mean": [0.5] * channels, "std": [0.3] * channels, "device": here, "dtype": dtype}
         samples = ByteImages(images, labels, **info)
         modules = [
-            ov.make_model(name, num_classes=4, image_shape=shape, seed=k).to(dtype)
+            ov.make_model(name, num_classes=4, input_shape=shape, seed=k).to(dtype)
             for k in range(2)
         ]
         how = {"training": training, "server": server, "num_classes": 4}
@@ -123,7 +123,7 @@ def normalised() -> nn.Module:
 
 
 def perceptron() -> nn.Module:
-    return ov.make_model("mlp", num_classes=4, image_shape=(8, 8, 1), seed=0)
+    return ov.make_model("mlp", num_classes=4, input_shape=(8, 8, 1), seed=0)
 
 
 @pytest.mark.parametrize("network", [perceptron, normalised])

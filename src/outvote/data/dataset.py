@@ -75,6 +75,26 @@ class Dataset(Arrays):
         _, height, width, channels = self.train_images.shape
         return height, width, channels
 
+    @property
+    def train_inputs(self) -> tuple[Images]:
+        """The training images, as an `ArrayDataset` has them."""
+        return (self.train_images,)
+
+    @property
+    def train_targets(self) -> Labels:
+        """The training labels, as an `ArrayDataset` has them."""
+        return self.train_labels
+
+    @property
+    def test_inputs(self) -> tuple[Images]:
+        """The test images, as an `ArrayDataset` has them."""
+        return (self.test_images,)
+
+    @property
+    def test_targets(self) -> Labels:
+        """The test labels, as an `ArrayDataset` has them."""
+        return self.test_labels
+
     def __post_init__(self) -> None:
         """Check what users rely on: the files may be wrong."""
         self._check_part("training", self.train_images, self.train_labels, self.train_groups)

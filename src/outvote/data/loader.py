@@ -1,14 +1,17 @@
 """From a name to a dataset in memory."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from outvote.data.array_dataset import ArrayDataset
 from outvote.data.cache import VARIABLE, search_folders
 from outvote.data.catalog import DATASETS
 from outvote.data.dataset import Dataset, MissingDataError
 from outvote.data.dataset_entry import Entry, Form
 from outvote.errors import closest
+
+AnyDataset = Dataset | ArrayDataset
 
 
 def load(
@@ -17,9 +20,10 @@ def load(
     folder: str | Path | None = None,
     size: int | None = None,
     split_seed: int | None = None,
-) -> Dataset:
+) -> AnyDataset:
     """Load a dataset into memory and check it against the original.
 
+    Images are a `Dataset`; tables and texts are an `ArrayDataset`.
     Looked for in `folder`, or else in the cache folder (see `data_root`). `size` is for folders of
     images: their height and width. `split_seed` is for LEAF's JSON without a split of its own.
 
@@ -37,7 +41,7 @@ def find_entry(name: str) -> Entry:
     return DATASETS[name]
 
 
-def load_entry(entry: Entry, folder: str | Path | None = None, **options: Any) -> Dataset:
+def load_entry(entry: Entry, folder: str | Path | None = None, **options: Any) -> AnyDataset:
     """Load what an entry describes."""
     form, where = locate(entry, folder)
     given = {key: value for key, value in options.items() if value is not None}
@@ -47,6 +51,8 @@ def load_entry(entry: Entry, folder: str | Path | None = None, **options: Any) -
             "leave it out."
         )
     arrays = form.read(where, **given)
+    if isinstance(arrays, ArrayDataset):
+        return replace(arrays, name=entry.name, source=form.source(where))
     return Dataset(
         name=entry.name,
         mean=entry.mean,

@@ -123,11 +123,6 @@ class RunSpec(Struct, frozen=True, kw_only=True):
         return (self.rule, self.attack, self.model.name, *data, self.loss, self.optimizer)
 
     @property
-    def has_own(self) -> bool:
-        """Whether the loss or the optimiser is the user's."""
-        return is_user_object(self.loss) or is_user_object(self.optimizer)
-
-    @property
     def label(self) -> str:
         """A readable name; together with the hash it is the name of the folder."""
         return f"{_slug(self.rule)}-{_slug(self.attack)}-seed{self.seed}"

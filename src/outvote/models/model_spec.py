@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from outvote.errors import check_kind, closest
+from outvote.errors import check_kind, closest, renamed
 from outvote.models.networks import (
-    Shape,
     alexnet,
+    char_transformer,
+    gelu_mlp,
     leaf_cnn,
     leaf_cnn_small,
     mlp,
@@ -30,7 +31,11 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "leaf-cnn-small": leaf_cnn_small,
     "small-cnn": small_cnn,
     "mlp": mlp,
+    "gelu-mlp": gelu_mlp,
+    "char-transformer": char_transformer,
 }
+ANY_SHAPE = ("gelu-mlp",)
+AXES = {1: "(length,)", 3: "(height, width, channels)"}
 
 _LENT = Lock()
 """All threads share torch's generator: two at once would draw from each other's seeds."""
@@ -40,13 +45,15 @@ def make_model(
     name: str,
     *,
     num_classes: int,
-    image_shape: Shape | None = None,
+    input_shape: tuple[int, ...] | None = None,
     seed: int | None = None,
+    image_shape: tuple[int, ...] | None = None,
 ) -> nn.Module:
     """Build a network; its first weights are a function of the seed alone (None: a fresh one).
 
-    `image_shape` is (height, width, channels), by default that of the data the network was made
-    for.
+    `input_shape` is that of a sample, by default of the data that the network was made for:
+    (height, width, channels) for images, (features,) for gelu-mlp, (length,) for char-transformer,
+    whose classes are the tokens. `image_shape` is `input_shape` as it was named in 0.1.
 
     >>> sum(p.numel() for p in make_model("alexnet", num_classes=10).parameters())
     2472266
@@ -56,7 +63,10 @@ def make_model(
     check_kind("num_classes", num_classes, int)
     if num_classes < 2:
         raise ValueError(f"num_classes must be at least 2, got {num_classes}.")
-    shape = () if image_shape is None else (image_shape,)
+    if image_shape is not None:
+        renamed("make_model(image_shape=...)", "make_model(input_shape=...)")
+        input_shape = image_shape
+    shape = () if input_shape is None else (_checked_shape(name, input_shape),)
     # torch's layers draw from the global generator: lent for a moment, and put back as it was.
     with _LENT, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed_from(seed))
@@ -85,3 +95,14 @@ def make_own_model(model: Any, num_classes: int | None, seed: int) -> nn.Module:
             f"model must be a torch.nn.Module or make one, got {type(made).__name__}."
         )
     return made
+
+
+def _checked_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a sample, if the network takes samples of so many axes."""
+    num_axes = len(signature(MODELS[name]).parameters["input_shape"].default)
+    if name not in ANY_SHAPE and len(shape) != num_axes:
+        raise ValueError(
+            f"{name} takes samples {AXES[num_axes]}, got the shape {tuple(shape)}; choose another "
+            "model: outvote list models."
+        )
+    return tuple(shape)

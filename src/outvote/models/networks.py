@@ -1,16 +1,26 @@
-"""The networks: those of the paper and of LEAF, and two small ones for laptops."""
+"""The networks: those of the paper and of LEAF, small ones for laptops, tables and texts."""
+
+from math import prod
 
 from torch import nn
 
-from outvote.models.parts import Branches, GlobalAverage, Residual, conv, normalised
+from outvote.models.parts import (
+    Branches,
+    CausalAttention,
+    GlobalAverage,
+    Positions,
+    Residual,
+    conv,
+    normalised,
+)
 
 Shape = tuple[int, int, int]
 """Of an image: height, width, channels."""
 
 
-def mlp(num_classes: int, image_shape: Shape = (28, 28, 1)) -> nn.Module:
+def mlp(num_classes: int, input_shape: Shape = (28, 28, 1)) -> nn.Module:
     """Return one hidden layer of 100 units: 79,510 parameters for ten classes of 28 x 28."""
-    height, width, channels = image_shape
+    height, width, channels = input_shape
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(height * width * channels, 100),
@@ -19,39 +29,77 @@ def mlp(num_classes: int, image_shape: Shape = (28, 28, 1)) -> nn.Module:
     )
 
 
-def small_cnn(num_classes: int, image_shape: Shape = (28, 28, 1)) -> nn.Module:
+def gelu_mlp(num_classes: int, input_shape: tuple[int, ...] = (46,)) -> nn.Module:
+    """Return two hidden layers of 64 units for features: 7,363 parameters for 46 and 3 classes."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(prod(input_shape), 64),
+        nn.GELU(),
+        nn.Linear(64, 64),
+        nn.GELU(),
+        nn.Linear(64, num_classes),
+    )
+
+
+def char_transformer(num_classes: int, input_shape: tuple[int] = (64,)) -> nn.Module:
+    """Return two causal blocks of width 32 for characters: 31,550 parameters for 62 characters.
+
+    It takes token ids ``[samples, length]``, each below `num_classes`, and returns for every
+    position the logits of the token that comes next.
+    """
+    (length,) = input_shape
+    width = 32
+    return nn.Sequential(
+        nn.Embedding(num_classes, width),
+        Positions(length, width),
+        *(layer for _ in range(2) for layer in _transformer_block(width)),
+        nn.LayerNorm(width),
+        nn.Linear(width, num_classes),
+    )
+
+
+def _transformer_block(width: int) -> list[nn.Module]:
+    attention = CausalAttention(width, num_heads=4)
+    hidden = nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+    return [
+        Residual(nn.Sequential(nn.LayerNorm(width), attention)),
+        Residual(nn.Sequential(nn.LayerNorm(width), *hidden)),
+    ]
+
+
+def small_cnn(num_classes: int, input_shape: Shape = (28, 28, 1)) -> nn.Module:
     """Return two convolutions and a linear layer: 11,274 parameters for ten classes of 28 x 28."""
-    layers, size = _two_convolutions(image_shape, 8)
+    layers, size = _two_convolutions(input_shape, 8)
     return nn.Sequential(*layers, nn.Linear(size, num_classes))
 
 
 def leaf_cnn(
-    num_classes: int, image_shape: Shape = (28, 28, 1), *, filters: int = 32, hidden: int = 2048
+    num_classes: int, input_shape: Shape = (28, 28, 1), *, filters: int = 32, hidden: int = 2048
 ) -> nn.Module:
     """Return two convolutions and two linear layers: 6,603,710 parameters for 62 classes."""
-    layers, size = _two_convolutions(image_shape, filters)
+    layers, size = _two_convolutions(input_shape, filters)
     head = nn.Linear(size, hidden), nn.ReLU(), nn.Linear(hidden, num_classes)
     return nn.Sequential(*layers, *head)
 
 
-def leaf_cnn_small(num_classes: int, image_shape: Shape = (28, 28, 1)) -> nn.Module:
+def leaf_cnn_small(num_classes: int, input_shape: Shape = (28, 28, 1)) -> nn.Module:
     """Return the same with fewer filters: 848,382 parameters for 62 classes."""
-    return leaf_cnn(num_classes, image_shape, filters=16, hidden=512)
+    return leaf_cnn(num_classes, input_shape, filters=16, hidden=512)
 
 
-def _two_convolutions(image_shape: Shape, filters: int) -> tuple[list[nn.Module], int]:
+def _two_convolutions(input_shape: Shape, filters: int) -> tuple[list[nn.Module], int]:
     """Return the layers, and how many values they make of an image."""
-    height, width, channels = image_shape
+    height, width, channels = input_shape
     layers: list[nn.Module] = []
     for before, after in ((channels, filters), (filters, 2 * filters)):
         layers += [conv(before, after, 5), nn.ReLU(), nn.MaxPool2d(2)]
     return [*layers, nn.Flatten()], 2 * filters * (height // 4) * (width // 4)
 
 
-def alexnet(num_classes: int, image_shape: Shape = (32, 32, 3)) -> nn.Module:
+def alexnet(num_classes: int, input_shape: Shape = (32, 32, 3)) -> nn.Module:
     """Return five convolutions and one linear layer: 2,472,266 parameters for 10 classes."""
     return nn.Sequential(
-        nn.Conv2d(image_shape[2], 64, 11, stride=4, padding=5),
+        nn.Conv2d(input_shape[2], 64, 11, stride=4, padding=5),
         nn.ReLU(),
         nn.MaxPool2d(2),
         conv(64, 192, 5),
@@ -69,10 +117,10 @@ def alexnet(num_classes: int, image_shape: Shape = (32, 32, 3)) -> nn.Module:
     )
 
 
-def squeezenet(num_classes: int, image_shape: Shape = (32, 32, 3)) -> nn.Module:
+def squeezenet(num_classes: int, input_shape: Shape = (32, 32, 3)) -> nn.Module:
     """Return eight fire modules, three with a shortcut: 781,156 parameters for 100 classes."""
     return nn.Sequential(
-        *normalised(conv(image_shape[2], 96, 3)),
+        *normalised(conv(input_shape[2], 96, 3)),
         nn.MaxPool2d(2),
         _fire(96, 16, 128),
         Residual(_fire(128, 16, 128)),
@@ -99,10 +147,10 @@ def _fire(channels: int, squeezed: int, filters: int) -> nn.Module:
     )
 
 
-def resnet18(num_classes: int, image_shape: Shape = (224, 224, 3)) -> nn.Module:
+def resnet18(num_classes: int, input_shape: Shape = (224, 224, 3)) -> nn.Module:
     """Return the standard eight blocks of two convolutions: 11,182,668 parameters for 12."""
     layers: list[nn.Module] = [
-        nn.Conv2d(image_shape[2], 64, 7, stride=2, padding=3, bias=False),
+        nn.Conv2d(input_shape[2], 64, 7, stride=2, padding=3, bias=False),
         nn.BatchNorm2d(64),
         nn.ReLU(),
         nn.MaxPool2d(3, stride=2, padding=1),

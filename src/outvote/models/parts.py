@@ -43,6 +43,42 @@ class GlobalAverage(nn.Module):
         return images.mean(dim=(-2, -1))
 
 
+@final
+class Positions(nn.Module):
+    """Adds a learned vector to every position of ``[samples, length, width]``."""
+
+    def __init__(self, length: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(0.02 * torch.randn(length, width))
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Add the vectors of the first positions, as many as there are."""
+        return values + self.weight[: values.shape[-2]]
+
+
+@final
+class CausalAttention(nn.Module):
+    """Self-attention of several heads; a position sees itself and the ones before."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.inside = nn.Linear(width, 3 * width)
+        self.outside = nn.Linear(width, width)
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Take and return ``[samples, length, width]``."""
+        heads = self.inside(values).unflatten(-1, (3, self.num_heads, -1))
+        # [3, samples, heads, length, width of a head]
+        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        # Written out: torch's fused attention cannot be vmapped at full speed.
+        scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
+        is_later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        shares = scores.masked_fill(is_later, float("-inf")).softmax(dim=-1)
+        mixed: Tensor = self.outside((shares @ value).transpose(1, 2).flatten(-2))
+        return mixed
+
+
 def conv(channels: int, filters: int, size: int, *, stride: int = 1) -> nn.Conv2d:
     """Return a convolution with a bias that keeps the size of the image (at stride 1)."""
     return nn.Conv2d(channels, filters, size, stride, padding=size // 2)

@@ -16,7 +16,15 @@ from outvote.report.table_formats import as_json, html, latex, markdown, records
 from outvote.results.collect import collect
 from outvote.results.disk import write_whole
 from outvote.results.labels import is_same, label, plain
-from outvote.results.long_table import Column, optional, run_columns, run_frame, to_frame
+from outvote.results.long_table import (
+    NONE,
+    PREFIX,
+    Column,
+    optional,
+    run_columns,
+    run_frame,
+    to_frame,
+)
 from outvote.results.run import Result
 
 if TYPE_CHECKING:
@@ -97,7 +105,7 @@ class Runs(Sequence[Result]):
             suite: The name of a suite.
             outcome: finished, diverged, interrupted, failed or running.
         """
-        wanted = dict(settings or {})
+        wanted = {key.removeprefix(PREFIX): value for key, value in (settings or {}).items()}
         for key in wanted:
             if self._results and not any(each.setting(key) is not None for each in self):
                 known = [name for name in run_columns(self._results) if "." in name]
@@ -235,10 +243,15 @@ def _check_matplotlib() -> None:
 
 
 def _is_among(found: Any, wanted: Any) -> bool:
-    """Return whether a value is the wanted one, or one of several; 1 is 1.0, but not True."""
+    """Return whether a value is the wanted one, or one of several; 1 is 1.0, but not True.
+
+    None is also what a file of settings writes as "none".
+    """
     several = wanted if isinstance(wanted, Collection) and not isinstance(wanted, str) else [wanted]
     return any(
-        found == each and isinstance(found, bool) == isinstance(each, bool) for each in several
+        (found == each and isinstance(found, bool) == isinstance(each, bool))
+        or (each is None and found == NONE)
+        for each in several
     )
 
 
@@ -347,7 +360,8 @@ class RunTable:
 
     def to_frame(self) -> "pd.DataFrame":
         """Return a pandas frame with one row for each cell, with all metrics. Needs pandas."""
-        return optional("pandas", "a frame").DataFrame(records(self._rendered))
+        frame: pd.DataFrame = optional("pandas", "a frame").DataFrame(records(self._rendered))
+        return frame
 
     def __repr__(self) -> str:
         return self.to_markdown()

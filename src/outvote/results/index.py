@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from outvote.results.disk import DamagedFileError
 from outvote.results.folder import RunFolder, find_runs
-from outvote.results.long_table import Column, setting_columns, settings_of
+from outvote.results.long_table import BY_ROUND, Column, setting_columns, settings_of
 from outvote.results.run import Result, read_result
 
 NAME = "index.sqlite"
@@ -189,8 +189,9 @@ def _replace(path: Path, entries: Sequence[Entry]) -> None:
 
 
 def _setting_columns(entries: Sequence[Entry]) -> dict[str, Column]:
-    """Return a column for each setting; SQLite has no type for true and false."""
-    found = setting_columns([json.loads(entry.settings) for entry in entries], Entry._fields)
+    """Return a column for each setting, as in a frame; SQLite has no type for true and false."""
+    tables = [json.loads(entry.settings) for entry in entries]
+    found = setting_columns(tables, (*Entry._fields, *BY_ROUND))
     return {
         name: column._replace(values=[_number(value) for value in column.values])
         if column.kind == "boolean"

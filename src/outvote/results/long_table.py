@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from outvote.grids import flat
 from outvote.results.labels import parameters
+from outvote.results.later import LATER
 from outvote.results.run import Result
 from outvote.results.series import COUNTS_OR_NAN, REAL, Series
 
@@ -39,6 +40,10 @@ BY_ROUND = tuple(field.name for field in fields(Series))
 """The last columns: one value per round."""
 NONE = "none"
 """How a file of settings writes that there is no value."""
+
+
+PREFIX = "settings."
+"""Before the name of a setting that is also the name of another column, such as "loss"."""
 
 
 class Column(NamedTuple):
@@ -67,19 +72,19 @@ def setting_columns(
 ) -> dict[str, Column]:
     """Return a column for each setting that any run has, in order of their names.
 
-    `taken` are names of other columns.
+    A setting that came later, and was left out at its default, has that. `taken` are names of
+    other columns.
 
-    >>> setting_columns([{"data.beta": 0.5, "round": 1}, {"data.beta": "none"}], ["round"])
-    {'data.beta': Column(kind='real', values=[0.5, None]), \
-'settings.round': Column(kind='integer', values=[1, None])}
+    >>> found = setting_columns([{"data.beta": 0.5, "round": 1}, {"data.beta": "none"}], ["round"])
+    >>> found["data.beta"], found["settings.round"]
+    (Column(kind='real', values=[0.5, None]), Column(kind='integer', values=[1, None]))
     """
-    names = sorted({name for table in tables for name in table})
-    return {
-        f"settings.{name}" if name.lower() in taken else name: typed(
-            [None if table.get(name) == NONE else table.get(name) for table in tables]
-        )
-        for name in names
-    }
+    whole = [LATER | {**table} for table in tables]
+    columns = {}
+    for name in sorted({name for table in whole for name in table}):
+        values = [None if table.get(name) == NONE else table.get(name) for table in whole]
+        columns[f"{PREFIX}{name}" if name.lower() in taken else name] = typed(values)
+    return columns
 
 
 def run_columns(results: Sequence[Result]) -> dict[str, Column]:
@@ -141,15 +146,17 @@ def to_frame(results: Sequence[Result]) -> "pd.DataFrame":
     pandas = optional("pandas", "a frame")
     per_run = run_frame(run_columns(results)).take(_run_of_row(results)).reset_index(drop=True)
     by_round = pandas.DataFrame({name: _joined(results, name) for name in BY_ROUND})
-    return pandas.concat([per_run, by_round], axis=1)
+    frame: pd.DataFrame = pandas.concat([per_run, by_round], axis=1)
+    return frame
 
 
 def run_frame(columns: Mapping[str, Column]) -> "pd.DataFrame":
     """Return a pandas frame with a row per run."""
     pandas = optional("pandas", "a frame")
-    return pandas.DataFrame(
+    frame: pd.DataFrame = pandas.DataFrame(
         {name: pandas.Series(each.values, dtype=_dtype(each)) for name, each in columns.items()}
     )
+    return frame
 
 
 def _dtype(column: Column) -> str | None:

@@ -9,8 +9,7 @@ replaces the clients by averages of them.
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
-from inspect import signature
+from inspect import Signature, signature
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
@@ -18,13 +17,14 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Columns, Mixture, PerClient, PerCoordinate
-from outvote.errors import NAMES_OF_F, an, belongs_to_call, no_argument, renamed, warn_notes
+from outvote.errors import NAMES_OF_F, an, belongs_to_call, renamed, warn_notes
 from outvote.flat import to_float
 from outvote.rules import legacy
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.split import Split
 from outvote.rules.verdict import Verdict
 from outvote.seeding import RandomStream, Seed
+from outvote.signatures import takes_what, with_hints
 
 Part = TypeVar("Part")
 # How far weights in half precision may be from a sum of 1.
@@ -138,18 +138,26 @@ class RoundInfo:
 
 
 class _RuleType(ABCMeta):
-    def __call__(cls, *args: Any, **parameters: Any) -> Any:
-        """Make a rule; what other libraries give to the rule belongs to the call here."""
-        for name in parameters.keys() & NAMES_OF_F:
-            if name not in getattr(cls, "__dataclass_fields__", {name}):
-                inside = ", ".join(repr(arg) for arg in args)
-                call = f"{cls.__name__}({inside})(X, num_byzantine={parameters[name]!r})"
-                raise TypeError(
-                    f"{cls.__name__} has no parameter {name!r}: {belongs_to_call(call)}"
-                )
-        return super().__call__(*args, **parameters)
+    if not TYPE_CHECKING:  # Type checkers take the parameters from the fields.
 
-    if not TYPE_CHECKING:
+        def __call__(cls, *args: Any, **parameters: Any) -> Any:
+            """Make a rule; what other libraries give to the rule belongs to the call here."""
+            for name in parameters.keys() & NAMES_OF_F:
+                if name not in getattr(cls, "__dataclass_fields__", {name}):
+                    inside = ", ".join(repr(arg) for arg in args)
+                    call = f"{cls.__name__}({inside})(X, num_byzantine={parameters[name]!r})"
+                    raise TypeError(
+                        f"{cls.__name__} has no parameter {name!r}: {belongs_to_call(call)}"
+                    )
+            return super().__call__(*args, **parameters)
+
+        @property
+        def __signature__(cls) -> Signature:
+            """What a rule is made with, for editors and notebooks."""
+            if cls.__init__ is object.__init__:
+                return Signature()
+            own = signature(cls.__init__)
+            return own.replace(parameters=list(own.parameters.values())[1:])
 
         def __getattr__(cls, name: str) -> Any:
             """Find the names of 0.1 on a class, with a warning."""
@@ -186,19 +194,7 @@ class Rule(metaclass=_RuleType):
             """Find the names of 0.1, with a warning."""
             return legacy.attribute(self, name)
 
-    def __call__(self, gradients: Any, **info: Any) -> Any:
-        """Aggregate: the update has the kind, dtype and device of the gradients.
-
-        Takes what `inspect` takes. The notes of the verdict become one warning.
-        """
-        from outvote.rules.aggregate import one_round  # aggregate needs Rule
-
-        if unknown := info.keys() - known_arguments():
-            raise no_argument(self.name, unknown.pop(), known_arguments())
-        done = one_round(self, gradients, **info, is_full=False)
-        warn_notes(done.notes)
-        return done.update
-
+    @with_hints
     def inspect(  # noqa: PLR0913  (all that a round may have, by name)
         self,
         gradients: Any,
@@ -215,13 +211,10 @@ class Rule(metaclass=_RuleType):
         round: int | None = None,  # noqa: A002
         model: Any = None,
         layer_sizes: Sequence[int] | None = None,
-        **unknown: Any,
     ) -> Verdict:
         """Aggregate, and return scores, weights, and who was kept, dropped or rejected."""
         from outvote.rules.aggregate import one_round  # aggregate needs Rule
 
-        if unknown:
-            raise no_argument(self.name, next(iter(unknown)), known_arguments())
         done = one_round(
             self,
             gradients,
@@ -239,6 +232,18 @@ class Rule(metaclass=_RuleType):
             layer_sizes=layer_sizes,
         )
         return done.verdict()
+
+    @takes_what(inspect)
+    def __call__(self, gradients: Any, **info: Any) -> Any:
+        """Aggregate: the update has the kind, dtype and device of the gradients.
+
+        Takes what `inspect` takes. The notes of the verdict become one warning.
+        """
+        from outvote.rules.aggregate import one_round  # aggregate needs Rule
+
+        done = one_round(self, gradients, **info, is_full=False)
+        warn_notes(done.notes)
+        return done.update
 
     @abstractmethod
     def max_byzantine(self, num_clients: int) -> int:
@@ -425,12 +430,6 @@ class Mixing(Wrapper):
         mixture = self.mixture(matrix, info)
         inside = self.inside_info(info, matrix.num_clients)
         return self.compute_inside(matrix.mixed(mixture), inside).unmixed(mixture)
-
-
-@lru_cache(maxsize=1)
-def known_arguments() -> frozenset[str]:
-    """Return the names of what a call of a rule takes besides the gradients."""
-    return frozenset(signature(Rule.inspect).parameters) - {"self", "gradients", "unknown"}
 
 
 def known(value: Part | None) -> Part:

@@ -296,14 +296,18 @@ def _times(rows: Tensor, state: Pass, weight: int, bias: int | None) -> Tensor:
     return result
 
 
-def _check_conv(module: nn.Conv2d) -> None:
-    is_plain = (
+def is_plain(module: nn.Conv2d) -> bool:
+    """Return whether a convolution is square, without groups, dilation or another padding."""
+    return (
         module.groups == 1
         and module.dilation == (1, 1)
         and module.padding_mode == "zeros"
         and len({*module.kernel_size}) == len({*module.stride}) == len({*module.padding}) == 1
     )
-    if not is_plain:
+
+
+def _check_conv(module: nn.Conv2d) -> None:
+    if not is_plain(module):
         raise TypeError(f"cannot stack {module}: only square, plain convolutions are known.")
 
 

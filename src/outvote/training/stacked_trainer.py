@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from outvote.errors import check_choice
 from outvote.precision import exact_products, fast_products
-from outvote.training.gpu_memory import how_many_fit
+from outvote.training.gpu_memory import how_many_fit, in_chunks
 from outvote.training.local_sgd import LocalSGD, take_step
 from outvote.training.objective import Score
 from outvote.training.samples import Samples
@@ -25,6 +25,8 @@ FEW_SAMPLES = 32
 class StackedTrainer:
     """Trains the clients of all runs side by side."""
 
+    name = "stacked"
+
     def __init__(self, module: nn.Module, samples: Samples, precision: str = "float32") -> None:
         """Take the network, the training samples, and the precision of the products.
 
@@ -34,6 +36,7 @@ class StackedTrainer:
         self.model = StackedModel(module)
         self.samples = samples
         self.precision = precision
+        self.reason = ""
         self._num_models: int | None = None
 
     def train(
@@ -55,10 +58,13 @@ class StackedTrainer:
                 lambda: self._train(weights, buffers, shortest, training, 0.0), weights.device
             )
         size = self._num_models or len(tasks)
-        parts = [
-            self._train(weights, buffers, sorted_tasks[k : k + size], training, learning_rate)
-            for k in range(0, len(tasks), size)
-        ]
+        parts, fitted = in_chunks(
+            lambda part: self._train(weights, buffers, sorted_tasks[part], training, learning_rate),
+            len(tasks),
+            size,
+        )
+        if fitted < size:
+            self._num_models = fitted
         back = torch.tensor(order).argsort()
         return LocalUpdates(
             gradients=_joined([part.gradients for part in parts], back),

@@ -61,6 +61,11 @@ def mapped_labels(labels: Tensor, label_map: Tensor) -> Tensor:
 class Trainer(Protocol):
     """Trains clients from the weights of their runs, and evaluates the models of runs."""
 
+    name: str
+    """How clients train: "stacked", "vmap" or "sequential"."""
+    reason: str
+    """Why not in a faster way, in one sentence; empty: there is nothing to report."""
+
     def train(
         self,
         weights: Tensor,

@@ -1,0 +1,109 @@
+"""The datasets of a sweep: listed ones and a user's own, each loaded once."""
+
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+import torch
+
+from outvote.data.array_dataset import Array, ArrayDataset, make_dataset
+from outvote.data.checksum import sha256_of
+from outvote.data.dataset import Dataset
+from outvote.data.loader import AnyDataset, load
+from outvote.experiment.run_spec import DataSpec
+from outvote.results.schema import DataUsed
+from outvote.training.samples import ArraySamples, ByteImages, Samples
+from outvote.user_objects import find_object, is_user_object
+
+DataKey = tuple[str, int | None]
+
+
+@final
+class DatasetCache:
+    """The datasets of a sweep: each is loaded once, and identified by its checksum."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._datasets: dict[DataKey, AnyDataset] = {}
+        self._used: dict[DataKey, DataUsed] = {}
+        self._num_groups: dict[DataKey, int] = {}
+
+    def dataset(self, data: DataSpec) -> AnyDataset:
+        """Return a dataset; the first time it is loaded."""
+        if data.key not in self._datasets:
+            is_own = is_user_object(data.name)
+            found = load_own(data.name) if is_own else load(data.name, size=data.image_size)
+            self._datasets[data.key] = found
+        return self._datasets[data.key]
+
+    def used(self, data: DataSpec) -> DataUsed:
+        """Return the source, sizes and checksum of a dataset."""
+        if data.key not in self._used:
+            found = self.dataset(data)
+            self._used[data.key] = DataUsed(
+                name=found.name,
+                source=found.source,
+                num_train=len(found.train_targets),
+                num_test=len(found.test_targets),
+                checksum=sha256_of(*arrays_of(found)),
+            )
+        return self._used[data.key]
+
+    def labels(self, data: DataSpec) -> Array:
+        """Return the class of every training sample."""
+        found = self.dataset(data).train_labels
+        if found is None:
+            raise ValueError(
+                f"data.partition = {data.partition!r} needs one class per sample, and {data.name} "
+                "has none; choose 'iid' or 'by-group', or pass a list of indices."
+            )
+        return found
+
+    def groups(self, data: DataSpec) -> Array:
+        """Return the group (such as a writer) of every training sample."""
+        found = self.dataset(data).train_groups
+        if found is None:
+            raise ValueError(
+                f"data.partition = 'by-group' needs groups of samples, and {data.name} has none; "
+                "choose another partition, or pass groups."
+            )
+        return found
+
+    def num_groups(self, data: DataSpec) -> int:
+        """Return how many groups there are; asked for every run, counted once."""
+        if data.key not in self._num_groups:
+            self._num_groups[data.key] = len(np.unique(self.groups(data)))
+        return self._num_groups[data.key]
+
+
+def load_own(name: str) -> ArrayDataset:
+    """Load a user's dataset: an `ArrayDataset`, or a function that returns what `simulate` takes.
+
+    The function returns ``(train, test)`` or ``(train, test, groups)``.
+    """
+    found = find_object(name, "dataset")
+    found = found() if callable(found) else found
+    if isinstance(found, ArrayDataset):
+        return found
+    if not isinstance(found, tuple) or len(found) not in (2, 3):
+        raise ValueError(
+            f"data.name: {name} must return (train, test) or (train, test, groups), got "
+            f"{type(found).__name__}."
+        )
+    return make_dataset(*found[:2], name=name, groups=found[2] if len(found) == 3 else None)
+
+
+def arrays_of(found: AnyDataset) -> list[Array]:
+    """Return all arrays of a dataset, in the order in which its checksum takes them."""
+    groups = [each for each in (found.train_groups, found.test_groups) if each is not None]
+    inputs = (*found.train_inputs, *found.test_inputs)
+    return [*inputs, found.train_targets, found.test_targets, *groups]
+
+
+def samples_on(
+    device: torch.device, found: AnyDataset, inputs: Sequence[Array], targets: Array
+) -> Samples:
+    """Put samples of a dataset on a device."""
+    if isinstance(found, Dataset):
+        return ByteImages(inputs[0], targets, mean=found.mean, std=found.std, device=device)
+    return ArraySamples(inputs, targets, device=device, is_channels_last=found.is_channels_last)

@@ -1,0 +1,547 @@
+"""Clients of any network trained side by side, by torch.func."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
+
+from outvote.errors import check_choice
+from outvote.precision import products_in
+from outvote.training.batches import Batches
+from outvote.training.dropout import Masks, step_key
+from outvote.training.gpu_memory import how_many_fit, in_chunks
+from outvote.training.local_sgd import TINY, LocalSGD, take_step
+from outvote.training.objective import Objective, Score
+from outvote.training.samples import Samples
+from outvote.training.sequential import (
+    EVALUATED_AT_ONCE,
+    MakeOptimizer,
+    check_optimizer,
+    scale_rates,
+)
+from outvote.training.stacked_model import ALIGNED
+from outvote.training.stacked_trainer import PRECISIONS
+from outvote.training.trainer import ClientTask, LocalUpdates, count_samples
+from outvote.training.vmap_convolution import use_products
+
+# Optimisers that treat every number on its own, with one count of steps: one of them on the stacked
+# parameters of many models does what one for each model does.
+ELEMENTWISE: tuple[type[Optimizer], ...] = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.Adamax,
+    torch.optim.ASGD,
+    torch.optim.Rprop,
+)
+# On a CPU: how many numbers the models trained at once have.
+VALUES_ON_CPU = 1 << 25
+FEW_SAMPLES = 4
+
+
+class VmapTrainer:
+    """Trains the clients of all runs side by side, for any network that vmap can run."""
+
+    name = "vmap"
+
+    def __init__(
+        self,
+        module: nn.Module,
+        samples: Samples,
+        objective: Objective | None = None,
+        optimizer: MakeOptimizer | None = None,
+        precision: str = "float32",
+        *,
+        has_products: bool = True,
+    ) -> None:
+        """Take the network, the training samples, the loss, and what makes a client's optimiser.
+
+        Without `optimizer`, clients train by local SGD. `precision` is that of the products;
+        "float32" means the precision of the samples, with TF32 off. `has_products` computes
+        convolutions as batched products, else as torch does.
+        """
+        check_choice("precision", precision, PRECISIONS)
+        self.module = copy.deepcopy(module).to(samples.device, samples.dtype)
+        self.samples = samples
+        self.objective = objective or Objective()
+        self.optimizer = optimizer
+        self.precision = precision
+        self.reason = ""
+        self.masks = Masks(self.module)
+        if precision == "bfloat16":
+            _normalise_in_float32(self.module)
+        transposed = use_products(self.module) if has_products else set()
+        self.layout = Layout(self.module, transposed)
+        self._num_models: int | None = None
+        if optimizer is not None:
+            made = check_optimizer(optimizer, module)
+            if type(made) not in ELEMENTWISE:
+                raise TypeError(
+                    f"cannot vmap the optimiser {type(made).__name__}: known are "
+                    f"{', '.join(kind.__name__ for kind in ELEMENTWISE)}; take one of these, or "
+                    "train client by client."
+                )
+
+    def train(
+        self,
+        weights: Tensor,
+        buffers: Tensor,
+        tasks: Sequence[ClientTask],
+        training: LocalSGD,
+        learning_rate: float,
+    ) -> LocalUpdates:
+        """Train one model per task, from ``weights [runs, dim]``, as many at once as fit."""
+        # Tasks with most steps first: the models that still train are then a prefix.
+        order = sorted(range(len(tasks)), key=lambda k: -tasks[k].batches.num_steps)
+        gradients = weights.new_empty(len(tasks), weights.shape[1])
+        after = buffers.new_empty(len(tasks), buffers.shape[1])
+        losses = torch.empty(len(tasks), dtype=torch.float64)
+
+        def work(numbers: list[int], rate: float) -> None:
+            chunk = _Chunk(self, weights, buffers, [tasks[k] for k in numbers])
+            chunk.train(training, rate)
+            gradients[numbers] = chunk.gradients()
+            after[numbers] = chunk.write_buffers()
+            losses[numbers] = chunk.mean_losses()
+
+        # The memory of a task without steps would be too small.
+        longest = [k for k in order if tasks[k].batches.num_steps > 0][:1]
+        if self._num_models is None and longest:
+            self._num_models = self._how_many(lambda: work(longest, 0.0), weights)
+        size = self._num_models or len(tasks)
+        _, fitted = in_chunks(lambda part: work(order[part], learning_rate), len(tasks), size)
+        if fitted < size:
+            self._num_models = fitted
+        return LocalUpdates(
+            gradients=gradients, losses=losses, buffers=after, num_samples=count_samples(tasks)
+        )
+
+    def trial(self) -> None:
+        """Train and evaluate two models on a few samples; raise what torch raises."""
+        weights = nn.utils.parameters_to_vector(self.module.parameters()).detach().expand(2, -1)
+        none = weights.new_empty(0, dtype=torch.float64)
+        parts = [buffer.flatten().double() for buffer in self.module.buffers()]
+        buffers = torch.cat([none, *parts]).expand(2, -1)
+        index = torch.arange(FEW_SAMPLES).remainder(len(self.samples)).expand(1, -1)
+        task = ClientTask(0, Batches(index, [FEW_SAMPLES]))
+        _Chunk(self, weights, buffers, [task, task]).train(LocalSGD(), 0.0)
+        self.module.eval()
+        with torch.no_grad(), products_in(self.precision, weights.device), _no_fused_attention():
+            parameters = self.layout.views(self.narrow(self.layout.pack(weights)))
+            statistics = self.layout.read_buffers(buffers)
+            self._measure(parameters, statistics, self.samples, index[0].to(weights.device))
+
+    def _how_many(self, work: Any, weights: Tensor) -> int:
+        fits = how_many_fit(work, weights.device)
+        return max(1, VALUES_ON_CPU // weights.shape[1]) if fits is None else fits
+
+    def losses(
+        self,
+        parameters: dict[str, Tensor],
+        buffers: dict[str, Tensor],
+        inputs: tuple[Tensor, ...],
+        targets: Tensor,
+        keys: Tensor | None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of every model on its own batch, and the buffers after it."""
+
+        def loss(
+            own: dict[str, Tensor],
+            state: dict[str, Tensor],
+            given: tuple[Tensor, ...],
+            wanted: Tensor,
+            key: Tensor | None,
+        ) -> tuple[Tensor, dict[str, Tensor]]:
+            outputs, now = self._call(own, state, given, key)
+            return self.objective(outputs, wanted), now
+
+        in_dims = (0, 0, 0, 0, None if keys is None else 0)
+        found, now = vmap(loss, in_dims)(parameters, buffers, inputs, targets, keys)
+        return found.flatten(), now
+
+    def _call(
+        self,
+        parameters: dict[str, Tensor],
+        buffers: dict[str, Tensor],
+        inputs: tuple[Tensor, ...],
+        key: Tensor | None,
+    ) -> tuple[Any, dict[str, Tensor]]:
+        """Run one model; return its outputs, and its buffers afterwards."""
+        if key is not None:
+            self.masks.begin(key)
+        values = {**parameters, **buffers}
+        outputs = functional_call(self.module, values, inputs)
+        if self.precision == "bfloat16":
+            outputs = tree_map(_widened, outputs)
+        return outputs, {name: values[name] for name in buffers}
+
+    def narrow(self, packed: Tensor) -> Tensor:
+        """Return packed weights in the precision of the products."""
+        return packed.to(torch.bfloat16) if self.precision == "bfloat16" else packed
+
+    @torch.no_grad()
+    def evaluate(self, weights: Tensor, buffers: Tensor, samples: Samples) -> list[Score]:
+        """Evaluate the model of each run on some samples."""
+        self.module.eval()
+        parts = torch.arange(len(samples), device=samples.device).split(EVALUATED_AT_ONCE)
+        scores: list[Score] = []
+
+        def work(runs: slice) -> None:
+            parameters = self.layout.views(self.narrow(self.layout.pack(weights[runs])))
+            statistics = self.layout.read_buffers(buffers[runs])
+            totals: Any = 0
+            for index in parts:
+                totals = totals + self._measure(parameters, statistics, samples, index)
+            scores.extend(self.objective.score(total) for total in totals.cpu())
+
+        with products_in(self.precision, weights.device), _no_fused_attention():
+            fits = self._how_many(lambda: work(slice(0, 1)), weights)
+            scores.clear()
+            in_chunks(work, len(weights), fits)
+        return scores
+
+    def _measure(
+        self,
+        parameters: dict[str, Tensor],
+        buffers: dict[str, Tensor],
+        samples: Samples,
+        index: Tensor,
+    ) -> Tensor:
+        """Return what `Objective.measure` returns for some samples, one row per run."""
+        targets = samples.targets[index]
+        inputs = samples.inputs(index)
+        outputs, _ = vmap(self._call, (0, 0, None, None))(parameters, buffers, inputs, None)
+        num_runs = len(next(iter(parameters.values())))
+        return torch.stack(
+            [
+                self.objective.measure(tree_map(lambda values, k=run: values[k], outputs), targets)
+                for run in range(num_runs)
+            ]
+        )
+
+
+def _widened(values: Any) -> Any:
+    is_narrow = isinstance(values, Tensor) and values.dtype == torch.bfloat16
+    return values.float() if is_narrow else values
+
+
+def _normalise_in_float32(module: nn.Module) -> None:
+    """Let batch normalisation work in the precision of its running statistics."""
+    for part in module.modules():
+        if isinstance(part, nn.modules.batchnorm._NormBase):
+            part.register_forward_pre_hook(lambda _, inputs: tuple(v.float() for v in inputs))
+            part.register_forward_hook(lambda _, inputs, output: output.bfloat16())
+
+
+@contextmanager
+def _no_fused_attention() -> Iterator[None]:
+    """Leave out the fused layers of torch's transformers, which vmap does not know."""
+    saved = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(saved)
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """The position and layout of a parameter."""
+
+    name: str
+    start: int
+    """In the vector of a model."""
+    packed_start: int
+    shape: torch.Size
+    is_frozen: bool
+    is_transposed: bool
+    """Whether it is packed as ``[height, width, channels, filters]``: the layout of products."""
+
+    def read(self, vectors: Tensor) -> Tensor:
+        """Return it from ``vectors [models, dim]``."""
+        return vectors[:, self.start : self.start + self.shape.numel()].view(-1, *self.shape)
+
+    def view(self, packed: Tensor) -> Tensor:
+        """Return a view of it in ``packed [models, packed_dim]``, in the shape that it has."""
+        values = packed[:, self.packed_start : self.packed_start + self.shape.numel()]
+        if not self.is_transposed:
+            return values.view(-1, *self.shape)
+        filters, channels, high, wide = self.shape
+        return values.view(-1, high, wide, channels, filters).permute(0, 4, 3, 1, 2)
+
+
+class Layout:
+    """The parameters and buffers of a network as vectors, and packed for training.
+
+    Packed, the parameters that train come first, and each one starts at an aligned address.
+    """
+
+    def __init__(self, module: nn.Module, transposed: set[int]) -> None:
+        """Read a network; `transposed` are the ids of weights in the layout of products."""
+        self.slots: list[_Slot] = []
+        self.dim = self.packed_dim = 0
+        starts = {}
+        for name, parameter in module.named_parameters():
+            starts[name] = self.dim
+            self.dim += parameter.numel()
+        named = sorted(module.named_parameters(), key=lambda pair: not pair[1].requires_grad)
+        for name, parameter in named:
+            is_frozen = not parameter.requires_grad
+            self.slots.append(
+                _Slot(
+                    name,
+                    starts[name],
+                    self.packed_dim,
+                    parameter.shape,
+                    is_frozen,
+                    id(parameter) in transposed,
+                )
+            )
+            self.packed_dim += -(-parameter.numel() // ALIGNED) * ALIGNED
+        frozen = [slot.packed_start for slot in self.slots if slot.is_frozen]
+        self.num_training = min(frozen, default=self.packed_dim)
+        """How many packed numbers train."""
+        self.buffers = [(name, b.shape, b.dtype) for name, b in module.named_buffers()]
+
+    def pack(self, vectors: Tensor) -> Tensor:
+        """Copy the parameters of ``vectors [models, dim]`` into ``[models, packed_dim]``."""
+        packed = vectors.new_zeros(len(vectors), self.packed_dim)
+        for slot in self.slots:
+            slot.view(packed).copy_(slot.read(vectors))
+        return packed
+
+    def views(self, packed: Tensor) -> dict[str, Tensor]:
+        """Return one view per packed parameter."""
+        return {slot.name: slot.view(packed) for slot in self.slots}
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        """Return packed parameters as vectors ``[models, dim]``."""
+        vectors = packed.new_empty(len(packed), self.dim)
+        for slot in self.slots:
+            slot.read(vectors).copy_(slot.view(packed))
+        return vectors
+
+    def read_buffers(self, vectors: Tensor) -> dict[str, Tensor]:
+        """Return the buffers of ``vectors [models, buffers]``, in their own types."""
+        parts = vectors.split([shape.numel() for _, shape, _ in self.buffers], dim=1)
+        return {
+            name: part.to(dtype, copy=True).view(-1, *shape)
+            for (name, shape, dtype), part in zip(self.buffers, parts, strict=True)
+        }
+
+
+class _Chunk:
+    """Some tasks, the longest first, and the models that they train."""
+
+    def __init__(
+        self, trainer: VmapTrainer, weights: Tensor, buffers: Tensor, tasks: Sequence[ClientTask]
+    ) -> None:
+        self.trainer = trainer
+        self.layout = trainer.layout
+        self.tasks = tasks
+        self.device = weights.device
+        self.runs = torch.tensor([task.run for task in tasks], device=self.device)
+        self.before = weights
+        self.weights = self.layout.pack(weights[self.runs])
+        narrow = trainer.narrow(self.weights)
+        self.copy = None if narrow is self.weights else narrow
+        # Frozen parameters have no gradient.
+        num = self.layout.num_training
+        self.step_gradients = narrow.new_zeros(len(tasks), self.layout.packed_dim)[:, :num]
+        self.buffers = self.layout.read_buffers(buffers[self.runs])
+        self.losses = torch.zeros(len(tasks), dtype=torch.float64, device=self.device)
+        self._plan()
+
+    def _plan(self) -> None:
+        tasks, device = self.tasks, self.device
+        batches = [task.batches for task in tasks]
+        self.num_steps = batches[0].num_steps
+        width = max(each.index.shape[1] for each in batches)
+        index = torch.zeros(len(tasks), self.num_steps, width, dtype=torch.int64)
+        for row, each in zip(index, batches, strict=True):
+            row[: each.num_steps, : each.index.shape[1]] = each.index
+        self.index = index.to(device)
+        self.moves = None
+        if batches[0].moves is not None:
+            moves = torch.zeros(*index.shape, 3, dtype=torch.int8)
+            for row, each in zip(moves, batches, strict=True):
+                if each.moves is not None:
+                    row[: each.num_steps, : each.moves.shape[1]] = each.moves
+            self.moves = moves.to(device)
+        known = [task.label_map for task in tasks if task.label_map is not None]
+        self.label_maps = None
+        if known:
+            same = torch.arange(len(known[0]))
+            maps = [same if task.label_map is None else task.label_map.cpu() for task in tasks]
+            self.label_maps = torch.stack(maps).to(device)
+
+    def train(self, training: LocalSGD, learning_rate: float) -> None:
+        """Take all steps."""
+        self.trainer.module.train()
+        stepper = (
+            _SGD(self, training, learning_rate)
+            if self.trainer.optimizer is None
+            else _Optimizer(self, training, learning_rate)
+        )
+        with products_in(self.trainer.precision, self.device):
+            for step in range(self.num_steps):
+                active = sum(task.batches.num_steps > step for task in self.tasks)
+                for rows, size in self._groups(step, active):
+                    self._backward(step, rows, size)
+                stepper.step(active)
+        stepper.end()
+
+    def _groups(self, step: int, active: int) -> list[tuple[slice | Tensor, int]]:
+        """Return the models with batches of one size; no copy is needed where all have one."""
+        sizes = [task.batches.sizes[step] for task in self.tasks[:active]]
+        if len(set(sizes)) == 1:
+            return [(slice(0, active), sizes[0])]
+        return [
+            (
+                torch.tensor([k for k, own in enumerate(sizes) if own == size], device=self.device),
+                size,
+            )
+            for size in sorted(set(sizes))
+        ]
+
+    def _backward(self, step: int, rows: slice | Tensor, size: int) -> None:
+        """Compute the gradients of some models in one step."""
+        inputs, targets, keys = self._batch(step, rows, size)
+        packed = (self.weights if self.copy is None else self.copy)[rows]
+        parameters = {name: values.detach() for name, values in self.layout.views(packed).items()}
+        slots = [slot for slot in self.layout.slots if not slot.is_frozen]
+        leaves = [parameters[slot.name].requires_grad_() for slot in slots]
+        buffers = {name: values[rows] for name, values in self.buffers.items()}
+        with torch.enable_grad():
+            losses, now = self.trainer.losses(parameters, buffers, inputs, targets, keys)
+            # A parameter that the loss does not depend on has no gradient.
+            found = torch.autograd.grad(
+                losses.sum(), leaves, allow_unused=True, materialize_grads=True
+            )
+        is_part = isinstance(rows, Tensor)
+        here = torch.zeros_like(packed) if is_part else self.step_gradients[rows]
+        for slot, gradient in zip(slots, found, strict=True):
+            slot.view(here).copy_(gradient)
+        if is_part:
+            self.step_gradients[rows] = here[:, : self.layout.num_training]
+        for name, values in now.items():
+            self.buffers[name][rows] = values.detach()
+        self.losses[rows] += losses.detach().double()
+
+    def _batch(
+        self, step: int, rows: slice | Tensor, size: int
+    ) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
+        """Return the arguments, the targets and the keys of the masks of some models."""
+        samples = self.trainer.samples
+        index = self.index[rows, step, :size]
+        moves = None if self.moves is None else self.moves[rows, step, :size]
+        targets = samples.targets[index]
+        if self.label_maps is not None:
+            flat = targets.flatten(1)
+            mapped = self.label_maps[rows].gather(1, flat.clamp(min=0))
+            targets = torch.where(flat >= 0, mapped, flat).view_as(targets)
+        inputs = samples.inputs(index, moves)
+        numbers = range(len(self.tasks))[rows] if isinstance(rows, slice) else rows.tolist()
+        chosen = [self.tasks[k] for k in numbers]
+        for k, task in enumerate(chosen):
+            if task.poison is not None:
+                inputs[0][k], targets[k] = task.poison(inputs[0][k], targets[k])
+        if not self.trainer.masks.is_needed:
+            return inputs, targets, None
+        keys = torch.tensor([step_key(task.seed, step) for task in chosen], device=self.device)
+        return inputs, targets, keys
+
+    def gradients(self) -> Tensor:
+        """Return the weights before training minus those after, ``[tasks, dim]``."""
+        return self.before[self.runs].sub_(self.layout.unpack(self.weights))
+
+    def write_buffers(self) -> Tensor:
+        """Return the buffers as vectors of float64."""
+        none = self.losses.new_empty(len(self.tasks), 0)
+        parts = [v.reshape(len(none), -1).double() for v in self.buffers.values()]
+        return torch.cat([none, *parts], dim=1)
+
+    def mean_losses(self) -> Tensor:
+        """Return the mean loss over the steps of each task."""
+        steps = torch.tensor([task.batches.num_steps for task in self.tasks], dtype=torch.float64)
+        return self.losses.cpu() / steps.clamp(min=1)
+
+
+class _SGD:
+    """Steps of local SGD in all models."""
+
+    def __init__(self, chunk: _Chunk, training: LocalSGD, learning_rate: float) -> None:
+        self.chunk, self.training, self.learning_rate = chunk, training, learning_rate
+        # Rows of one width: the kernel takes one stride for all.
+        self.velocities = torch.zeros_like(chunk.weights)
+
+    def step(self, active: int) -> None:
+        """Take one step in the models that still train."""
+        chunk, num = self.chunk, self.chunk.layout.num_training
+        take_step(
+            chunk.weights[:active, :num],
+            chunk.step_gradients[:active],
+            self.velocities[:active, :num],
+            None if chunk.copy is None else chunk.copy[:active, :num],
+            self.training,
+            self.learning_rate,
+        )
+
+    def end(self) -> None:
+        """Leave the weights as they are."""
+
+
+class _Optimizer:
+    """Steps of the caller's optimiser on the stacked parameters of all models."""
+
+    def __init__(self, chunk: _Chunk, training: LocalSGD, learning_rate: float) -> None:
+        assert chunk.trainer.optimizer is not None
+        self.chunk, self.training = chunk, training
+        slots = [slot for slot in chunk.layout.slots if not slot.is_frozen]
+        self.gradients = torch.zeros_like(chunk.weights)[:, : chunk.layout.num_training]
+        parameters = [nn.Parameter(slot.view(chunk.weights)) for slot in slots]
+        for slot, parameter in zip(slots, parameters, strict=True):
+            parameter.grad = slot.view(self.gradients)
+        self.optimizer = chunk.trainer.optimizer(parameters)
+        scale_rates(self.optimizer, training, learning_rate)
+        self.num_active = len(chunk.tasks)
+        self.done: list[tuple[slice, Tensor]] = []
+        """The weights of models that trained to their end; the optimiser changes them further."""
+
+    @torch.no_grad()
+    def step(self, active: int) -> None:
+        """Take one step in the models that still train."""
+        chunk = self.chunk
+        self._keep(active)
+        gradients = self.gradients[:active].copy_(chunk.step_gradients[:active])
+        if self.training.max_norm is not None:
+            norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
+            gradients.mul_((self.training.max_norm / (norms + TINY)).clamp(max=1.0))
+        self.optimizer.step()
+        if chunk.copy is not None:
+            chunk.copy.copy_(chunk.weights)
+
+    def _keep(self, active: int) -> None:
+        if active < self.num_active:
+            rows = slice(active, self.num_active)
+            self.done.append((rows, self.chunk.weights[rows].clone()))
+            self.gradients[rows] = 0
+            self.num_active = active
+
+    @torch.no_grad()
+    def end(self) -> None:
+        """Give the models that ended earlier the weights that they had then."""
+        for rows, weights in self.done:
+            self.chunk.weights[rows] = weights
