@@ -21,7 +21,7 @@ def sized():
     return SIZES["width"]
 
 
-def test_lambdas_on_one_line_are_told_apart():
+def test_lambdas_on_one_line_are_several():
     one, two, again = lambda: 3 + 1, lambda: 3 + 2, lambda: 3 + 1
     assert len({digest(one), digest(two)}) == 2
     assert digest(one) == digest(again)

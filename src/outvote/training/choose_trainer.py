@@ -51,7 +51,7 @@ def choose_trainer(
         reasons.append(found)
     if name != "auto":
         raise ValueError(f"trainer {name} cannot train this model: {reasons[0]}; set auto.")
-    # The first reason only says why the fastest way is not possible.
+    # The first reason is only why the fastest way is not possible.
     sequential.reason = reasons[-1]
     return sequential
 
