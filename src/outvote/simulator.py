@@ -3,9 +3,10 @@
 import os
 import sys
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
@@ -40,7 +41,7 @@ from outvote.rules.rule import Rule
 from outvote.rules.rule_spec import make_rule
 from outvote.server.step import Server
 from outvote.training.local_sgd import LocalSGD
-from outvote.user_objects import checksum_of, is_user_object, named, registered, text_of
+from outvote.user_objects import IN_FILE, checksum_of, is_user_object, named, registered, text_of
 
 Samples = Any
 LINES_EVERY = 10.0
@@ -179,19 +180,22 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
         ValueError: Something cannot be simulated, such as targets that do not fit the model. It
             is found before anything trains.
     """
+    counts = {"rounds": rounds, "evaluate_every": evaluate_every, "root_size": root_size}
+    counts = {name: _whole(name, value) for name, value in counts.items()}
+    every_seed = _seeds(seeds)
+    _check_how(suite, checkpoint_every, max_stacked, progress)
     given = _Objects()
+    every_rule, every_attack = given.rules(rules), given.attacks(attacks)
     data = given.dataset(train, test, groups, channels)
     chosen = _partition(partition, given)
-    number = _num_clients(num_clients, partition, chosen["partition"])
+    number = _num_clients(num_clients, chosen["partition"], given)
     specs = [
         RunSpec(
             rule=rule,
             attack=attack,
             seed=seed,
-            rounds=rounds,
-            evaluate_every=evaluate_every,
+            **counts,
             precision=precision,
-            root_size=root_size,
             aggregate=aggregate,
             diagnostics=diagnostics,
             loss="auto" if loss is None else given.text("loss", loss),
@@ -208,11 +212,11 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
             ),
             model=ModelSpec(name=given.model(model)),
             training=_local(local),
-            server=Server() if server is None else server,
+            server=_server(server),
         )
-        for rule in given.rules(rules)
-        for attack in given.attacks(attacks)
-        for seed in ([seeds] if isinstance(seeds, int) else seeds)
+        for rule in every_rule
+        for attack in every_attack
+        for seed in every_seed
     ]
     given.warn()
     _check_names(precision, aggregate, trainer, specs)
@@ -220,10 +224,10 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
         specs = [checked(spec) for spec in specs]
         by_hash = {spec.hash: spec for spec in specs}
         plan = Plan(suite, tuple(by_hash.values()), tuple(by_hash))
-        reports = [callbacks] if callable(callbacks) else list(callbacks)
+        reports = _callbacks(callbacks)
         with nullcontext(output) if output is not None else TemporaryDirectory() as folder:
             runner = Runner(
-                output=Path(folder),
+                output=Path(folder).expanduser(),
                 device=choose_device(device),
                 checkpoint_every=checkpoint_every if output is not None else float("inf"),
                 listener=_Reports(reports, is_shown=_is_shown(progress)),
@@ -280,11 +284,7 @@ class _Objects:
     def warn(self) -> None:
         """Warn of what the names of runs do not cover."""
         for gap in self.gaps:
-            warnings.warn(
-                f"{gap}: a change of it does not change the names of runs.",
-                OutvoteWarning,
-                stacklevel=3,
-            )
+            warnings.warn(gap, OutvoteWarning, stacklevel=3)
 
     def text(self, kind: str, thing: Any) -> str:
         """Return the text of an object; a text stays."""
@@ -325,12 +325,11 @@ class _Objects:
 
     def rules(self, rules: Any) -> list[str]:
         """Return the texts of rules."""
-        several = [rules] if isinstance(rules, str | Rule) else list(rules)
-        return [self._part(make_rule, rule, Rule) for rule in several]
+        return [self._part(make_rule, rule, Rule) for rule in _several("rules", rules, Rule)]
 
     def attacks(self, attacks: Any) -> list[str]:
         """Return the texts of attacks."""
-        several = [attacks] if isinstance(attacks, str | Attack) else list(attacks)
+        several = _several("attacks", attacks, Attack)
         return [self._part(make_attack, attack, Attack) for attack in several]
 
     def _part(self, make: Callable[[Any], Any], given: Any, base: type) -> str:
@@ -345,7 +344,8 @@ class _Objects:
         """Register the user's classes of a rule or attack and of what it wraps."""
         found: dict[type, str] = {}
         kind = type(thing)
-        is_new = kind not in self.classes and not hasattr(kind, "loaded_from")
+        # A call in another thread may have named the class for a while.
+        is_new = kind not in self.classes and not IN_FILE.search(getattr(kind, "loaded_from", ""))
         if is_new and not kind.__module__.startswith("outvote."):
             if not is_dataclass(thing) and getattr(thing, "__dict__", None):
                 raise TypeError(
@@ -366,7 +366,7 @@ def _partition(given: Any, objects: _Objects) -> dict[str, Any]:
     if not isinstance(given, str):
         if callable(given):
             return {"partition": objects.text("partition", given)}
-        parts = [list(part) if not hasattr(part, "__array__") else part for part in given]
+        parts = _parts(given)
         digest, _ = checksum_of(parts)
         text = f"parts#{digest}"
         objects.objects[text] = parts
@@ -385,23 +385,73 @@ def _partition(given: Any, objects: _Objects) -> dict[str, Any]:
     return {"partition": name, **options}
 
 
-def _num_clients(number: int | None, partition: Any, name: str) -> int | Literal["all"]:
-    if not isinstance(partition, str) and not callable(partition):
-        if number is not None and number != len(partition):
+def _parts(given: Any) -> list[Any]:
+    """Return the indices of every client's samples; a dictionary has them by client."""
+    if not isinstance(given, Iterable):
+        raise TypeError(
+            "partition must be a text, a list with the indices of every client's samples, or a "
+            f"function, got {type(given).__name__}."
+        )
+    parts = list(given.values() if isinstance(given, Mapping) else given)
+    for part in parts:
+        if not isinstance(part, Iterable):
+            raise TypeError(
+                "partition must be a list with one list of indices for every client, got "
+                f"{part!r} in it."
+            )
+    return [part if hasattr(part, "__array__") else list(part) for part in parts]
+
+
+def _num_clients(number: int | None, chosen: str, objects: _Objects) -> int | Literal["all"]:
+    parts = objects.objects.get(chosen)
+    if isinstance(parts, list):
+        if number is not None and number != len(parts):
             raise ValueError(
-                f"num_clients must be the {len(partition)} clients of the partition, got {number}; "
+                f"num_clients must be the {len(parts)} clients of the partition, got {number}; "
                 "leave it out."
             )
-        return len(partition)
+        return len(parts)
     if number is None:
-        return "all" if name == "by-group" else 50
-    check_kind("num_clients", number, int)
-    return number
+        return "all" if chosen == "by-group" else 50
+    return _whole("num_clients", number)
+
+
+def _whole(name: str, value: Any) -> int:
+    check_kind(name, value, int)
+    return int(value)
 
 
 def _count_or_fraction(name: str, value: Any) -> int | float:
     check_kind(name, value, int | float)
-    return int(value) if isinstance(value, int) else float(value)
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
+def _seeds(seeds: Any) -> list[int]:
+    several = seeds if isinstance(seeds, Iterable) and not isinstance(seeds, str) else [seeds]
+    return [_whole("seeds", seed) for seed in several]
+
+
+def _several(name: str, given: Any, base: type) -> list[Any]:
+    """Return rules or attacks as a list; classes are refused with the remedy."""
+    several = [given] if isinstance(given, str | base | type) else given
+    if not isinstance(several, Iterable):
+        raise TypeError(f"{name} must be texts or objects, got {type(given).__name__}.")
+    found = list(several)
+    for each in found:
+        if isinstance(each, type):
+            raise TypeError(
+                f"{name} must be texts or objects, got the class {each.__name__}; make an object "
+                f"of it: {each.__name__}()."
+            )
+    return found
+
+
+def _callbacks(callbacks: Any) -> list[Callback]:
+    several = [callbacks] if callable(callbacks) or callbacks is None else list(callbacks)
+    for each in several:
+        if not callable(each):
+            raise TypeError(f"callbacks must be functions, got {type(each).__name__}.")
+    return several
 
 
 def _assumed(value: Any) -> Any:
@@ -414,6 +464,27 @@ def _local(local: Any) -> LocalSGD:
     if not isinstance(local, LocalSGD):
         raise TypeError(f"local must be an ov.LocalSGD, got {type(local).__name__}.")
     return local
+
+
+def _server(server: Any) -> Server:
+    if server is None:
+        return Server()
+    if not isinstance(server, Server):
+        raise TypeError(f"server must be an ov.Server, got {type(server).__name__}.")
+    return server
+
+
+def _check_how(suite: Any, checkpoint_every: Any, max_stacked: Any, progress: Any) -> None:
+    """Check what changes no result."""
+    if not isinstance(suite, str) or not suite.strip(".") or Path(suite).name != suite:
+        raise ValueError(f"suite must be the name of a folder, got {suite!r}.")
+    check_kind("checkpoint_every", checkpoint_every, float)
+    if not checkpoint_every >= 0:
+        raise ValueError(f"checkpoint_every must be at least 0 seconds, got {checkpoint_every}.")
+    check_kind("max_stacked", max_stacked, int | None)
+    if max_stacked is not None and max_stacked < 1:
+        raise ValueError(f"max_stacked must be at least 1, got {max_stacked}.")
+    check_choice("progress", progress, (True, False, "auto"))
 
 
 def _check_names(precision: str, aggregate: str, trainer: str, specs: Sequence[RunSpec]) -> None:
@@ -453,7 +524,12 @@ class _Reports(Listener):
             record=record,
         )
         for callback in self.callbacks:
-            callback(report)
+            try:
+                callback(report)
+            except Exception as error:
+                name = getattr(callback, "__qualname__", type(callback).__qualname__)
+                what = f"{type(error).__name__}: {error}".rstrip(".: ")
+                raise RuntimeError(f"the callback {name} failed: {what}.") from error
 
     def on_round(self, progress: RoundProgress) -> None:
         """Print a line, if the last one is long ago."""

@@ -4,15 +4,21 @@
 to `simulate`: its name, and the checksum of its source, its parameters and its arrays.
 """
 
+import ast
+import builtins
 import functools
 import hashlib
 import inspect
 import re
 import sys
+import sysconfig
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from pathlib import Path
+from threading import Lock
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -24,7 +30,12 @@ IN_FILE = re.compile(r"\.py:\w+$")
 REGISTERED = re.compile(r"#[0-9a-f]{12}$")
 INSTALLED = ("site-packages", "dist-packages")
 PLAIN = (str, bytes, int, float, complex, bool, type(None), np.generic)
+USED = (*PLAIN[:-2], np.generic, tuple, list, dict, set, frozenset, functools.partial)
+"""The values of a module's names that its functions are described with; code is, too."""
 _objects: dict[str, Any] = {}
+_num_users: Counter[Any] = Counter()
+"""How many calls at once need a text or a class."""
+_lock = Lock()
 
 
 def is_user_object(text: str) -> bool:
@@ -47,25 +58,39 @@ def find_object(text: str, kind: str) -> Any:
 @contextmanager
 def registered(objects: Mapping[str, Any]) -> Iterator[None]:
     """Make objects known by their texts for a while."""
-    new = {text: thing for text, thing in objects.items() if text not in _objects}
-    _objects.update(new)
+    with _lock:
+        _objects.update(objects)
+        _num_users.update(objects.keys())
     try:
         yield
     finally:
-        for text in new:
-            del _objects[text]
+        with _lock:
+            for text in _no_longer_used(objects):
+                del _objects[text]
 
 
 @contextmanager
 def named(classes: Mapping[type, str]) -> Iterator[None]:
     """Let the texts of objects of some classes name them as files are named, for a while."""
-    for kind, text in classes.items():
-        kind.loaded_from = text  # type: ignore[attr-defined]
+    with _lock:
+        _num_users.update(classes.keys())
+        for kind, text in classes.items():
+            kind.loaded_from = text  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        for kind in classes:
-            del kind.loaded_from  # type: ignore[attr-defined]
+        with _lock:
+            for kind in _no_longer_used(classes):
+                del kind.loaded_from
+
+
+def _no_longer_used(things: Mapping[Any, Any]) -> list[Any]:
+    """Count one user less of each; return what has none."""
+    _num_users.subtract(things.keys())
+    gone = [thing for thing in things if not _num_users[thing]]
+    for thing in gone:
+        del _num_users[thing]
+    return gone
 
 
 def text_of(thing: Any) -> tuple[str, tuple[str, ...]]:
@@ -164,13 +189,11 @@ class _Description:
         self._write(f"function:{function.__module__}.{function.__qualname__}")
         if _is_installed(function):
             return
-        source = _source(function)
+        is_lambda = function.__name__ == "<lambda>"
+        source = _lambda_source(function) if is_lambda else _source(function)
         if source is None:
             self._add_code(function.__code__)
-            self.gaps.append(
-                f"the source of {function.__qualname__} is not available; its compiled code "
-                "stands for it, which depends on the version of Python"
-            )
+            self.gaps.append(_no_source(function.__qualname__))
         else:
             self._write(source)
         self.add(list(function.__defaults__ or ()))
@@ -183,16 +206,25 @@ class _Description:
         self._add_names(function.__code__, function.__globals__)
 
     def _add_names(self, code: CodeType, known: Mapping[str, Any]) -> None:
-        """Describe what a function uses of its own module: functions, classes and numbers."""
+        """Describe what a function uses of its own module: code, numbers, lists, arrays."""
         for name in code.co_names:
             used = known.get(name)
-            is_code = isinstance(used, FunctionType | type) and not _is_installed(used)
-            if is_code or isinstance(used, int | float | str | tuple):
-                self._write(f"uses:{name}")
-                self.add(used)
+            if isinstance(used, ModuleType) and not _is_installed(used):
+                inside = [each for each in code.co_names if hasattr(used, each)]
+                for each in inside:
+                    self._add_used(f"{name}.{each}", getattr(used, each))
+            else:
+                self._add_used(name, used)
         for part in code.co_consts:
             if isinstance(part, CodeType):
                 self._add_names(part, known)
+
+    def _add_used(self, name: str, used: Any) -> None:
+        is_code = isinstance(used, FunctionType | type) and not _is_installed(used)
+        is_array = hasattr(used, "__array__") and not isinstance(used, type)
+        if is_code or is_array or isinstance(used, USED):
+            self._write(f"uses:{name}")
+            self.add(used)
 
     def _add_code(self, code: CodeType) -> None:
         self._write(f"code:{code.co_code.hex()}:{code.co_names}:{code.co_varnames}")
@@ -206,12 +238,9 @@ class _Description:
         self._write(f"class:{kind.__module__}.{kind.__qualname__}")
         if _is_installed(kind):
             return
-        source = _source(kind)
+        source = _class_source(kind)
         if source is None:
-            self.gaps.append(
-                f"the source of the class {kind.__qualname__} is not available; its methods' "
-                "compiled code stands for it, which depends on the version of Python"
-            )
+            self.gaps.append(_no_source(f"the class {kind.__qualname__}"))
         else:
             self._write(source)
         for base in kind.__bases__:
@@ -239,7 +268,10 @@ class _Description:
         elif hasattr(thing, "__dict__"):
             self._add_pairs("attributes", vars(thing))
         elif re.search(r" at 0x[0-9a-f]+", repr(thing)):
-            self.gaps.append(f"the content of {an_object(thing)} is not known")
+            self.gaps.append(
+                f"the content of {an_object(thing)} is not known; a change of it does not change "
+                "the names of runs."
+            )
         else:
             self._write(repr(thing))
 
@@ -249,14 +281,27 @@ def an_object(thing: Any) -> str:
     return f"an object of the class {type(thing).__qualname__}"
 
 
+def _no_source(what: str) -> str:
+    return (
+        f"the source of {what} is not available; its compiled code stands for it, and another "
+        "version of Python gives runs other names."
+    )
+
+
 def _is_installed(thing: Any) -> bool:
     """Return whether code belongs to Python or an installed package: its name stands for it."""
-    module = getattr(thing, "__module__", None) or ""
+    is_module = isinstance(thing, ModuleType)
+    module = thing.__name__ if is_module else getattr(thing, "__module__", None) or ""
     root = module.partition(".")[0]
-    if root in sys.stdlib_module_names or root in ("builtins", "outvote", "torch", "numpy"):
-        return root != "__main__"
-    path = getattr(sys.modules.get(module), "__file__", None) or ""
-    return any(part in path for part in INSTALLED)
+    if root == "builtins":  # Also the module of what `exec` defines.
+        return is_module or getattr(builtins, thing.__name__, None) is thing
+    if root in ("outvote", "torch", "numpy", "__main__"):
+        return root != "__main__"  # What is run is the user's, wherever its file is.
+    path = getattr(sys.modules.get(module), "__file__", None)
+    if path is None:
+        return root in sys.stdlib_module_names
+    is_standard = Path(path).is_relative_to(sysconfig.get_path("stdlib"))
+    return is_standard or any(part in path for part in INSTALLED)
 
 
 def _source(thing: Any) -> str | None:
@@ -264,3 +309,58 @@ def _source(thing: Any) -> str | None:
         return textwrap.dedent(inspect.getsource(thing))
     except (OSError, TypeError):
         return None
+
+
+def _lambda_source(function: FunctionType) -> str | None:
+    """Return the text of a lambda alone: its line may hold several, or the rest of a call."""
+    code = function.__code__
+    spots = [
+        ((line, column), (end_line, end_column))
+        for line, end_line, column, end_column in code.co_positions()
+        if None not in (line, end_line, column, end_column)
+        and (line, column) != (end_line, end_column)
+    ]
+    found = [
+        node
+        for node in _nodes(function, ast.Lambda)
+        if spots
+        and all(_start(node.body) <= start and end <= _end(node.body) for start, end in spots)
+    ]
+    # Of nested ones, the innermost starts last.
+    return ast.unparse(max(found, key=_start)) if found else None
+
+
+def _class_source(kind: type) -> str | None:
+    """Return the text of a class; of several with one name, and in notebooks, by its methods."""
+    for method in vars(kind).values():
+        if isinstance(method, FunctionType):
+            line = method.__code__.co_firstlineno
+            found = [
+                node
+                for node in _nodes(method, ast.ClassDef)
+                if node.name == kind.__name__ and node.lineno <= line <= (node.end_lineno or 0)
+            ]
+            if found:
+                node = max(found, key=_start)
+                first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+                lines = inspect.findsource(method)[0][first - 1 : node.end_lineno]
+                return textwrap.dedent("".join(lines))
+    return _source(kind)
+
+
+def _nodes(function: FunctionType, kind: type[Any]) -> list[Any]:
+    """Return the nodes of some kind in the file or the cell that a function is defined in."""
+    try:
+        lines, _ = inspect.findsource(function)
+        tree = ast.parse("".join(lines))
+    except (OSError, TypeError, SyntaxError):
+        return []
+    return [node for node in ast.walk(tree) if isinstance(node, kind)]
+
+
+def _start(node: Any) -> tuple[int, int]:
+    return (node.lineno, node.col_offset)
+
+
+def _end(node: Any) -> tuple[int, int]:
+    return (node.end_lineno, node.end_col_offset)

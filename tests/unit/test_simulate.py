@@ -145,6 +145,34 @@ class TestData:
         for train in (pair, dataset, (X[:200].tolist(), Y[:200].tolist())):
             assert accuracies(simulate(train=train)) == expected
 
+    def test_frames_of_pandas(self):
+        pandas = pytest.importorskip("pandas")
+        frame, series = pandas.DataFrame(X[:200]), pandas.Series(Y[:200])
+        names = pandas.Series([f"g{k % 5}" for k in range(200)])
+        assert accuracies(simulate(train=(frame, series))) == accuracies(simulate())
+        by_name = simulate(train=(frame, series), groups=names, partition="by-group")
+        by_text = simulate(groups=names.tolist(), partition="by-group")
+        assert by_name[0].name == by_text[0].name
+
+    def test_an_own_dataset_and_truth_values_as_targets(self):
+        class Own(torch.utils.data.Dataset):
+            def __init__(self, rows):
+                self.rows = rows
+
+            def __len__(self):
+                return len(self.rows)
+
+            def __getitem__(self, index):
+                row = self.rows[index]
+                return X[row], bool(Y[row] == 0)
+
+        (run,) = simulate(
+            model=lambda num_classes: nn.Linear(6, num_classes),
+            train=Own(range(200)),
+            test=Own(range(200, 240)),
+        )
+        assert run.series.accuracy[-1] <= 1
+
     def test_bytes_are_images_from_zero_to_one(self):
         images = RANDOM.integers(0, 256, (60, 5, 7, 3), dtype=np.uint8)
         labels = RANDOM.integers(0, 3, 60)
@@ -240,16 +268,21 @@ class TestPartition:
     def test_texts_lists_and_functions(self):
         parts = [list(range(k, 200, 5)) for k in range(5)]
 
-        def split(targets, num_clients, seed):
-            assert len(targets) == 200
-            assert isinstance(seed, int)
-            return np.array_split(np.arange(200), num_clients)
+        def split(y, how_many, random):
+            assert len(y) == 200
+            assert isinstance(random, int)
+            return np.array_split(np.arange(200), how_many)
 
         for partition in ("iid", "dirichlet(beta=5.0, min_size=2)", "shards(per_client=2)", split):
             assert len(simulate(partition=partition)) == 1
-        assert len(simulate(partition=parts, num_clients=None)) == 1
+        (listed,) = simulate(partition=parts, num_clients=None)
+        for same in (dict(enumerate(parts)), (part for part in parts)):
+            assert simulate(partition=same, num_clients=None)[0].name == listed.name
         groups = [f"g{k % 5}" for k in range(200)]
         by_group = simulate(partition="by-group", groups=groups, num_clients=None)
+        pairs = [("book", k % 5) for k in range(200)]
+        by_pair = simulate(partition="by-group", groups=pairs, num_clients=None)
+        assert accuracies(by_pair) == accuracies(by_group)
         assert by_group[0].setting("federation.num_clients") == "all"
 
     @pytest.mark.parametrize(
@@ -352,6 +385,25 @@ WRONG = {
     "groups": ({"groups": [0, 1], "partition": "by-group"}, "one entry for each of the 200"),
     "no groups": ({"partition": "by-group"}, "needs groups"),
     "empty": ({"rules": []}, "must not be empty"),
+    "no rules": ({"rules": None}, "rules must be texts or objects, got NoneType"),
+    "rule class": ({"rules": ov.Median}, r"got the class Median; make an object of it: Median\(\)"),
+    "attack class": (
+        {"attacks": ["lie", ov.Attack]},
+        "attacks must be texts or objects, got the c",
+    ),
+    "server": ({"server": "adam"}, "server must be an ov.Server, got str"),
+    "callback": ({"callbacks": [None]}, "callbacks must be functions, got NoneType"),
+    "seed": ({"seeds": 0.5}, "seeds must be a whole number, got 0.5"),
+    "true": ({"seeds": [True]}, "seeds must be a whole number, got True"),
+    "rounds": ({"rounds": 2.0}, "rounds must be a whole number, got 2.0"),
+    "suite": ({"suite": "../other"}, "suite must be the name of a folder"),
+    "dots": ({"suite": ".."}, "suite must be the name of a folder"),
+    "checkpoints": ({"checkpoint_every": -1}, "checkpoint_every must be at least 0"),
+    "stacked": ({"max_stacked": 0}, "max_stacked must be at least 1"),
+    "progress": ({"progress": "bar"}, "progress must be one of True, False, 'auto'"),
+    "flat parts": ({"partition": [0, 1], "num_clients": None}, "one list of indices for every"),
+    "no partition": ({"partition": 3}, "partition must be a text, a list"),
+    "group lists": ({"groups": [[0]] * 200, "partition": "by-group"}, "groups must have one"),
 }
 
 
@@ -374,6 +426,88 @@ def test_one_broken_run_is_a_warning_and_all_are_an_error():
     assert [run.status.outcome for run in runs] == ["finished", "failed"]
     with pytest.raises(RuntimeError, match=r"1 of 1 run failed.*by design"):
         simulate(attacks=Breaks())
+
+
+def test_generators_and_numbers_of_numpy_are_taken():
+    runs = simulate(
+        rules=(rule for rule in ("mean", "median")),
+        attacks=(attack for attack in ("lie", "ipm")),
+        seeds=np.arange(2),
+        rounds=np.int64(1),
+        byzantine=np.int64(1),
+        num_clients=np.int32(5),
+    )
+    assert [(run.rule, run.attack, run.seed) for run in runs] == [
+        (rule, attack, seed)
+        for rule in ("mean", "median")
+        for attack in ("lie", "ipm")
+        for seed in (0, 1)
+    ]
+    (alone,) = simulate(rules="median", attacks="ipm", seeds=np.int64(1), rounds=1)
+    assert alone.name == runs[-1].name
+
+
+def test_the_same_attack_twice_is_one_run():
+    still = Still()
+    assert len(simulate(attacks=[still, still, Still()])) == 1
+
+
+def test_a_model_and_a_loss_on_one_line_are_two_objects():
+    (run,) = simulate(model=lambda: Net(4), loss=lambda o, y: nn.functional.nll_loss(o, y) / 2)
+    assert run.status.outcome == "finished"
+
+
+def test_an_instance_that_can_be_called_makes_models():
+    class Maker:
+        def __init__(self, width):
+            self.width = width
+
+        def __call__(self, num_classes):
+            return nn.Sequential(nn.Linear(6, self.width), nn.Linear(self.width, num_classes))
+
+    names = {simulate(model=Maker(width))[0].name for width in (4, 5, 5)}
+    assert len(names) == 2
+
+
+def test_one_client_and_no_byzantine_ones():
+    for changes in ({"byzantine": 0}, {"byzantine": 0, "num_clients": 1}):
+        assert simulate(**changes)[0].status.outcome == "finished"
+
+
+def test_a_store_below_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (run,) = simulate(output="~/runs")
+    assert run.folder.path == tmp_path / "runs" / "simulation" / run.name
+
+
+def test_a_callback_that_fails_is_named():
+    def log(report):
+        raise OSError("no space")
+
+    with pytest.raises(RuntimeError, match=r"the callback .*log failed: OSError: no space"):
+        simulate(callbacks=log)
+
+
+def test_a_run_of_another_call_is_not_touched(tmp_path):
+    errors = []
+
+    def again(report):
+        if report.round == 1:
+            with pytest.raises(RuntimeError) as caught:
+                simulate(output=tmp_path)
+            errors.append(str(caught.value))
+
+    simulate(output=tmp_path, callbacks=again)
+    assert "another process works on" in errors[0]
+
+
+def test_data_that_changes_between_two_calls_is_another_run(tmp_path):
+    x = X[:200].copy()
+    first = simulate(train=(x, Y[:200]), output=tmp_path)
+    x[0, 0] += 1
+    second = simulate(train=(x, Y[:200]), output=tmp_path)
+    assert first[0].name != second[0].name
+    assert len(ov.read_runs(tmp_path)) == 2
 
 
 def test_every_keyword_is_explained():

@@ -136,7 +136,7 @@ def make_dataset(
         test_targets=test_targets,
         num_classes=max(2, int(train_targets.max()) + 1) if has_classes else None,
         source="arrays of the caller",
-        train_groups=None if groups is None else _array("groups", groups),
+        train_groups=None if groups is None else _groups(groups),
         is_channels_last=_are_channels_last(train_inputs[0], channels),
     )
 
@@ -200,10 +200,28 @@ def _array(what: str, values: Any) -> Array:
     try:
         array = np.asarray(values)
     except ValueError as error:
-        raise ValueError(f"{what} must be an array of one shape: {error}.") from error
+        reason = str(error).rstrip(".")
+        raise ValueError(f"{what} must be an array of one shape: {reason}.") from error
     if array.dtype == np.float16:
         array = array.astype(np.float32)
-    return array
+    return array if array.flags.writeable else array.copy()  # torch takes no others.
+
+
+def _groups(groups: Any) -> Array:
+    """Return one number or name per sample; other values are numbered as they first occur."""
+    values = groups.tolist() if hasattr(groups, "tolist") else list(groups)
+    array = (
+        np.asarray(values) if not any(isinstance(each, tuple | list) for each in values) else None
+    )
+    if array is not None and array.ndim == 1 and array.dtype.kind in "iuU":
+        is_text = {isinstance(each, str) for each in values}
+        if len(is_text) == 1:
+            return array
+    try:
+        numbers = {each: number for number, each in enumerate(dict.fromkeys(values))}
+    except TypeError as error:
+        raise TypeError(f"groups must have one number or name per sample: {error}.") from error
+    return np.array([numbers[each] for each in values])
 
 
 def _kind(values: Array) -> str:

@@ -268,7 +268,8 @@ def _partition(spec: RunSpec, datasets: DatasetCache) -> list[Indices]:
     }
     if is_user_object(data.partition):
         targets, found = datasets.dataset(data).train_targets, _own(data.partition, "partition")
-        return check_parts(found(targets, **shared) if callable(found) else found, len(targets))
+        parts = found(targets, *shared.values()) if callable(found) else found
+        return check_parts(parts, len(targets))
     if data.partition == "by-group":
         return partition_by_group(datasets.groups(data), **shared)
     if data.partition == "iid":
