@@ -107,7 +107,8 @@ class VmapTrainer:
     ) -> LocalUpdates:
         """Train one model per task, from ``weights [runs, dim]``, as many at once as fit."""
         # Tasks with most steps first: the models that still train are then a prefix.
-        order = sorted(range(len(tasks)), key=lambda k: -tasks[k].batches.num_steps)
+        lengths = [(task.batches.num_steps, task.batches.num_samples) for task in tasks]
+        order = sorted(range(len(tasks)), key=lambda k: lengths[k], reverse=True)
         gradients = weights.new_empty(len(tasks), weights.shape[1])
         after = buffers.new_empty(len(tasks), buffers.shape[1])
         losses = torch.empty(len(tasks), dtype=torch.float64)
@@ -391,9 +392,7 @@ class _Chunk:
         self.weights = self.layout.pack(weights[self.runs])
         narrow = trainer.narrow(self.weights)
         self.copy = None if narrow is self.weights else narrow
-        # Frozen parameters have no gradient.
-        num = self.layout.num_training
-        self.step_gradients = narrow.new_zeros(len(tasks), self.layout.packed_dim)[:, :num]
+        self.step_gradients = torch.zeros_like(narrow)
         self.buffers = self.layout.read_buffers(buffers[self.runs])
         self.losses = torch.zeros(len(tasks), dtype=torch.float64, device=self.device)
         self._plan()
@@ -424,35 +423,86 @@ class _Chunk:
     def train(self, training: LocalSGD, learning_rate: float) -> None:
         """Take all steps."""
         self.trainer.module.train()
-        stepper = (
-            _SGD(self, training, learning_rate)
-            if self.trainer.optimizer is None
-            else _Optimizer(self, training, learning_rate)
+        device = self.device
+        with products_in(self.trainer.precision, device), _attention_for_vmap(device):
+            if self.trainer.optimizer is None:
+                self._train_by_sgd(training, learning_rate)
+            else:
+                self._train_by_optimizer(training, learning_rate)
+
+    def _train_by_sgd(self, training: LocalSGD, learning_rate: float) -> None:
+        """Take the steps of local SGD."""
+        velocities = torch.zeros_like(self.weights)
+        for group in self._groups():
+            rows = _as_rows(group.models, self.device)
+            gradients = self._backward(group, rows)
+            self._take_step(rows, gradients, velocities, training, learning_rate)
+
+    def _take_step(
+        self,
+        rows: slice | Tensor,
+        gradients: Tensor,
+        velocities: Tensor,
+        training: LocalSGD,
+        learning_rate: float,
+    ) -> None:
+        # Frozen parameters are packed last, and take no step.
+        num = self.layout.num_training
+        stacks = (
+            [self.weights, velocities]
+            if self.copy is None
+            else [self.weights, velocities, self.copy]
         )
-        with products_in(self.trainer.precision, self.device), _attention_for_vmap(self.device):
-            for step in range(self.num_steps):
-                active = sum(task.batches.num_steps > step for task in self.tasks)
-                for rows, size in self._groups(step, active):
-                    self._backward(step, rows, size)
-                stepper.step(active)
-        stepper.end()
+        chosen = [stack[rows] for stack in stacks]
+        take_step(
+            chosen[0][:, :num],
+            gradients[:, :num],
+            chosen[1][:, :num],
+            None if self.copy is None else chosen[2][:, :num],
+            training,
+            learning_rate,
+        )
+        if isinstance(rows, Tensor):
+            for stack, values in zip(stacks, chosen, strict=True):
+                stack[rows] = values
 
-    def _groups(self, step: int, active: int) -> list[tuple[slice | Tensor, int]]:
-        """Return the models with batches of one size; no copy is needed where all have one."""
-        sizes = [task.batches.sizes[step] for task in self.tasks[:active]]
-        if len(set(sizes)) == 1:
-            return [(slice(0, active), sizes[0])]
-        return [
-            (
-                torch.tensor([k for k, own in enumerate(sizes) if own == size], device=self.device),
-                size,
-            )
-            for size in sorted(set(sizes))
-        ]
+    def _groups(self) -> Iterator["_Group"]:
+        """Return all steps, those with full batches before those with smaller ones.
 
-    def _backward(self, step: int, rows: slice | Tensor, size: int) -> None:
-        """Compute the gradients of some models in one step."""
-        inputs, targets, keys = self._batch(step, rows, size)
+        A model whose next batch is not full waits until that is so for all models: the calls for
+        smaller batches are then as few as there are sizes in an epoch.
+        """
+        sizes = [task.batches.sizes for task in self.tasks]
+        full = max((size for own in sizes for size in own), default=0)
+        done = [0] * len(sizes)
+        while any(step < len(own) for step, own in zip(done, sizes, strict=True)):
+            by_size: dict[int, list[int]] = {}
+            for model, step in enumerate(done):
+                if step < len(sizes[model]):
+                    by_size.setdefault(sizes[model][step], []).append(model)
+            if full in by_size:
+                by_size = {full: by_size[full]}
+            for size, models in sorted(by_size.items()):
+                yield _Group(models, [done[model] for model in models], size)
+                for model in models:
+                    done[model] += 1
+
+    def _train_by_optimizer(self, training: LocalSGD, learning_rate: float) -> None:
+        """Take the steps of the caller's optimiser, which counts them for all models at once."""
+        optimizer = _Optimizer(self, training, learning_rate)
+        for step in range(self.num_steps):
+            sizes = [t.batches.sizes[step] for t in self.tasks if t.batches.num_steps > step]
+            for size in sorted(set(sizes)):
+                models = [model for model, own in enumerate(sizes) if own == size]
+                rows = _as_rows(models, self.device)
+                gradients = self._backward(_Group(models, [step] * len(models), size), rows)
+                optimizer.gradients[rows] = gradients.to(optimizer.gradients.dtype)
+            optimizer.step(len(sizes))
+        optimizer.end()
+
+    def _backward(self, group: "_Group", rows: slice | Tensor) -> Tensor:
+        """Return the gradients of some models in one step, packed."""
+        inputs, targets, keys = self._batch(group, rows)
         packed = (self.weights if self.copy is None else self.copy)[rows]
         parameters = {name: values.detach() for name, values in self.layout.views(packed).items()}
         slots = [slot for slot in self.layout.slots if not slot.is_frozen]
@@ -460,42 +510,40 @@ class _Chunk:
         buffers = {name: values[rows] for name, values in self.buffers.items()}
         with torch.enable_grad():
             losses, now = self.trainer.losses(parameters, buffers, inputs, targets, keys)
-            # A parameter that the loss does not depend on has no gradient.
+            # A parameter that the loss does not depend on has a gradient of 0.
             found = torch.autograd.grad(
                 losses.sum(), leaves, allow_unused=True, materialize_grads=True
             )
-        is_part = isinstance(rows, Tensor)
-        here = torch.zeros_like(packed) if is_part else self.step_gradients[rows]
+        gradients = self.step_gradients[: len(group.models)]
         for slot, gradient in zip(slots, found, strict=True):
-            slot.view(here).copy_(gradient)
-        if is_part:
-            self.step_gradients[rows] = here[:, : self.layout.num_training]
+            slot.view(gradients).copy_(gradient)
         for name, values in now.items():
             self.buffers[name][rows] = values.detach()
         self.losses[rows] += losses.detach().double()
+        return gradients
 
     def _batch(
-        self, step: int, rows: slice | Tensor, size: int
+        self, group: "_Group", rows: slice | Tensor
     ) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
         """Return the arguments, the targets and the keys of the masks of some models."""
         samples = self.trainer.samples
-        index = self.index[rows, step, :size]
-        moves = None if self.moves is None else self.moves[rows, step, :size]
+        steps = torch.tensor(group.steps, device=self.device)
+        at = torch.tensor(group.models, device=self.device), steps, slice(0, group.size)
+        index = self.index[at]
         targets = samples.targets[index]
         if self.label_maps is not None:
             flat = targets.flatten(1)
             mapped = self.label_maps[rows].gather(1, flat.clamp(min=0))
             targets = torch.where(flat >= 0, mapped, flat).view_as(targets)
-        inputs = samples.inputs(index, moves)
-        numbers = range(len(self.tasks))[rows] if isinstance(rows, slice) else rows.tolist()
-        chosen = [self.tasks[k] for k in numbers]
+        inputs = samples.inputs(index, None if self.moves is None else self.moves[at])
+        chosen = [self.tasks[model] for model in group.models]
         for k, task in enumerate(chosen):
             if task.poison is not None:
                 inputs[0][k], targets[k] = task.poison(inputs[0][k], targets[k])
         if not self.trainer.masks.is_needed:
             return inputs, targets, None
-        keys = torch.tensor([step_key(task.seed, step) for task in chosen], device=self.device)
-        return inputs, targets, keys
+        keys = [step_key(t.seed, step) for t, step in zip(chosen, group.steps, strict=True)]
+        return inputs, targets, torch.tensor(keys, device=self.device)
 
     def gradients(self) -> Tensor:
         """Return the weights before training minus those after, ``[tasks, dim]``."""
@@ -513,28 +561,21 @@ class _Chunk:
         return self.losses.cpu() / steps.clamp(min=1)
 
 
-class _SGD:
-    """Steps of local SGD in all models."""
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Models that take a step together: their next batches have one size."""
 
-    def __init__(self, chunk: _Chunk, training: LocalSGD, learning_rate: float) -> None:
-        self.chunk, self.training, self.learning_rate = chunk, training, learning_rate
-        # Rows of one width: the kernel takes one stride for all.
-        self.velocities = torch.zeros_like(chunk.weights)
+    models: list[int]
+    steps: list[int]
+    """Which of its steps each model takes."""
+    size: int
 
-    def step(self, active: int) -> None:
-        """Take one step in the models that still train."""
-        chunk, num = self.chunk, self.chunk.layout.num_training
-        take_step(
-            chunk.weights[:active, :num],
-            chunk.step_gradients[:active],
-            self.velocities[:active, :num],
-            None if chunk.copy is None else chunk.copy[:active, :num],
-            self.training,
-            self.learning_rate,
-        )
 
-    def end(self) -> None:
-        """Leave the weights as they are."""
+def _as_rows(models: list[int], device: torch.device) -> slice | Tensor:
+    """Return models as a slice where they follow each other: its views need no copy."""
+    if models[-1] - models[0] == len(models) - 1:
+        return slice(models[0], models[-1] + 1)
+    return torch.tensor(models, device=device)
 
 
 class _Optimizer:
@@ -544,7 +585,7 @@ class _Optimizer:
         assert chunk.trainer.optimizer is not None
         self.chunk, self.training = chunk, training
         slots = [slot for slot in chunk.layout.slots if not slot.is_frozen]
-        self.gradients = torch.zeros_like(chunk.weights)[:, : chunk.layout.num_training]
+        self.gradients = torch.zeros_like(chunk.weights)
         parameters = [nn.Parameter(slot.view(chunk.weights)) for slot in slots]
         for slot, parameter in zip(slots, parameters, strict=True):
             parameter.grad = slot.view(self.gradients)
@@ -559,7 +600,7 @@ class _Optimizer:
         """Take one step in the models that still train."""
         chunk = self.chunk
         self._keep(active)
-        gradients = self.gradients[:active].copy_(chunk.step_gradients[:active])
+        gradients = self.gradients[:active]
         if self.training.max_norm is not None:
             norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
             gradients.mul_((self.training.max_norm / (norms + TINY)).clamp(max=1.0))
