@@ -436,11 +436,11 @@ class _Chunk:
         for group in self._groups():
             rows = _as_rows(group.models, self.device)
             gradients = self._backward(group, rows)
-            self._take_step(rows, gradients, velocities, training, learning_rate)
+            self._take_step(group.models, gradients, velocities, training, learning_rate)
 
     def _take_step(
         self,
-        rows: slice | Tensor,
+        models: list[int],
         gradients: Tensor,
         velocities: Tensor,
         training: LocalSGD,
@@ -448,23 +448,18 @@ class _Chunk:
     ) -> None:
         # Frozen parameters are packed last, and take no step.
         num = self.layout.num_training
-        stacks = (
-            [self.weights, velocities]
-            if self.copy is None
-            else [self.weights, velocities, self.copy]
-        )
-        chosen = [stack[rows] for stack in stacks]
-        take_step(
-            chosen[0][:, :num],
-            gradients[:, :num],
-            chosen[1][:, :num],
-            None if self.copy is None else chosen[2][:, :num],
-            training,
-            learning_rate,
-        )
-        if isinstance(rows, Tensor):
-            for stack, values in zip(stacks, chosen, strict=True):
-                stack[rows] = values
+        start = 0
+        for rows in _runs(models):
+            end = start + rows.stop - rows.start
+            take_step(
+                self.weights[rows, :num],
+                gradients[start:end, :num],
+                velocities[rows, :num],
+                None if self.copy is None else self.copy[rows, :num],
+                training,
+                learning_rate,
+            )
+            start = end
 
     def _groups(self) -> Iterator["_Group"]:
         """Return all steps, those with full batches before those with smaller ones.
@@ -571,11 +566,16 @@ class _Group:
     size: int
 
 
+def _runs(models: list[int]) -> list[slice]:
+    """Return models, in ascending order, as slices: their views need no copy."""
+    starts = [k for k, model in enumerate(models) if k == 0 or models[k - 1] != model - 1]
+    ends = [*starts[1:], len(models)]
+    return [slice(models[a], models[b - 1] + 1) for a, b in zip(starts, ends, strict=True)]
+
+
 def _as_rows(models: list[int], device: torch.device) -> slice | Tensor:
-    """Return models as a slice where they follow each other: its views need no copy."""
-    if models[-1] - models[0] == len(models) - 1:
-        return slice(models[0], models[-1] + 1)
-    return torch.tensor(models, device=device)
+    runs = _runs(models)
+    return runs[0] if len(runs) == 1 else torch.tensor(models, device=device)
 
 
 class _Optimizer:
