@@ -99,7 +99,7 @@ def batch_norm() -> nn.Module:
         nn.SiLU(),
         nn.Flatten(),
         nn.Linear(4 * 9, 6),
-        nn.BatchNorm1d(6),
+        nn.BatchNorm1d(6, momentum=None),
         nn.Linear(6, NUM_CLASSES),
     )
 

@@ -25,6 +25,7 @@ from outvote.server.step import Server
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.sequential import SequentialTrainer
 from outvote.training.stacked_trainer import StackedTrainer
+from outvote.training.vmap_trainer import VmapTrainer
 
 RULES = (
     "mean",
@@ -80,7 +81,7 @@ def reference_rounds(run, module, num_rounds, training=TRAINING, **more):
 
 
 @pytest.mark.parametrize("is_batched", [False, True])
-@pytest.mark.parametrize("trainer", [SequentialTrainer, StackedTrainer])
+@pytest.mark.parametrize("trainer", [SequentialTrainer, StackedTrainer, VmapTrainer])
 def test_stacked_runs_equal_the_plain_loops(trainer, is_batched: bool, in_plain_loops):
     runs, train, test = make_runs(PAIRS), *SETS
     modules = networks(runs)
@@ -146,7 +147,7 @@ def test_every_feature_equals_the_plain_loops(feature: str):
         for run, module in zip(runs, modules, strict=True)
     ]
     stack = make_run_stack(modules[0], *SETS, runs, training=training, num_classes=4, **how)
-    for trainer in (SequentialTrainer, StackedTrainer):
+    for trainer in (SequentialTrainer, StackedTrainer, VmapTrainer):
         stack = replace(stack, trainer=trainer(modules[0], SETS[0]))
         steps = list(simulate(stack, first_state(modules, SETS[0]), NUM_ROUNDS))
         for k, found in enumerate(expected):
@@ -216,7 +217,7 @@ def test_users_rules_and_attacks_equal_the_plain_loops(aggregate: str):
     modules = [normalised() for _ in runs]
     settings = {"training": TRAINING, "num_classes": 4, "aggregate": aggregate}
     stack = make_run_stack(modules[0], *SETS, runs, **settings)
-    for trainer in (SequentialTrainer, StackedTrainer):
+    for trainer in (SequentialTrainer, StackedTrainer, VmapTrainer):
         stack = replace(stack, trainer=trainer(modules[0], SETS[0]))
         steps = list(simulate(stack, first_state(modules, SETS[0]), NUM_ROUNDS))
         for k, (run, module) in enumerate(zip(runs, modules, strict=True)):
@@ -251,7 +252,7 @@ def test_the_momentum_of_a_client_that_diverged_starts_anew():
     training = replace(TRAINING, client_momentum=0.6, num_steps=1, batch_size=4)
     modules, num_rounds = networks(runs), 6
     stack = make_run_stack(modules[0], *SETS, runs, training=training, num_classes=4)
-    for trainer in (SequentialTrainer, StackedTrainer):
+    for trainer in (SequentialTrainer, StackedTrainer, VmapTrainer):
         stack = replace(stack, trainer=trainer(modules[0], SETS[0]))
         steps = list(simulate(stack, first_state(modules, SETS[0]), num_rounds))
         for k, (run, module) in enumerate(zip(runs, modules, strict=True)):
@@ -279,7 +280,7 @@ def test_the_reference_gradient_is_trained_once_a_round(attack: str, monkeypatch
     assert trained.count(set(root.tolist())) == 3
 
 
-@pytest.mark.parametrize("trainer", [SequentialTrainer, StackedTrainer])
+@pytest.mark.parametrize("trainer", [SequentialTrainer, StackedTrainer, VmapTrainer])
 @pytest.mark.parametrize("name", ["mlp", "small-cnn"])
 def test_a_run_alone_and_among_others_agree(name: str, trainer):
     runs = make_runs([("gas(median, num_groups=5)", "lie"), ("mean", "ipm"), ("rfa", "min-max")])

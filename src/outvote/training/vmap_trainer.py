@@ -10,6 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
@@ -82,6 +83,9 @@ class VmapTrainer:
         self.precision = precision
         self.reason = ""
         self.masks = Masks(self.module)
+        for part in self.module.modules():
+            if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.momentum is None:
+                part.forward = _cumulative(part, part.forward)  # type: ignore[method-assign, assignment]
         if precision == "bfloat16":
             _normalise_in_float32(self.module)
         if has_products is None:
@@ -258,6 +262,27 @@ def _normalise_in_float32(module: nn.Module) -> None:
         if isinstance(part, nn.modules.batchnorm._NormBase):
             part.register_forward_pre_hook(lambda _, inputs: tuple(v.float() for v in inputs))
             part.register_forward_hook(lambda _, inputs, output: output.bfloat16())
+
+
+def _cumulative(layer: Any, original: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return batch normalisation with the mean of all batches as its statistics.
+
+    torch reads the number of batches as a Python number, which differs from model to model.
+    """
+
+    def forward(values: Tensor) -> Tensor:
+        if not layer.training or layer.running_mean is None:
+            return original(values)
+        mean, variance = torch.zeros_like(layer.running_mean), torch.ones_like(layer.running_var)
+        weight, bias = layer.weight, layer.bias
+        found = F.batch_norm(values, mean, variance, weight, bias, True, 1.0, layer.eps)
+        layer.num_batches_tracked.add_(1)
+        share = (1 / layer.num_batches_tracked.double()).to(mean.dtype)
+        layer.running_mean.lerp_(mean, share)
+        layer.running_var.lerp_(variance, share)
+        return found
+
+    return forward
 
 
 @contextmanager
