@@ -4,7 +4,7 @@ python benchmarks/bench_vmap.py --device cuda -o results.json
 
 The CNN has the shape of the library's AlexNet. The fast path trains the library's own; the others
 train a plain module with a forward method, which the fast path does not know. The samples are
-random images of 32 x 32 pixels, and all batches are full.
+random images of 32 x 32 pixels; with --ragged the last batch of every client has another size.
 """
 
 import argparse
@@ -65,6 +65,7 @@ def main() -> None:
     parser.add_argument("--precision", default="bfloat16")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--few", type=int, default=60, help="clients of the two slow ways")
+    parser.add_argument("--ragged", action="store_true", help="last batches of random sizes")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
@@ -96,18 +97,21 @@ class Bench:
         labels = torch.randint(10, (NUM_IMAGES,), generator=generator)
         half = (0.5, 0.5, 0.5)
         self.samples = ByteImages(images, labels, mean=half, std=half, device=device)
-        shape = (options.steps, BATCH_SIZE)
         self.tasks = [
-            ClientTask(
-                run,
-                Batches(
-                    torch.randint(NUM_IMAGES, shape, generator=generator),
-                    [BATCH_SIZE] * options.steps,
-                ),
-            )
+            ClientTask(run, self.batches(generator))
             for run in range(options.runs)
             for _ in range(options.clients)
         ]
+
+    def batches(self, generator: torch.Generator) -> Batches:
+        """Draw the batches of a client."""
+        num_steps = self.options.steps
+        sizes = [BATCH_SIZE] * num_steps
+        index = torch.randint(NUM_IMAGES, (num_steps, BATCH_SIZE), generator=generator)
+        if self.options.ragged:
+            sizes[-1] = int(torch.randint(1, BATCH_SIZE + 1, (), generator=generator))
+            index[-1, sizes[-1] :] = -1
+        return Batches(index, sizes)
 
     def measure(self, way: str) -> dict[str, object]:
         """Return the median speed of one way, after a warm-up."""

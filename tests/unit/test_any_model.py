@@ -99,7 +99,7 @@ def batch_norm() -> nn.Module:
         nn.SiLU(),
         nn.Flatten(),
         nn.Linear(4 * 9, 6),
-        nn.BatchNorm1d(6),
+        nn.BatchNorm1d(6, momentum=None),
         nn.Linear(6, NUM_CLASSES),
     )
 
@@ -524,6 +524,26 @@ def test_memory_that_runs_out_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     trainer = VmapTrainer(*given)
     assert_same(case.rounds(trainer.train), expected)
     assert trainer._num_models == 1  # Half of six clients are three, which is still too many.
+
+
+def test_small_batches_of_an_epoch_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case("gelu")
+    trainer = VmapTrainer(case.module, case.samples)
+    real, calls = trainer.losses, []
+
+    def counted(parameters, buffers, inputs, targets, keys):
+        calls.append(tuple(targets.shape))
+        return real(parameters, buffers, inputs, targets, keys)
+
+    monkeypatch.setattr(trainer, "losses", counted)
+    training = replace(TRAINING, num_epochs=2)
+    found = case.rounds(trainer.train, training)
+    # Clients have 8, 11, 3, 10, 4 and 8 samples: the last one of 9 is no batch. Those with full
+    # batches only do not wait.
+    small = [(1, 2), (2, 3)]
+    assert calls == [(5, 4), (5, 4), (2, 4), (2, 4), *small, (2, 4), (2, 4), *small] * 3
+    one = SequentialTrainer(case.module, case.samples)
+    assert_same(found, case.rounds(one.train, training))
 
 
 def test_client_without_a_batch_keeps_its_weights() -> None:

@@ -160,8 +160,6 @@ def test_every_feature_equals_the_plain_loops(feature: str):
     ]
     stack = make_run_stack(modules[0], *SETS, runs, training=training, num_classes=4, **how)
     for trainer in (SequentialTrainer, StackedTrainer, VmapTrainer):
-        if trainer is VmapTrainer and feature == "cumulative statistics":
-            continue  # torch reads the number of batches as a Python number: vmap refuses.
         stack = replace(stack, trainer=trainer(modules[0], SETS[0]))
         steps = list(simulate(stack, first_state(modules, SETS[0]), NUM_ROUNDS))
         for k, found in enumerate(expected):

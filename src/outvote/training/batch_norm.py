@@ -21,7 +21,7 @@ MIN_BATCH = 2
 
 def has_batch_norm(module: nn.Module) -> bool:
     """Return whether a network has batch normalisation."""
-    return any(isinstance(part, nn.BatchNorm2d) for part in module.modules())
+    return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
 
 
 def check_batch_size(module: nn.Module, training: LocalSGD) -> None:

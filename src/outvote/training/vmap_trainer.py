@@ -10,6 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
@@ -82,6 +83,9 @@ class VmapTrainer:
         self.precision = precision
         self.reason = ""
         self.masks = Masks(self.module)
+        for part in self.module.modules():
+            if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.momentum is None:
+                part.forward = _cumulative(part, part.forward)  # type: ignore[method-assign, assignment]
         if precision == "bfloat16":
             _normalise_in_float32(self.module)
         if has_products is None:
@@ -107,7 +111,8 @@ class VmapTrainer:
     ) -> LocalUpdates:
         """Train one model per task, from ``weights [runs, dim]``, as many at once as fit."""
         # Tasks with most steps first: the models that still train are then a prefix.
-        order = sorted(range(len(tasks)), key=lambda k: -tasks[k].batches.num_steps)
+        lengths = [(task.batches.num_steps, task.batches.num_samples) for task in tasks]
+        order = sorted(range(len(tasks)), key=lambda k: lengths[k], reverse=True)
         gradients = weights.new_empty(len(tasks), weights.shape[1])
         after = buffers.new_empty(len(tasks), buffers.shape[1])
         losses = torch.empty(len(tasks), dtype=torch.float64)
@@ -243,13 +248,13 @@ class VmapTrainer:
         )
 
 
-def _narrowed(values: Tensor) -> Tensor:
-    return values.bfloat16() if values.is_floating_point() else values
-
-
 def prefers_products(device: torch.device) -> bool:
     """Return whether convolutions are faster as batched products than as torch's grouped ones."""
     return device.type == "cuda"
+
+
+def _narrowed(values: Tensor) -> Tensor:
+    return values.bfloat16() if values.is_floating_point() else values
 
 
 def _widened(values: Any) -> Any:
@@ -263,6 +268,27 @@ def _normalise_in_float32(module: nn.Module) -> None:
         if isinstance(part, nn.modules.batchnorm._NormBase):
             part.register_forward_pre_hook(lambda _, inputs: tuple(v.float() for v in inputs))
             part.register_forward_hook(lambda _, inputs, output: output.bfloat16())
+
+
+def _cumulative(layer: Any, original: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return batch normalisation with the mean of all batches as its statistics.
+
+    torch reads the number of batches as a Python number, which differs from model to model.
+    """
+
+    def forward(values: Tensor) -> Tensor:
+        if not layer.training or layer.running_mean is None:
+            return original(values)
+        mean, variance = torch.zeros_like(layer.running_mean), torch.ones_like(layer.running_var)
+        weight, bias = layer.weight, layer.bias
+        found = F.batch_norm(values, mean, variance, weight, bias, True, 1.0, layer.eps)
+        layer.num_batches_tracked.add_(1)
+        share = (1 / layer.num_batches_tracked.double()).to(mean.dtype)
+        layer.running_mean.lerp_(mean, share)
+        layer.running_var.lerp_(variance, share)
+        return found
+
+    return forward
 
 
 @contextmanager
@@ -397,9 +423,9 @@ class _Chunk:
         self.weights = self.layout.pack(weights[self.runs])
         narrow = trainer.narrow(self.weights)
         self.copy = None if narrow is self.weights else narrow
-        # Frozen parameters have no gradient.
-        num = self.layout.num_training
-        self.step_gradients = narrow.new_zeros(len(tasks), self.layout.packed_dim)[:, :num]
+        self.start: Tensor | None = None
+        """With a proximal term: the weights before the first step."""
+        self.step_gradients = torch.zeros_like(narrow)
         self.buffers = self.layout.read_buffers(buffers[self.runs])
         self.losses = torch.zeros(len(tasks), dtype=torch.float64, device=self.device)
         self._plan()
@@ -430,44 +456,91 @@ class _Chunk:
     def train(self, training: LocalSGD, learning_rate: float) -> None:
         """Take all steps."""
         self.trainer.module.train()
-        stepper = (
-            _SGD(self, training, learning_rate)
-            if self.trainer.optimizer is None
-            else _Optimizer(self, training, learning_rate)
-        )
+        device = self.device
+        if training.proximal > 0:
+            self.start = self.weights.clone()
+        with products_in(self.trainer.precision, device), _attention_for_vmap(device):
+            if self.trainer.optimizer is None:
+                self._train_by_sgd(training, learning_rate)
+            else:
+                self._train_by_optimizer(training, learning_rate)
+
+    def _train_by_sgd(self, training: LocalSGD, learning_rate: float) -> None:
+        """Take the steps of local SGD."""
+        velocities = torch.zeros_like(self.weights)
+        for group in self._groups():
+            rows = _as_rows(group.models, self.device)
+            gradients = self._backward(group, rows)
+            self._take_step(group.models, gradients, velocities, training, learning_rate)
+
+    def _take_step(
+        self,
+        models: list[int],
+        gradients: Tensor,
+        velocities: Tensor,
+        training: LocalSGD,
+        learning_rate: float,
+    ) -> None:
+        # Frozen parameters are packed last, and take no step.
         num = self.layout.num_training
-        start = self.weights[:, :num].clone() if training.proximal > 0 else None
-        with products_in(self.trainer.precision, self.device), _attention_for_vmap(self.device):
-            for step in range(self.num_steps):
-                active = sum(task.batches.num_steps > step for task in self.tasks)
-                for rows, size in self._groups(step, active):
-                    self._backward(step, rows, size)
-                if start is not None:
-                    self._add_proximal(start, active, training.proximal)
-                stepper.step(active)
-        stepper.end()
-
-    def _add_proximal(self, start: Tensor, active: int, factor: float) -> None:
-        """Add the gradient of FedProx's term: how far the weights are from the first ones."""
-        far = self.weights[:active, : self.layout.num_training] - start[:active]
-        self.step_gradients[:active].add_(far, alpha=factor)
-
-    def _groups(self, step: int, active: int) -> list[tuple[slice | Tensor, int]]:
-        """Return the models with batches of one size; no copy is needed where all have one."""
-        sizes = [task.batches.sizes[step] for task in self.tasks[:active]]
-        if len(set(sizes)) == 1:
-            return [(slice(0, active), sizes[0])]
-        return [
-            (
-                torch.tensor([k for k, own in enumerate(sizes) if own == size], device=self.device),
-                size,
+        start = 0
+        for rows in _runs(models):
+            end = start + rows.stop - rows.start
+            self.add_proximal(rows, gradients[start:end, :num], training.proximal)
+            take_step(
+                self.weights[rows, :num],
+                gradients[start:end, :num],
+                velocities[rows, :num],
+                None if self.copy is None else self.copy[rows, :num],
+                training,
+                learning_rate,
             )
-            for size in sorted(set(sizes))
-        ]
+            start = end
 
-    def _backward(self, step: int, rows: slice | Tensor, size: int) -> None:
-        """Compute the gradients of some models in one step."""
-        inputs, targets, keys = self._batch(step, rows, size)
+    @torch.no_grad()
+    def add_proximal(self, rows: slice, gradients: Tensor, factor: float) -> None:
+        """Add the gradient of FedProx's term: how far the weights are from the first ones."""
+        if self.start is not None:
+            far = self.weights[rows] - self.start[rows]
+            gradients.add_(far[:, : gradients.shape[1]], alpha=factor)
+
+    def _groups(self) -> Iterator["_Group"]:
+        """Return all steps, those with full batches before those with smaller ones.
+
+        A model whose next batch is not full waits until that is so for all models: the calls for
+        smaller batches are then as few as there are sizes in an epoch.
+        """
+        sizes = [task.batches.sizes for task in self.tasks]
+        full = max((size for own in sizes for size in own), default=0)
+        done = [0] * len(sizes)
+        while any(step < len(own) for step, own in zip(done, sizes, strict=True)):
+            by_size: dict[int, list[int]] = {}
+            for model, step in enumerate(done):
+                if step < len(sizes[model]):
+                    by_size.setdefault(sizes[model][step], []).append(model)
+            if full in by_size:
+                by_size = {full: by_size[full]}
+            for size, models in sorted(by_size.items()):
+                yield _Group(models, [done[model] for model in models], size)
+                for model in models:
+                    done[model] += 1
+
+    def _train_by_optimizer(self, training: LocalSGD, learning_rate: float) -> None:
+        """Take the steps of the caller's optimiser, which counts them for all models at once."""
+        optimizer = _Optimizer(self, training, learning_rate)
+        for step in range(self.num_steps):
+            sizes = [t.batches.sizes[step] for t in self.tasks if t.batches.num_steps > step]
+            for size in sorted(set(sizes)):
+                models = [model for model, own in enumerate(sizes) if own == size]
+                rows = _as_rows(models, self.device)
+                gradients = self._backward(_Group(models, [step] * len(models), size), rows)
+                optimizer.gradients[rows] = gradients.to(optimizer.gradients.dtype)
+            optimizer.step(len(sizes))
+        optimizer.end()
+
+    def _backward(self, group: "_Group", rows: slice | Tensor) -> Tensor:
+        """Return the gradients of some models in one step, packed."""
+        inputs, targets, keys = self._batch(group, rows)
         packed = (self.weights if self.copy is None else self.copy)[rows]
         parameters = {name: values.detach() for name, values in self.layout.views(packed).items()}
         slots = [slot for slot in self.layout.slots if not slot.is_frozen]
@@ -475,42 +548,40 @@ class _Chunk:
         buffers = {name: values[rows] for name, values in self.buffers.items()}
         with torch.enable_grad():
             losses, now = self.trainer.losses(parameters, buffers, inputs, targets, keys)
-            # A parameter that the loss does not depend on has no gradient.
+            # A parameter that the loss does not depend on has a gradient of 0.
             found = torch.autograd.grad(
                 losses.sum(), leaves, allow_unused=True, materialize_grads=True
             )
-        is_part = isinstance(rows, Tensor)
-        here = torch.zeros_like(packed) if is_part else self.step_gradients[rows]
+        gradients = self.step_gradients[: len(group.models)]
         for slot, gradient in zip(slots, found, strict=True):
-            slot.view(here).copy_(gradient)
-        if is_part:
-            self.step_gradients[rows] = here[:, : self.layout.num_training]
+            slot.view(gradients).copy_(gradient)
         for name, values in now.items():
             self.buffers[name][rows] = values.detach()
         self.losses[rows] += losses.detach().double()
+        return gradients
 
     def _batch(
-        self, step: int, rows: slice | Tensor, size: int
+        self, group: "_Group", rows: slice | Tensor
     ) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
         """Return the arguments, the targets and the keys of the masks of some models."""
         samples = self.trainer.samples
-        index = self.index[rows, step, :size]
-        moves = None if self.moves is None else self.moves[rows, step, :size]
+        steps = torch.tensor(group.steps, device=self.device)
+        at = torch.tensor(group.models, device=self.device), steps, slice(0, group.size)
+        index = self.index[at]
         targets = samples.targets[index]
         if self.label_maps is not None:
             flat = targets.flatten(1)
             mapped = self.label_maps[rows].gather(1, flat.clamp(min=0))
             targets = torch.where(flat >= 0, mapped, flat).view_as(targets)
-        inputs = samples.inputs(index, moves)
-        numbers = range(len(self.tasks))[rows] if isinstance(rows, slice) else rows.tolist()
-        chosen = [self.tasks[k] for k in numbers]
+        inputs = samples.inputs(index, None if self.moves is None else self.moves[at])
+        chosen = [self.tasks[model] for model in group.models]
         for k, task in enumerate(chosen):
             if task.poison is not None:
                 inputs[0][k], targets[k] = task.poison(inputs[0][k], targets[k])
         if not self.trainer.masks.is_needed:
             return inputs, targets, None
-        keys = torch.tensor([step_key(task.seed, step) for task in chosen], device=self.device)
-        return inputs, targets, keys
+        keys = [step_key(t.seed, step) for t, step in zip(chosen, group.steps, strict=True)]
+        return inputs, targets, torch.tensor(keys, device=self.device)
 
     def gradients(self) -> Tensor:
         """Return the weights before training minus those after, ``[tasks, dim]``."""
@@ -528,28 +599,26 @@ class _Chunk:
         return self.losses.cpu() / steps.clamp(min=1)
 
 
-class _SGD:
-    """Steps of local SGD in all models."""
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Models that take a step together: their next batches have one size."""
 
-    def __init__(self, chunk: _Chunk, training: LocalSGD, learning_rate: float) -> None:
-        self.chunk, self.training, self.learning_rate = chunk, training, learning_rate
-        # Rows of one width: the kernel takes one stride for all.
-        self.velocities = torch.zeros_like(chunk.weights)
+    models: list[int]
+    steps: list[int]
+    """Which of its steps each model takes."""
+    size: int
 
-    def step(self, active: int) -> None:
-        """Take one step in the models that still train."""
-        chunk, num = self.chunk, self.chunk.layout.num_training
-        take_step(
-            chunk.weights[:active, :num],
-            chunk.step_gradients[:active],
-            self.velocities[:active, :num],
-            None if chunk.copy is None else chunk.copy[:active, :num],
-            self.training,
-            self.learning_rate,
-        )
 
-    def end(self) -> None:
-        """Leave the weights as they are."""
+def _runs(models: list[int]) -> list[slice]:
+    """Return models, in ascending order, as slices: their views need no copy."""
+    starts = [k for k, model in enumerate(models) if k == 0 or models[k - 1] != model - 1]
+    ends = [*starts[1:], len(models)]
+    return [slice(models[a], models[b - 1] + 1) for a, b in zip(starts, ends, strict=True)]
+
+
+def _as_rows(models: list[int], device: torch.device) -> slice | Tensor:
+    runs = _runs(models)
+    return runs[0] if len(runs) == 1 else torch.tensor(models, device=device)
 
 
 class _Optimizer:
@@ -559,7 +628,7 @@ class _Optimizer:
         assert chunk.trainer.optimizer is not None
         self.chunk, self.training = chunk, training
         slots = [slot for slot in chunk.layout.slots if not slot.is_frozen]
-        self.gradients = torch.zeros_like(chunk.weights)[:, : chunk.layout.num_training]
+        self.gradients = torch.zeros_like(chunk.weights)
         parameters = [nn.Parameter(slot.view(chunk.weights)) for slot in slots]
         for slot, parameter in zip(slots, parameters, strict=True):
             parameter.grad = slot.view(self.gradients)
@@ -574,7 +643,8 @@ class _Optimizer:
         """Take one step in the models that still train."""
         chunk = self.chunk
         self._keep(active)
-        gradients = self.gradients[:active].copy_(chunk.step_gradients[:active])
+        gradients = self.gradients[:active]
+        chunk.add_proximal(slice(active), gradients, self.training.proximal)
         if self.training.max_norm is not None:
             norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
             gradients.mul_((self.training.max_norm / (norms + TINY)).clamp(max=1.0))
