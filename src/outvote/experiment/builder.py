@@ -129,7 +129,8 @@ class RunBuilder:
             elif spec.data.partition != "iid":
                 self.datasets.labels(spec.data)
             spec.federation.check_assumed(self.num_sampled(spec))
-            tried = (spec.data.key, spec.model.name, spec.training.batch_size)
+            training = spec.training
+            tried = (spec.data.key, spec.model.name, training.batch_size, training.augment)
             if tried not in seen:
                 seen.add(tried)
                 self._try_network(spec)
@@ -224,6 +225,11 @@ class RunBuilder:
 
     def _try_network(self, spec: RunSpec) -> None:
         found = self.datasets.dataset(spec.data)
+        if spec.training.augment and not isinstance(found, Dataset):
+            raise ValueError(
+                f"training.augment is for images stored as bytes, got true for {spec.data.name}; "
+                "leave it out."
+            )
         first = [each[:1] for each in found.test_inputs]
         network = self.network(spec).eval()
         try:
