@@ -58,6 +58,14 @@ def test_a_suite_runs_from_the_files_to_the_table(capsys, root, suite, num_cells
         assert len(audit["is_byzantine"]) == num_groups
 
 
+@pytest.mark.parametrize("rule", ["fltrust", "centered-clipping"])
+def test_data_attacks_and_rules_with_root_samples_take_a_text(capsys, root, rule):
+    words = ["bench", "text", "-o", root / "runs", *CPU, *SMALL, "--set=root_size=4"]
+    result = run(capsys, *words, f"--rule={rule}", "--attack=label-flip")
+    assert (result.code, result.err) == (0, "")
+    assert "1 of 1 run are over" in result.out
+
+
 def test_training_on_a_table_learns(capsys, root):
     words = ["bench", "tabular", "-o", root / "runs", *CPU, "--rule=mean", "--attack=none"]
     more = ["--set=rounds=10", "--set=federation.sampled=4", "--set=training.num_steps=20"]
@@ -98,6 +106,15 @@ def test_the_verbs_for_data_know_it(capsys, name):
         (
             ["data.name=flights", "model.name=char-transformer", "federation.num_clients=3"],
             "char-transformer cannot take the 46 samples of flights",
+        ),
+        (
+            [
+                "data.name=flights",
+                "model.name=gelu-mlp",
+                "federation.num_clients=3",
+                "training.augment=true",
+            ],
+            "training.augment is for images stored as bytes, got true for flights",
         ),
     ],
 )

@@ -77,8 +77,8 @@ class RunBuilder:
             elif spec.data.partition != "iid":
                 self.datasets.labels(spec.data)
             spec.federation.check_assumed(self.num_sampled(spec))
-            training = (spec.training.batch_size, spec.loss, spec.optimizer)
-            tried = (spec.data.key, spec.model.name, *training)
+            training = (spec.training.batch_size, spec.training.augment)
+            tried = (spec.data.key, spec.model.name, *training, spec.loss, spec.optimizer)
             if tried not in seen:
                 seen.add(tried)
                 self._try_network(spec)
@@ -181,7 +181,10 @@ class RunBuilder:
         """Try a network on a few samples: a listed one forward, else also the loss and a step."""
         found = self.datasets.dataset(spec.data)
         if spec.training.augment and isinstance(found, ArrayDataset):
-            raise ValueError("training.augment is for the images of listed datasets; leave it out.")
+            raise ValueError(
+                f"training.augment is for images stored as bytes, got true for {spec.data.name}; "
+                "leave it out."
+            )
         network = self.network(spec)
         first = [each[:FEW] for each in found.train_inputs]
         samples = samples_on(CPU, found, first, found.train_targets[:FEW])
