@@ -68,7 +68,7 @@ class RoundReport:
     test_loss: float | None
     """Where targets are not classes, or the loss is your own."""
     record: Round
-    """All that is recorded, see `help(outvote.RoundReport)` for the most used."""
+    """Everything that is recorded of the round: clients, scores, deviation, and more."""
 
 
 Callback = Callable[[RoundReport], object]
@@ -111,17 +111,25 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
 ) -> Runs:
     """Simulate federations of your model on your data: every rule under every attack.
 
-    One run is one rule, one attack and one seed. Runs train side by side. With `output` they are
-    stored as `outvote run` stores them: called again with the same arguments, finished runs are
-    read, half-done ones resume where they stopped (also after kill -9), and the tables, reports
-    and audits of the command line work on the folder.
+    In every round of a federation, each client trains the model on its own samples and sends the
+    change of the weights, Byzantine clients send what the attack crafts, the rule aggregates what
+    was sent, the server applies the result, and the model is evaluated on the test set. One run is
+    one rule, one attack and one seed; a combination that is given twice is one run.
+
+    With `output`, runs are stored as `outvote run` stores them. The same call reads finished runs
+    and resumes unfinished ones (also after kill -9), and the tables, reports and audits of the
+    command line work on the folder. A run is named by a checksum of its settings, your source and
+    your data: after a change it is another run. More, with examples and recipes:
+    docs/how-to/simulate-from-python.md.
 
     ::
 
         result = ov.simulate(Net, train=(x, y), test=(x_test, y_test), num_clients=20,
                              partition="dirichlet(beta=0.5)", rules=["mean", "gas(median)"],
                              attacks=["lie", "ipm"], rounds=20, output="runs")
-        result.to_frame(), result.table(), result.plot("curves"), result.report("report.html")
+        result.to_frame()  # pandas: one row per run and round
+        result.table()  # rules against attacks
+        result.plot("curves", path="curves.png")
 
     Args:
         model: A class or function that makes a network (it is called with `num_classes` if it has
@@ -131,41 +139,52 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
             name of a dataset of outvote, without `test`. Samples may be a tuple of arrays, the
             arguments of the network. Floating-point samples are used as they are, bytes are
             divided by 255, other whole numbers (token ids) stay. Whole-number targets are classes
-            from 0 (-100 does not count); other targets are values to regress on.
-        test: Likewise.
-        groups: The group of every training sample, for the partition "by-group".
+            from 0, for which the network returns one number per class (a target of -100 does not
+            count); floating-point targets are values to regress on.
+        test: Samples that no client trains on, of the same kinds.
+        groups: The group (author, hospital, device) of every training sample, for the partition
+            "by-group".
         channels: Which axis of images ``[samples, ?, ?, ?]`` are channels; "auto": the last if it
             has at most four entries and the first has more.
         partition: "iid", "dirichlet(beta=0.5, balance=true, min_size=10)", "shards(per_client=2)",
-            "by-group"; a list with the indices of every client's samples; or a function
-            (targets, num_clients, seed) that returns one.
-        num_clients: How many clients there are; default: 50, or what the partition has.
+            "by-group"; a list with the indices of every client's samples, or a dictionary of them
+            by client; or a function (targets, num_clients, seed) that returns a list. The smaller
+            beta, the more the clients differ.
+        num_clients: How many clients there are; default: those of a list, one per group of
+            "by-group", otherwise 50.
         num_sampled: How many take part in a round, or their fraction; default: all.
-        byzantine: How many clients are Byzantine, or their fraction, rounded up.
+        byzantine: How many clients are Byzantine (2), or their fraction (0.2), rounded up.
         assumed_byzantine: How many Byzantine clients the server assumes in a round, or their
             fraction; "oracle": their true number.
         rules: Rules as text ("gas(multi-krum, num_groups=100)", "mine.py:MyRule") or objects.
-        attacks: Attacks as text ("lie(z=1.5)") or objects.
-        seeds: Of everything random: first weights, partition, who is Byzantine, batches, splits.
+        attacks: Attacks as text ("lie(z=1.5)", "mine.py:MyAttack") or objects; "none": Byzantine
+            clients behave as honest ones.
+        seeds: One or several. Everything random follows from a seed: first weights, partition, who
+            is Byzantine, batches, splits of GAS. A run on a CPU is repeatable to the last bit.
         rounds: How many rounds a run has.
-        local: The training of clients; default: `LocalSGD()`.
+        local: The training of clients, see `LocalSGD`: learning rate, momentum, batches, epochs,
+            clipping, FedProx; default: `LocalSGD()`.
         optimizer: A function of the parameters that makes a torch optimiser, instead of SGD:
             ``lambda parameters: torch.optim.Adam(parameters, lr=1e-3)``. Every client starts a new
             one in every round. Batches, epochs, clipping and the schedule (relative to its first
             round) are those of `local`.
         loss: A function (outputs, targets) that returns one number; default: cross entropy for
             classes, the mean squared error for other targets.
-        server: The server's step, see `Server`; default: subtract the update.
-        aggregate: Whether rules aggregate the parameters, or the whole state with the buffers.
+        server: The server's step, see `Server`: learning rate, momentum, FedAdam, FedYogi; default:
+            the aggregated update is applied as it is.
+        aggregate: Whether rules aggregate the "parameters" alone, or the "state": also buffers,
+            such as the running statistics of batch normalisation.
         root_size: How many clean samples the server has, for rules that need a reference.
-        diagnostics: Whether to record the quantities of the theory; costs about an epoch a round.
+        diagnostics: Whether to record the quantities of the theory (how far honest gradients are
+            apart); costs about one more epoch per round.
         evaluate_every: Rounds between two evaluations on the test set.
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1".
         precision: Of products while clients train; "bfloat16" is for GPUs.
-        trainer: How clients train: "stacked" (fastest; layers it knows), "vmap" (any network that
-            torch.func takes), "sequential" (any network); "auto": the fastest that works.
+        trainer: How clients train: "stacked" (fastest, for networks of known layers), "vmap" (for
+            any network that torch.func takes), "sequential" (for any network); "auto": the first
+            of them that works on a GPU, "sequential" on a CPU.
         max_stacked: The most runs that train together; default: as many as fit into memory.
-        output: The folder of a store; None: nothing is kept on disk.
+        output: The folder of a store, such as "runs"; None: nothing is kept on disk.
         suite: The folder of these runs below `output`.
         checkpoint_every: Seconds between two checkpoints; 0: after every round.
         keep_weights: Whether the final weights of a run stay in its folder.
@@ -178,7 +197,9 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
 
     Raises:
         ValueError: Something cannot be simulated, such as targets that do not fit the model. It
-            is found before anything trains.
+            is found before anything trains; so is a TypeError.
+        RuntimeError: All runs failed; the message has the reason of the first.
+        KeyboardInterrupt: Ctrl-C; with `output` everything is saved, and the same call resumes.
     """
     counts = {"rounds": rounds, "evaluate_every": evaluate_every, "root_size": root_size}
     counts = {name: _whole(name, value) for name, value in counts.items()}

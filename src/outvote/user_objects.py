@@ -6,6 +6,7 @@ to `simulate`: its name, and the checksum of its source, its parameters and its 
 
 import ast
 import builtins
+import dis
 import functools
 import hashlib
 import inspect
@@ -32,6 +33,8 @@ INSTALLED = ("site-packages", "dist-packages")
 PLAIN = (str, bytes, int, float, complex, bool, type(None), np.generic)
 USED = (*PLAIN[:-2], np.generic, tuple, list, dict, set, frozenset, functools.partial)
 """The values of a module's names that its functions are described with; code is, too."""
+GLOBAL_LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
+"""Not the names of attributes: `self.width` does not use a `width` of the module."""
 _objects: dict[str, Any] = {}
 _num_users: Counter[Any] = Counter()
 """How many calls at once need a text or a class."""
@@ -207,7 +210,8 @@ class _Description:
 
     def _add_names(self, code: CodeType, known: Mapping[str, Any]) -> None:
         """Describe what a function uses of its own module: code, numbers, lists, arrays."""
-        for name in code.co_names:
+        loads = (each for each in dis.get_instructions(code) if each.opname in GLOBAL_LOADS)
+        for name in dict.fromkeys(each.argval for each in loads):
             used = known.get(name)
             if isinstance(used, ModuleType) and not _is_installed(used):
                 inside = [each for each in code.co_names if hasattr(used, each)]

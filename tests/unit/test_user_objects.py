@@ -45,6 +45,12 @@ def test_the_values_of_names_that_a_function_uses_count():
     assert digest(sized) == before
 
 
+def test_an_attribute_is_no_name_of_the_module():
+    text = "class Net:\n    def f(self):\n        return self.width\n"
+    one, two = (cell(text, width=width)["Net"] for width in ([1], [2]))
+    assert digest(one) == digest(two)
+
+
 def test_own_modules_that_a_function_uses_count(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "own_layers.py").write_text("def block():\n    return 1\n")

@@ -22,7 +22,7 @@ FINE, FAILED, WRONG_USE = 0, 1, 2
 # The modules of this package that have a `command`.
 VERBS = (
     *("aggregate", "audit", "bench", "data", "demo", "doctor", "export", "list"),
-    *("plan", "plot", "report", "run", "show", "stress", "table"),
+    *("new", "plan", "plot", "report", "run", "show", "stress", "table"),
 )
 
 
@@ -90,6 +90,7 @@ HELP = """Byzantine-robust federated learning.
 \b
 outvote demo                       see robust rules at work, in a minute or two
 outvote run CONFIG.toml            simulate federations, resumed where they stopped
+outvote new DIR                    a small project with a rule, an attack and a model of your own
 outvote bench SUITE                the paper's tables and figures, or a suite of your own
 outvote table RUNS --paper         tables, with the paper's numbers; also plot, report, export
 outvote audit FOLDER               who looks suspicious, in a simulation or a server's log

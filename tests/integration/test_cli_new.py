@@ -1,0 +1,119 @@
+"""`outvote new`: the project is made, runs, and passes its own tests."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import outvote as ov
+from command_line import run
+from outvote.experiment.plan import read_plan
+
+ROOT = Path(__file__).parents[2]
+TEMPLATES = ROOT / "src" / "outvote" / "cli" / "templates" / "project"
+FILES = [
+    "README.md",
+    "my_attack.py",
+    "my_data.py",
+    "my_model.py",
+    "my_rule.py",
+    "outvote.toml",
+    "pytest.ini",
+    "tests/test_rule.py",
+]
+
+
+@pytest.fixture
+def project(tmp_path, capsys):
+    folder = tmp_path / "inside" / "my-project"
+    assert run(capsys, "new", folder).code == 0
+    return folder
+
+
+def test_a_project_is_made_and_the_next_commands_are_printed(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    for folder in (tmp_path / "new", tmp_path / "empty"):
+        done = run(capsys, "new", folder)
+        assert done.code == 0, done.err
+        found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.*"))
+        assert found == FILES
+        assert f"  cd {folder}\n  outvote run outvote.toml\n  pytest\n" in done.out
+    answer = run(capsys, "new", tmp_path / "other", "--json").json
+    assert answer == {"path": str(tmp_path / "other"), "files": FILES}
+
+
+def test_it_runs(project, tmp_path, capsys):
+    words = ("run", project / "outvote.toml", "-o", tmp_path / "runs", "--device", "cpu")
+    done = run(capsys, *words, "--set", "rounds=2")
+    assert done.code == 0, done.err
+    runs = ov.read_runs(tmp_path / "runs")
+    assert {run.status.outcome for run in runs} == {"finished"}
+    assert len(runs) == 6
+    assert {each.path for run in runs for each in run.environment.code} >= {
+        "my_data.py",
+        "my_model.py",
+        "my_rule.py",
+    }
+
+
+@pytest.mark.slow
+def test_it_learns_as_it_is(project, tmp_path, capsys):
+    done = run(capsys, "run", project / "outvote.toml", "-o", tmp_path / "runs")
+    assert done.code == 0, done.err
+    assert min(run.best for run in ov.read_runs(tmp_path / "runs")) > 0.4
+
+
+def test_its_tests_pass(project):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=project,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "4 passed" in done.stdout
+
+
+def test_it_is_formatted_and_linted(project):
+    ruff = shutil.which("ruff", path=str(Path(sys.executable).parent)) or shutil.which("ruff")
+    if ruff is None:
+        pytest.skip("ruff is missing")
+    rules = ("--select", "ANN,B,D,E,F,I,N,RUF,SIM,UP", "--ignore", "D203,D213")
+    for verb, *options in (("format", "--check"), ("check", *rules)):
+        words = [ruff, verb, "--isolated", "--no-cache", *options, "."]
+        done = subprocess.run(words, cwd=project, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+
+
+def test_the_settings_are_all_of_the_project_and_as_many_runs_as_stated(project):
+    text = (project / "outvote.toml").read_text()
+    assert "3 rules x 2 attacks = 6 runs" in text
+    assert len(read_plan(project / "outvote.toml").specs) == 6
+    assert tomllib.loads(text)["suite"] == "project"
+    readme = (project / "README.md").read_text()
+    assert len(readme.splitlines()) <= 15
+    assert all(name in readme for name in FILES if name not in ("README.md", "pytest.ini"))
+
+
+def test_git_does_not_ignore_the_templates_so_the_wheel_has_them():
+    """The wheel holds every file of the package that git does not ignore."""
+    assert all((TEMPLATES / name).is_file() for name in FILES)
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("needs a git checkout")
+    words = ["git", "check-ignore", *(str(TEMPLATES / name) for name in FILES)]
+    assert subprocess.run(words, cwd=ROOT, check=False, capture_output=True).stdout == b""
+
+
+def test_what_is_there_is_not_touched(tmp_path, capsys):
+    (tmp_path / "mine.txt").write_text("mine")
+    run(capsys, "new", tmp_path).assert_fails(2, "must be a new or an empty folder", "has files")
+    run(capsys, "new", tmp_path / "mine.txt").assert_fails(2, "got the file")
+    run(capsys, "new", tmp_path / "mine.txt" / "new").assert_fails(1, "could not be written")
+    run(capsys, "new").assert_fails(2, "Missing argument 'DIR'")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
