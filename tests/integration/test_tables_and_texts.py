@@ -12,7 +12,7 @@ from command_line import run
 from outvote.data import catalog
 from outvote.data.array_dataset import ArrayDataset
 from outvote.data.fetch import fetch
-from outvote.experiment import builder as building
+from outvote.experiment import dataset_cache as building
 from outvote.experiment.builder import RunBuilder
 from outvote.experiment.plan import make_plan
 from sample_files import flight_rows, small_flights, small_kjv, write_flights

@@ -105,12 +105,16 @@ def test_the_proximal_term_pulls_to_the_start_of_the_round():
     start = torch.tensor([0.5, -1.0, 0.25], dtype=torch.float64)
     gradients = torch.tensor([[3.0, 0.0, 1.0], [0.1, 0.2, 0.0], [0.0, 0.0, 0.0]]).double()
     expected = by_hand(start.tolist(), gradients.tolist(), 0.2)
-    model, stack = FlatModel(module, torch.float64), StackedModel(nn.Sequential(module))
+    model, stack = (
+        FlatModel(module, torch.float64, torch.device("cpu")),
+        StackedModel(nn.Sequential(module)),
+    )
     model.load(start, torch.empty(0))
     # The second model takes one step only.
     models = WeightStack(stack, start.repeat(2, 1), "float32")
     for number, gradient in enumerate(gradients):
         model.gradient.copy_(gradient)
+        model.clip(TERM)
         model.step(TERM, 0.2)
         active = 2 if number == 0 else 1
         models.gradients[:active] = stack.pack(gradient.repeat(active, 1))

@@ -385,6 +385,12 @@ WRONG = {
     "groups": ({"groups": [0, 1], "partition": "by-group"}, "one entry for each of the 200"),
     "no groups": ({"partition": "by-group"}, "needs groups"),
     "empty": ({"rules": []}, "must not be empty"),
+    "trainer": ({"trainer": "stacked"}, "trainer stacked cannot train this model"),
+    "clients": ({"num_clients": 500}, "500"),
+    "labels": (
+        {"train": (X[:200], X[:200, :3]), "test": (X[200:], X[200:, :3]), "attacks": "label-flip"},
+        "label-flip changes class labels",
+    ),
     "no rules": ({"rules": None}, "rules must be texts or objects, got NoneType"),
     "rule class": ({"rules": ov.Median}, r"got the class Median; make an object of it: Median\(\)"),
     "attack class": (

@@ -131,7 +131,8 @@ class Attack:
         The notes of the output become one warning.
         """
         output = self.inspect(honest, **info)
-        warn_notes(note for note in output.notes if not note.startswith(CHOSEN))
+        notes = [note for note in output.notes if not note.startswith(CHOSEN)]
+        warn_notes(notes, stacklevel=4)
         return output.rows
 
     def craft(self, context: AttackContext) -> AttackOutput:

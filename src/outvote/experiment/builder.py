@@ -19,7 +19,7 @@ from outvote.engine.federation import Federation, make_federation
 from outvote.engine.run_stack import Run, RunStack
 from outvote.engine.simulation import make_run_stack
 from outvote.experiment.dataset_cache import DataKey, DatasetCache, samples_on
-from outvote.experiment.run_spec import DataSpec, FederationSpec, RunSpec
+from outvote.experiment.run_spec import PARTITIONS, DataSpec, FederationSpec, RunSpec
 from outvote.models.model_spec import make_model, make_own_model
 from outvote.partition import (
     Indices,
@@ -32,6 +32,7 @@ from outvote.partition import (
 from outvote.rules.rule_spec import make_rule
 from outvote.seeding import RandomStream
 from outvote.training.batch_norm import check_batch_size
+from outvote.training.choose_trainer import choose_trainer
 from outvote.training.gpu_memory import free_on_gpu
 from outvote.training.objective import Objective
 from outvote.training.samples import Samples
@@ -72,16 +73,27 @@ class RunBuilder:
                 )
             if spec.data.partition == "by-group":
                 self.datasets.groups(spec.data)
-            elif is_user_object(spec.data.partition):
-                self._federation(spec)
-            elif spec.data.partition != "iid":
+            elif spec.data.partition in PARTITIONS and spec.data.partition != "iid":
                 self.datasets.labels(spec.data)
+            if is_user_object(spec.data.partition) or is_user_object(spec.data.name):
+                self._federation(spec)
+            self._check_attack(spec)
             spec.federation.check_assumed(self.num_sampled(spec))
             training = (spec.training.batch_size, spec.training.augment)
-            tried = (spec.data.key, spec.model.name, *training, spec.loss, spec.optimizer)
+            own = (spec.loss, spec.optimizer, spec.trainer)
+            tried = (spec.data.key, spec.model.name, *training, *own)
             if tried not in seen:
                 seen.add(tried)
                 self._try_network(spec)
+
+    def _check_attack(self, spec: RunSpec) -> None:
+        if self.datasets.dataset(spec.data).num_classes is not None:
+            return
+        if make_attack(spec.attack).poisons_data:
+            raise ValueError(
+                f"{spec.attack} changes class labels, and the targets of {spec.data.name} are not "
+                "classes; choose an attack on gradients."
+            )
 
     def samples(self, data: DataSpec) -> tuple[Samples, Samples]:
         """Move training and test samples to the device; those of the dataset before are freed."""
@@ -197,6 +209,9 @@ class RunBuilder:
         else:
             self._try_listed(spec, network, samples)
         check_batch_size(network, spec.training)
+        if spec.trainer != "auto":
+            objective = Objective(loss, has_classes=found.num_classes is not None)
+            choose_trainer(network, samples, objective, optimizer, name=spec.trainer)
 
     def _try_listed(self, spec: RunSpec, network: nn.Module, samples: Samples) -> None:
         found = self.datasets.dataset(spec.data)

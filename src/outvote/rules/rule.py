@@ -242,7 +242,7 @@ class Rule(metaclass=_RuleType):
         from outvote.rules.aggregate import one_round  # aggregate needs Rule
 
         done = one_round(self, gradients, **info, is_full=False)
-        warn_notes(done.notes)
+        warn_notes(done.notes, stacklevel=4)
         return done.update
 
     @abstractmethod
