@@ -136,6 +136,7 @@ if __name__ == "__main__":
 )
 
 
+@pytest.mark.slow  # The page on simulate has a short one.
 def test_a_script_that_is_killed_resumes_and_ends_bit_identical(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
