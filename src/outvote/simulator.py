@@ -137,7 +137,7 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
             from its weights), or the name of a network of outvote (for the datasets of outvote).
         train: A pair (samples, targets) of arrays or tensors; a torch dataset of pairs; or the
             name of a dataset of outvote, without `test`. Samples may be a tuple of arrays, the
-            arguments of the network. Floating-point samples are used as they are, bytes are
+            arguments of the network. Floating-point samples become float32, bytes are
             divided by 255, other whole numbers (token ids) stay. Whole-number targets are classes
             from 0, for which the network returns one number per class (a target of -100 does not
             count); floating-point targets are values to regress on.
@@ -329,9 +329,13 @@ class _Objects:
 
     def dataset(self, train: Any, test: Any, groups: Any, channels: str) -> str:
         """Return the text of a dataset."""
+        if isinstance(train, str | ArrayDataset):
+            name = repr(train) if isinstance(train, str) else train.name
+            more = {"test": test, "groups": groups, "channels": None if channels == "auto" else 1}
+            for key, value in more.items():
+                if value is not None:
+                    raise ValueError(f"{key} belongs to the dataset {name}; leave it out.")
         if isinstance(train, str):
-            if test is not None:
-                raise ValueError(f"test belongs to the dataset {train!r}; leave it out.")
             return train
         if isinstance(train, ArrayDataset):
             dataset = train

@@ -13,7 +13,7 @@ from outvote.engine.federation import make_federation
 from outvote.engine.run_stack import State
 from outvote.engine.simulation import first_state, make_run_stack, simulate
 from outvote.metrics.deviation import honest_losses, weight_shares
-from outvote.server.buffers import merge_buffers
+from outvote.server.buffers import BufferKinds, merge_buffers
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.stacked_trainer import StackedTrainer
 from simulations import execute, tiny
@@ -113,7 +113,11 @@ def test_statistics_of_clients_that_were_not_kept_do_not_count():
     is_kept = torch.tensor([[True, True, False, False]])
     for selects, expected in ((True, 2.0), (False, 3.0)):
         found = merge_buffers(
-            sent, is_kept, selects=torch.tensor([selects]), is_counter=torch.tensor([False])
+            torch.zeros(1, 1, dtype=sent.dtype),
+            sent,
+            is_kept,
+            selects=torch.tensor([selects]),
+            kinds=BufferKinds(*[torch.tensor([False])] * 3),
         )
         assert found.tolist() == [[expected]]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 from torch import nn
 
 import outvote as ov
@@ -172,6 +173,12 @@ class TestData:
             test=Own(range(200, 240)),
         )
         assert run.series.accuracy[-1] <= 1
+
+    def test_arrays_of_any_layout_and_precision_are_alike(self):
+        expected = accuracies(simulate())
+        backwards = (np.ascontiguousarray(X[:200][::-1])[::-1], Y[:200])
+        for train in (backwards, (X[:200].astype(">f8"), Y[:200].astype("i2"))):
+            assert accuracies(simulate(train=train)) == expected
 
     def test_bytes_are_images_from_zero_to_one(self):
         images = RANDOM.integers(0, 256, (60, 5, 7, 3), dtype=np.uint8)
@@ -366,11 +373,11 @@ WRONG = {
         "one target per sample, got 200 samples and 199 targets",
     ),
     "class": ({"test": (X[200:], Y[200:] + 1)}, r"targets must be classes from 0 to 2.*got"),
-    "nan": ({"train": (X[:200] * np.nan, Y[:200])}, "samples must be finite, got NaN"),
+    "nan": ({"train": (X[:200] * np.nan, Y[:200])}, "samples must be finite in float32, got NaN"),
     "words": ({"train": (np.array(["a"] * 200), Y[:200])}, "must be numbers"),
     "outputs": ({"model": lambda: nn.Linear(6, 2)}, "3 classes, and the model has outputs for 2"),
-    "inputs": ({"model": lambda: nn.Linear(5, 3)}, "cannot take a batch of 2 samples"),
-    "vector": ({"loss": lambda o, t: (o.sum(1) - t) ** 2}, r"one number .*got the shape \[2\]"),
+    "inputs": ({"model": lambda: nn.Linear(5, 3)}, "cannot take a batch of 4 samples"),
+    "vector": ({"loss": lambda o, t: (o.sum(1) - t) ** 2}, r"one number .*got the shape \[4\]"),
     "constant": ({"loss": lambda o, t: torch.zeros(())}, "does not depend on the parameters"),
     "closure": ({"optimizer": torch.optim.LBFGS}, "LBFGS needs a closure"),
     "no optimizer": ({"optimizer": lambda p: None}, "must return a torch optimiser"),
@@ -387,6 +394,19 @@ WRONG = {
     "empty": ({"rules": []}, "must not be empty"),
     "trainer": ({"trainer": "stacked"}, "trainer stacked cannot train this model"),
     "clients": ({"num_clients": 500}, "500"),
+    "huge": ({"train": (X[:200].astype("f8") * 1e300, Y[:200])}, "finite in float32"),
+    "list": ({"train": ([X[:200], X[:200, :2]], Y[:200])}, "are a tuple of arrays"),
+    "lazy": ({"model": lambda: nn.LazyLinear(3)}, "lazy layers; give their sizes"),
+    "sparse": ({"optimizer": torch.optim.SparseAdam}, "the optimiser cannot take a step"),
+    "test": ({"model": "mlp", "train": "fashion-mnist-small"}, "test belongs to the dataset"),
+    "token": (
+        {
+            "model": lambda: nn.Sequential(nn.Embedding(50, 3), nn.Flatten(), nn.Linear(6, 3)),
+            "train": (np.r_[[[0, 0]] * 150, [[0, 50]], [[1, 1]] * 49], Y[:200]),
+            "test": (np.zeros((40, 2), dtype=int), Y[200:]),
+        },
+        "IndexError: index out of range",
+    ),
     "labels": (
         {"train": (X[:200], X[:200, :3]), "test": (X[200:], X[200:, :3]), "attacks": "label-flip"},
         "label-flip changes class labels",
@@ -526,3 +546,92 @@ def test_every_keyword_is_explained():
 def test_only_public_names_are_listed():
     assert all(not name.startswith("_") or name == "__version__" for name in dir(ov))
     assert {"simulate", "read_runs", "LocalSGD", "Server"} <= set(dir(ov))
+
+
+class TestBuffers:
+    """Buffers that training does not change are no statistics: nobody merges them."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+            self.register_buffer("scale", torch.full((6,), 0.7))
+            self.register_buffer("offset", torch.arange(-3, 3))
+            self.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
+
+        def forward(self, x):
+            return self.layer(x * self.scale)
+
+    @pytest.mark.parametrize("aggregate", ["parameters", "state"])
+    @pytest.mark.parametrize("rule", ["mean", "median", "gas(multi-krum, num_groups=3)"])
+    def test_constants_stay(self, aggregate, rule, tmp_path):
+        (run,) = simulate(
+            model=self.Net, rules=rule, attacks="lie", aggregate=aggregate, output=tmp_path
+        )
+        assert run.status.outcome == "finished"
+        found = load_file(run.folder.path / "checkpoint.safetensors")["buffers"]
+        assert found[:6].tolist() == [np.float32(0.7)] * 6
+        assert found[6:].tolist() == [-3, -2, -1, 0, 1, 2, 0, float("-inf")]
+
+    def test_statistics_of_other_layers_are_merged(self, tmp_path):
+        def network():
+            norm = nn.InstanceNorm1d(1, track_running_stats=True)
+            return nn.Sequential(nn.Unflatten(1, (1, 6)), norm, nn.Flatten(), nn.Linear(6, 3))
+
+        (run,) = simulate(model=network, rules="mean", attacks="lie", output=tmp_path)
+        found = load_file(run.folder.path / "checkpoint.safetensors")["buffers"]
+        assert found[1] == pytest.approx(1.0, abs=0.5), "a variance, with no zeros of idle clients"
+
+
+class TestTargets:
+    """What an accuracy is, and targets that do not count."""
+
+    def test_one_output_per_sample_has_no_accuracy(self):
+        labels = (Y > 0).astype(np.int64)
+
+        def bce(outputs, targets):
+            outputs = outputs.view_as(targets)
+            return nn.functional.binary_cross_entropy_with_logits(outputs, targets.float())
+
+        for targets in (labels, labels[:, None]):
+            (run,) = simulate(
+                model=lambda: nn.Linear(6, 1),
+                train=(X[:200], targets[:200]),
+                test=(X[200:], targets[200:]),
+                loss=bce,
+            )
+            assert np.isnan(run.series.accuracy).all()
+            assert np.isfinite(run.series.test_loss).all()
+
+    @pytest.mark.parametrize("attack", ["none", "label-flip"])
+    def test_ignored_targets_count_in_no_trainer(self, attack):
+        targets = Y.copy()
+        targets[::4] = -100
+        pairs = {"train": (X[:200], targets[:200]), "test": (X[200:], targets[200:])}
+        network = nn.Sequential(nn.Linear(6, 3))
+        found = [
+            simulate(model=network, attacks=attack, trainer=trainer, **pairs)[0].series
+            for trainer in ("sequential", "vmap")
+        ]
+        assert found[0].loss == pytest.approx(found[1].loss, rel=1e-5)
+        assert found[0].accuracy.tolist() == found[1].accuracy.tolist()
+        with pytest.raises(ValueError, match="does not know targets that do not count"):
+            simulate(model=network, trainer="stacked", **pairs)
+
+    def test_a_client_without_a_target_that_counts_sends_zero(self):
+        targets = Y[:200].copy()
+        targets[:40] = -100
+        parts = [list(range(k, k + 40)) for k in range(0, 200, 40)]
+        (run,) = simulate(
+            train=(X[:200], targets), partition=parts, num_clients=None, attacks="none", byzantine=0
+        )
+        assert np.isfinite(run.series.loss).all()
+        assert run.series.num_rejected.tolist() == [0, 0]
+
+    def test_outputs_that_can_be_read_in_two_ways_are_refused(self):
+        x, y = RANDOM.normal(size=(60, 1, 4)).astype("f4"), RANDOM.integers(0, 4, (60, 4))
+        changes = {"model": lambda: nn.Conv1d(1, 4, 1), "train": (x, y), "test": (x, y)}
+        with pytest.raises(ValueError, match="classes as axis 1 or as the last one; pass loss="):
+            simulate(**changes)
+        (run,) = simulate(**changes, loss=nn.functional.cross_entropy)
+        assert np.isnan(run.series.accuracy).all()

@@ -77,7 +77,8 @@ class ArrayDataset:
                 raise TypeError(f"{part}: {what} must be numbers, got {values.dtype}; encode them.")
             if values.dtype.kind == "f" and not np.isfinite(values).all():
                 raise ValueError(
-                    f"{part}: {what} must be finite, got NaN or infinity; remove or replace them."
+                    f"{part}: {what} must be finite in float32, got NaN, infinity or more than "
+                    "3e38; remove or replace them."
                 )
         if self.num_classes is not None:
             counted = targets[targets != IGNORED]
@@ -191,7 +192,7 @@ def _stacked(what: str, values: list[Any]) -> Array:
 
 
 def _array(what: str, values: Any) -> Array:
-    """Return an array; a tensor is copied to the CPU, a low precision becomes float32."""
+    """Return an array that torch takes: floats are float32, whole numbers int64 or bytes."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
         if str(values.dtype) == "torch.bfloat16":
@@ -201,10 +202,16 @@ def _array(what: str, values: Any) -> Array:
         array = np.asarray(values)
     except ValueError as error:
         reason = str(error).rstrip(".")
-        raise ValueError(f"{what} must be an array of one shape: {reason}.") from error
-    if array.dtype == np.float16:
-        array = array.astype(np.float32)
-    return array if array.flags.writeable else array.copy()  # torch takes no others.
+        raise ValueError(
+            f"{what} must be an array of one shape: {reason}; several arguments of a model are a "
+            "tuple of arrays."
+        ) from error
+    with np.errstate(over="ignore"):  # What is too large is found with NaN and infinity.
+        if array.dtype.kind == "f":
+            array = array.astype(np.float32, copy=False)
+        elif array.dtype.kind in "iu" and array.dtype != np.uint8:
+            array = array.astype(np.int64, copy=False)
+    return array if array.flags.c_contiguous and array.flags.writeable else array.copy()
 
 
 def _groups(groups: Any) -> Array:

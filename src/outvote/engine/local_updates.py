@@ -12,6 +12,7 @@ from outvote.attacks.run_attack import poison_batch
 from outvote.engine.participants import Participants
 from outvote.engine.run_stack import RunStack, State
 from outvote.seeding import RandomStream
+from outvote.server.buffers import buffer_changes
 from outvote.training.batch_norm import MIN_BATCH
 from outvote.training.batches import Batches, draw_batches
 from outvote.training.local_sgd import LocalSGD
@@ -53,7 +54,7 @@ def must_train(stack: RunStack, participants: Participants, number: int, positio
     """Return whether the gradient of a client is needed."""
     is_byzantine = participants.is_byzantine[number]
     return (
-        stack.has_batch_norm  # Its statistics may be kept with the row that it sends.
+        stack.has_buffers  # Its statistics may be kept with the row that it sends.
         or not bool(is_byzantine[position])
         or bool(is_byzantine.all())
         or stack.runs[number].attack.needs_own()
@@ -106,7 +107,7 @@ def _with_buffers(
     if stack.aggregate == "parameters":
         return updates
     runs = torch.tensor([task.run for task in tasks], device=state.buffers.device)
-    change = (state.buffers[runs] - updates.buffers).to(updates.gradients)
+    change = buffer_changes(state.buffers[runs], updates.buffers).to(updates.gradients)
     return replace(updates, gradients=torch.cat([updates.gradients, change], dim=1))
 
 

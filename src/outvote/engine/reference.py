@@ -54,7 +54,8 @@ class ReferenceRun:
         is_byzantine = [run.federation.is_byzantine[client] for client in clients]
         assumed = run.num_byzantine_assumed(sum(is_byzantine))
         # Byzantine clients whose own gradients nobody uses do not train.
-        is_used = run.attack.needs_own() or has_batch_norm(self.model) or all(is_byzantine)
+        has_buffers = any(True for _ in self.model.buffers())
+        is_used = run.attack.needs_own() or has_buffers or all(is_byzantine)
         is_idle = [is_bad and not is_used for is_bad in is_byzantine]
         rows, buffers = [], []
         for k, client in enumerate(clients):
@@ -89,7 +90,8 @@ class ReferenceRun:
         """Train a copy of the network on some samples; return the gradient and the buffers."""
         model = copy.deepcopy(self.model).train()
         optimiser = self.new_optimizer(model, number)
-        objective = Objective(self.loss, has_classes=self.num_classes is not None)
+        has_classes = self.num_classes is not None
+        objective = Objective.of(self.train.targets, self.loss, has_classes=has_classes)
         least = MIN_BATCH if has_batch_norm(model) else 1
         batches = draw_batches(part, self.training, stream, least)
         for step, size in enumerate(batches.sizes):
@@ -112,7 +114,10 @@ class ReferenceRun:
         buffers = [buffer.clone() for buffer in model.buffers()]
         if self.aggregate == "state":
             pairs = zip(self.model.buffers(), buffers, strict=True)
-            change += [(before - after).flatten().to(change[0]) for before, after in pairs]
+            change += [
+                torch.where(before == after, 0, before - after).flatten().to(change[0])
+                for before, after in pairs
+            ]
         return torch.cat(change), buffers
 
     def new_optimizer(self, model: nn.Module, number: int) -> torch.optim.Optimizer:
@@ -191,8 +196,8 @@ class ReferenceRun:
                 size = buffer.numel()
                 value, rest = buffer - rest[:size].view_as(buffer), rest[size:]
                 if not buffer.is_floating_point():
-                    value = value.round().clamp(min=0)
-                elif name.endswith("running_var"):
+                    value = value.round()
+                if name.endswith(("num_batches_tracked", "running_var")):
                     value = value.clamp(min=0)
             else:
                 value = self.merged(sent, k, verdict, clients)
@@ -215,8 +220,11 @@ class ReferenceRun:
     def merged(
         self, sent: list[list[Tensor]], k: int, verdict: Verdict, clients: list[int]
     ) -> Tensor:
-        """Merge what the clients sent for buffer `k`."""
-        if not sent[0][k].is_floating_point():
+        """Merge what the clients sent for buffer `k`; what no client changed stays."""
+        name, before = list(self.model.named_buffers())[k]
+        if all(torch.equal(each[k], before) for each in sent):
+            return before
+        if name.endswith("num_batches_tracked"):
             return torch.stack([each[k] for each in sent]).amax(dim=0)
         if verdict.kept is None or not self.run.rule.traits.selects_clients:
             finite = [each[k] for each in sent if all(bool(b.isfinite().all()) for b in each)]

@@ -14,6 +14,7 @@ from outvote.errors import check_choice
 from outvote.rules.aggregate import num_from_fraction
 from outvote.rules.rule import Rule
 from outvote.seeding import RandomStream
+from outvote.server.buffers import BufferKinds
 from outvote.server.step import Server, ServerState
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.samples import Samples
@@ -72,11 +73,10 @@ class RunStack:
     """None: targets are not classes."""
     layer_sizes: tuple[int, ...]
     """The numbers of values in the network's parameters, and with aggregate="state" its buffers."""
-    is_counter: Tensor
-    """Which of the network's buffers are counters."""
-    is_variance: Tensor
-    """Which of them are running variances."""
+    buffer_kinds: BufferKinds
+    """Which of the network's buffers are counters, variances, whole numbers."""
     has_batch_norm: bool = False
+    has_buffers: bool = False
     aggregate: str = "parameters"
     """What rules aggregate: the "parameters", or the whole "state" with the buffers, as in both of
     the authors' codes."""

@@ -24,9 +24,9 @@ def apply_update(
     vector, rest = known(aggregation.vector).tensor_split([state.weights.shape[1]], dim=1)
     weights, server_state = step(stack.server, state.weights, vector, state.server_state)
     if stack.aggregate == "state":
-        buffers = move_buffers(state.buffers, rest, stack.is_counter, stack.is_variance)
+        buffers = move_buffers(state.buffers, rest, stack.buffer_kinds)
     else:
-        buffers = _merged(stack, updates, aggregation)
+        buffers = _merged(stack, state, updates, aggregation)
     return replace(
         state,
         round=state.round + 1,
@@ -39,7 +39,9 @@ def apply_update(
     )
 
 
-def _merged(stack: RunStack, updates: LocalUpdates, aggregation: Aggregation) -> Tensor:
+def _merged(
+    stack: RunStack, state: State, updates: LocalUpdates, aggregation: Aggregation
+) -> Tensor:
     """Merge the buffers of the clients that were kept, of all where that is not known."""
     weights = known(aggregation.weights)
     sent = updates.buffers.view(*weights.shape, -1)
@@ -48,10 +50,11 @@ def _merged(stack: RunStack, updates: LocalUpdates, aggregation: Aggregation) ->
     selects &= ~weights.isnan().any(dim=-1)
     parts = [
         merge_buffers(
+            state.buffers[some],
             sent[some],
             weights[some] > 0,
             selects=selects[some],
-            is_counter=stack.is_counter,
+            kinds=stack.buffer_kinds,
         )
         for some in stack.slices()
     ]

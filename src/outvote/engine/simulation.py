@@ -1,6 +1,6 @@
 """Rounds, one after the other, until all runs have ended."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from outvote.engine.round import run_round
 from outvote.engine.run_stack import Run, RunStack, State
 from outvote.metrics.round_record import Record
+from outvote.server.buffers import BufferKinds
 from outvote.server.step import Server
 from outvote.training.batch_norm import check_batch_size, has_batch_norm
 from outvote.training.choose_trainer import choose_trainer
@@ -50,17 +51,11 @@ def make_run_stack(  # noqa: PLR0913  (all of what a stack is made of)
     """Build a stack of runs; see `choose_trainer` for how their clients train."""
     check_batch_size(module, training)
     device = train.device
-    objective = Objective(loss, has_classes=num_classes is not None)
+    objective = Objective.of(train.targets, loss, has_classes=num_classes is not None)
     chosen = choose_trainer(module, train, objective, optimizer, precision, trainer)
-    named = list(module.named_buffers())
     sizes = [parameter.numel() for parameter in module.parameters()]
     if aggregate == "state":
-        sizes += [buffer.numel() for _, buffer in named]
-    none = torch.empty(0, dtype=torch.bool, device=device)
-
-    def mask(is_so: Callable[[str, Tensor], bool]) -> Tensor:
-        marks = [none.new_full((b.numel(),), is_so(name, b)) for name, b in named]
-        return torch.cat([none, *marks])
+        sizes += [buffer.numel() for buffer in module.buffers()]
 
     return RunStack(
         runs=tuple(runs),
@@ -70,10 +65,10 @@ def make_run_stack(  # noqa: PLR0913  (all of what a stack is made of)
         server=server or Server(),
         num_classes=num_classes,
         layer_sizes=tuple(sizes),
-        is_counter=mask(lambda name, buffer: not buffer.is_floating_point()),
-        is_variance=mask(lambda name, buffer: name.endswith("running_var")),
+        buffer_kinds=BufferKinds.of(module, device),
         aggregate=aggregate,
         has_batch_norm=has_batch_norm(module),
+        has_buffers=any(True for _ in module.buffers()),
         is_batched=device.type != "cpu",
         has_diagnostics=has_diagnostics,
     )
@@ -106,8 +101,9 @@ def simulate(
     while active and state.round < num_rounds:
         number = state.round + 1
         is_evaluated = number % evaluate_every == 0 or number == num_rounds
+        before = state.buffers
         state, records = run_round(here, state, is_evaluated=is_evaluated)
-        over = [k for k, record in enumerate(records) if not _is_finite(state, k, record)]
+        over = [k for k, record in enumerate(records) if not _is_finite(state, k, record, before)]
         yield Step(state, active, records, [active[k] for k in over])
         if over:
             left = [k for k in range(len(active)) if k not in over]
@@ -117,10 +113,15 @@ def simulate(
             here, state = here.only(left), state.only(left)
 
 
-def _is_finite(state: State, number: int, record: Record) -> bool:
-    """Return whether a run can go on: its loss, weights, statistics and moments are finite."""
+def _is_finite(state: State, number: int, record: Record, before: Tensor) -> bool:
+    """Return whether a run can go on: its loss, weights, statistics and moments are finite.
+
+    Buffers that are as they were `before` may be infinite, such as masks, but not NaN.
+    """
     if record.loss is not None and not isfinite(record.loss):
         return False
     # The square of a huge update is infinite: its coordinate would never move again.
-    values = (state.weights, state.buffers, *state.server_state.values())
-    return all(bool(each[number].isfinite().all()) for each in values)
+    values = (state.weights, *state.server_state.values())
+    buffers = state.buffers[number]
+    is_sound = buffers.isfinite() | (buffers == before[number])
+    return bool(is_sound.all()) and all(bool(each[number].isfinite().all()) for each in values)

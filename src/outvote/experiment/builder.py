@@ -18,7 +18,7 @@ from outvote.data.dataset import Dataset
 from outvote.engine.federation import Federation, make_federation
 from outvote.engine.run_stack import Run, RunStack
 from outvote.engine.simulation import make_run_stack
-from outvote.experiment.dataset_cache import DataKey, DatasetCache, samples_on
+from outvote.experiment.dataset_cache import DataKey, DatasetCache, few_samples, samples_on
 from outvote.experiment.run_spec import PARTITIONS, DataSpec, FederationSpec, RunSpec
 from outvote.models.model_spec import make_model, make_own_model
 from outvote.partition import (
@@ -46,9 +46,6 @@ SHARE_OF_FILES = 0.5
 BYTES = 4
 UNLIMITED = 1 << 30
 MEMINFO = Path("/proc/meminfo")
-CPU = torch.device("cpu")
-FEW = 8
-"""Samples that a model is tried on."""
 
 
 @final
@@ -198,19 +195,22 @@ class RunBuilder:
                 "leave it out."
             )
         network = self.network(spec)
-        first = [each[:FEW] for each in found.train_inputs]
-        samples = samples_on(CPU, found, first, found.train_targets[:FEW])
+        samples = few_samples(found)
         loss, optimizer = _own(spec.loss, "loss"), _own(spec.optimizer, "optimizer")
         if is_user_object(spec.model.name) or loss or optimizer:
             if spec.diagnostics and optimizer:
                 raise ValueError("diagnostics measure plain gradients; leave out the optimizer.")
-            objective = Objective(loss, has_classes=found.num_classes is not None)
+            objective = Objective.of(
+                samples.targets, loss, has_classes=found.num_classes is not None
+            )
             try_model(network, samples, objective, optimizer, num_classes=found.num_classes)
         else:
             self._try_listed(spec, network, samples)
         check_batch_size(network, spec.training)
         if spec.trainer != "auto":
-            objective = Objective(loss, has_classes=found.num_classes is not None)
+            objective = Objective.of(
+                samples.targets, loss, has_classes=found.num_classes is not None
+            )
             choose_trainer(network, samples, objective, optimizer, name=spec.trainer)
 
     def _try_listed(self, spec: RunSpec, network: nn.Module, samples: Samples) -> None:

@@ -107,3 +107,25 @@ def samples_on(
     if isinstance(found, Dataset):
         return ByteImages(inputs[0], targets, mean=found.mean, std=found.std, device=device)
     return ArraySamples(inputs, targets, device=device, is_channels_last=found.is_channels_last)
+
+
+def few_samples(found: AnyDataset) -> Samples:
+    """Return the samples that a model is tried on: the first, and those with extreme values.
+
+    A token id beyond the vocabulary of a model is then found before anything trains.
+    """
+    inputs, targets = [], []
+    for some, own in (
+        (found.train_inputs, found.train_targets),
+        (found.test_inputs, found.test_targets),
+    ):
+        rows = {0, len(own) - 1}
+        for array in some:
+            if array.dtype.kind in "iu" and array.dtype != np.uint8:
+                width = max(1, array.size // len(array))
+                rows |= {int(array.argmax()) // width, int(array.argmin()) // width}
+        chosen = sorted(rows)
+        inputs.append([array[chosen] for array in some])
+        targets.append(own[chosen])
+    joined = [np.concatenate(pair) for pair in zip(*inputs, strict=True)]
+    return samples_on(torch.device("cpu"), found, joined, np.concatenate(targets))

@@ -34,6 +34,13 @@ class Objective:
     entropy for classes, the mean squared error for other numbers."""
     has_classes: bool = True
     """Whether the targets are classes: whole numbers."""
+    has_ignored: bool = False
+    """Whether some classes are `IGNORED`; a batch of nothing else has the loss 0."""
+
+    @classmethod
+    def of(cls, targets: Tensor, loss: Loss | None = None, *, has_classes: bool) -> "Objective":
+        """Return the objective for some training targets."""
+        return cls(loss, has_classes, has_classes and bool((targets == IGNORED).any()))
 
     @property
     def has_test_loss(self) -> bool:
@@ -44,16 +51,20 @@ class Objective:
         """Return the loss of a batch."""
         if self.loss is not None:
             return self.loss(outputs, targets)
-        if self.has_classes:
-            return F.cross_entropy(*as_classes(outputs, targets))
-        return F.mse_loss(outputs, targets)
+        if not self.has_classes:
+            return F.mse_loss(outputs, targets)
+        logits, labels = as_classes(outputs, targets)
+        if not self.has_ignored:
+            return F.cross_entropy(logits, labels)
+        total = F.cross_entropy(logits, labels, reduction="sum")
+        return total / (labels != IGNORED).sum().clamp(min=1)
 
     def measure(self, outputs: Any, targets: Tensor) -> Tensor:
         """Return ``[correct targets, targets, loss * samples, samples]`` of a batch, float64."""
         num_samples = len(targets)
         found = torch.zeros(4, dtype=torch.float64, device=targets.device)
         found[3] = num_samples
-        if self.has_classes and isinstance(outputs, Tensor):
+        if self.has_classes and isinstance(outputs, Tensor) and class_axis(outputs, targets):
             logits, labels = as_classes(outputs, targets)
             found[0] = (logits.argmax(dim=1) == labels).sum()
             found[1] = (labels != IGNORED).sum()
@@ -70,11 +81,24 @@ class Objective:
         )
 
 
-def as_classes(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return logits with the classes as axis 1, and the targets.
+def class_axis(outputs: Tensor, targets: Tensor) -> int | None:
+    """Return the axis of the classes: 1 or the last; None: neither fits, or both do.
 
     ``outputs`` are ``[*targets.shape, classes]``, or ``[batch, classes, ...]`` as in torch.
     """
-    if outputs.dim() > 2 and outputs.shape[:-1] == targets.shape:
+    if outputs.dim() != targets.dim() + 1:
+        return None
+    is_last = outputs.shape[:-1] == targets.shape and outputs.shape[-1] > 1
+    is_first = outputs.shape[:1] + outputs.shape[2:] == targets.shape and outputs.shape[1] > 1
+    if outputs.dim() == 2:
+        return 1 if is_last else None
+    if is_last == is_first:
+        return None
+    return outputs.dim() - 1 if is_last else 1
+
+
+def as_classes(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return logits with the classes as axis 1, and the targets."""
+    if outputs.dim() > 2 and class_axis(outputs, targets) == outputs.dim() - 1:
         return outputs.flatten(0, -2), targets.flatten()
     return outputs, targets

@@ -10,7 +10,7 @@ from outvote.errors import check_choice
 from outvote.precision import exact_products, fast_products
 from outvote.training.gpu_memory import how_many_fit, in_chunks
 from outvote.training.local_sgd import LocalSGD, take_step
-from outvote.training.objective import Score
+from outvote.training.objective import IGNORED, Score
 from outvote.training.samples import Samples
 from outvote.training.stacked_model import StackedModel
 from outvote.training.trainer import ClientTask, LocalUpdates, count_samples
@@ -33,6 +33,8 @@ class StackedTrainer:
         "float32" means the precision of the samples, with TF32 off.
         """
         check_choice("precision", precision, PRECISIONS)
+        if bool((samples.targets == IGNORED).any()):
+            raise TypeError("does not know targets that do not count.")
         self.model = StackedModel(module)
         self.samples = samples
         self.precision = precision
@@ -134,7 +136,8 @@ class StackedTrainer:
     def evaluate(self, weights: Tensor, buffers: Tensor, samples: Samples) -> list[Score]:
         """Evaluate the model of each run on some samples."""
         correct = self.count_correct(weights, buffers, samples)
-        return [Score(accuracy=int(count) / len(samples)) for count in correct]
+        num_targets = int((samples.targets != IGNORED).sum())
+        return [Score(accuracy=int(count) / max(1, num_targets)) for count in correct]
 
     def count_correct(self, weights: Tensor, buffers: Tensor, samples: Samples) -> Tensor:
         """Return how many samples the model of each run classifies correctly."""

@@ -53,8 +53,6 @@ def count_samples(tasks: Sequence[ClientTask]) -> Tensor:
 
 def mapped_labels(labels: Tensor, label_map: Tensor) -> Tensor:
     """Return what each label is trained as; ignored targets, which are negative, stay."""
-    if labels.dim() == 1:
-        return label_map[labels]
     return torch.where(labels >= 0, label_map[labels.clamp(min=0)], labels)
 
 

@@ -5,13 +5,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 from torch.optim import LBFGS, Optimizer
 
-from outvote.training.objective import Objective, as_classes
+from outvote.training.objective import Objective, as_classes, class_axis
 from outvote.training.samples import Samples
 from outvote.training.sequential import MakeOptimizer
-
-NUM_TRIED = 2
 
 
 def try_model(
@@ -22,12 +21,16 @@ def try_model(
     *,
     num_classes: int | None = None,
 ) -> None:
-    """Compute the loss and its gradient on copies of two samples; a fault is a ValueError."""
-    model = copy.deepcopy(module).to(samples.device, samples.dtype).train()
+    """Compute the loss of a few samples, its gradient and a step; a fault is a ValueError."""
+    if any(isinstance(each, UninitializedParameter) for each in module.parameters()):
+        raise ValueError("the model has lazy layers; give their sizes, so that weights exist.")
+    try:
+        model = copy.deepcopy(module).to(samples.device, samples.dtype).train()
+    except Exception as error:
+        raise ValueError(f"the model cannot be copied: {_first_line(error)}.") from error
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError("the model has no parameters to train; set requires_grad on some.")
-    index = torch.zeros(NUM_TRIED, dtype=torch.long, device=samples.device)
-    index[1:] = len(samples) - 1
+    index = torch.arange(max(2, len(samples)), device=samples.device).remainder(len(samples))
     inputs, targets = samples.inputs(index), samples.targets[index]
     with torch.enable_grad(), torch.random.fork_rng(devices=[]):
         try:
@@ -35,13 +38,14 @@ def try_model(
         except Exception as error:
             shapes = ", ".join(f"{each.dtype} {list(each.shape)}" for each in inputs)
             raise ValueError(
-                f"the model cannot take a batch of {NUM_TRIED} samples ({shapes}): "
+                f"the model cannot take a batch of {len(index)} samples ({shapes}): "
                 f"{_first_line(error)}; change the model or the samples."
             ) from error
         if objective.loss is None:
             _check_outputs(outputs, targets, num_classes)
         loss = _loss(objective, outputs, targets)
         loss.backward()
+        objective.measure(outputs, targets)
     if optimizer is not None:
         _check_optimizer(optimizer, model)
 
@@ -61,9 +65,14 @@ def _check_outputs(outputs: Any, targets: Tensor, num_classes: int | None) -> No
                 "loss=."
             )
         return
-    logits, labels = as_classes(outputs, targets)
-    fits = logits.dim() == labels.dim() + 1 and logits.shape[2:] == labels.shape[1:]
-    if not fits or len(logits) != len(labels):
+    is_last = outputs.shape[:-1] == targets.shape
+    if outputs.dim() > 2 and is_last and outputs.shape[2:] == targets.shape[1:]:
+        raise ValueError(
+            f"the outputs {list(outputs.shape)} may have the classes as axis 1 or as the last one; "
+            "pass loss= to settle it, or change the shape."
+        )
+    logits, _ = as_classes(outputs, targets)
+    if class_axis(outputs, targets) is None:
         raise ValueError(
             f"the model must return one number per class for every target, "
             f"{[*targets.shape, num_classes]}, got {list(outputs.shape)}; change the model, or "
@@ -104,7 +113,10 @@ def _check_optimizer(optimizer: MakeOptimizer, model: nn.Module) -> None:
     is_searching = isinstance(made, LBFGS)
     if is_searching:
         raise ValueError("LBFGS needs a closure, which clients do not have; take another one.")
-    made.step()
+    try:
+        made.step()
+    except Exception as error:
+        raise ValueError(f"the optimiser cannot take a step: {_first_line(error)}.") from error
 
 
 def _first_line(error: Exception) -> str:
