@@ -166,8 +166,8 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
             clipping, FedProx; default: `LocalSGD()`.
         optimizer: A function of the parameters that makes a torch optimiser, instead of SGD:
             ``lambda parameters: torch.optim.Adam(parameters, lr=1e-3)``. Every client starts a new
-            one in every round. Batches, epochs, clipping and the schedule (relative to its first
-            round) are those of `local`.
+            one in every round. Batches, epochs, the schedule (relative to its first round) and
+            clipping (to the norm 2, unless `local=LocalSGD(max_norm=None)`) are those of `local`.
         loss: A function (outputs, targets) that returns one number; default: cross entropy for
             classes, the mean squared error for other targets.
         server: The server's step, see `Server`: learning rate, momentum, FedAdam, FedYogi; default:

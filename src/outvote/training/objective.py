@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from outvote.data.array_dataset import IGNORED
+
 Loss = Callable[[Any, Tensor], Tensor]
-IGNORED = -100
-"""A class target that is no target, as in torch's cross entropy."""
 
 
 @final

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from outvote.data.array_dataset import IGNORED
 from outvote.errors import check_choice
 from outvote.precision import exact_products, fast_products
 from outvote.training.gpu_memory import how_many_fit, in_chunks
 from outvote.training.local_sgd import LocalSGD, take_step
-from outvote.training.objective import IGNORED, Score
+from outvote.training.objective import Score
 from outvote.training.samples import Samples
 from outvote.training.stacked_model import StackedModel
 from outvote.training.trainer import ClientTask, LocalUpdates, count_samples

@@ -1,0 +1,69 @@
+"""More runs than fit into a GPU at once: `simulate` cuts the stack by itself, and no run is lost.
+
+python benchmarks/too_many_runs.py [--runs 60] [--device cuda]
+"""
+
+import argparse
+import time
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import outvote as ov
+
+NUM_CLIENTS = 18
+SAMPLES_EACH = 200
+
+
+class LeafCNN(nn.Module):
+    """A user-written network of the shape of LEAF's CNN."""
+
+    def __init__(self) -> None:
+        """Make the layers."""
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 32, 5, padding=2), nn.Conv2d(32, 64, 5, padding=2)
+        self.hidden, self.out = nn.Linear(64 * 7 * 7, 2048), nn.Linear(2048, 62)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits."""
+        images = F.max_pool2d(F.relu(self.conv1(images)), 2)
+        images = F.max_pool2d(F.relu(self.conv2(images)), 2)
+        return self.out(F.relu(self.hidden(images.flatten(1))))
+
+
+def main() -> None:
+    """Simulate two rounds on random images, and print how it went."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=60)
+    parser.add_argument("--device", default="cuda")
+    options = parser.parse_args()
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (NUM_CLIENTS * SAMPLES_EACH, 28, 28, 1), dtype=np.uint8)
+    labels = np.arange(len(images)) % 62
+    rules = ["mean", "median", "multi-krum", "gas(multi-krum)", "gas(median)", "rfa"]
+    start = time.perf_counter()
+    runs = ov.simulate(
+        LeafCNN,
+        (images, labels),
+        (images[:2000], labels[:2000]),
+        num_clients=NUM_CLIENTS,
+        byzantine=3,
+        rules=rules,
+        attacks=["lie", "ipm"],
+        seeds=range(max(1, options.runs // 12)),
+        rounds=2,
+        device=options.device,
+        precision="bfloat16" if options.device.startswith("cuda") else "float32",
+        progress=True,
+    )
+    seconds = time.perf_counter() - start
+    outcomes = sorted({run.status.outcome for run in runs})
+    is_on_gpu = options.device.startswith("cuda")
+    peak = torch.cuda.max_memory_allocated() / 2**30 if is_on_gpu else float("nan")
+    print(f"{len(runs)} runs {outcomes} in {seconds:.1f} s, {peak:.1f} GiB at most")
+
+
+if __name__ == "__main__":
+    main()
