@@ -14,9 +14,11 @@ import os
 import random
 import re
 import sys
+import textwrap
+import weakref
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
 from threading import Lock
@@ -224,6 +226,7 @@ class _Description:
             (MethodType, lambda method: self._add_all(method.__func__, method.__self__)),
             (functools.partial, lambda one: self._add_all(one.func, one.args, one.keywords)),
             (re.Pattern, lambda one: self._add_all(one.pattern, one.flags)),
+            (weakref.ref, lambda one: self.add(one())),
             (CHANGING_KINDS, self._add_unknown),
             (Mapping, self._add_mapping),
             ((list, tuple), self._add_sequence),
@@ -283,7 +286,7 @@ class _Description:
         self.gaps.append(f"{what} is not part of the names of runs.")
 
     def _add_failure(self, what: str, error: Exception) -> None:
-        reason = (str(error).splitlines() or [""])[0]
+        reason = textwrap.shorten(str(error), 80)
         self._add_gap(f"{what} cannot be read ({type(error).__name__}: {reason}); it")
 
     def _add_unknown(self, thing: Any) -> None:
@@ -361,7 +364,7 @@ class _Description:
             self._write(source)
         self._add_surroundings(function, changed_names(source))
 
-    def _add_surroundings(self, function: FunctionType, changed: Set[str]) -> None:
+    def _add_surroundings(self, function: FunctionType, changed: Mapping[str, bool]) -> None:
         """Describe defaults, closure, attributes, and what a function uses by name."""
         code = function.__code__
         defaults = function.__defaults__ or ()
@@ -369,7 +372,7 @@ class _Description:
         pairs = dict(zip(names, defaults, strict=True)) | (function.__kwdefaults__ or {})
         for name, value in pairs.items():
             # `found=None` may become a list that grows.
-            self._add_used(name, value, frozenset() if isinstance(value, PLAIN) else changed)
+            self._add_used(name, value, {} if isinstance(value, PLAIN) else changed)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             try:
                 value = cell.cell_contents
@@ -382,7 +385,9 @@ class _Description:
                 self._add_used(f"{function.__name__}.{name}", value, changed)
         self._add_names(code, function.__globals__, changed)
 
-    def _add_names(self, code: CodeType, known: Mapping[str, Any], changed: Set[str]) -> None:
+    def _add_names(
+        self, code: CodeType, known: Mapping[str, Any], changed: Mapping[str, bool]
+    ) -> None:
         """Describe what a function uses of its own module."""
         loads = (each for each in dis.get_instructions(code) if each.opname in GLOBAL_LOADS)
         is_notebook = "get_ipython" in known
@@ -400,7 +405,7 @@ class _Description:
         name: str,
         used: Any,
         code: CodeType,
-        changed: Set[str],
+        changed: Mapping[str, bool],
         inside: tuple[ModuleType, ...],
     ) -> None:
         """Describe a global; of the user's own modules, what a function may use of them."""
@@ -415,11 +420,11 @@ class _Description:
                     found = vars(used)[each]
                     self._add_global(f"{name}.{each}", found, code, changed, (*inside, used))
 
-    def _add_used(self, name: str, used: Any, changed: Set[str]) -> None:
+    def _add_used(self, name: str, used: Any, changed: Mapping[str, bool]) -> None:
         is_code = isinstance(used, FunctionType | type | ModuleType)
         if not is_code and _is_changed(name, changed):
-            self._write(f"changed:{name}")
-            self._add_gap(f"{name} is changed by the code that uses it; its value")
+            if changed.get(name, True):
+                self._add_gap(f"{name} is changed by the code that uses it; its value")
         else:
             self._add_value(name, used)
 
@@ -452,7 +457,7 @@ class _Description:
             self._add_part(kind, name, part, source, changed)
 
     def _add_part(
-        self, kind: type, name: str, part: Any, source: str | None, changed: Set[str]
+        self, kind: type, name: str, part: Any, source: str | None, changed: Mapping[str, bool]
     ) -> None:
         """Describe one attribute of a class: its functions, or its value."""
         functions = functions_of(part)
@@ -469,7 +474,7 @@ class _Description:
             self._add_value(f"{kind.__name__}.{name}", part)
 
     def _add_method(
-        self, kind: type, function: FunctionType, source: str | None, changed: Set[str]
+        self, kind: type, function: FunctionType, source: str | None, changed: Mapping[str, bool]
     ) -> None:
         code = function.__code__
         if source is None:
@@ -555,7 +560,7 @@ def _is_value(name: str, part: Any) -> bool:
     return name == "__slots__" or not (is_kept or is_slot)
 
 
-def _is_changed(name: str, changed: Set[str]) -> bool:
+def _is_changed(name: str, changed: Mapping[str, bool]) -> bool:
     return any(each == name or each.startswith(f"{name}.") for each in changed)
 
 

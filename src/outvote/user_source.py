@@ -7,6 +7,7 @@ import inspect
 import sys
 import sysconfig
 import textwrap
+from collections import Counter
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -117,28 +118,33 @@ def _end(node: Any) -> tuple[int, int]:
     return (node.end_lineno, node.end_col_offset)
 
 
-def changed_names(source: str | None) -> frozenset[str]:
-    r"""Return the dotted names of what a source changes: assigned parts, and growing lists.
+def changed_names(source: str | None) -> dict[str, bool]:
+    r"""Return the dotted names of what a source changes, and whether it may read them, too.
 
-    >>> sorted(changed_names("def f(x):\n    seen.append(x)\n    state.rates[0] = x"))
-    ['seen', 'state.rates']
+    >>> changed_names("def f(x):\n    seen.append(x)\n    state.rates[0] = x")
+    {'seen': False, 'state.rates': True}
     """
     try:
         tree = ast.parse(textwrap.dedent(source or ""))
     except SyntaxError:  # A lambda within a larger expression.
-        return frozenset()
-    found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Global | ast.Nonlocal):
-            found |= set(node.names)
-        elif isinstance(node, ast.Attribute | ast.Subscript):
-            if not isinstance(node.ctx, ast.Load):
-                found.add(_dotted(node))
-        elif isinstance(node, ast.Call):
-            method = node.func
-            if isinstance(method, ast.Attribute) and method.attr in CHANGING:
-                found.add(_dotted(method.value))
-    return frozenset(found - {""})
+        return {}
+    nodes = list(ast.walk(tree))
+    found = {name for node in nodes for name in _changed_by(node)} - {""}
+    num_uses = Counter(node.id for node in nodes if isinstance(node, ast.Name))
+    num_calls = Counter(
+        name for node in nodes if isinstance(node, ast.Expr) for name in _changed_by(node.value)
+    )
+    return {name: num_calls[name] < max(num_uses[name], 1) for name in sorted(found)}
+
+
+def _changed_by(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Global | ast.Nonlocal):
+        return node.names
+    if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
+        return [_dotted(node)]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return [_dotted(node.func.value)] if node.func.attr in CHANGING else []
+    return []
 
 
 def _dotted(node: ast.AST) -> str:

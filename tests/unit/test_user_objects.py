@@ -447,7 +447,8 @@ def test_a_device_is_no_part_of_a_name():
 @pytest.mark.parametrize(
     ("line", "value"),
     [
-        ("seen.append(x)", []),
+        ("seen.append(x); return seen[0]", []),
+        ("return seen.append(x)", []),
         ("seen[x] = 1", {}),
         ("seen.last = x", SimpleNamespace()),
         ("global seen; seen += 1", 0),
@@ -561,3 +562,15 @@ def test_another_process_gives_the_same_checksums(tmp_path):
     )
     assert one == two
     assert one.count("()") == 4
+
+
+def test_a_list_that_only_collects_is_no_part():
+    function = cell("def f(x):\n    seen.append(x)", seen=[])["f"]
+    before = digest(function)
+    function(1)
+    assert digest(function) == before
+
+
+def test_recurrent_layers_are_known():
+    one, two = same_weights(functools.partial(nn.LSTM, 2, 2), {}, {"batch_first": True})
+    assert digest(one) != digest(two)
