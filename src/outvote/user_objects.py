@@ -55,6 +55,8 @@ CHANGING_CLASSES = frozenset({"matplotlib.artist.Artist", "outvote.report.runs.R
 """Objects that change on their own; a checksum of them would be another one in every call."""
 BY_CLASS = frozenset({"logging.Logger", "torch.device", "torch.utils.hooks.RemovableHandle"})
 """Objects that do not change a result, by their class alone."""
+COMPILED = "torch._dynamo.eval_frame.OptimizedModule"
+"""What `torch.compile` makes of a network; its other attributes differ between processes."""
 HISTORY = re.compile(r"In|Out|_+|_i{1,3}|_[iod]h|_i?\d+|get_ipython")
 """The names that a notebook gives to what was typed and shown."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -240,6 +242,8 @@ class _Description:
         names = {f"{each.__module__}.{each.__qualname__}" for each in type(thing).__mro__}
         if names & BY_CLASS:
             self.add(type(thing))
+        elif COMPILED in names:
+            self._add_all(type(thing), thing._orig_mod)
         elif names & CHANGING_CLASSES or hasattr(thing, "__next__"):
             self._add_unknown(thing)
         elif hasattr(thing, "state_dict") and hasattr(thing, "named_modules"):

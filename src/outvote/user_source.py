@@ -148,13 +148,15 @@ def _changed_by(node: ast.AST) -> list[str]:
 
 
 def _dotted(node: ast.AST) -> str:
-    """Return `a.b` for `a.b` and for `a.b[0].c`; nothing for what starts with no name."""
+    """Return `a.b` for `a.b` and `a.b[0].c`, `cls.b` for `type(a).b`; else nothing."""
     parts: list[str] = []
     while not isinstance(node, ast.Name):
         if isinstance(node, ast.Attribute):
             parts.insert(0, node.attr)
         elif isinstance(node, ast.Subscript):
             parts.clear()
+        elif ast.unparse(node).startswith("type("):
+            return ".".join(["cls", *parts])
         else:
             return ""
         node = node.value

@@ -464,8 +464,9 @@ def test_what_a_function_changes_itself_is_no_part_but_reported(line, value):
     )
 
 
-def test_a_counter_of_a_class_is_no_part_but_reported():
-    text = "class Net:\n    made = 0\n    def __init__(self):\n        Net.made += 1\n"
+@pytest.mark.parametrize("owner", ["Net", "type(self)", "self.__class__"])
+def test_a_counter_of_a_class_is_no_part_but_reported(owner):
+    text = f"class Net:\n    made = 0\n    def __init__(self):\n        {owner}.made += 1\n"
     kind = cell(text)["Net"]
     before = checksum_of(kind)
     kind()
@@ -543,6 +544,10 @@ nn.Identity().register_forward_hook(print)
 def loss(outputs, targets):
     return outputs if args in {"a", "b", "c"} else Net
 print(checksum_of(Net), checksum_of(Net()), checksum_of(teacher), checksum_of(loss))
+inside = nn.Linear(2, 2)
+inside.compile()
+for compiled in (torch.compile(Net()), torch.compile(loss), inside):
+    print(checksum_of(compiled))
 exec("def run(x):\\n    return x in {'a', 'b', 'c'}")
 print(checksum_of(run)[0])
 """
@@ -561,7 +566,7 @@ def test_another_process_gives_the_same_checksums(tmp_path):
         for seed in ("1", "2")
     )
     assert one == two
-    assert one.count("()") == 4
+    assert one.count("()") == 7
 
 
 def test_a_list_that_only_collects_is_no_part():
