@@ -96,8 +96,8 @@ def _is_same(one: Any, other: Any, depth: int) -> bool:
     first, second = _parts_of(one), _parts_of(other)
     if first is None:
         # Objects that are equal to none but themselves cannot be compared.
-        has_equal = type(one).__eq__ is not object.__eq__
-        return not has_equal or bool(one == other or one != one)  # noqa: PLR0124  (NaN)
+        kind: Any = type(one)
+        return kind.__eq__ is object.__eq__ or bool(one == other or one != one)  # noqa: PLR0124  (NaN)
     return first.keys() == second.keys() and all(
         _is_same(first[key], second[key], depth + 1) for key in first
     )
