@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
 from outvote.errors import check_choice
+from outvote.kernels import is_for_kernels
 from outvote.precision import products_in
 from outvote.training.batches import Batches
 from outvote.training.dropout import Masks, step_key
@@ -174,7 +175,7 @@ class VmapTrainer:
 
         It takes them along given ``gradients [steps, models, dim]``.
         """
-        none = weights.new_empty(len(weights), sum(b.numel() for b in self.module.buffers()))
+        none = weights.new_zeros(len(weights), sum(b.numel() for b in self.module.buffers()))
         nothing = Batches(torch.empty(0, 1, dtype=torch.int64), [])
         tasks = [ClientTask(run, nothing) for run in range(len(weights))]
         training = LocalSGD(max_norm=None)
@@ -191,8 +192,20 @@ class VmapTrainer:
         parameters = self.layout.views(self.layout.pack(weights))
         state = self.layout.read_buffers(buffers)
         device = weights.device
-        with torch.no_grad(), products_in(self.precision, device), _attention_for_vmap(device):
+        with (
+            torch.no_grad(),
+            products_in(self.precision, device),
+            _attention_for_vmap(device),
+            warnings.catch_warnings(),
+        ):
+            warnings.filterwarnings("ignore", "There is a performance drop")
             return vmap(self._call, (0, 0, None, None))(parameters, state, inputs, None)[0]
+
+    @property
+    def adds_in_float32(self) -> bool:
+        """Whether convolutions add in float32, whatever they are given: kernels of GPUs do so."""
+        has_products = any(slot.is_transposed for slot in self.layout.slots)
+        return has_products and is_for_kernels(self.module.get_parameter(self.layout.slots[0].name))
 
     def _how_many(self, work: Callable[[], object], weights: Tensor) -> int:
         if weights.device.type == "cuda":
@@ -675,7 +688,7 @@ class _Optimizer:
     """Steps of the caller's optimiser on the stacked parameters of all models.
 
     It is made from the parameters of one model, which have the shapes that a caller may make groups
-    by. Then the stacked ones take their places.
+    by. Then stacked ones replace them.
     """
 
     def __init__(self, chunk: _Chunk, training: LocalSGD, learning_rate: float) -> None:
