@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import torch.fx
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -947,6 +948,16 @@ def test_attributes_that_forward_only_reads_are_no_state() -> None:
     assert trainer.trial.changed == []
     recurrent = SequentialTrainer(nn.LSTM(7, 3), samples_of("vectors"), Objective(_first_sum))
     assert recurrent.trial.changed == []
+    graph = torch.fx.symbolic_trace(gelu_mlp().double())
+    assert SequentialTrainer(graph, samples_of("vectors")).trial.changed == []
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_scripted_modules_train() -> None:
+    case = Case("gelu")
+    expected = case.rounds(case.plain())
+    scripted = torch.jit.script(case.module)
+    assert_same(case.rounds(SequentialTrainer(scripted, case.samples).train), expected)
 
 
 def _first_sum(outputs: tuple[Tensor, object], targets: Tensor) -> Tensor:

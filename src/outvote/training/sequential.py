@@ -77,6 +77,8 @@ class Attributes:
 
 
 def _own(part: nn.Module) -> dict[str, Any]:
+    if isinstance(part, torch.jit.ScriptModule):  # Its attributes are not those of Python.
+        return {}
     return {key: value for key, value in vars(part).items() if key not in _OF_EVERY_MODULE}
 
 
@@ -141,7 +143,11 @@ class FlatModel:
         `unused` are the parameters that a loss may not depend on: they take no step where it does
         not, as in torch. With `has_state`, `load` also restores the attributes of the network.
         """
-        self.module = copy.deepcopy(module).to(device, dtype)
+        # Scripted modules note how a copy was made, and their parameters would be no leaves.
+        with torch.no_grad():
+            self.module = copy.deepcopy(module).to(device, dtype)
+        for own, parameter in zip(self.module.parameters(), module.parameters(), strict=True):
+            own.requires_grad_(parameter.requires_grad)
         self.masks = Masks(self.module)
         parameters = list(self.module.parameters())
         self.weights = nn.utils.parameters_to_vector(parameters).detach().clone()
@@ -324,6 +330,8 @@ class SequentialTrainer:
         model = FlatModel(self.module, self.samples.dtype, self.samples.device, unused=names)
         attributes, calls = Attributes(model.module), RandomCalls()
         unused: set[nn.Parameter] = set()
+        # What already differs from a copy of itself cannot be compared.
+        unclear = attributes.changed()
         with self._kept_generators(), self._products(), calls:
             with torch.enable_grad():
                 loss = self._trial_loss(model)
@@ -335,7 +343,11 @@ class SequentialTrainer:
                 model.module.eval()(*self.samples.inputs(self._two()))
         return Trial(
             random=calls.names,
-            changed=list(dict.fromkeys([*changed, *attributes.changed()])),
+            changed=[
+                name
+                for name in dict.fromkeys([*changed, *attributes.changed()])
+                if name not in unclear
+            ],
             unused=[name for name, own in model.module.named_parameters() if own in unused],
             dtypes=calls.dtypes,
         )
