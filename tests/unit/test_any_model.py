@@ -1,11 +1,14 @@
 """Any nn.Module trains: one by one and by vmap, equal to a plain loop of PyTorch."""
 
 import copy
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+import torch.fx
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,7 +23,7 @@ from outvote.training.objective import Objective
 from outvote.training.samples import ArraySamples, Samples
 from outvote.training.sequential import SequentialTrainer
 from outvote.training.trainer import ClientTask, LocalUpdates, Trainer
-from outvote.training.vmap_convolution import use_products
+from outvote.training.vmap_convolution import Convolution, use_products
 from outvote.training.vmap_trainer import ELEMENTWISE, VmapTrainer
 
 CPU = torch.device("cpu")
@@ -289,8 +292,9 @@ def plain_optimizer(module, training, rate, optimizer):
             momentum=training.momentum,
             weight_decay=training.weight_decay,
         )
-    made = optimizer(module.parameters())
-    made.param_groups[0]["lr"] *= rate / training.learning_rate
+    made = optimizer([p for p in module.parameters() if p.requires_grad])
+    for group in made.param_groups:
+        group["lr"] *= rate / training.learning_rate
     return made
 
 
@@ -755,3 +759,283 @@ def test_attention_with_masks_is_torchs_where_nothing_is_dropped(
             **needs,
         )
         torch.testing.assert_close(found, expected, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def decay_of_matrices(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    parameters = list(parameters)
+    return torch.optim.Adagrad(
+        [
+            {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": 0.1},
+            {"params": [p for p in parameters if p.dim() < 2], "lr": 0.02},
+        ],
+        lr=0.01,
+        initial_accumulator_value=0.3,
+    )
+
+
+def own_case(module: nn.Module, kind: str) -> Case:
+    case = Case({"vectors": "gelu", "tokens": "transformer"}[kind])
+    case.module = module.double()
+    case.modules = [case.module, copy.deepcopy(case.module)]
+    return case
+
+
+def test_groups_by_the_number_of_axes_are_those_of_one_model() -> None:
+    case = Case("gelu")
+    expected = case.rounds(case.plain(decay_of_matrices))
+    given = (case.module, case.samples, case.objective, decay_of_matrices)
+    trainer = choose_trainer(*given, name="vmap")
+    assert trainer.name == "vmap"
+    assert_same(case.rounds(trainer.train), expected)
+
+
+class Padded(nn.Module):
+    """An embedding with settings of its own; the output has its weights."""
+
+    def __init__(self, **settings: object) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(WORDS, 8, **settings)
+        self.mix = nn.Linear(8, 8)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return F.linear(self.mix(self.tokens(tokens)).tanh(), self.tokens.weight[: WORDS - 2])
+
+
+@pytest.mark.parametrize("padding", [0, WORDS - 1])
+def test_padding_of_an_embedding_gets_no_gradient_from_it(padding: int) -> None:
+    case = own_case(Padded(padding_idx=padding), "tokens")
+    case.samples.targets.clamp_(max=WORDS - 3)
+    assert bool((case.samples.inputs(torch.arange(NUM_SAMPLES))[0] == padding).any())
+    trainer = choose_trainer(case.module, case.samples, case.objective, name="vmap")
+    assert_same(case.rounds(trainer.train), case.rounds(case.plain()))
+    training = replace(TRAINING, weight_decay=0.0)
+    found = trainer.train(*case.start(), case.tasks(1), training, 0.1)
+    rows = found.gradients[:, : 8 * WORDS].view(-1, WORDS, 8)
+    # The first row is also one of the output.
+    assert bool(rows[:, padding].any()) == (padding == 0)
+
+
+@pytest.mark.parametrize(("setting", "value"), [("max_norm", 1.0), ("scale_grad_by_freq", True)])
+def test_embeddings_that_vmap_computes_otherwise_are_refused(setting: str, value: object) -> None:
+    case = own_case(Padded(**{setting: value}), "tokens")
+    case.samples.targets.clamp_(max=WORDS - 3)
+    with pytest.raises(ValueError, match=f"other results than plain PyTorch .{setting}"):
+        choose_trainer(case.module, case.samples, case.objective, name="vmap")
+
+
+class ForgottenUnderVmap(torch.autograd.Function):
+    """The identity, with a gradient that is another one under vmap."""
+
+    @staticmethod
+    def forward(values: Tensor) -> Tensor:
+        return values.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        return 2 * gradient
+
+    @staticmethod
+    def vmap(info, in_dims, values: Tensor) -> tuple[Tensor, int]:
+        return values.clone(), in_dims[0]
+
+
+class OtherGradient(FunctionalDropout):
+    """A model that vmap trains otherwise."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.out(values) + ForgottenUnderVmap.apply(self.out.bias)
+
+
+class OtherOutput(FunctionalDropout):
+    """A model that vmap evaluates otherwise."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        found = self.out(values)
+        is_mapped = torch._C._functorch.is_batchedtensor(found)
+        return found if self.training or not is_mapped else 2 * found
+
+
+@pytest.mark.parametrize("kind", [OtherGradient, OtherOutput])
+def test_vmap_that_differs_from_plain_torch_is_refused(kind: type) -> None:
+    case = Case("gelu")
+    with pytest.raises(ValueError, match="vmap gives other results than plain PyTorch; set auto"):
+        choose_trainer(kind().double(), case.samples, case.objective, name="vmap")
+
+
+def test_optimiser_that_mixes_models_is_refused() -> None:
+    def made(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        found = torch.optim.SGD(parameters, lr=0.1)
+
+        def clip(optimizer, *_: object) -> None:
+            nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 0.1)
+
+        found.register_step_pre_hook(clip)
+        return found
+
+    case = Case("gelu")
+    with pytest.raises(ValueError, match="other results than plain PyTorch"):
+        choose_trainer(case.module, case.samples, case.objective, made, name="vmap")
+
+
+def test_models_that_compute_in_float32_are_compared_too() -> None:
+    class Narrow(FunctionalDropout):
+        def forward(self, values: Tensor) -> Tensor:
+            return (values.float() @ self.out.weight.float().mT).sin().double()
+
+    class Mixed(FunctionalDropout):
+        def forward(self, values: Tensor) -> Tensor:
+            return self.out(values) @ torch.eye(NUM_CLASSES)
+
+    case = Case("gelu")
+    inputs = case.samples.inputs(torch.arange(NUM_SAMPLES))
+    samples = ArraySamples(inputs, case.samples.targets, device=CPU)
+    for module, own in ((Narrow(), case.samples), (Mixed(), samples)):
+        assert choose_trainer(module, own, case.objective, name="vmap").name == "vmap"
+
+
+class Counting(nn.Module):
+    """A model that counts its calls, in a part of it too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(7, NUM_CLASSES)
+        self.num_calls = 0
+        self.seen = {"last": None, "sums": [torch.zeros(7)]}
+        self.rng = np.random.default_rng(3)
+
+    def forward(self, values: Tensor) -> Tensor:
+        self.num_calls += 1
+        self.seen["last"] = values.detach()
+        self.seen["sums"][0] += values.detach().mean(dim=0)
+        shift = float(self.seen["sums"][0].sum()) + float(self.rng.normal())
+        return self.out(values) * (1 + 0.1 * self.num_calls + 0.01 * shift)
+
+
+def test_attributes_that_change_in_forward_are_restored_for_every_client() -> None:
+    case = own_case(Counting(), "vectors")
+    given = (case.module, case.samples, case.objective)
+    trainer = choose_trainer(*given)
+    name = "the model changes attributes in its forward pass (num_calls, seen, rng)"
+    assert names_of(trainer) == ("sequential", name)
+    expected = case.rounds(case.plain())
+    assert_same(case.rounds(trainer.train), expected)
+    weights, buffers = case.start()
+    scores = [
+        trainer.evaluate(weights[runs], buffers[runs], case.samples) for runs in ([0], [0, 1])
+    ]
+    assert scores[0][0].accuracy == scores[1][0].accuracy
+    assert case.module.num_calls == 0
+    for way in ("vmap", "stacked"):
+        with pytest.raises(ValueError, match="changes attributes"):
+            choose_trainer(*given, name=way)
+
+
+def test_attributes_that_forward_only_reads_are_no_state() -> None:
+    class Reading(FunctionalDropout):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = {"scale": [1.0, float("nan")], "kept": torch.ones(7)}
+            self.parts, self.other, self.act = [self.out], object(), torch.tanh
+
+        def forward(self, values: Tensor) -> Tensor:
+            return self.act(self.parts[0](values * self.table["kept"])) * self.table["scale"][0]
+
+    trainer = SequentialTrainer(Reading().double(), samples_of("vectors"))
+    assert trainer.trial.changed == []
+    recurrent = SequentialTrainer(nn.LSTM(7, 3), samples_of("vectors"), Objective(_first_sum))
+    assert recurrent.trial.changed == []
+    graph = torch.fx.symbolic_trace(gelu_mlp().double())
+    assert SequentialTrainer(graph, samples_of("vectors")).trial.changed == []
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_scripted_modules_train() -> None:
+    case = Case("gelu")
+    expected = case.rounds(case.plain())
+    scripted = torch.jit.script(case.module)
+    assert_same(case.rounds(SequentialTrainer(scripted, case.samples).train), expected)
+
+
+def _first_sum(outputs: tuple[Tensor, object], targets: Tensor) -> Tensor:
+    return outputs[0].sum()
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand], ids=["python", "numpy"])
+@pytest.mark.parametrize("in_training", [True, False])
+def test_draws_of_python_and_numpy_are_seeded_for_every_client(
+    draw: Callable[[], float], in_training: bool
+) -> None:
+    class Drawing(FunctionalDropout):
+        def forward(self, values: Tensor) -> Tensor:
+            found = self.out(values)
+            return found * (draw() - 0.5) if self.training == in_training else found
+
+    case = own_case(Drawing(), "vectors")
+    trainer = choose_trainer(case.module, case.samples, case.objective)
+    assert "random numbers" in trainer.reason
+    random.seed(5)
+    np.random.seed(5)  # noqa: NPY002
+    before = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    weights, buffers = case.start()
+    tasks = case.tasks(1)
+    first = trainer.train(weights, buffers, tasks, TRAINING, 0.1)
+    scores = trainer.evaluate(weights[[0, 0]], buffers[[0, 0]], case.samples)
+    assert scores[0].accuracy == scores[1].accuracy
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before  # noqa: NPY002
+    again = trainer.train(weights, buffers, tasks[::-1], TRAINING, 0.1)
+    assert torch.equal(first.gradients, again.gradients.flip(0))
+    other = trainer.train(weights, buffers, [replace(tasks[0], seed=77)], TRAINING, 0.1)
+    assert torch.equal(other.gradients[0], first.gradients[0]) != in_training
+
+
+class PartlyUsed(nn.Module):
+    """One part is never used, one only in some batches."""
+
+    def __init__(self, *, is_fixed: bool) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(7, 7), nn.Linear(7, NUM_CLASSES)
+        self.never, self.some = nn.Linear(7, 3), nn.Linear(7, 7)
+        self.is_fixed = is_fixed
+
+    def forward(self, values: Tensor) -> Tensor:
+        hidden = self.first(values)
+        if not self.is_fixed and float(values[0, 0]) < 0:
+            hidden = hidden + self.some(values)
+        return self.out(hidden)
+
+
+@pytest.mark.parametrize("optimizer", [None, OPTIMIZERS["adamw"]], ids=["sgd", "adamw"])
+def test_parameters_that_the_loss_does_not_use_get_no_weight_decay(optimizer) -> None:
+    for is_fixed, ways in ((True, ("vmap", "sequential")), (False, ("sequential",))):
+        case = own_case(PartlyUsed(is_fixed=is_fixed), "vectors")
+        # The trial has the first sample.
+        case.samples.arrays[0][0, 0] = 1.0
+        expected = case.rounds(case.plain(optimizer))
+        for way in ways:
+            given = (case.module, case.samples, case.objective, optimizer)
+            trainer = choose_trainer(*given, name=way)
+            assert_same(case.rounds(trainer.train), expected)
+        assert bool(expected[0].gradients[:, -56:].any()) != is_fixed
+
+
+def test_kernels_that_add_in_float32_are_compared_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case("group-norm")
+    given = (case.module, case.samples, case.objective)
+    rounded = Convolution.vmap
+
+    def narrow(info, in_dims, images, *rest):
+        return rounded(info, in_dims, images.float().double(), *rest)
+
+    monkeypatch.setattr(Convolution, "vmap", staticmethod(narrow))
+    monkeypatch.setattr("outvote.training.choose_trainer.prefers_products", lambda _: True)
+    is_kept = []
+    for has_kernels in (True, False):
+        monkeypatch.setattr(vmap_module, "is_for_kernels", lambda _, has=has_kernels: has)
+        trainer = choose_trainer(*given, name="vmap")
+        is_kept.append(any(slot.is_transposed for slot in trainer.layout.slots))
+    # Without kernels the difference is one to refuse: convolutions are torch's then.
+    assert is_kept == [True, False]

@@ -6,13 +6,17 @@ thread, on a CPU or a GPU.
 """
 
 import hashlib
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 _WORD = 0xFFFFFFFF
 # Of alpha dropout: minus the value that SELU takes at minus infinity.
@@ -189,14 +193,47 @@ def _attention_weights(heads: list[Tensor], bias: Tensor | None) -> Tensor:
     return torch.softmax(scores if bias is None else scores + bias, dim=-1)
 
 
+@contextmanager
+def kept_generators(device: torch.device) -> Iterator[None]:
+    """Restore the states of the global generators of torch, Python and NumPy afterwards."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  (the model's own)
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global generators of torch, Python and NumPy, from which a model may draw."""
+    torch.manual_seed(seed)  # noqa: TID251  (the caller restores it)
+    random.seed(seed)
+    np.random.seed(seed % (_WORD + 1))  # noqa: NPY002
+
+
 @final
 class RandomCalls(TorchDispatchMode):
-    """Notes which operations draw from torch's global generators."""
+    """Notes what draws from the global generators of torch, Python and NumPy."""
 
     def __init__(self) -> None:
         """Start with none."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.names: list[str] = []
+        self.dtypes: set[torch.dtype] = set()
+        """The types of all results."""
+
+    def __enter__(self) -> "RandomCalls":
+        """Begin to note."""
+        self._before = _global_states()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """End; generators of Python and NumPy are known by their states."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        now = _global_states()
+        self.names += [name for name, state in now.items() if state != self._before[name]]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -205,7 +242,14 @@ class RandomCalls(TorchDispatchMode):
         named = kwargs or {}
         if torch.Tag.nondeterministic_seeded in func.tags and _is_random(func, args, named):
             self.names.append(func.overloadpacket.__name__)
-        return func(*args, **named)
+        found = func(*args, **named)
+        self.dtypes.update(each.dtype for each in tree_leaves(found) if isinstance(each, Tensor))
+        return found
+
+
+def _global_states() -> dict[str, Any]:
+    name, key, *rest = np.random.get_state()  # noqa: NPY002
+    return {"random": random.getstate(), "numpy.random": (name, np.asarray(key).tolist(), rest)}
 
 
 def _is_random(func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> bool:

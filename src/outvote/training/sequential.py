@@ -2,18 +2,29 @@
 
 import copy
 import inspect
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from random import Random
 from threading import local
-from typing import Any, TypeVar
+from typing import Any, TypeVar, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from outvote.precision import products_in
 from outvote.threads import mapped
-from outvote.training.dropout import Masks, RandomCalls, step_key
+from outvote.training.dropout import (
+    Masks,
+    RandomCalls,
+    kept_generators,
+    seed_generators,
+    step_key,
+)
 from outvote.training.local_sgd import TINY, LocalSGD
 from outvote.training.objective import Objective, Score
 from outvote.training.samples import Samples
@@ -24,12 +35,119 @@ Result = TypeVar("Result")
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
+# What every module has: its parameters, buffers, parts and hooks, and whether it trains.
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+
+@final
+class Attributes:
+    """The attributes of a network and its parts that are no parameters, buffers or parts.
+
+    A model may change them in its forward pass, such as a count of its calls.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        """Copy them."""
+        self._parts = dict(module.named_modules())
+        kept = [*self._parts.values(), *module.parameters(), *module.buffers()]
+        # Attributes that refer to a part of the model still do so in a copy of them.
+        self._kept = {id(each): each for each in kept}
+        self._values = self._copy({name: _own(part) for name, part in self._parts.items()})
+
+    def _copy(self, values: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        return copy.deepcopy(values, dict(self._kept))
+
+    def restore(self) -> None:
+        """Give them the values that they had."""
+        values = self._copy(self._values)
+        for name, part in self._parts.items():
+            for added in _own(part).keys() - values[name].keys():
+                delattr(part, added)
+            part.__dict__.update(values[name])
+
+    def changed(self) -> list[str]:
+        """Return the names of those that have other values now."""
+        found = []
+        for name, part in self._parts.items():
+            before, now = self._values[name], _own(part)
+            for key in before | now:
+                if not (key in before and key in now and _is_same(before[key], now[key], 0)):
+                    found.append(f"{name}.{key}" if name else key)
+        return found
+
+
+def _own(part: nn.Module) -> dict[str, Any]:
+    if isinstance(part, torch.jit.ScriptModule):  # Its attributes are not those of Python.
+        return {}
+    return {key: value for key, value in vars(part).items() if key not in _OF_EVERY_MODULE}
+
+
+_DEEPEST = 8
+
+
+def _is_same(one: Any, other: Any, depth: int) -> bool:
+    """Return whether two values are equal; objects are so if their attributes are."""
+    if one is other or depth > _DEEPEST:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        return one.dtype == other.dtype and one.device == other.device and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    first, second = _parts_of(one), _parts_of(other)
+    if first is None:
+        # Objects that are equal to none but themselves cannot be compared.
+        kind: Any = type(one)
+        return kind.__eq__ is object.__eq__ or bool(one == other or one != one)  # noqa: PLR0124  (NaN)
+    return first.keys() == second.keys() and all(
+        _is_same(first[key], second[key], depth + 1) for key in first
+    )
+
+
+def _parts_of(value: Any) -> Any:
+    """Return what a value consists of, by name or position; None: it is compared as a whole."""
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, list | tuple | deque):
+        return dict(enumerate(value))
+    if isinstance(value, Random | torch.Generator | np.random.Generator):
+        return {"state": _state_of(value)}
+    if inspect.isroutine(value) or isinstance(value, type):
+        return {}
+    return getattr(value, "__dict__", None)
+
+
+def _state_of(generator: Random | torch.Generator | np.random.Generator) -> Any:
+    if isinstance(generator, Random):
+        return generator.getstate()
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    return generator.bit_generator.state
+
+
 class FlatModel:
     """A network whose parameters, and their gradients, are views of one vector each."""
 
-    def __init__(self, module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
-        """Copy a network."""
-        self.module = copy.deepcopy(module).to(device, dtype)
+    def __init__(
+        self,
+        module: nn.Module,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        unused: Iterable[str] = (),
+        has_state: bool = False,
+    ) -> None:
+        """Copy a network.
+
+        `unused` are the parameters that a loss may not depend on: they take no step where it does
+        not, as in torch. With `has_state`, `load` also restores the attributes of the network.
+        """
+        # Scripted modules note how a copy was made, and their parameters would be no leaves.
+        with torch.no_grad():
+            self.module = copy.deepcopy(module).to(device, dtype)
+        for own, parameter in zip(self.module.parameters(), module.parameters(), strict=True):
+            own.requires_grad_(parameter.requires_grad)
         self.masks = Masks(self.module)
         parameters = list(self.module.parameters())
         self.weights = nn.utils.parameters_to_vector(parameters).detach().clone()
@@ -46,10 +164,27 @@ class FlatModel:
             start += parameter.numel()
         self.velocity = torch.zeros_like(self.weights)
         self.start = self.weights
+        self._attributes = Attributes(self.module) if has_state else None
+        self._watch(frozenset(unused))
+
+    def _watch(self, unused: frozenset[str]) -> None:
+        """Note which of some parameters get a gradient in a step."""
+        self.watched: list[tuple[slice, nn.Parameter]] = []
+        self._has_gradient: set[int] = set()
+        start = 0
+        for name, parameter in self.module.named_parameters():
+            if name in unused and parameter.requires_grad:
+                self.watched.append((slice(start, start + parameter.numel()), parameter))
+                parameter.register_post_accumulate_grad_hook(
+                    lambda own: self._has_gradient.add(id(own))
+                )
+            start += parameter.numel()
 
     @torch.no_grad()
     def load(self, weights: Tensor, buffers: Tensor) -> None:
         """Take the weights and running statistics of a model."""
+        if self._attributes is not None:
+            self._attributes.restore()
         self.weights.copy_(weights)
         self.start = weights
         self.velocity.zero_()
@@ -63,6 +198,15 @@ class FlatModel:
         parts = [buffer.flatten().double() for buffer in self.module.buffers()]
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
 
+    def begin(self) -> None:
+        """Begin a step: no parameter has a gradient."""
+        self.gradient.zero_()
+        self._has_gradient.clear()
+
+    def without_gradient(self) -> list[tuple[slice, nn.Parameter]]:
+        """Return the watched parameters that the loss of this step does not depend on."""
+        return [pair for pair in self.watched if id(pair[1]) not in self._has_gradient]
+
     @torch.no_grad()
     def clip(self, training: LocalSGD) -> None:
         """Add the gradient of the proximal term, and clip the gradient."""
@@ -74,13 +218,45 @@ class FlatModel:
 
     @torch.no_grad()
     def step(self, training: LocalSGD, learning_rate: float) -> None:
-        """Take one step along the clipped gradient."""
+        """Take one step along the clipped gradient.
+
+        As in torch, a parameter that the loss of the step does not depend on keeps its value:
+        without a gradient there is no weight decay either.
+        """
         gradient = self.gradient
         gradient.add_(self.weights, alpha=training.weight_decay)
         for piece in self.frozen:
             gradient[piece] = 0
+        unused = [piece for piece, _ in self.without_gradient()]
+        kept = [(self.weights[piece].clone(), self.velocity[piece].clone()) for piece in unused]
         self.velocity.mul_(training.momentum).add_(gradient)
         self.weights.sub_(self.velocity, alpha=learning_rate)
+        for piece, (weights, velocity) in zip(unused, kept, strict=True):
+            self.weights[piece], self.velocity[piece] = weights, velocity
+
+    def step_by(self, optimizer: Optimizer) -> None:
+        """Let an optimiser take a step; it does not see parameters without a gradient."""
+        unused = [(parameter, parameter.grad) for _, parameter in self.without_gradient()]
+        for parameter, _ in unused:
+            parameter.grad = None
+        optimizer.step()
+        for parameter, gradient in unused:
+            parameter.grad = gradient
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a network and its loss do besides computing numbers from a batch."""
+
+    random: list[str]
+    """What draws from the global generators of torch, Python and NumPy."""
+    changed: list[str]
+    """The attributes that the forward pass changes."""
+    unused: list[str]
+    """The parameters that the loss does not depend on."""
+    dtypes: set[torch.dtype]
+    """The types of all results of operations."""
 
 
 class SequentialTrainer:
@@ -108,7 +284,6 @@ class SequentialTrainer:
         if optimizer is not None:
             check_optimizer(optimizer, module)
         self.reason = ""
-        self._is_random: bool | None = None
         self._own = local()
 
     def train(
@@ -145,42 +320,67 @@ class SequentialTrainer:
 
     @property
     def is_random(self) -> bool:
-        """Whether the network or the loss draws from torch's own generators as it trains."""
-        if self._is_random is None:
-            self._is_random = bool(self.trial())
-        return self._is_random
+        """Whether the network or the loss draws from the global generators."""
+        return bool(self.trial.random)
 
-    def trial(self) -> list[str]:
-        """Compute the loss of two samples; return the operations that draw random numbers."""
-        model = FlatModel(self.module, self.samples.dtype, self.samples.device)
+    @cached_property
+    def trial(self) -> Trial:
+        """What the network and the loss did with two samples, in training and in evaluation."""
+        names = [name for name, _ in self.module.named_parameters()]
+        model = FlatModel(self.module, self.samples.dtype, self.samples.device, unused=names)
+        attributes, calls = Attributes(model.module), RandomCalls()
+        unused: set[nn.Parameter] = set()
+        # What already differs from a copy of itself cannot be compared.
+        unclear = attributes.changed()
+        with self._kept_generators(), self._products(), calls:
+            with torch.enable_grad():
+                loss = self._trial_loss(model)
+                if loss.requires_grad:
+                    loss.backward()
+                    unused = {parameter for _, parameter in model.without_gradient()}
+            changed = attributes.changed()
+            with torch.no_grad():
+                model.module.eval()(*self.samples.inputs(self._two()))
+        return Trial(
+            random=calls.names,
+            changed=[
+                name
+                for name in dict.fromkeys([*changed, *attributes.changed()])
+                if name not in unclear
+            ],
+            unused=[name for name, own in model.module.named_parameters() if own in unused],
+            dtypes=calls.dtypes,
+        )
+
+    def _two(self) -> Tensor:
+        return torch.zeros(2, dtype=torch.int64, device=self.samples.device)
+
+    def _trial_loss(self, model: FlatModel) -> Tensor:
         model.module.train()
-        index = torch.zeros(2, dtype=torch.int64, device=self.samples.device)
+        index = self._two()
         model.masks.begin(index)
-        calls = RandomCalls()
-        with torch.no_grad(), self._kept_generators(), calls:
-            outputs = model.module(*self.samples.inputs(index))
-            loss: Any = self.objective(outputs, self.samples.targets[index])
+        outputs = model.module(*self.samples.inputs(index))
+        loss: Any = self.objective(outputs, self.samples.targets[index])
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             got = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise ValueError(
                 f"loss must return a tensor with one number for a batch, got {got}; take the mean."
             )
-        return calls.names
+        return loss
 
     def _one_after_another(
         self, work: Callable[[int], Result], seeds: Sequence[int]
     ) -> list[Result]:
-        """Work in one thread, with torch's own generators seeded for each client."""
+        """Work in one thread, with the global generators seeded for each client."""
         found = []
         with self._kept_generators():
             for number, seed in enumerate(seeds):
-                torch.manual_seed(seed)  # noqa: TID251  (the model draws from it, restored)
+                seed_generators(seed)
                 found.append(work(number))
         return found
 
     def _kept_generators(self) -> AbstractContextManager[None]:
-        device = self.samples.device
-        return torch.random.fork_rng([device] if device.type == "cuda" else [])
+        return kept_generators(self.samples.device)
 
     @torch.enable_grad()
     def _train(
@@ -198,7 +398,7 @@ class SequentialTrainer:
             first, *others = self.samples.inputs(index, moves)
             if task.poison is not None:
                 first, targets = task.poison(first, targets)
-            model.gradient.zero_()
+            model.begin()
             if model.masks.is_needed:
                 model.masks.begin(torch.tensor(step_key(task.seed, step), device=index.device))
             loss = self.objective(model.module(first, *others), targets)
@@ -207,7 +407,7 @@ class SequentialTrainer:
             if optimizer is None:
                 model.step(training, learning_rate)
             else:
-                optimizer.step()
+                model.step_by(optimizer)
             total += loss.detach()
         return float(total) / max(1, task.batches.num_steps)
 
@@ -220,6 +420,24 @@ class SequentialTrainer:
         made = self.optimizer([p for p in model.module.parameters() if p.requires_grad])
         scale_rates(made, training, learning_rate)
         return made
+
+    @torch.no_grad()
+    def optimizer_steps(self, weights: Tensor, gradients: Tensor) -> Tensor:
+        """Return ``weights [models, dim]`` after steps of the caller's optimiser.
+
+        It takes them along given ``gradients [steps, models, dim]``.
+        """
+        assert self.optimizer is not None
+        found = []
+        for row, own in zip(weights, gradients.unbind(dim=1), strict=True):
+            model = FlatModel(self.module, self.samples.dtype, self.samples.device)
+            model.weights.copy_(row)
+            optimizer = self.optimizer([p for p in model.module.parameters() if p.requires_grad])
+            for gradient in own:
+                model.gradient.copy_(gradient)
+                optimizer.step()
+            found.append(model.weights)
+        return torch.stack(found)
 
     def evaluate(self, weights: Tensor, buffers: Tensor, samples: Samples) -> list[Score]:
         """Evaluate the model of each run on some samples."""
@@ -249,7 +467,11 @@ class SequentialTrainer:
         model: FlatModel | None = getattr(self._own, "model", None)
         if model is None:
             model = self._own.model = FlatModel(
-                self.module, self.samples.dtype, self.samples.device
+                self.module,
+                self.samples.dtype,
+                self.samples.device,
+                unused=self.trial.unused,
+                has_state=bool(self.trial.changed),
             )
         return model
 

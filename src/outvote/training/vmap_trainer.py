@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, final
@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
 from outvote.errors import check_choice
+from outvote.kernels import is_for_kernels
 from outvote.precision import products_in
 from outvote.training.batches import Batches
 from outvote.training.dropout import Masks, step_key
@@ -68,12 +69,15 @@ class VmapTrainer:
         precision: str = "float32",
         *,
         has_products: bool | None = None,
+        unused: Iterable[str] = (),
     ) -> None:
         """Take the network, the training samples, the loss, and what makes a client's optimiser.
 
         Without `optimizer`, clients train by local SGD. `precision` is that of the products;
         "float32" means the precision of the samples, with TF32 off. `has_products` computes
         convolutions as batched products, else as torch does; None: what is faster on the device.
+        `unused` are the parameters that the loss does not depend on: as in torch they take no
+        step, not even one of weight decay.
         """
         check_choice("precision", precision, PRECISIONS)
         self.module = copy.deepcopy(module).to(samples.device, samples.dtype)
@@ -83,9 +87,15 @@ class VmapTrainer:
         self.precision = precision
         self.reason = ""
         self.masks = Masks(self.module)
+        self.trained = [p for p in self.module.parameters() if p.requires_grad]
+        """What the caller's optimiser is made of."""
+        for name in unused:
+            self.module.get_parameter(name).requires_grad_(False)
         for part in self.module.modules():
             if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.momentum is None:
                 part.forward = _cumulative(part, part.forward)  # type: ignore[method-assign, assignment]
+            if type(part) is nn.Embedding and part.padding_idx is not None:
+                part.forward = _padded(part, part.forward)  # type: ignore[method-assign, assignment]
         if precision == "bfloat16":
             _normalise_in_float32(self.module)
         if has_products is None:
@@ -158,6 +168,44 @@ class VmapTrainer:
         slow = {str(each.message).partition("rule for ")[2].partition(".")[0] for each in heard}
         if slow - {""}:
             self.reason = f"vmap runs {', '.join(sorted(slow - {''}))} model by model"
+
+    @torch.no_grad()
+    def optimizer_steps(self, weights: Tensor, gradients: Tensor) -> Tensor:
+        """Return ``weights [models, dim]`` after steps of the caller's optimiser.
+
+        It takes them along given ``gradients [steps, models, dim]``.
+        """
+        none = weights.new_zeros(len(weights), sum(b.numel() for b in self.module.buffers()))
+        nothing = Batches(torch.empty(0, 1, dtype=torch.int64), [])
+        tasks = [ClientTask(run, nothing) for run in range(len(weights))]
+        training = LocalSGD(max_norm=None)
+        chunk = _Chunk(self, weights, none, tasks)
+        optimizer = _Optimizer(chunk, training, training.learning_rate_at(1))
+        for each in gradients:
+            optimizer.gradients.copy_(self.layout.pack(each))
+            optimizer.step(len(weights))
+        return self.layout.unpack(chunk.weights)
+
+    def outputs(self, weights: Tensor, buffers: Tensor, inputs: tuple[Tensor, ...]) -> Any:
+        """Return the outputs of some models for the same inputs, as they are evaluated."""
+        self.module.eval()
+        parameters = self.layout.views(self.layout.pack(weights))
+        state = self.layout.read_buffers(buffers)
+        device = weights.device
+        with (
+            torch.no_grad(),
+            products_in(self.precision, device),
+            _attention_for_vmap(device),
+            warnings.catch_warnings(),
+        ):
+            warnings.filterwarnings("ignore", "There is a performance drop")
+            return vmap(self._call, (0, 0, None, None))(parameters, state, inputs, None)[0]
+
+    @property
+    def adds_in_float32(self) -> bool:
+        """Whether convolutions add in float32, whatever they are given: kernels of GPUs do so."""
+        has_products = any(slot.is_transposed for slot in self.layout.slots)
+        return has_products and is_for_kernels(self.module.get_parameter(self.layout.slots[0].name))
 
     def _how_many(self, work: Callable[[], object], weights: Tensor) -> int:
         if weights.device.type == "cuda":
@@ -287,6 +335,21 @@ def _cumulative(layer: Any, original: Callable[[Tensor], Tensor]) -> Callable[[T
         layer.running_mean.lerp_(mean, share)
         layer.running_var.lerp_(variance, share)
         return found
+
+    return forward
+
+
+def _padded(
+    layer: nn.Embedding, original: Callable[[Tensor], Tensor]
+) -> Callable[[Tensor], Tensor]:
+    """Return an embedding whose padding gets no gradient from it; vmap leaves this out."""
+    assert layer.padding_idx is not None
+    padding = layer.padding_idx
+
+    def forward(index: Tensor) -> Tensor:
+        found = original(index)
+        is_padding = torch.eq(index, padding).unsqueeze(-1)
+        return torch.where(is_padding, found.detach(), found)
 
     return forward
 
@@ -622,7 +685,11 @@ def _as_rows(models: list[int], device: torch.device) -> slice | Tensor:
 
 
 class _Optimizer:
-    """Steps of the caller's optimiser on the stacked parameters of all models."""
+    """Steps of the caller's optimiser on the stacked parameters of all models.
+
+    It is made from the parameters of one model, which have the shapes that a caller may make groups
+    by. Then stacked ones replace them.
+    """
 
     def __init__(self, chunk: _Chunk, training: LocalSGD, learning_rate: float) -> None:
         assert chunk.trainer.optimizer is not None
@@ -632,7 +699,10 @@ class _Optimizer:
         parameters = [nn.Parameter(slot.view(chunk.weights)) for slot in slots]
         for slot, parameter in zip(slots, parameters, strict=True):
             parameter.grad = slot.view(self.gradients)
-        self.optimizer = chunk.trainer.optimizer(parameters)
+        self.optimizer = chunk.trainer.optimizer(chunk.trainer.trained)
+        plain = dict(chunk.trainer.module.named_parameters())
+        stacked = {plain[s.name]: own for s, own in zip(slots, parameters, strict=True)}
+        _put_stacked(self.optimizer, stacked, set(chunk.trainer.trained))
         scale_rates(self.optimizer, training, learning_rate)
         self.num_active = len(chunk.tasks)
         self.done: list[tuple[slice, Tensor]] = []
@@ -664,3 +734,31 @@ class _Optimizer:
         """Give the models that ended earlier the weights that they had then."""
         for rows, weights in self.done:
             self.chunk.weights[rows] = weights
+
+
+def _put_stacked(
+    optimizer: Optimizer, stacked: dict[nn.Parameter, nn.Parameter], known: set[nn.Parameter]
+) -> None:
+    """Replace the parameters of an optimiser, which may already have states, by stacked ones.
+
+    Those without a stacked one are left out: the loss does not depend on them.
+    """
+    for group in optimizer.param_groups:
+        if not known.issuperset(group["params"]):
+            raise TypeError("vmap does not know an optimiser of other parameters than the model's.")
+        group["params"] = [stacked[own] for own in group["params"] if own in stacked]
+    states: dict[Any, Any] = dict(optimizer.state)
+    optimizer.state.clear()
+    for own, state in states.items():
+        if own in stacked:
+            optimizer.state[stacked[own]] = {
+                name: _repeated(value, own, stacked[own]) if name != "step" else value
+                for name, value in state.items()
+            }
+
+
+def _repeated(value: Any, own: nn.Parameter, stacked: nn.Parameter) -> Any:
+    """Return a state of one model for all models, if it has one number per number of its own."""
+    if not isinstance(value, Tensor) or value.shape != own.shape:
+        return value
+    return torch.empty_like(stacked, dtype=value.dtype).copy_(value.expand_as(stacked)).detach()
