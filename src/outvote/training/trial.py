@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import LBFGS, Optimizer
 
+from outvote.training.dropout import kept_generators
 from outvote.training.objective import Objective, as_classes, class_axis
 from outvote.training.samples import Samples
 from outvote.training.sequential import MakeOptimizer
@@ -32,7 +33,7 @@ def try_model(
         raise ValueError("the model has no parameters to train; set requires_grad on some.")
     index = torch.arange(max(2, len(samples)), device=samples.device).remainder(len(samples))
     inputs, targets = samples.inputs(index), samples.targets[index]
-    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+    with torch.enable_grad(), kept_generators(samples.device):
         try:
             outputs = model(*inputs)
         except Exception as error:
