@@ -336,7 +336,8 @@ def distances_to_update(rows: Rows, updates: PerCoordinate) -> PerClient:
 def _to_update(rows: Tensor, update: Tensor) -> Tensor:
     # Some rows at a time: the differences are as large as the gradients.
     step = max(1, tile_values(rows) // rows.shape[-1])
-    apart = (some.to(update.dtype) - update for some in rows.split(step))
+    kind = torch.promote_types(rows.dtype, update.dtype)
+    apart = (some.to(kind) - update.to(kind) for some in rows.split(step))
     norms = [torch.linalg.vector_norm(some, dim=-1, dtype=torch.float64) for some in apart]
     far = norms[0] if len(norms) == 1 else torch.cat(norms)
     if rows.dtype == torch.float64 or bool(far.isfinite().all()):
