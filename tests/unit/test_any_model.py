@@ -2,6 +2,7 @@
 
 import copy
 import random
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -1039,3 +1040,23 @@ def test_kernels_that_add_in_float32_are_compared_as_such(monkeypatch: pytest.Mo
         is_kept.append(any(slot.is_transposed for slot in trainer.layout.slots))
     # Without kernels the difference is one to refuse: convolutions are torch's then.
     assert is_kept == [True, False]
+
+
+def test_draws_of_other_threads_are_not_those_of_a_known_network():
+    """A run must not depend on what else the process does."""
+    is_over = threading.Event()
+
+    def draw() -> None:
+        while not is_over.is_set():
+            random.random()
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        inputs, targets = torch.randn(4, 3), torch.tensor([0, 1, 0, 1])
+        samples = ArraySamples([inputs], targets, device=CPU)
+        module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        assert not any(SequentialTrainer(module, samples).is_random for _ in range(20))
+    finally:
+        is_over.set()
+        thread.join()

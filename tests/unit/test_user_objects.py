@@ -523,6 +523,7 @@ def test_long_chains_of_functions_are_no_matter_of_depth():
     assert digest(chain(1)) == digest(chain(1)) != digest(chain(2))
 
 
+@pytest.mark.slow
 SCRIPT = """
 import argparse, functools, torch
 from torch import nn

@@ -9,6 +9,7 @@ import hashlib
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import RLock
 from typing import Any, final
 
 import numpy as np
@@ -193,16 +194,25 @@ def _attention_weights(heads: list[Tensor], bias: Tensor | None) -> Tensor:
     return torch.softmax(scores if bias is None else scores + bias, dim=-1)
 
 
+_GENERATORS = RLock()
+OUTSIDE_TORCH = ("random", "numpy.random")
+"""The generators that are known by their states: another thread may change these too."""
+
+
 @contextmanager
 def kept_generators(device: torch.device) -> Iterator[None]:
-    """Restore the states of the global generators of torch, Python and NumPy afterwards."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  (the model's own)
-    try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
+    """Restore the states of the global generators of torch, Python and NumPy afterwards.
+
+    All threads share these generators: one thread at a time has them.
+    """
+    with _GENERATORS:
+        python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  (the model's own)
+        try:
+            with torch.random.fork_rng([device] if device.type == "cuda" else []):
+                yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
 
 
 def seed_generators(seed: int) -> None:
