@@ -523,7 +523,6 @@ def test_long_chains_of_functions_are_no_matter_of_depth():
     assert digest(chain(1)) == digest(chain(1)) != digest(chain(2))
 
 
-@pytest.mark.slow
 SCRIPT = """
 import argparse, functools, torch
 from torch import nn
@@ -554,6 +553,7 @@ print(checksum_of(run)[0])
 """
 
 
+@pytest.mark.slow  # It compiles.
 def test_another_process_gives_the_same_checksums(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     one, two = (
