@@ -71,7 +71,7 @@ def main() -> None:
     options = parser.parse_args()
     device = torch.device(options.device)
     result = {"circumstances": circumstances(device), "settings": vars(options).copy()}
-    result["settings"]["output"] = str(options.output)
+    del result["settings"]["output"]
     result["images_per_second"] = speeds = {}
     bench = Bench(options, device)
     for way in options.ways:

@@ -379,8 +379,11 @@ WRONG = {
     "inputs": ({"model": lambda: nn.Linear(5, 3)}, "cannot take a batch of 4 samples"),
     "vector": ({"loss": lambda o, t: (o.sum(1) - t) ** 2}, r"one number .*got the shape \[4\]"),
     "constant": ({"loss": lambda o, t: torch.zeros(())}, "does not depend on the parameters"),
-    "closure": ({"optimizer": torch.optim.LBFGS}, "LBFGS needs a closure"),
-    "no optimizer": ({"optimizer": lambda p: None}, "must return a torch optimiser"),
+    "closure": ({"optimizer": torch.optim.LBFGS}, "got LBFGS, which needs a closure"),
+    "no optimizer": (
+        {"optimizer": lambda p: None},
+        "must make a torch.optim.Optimizer, got NoneType",
+    ),
     "no model": ({"model": lambda: 3}, "must be a torch.nn.Module or make one"),
     "frozen": ({"model": nn.Flatten}, "no parameters to train"),
     "partition": ({"partition": "dirichlett"}, "did you mean 'dirichlet'"),

@@ -6,11 +6,9 @@ import triton.language as tl
 from torch import Tensor
 
 # Triton's sort works on powers of two; what is missing is filled with infinity, which goes last.
-# Triton compiles a kernel anew for numbers that are 1 or multiples of 16. What differs from round
-# to round (ranks, numbers of clients to keep, sizes of groups) is left out of that.
 
 
-@triton.jit(do_not_specialize=["num_rows", "first", "last"])
+@triton.jit
 def _mean_of_ranks(
     source,
     result,
@@ -54,7 +52,7 @@ def mean_of_ranks(source: Tensor, result: Tensor, first: int, last: int) -> None
     )
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_smallest"])
+@triton.jit
 def _sum_of_smallest(
     source, result, num_rows, num_values, num_smallest, ROWS: tl.constexpr, VALUES: tl.constexpr
 ):
@@ -78,7 +76,7 @@ def sum_of_smallest(source: Tensor, result: Tensor, num_smallest: int) -> None:
     )
 
 
-@triton.jit(do_not_specialize=["end", "small"])
+@triton.jit
 def _scatter(
     source,
     position,
@@ -145,7 +143,7 @@ def scatter(
     )
 
 
-@triton.jit(do_not_specialize=["num_values", "groups_per_run"])
+@triton.jit
 def _squared_distances(
     products,
     originals,
@@ -279,7 +277,7 @@ def squared_distances_to_average(
     )
 
 
-@triton.jit(do_not_specialize=["num_smallest"])
+@triton.jit
 def _smallest(scores, result, num_clients, num_smallest, CLIENTS: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * num_clients
     client = tl.arange(0, CLIENTS)

@@ -6,12 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
-from torch.optim import LBFGS, Optimizer
 
 from outvote.training.dropout import kept_generators
 from outvote.training.objective import Objective, as_classes, class_axis
 from outvote.training.samples import Samples
-from outvote.training.sequential import MakeOptimizer
+from outvote.training.sequential import MakeOptimizer, check_optimizer
 
 
 def try_model(
@@ -103,17 +102,11 @@ def _loss(objective: Objective, outputs: Any, targets: Tensor) -> Tensor:
 
 def _check_optimizer(optimizer: MakeOptimizer, model: nn.Module) -> None:
     try:
-        made: Any = optimizer([each for each in model.parameters() if each.requires_grad])
+        made = check_optimizer(optimizer, model)
+    except (TypeError, ValueError) as error:
+        raise ValueError(str(error)) from error
     except Exception as error:
         raise ValueError(f"optimizer(parameters) failed: {_first_line(error)}.") from error
-    if not isinstance(made, Optimizer):
-        raise ValueError(  # noqa: TRY004  (what a function returns is a value)
-            f"optimizer(parameters) must return a torch optimiser, got {type(made).__name__}; pass "
-            "a function such as lambda parameters: torch.optim.Adam(parameters, lr=0.001)."
-        )
-    is_searching = isinstance(made, LBFGS)
-    if is_searching:
-        raise ValueError("LBFGS needs a closure, which clients do not have; take another one.")
     try:
         made.step()
     except Exception as error:
