@@ -1,164 +1,348 @@
-"""The simulator on a GPU, with real CIFAR-10 and the paper's settings.
+"""The simulator on a GPU: the paper's four networks end to end, and curves on real CIFAR-10.
 
-python benchmarks/bench_engine_gpu.py throughput --data FOLDER   60 runs side by side, images/s
-python benchmarks/bench_engine_gpu.py curve --data FOLDER        mean, all clients honest, by round
-python benchmarks/bench_engine_gpu.py plain --data FOLDER        the same in plain loops
+python benchmarks/bench_engine_gpu.py networks -o FILE             12 rules under LIE, random images
+python benchmarks/bench_engine_gpu.py networks --runs 60 -o FILE   the same with five seeds
+python benchmarks/bench_engine_gpu.py curve --data FOLDER -o FILE  mean, all honest, by round
+python benchmarks/bench_engine_gpu.py plain --data FOLDER -o FILE  the same in plain loops
 
-FOLDER holds CIFAR-10 in any form that `outvote data list` names.
+FOLDER holds CIFAR-10 in any form that `outvote data list` names. The random images have the shapes
+and numbers of CIFAR-10, CIFAR-100, the LEAF subset of FEMNIST (18 of 395 writers take part) and 12
+classes of Tiny-ImageNet; settings are the paper's. Everything of a round is counted, with
+evaluation. Times are medians of the rounds after the second; the first is listed by itself.
 """
 
 import argparse
 import copy
 import time
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from timing import circumstances, write_json
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 import outvote as ov
 from outvote.data import load
-from outvote.engine.aggregate_step import aggregate
-from outvote.engine.attack_step import attack
+from outvote.engine import round as rounds
 from outvote.engine.federation import make_federation
-from outvote.engine.local_updates import local_updates
-from outvote.engine.participants import sample_participants
-from outvote.engine.record import record
 from outvote.engine.reference import ReferenceRun
 from outvote.engine.run_stack import Run, RunStack, State
-from outvote.engine.server_step import apply_update
 from outvote.engine.simulation import first_state, make_run_stack, simulate
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.samples import ByteImages
-from outvote.training.stacked_trainer import StackedTrainer
 
-RULES = ("multi-krum", "bulyan", "median", "rfa", "dnc(removal_factor=4)", "rbtm")
-ATTACKS = ("bit-flip", "lie", "min-max", "min-sum", "ipm")
+BASES = ("multi-krum", "bulyan", "median", "rfa(num_iterations=3)", "dnc(removal_factor=4)", "rbtm")
+RULES = (*BASES, *(f"gas({rule})" for rule in BASES))
+PARTS = {
+    "sample_participants": "sampling",
+    "local_updates": "training",
+    "attack": "attack",
+    "aggregate": "rules",
+    "apply_update": "server",
+    "record": "evaluation",
+}
 # The paper's column for CIFAR-10.
 PAPER = LocalSGD(learning_rate=0.1, momentum=0.5, weight_decay=1e-4, max_norm=2.0, num_epochs=5)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One network of the paper and the shape of its data."""
+
+    shape: tuple[int, int, int]
+    num_classes: int
+    num_train: int
+    num_test: int
+    num_clients: int
+    num_sampled: int
+    training: LocalSGD
+    spread: float = 0.0
+    """By how much the numbers of samples of clients differ from their mean, at most."""
+
+
+SETTINGS = {
+    "alexnet": Setting((32, 32, 3), 10, 50_000, 10_000, 50, 5, PAPER),
+    "squeezenet": Setting((32, 32, 3), 100, 50_000, 10_000, 50, 5, replace(PAPER, num_epochs=1)),
+    "leaf-cnn": Setting(
+        (28, 28, 1),
+        62,
+        54_496,
+        6_253,
+        395,
+        18,
+        replace(PAPER, num_epochs=1, learning_rate=0.5),
+        spread=0.5,
+    ),
+    "resnet18": Setting(
+        (64, 64, 3),
+        12,
+        6_000,
+        600,
+        50,
+        5,
+        replace(PAPER, num_epochs=1, momentum=0.9, batch_size=128),
+    ),
+}
 
 
 def main() -> None:
     """Run one of the three."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["throughput", "curve", "plain"])
+    parser.add_argument("what", choices=["networks", "curve", "plain"])
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--precision", nargs="+", default=["tf32"])
+    parser.add_argument("--precision", default="bfloat16")
+    parser.add_argument("--networks", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
+    parser.add_argument("--runs", type=int, default=len(RULES), help="12 rules, more by seeds")
+    parser.add_argument("--trainer", default="auto")
+    parser.add_argument("--attack", default="lie(z=1.5, sign=1)")
+    parser.add_argument("--profile", type=Path, help="a folder for profiles of one round each")
+    parser.add_argument("--tiny", action="store_true", help="a few images, to try the script")
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
-    device = torch.device("cuda")
-    found = load("cifar10", folder=options.data)
-    info = {"mean": found.mean, "std": found.std, "device": device}
-    data = Data(
-        ByteImages(found.train_images, found.train_labels, **info),
-        ByteImages(found.test_images, found.test_labels, **info),
-        found.train_labels,
-    )
-    result = {"circumstances": circumstances(device), "what": options.what}
-    work = {"throughput": throughput, "curve": curve, "plain": plain}[options.what]
-    for rows in work(data, options):
+    result = {"circumstances": circumstances(torch.device(options.device)), "what": options.what}
+    work = {"networks": networks, "curve": curve, "plain": plain}[options.what]
+    for rows in work(options):
         result["rows"] = rows
         write_json(options.output, result)
 
 
+def networks(options: argparse.Namespace):  # noqa: ANN201
+    """Run rounds of all rules under one attack, evaluated in every round."""
+    rows = []
+    for name in options.networks:
+        setting = _tiny(SETTINGS[name]) if options.tiny else SETTINGS[name]
+        row = {"network": name, "runs": options.runs, "precision": options.precision}
+        try:
+            row |= _measure(name, setting, options)
+        except torch.cuda.OutOfMemoryError as error:
+            row["error"] = str(error).partition("\n")[0]
+        rows.append(row)
+        print({k: v for k, v in row.items() if k not in ("rounds", "rules")}, flush=True)
+        print("  rules", row.get("rules"), flush=True)
+        torch.cuda.empty_cache()
+        yield rows
+
+
+def _measure(name: str, setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
+    device = torch.device(options.device)
+    data = Data.random(setting, device)
+    modules = [
+        ov.make_model(name, num_classes=setting.num_classes, input_shape=setting.shape, seed=number)
+        for number in range(-(-options.runs // len(RULES)))
+    ]
+    runs = [
+        _run(setting, RULES[k % len(RULES)], options.attack, seed=k // len(RULES))
+        for k in range(options.runs)
+    ]
+    started = time.perf_counter()
+    stack = make_run_stack(
+        modules[0],
+        data.train,
+        data.test,
+        runs,
+        training=setting.training,
+        num_classes=setting.num_classes,
+        precision=options.precision if device.type == "cuda" else "float32",
+        trainer=options.trainer,
+    )
+    state = first_state([modules[k // len(RULES)] for k in range(options.runs)], data.train)
+    _sync(device)
+    built = time.perf_counter() - started
+    found, clock = [], Clock(device)
+    for number in range(options.rounds):
+        is_profiled = options.profile is not None and number == options.rounds - 1
+        if is_profiled:
+            with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+                state, seconds, num_samples = _round(stack, state, device)
+            options.profile.mkdir(parents=True, exist_ok=True)
+            table = profiler.key_averages().table(
+                sort_by="self_cuda_time_total", row_limit=45, max_name_column_width=90
+            )
+            (options.profile / f"{name}-{options.runs}.txt").write_text(table)
+        else:
+            state, seconds, num_samples = _round(stack, state, device)
+            found.append({"seconds": seconds, "samples": num_samples})
+    with clock:
+        for _ in range(2 + (not options.tiny)):
+            state, _, num_samples = _round(stack, state, device)
+    parts = {part: median(times[1:] or times) for part, times in clock.times.items()}
+    warm = median([each["seconds"] for each in found[2:]] or [found[-1]["seconds"]])
+    num_warm = median([each["samples"] for each in found[2:]] or [num_samples])
+    return {
+        "trainer": stack.trainer.name,
+        "built": built,
+        "first": [each["seconds"] for each in found[:2]],
+        "seconds": warm,
+        "samples_per_second": num_warm / warm,
+        "training_samples_per_second": num_warm / parts["training"],
+        "samples": num_warm,
+        "parts": {PARTS[p]: parts[PARTS[p]] for p in PARTS},
+        "gibibytes": torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None,
+        "rounds": found,
+        "rules": {part: 1e3 * value for part, value in parts.items() if part not in PARTS.values()},
+    }
+
+
+def _round(stack: RunStack, state: State, device: torch.device) -> tuple[State, float, int]:
+    _sync(device)
+    start = time.perf_counter()
+    state, records = rounds.run_round(stack, state)
+    _sync(device)
+    return state, time.perf_counter() - start, sum(record.num_samples for record in records)
+
+
+def _sync(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+class Clock:
+    """Measures the parts of rounds; the device is waited for after each."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Measure nothing yet."""
+        self.device = device
+        self.times: dict[str, list[float]] = defaultdict(list)
+        self._plain: list[tuple[Any, str, Any]] = []
+
+    def __enter__(self) -> "Clock":
+        from outvote.engine import aggregate_step
+
+        for name, label in PARTS.items():
+            self._replace(rounds, name, lambda _, label=label: label)
+        self._replace(
+            aggregate_step, "apply_rule", lambda given: str(given[0].runs[given[4][0]].rule)
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for owner, name, plain in self._plain:
+            setattr(owner, name, plain)
+
+    def _replace(self, owner: Any, name: str, label: Any) -> None:
+        plain = getattr(owner, name)
+        self._plain.append((owner, name, plain))
+
+        def timed(*given: Any, **named: Any) -> Any:
+            _sync(self.device)
+            start = time.perf_counter()
+            found = plain(*given, **named)
+            _sync(self.device)
+            self.times[label(given)].append(time.perf_counter() - start)
+            return found
+
+        setattr(owner, name, timed)
+
+
+def _run(setting: Setting, rule: str, attack: str, seed: int) -> Run:
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(setting.num_train, generator=generator)
+    shares = 1 + setting.spread * (2 * torch.rand(setting.num_clients, generator=generator) - 1)
+    ends = (shares.cumsum(0) / shares.sum() * setting.num_train).round().long().tolist()
+    parts = [order[start:stop] for start, stop in zip([0, *ends], ends, strict=False)]
+    return Run(
+        federation=make_federation(parts, fraction=0.2, seed=seed),
+        attack=ov.make_attack(attack),
+        rule=ov.make_rule(rule),
+        seed=seed,
+        num_sampled=setting.num_sampled,
+    )
+
+
+def _tiny(setting: Setting) -> Setting:
+    training = replace(setting.training, num_epochs=1, num_steps=1, batch_size=2)
+    return replace(
+        setting, num_train=60, num_test=4, num_clients=10, num_sampled=5, training=training
+    )
+
+
+@dataclass(frozen=True)
 class Data:
-    """Real images on the device."""
+    """Images on the device."""
 
-    def __init__(self, train: ByteImages, test: ByteImages, labels: object) -> None:
-        """Keep them together."""
-        self.train, self.test, self.labels = train, test, labels
+    train: ByteImages
+    test: ByteImages
+    labels: Any
 
-    def run(self, rule: str, attack: str, seed: int, fraction: float) -> Run:
-        """Return one federation of 50 clients; 5 take part in a round."""
+    @classmethod
+    def random(cls, setting: Setting, device: torch.device) -> "Data":
+        """Draw images of the shape of a data set."""
+        generator = torch.Generator().manual_seed(0)
+        half = (0.5,) * setting.shape[2]
+        made = []
+        for number in (setting.num_train, setting.num_test):
+            size = (number, *setting.shape)
+            images = torch.randint(256, size, generator=generator, dtype=torch.uint8)
+            labels = torch.randint(setting.num_classes, (number,), generator=generator)
+            made.append(ByteImages(images, labels, mean=half, std=half, device=device))
+        return cls(made[0], made[1], made[0].labels)
+
+    @classmethod
+    def cifar10(cls, options: argparse.Namespace) -> "Data":
+        """Read CIFAR-10."""
+        found = load("cifar10", folder=options.data)
+        info = {"mean": found.mean, "std": found.std, "device": torch.device(options.device)}
+        return cls(
+            ByteImages(found.train_images, found.train_labels, **info),
+            ByteImages(found.test_images, found.test_labels, **info),
+            found.train_labels,
+        )
+
+    def honest_run(self, seed: int) -> Run:
+        """Return a federation of 50 honest clients; 5 take part in a round."""
         parts = ov.partition_dirichlet(self.labels, num_clients=50, beta=0.5, seed=seed)
         return Run(
-            federation=make_federation(parts, fraction=fraction, seed=seed),
-            attack=ov.make_attack(attack),
-            rule=ov.make_rule(rule),
+            federation=make_federation(parts, fraction=0.0, seed=seed),
+            attack=ov.make_attack("none"),
+            rule=ov.make_rule("mean"),
             seed=seed,
             num_sampled=5,
         )
 
-    def stack(self, runs: list[Run], precision: str) -> tuple[RunStack, State]:
-        """Return the runs at their start."""
-        modules = [ov.make_model("alexnet", num_classes=10, seed=run.seed) for run in runs]
-        stack = make_run_stack(
-            modules[0], self.train, self.test, runs, training=PAPER, num_classes=10
-        )
-        trainer = StackedTrainer(modules[0], self.train, precision)
-        return replace(stack, trainer=trainer), first_state(modules, self.train)
 
-
-def throughput(data: Data, options: argparse.Namespace):  # noqa: ANN201
-    """Run rounds of 60 runs: 12 rules under 5 attacks, evaluated in every round."""
-    rules = [*RULES, *(f"gas({rule})" for rule in RULES)]
-    runs = [data.run(r, a, seed, 0.2) for r in rules for seed, a in enumerate(ATTACKS)]
-    rows = []
-    for precision in options.precision:
-        stack, state = data.stack(runs, precision)
-        for _ in range(options.rounds + 2):
-            seconds, num_images, state = timed_round(stack, state)
-            total = sum(seconds.values())
-            row = {"precision": precision, "round": state.round, "images": num_images}
-            row |= {"seconds": total, "images_per_second": num_images / total}
-            row |= {"parts": seconds, "gibibytes": torch.cuda.max_memory_allocated() / 2**30}
-            rows.append(row)
-            print(precision, {k: round(v, 3) for k, v in seconds.items()}, row["images_per_second"])
-            yield rows
-        speeds = [r["images_per_second"] for r in rows if r["precision"] == precision][2:]
-        print(precision, "median of the last rounds:", round(median(speeds)), "images/s")
-
-
-def timed_round(stack: RunStack, state: State) -> tuple[dict[str, float], int, State]:
-    """Run a round as `engine/round.py` does, with a clock after every step."""
-    seconds: dict[str, float] = defaultdict(float)
-
-    def timed(name: str, work, *given, **named):  # noqa: ANN001, ANN002, ANN003, ANN202
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        result = work(*given, **named)
-        torch.cuda.synchronize()
-        seconds[name] += time.perf_counter() - start
-        return result
-
-    participants = timed("sample", sample_participants, stack, state.round + 1)
-    updates = timed("train", local_updates, stack, state, participants)
-    sent, attack_states = timed("attack", attack, stack, state, participants, updates)
-    found = timed("aggregate", aggregate, stack, state, participants, updates, sent)
-    after = timed("apply", apply_update, stack, state, updates, found, attack_states)
-    given = (stack, state, after, participants, updates, found)
-    timed("record", record, *given, is_evaluated=True)
-    return dict(seconds), int(updates.num_samples.sum()), after
-
-
-def curve(data: Data, options: argparse.Namespace):  # noqa: ANN201
+def curve(options: argparse.Namespace):  # noqa: ANN201
     """Train by the mean with honest clients only, all seeds side by side."""
-    runs = [data.run("mean", "none", seed, 0.0) for seed in options.seeds]
-    stack, state = data.stack(runs, options.precision[0])
+    data = Data.cifar10(options)
+    runs = [data.honest_run(seed) for seed in options.seeds]
+    modules: list[nn.Module] = [
+        ov.make_model("alexnet", num_classes=10, seed=seed) for seed in options.seeds
+    ]
+    stack = make_run_stack(
+        modules[0],
+        data.train,
+        data.test,
+        runs,
+        training=PAPER,
+        num_classes=10,
+        precision=options.precision,
+    )
     rows = []
     start = time.perf_counter()
-    for step in simulate(stack, state, options.rounds):
+    for step in simulate(stack, first_state(modules, data.train), options.rounds):
         accuracies = [record.accuracy for record in step.records]
         rows.append({"round": step.state.round, "seeds": options.seeds, "accuracy": accuracies})
-        rows[-1] |= {"precision": options.precision[0], "seconds": time.perf_counter() - start}
+        rows[-1] |= {"precision": options.precision, "seconds": time.perf_counter() - start}
         if step.state.round % 10 == 0:
             print(rows[-1], flush=True)
             yield rows
     yield rows
 
 
-def plain(data: Data, options: argparse.Namespace):  # noqa: ANN201
+def plain(options: argparse.Namespace):  # noqa: ANN201
     """The same in plain loops of PyTorch."""
+    data = Data.cifar10(options)
     rows = []
     for seed in options.seeds:
-        run = data.run("mean", "none", seed, 0.0)
-        model = ov.make_model("alexnet", num_classes=10, seed=seed).cuda()
+        model = ov.make_model("alexnet", num_classes=10, seed=seed).to(options.device)
         reference = ReferenceRun(
-            run=run,
+            run=data.honest_run(seed),
             model=copy.deepcopy(model),
             train=data.train,
             test=data.test,
