@@ -1,16 +1,18 @@
-"""Batch normalisation of many models against torch's own, model by model."""
+"""Batch normalisation of many models, plain and fused with what follows, against torch's own."""
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outvote.training import batch_norm
+from outvote.training import fused_layers
 from outvote.training.batch_norm import Normalise, affine, moments
+from outvote.training.fused_layers import AddRelu, FusedNorm, Join, Joined, Norm, ReluProduct
 
 EPSILON = 1e-5
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 4e-2}
-SHAPES = [(2, 3, 4, 5, 7), (3, 4, 2, 2, 16), (1, 6, 3, 3, 130), (2, 40, 16, 16, 24)]
+SHAPES = [(2, 3, 4, 6, 7), (3, 4, 2, 2, 16), (1, 6, 4, 2, 130), (2, 40, 16, 16, 24)]
+SHARE = 0.25
 
 
 def _drawn(*shape: int, seed: int) -> Tensor:
@@ -25,49 +27,189 @@ def _mask(shape: tuple[int, ...]) -> Tensor:
     return is_there
 
 
+def _anchor() -> Tensor:
+    return torch.zeros((), requires_grad=True)
+
+
+def _close(found: Tensor, wanted: Tensor, dtype: torch.dtype, largest: float = 1.0) -> None:
+    """Compare; gradients of factors and offsets are sums over all samples."""
+    tolerance = TOLERANCE[dtype] * max(1.0, largest)
+    torch.testing.assert_close(
+        found.detach().cpu().double(), wanted.detach(), rtol=TOLERANCE[dtype], atol=3 * tolerance
+    )
+
+
+class Case:
+    """Samples far from 0, their parameters, and what torch makes of them in float64."""
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: torch.dtype, is_padded: bool, follows: str = ""
+    ) -> None:
+        self.shape, self.dtype = shape, dtype
+        self.images = (3 * _drawn(*shape, seed=0) + 5).to(dtype)
+        self.factor, self.offset, self.bias = (
+            _drawn(shape[0], shape[-1], seed=k).to(dtype) for k in (1, 2, 6)
+        )
+        self.is_there = _mask(shape) if is_padded else torch.ones(shape[:2], dtype=torch.bool)
+        halves = 2 if follows == "relu-pool" else 1
+        pooled = (*shape[:2], shape[2] // halves, shape[3] // halves, shape[4])
+        self.outer = _drawn(*pooled, seed=3) * self.is_there[:, :, None, None, None]
+        self.running = (
+            _drawn(shape[0], shape[-1], seed=4),
+            _drawn(shape[0], shape[-1], seed=5).abs(),
+        )
+        self.exact = [
+            values.to(torch.float64, copy=True).requires_grad_()
+            for values in (self.images, self.factor, self.offset)
+        ]
+        self.wanted, self.means, self.variances = [], [], []
+        for k in range(shape[0]):
+            flat = self.exact[0][k][self.is_there[k]].movedim(-1, 1)
+            result = F.batch_norm(
+                flat, None, None, self.exact[1][k], self.exact[2][k], training=True, eps=EPSILON
+            )
+            result = F.relu(result) if follows else result
+            result = F.max_pool2d(result, 2) if halves == 2 else result
+            (result * self.outer[k][self.is_there[k]].movedim(-1, 1)).sum().backward()
+            self.wanted.append(result.movedim(1, -1))
+            self.means.append(flat.detach().mean(dim=(0, 2, 3)))
+            self.variances.append(flat.detach().var(dim=(0, 2, 3), correction=0))
+
+    def check(self, found: Tensor, given: Tensor, targets: list[Tensor]) -> None:
+        """Compare samples and gradients; those of padding mean nothing."""
+        for k, wanted in enumerate(self.wanted):
+            there = self.is_there[k]
+            _close(found[k][there.to(found.device)], wanted, self.dtype)
+        for ours, theirs in zip([given.grad, *targets], self.exact, strict=True):
+            _close(ours, theirs.grad, self.dtype, float(theirs.grad.abs().max()))
+
+
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("is_padded", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_samples_and_gradients_are_those_of_torch(
     shape: tuple[int, ...], is_padded: bool, dtype: torch.dtype, device: torch.device
 ) -> None:
-    images = (3 * _drawn(*shape, seed=0) + 5).to(dtype)
-    factor, offset = (_drawn(shape[0], shape[-1], seed=k).to(dtype) for k in (1, 2))
-    is_there = _mask(shape) if is_padded else torch.ones(shape[:2], dtype=torch.bool)
-    outer = _drawn(*shape, seed=3) * is_there[:, :, None, None, None]
-
-    given = [values.to(device, copy=True).requires_grad_() for values in (images, factor, offset)]
+    case = Case(shape, dtype, is_padded)
+    images, factor, offset = (
+        values.to(device, copy=True) for values in (case.images, case.factor, case.offset)
+    )
+    images.requires_grad_()
+    targets = [torch.empty_like(factor), torch.empty_like(offset)]
+    is_there = case.is_there.to(device) if is_padded else None
     found, mean, variance, size = Normalise.apply(
-        *given, is_there.to(device) if is_padded else None, EPSILON
+        images, factor, offset, is_there, EPSILON, targets, _anchor()
     )
     assert found.dtype == dtype
-    (found.double() * outer.to(device)).sum().backward()
-
-    exact = [
-        values.to(torch.float64, copy=True).requires_grad_() for values in (images, factor, offset)
-    ]
+    (found.double() * case.outer.to(device)).sum().backward()
+    case.check(found, images, targets)
     for k in range(shape[0]):
-        there = is_there[k]
-        flat = exact[0][k][there].movedim(-1, 1)
-        wanted = F.batch_norm(
-            flat, None, None, exact[1][k], exact[2][k], training=True, eps=EPSILON
-        )
-        (wanted * outer[k][there].movedim(-1, 1)).sum().backward()
-        close = {"rtol": TOLERANCE[dtype], "atol": 3 * TOLERANCE[dtype]}
-        here = found[k][there.to(device)].movedim(-1, 1)
-        torch.testing.assert_close(here.cpu().double(), wanted.detach(), **close)
-        torch.testing.assert_close(
-            mean[k].cpu().double(), flat.detach().mean(dim=(0, 2, 3)), **close
-        )
-        expected = flat.detach().var(dim=(0, 2, 3), correction=0)
-        torch.testing.assert_close(variance[k].cpu().double(), expected, **close)
-        assert float(size[k]) == flat.numel() / shape[-1]
-    for ours, theirs in zip(given, exact, strict=True):
-        # Gradients of factors and offsets are sums over all samples.
-        largest = float(theirs.grad.abs().max())
-        torch.testing.assert_close(
-            ours.grad.cpu().double(), theirs.grad, rtol=0, atol=TOLERANCE[dtype] * max(1, largest)
-        )
+        _close(mean[k], case.means[k], dtype)
+        _close(variance[k], case.variances[k], dtype)
+        assert float(size[k]) == int(case.is_there[k].sum()) * shape[2] * shape[3]
+
+
+needs_kernels = pytest.mark.skipif(
+    not fused_layers.is_usable(
+        torch.empty(0, device="cuda" if torch.cuda.is_available() else None)
+    ),
+    reason="needs a GPU, or Triton's interpreter",
+)
+
+
+@needs_kernels
+@pytest.mark.parametrize("follows", ["", "relu", "relu-pool"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_padded", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_fused_with_what_follows_it_is_that_of_torch(
+    shape: tuple[int, ...], is_padded: bool, dtype: torch.dtype, follows: str, device: torch.device
+) -> None:
+    case = Case(shape, dtype, is_padded, follows)
+    images = case.images.to(device, copy=True).requires_grad_()
+    # As in a packed model: the parameters of a model are far from those of the next.
+    packed = torch.zeros(shape[0], 3, shape[-1] + 5, dtype=dtype, device=device)
+    factor, offset, bias = (packed[:, k, : shape[-1]] for k in range(3))
+    for target, values in zip(
+        (factor, offset, bias), (case.factor, case.offset, case.bias), strict=True
+    ):
+        target.copy_(values)
+    targets = [torch.zeros_like(packed)[:, k, : shape[-1]] for k in range(2)]
+    mean, variance = (values.float().to(device) for values in case.running)
+    before = mean.clone(), variance.clone()
+    share = torch.full((shape[0],), SHARE, dtype=torch.float64, device=device)
+    joined = Joined(2 * shape[-1])
+    norm = Norm(
+        factor,
+        offset,
+        bias,
+        (mean, variance, share),
+        (targets[0], targets[1]),
+        case.is_there.to(device) if is_padded else None,
+        EPSILON,
+        relu=bool(follows),
+        pool=follows == "relu-pool",
+        joined=joined,
+    )
+    one = FusedNorm.apply(images, norm, _anchor())
+    two = one.detach().clone().requires_grad_()
+    joined.place(two, two.shape).copy_(two.detach())
+    found = Join.apply(joined, one, two)
+    outer = torch.cat([case.outer, 2 * case.outer], dim=-1).to(device)
+    (found.double() * outer).sum().backward()
+    case.check(found[..., : shape[-1]], images, targets)
+    _close(two.grad, 2 * case.outer, dtype)
+    for k in range(shape[0]):
+        size = int(case.is_there[k].sum()) * shape[2] * shape[3]
+        middle = case.means[k] + case.bias[k].double()
+        _close(mean[k], before[0][k].cpu().double().lerp(middle, SHARE), dtype)
+        unbiased = case.variances[k] * size / (size - 1)
+        _close(variance[k], before[1][k].cpu().double().lerp(unbiased, SHARE), dtype, 10.0)
+
+
+@needs_kernels
+@pytest.mark.parametrize("is_pooled", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_product_bias_relu_and_pooling_are_those_of_torch(
+    is_pooled: bool, dtype: torch.dtype, device: torch.device
+) -> None:
+    models, sides, inputs, outputs = 3, (5, 4, 6), 16, 20
+    # Of few digits: the products are exact, and so is what is positive and what is the largest.
+    rows = _drawn(models, 5 * 4 * 6, inputs, seed=0).sign().to(dtype)
+    weight = (_drawn(models, inputs, outputs, seed=1).round().clamp(-2, 2) / 4).to(dtype)
+    bias = (_drawn(models, outputs, seed=2).round() / 4).to(dtype)
+    exact = [values.double().requires_grad_() for values in (rows, weight, bias)]
+    wanted = F.relu(torch.baddbmm(exact[2].unsqueeze(1), exact[0], exact[1]))
+    wanted = wanted.view(models, *sides, outputs)
+    if is_pooled:
+        wanted = F.max_pool2d(wanted.flatten(0, 1).movedim(-1, 1), 2).movedim(1, -1)
+        wanted = wanted.unflatten(0, (models, -1))
+    outer = _drawn(*wanted.shape, seed=3)
+    (wanted * outer).sum().backward()
+
+    given = rows.to(device, copy=True).requires_grad_()
+    to_weight = torch.empty(models, outputs, inputs, dtype=dtype, device=device).mT
+    to_bias = torch.empty(models, outputs, dtype=dtype, device=device)
+    found = ReluProduct.apply(
+        given, weight.to(device), bias.to(device), to_weight, to_bias, sides, is_pooled, _anchor()
+    )
+    (found.double() * outer.to(device)).sum().backward()
+    _close(found, wanted, dtype)
+    for ours, theirs in zip((given.grad, to_weight, to_bias), exact, strict=True):
+        _close(ours, theirs.grad, dtype, float(theirs.grad.abs().max()))
+
+
+@needs_kernels
+def test_add_and_relu_are_those_of_torch(device: torch.device) -> None:
+    left, right = (
+        _drawn(2, 3, 5, 5, 7, seed=k).float().to(device).requires_grad_() for k in (0, 1)
+    )
+    found = AddRelu.apply(left, right)
+    wanted = F.relu(left.detach() + right.detach())
+    torch.testing.assert_close(found, wanted)
+    found.sum().backward()
+    torch.testing.assert_close(left.grad, (wanted > 0).float())
+    torch.testing.assert_close(right.grad, (wanted > 0).float())
 
 
 def test_moments_of_samples_far_from_zero_keep_their_digits(device: torch.device) -> None:
@@ -75,6 +217,17 @@ def test_moments_of_samples_far_from_zero_keep_their_digits(device: torch.device
     _, variance, _ = moments(images.to(device), None)
     wanted = images.double().var(dim=(1, 2, 3), correction=0)
     torch.testing.assert_close(variance.cpu().double(), wanted, rtol=1e-4, atol=0)
+
+
+@needs_kernels
+def test_fused_moments_of_samples_far_from_zero_keep_their_digits(device: torch.device) -> None:
+    images = (_drawn(2, 64, 8, 8, 3, seed=0) + 1000).float()
+    ones = torch.ones(2, 3, device=device)
+    running = (ones.clone(), ones.clone(), torch.ones(2, dtype=torch.float64, device=device))
+    kernels = fused_layers._kernels()
+    kernels.moments(images.to(device), None, (ones, ones, None), running, EPSILON)
+    wanted = images.double().var(dim=(1, 2, 3))
+    torch.testing.assert_close(running[1].cpu().double(), wanted, rtol=1e-4, atol=0)
 
 
 def test_a_model_without_samples_has_finite_moments(device: torch.device) -> None:
@@ -99,20 +252,3 @@ def test_evaluation_multiplies_and_adds_by_channel(
         rtol=TOLERANCE[dtype],
         atol=1e-2 if dtype == torch.bfloat16 else 1e-5,
     )
-
-
-@pytest.mark.parametrize("name", ["images", "scale", "shift"])
-def test_evaluation_has_gradients_where_any_are_wanted(
-    name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The kernels, which have none, could be used.
-    monkeypatch.setattr(batch_norm, "is_usable", lambda _: True)
-    given = {
-        "images": _drawn(2, 3, 2, 2, 4, seed=0),
-        "scale": _drawn(2, 4, seed=1),
-        "shift": _drawn(2, 4, seed=2),
-    }
-    given = {key: values.float().to(device) for key, values in given.items()}
-    given[name].requires_grad_()
-    affine(**given).sum().backward()
-    assert float(given[name].grad.abs().sum()) > 0

@@ -12,7 +12,7 @@ from outvote.engine.federation import make_federation
 from outvote.engine.run_stack import Run
 from outvote.engine.simulation import first_state, make_run_stack, simulate
 from outvote.server.step import Server
-from outvote.training.im2col import Im2Col
+from outvote.training.im2col import Im2Col, with_zeros
 from outvote.training.local_sgd import LocalSGD, take_step
 from outvote.training.samples import ByteImages
 from outvote.training.stacked_trainer import StackedTrainer
@@ -42,6 +42,7 @@ def test_im2col_and_its_gradients_are_those_of_torch(
     unfolded = torch.nn.functional.unfold(flat, size, stride=stride, padding=padding)
     # unfold has the channels before the window.
     expected = unfolded.unflatten(1, (shape[-1], size * size)).movedim(1, 2).flatten(1, 2).mT
+    expected = with_zeros(expected, expected.shape[-1])
     torch.testing.assert_close(
         windows.detach().flatten(0, 1).flatten(1, 2).cpu().double(), expected.detach()
     )

@@ -1,5 +1,7 @@
 """Windows of convolutions on NVIDIA GPUs; `windows` has the same in plain torch."""
 
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -12,16 +14,18 @@ def _kernels() -> Any:
     return load_kernels("outvote.kernels.conv_windows_triton")
 
 
-def is_usable(values: Tensor) -> bool:
-    """Return whether the kernels can work on these values."""
-    return is_for_kernels(values) and _kernels() is not None
+def is_usable(values: Tensor, sides: Sequence[int]) -> bool:
+    """Return whether the kernels can work on these values, and count windows in 32 bits."""
+    return is_for_kernels(values) and prod(sides) < 2**31 and _kernels() is not None
 
 
-def cut(images: Tensor, size: int, stride: int, padding: int, sides: tuple[int, int]) -> Tensor:
-    """Copy all windows."""
+def cut(
+    images: Tensor, size: int, stride: int, padding: int, sides: tuple[int, int], num_values: int
+) -> Tensor:
+    """Copy all windows, zeros behind them up to `num_values`."""
     images = images.contiguous()
-    models, batch, _, _, channels = images.shape
-    shape = (models, batch, *sides, size * size * channels)
+    models, batch = images.shape[:2]
+    shape = (models, batch, *sides, num_values)
     windows = torch.empty(shape, dtype=images.dtype, device=images.device)
     _kernels().cut(images, windows, size, stride, padding)
     return windows

@@ -1,7 +1,6 @@
-"""Batch normalisation in many models at once, with its own backward pass.
+"""Batch normalisation in many models at once, with its own backward pass, in plain torch.
 
-torch's autograd would take a dozen passes over the samples in float32. On a GPU this takes two
-forward and two backward, in the precision of the samples, with sums in float32 or better.
+`fused_layers` has the same by kernels for GPUs.
 """
 
 from math import prod
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from outvote.kernels import is_for_kernels, load_kernels
 from outvote.training.local_sgd import LocalSGD
 
 OVER = (1, 2, 3)
@@ -33,19 +31,11 @@ def check_batch_size(module: nn.Module, training: LocalSGD) -> None:
         )
 
 
-def _kernels() -> Any:
-    return load_kernels("outvote.kernels.normalisation_triton")
-
-
-def is_usable(images: Tensor) -> bool:
-    """Return whether the kernels can work on these samples; their sums are float32."""
-    return is_for_kernels(images) and images.dtype != torch.float64 and _kernels() is not None
-
-
 class Normalise(Function):
     """Samples ``[models, batch, height, width, channels]`` normalised by their own moments.
 
-    Padding is normalised too, but does not enter the moments.
+    Padding is normalised too, but does not enter the moments. The gradients of factors and offsets
+    are written, not returned.
     """
 
     @staticmethod
@@ -56,41 +46,41 @@ class Normalise(Function):
         offset: Tensor,
         is_there: Tensor | None,
         epsilon: float,
+        targets: tuple[Tensor, Tensor],
+        anchor: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the samples, and mean, variance and count, ``[models, channels or 1]``."""
-        images = images.contiguous()
+        """Return the samples, and mean, variance and count, ``[models, channels or 1]``.
+
+        `anchor` requires a gradient: without one, torch would skip the backward pass.
+        """
+        del anchor
         mean, variance, size = moments(images, is_there)
         inv_std = (variance + epsilon).rsqrt()
         scale = factor * inv_std
         ctx.save_for_backward(images, factor, mean, inv_std, size, is_there)
+        ctx.targets = targets
         ctx.mark_non_differentiable(mean, variance, size)
         return affine(images, scale, offset - mean * scale), mean, variance, size
 
     @staticmethod
     def backward(ctx: Any, *outer: Any) -> Any:
-        """Return the gradients of the samples, the factors and the offsets."""
+        """Return the gradient of the samples."""
         images, factor, mean, inv_std, size, is_there = ctx.saved_tensors
-        gradient = outer[0].contiguous()
-        sums, along = _gradient_sums(gradient, images, mean, inv_std)
-        inner = _inner_gradient(
-            gradient,
-            images,
-            (mean, inv_std, factor * inv_std, sums / size, along / size),
-            is_there,
-        )
-        return inner, along.to(factor.dtype), sums.to(factor.dtype), None, None
+        gradient = _wide(outer[0])
+        centred = (_wide(images) - per_channel(mean)) * per_channel(inv_std)
+        sums, along = gradient.sum(dim=OVER), (gradient * centred).sum(dim=OVER)
+        to_factor, to_offset = ctx.targets
+        to_factor.copy_(along)
+        to_offset.copy_(sums)
+        pull = per_channel(sums / size) + centred * per_channel(along / size)
+        if is_there is not None:
+            pull = pull * is_there.to(pull.dtype)[:, :, None, None, None]
+        inner = ((gradient - pull) * per_channel(factor * inv_std)).to(images.dtype)
+        return inner, None, None, None, None, None, None
 
 
 def moments(images: Tensor, is_there: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return mean, variance and count per channel over the samples that are no padding."""
-    if is_usable(images):
-        means, squares, sizes = _kernels().moments(images, is_there)
-        size = sizes.double().sum(dim=1).clamp(min=1).unsqueeze(-1)
-        share = sizes.double().unsqueeze(-1)
-        mean = (means * share).sum(dim=1) / size
-        apart = (means - mean.unsqueeze(1)).square() * share
-        variance = (squares.double().sum(dim=1) + apart.sum(dim=1)) / size
-        return mean.float(), variance.float(), size.float()
     exact = _wide(images)
     if is_there is None:
         size = exact.new_full((len(images), 1), float(prod(images.shape[1:4])))
@@ -105,37 +95,7 @@ def moments(images: Tensor, is_there: Tensor | None) -> tuple[Tensor, Tensor, Te
 
 def affine(images: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """Return ``images * scale + shift``, both ``[models, channels]``."""
-    wants_gradient = any(values.requires_grad for values in (images, scale, shift))
-    if is_usable(images) and not (torch.is_grad_enabled() and wants_gradient):
-        found: Tensor = _kernels().affine(images.contiguous(), scale, shift)
-        return found
     return (_wide(images) * per_channel(scale) + per_channel(shift)).to(images.dtype)
-
-
-def _gradient_sums(
-    gradient: Tensor, images: Tensor, mean: Tensor, inv_std: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the sums of the gradients, and of them times the normalised samples."""
-    if is_usable(images):
-        sums, along = _kernels().gradient_sums(gradient, images, mean, inv_std)
-        return sums.sum(dim=1), along.sum(dim=1)
-    exact = _wide(gradient)
-    centred = (_wide(images) - per_channel(mean)) * per_channel(inv_std)
-    return exact.sum(dim=OVER), (exact * centred).sum(dim=OVER)
-
-
-def _inner_gradient(
-    gradient: Tensor, images: Tensor, by_channel: tuple[Tensor, ...], is_there: Tensor | None
-) -> Tensor:
-    """Return the gradient of the samples; padding did not enter the moments."""
-    if is_usable(images):
-        found: Tensor = _kernels().inner_gradient(gradient, images, by_channel, is_there)
-        return found
-    mean, inv_std, scale, average, along = (per_channel(values) for values in by_channel)
-    pull = average + (_wide(images) - mean) * inv_std * along
-    if is_there is not None:
-        pull = pull * is_there.to(pull.dtype)[:, :, None, None, None]
-    return ((_wide(gradient) - pull) * scale).to(gradient.dtype)
 
 
 def per_channel(values: Tensor) -> Tensor:

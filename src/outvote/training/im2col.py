@@ -9,11 +9,26 @@ from torch.nn import functional as F
 
 from outvote.kernels import conv_windows
 
+# Fast products need rows of a multiple of it.
+ALIGNED_VALUES = 8
+
+
+def padded(num_values: int) -> int:
+    """Return how many values a window has with the zeros behind it."""
+    return -(-num_values // ALIGNED_VALUES) * ALIGNED_VALUES
+
+
+def with_zeros(rows: Tensor, num_values: int) -> Tensor:
+    """Append the zeros to rows of so many values."""
+    missing = padded(num_values) - num_values
+    return F.pad(rows, (0, missing)) if missing else rows
+
 
 def im2col(images: Tensor, size: int, stride: int, padding: int) -> Tensor:
-    """Return the windows of a convolution, ``[models, batch, height, width, values]``."""
+    """Return the windows of a convolution, ``[models, batch, height, width, padded values]``."""
+    channels = images.shape[-1]
     if size == 1 and padding == 0:
-        return images[:, :, ::stride, ::stride]
+        return with_zeros(images[:, :, ::stride, ::stride], channels)
     found: Tensor = Im2Col.apply(images, size, stride, padding)  # type: ignore[no-untyped-call]
     return found
 
@@ -28,21 +43,21 @@ class Im2Col(Function):
         ctx.shape = images.shape
         models, batch, height, width, channels = images.shape
         high, wide = ((side + 2 * padding - size) // stride + 1 for side in (height, width))
-        if conv_windows.is_usable(images):
-            return conv_windows.cut(images, size, stride, padding, (high, wide))
-        padded = F.pad(images, (0, 0, padding, padding, padding, padding))
-        windows = padded.unfold(2, size, stride).unfold(3, size, stride)
-        rows: Tensor = windows.movedim(4, -1).reshape(
-            models, batch, high, wide, size * size * channels
-        )
-        return rows
+        num_values = size * size * channels
+        if conv_windows.is_usable(images, (models, batch, high, wide)):
+            sides = (high, wide)
+            return conv_windows.cut(images, size, stride, padding, sides, padded(num_values))
+        framed = F.pad(images, (0, 0, padding, padding, padding, padding))
+        windows = framed.unfold(2, size, stride).unfold(3, size, stride)
+        rows = windows.movedim(4, -1).reshape(models, batch, high, wide, num_values)
+        return with_zeros(rows, num_values)
 
     @staticmethod
     def backward(ctx: Any, *outer: Any) -> Any:
         """Add the gradients of all windows to the pixels that they were copied from."""
         (gradient,) = outer
         size, stride, padding = ctx.sizes
-        if conv_windows.is_usable(gradient):
+        if conv_windows.is_usable(gradient, ctx.shape[:4]):
             return conv_windows.add_up(gradient, ctx.shape, size, stride, padding), None, None, None
         return _add_up(gradient, ctx.shape, size, stride, padding), None, None, None
 
@@ -50,7 +65,8 @@ class Im2Col(Function):
 def _add_up(gradient: Tensor, shape: torch.Size, size: int, stride: int, padding: int) -> Tensor:
     models, batch, height, width, channels = shape
     high, wide = gradient.shape[2:4]
-    taps = gradient.view(models, batch, high, wide, size, size, channels)
+    values = gradient[..., : size * size * channels]
+    taps = values.reshape(models, batch, high, wide, size, size, channels)
     total = gradient.new_zeros(models, batch, height + 2 * padding, width + 2 * padding, channels)
     for down in range(size):
         for right in range(size):

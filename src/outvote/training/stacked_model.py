@@ -5,7 +5,7 @@ product of im2col and the weights. While clients train, the weights of each mode
 layout of these products (`StackedModel.pack`); `unpack` puts them back into torch's order.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -16,8 +16,10 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from outvote.models.parts import Branches, GlobalAverage, Residual
+from outvote.training import fused_layers
 from outvote.training.batch_norm import Normalise, affine
-from outvote.training.im2col import im2col
+from outvote.training.fused_layers import Joined, Norm
+from outvote.training.im2col import im2col, padded, with_zeros
 
 Layer = Callable[["Pass", Tensor], Tensor]
 # Packed parameters start at multiples of it: fast products need aligned addresses.
@@ -36,6 +38,11 @@ class Pass:
     """Which samples of a batch are no padding, ``[models, batch]``; None: all."""
     is_training: bool = False
     anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
+
+    def is_fused(self, images: Tensor) -> bool:
+        """Return whether kernels compute layers together; they write gradients in place."""
+        has_place = self.gradients is not None or not torch.is_grad_enabled()
+        return has_place and fused_layers.is_usable(images)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +70,25 @@ class Slot:
         # [filters, channels, height, width] -> [height * width * channels, filters]
         return values.movedim(1, -1).movedim(1, -2).flatten(1, -2)
 
+    @property
+    def packed_size(self) -> int:
+        """How many numbers it has among the packed parameters: windows have zeros behind them."""
+        if not self.is_transposed:
+            return self.size
+        return padded(self.size // self.shape[0]) * self.shape[0]
+
     def view(self, packed: Tensor) -> Tensor:
         """Return a view of it in ``packed [models, packed_dim]``."""
-        values = packed[:, self.packed_start : self.packed_start + self.size]
+        values = packed[:, self.packed_start : self.packed_start + self.packed_size]
         if not self.is_transposed:
             return values.view(-1, *self.shape)
-        return values.view(-1, self.size // self.shape[0], self.shape[0])
+        return values.view(-1, self.packed_size // self.shape[0], self.shape[0])
 
     def write(self, values: Tensor, vectors: Tensor) -> None:
         """Write it back into ``vectors [models, dim]``."""
         if self.is_transposed:
             filters, channels, *window = self.shape
+            values = values[:, : self.size // filters]
             values = values.view(len(values), *window, channels, filters)
             values = values.movedim(-1, 1).movedim(-1, 2)
         target = vectors[:, self.start : self.start + self.size]
@@ -97,7 +112,8 @@ class StackedModel:
         """
         packed = vectors.new_zeros(len(vectors), self.packed_dim)
         for slot in self.slots:
-            slot.view(packed).copy_(slot.read(vectors))
+            values = slot.read(vectors)
+            slot.view(packed)[:, : values.shape[1]].copy_(values)
         return packed
 
     def views(self, packed: Tensor) -> list[Tensor]:
@@ -129,27 +145,36 @@ class StackedModel:
         return self._layer(Pass(parameters, buffers, gradients, is_there, is_training), images)
 
     def _read(self, module: nn.Module) -> Layer:
-        kind = type(module)
-        if kind in _PLAIN:
-            plain = _PLAIN[kind]
-            return lambda _, images: plain(images)
-        reader = getattr(self, f"_read_{kind.__name__.lower()}", None)
-        if reader is None:
-            raise TypeError(
-                f"cannot stack a layer of the kind {kind.__name__}; known are Conv2d, Linear, "
-                "BatchNorm2d, MaxPool2d, ReLU, Flatten, Sequential, Residual, Branches, "
-                "GlobalAverage. Use a model of these, or train client by client."
-            )
-        layer: Layer = reader(module)
-        return layer
+        return self._read_chain([module])
+
+    def _read_chain(self, modules: Sequence[nn.Module]) -> "Chain":
+        """Read layers that follow each other; some are computed together with those after them."""
+        left = list(_flat(modules))
+        layers: list[Layer] = []
+        while left:
+            module, *left = left
+            kind = type(module)
+            if kind in _PLAIN:
+                layers.append(_plain_layer(_PLAIN[kind]))
+                continue
+            reader = getattr(self, f"_read_{kind.__name__.lower()}", None)
+            if reader is None:
+                raise TypeError(
+                    f"cannot stack a layer of the kind {kind.__name__}; known are Conv2d, Linear, "
+                    "BatchNorm2d, MaxPool2d, ReLU, Flatten, Sequential, Residual, Branches, "
+                    "GlobalAverage. Use a model of these, or train client by client."
+                )
+            layers.append(reader(module, left))
+        return Chain(layers)
 
     def _slot(
         self, parameter: Tensor, *, is_transposed: bool = False, is_product: bool = False
     ) -> int:
         start, shape = self.num_parameters, parameter.shape
-        self.slots.append(Slot(start, shape, is_transposed, self.packed_dim, is_product))
+        slot = Slot(start, shape, is_transposed, self.packed_dim, is_product)
+        self.slots.append(slot)
         self.num_parameters += parameter.numel()
-        self.packed_dim += -(-parameter.numel() // ALIGNED) * ALIGNED
+        self.packed_dim += -(-slot.packed_size // ALIGNED) * ALIGNED
         return len(self.slots) - 1
 
     def _weights(self, module: nn.Conv2d | nn.Linear) -> tuple[int, int | None]:
@@ -157,88 +182,292 @@ class StackedModel:
         bias: Tensor | None = module.bias
         return weight, None if bias is None else self._slot(bias, is_product=True)
 
-    def _read_sequential(self, module: nn.Sequential) -> Layer:
-        parts = [self._read(part) for part in module]
+    def _read_residual(self, module: Residual, left: list[nn.Module]) -> Layer:
+        body, shortcut = self._read(module.body), self._read(module.shortcut)
+        has_relu = _take(left, nn.ReLU)
 
         def run(state: Pass, images: Tensor) -> Tensor:
-            for part in parts:
-                images = part(state, images)
-            return images
+            one, two = body(state, images), shortcut(state, images)
+            if has_relu and fused_layers.is_usable(one):
+                found: Tensor = fused_layers.AddRelu.apply(one, two)  # type: ignore[no-untyped-call]
+                return found
+            return F.relu(one + two) if has_relu else one + two
 
         return run
 
-    def _read_residual(self, module: Residual) -> Layer:
-        body, shortcut = self._read(module.body), self._read(module.shortcut)
-        return lambda state, images: body(state, images) + shortcut(state, images)
+    def _read_branches(self, module: Branches, left: list[nn.Module]) -> Layer:
+        parts = [self._read_chain([part]) for part in module.parts]
+        pool = _take_pool(left) if all(_ends_with_relu(part) for part in parts) else None
+        sizes = [part.num_channels for part in parts]
 
-    def _read_branches(self, module: Branches) -> Layer:
-        parts = [self._read(part) for part in module.parts]
-        return lambda state, images: torch.cat([part(state, images) for part in parts], dim=-1)
+        def run(state: Pass, images: Tensor) -> Tensor:
+            joined = None
+            if None not in sizes and fused_layers.is_usable(images):
+                joined = Joined(sum(size or 0 for size in sizes))
+            found = [part(state, images, joined, pool) for part in parts]
+            if joined is None or joined.whole is None:
+                return torch.cat(found, dim=-1)
+            whole: Tensor = fused_layers.Join.apply(joined, *found)  # type: ignore[no-untyped-call]
+            return whole
 
-    def _read_conv2d(self, module: nn.Conv2d) -> Layer:
+        return run
+
+    def _read_conv2d(self, module: nn.Conv2d, left: list[nn.Module]) -> Layer:
         _check_conv(module)
         size, stride, padding = module.kernel_size[0], module.stride[0], int(module.padding[0])
         weight, bias = self._weights(module)
 
-        def run(state: Pass, images: Tensor) -> Tensor:
+        def cut(images: Tensor) -> tuple[Tensor, tuple[int, ...]]:
             # Evaluation shares the samples among the models: one copy of the windows is enough.
             is_shared = images.stride(0) == 0
             windows = im2col(images[:1] if is_shared else images, size, stride, padding)
             rows = windows.flatten(1, 3)
-            rows = rows.expand(len(images), -1, -1) if is_shared else rows
-            return _times(rows, state, weight, bias).view(len(images), *windows.shape[1:4], -1)
+            return rows.expand(len(images), -1, -1) if is_shared else rows, windows.shape[1:4]
 
-        return run
+        return self._read_product(ProductLayer(cut, weight, bias, module.out_channels), left)
 
-    def _read_linear(self, module: nn.Linear) -> Layer:
+    def _read_linear(self, module: nn.Linear, left: list[nn.Module]) -> Layer:
         weight, bias = self._weights(module)
-        return lambda state, rows: _times(rows, state, weight, bias)
+        num_values = module.in_features
+        product = ProductLayer(
+            lambda rows: (with_zeros(rows, num_values), rows.shape[1:-1]), weight, bias
+        )
+        return self._read_product(product, left)
 
-    def _read_maxpool2d(self, module: nn.MaxPool2d) -> Layer:
-        def run(_: Pass, images: Tensor) -> Tensor:
-            # torch pools the channels-last layout without a copy.
-            flat = images.flatten(0, 1).permute(0, 3, 1, 2)
-            pooled: Tensor = module(flat)
-            last: Tensor = pooled.permute(0, 2, 3, 1).unflatten(0, images.shape[:2])
-            return last
+    def _read_product(self, product: "ProductLayer", left: list[nn.Module]) -> Layer:
+        if left and type(left[0]) is nn.BatchNorm2d:
+            return self._read_norm(left.pop(0), left, product)
+        if product.bias is not None and _take(left, nn.ReLU):
+            return ReluLayer(product, _take_pool(left))
+        return product
 
-        return run
+    def _read_maxpool2d(self, module: nn.MaxPool2d, left: list[nn.Module]) -> Layer:
+        del left
+        return lambda _, images: _max_pool(images, module)
 
-    def _read_batchnorm2d(self, module: nn.BatchNorm2d) -> Layer:
+    def _read_batchnorm2d(self, module: nn.BatchNorm2d, left: list[nn.Module]) -> Layer:
+        return self._read_norm(module, left, None)
+
+    def _read_norm(
+        self, module: nn.Module, left: list[nn.Module], product: "ProductLayer | None"
+    ) -> "NormLayer":
+        assert isinstance(module, nn.BatchNorm2d)
         statistics = (module.running_mean, module.running_var, module.num_batches_tracked)
         if not module.affine or any(buffer is None for buffer in statistics):
             raise TypeError(
                 "cannot stack batch normalisation without weights or running statistics; set "
                 "affine and track_running_stats."
             )
-        at = [self._slot(module.weight), self._slot(module.bias)]
+        at = tuple(self._slot(values, is_product=True) for values in (module.weight, module.bias))
         first = len(self.buffer_slots)
         for buffer in statistics:
             assert buffer is not None
             self.buffer_slots.append(Slot(self.num_buffers, buffer.shape))
             self.num_buffers += buffer.numel()
-        epsilon, momentum = module.eps, module.momentum
+        has_relu = _take(left, nn.ReLU)
+        pool = _take_pool(left) if has_relu else None
+        return NormLayer(product, module, at, first, has_relu, pool)
 
-        def run(state: Pass, images: Tensor) -> Tensor:
-            mean, variance, count = state.buffers[first : first + 3]
-            factor, offset = (state.parameters[k] for k in at)
-            if not state.is_training:
-                scale = factor * (variance + epsilon).rsqrt()
-                return affine(images, scale, offset - mean * scale)
-            result, now_mean, now_variance, size = Normalise.apply(  # type: ignore[no-untyped-call]
-                images, factor, offset, state.is_there, epsilon
+
+class Chain:
+    """Layers that follow each other."""
+
+    def __init__(self, layers: list[Layer]) -> None:
+        """Take the layers."""
+        self.layers = layers
+
+    def __call__(
+        self,
+        state: Pass,
+        images: Tensor,
+        joined: Joined | None = None,
+        pool: nn.MaxPool2d | None = None,
+    ) -> Tensor:
+        """Run them; the last may write into `joined`, and pool."""
+        *others, last = self.layers or [_plain_layer(lambda values: values)]
+        for layer in others:
+            images = layer(state, images)
+        if isinstance(last, NormLayer):
+            return last(state, images, joined, pool)
+        found = last(state, images)
+        return found if pool is None else _max_pool(found, pool)
+
+    @property
+    def last(self) -> Layer | None:
+        """The last layer."""
+        return self.layers[-1] if self.layers else None
+
+    @property
+    def num_channels(self) -> int | None:
+        """How many channels its result has, if it can be written into `joined`."""
+        return self.last.num_channels if isinstance(self.last, NormLayer) else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProductLayer:
+    """A convolution or linear layer as one batched product."""
+
+    cut: Callable[[Tensor], tuple[Tensor, tuple[int, ...]]]
+    """Returns the rows of the product, and the axes that they stand for."""
+    weight: int
+    bias: int | None
+    num_channels: int | None = None
+
+    def __call__(self, state: Pass, images: Tensor) -> Tensor:
+        """Multiply and add the bias."""
+        return self.multiply(state, images, self.bias)
+
+    def multiply(self, state: Pass, images: Tensor, bias: int | None = None) -> Tensor:
+        """Multiply; without a bias, the next layer takes care of it."""
+        rows, sides = self.cut(images)
+        return _times(rows, state, self.weight, bias).view(len(images), *sides, -1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReluLayer:
+    """A product, its bias, ReLU, and pooling where it follows."""
+
+    product: ProductLayer
+    pool: nn.MaxPool2d | None
+
+    def __call__(self, state: Pass, images: Tensor) -> Tensor:
+        """Compute them together where kernels can."""
+        rows, sides = self.product.cut(images)
+        weight, bias = self.product.weight, self.product.bias
+        assert bias is not None
+        if not state.is_fused(images):
+            found = F.relu(_times(rows, state, weight, bias)).view(len(images), *sides, -1)
+            return found if self.pool is None else _max_pool(found, self.pool)
+        is_pooled = self.pool is not None and fused_layers.can_pool(sides)
+        own, offset = state.parameters[weight], state.parameters[bias]
+        if state.gradients is None:
+            product = torch.bmm(rows, own).view(len(images), *sides, -1)
+            found, _ = fused_layers.with_bias(
+                product, offset, is_pooled=is_pooled, needs_index=False
             )
-            unbiased = now_variance * (size / (size - 1).clamp(min=1))
-            count += 1
-            # Without a momentum, torch keeps the mean over all batches.
-            share = (1 / count).to(mean.dtype).unsqueeze(-1) if momentum is None else momentum
-            # The statistics have the precision of the stored samples, which may be higher.
-            mean.lerp_(now_mean.to(mean.dtype), share)
-            variance.lerp_(unbiased.to(variance.dtype), share)
-            found: Tensor = result
-            return found
+        else:
+            targets = state.gradients[weight], state.gradients[bias]
+            found = fused_layers.ReluProduct.apply(  # type: ignore[no-untyped-call]
+                rows, own, offset, *targets, sides, is_pooled, state.anchor
+            )
+        return found if is_pooled or self.pool is None else _max_pool(found, self.pool)
 
-        return run
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NormLayer:
+    """Batch normalisation, the product before it, and ReLU and pooling where they follow."""
+
+    product: ProductLayer | None
+    module: nn.BatchNorm2d
+    at: tuple[int, ...]
+    """The slots of factor and offset."""
+    first: int
+    """The first of its three buffers."""
+    has_relu: bool
+    pool: nn.MaxPool2d | None
+
+    @property
+    def num_channels(self) -> int:
+        """How many channels its result has."""
+        return self.module.num_features
+
+    def __call__(
+        self,
+        state: Pass,
+        images: Tensor,
+        joined: Joined | None = None,
+        pool: nn.MaxPool2d | None = None,
+    ) -> Tensor:
+        """Normalise by the moments of the batch, or in evaluation by the running ones."""
+        bias = None if self.product is None else self.product.bias
+        if self.product is not None:
+            # A bias changes nothing but the mean, and its gradient is 0.
+            images = self.product.multiply(state, images)
+            if bias is not None and state.gradients is not None:
+                state.gradients[bias].zero_()
+        pool = self.pool or pool
+        is_pooled = pool is not None and fused_layers.can_pool(images.shape[1:4])
+        if pool is not None and not is_pooled:
+            joined = None
+        own = None if bias is None else state.parameters[bias]
+        if state.is_fused(images):
+            found = self._fused(state, images, own, joined, is_pooled=is_pooled)
+        else:
+            is_pooled = False
+            found = self._plain(state, images, own)
+            found = F.relu(found) if self.has_relu else found
+        return found if is_pooled or pool is None else _max_pool(found, pool)
+
+    def _fused(
+        self,
+        state: Pass,
+        images: Tensor,
+        bias: Tensor | None,
+        joined: Joined | None,
+        *,
+        is_pooled: bool,
+    ) -> Tensor:
+        mean, variance, _ = state.buffers[self.first : self.first + 3]
+        factor, offset = (state.parameters[k] for k in self.at)
+        targets = state.gradients or state.parameters
+        norm = Norm(
+            factor,
+            offset,
+            bias,
+            (mean, variance, self._share(state) if state.is_training else mean),
+            (targets[self.at[0]], targets[self.at[1]]),
+            state.is_there,
+            self.module.eps,
+            self.has_relu,
+            is_pooled,
+            joined,
+        )
+        if not state.is_training:
+            return fused_layers.normalised(images, *self._running(state, bias), norm)
+        found: Tensor = fused_layers.FusedNorm.apply(  # type: ignore[no-untyped-call]
+            images, norm, state.anchor
+        )
+        return found
+
+    def _plain(self, state: Pass, images: Tensor, bias: Tensor | None) -> Tensor:
+        if not state.is_training:
+            return affine(images, *self._running(state, bias))
+        mean, variance, _ = state.buffers[self.first : self.first + 3]
+        factor, offset = (state.parameters[k] for k in self.at)
+        targets = [torch.empty_like(values) for values in (factor, offset)]
+        if state.gradients is not None:
+            targets = [state.gradients[k] for k in self.at]
+        result, now_mean, now_variance, size = Normalise.apply(  # type: ignore[no-untyped-call]
+            images,
+            factor,
+            offset,
+            state.is_there,
+            self.module.eps,
+            (targets[0], targets[1]),
+            state.anchor,
+        )
+        unbiased = now_variance * (size / (size - 1).clamp(min=1))
+        share = self._share(state).to(mean.dtype).unsqueeze(-1)
+        # The statistics have the precision of the stored samples, which may be higher.
+        mean.lerp_((now_mean if bias is None else now_mean + bias).to(mean.dtype), share)
+        variance.lerp_(unbiased.to(variance.dtype), share)
+        found: Tensor = result
+        return found
+
+    def _share(self, state: Pass) -> Tensor:
+        """Count the batch, and return the share of its moments in the running ones, per model."""
+        count = state.buffers[self.first + 2]
+        count += 1
+        momentum = self.module.momentum
+        # Without a momentum, torch keeps the mean over all batches.
+        return 1 / count if momentum is None else torch.full_like(count, momentum)
+
+    def _running(self, state: Pass, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return scale and shift of the running statistics."""
+        mean, variance, _ = state.buffers[self.first : self.first + 3]
+        factor, offset = (state.parameters[k] for k in self.at)
+        scale = factor * (variance + self.module.eps).rsqrt()
+        return scale, offset - (mean if bias is None else mean - bias) * scale
 
 
 class Product(Function):
@@ -271,7 +500,7 @@ class Product(Function):
         """Write the gradients of the weights, return that of the rows."""
         (gradient,) = outer
         rows, weight = ctx.saved_tensors
-        torch.bmm(rows.mT, gradient, out=ctx.to_weight)
+        fused_layers.multiply_into(rows.mT, gradient, ctx.to_weight)
         if ctx.to_bias is not None:
             torch.sum(gradient, dim=1, out=ctx.to_bias)
         inner = torch.bmm(gradient, weight.mT) if ctx.needs_input_grad[0] else None
@@ -314,6 +543,52 @@ def _check_conv(module: nn.Conv2d) -> None:
 def _flatten(images: Tensor) -> Tensor:
     # In torch's order: channels first.
     return images.movedim(-1, 2).flatten(2)
+
+
+def _plain_layer(work: Callable[[Tensor], Tensor]) -> Layer:
+    return lambda _, images: work(images)
+
+
+def _flat(modules: Sequence[nn.Module]) -> Iterator[nn.Module]:
+    for module in modules:
+        if type(module) is nn.Sequential:
+            yield from _flat(list(module))
+        else:
+            yield module
+
+
+def _take(left: list[nn.Module], kind: type[nn.Module]) -> bool:
+    """Take the next layer, if it is of a kind."""
+    return bool(left) and type(left[0]) is kind and left.pop(0) is not None
+
+
+def _take_pool(left: list[nn.Module]) -> nn.MaxPool2d | None:
+    """Take the next layer, if it pools windows of 2 x 2 side by side."""
+    pool = left[0] if left else None
+    if type(pool) is not nn.MaxPool2d or pool.ceil_mode or pool.return_indices:
+        return None
+    settings = (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
+    if [_pair(each) for each in settings] != [(2, 2), (2, 2), (0, 0), (1, 1)]:
+        return None
+    left.pop(0)
+    return pool
+
+
+def _pair(value: int | tuple[int, ...]) -> tuple[int, ...]:
+    return (value, value) if isinstance(value, int) else tuple(value)
+
+
+def _ends_with_relu(chain: Chain) -> bool:
+    last = chain.last
+    return isinstance(last, NormLayer) and last.has_relu and last.pool is None
+
+
+def _max_pool(images: Tensor, module: nn.MaxPool2d) -> Tensor:
+    # torch pools the channels-last layout without a copy.
+    flat = images.flatten(0, 1).permute(0, 3, 1, 2)
+    pooled: Tensor = module(flat)
+    last: Tensor = pooled.permute(0, 2, 3, 1).unflatten(0, images.shape[:2])
+    return last
 
 
 _PLAIN: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {

@@ -96,6 +96,7 @@ class Convolution(Function):
         rows = windows.flatten(1, 3).expand(num, -1, -1)
         # [models, filters, channels, height, width] -> [models, height * width * channels, filters]
         product = weight.permute(0, 3, 4, 2, 1).flatten(1, 3)
+        product = F.pad(product, (0, 0, 0, rows.shape[-1] - product.shape[1]))
         if bias is None:
             found = torch.bmm(rows, product)
         else:

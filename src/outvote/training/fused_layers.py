@@ -1,0 +1,237 @@
+"""Layers that do in one pass what torch does in several, for many models at once, on a GPU.
+
+A product leaves its bias to the next step. Batch normalisation, ReLU and pooling of 2 x 2 pixels
+are computed while the values are read once; branches write side by side. The gradients of weights,
+biases, factors and offsets are written where the step of SGD reads them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from outvote.kernels import is_for_kernels, load_kernels
+
+
+def _kernels() -> Any:
+    return load_kernels("outvote.kernels.layers_triton")
+
+
+def is_usable(images: Tensor) -> bool:
+    """Return whether the kernels can work on these samples; their sums are float32."""
+    return is_for_kernels(images) and images.dtype != torch.float64 and _kernels() is not None
+
+
+def can_pool(sides: Sequence[int]) -> bool:
+    """Return whether 2 x 2 pixels cover samples of ``(batch, height, width)``."""
+    return len(sides) == 3 and sides[1] % 2 == 0 and sides[2] % 2 == 0
+
+
+class Joined:
+    """The channels of several branches side by side, each written by its last layer."""
+
+    def __init__(self, num_channels: int) -> None:
+        """Take the number of channels of all branches."""
+        self.num_channels = num_channels
+        self.whole: Tensor | None = None
+        self._used = 0
+
+    def place(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Return where the next branch writes samples of a shape."""
+        if self.whole is None:
+            size = (*shape[:-1], self.num_channels)
+            self.whole = torch.empty(size, dtype=like.dtype, device=like.device)
+        start, self._used = self._used, self._used + shape[-1]
+        # Autograd must not see that the parts share memory: what one writes is not the other's.
+        return self.whole.data[..., start : self._used]
+
+
+class Join(Function):
+    """The joined branches as one tensor; the gradient of each is a view of the whole."""
+
+    @staticmethod
+    def forward(ctx: Any, joined: Joined, *parts: Tensor) -> Tensor:
+        """Return what the branches wrote."""
+        ctx.sizes = [part.shape[-1] for part in parts]
+        assert joined.whole is not None
+        return joined.whole
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Any) -> Any:
+        """Return the gradient of each branch."""
+        return None, *outer[0].split(ctx.sizes, dim=-1)
+
+
+@dataclass(slots=True, eq=False)
+class Norm:
+    """Batch normalisation of many models: its parameters, statistics and what follows it."""
+
+    factor: Tensor
+    offset: Tensor
+    bias: Tensor | None
+    """The bias of the product before it, which changes nothing but the running mean."""
+    running: tuple[Tensor, Tensor, Tensor]
+    """Running mean and variance, which change, and the share of the new ones per model."""
+    targets: tuple[Tensor, Tensor]
+    """Where the gradients of factor and offset are written."""
+    is_there: Tensor | None
+    epsilon: float
+    relu: bool = False
+    pool: bool = False
+    joined: Joined | None = None
+
+
+class FusedNorm(Function):
+    """Samples ``[models, batch, height, width, channels]`` normalised by their own moments.
+
+    Padding is normalised too, but does not enter the moments.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, images: Tensor, norm: Norm, anchor: Tensor) -> Tensor:
+        """Normalise; `anchor` requires a gradient: without one, torch would skip the rest."""
+        del anchor
+        images = images.contiguous()
+        parameters = (norm.factor, norm.offset, norm.bias)
+        found = _kernels().moments(images, norm.is_there, parameters, norm.running, norm.epsilon)
+        result, index = _affine(images, found[2], found[3], norm, needs_index=True)
+        ctx.norm = norm
+        ctx.save_for_backward(images, index, *found)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Any) -> Any:
+        """Return the gradient of the samples."""
+        images, index, *found = ctx.saved_tensors
+        norm: Norm = ctx.norm
+        inner = _kernels().inner_gradient(
+            _evenly_spaced(outer[0]),
+            index,
+            images,
+            norm.is_there,
+            tuple(found),
+            norm.targets,
+            relu=norm.relu,
+        )
+        return inner, None, None
+
+
+def normalised(images: Tensor, scale: Tensor, shift: Tensor, norm: Norm) -> Tensor:
+    """Return ``images * scale + shift`` in evaluation, and what follows; `images` may change."""
+    return _affine(images.contiguous(), scale, shift, norm, needs_index=False)[0]
+
+
+def _affine(
+    images: Tensor, scale: Tensor | None, shift: Tensor, norm: Norm, *, needs_index: bool
+) -> tuple[Tensor, Tensor | None]:
+    shape = _pooled(images.shape) if norm.pool else tuple(images.shape)
+    if norm.joined is not None:
+        result = norm.joined.place(images, shape)
+    elif norm.pool or needs_index:
+        result = torch.empty(shape, dtype=images.dtype, device=images.device)
+    else:
+        result = images
+    if not norm.pool:
+        _kernels().affine(images, scale, shift, result, relu=norm.relu)
+        return result, None
+    index = None
+    if needs_index:
+        index = torch.empty(shape, dtype=torch.int8, device=images.device)
+    _kernels().affine_pooled(images, scale, shift, result, index)
+    return result, index
+
+
+class ReluProduct(Function):
+    """``relu(rows @ weight + bias)`` for many models, pooled if wanted."""
+
+    @staticmethod
+    def forward(  # noqa: PLR0913, PLR0917  (autograd takes no names)
+        ctx: Any,
+        rows: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        to_weight: Tensor,
+        to_bias: Tensor,
+        sides: tuple[int, ...],
+        is_pooled: bool,
+        anchor: Tensor,
+    ) -> Tensor:
+        """Multiply ``rows [models, num, inputs]``; the result is ``[models, *sides, outputs]``."""
+        del anchor
+        product = torch.bmm(rows, weight).view(len(rows), *sides, weight.shape[-1])
+        result, index = with_bias(product, bias, is_pooled=is_pooled, needs_index=True)
+        ctx.save_for_backward(rows, weight, result, index)
+        ctx.to_weight, ctx.to_bias, ctx.shape = to_weight, to_bias, product.shape
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Any) -> Any:
+        """Write the gradients of the weights, return that of the rows."""
+        rows, weight, result, index = ctx.saved_tensors
+        gradient = _kernels().relu_gradient(
+            _evenly_spaced(outer[0]), index, result, ctx.shape, ctx.to_bias
+        )
+        gradient = gradient.view(len(rows), -1, weight.shape[-1])
+        multiply_into(rows.mT, gradient, ctx.to_weight)
+        inner = torch.bmm(gradient, weight.mT) if ctx.needs_input_grad[0] else None
+        return inner, None, None, None, None, None, None, None
+
+
+def with_bias(
+    product: Tensor, bias: Tensor, *, is_pooled: bool, needs_index: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return ``relu(product + bias)``, pooled if wanted, and which pixels were the largest."""
+    if not is_pooled:
+        _kernels().affine(product, None, bias, product, relu=True)
+        return product, None
+    shape = _pooled(product.shape)
+    result = torch.empty(shape, dtype=product.dtype, device=product.device)
+    index = None
+    if needs_index:
+        index = torch.empty(shape, dtype=torch.int8, device=product.device)
+    _kernels().affine_pooled(product, None, bias, result, index)
+    return result, index
+
+
+class AddRelu(Function):
+    """``relu(left + right)``."""
+
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
+        """Add in one pass."""
+        result: Tensor = _kernels().add_relu(left.contiguous(), right.contiguous())
+        ctx.save_for_backward(result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Any) -> Any:
+        """Return the gradient of both."""
+        (result,) = ctx.saved_tensors
+        gradient = torch.ops.aten.threshold_backward(outer[0], result, 0)
+        return gradient, gradient
+
+
+def multiply_into(left: Tensor, right: Tensor, target: Tensor) -> None:
+    """Write ``left @ right`` into `target`, which may be a transposed view."""
+    if target.stride(-1) == 1:
+        torch.bmm(left, right, out=target)
+    else:
+        torch.bmm(right.mT, left.mT, out=target.mT)
+
+
+def _pooled(shape: torch.Size) -> tuple[int, ...]:
+    models, batch, height, width, channels = shape
+    return models, batch, height // 2, width // 2, channels
+
+
+def _evenly_spaced(gradient: Tensor) -> Tensor:
+    """Return a gradient whose rows of channels lie at equal distances in every model."""
+    step = gradient.stride(-2)
+    is_even = gradient.stride(-1) == 1
+    for axis in range(gradient.dim() - 2, 0, -1):
+        is_even = is_even and (gradient.stride(axis) == step or gradient.shape[axis] == 1)
+        step *= gradient.shape[axis]
+    return gradient if is_even else gradient.contiguous()
