@@ -108,7 +108,7 @@ def main() -> int:
     race = Race(work, options)
     rows = race.run()
     print(table(rows, work))
-    print(remarks(rows))
+    print(notes(rows))
     if options.output:
         content = {"circumstances": conditions | {"load_after": os.getloadavg()[0]}}
         content |= {"command": " ".join(["race.py", *sys.argv[1:]]), "work": asdict(work)}
@@ -348,7 +348,7 @@ def table(rows: list[dict[str, Any]], work: Work) -> str:
     return "\n".join(lines)
 
 
-def remarks(rows: list[dict[str, Any]]) -> str:
+def notes(rows: list[dict[str, Any]]) -> str:
     """Return what differs, and whether everyone has learned about the same."""
     done = [row for row in rows if "reason" not in row]
     lines = [f"{row['contestant']}: {row['differs']}" for row in done]

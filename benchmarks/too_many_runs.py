@@ -5,6 +5,7 @@ python benchmarks/too_many_runs.py [--runs 60] [--clients 18] [--samples 200] [-
 
 import argparse
 import time
+from functools import partial
 
 import numpy as np
 import torch
@@ -48,7 +49,7 @@ def main() -> None:
     labels = np.arange(len(images)) % 62
     start = time.perf_counter()
     runs = ov.simulate(
-        LeafCNN(options.width),
+        partial(LeafCNN, options.width),
         (images, labels),
         (images[:2000], labels[:2000]),
         num_clients=options.clients,
