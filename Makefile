@@ -1,7 +1,7 @@
 # Everything a newcomer needs is one verb away; `make help` lists the verbs.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-kernels check format bench venv clean
+.PHONY: help demo test test-all test-kernels check format bench race venv clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -47,6 +47,9 @@ bench: $(STAMP) ## time rules, attacks and simulator beside plain loops and ByzF
 	$(BIN)/python benchmarks/bench_byzfl.py
 	$(BIN)/python benchmarks/bench_attacks.py
 	$(BIN)/python benchmarks/bench_engine.py
+
+race: $(STAMP) ## the same federated work in outvote, plain PyTorch, ByzFL, Flower and pfl-research
+	$(BIN)/python benchmarks/race.py
 
 venv: $(STAMP) ## create or refresh .venv with the pinned development tools
 

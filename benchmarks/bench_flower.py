@@ -37,7 +37,7 @@ from flwr.serverapp.strategy import (
 from bad_replies import HandMadeGrid, record_of
 from outvote.flower import RobustStrategy
 
-SHAPES = {"a": (500, 1000), "b": (400, 1000), "c": (99, 1000), "d": (1000,)}
+ROWS = {"a": (500,), "b": (400,), "c": (99,), "d": ()}
 # Flower's, and the rule of ours that does the same.
 PAIRS: dict[str, tuple[Callable[[int, int], Strategy] | None, str]] = {
     "FedAvg": (lambda _n, _f: FedAvg(), "mean"),
@@ -60,18 +60,19 @@ def main() -> int:
     )
     parser.add_argument("--nodes", type=int, default=20)
     parser.add_argument("--byzantine", type=int, default=4)
+    parser.add_argument("--width", type=int, default=1000, help="numbers: 1,000 times as many")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     sizes = {"nodes": options.nodes, "num_byzantine": options.byzantine}
-    sizes |= {"dim": sum(int(np.prod(shape)) for shape in SHAPES.values())}
+    sizes |= {"dim": 1000 * options.width}
     conditions = circumstances(torch.device("cpu")) | {"flwr": version("flwr"), **sizes}
     print(conditions)
     block = f"{'Flower':>9} {'ours':>9} {'with log':>9} {'ratio':>7}"
     print(f"{'ms':31} {'median':37} {'fastest':37} least cpu")
     print(f"{'Flower':14} {'ours':16} {block} {block} {block}")
-    federation = Federation(options.nodes)
+    federation = Federation(options.nodes, options.width)
     rows = []
     for name in PAIRS:
         row = measure(federation, name, options.byzantine, options.repeats)
@@ -85,10 +86,11 @@ def main() -> int:
 class Federation:
     """A model, and replies to it that are made before the clock runs."""
 
-    def __init__(self, num_nodes: int) -> None:
+    def __init__(self, num_nodes: int, width: int) -> None:
         """Draw the model and one reply per node."""
+        shapes = {name: (*rows, width) for name, rows in ROWS.items()}
         draw = np.random.default_rng(0)
-        base = {name: draw.normal(0, 0.05, shape) for name, shape in SHAPES.items()}
+        base = {name: draw.normal(0, 0.05, shape) for name, shape in shapes.items()}
         self.model = record_of({name: array.astype(np.float32) for name, array in base.items()})
         self.sent = [
             record_of(

@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[50, 5])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--only", default="", help="measure the rules whose text has this in it")
+    parser.add_argument("--no-memory", action="store_true", help="do not measure memory")
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--memory", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -47,15 +48,14 @@ def main() -> None:
     rows: list[dict[str, object]] = []
     print(circumstances(device))
     for num_clients in options.clients:
-        rows += measure(num_clients, options.dim, options.repeats, device, options.only)
+        rows += measure(num_clients, options, device)
     if options.output:
         write_json(options.output, {"circumstances": circumstances(device), "rows": rows})
 
 
-def measure(
-    num_clients: int, dim: int, repeats: int, device: torch.device, only: str = ""
-) -> list[dict]:
+def measure(num_clients: int, options: argparse.Namespace, device: torch.device) -> list[dict]:
     """Measure all rules for one number of clients."""
+    dim, repeats, only = options.dim, options.repeats, options.only
     num_byzantine = num_clients // 5
     inputs = make_inputs(num_clients, num_byzantine, dim, device)
     X = inputs["random"]
@@ -77,7 +77,7 @@ def measure(
     memory = {
         key: extra_memory(key[0], key[1], num_clients, dim, device)
         for key in jobs
-        if key[0] in GAS_SPECS
+        if key[0] in GAS_SPECS and not options.no_memory
     }
     rows = print_rows(seconds, memory, num_clients, dim)
     for groups, slow in ((1000, loop), (100_000, large)):

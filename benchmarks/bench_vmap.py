@@ -28,7 +28,6 @@ from outvote.training.trainer import ClientTask, Trainer
 from outvote.training.vmap_trainer import VmapTrainer
 
 BATCH_SIZE = 64
-NUM_IMAGES = 10_000
 WAYS = ("stacked", "vmap", "vmap-grouped", "sequential")
 
 
@@ -62,6 +61,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=60)
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--steps", type=int, default=2, help="of every client")
+    parser.add_argument("--images", type=int, default=10_000)
     parser.add_argument("--precision", default="bfloat16")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--few", type=int, default=60, help="clients of the two slow ways")
@@ -93,8 +93,9 @@ class Bench:
         """Draw the images and the batches."""
         self.options, self.device = options, device
         generator = torch.Generator().manual_seed(0)
-        images = torch.randint(256, (NUM_IMAGES, 32, 32, 3), generator=generator, dtype=torch.uint8)
-        labels = torch.randint(10, (NUM_IMAGES,), generator=generator)
+        number = options.images
+        images = torch.randint(256, (number, 32, 32, 3), generator=generator, dtype=torch.uint8)
+        labels = torch.randint(10, (number,), generator=generator)
         half = (0.5, 0.5, 0.5)
         self.samples = ByteImages(images, labels, mean=half, std=half, device=device)
         self.tasks = [
@@ -107,7 +108,7 @@ class Bench:
         """Draw the batches of a client."""
         num_steps = self.options.steps
         sizes = [BATCH_SIZE] * num_steps
-        index = torch.randint(NUM_IMAGES, (num_steps, BATCH_SIZE), generator=generator)
+        index = torch.randint(self.options.images, (num_steps, BATCH_SIZE), generator=generator)
         if self.options.ragged:
             sizes[-1] = int(torch.randint(1, BATCH_SIZE + 1, (), generator=generator))
             index[-1, sizes[-1] :] = -1

@@ -71,6 +71,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--kinds", nargs="+", choices=list(BAD), default=list(BAD))
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
@@ -80,7 +81,7 @@ def main() -> int:
     columns = [*FLOWER, *(f"outvote {rule}" for rule in OURS)]
     print(" ".join([f"{'':12}", *(f"{name:>26}" for name in columns), "in the log"]))
     rows = []
-    for kind in BAD:
+    for kind in options.kinds:
         row = measure(kind)
         rows.append(row)
         cells = [row["flower"][name] for name in FLOWER] + [row["outvote"][name] for name in OURS]

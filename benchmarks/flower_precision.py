@@ -26,7 +26,7 @@ from flwr.serverapp.strategy import Krum, Strategy
 from bad_replies import HandMadeGrid, arrays_of, content_of, record_of, run_round
 from outvote.flower import RobustStrategy
 
-NUM_NODES, NUM_BYZANTINE, DIM = 20, 4, 100_000
+NUM_NODES, NUM_BYZANTINE = 20, 4
 RATIOS = (1e-2, 1e-3, 1e-4, 1e-5)
 
 
@@ -36,13 +36,14 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--dim", type=int, default=100_000)
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     sizes = {
         "nodes": NUM_NODES,
         "num_byzantine": NUM_BYZANTINE,
-        "dim": DIM,
+        "dim": options.dim,
         "trials": options.trials,
     }
     conditions = circumstances(torch.device("cpu")) | {"flwr": version("flwr"), **sizes}
@@ -50,7 +51,7 @@ def main() -> int:
     print(f"{'update / weight':>15} {'Flower':>7} {'ours':>7}   trials that chose a Byzantine node")
     rows = []
     for ratio in RATIOS:
-        row = measure(ratio, options.trials)
+        row = measure(ratio, options.trials, options.dim)
         rows.append(row)
         print(f"{ratio:15.0e} {row['flower']:7} {row['outvote']:7}", flush=True)
     if options.output:
@@ -58,14 +59,14 @@ def main() -> int:
     return 0
 
 
-def measure(ratio: float, num_trials: int) -> dict[str, Any]:
+def measure(ratio: float, num_trials: int, dim: int) -> dict[str, Any]:
     """Count the trials in which a Byzantine node was chosen."""
     wrong = {"flower": 0, "outvote": 0}
     for trial in range(num_trials):
         draw = np.random.default_rng(trial)
-        weights = draw.normal(size=DIM).astype(np.float32)
+        weights = draw.normal(size=dim).astype(np.float32)
         scales = np.where(np.arange(NUM_NODES) < NUM_BYZANTINE, 3 * ratio, ratio)
-        sent = [(weights + draw.normal(0, scale, DIM)).astype(np.float32) for scale in scales]
+        sent = [(weights + draw.normal(0, scale, dim)).astype(np.float32) for scale in scales]
         theirs: Strategy = Krum(num_malicious_nodes=NUM_BYZANTINE)
         ours = RobustStrategy("krum", num_byzantine=NUM_BYZANTINE, audit_dir=None)
         wrong["flower"] += chosen(theirs, weights, sent) < NUM_BYZANTINE

@@ -13,6 +13,7 @@ import argparse
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -102,15 +103,25 @@ class Federation:
         return {"accuracy": round(accuracy, 4), "active": [round(share, 3) for share in active]}
 
 
+def random_images(number: int) -> SimpleNamespace:
+    """Return random images of the shape of CIFAR-10's, to try the script."""
+    draw = np.random.default_rng(SEED)
+    images = draw.integers(0, 256, (number, 32, 32, 3), dtype=np.uint8)
+    labels = np.arange(number) % 10
+    found = {"train_images": images, "train_labels": labels, "mean": [0.5] * 3, "std": [0.5] * 3}
+    return SimpleNamespace(**found, test_images=images[:100], test_labels=labels[:100])
+
+
 def main() -> int:
     """Run all federations round by round, print the outcome of each."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--random", type=int, help="so many random images instead of CIFAR-10")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
-    data = load("cifar10")
+    data = load("cifar10") if options.random is None else random_images(options.random)
     mean, std = (torch.tensor(values) for values in (data.mean, data.std))
 
     def samples(images: np.ndarray, labels: np.ndarray) -> tuple[Tensor, Tensor]:

@@ -83,18 +83,28 @@ def _status_bytes(key: str) -> int:
 
 def circumstances(device: torch.device) -> dict[str, object]:
     """Return date, hardware, versions and commit."""
-    git = ["git", "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     gpu = torch.cuda.get_device_name() if device.type == "cuda" else None
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "commit": commit or None,
+        "commit": _commit(),
         "device": gpu or _processor(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
     }
+
+
+def _commit() -> str | None:
+    """Return the commit of this checkout, with a word where files differ from it."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+    commit = git("rev-parse", "--short", "HEAD")
+    is_changed = git("status", "--porcelain", "--", "../src", ".")
+    return f"{commit} with changes" if commit and is_changed else commit or None
 
 
 def _processor() -> str:

@@ -1,10 +1,11 @@
 """More runs than fit into a GPU at once: `simulate` cuts the stack by itself, and no run is lost.
 
-python benchmarks/too_many_runs.py [--runs 60] [--device cuda]
+python benchmarks/too_many_runs.py [--runs 60] [--clients 18] [--samples 200] [--device cuda]
 """
 
 import argparse
 import time
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,18 +14,17 @@ from torch.nn import functional as F
 
 import outvote as ov
 
-NUM_CLIENTS = 18
-SAMPLES_EACH = 200
+RULES = ("mean", "median", "multi-krum", "gas(multi-krum)", "gas(median)", "rfa")
 
 
 class LeafCNN(nn.Module):
     """A user-written network of the shape of LEAF's CNN."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 2048) -> None:
         """Make the layers."""
         super().__init__()
         self.conv1, self.conv2 = nn.Conv2d(1, 32, 5, padding=2), nn.Conv2d(32, 64, 5, padding=2)
-        self.hidden, self.out = nn.Linear(64 * 7 * 7, 2048), nn.Linear(2048, 62)
+        self.hidden, self.out = nn.Linear(64 * 7 * 7, width), nn.Linear(width, 62)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits."""
@@ -37,22 +37,26 @@ def main() -> None:
     """Simulate two rounds on random images, and print how it went."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=60)
+    parser.add_argument("--clients", type=int, default=18)
+    parser.add_argument("--samples", type=int, default=200, help="of every client")
+    parser.add_argument("--width", type=int, default=2048, help="of the hidden layer")
+    parser.add_argument("--rules", nargs="+", default=list(RULES))
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
     random = np.random.default_rng(0)
-    images = random.integers(0, 256, (NUM_CLIENTS * SAMPLES_EACH, 28, 28, 1), dtype=np.uint8)
+    number = options.clients * options.samples
+    images = random.integers(0, 256, (number, 28, 28, 1), dtype=np.uint8)
     labels = np.arange(len(images)) % 62
-    rules = ["mean", "median", "multi-krum", "gas(multi-krum)", "gas(median)", "rfa"]
     start = time.perf_counter()
     runs = ov.simulate(
-        LeafCNN,
+        partial(LeafCNN, options.width),
         (images, labels),
         (images[:2000], labels[:2000]),
-        num_clients=NUM_CLIENTS,
-        byzantine=3,
-        rules=rules,
+        num_clients=options.clients,
+        byzantine=options.clients // 6,
+        rules=options.rules,
         attacks=["lie", "ipm"],
-        seeds=range(max(1, options.runs // 12)),
+        seeds=range(max(1, options.runs // (2 * len(options.rules)))),
         rounds=2,
         device=options.device,
         precision="bfloat16" if options.device.startswith("cuda") else "float32",
