@@ -70,16 +70,16 @@ def _select_one_by_one(
         tl.debug_barrier()
         here = here & (client != chosen)
         fewer = tl.maximum(1, num_clients - step - 1 - num_byzantine - 2)
-        is_fewer = fewer < num_neighbours
+        num_fewer = num_neighbours - fewer
         num_neighbours = fewer
         far = tl.load(distances + chosen * stride + client, mask=here, other=0.0)
         was_near = (far < reach) | ((far == reach) & (chosen <= last))
         lost = tl.where(was_near, far, reach)
-        score, rest = _minus(score, rest, tl.where(is_fewer, lost, 0.0))
+        score, rest = _minus(score, rest, tl.where(num_fewer > 0, lost, 0.0))
         # Walk towards the next one that is left: down, or up if there must be as many as before.
-        moves = here & ((last == chosen) | (is_fewer & (was_near == 0)))
+        moves = here & ((last == chosen) | (was_near.to(tl.int32) < num_fewer))
         moved = moves
-        direction = tl.where(is_fewer, -1, 1)
+        direction = 1 - 2 * num_fewer
         while tl.sum(moves.to(tl.int32), axis=0) > 0:
             place = tl.where(moves, place + direction, place)
             place = tl.minimum(tl.maximum(place, 0), num_clients - 1)
@@ -90,7 +90,7 @@ def _select_one_by_one(
             moves = moves & is_gone & (place > 0) & (place < num_clients - 1)
         reach = tl.where(moved, tl.load(distances + own + last, mask=moved, other=0.0), reach)
         # With one neighbour, the score is the distance to it.
-        is_new = moved & (is_fewer == 0)
+        is_new = moved.to(tl.int32) > num_fewer
         score = tl.where(is_new, reach, score)
         rest = tl.where(is_new, 0.0, rest)
         largest = tl.where(is_new, reach, largest)

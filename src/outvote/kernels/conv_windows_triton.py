@@ -5,7 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _cut(
     images,
     windows,
@@ -67,7 +67,7 @@ def cut(images: Tensor, windows: Tensor, size: int, stride: int, padding: int) -
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pixels"])
 def _add_up(
     gradient,
     total,

@@ -132,12 +132,12 @@ def _ritz(
         low = low + nearest.to(tl.float64) * width
     value = high
     # A little above the eigenvalue, so that the matrix to solve with is positive definite.
-    above = high + tl.maximum(high, 1e-290) * 4e-16
+    above = high + tl.maximum(high, 1e-30) * 4e-16
     pivot = low * 0.0 + 1.0
     square = low * 0.0
     for k in range(num_steps):
         pivot = above - tl.load(diagonal + k) - square / pivot
-        pivot = tl.maximum(pivot, tl.maximum(high, 1e-290) * 1e-16)
+        pivot = tl.maximum(pivot, tl.maximum(high, 1e-30) * 1e-16)
         tl.store(pivots + k, pivot)
         tl.store(solution + k, 1.0)
         square = tl.load(beside + k)
@@ -164,8 +164,8 @@ def _ritz(
         tl.debug_barrier()
     final = tl.load(solution + num_steps - 1, mask=num_steps > 0, other=0.0) / length
     residual = tl.abs(final) * tl.load(beside + num_steps - 1, mask=num_steps > 0, other=0.0)
-    is_found = (was_done == 0) & ((residual <= value * TOLERANCE) | (is_last != 0))
-    num_used = tl.where(is_found, num_steps, 0)
+    # No steps were taken where the result was known before.
+    num_used = tl.where((residual <= value * TOLERANCE) | (is_last > 0), num_steps, 0)
     total = tl.zeros((ROWS, COLUMNS), tl.float64)
     for first in range(0, num_used, ROWS):
         row = first + tl.arange(0, ROWS)
@@ -177,8 +177,9 @@ def _ritz(
     vector = tl.sum(total, axis=0)
     squares = tl.sum(vector * vector, axis=0)
     found = value * vector * vector / tl.where(squares > 0.0, squares, 1.0)
-    tl.store(result + entry, found, mask=(entry < num_rows) & is_found)
-    tl.store(is_done + number, 1, mask=is_found)
+    tl.store(result + entry, found, mask=entry < tl.where(num_used > 0, num_rows, 0))
+    if num_used > 0:
+        tl.store(is_done + number, 1)
 
 
 def lanczos(

@@ -10,9 +10,11 @@ import triton.language as tl
 from torch import Tensor
 
 VALUES, NUM_TILES = 4096, 8
+# Batches differ in size from step to step: no size is compiled for.
+AT_RUN_TIME = ["num_rows"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=AT_RUN_TIME)
 def _moments(
     images,
     is_there,
@@ -84,7 +86,7 @@ def moments(images: Tensor, is_there: Tensor | None) -> tuple[Tensor, Tensor, Te
     return means, squares, sizes
 
 
-@triton.jit
+@triton.jit(do_not_specialize=AT_RUN_TIME)
 def _affine(
     images,
     scale,
@@ -127,7 +129,7 @@ def affine(images: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return result
 
 
-@triton.jit
+@triton.jit(do_not_specialize=AT_RUN_TIME)
 def _gradient_sums(
     gradient,
     images,
@@ -188,7 +190,7 @@ def gradient_sums(
     return sums, along
 
 
-@triton.jit
+@triton.jit(do_not_specialize=AT_RUN_TIME)
 def _inner_gradient(
     gradient,
     images,

@@ -27,6 +27,7 @@ AT_RUN_TIME = [
     "count",
     "num_passes",
     "index_stride",
+    "slot_stride",
     "num_nearest",
 ]
 
@@ -44,6 +45,7 @@ def _load_tile(
     width_stride,
     client_stride,
     index_stride,
+    slot_stride,
     HAS_INDEX: tl.constexpr,
     COORDINATES: tl.constexpr,
     VALUES: tl.constexpr,
@@ -62,7 +64,8 @@ def _load_tile(
     start += (coordinate % width) * width_stride
     start = tl.max_contiguous(start, COORDINATES)
     if HAS_INDEX:
-        at = matrix[:, None] * index_stride + slot[None, :]
+        row = tl.max_contiguous(matrix * index_stride, COORDINATES)
+        at = row[:, None] + slot[None, :].to(tl.int64) * slot_stride
         client = tl.load(index + at, mask=inside, other=0).to(tl.int64)
         at = start[:, None] + client * client_stride
     else:
@@ -157,6 +160,7 @@ def _ranks(
         width_stride,
         client_stride,
         0,
+        0,
         False,
         COORDINATES,
         VALUES,
@@ -202,6 +206,7 @@ def _nearest(
     width_stride,
     client_stride,
     index_stride,
+    slot_stride,
     first,
     last,
     num_nearest,
@@ -224,6 +229,7 @@ def _nearest(
         width_stride,
         client_stride,
         index_stride,
+        slot_stride,
         HAS_INDEX,
         COORDINATES,
         VALUES,
@@ -323,7 +329,7 @@ def nearest(
         *columns.shape[1:-1],
         num_values,
         *columns.stride(),
-        num_values,
+        *((0, 0) if index is None else index.stride()),
         *ranks_of_median,
         num_nearest,
         float(num_nearest),

@@ -168,7 +168,7 @@ def squared_distances(
     """
     inexact: Tensor | None
     threshold, count = CANCELLATION[dtype], None if check is None else check.count
-    has_kernel = client_kernels.can_sort(products)
+    has_kernel = client_kernels.can_measure(products)
     if has_kernel:
         result, inexact = client_kernels.squared_distances(products, threshold, originals, count)
     else:
