@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from outvote.axes import Columns, Pairs, PerClient
 
 LARGEST_TILE = 128
+MOST_CLIENTS = 1024
 # Eight floats: memory is written in pieces of 32 bytes.
 SECTOR = 8
 
@@ -53,6 +54,11 @@ def can_sort(values: Tensor) -> bool:
 def can_measure(products: Pairs) -> bool:
     """Return whether distances can be taken from these inner products by a kernel."""
     return is_for_kernels(products) and _kernels() is not None
+
+
+def can_average(products: Pairs) -> bool:
+    """Return whether distances to an average can be taken from these products by a kernel."""
+    return can_measure(products) and products.shape[-1] <= MOST_CLIENTS
 
 
 def can_compare(values: Tensor) -> bool:

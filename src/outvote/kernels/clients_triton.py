@@ -199,17 +199,23 @@ def _squared_distances_to_average(
     threshold,
     COUNTS: tl.constexpr,
     CLIENTS: tl.constexpr,
+    OTHERS: tl.constexpr,
 ):
     group = tl.program_id(0).to(tl.int64)
     client = tl.arange(0, CLIENTS)
     known = client < num_clients
     start = products + group * group_stride
-    inside = known[:, None] & known[None, :]
-    at = client[:, None] * row_stride + client[None, :]
-    inner = tl.load(start + at, mask=inside, other=0.0).to(tl.float64)
     norms = tl.load(start + client * (row_stride + 1), mask=known, other=0.0).to(tl.float64)
-    weight = tl.load(weights + group * num_clients + client, mask=known, other=0.0)
-    along = tl.sum(inner * weight[None, :], axis=1)
+    weights += group * num_clients
+    weight = tl.load(weights + client, mask=known, other=0.0)
+    along = tl.zeros((CLIENTS,), tl.float64)
+    for first in range(0, num_clients, OTHERS):
+        other = first + tl.arange(0, OTHERS)
+        inside = known[:, None] & (other < num_clients)[None, :]
+        at = client[:, None] * row_stride + other[None, :]
+        inner = tl.load(start + at, mask=inside, other=0.0).to(tl.float64)
+        share = tl.load(weights + other, mask=other < num_clients, other=0.0)
+        along += tl.sum(inner * share[None, :], axis=1)
     of_average = tl.sum(weight * along, axis=0)
     far = norms - 2.0 * along + of_average
     # An average of one client alone is that client: exactly 0.
@@ -231,6 +237,7 @@ def squared_distances_to_average(
     """Measure each client against the weighted average of its group, one program per group."""
     num_groups, num_clients, _ = products.shape
     counts = inexact.dtype == torch.int32
+    size = max(2, triton.next_power_of_2(num_clients))
     _squared_distances_to_average[(num_groups,)](
         products,
         weights,
@@ -241,8 +248,9 @@ def squared_distances_to_average(
         products.stride(1),
         threshold,
         COUNTS=counts,
-        CLIENTS=max(2, triton.next_power_of_2(num_clients)),
-        num_warps=2,
+        CLIENTS=size,
+        OTHERS=min(size, 8192 // size),
+        num_warps=2 if size <= 64 else 8,
     )
 
 

@@ -270,7 +270,7 @@ def squared_distances_to_average(
     check: CancellationCheck | None = None,
 ) -> PerClient:
     """Return how far every row is from the weighted average of the rows, from inner products."""
-    if client_kernels.can_compare(products):
+    if client_kernels.can_average(products):
         measure = client_kernels.squared_distances_to_average
         count = None if check is None else check.count
         result, at = measure(products, weights, CANCELLATION[dtype], count)
