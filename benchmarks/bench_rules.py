@@ -2,6 +2,7 @@
 
 python benchmarks/bench_rules.py                    everything on the CPU
 python benchmarks/bench_rules.py --device cuda -o benchmarks/results/rules-gpu.json
+python benchmarks/bench_rules.py --device cuda --clients 200 --rules median "gas(dnc)"
 """
 
 import argparse
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--only", default="", help="measure the rules whose text has this in it")
     parser.add_argument("--no-memory", action="store_true", help="do not measure memory")
+    parser.add_argument("--rules", nargs="+", default=[], help="measure these rules, and no loop")
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--memory", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -48,6 +50,9 @@ def main() -> None:
     rows: list[dict[str, object]] = []
     print(circumstances(device))
     for num_clients in options.clients:
+        if options.rules:
+            rows += measure_some(options.rules, num_clients, options.dim, options.repeats, device)
+            continue
         rows += measure(num_clients, options, device)
     if options.output:
         write_json(options.output, {"circumstances": circumstances(device), "rows": rows})
@@ -84,6 +89,21 @@ def measure(num_clients: int, options: argparse.Namespace, device: torch.device)
         fast = seconds[f"gas(multi-krum, num_groups={groups})", "random"]
         print(f"n={num_clients:<3} p={groups}: {seconds[slow] / fast:.1f} x faster than the loop")
     return rows
+
+
+def measure_some(
+    specs: list[str], num_clients: int, dim: int, repeats: int, device: torch.device
+) -> list[dict]:
+    """Measure some rules, on random gradients alone."""
+    num_byzantine = num_clients // 5
+    generator = torch.Generator(device).manual_seed(0)
+    X = torch.randn(num_clients, dim, generator=generator, device=device)
+    jobs = {("mean", "random"): lambda: X.mean(dim=0)}
+    for spec in specs:
+        rule = ov.make_rule(spec)
+        num_assumed = min(num_byzantine, rule.max_byzantine(num_clients))
+        jobs[spec, "random"] = lambda rule=rule, f=num_assumed: rule(X, num_byzantine=f)
+    return print_rows(medians(jobs, repeats, device), {}, num_clients, dim)
 
 
 def print_rows(seconds: dict, memory: dict, num_clients: int, dim: int) -> list[dict]:

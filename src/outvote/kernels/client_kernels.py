@@ -15,9 +15,10 @@ from torch import Tensor
 from outvote.kernels import is_for_kernels, load_kernels
 
 if TYPE_CHECKING:
-    from outvote.axes import Columns, Pairs, PerClient, PerCoordinate
+    from outvote.axes import Columns, Pairs, PerClient
 
 LARGEST_TILE = 128
+MOST_CLIENTS = 1024
 # Eight floats: memory is written in pieces of 32 bytes.
 SECTOR = 8
 
@@ -50,21 +51,21 @@ def can_sort(values: Tensor) -> bool:
     return is_for_kernels(values) and values.shape[-1] <= LARGEST_TILE and _kernels() is not None
 
 
+def can_measure(products: Pairs) -> bool:
+    """Return whether distances can be taken from these inner products by a kernel."""
+    return is_for_kernels(products) and _kernels() is not None
+
+
+def can_average(products: Pairs) -> bool:
+    """Return whether distances to an average can be taken from these products by a kernel."""
+    return can_measure(products) and products.shape[-1] <= MOST_CLIENTS
+
+
 def can_compare(values: Tensor) -> bool:
     """Return whether all pairs of the last axis fit into one program of a kernel."""
     return (
         is_for_kernels(values) and values.shape[-1] <= LARGEST_TILE // 2 and _kernels() is not None
     )
-
-
-def mean_of_ranks(columns: Columns, first: int, last: int) -> PerCoordinate:
-    """Return the mean of the sorted values `first` up to `last` per coordinate."""
-    if columns.stride(-1) != 1:
-        columns = clients_last(columns)
-    flat = columns.flatten(0, -2)
-    result = torch.empty(len(flat), dtype=torch.float32, device=flat.device)
-    _kernels().mean_of_ranks(flat, result, first, last)
-    return result.view(columns.shape[:-1])
 
 
 def sum_of_smallest(values: Tensor, num_smallest: int) -> Tensor:
@@ -91,17 +92,6 @@ def scattered(columns: Columns, targets: Targets, centre: Tensor | None = None) 
         middle = None if centre is None else centre[run % len(centre)]
         positions = targets.positions(run, dim)
         _kernels().scatter(columns[run], positions, middle, result[run].view(-1, padded))
-    return result
-
-
-def clients_last(columns: Columns) -> Columns:
-    """Copy so that the clients lie side by side in memory."""
-    if columns.dim() != 3:
-        return columns.contiguous()
-    runs, dim, num_clients = columns.shape
-    result = torch.empty(runs, dim, num_clients, dtype=torch.float32, device=columns.device)
-    for source, target in zip(columns, result, strict=True):
-        _kernels().scatter(source, None, None, target)
     return result
 
 

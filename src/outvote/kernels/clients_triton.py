@@ -8,51 +8,20 @@ from torch import Tensor
 # Triton's sort works on powers of two; what is missing is filled with infinity, which goes last.
 
 
-@triton.jit
-def _mean_of_ranks(
-    source,
-    result,
-    num_rows,
-    num_clients,
-    row_stride,
-    client_stride,
-    first,
-    last,
-    share,
-    ROWS: tl.constexpr,
-    CLIENTS: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    client = tl.arange(0, CLIENTS)
-    at = row[:, None] * row_stride + client[None, :].to(tl.int64) * client_stride
-    inside = (row < num_rows)[:, None] & (client < num_clients)[None, :]
-    ranked = tl.sort(tl.load(source + at, mask=inside, other=float("inf")), dim=1)
-    counts = (client >= first) & (client < last)
-    total = tl.sum(tl.where(counts[None, :], ranked * share, 0.0), axis=1)
-    tl.store(result + row, total, mask=row < num_rows)
+# What changes from call to call: a kernel that was compiled for one value would be compiled again.
+AT_RUN_TIME = [
+    "num_rows",
+    "num_values",
+    "num_smallest",
+    "num_clients",
+    "groups_per_run",
+    "group_stride",
+    "row_stride",
+    "threshold",
+]
 
 
-def mean_of_ranks(source: Tensor, result: Tensor, first: int, last: int) -> None:
-    """Sort each row of a matrix of any strides and average some ranks."""
-    num_rows, num_clients = source.shape
-    width = max(2, triton.next_power_of_2(num_clients))
-    rows = max(1, 512 // width)
-    _mean_of_ranks[(triton.cdiv(num_rows, rows),)](
-        source,
-        result,
-        num_rows,
-        num_clients,
-        *source.stride(),
-        first,
-        last,
-        1.0 / (last - first),
-        ROWS=rows,
-        CLIENTS=width,
-        num_warps=1,
-    )
-
-
-@triton.jit
+@triton.jit(do_not_specialize=AT_RUN_TIME)
 def _sum_of_smallest(
     source, result, num_rows, num_values, num_smallest, ROWS: tl.constexpr, VALUES: tl.constexpr
 ):
@@ -143,7 +112,7 @@ def scatter(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=AT_RUN_TIME)
 def _squared_distances(
     products,
     originals,
@@ -218,7 +187,7 @@ def squared_distances(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=AT_RUN_TIME)
 def _squared_distances_to_average(
     products,
     weights,
@@ -230,17 +199,23 @@ def _squared_distances_to_average(
     threshold,
     COUNTS: tl.constexpr,
     CLIENTS: tl.constexpr,
+    OTHERS: tl.constexpr,
 ):
     group = tl.program_id(0).to(tl.int64)
     client = tl.arange(0, CLIENTS)
     known = client < num_clients
     start = products + group * group_stride
-    inside = known[:, None] & known[None, :]
-    at = client[:, None] * row_stride + client[None, :]
-    inner = tl.load(start + at, mask=inside, other=0.0).to(tl.float64)
     norms = tl.load(start + client * (row_stride + 1), mask=known, other=0.0).to(tl.float64)
-    weight = tl.load(weights + group * num_clients + client, mask=known, other=0.0)
-    along = tl.sum(inner * weight[None, :], axis=1)
+    weights += group * num_clients
+    weight = tl.load(weights + client, mask=known, other=0.0)
+    along = tl.zeros((CLIENTS,), tl.float64)
+    for first in range(0, num_clients, OTHERS):
+        other = first + tl.arange(0, OTHERS)
+        inside = known[:, None] & (other < num_clients)[None, :]
+        at = client[:, None] * row_stride + other[None, :]
+        inner = tl.load(start + at, mask=inside, other=0.0).to(tl.float64)
+        share = tl.load(weights + other, mask=other < num_clients, other=0.0)
+        along += tl.sum(inner * share[None, :], axis=1)
     of_average = tl.sum(weight * along, axis=0)
     far = norms - 2.0 * along + of_average
     # An average of one client alone is that client: exactly 0.
@@ -262,6 +237,7 @@ def squared_distances_to_average(
     """Measure each client against the weighted average of its group, one program per group."""
     num_groups, num_clients, _ = products.shape
     counts = inexact.dtype == torch.int32
+    size = max(2, triton.next_power_of_2(num_clients))
     _squared_distances_to_average[(num_groups,)](
         products,
         weights,
@@ -272,12 +248,13 @@ def squared_distances_to_average(
         products.stride(1),
         threshold,
         COUNTS=counts,
-        CLIENTS=max(2, triton.next_power_of_2(num_clients)),
-        num_warps=2,
+        CLIENTS=size,
+        OTHERS=min(size, 8192 // size),
+        num_warps=2 if size <= 64 else 8,
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=AT_RUN_TIME)
 def _smallest(scores, result, num_clients, num_smallest, CLIENTS: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * num_clients
     client = tl.arange(0, CLIENTS)

@@ -8,12 +8,14 @@ from torch import Tensor
 
 from outvote.axes import Pairs
 from outvote.errors import check_choice
+from outvote.kernels import matrix_kernels
 from outvote.rules import distances
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.krum import krum_scores
 from outvote.rules.order_statistics import (
     bounds_nearest_median,
     mean_nearest_median,
+    readable,
     shares_between,
 )
 from outvote.rules.rule import Aggregation, RoundInfo, Rule
@@ -56,12 +58,15 @@ class Bulyan(Rule):
         num_selected = matrix.num_clients - 2 * num_byzantine
         is_selected = self._select(matrix, num_selected, num_byzantine)
         index = is_selected.nonzero()[:, -1].view(*matrix.batch, num_selected)
-        chosen = matrix.selected(index)
         num_nearest = num_selected - 2 * num_byzantine
-        vector = mean_nearest_median(chosen, num_nearest, self.even)
+        columns, within = readable(matrix.columns, index)
+        vector = mean_nearest_median(columns, num_nearest, self.even, within)
         if not info.wants_weights:
             return Aggregation(vector=vector)
-        shares = shares_between(chosen, *bounds_nearest_median(chosen, num_nearest, self.even))
+        bounds = bounds_nearest_median(columns, num_nearest, self.even, within)
+        shares = shares_between(columns, *bounds)
+        if within is not None:
+            return Aggregation(vector=vector, weights=torch.where(is_selected, shares, 0))
         weights = torch.zeros_like(is_selected, dtype=torch.float64).scatter_(-1, index, shares)
         return Aggregation(vector=vector, weights=weights)
 
@@ -78,6 +83,8 @@ class Bulyan(Rule):
 
 def select_one_by_one(squared_distances: Pairs, num_selected: int, num_byzantine: int) -> Tensor:
     """Move Krum's choice among the remaining clients to the selected ones, again and again."""
+    if matrix_kernels.is_usable(squared_distances):
+        return matrix_kernels.select_one_by_one(squared_distances, num_selected, num_byzantine)
     num_clients = squared_distances.shape[-1]
     others = squared_distances.clone()
     others.diagonal(dim1=-2, dim2=-1).fill_(torch.inf)

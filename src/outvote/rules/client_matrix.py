@@ -247,13 +247,6 @@ class ClientMatrix:
             return ClientMatrix(columns, shape, like=kind)
         return ClientMatrix(columns, shape, like=kind, centre=self.centre, products=products)
 
-    def selected(self, index: Tensor) -> Columns:
-        """Return the values of some clients per run and group, ``index [runs, *groups, k]``."""
-        if index.numel() == index.shape[-1]:
-            return self.columns.index_select(-1, index.flatten())
-        index = index.unsqueeze(-2).expand(*self.batch, self.dim, index.shape[-1])
-        return self.columns.gather(-1, index)
-
     def at_coordinates(self, index: Tensor) -> "ClientMatrix":
         """Keep some coordinates, ``index [runs, k]``."""
         if len(index) == 1:

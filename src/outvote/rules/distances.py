@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Columns, Pairs, PerClient, PerCoordinate, Rows
-from outvote.kernels import client_kernels
+from outvote.kernels import client_kernels, matrix_kernels
 from outvote.kernels.long_products import long_products
 from outvote.precision import exact_products, work_dtype
 from outvote.threads import mapped
@@ -168,7 +168,7 @@ def squared_distances(
     """
     inexact: Tensor | None
     threshold, count = CANCELLATION[dtype], None if check is None else check.count
-    has_kernel = client_kernels.can_sort(products)
+    has_kernel = client_kernels.can_measure(products)
     if has_kernel:
         result, inexact = client_kernels.squared_distances(products, threshold, originals, count)
     else:
@@ -270,7 +270,7 @@ def squared_distances_to_average(
     check: CancellationCheck | None = None,
 ) -> PerClient:
     """Return how far every row is from the weighted average of the rows, from inner products."""
-    if client_kernels.can_compare(products):
+    if client_kernels.can_average(products):
         measure = client_kernels.squared_distances_to_average
         count = None if check is None else check.count
         result, at = measure(products, weights, CANCELLATION[dtype], count)
@@ -435,9 +435,13 @@ def as_shares(weights: PerClient) -> tuple[PerClient, Tensor]:
 def leading_projections(matrices: Pairs, scale: Tensor) -> PerClient:
     """Return the top eigenvalue times the squared entries of its eigenvector, times a scale.
 
-    A GPU decomposes small matrices one by one, and multiplies them all at once: there the matrix
-    is squared until it is the projector on the eigenvector.
+    A GPU decomposes small matrices one by one: there Lanczos' method finds the eigenvector of all
+    at once or, for a great many clients, the matrix is squared until it is the projector on the
+    eigenvector. Where two eigenvalues are equal, any eigenvector is as good: scores are then those
+    of one of them, and which one depends on the device.
     """
+    if matrix_kernels.is_usable(matrices):
+        return matrix_kernels.leading_projections(matrices) * scale
     if matrices.device.type == "cpu":
         values, vectors = torch.linalg.eigh(matrices)
         projections: PerClient = values[..., -1:].clamp(min=0) * scale * vectors[..., -1].square()

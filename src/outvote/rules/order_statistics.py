@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Columns, PerClient, PerCoordinate
-from outvote.kernels import client_kernels
+from outvote.kernels import client_kernels, order_kernels
 from outvote.precision import exact_products
 from outvote.rules import distances
 from outvote.threads import in_pieces, mapped
@@ -106,17 +106,19 @@ def median_ranks(num_clients: int, even: str) -> tuple[int, int]:
 
 def mean_of_ranks(columns: Columns, first: int, last: int) -> PerCoordinate:
     """Return, per coordinate, the mean of the sorted values `first` up to, not with, `last`."""
-    if client_kernels.is_usable(columns, columns.shape[-1]):
-        return client_kernels.mean_of_ranks(columns, first, last)
+    if order_kernels.can_select(columns):
+        return order_kernels.mean_of_ranks(columns, first, last)
     parts = over_tiles(lambda tile: _mean_of_ranks(tile, first, last), columns)
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
 def values_at_ranks(columns: Columns, first: int, last: int) -> tuple[PerCoordinate, PerCoordinate]:
     """Return, per coordinate, the first and the last of the sorted values that a mean is of."""
-    if last - first == 1 or client_kernels.is_usable(columns, columns.shape[-1]):
-        low = mean_of_ranks(columns, first, first + 1)
-        return low, low if last - first == 1 else mean_of_ranks(columns, last - 1, last)
+    if last - first == 1:
+        low = mean_of_ranks(columns, first, last)
+        return low, low
+    if order_kernels.can_select(columns):
+        return order_kernels.values_at_ranks(columns, first, last)
     parts = over_tiles(lambda tile: _values_at_ranks(tile, first, last), columns)
     lows, highs = zip(*parts, strict=True)
     return torch.cat(lows, dim=-1), torch.cat(highs, dim=-1)
@@ -161,19 +163,53 @@ def _values_at_ranks(tile: Columns, first: int, last: int) -> tuple[PerCoordinat
     return values[..., first].clone(), values[..., last - 1].clone()
 
 
-def mean_nearest_median(columns: Columns, num_nearest: int, even: str = "mean") -> PerCoordinate:
-    """Return, per coordinate, the mean of the values nearest to the median (ties: lower index)."""
+def mean_nearest_median(
+    columns: Columns, num_nearest: int, even: str = "mean", index: Tensor | None = None
+) -> PerCoordinate:
+    """Return, per coordinate, the mean of the values nearest to the median (ties: lower index).
+
+    With ``index [runs, *groups, k]``, of the values of those clients.
+    """
+    if order_kernels.can_select(columns):
+        ranks = median_ranks(_num_selected(columns, index), even)
+        return order_kernels.mean_nearest(columns, ranks, num_nearest, index)
+    if index is not None:
+        columns = of_clients(columns, index)
     parts = over_tiles(lambda tile: _nearest(tile, num_nearest, even)[0], columns)
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
 def bounds_nearest_median(
-    columns: Columns, num_nearest: int, even: str = "mean"
+    columns: Columns, num_nearest: int, even: str = "mean", index: Tensor | None = None
 ) -> tuple[PerCoordinate, PerCoordinate]:
     """Return the smallest and the largest of the values nearest to the median."""
+    if order_kernels.can_select(columns):
+        ranks = median_ranks(_num_selected(columns, index), even)
+        return order_kernels.bounds_nearest(columns, ranks, num_nearest, index)
+    if index is not None:
+        columns = of_clients(columns, index)
     parts = over_tiles(lambda tile: _nearest(tile, num_nearest, even)[1:], columns)
     lows, highs = zip(*parts, strict=True)
     return torch.cat(lows, dim=-1), torch.cat(highs, dim=-1)
+
+
+def readable(columns: Columns, index: Tensor) -> tuple[Columns, Tensor | None]:
+    """Return values, and which clients of them count: a kernel reads those without a copy."""
+    if order_kernels.can_select(columns):
+        return columns, index
+    return of_clients(columns, index), None
+
+
+def of_clients(columns: Columns, index: Tensor) -> Columns:
+    """Return the values of some clients per run and group, ``index [runs, *groups, k]``."""
+    if index.numel() == index.shape[-1]:
+        return columns.index_select(-1, index.flatten())
+    index = index.unsqueeze(-2).expand(*columns.shape[:-1], index.shape[-1])
+    return columns.gather(-1, index)
+
+
+def _num_selected(columns: Columns, index: Tensor | None) -> int:
+    return columns.shape[-1] if index is None else index.shape[-1]
 
 
 def _nearest(tile: Columns, num_nearest: int, even: str) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,187 @@
+"""Kernels for order statistics and n x n matrices against plain torch.
+
+They run on a GPU (OUTVOTE_TEST_DEVICE=cuda), or with TRITON_INTERPRET=1 on a CPU.
+"""
+
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+import outvote as ov
+from outvote.kernels import client_kernels, matrix_kernels, order_kernels
+from outvote.rules import bulyan, distances, order_statistics
+
+KINDS = ("random", "tied", "copied", "huge", "tiny")
+TOLERANCE = {"huge": 1e33, "tiny": 3e-45}
+
+
+@pytest.fixture(autouse=True)
+def _has_kernels(device: torch.device) -> None:
+    if not order_kernels.can_select(torch.zeros(2, 2, device=device)):
+        pytest.skip("no kernels: needs a GPU, or TRITON_INTERPRET=1, and triton")
+
+
+def in_torch(function, *given):
+    """Call a function as if there were no kernels."""
+    nothing = mock.Mock(return_value=False)
+    with (
+        mock.patch.object(order_kernels, "can_select", nothing),
+        mock.patch.object(matrix_kernels, "is_usable", nothing),
+        mock.patch.object(client_kernels, "can_average", nothing),
+        mock.patch.object(client_kernels, "can_measure", nothing),
+    ):
+        return function(*given)
+
+
+def made(kind: str, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(len(kind))
+    values = torch.randn(shape, generator=generator)
+    if kind == "tied":
+        return (values * 2).round()
+    if kind == "copied":
+        values[:, : shape[1] // 2] = values[:, :1]
+    if kind == "huge":
+        steps = torch.randint(5, 11, shape, generator=generator) / 10
+        return values.sign() * steps * 3.4e38
+    return (values * 8).round() * 1e-45 if kind == "tiny" else values
+
+
+def some_f(num_clients: int) -> list[int]:
+    most = (num_clients - 1) // 2
+    return sorted({0, min(1, most), num_clients // 5, most})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_clients", [2, 3, 50, 128, 129, 1000])
+def test_ranks_and_nearest_values_are_those_of_a_sort(num_clients, kind, device):
+    rows = made(kind, 2, num_clients, 11).to(device)
+    close = {"rtol": 2e-6, "atol": TOLERANCE.get(kind, 1e-6)}
+    f_values = some_f(num_clients) if num_clients < 100 else some_f(num_clients)[2:3]
+    for k, f in enumerate(f_values):
+        columns = rows.mT if k % 2 == 0 else rows.mT.contiguous()
+        even = ("mean", "lower")[k // 2 % 2]
+        left = num_clients - f
+        for function, given in (
+            (order_statistics.mean_of_ranks, (f, left)),
+            (order_statistics.values_at_ranks, (f, left)),
+            (order_statistics.mean_nearest_median, (left, even)),
+            (order_statistics.bounds_nearest_median, (left, even)),
+        ):
+            found, wanted = function(columns, *given), in_torch(function, columns, *given)
+            if isinstance(found, tuple):
+                assert torch.equal(found[0], wanted[0])
+                assert torch.equal(found[1], wanted[1])
+            else:
+                torch.testing.assert_close(found, wanted, **close)
+
+
+@pytest.mark.parametrize("kind", ["random", "tied"])
+def test_nearest_values_of_some_clients_are_read_where_they_lie(kind, device):
+    values = made(kind, 2, 3, 5, 9).to(device)
+    generator = torch.Generator().manual_seed(0)
+    index = torch.stack([torch.randperm(9, generator=generator)[:6] for _ in range(6)])
+    index = index.sort(dim=-1).values.view(2, 3, 6).to(device)
+    for columns in (values, values[:, :, :, :], values.mT.contiguous().mT):
+        for function in (
+            order_statistics.mean_nearest_median,
+            order_statistics.bounds_nearest_median,
+        ):
+            found = function(columns, 4, "mean", index)
+            wanted = in_torch(function, columns, 4, "mean", index)
+            torch.testing.assert_close(found, wanted, rtol=2e-6, atol=1e-6)
+
+
+def points(kind: str, num_matrices: int, num_clients: int) -> Tensor:
+    generator = torch.Generator().manual_seed(num_clients)
+    found = torch.randn(num_matrices, num_clients, 30, generator=generator, dtype=torch.float64)
+    if kind == "tied":
+        return found[..., :3].round()
+    if kind == "copied":
+        found[:, 2 : num_clients // 2 + 1] = found[:, :1]
+    if kind == "of many sizes":
+        found *= torch.logspace(0, 14, num_clients, dtype=torch.float64).unsqueeze(-1)
+    return found * 0 + 1 if kind == "equal" else found
+
+
+@pytest.mark.parametrize("kind", ["random", "tied", "copied", "of many sizes", "equal"])
+@pytest.mark.parametrize("num_clients", [7, 11, 20])
+def test_bulyan_selects_whom_a_new_sum_in_every_step_selects(num_clients, kind, device):
+    values = points(kind, 2, num_clients).to(device)
+    far = (values.unsqueeze(-2) - values.unsqueeze(-3)).square().sum(dim=-1)
+    for f in range(1, (num_clients - 3) // 4 + 1):
+        given = far, num_clients - 2 * f, f
+        found = bulyan.select_one_by_one(*given)
+        assert torch.equal(found, in_torch(bulyan.select_one_by_one, *given))
+        assert found.sum(dim=-1).tolist() == [num_clients - 2 * f] * 2
+
+
+@pytest.mark.parametrize("kind", ["random", "tied", "copied", "of many sizes", "equal"])
+@pytest.mark.parametrize("num_clients", [2, 3, 20, 70])
+def test_the_leading_direction_is_that_of_a_decomposition(num_clients, kind, device):
+    values = points(kind, 2 if num_clients < 30 else 1, num_clients).to(device)
+    values = values - values.mean(dim=-2, keepdim=True)
+    matrices = values @ values.mT
+    matrices = matrices / matrices.abs().amax(dim=(-2, -1), keepdim=True).clamp(min=1e-300)
+    matrices = (matrices + matrices.mT) / 2
+    found = distances.leading_projections(matrices, matrices.new_ones(1))
+    eigenvalues, vectors = torch.linalg.eigh(matrices)
+    wanted = eigenvalues[..., -1:].clamp(min=0) * vectors[..., -1].square()
+    torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-10)
+
+
+def test_directions_that_are_found_early_stay_as_they_are(device):
+    """Two matrices at once: one needs all steps, and one, of rank 1, a single step."""
+    generator = torch.Generator().manual_seed(5)
+    values = torch.randn(2, 12, 40, generator=generator, dtype=torch.float64)
+    values[1] = values[1, :, :1]
+    matrices = (values @ values.mT).to(device)
+    matrices = matrices / matrices.abs().amax(dim=(-2, -1), keepdim=True)
+    with mock.patch.object(matrix_kernels, "STEPS_AT_ONCE", 3):
+        found = matrix_kernels.leading_projections(matrices)
+    eigenvalues, vectors = torch.linalg.eigh(matrices)
+    wanted = eigenvalues[..., -1:] * vectors[..., -1].square()
+    torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("num_clients", [5, 70, 130])
+def test_distances_to_an_average_for_any_number_of_clients(num_clients, device):
+    generator = torch.Generator().manual_seed(6)
+    columns = torch.randn(1, 2, 200, num_clients, generator=generator).to(device)
+    products = columns.mT @ columns
+    weights = torch.rand(1, 2, num_clients, generator=generator, dtype=torch.float64).to(device)
+    weights = weights / weights.sum(dim=-1, keepdim=True)
+    given = products, weights, lambda: columns, torch.float32
+    found = distances.squared_distances_to_average(*given)
+    wanted = in_torch(distances.squared_distances_to_average, *given)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+    far = distances.squared_distances(products, lambda: columns, torch.float32)
+    wanted = in_torch(distances.squared_distances, products, lambda: columns, torch.float32)
+    torch.testing.assert_close(far.double(), wanted.double(), rtol=1e-4, atol=1e-4)
+
+
+def test_another_number_of_byzantine_clients_compiles_nothing(device):
+    if device.type != "cuda":
+        pytest.skip("kernels are compiled for a GPU only")
+    rules = [ov.make_rule(name) for name in ("median", "trimmed-mean", "meamed", "krum", "dnc")]
+    rules += [ov.MultiKrum(), ov.Bulyan()]
+    rules += [ov.GAS(rule, num_groups=10) for rule in rules]
+    rows = torch.randn(18, 4000, generator=torch.Generator().manual_seed(7)).to(device)
+    after = []
+    for f in (1, 2, 3, 16):
+        for rule in rules:
+            rule.inspect(rows, num_byzantine=f, seed=0, when_too_many="lower")
+        after.append(num_compiled())
+    assert after[0] > 0
+    assert after[1:] == after[:1] * 3
+
+
+def num_compiled() -> int:
+    """Return how many variants of the kernels are compiled."""
+    from outvote.kernels import bulyan_triton, clients_triton, leading_triton, order_triton
+
+    modules = (bulyan_triton, clients_triton, leading_triton, order_triton)
+    kernels = {id(x): x for module in modules for x in vars(module).values()}
+    caches = [getattr(kernel, "device_caches", {}) for kernel in kernels.values()]
+    return sum(len(of_device[0]) for cache in caches for of_device in cache.values())
