@@ -298,5 +298,3 @@ def weighted_sum(rows: Tensor, weights: Tensor, result: Tensor) -> None:
         DIM=block,
         num_warps=4,
     )
-
-
