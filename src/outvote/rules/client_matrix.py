@@ -7,17 +7,16 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Columns, Mixture, Pairs, PerClient, PerCoordinate, Rows
+from outvote.kernels import group_kernels
 from outvote.lazy import lazy
 from outvote.precision import exact_products, work_dtype
 from outvote.rules import distances
 from outvote.rules.distances import CancellationCheck
+from outvote.rules.order_statistics import sum_of_smallest
 
 if TYPE_CHECKING:
     from outvote.rules.groups import Groups
     from outvote.rules.rule import Aggregation, RoundInfo
-
-# Up to this many coordinates, plain differences are cheaper than a Gram matrix and its checks.
-FEW_COORDINATES = 8
 
 
 class ClientMatrix:
@@ -50,6 +49,7 @@ class ClientMatrix:
         kind = columns if isinstance(columns, Tensor) else like
         if kind is None:
             raise ValueError("a matrix read later needs `like`, a tensor of its dtype and device.")
+        self._kind = kind
         self.device = kind.device
         self.work_dtype = work_dtype(kind.dtype)
         self._centre = centre
@@ -121,11 +121,23 @@ class ClientMatrix:
     @lazy
     def squared_distances(self) -> Pairs:
         """The squared distances between all pairs of clients, exactly 0 to oneself."""
-        if self.dim <= FEW_COORDINATES:
+        if self._are_coordinates_few:
             return distances.pairwise_differences(self.columns)
         return distances.squared_distances(
             self.products, lambda: self.columns, self.work_dtype, self.originals, self._check
         )
+
+    @property
+    def _are_coordinates_few(self) -> bool:
+        return distances.are_few(self.dim, self._kind, self.num_clients)
+
+    def sums_of_smallest_distances(self, num_smallest: int) -> PerClient:
+        """Return the sum of every client's smallest squared distances, 0 to itself among them."""
+        is_known = "squared_distances" in self.__dict__
+        if self._are_coordinates_few and not is_known and group_kernels.can_compare(self.columns):
+            # Without the n x n matrix of every group, which is far larger than the values.
+            return group_kernels.sums_of_smallest(self.columns, num_smallest)
+        return sum_of_smallest(self.squared_distances, num_smallest)
 
     def squared_distances_to(self, aggregation: "Aggregation") -> PerClient:
         """Return how far every client is from what a rule computed, squared, float64."""
@@ -169,7 +181,10 @@ class ClientMatrix:
             # A GPU would take longer to start these small steps than to average.
             shares, divisor = distances.as_shares(shares)
         weights = shares.to(self.work_dtype).unsqueeze(-1)
-        if weights.dtype == self.columns.dtype:
+        if group_kernels.can_add(self.rows):
+            # Reads the rows that have a weight, and no others.
+            vector = group_kernels.weighted_sum(self.rows, shares)
+        elif weights.dtype == self.columns.dtype:
             with exact_products():
                 # As a row times the rows that the clients sent: read in order.
                 vector = torch.matmul(weights.mT, self.columns.mT).squeeze(-2)

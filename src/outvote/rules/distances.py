@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Columns, Pairs, PerClient, PerCoordinate, Rows
-from outvote.kernels import client_kernels, matrix_kernels
+from outvote.kernels import client_kernels, group_kernels, matrix_kernels
 from outvote.kernels.long_products import long_products
 from outvote.precision import exact_products, work_dtype
 from outvote.threads import mapped
@@ -32,6 +32,8 @@ MATRICES_TILE = {"cpu": 1 << 19, "cuda": 1 << 26}
 FLOAT32_NORM = 1e30
 # Squared norms below this have lost digits in float32, or all of them.
 SHORTEST_NORM = 1e-30
+# Up to this many coordinates, plain differences are cheaper than a Gram matrix and its checks.
+FEW_COORDINATES = 8
 # Coordinates that rows of equal norm are compared in before all are.
 NUM_COMPARED = 16
 
@@ -97,6 +99,8 @@ def products(columns: Columns, centre: Tensor, buffer: Tensor | None = None) -> 
 
     if columns.shape[-2] == 0:
         raise ValueError("there is no coordinate to compare, the gradients are empty.")
+    if group_kernels.is_usable(columns):
+        return group_kernels.products(columns, centre)
     with exact_products():
         parts = mapped(multiply, tiles(columns), columns.device)
     return parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0, dtype=torch.float64)
@@ -303,6 +307,8 @@ def _to_average(products: Pairs, weights: PerClient, threshold: float) -> tuple[
 
 def direct_distances_to_average(columns: Columns, weights: PerClient) -> PerClient:
     """Return how far every row is from the weighted average, by the differences, squared."""
+    if group_kernels.can_compare(columns):
+        return group_kernels.distances_to_average(columns, weights)
     total = torch.zeros_like(weights)
     for _, tile in tiles(columns):
         exact = tile.double()
@@ -373,6 +379,8 @@ def products_with(
 
 def pairwise_differences(columns: Columns) -> Pairs:
     """Return the squared distances between all pairs, by the differences, for a few coordinates."""
+    if group_kernels.can_compare(columns):
+        return group_kernels.pairwise_differences(columns)
     total: Tensor | None = None
     for values in columns.double().unbind(dim=-2):
         squared = (values.unsqueeze(-1) - values.unsqueeze(-2)).square_()
@@ -380,6 +388,13 @@ def pairwise_differences(columns: Columns) -> Pairs:
     if total is None:
         raise ValueError("there is no coordinate to compare, the gradients are empty.")
     return total
+
+
+def are_few(num_coordinates: int, kind: Tensor, num_clients: int) -> bool:
+    """Return whether differences of so many coordinates are cheaper than products and checks."""
+    return num_coordinates <= FEW_COORDINATES or group_kernels.are_few(
+        num_coordinates, kind, num_clients
+    )
 
 
 def inner_products(columns: Columns, vector: PerCoordinate) -> PerClient:
@@ -413,6 +428,13 @@ def smallest(scores: PerClient, num_smallest: int) -> Tensor:
 def average_of(is_selected: Tensor, num_selected: int) -> PerClient:
     """Return equal weights for the selected clients."""
     return is_selected.to(torch.float64) / num_selected
+
+
+def average_of_smallest(scores: PerClient, num_smallest: int) -> PerClient:
+    """Return equal weights for the rows with the smallest scores; ties: lower row index."""
+    if client_kernels.can_compare(scores):
+        return group_kernels.average_of_smallest(scores, num_smallest)
+    return average_of(smallest(scores, num_smallest), num_smallest)
 
 
 # Two eigenvalues that differ by a millionth are separated after so many.

@@ -5,7 +5,7 @@ from typing import ClassVar, final
 
 from outvote.axes import PerClient
 from outvote.rules.client_matrix import ClientMatrix
-from outvote.rules.distances import average_of, smallest
+from outvote.rules.distances import average_of_smallest
 from outvote.rules.rule import Aggregation, RoundInfo, Traits, Wrapper
 from outvote.rules.split import check_split
 
@@ -67,7 +67,7 @@ class GAS(Wrapper):
 
         scores = groups.total(measure, needs_values=self.rule.traits.needs_values)  # 2. identify
         num_kept = max(1, matrix.num_clients - info.num_byzantine)
-        weights = average_of(smallest(scores, num_kept), num_kept)  # 3. aggregate
+        weights = average_of_smallest(scores, num_kept)  # 3. aggregate
         found = (*groups.notes, *sorted(notes))
         return Aggregation(
             weights=weights, scores=scores, num_groups=groups.num_groups, notes=found

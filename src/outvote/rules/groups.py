@@ -285,17 +285,9 @@ class OnGpu(Reader):
         del buffer
         return self.values[:, start:stop, :, : self.columns.shape[-1]]
 
-    @lazy
-    def _centred(self) -> Columns:
-        return client_kernels.scattered(self.columns, self.block, self._centre)
-
     def products(self, start: int, stop: int, centre: Tensor) -> Callable[[], Pairs]:
-        """Multiply groups that were centred while they were copied."""
-        self._centre = centre
-        num_clients = self.columns.shape[-1]
-        return lambda: distances.exact_gram(self._centred[:, start:stop])[
-            ..., :num_clients, :num_clients
-        ]
+        """Multiply groups that are centred while they are read."""
+        return lambda: distances.products(self.read(start, stop), centre)
 
 
 def open_reader(

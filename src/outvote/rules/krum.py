@@ -45,9 +45,9 @@ class Krum(AffineRule):
     def weigh(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Give all the weight to the client with the smallest score."""
         neighbours = count_neighbours(self.num_neighbours, matrix, info)
-        scores = krum_scores(matrix.squared_distances, neighbours, self.power)
+        scores = scores_of(matrix, neighbours, self.power)
         return Aggregation(
-            weights=distances.smallest(scores, 1).double(),
+            weights=distances.average_of_smallest(scores, 1),
             scores=scores,
             notes=lowered("num_neighbours", self.num_neighbours, matrix, info, 1),
         )
@@ -92,12 +92,11 @@ class MultiKrum(AffineRule):
     def weigh(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Average the clients with the smallest scores."""
         neighbours = count_neighbours(self.num_neighbours, matrix, info)
-        scores = krum_scores(matrix.squared_distances, neighbours, self.power)
+        scores = scores_of(matrix, neighbours, self.power)
         num_selected = self._count_selected(matrix.num_clients, info.num_byzantine)
-        is_selected = distances.smallest(scores, num_selected)
         notes = lowered("num_neighbours", self.num_neighbours, matrix, info, 1)
         return Aggregation(
-            weights=distances.average_of(is_selected, num_selected),
+            weights=distances.average_of_smallest(scores, num_selected),
             scores=scores,
             notes=notes + lowered("num_selected", self.num_selected, matrix, info, 0),
         )
@@ -106,6 +105,13 @@ class MultiKrum(AffineRule):
         if self.num_selected is None:
             return num_clients - num_byzantine
         return min(self.num_selected, num_clients)
+
+
+def scores_of(matrix: ClientMatrix, num_neighbours: int, power: float) -> PerClient:
+    """Add up the distances of every client to the nearest others."""
+    if power == 2:
+        return matrix.sums_of_smallest_distances(num_neighbours + 1)
+    return krum_scores(matrix.squared_distances, num_neighbours, power)
 
 
 def krum_scores(squared_distances: Pairs, num_neighbours: int, power: float) -> PerClient:

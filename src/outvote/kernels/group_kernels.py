@@ -1,0 +1,131 @@
+"""Distances, products and averages of the clients in groups of coordinates, by Triton kernels.
+
+Each function has an equivalent in plain torch in `rules.distances` and `rules.client_matrix`.
+"""
+
+from __future__ import annotations
+
+from math import ceil, prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from outvote.kernels import client_kernels, is_for_kernels, load_kernels
+
+if TYPE_CHECKING:
+    from outvote.axes import Columns, Pairs, PerClient, PerCoordinate, Rows
+
+# Up to this many coordinates, differences of all pairs take less time than products and checks.
+FEW_COORDINATES = 32
+# Coordinates of one program that forms products, and programs that keep every processor busy.
+SHORTEST_PIECE, LONGEST_PIECE = 1024, 4096
+ENOUGH_PROGRAMS = 1024
+NARROW_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _narrow() -> Any:
+    return load_kernels("outvote.kernels.groups_triton")
+
+
+def _gram() -> Any:
+    return load_kernels("outvote.kernels.gram_triton")
+
+
+def are_few(num_coordinates: int, kind: Tensor, num_clients: int) -> bool:
+    """Return whether distances in so many coordinates are taken from differences, by a kernel."""
+    return num_coordinates <= FEW_COORDINATES and client_kernels.is_usable(kind, num_clients)
+
+
+def is_usable(columns: Columns) -> bool:
+    """Return whether the kernels can read these values, as they are."""
+    return can_add(columns.mT, of_any_stride=True) and (
+        columns.shape[-1] <= client_kernels.LARGEST_TILE
+    )
+
+
+def can_compare(columns: Columns) -> bool:
+    """Return whether these are few enough coordinates to be worked on one after another."""
+    return 0 < columns.shape[-2] <= client_kernels.LARGEST_TILE and is_usable(columns)
+
+
+def can_add(rows: Rows, *, of_any_stride: bool = False) -> bool:
+    """Return whether a kernel can add up these rows, coordinates side by side."""
+    return (
+        is_for_kernels(rows)
+        and rows.dtype in NARROW_FLOATS
+        and (of_any_stride or (rows.dim() == 3 and rows.stride(-1) == 1))
+        and _narrow() is not None
+    )
+
+
+def sums_of_smallest(columns: Columns, num_smallest: int) -> PerClient:
+    """Return the sum of the smallest squared distances of every client, itself one of them."""
+    result = _per_client(columns)
+    _narrow().sums_of_smallest(_grouped(columns), result, num_smallest)
+    return result
+
+
+def pairwise_differences(columns: Columns) -> Pairs:
+    """Return the squared distances between all pairs, float64."""
+    num_clients = columns.shape[-1]
+    shape = (*columns.shape[:-2], num_clients, num_clients)
+    result = torch.empty(shape, dtype=torch.float64, device=columns.device)
+    _narrow().pairwise_differences(_grouped(columns), result)
+    return result
+
+
+def distances_to_average(columns: Columns, weights: PerClient) -> PerClient:
+    """Return the squared distances to a weighted average of the clients, float64."""
+    result = _per_client(columns)
+    _narrow().distances_to_average(_grouped(columns), weights.contiguous(), result)
+    return result
+
+
+def average_of_smallest(scores: PerClient, num_smallest: int) -> PerClient:
+    """Return equal weights for the clients with the smallest scores, float64."""
+    result = torch.empty(scores.shape, dtype=torch.float64, device=scores.device)
+    flat = scores.contiguous().view(-1, scores.shape[-1])
+    _narrow().average_of_smallest(flat, result, num_smallest)
+    return result
+
+
+def weighted_sum(rows: Rows, weights: PerClient) -> PerCoordinate:
+    """Return the sum of ``rows [runs, clients, dim]``, float32, added up in float64."""
+    shape = (rows.shape[0], rows.shape[-1])
+    result = torch.empty(shape, dtype=torch.float32, device=rows.device)
+    _narrow().weighted_sum(rows, weights.contiguous(), result)
+    return result
+
+
+def products(columns: Columns, centre: Tensor) -> Pairs:
+    """Return the inner products of the clients relative to the central one of their run.
+
+    In float32, or, from pieces of many coordinates, in float64.
+    """
+    groups = _grouped(columns)
+    dim, num_clients = columns.shape[-2:]
+    num_matrices = prod(groups.shape[:2])
+    piece = piece_length(num_matrices, dim)
+    shape = (*groups.shape[:2], ceil(dim / piece), num_clients, num_clients)
+    parts = torch.empty(shape, dtype=torch.float32, device=columns.device)
+    _gram().products(groups, centre.expand(len(groups)).contiguous(), parts, piece)
+    found = parts[:, :, 0] if shape[2] == 1 else parts.sum(dim=2, dtype=torch.float64)
+    return found.view(*columns.shape[:-2], num_clients, num_clients)
+
+
+def piece_length(num_matrices: int, dim: int) -> int:
+    """Return how many coordinates one program multiplies."""
+    num_pieces = ceil(ENOUGH_PROGRAMS / num_matrices)
+    piece = min(max(ceil(dim / num_pieces), SHORTEST_PIECE), LONGEST_PIECE)
+    return ceil(dim / ceil(dim / piece) / 32) * 32
+
+
+def _per_client(columns: Columns) -> PerClient:
+    shape = (*columns.shape[:-2], columns.shape[-1])
+    return torch.empty(shape, dtype=torch.float64, device=columns.device)
+
+
+def _grouped(columns: Columns) -> Columns:
+    """View as ``[runs, groups, dim, clients]``."""
+    return columns.unsqueeze(1) if columns.dim() == 3 else columns.flatten(1, -3)

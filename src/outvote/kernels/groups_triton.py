@@ -1,0 +1,300 @@
+"""Triton kernels for groups of few coordinates; called by `group_kernels`.
+
+Distances are sums of squared differences in float64: exactly 0 to oneself and between equal
+clients, the same to the last bit for copies, and finite for all finite float32 values.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Values of a row that one thread sorts in its registers.
+VALUES_PER_THREAD = 64
+WARP = 32
+LARGEST = tl.constexpr(3.4028234663852886e38)
+
+
+@triton.jit
+def _differences(
+    columns,
+    num_rows,
+    num_clients,
+    width,
+    groups_per_run,
+    run_stride,
+    group_stride,
+    coordinate_stride,
+    client_stride,
+    FACTOR: tl.constexpr,
+    ROWS: tl.constexpr,
+    CLIENTS: tl.constexpr,
+):
+    """Return the squared distances [rows, clients] of some clients, infinite past the last one.
+
+    An odd `FACTOR` above 1 permutes the clients.
+    """
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    group = row // num_clients
+    run = group // groups_per_run
+    start = columns + run * run_stride + (group - run * groups_per_run) * group_stride
+    own_at = start + (row - group * num_clients) * client_stride
+    client = (tl.arange(0, CLIENTS) * FACTOR) % CLIENTS
+    is_row = row < num_rows
+    inside = is_row[:, None] & (client < num_clients)[None, :]
+    offset = client.to(tl.int64) * client_stride
+    far = tl.zeros([ROWS, CLIENTS], dtype=tl.float64)
+    for _ in range(width):
+        own = tl.load(own_at, mask=is_row, other=0.0).to(tl.float64)
+        other = tl.load(start[:, None] + offset[None, :], mask=inside, other=0.0).to(tl.float64)
+        apart = other - own[:, None]
+        far += apart * apart
+        own_at += coordinate_stride
+        start += coordinate_stride
+    return tl.where(inside, far, float("inf"))
+
+
+@triton.jit(
+    do_not_specialize=[
+        "num_rows",
+        "num_clients",
+        "width",
+        "groups_per_run",
+        "run_stride",
+        "num_smallest",
+    ]
+)
+def _sums_of_smallest(
+    columns,
+    result,
+    num_rows,
+    num_clients,
+    width,
+    groups_per_run,
+    run_stride,
+    group_stride,
+    coordinate_stride,
+    client_stride,
+    num_smallest,
+    ROWS: tl.constexpr,
+    CLIENTS: tl.constexpr,
+):
+    far = _differences(
+        columns,
+        num_rows,
+        num_clients,
+        width,
+        groups_per_run,
+        run_stride,
+        group_stride,
+        coordinate_stride,
+        client_stride,
+        # Clients in no order: the compiler gives whole rows to threads, which sort in registers.
+        21,
+        ROWS,
+        CLIENTS,
+    )
+    ranked = tl.sort(far, dim=1)
+    counts = tl.arange(0, CLIENTS) < num_smallest
+    total = tl.sum(tl.where(counts[None, :], ranked, 0.0), axis=1)
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    tl.store(result + row, total, mask=row < num_rows)
+
+
+def sums_of_smallest(columns: Tensor, result: Tensor, num_smallest: int) -> None:
+    """Add up the smallest squared distances of every client of ``columns [runs, groups, ...]``."""
+    runs, groups, width, num_clients = columns.shape
+    num_rows = runs * groups * num_clients
+    padded = max(2, triton.next_power_of_2(num_clients))
+    rows = max(1, WARP * VALUES_PER_THREAD // max(padded, VALUES_PER_THREAD))
+    _sums_of_smallest[(triton.cdiv(num_rows, rows),)](
+        columns,
+        result,
+        num_rows,
+        num_clients,
+        width,
+        groups,
+        *columns.stride(),
+        num_smallest,
+        ROWS=rows,
+        CLIENTS=padded,
+        num_warps=1,
+    )
+
+
+@triton.jit(
+    do_not_specialize=["num_rows", "num_clients", "width", "groups_per_run", "run_stride"],
+)
+def _pairwise_differences(
+    columns,
+    result,
+    num_rows,
+    num_clients,
+    width,
+    groups_per_run,
+    run_stride,
+    group_stride,
+    coordinate_stride,
+    client_stride,
+    ROWS: tl.constexpr,
+    CLIENTS: tl.constexpr,
+):
+    far = _differences(
+        columns,
+        num_rows,
+        num_clients,
+        width,
+        groups_per_run,
+        run_stride,
+        group_stride,
+        coordinate_stride,
+        client_stride,
+        1,
+        ROWS,
+        CLIENTS,
+    )
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    client = tl.arange(0, CLIENTS)
+    inside = (row < num_rows)[:, None] & (client < num_clients)[None, :]
+    tl.store(result + row[:, None] * num_clients + client[None, :], far, mask=inside)
+
+
+def pairwise_differences(columns: Tensor, result: Tensor) -> None:
+    """Write the squared distances between all pairs of ``columns [runs, groups, width, n]``."""
+    runs, groups, width, num_clients = columns.shape
+    num_rows = runs * groups * num_clients
+    padded = max(2, triton.next_power_of_2(num_clients))
+    rows = max(1, 1024 // padded)
+    _pairwise_differences[(triton.cdiv(num_rows, rows),)](
+        columns,
+        result,
+        num_rows,
+        num_clients,
+        width,
+        groups,
+        *columns.stride(),
+        ROWS=rows,
+        CLIENTS=padded,
+        num_warps=4,
+    )
+
+
+@triton.jit(
+    do_not_specialize=["num_groups", "num_clients", "width", "groups_per_run", "run_stride"],
+)
+def _distances_to_average(
+    columns,
+    weights,
+    result,
+    num_groups,
+    num_clients,
+    width,
+    groups_per_run,
+    run_stride,
+    group_stride,
+    coordinate_stride,
+    client_stride,
+    GROUPS: tl.constexpr,
+    CLIENTS: tl.constexpr,
+):
+    group = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
+    client = tl.arange(0, CLIENTS)
+    inside = (group < num_groups)[:, None] & (client < num_clients)[None, :]
+    run = group // groups_per_run
+    start = columns + run * run_stride + (group - run * groups_per_run) * group_stride
+    at = start[:, None] + (client.to(tl.int64) * client_stride)[None, :]
+    own = group[:, None] * num_clients + client[None, :]
+    weight = tl.load(weights + own, mask=inside, other=0.0)
+    far = tl.zeros([GROUPS, CLIENTS], dtype=tl.float64)
+    for _ in range(width):
+        value = tl.load(at, mask=inside, other=0.0).to(tl.float64)
+        apart = value - tl.sum(value * weight, axis=1)[:, None]
+        far += apart * apart
+        at += coordinate_stride
+    tl.store(result + own, far, mask=inside)
+
+
+def distances_to_average(columns: Tensor, weights: Tensor, result: Tensor) -> None:
+    """Measure each client of ``columns [runs, groups, width, n]`` against a weighted average."""
+    runs, groups, width, num_clients = columns.shape
+    padded = max(2, triton.next_power_of_2(num_clients))
+    at_once = max(1, 512 // padded)
+    _distances_to_average[(triton.cdiv(runs * groups, at_once),)](
+        columns,
+        weights,
+        result,
+        runs * groups,
+        num_clients,
+        width,
+        groups,
+        *columns.stride(),
+        GROUPS=at_once,
+        CLIENTS=padded,
+        num_warps=2,
+    )
+
+
+@triton.jit(do_not_specialize=["num_clients", "num_smallest"])
+def _average_of_smallest(scores, result, num_clients, num_smallest, CLIENTS: tl.constexpr):
+    start = tl.program_id(0).to(tl.int64) * num_clients
+    client = tl.arange(0, CLIENTS)
+    known = client < num_clients
+    score = tl.load(scores + start + client, mask=known, other=float("inf"))
+    is_before = (score[None, :] < score[:, None]) | (
+        (score[None, :] == score[:, None]) & (client[None, :] < client[:, None])
+    )
+    rank = tl.sum(is_before.to(tl.int32), axis=1)
+    one = tl.full([CLIENTS], 1.0, dtype=tl.float64)
+    share = one / num_smallest.to(tl.float64)
+    weight = tl.where(rank < num_smallest, share, 0.0)
+    tl.store(result + start + client, weight, mask=known)
+
+
+def average_of_smallest(scores: Tensor, result: Tensor, num_smallest: int) -> None:
+    """Give equal weights to the smallest scores of each row, lower index first."""
+    num_rows, num_clients = scores.shape
+    _average_of_smallest[(num_rows,)](
+        scores,
+        result,
+        num_clients,
+        num_smallest,
+        CLIENTS=max(2, triton.next_power_of_2(num_clients)),
+        num_warps=1,
+    )
+
+
+@triton.jit(do_not_specialize=["num_clients", "dim"])
+def _weighted_sum(
+    rows, weights, result, num_clients, dim, run_stride, client_stride, DIM: tl.constexpr
+):
+    run = tl.program_id(1).to(tl.int64)
+    coordinate = tl.program_id(0).to(tl.int64) * DIM + tl.arange(0, DIM)
+    inside = coordinate < dim
+    at = rows + run * run_stride + coordinate
+    total = tl.zeros([DIM], dtype=tl.float64)
+    for client in range(num_clients):
+        weight = tl.load(weights + run * num_clients + client)
+        # Rows without a weight are not read.
+        wanted = coordinate < tl.where(weight != 0.0, dim, 0)
+        value = tl.load(at, mask=wanted, other=0.0)
+        total += value.to(tl.float64) * weight
+        at += client_stride
+    # Weights sum to 1 but for rounding: an average of the largest numbers does not overflow.
+    total = tl.minimum(tl.maximum(total, -LARGEST), LARGEST)
+    tl.store(result + run * dim + coordinate, total.to(tl.float32), mask=inside)
+
+
+def weighted_sum(rows: Tensor, weights: Tensor, result: Tensor) -> None:
+    """Add up the clients of ``rows [runs, clients, dim]`` (coordinates side by side)."""
+    runs, num_clients, dim = rows.shape
+    block = 1024
+    _weighted_sum[(triton.cdiv(dim, block), runs)](
+        rows,
+        weights,
+        result,
+        num_clients,
+        dim,
+        rows.stride(0),
+        rows.stride(1),
+        DIM=block,
+        num_warps=4,
+    )

@@ -1,0 +1,151 @@
+"""Kernels for groups of coordinates against plain torch, on a GPU or in the interpreter."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from outvote.kernels import group_kernels
+from outvote.rules import distances
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+needs_kernels = pytest.mark.skipif(
+    not group_kernels.can_add(torch.zeros(1, 1, 1, device=DEVICE)),
+    reason="needs a GPU, or Triton with TRITON_INTERPRET=1",
+)
+SCALES = [1.0, 3e38, 1e-38]
+SIZES = [(2, 1), (5, 2), (5, 8), (50, 3), (50, 25), (64, 9), (65, 2), (128, 3)]
+
+
+def _columns(num_clients: int, width: int, scale: float = 1.0, groups: int = 1) -> Tensor:
+    """Return two runs in memory with gaps; in both, the last client is a copy of the first."""
+    generator = torch.Generator().manual_seed(num_clients * 100 + width)
+    padded = torch.randn(2, groups, width, num_clients + 3, generator=generator)
+    columns = padded.clamp_(-1, 1).mul_(scale).to(DEVICE)[..., :num_clients]
+    columns[..., -1] = columns[..., 0]
+    return columns
+
+
+def _pairs(columns: Tensor) -> Tensor:
+    exact = columns.double()
+    return (exact.unsqueeze(-1) - exact.unsqueeze(-2)).square().sum(dim=-3)
+
+
+@needs_kernels
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize(("num_clients", "width"), SIZES)
+def test_differences_of_all_pairs(num_clients: int, width: int, scale: float) -> None:
+    columns = _columns(num_clients, width, scale, groups=3)
+    found = group_kernels.pairwise_differences(columns)
+    torch.testing.assert_close(found, _pairs(columns), rtol=1e-12, atol=0)
+    assert torch.equal(found, found.mT)
+    assert float(found.diagonal(dim1=-2, dim2=-1).abs().max()) == 0
+    assert torch.equal(found[..., 0, :], found[..., -1, :])
+
+
+SORTED = [(2, 1, 1.0), (5, 2, 3e38), (5, 8, 1e-38), (7, 25, 1.0)]
+# Triton's interpreter takes half a minute to sort these.
+SORTED_ON_GPU = [(50, 3, 1.0), (50, 25, 3e38), (64, 9, 1.0), (65, 2, 1.0), (128, 8, 1e-38)]
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("num_clients", "width", "scale"), SORTED + (SORTED_ON_GPU if DEVICE.type == "cuda" else [])
+)
+def test_sums_of_the_smallest_differences(num_clients: int, width: int, scale: float) -> None:
+    columns = _columns(num_clients, width, scale)
+    for num_smallest in {1, num_clients // 2 + 1, num_clients}:
+        found = group_kernels.sums_of_smallest(columns, num_smallest)
+        ranked = _pairs(columns).sort(dim=-1).values[..., :num_smallest]
+        torch.testing.assert_close(found, ranked.sum(dim=-1), rtol=1e-12, atol=0)
+        assert torch.equal(found[..., 0], found[..., -1])
+
+
+@needs_kernels
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize(("num_clients", "width"), [*SIZES[:6], (51, 51)])
+def test_distances_to_an_average(num_clients: int, width: int, scale: float) -> None:
+    columns = _columns(num_clients, width, scale, groups=9)
+    weights = torch.rand(2, 9, num_clients, dtype=torch.float64, device=DEVICE)
+    weights /= weights.sum(dim=-1, keepdim=True)
+    weights[0, 0] = 0
+    weights[0, 0, 1] = 1  # The average of one client is that client.
+    found = group_kernels.distances_to_average(columns, weights)
+    exact = columns.double()
+    far = (exact - exact @ weights.unsqueeze(-1)).square().sum(dim=-2)
+    torch.testing.assert_close(found, far, rtol=1e-9, atol=0)
+    assert float(found[0, 0, 1]) == 0
+    assert torch.equal(found[..., 0], found[..., -1])
+
+
+@needs_kernels
+@pytest.mark.parametrize("are_rows", [True, False])
+@pytest.mark.parametrize(("num_clients", "dim"), [(2, 33), (5, 1), (50, 1500), (64, 64), (65, 90)])
+def test_products_keep_the_digits_of_float32(num_clients: int, dim: int, are_rows: bool) -> None:
+    columns = _columns(num_clients, dim, groups=2)
+    if are_rows:
+        columns = columns.mT.contiguous().mT
+    centre = torch.tensor([1, 0], device=DEVICE)
+    found = group_kernels.products(columns, centre)
+    middle = distances.of_client(columns, centre)
+    centred = (columns - middle).double()
+    norms = centred.square().sum(dim=-2).sqrt()
+    error = (found.double() - centred.mT @ centred).abs()
+    assert bool((error <= 4e-7 * norms.unsqueeze(-1) * norms.unsqueeze(-2)).all())
+
+
+@needs_kernels
+def test_products_that_overflow_are_seen_by_the_check() -> None:
+    columns = _columns(5, 40, 3e38)
+    found = group_kernels.products(columns, torch.tensor([1, 1], device=DEVICE))
+    far = distances.squared_distances(found, lambda: columns, torch.float32)
+    torch.testing.assert_close(far, _pairs(columns), rtol=1e-9, atol=0)
+
+
+@needs_kernels
+def test_many_coordinates_are_multiplied_in_pieces() -> None:
+    columns = _columns(3, 3000)
+    found = group_kernels.products(columns, torch.tensor([0, 1], device=DEVICE))
+    assert found.dtype == torch.float64
+    middle = distances.of_client(columns, torch.tensor([0, 1], device=DEVICE))
+    centred = (columns - middle).double()
+    torch.testing.assert_close(found, centred.mT @ centred, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("num_matrices", [1, 2, 12, 1000, 100_000])
+@pytest.mark.parametrize("dim", [1, 33, 1024, 2473, 2_472_266, 100_000_000])
+def test_pieces_cover_all_coordinates(num_matrices: int, dim: int) -> None:
+    piece = group_kernels.piece_length(num_matrices, dim)
+    num_pieces = -(-dim // piece)
+    assert piece % 32 == 0
+    assert piece <= group_kernels.LONGEST_PIECE
+    assert (num_pieces - 1) * piece < dim
+    assert num_pieces * num_matrices < 2**31
+
+
+@needs_kernels
+def test_equal_weights_for_the_smallest_scores() -> None:
+    scores = torch.tensor([[3.0, 1.0, 1.0, 2.0, 1.0], [0.0, 0.0, 0.0, 0.0, 0.0]], device=DEVICE)
+    found = group_kernels.average_of_smallest(scores.double(), 3)
+    third = 1 / 3
+    exact = [[0, third, third, 0, third], [third, third, third, 0, 0]]
+    assert found.tolist() == exact
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_weighted_sum_reads_only_rows_with_a_weight(dtype: torch.dtype) -> None:
+    rows = torch.randn(2, 7, 1500, device=DEVICE).to(dtype)
+    weights = torch.rand(2, 7, dtype=torch.float64, device=DEVICE)
+    exact = (weights.unsqueeze(1) @ rows.double()).squeeze(1)
+    found = group_kernels.weighted_sum(rows, weights)
+    torch.testing.assert_close(found, exact.float(), rtol=1e-6, atol=1e-6)
+    weights[:, 2] = 0
+    rows[:, 2] = torch.nan
+    assert bool(group_kernels.weighted_sum(rows, weights).isfinite().all())
+
+
+@needs_kernels
+def test_averages_of_the_largest_numbers_do_not_overflow() -> None:
+    rows = torch.full((1, 3, 5), torch.finfo(torch.float32).max, device=DEVICE)
+    weights = torch.full((1, 3), 1 / 3 + 1e-12, dtype=torch.float64, device=DEVICE)
+    assert torch.equal(group_kernels.weighted_sum(rows, weights)[0], rows[0, 0])
