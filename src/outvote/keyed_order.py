@@ -1,7 +1,7 @@
 """Random orders that are the same on every device; large ones come from small tables, unsorted.
 
 The positions of `size` things are the cells of a matrix of `num_rows` x `num_columns`, in reading
-order. A round turns every row by a shift of its own, or every column: each is a bijection (a
+order. A round rotates every row by a shift of its own, or every column: each is a bijection (a
 Feistel network with addition). The shifts are drawn on the host by Philox, whose numbers are the
 same everywhere. Why six rounds, and how it was tested: docs/decisions/0014.
 """
@@ -158,7 +158,7 @@ class _Rounds:
     def __init__(self, order: KeyedOrder, num_rows: int) -> None:
         self.order = order
         self.num_rows, self.num_cells = num_rows, num_rows * order.num_columns
-        # A row that is turned is a window of the row written twice.
+        # A rotated row is a window of the row written twice.
         columns = torch.arange(order.num_columns, dtype=torch.int32)
         self.sources = _windows(columns), _windows(order.table[1])
         self.column, self.row, self.scratch = torch.empty(3, self.num_cells, dtype=torch.int32)

@@ -16,7 +16,7 @@ from torch import Tensor
 from outvote.errors import renamed
 
 CPU = torch.device("cpu")
-# From here on torch draws 64 bits for each place of a permutation.
+# From here on torch draws 64 bits for each entry of a permutation.
 LARGEST_WITH_SHORT_DRAWS = (2**32 - 1) // 20
 
 Seed = int | np.random.Generator | torch.Generator | None
@@ -99,16 +99,15 @@ class RandomStream:
 
 
 def _first_of_permutation(size: int, num_drawn: int, seed: int) -> np.ndarray:
-    """Return the first places of `torch.randperm` on a CPU.
+    """Return the first entries of `torch.randperm` on a CPU.
 
-    It swaps place 0, 1, 2, ... with one that it draws from there on, so that the first places need
-    the first draws only; torch and numpy seed the same generator in the same way.
+    It swaps entry 0, 1, 2, ... with one drawn from there on, so that the first entries need the
+    first draws only; torch and numpy seed the same generator in the same way.
     """
     bits = np.random.RandomState(seed & 0xFFFFFFFF).randint(2**32, size=num_drawn, dtype=np.uint32)
-    place = np.arange(num_drawn)
-    drawn = place + bits % np.arange(size, size - num_drawn, -1)
+    drawn = np.arange(num_drawn) + bits % np.arange(size, size - num_drawn, -1)
     result = drawn.copy()
-    # Only places that were drawn before, or come later, do not hold their own number any more.
+    # All others hold their own number when they are drawn.
     _, first, count = np.unique(drawn, return_index=True, return_counts=True)
     is_special = drawn < num_drawn
     is_special |= np.isin(drawn, drawn[first[count > 1]])

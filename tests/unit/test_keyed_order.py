@@ -21,7 +21,7 @@ from outvote.rules.split import PositionBlock, balanced_sizes, cut, draw_split
 from outvote.seeding import LARGEST_WITH_SHORT_DRAWS, RandomStream
 
 CPU = torch.device("cpu")
-# Of a matrix of 101 x 102, of which 52 cells are beyond the last thing.
+# A matrix of 101 x 102; 52 cells are beyond the last thing.
 SIZE = 10_250
 NUM_ROWS, NUM_COLUMNS = 101, 102
 NUM_SEEDS = 400
