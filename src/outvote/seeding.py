@@ -15,6 +15,10 @@ from torch import Tensor
 
 from outvote.errors import renamed
 
+CPU = torch.device("cpu")
+# From here on torch draws 64 bits for each entry of a permutation.
+LARGEST_WITH_SHORT_DRAWS = (2**32 - 1) // 20
+
 Seed = int | np.random.Generator | torch.Generator | None
 
 
@@ -64,13 +68,23 @@ class RandomStream:
     def permutations(self, size: int, device: torch.device) -> Tensor:
         """Return one random order of `size` things per run, [runs, size] int32.
 
-        Drawn where the data lives: the same seed gives another order on another kind of device.
+        Drawn on the host: the same on every device.
         """
         orders = [
-            torch.randperm(size, generator=generator, device=device, dtype=torch.int32)
-            for generator in self.generators(device)
+            torch.randperm(size, generator=generator, dtype=torch.int32)
+            for generator in self.generators(CPU)
         ]
-        return orders[0].unsqueeze(0) if len(orders) == 1 else torch.stack(orders)
+        return (orders[0].unsqueeze(0) if len(orders) == 1 else torch.stack(orders)).to(device)
+
+    def samples(self, size: int, num_drawn: int, device: torch.device) -> Tensor:
+        """Return the first `num_drawn` of `permutations`, [runs, num_drawn] int32.
+
+        Few of many are drawn without the rest.
+        """
+        if 4 * num_drawn > size or size >= LARGEST_WITH_SHORT_DRAWS:
+            return self.permutations(size, device)[:, :num_drawn]
+        drawn = [_first_of_permutation(size, num_drawn, seed) for seed in self.derived()]
+        return torch.from_numpy(np.stack(drawn)).to(device)
 
     def derived(self) -> tuple[int, ...]:
         """Return one seed per run, for code that draws from generators of its own."""
@@ -82,3 +96,25 @@ class RandomStream:
     def _derive(self, seed: int) -> int:
         digest = hashlib.blake2b(f"{seed}{self.path}".encode(), digest_size=8).digest()
         return int.from_bytes(digest) >> 1
+
+
+def _first_of_permutation(size: int, num_drawn: int, seed: int) -> np.ndarray:
+    """Return the first entries of `torch.randperm` on a CPU.
+
+    It swaps entry 0, 1, 2, ... with one drawn from there on, so that the first entries need the
+    first draws only; torch and numpy seed the same generator in the same way.
+    """
+    bits = np.random.RandomState(seed & 0xFFFFFFFF).randint(2**32, size=num_drawn, dtype=np.uint32)
+    drawn = np.arange(num_drawn) + bits % np.arange(size, size - num_drawn, -1)
+    result = drawn.copy()
+    # All others hold their own number when they are drawn.
+    _, first, count = np.unique(drawn, return_index=True, return_counts=True)
+    is_special = drawn < num_drawn
+    is_special |= np.isin(drawn, drawn[first[count > 1]])
+    is_special[drawn[drawn < num_drawn]] = True
+    content: dict[int, int] = {}
+    for k in np.flatnonzero(is_special).tolist():
+        other = int(drawn[k])
+        result[k] = content.get(other, other)
+        content[other] = content.get(k, k)
+    return result.astype(np.int32)

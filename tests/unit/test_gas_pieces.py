@@ -1,19 +1,15 @@
 """GAS works in pieces, on several threads, in the caller's modes: the answer is that of a loop."""
 
 import threading
-from itertools import chain
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 import outvote as ov
-from outvote.kernels import client_kernels
 from outvote.rules import distances
 from outvote.rules.rule import AffineRule
 from outvote.rules.rule_spec import RULES
-from outvote.rules.split import draw_split
 
 WRAPPED = {"gas", "bucketing", "nnm", "clip"}
 BASES = [
@@ -101,26 +97,6 @@ def test_the_modes_of_the_caller_do_not_matter(spec, num_clients, device):
         torch.testing.assert_close(rule(X.clone(), num_byzantine=assumed, seed=0), plain)
     kept = rule(X.clone().requires_grad_(), num_byzantine=assumed, seed=0)
     assert not kept.requires_grad
-
-
-@pytest.mark.parametrize(("dim", "num_groups"), [(23, 5), (20, 5), (7, 7)])
-def test_on_a_gpu_a_seed_means_one_split_in_every_precision(dim, num_groups, monkeypatch):
-    order = torch.randperm(dim, generator=torch.Generator().manual_seed(0), dtype=torch.int32)
-    stream = SimpleNamespace(permutations=lambda *_: order.unsqueeze(0))
-    info = SimpleNamespace(stream=SimpleNamespace(fold_in=lambda _: stream))
-    # As on a GPU, but for the values themselves.
-    columns = torch.zeros(1, dim, 3)
-    matrix = SimpleNamespace(
-        dim=dim, device=torch.device("cuda"), batch=(1,), columns=columns, num_clients=3
-    )
-    found = []
-    for is_fast in (True, False):
-        monkeypatch.setattr(client_kernels, "is_usable", lambda *_, is_fast=is_fast: is_fast)
-        split = draw_split(matrix, "balanced", num_groups, info)
-        groups = [group for block in split.blocks for group in block.index[0].tolist()]
-        found.append([[k for k in group if k >= 0] for group in groups])
-    assert found[0] == found[1]
-    assert sorted(chain(*found[0])) == list(range(dim))
 
 
 def test_a_group_of_groups_can_be_split_again(device):

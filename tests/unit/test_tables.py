@@ -390,6 +390,16 @@ def test_the_provenance_names_revisions_of_the_protocol_if_there_are_several():
     assert "Revisions of the protocol: 2, unknown; they may differ by rounding." in mixed.text()
 
 
+def test_the_provenance_names_protocols_if_there_are_several():
+    results = made_results({**OWN, "rule": "gas(median)", "attack": "lie"}, seeds=2)
+    assert "Protocols" not in provenance_of(grids_of(results)).text()
+    newer = msgspec.structs.replace(ENVIRONMENT, protocol=2)
+    mixed = grids_of([results[0], replace(results[1], environment=newer)])
+    note = "Protocols: 1, 2; the same seed draws other random splits in each."
+    assert note in provenance_of(mixed).text()
+    assert note in markdown(mixed, "best")
+
+
 def test_a_repeated_seed_is_counted_and_named():
     results = table1(seeds=1)
     grid = grids_of([*results, replace(results[0], name=f"{results[0].name[:-1]}x")])[0]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import outvote
-from outvote.experiment.run_spec import REVISION
+from outvote.experiment.run_spec import PROTOCOL, REVISION
 from outvote.results.schema import DataUsed, Environment
 
 
@@ -60,6 +60,7 @@ def describe_environment(
         commit=commit(),
         data=data,
         date=datetime.now(UTC).date().isoformat(),
+        protocol=PROTOCOL,
         revision=REVISION,
         trainer=trainer,
     )

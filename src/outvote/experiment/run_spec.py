@@ -26,7 +26,8 @@ from outvote.user_objects import is_user_object
 PARTITIONS = ("dirichlet", "iid", "shards", "by-group")
 Precision = Literal["float32", "tf32", "bfloat16"]
 # Enters every hash: to be raised whenever the same settings give other numbers than before.
-PROTOCOL = 1
+# 2: the splits of GAS, and everything that was drawn on a GPU and decides what a run does.
+PROTOCOL = 2
 # Not in the hash: raised whenever numbers differ from before by rounding alone; names stay. It is
 # recorded in env.json.
 REVISION = 3

@@ -7,7 +7,7 @@ and which tests compare with.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -23,13 +23,25 @@ MOST_CLIENTS = 1024
 SECTOR = 8
 
 
+class Positions(NamedTuple):
+    """The position of each coordinate among groups."""
+
+    table: Tensor
+    """Of each coordinate ``[dim]`` (-1: none), or the shifts of a `KeyedOrder`; int32."""
+    end: int
+    """From this position on, every `small` coordinates are followed by an empty position."""
+    small: int
+    num_columns: int = 0
+    """Of the matrix of a `KeyedOrder`; 0: the table has the positions."""
+
+
 class Targets(Protocol):
     """Groups ``[runs, groups, width]``, given by the position that each coordinate takes."""
 
     shape: torch.Size
 
-    def positions(self, run: int, dim: int) -> tuple[Tensor, int, int]:
-        """Return the position of each coordinate, and where gaps come in (see `rules.split`)."""
+    def positions(self, run: int, dim: int) -> Positions:
+        """Return the position of each coordinate."""
 
 
 def _kernels() -> Any:

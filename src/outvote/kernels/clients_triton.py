@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outvote.kernels.client_kernels import Positions
+
 # Triton's sort works on powers of two; what is missing is filled with infinity, which goes last.
 
 
@@ -46,11 +48,27 @@ def sum_of_smallest(source: Tensor, result: Tensor, num_smallest: int) -> None:
 
 
 @triton.jit
+def _moved_back(cell, shifts, num_rows, num_columns, ROUNDS: tl.constexpr):
+    """Undo the rounds of a `KeyedOrder`: where the order has what is at these cells."""
+    row = cell // num_columns
+    column = cell - row * num_columns
+    for number in tl.static_range(ROUNDS // 2):
+        start = (ROUNDS - 2 - 2 * number) * num_columns
+        row -= tl.load(shifts + (start + num_columns + column))
+        row = tl.where(row < 0, row + num_rows, row)
+        column -= tl.load(shifts + (start + row))
+        column = tl.where(column < 0, column + num_columns, column)
+    return row * num_columns + column
+
+
+@triton.jit(do_not_specialize=["end", "small", "dim", "num_clients", "num_rows", "num_columns"])
 def _scatter(
     source,
-    position,
+    table,
     end,
     small,
+    num_rows,
+    num_columns,
     middle,
     target,
     dim,
@@ -59,6 +77,7 @@ def _scatter(
     dim_stride,
     client_stride,
     IS_PERMUTED: tl.constexpr,
+    ROUNDS: tl.constexpr,
     IS_CENTRED: tl.constexpr,
     DIM: tl.constexpr,
     CLIENTS: tl.constexpr,
@@ -73,7 +92,18 @@ def _scatter(
         offset = tl.load(source + offset, mask=coordinate < dim, other=0.0)
         tile = tl.where(inside, tile - offset[None, :], 0.0)
     if IS_PERMUTED:
-        to = tl.load(position + coordinate, mask=coordinate < dim, other=-1)
+        if ROUNDS > 0:
+            start = tl.where(coordinate < dim, coordinate, 0).to(tl.int32)
+            to = _moved_back(start, table, num_rows, num_columns, ROUNDS)
+            # Few are moved to cells beyond the last coordinate; these are moved on.
+            beyond = tl.max((to >= dim).to(tl.int32), axis=0)
+            while beyond > 0:
+                moved = _moved_back(to, table, num_rows, num_columns, ROUNDS)
+                to = tl.where(to >= dim, moved, to)
+                beyond = tl.max((to >= dim).to(tl.int32), axis=0)
+            to = tl.where(coordinate < dim, to, -1)
+        else:
+            to = tl.load(table + coordinate, mask=coordinate < dim, other=-1)
         to += tl.maximum(to - end, 0) // small
         to = to.to(tl.int64)
     else:
@@ -83,21 +113,20 @@ def _scatter(
 
 
 def scatter(
-    source: Tensor,
-    positions: tuple[Tensor, int, int] | None,
-    middle: Tensor | None,
-    target: Tensor,
+    source: Tensor, positions: Positions | None, middle: Tensor | None, target: Tensor
 ) -> None:
     """Copy each coordinate of ``source [dim, clients]`` to its row of `target`."""
-    position, end, small = positions or (source, 0, 1)
+    table, end, small, num_columns = positions or (source, 0, 1, 0)
     dim, num_clients = source.shape
     tile = max(16, triton.next_power_of_2(target.shape[-1]))
     step = max(32, 8192 // tile)
     _scatter[(triton.cdiv(dim, step),)](
         source,
-        position,
+        table,
         end,
         small,
+        -(-dim // max(1, num_columns)),
+        num_columns,
         source if middle is None else middle,
         target,
         dim,
@@ -105,6 +134,7 @@ def scatter(
         target.shape[-1],
         *source.stride(),
         IS_PERMUTED=positions is not None,
+        ROUNDS=len(table) if num_columns else 0,
         IS_CENTRED=middle is not None,
         DIM=step,
         CLIENTS=tile,

@@ -33,6 +33,8 @@ class Provenance:
     outvote: list[str]
     torch: list[str]
     commits: list[str]
+    protocols: list[int]
+    """Numbers of different ones are different draws."""
     revisions: list[str]
     """Of the protocol: numbers of different ones may differ by rounding."""
     precisions: list[str]
@@ -56,6 +58,9 @@ class Provenance:
             f"Commit: {_listed([_short(commit) for commit in self.commits])}.",
             f"{self.num_samples:,} samples in {self.run_seconds:,.0f} run-seconds.",
         ]
+        if len(self.protocols) > 1:
+            listed = _listed([str(each) for each in self.protocols])
+            parts.append(f"Protocols: {listed}; the same seed draws other random splits in each.")
         if len(self.revisions) > 1:
             listed = _listed(self.revisions)
             parts.append(f"Revisions of the protocol: {listed}; they may differ by rounding.")
@@ -80,6 +85,7 @@ def provenance_of(grids: Sequence[Grid]) -> Provenance:
         outvote=ordered(each.outvote for each in found),
         torch=ordered(each.torch for each in found),
         commits=ordered(each.commit for each in found if each.commit is not None),
+        protocols=ordered(each.protocol for each in found),
         revisions=ordered(str(each.revision or "unknown") for each in found),
         precisions=ordered(each.precision for each in found),
         dates=ordered(each.date for each in found if each.date is not None),

@@ -121,6 +121,8 @@ class Environment(Struct, frozen=True, kw_only=True):
     data: DataUsed | None = None
     date: str | None = None
     """The day on which it started or resumed, UTC."""
+    protocol: int = 1
+    """Raised where the same settings give other numbers; not recorded before 2."""
     revision: int | None = None
     """Of the protocol: raised where results changed by rounding alone. None: before 2."""
     trainer: str | None = None

@@ -75,8 +75,9 @@ class DnC(AffineRule):
     def _score(self, matrix: ClientMatrix, stream: RandomStream, iteration: int) -> PerClient:
         if self.num_coordinates >= matrix.dim:
             return matrix.same_for_copies(outlier_scores(matrix))
-        order = stream.fold_in(f"dnc-{iteration}").permutations(matrix.dim, matrix.device)
-        sample = matrix.at_coordinates(order[:, : self.num_coordinates].long())
+        stream = stream.fold_in(f"dnc-{iteration}")
+        drawn = stream.samples(matrix.dim, self.num_coordinates, matrix.device)
+        sample = matrix.at_coordinates(drawn.long())
         return matrix.same_for_copies(outlier_scores(sample))
 
 

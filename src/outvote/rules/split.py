@@ -1,7 +1,8 @@
 """Splits of the coordinates into groups.
 
 A split holds blocks of groups, ``[runs, groups, width]`` coordinates, one block per width, so that
-groups of one width are computed together.
+groups of one width are computed together. A random split depends on the seed and the number of
+coordinates alone: it is the same on every device (see `keyed_order`).
 """
 
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from outvote.errors import check_choice, check_kind
 from outvote.kernels import client_kernels
+from outvote.kernels.client_kernels import Positions
+from outvote.keyed_order import KeyedOrder, SortedOrder, draw_order
 
 if TYPE_CHECKING:
     from outvote.rules.client_matrix import ClientMatrix
@@ -46,47 +49,53 @@ class IndexBlock:
         self.index = index
         self.shape = index.shape
 
-    def positions(self, run: int, dim: int) -> tuple[Tensor, int, int]:
+    def positions(self, run: int, dim: int) -> Positions:
         """Return the position of each coordinate, counted over the groups (-1: none), no gaps."""
         index = self.index[run % len(self.index)].reshape(-1)
         position = torch.full((dim,), -1, dtype=torch.int32, device=index.device)
         position[index.long()] = torch.arange(len(index), dtype=torch.int32, device=index.device)
-        return position, dim, 1
+        return Positions(position, dim, 1)
 
 
 class PositionBlock:
-    """A balanced random split, given by the position of each coordinate (the inverse of an index).
+    """A balanced random split, given by orders from which a kernel works out positions.
 
     Groups are as wide as the largest; the last position of the smaller ones stays empty.
     """
 
-    def __init__(self, order: Tensor, sizes: tuple[int, int, int, int]) -> None:
-        """Take a random position for every coordinate of every run, and the sizes of the groups."""
-        self.order = order
+    def __init__(
+        self,
+        orders: Sequence[SortedOrder | KeyedOrder],
+        sizes: tuple[int, int, int, int],
+        device: torch.device,
+    ) -> None:
+        """Take a random order for every run, and the sizes of the groups."""
+        self.orders = orders
+        self.tables = torch.stack([order.table for order in orders]).to(device, non_blocking=True)
         self.num_large, large, self.num_small, small = sizes
         self.width = large if self.num_large else small
         self.small = small
-        self.shape = torch.Size([len(order), self.num_large + self.num_small, self.width])
+        self.shape = torch.Size([len(orders), self.num_large + self.num_small, self.width])
 
-    def positions(self, run: int, dim: int) -> tuple[Tensor, int, int]:
-        """Return the position of each coordinate if none stayed empty, and where gaps come in.
+    def positions(self, run: int, dim: int) -> Positions:
+        """Return the position of each coordinate if none stayed empty, and where gaps come in."""
+        run %= len(self.orders)
+        return Positions(self.tables[run], self._end(dim), self.small, self.orders[run].num_columns)
 
-        From the position `end` on, every `small` coordinates are followed by an empty one.
-        """
+    def _end(self, dim: int) -> int:
         is_mixed = self.num_large > 0 and self.num_small > 0
-        end = self.num_large * self.width if is_mixed else dim
-        return self.order[run % len(self.order)], end, self.small
+        return self.num_large * self.width if is_mixed else dim
 
     @property
     def index(self) -> Tensor:
         """The coordinates of the groups, -1 for an empty position."""
         runs, num_groups, width = self.shape
-        index = self.order.new_full((runs, num_groups * width), -1)
-        for run in range(runs):
-            dim = self.order.shape[1]
-            position, end, small = self.positions(run, dim)
-            where = (position + (position - end).clamp(min=0) // small).long()
-            index[run, where] = torch.arange(dim, dtype=index.dtype, device=index.device)
+        index = self.tables.new_full((runs, num_groups * width), -1)
+        for run, order in enumerate(self.orders):
+            position = order.positions(index.device)
+            gaps = (position - self._end(len(position))).clamp(min=0) // self.small
+            coordinates = torch.arange(len(position), dtype=index.dtype, device=index.device)
+            index[run, (position + gaps).long()] = coordinates
         return index.view(self.shape)
 
 
@@ -115,14 +124,19 @@ def draw_split(matrix: "ClientMatrix", how: str, num_groups: int, info: "RoundIn
     if how == "contiguous":
         order = torch.arange(matrix.dim, device=matrix.device).unsqueeze(0)
         return cut(order, balanced_sizes(matrix.dim, num_groups))
-    order = info.stream.fold_in("gas-split").permutations(matrix.dim, matrix.device)
-    sizes = ceil_sizes if how == "ceil" else balanced_sizes
-    if how == "balanced" and matrix.device.type != "cpu":
-        # A GPU writes to random positions faster than it reads from them.
-        if len(matrix.batch) == 1 and client_kernels.is_usable(matrix.columns, matrix.num_clients):
-            return Split((PositionBlock(order, balanced_sizes(matrix.dim, num_groups)),))
-        order = order.argsort(dim=-1)
-    return cut(order, sizes(matrix.dim, num_groups))
+    seeds = info.stream.fold_in("gas-split").derived()
+    orders = [draw_order(matrix.dim, seed) for seed in seeds]
+    sizes = (ceil_sizes if how == "ceil" else balanced_sizes)(matrix.dim, num_groups)
+    # A GPU writes to random positions faster than it reads from them.
+    if (
+        how == "balanced"
+        and matrix.device.type != "cpu"
+        and len(matrix.batch) == 1
+        and client_kernels.is_usable(matrix.columns, matrix.num_clients)
+    ):
+        return Split((PositionBlock(orders, sizes, matrix.device),))
+    index = [order.index(matrix.device) for order in orders]
+    return cut(index[0].unsqueeze(0) if len(index) == 1 else torch.stack(index), sizes)
 
 
 def balanced_sizes(dim: int, num_groups: int) -> tuple[int, int, int, int]:
