@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outvote.attacks.positions import Positions
 from outvote.attacks.statistics import Measured, Wanted, measure
 from outvote.axes import PerClient, PerCoordinate, Rows
 from outvote.errors import check_choice, plural, renamed, was
@@ -37,8 +38,9 @@ class AttackContext:
     `is_honest` marks the honest ones that are finite. `is_counted` marks the rows that count as
     honest before that check (None: all), `is_own` those that are attackers' own (None: none), also
     where they count as honest because no honest client is there. `own` is what the attackers would
-    have sent honestly (None: unknown), `clients` the id of each row's sender. `ask` puts a question
-    to the defence, on rows ``[runs, attackers or 1, dim]``.
+    have sent honestly (None: unknown, or the attack says that it does not use it), `clients` the id
+    of each row's sender. `ask` puts a question to the defence, on rows ``[runs, attackers or 1,
+    dim]``. The rows of `gradients` that are attackers' may be written over after the attack.
     """
 
     gradients: Rows
@@ -134,10 +136,10 @@ class AttackContext:
         if self.is_counted is not None:
             is_used &= self.is_counted
         context = self if is_used.all() else replace(self, is_counted=is_used)
-        if self.own is not None and not bool(is_used.any(dim=-1).all()):
+        if not bool(is_used.any(dim=-1).all()) and (own := self._known_own()) is not None:
             # Where nobody honest is left, use what the attackers would have sent.
-            more = self._is_finite(self.own) & ~is_used.any(dim=-1, keepdim=True)
-            context = replace(self, is_counted=is_used)._with_own(more)
+            more = self._is_finite(own) & ~is_used.any(dim=-1, keepdim=True)
+            context = replace(self, is_counted=is_used, own=own)._with_own(more)
         context.__dict__["checked"] = context
         return context
 
@@ -181,6 +183,12 @@ class AttackContext:
             is_own=torch.cat([self.own_positions, torch.ones_like(is_wanted)], dim=1),
             clients=None,
         )
+
+    def _known_own(self) -> Rows | None:
+        """Return the attackers' own gradients, also where the attack did not ask for them."""
+        if self.own is not None or self.is_own is None:
+            return self.own
+        return Positions(self.is_own).take(self.gradients)
 
     def _is_finite(self, rows: Rows) -> Tensor:
         flat = rows.flatten(0, 1)

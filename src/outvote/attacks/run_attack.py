@@ -1,7 +1,7 @@
 """The calling path of every attack: from gradients to the rows that the attackers send.
 
-`craft_rows` is that path, for a batch of runs. `run_attack` is what the simulator calls: it also
-puts the rows in place. `Attack.inspect` is a batch of one run, in the caller's kind of arrays.
+`craft_rows` is that path, for a batch of runs; the simulator calls it. `run_attack` also puts the
+rows in place. `Attack.inspect` is a batch of one run, in the caller's kind of arrays.
 """
 
 import warnings
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from outvote.attacks.attack import Attack, AttackOutput
 from outvote.attacks.context import AttackContext, Defence, in_range
+from outvote.attacks.positions import Positions
 from outvote.axes import PerCoordinate, Rows
 from outvote.errors import OutvoteWarning, plural
 from outvote.flat import Layout, as_tensor
@@ -53,7 +54,7 @@ def run_attack(
     output = craft_rows(attack, gradients, is_byzantine, **info)
     sent = gradients.detach().clone()
     if output.rows is not None:
-        _Positions(is_byzantine.to(sent.device)).put(output.rows, sent)
+        Positions(is_byzantine).put(output.rows, sent)
     return sent, output
 
 
@@ -77,17 +78,19 @@ def craft_rows(  # noqa: PLR0913  (what attackers know about a round is much, an
     """
     _check_batch(gradients, is_byzantine, seeds, states)
     before = (None,) * len(gradients) if states is None else tuple(states)
-    is_byzantine = is_byzantine.to(gradients.device)
-    if not bool(is_byzantine.any()):
+    positions = Positions(is_byzantine)
+    if not any(positions.counts):
         return AttackOutput(rows=None, state=before)
     if attack.needs_rule() and defence is None:
         raise ValueError(_needs_a_rule(attack, "pass defence="))
     if attack.has_state and len(gradients) > 1:
         raise ValueError(f"{attack} has a state and sees one run at a time; call run_attack.")
     with plain_torch(gradients.device):
-        positions = _Positions(is_byzantine)
+        is_byzantine = is_byzantine.to(gradients.device)
         rows = gradients.detach()
         has_all_rows = rows.shape[1] == is_byzantine.shape[1]
+        if has_all_rows:
+            own = positions.take(rows) if attack.needs_own() else None
         context = AttackContext(
             gradients=rows,
             num_byzantine=positions.counts,
@@ -97,9 +100,9 @@ def craft_rows(  # noqa: PLR0913  (what attackers know about a round is much, an
             if has_all_rows
             else None,
             is_own=is_byzantine if has_all_rows else None,
-            own=positions.take(rows) if has_all_rows else own,
+            own=own,
             clients=clients,
-            defence=None if defence is None else _asking(defence, rows, positions),
+            defence=None if defence is None else _asking(defence, rows, is_byzantine, positions),
             state=before[0] if attack.has_state else None,
             round=round,
         )
@@ -134,7 +137,7 @@ def _run_by_run(
     factors = [unknown if output.factor is None else output.factor for output in outputs]
     has_factor = any(output.factor is not None for output in outputs)
     return sent, AttackOutput(
-        rows=_Positions(is_byzantine.to(sent.device)).take(sent),
+        rows=Positions(is_byzantine).take(sent),
         factor=torch.cat(factors) if has_factor else None,
         state=tuple(output.state[0] for output in outputs),
         notes=tuple(dict.fromkeys(note for output in outputs for note in output.notes)),
@@ -152,34 +155,9 @@ def _ask_for_run(
     return updates[run : run + 1], None if is_kept is None else is_kept[run : run + 1]
 
 
-class _Positions:
-    """Which rows of a batch are the attackers'."""
-
-    def __init__(self, is_byzantine: Tensor) -> None:
-        self.is_byzantine = is_byzantine
-        self.counts = tuple(is_byzantine.sum(dim=-1).tolist())
-        self.run, self.client = is_byzantine.nonzero(as_tuple=True)
-        self.attacker = (is_byzantine.cumsum(dim=-1) - 1)[self.run, self.client]
-
-    def take(self, gradients: Rows) -> Rows:
-        """Return the attackers' rows, [runs, attackers, dim]; zeros where a run has fewer."""
-        own = gradients.new_zeros(len(self.counts), max(self.counts), gradients.shape[-1])
-        own[self.run, self.attacker] = gradients[self.run, self.client]
-        return own
-
-    def put(self, rows: Rows, into: Rows) -> None:
-        """Write rows [runs, attackers or 1, dim] over the attackers' rows of `into`."""
-        if len(self.counts) == 1:
-            first, last = int(self.client[0]), int(self.client[-1]) + 1
-            # A slice is written faster than rows by index.
-            is_slice = last - first == self.counts[0]
-            into[0, slice(first, last) if is_slice else self.client] = rows[0].to(into.dtype)
-            return
-        attacker = self.attacker if rows.shape[1] > 1 else torch.zeros_like(self.attacker)
-        into[self.run, self.client] = rows[self.run, attacker].to(into.dtype)
-
-
-def _asking(defence: Defence, gradients: Rows, positions: _Positions) -> Defence:
+def _asking(
+    defence: Defence, gradients: Rows, is_byzantine: Tensor, positions: Positions
+) -> Defence:
     """Return what `AttackContext.ask` calls: the defence, on all rows, the attackers' in place.
 
     The matrix is made at the first question; every question overwrites the attackers' rows. It has
@@ -189,7 +167,7 @@ def _asking(defence: Defence, gradients: Rows, positions: _Positions) -> Defence
 
     def ask(rows: Rows, seeds: Sequence[int]) -> tuple[PerCoordinate, Tensor | None]:
         if not buffer:
-            shape = (*positions.is_byzantine.shape, gradients.shape[-1])
+            shape = (*is_byzantine.shape, gradients.shape[-1])
             buffer.append(fresh(shape, work_dtype(gradients.dtype), gradients.device))
             buffer[0][:, : gradients.shape[1]] = gradients
         matrix = buffer[0]
@@ -199,7 +177,7 @@ def _asking(defence: Defence, gradients: Rows, positions: _Positions) -> Defence
             raise TypeError("a defence must return (updates, is_kept); is_kept may be None.")
         updates, is_kept = found
         if is_kept is not None:
-            is_kept = (is_kept | ~positions.is_byzantine).all(dim=-1)
+            is_kept = (is_kept | ~is_byzantine).all(dim=-1)
         return updates, is_kept
 
     return ask
@@ -214,7 +192,8 @@ def _finished(attack: Attack, rows: Rows, context: AttackContext) -> Rows:
             f"{tuple(getattr(rows, 'shape', ()))}; correct the attack."
         )
     if attack.sends_nonfinite:
-        return rows.to(context.gradients.dtype)
+        # A copy, as below: the rows may be a view of gradients that are written over.
+        return rows.to(context.gradients.dtype, copy=True)
     return in_range(rows, context.gradients.dtype)
 
 

@@ -7,12 +7,14 @@ over the gradients. Sums over coordinates are kept in float64 from tile to tile.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import local
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from outvote.axes import Pairs, PerClient, PerCoordinate, Rows
+from outvote.kernels import is_for_kernels, load_kernels
 from outvote.kernels.long_products import long_products
 from outvote.threads import mapped
 
@@ -22,6 +24,8 @@ TILE = {"cpu": 1 << 20, "cuda": 1 << 27}
 # Below and above, squares in float32 lose digits or overflow: such gradients are done in float64.
 SAFE_TOTAL = {torch.float32: 1e34, torch.float64: 1e240}
 SAFE_MEAN_SQUARE = {torch.float32: 1e-26, torch.float64: 0.0}
+# More clients than this do not fit into a tile of the kernel.
+MOST_IN_KERNEL = 1024
 # Matrix products work on blocks of rows; a block with less than this many is mostly wasted.
 BLOCK, FEW = 16, 4
 # From so many rows on it pays to take a quarter of the products from their mirror images.
@@ -50,6 +54,8 @@ class Measured:
     along: Any = None
     low: Any = None
     high: Any = None
+    sums: Any = None
+    """``[runs, 2]``: the sums of the mean and of the squared spread, where a kernel added them."""
 
     def sample_factor(self) -> Tensor:
         """Return what makes a sample standard deviation of a population one; 1 for one client."""
@@ -58,14 +64,16 @@ class Measured:
     def is_safe(self) -> bool:
         """Whether nothing overflowed, nor became so small that digits were lost."""
         dtype = self.mean.dtype
-        if not bool(self.mean.sum().isfinite()):
-            return False
+        is_sound = (self.mean.sum() if self.sums is None else self.sums[:, 0]).isfinite().all()
         if self.spread is None:
-            return True
+            return bool(is_sound)
         # The largest total also bounds the inner products: |e_i|^2 <= n |spread|^2.
-        norms = torch.linalg.vector_norm(self.spread, dim=-1).double()
+        if self.sums is None:
+            norms = torch.linalg.vector_norm(self.spread, dim=-1).double()
+        else:
+            norms = self.sums[:, 1].sqrt()
         low = (SAFE_MEAN_SQUARE[dtype] * self.mean.shape[-1]) ** 0.5
-        return bool(((norms >= low) & (norms <= SAFE_TOTAL[dtype] ** 0.5)).all())
+        return bool(is_sound & ((norms >= low) & (norms <= SAFE_TOTAL[dtype] ** 0.5)).all())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +88,10 @@ class Wanted:
     is_exact: bool = False
     """The mean is no further off than rounding it once, where the clients differ little."""
 
+    def keeps_differences(self) -> bool:
+        """Whether the differences from the mean are needed after the spread."""
+        return self.spread and (self.products or self.toward is not None)
+
 
 def measure(rows: Rows, is_used: Tensor | None, dtype: torch.dtype, wanted: Wanted) -> Measured:
     """Measure ``rows [runs, clients, dim]``; `is_used [runs, clients]` marks those that count."""
@@ -89,19 +101,24 @@ def measure(rows: Rows, is_used: Tensor | None, dtype: torch.dtype, wanted: Want
     low, high = (torch.empty_like(mean) if wanted.extremes else None for _ in range(2))
 
     scratch = Scratch()
+    kernels = _kernels_for(rows, dtype, wanted)
 
     def work(tile: Tile) -> tuple[Tensor | None, ...]:
         runs, columns = tile
         used = None if is_used is None else is_used[runs]
+        into = mean[tile], None if spread is None else spread[tile]
+        if kernels is not None:
+            return _measure_by_kernel(kernels, rows[runs, :, columns], used, into, wanted)
         values = rows[runs, :, columns].to(dtype)
         if low is not None and high is not None:
             _extremes(values, used, (low[tile], high[tile]), scratch)
-        into = mean[tile], None if spread is None else spread[tile]
         return _measure_tile(values, used, into, wanted, scratch)
 
-    cut = tiles(rows)
+    # Without differences from the mean to keep, a kernel needs no memory and does all at once.
+    is_whole = kernels is not None and not wanted.keeps_differences()
+    cut = [(slice(num_runs), slice(dim))] if is_whole else tiles(rows)
     parts = mapped(work, cut, rows.device)
-    norms, products, along_vector = (
+    norms, products, along_vector, sums = (
         None if column[0] is None else add_up(cut, column, num_runs)
         for column in zip(*parts, strict=True)
     )
@@ -116,7 +133,52 @@ def measure(rows: Rows, is_used: Tensor | None, dtype: torch.dtype, wanted: Want
         along=along_vector,
         low=low,
         high=high,
+        sums=sums,
     )
+
+
+def _kernels_for(rows: Rows, dtype: torch.dtype, wanted: Wanted) -> ModuleType | None:
+    """Return the kernels that can measure these rows; None: torch does it."""
+    is_usable = (
+        is_for_kernels(rows)
+        and dtype == torch.float32
+        and not wanted.extremes
+        and 0 < rows.shape[1] <= MOST_IN_KERNEL
+        and rows.numel() > 0
+        and rows.stride(-1) == 1
+    )
+    return load_kernels("outvote.attacks.moments_triton") if is_usable else None
+
+
+def _measure_by_kernel(
+    kernels: ModuleType,
+    values: Rows,
+    is_used: Tensor | None,
+    into: tuple[Tensor, Tensor | None],
+    wanted: Wanted,
+) -> tuple[Tensor | None, ...]:
+    """Measure in one read of the rows in use; their differences from the mean are a second pass."""
+    if is_used is None:
+        is_used = torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)
+    away = None
+    if wanted.keeps_differences():
+        away = torch.empty(values.shape, dtype=torch.float32, device=values.device)
+    sums, norms = kernels.moments(
+        values,
+        is_used,
+        into,
+        is_exact=wanted.is_exact,
+        has_norms=wanted.spread and wanted.norms and not wanted.products,
+        away=away,
+    )
+    if away is None:
+        return norms, None, None, sums
+    mean, spread = into
+    assert spread is not None
+    products = inner_products(away).double() if wanted.products else None
+    if wanted.toward is None:
+        return norms, products, None, sums
+    return norms, products, along(away, wanted.toward(mean, spread)).double(), sums
 
 
 class Scratch:
@@ -180,7 +242,7 @@ def _measure_tile(
         count = is_used.sum(dim=-1, keepdim=True).clamp(min=1)
     if spread is None:
         torch.div(column_sums(values), count, out=mean)
-        return None, None, None
+        return None, None, None, None
     around, away = values, scratch.like(values, 0)
     if wanted.is_exact:
         # Sums of large numbers that differ little are rounded more than the mean need be.
@@ -200,8 +262,8 @@ def _measure_tile(
     norms = squares.sum(dim=-1).double() if wanted.norms and products is None else None
     torch.sqrt(column_sums(squares).div_(count), out=spread)
     if wanted.toward is None:
-        return norms, products, None
-    return norms, products, along(away, wanted.toward(mean, spread)).double()
+        return norms, products, None, None
+    return norms, products, along(away, wanted.toward(mean, spread)).double(), None
 
 
 def _first_rows(values: Rows, is_used: Tensor | None) -> Rows:

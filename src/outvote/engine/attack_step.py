@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from outvote.attacks.context import Defence
-from outvote.attacks.run_attack import run_attack
+from outvote.attacks.positions import Positions
+from outvote.attacks.run_attack import craft_rows
 from outvote.engine.aggregate_step import apply_rule
 from outvote.engine.participants import Participants
 from outvote.engine.run_stack import Run, RunStack, State, run_index
@@ -18,31 +19,41 @@ from outvote.training.trainer import LocalUpdates
 def attack(
     stack: RunStack, state: State, participants: Participants, updates: LocalUpdates
 ) -> tuple[Tensor, tuple[Any, ...]]:
-    """Return the gradients that the server receives ``[runs, clients, dim]``, and attack states."""
+    """Return the gradients that the server receives ``[runs, clients, dim]``, and attack states.
+
+    They take the place of the Byzantine rows of `updates`, where nobody reads these afterwards.
+    """
     num_runs = len(stack.runs)
     honest = updates.gradients.view(num_runs, -1, updates.gradients.shape[-1])
-    sent = honest
+    sent = honest.clone() if _needs_own_later(stack, participants) else honest
     states = list(state.attack_states or (None,) * num_runs)
     for numbers in stack.grouped(_kind):
         is_byzantine = participants.is_byzantine[torch.tensor(numbers)]
         if not bool(is_byzantine.any()):
             continue
-        at = run_index(numbers, honest.device)
-        rows, output = run_attack(
+        output = craft_rows(
             stack.runs[numbers[0]].attack,
-            honest[at],
-            is_byzantine.to(honest.device),
+            honest[run_index(numbers, honest.device)],
+            is_byzantine,
             seeds=[stack.runs[k].seed_of(participants.number, "attack") for k in numbers],
             defence=_defence(stack, state, participants, updates, numbers),
             states=[states[k] for k in numbers],
             clients=torch.tensor([participants.clients[k] for k in numbers], device=honest.device),
             round=participants.number,
         )
-        sent = honest.clone() if sent is honest else sent
-        sent[at] = rows
+        Positions(is_byzantine).put(output.rows, sent, numbers)
         for k, after in zip(numbers, output.state, strict=True):
             states[k] = after
     return sent, tuple(states)
+
+
+def _needs_own_later(stack: RunStack, participants: Participants) -> bool:
+    """Return whether what Byzantine clients would have sent honestly is read after the attack.
+
+    It is the honest mean of the record where all are Byzantine, and a state may be a view of it.
+    """
+    is_alone = bool(participants.is_byzantine.all(dim=-1).any())
+    return is_alone or any(run.attack.has_state for run in stack.runs)
 
 
 def _kind(number: int, run: Run) -> Hashable:

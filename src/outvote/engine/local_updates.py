@@ -29,13 +29,12 @@ def local_updates(stack: RunStack, state: State, participants: Participants) -> 
     The reference gradients of a round are trained here, once.
     """
     senders = [
-        (run, position, client)
-        for run, clients in enumerate(participants.clients)
-        for position, client in enumerate(clients)
-        if must_train(stack, participants, run, position)
+        (run, position, participants.clients[run][position])
+        for run in range(len(stack.runs))
+        for position in who_trains(stack, participants, run)
     ]
     rooted = [k for k, run in enumerate(stack.runs) if run.rule.traits.needs_reference]
-    tasks = [_client_task(stack, run, participants.number, client) for run, _, client in senders]
+    tasks = _client_tasks(stack, participants.number, senders)
     tasks += [_server_task(stack, k, participants.number) for k in rooted]
     rate = stack.training.learning_rate_at(participants.number)
     trained = stack.trainer.train(state.weights, state.buffers, tasks, stack.training, rate)
@@ -50,15 +49,15 @@ def local_updates(stack: RunStack, state: State, participants: Participants) -> 
     )
 
 
-def must_train(stack: RunStack, participants: Participants, number: int, position: int) -> bool:
-    """Return whether the gradient of a client is needed."""
-    is_byzantine = participants.is_byzantine[number]
-    return (
-        stack.has_buffers  # Its statistics may be kept with the row that it sends.
-        or not bool(is_byzantine[position])
-        or bool(is_byzantine.all())
+def who_trains(stack: RunStack, participants: Participants, number: int) -> list[int]:
+    """Return the positions of the clients of a run whose gradients are needed."""
+    is_byzantine = participants.is_byzantine[number].tolist()
+    everybody = (
+        stack.has_buffers  # Their statistics may be kept with the rows that they send.
+        or all(is_byzantine)
         or stack.runs[number].attack.needs_own()
     )
+    return [k for k, is_attacker in enumerate(is_byzantine) if everybody or not is_attacker]
 
 
 def batches_of(stack: RunStack, part: Tensor, stream: RandomStream, training: LocalSGD) -> Batches:
@@ -66,11 +65,25 @@ def batches_of(stack: RunStack, part: Tensor, stream: RandomStream, training: Lo
     return draw_batches(part, training, stream, MIN_BATCH if stack.has_batch_norm else 1)
 
 
-def _client_task(stack: RunStack, number: int, at: int, client: int) -> ClientTask:
+def _client_tasks(stack: RunStack, at: int, senders: list[Sender]) -> list[ClientTask]:
+    """Return the tasks of a round; runs with one seed and one federation share their batches."""
+    drawn: dict[tuple[int, int, int], tuple[Batches, int]] = {}
+    tasks = []
+    for number, _, client in senders:
+        run = stack.runs[number]
+        key = (run.seed, id(run.federation), client)
+        if key not in drawn:
+            stream = run.stream(at, client)
+            batches = batches_of(stack, run.federation.parts[client], stream, stack.training)
+            drawn[key] = batches, stream.fold_in("model").derived()[0]
+        tasks.append(_client_task(stack, number, client, *drawn[key]))
+    return tasks
+
+
+def _client_task(
+    stack: RunStack, number: int, client: int, batches: Batches, seed: int
+) -> ClientTask:
     run = stack.runs[number]
-    stream = run.stream(at, client)
-    batches = batches_of(stack, run.federation.parts[client], stream, stack.training)
-    seed = stream.fold_in("model").derived()[0]
     if not run.federation.is_byzantine[client] or not run.attack.poisons_data:
         return ClientTask(number, batches, seed=seed)
     if stack.num_classes is None:
@@ -138,12 +151,13 @@ def _at_positions(
     num_rows, num_clients = participants.is_byzantine.numel(), participants.is_byzantine.shape[1]
     if len(senders) == num_rows:
         return updates
-    at = torch.tensor([run * num_clients + position for run, position, _ in senders])
+    at = [run * num_clients + position for run, position, _ in senders]
+    left = sorted(set(range(num_rows)) - set(at))
 
     def moved(values: Tensor) -> Tensor:
-        return values.new_zeros(num_rows, *values.shape[1:]).index_copy_(
-            0, at.to(values.device), values
-        )
+        rows = values.new_empty(num_rows, *values.shape[1:])
+        rows.index_copy_(0, torch.tensor(at, device=values.device), values)
+        return rows.index_fill_(0, torch.tensor(left, device=values.device), 0)
 
     return _each(updates, moved)
 

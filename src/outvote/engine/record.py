@@ -1,9 +1,11 @@
 """Step 6 of a round: evaluate the models, and record what happened."""
 
+import torch
+
 from outvote.engine.diagnostics import diagnose
 from outvote.engine.participants import Participants
 from outvote.engine.run_stack import RunStack, State
-from outvote.metrics.deviation import honest_losses, honest_means, norms, weight_shares
+from outvote.metrics.deviation import deviations, honest_losses, weight_shares
 from outvote.metrics.round_record import Record
 from outvote.rules.rule import Aggregation, known
 from outvote.training.objective import Score
@@ -21,16 +23,14 @@ def record(
     is_evaluated: bool,
 ) -> list[Record]:
     """Return one record per run; with `is_evaluated`, including the accuracy on the test set."""
-    vector, weights = known(aggregation.vector), known(aggregation.weights)
-    num_runs, num_clients = weights.shape
+    vector = known(aggregation.vector)
+    num_runs, num_clients = participants.is_byzantine.shape
     is_byzantine = participants.is_byzantine.to(vector.device)
     rows = updates.gradients.view(num_runs, num_clients, -1)
     num_samples = updates.num_samples.view(num_runs, -1)
-    deviations, sizes, losses = [], [], []
+    measured, losses = [], []
     for some in stack.slices():
-        means = honest_means(rows[some], is_byzantine[some])
-        deviations += norms(vector[some] - means)
-        sizes += norms(means)
+        measured.append(torch.stack(deviations(vector[some], rows[some], is_byzantine[some])))
         losses += honest_losses(
             updates.losses.view(num_runs, -1)[some],
             participants.is_byzantine[some],
@@ -39,26 +39,31 @@ def record(
     tested = [Score()] * num_runs
     if is_evaluated:
         tested = stack.trainer.evaluate(after.weights, after.buffers, stack.test)
+    # From here on a GPU has nothing left to do: one transfer of each.
+    distances, sizes = torch.cat(measured, dim=1).tolist()
+    weights = known(aggregation.weights).cpu()
     is_known = (~weights.isnan().any(dim=-1)).tolist()
     kept, rejected = (weights > 0).tolist(), known(aggregation.is_rejected).tolist()
     shares = weight_shares(weights, participants.is_byzantine)
     scores = known(aggregation.scores).tolist()
+    trained_on = num_samples.sum(dim=-1).tolist()
+    byzantine = participants.is_byzantine.tolist()
     diagnostics = diagnose(stack, before, participants, updates, aggregation)
     return [
         Record(
             round=participants.number,
-            num_samples=int(num_samples[k].sum()),
+            num_samples=trained_on[k],
             loss=losses[k],
             accuracy=tested[k].accuracy,
             test_loss=tested[k].loss,
             clients=tuple(clients),
-            byzantine=_picked(clients, participants.is_byzantine[k].tolist()),
+            byzantine=_picked(clients, byzantine[k]),
             num_byzantine_assumed=participants.num_byzantine_assumed[k],
             num_byzantine_used=aggregation.num_byzantine[k],
             kept=_picked(clients, kept[k]) if is_known[k] else None,
             rejected=_picked(clients, rejected[k]),
             scores=tuple(scores[k]),
-            deviation=deviations[k],
+            deviation=distances[k],
             honest_norm=sizes[k],
             byzantine_weight=shares[k],
             diagnostics=diagnostics[k],

@@ -103,7 +103,8 @@ def simulate(
         is_evaluated = number % evaluate_every == 0 or number == num_rounds
         before = state.buffers
         state, records = run_round(here, state, is_evaluated=is_evaluated)
-        over = [k for k, record in enumerate(records) if not _is_finite(state, k, record, before)]
+        is_finite = _is_finite(state, before)
+        over = [k for k, each in enumerate(records) if not (is_finite[k] and _has_loss(each))]
         yield Step(state, active, records, [active[k] for k in over])
         if over:
             left = [k for k in range(len(active)) if k not in over]
@@ -113,15 +114,17 @@ def simulate(
             here, state = here.only(left), state.only(left)
 
 
-def _is_finite(state: State, number: int, record: Record, before: Tensor) -> bool:
-    """Return whether a run can go on: its loss, weights, statistics and moments are finite.
+def _has_loss(record: Record) -> bool:
+    return record.loss is None or isfinite(record.loss)
+
+
+def _is_finite(state: State, before: Tensor) -> list[bool]:
+    """Return which runs can go on: their weights, statistics and moments are finite.
 
     Buffers that are as they were `before` may be infinite, such as masks, but not NaN.
     """
-    if record.loss is not None and not isfinite(record.loss):
-        return False
+    is_sound = (state.buffers.isfinite() | (state.buffers == before)).all(dim=-1)
     # The square of a huge update is infinite: its coordinate would never move again.
-    values = (state.weights, *state.server_state.values())
-    buffers = state.buffers[number]
-    is_sound = buffers.isfinite() | (buffers == before[number])
-    return bool(is_sound.all()) and all(bool(each[number].isfinite().all()) for each in values)
+    for values in (state.weights, *state.server_state.values()):
+        is_sound &= values.reshape(len(values), -1).isfinite().all(dim=-1)
+    return list(is_sound.tolist())

@@ -4,6 +4,15 @@ import torch
 from torch import Tensor
 
 
+def deviations(updates: Tensor, gradients: Tensor, is_byzantine: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how far ``updates [runs, dim]`` are from the honest means, and the means' norms.
+
+    Both are ``[runs]``, float64. Of ``gradients [runs, clients, dim]`` the honest rows count.
+    """
+    means = honest_means(gradients, is_byzantine)
+    return norms(updates - means), norms(means)
+
+
 def honest_means(gradients: Tensor, is_byzantine: Tensor) -> Tensor:
     """Return the mean of the honest rows of ``gradients [runs, clients, dim]``, before any attack.
 
@@ -11,12 +20,18 @@ def honest_means(gradients: Tensor, is_byzantine: Tensor) -> Tensor:
     the Byzantine clients would have sent honestly.
     """
     is_honest = ~is_byzantine | is_byzantine.all(dim=-1, keepdim=True)
-    largest = gradients.abs().amax(dim=-1)
-    is_honest = is_honest & largest.isfinite()
-    share = is_honest.to(gradients.dtype)
+    means = _mean_of(gradients, is_honest)
+    # NaN and infinity stay in a sum: if there is none in the means, the rows need not be searched.
+    if bool(means.sum(dtype=torch.float64).isfinite()):
+        return means
+    is_finite = gradients.abs().amax(dim=-1).isfinite()
+    return _mean_of(gradients.nan_to_num(0.0, 0.0, 0.0), is_honest & is_finite)
+
+
+def _mean_of(gradients: Tensor, is_counted: Tensor) -> Tensor:
+    share = is_counted.to(gradients.dtype)
     share = share / share.sum(dim=-1, keepdim=True).clamp(min=1)
-    clean = gradients if bool(largest.isfinite().all()) else gradients.nan_to_num(0.0, 0.0, 0.0)
-    return torch.matmul(share.unsqueeze(1), clean).squeeze(1)
+    return torch.matmul(share.unsqueeze(1), gradients).squeeze(1)
 
 
 def honest_losses(losses: Tensor, is_byzantine: Tensor, has_trained: Tensor) -> list[float | None]:
@@ -39,7 +54,7 @@ def weight_shares(weights: Tensor, is_byzantine: Tensor) -> list[float | None]:
     return [part / whole if whole > 0 else None for part, whole in zip(parts, totals, strict=True)]
 
 
-def norms(vectors: Tensor) -> list[float]:
-    """Return the Euclidean norms of ``vectors [runs, dim]``."""
+def norms(vectors: Tensor) -> Tensor:
+    """Return the Euclidean norms of ``vectors [runs, dim]``, float64."""
     found: Tensor = torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float64)
-    return [float(norm) for norm in found.cpu()]
+    return found

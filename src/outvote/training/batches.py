@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from outvote.seeding import RandomStream
 from outvote.training.local_sgd import LocalSGD
@@ -52,9 +53,12 @@ def draw_batches(part: Tensor, training: LocalSGD, stream: RandomStream, least: 
         return Batches(empty, [], _draw_moves(empty, training, generator))
     num_steps = training.num_steps or training.num_epochs * num_batches
     num_epochs = -(-num_steps // num_batches)
-    index = torch.full((num_epochs, per_epoch * size), -1, dtype=torch.int64)
-    for epoch in index:
-        epoch[:num_own] = part[torch.randperm(num_own, generator=generator)]
+    order = torch.empty(num_epochs, num_own, dtype=torch.int64)
+    for epoch in order:
+        torch.randperm(num_own, generator=generator, out=epoch)
+    index = part.index_select(0, order.view(-1)).view(num_epochs, num_own)
+    if num_own < per_epoch * size:
+        index = F.pad(index, (0, per_epoch * size - num_own), value=-1)
     index = index.view(num_epochs, per_epoch, size)[:, :num_batches].flatten(0, 1)[:num_steps]
     sizes = [size] * (num_batches - 1) + [min(size, num_left) if num_batches == per_epoch else size]
     return Batches(index, (sizes * num_epochs)[:num_steps], _draw_moves(index, training, generator))
