@@ -2,14 +2,16 @@
 
 import copy
 import inspect
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from random import Random
-from threading import local
+from threading import Lock, local
 from typing import Any, TypeVar, final
+from weakref import finalize
 
 import numpy as np
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from outvote.precision import products_in
-from outvote.threads import mapped
+from outvote.threads import mapped, may_share
 from outvote.training.dropout import (
     OUTSIDE_TORCH,
     Masks,
@@ -28,11 +30,16 @@ from outvote.training.dropout import (
 )
 from outvote.training.local_sgd import TINY, LocalSGD
 from outvote.training.objective import Objective, Score
-from outvote.training.samples import Samples
+from outvote.training.samples import ArraySamples, ByteImages, Samples
 from outvote.training.trainer import ClientTask, LocalUpdates, count_samples, mapped_labels
+from outvote.training.workers import IS_POSSIBLE, MOST_BYTES, Sizes, Workers, WorkersEnded
 
 EVALUATED_AT_ONCE = 512
 NUM_TRIALS = 5
+SECONDS_BEFORE_WORKERS = 0.25
+"""Processes are forked for trainers that have trained for so long: a short job ends sooner alone."""
+MOST_FAILURES = 3
+"""After so many failures of its processes a trainer has no more of them."""
 Result = TypeVar("Result")
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 
@@ -287,6 +294,10 @@ class SequentialTrainer:
             check_optimizer(optimizer, module)
         self.reason = ""
         self._own = local()
+        self._seconds = 0.0
+        self._forked: Workers | None = None
+        self._num_failures = 0
+        self._is_free = Lock()
 
     def train(
         self,
@@ -297,17 +308,25 @@ class SequentialTrainer:
         learning_rate: float,
     ) -> LocalUpdates:
         """Train one model per task, from ``weights [runs, dim]``."""
+        found = self._trained_by_workers(weights, buffers, tasks, training, learning_rate)
+        if found is not None:
+            return found
+        began = time.perf_counter()
         gradients = weights.new_empty(len(tasks), weights.shape[1])
         after = buffers.new_empty(len(tasks), buffers.shape[1])
         losses = torch.empty(len(tasks), dtype=torch.float64)
 
         def work(number: int) -> None:
-            task, model = tasks[number], self._model()
-            start = weights[task.run]
-            model.load(start, buffers[task.run])
-            losses[number] = self._train(model, task, training, learning_rate)
-            torch.sub(start, model.weights, out=gradients[number])
-            after[number] = model.buffers()
+            task = tasks[number]
+            losses[number] = self._train_one(
+                task,
+                weights[task.run],
+                buffers[task.run],
+                training,
+                learning_rate,
+                gradients[number],
+                after[number],
+            )
 
         # The longest tasks first: none of them is left for the end.
         order = sorted(range(len(tasks)), key=lambda k: -tasks[k].batches.num_samples)
@@ -316,9 +335,91 @@ class SequentialTrainer:
                 self._one_after_another(work, [task.seed for task in tasks])
             else:
                 mapped(work, order, weights.device, on_one_core=True)
+        self._seconds += time.perf_counter() - began
         return LocalUpdates(
             gradients=gradients, losses=losses, buffers=after, num_samples=count_samples(tasks)
         )
+
+    def _train_one(
+        self,
+        task: ClientTask,
+        weights: Tensor,
+        buffers: Tensor,
+        training: LocalSGD,
+        learning_rate: float,
+        gradient: Tensor,
+        after: Tensor,
+    ) -> float:
+        """Train one client; fill its gradient and its buffers, return its loss."""
+        model = self._model()
+        model.load(weights, buffers)
+        loss = self._train(model, task, training, learning_rate)
+        torch.sub(weights, model.weights, out=gradient)
+        after.copy_(model.buffers())
+        return loss
+
+    def _trained_by_workers(
+        self,
+        weights: Tensor,
+        buffers: Tensor,
+        tasks: Sequence[ClientTask],
+        training: LocalSGD,
+        learning_rate: float,
+    ) -> LocalUpdates | None:
+        """Train in forked processes; None: threads must do it, which gives the same bits.
+
+        What fails in a process is repeated in threads: there an error is the model's own.
+        """
+        sizes = Sizes(len(weights), len(tasks), weights.shape[1], buffers.shape[1], weights.dtype)
+        is_wanted = self._seconds >= SECONDS_BEFORE_WORKERS and self._num_failures < MOST_FAILURES
+        if not (is_wanted and self._may_fork(tasks, sizes)) or not self._is_free.acquire(False):
+            return None
+        try:
+            workers = self._workers(sizes.num_bytes)
+            return workers.train(weights, buffers, tasks, training, learning_rate)
+        except (WorkersEnded, OSError):
+            self._num_failures += 1
+            self._forked = None
+            return None
+        except BaseException:
+            self._forked = None
+            raise
+        finally:
+            self._is_free.release()
+
+    def _may_fork(self, tasks: Sequence[ClientTask], sizes: Sizes) -> bool:
+        """Return whether processes may train: no code of a user runs, whose effects would be lost.
+
+        Fewer than two tasks, or very large networks, do not profit.
+        """
+        return (
+            IS_POSSIBLE
+            and len(tasks) > 1
+            and sizes.num_bytes <= MOST_BYTES
+            and self.samples.device.type == "cpu"
+            and isinstance(self.samples, ByteImages | ArraySamples)
+            and may_share()
+            and self.optimizer is None
+            and all(task.poison is None for task in tasks)
+            and self._is_known_code()
+            and not self.is_random
+            and not any(map(_has_hooks, self.module.modules()))
+        )
+
+    def _workers(self, num_bytes: int) -> Workers:
+        num_workers = torch.get_num_threads()
+        found = self._forked
+        if found is None or found.num_workers != num_workers or found.num_bytes < num_bytes:
+            if found is not None:
+                found.close()
+            found = self._forked = Workers(num_workers, num_bytes, self._train_one, self._warm_up)
+            finalize(self, found.close)
+        return found
+
+    def _warm_up(self) -> None:
+        """Train on a batch: a process that cannot do so is not used."""
+        with torch.enable_grad():
+            self._trial_loss(self._model()).backward()  # type: ignore[no-untyped-call]
 
     @property
     def is_random(self) -> bool:
@@ -495,6 +596,13 @@ class SequentialTrainer:
                 has_state=bool(self.trial.changed),
             )
         return model
+
+
+def _has_hooks(part: nn.Module) -> bool:
+    """Return whether a user added code to a module: hooks, or another forward pass."""
+    own = vars(part)
+    is_hooked = any(own.get(name) for name in own if name.endswith("_hooks"))
+    return is_hooked or "forward" in own
 
 
 def scale_rates(optimizer: Optimizer, training: LocalSGD, learning_rate: float) -> None:
