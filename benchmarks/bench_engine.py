@@ -4,8 +4,9 @@ python benchmarks/bench_engine.py                          ratios of one run
 python benchmarks/bench_engine.py -o benchmarks/results/engine-cpu.json
 
 20 clients, 4 of them Byzantine (LIE), Multi-Krum, small networks on the embedded Fashion-MNIST
-images, 5 local steps of 64 images a round, nothing evaluated. The three take turns; a ratio is the
-median of those of single turns.
+images, 5 local steps of 64 images a round, nothing evaluated. The three take turns, each in a
+process of its own (the simulator changes how its process keeps memory); a ratio is the median of
+those of single turns.
 """
 
 import argparse
@@ -15,6 +16,8 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -72,9 +75,12 @@ def main() -> int:
     rows = []
     for name in options.models:
         model = ov.make_model(name, num_classes=10, seed=0)
-        jobs = {"outvote": ours(run, model, train, test), "plain PyTorch": plain(run, model, train)}
+        jobs = {
+            "outvote": partial(ours, run, model, train, test),
+            "plain PyTorch": partial(plain, run, model, train),
+        }
         if is_inside():
-            jobs["ByzFL"] = byzfl_round(run, train, name)
+            jobs["ByzFL"] = partial(byzfl_round, run, train, name)
         rows += measured(name, jobs, options.repeats)
     conditions = circumstances(CPU) | {"byzfl": VERSION if is_inside() else None}
     conditions |= {"load": os.getloadavg(), "repeats": options.repeats}
@@ -91,17 +97,19 @@ def main() -> int:
 
 def measured(model: str, jobs: dict[str, Any], repeats: int) -> list[dict[str, Any]]:
     """Time rounds in turn; the first ones, in which each gets ready, do not count."""
-    for job in jobs.values():
-        start = time.perf_counter()
-        while time.perf_counter() - start < WARM_UP_SECONDS:
-            job()
-    seconds: dict[str, list[float]] = {name: [] for name in jobs}
+    context = get_context("spawn")
+    pipes, seconds = {}, {name: [] for name in jobs}
+    for name, make in jobs.items():
+        pipes[name], theirs = context.Pipe()
+        context.Process(target=answer, args=(make, theirs, pipes[name]), daemon=True).start()
+        theirs.close()
+        pipes[name].recv()  # Ready: one after the other.
     for _ in range(repeats):
-        for name, job in jobs.items():
-            job()
-            start = time.perf_counter()
-            job()
-            seconds[name].append(time.perf_counter() - start)
+        for name, pipe in pipes.items():
+            pipe.send("go")
+            seconds[name].append(pipe.recv())
+    for pipe in pipes.values():
+        pipe.close()
     num_samples = (NUM_CLIENTS - NUM_BYZANTINE) * NUM_STEPS * TRAINING.batch_size
     return [
         {
@@ -115,6 +123,24 @@ def measured(model: str, jobs: dict[str, Any], repeats: int) -> list[dict[str, A
         }
         for name, own in seconds.items()
     ]
+
+
+def answer(make: Any, pipe: Any, other_end: Any) -> None:
+    """Warm up, and then time a round whenever asked, right after one that is not timed."""
+    other_end.close()
+    job = make()
+    start = time.perf_counter()
+    while time.perf_counter() - start < WARM_UP_SECONDS:
+        job()
+    pipe.send("ready")
+    try:
+        while pipe.recv():
+            job()
+            start = time.perf_counter()
+            job()
+            pipe.send(time.perf_counter() - start)
+    except EOFError:
+        return
 
 
 def ours(run: Run, model: torch.nn.Module, train: ByteImages, test: ByteImages) -> Any:

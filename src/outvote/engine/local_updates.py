@@ -139,11 +139,13 @@ def _at_positions(
     if len(senders) == num_rows:
         return updates
     at = torch.tensor([run * num_clients + position for run, position, _ in senders])
+    is_other = torch.ones(num_rows, dtype=torch.bool).index_fill_(0, at, value=False)
+    others = is_other.nonzero().squeeze(1)
 
     def moved(values: Tensor) -> Tensor:
-        return values.new_zeros(num_rows, *values.shape[1:]).index_copy_(
-            0, at.to(values.device), values
-        )
+        found = values.new_empty(num_rows, *values.shape[1:])
+        found.index_copy_(0, at.to(values.device), values)
+        return found.index_fill_(0, others.to(values.device), 0)
 
     return _each(updates, moved)
 

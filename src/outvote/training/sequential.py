@@ -4,7 +4,7 @@ import copy
 import inspect
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -38,6 +38,9 @@ EVALUATED_AT_ONCE = 512
 NUM_TRIALS = 5
 SECONDS_BEFORE_WORKERS = 0.25
 """Processes are forked for trainers that have trained for so long: a short job ends sooner alone."""
+BYTES_AT_ONCE = 2 << 20
+"""Batches are made at once up to this size, which fits into a cache."""
+ALIGNMENT = 64
 MOST_FAILURES = 3
 """After so many failures of its processes a trainer has no more of them."""
 Result = TypeVar("Result")
@@ -399,11 +402,9 @@ class SequentialTrainer:
             and self.samples.device.type == "cpu"
             and isinstance(self.samples, ByteImages | ArraySamples)
             and may_share()
-            and self.optimizer is None
             and all(task.poison is None for task in tasks)
-            and self._is_known_code()
+            and self._is_plain
             and not self.is_random
-            and not any(map(_has_hooks, self.module.modules()))
         )
 
     def _workers(self, num_bytes: int) -> Workers:
@@ -511,18 +512,13 @@ class SequentialTrainer:
         model.module.train()
         optimizer = self._optimizer(model, training, learning_rate)
         total = torch.zeros((), dtype=torch.float64, device=self.samples.device)
-        for step, size in enumerate(task.batches.sizes):
-            index = task.batches.index[step, :size].to(self.samples.device)
-            moves = None if task.batches.moves is None else task.batches.moves[step, :size]
-            targets = self.samples.targets[index]
-            if task.label_map is not None:
-                targets = mapped_labels(targets, task.label_map.to(targets.device))
-            first, *others = self.samples.inputs(index, moves)
+        device = self.samples.device
+        for step, (targets, (first, *others)) in enumerate(self._batches(task)):
             if task.poison is not None:
                 first, targets = task.poison(first, targets)
             model.begin()
             if model.masks.is_needed:
-                model.masks.begin(torch.tensor(step_key(task.seed, step), device=index.device))
+                model.masks.begin(torch.tensor(step_key(task.seed, step), device=device))
             loss = self.objective(model.module(first, *others), targets)
             loss.backward()
             model.clip(training)
@@ -532,6 +528,62 @@ class SequentialTrainer:
                 model.step_by(optimizer)
             total += loss.detach()
         return float(total) / max(1, task.batches.num_steps)
+
+    def _batches(self, task: ClientTask) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
+        """Return the targets and inputs of every step; small batches are made several at once."""
+        batches = task.batches
+        for steps in self._made_at_once(task):
+            sizes = batches.sizes[steps]
+            num = sum(sizes)
+            moves = batches.moves
+            moves = None if moves is None else moves[steps].flatten(0, 1)[:num]
+            index = batches.index[steps].flatten()[:num].to(self.samples.device)
+            targets = self.samples.targets[index]
+            if task.label_map is not None:
+                targets = mapped_labels(targets, task.label_map.to(targets.device))
+            inputs = self.samples.inputs(index, moves)
+            start = 0
+            for size in sizes:
+                end = start + size
+                yield targets[start:end], tuple(each[start:end] for each in inputs)
+                start = end
+
+    def _made_at_once(self, task: ClientTask) -> Iterator[slice]:
+        """Return which steps have their batches made at once: only the last may be a smaller one.
+
+        Code of users gets every batch alone, as it may change it in place.
+        """
+        full = task.batches.index.shape[1]
+        most = 1 if task.poison is not None else self._num_at_once(full)
+        start = 0
+        for step, size in enumerate(task.batches.sizes):
+            is_last = step + 1 == task.batches.num_steps
+            if is_last or size < full or step + 1 - start == most:
+                yield slice(start, step + 1)
+                start = step + 1
+
+    def _num_at_once(self, batch_size: int) -> int:
+        """Return how many full batches are made at once.
+
+        Each begins where a tensor of its own would, at a multiple of `ALIGNMENT` bytes: products
+        may round by where their factors begin.
+        """
+        num_bytes = [batch_size * each for each in self._bytes_per_sample]
+        if not self._is_plain or any(each % ALIGNMENT for each in num_bytes):
+            return 1
+        return max(1, BYTES_AT_ONCE // max(1, sum(num_bytes)))
+
+    @cached_property
+    def _bytes_per_sample(self) -> list[int]:
+        """How large the inputs and the target of a sample are."""
+        values = *self.samples.inputs(self._two()), self.samples.targets[self._two()]
+        return [each[0].numel() * each.element_size() for each in values]
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        """Whether no code of a user runs while a client trains."""
+        has_hooks = any(map(_has_hooks, self.module.modules()))
+        return self.optimizer is None and self._is_known_code() and not has_hooks
 
     def _optimizer(
         self, model: FlatModel, training: LocalSGD, learning_rate: float

@@ -38,9 +38,10 @@ MOST_BYTES = 256 << 20
 SECONDS_TO_START = 20.0
 """A worker that has not trained a batch by then is given up."""
 SECONDS_BETWEEN_LOOKS = 0.5
-# Memory that torch frees stays with a worker: to ask the system for it again takes a fault a page.
-_KEPT_BYTES = 128 << 20
-_LARGEST_KEPT = 32 << 20  # glibc takes no more.
+# Memory that is freed stays with the process: to get it from the system again is a fault a page.
+# glibc comes to the same numbers by itself once a program has freed a block of 32 MiB.
+_KEPT_BYTES = 64 << 20
+_LARGEST_KEPT = 32 << 20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _TOKEN = struct.Struct("i")
 _END = -1
@@ -108,6 +109,7 @@ class Workers:
         self._owner = os.getpid()
         self._processes: list[int] = []
         self._connections: list[Connection] = []
+        _keep_memory()
         # Numbers of tasks that nobody has begun: a worker that is free reads the next one.
         waiting, self._waiting = os.pipe()
         try:
@@ -259,7 +261,6 @@ def _live(
         _close_others(files)
         Thread(target=_end_with, args=(parent,), daemon=True).start()
         stay_on_one_core()
-        _keep_memory()
         orders, results = Connection(files[0], writable=False), Connection(files[1], readable=False)
         failed = _failure(warm_up)
         while True:
@@ -288,6 +289,7 @@ def _end_with(parent: int) -> None:
 
 
 def _keep_memory() -> None:
+    """Let this process and its children keep some of the memory that they free."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it.
     if mallopt is not None:
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
