@@ -37,7 +37,7 @@ from outvote.training.workers import IS_POSSIBLE, MOST_BYTES, Sizes, Workers, Wo
 EVALUATED_AT_ONCE = 512
 NUM_TRIALS = 5
 SECONDS_BEFORE_WORKERS = 0.25
-"""Processes are forked for trainers that have trained for so long: a short job ends sooner alone."""
+"""Processes are forked when a trainer has trained for so long: short jobs end sooner without."""
 BYTES_AT_ONCE = 2 << 20
 """Batches are made at once up to this size, which fits into a cache."""
 ALIGNMENT = 64
@@ -420,7 +420,7 @@ class SequentialTrainer:
     def _warm_up(self) -> None:
         """Train on a batch: a process that cannot do so is not used."""
         with torch.enable_grad():
-            self._trial_loss(self._model()).backward()  # type: ignore[no-untyped-call]
+            self._trial_loss(self._model()).backward()
 
     @property
     def is_random(self) -> bool:
@@ -513,13 +513,11 @@ class SequentialTrainer:
         optimizer = self._optimizer(model, training, learning_rate)
         total = torch.zeros((), dtype=torch.float64, device=self.samples.device)
         device = self.samples.device
-        for step, (targets, (first, *others)) in enumerate(self._batches(task)):
-            if task.poison is not None:
-                first, targets = task.poison(first, targets)
+        for step, (targets, inputs) in enumerate(self._batches(task)):
             model.begin()
             if model.masks.is_needed:
                 model.masks.begin(torch.tensor(step_key(task.seed, step), device=device))
-            loss = self.objective(model.module(first, *others), targets)
+            loss = self.objective(model.module(*inputs), targets)
             loss.backward()
             model.clip(training)
             if optimizer is None:
@@ -545,7 +543,10 @@ class SequentialTrainer:
             start = 0
             for size in sizes:
                 end = start + size
-                yield targets[start:end], tuple(each[start:end] for each in inputs)
+                own, (first, *others) = targets[start:end], (each[start:end] for each in inputs)
+                if task.poison is not None:
+                    first, own = task.poison(first, own)
+                yield own, (first, *others)
                 start = end
 
     def _made_at_once(self, task: ClientTask) -> Iterator[slice]:

@@ -10,16 +10,17 @@ import ctypes
 import gc
 import mmap
 import os
-import pickle
 import signal
 import struct
 import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from threading import Thread
 from typing import Any, final
 
@@ -156,12 +157,12 @@ class Workers:
         shared_buffers.copy_(buffers)
         # The rate is known, and a callable one cannot be sent.
         training = replace(training, learning_rate=learning_rate, schedule=())
-        order = pickle.dumps((sizes, training, learning_rate, [_packed(task) for task in tasks]))
+        order = (sizes, training, learning_rate, [_packed(task) for task in tasks])
         # The longest tasks first: none of them is left for the end.
         first = sorted(range(len(tasks)), key=lambda k: -tasks[k].batches.num_samples)
         try:
             for connection in self._connections[::2]:
-                connection.send_bytes(order)
+                connection.send(order)
             numbers = [*first, *[_END] * self.num_workers]
             _write(self._waiting, b"".join(map(_TOKEN.pack, numbers)))
             self._collect()
@@ -212,7 +213,7 @@ def _end(process: int) -> None:
     try:
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
-    except (ProcessLookupError, ChildProcessError):  # Somebody else has waited for it.
+    except (ProcessLookupError, ChildProcessError):  # It was waited for elsewhere.
         return
 
 
@@ -222,7 +223,7 @@ def _write(file: int, content: bytes) -> None:
 
 
 def _packed(task: ClientTask) -> tuple[Any, ...]:
-    """Return a task as arrays: the reductions that torch adds to pickle would share its tensors."""
+    """Return a task as arrays: torch would send its tensors as files of shared memory."""
     batches = task.batches
     moves = None if batches.moves is None else batches.moves.numpy()
     labels = None if task.label_map is None else task.label_map.numpy()
@@ -265,7 +266,7 @@ def _live(
         failed = _failure(warm_up)
         while True:
             results.send_bytes(failed)
-            order = pickle.loads(orders.recv_bytes())  # noqa: S301  (from the parent)
+            order = orders.recv()
             failed = _failure(lambda: _train(memory, files[2], train_one, *order))  # noqa: B023
     finally:
         os._exit(1)
@@ -273,12 +274,11 @@ def _live(
 
 def _close_others(files: tuple[int, ...]) -> None:
     """Close what the parent has open, such as locks and sockets: they shall end with the parent."""
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) not in files:
-            try:
-                os.close(int(name))
-            except OSError:  # The folder itself.
-                continue
+    for path in list(Path("/proc/self/fd").iterdir()):
+        file = int(path.name)
+        if file > 2 and file not in files:
+            with suppress(OSError):  # The folder itself was open, too.
+                os.close(file)
 
 
 def _end_with(parent: int) -> None:
