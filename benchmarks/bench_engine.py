@@ -3,21 +3,28 @@
 python benchmarks/bench_engine.py                          ratios of one run
 python benchmarks/bench_engine.py -o benchmarks/results/engine-cpu.json
 
-20 clients, 4 of them Byzantine (LIE), Multi-Krum, small-cnn on the embedded Fashion-MNIST images,
-5 local steps of 64 images a round, nothing evaluated. The three take turns.
+20 clients, 4 of them Byzantine (LIE), Multi-Krum, small networks on the embedded Fashion-MNIST
+images, 5 local steps of 64 images a round, nothing evaluated. The three take turns, each in a
+process of its own (the simulator changes how its process keeps memory); a ratio is the median of
+those of single turns.
 """
 
 import argparse
 import copy
 import importlib
+import os
 import subprocess
 import sys
+import time
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 from byzfl_side import VERSION, is_inside, load_aggregators, make_environment, python
-from timing import circumstances, medians, write_json
+from timing import circumstances, write_json
 
 import outvote as ov
 from outvote.data import load
@@ -30,6 +37,8 @@ from outvote.training.local_sgd import LocalSGD
 from outvote.training.samples import ByteImages
 
 CPU = torch.device("cpu")
+MODELS = ("mlp", "small-cnn", "leaf-cnn-small")
+WARM_UP_SECONDS = 1.5
 NUM_CLIENTS, NUM_BYZANTINE, NUM_STEPS = 20, 4, 5
 # ByzFL does not clip.
 TRAINING = LocalSGD(
@@ -40,7 +49,8 @@ TRAINING = LocalSGD(
 def main() -> int:
     """Measure all three in turn."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     if not is_inside():
@@ -62,22 +72,75 @@ def main() -> int:
         seed=0,
         num_sampled=NUM_CLIENTS,
     )
-    model = ov.make_model("small-cnn", num_classes=10, seed=0)
-    jobs = {"outvote": ours(run, model, train, test), "plain PyTorch": plain(run, model, train)}
-    if is_inside():
-        jobs["ByzFL"] = byzfl_round(run, train)
-    seconds = medians(jobs, options.repeats, CPU)
-    rows = [
-        {"loop": name, "seconds_per_round": s, "times_ours": s / seconds["outvote"]}
-        for name, s in seconds.items()
-    ]
+    rows = []
+    for name in options.models:
+        model = ov.make_model(name, num_classes=10, seed=0)
+        jobs = {
+            "outvote": partial(ours, run, model, train, test),
+            "plain PyTorch": partial(plain, run, model, train),
+        }
+        if is_inside():
+            jobs["ByzFL"] = partial(byzfl_round, run, train, name)
+        rows += measured(name, jobs, options.repeats)
     conditions = circumstances(CPU) | {"byzfl": VERSION if is_inside() else None}
+    conditions |= {"load": os.getloadavg(), "repeats": options.repeats}
     print(conditions)
     for row in rows:
-        print(f"{row['loop']:15} {row['seconds_per_round']:8.3f} s   {row['times_ours']:6.2f} x")
+        print(
+            f"{row['model']:15} {row['loop']:15} {row['seconds_per_round']:8.4f} s "
+            f"{row['samples_per_second']:10,.0f} /s {row['times_ours']:6.2f} x"
+        )
     if options.output:
         write_json(options.output, {"circumstances": conditions, "rows": rows})
     return 0
+
+
+def measured(model: str, jobs: dict[str, Any], repeats: int) -> list[dict[str, Any]]:
+    """Time rounds in turn; the first ones, in which each gets ready, do not count."""
+    context = get_context("spawn")
+    pipes, seconds = {}, {name: [] for name in jobs}
+    for name, make in jobs.items():
+        pipes[name], theirs = context.Pipe()
+        context.Process(target=answer, args=(make, theirs, pipes[name]), daemon=True).start()
+        theirs.close()
+        pipes[name].recv()  # Ready: one after the other.
+    for _ in range(repeats):
+        for name, pipe in pipes.items():
+            pipe.send("go")
+            seconds[name].append(pipe.recv())
+    for pipe in pipes.values():
+        pipe.close()
+    num_samples = (NUM_CLIENTS - NUM_BYZANTINE) * NUM_STEPS * TRAINING.batch_size
+    return [
+        {
+            "model": model,
+            "loop": name,
+            "seconds_per_round": median(own),
+            "samples_per_second": num_samples / median(own),
+            "times_ours": median(
+                each / base for each, base in zip(own, seconds["outvote"], strict=True)
+            ),
+        }
+        for name, own in seconds.items()
+    ]
+
+
+def answer(make: Any, pipe: Any, other_end: Any) -> None:
+    """Warm up, and then time a round whenever asked, right after one that is not timed."""
+    other_end.close()
+    job = make()
+    start = time.perf_counter()
+    while time.perf_counter() - start < WARM_UP_SECONDS:
+        job()
+    pipe.send("ready")
+    try:
+        while pipe.recv():
+            job()
+            start = time.perf_counter()
+            job()
+            pipe.send(time.perf_counter() - start)
+    except EOFError:
+        return
 
 
 def ours(run: Run, model: torch.nn.Module, train: ByteImages, test: ByteImages) -> Any:
@@ -110,13 +173,13 @@ def plain(run: Run, model: torch.nn.Module, train: ByteImages) -> Any:
     return one_round
 
 
-def byzfl_round(run: Run, train: ByteImages) -> Any:
+def byzfl_round(run: Run, train: ByteImages, model: str) -> Any:
     """Return a round as in ByzFL's benchmark: local steps, weights attacked and averaged."""
     load_aggregators()
     framework = importlib.import_module("byzfl.fed_framework")
     models = importlib.import_module("byzfl.fed_framework.models")
-    models.small_cnn = lambda: ov.make_model("small-cnn", num_classes=10, seed=0)
-    every = {"model_name": "small_cnn", "device": "cpu", "learning_rate": 0.05}
+    models.our_model = lambda: ov.make_model(model, num_classes=10, seed=0)
+    every = {"model_name": "our_model", "device": "cpu", "learning_rate": 0.05}
     every |= {"optimizer_name": "SGD", "optimizer_params": {"momentum": 0.5}}
     every |= {"weight_decay": 1e-4, "milestones": [], "learning_rate_decay": 1.0}
 

@@ -54,6 +54,17 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
+def stay_on_one_core() -> None:
+    """Let this thread work on one core from now on, and hand no work to others."""
+    torch.set_num_threads(1)
+    _HERE.is_worker = True
+
+
+def may_share() -> bool:
+    """Return whether this thread may hand work to others: it is none of them, and has cores."""
+    return not getattr(_HERE, "is_worker", False) and torch.get_num_threads() > 1
+
+
 def mapped(
     work: Callable[[Item], Result],
     items: Iterable[Item],
@@ -66,7 +77,7 @@ def mapped(
     A single item is worked on by all cores, or with `on_one_core` by one, as if there were more:
     then its result is the same to the last bit.
     """
-    if device.type != "cpu" or getattr(_HERE, "is_worker", False) or torch.get_num_threads() == 1:
+    if device.type != "cpu" or not may_share():
         return [work(item) for item in items]
     # What makes the items may want all cores, and so may a single one.
     waiting: list[Item | None] = list(items)

@@ -2,14 +2,16 @@
 
 import copy
 import inspect
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from random import Random
-from threading import local
+from threading import Lock, local
 from typing import Any, TypeVar, final
+from weakref import finalize
 
 import numpy as np
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from outvote.precision import products_in
-from outvote.threads import mapped
+from outvote.threads import mapped, may_share
 from outvote.training.dropout import (
     OUTSIDE_TORCH,
     Masks,
@@ -28,11 +30,19 @@ from outvote.training.dropout import (
 )
 from outvote.training.local_sgd import TINY, LocalSGD
 from outvote.training.objective import Objective, Score
-from outvote.training.samples import Samples
+from outvote.training.samples import ArraySamples, ByteImages, Samples
 from outvote.training.trainer import ClientTask, LocalUpdates, count_samples, mapped_labels
+from outvote.training.workers import IS_POSSIBLE, MOST_BYTES, Sizes, Workers, WorkersEnded
 
 EVALUATED_AT_ONCE = 512
 NUM_TRIALS = 5
+SECONDS_BEFORE_WORKERS = 0.25
+"""Processes are forked when a trainer has trained for so long: short jobs end sooner without."""
+BYTES_AT_ONCE = 2 << 20
+"""Batches are made at once up to this size, which fits into a cache."""
+ALIGNMENT = 64
+MOST_FAILURES = 3
+"""After so many failures of its processes a trainer has no more of them."""
 Result = TypeVar("Result")
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 
@@ -287,6 +297,10 @@ class SequentialTrainer:
             check_optimizer(optimizer, module)
         self.reason = ""
         self._own = local()
+        self._seconds = 0.0
+        self._forked: Workers | None = None
+        self._num_failures = 0
+        self._is_free = Lock()
 
     def train(
         self,
@@ -297,17 +311,25 @@ class SequentialTrainer:
         learning_rate: float,
     ) -> LocalUpdates:
         """Train one model per task, from ``weights [runs, dim]``."""
+        found = self._trained_by_workers(weights, buffers, tasks, training, learning_rate)
+        if found is not None:
+            return found
+        began = time.perf_counter()
         gradients = weights.new_empty(len(tasks), weights.shape[1])
         after = buffers.new_empty(len(tasks), buffers.shape[1])
         losses = torch.empty(len(tasks), dtype=torch.float64)
 
         def work(number: int) -> None:
-            task, model = tasks[number], self._model()
-            start = weights[task.run]
-            model.load(start, buffers[task.run])
-            losses[number] = self._train(model, task, training, learning_rate)
-            torch.sub(start, model.weights, out=gradients[number])
-            after[number] = model.buffers()
+            task = tasks[number]
+            losses[number] = self._train_one(
+                task,
+                weights[task.run],
+                buffers[task.run],
+                training,
+                learning_rate,
+                gradients[number],
+                after[number],
+            )
 
         # The longest tasks first: none of them is left for the end.
         order = sorted(range(len(tasks)), key=lambda k: -tasks[k].batches.num_samples)
@@ -316,9 +338,89 @@ class SequentialTrainer:
                 self._one_after_another(work, [task.seed for task in tasks])
             else:
                 mapped(work, order, weights.device, on_one_core=True)
+        self._seconds += time.perf_counter() - began
         return LocalUpdates(
             gradients=gradients, losses=losses, buffers=after, num_samples=count_samples(tasks)
         )
+
+    def _train_one(
+        self,
+        task: ClientTask,
+        weights: Tensor,
+        buffers: Tensor,
+        training: LocalSGD,
+        learning_rate: float,
+        gradient: Tensor,
+        after: Tensor,
+    ) -> float:
+        """Train one client; fill its gradient and its buffers, return its loss."""
+        model = self._model()
+        model.load(weights, buffers)
+        loss = self._train(model, task, training, learning_rate)
+        torch.sub(weights, model.weights, out=gradient)
+        after.copy_(model.buffers())
+        return loss
+
+    def _trained_by_workers(
+        self,
+        weights: Tensor,
+        buffers: Tensor,
+        tasks: Sequence[ClientTask],
+        training: LocalSGD,
+        learning_rate: float,
+    ) -> LocalUpdates | None:
+        """Train in forked processes; None: threads must do it, which gives the same bits.
+
+        What fails in a process is repeated in threads: there an error is the model's own.
+        """
+        sizes = Sizes(len(weights), len(tasks), weights.shape[1], buffers.shape[1], weights.dtype)
+        is_wanted = self._seconds >= SECONDS_BEFORE_WORKERS and self._num_failures < MOST_FAILURES
+        if not (is_wanted and self._may_fork(tasks, sizes)) or not self._is_free.acquire(False):
+            return None
+        try:
+            workers = self._workers(sizes.num_bytes)
+            return workers.train(weights, buffers, tasks, training, learning_rate)
+        except (WorkersEnded, OSError):
+            self._num_failures += 1
+            self._forked = None
+            return None
+        except BaseException:
+            self._forked = None
+            raise
+        finally:
+            self._is_free.release()
+
+    def _may_fork(self, tasks: Sequence[ClientTask], sizes: Sizes) -> bool:
+        """Return whether processes may train: no code of a user runs, whose effects would be lost.
+
+        Fewer than two tasks, or very large networks, do not profit.
+        """
+        return (
+            IS_POSSIBLE
+            and len(tasks) > 1
+            and sizes.num_bytes <= MOST_BYTES
+            and self.samples.device.type == "cpu"
+            and isinstance(self.samples, ByteImages | ArraySamples)
+            and may_share()
+            and all(task.poison is None for task in tasks)
+            and self._is_plain
+            and not self.is_random
+        )
+
+    def _workers(self, num_bytes: int) -> Workers:
+        num_workers = torch.get_num_threads()
+        found = self._forked
+        if found is None or found.num_workers != num_workers or found.num_bytes < num_bytes:
+            if found is not None:
+                found.close()
+            found = self._forked = Workers(num_workers, num_bytes, self._train_one, self._warm_up)
+            finalize(self, found.close)
+        return found
+
+    def _warm_up(self) -> None:
+        """Train on a batch: a process that cannot do so is not used."""
+        with torch.enable_grad():
+            self._trial_loss(self._model()).backward()
 
     @property
     def is_random(self) -> bool:
@@ -410,19 +512,12 @@ class SequentialTrainer:
         model.module.train()
         optimizer = self._optimizer(model, training, learning_rate)
         total = torch.zeros((), dtype=torch.float64, device=self.samples.device)
-        for step, size in enumerate(task.batches.sizes):
-            index = task.batches.index[step, :size].to(self.samples.device)
-            moves = None if task.batches.moves is None else task.batches.moves[step, :size]
-            targets = self.samples.targets[index]
-            if task.label_map is not None:
-                targets = mapped_labels(targets, task.label_map.to(targets.device))
-            first, *others = self.samples.inputs(index, moves)
-            if task.poison is not None:
-                first, targets = task.poison(first, targets)
+        device = self.samples.device
+        for step, (targets, inputs) in enumerate(self._batches(task)):
             model.begin()
             if model.masks.is_needed:
-                model.masks.begin(torch.tensor(step_key(task.seed, step), device=index.device))
-            loss = self.objective(model.module(first, *others), targets)
+                model.masks.begin(torch.tensor(step_key(task.seed, step), device=device))
+            loss = self.objective(model.module(*inputs), targets)
             loss.backward()
             model.clip(training)
             if optimizer is None:
@@ -431,6 +526,65 @@ class SequentialTrainer:
                 model.step_by(optimizer)
             total += loss.detach()
         return float(total) / max(1, task.batches.num_steps)
+
+    def _batches(self, task: ClientTask) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
+        """Return the targets and inputs of every step; small batches are made several at once."""
+        batches = task.batches
+        for steps in self._made_at_once(task):
+            sizes = batches.sizes[steps]
+            num = sum(sizes)
+            moves = batches.moves
+            moves = None if moves is None else moves[steps].flatten(0, 1)[:num]
+            index = batches.index[steps].flatten()[:num].to(self.samples.device)
+            targets = self.samples.targets[index]
+            if task.label_map is not None:
+                targets = mapped_labels(targets, task.label_map.to(targets.device))
+            inputs = self.samples.inputs(index, moves)
+            start = 0
+            for size in sizes:
+                end = start + size
+                own, (first, *others) = targets[start:end], (each[start:end] for each in inputs)
+                if task.poison is not None:
+                    first, own = task.poison(first, own)
+                yield own, (first, *others)
+                start = end
+
+    def _made_at_once(self, task: ClientTask) -> Iterator[slice]:
+        """Return which steps have their batches made at once: only the last may be a smaller one.
+
+        Code of users gets every batch alone, as it may change it in place.
+        """
+        full = task.batches.index.shape[1]
+        most = 1 if task.poison is not None else self._num_at_once(full)
+        start = 0
+        for step, size in enumerate(task.batches.sizes):
+            is_last = step + 1 == task.batches.num_steps
+            if is_last or size < full or step + 1 - start == most:
+                yield slice(start, step + 1)
+                start = step + 1
+
+    def _num_at_once(self, batch_size: int) -> int:
+        """Return how many full batches are made at once.
+
+        Each begins where a tensor of its own would, at a multiple of `ALIGNMENT` bytes: products
+        may round by where their factors begin.
+        """
+        num_bytes = [batch_size * each for each in self._bytes_per_sample]
+        if not self._is_plain or any(each % ALIGNMENT for each in num_bytes):
+            return 1
+        return max(1, BYTES_AT_ONCE // max(1, sum(num_bytes)))
+
+    @cached_property
+    def _bytes_per_sample(self) -> list[int]:
+        """How large the inputs and the target of a sample are."""
+        values = *self.samples.inputs(self._two()), self.samples.targets[self._two()]
+        return [each[0].numel() * each.element_size() for each in values]
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        """Whether no code of a user runs while a client trains."""
+        has_hooks = any(map(_has_hooks, self.module.modules()))
+        return self.optimizer is None and self._is_known_code() and not has_hooks
 
     def _optimizer(
         self, model: FlatModel, training: LocalSGD, learning_rate: float
@@ -495,6 +649,13 @@ class SequentialTrainer:
                 has_state=bool(self.trial.changed),
             )
         return model
+
+
+def _has_hooks(part: nn.Module) -> bool:
+    """Return whether a user added code to a module: hooks, or another forward pass."""
+    own = vars(part)
+    is_hooked = any(own.get(name) for name in own if name.endswith("_hooks"))
+    return is_hooked or "forward" in own
 
 
 def scale_rates(optimizer: Optimizer, training: LocalSGD, learning_rate: float) -> None:
