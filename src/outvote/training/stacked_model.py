@@ -8,7 +8,7 @@ layout of these products (`StackedModel.pack`); `unpack` puts them back into tor
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,8 @@ from outvote.training.im2col import im2col
 Layer = Callable[["Pass", Tensor], Tensor]
 # Packed parameters start at multiples of it: fast products need aligned addresses.
 ALIGNED = 64
+# The inputs of convolutions are padded to multiples of it: other products are several times slower.
+COLUMNS = 8
 
 
 @dataclass(slots=True)
@@ -38,13 +40,25 @@ class Pass:
     anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
 
 
+def padded(num_values: int) -> int:
+    """Return how many values a window of a convolution has in a product: a multiple of `COLUMNS`.
+
+    The values behind its own are 0, in the windows and in the weights.
+    """
+    return -(-num_values // COLUMNS) * COLUMNS
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The position and layout of a parameter or buffer in the vector of a model."""
+    """The position and layout of a parameter or buffer in the vector of a model.
+
+    A packed "plain" or "linear" one is as torch has it. The filters of a "conv" are the columns of
+    a matrix ``[padded(height * width * channels), filters]``: the layout of products.
+    """
 
     start: int
     shape: torch.Size
-    is_transposed: bool = False
+    kind: Literal["plain", "linear", "conv"] = "plain"
     packed_start: int = 0
     """Its position among the packed parameters, see `StackedModel.pack`."""
     is_product: bool = False
@@ -55,26 +69,42 @@ class Slot:
         """How many numbers it has."""
         return prod(self.shape)
 
+    @property
+    def packed_size(self) -> int:
+        """How many numbers it has among the packed parameters."""
+        if self.kind != "conv":
+            return self.size
+        return padded(prod(self.shape[1:])) * self.shape[0]
+
     def read(self, vectors: Tensor) -> Tensor:
-        """Return it from ``vectors [models, dim]``, in the layout of products."""
+        """Return it from ``vectors [models, dim]``; weights are ``[models, inputs, outputs]``."""
         values = vectors[:, self.start : self.start + self.size].view(-1, *self.shape)
-        if not self.is_transposed:
+        if self.kind == "plain":
             return values
         # [filters, channels, height, width] -> [height * width * channels, filters]
         return values.movedim(1, -1).movedim(1, -2).flatten(1, -2)
 
     def view(self, packed: Tensor) -> Tensor:
-        """Return a view of it in ``packed [models, packed_dim]``."""
-        values = packed[:, self.packed_start : self.packed_start + self.size]
-        if not self.is_transposed:
-            return values.view(-1, *self.shape)
-        return values.view(-1, self.size // self.shape[0], self.shape[0])
+        """Return a view of it in ``packed [models, packed_dim]``.
+
+        Weights are ``[models, inputs, outputs]``, those of a convolution with the padded inputs.
+        """
+        values = packed[:, self.packed_start : self.packed_start + self.packed_size]
+        if self.kind == "conv":
+            return values.view(-1, self.packed_size // self.shape[0], self.shape[0])
+        values = values.view(-1, *self.shape)
+        return values.mT if self.kind == "linear" else values
+
+    def view_unpadded(self, packed: Tensor) -> Tensor:
+        """Return the part of `view` that has the values of `read`."""
+        found = self.view(packed)
+        return found[:, : prod(self.shape[1:])] if self.kind == "conv" else found
 
     def write(self, values: Tensor, vectors: Tensor) -> None:
-        """Write it back into ``vectors [models, dim]``."""
-        if self.is_transposed:
+        """Write what `read` returned back into ``vectors [models, dim]``."""
+        if self.kind != "plain":
             filters, channels, *window = self.shape
-            values = values.view(len(values), *window, channels, filters)
+            values = values.unflatten(1, (*window, channels))
             values = values.movedim(-1, 1).movedim(-1, 2)
         target = vectors[:, self.start : self.start + self.size]
         target.view(-1, *self.shape).copy_(values)
@@ -97,7 +127,7 @@ class StackedModel:
         """
         packed = vectors.new_zeros(len(vectors), self.packed_dim)
         for slot in self.slots:
-            slot.view(packed).copy_(slot.read(vectors))
+            slot.view_unpadded(packed).copy_(slot.read(vectors))
         return packed
 
     def views(self, packed: Tensor) -> list[Tensor]:
@@ -108,8 +138,14 @@ class StackedModel:
         """Return packed parameters as vectors ``[models, dim]``, in torch's order."""
         vectors = packed.new_empty(len(packed), self.num_parameters)
         for slot in self.slots:
-            slot.write(slot.view(packed), vectors)
+            slot.write(slot.view_unpadded(packed), vectors)
         return vectors
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """Return where packed vectors hold no parameter: the starts and ends of these parts."""
+        ends = [slot.packed_start + slot.packed_size for slot in self.slots]
+        starts = [*(slot.packed_start for slot in self.slots[1:]), self.packed_dim]
+        return [pair for pair in zip(ends, starts, strict=True) if pair[0] < pair[1]]
 
     def forward(
         self,
@@ -144,16 +180,21 @@ class StackedModel:
         return layer
 
     def _slot(
-        self, parameter: Tensor, *, is_transposed: bool = False, is_product: bool = False
+        self,
+        parameter: Tensor,
+        *,
+        kind: Literal["plain", "linear", "conv"] = "plain",
+        is_product: bool = False,
     ) -> int:
-        start, shape = self.num_parameters, parameter.shape
-        self.slots.append(Slot(start, shape, is_transposed, self.packed_dim, is_product))
-        self.num_parameters += parameter.numel()
-        self.packed_dim += -(-parameter.numel() // ALIGNED) * ALIGNED
+        slot = Slot(self.num_parameters, parameter.shape, kind, self.packed_dim, is_product)
+        self.slots.append(slot)
+        self.num_parameters += slot.size
+        self.packed_dim += -(-slot.packed_size // ALIGNED) * ALIGNED
         return len(self.slots) - 1
 
     def _weights(self, module: nn.Conv2d | nn.Linear) -> tuple[int, int | None]:
-        weight = self._slot(module.weight, is_transposed=True, is_product=True)
+        kind: Literal["linear", "conv"] = "conv" if isinstance(module, nn.Conv2d) else "linear"
+        weight = self._slot(module.weight, kind=kind, is_product=True)
         bias: Tensor | None = module.bias
         return weight, None if bias is None else self._slot(bias, is_product=True)
 
@@ -184,6 +225,9 @@ class StackedModel:
             # Evaluation shares the samples among the models: one copy of the windows is enough.
             is_shared = images.stride(0) == 0
             windows = im2col(images[:1] if is_shared else images, size, stride, padding)
+            num_values = windows.shape[-1]
+            if num_values % COLUMNS:
+                windows = F.pad(windows, (0, padded(num_values) - num_values))
             rows = windows.flatten(1, 3)
             rows = rows.expand(len(images), -1, -1) if is_shared else rows
             return _times(rows, state, weight, bias).view(len(images), *windows.shape[1:4], -1)
