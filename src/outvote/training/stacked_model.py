@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
+from outvote.kernels import is_for_kernels, load_kernels
 from outvote.models.parts import Branches, GlobalAverage, Residual
 from outvote.training.batch_norm import Normalise, affine
 from outvote.training.im2col import im2col
@@ -118,6 +119,7 @@ class StackedModel:
         self.slots: list[Slot] = []
         self.buffer_slots: list[Slot] = []
         self.num_parameters = self.num_buffers = self.packed_dim = 0
+        self._tables: dict[torch.device, Any] = {}
         self._layer = self._read(module)
 
     def pack(self, vectors: Tensor) -> Tensor:
@@ -140,6 +142,23 @@ class StackedModel:
         for slot in self.slots:
             slot.write(slot.view_unpadded(packed), vectors)
         return vectors
+
+    @torch.no_grad()
+    def write_changes(
+        self, vectors: Tensor, runs: Tensor, packed: Tensor, out: Tensor, rows: Tensor
+    ) -> None:
+        """Write the weights before training minus those after, in torch's order.
+
+        Model k started from ``vectors[runs[k]]``, its weights are ``packed[k]``, and its row is
+        ``out[rows[k]]``.
+        """
+        kernels = _kernels() if is_for_kernels(packed) else None
+        if kernels is None:
+            out[rows] = vectors[runs].sub_(self.unpack(packed))
+            return
+        if packed.device not in self._tables:
+            self._tables[packed.device] = kernels.tables(self.slots, packed.device)
+        kernels.write_changes(vectors, runs, packed, out, rows, *self._tables[packed.device])
 
     def gaps(self) -> list[tuple[int, int]]:
         """Return where packed vectors hold no parameter: the starts and ends of these parts."""
@@ -338,6 +357,10 @@ def _times(rows: Tensor, state: Pass, weight: int, bias: int | None) -> Tensor:
         rows, own, offset, state.gradients[weight], to_bias, state.anchor
     )
     return result
+
+
+def _kernels() -> Any:
+    return load_kernels("outvote.kernels.unpack_triton")
 
 
 def is_plain(module: nn.Conv2d) -> bool:
