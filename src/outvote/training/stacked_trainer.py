@@ -1,12 +1,13 @@
 """The clients of all runs trained as one batched program: the fastest way on a GPU."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import ceil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from outvote.data.array_dataset import IGNORED
 from outvote.errors import check_choice
@@ -19,10 +20,12 @@ from outvote.training.stacked_model import StackedModel
 from outvote.training.trainer import ClientTask, LocalUpdates, count_samples
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
-# Samples evaluated at once, over all runs. Layers of AlexNet and the LEAF CNN then have fewer than
-# 2^31 values; above, pooling uses 64-bit indices and is slower.
-EVALUATED_AT_ONCE = 1 << 16
 FEW_SAMPLES = 32
+# The most values that a layer has, over all runs: above, torch's pooling uses 64-bit indices, which
+# are slower.
+MOST_VALUES = (1 << 31) - 1
+# Test samples up to this size are kept in the precision of the products.
+KEPT_BYTES = 1 << 30
 
 
 class StackedTrainer:
@@ -43,6 +46,7 @@ class StackedTrainer:
         self.precision = precision
         self.reason = ""
         self._num_models: int | None = None
+        self._test: _Evaluated | None = None
 
     def train(
         self,
@@ -143,30 +147,38 @@ class StackedTrainer:
     def evaluate(self, weights: Tensor, buffers: Tensor, samples: Samples) -> list[Score]:
         """Evaluate the model of each run on some samples."""
         correct = self.count_correct(weights, buffers, samples)
-        num_targets = int((samples.targets != IGNORED).sum())
-        return [Score(accuracy=int(count) / max(1, num_targets)) for count in correct]
+        num_targets = max(1, self._evaluated_on(samples, weights.dtype).num_targets)
+        return [Score(accuracy=int(count) / num_targets) for count in correct]
 
     def count_correct(self, weights: Tensor, buffers: Tensor, samples: Samples) -> Tensor:
         """Return how many samples the model of each run classifies correctly."""
-        kind = torch.bfloat16 if self.precision == "bfloat16" else weights.dtype
-        parameters = self.model.views(self.model.pack(weights).to(kind))
+        test = self._evaluated_on(samples, weights.dtype)
+        parameters = self.model.views(self.model.pack(weights).to(test.dtype))
         statistics = self._read_buffers(buffers)
         is_exact = self.precision == "float32"
 
-        def count(index: Tensor) -> Tensor:
-            images = samples.batch(index).to(kind)
+        def count(part: slice) -> Tensor:
+            images = test.batch(part)
             images = images.expand(len(weights), *images.shape)
             logits = self.model.forward(parameters, images, buffers=statistics)
-            return (logits.argmax(dim=-1) == samples.targets[index]).sum(dim=-1)
+            return (logits.argmax(dim=-1) == samples.targets[part]).sum(dim=-1)
 
         with torch.no_grad(), exact_products() if is_exact else fast_products():
-            everything = torch.arange(len(samples), device=weights.device)
-            few = everything[:FEW_SAMPLES]
-            fits = how_many_fit(lambda: count(few), weights.device)
-            most = EVALUATED_AT_ONCE // len(weights)
-            step = most if fits is None else min(most, fits * FEW_SAMPLES)
-            parts = [count(index) for index in everything.split(max(1, step))]
+            if len(weights) not in test.num_at_once:
+                test.num_at_once[len(weights)] = _num_at_once(count, len(samples), weights.device)
+            most = test.num_at_once[len(weights)]
+            size = even_size(len(samples), most)
+            parts, fitted = in_chunks(count, len(samples), size)
+            if fitted < size:
+                test.num_at_once[len(weights)] = fitted
         return torch.stack(parts).sum(dim=0).cpu()
+
+    def _evaluated_on(self, samples: Samples, dtype: torch.dtype) -> "_Evaluated":
+        """Return what is known of the samples of an evaluation; those of the last one are kept."""
+        if self._test is None or self._test.samples is not samples:
+            is_narrow = self.precision == "bfloat16"
+            self._test = _Evaluated(samples, torch.bfloat16 if is_narrow else dtype)
+        return self._test
 
     def _read_buffers(self, buffers: Tensor) -> list[Tensor]:
         kind = self.samples.dtype
@@ -178,6 +190,58 @@ class StackedTrainer:
         for slot, values in zip(self.model.buffer_slots, statistics, strict=True):
             slot.write(values, written)
         return written
+
+
+class _Evaluated:
+    """Samples that models are evaluated on."""
+
+    def __init__(self, samples: Samples, dtype: torch.dtype) -> None:
+        self.samples, self.dtype = samples, dtype
+        self.num_targets = int((samples.targets != IGNORED).sum())
+        self.num_at_once: dict[int, int] = {}
+        """How many samples are evaluated at once, by the number of runs."""
+        few = self._converted(slice(0, 1))
+        is_kept = samples.device.type == "cuda" and few.nbytes * len(samples) <= KEPT_BYTES
+        self._images = self._converted(slice(0, len(samples))) if is_kept else None
+
+    def batch(self, part: slice) -> Tensor:
+        """Return some samples in the precision of the products."""
+        return self._converted(part) if self._images is None else self._images[part]
+
+    def _converted(self, part: slice) -> Tensor:
+        index = torch.arange(len(self.samples), device=self.samples.device)[part]
+        return self.samples.batch(index).to(self.dtype)
+
+
+def _num_at_once(
+    count: Callable[[slice], Tensor], num_samples: int, device: torch.device
+) -> int:
+    """Return how many samples are evaluated at once: in each layer they have few enough values."""
+    few = slice(0, min(FEW_SAMPLES, num_samples))
+    with _LargestLayer() as layer:
+        count(few)
+    most = max(1, MOST_VALUES * few.stop // max(1, layer.num_values))
+    fits = how_many_fit(lambda: count(few), device)
+    return most if fits is None else min(most, fits * few.stop)
+
+
+class _LargestLayer(TorchFunctionMode):
+    """Finds how many values the largest tensor in memory has that torch's functions return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_values = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, Tensor):
+            # An expanded tensor has more values than memory.
+            in_memory = found.untyped_storage().nbytes() // found.element_size()
+            self.num_values = max(self.num_values, min(found.numel(), in_memory))
+        return found
 
 
 class WeightStack:
