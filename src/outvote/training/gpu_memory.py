@@ -15,11 +15,12 @@ LEAST = 0.25
 
 
 def how_many_fit(
-    work: Callable[[], object], device: torch.device, *, spare: int = 0
+    work: Callable[[], object], device: torch.device, *, spare: int = 0, most: int | None = None
 ) -> int | None:
     """Do one unit of work, and return how many fit at once; None: the device is no GPU.
 
-    `spare` bytes are left for what follows, if that leaves a part of the memory for the work.
+    `spare` bytes are left for what follows, if that leaves a part of the memory for the work. At
+    most `most` bytes are used.
     """
     if device.type != "cuda":
         return None
@@ -30,7 +31,8 @@ def how_many_fit(
     torch.cuda.synchronize(device)
     each = max(1, torch.cuda.max_memory_allocated(device) - before)
     usable = SHARE * free_on_gpu(device)
-    return max(1, int(max(usable - spare, LEAST * usable) / each))
+    usable = max(usable - spare, LEAST * usable)
+    return max(1, int((usable if most is None else min(most, usable)) / each))
 
 
 def even_size(num_items: int, most: int) -> int:

@@ -21,9 +21,12 @@ from outvote.training.trainer import ClientTask, LocalUpdates, count_samples
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
 FEW_SAMPLES = 32
-# The most values that a layer has, over all runs: above, torch's pooling uses 64-bit indices, which
-# are slower.
-MOST_VALUES = (1 << 31) - 1
+# On a CPU, over all runs.
+EVALUATED_AT_ONCE = 1 << 16
+# The most values that are pooled at once: above, torch uses 64-bit indices, which are slower.
+MOST_POOLED = (1 << 31) - 1
+# Of one evaluation, on a GPU. More is not faster, and training would find the memory in pieces.
+MOST_BYTES = 16 << 30
 # Test samples up to this size are kept in the precision of the products.
 KEPT_BYTES = 1 << 30
 
@@ -165,9 +168,9 @@ class StackedTrainer:
 
         with torch.no_grad(), exact_products() if is_exact else fast_products():
             if len(weights) not in test.num_at_once:
-                test.num_at_once[len(weights)] = _num_at_once(count, len(samples), weights.device)
-            most = test.num_at_once[len(weights)]
-            size = even_size(len(samples), most)
+                sizes = (len(weights), len(samples))
+                test.num_at_once[len(weights)] = _num_at_once(count, *sizes, weights.device)
+            size = even_size(len(samples), test.num_at_once[len(weights)])
             parts, fitted = in_chunks(count, len(samples), size)
             if fitted < size:
                 test.num_at_once[len(weights)] = fitted
@@ -214,34 +217,29 @@ class _Evaluated:
 
 
 def _num_at_once(
-    count: Callable[[slice], Tensor], num_samples: int, device: torch.device
+    count: Callable[[slice], Tensor], num_runs: int, num_samples: int, device: torch.device
 ) -> int:
-    """Return how many samples are evaluated at once: in each layer they have few enough values."""
+    """Return how many samples are evaluated at once."""
     few = slice(0, min(FEW_SAMPLES, num_samples))
-    with _LargestLayer() as layer:
+    with _Pooled() as pooled:
         count(few)
-    most = max(1, MOST_VALUES * few.stop // max(1, layer.num_values))
-    fits = how_many_fit(lambda: count(few), device)
-    return most if fits is None else min(most, fits * few.stop)
+    most = max(1, MOST_POOLED * few.stop // max(1, pooled.num_values))
+    fits = how_many_fit(lambda: count(few), device, most=MOST_BYTES)
+    return min(most, max(1, EVALUATED_AT_ONCE // num_runs) if fits is None else fits * few.stop)
 
 
-class _LargestLayer(TorchFunctionMode):
-    """Finds how many values the largest tensor in memory has that torch's functions return."""
+class _Pooled(TorchFunctionMode):
+    """Finds how many values the largest tensor has that torch pools."""
 
     def __init__(self) -> None:
         super().__init__()
         self.num_values = 0
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
-        found = func(*args, **(kwargs or {}))
-        if isinstance(found, Tensor):
-            # An expanded tensor has more values than memory.
-            in_memory = found.untyped_storage().nbytes() // found.element_size()
-            self.num_values = max(self.num_values, min(found.numel(), in_memory))
-        return found
+        if "pool" in getattr(func, "__name__", "") and args and isinstance(args[0], Tensor):
+            self.num_values = max(self.num_values, args[0].numel())
+        return func(*args, **(kwargs or {}))
 
 
 class WeightStack:
