@@ -76,7 +76,7 @@ def test_stacked_networks_compute_what_each_would_alone(
     ]
     stacked = StackedModel(modules[0])
     vectors = torch.stack([_vector(module.parameters()) for module in modules])
-    stack = WeightStack(stacked, vectors, "float32")
+    stack = WeightStack(stacked, stacked.pack(vectors), "float32")
     leaves, targets = stack.leaves(len(BATCHES)), stack.targets(len(BATCHES))
     # In place, as in training: products write the gradients of their weights themselves.
     if not is_in_place:

@@ -63,7 +63,7 @@ def _moments(
 
 
 @triton.jit(do_not_specialize=["num_strips", "num_rows", "parameter_stride", "bias_stride"])
-def _finish_moments(  # noqa: PLR0915  (one after the other)
+def _finish_moments(
     images,
     sums,
     squares,

@@ -1,6 +1,7 @@
 """How much work fits into the memory of a GPU at once."""
 
 from collections.abc import Callable
+from math import ceil
 from typing import TypeVar
 
 import torch
@@ -9,10 +10,18 @@ Result = TypeVar("Result")
 
 # The rest is for fragmentation, and for other programs on the device.
 SHARE = 0.7
+# Of that, the least that is used, whatever memory is to be spared.
+LEAST = 0.25
 
 
-def how_many_fit(work: Callable[[], object], device: torch.device) -> int | None:
-    """Do one unit of work, and return how many fit at once; None: the device is no GPU."""
+def how_many_fit(
+    work: Callable[[], object], device: torch.device, *, spare: int = 0, most: int | None = None
+) -> int | None:
+    """Do one unit of work, and return how many fit at once; None: the device is no GPU.
+
+    `spare` bytes are left for what follows, if that leaves a part of the memory for the work. At
+    most `most` bytes are used.
+    """
     if device.type != "cuda":
         return None
     torch.cuda.synchronize(device)
@@ -21,7 +30,19 @@ def how_many_fit(work: Callable[[], object], device: torch.device) -> int | None
     work()
     torch.cuda.synchronize(device)
     each = max(1, torch.cuda.max_memory_allocated(device) - before)
-    return max(1, int(SHARE * free_on_gpu(device) / each))
+    usable = SHARE * free_on_gpu(device)
+    usable = max(usable - spare, LEAST * usable)
+    return max(1, int((usable if most is None else min(most, usable)) / each))
+
+
+def even_size(num_items: int, most: int) -> int:
+    """Return the size of the fewest chunks of at most `most` items that are about equal.
+
+    >>> even_size(100, 45)
+    34
+    """
+    num_chunks = max(1, ceil(num_items / most))
+    return max(1, ceil(num_items / num_chunks))
 
 
 def free_on_gpu(device: torch.device) -> int:

@@ -148,14 +148,35 @@ def take_step(
     copy: Tensor | None,
     training: LocalSGD,
     learning_rate: float,
+    *,
+    is_first: bool = False,
+    start: tuple[Tensor, Tensor] | None = None,
+    num_going: int | None = None,
 ) -> None:
     """Change ``weights`` and ``velocities [models, dim]`` in place; `gradients` may be overwritten.
 
-    `copy` receives the new weights in the precision of the products, where that is another.
+    `copy` receives the new weights in the precision of the products, where that is another. With
+    `is_first`, velocities need not be set before. With ``start``, ``(rows, index)``, model k stands
+    at ``rows[index[k]]``, and its weights need not be set. Only the first `num_going` models take
+    another step: the velocities and copies of the others may be left undefined.
     """
     if is_for_kernels(weights) and _kernels() is not None:
-        _kernels().take_step(weights, gradients, velocities, copy, training, learning_rate)
+        _kernels().take_step(
+            weights,
+            gradients,
+            velocities,
+            copy,
+            training,
+            learning_rate,
+            is_first=is_first,
+            start=start,
+            num_going=num_going,
+        )
         return
+    if start is not None:
+        weights.copy_(start[0][start[1]])
+    if is_first:
+        velocities.zero_()
     step = gradients.to(weights.dtype)
     if training.max_norm is not None:
         norms = torch.linalg.vector_norm(step, dim=1, keepdim=True)

@@ -97,7 +97,7 @@ class ByteImages:
         mirrors it where the third number is 1.
         """
         bytes_ = self.images[index] if moves is None else self._moved(index, moves)
-        return bytes_.to(self.dtype).mul_(self.scale).add_(self.shift)
+        return (bytes_ * self.scale).add_(self.shift)
 
     def _moved(self, index: Tensor, moves: Tensor) -> Tensor:
         height, width, _ = self.shape

@@ -8,18 +8,19 @@ layout of these products (`StackedModel.pack`); `unpack` puts them back into tor
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
+from outvote.kernels import is_for_kernels, load_kernels
 from outvote.models.parts import Branches, GlobalAverage, Residual
 from outvote.training import fused_layers
 from outvote.training.batch_norm import Normalise, affine
 from outvote.training.fused_layers import Joined, Norm
-from outvote.training.im2col import im2col, padded, with_zeros
+from outvote.training.im2col import im2col, padded
 
 Layer = Callable[["Pass", Tensor], Tensor]
 # Packed parameters start at multiples of it: fast products need aligned addresses.
@@ -47,11 +48,15 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The position and layout of a parameter or buffer in the vector of a model."""
+    """The position and layout of a parameter or buffer in the vector of a model.
+
+    A packed "plain" or "linear" one is as torch has it. The filters of a "conv" are the columns of
+    a matrix ``[padded(height * width * channels), filters]``: the layout of products.
+    """
 
     start: int
     shape: torch.Size
-    is_transposed: bool = False
+    kind: Literal["plain", "linear", "conv"] = "plain"
     packed_start: int = 0
     """Its position among the packed parameters, see `StackedModel.pack`."""
     is_product: bool = False
@@ -62,34 +67,42 @@ class Slot:
         """How many numbers it has."""
         return prod(self.shape)
 
+    @property
+    def packed_size(self) -> int:
+        """How many numbers it has among the packed parameters."""
+        if self.kind != "conv":
+            return self.size
+        return padded(prod(self.shape[1:])) * self.shape[0]
+
     def read(self, vectors: Tensor) -> Tensor:
-        """Return it from ``vectors [models, dim]``, in the layout of products."""
+        """Return it from ``vectors [models, dim]``; weights are ``[models, inputs, outputs]``."""
         values = vectors[:, self.start : self.start + self.size].view(-1, *self.shape)
-        if not self.is_transposed:
+        if self.kind == "plain":
             return values
         # [filters, channels, height, width] -> [height * width * channels, filters]
         return values.movedim(1, -1).movedim(1, -2).flatten(1, -2)
 
-    @property
-    def packed_size(self) -> int:
-        """How many numbers it has among the packed parameters: windows have zeros behind them."""
-        if not self.is_transposed:
-            return self.size
-        return padded(self.size // self.shape[0]) * self.shape[0]
-
     def view(self, packed: Tensor) -> Tensor:
-        """Return a view of it in ``packed [models, packed_dim]``."""
+        """Return a view of it in ``packed [models, packed_dim]``.
+
+        Weights are ``[models, inputs, outputs]``, those of a convolution with the padded inputs.
+        """
         values = packed[:, self.packed_start : self.packed_start + self.packed_size]
-        if not self.is_transposed:
-            return values.view(-1, *self.shape)
-        return values.view(-1, self.packed_size // self.shape[0], self.shape[0])
+        if self.kind == "conv":
+            return values.view(-1, self.packed_size // self.shape[0], self.shape[0])
+        values = values.view(-1, *self.shape)
+        return values.mT if self.kind == "linear" else values
+
+    def view_unpadded(self, packed: Tensor) -> Tensor:
+        """Return the part of `view` that has the values of `read`."""
+        found = self.view(packed)
+        return found[:, : prod(self.shape[1:])] if self.kind == "conv" else found
 
     def write(self, values: Tensor, vectors: Tensor) -> None:
-        """Write it back into ``vectors [models, dim]``."""
-        if self.is_transposed:
-            filters, channels, *window = self.shape
-            values = values[:, : self.size // filters]
-            values = values.view(len(values), *window, channels, filters)
+        """Write what `read` returned back into ``vectors [models, dim]``."""
+        if self.kind != "plain":
+            _, channels, *window = self.shape
+            values = values.unflatten(1, (*window, channels))
             values = values.movedim(-1, 1).movedim(-1, 2)
         target = vectors[:, self.start : self.start + self.size]
         target.view(-1, *self.shape).copy_(values)
@@ -103,6 +116,7 @@ class StackedModel:
         self.slots: list[Slot] = []
         self.buffer_slots: list[Slot] = []
         self.num_parameters = self.num_buffers = self.packed_dim = 0
+        self._tables: dict[torch.device, Any] = {}
         self._layer = self._read(module)
 
     def pack(self, vectors: Tensor) -> Tensor:
@@ -112,8 +126,7 @@ class StackedModel:
         """
         packed = vectors.new_zeros(len(vectors), self.packed_dim)
         for slot in self.slots:
-            values = slot.read(vectors)
-            slot.view(packed)[:, : values.shape[1]].copy_(values)
+            slot.view_unpadded(packed).copy_(slot.read(vectors))
         return packed
 
     def views(self, packed: Tensor) -> list[Tensor]:
@@ -124,8 +137,31 @@ class StackedModel:
         """Return packed parameters as vectors ``[models, dim]``, in torch's order."""
         vectors = packed.new_empty(len(packed), self.num_parameters)
         for slot in self.slots:
-            slot.write(slot.view(packed), vectors)
+            slot.write(slot.view_unpadded(packed), vectors)
         return vectors
+
+    @torch.no_grad()
+    def write_changes(
+        self, vectors: Tensor, runs: Tensor, packed: Tensor, out: Tensor, rows: Tensor
+    ) -> None:
+        """Write the weights before training minus those after, in torch's order.
+
+        Model k started from ``vectors[runs[k]]``, its weights are ``packed[k]``, and its row is
+        ``out[rows[k]]``.
+        """
+        kernels = _kernels() if is_for_kernels(packed) else None
+        if kernels is None:
+            out[rows] = vectors[runs].sub_(self.unpack(packed))
+            return
+        if packed.device not in self._tables:
+            self._tables[packed.device] = kernels.tables(self.slots, packed.device)
+        kernels.write_changes(vectors, runs, packed, out, rows, *self._tables[packed.device])
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """Return where packed vectors hold no parameter: the starts and ends of these parts."""
+        ends = [slot.packed_start + slot.packed_size for slot in self.slots]
+        starts = [*(slot.packed_start for slot in self.slots[1:]), self.packed_dim]
+        return [pair for pair in zip(ends, starts, strict=True) if pair[0] < pair[1]]
 
     def forward(
         self,
@@ -168,17 +204,21 @@ class StackedModel:
         return Chain(layers)
 
     def _slot(
-        self, parameter: Tensor, *, is_transposed: bool = False, is_product: bool = False
+        self,
+        parameter: Tensor,
+        *,
+        kind: Literal["plain", "linear", "conv"] = "plain",
+        is_product: bool = False,
     ) -> int:
-        start, shape = self.num_parameters, parameter.shape
-        slot = Slot(start, shape, is_transposed, self.packed_dim, is_product)
+        slot = Slot(self.num_parameters, parameter.shape, kind, self.packed_dim, is_product)
         self.slots.append(slot)
-        self.num_parameters += parameter.numel()
+        self.num_parameters += slot.size
         self.packed_dim += -(-slot.packed_size // ALIGNED) * ALIGNED
         return len(self.slots) - 1
 
     def _weights(self, module: nn.Conv2d | nn.Linear) -> tuple[int, int | None]:
-        weight = self._slot(module.weight, is_transposed=True, is_product=True)
+        kind: Literal["linear", "conv"] = "conv" if isinstance(module, nn.Conv2d) else "linear"
+        weight = self._slot(module.weight, kind=kind, is_product=True)
         bias: Tensor | None = module.bias
         return weight, None if bias is None else self._slot(bias, is_product=True)
 
@@ -228,10 +268,7 @@ class StackedModel:
 
     def _read_linear(self, module: nn.Linear, left: list[nn.Module]) -> Layer:
         weight, bias = self._weights(module)
-        num_values = module.in_features
-        product = ProductLayer(
-            lambda rows: (with_zeros(rows, num_values), rows.shape[1:-1]), weight, bias
-        )
+        product = ProductLayer(lambda rows: (rows, rows.shape[1:-1]), weight, bias)
         return self._read_product(product, left)
 
     def _read_product(self, product: "ProductLayer", left: list[nn.Module]) -> Layer:
@@ -523,6 +560,10 @@ def _times(rows: Tensor, state: Pass, weight: int, bias: int | None) -> Tensor:
         rows, own, offset, state.gradients[weight], to_bias, state.anchor
     )
     return result
+
+
+def _kernels() -> Any:
+    return load_kernels("outvote.kernels.unpack_triton")
 
 
 def is_plain(module: nn.Conv2d) -> bool:

@@ -1,15 +1,18 @@
 """The clients of all runs trained as one batched program: the fastest way on a GPU."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from outvote.data.array_dataset import IGNORED
 from outvote.errors import check_choice
 from outvote.precision import exact_products, fast_products
-from outvote.training.gpu_memory import how_many_fit, in_chunks
+from outvote.training.gpu_memory import even_size, how_many_fit, in_chunks
 from outvote.training.local_sgd import LocalSGD, take_step
 from outvote.training.objective import Score
 from outvote.training.samples import Samples
@@ -17,10 +20,15 @@ from outvote.training.stacked_model import StackedModel
 from outvote.training.trainer import ClientTask, LocalUpdates, count_samples
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
-# Samples evaluated at once, over all runs. Layers of AlexNet and the LEAF CNN then have fewer than
-# 2^31 values; above, pooling uses 64-bit indices and is slower.
-EVALUATED_AT_ONCE = 1 << 16
 FEW_SAMPLES = 32
+# On a CPU, over all runs.
+EVALUATED_AT_ONCE = 1 << 16
+# The most values that are pooled at once: above, torch uses 64-bit indices, which are slower.
+MOST_POOLED = (1 << 31) - 1
+# Of one evaluation, on a GPU. More is not faster, and training would find the memory in pieces.
+MOST_BYTES = 16 << 30
+# Test samples up to this size are kept in the precision of the products.
+KEPT_BYTES = 1 << 30
 
 
 class StackedTrainer:
@@ -41,6 +49,7 @@ class StackedTrainer:
         self.precision = precision
         self.reason = ""
         self._num_models: int | None = None
+        self._test: _Evaluated | None = None
 
     def train(
         self,
@@ -53,53 +62,57 @@ class StackedTrainer:
         """Train one model per task, from ``weights [runs, dim]``, as many at once as fit."""
         # Tasks with most steps first: the models that still train are then a prefix.
         order = sorted(range(len(tasks)), key=lambda k: -tasks[k].batches.num_steps)
-        sorted_tasks = [tasks[k] for k in order]
-        # The memory of a task without steps would be too small.
-        shortest = [task for task in sorted_tasks if task.batches.num_steps > 0][-1:]
-        if self._num_models is None and shortest:
-            self._num_models = how_many_fit(
-                lambda: self._train(weights, buffers, shortest, training, 0.0), weights.device
-            )
-        size = self._num_models or len(tasks)
-        parts, fitted = in_chunks(
-            lambda part: self._train(weights, buffers, sorted_tasks[part], training, learning_rate),
-            len(tasks),
-            size,
-        )
-        if fitted < size:
-            self._num_models = fitted
-        back = torch.tensor(order).argsort()
-        return LocalUpdates(
-            gradients=_joined([part.gradients for part in parts], back),
-            losses=_joined([part.losses for part in parts], back),
-            buffers=_joined([part.buffers for part in parts], back),
+        device = weights.device
+        found = LocalUpdates(
+            gradients=weights.new_empty(len(tasks), weights.shape[1]),
+            losses=torch.zeros(len(tasks), dtype=torch.float64, device=device),
+            buffers=buffers.new_empty(len(tasks), buffers.shape[1]),
             num_samples=count_samples(tasks),
         )
+        packed = self.model.pack(weights)
+
+        def work(numbers: list[int], rate: float) -> None:
+            plan = _Plan([tasks[k] for k in numbers], numbers, device)
+            stack = WeightStack(self.model, packed, self.precision, plan.runs)
+            self._train(stack, weights, buffers, plan, training, rate, found)
+
+        # The memory of a task without steps would be too small.
+        shortest = [k for k in order if tasks[k].batches.num_steps > 0][-1:]
+        if self._num_models is None and shortest:
+            work(shortest, 0.0)  # The first call also allocates what the libraries of the GPU keep.
+            # What follows in a round needs as much again: attacked gradients, and a rule's copies.
+            self._num_models = how_many_fit(
+                lambda: work(shortest, 0.0), device, spare=2 * found.gradients.nbytes
+            )
+        size = even_size(len(tasks), self._num_models or len(tasks))
+        _, fitted = in_chunks(lambda part: work(order[part], learning_rate), len(tasks), size)
+        if fitted < size:
+            self._num_models = fitted
+        return replace(found, losses=found.losses.cpu())
 
     def _train(
         self,
+        stack: "WeightStack",
         weights: Tensor,
         buffers: Tensor,
-        tasks: Sequence[ClientTask],
+        plan: "_Plan",
         training: LocalSGD,
         learning_rate: float,
-    ) -> LocalUpdates:
-        plan = _Plan(tasks, weights.device)
-        stack = WeightStack(self.model, weights[plan.runs], self.precision)
+        found: LocalUpdates,
+    ) -> None:
+        """Train the models of a plan, and write the results into their rows."""
         statistics = self._read_buffers(buffers[plan.runs])
-        losses = torch.zeros(len(tasks), dtype=torch.float64, device=weights.device)
+        losses = torch.zeros(len(plan.rows), dtype=torch.float64, device=weights.device)
         with exact_products() if self.precision == "float32" else fast_products():
             for step in range(plan.num_steps):
                 active = plan.num_active[step]
                 some = [values[:active] for values in statistics]
                 losses[:active] += self._backward(stack, some, plan, step)
-                stack.step(active, training, learning_rate)
-        return LocalUpdates(
-            gradients=weights[plan.runs].sub_(self.model.unpack(stack.weights)),
-            losses=(losses / plan.steps_each.clamp(min=1)).cpu(),
-            buffers=self._write_buffers(statistics, buffers[plan.runs]),
-            num_samples=count_samples(tasks),
-        )
+                num_going = plan.num_active[step + 1] if step + 1 < plan.num_steps else 0
+                stack.step(active, training, learning_rate, num_going)
+        stack.write_changes(weights, found.gradients, plan.rows)
+        found.losses[plan.rows] = losses / plan.steps_each.clamp(min=1)
+        found.buffers[plan.rows] = self._write_buffers(statistics, buffers[plan.runs])
 
     def _backward(
         self, stack: "WeightStack", buffers: list[Tensor], plan: "_Plan", step: int
@@ -137,30 +150,38 @@ class StackedTrainer:
     def evaluate(self, weights: Tensor, buffers: Tensor, samples: Samples) -> list[Score]:
         """Evaluate the model of each run on some samples."""
         correct = self.count_correct(weights, buffers, samples)
-        num_targets = int((samples.targets != IGNORED).sum())
-        return [Score(accuracy=int(count) / max(1, num_targets)) for count in correct]
+        num_targets = max(1, self._evaluated_on(samples, weights.dtype).num_targets)
+        return [Score(accuracy=int(count) / num_targets) for count in correct]
 
     def count_correct(self, weights: Tensor, buffers: Tensor, samples: Samples) -> Tensor:
         """Return how many samples the model of each run classifies correctly."""
-        kind = torch.bfloat16 if self.precision == "bfloat16" else weights.dtype
-        parameters = self.model.views(self.model.pack(weights).to(kind))
+        test = self._evaluated_on(samples, weights.dtype)
+        parameters = self.model.views(self.model.pack(weights).to(test.dtype))
         statistics = self._read_buffers(buffers)
         is_exact = self.precision == "float32"
 
-        def count(index: Tensor) -> Tensor:
-            images = samples.batch(index).to(kind)
+        def count(part: slice) -> Tensor:
+            images = test.batch(part)
             images = images.expand(len(weights), *images.shape)
             logits = self.model.forward(parameters, images, buffers=statistics)
-            return (logits.argmax(dim=-1) == samples.targets[index]).sum(dim=-1)
+            return (logits.argmax(dim=-1) == samples.targets[part]).sum(dim=-1)
 
         with torch.no_grad(), exact_products() if is_exact else fast_products():
-            everything = torch.arange(len(samples), device=weights.device)
-            few = everything[:FEW_SAMPLES]
-            fits = how_many_fit(lambda: count(few), weights.device)
-            most = EVALUATED_AT_ONCE // len(weights)
-            step = most if fits is None else min(most, fits * FEW_SAMPLES)
-            parts = [count(index) for index in everything.split(max(1, step))]
+            if len(weights) not in test.num_at_once:
+                sizes = (len(weights), len(samples))
+                test.num_at_once[len(weights)] = _num_at_once(count, *sizes, weights.device)
+            size = even_size(len(samples), test.num_at_once[len(weights)])
+            parts, fitted = in_chunks(count, len(samples), size)
+            if fitted < size:
+                test.num_at_once[len(weights)] = fitted
         return torch.stack(parts).sum(dim=0).cpu()
+
+    def _evaluated_on(self, samples: Samples, dtype: torch.dtype) -> "_Evaluated":
+        """Return what is known of the samples of an evaluation; those of the last one are kept."""
+        if self._test is None or self._test.samples is not samples:
+            is_narrow = self.precision == "bfloat16"
+            self._test = _Evaluated(samples, torch.bfloat16 if is_narrow else dtype)
+        return self._test
 
     def _read_buffers(self, buffers: Tensor) -> list[Tensor]:
         kind = self.samples.dtype
@@ -174,25 +195,76 @@ class StackedTrainer:
         return written
 
 
-def _joined(parts: list[Tensor], order: Tensor) -> Tensor:
-    whole = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return whole[order.to(whole.device)]
+class _Evaluated:
+    """Samples that models are evaluated on."""
+
+    def __init__(self, samples: Samples, dtype: torch.dtype) -> None:
+        self.samples, self.dtype = samples, dtype
+        self.num_targets = int((samples.targets != IGNORED).sum())
+        self.num_at_once: dict[int, int] = {}
+        """How many samples are evaluated at once, by the number of runs."""
+        few = self._converted(slice(0, 1))
+        is_kept = samples.device.type == "cuda" and few.nbytes * len(samples) <= KEPT_BYTES
+        self._images = self._converted(slice(0, len(samples))) if is_kept else None
+
+    def batch(self, part: slice) -> Tensor:
+        """Return some samples in the precision of the products."""
+        return self._converted(part) if self._images is None else self._images[part]
+
+    def _converted(self, part: slice) -> Tensor:
+        index = torch.arange(len(self.samples), device=self.samples.device)[part]
+        return self.samples.batch(index).to(self.dtype)
+
+
+def _num_at_once(
+    count: Callable[[slice], Tensor], num_runs: int, num_samples: int, device: torch.device
+) -> int:
+    """Return how many samples are evaluated at once."""
+    few = slice(0, min(FEW_SAMPLES, num_samples))
+    with _Pooled() as pooled:
+        count(few)
+    most = max(1, MOST_POOLED * few.stop // max(1, pooled.num_values))
+    fits = how_many_fit(lambda: count(few), device, most=MOST_BYTES)
+    return min(most, max(1, EVALUATED_AT_ONCE // num_runs) if fits is None else fits * few.stop)
+
+
+class _Pooled(TorchFunctionMode):
+    """Finds how many values the largest tensor has that torch pools."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_values = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        if "pool" in getattr(func, "__name__", "") and args and isinstance(args[0], Tensor):
+            self.num_values = max(self.num_values, args[0].numel())
+        return func(*args, **(kwargs or {}))
 
 
 class WeightStack:
     """The packed weights, velocities and gradients of all models, one matrix each."""
 
-    def __init__(self, model: StackedModel, vectors: Tensor, precision: str) -> None:
-        """Pack the weights ``vectors [models, dim]``."""
-        self.model = model
-        self.weights = model.pack(vectors)
-        self.velocities = torch.zeros_like(self.weights)
-        self.dtype = torch.bfloat16 if precision == "bfloat16" else vectors.dtype
-        is_same = self.dtype == self.weights.dtype
-        self.copy = None if is_same else self.weights.to(self.dtype)
-        self.gradients = torch.zeros_like(self.weights, dtype=self.dtype)
-        self.start: Tensor | None = None
-        """With a proximal term: the weights before the first step."""
+    def __init__(
+        self, model: StackedModel, packed: Tensor, precision: str, runs: Tensor | None = None
+    ) -> None:
+        """Start model k from ``packed[runs[k]]``; without `runs`, every row is a model."""
+        self.model, self.start = model, packed
+        self.runs = torch.arange(len(packed), device=packed.device) if runs is None else runs
+        self.dtype = torch.bfloat16 if precision == "bfloat16" else packed.dtype
+        shape = (len(self.runs), packed.shape[1])
+        self.copy: Tensor | None = None
+        if self.dtype == packed.dtype:
+            self.weights = packed[self.runs]
+        else:
+            # The first step writes the weights.
+            self.weights, self.copy = packed.new_empty(shape), packed.to(self.dtype)[self.runs]
+        self.velocities = packed.new_empty(shape)
+        self.gradients = packed.new_empty(shape, dtype=self.dtype)
+        for first, end in model.gaps():
+            self.gradients[:, first:end] = 0
+        self.num_started: int | None = None
+        """How many models took the first step; None: it is still to come."""
 
     def leaves(self, active: int) -> list[Tensor]:
         """Return the parameters of the models that still train, as leaves of autograd."""
@@ -213,12 +285,15 @@ class WeightStack:
             if leaf.grad is not None:
                 target.copy_(leaf.grad)
 
-    def step(self, active: int, training: LocalSGD, learning_rate: float) -> None:
-        """Take one step in the models that still train."""
-        if training.proximal > 0:
-            if self.start is None:
-                self.start = self.weights.clone()
-            far = self.weights[:active] - self.start[:active]
+    def step(
+        self, active: int, training: LocalSGD, learning_rate: float, num_going: int | None = None
+    ) -> None:
+        """Take one step in the models that still train; `num_going` of them take another."""
+        is_first = self.num_started is None
+        if is_first:
+            self.num_started = active
+        elif training.proximal > 0:
+            far = self.weights[:active] - self.start[self.runs[:active]]
             self.gradients[:active].add_(far, alpha=training.proximal)
         take_step(
             self.weights[:active],
@@ -227,13 +302,26 @@ class WeightStack:
             None if self.copy is None else self.copy[:active],
             training,
             learning_rate,
+            is_first=is_first,
+            start=(self.start, self.runs) if is_first and self.copy is not None else None,
+            num_going=num_going,
         )
+
+    def write_changes(self, vectors: Tensor, out: Tensor, rows: Tensor) -> None:
+        """Write ``vectors[runs]``, from which `start` was packed, minus the weights to rows."""
+        num = self.num_started or 0
+        self.model.write_changes(vectors, self.runs[:num], self.weights[:num], out, rows[:num])
+        out[rows[num:]] = 0  # Models without a step.
 
 
 class _Plan:
     """The batches of all tasks, stacked and padded: the longest task first."""
 
-    def __init__(self, tasks: Sequence[ClientTask], device: torch.device) -> None:
+    def __init__(
+        self, tasks: Sequence[ClientTask], rows: Sequence[int], device: torch.device
+    ) -> None:
+        self.rows = torch.tensor(rows, device=device)
+        """The rows of the tasks in the result."""
         self.num_steps = tasks[0].batches.num_steps
         width = tasks[0].batches.index.shape[1]
         index = torch.full((len(tasks), self.num_steps, width), -1)
