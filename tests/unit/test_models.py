@@ -62,12 +62,8 @@ def test_a_model_has_as_many_parameters_as_published(name: str):
 
 
 @pytest.mark.parametrize("name", STACKED)
-@pytest.mark.parametrize(
-    ("is_padded", "is_in_place"), [(False, False), (False, True), (True, True)]
-)
-def test_stacked_networks_compute_what_each_would_alone(
-    name: str, is_padded: bool, is_in_place: bool
-):
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_stacked_networks_compute_what_each_would_alone(name: str, is_padded: bool):
     num_classes, shape, *_ = SIZES[name]
     shape = SHAPES.get(name, shape)
     modules = [
@@ -78,9 +74,6 @@ def test_stacked_networks_compute_what_each_would_alone(
     vectors = torch.stack([_vector(module.parameters()) for module in modules])
     stack = WeightStack(stacked, stacked.pack(vectors), "float32")
     leaves, targets = stack.leaves(len(BATCHES)), stack.targets(len(BATCHES))
-    # In place, as in training: products write the gradients of their weights themselves.
-    if not is_in_place:
-        leaves = [leaf.detach().requires_grad_() for leaf in leaves]
     buffers = [
         torch.stack(same).clone() for same in zip(*(m.buffers() for m in modules), strict=True)
     ]
@@ -93,7 +86,7 @@ def test_stacked_networks_compute_what_each_would_alone(
         leaves,
         images,
         buffers=buffers,
-        gradients=targets if is_in_place else None,
+        gradients=targets,
         is_there=there if is_padded else None,
         is_training=True,
     )

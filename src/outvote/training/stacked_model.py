@@ -34,7 +34,7 @@ class Pass:
     parameters: Sequence[Tensor]
     buffers: Sequence[Tensor]
     gradients: Sequence[Tensor] | None = None
-    """Where the gradients of weights are written; None: torch allocates them."""
+    """Where the backward pass writes the gradients of the parameters; None: there is none."""
     is_there: Tensor | None = None
     """Which samples of a batch are no padding, ``[models, batch]``; None: all."""
     is_training: bool = False
@@ -175,8 +175,8 @@ class StackedModel:
     ) -> Tensor:
         """Return the logits ``[models, batch, classes]``; buffers are changed in training.
 
-        With `gradients`, the backward pass writes the gradients of the weights of products there;
-        torch returns those of the others.
+        The backward pass writes the gradients of all parameters into `gradients`; without them
+        there is none.
         """
         return self._layer(Pass(parameters, buffers, gradients, is_there, is_training), images)
 
