@@ -1,10 +1,10 @@
 """Triton kernel for Bulyan's selection; called by `matrix_kernels`.
 
-One program per matrix, one lane per client. When a client leaves, the number of neighbours goes
-down by one too: every other client loses either the one who left, if it was among its neighbours,
-or else the farthest of them. So one subtraction per client brings the scores up to date, in place
-of a new sum. Scores are kept as the sum of two float64, which makes the subtractions exact to 106
-bits, and are summed anew where one has become so small that even those are lost.
+One program per matrix, with vectors of one entry per client. When a client leaves, the number of
+neighbours goes down by one too: every other client loses either the one who left, if it was among
+its neighbours, or else the farthest of them. So one subtraction per client brings the scores up to
+date, in place of a new sum. Scores are kept as the sum of two float64, which makes the subtractions
+exact to 106 bits, and are summed anew where one has become so small that even those are lost.
 """
 
 import triton

@@ -279,7 +279,7 @@ def squared_distances_to_average(
         threshold,
         COUNTS=counts,
         CLIENTS=size,
-        OTHERS=min(size, 8192 // size),
+        OTHERS=min(size, 32, 8192 // size),
         num_warps=2 if size <= 64 else 8,
     )
 

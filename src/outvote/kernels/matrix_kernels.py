@@ -83,4 +83,5 @@ def _start(matrices: Tensor) -> Tensor:
     weights = irregular * (1 + own / own.amax(dim=-1, keepdim=True).clamp(min=1e-290))
     vector = (matrices * weights.unsqueeze(-2)).sum(dim=-1)
     vector = vector / vector.abs().amax(dim=-1, keepdim=True).clamp(min=1e-290)
-    return vector / torch.linalg.vector_norm(vector, dim=-1, keepdim=True).clamp(min=1e-290)
+    unit: Tensor = vector / torch.linalg.vector_norm(vector, dim=-1, keepdim=True).clamp(min=1e-290)
+    return unit

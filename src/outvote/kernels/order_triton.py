@@ -52,8 +52,8 @@ def _load_tile(
 ):
     """Load ``[coordinates, values]``, so that neighbouring threads take neighbouring coordinates.
 
-    The compiler goes by what is said to be contiguous. This holds where clients sent rows; where
-    the clients are side by side it says only who loads what: nothing is known to be aligned, so
+    The compiler goes by what is marked as contiguous. This holds where clients sent rows; where the
+    clients are side by side it decides only who loads what: nothing is known to be aligned, so
     values are loaded one by one.
     """
     coordinate = tl.program_id(0).to(tl.int64) * COORDINATES + tl.arange(0, COORDINATES)
