@@ -94,6 +94,7 @@ def test_products_keep_the_digits_of_float32(num_clients: int, dim: int, are_row
 
 
 @needs_kernels
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # Of numpy, in the interpreter.
 def test_products_that_overflow_are_seen_by_the_check() -> None:
     columns = _columns(5, 40, 3e38)
     found = group_kernels.products(columns, torch.tensor([1, 1], device=DEVICE))
