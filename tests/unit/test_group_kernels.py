@@ -112,7 +112,7 @@ def test_many_coordinates_are_multiplied_in_pieces() -> None:
     torch.testing.assert_close(found, centred.mT @ centred, rtol=1e-5, atol=1e-3)
 
 
-@pytest.mark.parametrize("num_matrices", [1, 2, 12, 1000, 100_000])
+@pytest.mark.parametrize("num_matrices", [1, 2, 12, 1000, 10_000])
 @pytest.mark.parametrize("dim", [1, 33, 1024, 2473, 2_472_266, 100_000_000])
 def test_pieces_cover_all_coordinates(num_matrices: int, dim: int) -> None:
     piece = group_kernels.piece_length(num_matrices, dim)
