@@ -177,7 +177,7 @@ def _squared_distances(
     two = tl.load(start + right * (row_stride + 1), mask=inside, other=0.0).to(tl.float64)
     far = (one + two) - inner
     # What overflowed is infinite or not a number somewhere in here.
-    is_number = far == far
+    is_number = (far >= 0.0) | (far < 0.0)
     far = tl.where((far > 0.0) & (left != right), far, 0.0)
     larger = tl.where(one > two, one, two)
     is_exact = is_number & (far >= larger * threshold) & (larger < float("inf"))
