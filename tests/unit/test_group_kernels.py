@@ -94,6 +94,7 @@ def test_products_keep_the_digits_of_float32(num_clients: int, dim: int, are_row
 
 
 @needs_kernels
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # Of numpy, in the interpreter.
 def test_products_that_overflow_are_seen_by_the_check() -> None:
     columns = _columns(5, 40, 3e38)
     found = group_kernels.products(columns, torch.tensor([1, 1], device=DEVICE))
@@ -111,7 +112,7 @@ def test_many_coordinates_are_multiplied_in_pieces() -> None:
     torch.testing.assert_close(found, centred.mT @ centred, rtol=1e-5, atol=1e-3)
 
 
-@pytest.mark.parametrize("num_matrices", [1, 2, 12, 1000, 100_000])
+@pytest.mark.parametrize("num_matrices", [1, 2, 12, 1000, 10_000])
 @pytest.mark.parametrize("dim", [1, 33, 1024, 2473, 2_472_266, 100_000_000])
 def test_pieces_cover_all_coordinates(num_matrices: int, dim: int) -> None:
     piece = group_kernels.piece_length(num_matrices, dim)

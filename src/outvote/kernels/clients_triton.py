@@ -175,10 +175,11 @@ def _squared_distances(
     one = tl.load(start + left * (row_stride + 1), mask=inside, other=0.0).to(tl.float64)
     two = tl.load(start + right * (row_stride + 1), mask=inside, other=0.0).to(tl.float64)
     far = (one + two) - inner
+    # What overflowed is infinite or not a number somewhere in here.
+    is_number = (far >= 0.0) | (far < 0.0)
     far = tl.where((far > 0.0) & (left != right), far, 0.0)
     larger = tl.where(one > two, one, two)
-    # What overflowed is not a number somewhere in here and fails the comparison.
-    is_exact = (far >= larger * threshold) & (larger < float("inf"))
+    is_exact = is_number & (far >= larger * threshold) & (larger < float("inf"))
     tl.store(result + value, far, mask=inside)
     is_inexact = inside & is_above & (left != right) & (is_exact == 0)
     if COUNTS:
