@@ -18,8 +18,8 @@ from outvote.training.batches import Batches, draw_batches
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.trainer import ClientTask, LocalUpdates
 
-Sender = tuple[int, int, int]
-"""A client that trains: the number of its run, its position in the round, its id."""
+Sender = tuple[int, int, bool]
+"""A client of a round: the number of its run, its id, and whether it trains."""
 
 
 def local_updates(stack: RunStack, state: State, participants: Participants) -> LocalUpdates:
@@ -29,13 +29,19 @@ def local_updates(stack: RunStack, state: State, participants: Participants) -> 
     The reference gradients of a round are trained here, once.
     """
     senders = [
-        (run, position, client)
+        (run, client, must_train(stack, participants, run, position))
         for run, clients in enumerate(participants.clients)
         for position, client in enumerate(clients)
-        if must_train(stack, participants, run, position)
     ]
+    nothing = Batches(torch.empty(0, stack.training.batch_size, dtype=torch.int64), [])
     rooted = [k for k, run in enumerate(stack.runs) if run.rule.traits.needs_reference]
-    tasks = [_client_task(stack, run, participants.number, client) for run, _, client in senders]
+    # Trainers write the rows at their positions: those without a batch are 0.
+    tasks = [
+        _client_task(stack, run, participants.number, client)
+        if trains
+        else ClientTask(run, nothing)
+        for run, client, trains in senders
+    ]
     tasks += [_server_task(stack, k, participants.number) for k in rooted]
     rate = stack.training.learning_rate_at(participants.number)
     trained = stack.trainer.train(state.weights, state.buffers, tasks, stack.training, rate)
@@ -45,7 +51,7 @@ def local_updates(stack: RunStack, state: State, participants: Participants) -> 
     if stack.training.client_momentum > 0:
         found = _with_momentum(stack, state, senders, found)
     return replace(
-        _at_positions(found, senders, participants),
+        found,
         references=tuple(references.get(k) for k in range(len(stack.runs))),
     )
 
@@ -122,30 +128,15 @@ def _with_momentum(
     before: tuple[dict[int, Tensor], ...] = state.client_states or ({},) * len(stack.runs)
     states = [dict(known) for known in before]
     rows = updates.gradients.clone()
-    for row, (run, _, client) in zip(rows, senders, strict=True):
+    for row, (run, client, trains) in zip(rows, senders, strict=True):
+        if not trains:
+            continue
         last = states[run].pop(client, None)
         if last is not None:
             row.mul_(1 - share).add_(last, alpha=share)
         if bool(row.isfinite().all()):
             states[run][client] = row.clone()
     return replace(updates, gradients=rows, client_states=tuple(states))
-
-
-def _at_positions(
-    updates: LocalUpdates, senders: list[Sender], participants: Participants
-) -> LocalUpdates:
-    """Move the rows of those who trained to their positions; the other rows are 0."""
-    num_rows, num_clients = participants.is_byzantine.numel(), participants.is_byzantine.shape[1]
-    if len(senders) == num_rows:
-        return updates
-    at = torch.tensor([run * num_clients + position for run, position, _ in senders])
-
-    def moved(values: Tensor) -> Tensor:
-        return values.new_zeros(num_rows, *values.shape[1:]).index_copy_(
-            0, at.to(values.device), values
-        )
-
-    return _each(updates, moved)
 
 
 def _each(updates: LocalUpdates, change: Callable[[Tensor], Tensor]) -> LocalUpdates:

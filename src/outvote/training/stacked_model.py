@@ -104,7 +104,7 @@ class Slot:
     def write(self, values: Tensor, vectors: Tensor) -> None:
         """Write what `read` returned back into ``vectors [models, dim]``."""
         if self.kind != "plain":
-            filters, channels, *window = self.shape
+            _, channels, *window = self.shape
             values = values.unflatten(1, (*window, channels))
             values = values.movedim(-1, 1).movedim(-1, 2)
         target = vectors[:, self.start : self.start + self.size]
