@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,15 +80,14 @@ class StackedTrainer:
             stack = WeightStack(self.model, packed, self.precision, plan.runs)
             self._train(stack, weights, buffers, plan, training, rate, found)
 
-        shortest = order[-1:]
         # With half of the results, far more models may fit.
-        if shortest and (self._num_models is None or 2 * len(tasks) <= self._num_tasks):
+        is_new = self._num_models is None or 2 * len(tasks) <= self._num_tasks
+        if order and is_new and device.type == "cuda":
             self._num_tasks = len(tasks)
-            work(shortest, 0.0)  # The first call also allocates what the libraries of the GPU keep.
+            one = partial(work, order[-1:], 0.0)
+            one()  # The first call also allocates what the libraries of the GPU keep.
             # What follows in a round needs as much again: attacked gradients, and a rule's copies.
-            self._num_models = how_many_fit(
-                lambda: work(shortest, 0.0), device, spare=2 * found.gradients.nbytes
-            )
+            self._num_models = how_many_fit(one, device, spare=2 * found.gradients.nbytes)
         size = even_size(len(order), self._num_models or max(1, len(order)))
         _, fitted = in_chunks(lambda part: work(order[part], learning_rate), len(order), size)
         if fitted < size:
@@ -181,7 +181,7 @@ class StackedTrainer:
         return torch.stack(parts).sum(dim=0).cpu()
 
     def _evaluated_on(self, samples: Samples, dtype: torch.dtype) -> "_Evaluated":
-        """Return what is known of the samples of an evaluation; those of the last one are kept."""
+        """Return the samples of an evaluation with their sizes; those of the last one are kept."""
         if self._test is None or self._test.samples is not samples:
             is_narrow = self.precision == "bfloat16"
             self._test = _Evaluated(samples, torch.bfloat16 if is_narrow else dtype)
@@ -225,7 +225,8 @@ def _num_at_once(
 ) -> int:
     """Return how many samples are evaluated at once."""
     num_few = min(FEW_SAMPLES, num_samples)
-    with _Pooled() as pooled:
+    pooled = _Pooled()
+    with pooled:
         count(slice(0, num_few))
     most = max(1, MOST_POOLED * num_few // max(1, pooled.num_values))
     fits = how_many_fit(lambda: count(slice(0, num_few)), device, most=MOST_BYTES)
