@@ -31,7 +31,7 @@ from outvote.engine import round as rounds
 from outvote.engine.federation import make_federation
 from outvote.engine.reference import ReferenceRun
 from outvote.engine.run_stack import Run, RunStack, State
-from outvote.engine.simulation import first_state, make_run_stack, simulate
+from outvote.engine.simulation import FittingRounds, first_state, make_run_stack, simulate
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.samples import ByteImages
 
@@ -155,23 +155,23 @@ def _measure(name: str, setting: Setting, options: argparse.Namespace) -> dict[s
     state = first_state([modules[k // len(RULES)] for k in range(options.runs)], data.train)
     _sync(device)
     built = time.perf_counter() - started
-    found, clock = [], Clock(device)
+    found, clock, fitting = [], Clock(device), FittingRounds(print)
     for number in range(options.rounds):
         is_profiled = options.profile is not None and number == options.rounds - 1
         if is_profiled:
             with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-                state, seconds, num_samples = _round(stack, state, device)
+                state, seconds, num_samples = _round(fitting, stack, state, device)
             options.profile.mkdir(parents=True, exist_ok=True)
             table = profiler.key_averages().table(
                 sort_by="self_cuda_time_total", row_limit=45, max_name_column_width=90
             )
             (options.profile / f"{name}-{options.runs}.txt").write_text(table)
         else:
-            state, seconds, num_samples = _round(stack, state, device)
+            state, seconds, num_samples = _round(fitting, stack, state, device)
             found.append({"seconds": seconds, "samples": num_samples})
     with clock:
         for _ in range(2 + (not options.tiny)):
-            state, _, num_samples = _round(stack, state, device)
+            state, _, num_samples = _round(fitting, stack, state, device)
     parts = {part: median(times[1:] or times) for part, times in clock.times.items()}
     warm = median([each["seconds"] for each in found[2:]] or [found[-1]["seconds"]])
     num_warm = median([each["samples"] for each in found[2:]] or [num_samples])
@@ -190,10 +190,12 @@ def _measure(name: str, setting: Setting, options: argparse.Namespace) -> dict[s
     }
 
 
-def _round(stack: RunStack, state: State, device: torch.device) -> tuple[State, float, int]:
+def _round(
+    fitting: FittingRounds, stack: RunStack, state: State, device: torch.device
+) -> tuple[State, float, int]:
     _sync(device)
     start = time.perf_counter()
-    state, records = rounds.run_round(stack, state)
+    state, records = fitting.run(stack, state)
     _sync(device)
     return state, time.perf_counter() - start, sum(record.num_samples for record in records)
 

@@ -253,7 +253,10 @@ def test_too_little_memory_means_smaller_stacks(tmp_path, monkeypatch):
     recorder = Recorder()
     ends = execute(plan, tmp_path, listener=recorder)
     assert {end.outcome for end in ends.values()} == {"finished"}
-    assert recorder.messages[0] == "3 runs do not fit into memory together; trying half as many."
+    assert recorder.messages == [
+        "3 runs do not fit into memory together; their rounds are run 1 runs at a time."
+    ]
+    assert [num_runs for _, num_runs in recorder.rounds] == [3] * 4
 
 
 def test_stacks_are_as_large_as_memory_allows(tmp_path, monkeypatch):

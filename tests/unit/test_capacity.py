@@ -1,11 +1,14 @@
 """How many runs train together."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 from outvote.experiment import builder
 from outvote.experiment.builder import RunBuilder, free_bytes
+from outvote.training import gpu_memory
 from simulations import tiny
 
 CPU = torch.device("cpu")
@@ -36,3 +39,18 @@ def test_the_momentum_of_clients_takes_memory(monkeypatch, momentum: float, expe
         federation={"num_clients": 80, "sampled": 5}, training={"client_momentum": momentum}
     ).specs
     assert RunBuilder(CPU).most_runs(spec) == expected
+
+
+def test_memory_that_is_spared_is_not_used(monkeypatch):
+    monkeypatch.setattr(gpu_memory, "free_on_gpu", lambda device: 1000)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 20)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 30)
+    fits = partial(gpu_memory.how_many_fit, lambda: None, CUDA)
+    # 0.7 of what is free, 10 bytes each.
+    assert fits() == 70
+    assert fits(spare=200) == 50
+    assert fits(spare=690) == 17
+    assert fits(most=150) == 15
+    assert gpu_memory.how_many_fit(lambda: None, CPU) is None

@@ -12,8 +12,10 @@ from federations import TRAINING, make_runs, networks, samples
 from outvote.engine.federation import make_federation
 from outvote.engine.run_stack import State
 from outvote.engine.simulation import first_state, make_run_stack, simulate
+from outvote.errors import OutvoteWarning
 from outvote.metrics.deviation import honest_losses, weight_shares
 from outvote.server.buffers import BufferKinds, merge_buffers
+from outvote.server.step import Server
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.stacked_trainer import StackedTrainer
 from simulations import execute, tiny
@@ -201,3 +203,62 @@ def test_a_users_rule_does_not_report_who_was_kept_and_fails_if_it_returns_nan(t
         assert ours["kept"] is None
         assert theirs["kept"] == theirs["clients"]
         assert ours["deviation"] == pytest.approx(theirs["deviation"], rel=1e-4)
+
+
+class SmallMemory:
+    """A trainer that runs out of memory above a number of tasks."""
+
+    name, reason = "sequential", ""
+
+    def __init__(self, trainer, most: int) -> None:
+        self.trainer, self.most, self.sizes = trainer, most, []
+
+    def train(self, weights, buffers, tasks, training, learning_rate):
+        self.sizes.append(len(tasks))
+        if len(tasks) > self.most:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return self.trainer.train(weights, buffers, tasks, training, learning_rate)
+
+    def evaluate(self, weights, buffers, samples):
+        return self.trainer.evaluate(weights, buffers, samples)
+
+
+def test_round_that_does_not_fit_is_run_in_halves_and_nothing_is_lost():
+    pairs = [(rule, "mimic") for rule in ("mean", "centered-clipping", "median", "krum", "rfa")]
+    runs = make_runs(pairs)
+    modules = networks(runs)
+    train, test = samples(120), samples(40)
+    server = Server(optimizer="adam", learning_rate=0.01)
+    how = {"training": replace(TRAINING, client_momentum=0.5), "server": server, "num_classes": 4}
+    stack = make_run_stack(modules[0], train, test, runs, trainer="sequential", **how)
+    expected = list(simulate(stack, first_state(modules, train), 3))
+    # Six clients of two runs fit: the first round is tried with five runs, then with two.
+    small = SmallMemory(stack.trainer, most=12)
+    messages = []
+    state = first_state(modules, train)
+    found = list(simulate(replace(stack, trainer=small), state, 3, report=messages.append))
+    assert messages == [
+        "5 runs do not fit into memory together; their rounds are run 2 runs at a time."
+    ]
+    assert small.sizes == [30, 12, 12, 6, *[12, 12, 6] * 2]
+    for mine, own in zip(found, expected, strict=True):
+        assert torch.equal(mine.state.weights, own.state.weights)
+        assert torch.equal(mine.state.buffers, own.state.buffers)
+        assert mine.records == own.records
+    last, own = found[-1].state, expected[-1].state
+    assert last.server_state.keys() == own.server_state.keys()
+    assert all(torch.equal(last.server_state[k], own.server_state[k]) for k in own.server_state)
+    for name in ("attack_states", "rule_states", "client_states"):
+        assert len(getattr(last, name)) == len(getattr(own, name)) == len(runs)
+
+
+def test_one_run_that_does_not_fit_is_an_error_and_without_a_listener_a_warning_is_given():
+    runs = make_runs([("mean", "none"), ("median", "none")])
+    modules, train = networks(runs), samples(120)
+    how = {"training": TRAINING, "num_classes": 4, "trainer": "sequential"}
+    stack = make_run_stack(modules[0], train, samples(40), runs, **how)
+    state = first_state(modules, train)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        next(simulate(replace(stack, trainer=SmallMemory(stack.trainer, most=5)), state, 1))
+    with pytest.warns(OutvoteWarning, match="2 runs do not fit into memory together"):
+        next(simulate(replace(stack, trainer=SmallMemory(stack.trainer, most=6)), state, 1))

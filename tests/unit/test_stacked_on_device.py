@@ -11,11 +11,18 @@ import outvote as ov
 from outvote.engine.federation import make_federation
 from outvote.engine.run_stack import Run
 from outvote.engine.simulation import first_state, make_run_stack, simulate
+from outvote.seeding import RandomStream
 from outvote.server.step import Server
+from outvote.training import stacked_trainer
+from outvote.training.batches import draw_batches
 from outvote.training.im2col import Im2Col, with_zeros
 from outvote.training.local_sgd import LocalSGD, take_step
+from outvote.training.objective import Objective
 from outvote.training.samples import ByteImages
-from outvote.training.stacked_trainer import StackedTrainer
+from outvote.training.sequential import SequentialTrainer
+from outvote.training.stacked_model import StackedModel
+from outvote.training.stacked_trainer import StackedTrainer, WeightStack
+from outvote.training.trainer import ClientTask
 
 CPU = torch.device("cpu")
 
@@ -68,6 +75,148 @@ def test_a_step_is_that_of_plain_sgd(max_norm: float | None, is_copied: bool, de
     torch.testing.assert_close(velocities.cpu().double(), exact[2], rtol=1e-5, atol=1e-5)
     if copied is not None:
         torch.testing.assert_close(copied, weights.bfloat16())
+
+
+def test_the_first_and_last_steps_need_no_velocities_or_copies(device):
+    generator = torch.Generator().manual_seed(2)
+    start = torch.randn(2, 5000, generator=generator)
+    runs = torch.tensor([1, 0, 1])
+    gradients = [torch.randn(3, 5000, generator=generator) for _ in range(2)]
+    training = LocalSGD(momentum=0.5, weight_decay=1e-3)
+    exact, velocities = start[runs].double(), torch.zeros(3, 5000, dtype=torch.float64)
+    for gradient in gradients:
+        take_step(exact, gradient.double(), velocities, None, training, 0.1)
+    # What is not set yet must not be read.
+    weights, moved = (torch.full((3, 5000), torch.nan, device=device) for _ in range(2))
+    copied = start[runs].bfloat16().to(device)
+    for number, gradient in enumerate(gradients):
+        is_first = number == 0
+        take_step(
+            weights,
+            gradient.clone().to(device),
+            moved,
+            copied,
+            training,
+            0.1,
+            is_first=is_first,
+            start=(start.to(device), runs.to(device)) if is_first else None,
+            num_going=3 if is_first else 0,
+        )
+        if is_first:
+            torch.testing.assert_close(copied, weights.bfloat16())
+    torch.testing.assert_close(weights.cpu().double(), exact, rtol=1e-5, atol=1e-5)
+
+
+def mixed() -> nn.Module:
+    """Return a network whose filters and weights fill no tile of a kernel."""
+    return nn.Sequential(
+        nn.Conv2d(3, 35, 5, padding=2),
+        nn.BatchNorm2d(35),
+        nn.Conv2d(35, 9, 3, bias=False),
+        nn.Conv2d(9, 64, 1),
+        nn.Flatten(),
+        nn.Linear(64 * 16, 5),
+    )
+
+
+def test_changes_are_written_to_the_rows_of_the_result_in_the_order_of_torch(device):
+    model = StackedModel(mixed())
+    generator = torch.Generator().manual_seed(3)
+    vectors = torch.randn(2, model.num_parameters, generator=generator).to(device)
+    after = torch.randn(3, model.num_parameters, generator=generator).to(device)
+    packed = model.pack(after)
+    assert torch.equal(model.unpack(packed), after)
+    runs, rows = torch.tensor([1, 0, 1]), torch.tensor([4, 0, 2])
+    out = torch.full((5, model.num_parameters), 7.0, device=device)
+    model.write_changes(vectors, runs.to(device), packed, out, rows.to(device))
+    assert torch.equal(out[rows], vectors[runs] - after)
+    assert bool((out[[1, 3]] == 7).all())
+
+
+def test_what_pads_packed_weights_stays_zero(device):
+    network = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(80, 3))
+    model = StackedModel(network)
+    weight, _, linear, _ = model.slots
+    vector = nn.utils.parameters_to_vector(network.parameters()).detach().to(device)
+    stack = WeightStack(model, model.pack(vector.expand(2, -1)), "float32")
+    images = torch.randn(2, 4, 6, 6, 3, generator=torch.Generator().manual_seed(0)).to(device)
+    for _ in range(2):
+        leaves, targets = stack.leaves(2), stack.targets(2)
+        logits = model.forward(leaves, images, gradients=targets, is_training=True)
+        stack.backward(logits.square().sum(), leaves, targets)
+        stack.step(2, LocalSGD(max_norm=None), 0.1)
+    assert weight.view(stack.weights).shape == (2, 32, 5)
+    assert not weight.view(stack.weights)[:, 27:].any()
+    assert bool(weight.view(stack.weights)[:, :27].ne(weight.view(stack.start)[:, :27]).all())
+    assert not any(stack.weights[:, first:end].any() for first, end in model.gaps())
+    # Torch has the weights of a linear layer as outputs x inputs; so has the packed vector.
+    assert linear.view(stack.weights).stride()[1:] == (1, 80)
+
+
+def ragged_tasks(training: LocalSGD, num_runs: int) -> list[ClientTask]:
+    """Return tasks of 3, 1, 0, 2 steps and so on, with batches that are not full."""
+    tasks = []
+    for number, size in enumerate((19, 3, 0, 13, 8, 0, 24)):
+        part = torch.arange(size) + number
+        batches = draw_batches(part, training, RandomStream((number,)))
+        tasks.append(ClientTask(number % num_runs, batches))
+    return tasks
+
+
+@pytest.mark.parametrize("at_once", [None, 1, 2, 4])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_rows_have_the_order_of_the_tasks_however_many_train_at_once(precision, at_once, device):
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (40, 8, 8, 1), dtype=np.uint8)
+    samples = ByteImages(images, random.integers(0, 4, 40), mean=[0.5], std=[0.3], device=device)
+    module = normalised()
+    training = LocalSGD(batch_size=8, learning_rate=0.05, proximal=0.5)
+    row = nn.utils.parameters_to_vector(module.parameters()).detach().to(device)
+    weights = torch.stack([row, 1.1 * row])
+    start = torch.cat([b.flatten().double() for b in module.buffers()]).to(device)
+    buffers = start.repeat(2, 1)
+    tasks = ragged_tasks(training, num_runs=2)
+    trainer = StackedTrainer(module, samples, precision)
+    trainer._num_models, trainer._num_tasks = at_once, len(tasks)
+    found = trainer.train(weights, buffers, tasks, training, 0.05)
+    plain = SequentialTrainer(module, samples, Objective())
+    expected = plain.train(weights, buffers, tasks, training, 0.05)
+    assert not found.gradients[[2, 5]].any()
+    assert torch.equal(found.buffers[[2, 5]], buffers[[0, 1]])
+    assert found.losses.tolist()[2] == found.losses.tolist()[5] == 0
+    error = (found.gradients - expected.gradients).norm(dim=1)
+    # Rows in another order would differ by more than their norms.
+    most = 0.2 if precision == "bfloat16" else 1e-4
+    assert bool((error <= most * expected.gradients.norm(dim=1)).all())
+    torch.testing.assert_close(found.losses, expected.losses, rtol=most, atol=most)
+    torch.testing.assert_close(found.buffers, expected.buffers, rtol=most, atol=most)
+
+
+def test_evaluation_is_measured_once_and_cut_by_what_is_pooled(device, monkeypatch):
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (90, 8, 8, 1), dtype=np.uint8)
+    samples = ByteImages(images, random.integers(0, 4, 90), mean=[0.5], std=[0.3], device=device)
+    module = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 4)
+    )
+    row = nn.utils.parameters_to_vector(module.parameters()).detach().to(device)
+    weights, buffers = torch.stack([row, -row]), torch.empty(2, 0, dtype=torch.float64)
+    whole = StackedTrainer(module, samples).evaluate(weights, buffers.to(device), samples)
+    # Two runs of 8 x 8 x 8 values per sample.
+    monkeypatch.setattr(stacked_trainer, "MOST_POOLED", 40 * 2 * 512)
+    sizes, real = [], StackedModel.forward
+
+    def forward(model, parameters, some, **more):
+        sizes.append(some.shape[1])
+        return real(model, parameters, some, **more)
+
+    monkeypatch.setattr(StackedModel, "forward", forward)
+    trainer = StackedTrainer(module, samples)
+    for _ in range(2):
+        found = trainer.evaluate(weights, buffers.to(device), samples)
+        assert [each.accuracy for each in found] == [each.accuracy for each in whole]
+    num_measured = 1 if device.type == "cpu" else 2
+    assert sizes == [stacked_trainer.FEW_SAMPLES] * num_measured + [30, 30, 30] * 2
 
 
 @pytest.mark.parametrize(

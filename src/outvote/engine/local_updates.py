@@ -18,8 +18,8 @@ from outvote.training.batches import Batches, draw_batches
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.trainer import ClientTask, LocalUpdates
 
-Sender = tuple[int, int, int]
-"""A client that trains: the number of its run, its position in the round, its id."""
+Sender = tuple[int, int, bool]
+"""A client of a round: the number of its run, its id, and whether it trains."""
 
 
 def local_updates(stack: RunStack, state: State, participants: Participants) -> LocalUpdates:
@@ -29,9 +29,9 @@ def local_updates(stack: RunStack, state: State, participants: Participants) -> 
     The reference gradients of a round are trained here, once.
     """
     senders = [
-        (run, position, participants.clients[run][position])
-        for run in range(len(stack.runs))
-        for position in who_trains(stack, participants, run)
+        (run, client, trains)
+        for run, clients in enumerate(participants.clients)
+        for client, trains in zip(clients, who_trains(stack, participants, run), strict=True)
     ]
     rooted = [k for k, run in enumerate(stack.runs) if run.rule.traits.needs_reference]
     tasks = _client_tasks(stack, participants.number, senders)
@@ -44,20 +44,20 @@ def local_updates(stack: RunStack, state: State, participants: Participants) -> 
     if stack.training.client_momentum > 0:
         found = _with_momentum(stack, state, senders, found)
     return replace(
-        _at_positions(found, senders, participants),
+        found,
         references=tuple(references.get(k) for k in range(len(stack.runs))),
     )
 
 
-def who_trains(stack: RunStack, participants: Participants, number: int) -> list[int]:
-    """Return the positions of the clients of a run whose gradients are needed."""
+def who_trains(stack: RunStack, participants: Participants, number: int) -> list[bool]:
+    """Return for each client of a run whether its gradient is needed."""
     is_byzantine = participants.is_byzantine[number].tolist()
     everybody = (
         stack.has_buffers  # Their statistics may be kept with the rows that they send.
         or all(is_byzantine)
         or stack.runs[number].attack.needs_own()
     )
-    return [k for k, is_attacker in enumerate(is_byzantine) if everybody or not is_attacker]
+    return [everybody or not is_attacker for is_attacker in is_byzantine]
 
 
 def batches_of(stack: RunStack, part: Tensor, stream: RandomStream, training: LocalSGD) -> Batches:
@@ -66,10 +66,17 @@ def batches_of(stack: RunStack, part: Tensor, stream: RandomStream, training: Lo
 
 
 def _client_tasks(stack: RunStack, at: int, senders: list[Sender]) -> list[ClientTask]:
-    """Return the tasks of a round; runs with one seed and one federation share their batches."""
+    """Return the tasks of a round; runs with one seed and one federation share their batches.
+
+    Trainers write a row for every task; that of a task without a batch is 0.
+    """
+    nothing = Batches(torch.empty(0, stack.training.batch_size, dtype=torch.int64), [])
     drawn: dict[tuple[int, int, int], tuple[Batches, int]] = {}
     tasks = []
-    for number, _, client in senders:
+    for number, client, trains in senders:
+        if not trains:
+            tasks.append(ClientTask(number, nothing))
+            continue
         run = stack.runs[number]
         key = (run.seed, id(run.federation), client)
         if key not in drawn:
@@ -135,31 +142,15 @@ def _with_momentum(
     before: tuple[dict[int, Tensor], ...] = state.client_states or ({},) * len(stack.runs)
     states = [dict(known) for known in before]
     rows = updates.gradients.clone()
-    for row, (run, _, client) in zip(rows, senders, strict=True):
+    for row, (run, client, trains) in zip(rows, senders, strict=True):
+        if not trains:
+            continue
         last = states[run].pop(client, None)
         if last is not None:
             row.mul_(1 - share).add_(last, alpha=share)
         if bool(row.isfinite().all()):
             states[run][client] = row.clone()
     return replace(updates, gradients=rows, client_states=tuple(states))
-
-
-def _at_positions(
-    updates: LocalUpdates, senders: list[Sender], participants: Participants
-) -> LocalUpdates:
-    """Move the rows of those who trained to their positions; the other rows are 0."""
-    num_rows, num_clients = participants.is_byzantine.numel(), participants.is_byzantine.shape[1]
-    if len(senders) == num_rows:
-        return updates
-    at = [run * num_clients + position for run, position, _ in senders]
-    left = sorted(set(range(num_rows)) - set(at))
-
-    def moved(values: Tensor) -> Tensor:
-        rows = values.new_empty(num_rows, *values.shape[1:])
-        rows.index_copy_(0, torch.tensor(at, device=values.device), values)
-        return rows.index_fill_(0, torch.tensor(left, device=values.device), 0)
-
-    return _each(updates, moved)
 
 
 def _each(updates: LocalUpdates, change: Callable[[Tensor], Tensor]) -> LocalUpdates:

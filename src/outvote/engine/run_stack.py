@@ -163,3 +163,22 @@ class State:
             rule_states=some(self.rule_states),
             client_states=some(self.client_states),
         )
+
+    @classmethod
+    def joined(cls, parts: Sequence["State"]) -> "State":
+        """Return the state of the runs of several states, one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        first = parts[0]
+        return cls(
+            round=first.round,
+            weights=torch.cat([part.weights for part in parts]),
+            buffers=torch.cat([part.buffers for part in parts]),
+            server_state={
+                name: torch.cat([part.server_state[name] for part in parts])
+                for name in first.server_state
+            },
+            attack_states=tuple(each for part in parts for each in part.attack_states),
+            rule_states=tuple(each for part in parts for each in part.rule_states),
+            client_states=tuple(each for part in parts for each in part.client_states),
+        )

@@ -1,19 +1,23 @@
 """Rounds, one after the other, until all runs have ended."""
 
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
 from outvote.engine.round import run_round
 from outvote.engine.run_stack import Run, RunStack, State
+from outvote.errors import OutvoteWarning
 from outvote.metrics.round_record import Record
 from outvote.server.buffers import BufferKinds
 from outvote.server.step import Server
 from outvote.training.batch_norm import check_batch_size, has_batch_norm
 from outvote.training.choose_trainer import choose_trainer
+from outvote.training.gpu_memory import even_size, in_chunks
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.objective import Loss, Objective
 from outvote.training.samples import Samples
@@ -87,6 +91,49 @@ def first_state(modules: Sequence[nn.Module], like: Samples) -> State:
     )
 
 
+def _warn(text: str) -> None:
+    warnings.warn(text, OutvoteWarning, stacklevel=2)
+
+
+@final
+class FittingRounds:
+    """Rounds of as many runs at once as fit into memory.
+
+    A round that does not fit is run again in halves of the runs, and nothing is lost. The number of
+    runs that fitted stays for the next rounds.
+    """
+
+    def __init__(self, report: Callable[[str], None] = _warn) -> None:
+        """Take what is called with one line when runs do not fit."""
+        self.report = report
+        self.most: int | None = None
+        """How many runs fit at once; None: all that there were."""
+
+    def run(
+        self, stack: RunStack, state: State, *, is_evaluated: bool = True
+    ) -> tuple[State, list[Record]]:
+        """Run one round of all runs, see `run_round`."""
+        num_runs = len(stack.runs)
+
+        def work(part: slice) -> tuple[State, list[Record]]:
+            numbers = range(num_runs)[part]
+            if len(numbers) == num_runs:
+                return run_round(stack, state, is_evaluated=is_evaluated)
+            return run_round(stack.only(numbers), state.only(numbers), is_evaluated=is_evaluated)
+
+        size = even_size(num_runs, num_runs if self.most is None else self.most)
+        parts, fitted = in_chunks(work, num_runs, size)
+        if fitted < size:
+            self.most = fitted
+            self.report(
+                f"{size} runs do not fit into memory together; their rounds are run {fitted} runs "
+                "at a time."
+            )
+        return State.joined([part[0] for part in parts]), [
+            each for part in parts for each in part[1]
+        ]
+
+
 def simulate(
     stack: RunStack,
     state: State,
@@ -94,15 +141,21 @@ def simulate(
     *,
     evaluate_every: int = 1,
     numbers: Sequence[int] | None = None,
+    report: Callable[[str], None] = _warn,
 ) -> Iterator[Step]:
-    """Run rounds up to `num_rounds`; runs that diverge end early, the others go on."""
+    """Run rounds up to `num_rounds`; runs that diverge end early, the others go on.
+
+    Runs that do not fit into memory together are run in smaller groups; `report` is called with one
+    line then.
+    """
+    rounds = FittingRounds(report)
     active = list(range(len(stack.runs)) if numbers is None else numbers)
     here = stack.only(active)
     while active and state.round < num_rounds:
         number = state.round + 1
         is_evaluated = number % evaluate_every == 0 or number == num_rounds
         before = state.buffers
-        state, records = run_round(here, state, is_evaluated=is_evaluated)
+        state, records = rounds.run(here, state, is_evaluated=is_evaluated)
         is_finite = _is_finite(state, before)
         over = [k for k, each in enumerate(records) if not (is_finite[k] and _has_loss(each))]
         yield Step(state, active, records, [active[k] for k in over])

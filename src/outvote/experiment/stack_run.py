@@ -96,7 +96,15 @@ class StackRun:
         here = self.state if len(going) == len(self.open_runs) else self.state.only(going)
         rounds, every = self.spec.rounds, self.spec.evaluate_every
         start, first = monotonic(), self.state.round + 1
-        for step in simulate(self.stack, here, rounds, evaluate_every=every, numbers=going):
+        steps = simulate(
+            self.stack,
+            here,
+            rounds,
+            evaluate_every=every,
+            numbers=going,
+            report=listener.on_message,
+        )
+        for step in steps:
             listener.on_round(self._record(step, monotonic() - start, listener))
             if self.state.round == first:
                 self._try_to_pack()

@@ -45,7 +45,7 @@ def _take_step(
     inside = index < num_values
     at = model * stride + index
     # Only models that take another step need a velocity and a copy.
-    is_kept = inside & (model < num_going)
+    is_kept = inside & (model + tl.zeros((BLOCK,), dtype=tl.int64) < num_going)
     if HAS_START:
         run = tl.load(runs + model).to(tl.int64)
         own = tl.load(start + run * stride + index, mask=inside, other=0.0)

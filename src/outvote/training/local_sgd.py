@@ -141,7 +141,7 @@ def _kernels() -> Any:
 
 
 @torch.no_grad()
-def take_step(
+def take_step(  # noqa: PLR0913  (all that a step reads and writes)
     weights: Tensor,
     gradients: Tensor,
     velocities: Tensor,

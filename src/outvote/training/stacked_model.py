@@ -497,7 +497,9 @@ class NormLayer:
         count += 1
         momentum = self.module.momentum
         # Without a momentum, torch keeps the mean over all batches.
-        return 1 / count if momentum is None else torch.full_like(count, momentum)
+        if momentum is None:
+            return 1 / count
+        return torch.full_like(count, momentum, dtype=torch.float64)
 
     def _running(self, state: Pass, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return scale and shift of the running statistics."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from outvote.training.local_sgd import LocalSGD, take_step
 from outvote.training.objective import Score
 from outvote.training.samples import Samples
 from outvote.training.stacked_model import StackedModel
-from outvote.training.trainer import ClientTask, LocalUpdates, count_samples
+from outvote.training.trainer import ClientTask, LocalUpdates, count_samples, keep_idle
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
 FEW_SAMPLES = 32
@@ -49,6 +50,8 @@ class StackedTrainer:
         self.precision = precision
         self.reason = ""
         self._num_models: int | None = None
+        self._num_tasks = 0
+        """With how many tasks it was measured how many models fit."""
         self._test: _Evaluated | None = None
 
     def train(
@@ -60,8 +63,6 @@ class StackedTrainer:
         learning_rate: float,
     ) -> LocalUpdates:
         """Train one model per task, from ``weights [runs, dim]``, as many at once as fit."""
-        # Tasks with most steps first: the models that still train are then a prefix.
-        order = sorted(range(len(tasks)), key=lambda k: -tasks[k].batches.num_steps)
         device = weights.device
         found = LocalUpdates(
             gradients=weights.new_empty(len(tasks), weights.shape[1]),
@@ -69,6 +70,9 @@ class StackedTrainer:
             buffers=buffers.new_empty(len(tasks), buffers.shape[1]),
             num_samples=count_samples(tasks),
         )
+        trained = keep_idle(buffers, tasks, found.gradients, found.buffers)
+        # Tasks with most steps first: the models that still train are then a prefix.
+        order = sorted(trained, key=lambda k: -tasks[k].batches.num_steps)
         packed = self.model.pack(weights)
 
         def work(numbers: list[int], rate: float) -> None:
@@ -76,16 +80,16 @@ class StackedTrainer:
             stack = WeightStack(self.model, packed, self.precision, plan.runs)
             self._train(stack, weights, buffers, plan, training, rate, found)
 
-        # The memory of a task without steps would be too small.
-        shortest = [k for k in order if tasks[k].batches.num_steps > 0][-1:]
-        if self._num_models is None and shortest:
-            work(shortest, 0.0)  # The first call also allocates what the libraries of the GPU keep.
+        # With half of the results, far more models may fit.
+        is_new = self._num_models is None or 2 * len(tasks) <= self._num_tasks
+        if order and is_new and device.type == "cuda":
+            self._num_tasks = len(tasks)
+            one = partial(work, order[-1:], 0.0)
+            one()  # The first call also allocates what the libraries of the GPU keep.
             # What follows in a round needs as much again: attacked gradients, and a rule's copies.
-            self._num_models = how_many_fit(
-                lambda: work(shortest, 0.0), device, spare=2 * found.gradients.nbytes
-            )
-        size = even_size(len(tasks), self._num_models or len(tasks))
-        _, fitted = in_chunks(lambda part: work(order[part], learning_rate), len(tasks), size)
+            self._num_models = how_many_fit(one, device, spare=2 * found.gradients.nbytes)
+        size = even_size(len(order), self._num_models or max(1, len(order)))
+        _, fitted = in_chunks(lambda part: work(order[part], learning_rate), len(order), size)
         if fitted < size:
             self._num_models = fitted
         return replace(found, losses=found.losses.cpu())
@@ -177,7 +181,7 @@ class StackedTrainer:
         return torch.stack(parts).sum(dim=0).cpu()
 
     def _evaluated_on(self, samples: Samples, dtype: torch.dtype) -> "_Evaluated":
-        """Return what is known of the samples of an evaluation; those of the last one are kept."""
+        """Return the samples of an evaluation with their sizes; those of the last one are kept."""
         if self._test is None or self._test.samples is not samples:
             is_narrow = self.precision == "bfloat16"
             self._test = _Evaluated(samples, torch.bfloat16 if is_narrow else dtype)
@@ -220,12 +224,13 @@ def _num_at_once(
     count: Callable[[slice], Tensor], num_runs: int, num_samples: int, device: torch.device
 ) -> int:
     """Return how many samples are evaluated at once."""
-    few = slice(0, min(FEW_SAMPLES, num_samples))
-    with _Pooled() as pooled:
-        count(few)
-    most = max(1, MOST_POOLED * few.stop // max(1, pooled.num_values))
-    fits = how_many_fit(lambda: count(few), device, most=MOST_BYTES)
-    return min(most, max(1, EVALUATED_AT_ONCE // num_runs) if fits is None else fits * few.stop)
+    num_few = min(FEW_SAMPLES, num_samples)
+    pooled = _Pooled()
+    with pooled:
+        count(slice(0, num_few))
+    most = max(1, MOST_POOLED * num_few // max(1, pooled.num_values))
+    fits = how_many_fit(lambda: count(slice(0, num_few)), device, most=MOST_BYTES)
+    return min(most, max(1, EVALUATED_AT_ONCE // num_runs) if fits is None else fits * num_few)
 
 
 class _Pooled(TorchFunctionMode):

@@ -46,6 +46,19 @@ class LocalUpdates:
     """For each run, the server's reference gradient; None where its rule needs none."""
 
 
+def keep_idle(
+    buffers: Tensor, tasks: Sequence[ClientTask], gradients: Tensor, after: Tensor
+) -> list[int]:
+    """Write the rows of the tasks without a batch: nothing changed. Return the other tasks."""
+    idle = [k for k, task in enumerate(tasks) if task.batches.num_steps == 0]
+    if idle:
+        rows = torch.tensor(idle, device=gradients.device)
+        runs = torch.tensor([tasks[k].run for k in idle], device=gradients.device)
+        gradients.index_fill_(0, rows, 0)
+        after[rows] = buffers[runs]
+    return [k for k, task in enumerate(tasks) if task.batches.num_steps > 0]
+
+
 def count_samples(tasks: Sequence[ClientTask]) -> Tensor:
     """Return how many samples each task has, repeated ones counted again."""
     return torch.tensor([task.batches.num_samples for task in tasks], dtype=torch.int64)

@@ -32,7 +32,7 @@ from outvote.training.sequential import (
 )
 from outvote.training.stacked_model import ALIGNED
 from outvote.training.stacked_trainer import PRECISIONS
-from outvote.training.trainer import ClientTask, LocalUpdates, count_samples
+from outvote.training.trainer import ClientTask, LocalUpdates, count_samples, keep_idle
 from outvote.training.vmap_convolution import use_products
 
 # Optimisers that treat every number on its own, with one count of steps: one of them on the stacked
@@ -122,10 +122,11 @@ class VmapTrainer:
         """Train one model per task, from ``weights [runs, dim]``, as many at once as fit."""
         # Tasks with most steps first: the models that still train are then a prefix.
         lengths = [(task.batches.num_steps, task.batches.num_samples) for task in tasks]
-        order = sorted(range(len(tasks)), key=lambda k: lengths[k], reverse=True)
         gradients = weights.new_empty(len(tasks), weights.shape[1])
         after = buffers.new_empty(len(tasks), buffers.shape[1])
-        losses = torch.empty(len(tasks), dtype=torch.float64)
+        losses = torch.zeros(len(tasks), dtype=torch.float64)
+        trained = keep_idle(buffers, tasks, gradients, after)
+        order = sorted(trained, key=lambda k: lengths[k], reverse=True)
 
         def work(numbers: list[int], rate: float) -> None:
             chunk = _Chunk(self, weights, buffers, [tasks[k] for k in numbers])
@@ -134,15 +135,14 @@ class VmapTrainer:
             after[numbers] = chunk.write_buffers()
             losses[numbers] = chunk.mean_losses()
 
-        # The memory of a task without steps would be too small.
-        longest = [k for k in order if tasks[k].batches.num_steps > 0][:1]
+        longest = order[:1]
         if self._num_models is None and longest:
             self._num_models = self._how_many(lambda: work(longest, 0.0), weights)
-        size = self._num_models or len(tasks)
+        size = self._num_models or max(1, len(order))
         with warnings.catch_warnings():
             # The trial reports it.
             warnings.filterwarnings("ignore", "There is a performance drop")
-            _, fitted = in_chunks(lambda part: work(order[part], learning_rate), len(tasks), size)
+            _, fitted = in_chunks(lambda part: work(order[part], learning_rate), len(order), size)
         if fitted < size:
             self._num_models = fitted
         return LocalUpdates(
