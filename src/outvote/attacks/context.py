@@ -38,9 +38,9 @@ class AttackContext:
     `is_honest` marks the honest ones that are finite. `is_counted` marks the rows that count as
     honest before that check (None: all), `is_own` those that are attackers' own (None: none), also
     where they count as honest because no honest client is there. `own` is what the attackers would
-    have sent honestly (None: unknown, or the attack says that it does not use it), `clients` the id
-    of each row's sender. `ask` puts a question to the defence, on rows ``[runs, attackers or 1,
-    dim]``. The rows of `gradients` that are attackers' may be written over after the attack.
+    have sent honestly (None: unknown, or the attack declares that it does not use it), `clients`
+    the id of each row's sender. `ask` puts a question to the defence, on rows ``[runs, attackers or
+    1, dim]``. The attackers' own rows of `gradients` may be written over after the attack.
     """
 
     gradients: Rows

@@ -14,7 +14,7 @@ FEWEST = 16
 
 
 @triton.jit
-def _moments(
+def _moments(  # noqa: PLR0915  (what is in registers is used for all)
     rows,
     is_used,
     counts,
@@ -88,9 +88,10 @@ def moments(
 ) -> tuple[Tensor, Tensor | None]:
     """Write the mean and, where wanted, the spread of the rows in use, in one read of them.
 
-    The coordinates of `rows`, and of the mean and the spread `into`, must lie side by side. With `away`, the differences from the mean are written there, 0 for rows left out. Returns the
-    sum of the mean and of the squared spread, ``[runs, 2]``, and the squared norms of the
-    differences ``[runs, clients]``, both float64.
+    The coordinates of `rows`, and of the mean and the spread in `into`, must lie side by side. With
+    `away`, the differences from the mean are written there, 0 for rows left out. Returns the sum of
+    the mean and of the squared spread, ``[runs, 2]``, and the squared norms of the differences,
+    ``[runs, clients]``, both float64.
     """
     num_runs, num_clients, dim = rows.shape
     clients = triton.next_power_of_2(num_clients)
