@@ -14,7 +14,7 @@ FEWEST = 16
 
 
 @triton.jit
-def _moments(  # noqa: PLR0915  (what is in registers is used for all)
+def _moments(
     rows,
     is_used,
     counts,

@@ -32,7 +32,7 @@ def _read(own, middle, known, at, last, coordinate_stride, STEP: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["num_clients", "dim", "piece", "num_pieces", "groups_per_run"])
-def _products(  # noqa: PLR0915  (one kernel)
+def _products(
     columns,
     centre,
     result,
