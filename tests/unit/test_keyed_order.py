@@ -225,7 +225,9 @@ def test_a_seed_is_one_split_on_every_device(spec, dim):
     rule = ov.make_rule(spec)
     here = rule.inspect(X, num_byzantine=4, seed=3)
     there = rule.inspect(X.cuda(), num_byzantine=4, seed=3)
-    np.testing.assert_allclose(there.scores, here.scores, rtol=1e-4)
+    # A projection near 0 is a difference of large numbers.
+    rounding = 1e-5 * float(np.max(here.scores))
+    np.testing.assert_allclose(there.scores, here.scores, rtol=1e-4, atol=rounding)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

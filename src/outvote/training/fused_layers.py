@@ -98,6 +98,7 @@ class FusedNorm(Function):
         parameters = (norm.factor, norm.offset, norm.bias)
         found = _kernels().moments(images, norm.is_there, parameters, norm.running, norm.epsilon)
         result, index = _affine(images, found[2], found[3], norm, needs_index=True)
+        norm.joined = None  # Its graph ends in this step: torch would never free the two.
         ctx.norm = norm
         ctx.save_for_backward(images, index, *found)
         return result
