@@ -254,7 +254,7 @@ def test_too_little_memory_means_smaller_stacks(tmp_path, monkeypatch):
     ends = execute(plan, tmp_path, listener=recorder)
     assert {end.outcome for end in ends.values()} == {"finished"}
     assert recorder.messages == [
-        "3 runs do not fit into memory together; their rounds are run 1 runs at a time."
+        "3 runs do not fit into memory together; their rounds are run with 1 run at a time."
     ]
     assert [num_runs for _, num_runs in recorder.rounds] == [3] * 4
 

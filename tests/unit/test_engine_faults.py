@@ -238,7 +238,7 @@ def test_round_that_does_not_fit_is_run_in_halves_and_nothing_is_lost():
     state = first_state(modules, train)
     found = list(simulate(replace(stack, trainer=small), state, 3, report=messages.append))
     assert messages == [
-        "5 runs do not fit into memory together; their rounds are run 2 runs at a time."
+        "5 runs do not fit into memory together; their rounds are run with 2 runs at a time."
     ]
     assert small.sizes == [30, 12, 12, 6, *[12, 12, 6] * 2]
     for mine, own in zip(found, expected, strict=True):

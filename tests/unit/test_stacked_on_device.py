@@ -192,6 +192,35 @@ def test_rows_have_the_order_of_the_tasks_however_many_train_at_once(precision, 
     torch.testing.assert_close(found.buffers, expected.buffers, rtol=most, atol=most)
 
 
+def test_models_that_do_not_fit_are_trained_in_halves(device, monkeypatch):
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (40, 8, 8, 1), dtype=np.uint8)
+    samples = ByteImages(images, random.integers(0, 4, 40), mean=[0.5], std=[0.3], device=device)
+    module = perceptron()
+    training = LocalSGD(batch_size=8)
+    row = nn.utils.parameters_to_vector(module.parameters()).detach().to(device)
+    weights = torch.stack([row, 1.1 * row])
+    buffers = torch.empty(2, 0, dtype=torch.float64, device=device)
+    given = (weights, buffers, ragged_tasks(training, num_runs=2), training, 0.05)
+    expected = StackedTrainer(module, samples).train(*given)
+    real, sizes = StackedTrainer._train, []
+
+    def small(trainer, stack, *more):
+        real(trainer, stack, *more)
+        sizes.append(len(stack.weights))
+        if len(stack.weights) > 2:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(StackedTrainer, "_train", small)
+    trainer = StackedTrainer(module, samples)
+    found = [trainer.train(*given) for _ in range(2)]
+    # Five of the seven tasks have batches.
+    assert sizes[-7:] == [5, 2, 2, 1, 2, 2, 1]
+    for each in found:
+        torch.testing.assert_close(each.gradients, expected.gradients)
+        torch.testing.assert_close(each.losses, expected.losses)
+
+
 def test_evaluation_is_measured_once_and_cut_by_what_is_pooled(device, monkeypatch):
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (90, 8, 8, 1), dtype=np.uint8)

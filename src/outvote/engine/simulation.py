@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from outvote.engine.round import run_round
 from outvote.engine.run_stack import Run, RunStack, State
-from outvote.errors import OutvoteWarning
+from outvote.errors import OutvoteWarning, plural
 from outvote.metrics.round_record import Record
 from outvote.server.buffers import BufferKinds
 from outvote.server.step import Server
@@ -126,8 +126,8 @@ class FittingRounds:
         if fitted < size:
             self.most = fitted
             self.report(
-                f"{size} runs do not fit into memory together; their rounds are run {fitted} runs "
-                "at a time."
+                f"{size} runs do not fit into memory together; their rounds are run with "
+                f"{plural(fitted, 'run')} at a time."
             )
         return State.joined([part[0] for part in parts]), [
             each for part in parts for each in part[1]

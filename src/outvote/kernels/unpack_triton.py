@@ -51,14 +51,15 @@ def _subtract_tiles(
     start = tl.load(tile)
     packed_start = tl.load(tile + 1)
     num_filters = tl.load(tile + 2)
-    num_channels = tl.load(tile + 3)
-    num_taps = tl.load(tile + 4)
-    first_value = tl.load(tile + 5)
+    # 64-bit divisions would take longer than the memory.
+    num_channels = tl.load(tile + 3).to(tl.int32)
+    num_taps = tl.load(tile + 4).to(tl.int32)
+    first_value = tl.load(tile + 5).to(tl.int32)
     first_filter = tl.load(tile + 6)
     run = tl.load(runs + model)
     row = tl.load(rows + model)
     # In torch's order the taps of a channel are consecutive; packed, the filters of a tap are.
-    value = first_value + tl.arange(0, VALUES).to(tl.int64)
+    value = first_value + tl.arange(0, VALUES)
     filters = first_filter + tl.arange(0, FILTERS).to(tl.int64)
     num_values = num_channels * num_taps
     inside = (value < num_values)[:, None] & (filters < num_filters)[None, :]

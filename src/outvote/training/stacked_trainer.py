@@ -175,7 +175,7 @@ class StackedTrainer:
                 sizes = (len(weights), len(samples))
                 test.num_at_once[len(weights)] = _num_at_once(count, *sizes, weights.device)
             size = even_size(len(samples), test.num_at_once[len(weights)])
-            parts, fitted = in_chunks(count, len(samples), size)
+            parts, fitted = in_chunks(count, max(1, len(samples)), size)
             if fitted < size:
                 test.num_at_once[len(weights)] = fitted
         return torch.stack(parts).sum(dim=0).cpu()
@@ -224,7 +224,7 @@ def _num_at_once(
     count: Callable[[slice], Tensor], num_runs: int, num_samples: int, device: torch.device
 ) -> int:
     """Return how many samples are evaluated at once."""
-    num_few = min(FEW_SAMPLES, num_samples)
+    num_few = max(1, min(FEW_SAMPLES, num_samples))
     pooled = _Pooled()
     with pooled:
         count(slice(0, num_few))
