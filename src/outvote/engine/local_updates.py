@@ -66,17 +66,17 @@ def batches_of(stack: RunStack, part: Tensor, stream: RandomStream, training: Lo
 
 
 def _client_tasks(stack: RunStack, at: int, senders: list[Sender]) -> list[ClientTask]:
-    """Return the tasks of a round; runs with one seed and one federation share their batches."""
-    drawn: dict[tuple[int, int, int], tuple[Batches, int]] = {}
+    """Return the tasks of a round; runs with one seed and the same samples share their batches."""
+    drawn: dict[tuple[int, int], tuple[Tensor, Batches, int]] = {}
     tasks = []
     for number, _, client in senders:
         run = stack.runs[number]
-        key = (run.seed, id(run.federation), client)
-        if key not in drawn:
+        part, key = run.federation.parts[client], (run.seed, client)
+        if key not in drawn or not torch.equal(part, drawn[key][0]):
             stream = run.stream(at, client)
-            batches = batches_of(stack, run.federation.parts[client], stream, stack.training)
-            drawn[key] = batches, stream.fold_in("model").derived()[0]
-        tasks.append(_client_task(stack, number, client, *drawn[key]))
+            batches = batches_of(stack, part, stream, stack.training)
+            drawn[key] = part, batches, stream.fold_in("model").derived()[0]
+        tasks.append(_client_task(stack, number, client, *drawn[key][1:]))
     return tasks
 
 
