@@ -12,6 +12,7 @@ from outvote.engine.local_updates import _client_tasks, local_updates
 from outvote.engine.participants import sample_participants
 from outvote.engine.simulation import first_state, make_run_stack
 from outvote.metrics.deviation import honest_means
+from outvote.training.batches import draw_batches
 
 SETS = samples(120), samples(40)
 MASK = torch.tensor([[True, False, True, False], [False] * 4, [False, True, True, False]])
@@ -67,13 +68,17 @@ def test_gradients_are_copied_only_if_what_attackers_trained_is_read_later():
         assert not torch.equal(sent, before.view_as(sent))
 
 
-def test_runs_of_one_seed_and_federation_share_their_batches():
-    (one,) = make_runs([("mean", "lie")])
-    same = replace(one, rule=ov.Median())
-    elsewhere = replace(one, seed=one.seed + 1)
-    stack, *_ = _round([one, same, elsewhere])
-    first, second, third = _client_tasks(stack, 1, [(0, 0, 2), (1, 0, 2), (2, 0, 2)])
-    assert first.batches is second.batches
-    assert (first.seed, first.run, second.run) == (second.seed, 0, 1)
-    assert first.seed != third.seed
-    assert not torch.equal(first.batches.index, third.batches.index)
+def test_runs_with_one_seed_and_the_same_samples_share_their_batches():
+    (one,), (same,), (other,) = (make_runs([(rule, "lie")]) for rule in ("mean", "median", "krum"))
+    parts = tuple(part.flip(0)[1:] for part in other.federation.parts)
+    other = replace(other, federation=replace(other.federation, parts=parts))
+    stack, *_ = _round([one, same, other, replace(one, seed=one.seed + 1)])
+    tasks = _client_tasks(stack, 1, [(run, 0, 2) for run in range(4)])
+    assert tasks[0].batches is tasks[1].batches
+    assert [task.run for task in tasks] == [0, 1, 2, 3]
+    assert tasks[0].seed == tasks[1].seed == tasks[2].seed != tasks[3].seed
+    for task in tasks:
+        run = stack.runs[task.run]
+        alone = draw_batches(run.federation.parts[2], stack.training, run.stream(1, 2))
+        assert torch.equal(task.batches.index, alone.index)
+    assert not torch.equal(tasks[0].batches.index, tasks[3].batches.index)

@@ -66,24 +66,24 @@ def batches_of(stack: RunStack, part: Tensor, stream: RandomStream, training: Lo
 
 
 def _client_tasks(stack: RunStack, at: int, senders: list[Sender]) -> list[ClientTask]:
-    """Return the tasks of a round; runs with one seed and one federation share their batches.
+    """Return the tasks of a round; runs with one seed and the same samples share their batches.
 
     Trainers write a row for every task; that of a task without a batch is 0.
     """
     nothing = Batches(torch.empty(0, stack.training.batch_size, dtype=torch.int64), [])
-    drawn: dict[tuple[int, int, int], tuple[Batches, int]] = {}
+    drawn: dict[tuple[int, int], tuple[Tensor, Batches, int]] = {}
     tasks = []
     for number, client, trains in senders:
         if not trains:
             tasks.append(ClientTask(number, nothing))
             continue
         run = stack.runs[number]
-        key = (run.seed, id(run.federation), client)
-        if key not in drawn:
+        part, key = run.federation.parts[client], (run.seed, client)
+        if key not in drawn or not torch.equal(part, drawn[key][0]):
             stream = run.stream(at, client)
-            batches = batches_of(stack, run.federation.parts[client], stream, stack.training)
-            drawn[key] = batches, stream.fold_in("model").derived()[0]
-        tasks.append(_client_task(stack, number, client, *drawn[key]))
+            batches = batches_of(stack, part, stream, stack.training)
+            drawn[key] = part, batches, stream.fold_in("model").derived()[0]
+        tasks.append(_client_task(stack, number, client, *drawn[key][1:]))
     return tasks
 
 
