@@ -32,6 +32,7 @@ from outvote.engine.federation import make_federation
 from outvote.engine.reference import ReferenceRun
 from outvote.engine.run_stack import Run, RunStack, State
 from outvote.engine.simulation import FittingRounds, first_state, make_run_stack, simulate
+from outvote.engine.warm_up import warm_up
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.samples import ByteImages
 
@@ -155,6 +156,7 @@ def _measure(name: str, setting: Setting, options: argparse.Namespace) -> dict[s
     state = first_state([modules[k // len(RULES)] for k in range(options.runs)], data.train)
     _sync(device)
     built = time.perf_counter() - started
+    warm_up(stack, state.weights.shape[1])
     found, clock, fitting = [], Clock(device), FittingRounds(print)
     for number in range(options.rounds):
         is_profiled = options.profile is not None and number == options.rounds - 1

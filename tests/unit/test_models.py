@@ -73,7 +73,7 @@ def test_stacked_networks_compute_what_each_would_alone(name: str, is_padded: bo
     stacked = StackedModel(modules[0])
     vectors = torch.stack([_vector(module.parameters()) for module in modules])
     stack = WeightStack(stacked, stacked.pack(vectors), "float32")
-    leaves, targets = stack.leaves(len(BATCHES)), stack.targets(len(BATCHES))
+    parameters, targets = stack.parameters(len(BATCHES)), stack.targets(len(BATCHES))
     buffers = [
         torch.stack(same).clone() for same in zip(*(m.buffers() for m in modules), strict=True)
     ]
@@ -83,7 +83,7 @@ def test_stacked_networks_compute_what_each_would_alone(name: str, is_padded: bo
     sizes = BATCHES if is_padded else (4, 4)
     there = torch.tensor([[k < size for k in range(4)] for size in sizes])
     logits = stacked.forward(
-        leaves,
+        parameters,
         images,
         buffers=buffers,
         gradients=targets,
@@ -91,7 +91,7 @@ def test_stacked_networks_compute_what_each_would_alone(name: str, is_padded: bo
         is_training=True,
     )
     loss = sum(F.cross_entropy(logits[m, :size], labels[m, :size]) for m, size in enumerate(sizes))
-    stack.backward(loss, leaves, targets)
+    loss.backward()
     gradients = stacked.unpack(stack.gradients)
     for m, (module, size) in enumerate(zip(modules, sizes, strict=True)):
         alone = module.train()(images[m, :size].permute(0, 3, 1, 2))

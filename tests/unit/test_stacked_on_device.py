@@ -141,9 +141,9 @@ def test_what_pads_packed_weights_stays_zero(device):
     stack = WeightStack(model, model.pack(vector.expand(2, -1)), "float32")
     images = torch.randn(2, 4, 6, 6, 3, generator=torch.Generator().manual_seed(0)).to(device)
     for _ in range(2):
-        leaves, targets = stack.leaves(2), stack.targets(2)
-        logits = model.forward(leaves, images, gradients=targets, is_training=True)
-        stack.backward(logits.square().sum(), leaves, targets)
+        given = stack.parameters(2)
+        logits = model.forward(given, images, gradients=stack.targets(2), is_training=True)
+        logits.square().sum().backward()
         stack.step(2, LocalSGD(max_norm=None), 0.1)
     assert weight.view(stack.weights).shape == (2, 32, 5)
     assert not weight.view(stack.weights)[:, 27:].any()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from outvote.engine.round import run_round
 from outvote.engine.run_stack import Run, RunStack, State
 from outvote.errors import OutvoteWarning, plural
+from outvote.engine.warm_up import warm_up
 from outvote.metrics.round_record import Record
 from outvote.server.buffers import BufferKinds
 from outvote.server.step import Server
@@ -151,6 +152,7 @@ def simulate(
     rounds = FittingRounds(report)
     active = list(range(len(stack.runs)) if numbers is None else numbers)
     here = stack.only(active)
+    warm_up(here, state.weights.shape[1])
     while active and state.round < num_rounds:
         number = state.round + 1
         is_evaluated = number % evaluate_every == 0 or number == num_rounds

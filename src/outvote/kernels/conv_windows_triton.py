@@ -4,13 +4,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+# Sizes are run-time arguments: another layer compiles nothing. A program works on whole lines of
+# pixels, so that it divides once for a line, not for a pixel.
+LINES, VALUES = 4, 4096
 
-# Sizes are run-time arguments: another layer compiles nothing.
-@triton.jit(do_not_specialize=["num_rows", "height", "width", "high", "wide", "stride", "padding"])
+
+@triton.jit(do_not_specialize=["num_lines", "height", "width", "high", "wide", "stride", "padding"])
 def _cut(
     images,
     windows,
-    num_rows,
+    num_lines,
     height,
     width,
     channels,
@@ -20,44 +23,49 @@ def _cut(
     padding,
     num_padded,
     SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
+    LINES: tl.constexpr,
+    WIDE: tl.constexpr,
     VALUES: tl.constexpr,
 ):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    value = tl.program_id(1) * VALUES + tl.arange(0, VALUES)
+    x = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    value = tl.program_id(2) * VALUES + tl.arange(0, VALUES)
     channel = value % channels
     tap = value // channels
     down = tap // SIZE
-    right = tap % SIZE
-    x = row % wide * stride - padding
-    rest = row // wide
-    y = rest % high * stride - padding
-    image = (rest // high).to(tl.int64)
-    at_y = y[:, None] + down[None, :]
-    at_x = x[:, None] + right[None, :]
-    wanted = (row < num_rows)[:, None] & (value < num_padded)[None, :]
+    at_x = (x * stride - padding)[:, None] + (tap % SIZE)[None, :]
+    is_x = (at_x >= 0) & (at_x < width) & (x < wide)[:, None]
     # What is beyond the window is 0, so that products have an aligned size.
-    inside = wanted & (tap < SIZE * SIZE)[None, :]
-    inside = inside & (at_y >= 0) & (at_y < height) & (at_x >= 0) & (at_x < width)
-    start = image[:, None] * (height * width)
-    pixel = start + at_y * width + at_x
-    loaded = tl.load(images + pixel * channels + channel[None, :], mask=inside, other=0.0)
-    to = row[:, None].to(tl.int64) * num_padded + value[None, :]
-    tl.store(windows + to, loaded, mask=wanted)
+    is_x = is_x & (tap < SIZE * SIZE)[None, :]
+    stored = (x < wide)[:, None] & (value < num_padded)[None, :]
+    along = at_x * channels + channel[None, :]
+    for number in range(LINES):
+        line = tl.program_id(0) * LINES + number
+        image = (line // high).to(tl.int64)
+        at_y = line % high * stride - padding + down
+        is_line = (tl.zeros_like(x) + line < num_lines)[:, None]
+        inside = is_x & ((at_y >= 0) & (at_y < height))[None, :] & is_line
+        start = image * height * width * channels + at_y * (width * channels)
+        loaded = tl.load(images + start[None, :] + along, mask=inside, other=0.0)
+        to = (line.to(tl.int64) * wide + x)[:, None] * num_padded + value[None, :]
+        tl.store(windows + to, loaded, mask=stored & is_line)
 
 
 def cut(images: Tensor, windows: Tensor, size: int, stride: int, padding: int) -> None:
     """Fill ``windows [models, batch, high, wide, values]``, zeros behind the last value."""
     height, width, channels = images.shape[2:]
     high, wide, num_padded = windows.shape[2:]
-    num_rows = windows.numel() // num_padded
+    num_lines = windows.shape[0] * windows.shape[1] * high
     values = min(512, triton.next_power_of_2(num_padded))
-    rows = max(1, 4096 // values)
-    grid = (triton.cdiv(num_rows, rows), triton.cdiv(num_padded, values))
+    side = min(triton.next_power_of_2(wide), max(1, VALUES // values))
+    grid = (
+        triton.cdiv(num_lines, LINES),
+        triton.cdiv(wide, side),
+        triton.cdiv(num_padded, values),
+    )
     _cut[grid](
         images,
         windows,
-        num_rows,
+        num_lines,
         height,
         width,
         channels,
@@ -67,19 +75,18 @@ def cut(images: Tensor, windows: Tensor, size: int, stride: int, padding: int) -
         padding,
         num_padded,
         SIZE=size,
-        ROWS=rows,
+        LINES=LINES,
+        WIDE=side,
         VALUES=values,
         num_warps=4,
     )
 
 
-@triton.jit(
-    do_not_specialize=["num_pixels", "height", "width", "high", "wide", "stride", "padding"]
-)
+@triton.jit(do_not_specialize=["num_lines", "height", "width", "high", "wide", "stride", "padding"])
 def _add_up(
     gradient,
     total,
-    num_pixels,
+    num_lines,
     height,
     width,
     channels,
@@ -89,29 +96,30 @@ def _add_up(
     padding,
     num_padded,
     SIZE: tl.constexpr,
-    PIXELS: tl.constexpr,
+    WIDE: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    x = pixel % width + padding
-    rest = pixel // width
-    y = rest % height + padding
-    first = (rest // height).to(tl.int64) * (high * wide)
-    wanted = (pixel < num_pixels)[:, None] & (channel < channels)[None, :]
-    found = tl.zeros((PIXELS, CHANNELS), dtype=tl.float32)
+    line = tl.program_id(0)
+    image = (line // height).to(tl.int64)
+    y = line % height + padding
+    column = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    x = column + padding
+    channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
+    wanted = (column < width)[:, None] & (channel < channels)[None, :]
+    found = tl.zeros((WIDE, CHANNELS), dtype=tl.float32)
     for down in range(SIZE):
         at_y = (y - down) // stride
-        is_row = (y >= down) & (at_y * stride == y - down) & (at_y < high)
+        same = tl.zeros_like(x) + at_y
+        is_row = (same >= 0) & (same * stride == y - down) & (same < high)
+        first = (image * high + at_y) * wide
         for right in range(SIZE):
             at_x = (x - right) // stride
             is_there = is_row & (x >= right) & (at_x * stride == x - right) & (at_x < wide)
-            row = first + at_y * wide + at_x
-            start = row * num_padded + (down * SIZE + right) * channels
+            start = (first + at_x) * num_padded + (down * SIZE + right) * channels
             mask = wanted & is_there[:, None]
             at = start[:, None] + channel[None, :]
             found += tl.load(gradient + at, mask=mask, other=0.0).to(tl.float32)
-    at = pixel[:, None].to(tl.int64) * channels + channel[None, :]
+    at = (line.to(tl.int64) * width + column)[:, None] * channels + channel[None, :]
     tl.store(total + at, found.to(total.dtype.element_ty), mask=wanted)
 
 
@@ -119,13 +127,14 @@ def add_up(gradient: Tensor, total: Tensor, size: int, stride: int, padding: int
     """Add up ``gradient [models, batch, high, wide, values]`` into the pixels of `total`."""
     height, width, channels = total.shape[2:]
     high, wide = gradient.shape[2:4]
-    num_pixels = total.numel() // channels
-    per_block = min(256, triton.next_power_of_2(channels))
-    pixels = max(1, 2048 // per_block)
-    _add_up[(triton.cdiv(num_pixels, pixels), triton.cdiv(channels, per_block))](
+    num_lines = total.shape[0] * total.shape[1] * height
+    per_block = min(128, triton.next_power_of_2(channels))
+    side = min(triton.next_power_of_2(width), max(1, VALUES // 4 // per_block))
+    grid = (num_lines, triton.cdiv(width, side), triton.cdiv(channels, per_block))
+    _add_up[grid](
         gradient,
         total,
-        num_pixels,
+        num_lines,
         height,
         width,
         channels,
@@ -135,7 +144,7 @@ def add_up(gradient: Tensor, total: Tensor, size: int, stride: int, padding: int
         padding,
         gradient.shape[-1],
         SIZE=size,
-        PIXELS=pixels,
+        WIDE=side,
         CHANNELS=per_block,
         num_warps=4,
     )

@@ -59,8 +59,6 @@ class Slot:
     kind: Literal["plain", "linear", "conv"] = "plain"
     packed_start: int = 0
     """Its position among the packed parameters, see `StackedModel.pack`."""
-    is_product: bool = False
-    """Whether a product writes its gradient in place."""
 
     @property
     def size(self) -> int:
@@ -208,9 +206,8 @@ class StackedModel:
         parameter: Tensor,
         *,
         kind: Literal["plain", "linear", "conv"] = "plain",
-        is_product: bool = False,
     ) -> int:
-        slot = Slot(self.num_parameters, parameter.shape, kind, self.packed_dim, is_product)
+        slot = Slot(self.num_parameters, parameter.shape, kind, self.packed_dim)
         self.slots.append(slot)
         self.num_parameters += slot.size
         self.packed_dim += -(-slot.packed_size // ALIGNED) * ALIGNED
@@ -218,9 +215,9 @@ class StackedModel:
 
     def _weights(self, module: nn.Conv2d | nn.Linear) -> tuple[int, int | None]:
         kind: Literal["linear", "conv"] = "conv" if isinstance(module, nn.Conv2d) else "linear"
-        weight = self._slot(module.weight, kind=kind, is_product=True)
+        weight = self._slot(module.weight, kind=kind)
         bias: Tensor | None = module.bias
-        return weight, None if bias is None else self._slot(bias, is_product=True)
+        return weight, None if bias is None else self._slot(bias)
 
     def _read_residual(self, module: Residual, left: list[nn.Module]) -> Layer:
         body, shortcut = self._read(module.body), self._read(module.shortcut)
@@ -295,7 +292,7 @@ class StackedModel:
                 "cannot stack batch normalisation without weights or running statistics; set "
                 "affine and track_running_stats."
             )
-        at = tuple(self._slot(values, is_product=True) for values in (module.weight, module.bias))
+        at = tuple(self._slot(values) for values in (module.weight, module.bias))
         first = len(self.buffer_slots)
         for buffer in statistics:
             assert buffer is not None

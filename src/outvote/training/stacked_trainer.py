@@ -122,9 +122,9 @@ class StackedTrainer:
         self, stack: "WeightStack", buffers: list[Tensor], plan: "_Plan", step: int
     ) -> Tensor:
         """Compute the gradients of one step, and return the losses of the models."""
-        active = plan.num_active[step]
-        index, is_there = plan.index[:active, step], plan.is_there[:active, step]
-        moves = None if plan.moves is None else plan.moves[:active, step]
+        active, width = plan.num_active[step], plan.widths[step]
+        index, is_there = plan.index[:active, step, :width], plan.is_there[:active, step, :width]
+        moves = None if plan.moves is None else plan.moves[:active, step, :width]
         images, labels = self.samples.batch(index, moves), self.samples.targets[index]
         if plan.label_maps is not None:
             labels = plan.label_maps[:active].gather(1, labels)
@@ -133,10 +133,10 @@ class StackedTrainer:
                 here = is_there[model]
                 batch = poison(images[model, here].movedim(-1, 1), labels[model, here])
                 images[model, here], labels[model, here] = batch[0].movedim(1, -1), batch[1]
-        leaves, targets = stack.leaves(active), stack.targets(active)
+        parameters, targets = stack.parameters(active), stack.targets(active)
         with torch.enable_grad():
             logits = self.model.forward(
-                leaves,
+                parameters,
                 images.to(stack.dtype),
                 buffers=buffers,
                 gradients=targets,
@@ -148,7 +148,7 @@ class StackedTrainer:
             )
             there = is_there.to(each.dtype)
             losses = (each.view_as(there) * there).sum(dim=1) / there.sum(dim=1)
-            stack.backward(losses.sum(), leaves, targets)
+            losses.sum().backward()
         return losses.detach().double()
 
     def evaluate(self, weights: Tensor, buffers: Tensor, samples: Samples) -> list[Score]:
@@ -271,24 +271,13 @@ class WeightStack:
         self.num_started: int | None = None
         """How many models took the first step; None: it is still to come."""
 
-    def leaves(self, active: int) -> list[Tensor]:
-        """Return the parameters of the models that still train, as leaves of autograd."""
-        views = self.model.views((self.weights if self.copy is None else self.copy)[:active])
-        return [
-            view if slot.is_product else view.detach().requires_grad_()
-            for slot, view in zip(self.model.slots, views, strict=True)
-        ]
+    def parameters(self, active: int) -> list[Tensor]:
+        """Return the parameters of the models that still train."""
+        return self.model.views((self.weights if self.copy is None else self.copy)[:active])
 
     def targets(self, active: int) -> list[Tensor]:
         """Return where the gradients of these models are written."""
         return self.model.views(self.gradients[:active])
-
-    def backward(self, loss: Tensor, leaves: list[Tensor], targets: list[Tensor]) -> None:
-        """Compute all gradients; those that products did not write are copied."""
-        loss.backward()
-        for leaf, target in zip(leaves, targets, strict=True):
-            if leaf.grad is not None:
-                target.copy_(leaf.grad)
 
     def step(
         self, active: int, training: LocalSGD, learning_rate: float, num_going: int | None = None
@@ -328,18 +317,25 @@ class _Plan:
         self.rows = torch.tensor(rows, device=device)
         """The rows of the tasks in the result."""
         self.num_steps = tasks[0].batches.num_steps
-        width = tasks[0].batches.index.shape[1]
-        index = torch.full((len(tasks), self.num_steps, width), -1)
-        for row, task in zip(index, tasks, strict=True):
-            row[: task.batches.num_steps] = task.batches.index
+        # Runs share the batches of their clients: each is copied to the device once.
+        distinct = list({id(task.batches): task.batches for task in tasks}.values())
+        numbers = {id(batches): k for k, batches in enumerate(distinct)}
+        which = torch.tensor([numbers[id(task.batches)] for task in tasks])
+        sizes = torch.zeros(len(distinct), self.num_steps, dtype=torch.int64)
+        index = torch.zeros(*sizes.shape, tasks[0].batches.index.shape[1], dtype=torch.int64)
+        for k, batches in enumerate(distinct):
+            index[k, : batches.num_steps] = batches.index
+            sizes[k, : batches.num_steps] = torch.tensor(batches.sizes)
+        own = sizes[which]
         each = [task.batches.num_steps for task in tasks]
-        self.num_active = [sum(n > step for n in each) for step in range(self.num_steps)]
-        is_there = index >= 0
-        self.is_full = [
-            bool(is_there[:active, step].all()) for step, active in enumerate(self.num_active)
-        ]
-        self.index = index.clamp(min=0).to(device)
-        self.is_there = is_there.to(device)
+        self.num_active = (own > 0).sum(dim=0).tolist()
+        # No model has more samples in a step: the padding behind them is left out.
+        self.widths = own.amax(dim=0).tolist()
+        smallest = own.masked_fill(own == 0, index.shape[-1]).amin(dim=0).tolist()
+        self.is_full = [few == many for few, many in zip(smallest, self.widths, strict=True)]
+        self.index = index.clamp_(min=0).to(device)[which.to(device)]
+        at = torch.arange(index.shape[-1], device=device)
+        self.is_there = at < own.to(device).unsqueeze(-1)
         self.steps_each = torch.tensor(each, dtype=torch.float64, device=device)
         self.runs = torch.tensor([task.run for task in tasks], device=device)
         self.label_maps = _label_maps(tasks, device)
