@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from outvote.engine.round import run_round
 from outvote.engine.run_stack import Run, RunStack, State
-from outvote.errors import OutvoteWarning, plural
 from outvote.engine.warm_up import warm_up
+from outvote.errors import OutvoteWarning, plural
 from outvote.metrics.round_record import Record
 from outvote.server.buffers import BufferKinds
 from outvote.server.step import Server

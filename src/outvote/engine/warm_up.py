@@ -55,7 +55,14 @@ def _aggregate(rule: Rule, shape: tuple[int, int, int], stack: RunStack) -> None
 def _attack(attack: Attack, shape: tuple[int, int, int], stack: RunStack) -> None:
     is_byzantine = torch.zeros(shape[:2], dtype=torch.bool)
     is_byzantine[:, :1] = True
-    run_attack(attack, _rows(shape, stack), is_byzantine.to(stack.device), seeds=[0], round=1)
+    run_attack(
+        attack,
+        _rows(shape, stack),
+        is_byzantine.to(stack.device),
+        seeds=[0],
+        defence=lambda rows, _: (rows.mean(dim=1), None),
+        round=1,
+    )
 
 
 def _rows(shape: tuple[int, int, int], stack: RunStack) -> torch.Tensor:
