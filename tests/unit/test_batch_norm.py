@@ -2,12 +2,15 @@
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from outvote.models.parts import Branches, Residual
 from outvote.training import fused_layers
 from outvote.training.batch_norm import Normalise, affine, moments
 from outvote.training.fused_layers import AddRelu, FusedNorm, Join, Joined, Norm, ReluProduct
+from outvote.training.stacked_model import StackedModel
+from outvote.training.stacked_trainer import WeightStack
 
 EPSILON = 1e-5
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 4e-2}
@@ -138,7 +141,10 @@ def test_fused_with_what_follows_it_is_that_of_torch(
     mean, variance = (values.float().to(device) for values in case.running)
     before = mean.clone(), variance.clone()
     share = torch.full((shape[0],), SHARE, dtype=torch.float64, device=device)
-    joined = Joined(2 * shape[-1])
+    halves = 2 if follows == "relu-pool" else 1
+    sides = (*shape[:2], shape[2] // halves, shape[3] // halves, 2 * shape[-1])
+    plus = None if halves == 2 else _drawn(*sides, seed=7).to(device, dtype).requires_grad_()
+    joined = Joined(2 * shape[-1], plus)
     norm = Norm(
         factor,
         offset,
@@ -153,10 +159,13 @@ def test_fused_with_what_follows_it_is_that_of_torch(
     )
     one = FusedNorm.apply(images, norm, _anchor())
     two = one.detach().clone().requires_grad_()
-    joined.place(two, two.shape).copy_(two.detach())
-    found = Join.apply(joined, one, two)
+    fused_layers.placed(two, joined)
+    found = Join.apply(joined, plus, one, two)
     outer = torch.cat([case.outer, 2 * case.outer], dim=-1).to(device)
     (found.double() * outer).sum().backward()
+    if plus is not None:
+        _close(plus.grad, outer.cpu().double(), dtype)
+        found = found - plus
     case.check(found[..., : shape[-1]], images, targets)
     _close(two.grad, 2 * case.outer, dtype)
     for k in range(shape[0]):
@@ -210,6 +219,88 @@ def test_add_and_relu_are_those_of_torch(device: torch.device) -> None:
     found.sum().backward()
     torch.testing.assert_close(left.grad, (wanted > 0).float())
     torch.testing.assert_close(right.grad, (wanted > 0).float())
+
+
+def _fire(channels: int, filters: int) -> nn.Module:
+    squeeze = (nn.Conv2d(channels, 8, 1), nn.BatchNorm2d(8), nn.ReLU())
+    branches = (
+        nn.Sequential(nn.Conv2d(8, filters // 2, k, padding=k // 2), nn.BatchNorm2d(filters // 2))
+        for k in (1, 3)
+    )
+    return nn.Sequential(*squeeze, Branches(*(each.append(nn.ReLU()) for each in branches)))
+
+
+def _network() -> nn.Module:
+    """All that can be computed together: pooled, joined, added, with and without a bias."""
+    body = nn.Sequential(
+        nn.Conv2d(8, 12, 3, 2, padding=1, bias=False),
+        nn.BatchNorm2d(12),
+        nn.ReLU(),
+        nn.Conv2d(12, 12, 3, padding=1),
+        nn.BatchNorm2d(12),
+    )
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8, momentum=None),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        Residual(_fire(8, 8)),
+        _fire(8, 8),
+        nn.MaxPool2d(2),
+        Residual(_fire(8, 8)),
+        nn.MaxPool2d(2),
+        Residual(body, nn.Sequential(nn.Conv2d(8, 12, 1, 2), nn.BatchNorm2d(12))),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(12, 6),
+        nn.ReLU(),
+        nn.Linear(6, 4),
+    )
+
+
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_a_network_of_fused_layers_is_that_of_torch(is_padded: bool, device: torch.device) -> None:
+    with torch.random.fork_rng([]):
+        torch.random.default_generator.manual_seed(0)
+        modules = [_network() for _ in range(2)]
+    model = StackedModel(modules[0])
+    vectors = [nn.utils.parameters_to_vector(each.parameters()).detach() for each in modules]
+    stack = WeightStack(model, model.pack(torch.stack(vectors).to(device)), "float32")
+    buffers = [
+        torch.stack(same).to(device) for same in zip(*(m.buffers() for m in modules), strict=True)
+    ]
+    images = _drawn(2, 6, 16, 16, 3, seed=1)
+    outer = _drawn(2, 6, 4, seed=2)
+    is_there = _mask((2, 6)) if is_padded else torch.ones(2, 6, dtype=torch.bool)
+    found = model.forward(
+        stack.parameters(2),
+        images.float().to(device),
+        buffers=buffers,
+        gradients=stack.targets(2),
+        is_there=is_there.to(device) if is_padded else None,
+        is_training=True,
+    )
+    (found * (outer * is_there[:, :, None]).float().to(device)).sum().backward()
+    gradients = model.unpack(stack.gradients)
+    for k, module in enumerate(modules):
+        exact, there = module.double(), is_there[k]
+        wanted = exact(images[k, there].movedim(-1, 1))
+        (wanted * outer[k, there]).sum().backward()
+        torch.testing.assert_close(
+            found[k].detach().cpu().double()[there], wanted.detach(), rtol=1e-3, atol=1e-3
+        )
+        for together, buffer in zip(buffers, exact.buffers(), strict=True):
+            expected = buffer.double()
+            torch.testing.assert_close(together[k].cpu().double(), expected, rtol=1e-4, atol=1e-4)
+        expected = torch.cat([p.grad.flatten() for p in exact.parameters()])
+        apart = (gradients[k].cpu().double() - expected).norm()
+        assert float(apart) < 1e-3 * float(expected.norm())
+    with torch.no_grad():
+        parameters = model.views(stack.start)
+        found = model.forward(parameters, images.float().to(device), buffers=buffers)
+    for k, module in enumerate(modules):
+        wanted = module.eval()(images[k].movedim(-1, 1)).detach()
+        torch.testing.assert_close(found[k].cpu().double(), wanted, rtol=1e-3, atol=1e-3)
 
 
 def test_moments_of_samples_far_from_zero_keep_their_digits(device: torch.device) -> None:

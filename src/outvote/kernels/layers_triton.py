@@ -196,14 +196,18 @@ def _affine(
     images,
     scale,
     shift,
+    plus,
     result,
     num_rows,
     channels,
     shift_stride,
     model_stride,
     row_stride,
+    plus_model_stride,
+    plus_row_stride,
     HAS_SCALE: tl.constexpr,
     HAS_RELU: tl.constexpr,
+    HAS_PLUS: tl.constexpr,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
@@ -222,28 +226,45 @@ def _affine(
     found += offset.to(tl.float32)[None, :]
     if HAS_RELU:
         found = tl.maximum(found, 0.0)
+    if HAS_PLUS:
+        more = model * plus_model_stride + row[:, None] * plus_row_stride + channel[None, :]
+        found += tl.load(plus + more, mask=wanted, other=0.0).to(tl.float32)
     to = result + model * model_stride + row[:, None] * row_stride + channel[None, :]
     tl.store(to, found.to(result.dtype.element_ty), mask=wanted)
 
 
 def affine(
-    images: Tensor, scale: Tensor | None, shift: Tensor, result: Tensor, *, relu: bool
+    images: Tensor,
+    scale: Tensor | None,
+    shift: Tensor,
+    result: Tensor,
+    *,
+    relu: bool,
+    plus: Tensor | None = None,
 ) -> None:
-    """Write ``images * scale + shift``, or its positive part, into `result`, of any row stride."""
+    """Write ``images * scale + shift``, or its positive part, into `result`, of any row stride.
+
+    `plus` is added to it.
+    """
+    more = result if plus is None else plus
     models, num_rows, channels, _ = _sizes(images)
     rows, per_block = _tile(channels)
     _affine[(triton.cdiv(num_rows, rows), triton.cdiv(channels, per_block), models)](
         images,
         shift if scale is None else scale,
         shift,
+        more,
         result,
         num_rows,
         channels,
         shift.stride(0),
         result.stride(0),
         result.stride(-2),
+        more.stride(0),
+        more.stride(-2),
         HAS_SCALE=scale is not None,
         HAS_RELU=relu,
+        HAS_PLUS=plus is not None,
         ROWS=rows,
         CHANNELS=per_block,
         num_warps=4,

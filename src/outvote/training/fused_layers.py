@@ -33,36 +33,47 @@ def can_pool(sides: Sequence[int]) -> bool:
 class Joined:
     """The channels of several branches side by side, each written by its last layer."""
 
-    def __init__(self, num_channels: int) -> None:
-        """Take the number of channels of all branches."""
+    def __init__(self, num_channels: int, plus: Tensor | None = None) -> None:
+        """Take the number of channels of all branches, and what is added to them."""
         self.num_channels = num_channels
+        self.plus = None if plus is None else plus.detach().contiguous()
         self.whole: Tensor | None = None
         self._used = 0
 
-    def place(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Return where the next branch writes samples of a shape."""
+    def place(self, like: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+        """Return where the next branch writes samples of a shape, and what to add to them."""
         if self.whole is None:
             size = (*shape[:-1], self.num_channels)
             self.whole = torch.empty(size, dtype=like.dtype, device=like.device)
         start, self._used = self._used, self._used + shape[-1]
+        plus = None if self.plus is None else self.plus[..., start : self._used]
         # Autograd must not see that the parts share memory: what one writes is not the other's.
-        return self.whole.data[..., start : self._used]
+        return self.whole.data[..., start : self._used], plus
 
 
 class Join(Function):
     """The joined branches as one tensor; the gradient of each is a view of the whole."""
 
     @staticmethod
-    def forward(ctx: Any, joined: Joined, *parts: Tensor) -> Tensor:
-        """Return what the branches wrote."""
+    def forward(ctx: Any, joined: Joined, plus: Tensor | None, *parts: Tensor) -> Tensor:
+        """Return what the branches wrote; `plus` was added to it."""
         ctx.sizes = [part.shape[-1] for part in parts]
+        ctx.has_plus = plus is not None
         assert joined.whole is not None
         return joined.whole
 
     @staticmethod
     def backward(ctx: Any, *outer: Any) -> Any:
         """Return the gradient of each branch."""
-        return None, *outer[0].split(ctx.sizes, dim=-1)
+        (gradient,) = outer
+        return None, gradient if ctx.has_plus else None, *gradient.split(ctx.sizes, dim=-1)
+
+
+def placed(images: Tensor, joined: Joined) -> Tensor:
+    """Copy samples to their place among the branches."""
+    place, plus = joined.place(images, images.shape)
+    place.copy_(images.detach() if plus is None else images.detach() + plus)
+    return images
 
 
 @dataclass(slots=True, eq=False)
@@ -129,14 +140,15 @@ def _affine(
     images: Tensor, scale: Tensor | None, shift: Tensor, norm: Norm, *, needs_index: bool
 ) -> tuple[Tensor, Tensor | None]:
     shape = _pooled(images.shape) if norm.pool else tuple(images.shape)
+    plus: Tensor | None = None
     if norm.joined is not None:
-        result = norm.joined.place(images, shape)
+        result, plus = norm.joined.place(images, shape)
     elif norm.pool or needs_index:
         result = torch.empty(shape, dtype=images.dtype, device=images.device)
     else:
         result = images
     if not norm.pool:
-        _kernels().affine(images, scale, shift, result, relu=norm.relu)
+        _kernels().affine(images, scale, shift, result, relu=norm.relu, plus=plus)
         return result, None
     index = None
     if needs_index:

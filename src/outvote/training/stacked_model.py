@@ -22,7 +22,8 @@ from outvote.training.batch_norm import Normalise, affine
 from outvote.training.fused_layers import Joined, Norm
 from outvote.training.im2col import im2col, padded
 
-Layer = Callable[["Pass", Tensor], Tensor]
+Layer = Callable[..., Tensor]
+"""Takes the `Pass` and the samples."""
 # Packed parameters start at multiples of it: fast products need aligned addresses.
 ALIGNED = 64
 
@@ -220,11 +221,16 @@ class StackedModel:
         return weight, None if bias is None else self._slot(bias)
 
     def _read_residual(self, module: Residual, left: list[nn.Module]) -> Layer:
-        body, shortcut = self._read(module.body), self._read(module.shortcut)
+        body, shortcut = self._read_chain([module.body]), self._read(module.shortcut)
         has_relu = _take(left, nn.ReLU)
+        # Branches that are written side by side can be added to what is there.
+        is_joined = isinstance(body.last, BranchesLayer) and not has_relu
 
         def run(state: Pass, images: Tensor) -> Tensor:
-            one, two = body(state, images), shortcut(state, images)
+            two = shortcut(state, images)
+            if is_joined:
+                return body(state, images, plus=two)
+            one = body(state, images)
             if has_relu and fused_layers.is_usable(one):
                 found: Tensor = fused_layers.AddRelu.apply(one, two)  # type: ignore[no-untyped-call]
                 return found
@@ -232,22 +238,10 @@ class StackedModel:
 
         return run
 
-    def _read_branches(self, module: Branches, left: list[nn.Module]) -> Layer:
+    def _read_branches(self, module: Branches, left: list[nn.Module]) -> "BranchesLayer":
         parts = [self._read_chain([part]) for part in module.parts]
         pool = _take_pool(left) if all(_ends_with_relu(part) for part in parts) else None
-        sizes = [part.num_channels for part in parts]
-
-        def run(state: Pass, images: Tensor) -> Tensor:
-            joined = None
-            if None not in sizes and fused_layers.is_usable(images):
-                joined = Joined(sum(size or 0 for size in sizes))
-            found = [part(state, images, joined, pool) for part in parts]
-            if joined is None or joined.whole is None:
-                return torch.cat(found, dim=-1)
-            whole: Tensor = fused_layers.Join.apply(joined, *found)  # type: ignore[no-untyped-call]
-            return whole
-
-        return run
+        return BranchesLayer(parts, pool)
 
     def _read_conv2d(self, module: nn.Conv2d, left: list[nn.Module]) -> Layer:
         _check_conv(module)
@@ -310,21 +304,12 @@ class Chain:
         """Take the layers."""
         self.layers = layers
 
-    def __call__(
-        self,
-        state: Pass,
-        images: Tensor,
-        joined: Joined | None = None,
-        pool: nn.MaxPool2d | None = None,
-    ) -> Tensor:
-        """Run them; the last may write into `joined`, and pool."""
+    def __call__(self, state: Pass, images: Tensor, **more: Any) -> Tensor:
+        """Run them; the last takes `more` than the samples."""
         *others, last = self.layers or [_plain_layer(lambda values: values)]
         for layer in others:
             images = layer(state, images)
-        if isinstance(last, NormLayer):
-            return last(state, images, joined, pool)
-        found = last(state, images)
-        return found if pool is None else _max_pool(found, pool)
+        return last(state, images, **more)
 
     @property
     def last(self) -> Layer | None:
@@ -333,8 +318,31 @@ class Chain:
 
     @property
     def num_channels(self) -> int | None:
-        """How many channels its result has, if it can be written into `joined`."""
+        """How many channels its result has, if it can be written beside that of others."""
         return self.last.num_channels if isinstance(self.last, NormLayer) else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BranchesLayer:
+    """Several chains on the same samples, their channels side by side, pooled where wanted."""
+
+    parts: list[Chain]
+    pool: nn.MaxPool2d | None
+
+    def __call__(self, state: Pass, images: Tensor, plus: Tensor | None = None) -> Tensor:
+        """Let every part write its channels, added to `plus`."""
+        sizes = [part.num_channels for part in self.parts]
+        if None in sizes or not state.is_fused(images):
+            found = torch.cat([part(state, images) for part in self.parts], dim=-1)
+            found = found if self.pool is None else _max_pool(found, self.pool)
+            return found if plus is None else found + plus
+        added = plus if self.pool is None else None
+        joined = Joined(sum(size or 0 for size in sizes), added)
+        written = [part(state, images, joined=joined, pool=self.pool) for part in self.parts]
+        whole: Tensor = fused_layers.Join.apply(  # type: ignore[no-untyped-call]
+            joined, added, *written
+        )
+        return whole if plus is None or added is not None else whole + plus
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -421,16 +429,17 @@ class NormLayer:
                 state.gradients[bias].zero_()
         pool = self.pool or pool
         is_pooled = pool is not None and fused_layers.can_pool(images.shape[1:4])
-        if pool is not None and not is_pooled:
-            joined = None
         own = None if bias is None else state.parameters[bias]
         if state.is_fused(images):
-            found = self._fused(state, images, own, joined, is_pooled=is_pooled)
+            is_last = is_pooled or pool is None
+            found = self._fused(state, images, own, joined if is_last else None, is_pooled)
+            if is_last:
+                return found
         else:
-            is_pooled = False
             found = self._plain(state, images, own)
             found = F.relu(found) if self.has_relu else found
-        return found if is_pooled or pool is None else _max_pool(found, pool)
+        found = found if pool is None else _max_pool(found, pool)
+        return found if joined is None else fused_layers.placed(found, joined)
 
     def _fused(
         self,
@@ -438,7 +447,6 @@ class NormLayer:
         images: Tensor,
         bias: Tensor | None,
         joined: Joined | None,
-        *,
         is_pooled: bool,
     ) -> Tensor:
         mean, variance, _ = state.buffers[self.first : self.first + 3]
