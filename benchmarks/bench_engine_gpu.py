@@ -185,11 +185,52 @@ def _measure(name: str, setting: Setting, options: argparse.Namespace) -> dict[s
         "samples_per_second": num_warm / warm,
         "training_samples_per_second": num_warm / parts["training"],
         "samples": num_warm,
+        "floor_seconds": floor(name, setting, num_warm, options.runs),
         "parts": {PARTS[p]: parts[PARTS[p]] for p in PARTS},
         "gibibytes": torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None,
         "rounds": found,
         "rules": {part: 1e3 * value for part, value in parts.items() if part not in PARTS.values()},
     }
+
+
+# One H200: dense bfloat16 products, and memory counting reads and writes (measured).
+PEAK_OPERATIONS, PEAK_BYTES = 989e12, 4.3e12
+# Of a parameter in a step: bfloat16 weights read twice, gradients written and read twice, float32
+# weights and velocities read and written, the bfloat16 copy written.
+BYTES_OF_A_STEP = 28
+
+
+def floor(name: str, setting: Setting, num_samples: float, num_runs: int) -> dict[str, float]:
+    """Return the least seconds of a round: by operations, and by bytes of perfectly fused layers.
+
+    Counted are products alone: their inputs and outputs are read and written once forward and, with
+    their gradients, once backward, in bfloat16; other layers would cost nothing. Gradients of
+    clients are written once and read once by a rule.
+    """
+    module = ov.make_model(name, num_classes=setting.num_classes, input_shape=setting.shape)
+    counts = {"operations": 0, "inputs": 0, "outputs": 0}
+
+    def count(layer: nn.Module, given: tuple[torch.Tensor, ...], found: torch.Tensor) -> None:
+        counts["inputs"] += given[0].numel()
+        counts["outputs"] += found.numel()
+        counts["operations"] += 2 * found.numel() * layer.weight[0].numel()
+
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            layer.register_forward_hook(count)
+    height, width, channels = setting.shape
+    with torch.no_grad():
+        module.eval()(torch.zeros(1, channels, height, width))
+    dim = sum(values.numel() for values in module.parameters())
+    num_evaluated = num_runs * setting.num_test
+    num_models = num_runs * setting.num_sampled
+    operations = counts["operations"] * (3 * num_samples + num_evaluated)
+    values = 3 * counts["inputs"] + 2 * counts["outputs"]
+    bytes_ = 2 * num_samples * values
+    bytes_ += 2 * num_evaluated * (counts["inputs"] + counts["outputs"])
+    bytes_ += dim * BYTES_OF_A_STEP * num_samples / setting.training.batch_size
+    bytes_ += dim * 8 * num_models
+    return {"operations": operations / PEAK_OPERATIONS, "bytes": bytes_ / PEAK_BYTES}
 
 
 def _round(
