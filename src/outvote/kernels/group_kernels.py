@@ -5,8 +5,8 @@ Each function has an equivalent in plain torch in `rules.distances` and `rules.c
 
 from __future__ import annotations
 
-from math import ceil, prod
-from typing import TYPE_CHECKING, Any
+from math import ceil, gcd, prod
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +20,28 @@ if TYPE_CHECKING:
 FEW_COORDINATES = 32
 # Coordinates of one program that forms products, and programs that keep every processor busy.
 SHORTEST_PIECE, LONGEST_PIECE = 1024, 4096
+PIECE_UNIT = 32
 ENOUGH_PROGRAMS = 1024
+# Up to this many clients, a kernel forms products; of more, and of all but `FEW_CLIENTS` where it
+# is not to use tensor cores, the matrix product of a library on values that are centred before.
+FEW_CLIENTS, MOST_MULTIPLIED = 8, 64
+USES_TENSOR_CORES = True
+# Values that are read together, at most.
+LARGEST_UNIT = 16
 NARROW_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Layout(NamedTuple):
+    """How ``columns [runs, groups, dim, clients]`` lie in memory."""
+
+    strides: tuple[int, int, int, int]
+    """In units; the stride of what is side by side is 1."""
+    unit: int
+    """So many values are at an address that is a multiple of their size."""
+    width: int
+    """Clients side by side, with unused values up to the next coordinate; 0: any other order."""
+    are_rows: bool
+    """Whether coordinates are side by side."""
 
 
 def _narrow() -> Any:
@@ -42,6 +62,12 @@ def is_usable(columns: Columns) -> bool:
     return can_add(columns.mT, of_any_stride=True) and (
         columns.shape[-1] <= client_kernels.LARGEST_TILE
     )
+
+
+def can_multiply(columns: Columns) -> bool:
+    """Return whether a kernel forms the inner products of these clients."""
+    most = MOST_MULTIPLIED if USES_TENSOR_CORES else FEW_CLIENTS
+    return columns.shape[-1] <= most and is_usable(columns)
 
 
 def can_compare(columns: Columns) -> bool:
@@ -109,7 +135,8 @@ def products(columns: Columns, centre: Tensor) -> Pairs:
     piece = piece_length(num_matrices, dim)
     shape = (*groups.shape[:2], ceil(dim / piece), num_clients, num_clients)
     parts = torch.empty(shape, dtype=torch.float32, device=columns.device)
-    _gram().products(groups, centre.expand(len(groups)).contiguous(), parts, piece)
+    middle = centre.expand(len(groups)).contiguous()
+    _gram().products(groups, middle, parts, piece, layout_of(groups))
     found = parts[:, :, 0] if shape[2] == 1 else parts.sum(dim=2, dtype=torch.float64)
     return found.view(*columns.shape[:-2], num_clients, num_clients)
 
@@ -118,7 +145,24 @@ def piece_length(num_matrices: int, dim: int) -> int:
     """Return how many coordinates one program multiplies."""
     num_pieces = ceil(ENOUGH_PROGRAMS / num_matrices)
     piece = min(max(ceil(dim / num_pieces), SHORTEST_PIECE), LONGEST_PIECE)
-    return ceil(dim / ceil(dim / piece) / 32) * 32
+    return ceil(dim / ceil(dim / piece) / PIECE_UNIT) * PIECE_UNIT
+
+
+def layout_of(columns: Columns) -> Layout:
+    """Return how ``columns [runs, groups, dim, clients]`` lie in memory."""
+    run, group, coordinate, client = columns.stride()
+    dim, num_clients = columns.shape[-2:]
+    if coordinate == 1 and num_clients > 1:
+        unit = gcd(run, group, client, dim, LARGEST_UNIT)
+        return Layout((run // unit, group // unit, 1, client // unit), unit, 0, are_rows=True)
+    last = columns.storage_offset() + coordinate - 1
+    last += sum((n - 1) * stride for n, stride in zip(columns.shape[:-1], (run, group, coordinate)))
+    can_hold = columns.untyped_storage().nbytes() // columns.element_size()
+    unit = gcd(run, group, coordinate, LARGEST_UNIT)
+    if client == 1 and num_clients <= coordinate <= MOST_MULTIPLIED and last < can_hold:
+        strides = (run // unit, group // unit, coordinate // unit, 1)
+        return Layout(strides, unit, coordinate, are_rows=False)
+    return Layout((run, group, coordinate, client), 1, 0, are_rows=False)
 
 
 def _per_client(columns: Columns) -> PerClient:
