@@ -81,18 +81,38 @@ def test_distances_to_an_average(num_clients: int, width: int, scale: float) -> 
 
 @needs_kernels
 @pytest.mark.parametrize("are_rows", [True, False])
-@pytest.mark.parametrize(("num_clients", "dim"), [(2, 33), (5, 1), (50, 1500), (64, 64), (65, 90)])
+@pytest.mark.parametrize(
+    ("num_clients", "dim"),
+    [(2, 33), (5, 1), (5, 1504), (8, 70), (9, 64), (13, 90), (18, 200), (50, 1500), (61, 64)],
+)
 def test_products_keep_the_digits_of_float32(num_clients: int, dim: int, are_rows: bool) -> None:
     columns = _columns(num_clients, dim, groups=2)
     if are_rows:
         columns = columns.mT.contiguous().mT
     centre = torch.tensor([1, 0], device=DEVICE)
+    assert group_kernels.can_multiply(columns)
     found = group_kernels.products(columns, centre)
     middle = distances.of_client(columns, centre)
     centred = (columns - middle).double()
     norms = centred.square().sum(dim=-2).sqrt()
     error = (found.double() - centred.mT @ centred).abs()
     assert bool((error <= 4e-7 * norms.unsqueeze(-1) * norms.unsqueeze(-2)).all())
+
+
+@needs_kernels
+def test_padding_between_coordinates_is_read_where_it_is_in_memory() -> None:
+    values = torch.zeros(2, 3, 10, 16, device=DEVICE)
+    layout = group_kernels.layout_of(values[..., :13])
+    assert (layout.width, layout.unit, layout.are_rows) == (16, 16, False)
+    assert layout.strides == (30, 10, 1, 1)
+    short = torch.zeros(values.numel() - 1, device=DEVICE).as_strided(
+        (2, 3, 10, 13), values.stride()
+    )
+    assert group_kernels.layout_of(short).width == 0
+    rows = torch.zeros(2, 3, 5, 12, device=DEVICE)
+    layout = group_kernels.layout_of(rows.mT)
+    assert (layout.width, layout.unit, layout.are_rows) == (0, 4, True)
+    assert layout.strides == (45, 15, 1, 3)
 
 
 @needs_kernels

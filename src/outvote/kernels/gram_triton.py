@@ -10,13 +10,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outvote.kernels import IS_INTERPRETED
 from outvote.kernels.group_kernels import PIECE_UNIT, Layout
 
 # The most clients whose pairs a thread multiplies, and coordinates that a warp reads at once.
 FEW, FEW_STEP = 8, 64
-# A tensor core takes at least 16 clients.
-SMALLEST_BLOCK, STEP = 16, 64
-NUM_WARPS = {16: 1, 32: 4, 64: 4}
+# Coordinates at once and warps, by the clients of a tile: of columns, and of rows.
+COLUMN_TILES = {16: (64, 1), 32: (32, 1), 64: (64, 4)}
+ROW_TILES = {16: (64, 1), 32: (32, 2), 64: (32, 4)}
+# Triton's interpreter does not multiply matrices of bfloat16.
+PART = tl.float32 if IS_INTERPRETED else tl.bfloat16
 
 
 @triton.jit
@@ -65,7 +68,7 @@ def _products_of_few(
     for at in range(first, last, STEP):
         coordinate = at + tl.arange(0, STEP)
         inside = coordinate < last
-        if WIDTH == 8:
+        if WIDTH > 0:
             offset = coordinate[:, None] * WIDTH + tl.arange(0, 8)[None, :]
             tile = tl.load(start + offset, mask=inside[:, None], other=0.0)
             values = _columns_of(tile, STEP)
@@ -95,10 +98,10 @@ def _products_of_few(
 
 
 @triton.jit
-def _tile(
+def _read(
     start,
     middle,
-    at,
+    first,
     last,
     num_clients,
     coordinate_stride,
@@ -109,8 +112,8 @@ def _tile(
     BLOCK: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """Return some coordinates relative to the centre, as they lie: [clients, step] or mirrored."""
-    coordinate = at + tl.arange(0, STEP)
+    """Return some coordinates as they lie, [clients, step] or mirrored, and those of the centre."""
+    coordinate = first + tl.arange(0, STEP)
     client = tl.arange(0, BLOCK).to(tl.int64)
     if WIDTH > 0:
         known = client < WIDTH
@@ -124,16 +127,14 @@ def _tile(
         # Written so that the compiler sees which coordinates are read together.
         inside = coordinate // UNIT < last // UNIT
         mask = known[:, None] & inside[None, :]
-        value = tl.load(start + (own[:, None] + offset[None, :]), mask=mask, other=0.0)
-        origin = tl.load(start + (middle + offset), mask=inside, other=0.0)
-        x = value.to(tl.float32) - origin.to(tl.float32)[None, :]
+        at = own[:, None] + offset[None, :]
     else:
         inside = coordinate < last
         mask = inside[:, None] & known[None, :]
-        value = tl.load(start + (offset[:, None] + own[None, :]), mask=mask, other=0.0)
-        origin = tl.load(start + (middle + offset), mask=inside, other=0.0)
-        x = value.to(tl.float32) - origin.to(tl.float32)[:, None]
-    return x
+        at = offset[:, None] + own[None, :]
+    value = tl.load(start + at, mask=mask, other=0.0)
+    origin = tl.load(start + (middle + offset), mask=inside, other=0.0)
+    return value.to(tl.float32), origin.to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["num_clients", "dim", "piece", "num_pieces", "groups_per_run"])
@@ -157,6 +158,7 @@ def _products(
     BLOCK: tl.constexpr,
     STEP: tl.constexpr,
     PIECE_UNIT: tl.constexpr,
+    PART: tl.constexpr,
 ):
     number = tl.program_id(0).to(tl.int64)
     part = number % num_pieces
@@ -171,35 +173,76 @@ def _products(
     last = tl.minimum(first + piece * PIECE_UNIT, dim)
     large = tl.zeros([BLOCK, BLOCK], dtype=tl.float32)
     small = tl.zeros([BLOCK, BLOCK], dtype=tl.float32)
+    # Narrow columns are not read ahead by the compiler.
+    IS_AHEAD: tl.constexpr = BLOCK < 64 and not ARE_ROWS
+    value, origin = _read(
+        start,
+        middle,
+        first,
+        last,
+        num_clients,
+        coordinate_stride,
+        client_stride,
+        UNIT,
+        WIDTH,
+        ARE_ROWS,
+        BLOCK,
+        STEP,
+    )
     for at in range(first, last, STEP):
-        x = _tile(
-            start,
-            middle,
-            at,
-            last,
-            num_clients,
-            coordinate_stride,
-            client_stride,
-            UNIT,
-            WIDTH,
-            ARE_ROWS,
-            BLOCK,
-            STEP,
-        )
+        if IS_AHEAD:
+            later, origin_later = _read(
+                start,
+                middle,
+                at + STEP,
+                last,
+                num_clients,
+                coordinate_stride,
+                client_stride,
+                UNIT,
+                WIDTH,
+                ARE_ROWS,
+                BLOCK,
+                STEP,
+            )
+        else:
+            value, origin = _read(
+                start,
+                middle,
+                at,
+                last,
+                num_clients,
+                coordinate_stride,
+                client_stride,
+                UNIT,
+                WIDTH,
+                ARE_ROWS,
+                BLOCK,
+                STEP,
+            )
+        if ARE_ROWS:
+            x = value - origin[None, :]
+        else:
+            x = value - origin[:, None]
         high = x.to(tl.bfloat16)
         rest = x - high.to(tl.float32)
         mid = rest.to(tl.bfloat16)
-        low = (rest - mid.to(tl.float32)).to(tl.bfloat16)
+        low = (rest - mid.to(tl.float32)).to(tl.bfloat16).to(PART)
+        high, mid = high.to(PART), mid.to(PART)
         if ARE_ROWS:
-            some = tl.dot(high, tl.trans(high), tl.dot(mid, tl.trans(mid)))
-            small = tl.dot(high, tl.trans(mid), small)
-            small = tl.dot(high, tl.trans(low), small)
+            some = tl.dot(mid, tl.trans(mid), input_precision="ieee")
+            some = tl.dot(high, tl.trans(high), some, input_precision="ieee")
+            small = tl.dot(high, tl.trans(mid), small, input_precision="ieee")
+            small = tl.dot(high, tl.trans(low), small, input_precision="ieee")
         else:
-            some = tl.dot(tl.trans(high), high, tl.dot(tl.trans(mid), mid))
-            small = tl.dot(tl.trans(high), mid, small)
-            small = tl.dot(tl.trans(high), low, small)
+            some = tl.dot(tl.trans(mid), mid, input_precision="ieee")
+            some = tl.dot(tl.trans(high), high, some, input_precision="ieee")
+            small = tl.dot(tl.trans(high), mid, small, input_precision="ieee")
+            small = tl.dot(tl.trans(high), low, small, input_precision="ieee")
         # The factor 1 is not known to the compiler, which would add up in the tensor cores.
         large += some * one
+        if IS_AHEAD:
+            value, origin = later, origin_later
     total = large + (small + tl.trans(small))
     client = tl.arange(0, BLOCK)
     known = client < num_clients
@@ -235,7 +278,8 @@ def products(
             num_warps=1,
         )
         return
-    block = max(SMALLEST_BLOCK, triton.next_power_of_2(num_clients))
+    block = max(16, triton.next_power_of_2(num_clients))
+    step, num_warps = (ROW_TILES if layout.are_rows else COLUMN_TILES)[block]
     _products[programs](
         columns,
         centre,
@@ -251,8 +295,9 @@ def products(
         WIDTH=layout.width,
         ARE_ROWS=layout.are_rows,
         BLOCK=block,
-        STEP=STEP,
+        STEP=step,
         PIECE_UNIT=PIECE_UNIT,
-        num_warps=NUM_WARPS[block],
+        PART=PART,
+        num_warps=num_warps,
         num_stages=3,
     )

@@ -39,7 +39,7 @@ class Layout(NamedTuple):
     unit: int
     """So many values are at an address that is a multiple of their size."""
     width: int
-    """Clients side by side, with unused values up to the next coordinate; 0: any other order."""
+    """Of a coordinate: clients side by side and padding that may be read; 0: any other order."""
     are_rows: bool
     """Whether coordinates are side by side."""
 
@@ -155,11 +155,9 @@ def layout_of(columns: Columns) -> Layout:
     if coordinate == 1 and num_clients > 1:
         unit = gcd(run, group, client, dim, LARGEST_UNIT)
         return Layout((run // unit, group // unit, 1, client // unit), unit, 0, are_rows=True)
-    last = columns.storage_offset() + coordinate - 1
-    last += sum((n - 1) * stride for n, stride in zip(columns.shape[:-1], (run, group, coordinate)))
-    can_hold = columns.untyped_storage().nbytes() // columns.element_size()
-    unit = gcd(run, group, coordinate, LARGEST_UNIT)
-    if client == 1 and num_clients <= coordinate <= MOST_MULTIPLIED and last < can_hold:
+    is_padded = coordinate % client_kernels.SECTOR == 0 and coordinate <= client_kernels.LARGEST_TILE
+    if client == 1 and num_clients <= coordinate and is_padded and _has_last_padding(columns):
+        unit = gcd(run, group, coordinate, LARGEST_UNIT)
         strides = (run // unit, group // unit, coordinate // unit, 1)
         return Layout(strides, unit, coordinate, are_rows=False)
     return Layout((run, group, coordinate, client), 1, 0, are_rows=False)
@@ -173,3 +171,11 @@ def _per_client(columns: Columns) -> PerClient:
 def _grouped(columns: Columns) -> Columns:
     """View as ``[runs, groups, dim, clients]``."""
     return columns.unsqueeze(1) if columns.dim() == 3 else columns.flatten(1, -3)
+
+
+def _has_last_padding(columns: Columns) -> bool:
+    """Return whether there is memory for what lies between the coordinates, after the last one."""
+    sizes = zip(columns.shape[:-1], columns.stride()[:-1], strict=True)
+    last = columns.storage_offset() + sum((size - 1) * stride for size, stride in sizes)
+    num_values = columns.untyped_storage().nbytes() // columns.element_size()
+    return last + columns.stride(-2) <= num_values

@@ -99,7 +99,7 @@ def products(columns: Columns, centre: Tensor, buffer: Tensor | None = None) -> 
 
     if columns.shape[-2] == 0:
         raise ValueError("there is no coordinate to compare, the gradients are empty.")
-    if group_kernels.is_usable(columns):
+    if group_kernels.can_multiply(columns):
         return group_kernels.products(columns, centre)
     with exact_products():
         parts = mapped(multiply, tiles(columns), columns.device)
