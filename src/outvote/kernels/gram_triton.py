@@ -251,9 +251,7 @@ def _products(
     tl.store(to + client[:, None] * num_clients + client[None, :], total, mask=wanted)
 
 
-def products(
-    columns: Tensor, centre: Tensor, result: Tensor, piece: int, layout: Layout
-) -> None:
+def products(columns: Tensor, centre: Tensor, result: Tensor, piece: int, layout: Layout) -> None:
     """Multiply the clients of ``columns [runs, groups, dim, n]`` relative to a central one.
 
     ``result [runs, groups, pieces, n, n]`` are the products of pieces of so many coordinates.

@@ -26,6 +26,8 @@ ENOUGH_PROGRAMS = 1024
 # is not to use tensor cores, the matrix product of a library on values that are centred before.
 FEW_CLIENTS, MOST_MULTIPLIED = 8, 64
 USES_TENSOR_CORES = True
+# Coordinates of one program that adds up squares, of one client or a few, and of all.
+SQUARED_PIECE, MEASURED_PIECE = 8192, 4096
 # Values that are read together, at most.
 LARGEST_UNIT = 16
 NARROW_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -50,6 +52,10 @@ def _narrow() -> Any:
 
 def _gram() -> Any:
     return load_kernels("outvote.kernels.gram_triton")
+
+
+def _rows() -> Any:
+    return load_kernels("outvote.kernels.rows_triton")
 
 
 def are_few(num_coordinates: int, kind: Tensor, num_clients: int) -> bool:
@@ -124,6 +130,44 @@ def weighted_sum(rows: Rows, weights: PerClient) -> PerCoordinate:
     return result
 
 
+def square_sums(rows: Rows, minus: PerCoordinate | None = None) -> PerClient:
+    """Return the squared norms of ``rows [runs, clients, dim]``, or of ``rows - minus``, float64.
+
+    Coordinates are side by side; `minus` is a vector per run.
+    """
+    runs, num_clients, dim = rows.shape
+    shape = (runs, ceil(dim / SQUARED_PIECE), num_clients)
+    parts = torch.empty(shape, dtype=torch.float64, device=rows.device)
+    layout = layout_of(rows.mT.unsqueeze(1))
+    if minus is not None:
+        minus = minus.expand(runs, dim).contiguous()
+    _rows().square_sums(rows, minus, parts, SQUARED_PIECE, layout)
+    return parts[:, 0] if shape[1] == 1 else parts.sum(dim=1)
+
+
+def can_measure(columns: Columns) -> bool:
+    """Return whether a kernel measures these clients against a vector, read in order."""
+    if columns.numel() == 0 or not can_add(columns.mT, of_any_stride=True):
+        return False
+    are_rows = columns.dim() == 3 and columns.stride(-2) == 1
+    are_columns = columns.stride(-1) == 1 and columns.shape[-1] <= client_kernels.LARGEST_TILE
+    return are_rows or are_columns
+
+
+def squared_distances_to_vector(columns: Columns, vector: PerCoordinate) -> PerClient:
+    """Return how far every client is from a vector of its run and group, squared, float64."""
+    if columns.dim() == 3 and columns.stride(-2) == 1:
+        return square_sums(columns.mT, vector)
+    groups = _grouped(columns)
+    runs, num_groups, dim, num_clients = groups.shape
+    shape = (runs * num_groups, ceil(dim / MEASURED_PIECE), num_clients)
+    parts = torch.empty(shape, dtype=torch.float64, device=columns.device)
+    point = vector.expand(columns.shape[:-1]).contiguous()
+    _rows().distances_to_vector(groups, point, parts, MEASURED_PIECE, layout_of(groups))
+    found = parts[:, 0] if shape[1] == 1 else parts.sum(dim=1)
+    return found.reshape(*columns.shape[:-2], num_clients)
+
+
 def products(columns: Columns, centre: Tensor) -> Pairs:
     """Return the inner products of the clients relative to the central one of their run.
 
@@ -152,10 +196,12 @@ def layout_of(columns: Columns) -> Layout:
     """Return how ``columns [runs, groups, dim, clients]`` lie in memory."""
     run, group, coordinate, client = columns.stride()
     dim, num_clients = columns.shape[-2:]
-    if coordinate == 1 and num_clients > 1:
+    if coordinate == 1:
         unit = gcd(run, group, client, dim, LARGEST_UNIT)
         return Layout((run // unit, group // unit, 1, client // unit), unit, 0, are_rows=True)
-    is_padded = coordinate % client_kernels.SECTOR == 0 and coordinate <= client_kernels.LARGEST_TILE
+    is_padded = (
+        coordinate % client_kernels.SECTOR == 0 and coordinate <= client_kernels.LARGEST_TILE
+    )
     if client == 1 and num_clients <= coordinate and is_padded and _has_last_padding(columns):
         unit = gcd(run, group, coordinate, LARGEST_UNIT)
         strides = (run // unit, group // unit, coordinate // unit, 1)

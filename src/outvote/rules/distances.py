@@ -321,6 +321,8 @@ def squared_distances_to_vector(
     columns: Columns, vector: PerCoordinate, buffer: Tensor | None = None
 ) -> PerClient:
     """Return how far every row is from a vector, by the differences themselves, float64."""
+    if group_kernels.can_measure(columns):
+        return group_kernels.squared_distances_to_vector(columns, vector)
 
     def measure(tile: tuple[slice, Columns]) -> PerClient:
         piece, values = tile
@@ -336,6 +338,8 @@ def squared_distances_to_vector(
 
 def distances_to_update(rows: Rows, updates: PerCoordinate) -> PerClient:
     """Return the distances of ``rows [runs, clients, dim]`` to the update of their run, float64."""
+    if group_kernels.can_add(rows):
+        return group_kernels.square_sums(rows, updates).sqrt()
     return torch.stack([_to_update(own, update) for own, update in zip(rows, updates, strict=True)])
 
 
@@ -408,6 +412,8 @@ def inner_products(columns: Columns, vector: PerCoordinate) -> PerClient:
 
 def norms(columns: Columns) -> PerClient:
     """Return the Euclidean norm of every row, float64."""
+    if columns.dim() == 3 and group_kernels.can_add(columns.mT):
+        return group_kernels.square_sums(columns.mT).sqrt()
     origin = columns.new_zeros(columns.shape[:-1], dtype=work_dtype(columns.dtype))
     return squared_distances_to_vector(columns, origin).sqrt()
 
