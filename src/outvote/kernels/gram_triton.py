@@ -64,7 +64,7 @@ def _products_of_few(
     last = tl.minimum(first + piece, dim)
     sums = ()
     for _ in tl.static_range(CLIENTS * (CLIENTS + 1) // 2):
-        sums = sums + (tl.zeros([STEP], dtype=tl.float32),)
+        sums += (tl.zeros([STEP], dtype=tl.float32),)
     for at in range(first, last, STEP):
         coordinate = at + tl.arange(0, STEP)
         inside = coordinate < last
@@ -78,7 +78,7 @@ def _products_of_few(
             for k in tl.static_range(CLIENTS):
                 apart = tl.full([], k, dtype=tl.int64) * client_stride * UNIT
                 own = tl.load(start + (offset + apart), mask=inside, other=0.0)
-                values = values + (own.to(tl.float32),)
+                values += (own.to(tl.float32),)
         origin = values[0].to(tl.float32)
         for k in tl.static_range(1, CLIENTS):
             origin = tl.where(middle == k, values[k].to(tl.float32), origin)
@@ -87,7 +87,7 @@ def _products_of_few(
             left = values[i].to(tl.float32) - origin
             for j in tl.static_range(i, CLIENTS):
                 right = values[j].to(tl.float32) - origin
-                added = added + (sums[i * CLIENTS - i * (i - 1) // 2 + j - i] + left * right,)
+                added += (sums[i * CLIENTS - i * (i - 1) // 2 + j - i] + left * right,)
         sums = added
     to = result + number * (CLIENTS * CLIENTS)
     for i in tl.static_range(CLIENTS):

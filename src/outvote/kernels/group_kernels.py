@@ -94,7 +94,8 @@ def can_add(rows: Rows, *, of_any_stride: bool = False) -> bool:
 def sums_of_smallest(columns: Columns, num_smallest: int) -> PerClient:
     """Return the sum of the smallest squared distances of every client, itself one of them."""
     result = _per_client(columns)
-    _narrow().sums_of_smallest(_grouped(columns), result, num_smallest)
+    # Every value is compared with all clients: it is converted once, not for each of them.
+    _narrow().sums_of_smallest(_grouped(columns).double(), result, num_smallest)
     return result
 
 
