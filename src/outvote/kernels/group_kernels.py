@@ -221,7 +221,7 @@ def _grouped(columns: Columns) -> Columns:
 
 
 def _has_last_padding(columns: Columns) -> bool:
-    """Return whether there is memory for what lies between the coordinates, after the last one."""
+    """Return whether there is memory for what is between the coordinates, after the last one."""
     sizes = zip(columns.shape[:-1], columns.stride()[:-1], strict=True)
     last = columns.storage_offset() + sum((size - 1) * stride for size, stride in sizes)
     num_values = columns.untyped_storage().nbytes() // columns.element_size()
