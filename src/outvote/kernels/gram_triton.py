@@ -18,6 +18,16 @@ FEW, FEW_STEP = 8, 64
 # Coordinates at once and warps, by the clients of a tile: of columns, and of rows.
 COLUMN_TILES = {16: (64, 1), 32: (32, 1), 64: (64, 4)}
 ROW_TILES = {16: (64, 1), 32: (32, 2), 64: (32, 4)}
+# What changes from call to call; addresses are known to be aligned by `UNIT`.
+AT_RUN_TIME = [
+    "num_clients",
+    "dim",
+    "piece",
+    "num_pieces",
+    "groups_per_run",
+    "run_stride",
+    "group_stride",
+]
 # Triton's interpreter does not multiply matrices of bfloat16.
 PART = tl.float32 if IS_INTERPRETED else tl.bfloat16
 
@@ -35,7 +45,7 @@ def _columns_of(tile, ROWS: tl.constexpr):
     return x0, x1, x2, x3, x4, x5, x6, x7
 
 
-@triton.jit(do_not_specialize=["dim", "piece", "num_pieces", "groups_per_run"])
+@triton.jit(do_not_specialize=AT_RUN_TIME[1:])
 def _products_of_few(
     columns,
     centre,
@@ -137,7 +147,7 @@ def _read(
     return value.to(tl.float32), origin.to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["num_clients", "dim", "piece", "num_pieces", "groups_per_run"])
+@triton.jit(do_not_specialize=AT_RUN_TIME)
 def _products(
     columns,
     centre,

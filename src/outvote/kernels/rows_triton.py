@@ -17,7 +17,16 @@ ROWS_AT_ONCE = 4
 NUM_WARPS = 4
 
 
-@triton.jit(do_not_specialize=["num_clients", "dim", "num_pieces"])
+@triton.jit(
+    do_not_specialize=[
+        "num_clients",
+        "dim",
+        "num_pieces",
+        "run_stride",
+        "client_stride",
+        "minus_stride",
+    ]
+)
 def _square_sums(
     rows,
     minus,
@@ -91,7 +100,16 @@ def square_sums(
     )
 
 
-@triton.jit(do_not_specialize=["num_clients", "dim", "num_pieces", "groups_per_run"])
+@triton.jit(
+    do_not_specialize=[
+        "num_clients",
+        "dim",
+        "num_pieces",
+        "groups_per_run",
+        "run_stride",
+        "group_stride",
+    ]
+)
 def _distances_to_vector(
     columns,
     vector,
