@@ -81,18 +81,49 @@ def test_distances_to_an_average(num_clients: int, width: int, scale: float) -> 
 
 @needs_kernels
 @pytest.mark.parametrize("are_rows", [True, False])
-@pytest.mark.parametrize(("num_clients", "dim"), [(2, 33), (5, 1), (50, 1500), (64, 64), (65, 90)])
+@pytest.mark.parametrize(
+    ("num_clients", "dim"),
+    [
+        (2, 33),
+        (5, 1),
+        (5, 1504),
+        (8, 70),
+        (9, 64),
+        (13, 90),
+        (18, 200),
+        (21, 77),
+        (50, 1500),
+        (61, 64),
+    ],
+)
 def test_products_keep_the_digits_of_float32(num_clients: int, dim: int, are_rows: bool) -> None:
     columns = _columns(num_clients, dim, groups=2)
     if are_rows:
         columns = columns.mT.contiguous().mT
     centre = torch.tensor([1, 0], device=DEVICE)
+    assert group_kernels.can_multiply(columns)
     found = group_kernels.products(columns, centre)
     middle = distances.of_client(columns, centre)
     centred = (columns - middle).double()
     norms = centred.square().sum(dim=-2).sqrt()
     error = (found.double() - centred.mT @ centred).abs()
     assert bool((error <= 4e-7 * norms.unsqueeze(-1) * norms.unsqueeze(-2)).all())
+
+
+@needs_kernels
+def test_padding_between_coordinates_is_read_where_it_is_in_memory() -> None:
+    values = torch.zeros(2, 3, 10, 16, device=DEVICE)
+    layout = group_kernels.layout_of(values[..., :13])
+    assert (layout.width, layout.unit, layout.are_rows) == (16, 16, False)
+    assert layout.strides == (30, 10, 1, 1)
+    short = torch.zeros(values.numel() - 1, device=DEVICE).as_strided(
+        (2, 3, 10, 13), values.stride()
+    )
+    assert group_kernels.layout_of(short).width == 0
+    rows = torch.zeros(2, 3, 5, 12, device=DEVICE)
+    layout = group_kernels.layout_of(rows.mT)
+    assert (layout.width, layout.unit, layout.are_rows) == (0, 4, True)
+    assert layout.strides == (45, 15, 1, 3)
 
 
 @needs_kernels
@@ -152,3 +183,48 @@ def test_averages_of_the_largest_numbers_do_not_overflow() -> None:
     rows = torch.full((1, 3, 5), torch.finfo(torch.float32).max, device=DEVICE)
     weights = torch.full((1, 3), 1 / 3 + 1e-12, dtype=torch.float64, device=DEVICE)
     assert torch.equal(group_kernels.weighted_sum(rows, weights)[0], rows[0, 0])
+
+
+@needs_kernels
+# Triton's interpreter misreads subnormal numbers of bfloat16.
+@pytest.mark.parametrize(
+    ("dtype", "scale"),
+    [(torch.float32, 1.0), (torch.float32, 3e38), (torch.float32, 1e-38), (torch.bfloat16, 1.0)],
+)
+@pytest.mark.parametrize(("num_clients", "dim"), [(1, 1), (5, 9000), (6, 4096), (3, 17_002)])
+def test_sums_of_squares(num_clients: int, dim: int, dtype: torch.dtype, scale: float) -> None:
+    generator = torch.Generator().manual_seed(dim)
+    rows = torch.randn(2, num_clients, dim + 2, generator=generator).clamp_(-1, 1) * scale
+    rows = rows.to(DEVICE, dtype)[..., :dim]
+    rows[:, -1] = rows[:, 0]
+    minus = rows.float().mean(dim=1)
+    for other in (None, minus):
+        exact = rows.double() if other is None else rows.double() - other.double().unsqueeze(1)
+        found = group_kernels.square_sums(rows, other)
+        torch.testing.assert_close(found, exact.square().sum(dim=-1), rtol=1e-12, atol=0)
+        assert torch.equal(found[:, 0], found[:, -1])
+
+
+@needs_kernels
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize(("num_clients", "width"), [*SIZES, (5, 5000), (13, 100)])
+def test_distances_to_a_vector(num_clients: int, width: int, scale: float) -> None:
+    columns = _columns(num_clients, width, scale, groups=3)
+    vector = columns.median(dim=-1).values
+    for some, point in ((columns, vector), (columns[:, 0], vector[:, 0])):
+        assert group_kernels.can_measure(some)
+        found = group_kernels.squared_distances_to_vector(some, point)
+        exact = (some.double() - point.double().unsqueeze(-1)).square().sum(dim=-2)
+        torch.testing.assert_close(found, exact, rtol=1e-12, atol=0)
+        assert torch.equal(found[..., 0], found[..., -1])
+
+
+@needs_kernels
+def test_distances_to_the_update_of_every_run() -> None:
+    rows = torch.randn(3, 4, 1000, device=DEVICE)
+    updates = rows.mean(dim=1)
+    far = distances.distances_to_update(rows, updates)
+    plain = torch.linalg.vector_norm(rows.double() - updates.double().unsqueeze(1), dim=-1)
+    torch.testing.assert_close(far, plain, rtol=1e-12, atol=0)
+    own = torch.linalg.vector_norm(rows.double(), dim=-1)
+    torch.testing.assert_close(distances.norms(rows.mT), own, rtol=1e-12, atol=0)

@@ -13,12 +13,12 @@ from types import ModuleType
 
 from torch import Tensor
 
-_IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def is_for_kernels(values: Tensor) -> bool:
     """Return whether a tensor is on a device where kernels run."""
-    return values.is_cuda or _IS_INTERPRETED
+    return values.is_cuda or IS_INTERPRETED
 
 
 @cache

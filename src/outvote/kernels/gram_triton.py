@@ -1,37 +1,153 @@
-"""A Triton kernel for the inner products of the clients; called by `group_kernels`.
+"""Triton kernels for the inner products of the clients; called by `group_kernels`.
 
-A product of float32 numbers is formed by tensor cores, from two parts of each: the leading 11 bits
-and the rest. What is left out is below 2^-23 of the product, as the rounding of float32 is. Tensor
-cores round sums down, so each sum of a few coordinates is added to the others outside of them.
+Of up to 8 clients, each thread multiplies all pairs. Of more, tensor cores form the products, from
+three parts of 8 bits of each float32 number. What is left out is below 2^-26 of the product, less
+than the rounding of float32. Tensor cores round sums down, so each sum of a few coordinates is
+added to the others outside of them.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK, STEP = 64, 32
+from outvote.kernels import IS_INTERPRETED
+from outvote.kernels.group_kernels import PIECE_UNIT, Layout
+
+# The most clients whose pairs a thread multiplies, and coordinates that a warp reads at once.
+FEW, FEW_STEP = 8, 64
+# Coordinates at once and warps, by the clients of a tile: of columns, and of rows.
+COLUMN_TILES = {16: (64, 1), 32: (32, 1), 64: (64, 4)}
+ROW_TILES = {16: (64, 1), 32: (32, 2), 64: (32, 4)}
+# What changes from call to call; addresses are known to be aligned by `UNIT`.
+AT_RUN_TIME = [
+    "num_clients",
+    "dim",
+    "piece",
+    "num_pieces",
+    "groups_per_run",
+    "run_stride",
+    "group_stride",
+]
+# Triton's interpreter does not multiply matrices of bfloat16.
+PART = tl.float32 if IS_INTERPRETED else tl.bfloat16
 
 
 @triton.jit
-def _leading(x):
-    """Round to the 11 bits of a number that a tensor core takes."""
-    bits = x.to(tl.int32, bitcast=True)
-    return ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+def _columns_of(tile, ROWS: tl.constexpr):
+    """Return the 8 columns of a tile [rows, 8]."""
+    even, odd = tl.split(tl.reshape(tile, (ROWS, 2, 2, 2)))
+    x04, x26 = tl.split(even)
+    x15, x37 = tl.split(odd)
+    x0, x4 = tl.split(x04)
+    x1, x5 = tl.split(x15)
+    x2, x6 = tl.split(x26)
+    x3, x7 = tl.split(x37)
+    return x0, x1, x2, x3, x4, x5, x6, x7
+
+
+@triton.jit(do_not_specialize=AT_RUN_TIME[1:])
+def _products_of_few(
+    columns,
+    centre,
+    result,
+    dim,
+    piece,
+    num_pieces,
+    groups_per_run,
+    run_stride,
+    group_stride,
+    coordinate_stride,
+    client_stride,
+    UNIT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CLIENTS: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    number = tl.program_id(0).to(tl.int64)
+    part = number % num_pieces
+    group = number // num_pieces
+    run = group // groups_per_run
+    start = run * run_stride + (group - run * groups_per_run) * group_stride
+    start = columns + start * UNIT
+    middle = tl.load(centre + run)
+    first = part * piece
+    last = tl.minimum(first + piece, dim)
+    sums = ()
+    for _ in tl.static_range(CLIENTS * (CLIENTS + 1) // 2):
+        sums += (tl.zeros([STEP], dtype=tl.float32),)
+    for at in range(first, last, STEP):
+        coordinate = at + tl.arange(0, STEP)
+        inside = coordinate < last
+        if WIDTH > 0:
+            offset = coordinate[:, None] * WIDTH + tl.arange(0, 8)[None, :]
+            tile = tl.load(start + offset, mask=inside[:, None], other=0.0)
+            values = _columns_of(tile, STEP)
+        else:
+            offset = coordinate * coordinate_stride
+            values = ()
+            for k in tl.static_range(CLIENTS):
+                apart = tl.full([], k, dtype=tl.int64) * client_stride * UNIT
+                own = tl.load(start + (offset + apart), mask=inside, other=0.0)
+                values += (own.to(tl.float32),)
+        origin = values[0].to(tl.float32)
+        for k in tl.static_range(1, CLIENTS):
+            origin = tl.where(middle == k, values[k].to(tl.float32), origin)
+        added = ()
+        for i in tl.static_range(CLIENTS):
+            left = values[i].to(tl.float32) - origin
+            for j in tl.static_range(i, CLIENTS):
+                right = values[j].to(tl.float32) - origin
+                added += (sums[i * CLIENTS - i * (i - 1) // 2 + j - i] + left * right,)
+        sums = added
+    to = result + number * (CLIENTS * CLIENTS)
+    for i in tl.static_range(CLIENTS):
+        for j in tl.static_range(i, CLIENTS):
+            total = tl.sum(sums[i * CLIENTS - i * (i - 1) // 2 + j - i], axis=0)
+            tl.store(to + (i * CLIENTS + j), total)
+            tl.store(to + (j * CLIENTS + i), total)
 
 
 @triton.jit
-def _read(own, middle, known, at, last, coordinate_stride, STEP: tl.constexpr):
-    """Return some coordinates of some clients, relative to the centre."""
-    coordinate = at + tl.arange(0, STEP)
-    inside = coordinate < last
-    offset = coordinate * coordinate_stride
-    mask = known[:, None] & inside[None, :]
-    value = tl.load(own[:, None] + offset[None, :], mask=mask, other=0.0)
-    centre = tl.load(middle + offset, mask=inside, other=0.0)
-    return value.to(tl.float32) - centre.to(tl.float32)[None, :]
+def _read(
+    start,
+    middle,
+    first,
+    last,
+    num_clients,
+    coordinate_stride,
+    client_stride,
+    UNIT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ARE_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """Return some coordinates as they lie, [clients, step] or mirrored, and those of the centre."""
+    coordinate = first + tl.arange(0, STEP)
+    client = tl.arange(0, BLOCK).to(tl.int64)
+    if WIDTH > 0:
+        known = client < WIDTH
+        offset = coordinate * WIDTH
+        own = client
+    else:
+        known = client < num_clients
+        offset = coordinate * coordinate_stride
+        own = client * client_stride * UNIT
+    if ARE_ROWS:
+        # Written so that the compiler sees which coordinates are read together.
+        inside = coordinate // UNIT < last // UNIT
+        mask = known[:, None] & inside[None, :]
+        at = own[:, None] + offset[None, :]
+    else:
+        inside = coordinate < last
+        mask = inside[:, None] & known[None, :]
+        at = offset[:, None] + own[None, :]
+    value = tl.load(start + at, mask=mask, other=0.0)
+    origin = tl.load(start + (middle + offset), mask=inside, other=0.0)
+    return value.to(tl.float32), origin.to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["num_clients", "dim", "piece", "num_pieces", "groups_per_run"])
+@triton.jit(do_not_specialize=AT_RUN_TIME)
 def _products(
     columns,
     centre,
@@ -46,79 +162,150 @@ def _products(
     group_stride,
     coordinate_stride,
     client_stride,
-    BLOCKS: tl.constexpr,
+    UNIT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ARE_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     STEP: tl.constexpr,
+    PIECE_UNIT: tl.constexpr,
+    PART: tl.constexpr,
 ):
     number = tl.program_id(0).to(tl.int64)
     part = number % num_pieces
     group = number // num_pieces
     run = group // groups_per_run
-    start = columns + run * run_stride + (group - run * groups_per_run) * group_stride
-    middle = start + tl.load(centre + run).to(tl.int64) * client_stride
-    upper = tl.program_id(1) // BLOCKS
-    lower = tl.program_id(1) % BLOCKS
-    left = upper * BLOCK + tl.arange(0, BLOCK)
-    right = lower * BLOCK + tl.arange(0, BLOCK)
-    left_at = start + left.to(tl.int64) * client_stride
-    right_at = start + right.to(tl.int64) * client_stride
-    # What is below the diagonal is a mirror image.
-    is_left = left < tl.where(upper <= lower, num_clients, 0)
-    is_right = right < num_clients
-    first = part * piece
-    last = tl.minimum(first + piece, dim)
-    stop = tl.where(upper <= lower, last, first)
+    start = run * run_stride + (group - run * groups_per_run) * group_stride
+    start = columns + start * UNIT
+    middle = tl.load(centre + run).to(tl.int64) * client_stride
+    if ARE_ROWS:
+        middle *= UNIT
+    first = part * piece * PIECE_UNIT
+    last = tl.minimum(first + piece * PIECE_UNIT, dim)
     large = tl.zeros([BLOCK, BLOCK], dtype=tl.float32)
     small = tl.zeros([BLOCK, BLOCK], dtype=tl.float32)
-    for at in range(first, stop, STEP):
-        x = _read(left_at, middle, is_left, at, last, coordinate_stride, STEP)
-        high = _leading(x)
-        low = x - high
-        if BLOCKS == 1:
-            # The factor 1 is not known to the compiler, which would add up in the tensor cores.
-            large += tl.dot(high, tl.trans(high), input_precision="tf32") * one
-            small = tl.dot(high, tl.trans(low), small, input_precision="tf32")
+    # Narrow columns are not read ahead by the compiler.
+    IS_AHEAD: tl.constexpr = BLOCK < 64 and not ARE_ROWS
+    value, origin = _read(
+        start,
+        middle,
+        first,
+        last,
+        num_clients,
+        coordinate_stride,
+        client_stride,
+        UNIT,
+        WIDTH,
+        ARE_ROWS,
+        BLOCK,
+        STEP,
+    )
+    for at in range(first, last, STEP):
+        if IS_AHEAD:
+            later, origin_later = _read(
+                start,
+                middle,
+                at + STEP,
+                last,
+                num_clients,
+                coordinate_stride,
+                client_stride,
+                UNIT,
+                WIDTH,
+                ARE_ROWS,
+                BLOCK,
+                STEP,
+            )
         else:
-            y = _read(right_at, middle, is_right, at, last, coordinate_stride, STEP)
-            other = _leading(y)
-            large += tl.dot(high, tl.trans(other), input_precision="tf32") * one
-            small = tl.dot(high, tl.trans(y - other), small, input_precision="tf32")
-            small = tl.dot(low, tl.trans(other), small, input_precision="tf32")
-    if BLOCKS == 1:
-        total = large + (small + tl.trans(small))
-    else:
-        total = large + small
+            value, origin = _read(
+                start,
+                middle,
+                at,
+                last,
+                num_clients,
+                coordinate_stride,
+                client_stride,
+                UNIT,
+                WIDTH,
+                ARE_ROWS,
+                BLOCK,
+                STEP,
+            )
+        if ARE_ROWS:
+            x = value - origin[None, :]
+        else:
+            x = value - origin[:, None]
+        high = x.to(tl.bfloat16)
+        rest = x - high.to(tl.float32)
+        mid = rest.to(tl.bfloat16)
+        low = (rest - mid.to(tl.float32)).to(tl.bfloat16).to(PART)
+        high, mid = high.to(PART), mid.to(PART)
+        if ARE_ROWS:
+            some = tl.dot(mid, tl.trans(mid), input_precision="ieee")
+            some = tl.dot(high, tl.trans(high), some, input_precision="ieee")
+            small = tl.dot(high, tl.trans(mid), small, input_precision="ieee")
+            small = tl.dot(high, tl.trans(low), small, input_precision="ieee")
+        else:
+            some = tl.dot(tl.trans(mid), mid, input_precision="ieee")
+            some = tl.dot(tl.trans(high), high, some, input_precision="ieee")
+            small = tl.dot(tl.trans(high), mid, small, input_precision="ieee")
+            small = tl.dot(tl.trans(high), low, small, input_precision="ieee")
+        # The factor 1 is not known to the compiler, which would add up in the tensor cores.
+        large += some * one
+        if IS_AHEAD:
+            value, origin = later, origin_later
+    total = large + (small + tl.trans(small))
+    client = tl.arange(0, BLOCK)
+    known = client < num_clients
     to = result + number * num_clients * num_clients
-    wanted = is_left[:, None] & is_right[None, :]
-    tl.store(to + left[:, None] * num_clients + right[None, :], total, mask=wanted)
-    if BLOCKS > 1:
-        is_beyond = is_right & (right >= (upper + 1) * BLOCK)
-        wanted = is_left[:, None] & is_beyond[None, :]
-        tl.store(to + left[:, None] + right[None, :] * num_clients, total, mask=wanted)
+    wanted = known[:, None] & known[None, :]
+    tl.store(to + client[:, None] * num_clients + client[None, :], total, mask=wanted)
 
 
-def products(columns: Tensor, centre: Tensor, result: Tensor, piece: int) -> None:
+def products(columns: Tensor, centre: Tensor, result: Tensor, piece: int, layout: Layout) -> None:
     """Multiply the clients of ``columns [runs, groups, dim, n]`` relative to a central one.
 
     ``result [runs, groups, pieces, n, n]`` are the products of pieces of so many coordinates.
     """
     runs, groups, dim, num_clients = columns.shape
     num_pieces = result.shape[2]
-    blocks = triton.cdiv(num_clients, BLOCK)
-    _products[(runs * groups * num_pieces, blocks * blocks)](
+    programs = (runs * groups * num_pieces,)
+    if num_clients <= FEW:
+        _products_of_few[programs](
+            columns,
+            centre,
+            result,
+            dim,
+            piece,
+            num_pieces,
+            groups,
+            *layout.strides,
+            UNIT=layout.unit,
+            WIDTH=layout.width,
+            CLIENTS=num_clients,
+            STEP=FEW_STEP,
+            num_warps=1,
+        )
+        return
+    block = max(16, triton.next_power_of_2(num_clients))
+    step, num_warps = (ROW_TILES if layout.are_rows else COLUMN_TILES)[block]
+    _products[programs](
         columns,
         centre,
         result,
         1.0,
         num_clients,
         dim,
-        piece,
+        piece // PIECE_UNIT,
         num_pieces,
         groups,
-        *columns.stride(),
-        BLOCKS=blocks,
-        BLOCK=BLOCK,
-        STEP=STEP,
-        num_warps=4,
-        num_stages=4 if blocks == 1 else 3,
+        *layout.strides,
+        UNIT=layout.unit,
+        WIDTH=layout.width,
+        ARE_ROWS=layout.are_rows,
+        BLOCK=block,
+        STEP=step,
+        PIECE_UNIT=PIECE_UNIT,
+        PART=PART,
+        num_warps=num_warps,
+        num_stages=3,
     )

@@ -5,8 +5,8 @@ Each function has an equivalent in plain torch in `rules.distances` and `rules.c
 
 from __future__ import annotations
 
-from math import ceil, prod
-from typing import TYPE_CHECKING, Any
+from math import ceil, gcd, prod
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +20,30 @@ if TYPE_CHECKING:
 FEW_COORDINATES = 32
 # Coordinates of one program that forms products, and programs that keep every processor busy.
 SHORTEST_PIECE, LONGEST_PIECE = 1024, 4096
+PIECE_UNIT = 32
 ENOUGH_PROGRAMS = 1024
+# Up to this many clients, a kernel forms products; of more, and of all but `FEW_CLIENTS` where it
+# is not to use tensor cores, the matrix product of a library on values that are centred before.
+FEW_CLIENTS, MOST_MULTIPLIED = 8, 64
+USES_TENSOR_CORES = True
+# Coordinates of one program that adds up squares, of one client or a few, and of all.
+SQUARED_PIECE, MEASURED_PIECE = 8192, 4096
+# Values that are read together, at most.
+LARGEST_UNIT = 16
 NARROW_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Layout(NamedTuple):
+    """How ``columns [runs, groups, dim, clients]`` lie in memory."""
+
+    strides: tuple[int, int, int, int]
+    """In units; the stride of what is side by side is 1."""
+    unit: int
+    """So many values are at an address that is a multiple of their size."""
+    width: int
+    """Of a coordinate: clients side by side and padding that may be read; 0: any other order."""
+    are_rows: bool
+    """Whether coordinates are side by side."""
 
 
 def _narrow() -> Any:
@@ -30,6 +52,10 @@ def _narrow() -> Any:
 
 def _gram() -> Any:
     return load_kernels("outvote.kernels.gram_triton")
+
+
+def _rows() -> Any:
+    return load_kernels("outvote.kernels.rows_triton")
 
 
 def are_few(num_coordinates: int, kind: Tensor, num_clients: int) -> bool:
@@ -42,6 +68,12 @@ def is_usable(columns: Columns) -> bool:
     return can_add(columns.mT, of_any_stride=True) and (
         columns.shape[-1] <= client_kernels.LARGEST_TILE
     )
+
+
+def can_multiply(columns: Columns) -> bool:
+    """Return whether a kernel forms the inner products of these clients."""
+    most = MOST_MULTIPLIED if USES_TENSOR_CORES else FEW_CLIENTS
+    return columns.shape[-1] <= most and is_usable(columns)
 
 
 def can_compare(columns: Columns) -> bool:
@@ -62,7 +94,8 @@ def can_add(rows: Rows, *, of_any_stride: bool = False) -> bool:
 def sums_of_smallest(columns: Columns, num_smallest: int) -> PerClient:
     """Return the sum of the smallest squared distances of every client, itself one of them."""
     result = _per_client(columns)
-    _narrow().sums_of_smallest(_grouped(columns), result, num_smallest)
+    # Every value is compared with all clients: it is converted once, not for each of them.
+    _narrow().sums_of_smallest(_grouped(columns).double(), result, num_smallest)
     return result
 
 
@@ -98,6 +131,44 @@ def weighted_sum(rows: Rows, weights: PerClient) -> PerCoordinate:
     return result
 
 
+def square_sums(rows: Rows, minus: PerCoordinate | None = None) -> PerClient:
+    """Return the squared norms of ``rows [runs, clients, dim]``, or of ``rows - minus``, float64.
+
+    Coordinates are side by side; `minus` is a vector per run.
+    """
+    runs, num_clients, dim = rows.shape
+    shape = (runs, ceil(dim / SQUARED_PIECE), num_clients)
+    parts = torch.empty(shape, dtype=torch.float64, device=rows.device)
+    layout = layout_of(rows.mT.unsqueeze(1))
+    if minus is not None:
+        minus = minus.expand(runs, dim).contiguous()
+    _rows().square_sums(rows, minus, parts, SQUARED_PIECE, layout)
+    return parts[:, 0] if shape[1] == 1 else parts.sum(dim=1)
+
+
+def can_measure(columns: Columns) -> bool:
+    """Return whether a kernel measures these clients against a vector, read in order."""
+    if columns.numel() == 0 or not can_add(columns.mT, of_any_stride=True):
+        return False
+    are_rows = columns.dim() == 3 and columns.stride(-2) == 1
+    are_columns = columns.stride(-1) == 1 and columns.shape[-1] <= client_kernels.LARGEST_TILE
+    return are_rows or are_columns
+
+
+def squared_distances_to_vector(columns: Columns, vector: PerCoordinate) -> PerClient:
+    """Return how far every client is from a vector of its run and group, squared, float64."""
+    if columns.dim() == 3 and columns.stride(-2) == 1:
+        return square_sums(columns.mT, vector)
+    groups = _grouped(columns)
+    runs, num_groups, dim, num_clients = groups.shape
+    shape = (runs * num_groups, ceil(dim / MEASURED_PIECE), num_clients)
+    parts = torch.empty(shape, dtype=torch.float64, device=columns.device)
+    point = vector.expand(columns.shape[:-1]).contiguous()
+    _rows().distances_to_vector(groups, point, parts, MEASURED_PIECE, layout_of(groups))
+    found = parts[:, 0] if shape[1] == 1 else parts.sum(dim=1)
+    return found.reshape(*columns.shape[:-2], num_clients)
+
+
 def products(columns: Columns, centre: Tensor) -> Pairs:
     """Return the inner products of the clients relative to the central one of their run.
 
@@ -109,7 +180,8 @@ def products(columns: Columns, centre: Tensor) -> Pairs:
     piece = piece_length(num_matrices, dim)
     shape = (*groups.shape[:2], ceil(dim / piece), num_clients, num_clients)
     parts = torch.empty(shape, dtype=torch.float32, device=columns.device)
-    _gram().products(groups, centre.expand(len(groups)).contiguous(), parts, piece)
+    middle = centre.expand(len(groups)).contiguous()
+    _gram().products(groups, middle, parts, piece, layout_of(groups))
     found = parts[:, :, 0] if shape[2] == 1 else parts.sum(dim=2, dtype=torch.float64)
     return found.view(*columns.shape[:-2], num_clients, num_clients)
 
@@ -118,7 +190,24 @@ def piece_length(num_matrices: int, dim: int) -> int:
     """Return how many coordinates one program multiplies."""
     num_pieces = ceil(ENOUGH_PROGRAMS / num_matrices)
     piece = min(max(ceil(dim / num_pieces), SHORTEST_PIECE), LONGEST_PIECE)
-    return ceil(dim / ceil(dim / piece) / 32) * 32
+    return ceil(dim / ceil(dim / piece) / PIECE_UNIT) * PIECE_UNIT
+
+
+def layout_of(columns: Columns) -> Layout:
+    """Return how ``columns [runs, groups, dim, clients]`` lie in memory."""
+    run, group, coordinate, client = columns.stride()
+    dim, num_clients = columns.shape[-2:]
+    if coordinate == 1:
+        unit = gcd(run, group, client, dim, LARGEST_UNIT)
+        return Layout((run // unit, group // unit, 1, client // unit), unit, 0, are_rows=True)
+    is_padded = (
+        coordinate % client_kernels.SECTOR == 0 and coordinate <= client_kernels.LARGEST_TILE
+    )
+    if client == 1 and num_clients <= coordinate and is_padded and _has_last_padding(columns):
+        unit = gcd(run, group, coordinate, LARGEST_UNIT)
+        strides = (run // unit, group // unit, coordinate // unit, 1)
+        return Layout(strides, unit, coordinate, are_rows=False)
+    return Layout((run, group, coordinate, client), 1, 0, are_rows=False)
 
 
 def _per_client(columns: Columns) -> PerClient:
@@ -129,3 +218,11 @@ def _per_client(columns: Columns) -> PerClient:
 def _grouped(columns: Columns) -> Columns:
     """View as ``[runs, groups, dim, clients]``."""
     return columns.unsqueeze(1) if columns.dim() == 3 else columns.flatten(1, -3)
+
+
+def _has_last_padding(columns: Columns) -> bool:
+    """Return whether there is memory for what is between the coordinates, after the last one."""
+    sizes = zip(columns.shape[:-1], columns.stride()[:-1], strict=True)
+    last = columns.storage_offset() + sum((size - 1) * stride for size, stride in sizes)
+    num_values = columns.untyped_storage().nbytes() // columns.element_size()
+    return last + columns.stride(-2) <= num_values

@@ -276,7 +276,7 @@ def _where(runs: list[_Run], device: torch.device) -> tuple[Tensor, Tensor]:
 
 def _originals(rows: Rows, runs: list[_Run]) -> Tensor | None:
     """Return the first client equal to each of every run, if there are any copies."""
-    found = [find_originals(matrix, run.norms) for matrix, run in zip(rows, runs, strict=True)]
+    found = find_originals(rows, [run.norms for run in runs])
     themselves = list(range(rows.shape[1]))
     if all(originals == themselves for originals in found):
         return None

@@ -99,7 +99,7 @@ def products(columns: Columns, centre: Tensor, buffer: Tensor | None = None) -> 
 
     if columns.shape[-2] == 0:
         raise ValueError("there is no coordinate to compare, the gradients are empty.")
-    if group_kernels.is_usable(columns):
+    if group_kernels.can_multiply(columns):
         return group_kernels.products(columns, centre)
     with exact_products():
         parts = mapped(multiply, tiles(columns), columns.device)
@@ -321,6 +321,8 @@ def squared_distances_to_vector(
     columns: Columns, vector: PerCoordinate, buffer: Tensor | None = None
 ) -> PerClient:
     """Return how far every row is from a vector, by the differences themselves, float64."""
+    if group_kernels.can_measure(columns):
+        return group_kernels.squared_distances_to_vector(columns, vector)
 
     def measure(tile: tuple[slice, Columns]) -> PerClient:
         piece, values = tile
@@ -336,6 +338,8 @@ def squared_distances_to_vector(
 
 def distances_to_update(rows: Rows, updates: PerCoordinate) -> PerClient:
     """Return the distances of ``rows [runs, clients, dim]`` to the update of their run, float64."""
+    if group_kernels.can_add(rows):
+        return group_kernels.square_sums(rows, updates).sqrt()
     return torch.stack([_to_update(own, update) for own, update in zip(rows, updates, strict=True)])
 
 
@@ -408,6 +412,8 @@ def inner_products(columns: Columns, vector: PerCoordinate) -> PerClient:
 
 def norms(columns: Columns) -> PerClient:
     """Return the Euclidean norm of every row, float64."""
+    if columns.dim() == 3 and group_kernels.can_add(columns.mT):
+        return group_kernels.square_sums(columns.mT).sqrt()
     origin = columns.new_zeros(columns.shape[:-1], dtype=work_dtype(columns.dtype))
     return squared_distances_to_vector(columns, origin).sqrt()
 
@@ -487,30 +493,43 @@ def central_client(norms: list[float]) -> int:
     return sorted(range(len(norms)), key=norms.__getitem__)[(len(norms) - 1) // 2]
 
 
-def find_originals(rows: Tensor, norms: list[float]) -> list[int]:
-    """Return, for each of ``rows [clients, dim]``, the first row that is equal to the last bit.
+def find_originals(rows: Rows, norms: list[list[float]]) -> list[list[int]]:
+    """Return, for each row of ``rows [runs, clients, dim]``, the first equal one of its run.
 
-    Colluding clients send copies. To find them once is cheaper than group by group.
+    Colluding clients send copies. To find them once is cheaper than group by group. A GPU is waited
+    for once for all runs, not for every pair.
     """
-    originals = list(range(len(norms)))
-    if len(set(norms)) == len(norms):
-        return originals
-    # Rows of equal norm need not be equal: a gradient and its negative, for one.
-    samples = rows[:, :: max(1, rows.shape[1] // NUM_COMPARED)].tolist()
-    alike: dict[tuple[float, ...], list[int]] = {}
-    for row, norm in enumerate(norms):
-        alike.setdefault((norm, *samples[row]), []).append(row)
-    left = [same for same in alike.values() if len(same) > 1]
+    originals = [list(range(len(own))) for own in norms]
+    left = _alike(rows, norms)
     while left:
-        first, *others = left.pop()
-        # A GPU is waited for once, not for every pair.
-        is_equal = torch.stack([(rows[row] == rows[first]).all() for row in others]).tolist()
-        unequal = [row for row, is_copy in zip(others, is_equal, strict=True) if not is_copy]
-        for row in set(others) - set(unequal):
-            originals[row] = first
-        if len(unequal) > 1:
-            left.append(unequal)
+        pairs = [(run, row, same[0]) for run, same in left for row in same[1:]]
+        equal = [(rows[run, row] == rows[run, first]).all() for run, row, first in pairs]
+        is_equal = dict(zip(pairs, torch.stack(equal).tolist(), strict=True))
+        unequal = []
+        for run, (first, *others) in left:
+            for row in others:
+                if is_equal[run, row, first]:
+                    originals[run][row] = first
+            rest = [row for row in others if not is_equal[run, row, first]]
+            if len(rest) > 1:
+                unequal.append((run, rest))
+        left = unequal
     return originals
+
+
+def _alike(rows: Rows, norms: list[list[float]]) -> list[tuple[int, list[int]]]:
+    """Return the runs, and the rows of each, that are equal in norm and in some coordinates."""
+    runs = [run for run, own in enumerate(norms) if len(set(own)) < len(own)]
+    if not runs:
+        return []
+    # Rows of equal norm need not be equal: a gradient and its negative, for one.
+    step = max(1, rows.shape[2] // NUM_COMPARED)
+    samples = torch.stack([rows[run, :, ::step] for run in runs]).tolist()
+    alike: dict[tuple[float, ...], list[int]] = {}
+    for run, sample in zip(runs, samples, strict=True):
+        for row, norm in enumerate(norms[run]):
+            alike.setdefault((run, norm, *sample[row]), []).append(row)
+    return [(int(kind[0]), same) for kind, same in alike.items() if len(same) > 1]
 
 
 def equal_rows(matrices: Tensor) -> Tensor | None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from outvote.axes import Columns, Pairs, PerClient
 from outvote.fresh import fresh
-from outvote.kernels import client_kernels
+from outvote.kernels import client_kernels, group_kernels
 from outvote.lazy import lazy
 from outvote.precision import exact_products, work_dtype
 from outvote.rules import distances
@@ -285,9 +285,19 @@ class OnGpu(Reader):
         del buffer
         return self.values[:, start:stop, :, : self.columns.shape[-1]]
 
+    @lazy
+    def _centred(self) -> Columns:
+        return client_kernels.scattered(self.columns, self.block, self._centre)
+
     def products(self, start: int, stop: int, centre: Tensor) -> Callable[[], Pairs]:
-        """Multiply groups that are centred while they are read."""
-        return lambda: distances.products(self.read(start, stop), centre)
+        """Multiply groups that are centred while they are read or, for a library, copied."""
+        if group_kernels.can_multiply(self.columns):
+            return lambda: group_kernels.products(self.read(start, stop), centre)
+        self._centre = centre
+        num_clients = self.columns.shape[-1]
+        return lambda: distances.exact_gram(self._centred[:, start:stop])[
+            ..., :num_clients, :num_clients
+        ]
 
 
 def open_reader(

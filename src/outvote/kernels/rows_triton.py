@@ -1,0 +1,187 @@
+"""Triton kernels for squared lengths and distances, read once; called by `group_kernels`.
+
+Squares and sums are float64: finite for all finite float32 values, the same to the last bit for
+equal rows, and from one run to the next.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from outvote.kernels.group_kernels import Layout
+
+# Values that a program reads at once.
+AT_ONCE = 2048
+# Rows that share what they are compared with, which is then read once for all of them.
+ROWS_AT_ONCE = 4
+NUM_WARPS = 4
+
+
+@triton.jit(
+    do_not_specialize=[
+        "num_clients",
+        "dim",
+        "num_pieces",
+        "run_stride",
+        "client_stride",
+        "minus_stride",
+    ]
+)
+def _square_sums(
+    rows,
+    minus,
+    result,
+    num_clients,
+    dim,
+    num_pieces,
+    run_stride,
+    client_stride,
+    minus_stride,
+    HAS_MINUS: tl.constexpr,
+    UNIT: tl.constexpr,
+    PIECE: tl.constexpr,
+    CLIENTS: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    # Programs that compare with the same values run side by side.
+    num_blocks = tl.cdiv(num_clients, CLIENTS)
+    number = tl.program_id(0).to(tl.int64)
+    client = (number % num_blocks) * CLIENTS + tl.arange(0, CLIENTS)
+    number = number // num_blocks
+    part = number % num_pieces
+    run = number // num_pieces
+    own = rows + (run * run_stride + client * client_stride) * UNIT
+    minus += run * minus_stride * UNIT
+    known = client < num_clients
+    first = part * PIECE
+    last = tl.minimum(first + PIECE, dim)
+    total = tl.zeros([CLIENTS, STEP], dtype=tl.float64)
+    for at in range(first, last, STEP):
+        coordinate = at + tl.arange(0, STEP)
+        # Written so that the compiler sees which coordinates are read together.
+        inside = coordinate // UNIT < last // UNIT
+        wanted = known[:, None] & inside[None, :]
+        value = tl.load(own[:, None] + coordinate[None, :], mask=wanted, other=0.0).to(tl.float64)
+        if HAS_MINUS:
+            other = tl.load(minus + coordinate, mask=inside, other=0.0).to(tl.float64)
+            value -= other[None, :]
+        total += value * value
+    to = result + number * num_clients + client
+    tl.store(to, tl.sum(total, axis=1), mask=known)
+
+
+def square_sums(
+    rows: Tensor, minus: Tensor | None, result: Tensor, piece: int, layout: Layout
+) -> None:
+    """Add up the squares of ``rows [runs, clients, dim]``, or of their differences to a vector.
+
+    ``result [runs, pieces, clients]`` are the sums of pieces of so many coordinates.
+    """
+    runs, num_clients, dim = rows.shape
+    num_pieces = result.shape[1]
+    clients = 1 if minus is None else ROWS_AT_ONCE
+    run_stride, _, _, client_stride = layout.strides
+    _square_sums[(triton.cdiv(num_clients, clients) * num_pieces * runs,)](
+        rows,
+        rows if minus is None else minus,
+        result,
+        num_clients,
+        dim,
+        num_pieces,
+        run_stride,
+        client_stride,
+        dim // layout.unit,
+        HAS_MINUS=minus is not None,
+        UNIT=layout.unit,
+        PIECE=piece,
+        CLIENTS=clients,
+        STEP=AT_ONCE // clients,
+        num_warps=NUM_WARPS,
+    )
+
+
+@triton.jit(
+    do_not_specialize=[
+        "num_clients",
+        "dim",
+        "num_pieces",
+        "groups_per_run",
+        "run_stride",
+        "group_stride",
+    ]
+)
+def _distances_to_vector(
+    columns,
+    vector,
+    result,
+    num_clients,
+    dim,
+    num_pieces,
+    groups_per_run,
+    run_stride,
+    group_stride,
+    coordinate_stride,
+    client_stride,
+    UNIT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PIECE: tl.constexpr,
+    CLIENTS: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    number = tl.program_id(0).to(tl.int64)
+    part = number % num_pieces
+    group = number // num_pieces
+    run = group // groups_per_run
+    start = run * run_stride + (group - run * groups_per_run) * group_stride
+    start = columns + start * UNIT
+    client = tl.arange(0, CLIENTS)
+    if WIDTH > 0:
+        known = client < WIDTH
+    else:
+        known = client < num_clients
+    first = part * PIECE
+    last = tl.minimum(first + PIECE, dim)
+    total = tl.zeros([STEP, CLIENTS], dtype=tl.float64)
+    for at in range(first, last, STEP):
+        coordinate = at + tl.arange(0, STEP)
+        inside = coordinate < last
+        if WIDTH > 0:
+            offset = (coordinate * WIDTH)[:, None] + client[None, :]
+        else:
+            offset = (coordinate * coordinate_stride)[:, None] + (client * client_stride)[None, :]
+        wanted = inside[:, None] & known[None, :]
+        value = tl.load(start + offset, mask=wanted, other=0.0).to(tl.float64)
+        other = tl.load(vector + group * dim + coordinate, mask=inside, other=0.0).to(tl.float64)
+        value -= other[:, None]
+        total += value * value
+    to = result + number * num_clients + client
+    tl.store(to, tl.sum(total, axis=0), mask=client < num_clients)
+
+
+def distances_to_vector(
+    columns: Tensor, vector: Tensor, result: Tensor, piece: int, layout: Layout
+) -> None:
+    """Measure ``columns [runs, groups, dim, clients]`` against a contiguous vector per group.
+
+    ``result [runs * groups, pieces, clients]`` are sums of pieces of so many coordinates. Clients
+    are side by side.
+    """
+    runs, groups, dim, num_clients = columns.shape
+    num_pieces = result.shape[1]
+    clients = max(2, triton.next_power_of_2(num_clients))
+    _distances_to_vector[(runs * groups * num_pieces,)](
+        columns,
+        vector,
+        result,
+        num_clients,
+        dim,
+        num_pieces,
+        groups,
+        *layout.strides,
+        UNIT=layout.unit,
+        WIDTH=layout.width,
+        PIECE=piece,
+        CLIENTS=clients,
+        STEP=AT_ONCE // clients,
+        num_warps=NUM_WARPS,
+    )
