@@ -6,7 +6,7 @@ and counting the values below its middle, until one value is left for every coor
 All the values of a coordinate lie in one thread or a few, so that counting needs few exchanges.
 
 While the values are at hand, the same pass counts for every client in how many coordinates its
-value lies between the bounds.
+value is between the bounds.
 """
 
 from functools import cache
