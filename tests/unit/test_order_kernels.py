@@ -104,7 +104,7 @@ def some_clients(num: int, *shape: int) -> Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_clients", [2, 5, 18, 20, 21, 200])
 def test_shares_are_counted_in_the_same_pass(num_clients, kind, device):
-    rows = made(kind, 2, num_clients, 300).to(device)
+    rows = made(kind, 2, num_clients, 140 if num_clients < 100 else 20).to(device)
     close = {"rtol": 2e-6, "atol": TOLERANCE.get(kind, 1e-6)}
     for f in some_f(num_clients)[1:] or [0]:
         left = num_clients - f
@@ -213,3 +213,17 @@ def num_compiled() -> int:
     kernels = {id(x): x for module in modules for x in vars(module).values()}
     caches = [getattr(kernel, "device_caches", {}) for kernel in kernels.values()]
     return sum(len(of_device[0]) for cache in caches for of_device in cache.values())
+
+
+@pytest.mark.parametrize("num_values", [4, 8, 20])
+def test_a_network_in_assembly_sorts(num_values):
+    text, operands = order_kernels._kernels().network(num_values)
+    assert operands.count("f") == 2 * num_values
+    given = torch.randn(num_values, generator=torch.Generator().manual_seed(8)).tolist()
+    held = {f"${num_values + k}": value for k, value in enumerate(given)}
+    work = {"mov.f32": lambda x: x, "min.f32": min, "max.f32": max}
+    for line in text.strip("{ }").split(";"):
+        name, *rest = line.replace(",", " ").split() or ["."]
+        if name in work:
+            held[rest[0]] = work[name](*(held[key] for key in rest[1:]))
+    assert [held[f"${k}"] for k in range(num_values)] == sorted(given)

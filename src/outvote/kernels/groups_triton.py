@@ -64,7 +64,7 @@ def _value_of_rank(values, rank):
     low = tl.min(values, axis=1)
     high = tl.max(tl.where(values < float("inf"), values, 0.0), axis=1)
     low = tl.minimum(low, high)
-    by_value = low == low
+    by_value = low <= high
     num_steps = 8
     num_open = 1
     while num_open > 0:

@@ -108,7 +108,7 @@ def _key_of_rank(key, rank):
     low = tl.min(key, axis=1)
     high = tl.max(tl.where(key < 0x7FFFFFFF, key, -2147483648), axis=1)
     up_to = tl.zeros(low.shape, tl.int32)
-    by_value = low == low
+    by_value = low <= high
     num_steps = 12
     num_open = 1
     while num_open > 0:
