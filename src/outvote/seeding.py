@@ -8,6 +8,7 @@ every piece, and no global generator is ever touched.
 import hashlib
 import secrets
 from dataclasses import dataclass
+from threading import local
 
 import numpy as np
 import torch
@@ -18,6 +19,8 @@ from outvote.errors import renamed
 CPU = torch.device("cpu")
 # From here on torch draws 64 bits for each entry of a permutation.
 LARGEST_WITH_SHORT_DRAWS = (2**32 - 1) // 20
+
+_GENERATORS = local()
 
 Seed = int | np.random.Generator | torch.Generator | None
 
@@ -98,20 +101,32 @@ class RandomStream:
         return int.from_bytes(digest) >> 1
 
 
+def _generator_of_thread() -> np.random.RandomState:
+    """Return a generator to be seeded: making one takes longer than seeding it."""
+    generator: np.random.RandomState | None = getattr(_GENERATORS, "one", None)
+    if generator is None:
+        generator = _GENERATORS.one = np.random.RandomState(0)
+    return generator
+
+
 def _first_of_permutation(size: int, num_drawn: int, seed: int) -> np.ndarray:
     """Return the first entries of `torch.randperm` on a CPU.
 
     It swaps entry 0, 1, 2, ... with one drawn from there on, so that the first entries need the
     first draws only; torch and numpy seed the same generator in the same way.
     """
-    bits = np.random.RandomState(seed & 0xFFFFFFFF).randint(2**32, size=num_drawn, dtype=np.uint32)
+    generator = _generator_of_thread()
+    generator.seed(seed & 0xFFFFFFFF)
+    bits = generator.randint(2**32, size=num_drawn, dtype=np.uint32)
     drawn = np.arange(num_drawn) + bits % np.arange(size, size - num_drawn, -1)
     result = drawn.copy()
     # All others hold their own number when they are drawn.
-    _, first, count = np.unique(drawn, return_index=True, return_counts=True)
     is_special = drawn < num_drawn
-    is_special |= np.isin(drawn, drawn[first[count > 1]])
-    is_special[drawn[drawn < num_drawn]] = True
+    is_special[drawn[is_special]] = True
+    # Numbers drawn twice are among the few that share their last bits with another.
+    last_bits = drawn & 0xFFFF
+    alike = np.sort(drawn[np.bincount(last_bits)[last_bits] > 1])
+    is_special |= np.isin(drawn, alike[1:][alike[1:] == alike[:-1]])
     content: dict[int, int] = {}
     for k in np.flatnonzero(is_special).tolist():
         other = int(drawn[k])

@@ -28,6 +28,7 @@ def in_torch(function, *given):
     nothing = mock.Mock(return_value=False)
     with (
         mock.patch.object(order_kernels, "can_select", nothing),
+        mock.patch.object(order_kernels, "can_count", nothing),
         mock.patch.object(matrix_kernels, "is_usable", nothing),
         mock.patch.object(client_kernels, "can_average", nothing),
         mock.patch.object(client_kernels, "can_measure", nothing),
@@ -54,7 +55,7 @@ def some_f(num_clients: int) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("num_clients", [2, 3, 50, 128, 129, 1000])
+@pytest.mark.parametrize("num_clients", [2, 3, 18, 20, 50, 128, 129, 1000])
 def test_ranks_and_nearest_values_are_those_of_a_sort(num_clients, kind, device):
     rows = made(kind, 2, num_clients, 11).to(device)
     close = {"rtol": 2e-6, "atol": TOLERANCE.get(kind, 1e-6)}
@@ -78,19 +79,46 @@ def test_ranks_and_nearest_values_are_those_of_a_sort(num_clients, kind, device)
 
 
 @pytest.mark.parametrize("kind", ["random", "tied"])
-def test_nearest_values_of_some_clients_are_read_where_they_lie(kind, device):
-    values = made(kind, 2, 3, 5, 9).to(device)
-    generator = torch.Generator().manual_seed(0)
-    index = torch.stack([torch.randperm(9, generator=generator)[:6] for _ in range(6)])
-    index = index.sort(dim=-1).values.view(2, 3, 6).to(device)
+@pytest.mark.parametrize("num_clients", [9, 40])
+def test_nearest_values_of_some_clients_are_read_where_they_lie(kind, num_clients, device):
+    values = made(kind, 2, 3, 5, num_clients).to(device)
+    num = num_clients - 3
+    among = some_clients(num, 2, 3, num_clients).to(device)
+    among = order_statistics.Among(among, num)
     for columns in (values, values[:, :, :, :], values.mT.contiguous().mT):
         for function in (
             order_statistics.mean_nearest_median,
             order_statistics.bounds_nearest_median,
         ):
-            found = function(columns, 4, "mean", index)
-            wanted = in_torch(function, columns, 4, "mean", index)
+            found = function(columns, num - 2, "mean", among)
+            wanted = in_torch(function, columns, num - 2, "mean", among)
             torch.testing.assert_close(found, wanted, rtol=2e-6, atol=1e-6)
+
+
+def some_clients(num: int, *shape: int) -> Tensor:
+    """Mark `num` clients of every matrix."""
+    scores = torch.rand(shape, generator=torch.Generator().manual_seed(0))
+    return torch.zeros(shape, dtype=torch.bool).scatter_(-1, scores.topk(num).indices, value=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_clients", [2, 5, 18, 20, 21, 200])
+def test_shares_are_counted_in_the_same_pass(num_clients, kind, device):
+    rows = made(kind, 2, num_clients, 140 if num_clients < 100 else 20).to(device)
+    close = {"rtol": 2e-6, "atol": TOLERANCE.get(kind, 1e-6)}
+    for f in some_f(num_clients)[1:] or [0]:
+        left = num_clients - f
+        num = max(1, num_clients - 1)
+        among = order_statistics.Among(some_clients(num, 2, num_clients).to(device), num)
+        for function, given in (
+            (order_statistics.mean_of_ranks_and_shares, (f, left)),
+            (order_statistics.mean_nearest_median_and_shares, (left,)),
+            (order_statistics.mean_nearest_median_and_shares, (max(1, num - f), "lower", among)),
+        ):
+            found = function(rows.mT, *given)
+            wanted = in_torch(function, rows.mT, *given)
+            torch.testing.assert_close(found[0], wanted[0], **close)
+            assert torch.equal(found[1], wanted[1])
 
 
 def points(kind: str, num_matrices: int, num_clients: int) -> Tensor:
@@ -185,3 +213,17 @@ def num_compiled() -> int:
     kernels = {id(x): x for module in modules for x in vars(module).values()}
     caches = [getattr(kernel, "device_caches", {}) for kernel in kernels.values()]
     return sum(len(of_device[0]) for cache in caches for of_device in cache.values())
+
+
+@pytest.mark.parametrize("num_values", [4, 8, 20])
+def test_a_network_in_assembly_sorts(num_values):
+    text, operands = order_kernels._kernels().network(num_values)
+    assert operands.count("f") == 2 * num_values
+    given = torch.randn(num_values, generator=torch.Generator().manual_seed(8)).tolist()
+    held = {f"${num_values + k}": value for k, value in enumerate(given)}
+    work = {"mov.f32": lambda x: x, "min.f32": min, "max.f32": max}
+    for line in text.strip("{ }").split(";"):
+        name, *rest = line.replace(",", " ").split() or ["."]
+        if name in work:
+            held[rest[0]] = work[name](*(held[key] for key in rest[1:]))
+    assert [held[f"${k}"] for k in range(num_values)] == sorted(given)

@@ -244,4 +244,7 @@ def _tile(num_rows: int) -> tuple[int, int, int]:
     """Return how many rows and columns are loaded at once, and by how many warps."""
     columns = max(2, triton.next_power_of_2(num_rows))
     rows = max(4, min(columns, TILE_VALUES // columns))
+    # One warp waits for no other.
+    if columns <= 32:
+        return rows, columns, 1
     return rows, columns, 4 if columns <= 128 else 8

@@ -13,10 +13,9 @@ from outvote.rules import distances
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.krum import krum_scores
 from outvote.rules.order_statistics import (
-    bounds_nearest_median,
+    Among,
     mean_nearest_median,
-    readable,
-    shares_between,
+    mean_nearest_median_and_shares,
 )
 from outvote.rules.rule import Aggregation, RoundInfo, Rule
 
@@ -57,17 +56,12 @@ class Bulyan(Rule):
         num_byzantine = info.num_byzantine
         num_selected = matrix.num_clients - 2 * num_byzantine
         is_selected = self._select(matrix, num_selected, num_byzantine)
-        index = is_selected.nonzero()[:, -1].view(*matrix.batch, num_selected)
         num_nearest = num_selected - 2 * num_byzantine
-        columns, within = readable(matrix.columns, index)
-        vector = mean_nearest_median(columns, num_nearest, self.even, within)
+        among = Among(is_selected, num_selected)
+        given = matrix.columns, num_nearest, self.even, among
         if not info.wants_weights:
-            return Aggregation(vector=vector)
-        bounds = bounds_nearest_median(columns, num_nearest, self.even, within)
-        shares = shares_between(columns, *bounds)
-        if within is not None:
-            return Aggregation(vector=vector, weights=torch.where(is_selected, shares, 0))
-        weights = torch.zeros_like(is_selected, dtype=torch.float64).scatter_(-1, index, shares)
+            return Aggregation(vector=mean_nearest_median(*given))
+        vector, weights = mean_nearest_median_and_shares(*given)
         return Aggregation(vector=vector, weights=weights)
 
     def _select(self, matrix: ClientMatrix, num_selected: int, num_byzantine: int) -> Tensor:

@@ -3,8 +3,12 @@
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from outvote.axes import Columns, PerCoordinate
-from outvote.rules.order_statistics import bounds_nearest_median, mean_nearest_median
+from outvote.axes import Columns, PerClient, PerCoordinate
+from outvote.rules.order_statistics import (
+    bounds_nearest_median,
+    mean_nearest_median,
+    mean_nearest_median_and_shares,
+)
 from outvote.rules.rule import CoordinatewiseRule
 
 
@@ -37,3 +41,9 @@ class MeaMed(CoordinatewiseRule):
     def bounds(self, columns: Columns, num_byzantine: int) -> tuple[PerCoordinate, PerCoordinate]:
         """Return the smallest and the largest of the values nearest to the median."""
         return bounds_nearest_median(columns, columns.shape[-1] - num_byzantine)
+
+    def reduce_with_shares(
+        self, columns: Columns, num_byzantine: int
+    ) -> tuple[PerCoordinate, PerClient]:
+        """Return both from one pass over the coordinates."""
+        return mean_nearest_median_and_shares(columns, columns.shape[-1] - num_byzantine)

@@ -3,9 +3,14 @@
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from outvote.axes import Columns, PerCoordinate
+from outvote.axes import Columns, PerClient, PerCoordinate
 from outvote.errors import check_choice
-from outvote.rules.order_statistics import mean_of_ranks, median_ranks, values_at_ranks
+from outvote.rules.order_statistics import (
+    mean_of_ranks,
+    mean_of_ranks_and_shares,
+    median_ranks,
+    values_at_ranks,
+)
 from outvote.rules.rule import CoordinatewiseRule, Traits
 
 
@@ -46,3 +51,10 @@ class Median(CoordinatewiseRule):
         """Return the middle value or values."""
         del num_byzantine
         return values_at_ranks(columns, *median_ranks(columns.shape[-1], self.even))
+
+    def reduce_with_shares(
+        self, columns: Columns, num_byzantine: int
+    ) -> tuple[PerCoordinate, PerClient]:
+        """Return both from one pass over the coordinates."""
+        del num_byzantine
+        return mean_of_ranks_and_shares(columns, *median_ranks(columns.shape[-1], self.even))

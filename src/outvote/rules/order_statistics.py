@@ -5,6 +5,7 @@ handful of clients a sorting network of elementwise minima and maxima is faster 
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from threading import local
 from typing import TypeVar
 
@@ -32,27 +33,12 @@ def sorting_network(values: list[Tensor]) -> list[Tensor]:
     """Sort a few tensors elementwise (Batcher's odd-even merge sort)."""
     values = list(values)
     num = len(values)
-    for low, high in _comparators(num):
+    for low, high in order_kernels.comparators(num):
         values[low], values[high] = (
             torch.minimum(values[low], values[high]),
             torch.maximum(values[low], values[high]),
         )
     return values
-
-
-def _comparators(num: int) -> list[tuple[int, int]]:
-    pairs = []
-    run = 1
-    while run < num:
-        step = run
-        while step >= 1:
-            for start in range(step % run, num - step, 2 * step):
-                for k in range(start, min(start + step, num - step)):
-                    if k // (2 * run) == (k + step) // (2 * run):
-                        pairs.append((k, k + step))
-            step //= 2
-        run *= 2
-    return pairs
 
 
 def sort_clients(tile: Columns, buffer: np.ndarray | None = None) -> Columns:
@@ -163,41 +149,83 @@ def _values_at_ranks(tile: Columns, first: int, last: int) -> tuple[PerCoordinat
     return values[..., first].clone(), values[..., last - 1].clone()
 
 
+def mean_of_ranks_and_shares(
+    columns: Columns, first: int, last: int
+) -> tuple[PerCoordinate, PerClient]:
+    """Return `mean_of_ranks`, and the share of coordinates where each client's value entered."""
+    if order_kernels.can_count(columns):
+        return order_kernels.mean_of_ranks_and_shares(columns, first, last)
+    mean = mean_of_ranks(columns, first, last)
+    return mean, shares_between(columns, *values_at_ranks(columns, first, last))
+
+
+@dataclass(frozen=True, slots=True)
+class Among:
+    """Some of the clients, as many in every run and group, marked in ``[runs, *groups, n]``."""
+
+    is_among: Tensor
+    num: int
+
+    @property
+    def index(self) -> Tensor:
+        """The indices of these clients, ``[runs, *groups, num]``."""
+        return self.is_among.nonzero()[:, -1].view(*self.is_among.shape[:-1], self.num)
+
+
 def mean_nearest_median(
-    columns: Columns, num_nearest: int, even: str = "mean", index: Tensor | None = None
+    columns: Columns, num_nearest: int, even: str = "mean", among: Among | None = None
 ) -> PerCoordinate:
     """Return, per coordinate, the mean of the values nearest to the median (ties: lower index).
 
-    With ``index [runs, *groups, k]``, of the values of those clients.
+    With `among`, of the values of those clients.
     """
     if order_kernels.can_select(columns):
-        ranks = median_ranks(_num_selected(columns, index), even)
-        return order_kernels.mean_nearest(columns, ranks, num_nearest, index)
-    if index is not None:
-        columns = of_clients(columns, index)
-    parts = over_tiles(lambda tile: _nearest(tile, num_nearest, even)[0], columns)
+        return order_kernels.mean_nearest(columns, *_for_kernels(columns, num_nearest, even, among))
+    parts = over_tiles(lambda tile: _nearest(tile, num_nearest, even)[0], _some(columns, among))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
 def bounds_nearest_median(
-    columns: Columns, num_nearest: int, even: str = "mean", index: Tensor | None = None
+    columns: Columns, num_nearest: int, even: str = "mean", among: Among | None = None
 ) -> tuple[PerCoordinate, PerCoordinate]:
     """Return the smallest and the largest of the values nearest to the median."""
     if order_kernels.can_select(columns):
-        ranks = median_ranks(_num_selected(columns, index), even)
-        return order_kernels.bounds_nearest(columns, ranks, num_nearest, index)
-    if index is not None:
-        columns = of_clients(columns, index)
-    parts = over_tiles(lambda tile: _nearest(tile, num_nearest, even)[1:], columns)
+        given = _for_kernels(columns, num_nearest, even, among)
+        return order_kernels.bounds_nearest(columns, *given)
+    parts = over_tiles(lambda tile: _nearest(tile, num_nearest, even)[1:], _some(columns, among))
     lows, highs = zip(*parts, strict=True)
     return torch.cat(lows, dim=-1), torch.cat(highs, dim=-1)
 
 
-def readable(columns: Columns, index: Tensor) -> tuple[Columns, Tensor | None]:
-    """Return values, and which clients of them count: a kernel reads those without a copy."""
-    if order_kernels.can_select(columns):
-        return columns, index
-    return of_clients(columns, index), None
+def mean_nearest_median_and_shares(
+    columns: Columns, num_nearest: int, even: str = "mean", among: Among | None = None
+) -> tuple[PerCoordinate, PerClient]:
+    """Return `mean_nearest_median`, and the share of coordinates where each client's value entered.
+
+    The share of clients that are not in `among` is 0.
+    """
+    if order_kernels.can_count(columns):
+        given = _for_kernels(columns, num_nearest, even, among)
+        return order_kernels.mean_nearest_and_shares(columns, *given)
+    if among is not None and not order_kernels.can_select(columns):
+        mean, shares = mean_nearest_median_and_shares(_some(columns, among), num_nearest, even)
+        everyone = torch.zeros_like(among.is_among, dtype=torch.float64)
+        return mean, everyone.scatter_(-1, among.index, shares)
+    mean = mean_nearest_median(columns, num_nearest, even, among)
+    bounds = bounds_nearest_median(columns, num_nearest, even, among)
+    shares = shares_between(columns, *bounds)
+    return mean, shares if among is None else torch.where(among.is_among, shares, 0)
+
+
+def _some(columns: Columns, among: Among | None) -> Columns:
+    return columns if among is None else of_clients(columns, among.index)
+
+
+def _for_kernels(
+    columns: Columns, num_nearest: int, even: str, among: Among | None
+) -> tuple[tuple[int, int], int, Tensor | None]:
+    num = columns.shape[-1] if among is None else among.num
+    return median_ranks(num, even), num_nearest, None if among is None else among.is_among
 
 
 def of_clients(columns: Columns, index: Tensor) -> Columns:
@@ -206,10 +234,6 @@ def of_clients(columns: Columns, index: Tensor) -> Columns:
         return columns.index_select(-1, index.flatten())
     index = index.unsqueeze(-2).expand(*columns.shape[:-1], index.shape[-1])
     return columns.gather(-1, index)
-
-
-def _num_selected(columns: Columns, index: Tensor | None) -> int:
-    return columns.shape[-1] if index is None else index.shape[-1]
 
 
 def _nearest(tile: Columns, num_nearest: int, even: str) -> tuple[Tensor, Tensor, Tensor]:

@@ -300,10 +300,17 @@ class CoordinatewiseRule(Rule):
         bounds = self.bounds(columns, num_byzantine)
         return None if bounds is None else shares_between(columns, *bounds)
 
+    def reduce_with_shares(
+        self, columns: Columns, num_byzantine: int
+    ) -> tuple[PerCoordinate, PerClient | None]:
+        """Return `reduce` and `shares`; a rule that finds both in one pass has its own way."""
+        return self.reduce(columns, num_byzantine), self.shares(columns, num_byzantine)
+
     def compute(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Reduce the coordinates."""
-        vector = self.reduce(matrix.columns, info.num_byzantine)
-        shares = self.shares(matrix.columns, info.num_byzantine) if info.wants_weights else None
+        if not info.wants_weights:
+            return Aggregation(vector=self.reduce(matrix.columns, info.num_byzantine))
+        vector, shares = self.reduce_with_shares(matrix.columns, info.num_byzantine)
         return Aggregation(vector=vector, weights=shares)
 
 

@@ -3,8 +3,12 @@
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from outvote.axes import Columns, PerCoordinate
-from outvote.rules.order_statistics import mean_of_ranks, values_at_ranks
+from outvote.axes import Columns, PerClient, PerCoordinate
+from outvote.rules.order_statistics import (
+    mean_of_ranks,
+    mean_of_ranks_and_shares,
+    values_at_ranks,
+)
 from outvote.rules.rule import CoordinatewiseRule
 
 
@@ -36,3 +40,9 @@ class TrimmedMean(CoordinatewiseRule):
     def bounds(self, columns: Columns, num_byzantine: int) -> tuple[PerCoordinate, PerCoordinate]:
         """Return the smallest and the largest value that were not trimmed."""
         return values_at_ranks(columns, num_byzantine, columns.shape[-1] - num_byzantine)
+
+    def reduce_with_shares(
+        self, columns: Columns, num_byzantine: int
+    ) -> tuple[PerCoordinate, PerClient]:
+        """Return both from one pass over the coordinates."""
+        return mean_of_ranks_and_shares(columns, num_byzantine, columns.shape[-1] - num_byzantine)
