@@ -228,3 +228,13 @@ def test_distances_to_the_update_of_every_run() -> None:
     torch.testing.assert_close(far, plain, rtol=1e-12, atol=0)
     own = torch.linalg.vector_norm(rows.double(), dim=-1)
     torch.testing.assert_close(distances.norms(rows.mT), own, rtol=1e-12, atol=0)
+
+
+@needs_kernels
+def test_every_group_may_have_a_centre_of_its_own() -> None:
+    columns = torch.randn(2, 3, 40, 6, device=DEVICE)
+    centre = torch.tensor([[0, 5, 2], [1, 1, 3]], device=DEVICE)
+    found = group_kernels.products(columns, centre)
+    middle = columns.gather(-1, centre[:, :, None, None].expand(2, 3, 40, 1))
+    exact = (columns - middle).double()
+    torch.testing.assert_close(found.double(), exact.mT @ exact, rtol=1e-4, atol=1e-4)

@@ -172,9 +172,13 @@ def squared_distances_to_vector(columns: Columns, vector: PerCoordinate) -> PerC
 def products(columns: Columns, centre: Tensor) -> Pairs:
     """Return the inner products of the clients relative to the central one of their run.
 
-    In float32, or, from pieces of many coordinates, in float64.
+    In float32, or, from pieces of many coordinates, in float64. Every group may have a centre of
+    its own, ``[runs, groups]``.
     """
     groups = _grouped(columns)
+    if centre.dim() > 1:
+        groups = groups.flatten(0, 1).unsqueeze(1)
+        centre = centre.flatten()
     dim, num_clients = columns.shape[-2:]
     num_matrices = prod(groups.shape[:2])
     piece = piece_length(num_matrices, dim)
