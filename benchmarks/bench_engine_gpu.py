@@ -116,12 +116,12 @@ def main() -> None:
 
 def networks(options: argparse.Namespace):  # noqa: ANN201
     """Run rounds of all rules under one attack, evaluated in every round."""
-    rows = []
+    rows, compiled = [], Compiled()
     for name in options.networks:
         setting = _tiny(SETTINGS[name]) if options.tiny else SETTINGS[name]
         row = {"network": name, "runs": options.runs, "precision": options.precision}
         try:
-            row |= _measure(name, setting, options)
+            row |= _measure(name, setting, options, compiled)
         except torch.cuda.OutOfMemoryError as error:
             row["error"] = str(error).partition("\n")[0]
         rows.append(row)
@@ -131,7 +131,9 @@ def networks(options: argparse.Namespace):  # noqa: ANN201
         yield rows
 
 
-def _measure(name: str, setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
+def _measure(
+    name: str, setting: Setting, options: argparse.Namespace, compiled: "Compiled"
+) -> dict[str, Any]:
     device = torch.device(options.device)
     data = Data.random(setting, device)
     modules = [
@@ -158,6 +160,7 @@ def _measure(name: str, setting: Setting, options: argparse.Namespace) -> dict[s
     built = time.perf_counter() - started
     warm_up(stack, state.weights.shape[1])
     found, clock, fitting = [], Clock(device), FittingRounds(print)
+    compiled.take()
     for number in range(options.rounds):
         is_profiled = options.profile is not None and number == options.rounds - 1
         if is_profiled:
@@ -171,6 +174,7 @@ def _measure(name: str, setting: Setting, options: argparse.Namespace) -> dict[s
         else:
             state, seconds, num_samples = _round(fitting, stack, state, device)
             found.append({"seconds": seconds, "samples": num_samples})
+            found[-1]["compiled"] = compiled.take()
     with clock:
         for _ in range(2 + (not options.tiny)):
             state, _, num_samples = _round(fitting, stack, state, device)
@@ -246,6 +250,30 @@ def _round(
 def _sync(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()
+
+
+class Compiled:
+    """The kernels that Triton compiled, with their times."""
+
+    def __init__(self) -> None:
+        """Listen, if Triton is there and tells."""
+        self.names: list[tuple[str, float]] = []
+        try:
+            from triton import knobs
+        except ImportError:
+            return
+        knobs.compilation.listener = self._listen
+
+    def _listen(self, *, src: Any, times: Any, cache_hit: bool, **_: Any) -> None:
+        if not cache_hit:
+            seconds = (times.total_lowering + times.ir_initialization + times.store_results) / 1e6
+            self.names.append((src.name, seconds))
+
+    def take(self) -> dict[str, Any]:
+        """Return what was compiled since the last time: how many, seconds, the slowest."""
+        names, self.names = self.names, []
+        slowest = sorted(names, key=lambda each: -each[1])[:12]
+        return {"number": len(names), "seconds": sum(t for _, t in names), "slowest": slowest}
 
 
 class Clock:

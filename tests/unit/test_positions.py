@@ -73,7 +73,7 @@ def test_runs_with_one_seed_and_the_same_samples_share_their_batches():
     parts = tuple(part.flip(0)[1:] for part in other.federation.parts)
     other = replace(other, federation=replace(other.federation, parts=parts))
     stack, *_ = _round([one, same, other, replace(one, seed=one.seed + 1)])
-    tasks = _client_tasks(stack, 1, [(run, 0, 2) for run in range(4)])
+    tasks = _client_tasks(stack, 1, [(run, 2, True) for run in range(4)])
     assert tasks[0].batches is tasks[1].batches
     assert [task.run for task in tasks] == [0, 1, 2, 3]
     assert tasks[0].seed == tasks[1].seed == tasks[2].seed != tasks[3].seed

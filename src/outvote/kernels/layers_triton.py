@@ -14,6 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 VALUES, NUM_TILES = 4096, 8
+# Warps of the programs that add up, and of those that write.
+SUM_WARPS, WRITE_WARPS = 4, 4
 
 
 @triton.jit(do_not_specialize=["num_rows", "per_image"])
@@ -163,7 +165,7 @@ def moments(
         ROWS=rows,
         CHANNELS=per_block,
         TILES=NUM_TILES,
-        num_warps=4,
+        num_warps=SUM_WARPS,
     )
     factor, offset, bias = parameters
     found = _empty(images, 5, models, channels).unbind()
@@ -267,7 +269,7 @@ def affine(
         HAS_PLUS=plus is not None,
         ROWS=rows,
         CHANNELS=per_block,
-        num_warps=4,
+        num_warps=WRITE_WARPS,
     )
 
 
@@ -347,7 +349,7 @@ def affine_pooled(
         HAS_INDEX=index is not None,
         ROWS=rows,
         CHANNELS=per_block,
-        num_warps=4,
+        num_warps=WRITE_WARPS,
     )
 
 
@@ -583,7 +585,7 @@ def inner_gradient(
         ROWS=rows,
         CHANNELS=per_block,
         TILES=NUM_TILES,
-        num_warps=4,
+        num_warps=SUM_WARPS,
     )
     average, pull = _empty(images, 2, models, channels).unbind()
     _finish_sums[(num_blocks, models)](
@@ -623,7 +625,7 @@ def inner_gradient(
         IS_POOLED=index is not None,
         ROWS=rows,
         CHANNELS=per_block,
-        num_warps=4,
+        num_warps=WRITE_WARPS,
     )
     return result
 
@@ -728,7 +730,7 @@ def relu_gradient(
         ROWS=rows,
         CHANNELS=per_block,
         TILES=NUM_TILES,
-        num_warps=4,
+        num_warps=SUM_WARPS,
     )
     _finish_bias[(num_blocks, models)](
         sums, to_bias, num_strips, channels, to_bias.stride(0), CHANNELS=per_block, num_warps=1
