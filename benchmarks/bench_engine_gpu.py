@@ -140,8 +140,10 @@ def _measure(
         ov.make_model(name, num_classes=setting.num_classes, input_shape=setting.shape, seed=number)
         for number in range(-(-options.runs // len(RULES)))
     ]
+    # As sweeps order them: the runs of a rule are neighbours.
+    num_seeds = len(modules)
     runs = [
-        _run(setting, RULES[k % len(RULES)], options.attack, seed=k // len(RULES))
+        _run(setting, RULES[k // num_seeds], options.attack, seed=k % num_seeds)
         for k in range(options.runs)
     ]
     started = time.perf_counter()
@@ -155,7 +157,7 @@ def _measure(
         precision=options.precision if device.type == "cuda" else "float32",
         trainer=options.trainer,
     )
-    state = first_state([modules[k // len(RULES)] for k in range(options.runs)], data.train)
+    state = first_state([modules[k % num_seeds] for k in range(options.runs)], data.train)
     _sync(device)
     built = time.perf_counter() - started
     warm_up(stack, state.weights.shape[1])

@@ -1,8 +1,8 @@
 """Kernels of rules and attacks compiled while the clients train for the first time.
 
 A GPU's kernels are compiled when they are first used, one after the other, which would be most of
-the first round of a sweep. Here every rule and attack of a stack is called once on a small matrix,
-all in threads: compilers leave Python's lock to others.
+the first round of a sweep. Here every rule and attack of a stack is called on a small matrix, in a
+few threads: compilers leave Python's lock to others.
 """
 
 from collections.abc import Callable
@@ -16,40 +16,60 @@ from outvote.attacks.attack import Attack
 from outvote.attacks.run_attack import run_attack
 from outvote.engine.run_stack import RunStack
 from outvote.rules.aggregate import aggregate
-from outvote.rules.rule import Rule
+from outvote.rules.rule import CoordinatewiseRule, Rule, Wrapper
 
-MOST_THREADS = 16
 # As many coordinates as choose the kernels of large models; the real matrices may fill the memory.
 NUM_COORDINATES = 1 << 17
 ALIGNED = 16
+
+Call = Callable[[], object]
 
 
 def warm_up(stack: RunStack, dim: int) -> ThreadPoolExecutor | None:
     """Start to compile what the runs will use on their GPU, and return the threads."""
     if stack.device.type != "cuda" or len(stack.runs) < 2:
         return None
-    jobs = small_calls(stack, dim)
-    threads = ThreadPoolExecutor(min(MOST_THREADS, len(jobs)), thread_name_prefix="warm-up")
-    for job in jobs:
-        threads.submit(_quietly, job)
+    chains = small_calls(stack, dim)
+    threads = ThreadPoolExecutor(len(chains), thread_name_prefix="warm-up")
+    for chain in chains:
+        threads.submit(_quietly, chain)
     threads.shutdown(wait=False)
     return threads
 
 
-def small_calls(stack: RunStack, dim: int) -> list[Callable[[], object]]:
-    """Return one call for every rule and attack of the stack."""
+def small_calls(stack: RunStack, dim: int) -> list[list[Call]]:
+    """Return one or two calls for every rule and attack of the stack, in chains.
+
+    The calls of a chain share kernels: side by side, each would compile them for itself.
+    """
     # Kernels for aligned and for other addresses are two.
     small = min(dim, NUM_COORDINATES + dim % ALIGNED)
     shape = (1, stack.runs[0].num_sampled, small)
-    rules = {run.rule for run in stack.runs}
-    attacks = {run.attack for run in stack.runs}
-    calls: list[Callable[[], object]] = [partial(_aggregate, rule, shape, stack) for rule in rules]
-    return calls + [partial(_attack, attack, shape, stack) for attack in attacks]
+    chains: dict[str, list[Call]] = {}
+    for rule in dict.fromkeys(run.rule for run in stack.runs):
+        # Of colluding clients, who send copies, there are other kernels.
+        for has_copies in (False, True):
+            call = partial(_aggregate, rule, shape, stack, has_copies=has_copies)
+            chains.setdefault(_kind(rule), []).append(call)
+    for attack in dict.fromkeys(run.attack for run in stack.runs):
+        chains.setdefault("attack", []).append(partial(_attack, attack, shape, stack))
+    return list(chains.values())
 
 
-def _aggregate(rule: Rule, shape: tuple[int, int, int], stack: RunStack) -> None:
+def _kind(rule: Rule) -> str:
+    if isinstance(rule, Wrapper):
+        return f"{rule.name} of {_kind(rule.rule)}"
+    return "coordinates" if isinstance(rule, CoordinatewiseRule) else "distances"
+
+
+def _aggregate(
+    rule: Rule, shape: tuple[int, int, int], stack: RunStack, *, has_copies: bool
+) -> None:
     num_byzantine = max(0, min(1, rule.max_byzantine(shape[1])))
-    aggregate(rule, _rows(shape, stack), num_byzantine=[num_byzantine], seeds=[0], round=1)
+    rows = _rows(shape, stack)
+    if has_copies:
+        rows[:, :2] = rows[:, :1].clone()
+    aggregate(rule, rows, num_byzantine=[num_byzantine], seeds=[0], round=1)
 
 
 def _attack(attack: Attack, shape: tuple[int, int, int], stack: RunStack) -> None:
@@ -70,7 +90,8 @@ def _rows(shape: tuple[int, int, int], stack: RunStack) -> torch.Tensor:
     return torch.randn(shape, generator=generator, dtype=stack.test.dtype).to(stack.device)
 
 
-def _quietly(job: Callable[[], object]) -> None:
-    # What fails here fails in the round too, and is reported there.
-    with suppress(Exception):
-        job()
+def _quietly(chain: list[Call]) -> None:
+    for call in chain:
+        # What fails here fails in the round too, and is reported there.
+        with suppress(Exception):
+            call()

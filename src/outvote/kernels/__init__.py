@@ -26,3 +26,16 @@ def load_kernels(module: str) -> ModuleType | None:
     """Return a module of kernels by its name, or None without Triton."""
     has_triton = importlib.util.find_spec("triton") is not None
     return importlib.import_module(module) if has_triton else None
+
+
+def block_of(size: int, largest: int) -> int:
+    """Return the largest power of two, up to `largest`, that covers a size with little to spare.
+
+    What is beyond the size is computed in vain: at most an eighth of it, or less than 16 values.
+    """
+    block = 1
+    while block < min(size, largest):
+        block *= 2
+    while block > 16 and -size % block > size // 8:
+        block //= 2
+    return block

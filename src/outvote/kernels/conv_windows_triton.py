@@ -4,6 +4,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outvote.kernels import block_of
+
 # Sizes are run-time arguments: another layer compiles nothing. A program works on whole lines of
 # pixels, so that it divides once for a line, not for a pixel.
 LINES, VALUES = 4, 4096
@@ -55,7 +57,7 @@ def cut(images: Tensor, windows: Tensor, size: int, stride: int, padding: int) -
     height, width, channels = images.shape[2:]
     high, wide, num_padded = windows.shape[2:]
     num_lines = windows.shape[0] * windows.shape[1] * high
-    values = min(512, triton.next_power_of_2(num_padded))
+    values = block_of(num_padded, 512)
     side = min(triton.next_power_of_2(wide), max(1, VALUES // values))
     grid = (
         triton.cdiv(num_lines, LINES),
@@ -128,7 +130,7 @@ def add_up(gradient: Tensor, total: Tensor, size: int, stride: int, padding: int
     height, width, channels = total.shape[2:]
     high, wide = gradient.shape[2:4]
     num_lines = total.shape[0] * total.shape[1] * height
-    per_block = min(128, triton.next_power_of_2(channels))
+    per_block = block_of(channels, 128)
     side = min(triton.next_power_of_2(width), max(1, VALUES // 4 // per_block))
     grid = (num_lines, triton.cdiv(width, side), triton.cdiv(channels, per_block))
     _add_up[grid](

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outvote.kernels import block_of
+
 VALUES, NUM_TILES = 4096, 8
 # Warps of the programs that add up, and of those that write.
 SUM_WARPS, WRITE_WARPS = 4, 4
@@ -769,7 +771,7 @@ def _sizes(images: Tensor) -> tuple[int, int, int, int]:
 
 def _tile(channels: int, values: int = VALUES) -> tuple[int, int]:
     """Return how many rows and channels a program works on at once."""
-    per_block = min(128, triton.next_power_of_2(channels))
+    per_block = block_of(channels, 128)
     return values // per_block, per_block
 
 
