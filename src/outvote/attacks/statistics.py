@@ -147,7 +147,7 @@ def _kernels_for(rows: Rows, dtype: torch.dtype, wanted: Wanted) -> ModuleType |
         and rows.numel() > 0
         and rows.stride(-1) == 1
     )
-    return load_kernels("outvote.attacks.moments_triton") if is_usable else None
+    return load_kernels("outvote.kernels.moments_triton") if is_usable else None
 
 
 def _measure_by_kernel(
