@@ -258,7 +258,7 @@ class Compiled:
     """The kernels that Triton compiled, with their times."""
 
     def __init__(self) -> None:
-        """Listen, if Triton is there and tells."""
+        """Listen, where Triton is there and reports it."""
         self.names: list[tuple[str, float]] = []
         try:
             from triton import knobs

@@ -1,4 +1,4 @@
-"""Small calls that compile kernels: one for every rule and attack, none of which may fail."""
+"""Small calls that compile kernels: every rule and attack has one, and none may fail."""
 
 from itertools import chain
 
