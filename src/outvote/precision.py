@@ -28,38 +28,32 @@ def plain_torch(device: torch.device) -> Iterator[None]:
 def exact_products() -> Iterator[None]:
     """Keep float32 products in float32 (no TF32, no bfloat16), and restore the setting.
 
-    The setting is one for the whole process, so the first thread in changes it and the last one out
+    The setting is one for the whole process: the first thread in changes it, the last one out
     restores it.
     """
     if getattr(_HERE, "is_inside", False):
         yield
         return
     _HERE.is_inside = True
-    with _PRECISION.lock:
-        if _PRECISION.num_inside == 0:
-            _PRECISION.saved = _get_precision()
-            _set_precision(["ieee"] * len(_PRECISION.saved))
-        _PRECISION.num_inside += 1
+    _PRECISION.enter("exact")
     try:
         yield
     finally:
         _HERE.is_inside = False
-        with _PRECISION.lock:
-            _PRECISION.num_inside -= 1
-            if _PRECISION.num_inside == 0:
-                _set_precision(_PRECISION.saved)
+        _PRECISION.leave("exact")
 
 
 @contextmanager
 def fast_products() -> Iterator[None]:
-    """Let float32 matrix products be formed in TF32 where the device has it, and restore."""
-    saved = _get_precision()
-    # The last one is the CPU's.
-    _set_precision(["tf32"] * max(1, len(saved) - 1) + saved[max(1, len(saved) - 1) :])
+    """Let float32 matrix products be formed in TF32 where the device has it, and restore.
+
+    While anybody needs exact products, they are exact.
+    """
+    _PRECISION.enter("fast")
     try:
         yield
     finally:
-        _set_precision(saved)
+        _PRECISION.leave("fast")
 
 
 @contextmanager
@@ -74,12 +68,36 @@ def products_in(precision: str, device: torch.device) -> Iterator[None]:
 
 
 class _Precision:
-    """Who is inside `exact_products`, and what was set before."""
+    """Who needs which products, and what was set before the first came."""
 
     def __init__(self) -> None:
         self.lock = Lock()
-        self.num_inside = 0
+        self.inside = {"exact": 0, "fast": 0}
         self.saved: list[str] = []
+
+    def enter(self, kind: str) -> None:
+        """Count one more."""
+        with self.lock:
+            if not any(self.inside.values()):
+                self.saved = _get_precision()
+            self.inside[kind] += 1
+            self._set()
+
+    def leave(self, kind: str) -> None:
+        """Count one less."""
+        with self.lock:
+            self.inside[kind] -= 1
+            self._set()
+
+    def _set(self) -> None:
+        names = self.saved
+        if self.inside["exact"]:
+            names = ["ieee"] * len(self.saved)
+        elif self.inside["fast"]:
+            # The last one is the CPU's.
+            num_fast = max(1, len(self.saved) - 1)
+            names = ["tf32"] * num_fast + self.saved[num_fast:]
+        _set_precision(names)
 
 
 _PRECISION = _Precision()

@@ -1,6 +1,8 @@
 """Small calls that compile kernels: every rule and attack has one, and none may fail."""
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
+from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from outvote.engine import warm_up
 from outvote.engine.federation import make_federation
 from outvote.engine.run_stack import Run
 from outvote.engine.simulation import make_run_stack
+from outvote.precision import _get_precision, exact_products, fast_products
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.samples import ByteImages
 
@@ -75,3 +78,38 @@ def test_threads_end_by_themselves(stack):
     threads = warm_up.warm_up(stack, 100_000)
     assert threads is not None
     threads.shutdown(wait=True)
+
+
+def test_threads_that_need_exact_products_leave_the_setting_as_it_was():
+    before = _get_precision()
+    with fast_products():
+        fast = _get_precision()
+        with ThreadPoolExecutor(1) as threads:
+            assert threads.submit(_inside_exact).result() == ["ieee"] * len(before)
+        assert _get_precision() == fast
+    assert _get_precision() == before
+
+
+def test_who_comes_while_another_needs_exact_products_restores_what_was_before_both():
+    before = _get_precision()
+    is_inside, is_over = Event(), Event()
+
+    def wait() -> None:
+        with exact_products():
+            is_inside.set()
+            is_over.wait(10)
+
+    thread = Thread(target=wait)
+    thread.start()
+    assert is_inside.wait(10)
+    with fast_products():
+        assert _get_precision() == ["ieee"] * len(before)
+        is_over.set()
+        thread.join()
+        assert _get_precision() != ["ieee"] * len(before)
+    assert _get_precision() == before
+
+
+def _inside_exact() -> list[str]:
+    with exact_products():
+        return _get_precision()

@@ -27,7 +27,9 @@ Call = Callable[[], object]
 
 def warm_up(stack: RunStack, dim: int) -> ThreadPoolExecutor | None:
     """Start to compile what the runs will use on their GPU, and return the threads."""
-    if stack.device.type != "cuda" or len(stack.runs) < 2:
+    # Rules need exact products, and so would clients that train in TF32 meanwhile.
+    is_exact = getattr(stack.trainer, "precision", "float32") != "tf32"
+    if stack.device.type != "cuda" or len(stack.runs) < 2 or not is_exact:
         return None
     chains = small_calls(stack, dim)
     threads = ThreadPoolExecutor(len(chains), thread_name_prefix="warm-up")
