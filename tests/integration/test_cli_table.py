@@ -26,7 +26,7 @@ settings.rounds = 2
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     root = tmp_path_factory.mktemp("store") / "runs"
-    write_store(root, "table5-heterogeneity", seeds=2, rounds=4)
+    write_store(root, "table5-heterogeneity", seeds=2, rounds=4, parts=("main",))
     write_store(root, "demo", seeds=2, rounds=4)
     return root
 

@@ -456,9 +456,7 @@ def test_report_prints_what_it_wrote(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_page_of_360_runs_of_200_rounds_is_made_in_20_seconds_and_8_megabytes(tmp_path, capsys):
-    results = write_store(
-        tmp_path / "runs", "table1-cifar10", seeds=5, rounds=200, parts=("main",)
-    )
+    results = write_store(tmp_path / "runs", "table1-cifar10", seeds=5, rounds=200, parts=("main",))
     assert len(results) >= 360
     assert sum(int(each.series.num_sampled.sum()) for each in results) < MAX_VERDICTS
     start = time.perf_counter()

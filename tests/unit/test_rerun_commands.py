@@ -60,7 +60,9 @@ def test_one_command_runs_all_parts_with_the_same_changes():
 def test_the_command_for_missing_cells_has_the_settings_of_those_that_are_there():
     results = made_results("table1-femnist", seeds=1, rounds=1)[:1]
     results[0].config["training"]["momentum"] = 0.25
-    wanted = "run them with `outvote bench table1-femnist --part main --set training.momentum=0.25`."
+    wanted = (
+        "run them with `outvote bench table1-femnist --part main --set training.momentum=0.25`."
+    )
     assert wanted in markdown(render(grids_of(results)))
 
 

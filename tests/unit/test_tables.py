@@ -684,7 +684,9 @@ def test_runs_without_weights_show_the_selection_rate():
 
 
 def test_a_table_shows_what_its_part_is_about_unless_a_metric_is_chosen():
-    selection = grids_of(made_results("figure1-motivation", seeds=1, rounds=2, parts=("iid", "non-iid")))
+    selection = grids_of(
+        made_results("figure1-motivation", seeds=1, rounds=2, parts=("iid", "non-iid"))
+    )
     deviation = grids_of(made_results("figure2-deviation", seeds=1, rounds=2))
     text = markdown(selection, paper=True)
     assert (

@@ -196,7 +196,9 @@ def _commands(source: str, grids: Sequence[Grid]) -> list[list[str]]:
     ]
 
 
-def _once(groups: Mapping[tuple[str, ...], Sequence[Result]]) -> dict[tuple[str, ...], list[Result]]:
+def _once(
+    groups: Mapping[tuple[str, ...], Sequence[Result]],
+) -> dict[tuple[str, ...], list[Result]]:
     """Return the runs of each command without those of an earlier one; none is left empty."""
     known: set[int] = set()
     found = {}
