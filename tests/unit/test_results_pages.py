@@ -51,6 +51,23 @@ def test_the_gains_in_the_readme_are_made_from_the_exports():
     assert MADE["with_gains"](readme, FOLDER) == readme
 
 
+def test_the_headline_of_the_readme_is_that_of_the_first_claim():
+    """Where the first claim changes, the sentence has to be written anew."""
+    claims = (FOLDER / "claims.md").read_text(encoding="utf-8")
+    first = claims.split("## 1. With all 50 clients")[1].split("## 2. ")[0]
+    mean, low, high = re.search(
+        r"\*\*Holds\*\*: \+(\S+) \[\+(\S+), \+(\S+)\], n = 2 seeds", first
+    ).groups()
+    table = re.search(r"six rules, six attacks \| \+(\S+) / \+(\S+) \((\d+)\)", claims)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"**With all 50 clients GAS gains {table[1]} points**" in readme
+    assert table[1] == mean
+    assert (
+        f"(95 % interval {low} to {high}, two complete seeds; last ten rounds: {table[2]};"
+        in readme
+    )
+
+
 def test_missing_runs_and_sweeps_are_made_from_the_exports():
     page = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert MADE["with_sweeps"](page, FOLDER) == page
