@@ -1,4 +1,4 @@
-"""Small calls that compile kernels: one for every rule and attack, none of which may fail."""
+"""Small calls that compile kernels: one for every rule and attack; none may fail."""
 
 import numpy as np
 import pytest
