@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from outvote.experiment.choosing import Choice, choose
 from outvote.experiment.plan import Plan, make_plan, plan_suite
 from outvote.experiment.run_spec import to_toml
 from outvote.results.audit_log import audit_arrays, to_npz
@@ -61,11 +62,13 @@ def made_results(
     rounds: int | None = None,
     diverged: tuple[str, ...] = (),
     environment: Environment = ENVIRONMENT,
+    parts: tuple[str, ...] = (),
 ) -> list[Result]:
     """Results of all runs of a suite that is shipped, or of settings of one's own.
 
     `rounds` is how many each has (default: as many as its settings); runs whose name
-    begins with a word of `diverged` have diverged half-way.
+    begins with a word of `diverged` have diverged half-way; `parts` are those of the suite that
+    are wanted (default: all).
     """
     return [
         Result(
@@ -79,7 +82,7 @@ def made_results(
             num_samples=sum(each.num_samples or 0 for each in made.rounds),
             folder=None,
         )
-        for made in made_runs(suite, seeds=seeds, rounds=rounds, diverged=diverged)
+        for made in made_runs(suite, seeds=seeds, rounds=rounds, diverged=diverged, parts=parts)
     ]
 
 
@@ -91,10 +94,11 @@ def write_store(
     rounds: int | None = None,
     diverged: tuple[str, ...] = (),
     environment: Environment = ENVIRONMENT,
+    parts: tuple[str, ...] = (),
 ) -> list[Result]:
     """Write the same as run folders below `root`, and read them back."""
     results = []
-    for made in made_runs(suite, seeds=seeds, rounds=rounds, diverged=diverged):
+    for made in made_runs(suite, seeds=seeds, rounds=rounds, diverged=diverged, parts=parts):
         path = root / made.suite / made.name
         path.mkdir(parents=True)
         (path / "config.toml").write_text(to_toml(made.spec, made.suite), encoding="utf-8")
@@ -111,18 +115,25 @@ def write_store(
     return results
 
 
-def made_runs(suite, *, seeds: int, rounds: int | None, diverged: tuple[str, ...]) -> list[Made]:
-    """Make up all runs of a suite."""
-    plan = _plan(suite, [f"seed={list(range(seeds))}"])
+def made_runs(
+    suite,
+    *,
+    seeds: int,
+    rounds: int | None,
+    diverged: tuple[str, ...],
+    parts: tuple[str, ...] = (),
+) -> list[Made]:
+    """Make up all runs of a suite, or of some of its parts."""
+    plan = _plan(suite, [f"seed={list(range(seeds))}"], parts)
     return [
         _made(plan.suite, f"{spec.label}-{known}", spec, rounds or spec.rounds, diverged)
         for spec, known in zip(plan.specs, plan.hashes, strict=True)
     ]
 
 
-def _plan(suite: str | Mapping[str, Any], settings: list[str]) -> Plan:
+def _plan(suite: str | Mapping[str, Any], settings: list[str], parts: tuple[str, ...]) -> Plan:
     if isinstance(suite, str):
-        return plan_suite(read_suite(suite), settings)
+        return plan_suite(choose(read_suite(suite), Choice(parts=parts)), settings)
     return make_plan(suite, settings, suite="own")
 
 

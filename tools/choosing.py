@@ -1,31 +1,48 @@
 """The table of docs/how-to/choose.md: what is left of a model in the worst of the attacks."""
 
-from collections import defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 
 from marks import put_between
-from outvote.results.collect import collect
-from paired import BASES
+from paired import BASES, METRICS, Cells
+from regimes import AGAINST, ALONG, LATER, reading
 
 PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "choose.md"
 BEGIN, END = "<!-- worst cases, made by tools/results_pages.py -->", "<!-- end of worst cases -->"
-DATA = {
-    "table1-cifar10": "CIFAR-10, 5 of 50",
-    "table1-cifar100": "CIFAR-100, 5 of 50",
-    "table1-femnist": "FEMNIST, 18 of 395",
-    "tiny-imagenet12": "Tiny-ImageNet, 5 of 50",
+
+
+def _sides(suite: str) -> Callable[[Path], list[Cells]]:
+    return lambda folder: [Cells(folder, suite, part) for part in ("main", "other-side")]
+
+
+DATA: dict[str, Callable[[Path], list[Cells]]] = {
+    "CIFAR-10, all 50": lambda folder: [reading(folder, LATER)],
+    "CIFAR-10, 5 of 50": lambda folder: [reading(folder, name) for name in (ALONG, AGAINST)],
+    "CIFAR-100, 5 of 50": _sides("table1-cifar100"),
+    "FEMNIST, 18 of 395": _sides("table1-femnist"),
+    "Tiny-ImageNet, 5 of 50": _sides("tiny-imagenet12"),
 }
+"""The runs of each column; an attack on either side of the mean counts as an attack of its own."""
+RULES = ["mean", *(name for base in ("krum", *BASES) for name in (base, f"gas({base})"))]
 
 
 def worst_cases(folder: Path) -> str:
-    """Return the table: per rule and data, the smallest mean of the last ten rounds, in percent."""
-    found = {suite: _worst(folder / f"{suite}.csv.gz") for suite in DATA}
-    attacks = ["", *(_attacks(folder / f"{suite}.csv.gz") for suite in DATA)]
-    lines = [f"| rule | {' | '.join(DATA.values())} |", f"|---|{'---:|' * len(DATA)}"]
-    lines.append(f"| *{'* | *'.join(['attacks', *attacks[1:]])}* |")
-    for rule in (name for base in BASES for name in (base, f"gas({base})")):
-        numbers = [f"{found[suite][rule]:.1f}" for suite in DATA]
+    """Return the table: per rule and data, the smallest mean of the last ten rounds, in percent.
+
+    In brackets: how many attacks a rule was run under, if fewer than others.
+    """
+    found = {title: _last_ten(make(folder)) for title, make in DATA.items()}
+    most = {title: max(map(len, means.values())) for title, means in found.items()}
+    lines = [f"| rule | {' | '.join(DATA)} |", f"|---|{'---:|' * len(DATA)}"]
+    attacks = [_attacks(means) for means in found.values()]
+    lines.append(f"| *{'* | *'.join(['attacks', *attacks])}* |")
+    for rule in RULES:
+        numbers = []
+        for title, means in found.items():
+            own = means[rule]
+            note = f" ({len(own)})" if 0 < len(own) < most[title] else ""
+            numbers.append(f"{min(own.values()):.1f}{note}" if own else "–")
         lines.append(f"| {rule} | {' | '.join(numbers)} |")
     return "\n".join(lines)
 
@@ -35,23 +52,21 @@ def with_worst_cases(page: str, folder: Path) -> str:
     return put_between(page, BEGIN, END, worst_cases(folder))
 
 
-def _runs(export: Path) -> dict[tuple[str, str], list[float]]:
-    """Return the accuracies of the last ten rounds by rule and attack; p is 1,000."""
-    cells = defaultdict(list)
-    for run in collect([export]):
-        is_main = "num_groups=100)" not in run.config["rule"]
-        if run.is_over and is_main and run.attack != "none":
-            cells[run.rule, run.attack].append(100 * run.last_ten)
-    return cells
+def _last_ten(sources: Sequence[Cells]) -> dict[str, dict[str, float]]:
+    """Return the means of the last ten rounds by rule, and by attack with its side."""
+    found: dict[str, dict[str, float]] = {}
+    for rule in RULES:
+        own = found.setdefault(rule, {})
+        for number, cells in enumerate(sources):
+            for attack in cells.columns:
+                values = cells.values((rule, attack), METRICS["last ten"])
+                if values and attack != "none":
+                    side = number if attack in ("lie", "min-max", "min-sum") else ""
+                    own[f"{attack}{side}"] = fmean(values.values())
+    return found
 
 
-def _worst(export: Path) -> dict[str, float]:
-    worst: dict[str, float] = {}
-    for (rule, _), values in _runs(export).items():
-        worst[rule] = min(worst.get(rule, 100.0), fmean(values))
-    return worst
-
-
-def _attacks(export: Path) -> str:
-    names = list(dict.fromkeys(attack for _, attack in _runs(export)))
-    return ", ".join(sorted(names)) if len(names) < 3 else f"the worst of {len(names)}"
+def _attacks(means: dict[str, dict[str, float]]) -> str:
+    names = sorted({name for own in means.values() for name in own})
+    short = [name.rstrip("01") for name in names]
+    return ", ".join(short) if len(names) < 3 else f"the worst of {len(names)}"

@@ -12,8 +12,21 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from outvote.results.labels import label
 from outvote.results.run import Result
 from paired import BASES, METRICS, BySeed, Cells, Metric, Side, interval, shared, signed, verdict
+from regimes import (
+    AGAINST,
+    ALL_CLIENTS,
+    ALONG,
+    LATER,
+    PRINTED,
+    SIDED,
+    UNSIDED,
+    distance_table,
+    gain_table,
+    reading,
+)
 
 WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 NOTES, DATA = WORDS["notes"], WORDS["data"]
@@ -36,6 +49,7 @@ def byzantine_share(result: Result) -> float:
 
 DISTANCE: dict[str, Metric] = {"100 × distance": lambda run: 100 * run.deviation}
 SHARE: dict[str, Metric] = {"share": byzantine_share}
+KEPT: dict[str, Metric] = {"kept": lambda run: 100 * run.kept_byzantine}
 
 
 class Pair(NamedTuple):
@@ -114,45 +128,147 @@ class Claim:
 
 
 def claim(
-    key: str, pairs: Sequence[Pair], *notes: str, margin: Margin | None = None, **names: str
+    key: str,
+    pairs: Sequence[Pair],
+    *notes: str,
+    margin: Margin | None = None,
+    side: str = "",
+    **names: str,
 ) -> Claim:
-    """Return a claim with the words of claims.toml."""
+    """Return a claim with the words of claims.toml; `side` names the runs, after its sentence."""
     words = WORDS["claims"][key]
     titles = [title.format(**names) for title in words["titles"]]
     found = [*([words["note"]] if "note" in words else []), *notes]
-    return Claim(words["text"].format(**names), pairs, titles, found, margin)
+    return Claim(words["text"].format(**names) + side, pairs, titles, found, margin)
 
 
 def page(folder: Path) -> str:
     """Return the page."""
-    lines = [WORDS["head"].lstrip()]
+    lines = [WORDS["head"].lstrip(), *two_regimes(folder)]
     for number, each in enumerate(claims(folder), 1):
         lines += [f"## {number}. {each.text}", "", *each.lines]
     return "\n".join([*lines, *differences(folder)])
 
 
+def two_regimes(folder: Path) -> list[str]:
+    """Return the tables that stand before the claims: gains, and distances to the paper."""
+    tables = {
+        "gains": gain_table(folder),
+        "distances": distance_table(folder),
+        "lie": distance_table(folder, ("lie",)),
+    }
+    lines = []
+    for key, table in tables.items():
+        words = WORDS["regimes"][key]
+        lines += [f"## {words['text']}", "", words["note"], "", *table, ""] if table else []
+    return lines
+
+
+def by_side(folder: Path, suite: str) -> list[tuple[str, Cells]]:
+    """Return the runs of a suite for each side of the attacks and for all clients, if there are.
+
+    Attacks without a side are with both. The sides of Table 1, CIFAR-10 have claims of their own.
+    """
+    if suite == "table1-cifar10":
+        return [(", sign = −1", reading(folder, AGAINST))]
+    main, other = Cells(folder, suite), Cells(folder, suite, "other-side")
+    found = {", sign = +1": main, ", sign = −1": other}
+    if main.part.columns == "attack":
+        unsided = (
+            Cells(folder, suite, attacks=UNSIDED) if set(main.columns) & set(UNSIDED) else None
+        )
+        found[", sign = −1"] = unsided.joined([other]) if unsided else other
+    if (folder / f"{suite}.csv.gz").exists():
+        found[", all clients"] = Cells(folder, suite, "all-clients")
+    sided = [(side, cells) for side, cells in found.items() if _is_sided(cells)]
+    return sided or ([("", main)] if main.runs else [])
+
+
+def _is_sided(cells: Cells) -> bool:
+    return any(label(run.config["attack"]) in SIDED for run in cells.runs)
+
+
 def claims(folder: Path) -> list[Claim]:
     """Return the claims that have runs, in the order of the page."""
-    figure2 = Cells(folder, "figure2-deviation")
-    shares = {
-        suite: gas_pairs(Cells(folder, suite), row="{1}, {0}", metrics=SHARE)
-        for suite in ("table1-cifar10", "table1-femnist")
-    }
     found = [
+        *all_clients(folder),
         *pair_claims(folder),
         *side_claims(folder),
-        rescued(folder, "table1-cifar10", "rfa", "RFA"),
-        rescued(folder, "table1-femnist", "rfa", "RFA"),
-        rescued(folder, "table1-femnist", "dnc", "DnC"),
-        claim("deviation", swapped(gas_pairs(figure2, row="{1}", metrics=DISTANCE))),
+        *one_client(folder),
+        *rescued(folder, "table1-cifar10", "rfa", "RFA"),
+        *rescued(folder, "table1-femnist", "rfa", "RFA"),
+        *rescued(folder, "table1-femnist", "dnc", "DnC"),
+        *deviation(folder),
         *motivation(folder),
-        *(claim("fewer", swapped(pairs), data=DATA[suite]) for suite, pairs in shares.items()),
-        rise_then_fall(folder),
+        *fewer(folder, "table1-cifar10"),
+        *fewer(folder, "table1-femnist"),
+        *rise_then_fall(folder),
         *unknown_f(folder),
-        more_where_clients_differ(folder),
+        *more_where_clients_differ(folder),
     ]
     has_figure = any("Figure 1" in each.text for each in found if each.is_run)
     return [each for each in found if each.is_run or (has_figure and "Figure 1" in each.text)]
+
+
+def all_clients(folder: Path) -> list[Claim]:
+    """Return the claims on GAS where all clients take part in every round, by attack and rule."""
+    if not (folder / f"{ALL_CLIENTS}.toml").exists():
+        return []
+    later, printed = reading(folder, LATER), reading(folder, PRINTED)
+    names = ("attacks", "{}"), ("rules", "{1}")
+    found = [claim(f"all-{name}", gas_pairs(later, row=row)) for name, row in names]
+    return [*found, claim("all-printed", gas_pairs(printed, row="{1}"))]
+
+
+def one_client(folder: Path) -> list[Claim]:
+    """Weigh Krum against Multi-Krum where all clients take part, alone and inside GAS."""
+    if not (folder / f"{ALL_CLIENTS}.toml").exists():
+        return []
+    near, gains, below = [], [], []
+    later, printed = reading(folder, LATER), reading(folder, PRINTED)
+    for attack in later.columns:
+        paper = later.side(("multi-krum", attack), METRICS).paper or nan
+        many, one, inside = (
+            later.side((rule, attack), METRICS) for rule in ("multi-krum", "krum", "gas(krum)")
+        )
+        near.append(Pair(attack, distance(many, paper), distance(one, paper)))
+        gains.append((inside - one).values["best"])
+        below.append(fmean(one.values["best"].values() or [nan]) < paper - 10)
+    paper = printed.side(("multi-krum", "lie"), METRICS).paper or nan
+    far = [distance(printed.side((rule, "lie"), METRICS), paper) for rule in ("multi-krum", "krum")]
+    apart = " and ".join(_mean([each.values["distance"]]) for each in far)
+    notes = [
+        f"Attacks in which Krum ends 10 points or more below that: {sum(below)} of {len(below)}.",
+        f"With the printed training, under LIE, Multi-Krum and Krum are {apart} points from it.",
+        f"GAS(Krum) − Krum: {interval(gains)}.",
+    ]
+    kept = [
+        Pair(base, *(later.side((f"gas({rule})", attack), KEPT) for rule in (base, "krum")))
+        for base in BASES
+        for attack in SIDED
+    ]
+    return [claim("krum-all", near, *notes), claim("one", kept)]
+
+
+def deviation(folder: Path) -> list[Claim]:
+    """Return the claim of Figure 2."""
+    return [
+        claim("deviation", swapped(gas_pairs(cells, row="{1}", metrics=DISTANCE)), side=side)
+        for side, cells in by_side(folder, "figure2-deviation")
+    ]
+
+
+def fewer(folder: Path, suite: str) -> list[Claim]:
+    """Return the claim on the Byzantine clients' share of the update."""
+    return [
+        claim(
+            "fewer",
+            swapped(gas_pairs(cells, row="{1}, {0}", metrics=SHARE)),
+            side=side,
+            data=DATA[suite],
+        )
+        for side, cells in by_side(folder, suite)
+    ]
 
 
 def gas_pairs(
@@ -165,7 +281,7 @@ def gas_pairs(
 ) -> list[Pair]:
     """Return gas(A) beside A, or beside another form of it, for every column and A."""
     pairs = []
-    for column in cells.part.values:
+    for column in cells.columns:
         for base in bases:
             name = row.format(attack_of(column), base)
             first, second = ((rule, column) for rule in (f"gas({base})", against.format(base)))
@@ -178,14 +294,24 @@ def pair_claims(folder: Path) -> list[Claim]:
     found = []
     for suite, (text, row) in WORDS["suites"].items():
         if (folder / f"{suite}.csv.gz").exists():
-            cells = Cells(folder, suite)
-            found.append(Claim(text, gas_pairs(cells, row=row), notes=means_of(cells, BASES)))
-    first, second = Cells(folder, "table1-cifar10"), Cells(folder, "table2-bucketing")
-    mild = gas_pairs(first, bases=["dnc"])
-    buckets = gas_pairs(second, against="bucketing({})")
-    weak = means_of(second, [f"bucketing({base})" for base in BASES])
-    near = claim("mild", mild, margin=lambda ours, theirs: 3 - abs(ours - theirs))
-    return [*found[:1], near, claim("bucketing", buckets, *weak), *found[1:]]
+            for side, cells in by_side(folder, suite):
+                pairs, notes = gas_pairs(cells, row=row), means_of(cells, BASES)
+                found.append(Claim(text + side, pairs, notes=notes))
+    mild = gas_pairs(reading(folder, AGAINST), bases=["dnc"])
+    near = claim(
+        "mild", mild, margin=lambda ours, theirs: 3 - abs(ours - theirs), side=", sign = −1"
+    )
+    return [*found[:1], near, *bucketing(folder), *found[1:]]
+
+
+def bucketing(folder: Path) -> list[Claim]:
+    """Return the claims that GAS(A) is more accurate than Bucketing(A)."""
+    found = []
+    for side, cells in by_side(folder, "table2-bucketing"):
+        weak = means_of(cells, [f"bucketing({base})" for base in BASES])
+        pairs = gas_pairs(cells, against="bucketing({})")
+        found.append(claim("bucketing", pairs, *weak, side=side))
+    return found
 
 
 def means_of(cells: Cells, rules: Sequence[str]) -> list[str]:
@@ -196,35 +322,26 @@ def means_of(cells: Cells, rules: Sequence[str]) -> list[str]:
 
 def side_claims(folder: Path) -> list[Claim]:
     """Return what the probes show: attacks on the other side of the mean, and Krum."""
-    sides, table1 = other_side(folder), Cells(folder, "table1-cifar10")
-    if sides is None:
+    if not (folder / "probes.toml").exists():
         return []
-    readings = Cells(folder, "probes", "rules", ("krum", "gas(krum)"))
+    along = reading(folder, ALONG)
     pairs, gains, printed = [], [], []
-    for column in table1.part.values:
-        is_side = same_attack(sides, column) is not None
-        cells, beside = (sides, sides) if is_side else (readings, table1)
-        paper = table1.side(("multi-krum", column), METRICS).paper or nan
-        many = beside.side(("multi-krum", same_attack(beside, column)), METRICS)
-        attack = same_attack(cells, column)
-        one, inside = (cells.side((rule, attack), METRICS) for rule in ("krum", "gas(krum)"))
-        pairs.append(Pair(attack_of(column), distance(many, paper), distance(one, paper)))
+    for column in along.columns:
+        paper = along.side(("multi-krum", column), METRICS).paper or nan
+        many, one, inside = (
+            along.side((rule, column), METRICS) for rule in ("multi-krum", "krum", "gas(krum)")
+        )
+        pairs.append(Pair(column, distance(many, paper), distance(one, paper)))
         gains.append((inside - one).values["best"])
         if gains[-1]:
-            printed.append((table1.side(("gas(multi-krum)", column), METRICS).paper or nan) - paper)
-    against = readings.values(("krum", "lie"), METRICS["best"])
+            printed.append((along.side(("gas(multi-krum)", column), METRICS).paper or nan) - paper)
+    against = reading(folder, AGAINST).values(("krum", "lie"), METRICS["best"])
     notes = [
         f"Against it, Krum reaches {_mean([against])} under LIE.",
         f"GAS(Krum) − Krum: {interval(gains)}; paper: {signed(fmean(printed or [nan]))}.",
     ]
-    own = claim("side", gas_pairs(sides), *means_of(sides, BASES))
-    return [own, claim("krum", pairs, *notes)]
-
-
-def other_side(folder: Path) -> Cells | None:
-    """Return the runs with attacks along the standard deviation."""
-    is_there = (folder / "probes.toml").exists()
-    return Cells(folder, "probes", "other-side") if is_there else None
+    sided = [pair for pair in gas_pairs(along) if pair.row in SIDED]
+    return [claim("side", sided, *means_of(along, BASES)), claim("krum", pairs, *notes)]
 
 
 def distance(side: Side, paper: float) -> Side:
@@ -233,17 +350,36 @@ def distance(side: Side, paper: float) -> Side:
     return Side({"distance": values}, None)
 
 
-def rescued(folder: Path, suite: str, base: str, name: str) -> Claim:
+def rescued(folder: Path, suite: str, base: str, name: str) -> list[Claim]:
     """Compare the columns in which the paper's own numbers collapse."""
-    pairs = gas_pairs(Cells(folder, suite), bases=[base])
-    pairs = [each for each in pairs if (each.second.paper or nan) < (each.first.paper or nan) / 2]
+    found = []
     names = {"name": name, "data": DATA[suite]}
-    return claim("rescued", pairs, margin=lambda ours, theirs: ours / 2 - theirs, **names)
+    for side, cells in by_side(folder, suite):
+        pairs = [
+            each
+            for each in gas_pairs(cells, bases=[base])
+            if (each.second.paper or nan) < (each.first.paper or nan) / 2
+        ]
+        found.append(
+            claim(
+                "rescued", pairs, margin=lambda ours, theirs: ours / 2 - theirs, side=side, **names
+            )
+        )
+    return found
 
 
 def motivation(folder: Path) -> list[Claim]:
     """Compare clients that are alike with clients that differ, rule by rule (Figure 1)."""
-    iid, other = (Cells(folder, "figure1-motivation", part) for part in ("iid", "non-iid"))
+    found = []
+    for side, end in ((", sign = +1", ""), (", sign = −1", "-other-side")):
+        parts = [Cells(folder, "figure1-motivation", f"{part}{end}") for part in ("iid", "non-iid")]
+        if any(part.runs for part in parts):
+            found += _motivation(*parts, side)
+    return found
+
+
+def _motivation(iid: Cells, other: Cells, side: str) -> list[Claim]:
+    """Return the three claims of Figure 1."""
 
     def by_rule(metrics: Mapping[str, Metric], bases: Sequence[str]) -> list[Pair]:
         sides = [[each.side((base, "lie"), metrics) for each in (iid, other)] for base in bases]
@@ -251,61 +387,73 @@ def motivation(folder: Path) -> list[Claim]:
 
     out = by_rule(SHARE, ("median", "trimmed-mean", "bulyan"))
     return [
-        claim("lose", by_rule(METRICS, BASES)),
-        claim("more", swapped(by_rule(SHARE, ("multi-krum", "rfa", "dnc")))),
-        claim("out", out, margin=lambda first, second: 10 - max(first, second)),
+        claim("lose", by_rule(METRICS, BASES), side=side),
+        claim("more", swapped(by_rule(SHARE, ("multi-krum", "rfa", "dnc"))), side=side),
+        claim("out", out, margin=lambda first, second: 10 - max(first, second), side=side),
     ]
 
 
-def rise_then_fall(folder: Path) -> Claim:
+def rise_then_fall(folder: Path) -> list[Claim]:
     """Compare the number of groups that is best in the paper with the smallest and the largest."""
-    cells = Cells(folder, "table3-num-groups")
+    found = by_side(folder, "table3-num-groups")
+    return [_rise_then_fall(cells, side) for side, cells in found]
+
+
+def _rise_then_fall(cells: Cells, side: str) -> Claim:
     pairs = []
     for rule in cells.part.rows:
-        sides = {p: cells.side((rule, p), METRICS) for p in cells.part.values}
+        sides = {p: cells.side((rule, p), METRICS) for p in cells.columns}
         best = max(sides, key=lambda p: sides[p].paper or 0)
-        for end in (cells.part.values[0], cells.part.values[-1]):
+        for end in (cells.columns[0], cells.columns[-1]):
             pairs.append(Pair(f"{rule}, p = {best:,} and {end:,}", sides[best], sides[end]))
-    return claim("groups", pairs)
+    return claim("groups", pairs, side=side)
 
 
 def unknown_f(folder: Path) -> list[Claim]:
     """Compare a guessed number of Byzantine clients with the true one."""
-    cells = Cells(folder, "table4-unknown-f")
-    pairs = []
-    for guess in (each for each in cells.part.values if each != "oracle"):
-        for rule in cells.part.rows:
-            sides = (cells.side((rule, each), METRICS) for each in (guess, "oracle"))
-            pairs.append(Pair(f"δ = {guess}", *sides))
-    little = claim("unknown", pairs, margin=lambda guessed, known: guessed - known + 5)
-    return [little, claim("known", swapped(pairs))]
+    found = []
+    for side, cells in by_side(folder, "table4-unknown-f"):
+        pairs = []
+        for guess in (each for each in cells.columns if each != "oracle"):
+            for rule in cells.part.rows:
+                sides = (cells.side((rule, each), METRICS) for each in (guess, "oracle"))
+                pairs.append(Pair(f"δ = {guess}", *sides))
+        found += [
+            claim("unknown", pairs, margin=lambda guess, known: guess - known + 5, side=side),
+            claim("known", swapped(pairs), side=side),
+        ]
+    return found
 
 
-def more_where_clients_differ(folder: Path) -> Claim:
+def more_where_clients_differ(folder: Path) -> list[Claim]:
     """Compare GAS's gains under LIE for the smallest and the largest β."""
-    gains: dict[Any, dict[str, Side]] = {0.3: {}, 0.7: {}}
-    for pair in gas_pairs(Cells(folder, "table5-heterogeneity"), row="{0} {1}"):
-        beta, base = pair.row.split()
-        gains[float(beta)][base] = pair.first - pair.second
-    pairs = [Pair("under LIE", gains[0.3][base], gains[0.7][base]) for base in BASES]
-    return claim("beta", pairs)
+    found = []
+    for side, cells in by_side(folder, "table5-heterogeneity"):
+        gains: dict[Any, dict[str, Side]] = {0.3: {}, 0.7: {}}
+        for pair in gas_pairs(cells, row="{0} {1}"):
+            beta, base = pair.row.split()
+            gains[float(beta)][base] = pair.first - pair.second
+        pairs = [Pair("under LIE", gains[0.3][base], gains[0.7][base]) for base in BASES]
+        found.append(claim("beta", pairs, side=side))
+    return found
 
 
 def differences(folder: Path) -> list[str]:
     """Return tables: our accuracies beside the paper's, and how near attacks on each side come."""
-    sides = other_side(folder)
+    has_probes = (folder / "probes.toml").exists()
+    along = reading(folder, ALONG) if has_probes else None
     ours, near = [], []
     for suite, data in DATA.items():
-        cells = Cells(folder, suite)
-        for (rule, column), number in cells.printed.items():
-            row = f"{data}, {'with' if rule.startswith('gas(') else 'without'} GAS"
-            side = cells.side((rule, column), BEST)
-            paper = dict.fromkeys(side.values["best"], number.accuracy)
-            ours.append(Pair(row, side, Side({"best": paper}, None)))
-            if sides is not None and suite == "table1-cifar10":
-                other = sides.side((rule, same_attack(sides, column)), BEST)
-                both = [distance(each, number.accuracy) for each in (side, other)]
-                near.append(Pair(row, *both))
+        for _, cells in by_side(folder, suite)[-1:]:
+            for (rule, column), number in cells.printed.items():
+                row = f"{data}, {'with' if rule.startswith('gas(') else 'without'} GAS"
+                side = cells.side((rule, column), BEST)
+                paper = dict.fromkeys(side.values["best"], number.accuracy)
+                ours.append(Pair(row, side, Side({"best": paper}, None)))
+                if along is not None and suite == "table1-cifar10" and column in SIDED:
+                    other = along.side((rule, column), BEST)
+                    both = [distance(each, number.accuracy) for each in (side, other)]
+                    near.append(Pair(row, *both))
     lines = []
     for key, pairs in (("ours", ours), ("near", near)):
         own = claim(key, pairs)
@@ -317,12 +465,6 @@ def differences(folder: Path) -> list[str]:
 def swapped(pairs: Sequence[Pair]) -> list[Pair]:
     """Return the pairs the other way round."""
     return [Pair(pair.row, pair.second, pair.first) for pair in pairs]
-
-
-def same_attack(cells: Cells, column: Any) -> Any:
-    """Return the column of the same attack in another part; None if it has none."""
-    found = (each for each in cells.part.values if attack_of(each) == attack_of(column))
-    return next(found, None)
 
 
 def attack_of(column: Any) -> str:

@@ -1,6 +1,7 @@
 """Paired differences between cells of a suite, their 95 % intervals, and verdicts from these."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from math import isnan, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
@@ -32,16 +33,26 @@ class Cells:
     """The runs of one part of a suite that are over, by rule, column and seed."""
 
     def __init__(
-        self, folder: Path, suite: str, part: str = "main", only: Sequence[str] = ()
+        self,
+        folder: Path,
+        suite: str,
+        part: str = "main",
+        only: Sequence[str] = (),
+        attacks: Sequence[str] = (),
     ) -> None:
-        """Read the export of a suite, or of some rules; without an export no cell has a run."""
+        """Read the export of a suite, or of some rules; without an export no cell has a run.
+
+        `attacks` are the columns that are wanted, where columns are attacks.
+        """
         own, path = folder / f"{suite}.toml", folder / f"{suite}.csv.gz"
         parts = read_suite(str(own) if own.exists() else suite).parts
         self.part = next(each for each in parts if each.name == part)
+        self.columns = [each for each in self.part.values if not attacks or each in attacks]
         self.printed = self.part.printed()
         found = [each for each in collect([path]) if each.is_over] if path.exists() else []
         found = [each for each in found if not only or each.rule in only]
-        self.runs = [each for each in found if self.part.holds(each)]
+        is_wanted = {each.name: each.setting(self.part.columns) in self.columns for each in found}
+        self.runs = [each for each in found if is_wanted[each.name] and self.part.holds(each)]
         self._by_cell: dict[Cell, dict[int, Result]] = {}
         for each in self.runs:
             cell = each.rule, each.setting(self.part.columns)
@@ -51,6 +62,20 @@ class Cells:
                     "runs of one setting only."
                 )
             self._by_cell[cell][each.seed] = each
+
+    def joined(self, others: Sequence["Cells"]) -> "Cells":
+        """Return these cells with those of other parts; of two runs of a seed, the first counts."""
+        result = copy(self)
+        found = dict.fromkeys(column for each in (self, *others) for column in each.columns)
+        order = dict.fromkeys(column for _, column in self.printed if column in found)
+        result.columns = list(order | found)
+        result._by_cell = {}
+        for each in (self, *others):
+            for cell, runs in each._by_cell.items():
+                own = result._by_cell.setdefault(cell, {})
+                own.update({seed: run for seed, run in runs.items() if seed not in own})
+        result.runs = [run for runs in result._by_cell.values() for run in runs.values()]
+        return result
 
     def means(self, rules: Sequence[str]) -> list[str]:
         """Return the rules that equal the mean, since they tolerate no Byzantine client here."""
@@ -155,7 +180,7 @@ def verdict(groups: Groups) -> tuple[str, Interval | None]:
     return f"Not enough seeds{hint}", whole
 
 
-def signed(value: float) -> str:
+def signed(value: float, digits: int = 1) -> str:
     """Return points with their sign; zero has none."""
-    text = f"{value:+.1f}"
-    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", "−")
+    text = f"{value:+.{digits}f}"
+    return text[1:] if float(text) == 0 else text.replace("-", "−")

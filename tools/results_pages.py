@@ -7,17 +7,18 @@ from os.path import relpath
 from pathlib import Path
 
 from choosing import PAGE, with_worst_cases
+from gain_figure import draw_gains
 from marks import put_between
 from outvote.cli import main as outvote
-from outvote.report.layout import grids_of
 from outvote.results.collect import collect
 from outvote.suites.suite import suite_names
+from regimes import AGAINST, ALONG, LATER, gain_table, missing_table, sweep_table
 
 ROOT = Path(__file__).parents[1]
 FOLDER, README = ROOT / "docs" / "results", ROOT / "README.md"
-BEGIN, END = "<!-- table 1, made by tools/results_pages.py -->", "<!-- end of table 1 -->"
+MADE = "made by tools/results_pages.py -->"
 FIGURES = {
-    "table1-cifar10": ("curves", "--part", "main"),
+    "table1-cifar10": ("curves", "--part", "other-side"),
     "figure1-motivation": ("selection",),
     "figure2-deviation": ("deviation",),
 }
@@ -57,6 +58,8 @@ def figures(folder: Path) -> list[Path]:
         if export.exists() and any(each.is_over for each in collect([export])):
             _run(["plot", str(export), "--kind", kind, *more, "-o", str(figure)])
             drawn.append(figure)
+    if (folder / "table1-cifar10-all-clients.csv.gz").exists():
+        drawn.append(draw_gains(folder, folder / "gains.png"))
     return drawn
 
 
@@ -66,25 +69,17 @@ def _run(words: list[str]) -> None:
         raise SystemExit(f"outvote {' '.join(words)} ended with {code}")
 
 
-def short_table(folder: Path) -> str:
-    """Return Table 1 as the README has it: means, the paper's number in brackets."""
-    results = collect([folder / "table1-cifar10.csv.gz"])
-    (grid,) = grids_of(results, part="main")
-    lines = [f"| rule | {' | '.join(grid.titles)} |", f"|---|{'---|' * len(grid.titles)}"]
-    for row, cells in zip(grid.rows, grid.cells, strict=True):
-        texts = []
-        for cell in cells:
-            spread, printed = cell.spread("best"), cell.printed
-            assert spread is not None
-            assert printed is not None
-            texts.append(f"{spread.mean:.1f} ({printed.accuracy:.1f})")
-        lines.append(f"| {row} | {' | '.join(texts)} |")
-    return "\n".join(lines)
+def with_gains(readme: str, folder: Path) -> str:
+    """Return the README with the gains of GAS in both regimes put between its marks."""
+    table = "\n".join(gain_table(folder, (LATER, ALONG, AGAINST)))
+    return put_between(readme, f"<!-- gains, {MADE}", "<!-- end of gains -->", table)
 
 
-def with_short_table(readme: str, folder: Path) -> str:
-    """Return the README with the table put between its marks."""
-    return put_between(readme, BEGIN, END, short_table(folder))
+def with_sweeps(page: str, folder: Path) -> str:
+    """Return the first page of the results with the missing runs and the sweeps between marks."""
+    for name, table in (("missing", missing_table(folder)), ("sweeps", sweep_table(folder))):
+        page = put_between(page, f"<!-- {name}, {MADE}", f"<!-- end of {name} -->", table)
+    return page
 
 
 def main() -> None:
@@ -92,10 +87,9 @@ def main() -> None:
     for name, text in tables(FOLDER).items():
         (FOLDER / name).write_text(text, encoding="utf-8")
     figures(FOLDER)
-    README.write_text(
-        with_short_table(README.read_text(encoding="utf-8"), FOLDER), encoding="utf-8"
-    )
-    PAGE.write_text(with_worst_cases(PAGE.read_text(encoding="utf-8"), FOLDER), encoding="utf-8")
+    pages = {README: with_gains, FOLDER / "README.md": with_sweeps, PAGE: with_worst_cases}
+    for page, put in pages.items():
+        page.write_text(put(page.read_text(encoding="utf-8"), FOLDER), encoding="utf-8")
     sys.stdout.write(f"{FOLDER}\n")
 
 

@@ -42,13 +42,13 @@ def test_a_dry_run_of_table_1_counts_360_runs_and_names_12_times_6_cells(capsys,
     assert result.code == 0
     assert "main: 360 runs = 12 rules × 6 attacks × 5 seeds" in result.out
     assert "attacks: bit-flip, label-flip, lie, min-max, min-sum, ipm" in result.out
-    assert "all: 390 runs, 0 finished, 0 half done, 0 adoptable" in result.out
+    assert "all: 960 runs, 0 finished, 0 half done, 0 adoptable" in result.out
     assert f"no estimate: no run like these is in {tmp_path}/." in result.out
     found = run(capsys, *TABLE_1, "-o", tmp_path, "--json").json
     main = found["parts"][0]
     assert (len(main["rules"]), len(main["values"]), len(main["seeds"])) == (12, 6, 5)
     assert (main["counts"]["runs"], main["counts"]["to_do"]) == (360, 360)
-    assert (found["seconds"], found["num_unknown"]) == (None, 390)
+    assert (found["seconds"], found["num_unknown"]) == (None, 960)
     assert list(tmp_path.iterdir()) == []
 
 

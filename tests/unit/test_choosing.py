@@ -16,12 +16,18 @@ def test_a_name_is_a_filter_whatever_its_parameters():
     assert [(part.name, part.rows, part.values) for part in suite.parts] == [
         ("main", ["trimmed-mean", "gas(dnc)"], ["ipm", "lie"]),
         ("lie-p100", ["gas(dnc)"], ["lie"]),
+        ("other-side", ["trimmed-mean", "gas(dnc)"], ["lie"]),
+        ("lie-p100-other-side", ["gas(dnc)"], ["lie"]),
+        ("all-clients", ["trimmed-mean", "gas(dnc)"], ["ipm", "lie"]),
     ]
 
 
 def test_a_text_with_parameters_is_a_filter_to_the_letter():
     suite = choose(read_suite("table1-cifar10"), Choice(rules=["gas(median, num_groups=100)"]))
-    assert [(part.name, part.rows) for part in suite.parts] == [("lie-p100", ["gas(median)"])]
+    assert [(part.name, part.rows) for part in suite.parts] == [
+        ("lie-p100", ["gas(median)"]),
+        ("lie-p100-other-side", ["gas(median)"]),
+    ]
 
 
 def test_what_a_suite_has_not_is_added_to_the_parts_that_can_show_it(tmp_path):

@@ -45,7 +45,8 @@ SOURCES = {
 
 @cache
 def made(name):
-    return made_results(GRID if name == "own" else name, seeds=2, rounds=5)
+    parts = ("main",) if name == "figure2-deviation" else ()
+    return made_results(GRID if name == "own" else name, seeds=2, rounds=5, parts=parts)
 
 
 @pytest.fixture(scope="module")

@@ -95,8 +95,11 @@ def check_defaults(found, make):
         check_defaults(each, make)
     inside = [each.label for each in found.inside]
     plain = make(f"{found.name}({', '.join(inside)})" if inside else found.name)
-    for key in {**found.parameters, **DEFAULTS.get(found.name, {})}:
-        assert DEFAULTS[found.name][key] == getattr(plain, key)
+    known = DEFAULTS.get(found.name, {})
+    for key, value in known.items():
+        assert value == getattr(plain, key)
+    for key in found.parameters.keys() - known.keys():
+        assert found.parameters[key] != getattr(plain, key), "the text of a run leaves it out"
 
 
 OWN = """

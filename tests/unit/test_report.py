@@ -320,7 +320,7 @@ def test_tables_without_a_run_are_only_named(tmp_path):
 
 
 def test_the_worst_case_is_compared_with_the_worst_of_the_paper(tmp_path):
-    results = made_results("table1-cifar10", seeds=1, rounds=2)
+    results = made_results("table1-cifar10", seeds=1, rounds=2, parts=("main",))
     write_report(results, tmp_path / "report.html")
     grid = next(each for each in data_of(tmp_path / "report.html")["grids"] if each["has_worst"])
     for cells, worst in zip(grid["cells"], grid["worst"]["best"], strict=True):
@@ -456,7 +456,7 @@ def test_report_prints_what_it_wrote(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_page_of_360_runs_of_200_rounds_is_made_in_20_seconds_and_8_megabytes(tmp_path, capsys):
-    results = write_store(tmp_path / "runs", "table1-cifar10", seeds=5, rounds=200)
+    results = write_store(tmp_path / "runs", "table1-cifar10", seeds=5, rounds=200, parts=("main",))
     assert len(results) >= 360
     assert sum(int(each.series.num_sampled.sum()) for each in results) < MAX_VERDICTS
     start = time.perf_counter()

@@ -41,11 +41,11 @@ def test_settings_that_differ_from_the_suite_are_named():
 
 
 def test_settings_that_differ_from_the_preset_are_named():
-    results = made_results("table2-bucketing", seeds=1, rounds=1)
+    results = made_results("table2-bucketing", seeds=1, rounds=1, parts=("main",))
     for each in results:
-        each.config["federation"]["sampled"] = 18
+        each.config["training"]["momentum"] = 0.25
     assert commands(results) == [
-        "outvote bench table2-bucketing --seeds 1 --set federation.sampled=18"
+        "outvote bench table2-bucketing --seeds 1 --part main --set training.momentum=0.25"
     ]
 
 
@@ -59,8 +59,10 @@ def test_one_command_runs_all_parts_with_the_same_changes():
 
 def test_the_command_for_missing_cells_has_the_settings_of_those_that_are_there():
     results = made_results("table1-femnist", seeds=1, rounds=1)[:1]
-    results[0].config["federation"]["sampled"] = 18
-    wanted = "run them with `outvote bench table1-femnist --part main --set federation.sampled=18`."
+    results[0].config["training"]["momentum"] = 0.25
+    wanted = (
+        "run them with `outvote bench table1-femnist --part main --set training.momentum=0.25`."
+    )
     assert wanted in markdown(render(grids_of(results)))
 
 
@@ -93,7 +95,8 @@ def test_settings_that_the_suite_leaves_to_its_preset_are_named_where_they_diffe
     training = {**results[0].config["training"], "momentum": 0.25}
     more = [replace(each, config={**each.config, "training": training}) for each in results]
     assert commands([*results, *more]) == [
-        f"outvote bench table5-heterogeneity --seeds 1{words}"
+        f"outvote bench table5-heterogeneity --seeds 1 --part {part}{words}"
+        for part in ("main", "other-side", "all-clients")
         for words in (" --set training.momentum=0.25", "")
     ]
 

@@ -18,15 +18,21 @@ from outvote.suites.suite import read_suite, suite_names
 
 DNC = "dnc(removal_factor=4.0, num_iterations=1, num_coordinates=10000)"
 BASES = ["multi-krum", "bulyan", "median", "rfa(num_iterations=3)", DNC, "trimmed-mean"]
-ATTACKS = [
-    "bit-flip",
-    "label-flip",
+OTHER_SIDE = [
     "lie(z=1.5)",
     "min-max(direction=std, method=search, gamma_init=10.0, tolerance=1e-05)",
     "min-sum(direction=std, method=search, gamma_init=10.0, tolerance=1e-05)",
+]
+ATTACKS = [
+    "bit-flip",
+    "label-flip",
+    "lie(z=1.5, sign=1)",
+    "min-max(direction=std, method=search, gamma_init=10.0, tolerance=1e-05, sign=1)",
+    "min-sum(direction=std, method=search, gamma_init=10.0, tolerance=1e-05, sign=1)",
     "ipm(evals=2)",
 ]
-LIE = ["lie(z=1.5)"]
+LIE = ["lie(z=1.5, sign=1)"]
+OTHERS = {id(ATTACKS): OTHER_SIDE, id(LIE): ["lie(z=1.5)"]}
 SEEDS = [0, 1, 2, 3, 4]
 TABLES = [f"table1-{name}" for name in ("cifar10", "cifar100", "femnist", "imagenet12")] + [
     "table2-bucketing",
@@ -50,22 +56,35 @@ GROUPS = [100, 1000, 10_000, 100_000, 1_000_000, 2_472_266]
 SPLIT = [f"gas({base}, num_groups={p})" for base in ("multi-krum", "bulyan") for p in GROUPS]
 
 # Of each part: rules, attacks, and the setting that the columns differ in with its values.
-GRIDS = {
-    **{(f"{name}", "main"): (BOTH, ATTACKS, {}) for name in TABLES[:4]},
-    **{(f"{name}", "lie-p100"): (gas(100), LIE, {}) for name in TABLES[:4]},
-    ("table2-bucketing", "main"): (BUCKETS + gas(1000), ATTACKS, {}),
-    ("table3-num-groups", "main"): (SPLIT, LIE, {}),
-    ("table4-unknown-f", "main"): (
-        gas(1000),
-        LIE,
-        {"federation.assumed_byzantine": ["oracle", 0.1, 0.3]},
-    ),
-    ("table5-heterogeneity", "main"): (BOTH, LIE, {"data.beta": [0.3, 0.7]}),
-    ("table6-num-byzantine", "main"): (BOTH, LIE, {"federation.byzantine": [5, 15]}),
-    ("table7-num-clients", "main"): (BOTH, LIE, {"federation.num_clients": [75, 100]}),
+MAIN = {
+    **{name: (BOTH, ATTACKS, {}) for name in TABLES[:4]},
+    "table2-bucketing": (BUCKETS + gas(1000), ATTACKS, {}),
+    "table3-num-groups": (SPLIT, LIE, {}),
+    "table4-unknown-f": (gas(1000), LIE, {"federation.assumed_byzantine": ["oracle", 0.1, 0.3]}),
+    "table5-heterogeneity": (BOTH, LIE, {"data.beta": [0.3, 0.7]}),
+    "table6-num-byzantine": (BOTH, LIE, {"federation.byzantine": [5, 15]}),
+    "table7-num-clients": (BOTH, LIE, {"federation.num_clients": [75, 100]}),
+    "figure2-deviation": (BOTH, LIE, {}),
+}
+AS_PRINTED = {
+    **{(name, "main"): grid for name, grid in MAIN.items()},
+    **{(name, "lie-p100"): (gas(100), LIE, {}) for name in TABLES[:4]},
     ("figure1-motivation", "iid"): (BASES, LIE, {}),
     ("figure1-motivation", "non-iid"): (BASES, LIE, {}),
-    ("figure2-deviation", "main"): (BOTH, LIE, {}),
+}
+
+
+def other_side(part):
+    return "other-side" if part == "main" else f"{part}-other-side"
+
+
+GRIDS = {
+    **AS_PRINTED,
+    **{
+        (name, other_side(part)): (rules, OTHERS[id(attacks)], columns)
+        for (name, part), (rules, attacks, columns) in AS_PRINTED.items()
+    },
+    **{(name, "all-clients"): grid for name, grid in MAIN.items()},
 }
 # SPEC 5.1, column by column.
 CIFAR10 = {
@@ -109,7 +128,7 @@ SPECIAL = {
         "model.name": "leaf-cnn",
         "rounds": 1000,
         "federation.num_clients": "all",
-        "federation.sampled": 0.005,
+        "federation.sampled": 18,  # 0.5 % of 3,597
         "training.num_epochs": 1,
         "training.learning_rate": 0.5,
     },
@@ -160,8 +179,11 @@ def test_all_other_settings_are_those_that_the_paper_printed(name, part):
     suite = read_suite(name)
     (found,) = [each for each in suite.parts if each.name == part]
     expected = CIFAR10 | SPECIAL.get(name, {})
-    if part == "iid":
+    if part in ("iid", "iid-other-side"):
         expected = expected | {"data.partition": "iid"}
+    if part == "all-clients":
+        everybody = 1.0 if name in ("table1-femnist", "table7-num-clients") else 50
+        expected = expected | {"federation.sampled": everybody}
     for key in GRIDS[name, part][2]:
         del expected[key]
     for spec in plan_part(suite, found).specs:
@@ -203,10 +225,10 @@ def test_the_paper_has_a_number_for_every_cell(name):
 
 def test_table_1_is_360_runs_of_12_rules_under_6_attacks():
     suite = read_suite("table1-cifar10")
-    main, extra = suite.parts
+    main = suite.parts[0]
     assert (len(main.rows), len(main.values), len(main.seeds)) == (12, 6, 5)
-    assert [len(plan_part(suite, part).specs) for part in (main, extra)] == [360, 30]
-    assert len(plan_suite(suite).specs) == 390
+    assert [len(plan_part(suite, part).specs) for part in suite.parts] == [360, 30, 180, 30, 360]
+    assert len(plan_suite(suite).specs) == 960
 
 
 def test_smoke_has_every_shape_that_a_suite_of_the_paper_has():

@@ -46,7 +46,9 @@ def bold(grid, metric):
 
 @cache
 def made_table1(seeds, diverged):
-    return made_results("table1-cifar10", seeds=seeds, rounds=3, diverged=diverged)
+    return made_results(
+        "table1-cifar10", seeds=seeds, rounds=3, diverged=diverged, parts=("main", "lie-p100")
+    )
 
 
 def table1(seeds=2, diverged=()):
@@ -107,7 +109,7 @@ def test_every_cell_of_every_suite_has_all_its_runs_and_the_papers_number(name):
 
 
 def test_cells_are_there_when_only_one_run_is():
-    main, lie = grids_of(table1()[:1])
+    main, lie, *_ = grids_of(table1()[:1])
     assert (len(cells_of(main)), len(cells_of(lie))) == (72, 6)
     assert sum(bool(cell.results) for cell in cells_of(main)) == 1
     assert markdown([main], "best").count("not run |") == 71 + 11
@@ -116,14 +118,16 @@ def test_cells_are_there_when_only_one_run_is():
 def test_parts_without_a_run_are_only_named():
     """A part with one run that is not over has all its cells."""
     grids = grids_of([ended(table1()[0], "failed")])
-    named = "Not run, though the suite has it: CIFAR-10, LIE, p = 100."
+    titles = [part.title for part in read_suite("table1-cifar10").parts[1:]]
+    named = f"Not run, though the suite has it: {'; '.join(titles)}."
     text = markdown(grids, "best")
     assert text.count(named) == 1
     assert len(table_lines(text)) == 2 + 12
     assert f"% {named}" in latex(grids, "best")
     assert latex(grids, "best").count(r"\begin{table}") == 1
-    assert len(records(grids, "best")) == 72 + 6
-    assert "Not run" not in markdown(grids_of(table1()), "best")
+    assert len(records(grids, "best")) == 72 + 6 + 36 + 6 + 72
+    everything = grids_of(made_results("table1-cifar10", seeds=1, rounds=1))
+    assert "Not run" not in markdown(everything, "best")
 
 
 def test_unfinished_runs_are_not_counted_but_named():
@@ -198,7 +202,7 @@ def test_an_added_rule_is_a_row_and_an_added_attack_a_column():
     results = table1()
     rule = [with_rule(each, "mine.py:My") for each in results if each.rule == "median"]
     attack = [with_attack(each, "gas-aware") for each in results if each.attack == "ipm"]
-    main, lie = grids_of([*results, *rule, *attack])
+    main, lie, *_ = grids_of([*results, *rule, *attack])
     assert main.rows[-1] == "mine.py:My"
     assert main.columns[-1] == "gas-aware"
     assert [len(cell.seeds) for cell in main.cells[-1]] == [2, 2, 2, 2, 2, 2, 0]
@@ -483,7 +487,7 @@ def test_the_csv_reads_back_to_the_records():
     grids = grids_of(table1()[:50])
     found = list(csv.DictReader(io.StringIO(to_csv(grids, "best", paper=True))))
     wanted = records(grids, "best", paper=True)
-    assert len(found) == len(wanted) == 78
+    assert len(found) == len(wanted) == 72 + 6 + 36 + 6 + 72
     for row, record in zip(found, wanted, strict=True):
         for key, value in record.items():
             if value is None:
@@ -497,7 +501,7 @@ def test_the_csv_reads_back_to_the_records():
 
 
 def test_json_has_cells_worst_cases_and_where_they_come_from():
-    grids = grids_of(table1())
+    grids = grids_of(table1())[:2]
     found = as_json(grids, "best", paper=True)
     assert found["cells"] == records(grids, "best", paper=True)
     assert len(found["worst_cases"]) == 12
@@ -534,11 +538,11 @@ def test_what_the_names_of_rows_and_columns_leave_out_is_named():
     text = markdown(grids_of(table1())[:1], "best")
     assert (
         "Not the defaults: dnc(removal_factor=4), gas(dnc(removal_factor=4)), "
-        "min-max(method=search), min-sum(method=search).\n" in text
+        "lie(sign=1), min-max(sign=1, method=search), min-sum(sign=1, method=search).\n" in text
     )
     assert r"Not the defaults: dnc(removal\_factor=4)" in latex(grids_of(table1())[:1], "best")
-    by_groups = markdown(grids_of(made_results("table3-num-groups", seeds=1, rounds=1)), "best")
-    assert "Not the defaults" not in by_groups
+    groups = made_results("table3-num-groups", seeds=1, rounds=1, parts=("other-side",))
+    assert "Not the defaults" not in markdown(grids_of(groups), "best")
 
 
 def test_rules_that_tolerate_no_byzantine_client_are_named():
@@ -566,12 +570,14 @@ def test_commands_have_the_precision_of_the_runs():
     text = markdown(grids_of(half), "best")
     assert "run them with `outvote bench table1-cifar10 --part main --precision bfloat16`." in text
     assert provenance_of(grids_of(half)).commands == [
-        "outvote bench table1-cifar10 --seeds 1 --precision bfloat16"
+        f"outvote bench table1-cifar10 --seeds 1 --precision bfloat16 --part {part}"
+        for part in ("main", "lie-p100")
     ]
     both = [*results, *(replace(each, name=f"{each.name}b") for each in half)]
     assert provenance_of(grids_of(both)).commands == [
-        "outvote bench table1-cifar10 --seeds 1 --precision bfloat16",
-        "outvote bench table1-cifar10 --seeds 1",
+        f"outvote bench table1-cifar10 --seeds 1{precision} --part {part}"
+        for part in ("main", "lie-p100")
+        for precision in (" --precision bfloat16", "")
     ]
 
 
@@ -592,7 +598,7 @@ def test_a_mean_of_fewer_runs_than_there_are_is_marked(write):
 
 
 def test_records_have_the_worst_case_and_the_papers():
-    grids = grids_of(table1())
+    grids = grids_of(table1())[:2]
     worst = as_json(grids, "final", paper=True)["worst_cases"]
     found = [each for each in records(grids, "final") if each["is_worst"]]
     assert [(each["rule"], each["value"], each["final_mean"]) for each in found] == [
@@ -668,7 +674,7 @@ def test_deviations_of_any_size_can_be_read(far):
 
 
 def test_runs_without_weights_show_the_selection_rate():
-    results = made_results("figure1-motivation", seeds=1, rounds=2)
+    results = made_results("figure1-motivation", seeds=1, rounds=2, parts=("iid", "non-iid"))
     old = grids_of([without_weights(each) for each in results])
     text = markdown(old, paper=True)
     assert text.count("Byzantine selection rate (share of sampled Byzantine clients") == 2
@@ -678,7 +684,9 @@ def test_runs_without_weights_show_the_selection_rate():
 
 
 def test_a_table_shows_what_its_part_is_about_unless_a_metric_is_chosen():
-    selection = grids_of(made_results("figure1-motivation", seeds=1, rounds=2))
+    selection = grids_of(
+        made_results("figure1-motivation", seeds=1, rounds=2, parts=("iid", "non-iid"))
+    )
     deviation = grids_of(made_results("figure2-deviation", seeds=1, rounds=2))
     text = markdown(selection, paper=True)
     assert (
@@ -696,7 +704,7 @@ def test_a_table_shows_what_its_part_is_about_unless_a_metric_is_chosen():
         assert "Byzantine weight" not in markdown(grids, "final")
     labels = re.findall(r"\\label{(.*?)}", latex(selection))
     assert len(set(labels)) == len(labels) == 4
-    assert {each["metric"] for each in records(selection)} == {"byzantine_weight"}
+    assert {each["metric"] for each in records(selection[:2])} == {"byzantine_weight"}
     begun = [ended(each, "interrupted") for grid in selection for each in grid.results]
     assert len(table_lines(markdown(grids_of(begun)))) == 2 * (2 + 6)
     assert as_json(deviation)["metric"] is None

@@ -181,18 +181,33 @@ def _commands(source: str, grids: Sequence[Grid]) -> list[list[str]]:
             own = {key: each.setting(key) for key in open_keys if each.setting(key) is not None}
             words = ("--part", part.name, *_changes(part, each), *_set(own))
             groups.setdefault(words, []).append(each)
-    chosen = {words: _only(parts[words[1]], words, group) for words, group in groups.items()}
     changes = {words[2:] for words in groups}
-    is_all = {words[1] for words in groups} == set(parts) and not any(chosen.values())
+    is_all = {words[1] for words in groups} == set(parts) and not any(
+        _only(parts[words[1]], words, group) for words, group in groups.items()
+    )
     if is_all and len(changes) == 1:
         everything = [each for group in groups.values() for each in group]
         (words,) = changes
         return [[*how, *words] for how in _how_run(everything)]
     return [
-        [*how, *words[0 if len(parts) > 1 else 2 :], *chosen[words]]
-        for words, group in groups.items()
+        [*how, *words[0 if len(parts) > 1 else 2 :], *_only(parts[words[1]], words, group)]
+        for words, group in _once(groups).items()
         for how in _how_run(group)
     ]
+
+
+def _once(
+    groups: Mapping[tuple[str, ...], Sequence[Result]],
+) -> dict[tuple[str, ...], list[Result]]:
+    """Return the runs of each command without those of an earlier one; none is left empty."""
+    known: set[int] = set()
+    found = {}
+    for words, group in groups.items():
+        new = [each for each in group if id(each) not in known]
+        known.update(map(id, new))
+        if new:
+            found[words] = new
+    return found
 
 
 def _how_run(results: Sequence[Result]) -> list[list[str]]:

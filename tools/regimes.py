@@ -1,0 +1,211 @@
+"""Table 1 on CIFAR-10, read in several ways: who takes part, which side, how clients train.
+
+Gains of GAS, distances to the paper, missing runs and GPU time of each, from the exports.
+"""
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+from outvote.results.labels import label
+from outvote.results.run import Result
+from outvote.suites.suite import read_suite
+from paired import BASES, METRICS, BySeed, Cells, shared, signed
+
+ALL_CLIENTS = "table1-cifar10-all-clients"
+ATTACKS = ("bit-flip", "label-flip", "lie", "min-max", "min-sum", "ipm")
+SIDED = ("lie", "min-max", "min-sum")
+"""The attacks that have two sides: along the deviation of the gradients (+1), or against it."""
+LATER, PRINTED = "all 50, later training", "all 50, printed training"
+ALONG, AGAINST = "5 of 50, sign = +1", "5 of 50, sign = −1"
+
+
+class Source(NamedTuple):
+    """A part of a suite, and the attacks that are taken from it."""
+
+    suite: str
+    part: str
+    attacks: Sequence[str] = ATTACKS
+    rules: Sequence[str] = ()
+    """Empty: all."""
+
+
+KRUM = ("mean", "krum", "gas(krum)")
+UNSIDED = tuple(name for name in ATTACKS if name not in SIDED)
+READINGS: Mapping[str, Sequence[Source]] = {
+    LATER: [Source(ALL_CLIENTS, "later-training")],
+    PRINTED: [Source(ALL_CLIENTS, "printed-training"), Source("table1-cifar10", "all-clients")],
+    ALONG: [
+        Source("table1-cifar10", "main"),
+        Source("probes", "other-side", SIDED),
+        Source("probes", "rules", UNSIDED, KRUM),
+    ],
+    AGAINST: [
+        Source("table1-cifar10", "main", UNSIDED),
+        Source("table1-cifar10", "other-side", SIDED),
+        Source("probes", "rules", ATTACKS, KRUM),
+    ],
+}
+"""How the paper's table can be read; of two runs of a cell and seed, the first source's counts."""
+
+
+def reading(folder: Path, name: str) -> Cells:
+    """Return the runs of one reading."""
+    own = [each for each in READINGS[name] if _is_there(folder, each.suite)]
+    found = [_cells(folder, each) for each in own]
+    return found[0].joined(found[1:])
+
+
+def readings(folder: Path, names: Iterable[str] = READINGS) -> dict[str, Cells]:
+    """Return the readings that have runs."""
+    found = {name: reading(folder, name) for name in names if _has_source(folder, name)}
+    return {name: cells for name, cells in found.items() if cells.runs}
+
+
+def _cells(folder: Path, source: Source) -> Cells:
+    return Cells(folder, source.suite, source.part, source.rules, source.attacks)
+
+
+def _is_there(folder: Path, suite: str) -> bool:
+    return suite == "table1-cifar10" or (folder / f"{suite}.toml").exists()
+
+
+def _has_source(folder: Path, name: str) -> bool:
+    return any(_is_there(folder, each.suite) for each in READINGS[name])
+
+
+def gain(cells: Cells, base: str, attack: str, metric: str) -> BySeed:
+    """Return what GAS adds to a rule under an attack, seed by seed."""
+    both = [cells.values((rule, attack), METRICS[metric]) for rule in (f"gas({base})", base)]
+    inside, alone = shared(both)
+    return {seed: inside[seed] - alone[seed] for seed in inside}
+
+
+def gain_table(folder: Path, names: Iterable[str] = READINGS) -> list[str]:
+    """Return the table of gains: all pairs, each attack, each rule, in every regime."""
+    found = readings(folder, names)
+    if not found:
+        return []
+    groups = {
+        "six rules, six attacks": (BASES, ATTACKS),
+        **{attack: (BASES, (attack,)) for attack in ATTACKS},
+        **{base: ((base,), ATTACKS) for base in BASES},
+        "krum (not counted above)": (("krum",), ATTACKS),
+    }
+    lines = [["GAS(A) − A", *found, "paper"], ["---", *("---:" for _ in found), "---:"]]
+    for name, (bases, attacks) in groups.items():
+        printed = [
+            _printed_gain(next(iter(found.values())), *cell) for cell in product(bases, attacks)
+        ]
+        known = [each for each in printed if each is not None]
+        texts = [_gain_text(cells, bases, attacks) for cells in found.values()]
+        lines.append([name, *texts, signed(fmean(known)) if known else "–"])
+    lines.append(["seeds in a cell", *(_seed_counts(cells) for cells in found.values()), "5"])
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def _gain_text(cells: Cells, bases: Sequence[str], attacks: Sequence[str]) -> str:
+    means = {}
+    for metric in METRICS:
+        values = [gain(cells, *cell, metric) for cell in product(bases, attacks)]
+        means[metric] = [each for cell in values for each in cell.values()]
+    num = len(means["best"])
+    if not num:
+        return "–"
+    return f"{signed(fmean(means['best']))} / {signed(fmean(means['last ten']))} ({num})"
+
+
+def _printed_gain(cells: Cells, base: str, attack: str) -> float | None:
+    both = [cells.printed.get((rule, attack)) for rule in (f"gas({base})", base)]
+    return None if None in both else both[0].accuracy - both[1].accuracy  # type: ignore[union-attr]
+
+
+def _seed_counts(cells: Cells) -> str:
+    counts = [len(gain(cells, *cell, "best")) for cell in product(BASES, ATTACKS)]
+    own = sorted({each for each in counts if each})
+    return " or ".join(map(str, own))
+
+
+def distance_table(folder: Path, attacks: Sequence[str] = ATTACKS) -> list[str]:
+    """Return the mean absolute distance of best accuracies to the paper's, row by row."""
+    found = readings(folder)
+    if not found:
+        return []
+    rules = [name for base in BASES for name in (base, f"gas({base})")]
+    groups = {
+        **{rule: [rule] for rule in rules},
+        "*without GAS*": list(BASES),
+        "*with GAS*": [f"gas({base})" for base in BASES],
+        "*all*": rules,
+    }
+    lines = [["rule", *found], ["---", *("---:" for _ in found)]]
+    for name, own in groups.items():
+        texts = []
+        for cells in found.values():
+            known = [
+                abs(fmean(values.values()) - cells.printed[rule, attack].accuracy)
+                for rule, attack in product(own, attacks)
+                if (values := cells.values((rule, attack), METRICS["best"]))
+            ]
+            texts.append(f"{fmean(known):.1f} ({len(known)})" if known else "–")
+        lines.append([name, *texts])
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+WANTED = [
+    (Source(ALL_CLIENTS, "later-training"), range(3)),
+    (Source(ALL_CLIENTS, "printed-training"), range(3)),
+    (Source("table1-cifar10", "main", SIDED), range(3)),
+]
+"""The parts that are to be complete, and their seeds."""
+
+
+def missing_table(folder: Path) -> str:
+    """Return the runs that each part lacks, by attack and seed, with the commands."""
+    lines = ["| part | attacks | seeds | runs | command |", "|---|---|---|---:|---|"]
+    for source, seeds in WANTED:
+        name = f"docs/results/{source.suite}.toml" if source.suite == ALL_CLIENTS else source.suite
+        own = str(folder / f"{source.suite}.toml") if source.suite == ALL_CLIENTS else source.suite
+        part = next(each for each in read_suite(own).parts if each.name == source.part)
+        cells = _cells(folder, source)
+        lacking: dict[tuple[int, ...], list[str]] = {}
+        for attack in source.attacks:
+            known = [set(cells.values((rule, attack), METRICS["best"])) for rule in part.rows]
+            lost = tuple(seed for seed in seeds if any(seed not in own for own in known))
+            if lost:
+                lacking.setdefault(lost, []).append(attack)
+        for lost, attacks in lacking.items():
+            words = ["outvote", "bench", name, "--part", source.part]
+            words += [word for attack in attacks for word in ("--attack", attack)]
+            words += ["--set", f"seed={list(lost)}", "--precision", "bfloat16", "--device", "cuda"]
+            num = len(part.rows) * len(attacks) * len(lost)
+            listed = ", ".join(map(str, lost))
+            lines.append(
+                f"| {source.suite}, {source.part} | {', '.join(attacks)} | {listed} | {num} "
+                f"| `{shlex.join(words)}` |"
+            )
+    return "\n".join(lines)
+
+
+def sweep_table(folder: Path) -> str:
+    """Return runs, samples, seconds and samples per second of each sweep with all clients."""
+    lines = [
+        "| training | attack | seed | runs | samples | seconds | samples per second |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for source, _ in WANTED[:2]:
+        groups: dict[tuple[int, int], list[Result]] = {}
+        for run in Cells(folder, source.suite, source.part).runs:
+            key = ATTACKS.index(label(run.config["attack"])), run.seed
+            groups.setdefault(key, []).append(run)
+        for (place, seed), runs in sorted(groups.items()):
+            samples, seconds = sum(r.num_samples for r in runs), sum(r.seconds for r in runs)
+            speed = round(samples / seconds, -3)
+            lines.append(
+                f"| {source.part} | {ATTACKS[place]} | {seed} | {len(runs)} | {samples:,} "
+                f"| {seconds:,.0f} | {speed:,.0f} |"
+            )
+    return "\n".join(lines)
