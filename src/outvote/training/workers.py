@@ -110,7 +110,6 @@ class Workers:
         self._owner = os.getpid()
         self._processes: list[int] = []
         self._connections: list[Connection] = []
-        _keep_memory()
         # Numbers of tasks that nobody has begun: a worker that is free reads the next one.
         waiting, self._waiting = os.pipe()
         try:
@@ -260,6 +259,7 @@ def _live(
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         _close_others(files)
+        _keep_memory()
         Thread(target=_end_with, args=(parent,), daemon=True).start()
         stay_on_one_core()
         orders, results = Connection(files[0], writable=False), Connection(files[1], readable=False)
@@ -289,7 +289,7 @@ def _end_with(parent: int) -> None:
 
 
 def _keep_memory() -> None:
-    """Let this process and its children keep some of the memory that they free."""
+    """Let this process keep some of the memory that it frees: pages need not be cleared again."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it.
     if mallopt is not None:
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
