@@ -44,3 +44,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _threads_stay():
+    """Fail a test that leaves another number of threads: sums in later tests would differ."""
+    before = torch.get_num_threads()
+    yield
+    after = torch.get_num_threads()
+    torch.set_num_threads(before)
+    assert after == before, f"torch has {after} threads after the test, had {before} before"
