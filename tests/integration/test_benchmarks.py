@@ -14,6 +14,7 @@ import torch
 
 from bad_replies import HandMadeGrid
 from benches import own_suite
+from outvote import threads as pools
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SMALL = {
@@ -52,10 +53,18 @@ PARTS = {
 
 
 @pytest.fixture
-def script(monkeypatch):
+def threads_again():
+    """Put the number of threads back, which scripts set."""
+    before = torch.get_num_threads()
+    yield
+    pools._pool.cache_clear()
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def script(monkeypatch, threads_again):
     """Return what runs a script in this process, as if it had been called with some words."""
     monkeypatch.syspath_prepend(str(FOLDER))
-    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     flower = logging.getLogger("flwr")
     monkeypatch.setattr(flower, "level", flower.level)  # Scripts silence it.
 
@@ -68,10 +77,9 @@ def script(monkeypatch):
 
 
 @pytest.fixture
-def load(monkeypatch):
-    """Return what imports a file of benchmarks/; the number of threads stays for other tests."""
+def load(monkeypatch, threads_again):
+    """Return what imports a file of benchmarks/."""
     monkeypatch.syspath_prepend(str(FOLDER))
-    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     return importlib.import_module
 
 

@@ -303,6 +303,45 @@ def test_a_network_of_fused_layers_is_that_of_torch(is_padded: bool, device: tor
         torch.testing.assert_close(found[k].cpu().double(), wanted, rtol=1e-3, atol=1e-3)
 
 
+def _first(channels: int) -> tuple[nn.Module, ...]:
+    return nn.BatchNorm2d(channels), nn.ReLU(), nn.Conv2d(channels, channels, 3, padding=1)
+
+
+@pytest.mark.parametrize("num_models", [1, 2])
+@pytest.mark.parametrize(
+    "network",
+    [
+        lambda: nn.Sequential(*_first(3), nn.Flatten(), nn.Linear(48, 4)),
+        lambda: nn.Sequential(Residual(nn.Sequential(*_first(3))), nn.Flatten(), nn.Linear(48, 4)),
+        lambda: nn.Sequential(
+            Branches(*(nn.Sequential(*_first(3)) for _ in range(2))),
+            nn.Flatten(),
+            nn.Linear(96, 4),
+        ),
+    ],
+    ids=["first", "pre-activation", "branches"],
+)
+def test_evaluation_leaves_what_others_read(network, num_models: int, device: torch.device) -> None:
+    with torch.random.fork_rng([]):
+        torch.random.default_generator.manual_seed(0)
+        modules = [network().eval() for _ in range(num_models)]
+    model = StackedModel(modules[0])
+    vectors = [nn.utils.parameters_to_vector(each.parameters()).detach() for each in modules]
+    parameters = model.views(model.pack(torch.stack(vectors).to(device)))
+    same = zip(*(module.buffers() for module in modules), strict=True)
+    buffers = [torch.stack(each).to(device) for each in same]
+    images = (_drawn(5, 4, 4, 3, seed=1) + 2).float()
+    given = images.to(device)
+    with torch.no_grad():
+        for _ in range(2):
+            shared = given.expand(num_models, *given.shape)
+            found = model.forward(parameters, shared, buffers=buffers)
+            for k, module in enumerate(modules):
+                wanted = module(images.movedim(-1, 1))
+                torch.testing.assert_close(found[k].cpu(), wanted, rtol=1e-4, atol=1e-4)
+    assert torch.equal(given.cpu(), images)
+
+
 def test_moments_of_samples_far_from_zero_keep_their_digits(device: torch.device) -> None:
     images = (_drawn(2, 64, 8, 8, 3, seed=0) + 1000).float()
     _, variance, _ = moments(images.to(device), None)

@@ -359,3 +359,13 @@ def test_float64_samples_can_be_trained_on_in_bfloat16(device):
     assert last.state.buffers.dtype == torch.float64
     assert not torch.equal(last.state.buffers, start.buffers)
     assert bool(last.state.buffers.isfinite().all())
+
+
+def test_runs_that_share_batches_share_their_moves(device):
+    training = LocalSGD(batch_size=8, augment=True)
+    batches = [draw_batches(torch.arange(20), training, RandomStream((k,))) for k in range(2)]
+    tasks = [ClientTask(0, batches[0]), ClientTask(1, batches[0]), ClientTask(1, batches[1])]
+    plan = stacked_trainer._Plan(tasks, [0, 1, 2], device)
+    for number, task in enumerate(tasks):
+        assert torch.equal(plan.moves[number].cpu(), task.batches.moves)
+        assert torch.equal(plan.index[number].cpu(), task.batches.index.clamp(min=0))

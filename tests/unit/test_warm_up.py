@@ -1,6 +1,7 @@
 """Small calls that compile kernels: every rule and attack has one, and none may fail."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import chain
 from threading import Event, Thread
 
@@ -50,6 +51,22 @@ def test_every_rule_and_attack_is_called_once_and_works(stack, monkeypatch):
     assert sum(map(len, chains)) == 2 * len(RULES) + len(ATTACKS)
     for call in chain.from_iterable(chains):
         call()
+
+
+def test_rules_of_users_are_not_called(stack):
+    class Mine(ov.VectorRule):
+        def max_byzantine(self, num_clients):
+            return 0
+
+        def aggregate(self, rows, num_byzantine):
+            raise AssertionError
+
+    runs = [
+        replace(run, rule=rule)
+        for run, rule in zip(stack.runs, (Mine(), ov.GAS(Mine())), strict=False)
+    ]
+    chains = warm_up.small_calls(replace(stack, runs=tuple(runs)), 1000)
+    assert [len(each) for each in chains] == [2]  # The two attacks.
 
 
 def test_addresses_are_aligned_as_those_of_the_model(stack, monkeypatch):

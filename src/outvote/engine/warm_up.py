@@ -17,6 +17,7 @@ from outvote.attacks.run_attack import run_attack
 from outvote.engine.run_stack import RunStack
 from outvote.rules.aggregate import aggregate
 from outvote.rules.rule import CoordinatewiseRule, Rule, Wrapper
+from outvote.training.gpu_memory import add_background
 
 # As many coordinates as choose the kernels of large models; the real matrices may fill the memory.
 NUM_COORDINATES = 1 << 17
@@ -32,10 +33,13 @@ def warm_up(stack: RunStack, dim: int) -> ThreadPoolExecutor | None:
     if stack.device.type != "cuda" or len(stack.runs) < 2 or not is_exact:
         return None
     chains = small_calls(stack, dim)
+    if not chains:
+        return None
     threads = ThreadPoolExecutor(len(chains), thread_name_prefix="warm-up")
     for chain in chains:
         threads.submit(_quietly, chain)
     threads.shutdown(wait=False)
+    add_background(threads)
     return threads
 
 
@@ -48,14 +52,21 @@ def small_calls(stack: RunStack, dim: int) -> list[list[Call]]:
     small = min(dim, NUM_COORDINATES + dim % ALIGNED)
     shape = (1, stack.runs[0].num_sampled, small)
     chains: dict[str, list[Call]] = {}
-    for rule in dict.fromkeys(run.rule for run in stack.runs):
+    for rule in dict.fromkeys(run.rule for run in stack.runs if _is_ours(run.rule)):
         # Of colluding clients, who send copies, there are other kernels.
         for has_copies in (False, True):
             call = partial(_aggregate, rule, shape, stack, has_copies=has_copies)
             chains.setdefault(_kind(rule), []).append(call)
-    for attack in dict.fromkeys(run.attack for run in stack.runs):
+    for attack in dict.fromkeys(run.attack for run in stack.runs if _is_ours(run.attack)):
         chains.setdefault("attack", []).append(partial(_attack, attack, shape, stack))
     return list(chains.values())
+
+
+def _is_ours(part: object) -> bool:
+    """Return whether a rule or attack is the library's: a user's would notice a call too many."""
+    inner = getattr(part, "rule", None)
+    is_ours = type(part).__module__.startswith("outvote.")
+    return is_ours and (not isinstance(inner, Rule) or _is_ours(inner))
 
 
 def _kind(rule: Rule) -> str:

@@ -93,6 +93,8 @@ class Norm:
     relu: bool = False
     pool: bool = False
     joined: Joined | None = None
+    owns_input: bool = True
+    """Whether nobody else reads the samples, so that evaluation may write over them."""
 
 
 class FusedNorm(Function):
@@ -132,7 +134,7 @@ class FusedNorm(Function):
 
 
 def normalised(images: Tensor, scale: Tensor, shift: Tensor, norm: Norm) -> Tensor:
-    """Return ``images * scale + shift`` in evaluation, and what follows; `images` may change."""
+    """Return ``images * scale + shift`` in evaluation, and what follows."""
     return _affine(images.contiguous(), scale, shift, norm, needs_index=False)[0]
 
 
@@ -143,7 +145,7 @@ def _affine(
     plus: Tensor | None = None
     if norm.joined is not None:
         result, plus = norm.joined.place(images, shape)
-    elif norm.pool or needs_index:
+    elif norm.pool or needs_index or not norm.owns_input:
         result = torch.empty(shape, dtype=images.dtype, device=images.device)
     else:
         result = images

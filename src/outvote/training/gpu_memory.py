@@ -1,6 +1,7 @@
 """How much work fits into the memory of a GPU at once."""
 
 from collections.abc import Callable
+from concurrent.futures import Executor
 from math import ceil
 from typing import TypeVar
 
@@ -14,6 +15,19 @@ SHARE = 0.7
 LEAST = 0.25
 
 
+_BACKGROUND: list[Executor] = []
+
+
+def add_background(threads: Executor) -> None:
+    """Name threads that use the GPU for a while; memory is not measured before they have ended."""
+    _BACKGROUND.append(threads)
+
+
+def _wait_for_background() -> None:
+    while _BACKGROUND:
+        _BACKGROUND.pop().shutdown(wait=True)
+
+
 def how_many_fit(
     work: Callable[[], object], device: torch.device, *, spare: int = 0, most: int | None = None
 ) -> int | None:
@@ -24,6 +38,7 @@ def how_many_fit(
     """
     if device.type != "cuda":
         return None
+    _wait_for_background()
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)

@@ -463,6 +463,7 @@ class NormLayer:
             self.has_relu,
             is_pooled,
             joined,
+            owns_input=self.product is not None,
         )
         if not state.is_training:
             return fused_layers.normalised(images, *self._running(state, bias), norm)

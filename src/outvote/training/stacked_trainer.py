@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from outvote.data.array_dataset import IGNORED
 from outvote.errors import check_choice
 from outvote.precision import exact_products, fast_products
+from outvote.training.batches import Batches
 from outvote.training.gpu_memory import even_size, how_many_fit, in_chunks
 from outvote.training.local_sgd import LocalSGD, take_step
 from outvote.training.objective import Score
@@ -340,7 +341,8 @@ class _Plan:
         self.runs = torch.tensor([task.run for task in tasks], device=device)
         self.label_maps = _label_maps(tasks, device)
         self.poisons = {k: t.poison for k, t in enumerate(tasks) if t.poison is not None}
-        self.moves = _moves(tasks, index, device)
+        moves = _moves(distinct, index, device)
+        self.moves = None if moves is None else moves[which.to(device)]
 
 
 def _label_maps(tasks: Sequence[ClientTask], device: torch.device) -> Tensor | None:
@@ -352,11 +354,12 @@ def _label_maps(tasks: Sequence[ClientTask], device: torch.device) -> Tensor | N
     return torch.stack(maps).to(device)
 
 
-def _moves(tasks: Sequence[ClientTask], index: Tensor, device: torch.device) -> Tensor | None:
-    if tasks[0].batches.moves is None:
+def _moves(distinct: Sequence[Batches], index: Tensor, device: torch.device) -> Tensor | None:
+    """Return how to shift and mirror the samples of all distinct batches."""
+    if distinct[0].moves is None:
         return None
     moves = torch.zeros(*index.shape, 3, dtype=torch.int8)
-    for row, task in zip(moves, tasks, strict=True):
-        if task.batches.moves is not None:
-            row[: task.batches.num_steps] = task.batches.moves
+    for row, batches in zip(moves, distinct, strict=True):
+        if batches.moves is not None:
+            row[: batches.num_steps] = batches.moves
     return moves.to(device)
