@@ -89,7 +89,14 @@ def test_every_script_is_run_by_a_test():
 
 
 @pytest.mark.filterwarnings("ignore:gas. num_groups")
-@pytest.mark.parametrize("name", sorted(SMALL))
+@pytest.mark.parametrize(
+    "name",
+    # It trains three networks in processes of their own.
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name == "bench_engine"))
+        for name in sorted(SMALL)
+    ],
+)
 def test_a_script_runs_in_miniature(name, script, load, tmp_path, monkeypatch, capsys):
     if name == "bench_engine":
         # Without ByzFL, which is a slow test's.

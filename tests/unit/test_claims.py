@@ -217,6 +217,7 @@ def test_without_exports_there_is_no_claim(tmp_path):
     assert "##" not in page(tmp_path)
 
 
+@pytest.mark.slow
 def test_krum_and_both_sides_are_as_far_from_the_paper_as_plain_loops_find():
     with (ROOT / "src/outvote/suites/paper/table1.csv").open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["dataset"] == "cifar10"]
