@@ -14,6 +14,7 @@ from torch import nn
 
 import outvote as ov
 from outvote import threads
+from outvote.errors import OutvoteWarning
 from outvote.seeding import RandomStream
 from outvote.training import sequential
 from outvote.training.batches import draw_batches
@@ -181,11 +182,15 @@ class TestEnds:
         assert is_same(train(forked), first)
         assert forked._forked.processes
 
-    def test_after_some_failures_threads_train(self):
+    def test_after_some_failures_threads_train_with_a_warning(self):
         forked = trainer()
-        for _ in range(sequential.MOST_FAILURES):
+        for _ in range(sequential.MOST_FAILURES - 1):
             train(forked)
             os.kill(forked._forked.processes[0], signal.SIGKILL)
+            train(forked)
+        train(forked)
+        os.kill(forked._forked.processes[0], signal.SIGKILL)
+        with pytest.warns(OutvoteWarning, match=r"train in threads from now on.*same results"):
             train(forked)
         train(forked)
         assert forked._forked is None

@@ -1,4 +1,4 @@
-"""Windows of convolutions on NVIDIA GPUs; `windows` has the same in plain torch."""
+"""Windows of convolutions on NVIDIA GPUs; `training.im2col` has the same in plain torch."""
 
 from collections.abc import Sequence
 from math import prod

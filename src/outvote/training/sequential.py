@@ -3,6 +3,7 @@
 import copy
 import inspect
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from outvote.errors import OutvoteWarning
 from outvote.precision import products_in
 from outvote.threads import mapped, may_share
 from outvote.training.dropout import (
@@ -380,9 +382,16 @@ class SequentialTrainer:
         try:
             workers = self._workers(sizes.num_bytes)
             return workers.train(weights, buffers, tasks, training, learning_rate)
-        except (WorkersEnded, OSError):
+        except (WorkersEnded, OSError) as error:
             self._num_failures += 1
             self._forked = None
+            if self._num_failures == MOST_FAILURES:
+                warnings.warn(
+                    f"clients train in threads from now on, more slowly and with the same results: "
+                    f"processes failed {MOST_FAILURES} times ({error})",
+                    OutvoteWarning,
+                    stacklevel=2,
+                )
             return None
         except BaseException:
             self._forked = None
