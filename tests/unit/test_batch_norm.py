@@ -8,8 +8,8 @@ from torch.nn import functional as F
 from outvote.models.parts import Branches, Residual
 from outvote.training import fused_layers
 from outvote.training.batch_norm import Normalise, affine, moments
-from outvote.training.fused_layers import AddRelu, FusedNorm, Join, Joined, Norm, ReluProduct
-from outvote.training.stacked_model import StackedModel
+from outvote.training.fused_layers import AddRelu, BiasRelu, FusedNorm, Join, Joined, Norm
+from outvote.training.stacked_model import Product, StackedModel
 from outvote.training.stacked_trainer import WeightStack
 
 EPSILON = 1e-5
@@ -199,9 +199,9 @@ def test_product_bias_relu_and_pooling_are_those_of_torch(
     given = rows.to(device, copy=True).requires_grad_()
     to_weight = torch.empty(models, outputs, inputs, dtype=dtype, device=device).mT
     to_bias = torch.empty(models, outputs, dtype=dtype, device=device)
-    found = ReluProduct.apply(
-        given, weight.to(device), bias.to(device), to_weight, to_bias, sides, is_pooled, _anchor()
-    )
+    product = Product.apply(given, weight.to(device), None, to_weight, None, _anchor())
+    product = product.view(models, *sides, outputs)
+    found = BiasRelu.apply(product, bias.to(device), to_bias, is_pooled)
     (found.double() * outer.to(device)).sum().backward()
     _close(found, wanted, dtype)
     for ours, theirs in zip((given.grad, to_weight, to_bias), exact, strict=True):

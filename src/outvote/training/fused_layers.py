@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from outvote.kernels import is_for_kernels, load_kernels
+from outvote.kernels import convolution, is_for_kernels, load_kernels
+from outvote.training.im2col import add_up, im2col
 
 
 def _kernels() -> Any:
@@ -138,6 +139,39 @@ def normalised(images: Tensor, scale: Tensor, shift: Tensor, norm: Norm) -> Tens
     return _affine(images.contiguous(), scale, shift, norm, needs_index=False)[0]
 
 
+def convolved(
+    images: Tensor,
+    weight: Tensor,
+    window: convolution.Window,
+    scale: Tensor | None,
+    shift: Tensor,
+    *,
+    relu: bool,
+    is_pooled: bool,
+    joined: Joined | None = None,
+) -> Tensor:
+    """Return a convolution in evaluation with what follows: scale, shift, ReLU and pooling."""
+    high, wide = convolution.sides(images, window)
+    shape = (*images.shape[:2], high, wide, weight.shape[-1])
+    shape = _pooled(torch.Size(shape)) if is_pooled else shape
+    if joined is None:
+        result, plus = torch.empty(shape, dtype=images.dtype, device=images.device), None
+    else:
+        result, plus = joined.place(images, shape)
+    convolution.convolve_into(
+        result,
+        images,
+        weight,
+        window,
+        scale=scale,
+        shift=shift,
+        plus=plus,
+        relu=relu,
+        is_pooled=is_pooled,
+    )
+    return result
+
+
 def _affine(
     images: Tensor, scale: Tensor | None, shift: Tensor, norm: Norm, *, needs_index: bool
 ) -> tuple[Tensor, Tensor | None]:
@@ -159,40 +193,71 @@ def _affine(
     return result, index
 
 
-class ReluProduct(Function):
-    """``relu(rows @ weight + bias)`` for many models, pooled if wanted."""
+class Convolution(Function):
+    """The convolutions of many models, without a copy of the windows."""
 
     @staticmethod
-    def forward(  # noqa: PLR0913, PLR0917  (autograd takes no names)
+    def forward(
         ctx: Any,
-        rows: Tensor,
+        images: Tensor,
         weight: Tensor,
-        bias: Tensor,
         to_weight: Tensor,
-        to_bias: Tensor,
-        sides: tuple[int, ...],
-        is_pooled: bool,
+        window: convolution.Window,
         anchor: Tensor,
     ) -> Tensor:
-        """Multiply ``rows [models, num, inputs]``; the result is ``[models, *sides, outputs]``."""
+        """Convolve; `anchor` requires a gradient: without one, torch would skip the rest."""
         del anchor
-        product = torch.bmm(rows, weight).view(len(rows), *sides, weight.shape[-1])
+        images = images.contiguous()
+        ctx.save_for_backward(images, weight)
+        ctx.to_weight, ctx.window = to_weight, window
+        return convolution.convolve(images, weight, window)
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Any) -> Any:
+        """Write the gradient of the weights, return that of the images."""
+        images, weight = ctx.saved_tensors
+        size, stride, padding = ctx.window
+        gradient = outer[0].contiguous()
+        if convolution.USES_WINDOWS:
+            with torch.no_grad():
+                rows = im2col(images, size, stride, padding).flatten(1, 3)
+            torch.bmm(rows.mT, gradient.flatten(1, 3), out=ctx.to_weight)
+            del rows
+        else:
+            convolution.weight_gradient(images, gradient, ctx.to_weight, ctx.window)
+        inner = None
+        if ctx.needs_input_grad[0]:
+            inner = convolution.image_gradient(gradient, weight, images.shape, ctx.window)
+            if inner is None:
+                windows = torch.bmm(gradient.flatten(1, 3), weight.mT)
+                windows = windows.view(*gradient.shape[:4], -1)
+                inner = add_up(windows, images.shape, size, stride, padding)
+        return inner, None, None, None, None
+
+
+class BiasRelu(Function):
+    """``relu(product + bias)`` for many models, pooled if wanted; it may write over the product."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, product: Tensor, bias: Tensor, to_bias: Tensor, is_pooled: bool
+    ) -> Tensor:
+        """Add the bias of each model."""
         result, index = with_bias(product, bias, is_pooled=is_pooled, needs_index=True)
-        ctx.save_for_backward(rows, weight, result, index)
-        ctx.to_weight, ctx.to_bias, ctx.shape = to_weight, to_bias, product.shape
+        if not is_pooled:
+            ctx.mark_dirty(product)
+        ctx.save_for_backward(result, index)
+        ctx.to_bias, ctx.shape = to_bias, product.shape
         return result
 
     @staticmethod
     def backward(ctx: Any, *outer: Any) -> Any:
-        """Write the gradients of the weights, return that of the rows."""
-        rows, weight, result, index = ctx.saved_tensors
+        """Write the gradient of the bias, return that of the product."""
+        result, index = ctx.saved_tensors
         gradient = _kernels().relu_gradient(
             _evenly_spaced(outer[0]), index, result, ctx.shape, ctx.to_bias
         )
-        gradient = gradient.view(len(rows), -1, weight.shape[-1])
-        multiply_into(rows.mT, gradient, ctx.to_weight)
-        inner = torch.bmm(gradient, weight.mT) if ctx.needs_input_grad[0] else None
-        return inner, None, None, None, None, None, None, None
+        return gradient.view(ctx.shape), None, None, None
 
 
 def with_bias(

@@ -56,13 +56,13 @@ class Im2Col(Function):
     def backward(ctx: Any, *outer: Any) -> Any:
         """Add the gradients of all windows to the pixels that they were copied from."""
         (gradient,) = outer
-        size, stride, padding = ctx.sizes
-        if conv_windows.is_usable(gradient, ctx.shape[:4]):
-            return conv_windows.add_up(gradient, ctx.shape, size, stride, padding), None, None, None
-        return _add_up(gradient, ctx.shape, size, stride, padding), None, None, None
+        return add_up(gradient, ctx.shape, *ctx.sizes), None, None, None
 
 
-def _add_up(gradient: Tensor, shape: torch.Size, size: int, stride: int, padding: int) -> Tensor:
+def add_up(gradient: Tensor, shape: torch.Size, size: int, stride: int, padding: int) -> Tensor:
+    """Add the gradients of windows to the pixels of images of a shape."""
+    if conv_windows.is_usable(gradient, shape[:4]):
+        return conv_windows.add_up(gradient, shape, size, stride, padding)
     models, batch, height, width, channels = shape
     high, wide = gradient.shape[2:4]
     values = gradient[..., : size * size * channels]

@@ -1,8 +1,9 @@
 """One network, many sets of weights: all of them forward and backward as one program.
 
 Samples are ``[models, batch, height, width, channels]``. A convolution is one batched matrix
-product of im2col and the weights. While clients train, the weights of each model are packed in the
-layout of these products (`StackedModel.pack`); `unpack` puts them back into torch's order.
+product of im2col and the weights; kernels do without the copies of im2col. While clients train, the
+weights of each model are packed in the layout of these products (`StackedModel.pack`); `unpack`
+puts them back into torch's order.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from outvote.kernels import is_for_kernels, load_kernels
+from outvote.kernels import convolution, is_for_kernels, load_kernels
+from outvote.kernels.convolution import Window
 from outvote.models.parts import Branches, GlobalAverage, Residual
 from outvote.training import fused_layers
 from outvote.training.batch_norm import Normalise, affine
@@ -248,19 +250,12 @@ class StackedModel:
         size, stride, padding = module.kernel_size[0], module.stride[0], int(module.padding[0])
         weight, bias = self._weights(module)
 
-        def cut(images: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-            # Evaluation shares the samples among the models: one copy of the windows is enough.
-            is_shared = images.stride(0) == 0
-            windows = im2col(images[:1] if is_shared else images, size, stride, padding)
-            rows = windows.flatten(1, 3)
-            return rows.expand(len(images), -1, -1) if is_shared else rows, windows.shape[1:4]
-
-        return self._read_product(ProductLayer(cut, weight, bias, module.out_channels), left)
+        window = (size, stride, padding)
+        return self._read_product(ProductLayer(weight, bias, window), left)
 
     def _read_linear(self, module: nn.Linear, left: list[nn.Module]) -> Layer:
         weight, bias = self._weights(module)
-        product = ProductLayer(lambda rows: (rows, rows.shape[1:-1]), weight, bias)
-        return self._read_product(product, left)
+        return self._read_product(ProductLayer(weight, bias), left)
 
     def _read_product(self, product: "ProductLayer", left: list[nn.Module]) -> Layer:
         if left and type(left[0]) is nn.BatchNorm2d:
@@ -349,20 +344,80 @@ class BranchesLayer:
 class ProductLayer:
     """A convolution or linear layer as one batched product."""
 
-    cut: Callable[[Tensor], tuple[Tensor, tuple[int, ...]]]
-    """Returns the rows of the product, and the axes that they stand for."""
     weight: int
     bias: int | None
-    num_channels: int | None = None
+    window: Window | None = None
+    """Of a convolution."""
 
     def __call__(self, state: Pass, images: Tensor) -> Tensor:
         """Multiply and add the bias."""
-        return self.multiply(state, images, self.bias)
+        return self._multiply_rows(state, images, self.bias)
 
-    def multiply(self, state: Pass, images: Tensor, bias: int | None = None) -> Tensor:
-        """Multiply; without a bias, the next layer takes care of it."""
-        rows, sides = self.cut(images)
-        return _times(rows, state, self.weight, bias).view(len(images), *sides, -1)
+    def multiply(self, state: Pass, images: Tensor) -> Tensor:
+        """Multiply; the next layer takes care of the bias."""
+        if self.window is None or not self._is_direct(state, images):
+            return self._multiply_rows(state, images, None)
+        weight, gradients = state.parameters[self.weight], state.gradients
+        if gradients is None:
+            return convolution.convolve(images, weight, self.window)
+        found: Tensor = fused_layers.Convolution.apply(  # type: ignore[no-untyped-call]
+            images, weight, gradients[self.weight], self.window, state.anchor
+        )
+        return found
+
+    def _is_direct(self, state: Pass, images: Tensor) -> bool:
+        """Return whether kernels read windows where they lie; those of one pixel need no copy."""
+        has_copies = self.window is not None and self.window[0] > 1
+        return has_copies and state.is_fused(images) and convolution.is_readable(images)
+
+    def _multiply_rows(self, state: Pass, images: Tensor, bias: int | None) -> Tensor:
+        windows = images if self.window is None else self._cut(images)
+        found = _times(windows.flatten(1, -2), state, self.weight, bias)
+        return found.view(*windows.shape[:-1], -1)
+
+    def _cut(self, images: Tensor) -> Tensor:
+        """Return the windows of a convolution, ``[models, batch, height, width, values]``."""
+        assert self.window is not None
+        # Evaluation shares the samples among the models: one copy of the windows is enough.
+        is_shared = images.stride(0) == 0
+        windows = im2col(images[:1] if is_shared else images, *self.window)
+        return windows.expand(len(images), -1, -1, -1, -1) if is_shared else windows
+
+    def is_joint(self, state: Pass, images: Tensor) -> bool:
+        """Return whether `evaluate` works: a kernel convolves and does all that follows."""
+        is_conv = self.window is not None and state.gradients is None
+        return is_conv and state.is_fused(images) and convolution.is_usable(images)
+
+    def evaluate(
+        self,
+        state: Pass,
+        images: Tensor,
+        scale: Tensor | None,
+        shift: Tensor,
+        *,
+        relu: bool,
+        pool: nn.MaxPool2d | None,
+        joined: Joined | None = None,
+    ) -> Tensor:
+        """Return the convolution, scaled and shifted, with what follows it."""
+        window = self.window
+        if images.stride(0) == 0 or not convolution.is_readable(images):
+            images, window = self._cut(images), (1, 1, 0)
+        assert window is not None
+        sides = (images.shape[1], *convolution.sides(images, window))
+        is_pooled = pool is not None and fused_layers.can_pool(sides)
+        is_last = is_pooled or pool is None
+        found = fused_layers.convolved(
+            images,
+            state.parameters[self.weight],
+            window,
+            scale,
+            shift,
+            relu=relu,
+            is_pooled=is_pooled,
+            joined=joined if is_last else None,
+        )
+        return found if is_last else _pooled(found, pool, joined)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -374,23 +429,23 @@ class ReluLayer:
 
     def __call__(self, state: Pass, images: Tensor) -> Tensor:
         """Compute them together where kernels can."""
-        rows, sides = self.product.cut(images)
-        weight, bias = self.product.weight, self.product.bias
+        bias = self.product.bias
         assert bias is not None
         if not state.is_fused(images):
-            found = F.relu(_times(rows, state, weight, bias)).view(len(images), *sides, -1)
+            found = F.relu(self.product(state, images))
             return found if self.pool is None else _max_pool(found, self.pool)
-        is_pooled = self.pool is not None and fused_layers.can_pool(sides)
-        own, offset = state.parameters[weight], state.parameters[bias]
+        offset = state.parameters[bias]
+        if self.product.is_joint(state, images):
+            return self.product.evaluate(state, images, None, offset, relu=True, pool=self.pool)
+        product = self.product.multiply(state, images)
+        is_pooled = self.pool is not None and fused_layers.can_pool(product.shape[1:-1])
         if state.gradients is None:
-            product = torch.bmm(rows, own).view(len(images), *sides, -1)
             found, _ = fused_layers.with_bias(
                 product, offset, is_pooled=is_pooled, needs_index=False
             )
         else:
-            targets = state.gradients[weight], state.gradients[bias]
-            found = fused_layers.ReluProduct.apply(  # type: ignore[no-untyped-call]
-                rows, own, offset, *targets, sides, is_pooled, state.anchor
+            found = fused_layers.BiasRelu.apply(  # type: ignore[no-untyped-call]
+                product, offset, state.gradients[bias], is_pooled
             )
         return found if is_pooled or self.pool is None else _max_pool(found, self.pool)
 
@@ -422,14 +477,19 @@ class NormLayer:
     ) -> Tensor:
         """Normalise by the moments of the batch, or in evaluation by the running ones."""
         bias = None if self.product is None else self.product.bias
+        own = None if bias is None else state.parameters[bias]
+        pool = self.pool or pool
         if self.product is not None:
+            if not state.is_training and self.product.is_joint(state, images):
+                scale, shift = self._running(state, own)
+                return self.product.evaluate(
+                    state, images, scale, shift, relu=self.has_relu, pool=pool, joined=joined
+                )
             # A bias changes nothing but the mean, and its gradient is 0.
             images = self.product.multiply(state, images)
             if bias is not None and state.gradients is not None:
                 state.gradients[bias].zero_()
-        pool = self.pool or pool
         is_pooled = pool is not None and fused_layers.can_pool(images.shape[1:4])
-        own = None if bias is None else state.parameters[bias]
         if state.is_fused(images):
             is_last = is_pooled or pool is None
             found = self._fused(state, images, own, joined if is_last else None, is_pooled)
@@ -438,8 +498,7 @@ class NormLayer:
         else:
             found = self._plain(state, images, own)
             found = F.relu(found) if self.has_relu else found
-        found = found if pool is None else _max_pool(found, pool)
-        return found if joined is None else fused_layers.placed(found, joined)
+        return _pooled(found, pool, joined)
 
     def _fused(
         self,
@@ -630,6 +689,12 @@ def _pair(value: int | tuple[int, ...]) -> tuple[int, ...]:
 def _ends_with_relu(chain: Chain) -> bool:
     last = chain.last
     return isinstance(last, NormLayer) and last.has_relu and last.pool is None
+
+
+def _pooled(images: Tensor, pool: nn.MaxPool2d | None, joined: Joined | None) -> Tensor:
+    """Pool where wanted, and copy to the place among the branches where there are some."""
+    found = images if pool is None else _max_pool(images, pool)
+    return found if joined is None else fused_layers.placed(found, joined)
 
 
 def _max_pool(images: Tensor, module: nn.MaxPool2d) -> Tensor:
