@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from outvote.models.parts import Branches, Residual
 from outvote.training import fused_layers
 from outvote.training.batch_norm import Normalise, affine, moments
-from outvote.training.fused_layers import AddRelu, BiasRelu, FusedNorm, Join, Joined, Norm
+from outvote.training.fused_layers import AddRelu, BiasRelu, FusedNorm, Join, Joined, MaxPool, Norm
 from outvote.training.stacked_model import Product, StackedModel
 from outvote.training.stacked_trainer import WeightStack
 
@@ -206,6 +206,37 @@ def test_product_bias_relu_and_pooling_are_those_of_torch(
     _close(found, wanted, dtype)
     for ours, theirs in zip((given.grad, to_weight, to_bias), exact, strict=True):
         _close(ours, theirs.grad, dtype, float(theirs.grad.abs().max()))
+
+
+@needs_kernels
+@pytest.mark.parametrize("window", [(3, 2, 1), (2, 2, 0), (3, 1, 1), (3, 3, 0), (5, 2, 2)])
+def test_pooled_windows_are_those_of_torch(
+    window: tuple[int, int, int], device: torch.device
+) -> None:
+    module = nn.MaxPool2d(*window)
+    # Of few values: the first of several largest counts.
+    images = _drawn(2, 3, 9, 8, 20, seed=0).round().float()
+    images[0, 1, 4, 4, 3] = torch.nan
+    wanted, found = (images.to(device, copy=True).requires_grad_() for _ in range(2))
+    assert fused_layers.can_pool_windows(found, module)
+    flat = module(wanted.flatten(0, 1).movedim(-1, 1)).movedim(1, -1).unflatten(0, (2, 3))
+    own = MaxPool.apply(found, module, True)
+    torch.testing.assert_close(own, flat, rtol=0, atol=0, equal_nan=True)
+    outer = _drawn(*own.shape, seed=1).float().to(device)
+    for values in (flat, own):
+        torch.where(values.isnan(), 0, values * outer).sum().backward()
+    torch.testing.assert_close(found.grad, wanted.grad)
+
+
+def test_other_pooling_is_left_to_torch() -> None:
+    images = torch.zeros(1, 1, 8, 8, 4)
+    for module in (
+        nn.MaxPool2d(3, ceil_mode=True),
+        nn.MaxPool2d((2, 3)),
+        nn.MaxPool2d(3, dilation=2),
+        nn.MaxPool2d(13, padding=6),
+    ):
+        assert not fused_layers.can_pool_windows(images, module)
 
 
 @needs_kernels

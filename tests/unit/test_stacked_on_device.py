@@ -225,21 +225,26 @@ def test_evaluation_is_measured_once_and_cut_by_what_is_pooled(device, monkeypat
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (90, 8, 8, 1), dtype=np.uint8)
     samples = ByteImages(images, random.integers(0, 4, 90), mean=[0.5], std=[0.3], device=device)
-    module = nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 4)
-    )
+    # A pooling that no kernel knows.
+    pool = nn.MaxPool2d(2, ceil_mode=True)
+    module = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), pool, nn.Flatten(), nn.Linear(128, 4))
     row = nn.utils.parameters_to_vector(module.parameters()).detach().to(device)
     weights, buffers = torch.stack([row, -row]), torch.empty(2, 0, dtype=torch.float64)
     whole = StackedTrainer(module, samples).evaluate(weights, buffers.to(device), samples)
     # Two runs of 8 x 8 x 8 values per sample.
     monkeypatch.setattr(stacked_trainer, "MOST_POOLED", 40 * 2 * 512)
-    sizes, real = [], StackedModel.forward
+    sizes, real = [], StackedModel.evaluated
 
-    def forward(model, parameters, some, **more):
-        sizes.append(some.shape[1])
-        return real(model, parameters, some, **more)
+    def evaluated(model, *given):
+        logits_of = real(model, *given)
 
-    monkeypatch.setattr(StackedModel, "forward", forward)
+        def counted(some):
+            sizes.append(some.shape[1])
+            return logits_of(some)
+
+        return counted
+
+    monkeypatch.setattr(StackedModel, "evaluated", evaluated)
     trainer = StackedTrainer(module, samples)
     for _ in range(2):
         found = trainer.evaluate(weights, buffers.to(device), samples)

@@ -27,7 +27,10 @@ from outvote.training.workers import IS_POSSIBLE, Workers, WorkersEnded
 
 CPU = torch.device("cpu")
 TRAINING = LocalSGD(batch_size=16, num_epochs=2, proximal=0.1)
-pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason="processes are forked on Linux only")
+pytestmark = pytest.mark.skipif(
+    not IS_POSSIBLE or torch.cuda.is_available(),
+    reason="processes are forked on Linux only, and not beside a GPU",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -304,6 +307,13 @@ class TestUsers:
         with pytest.raises(IndexError):
             train(own, given)
         assert own._num_failures == 1
+
+    def test_none_beside_a_gpu_where_autograd_has_threads(self, monkeypatch):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        own = trainer()
+        train(own)
+        assert own._forked is None
+        assert own._num_failures == 0
 
     def test_a_short_job_has_no_processes(self, monkeypatch):
         monkeypatch.setattr(sequential, "SECONDS_BEFORE_WORKERS", 100.0)

@@ -10,15 +10,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 
 from outvote.kernels import convolution, is_for_kernels, load_kernels
 from outvote.training.im2col import add_up, im2col
 
+# The side of a window whose values are numbered in 8 bits.
+LARGEST_POOLED = 11
+
 
 def _kernels() -> Any:
     return load_kernels("outvote.kernels.layers_triton")
+
+
+def _pooling() -> Any:
+    return load_kernels("outvote.kernels.pooling_triton")
 
 
 def is_usable(images: Tensor) -> bool:
@@ -274,6 +281,52 @@ def with_bias(
         index = torch.empty(shape, dtype=torch.int8, device=product.device)
     _kernels().affine_pooled(product, None, bias, result, index)
     return result, index
+
+
+def can_pool_windows(images: Tensor, module: nn.MaxPool2d) -> bool:
+    """Return whether a kernel pools these images as a module does."""
+    settings = (module.kernel_size, module.stride, module.padding, module.dilation)
+    is_square = all(isinstance(each, int) or len({*each}) == 1 for each in settings)
+    is_plain = _side(module.dilation) == 1 and not (module.ceil_mode or module.return_indices)
+    is_short = _side(module.kernel_size) <= LARGEST_POOLED
+    rows = images[..., 0].numel()
+    return is_square and is_plain and is_short and rows < 2**31 and is_usable(images)
+
+
+class MaxPool(Function):
+    """The largest value of every window of pixels."""
+
+    @staticmethod
+    def forward(ctx: Any, images: Tensor, module: nn.MaxPool2d, needs_index: bool) -> Tensor:
+        """Pool; `needs_index` where a backward pass follows."""
+        images = images.contiguous()
+        size, stride, padding = window = (
+            _side(module.kernel_size),
+            _side(module.stride),
+            _side(module.padding),
+        )
+        sides = ((side + 2 * padding - size) // stride + 1 for side in images.shape[2:4])
+        shape = (*images.shape[:2], *sides, images.shape[-1])
+        result = torch.empty(shape, dtype=images.dtype, device=images.device)
+        index = None
+        if needs_index:
+            index = torch.empty(shape, dtype=torch.int8, device=images.device)
+        _pooling().max_pool(images, result, index, *window)
+        ctx.window, ctx.shape = window, images.shape
+        ctx.save_for_backward(index)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Any) -> Any:
+        """Return the gradient of the images."""
+        (index,) = ctx.saved_tensors
+        result = torch.empty(ctx.shape, dtype=outer[0].dtype, device=outer[0].device)
+        _pooling().max_pool_gradient(outer[0].contiguous(), index, result, *ctx.window)
+        return result, None, None
+
+
+def _side(value: Any) -> int:
+    return value if isinstance(value, int) else int(value[0])
 
 
 class AddRelu(Function):

@@ -402,10 +402,12 @@ class SequentialTrainer:
     def _may_fork(self, tasks: Sequence[ClientTask], sizes: Sizes) -> bool:
         """Return whether processes may train: no code of a user runs, whose effects would be lost.
 
-        Fewer than two tasks, or very large networks, do not profit.
+        Fewer than two tasks, or very large networks, do not profit. Where there is a GPU, autograd
+        has threads for it after the first backward pass, and does not work in a forked process.
         """
         return (
             IS_POSSIBLE
+            and not torch.cuda.is_available()
             and len(tasks) > 1
             and sizes.num_bytes <= MOST_BYTES
             and self.samples.device.type == "cpu"

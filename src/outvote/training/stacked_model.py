@@ -8,6 +8,7 @@ puts them back into torch's order.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Any, Literal
 
@@ -41,6 +42,8 @@ class Pass:
     is_there: Tensor | None = None
     """Which samples of a batch are no padding, ``[models, batch]``; None: all."""
     is_training: bool = False
+    scales: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """In evaluation, scale and shift of each batch normalisation, by its first buffer."""
     anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
 
     def is_fused(self, images: Tensor) -> bool:
@@ -180,6 +183,12 @@ class StackedModel:
         there is none.
         """
         return self._layer(Pass(parameters, buffers, gradients, is_there, is_training), images)
+
+    def evaluated(
+        self, parameters: Sequence[Tensor], buffers: Sequence[Tensor] = ()
+    ) -> Callable[[Tensor], Tensor]:
+        """Return a function that gives the logits of images; what is the same for all is kept."""
+        return partial(self._layer, Pass(parameters, buffers))
 
     def _read(self, module: nn.Module) -> Layer:
         return self._read_chain([module])
@@ -568,10 +577,13 @@ class NormLayer:
 
     def _running(self, state: Pass, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return scale and shift of the running statistics."""
-        mean, variance, _ = state.buffers[self.first : self.first + 3]
-        factor, offset = (state.parameters[k] for k in self.at)
-        scale = factor * (variance + self.module.eps).rsqrt()
-        return scale, offset - (mean if bias is None else mean - bias) * scale
+        if self.first not in state.scales:
+            mean, variance, _ = state.buffers[self.first : self.first + 3]
+            factor, offset = (state.parameters[k] for k in self.at)
+            scale = factor * (variance + self.module.eps).rsqrt()
+            shift = offset - (mean if bias is None else mean - bias) * scale
+            state.scales[self.first] = scale, shift
+        return state.scales[self.first]
 
 
 class Product(Function):
@@ -698,6 +710,11 @@ def _pooled(images: Tensor, pool: nn.MaxPool2d | None, joined: Joined | None) ->
 
 
 def _max_pool(images: Tensor, module: nn.MaxPool2d) -> Tensor:
+    if fused_layers.can_pool_windows(images, module):
+        own: Tensor = fused_layers.MaxPool.apply(  # type: ignore[no-untyped-call]
+            images, module, torch.is_grad_enabled()
+        )
+        return own
     # torch pools the channels-last layout without a copy.
     flat = images.flatten(0, 1).permute(0, 3, 1, 2)
     pooled: Tensor = module(flat)

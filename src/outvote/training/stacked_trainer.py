@@ -164,11 +164,11 @@ class StackedTrainer:
         parameters = self.model.views(self.model.pack(weights).to(test.dtype))
         statistics = self._read_buffers(buffers)
         is_exact = self.precision == "float32"
+        logits_of = self.model.evaluated(parameters, statistics)
 
         def count(part: slice) -> Tensor:
             images = test.batch(part)
-            images = images.expand(len(weights), *images.shape)
-            logits = self.model.forward(parameters, images, buffers=statistics)
+            logits = logits_of(images.expand(len(weights), *images.shape))
             return (logits.argmax(dim=-1) == samples.targets[part]).sum(dim=-1)
 
         with torch.no_grad(), exact_products() if is_exact else fast_products():
