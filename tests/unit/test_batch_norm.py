@@ -296,7 +296,7 @@ def test_a_network_of_fused_layers_is_that_of_torch(is_padded: bool, device: tor
         modules = [_network() for _ in range(2)]
     model = StackedModel(modules[0])
     vectors = [nn.utils.parameters_to_vector(each.parameters()).detach() for each in modules]
-    stack = WeightStack(model, model.pack(torch.stack(vectors).to(device)), "float32")
+    stack = WeightStack(model, model.pack(torch.stack(vectors).to(device)))
     buffers = [
         torch.stack(same).to(device) for same in zip(*(m.buffers() for m in modules), strict=True)
     ]

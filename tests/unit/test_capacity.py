@@ -46,11 +46,25 @@ def test_memory_that_is_spared_is_not_used(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 20)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 30)
-    fits = partial(gpu_memory.how_many_fit, lambda: None, CUDA)
-    # 0.7 of what is free, 10 bytes each.
-    assert fits() == 70
-    assert fits(spare=200) == 50
-    assert fits(spare=690) == 17
+    done = []
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 20 + 10 * done[-1])
+    fits = partial(gpu_memory.how_many_fit, done.append, CUDA)
+    # 0.8 of what is free, 10 bytes each.
+    assert fits() == 80
+    assert done == [1, 4]
+    assert fits(spare=200) == 60
+    assert fits(spare=790) == 20
     assert fits(most=150) == 15
-    assert gpu_memory.how_many_fit(lambda: None, CPU) is None
+    assert gpu_memory.how_many_fit(done.append, CPU) is None
+
+
+def test_memory_that_all_units_share_counts_once(monkeypatch):
+    monkeypatch.setattr(gpu_memory, "free_on_gpu", lambda device: 1000)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+    done = []
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 300 + 5 * done[-1])
+    assert gpu_memory.how_many_fit(done.append, CUDA) == 100
+    # A single unit cannot tell.
+    assert gpu_memory.how_many_fit(done.append, CUDA, several=1) == 2

@@ -114,12 +114,8 @@ def test_models_may_share_their_images(device: torch.device) -> None:
     torch.testing.assert_close(found.cpu(), wanted, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("uses_windows", [False, True])
 @pytest.mark.parametrize("layer", LAYERS)
-def test_its_gradients_are_those_of_torch(
-    layer: Any, uses_windows: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(convolution, "USES_WINDOWS", uses_windows)
+def test_its_gradients_are_those_of_torch(layer: Any, device: torch.device) -> None:
     shape, num, size, stride, padding = layer
     images, filters = _layer(shape, num, size)
     exact = images.clone().requires_grad_(), filters.clone().requires_grad_()

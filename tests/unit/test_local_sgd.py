@@ -111,7 +111,7 @@ def test_the_proximal_term_pulls_to_the_start_of_the_round():
     )
     model.load(start, torch.empty(0))
     # The second model takes one step only.
-    models = WeightStack(stack, stack.pack(start.repeat(2, 1)), "float32")
+    models = WeightStack(stack, stack.pack(start.repeat(2, 1)))
     for number, gradient in enumerate(gradients):
         model.gradient.copy_(gradient)
         model.clip(TERM)

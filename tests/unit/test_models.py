@@ -72,7 +72,7 @@ def test_stacked_networks_compute_what_each_would_alone(name: str, is_padded: bo
     ]
     stacked = StackedModel(modules[0])
     vectors = torch.stack([_vector(module.parameters()) for module in modules])
-    stack = WeightStack(stacked, stacked.pack(vectors), "float32")
+    stack = WeightStack(stacked, stacked.pack(vectors))
     parameters, targets = stack.parameters(len(BATCHES)), stack.targets(len(BATCHES))
     buffers = [
         torch.stack(same).clone() for same in zip(*(m.buffers() for m in modules), strict=True)

@@ -138,7 +138,7 @@ def test_what_pads_packed_weights_stays_zero(device):
     model = StackedModel(network)
     weight, _, linear, _ = model.slots
     vector = nn.utils.parameters_to_vector(network.parameters()).detach().to(device)
-    stack = WeightStack(model, model.pack(vector.expand(2, -1)), "float32")
+    stack = WeightStack(model, model.pack(vector.expand(2, -1)))
     images = torch.randn(2, 4, 6, 6, 3, generator=torch.Generator().manual_seed(0)).to(device)
     for _ in range(2):
         given = stack.parameters(2)

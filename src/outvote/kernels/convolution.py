@@ -9,8 +9,6 @@ from outvote.kernels import IS_INTERPRETED, is_for_kernels, load_kernels
 
 Window = tuple[int, int, int]
 """Size, stride and padding."""
-# Whether the gradient of weights is a product with a copy of the windows, made for it alone.
-USES_WINDOWS = True
 
 
 def _kernels() -> Any:

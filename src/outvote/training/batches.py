@@ -36,6 +36,11 @@ class Batches:
         """How many samples are trained on, repeated ones counted again."""
         return sum(self.sizes)
 
+    def first(self, number: int) -> "Batches":
+        """Return the first batches, so many at most."""
+        moves = None if self.moves is None else self.moves[:number]
+        return Batches(self.index[:number], self.sizes[:number], moves)
+
 
 def draw_batches(part: Tensor, training: LocalSGD, stream: RandomStream, least: int = 1) -> Batches:
     """Shuffle the samples of a client for every epoch, and split them into batches.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from outvote.kernels import convolution, is_for_kernels, load_kernels
-from outvote.training.im2col import add_up, im2col
+from outvote.training.im2col import add_up
 
 # The side of a window whose values are numbered in 8 bits.
 LARGEST_POOLED = 11
@@ -223,22 +223,15 @@ class Convolution(Function):
     def backward(ctx: Any, *outer: Any) -> Any:
         """Write the gradient of the weights, return that of the images."""
         images, weight = ctx.saved_tensors
-        size, stride, padding = ctx.window
         gradient = outer[0].contiguous()
-        if convolution.USES_WINDOWS:
-            with torch.no_grad():
-                rows = im2col(images, size, stride, padding).flatten(1, 3)
-            torch.bmm(rows.mT, gradient.flatten(1, 3), out=ctx.to_weight)
-            del rows
-        else:
-            convolution.weight_gradient(images, gradient, ctx.to_weight, ctx.window)
+        convolution.weight_gradient(images, gradient, ctx.to_weight, ctx.window)
         inner = None
         if ctx.needs_input_grad[0]:
             inner = convolution.image_gradient(gradient, weight, images.shape, ctx.window)
             if inner is None:
                 windows = torch.bmm(gradient.flatten(1, 3), weight.mT)
                 windows = windows.view(*gradient.shape[:4], -1)
-                inner = add_up(windows, images.shape, size, stride, padding)
+                inner = add_up(windows, images.shape, *ctx.window)
         return inner, None, None, None, None
 
 

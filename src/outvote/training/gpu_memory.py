@@ -10,7 +10,7 @@ import torch
 Result = TypeVar("Result")
 
 # The rest is for fragmentation, and for other programs on the device.
-SHARE = 0.7
+SHARE = 0.8
 # Of that, the least that is used, whatever memory is to be spared.
 LEAST = 0.25
 
@@ -29,25 +29,40 @@ def _wait_for_background() -> None:
 
 
 def how_many_fit(
-    work: Callable[[], object], device: torch.device, *, spare: int = 0, most: int | None = None
+    work: Callable[[int], object],
+    device: torch.device,
+    *,
+    several: int = 4,
+    spare: int = 0,
+    most: int | None = None,
 ) -> int | None:
-    """Do one unit of work, and return how many fit at once; None: the device is no GPU.
+    """Return how many units of work fit at once; None: the device is no GPU.
 
-    `spare` bytes are left for what follows, if that leaves a part of the memory for the work. At
-    most `most` bytes are used.
+    One unit is done, and `several` together: what every further one needs is what counts, not what
+    they share. `spare` bytes are left for what follows, if that leaves a part of the memory for the
+    work. At most `most` bytes are used.
     """
     if device.type != "cuda":
         return None
     _wait_for_background()
+    first = _bytes_of(lambda: work(1), device)
+    each, shared = first, 0
+    if several > 1:
+        each = max(1, ceil((_bytes_of(lambda: work(several), device) - first) / (several - 1)))
+        shared = max(0, first - each)
+    usable = SHARE * free_on_gpu(device)
+    usable = max(usable - spare, LEAST * usable)
+    return max(1, int(((usable if most is None else min(most, usable)) - shared) / each))
+
+
+def _bytes_of(work: Callable[[], object], device: torch.device) -> int:
+    """Return the most memory that some work used at once."""
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     work()
     torch.cuda.synchronize(device)
-    each = max(1, torch.cuda.max_memory_allocated(device) - before)
-    usable = SHARE * free_on_gpu(device)
-    usable = max(usable - spare, LEAST * usable)
-    return max(1, int((usable if most is None else min(most, usable)) / each))
+    return max(1, torch.cuda.max_memory_allocated(device) - before)
 
 
 def even_size(num_items: int, most: int) -> int:

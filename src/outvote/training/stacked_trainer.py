@@ -75,22 +75,25 @@ class StackedTrainer:
         # Tasks with most steps first: the models that still train are then a prefix.
         order = sorted(trained, key=lambda k: -tasks[k].batches.num_steps)
         packed = self.model.pack(weights)
+        narrow = packed.bfloat16() if self.precision == "bfloat16" else None
 
-        def work(numbers: list[int], rate: float) -> None:
-            plan = _Plan([tasks[k] for k in numbers], numbers, device)
-            stack = WeightStack(self.model, packed, self.precision, plan.runs)
+        def work(some: Sequence[ClientTask], numbers: list[int], rate: float) -> None:
+            plan = _Plan(some, numbers, device)
+            stack = WeightStack(self.model, packed, narrow, plan.runs)
             self._train(stack, weights, buffers, plan, training, rate, found)
 
         # With half of the results, far more models may fit.
         is_new = self._num_models is None or 2 * len(tasks) <= self._num_tasks
         if order and is_new and device.type == "cuda":
             self._num_tasks = len(tasks)
-            one = partial(work, order[-1:], 0.0)
-            one()  # The first call also allocates what the libraries of the GPU keep.
-            # What follows in a round needs as much again: attacked gradients, and a rule's copies.
-            self._num_models = how_many_fit(one, device, spare=2 * found.gradients.nbytes)
+            self._num_models = _how_many(partial(work, rate=0.0), tasks, order, found.gradients)
         size = even_size(len(order), self._num_models or max(1, len(order)))
-        _, fitted = in_chunks(lambda part: work(order[part], learning_rate), len(order), size)
+
+        def work_on(part: slice) -> None:
+            numbers = order[part]
+            work([tasks[k] for k in numbers], numbers, learning_rate)
+
+        _, fitted = in_chunks(work_on, len(order), size)
         if fitted < size:
             self._num_models = fitted
         return replace(found, losses=found.losses.cpu())
@@ -221,6 +224,27 @@ class _Evaluated:
         return self.samples.batch(index).to(self.dtype)
 
 
+def _how_many(
+    work: Callable[[list[ClientTask], list[int]], None],
+    tasks: Sequence[ClientTask],
+    order: list[int],
+    gradients: Tensor,
+) -> int | None:
+    """Return how many of the tasks are trained at once, from a few of the largest batches."""
+    few = sorted(order, key=lambda k: -max(tasks[k].batches.sizes))[:4]
+    # The first step differs from the others, which are alike.
+    short = [replace(tasks[k], batches=tasks[k].batches.first(2)) for k in few]
+    short.sort(key=lambda task: -task.batches.num_steps)
+    work(short[-1:], few[:1])  # The first call also allocates what the libraries of the GPU keep.
+    # What follows in a round needs as much again: attacked gradients, and a rule's copies.
+    return how_many_fit(
+        lambda number: work(short[-number:], few[:number]),
+        gradients.device,
+        several=len(few),
+        spare=2 * gradients.nbytes,
+    )
+
+
 def _num_at_once(
     count: Callable[[slice], Tensor], num_runs: int, num_samples: int, device: torch.device
 ) -> int:
@@ -230,7 +254,10 @@ def _num_at_once(
     with pooled:
         count(slice(0, num_few))
     most = max(1, MOST_POOLED * num_few // max(1, pooled.num_values))
-    fits = how_many_fit(lambda: count(slice(0, num_few)), device, most=MOST_BYTES)
+    several = max(1, min(4, num_samples // num_few))
+    fits = how_many_fit(
+        lambda number: count(slice(0, number * num_few)), device, several=several, most=MOST_BYTES
+    )
     return min(most, max(1, EVALUATED_AT_ONCE // num_runs) if fits is None else fits * num_few)
 
 
@@ -252,19 +279,26 @@ class WeightStack:
     """The packed weights, velocities and gradients of all models, one matrix each."""
 
     def __init__(
-        self, model: StackedModel, packed: Tensor, precision: str, runs: Tensor | None = None
+        self,
+        model: StackedModel,
+        packed: Tensor,
+        narrow: Tensor | None = None,
+        runs: Tensor | None = None,
     ) -> None:
-        """Start model k from ``packed[runs[k]]``; without `runs`, every row is a model."""
+        """Start model k from ``packed[runs[k]]``; without `runs`, every row is a model.
+
+        `narrow` are the packed parameters in the precision of products, if that is another.
+        """
         self.model, self.start = model, packed
         self.runs = torch.arange(len(packed), device=packed.device) if runs is None else runs
-        self.dtype = torch.bfloat16 if precision == "bfloat16" else packed.dtype
+        self.dtype = packed.dtype if narrow is None else narrow.dtype
         shape = (len(self.runs), packed.shape[1])
         self.copy: Tensor | None = None
-        if self.dtype == packed.dtype:
-            self.weights = packed[self.runs]
+        if narrow is None:
+            self.weights = packed.index_select(0, self.runs)
         else:
             # The first step writes the weights.
-            self.weights, self.copy = packed.new_empty(shape), packed.to(self.dtype)[self.runs]
+            self.weights, self.copy = packed.new_empty(shape), narrow.index_select(0, self.runs)
         self.velocities = packed.new_empty(shape)
         self.gradients = packed.new_empty(shape, dtype=self.dtype)
         for first, end in model.gaps():

@@ -210,7 +210,7 @@ class VmapTrainer:
     def _how_many(self, work: Callable[[], object], weights: Tensor) -> int:
         if weights.device.type == "cuda":
             work()  # The first call also allocates what the libraries of the GPU keep.
-        fits = how_many_fit(work, weights.device)
+        fits = how_many_fit(lambda _: work(), weights.device, several=1)
         return max(1, VALUES_ON_CPU // weights.shape[1]) if fits is None else fits
 
     def losses(
