@@ -68,6 +68,25 @@ def test_a_run_in_a_batch_gets_what_it_gets_alone(spec, device):
 
 
 @pytest.mark.parametrize("spec", SPECS)
+def test_finite_runs_with_different_numbers_get_what_they_get_alone(spec, device):
+    rule = ov.make_rule(spec)
+    generator = torch.Generator().manual_seed(5)
+    rows = torch.randn(6, 7, 23, generator=generator, dtype=torch.float64).to(device)
+    before = rows.clone()
+    # Neighbours, a run alone, and runs apart from each other.
+    assumed, seeds = [2, 2, 1, 0, 1, 0], [11, 12, 13, 14, 15, 16]
+    found = aggregate(rule, rows, num_byzantine=assumed, seeds=seeds)
+    assert torch.equal(rows, before)
+    for run in range(len(rows)):
+        alone = rule.inspect(
+            rows[run], num_byzantine=assumed[run], seed=seeds[run], when_too_many="lower"
+        )
+        np.testing.assert_allclose(
+            found.vector[run].cpu(), alone.update.cpu(), rtol=1e-9, atol=1e-12
+        )
+
+
+@pytest.mark.parametrize("spec", SPECS)
 def test_a_whole_batch_gets_what_runs_get_alone_and_stays_as_it_was(spec, device):
     rule = ov.make_rule(spec)
     generator = torch.Generator().manual_seed(4)

@@ -185,8 +185,7 @@ def _compute(
     """Let the rule compute; the result has a vector, and scores if they are wanted."""
     rows = gradients
     if not _are_all(runs, gradients):
-        where, index = _where(runs, gradients.device)
-        rows = gradients[where.unsqueeze(-1), index]
+        rows = _rows_of(runs, gradients)
     centres = [central_client(run.norms) for run in runs]
     if any(run.norms[k] < SMALLEST_NORM for run, k in zip(runs, centres, strict=True)):
         rows = rows.double()
@@ -266,6 +265,17 @@ def _are_all(runs: list[_Run], gradients: Rows) -> bool:
     """Return whether these are all runs, and all their rows are finite."""
     num_runs, num_clients = gradients.shape[:2]
     return len(runs) == num_runs and all(len(run.rows) == num_clients for run in runs)
+
+
+def _rows_of(runs: list[_Run], gradients: Rows) -> Rows:
+    """Return the finite rows of some runs: a view, where all are finite and the runs neighbours."""
+    where, index = _where(runs, gradients.device)
+    if any(len(run.rows) < gradients.shape[1] for run in runs):
+        return gradients[where.unsqueeze(-1), index]
+    first, last = runs[0].number, runs[-1].number
+    if last - first + 1 == len(runs):
+        return gradients[first : last + 1]
+    return gradients.index_select(0, where)
 
 
 def _where(runs: list[_Run], device: torch.device) -> tuple[Tensor, Tensor]:
