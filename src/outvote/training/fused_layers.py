@@ -44,7 +44,8 @@ class Joined:
     def __init__(self, num_channels: int, plus: Tensor | None = None) -> None:
         """Take the number of channels of all branches, and what is added to them."""
         self.num_channels = num_channels
-        self.plus = None if plus is None else plus.detach().contiguous()
+        # Of a contiguous tensor, an axis of one pixel may have any stride; here kernels read it.
+        self.plus = None if plus is None else plus.detach().reshape(-1).view(plus.shape)
         self.whole: Tensor | None = None
         self._used = 0
 
@@ -354,10 +355,10 @@ def _pooled(shape: torch.Size) -> tuple[int, ...]:
 
 
 def _evenly_spaced(gradient: Tensor) -> Tensor:
-    """Return a gradient whose rows of channels lie at equal distances in every model."""
-    step = gradient.stride(-2)
-    is_even = gradient.stride(-1) == 1
-    for axis in range(gradient.dim() - 2, 0, -1):
-        is_even = is_even and (gradient.stride(axis) == step or gradient.shape[axis] == 1)
-        step *= gradient.shape[axis]
-    return gradient if is_even else gradient.contiguous()
+    """Return a gradient as ``[models, rows, channels]``, its rows at equal distances.
+
+    One axis of rows has the distance as its stride. An axis of one pixel has any stride, even in
+    what torch calls contiguous, so kernels must not read the distance there.
+    """
+    rows = gradient.flatten(1, -2)
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
