@@ -66,5 +66,5 @@ def test_memory_that_all_units_share_counts_once(monkeypatch):
     done = []
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 300 + 5 * done[-1])
     assert gpu_memory.how_many_fit(done.append, CUDA) == 100
-    # A single unit cannot tell.
+    # A single unit does not show what is shared.
     assert gpu_memory.how_many_fit(done.append, CUDA, several=1) == 2

@@ -1,7 +1,7 @@
 """Triton kernels for convolutions without im2col; called by `convolution`.
 
 A convolution is the product of windows and filters. A program computes some pixels of the result
-and some channels, for one model: it loads the part of each window where it lies in the images,
+and some channels, for one model: it loads the part of each window where it is in the images,
 instead of from a copy of all windows, which for 3 x 3 pixels is nine times as large. Sizes are
 run-time arguments: another layer compiles nothing, as long as its tile has the same size.
 """
@@ -102,7 +102,7 @@ def _convolve(
         )
         wanted = is_channel[:, None] & is_filter[None, :]
         if IS_BACKWARD:
-            # The filters are turned around, and what was a filter is a channel.
+            # The filters are read backwards, and what was a filter is a channel.
             there = (size * size - 1 - tap) * filters * channels
             of = there + filter_[None, :] * channels + at[:, None]
         else:

@@ -112,7 +112,7 @@ def _max_pool_gradient(
     y = line - image * height + padding
     x = row - line * width + padding
     total = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
-    # The windows that this pixel lies in.
+    # The windows that this pixel is part of.
     for number in tl.static_range(WINDOWS * WINDOWS):
         down, right = y // stride - number // WINDOWS, x // stride - number % WINDOWS
         tap_y, tap_x = y - down * stride, x - right * stride
