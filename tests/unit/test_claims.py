@@ -43,9 +43,16 @@ def is_gas(result):
     return result.rule.startswith("gas")
 
 
+@cache
+def published():
+    """The claims of the recorded results, which take seconds to count."""
+    return claims(RESULTS)
+
+
 def found(folder, start):
     """The verdict of the first claim that starts so."""
-    claim = next(each for each in claims(folder) if each.text.startswith(start))
+    every = published() if folder == RESULTS else claims(folder)
+    claim = next(each for each in every if each.text.startswith(start))
     return claim.lines[0].split("**")[1], claim
 
 
@@ -248,7 +255,7 @@ def test_krum_and_both_sides_are_as_far_from_the_paper_as_plain_loops_find():
 
 
 def test_there_are_28_claims():
-    assert len(claims(RESULTS)) == 28
+    assert len(published()) == 28
 
 
 def plain_gains():
