@@ -254,6 +254,7 @@ def test_krum_and_both_sides_are_as_far_from_the_paper_as_plain_loops_find():
         assert f"| {attack} | 1 | {far[0]:.1f} | {far[1]:.1f} |" in section
 
 
+@pytest.mark.slow  # test_results_pages.py counts all claims in the fast tests.
 def test_there_are_28_claims():
     assert len(published()) == 28
 
@@ -284,6 +285,7 @@ def test_the_headline_is_the_mean_over_all_pairs():
         assert rows[name] == f"{best} / {last} ({len(own)})"
 
 
+@pytest.mark.slow
 def test_the_headline_claim_counts_the_seeds_that_all_cells_have():
     text, claim = found(RESULTS, "With all 50 clients in every round GAS(A)")
     gains = list(plain_gains())
