@@ -19,8 +19,9 @@ demo: $(STAMP) ## a federation under attack: real images, no network, a minute o
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
+# Two processes of two threads would wait for each other on two cores.
 test: check ## check, then the fast tests
-	$(PYTEST)
+	OMP_NUM_THREADS=1 $(PYTEST)
 
 test-all: check ## check, then all tests, slow ones too
 	$(PIP_INSTALL) 'flwr[simulation]' # brings Ray, which the tests start in a network namespace only

@@ -180,6 +180,14 @@ def needed(text: str, exempt: Exempt) -> Exempt:
 
 
 EVERY_RULE: dict[str, Exempt] = {text: needed(text, exempt) for text, exempt in ROWS.items()}
+# Every rule is inside some wrapper in the fast tests, and every wrapper around some rules.
+SLOW_RULES = {
+    wrapper.format(inside)
+    for i, wrapper in enumerate(WRAPPERS)
+    for j, inside in enumerate(PLAIN)
+    if (i + j) % 4 != 1
+}
+FAST_RULES = [text for text in EVERY_RULE if text not in SLOW_RULES]
 WRAPPER_NAMES = sorted({template.split("(")[0] for template in WRAPPERS})
 WRAPPABLE_NAMES = [
     name

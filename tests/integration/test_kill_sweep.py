@@ -70,13 +70,14 @@ def wait_until(is_so, seconds=30):
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("num_kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_kills", [1, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_sweep_killed_at_random_moments_ends_as_if_it_never_was(
     suite, tmp_path, undisturbed, num_kills
 ):
     seed = random.SystemRandom().randrange(10**6)
     chance = random.Random(seed)
-    most = NUM_RUNS * ROUNDS
+    # One kill alone must not come after the end.
+    most = NUM_RUNS * ROUNDS // (2 if num_kills == 1 else 1)
     targets = sorted(chance.choices(range(1, most - 6), k=num_kills))
     num_killed = 0
     for target in targets:
@@ -111,6 +112,7 @@ def test_a_signal_lets_all_processes_save_and_the_sweep_resumes(suite, tmp_path,
         assert path.read_bytes().count(b"\n") == ROUNDS
 
 
+@pytest.mark.slow  # test_kill.py has two programs on one folder.
 def test_two_sweeps_at_once_share_the_runs_and_none_is_executed_twice(suite, tmp_path, undisturbed):
     words = ("--no-weights", "--max-stacked", "1")  # Run by run, so that both find some taken.
     for process in [start(suite, tmp_path, *words), start(suite, tmp_path, *words)]:

@@ -122,7 +122,13 @@ def gas_inputs(pair, family):
 
 
 @EVERY_PAIR
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=[pytest.mark.slow] * (family in ("normal", "duplicated")))
+        for family in FAMILIES
+    ],
+)
 def test_gas_agrees_with_its_oracle_on_float32(name, family, device):
     pair = PAIRS[name]
     for X, groups, output in gas_inputs(pair, family):

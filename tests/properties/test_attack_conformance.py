@@ -10,6 +10,7 @@ import torch
 import outvote as ov
 from outvote.attacks.attack_spec import ALIASES, ATTACKS
 from outvote.testing import ATTACK_CHECKS
+from outvote.testing.conformance import AttackTrial
 
 # The inputs are small: more threads only wait for each other.
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -32,18 +33,25 @@ EVERY_ATTACK = [
     "fang(target=krum)",
     "fang(target=krum, neighbours=paper)",
     "optimal-lie(spread=sample, sign=1, evals=5)",
+    "optimal-ipm(evals=5)",
     "gas-aware(draws=2, steps=1)",
 ]
+# They search long; in the fast tests they do so with fewer evaluations or by fewer checks.
+SLOW = {"gas-aware", "gas-aware(draws=2, steps=1)", "optimal-lie", "optimal-ipm"}
+MANY_CALLS = {"keeps-kind-and-dtype", "finite", "same-seed-same-rows", "independent-of-order"}
 
 
-@pytest.mark.parametrize("text", [t for t in EVERY_ATTACK if t != "gas-aware"])
+@pytest.mark.parametrize(
+    "text", [pytest.param(t, marks=[pytest.mark.slow] * (t in SLOW)) for t in EVERY_ATTACK]
+)
 def test_every_attack_passes_its_checks(text, device):
     ov.check_attack(ov.make_attack(text), device=device)
 
 
-@pytest.mark.slow
-def test_gas_aware_passes_its_checks(device):
-    ov.check_attack(ov.GASAware(), device=device)
+@pytest.mark.parametrize("name", [name for name in ATTACK_CHECKS if name not in MANY_CALLS])
+def test_gas_aware_passes_the_checks_of_few_calls(name, device):
+    attack = ov.make_attack("gas-aware(draws=1, steps=1)")
+    ATTACK_CHECKS[name](AttackTrial(attack, 0, device, (1, 28, 28)))
 
 
 def test_every_name_leads_to_its_attack():

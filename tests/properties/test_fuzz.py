@@ -8,17 +8,23 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 import outvote as ov
-from every_rule import EVERY_RULE, WRAPPABLE_NAMES
+from every_rule import EVERY_RULE, FAST_RULES, SLOW_RULES, WRAPPABLE_NAMES
 from outvote.receive import LARGEST
 from outvote.testing.trial import as_array
 
 # The inputs are small: more threads only wait for each other.
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-MANY = max(30, settings().max_examples * 3 // 10)
-TEXTS = list(EVERY_RULE)
+MANY = max(20, settings().max_examples // 5)
 # Drawing an input takes longer than a rule on it, so that ten rules in a row are tried on each.
-TENS = [TEXTS[k : k + 10] for k in range(0, len(TEXTS), 10)]
+TENS = [
+    pytest.param(texts[k : k + 10], marks=marks)
+    for texts, marks in [
+        (FAST_RULES, []),
+        ([text for text in EVERY_RULE if text in SLOW_RULES], [pytest.mark.slow]),
+    ]
+    for k in range(0, len(texts), 10)
+]
 EVERY_TEN = pytest.mark.parametrize("texts", TENS, ids=lambda some: f"{some[0]} to {some[-1]}")
 DTYPES = {
     "float16": torch.float16,

@@ -11,7 +11,6 @@ from outvote.testing.trial import as_array
 # The inputs are small: more threads only wait for each other.
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-NUM_INPUTS = 60
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -85,9 +84,10 @@ CHANGES = [
 ]
 
 
+@pytest.mark.parametrize("num_inputs", [20, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", WRAPPABLE_NAMES)
-def test_no_structure_breaks_a_rule_inside_gas(name, device):
-    for seed in range(NUM_INPUTS):
+def test_no_structure_breaks_a_rule_inside_gas(name, num_inputs, device):
+    for seed in range(num_inputs):
         rows = made(seed)
         num_groups = (3, 17, 17, rows.shape[1])[seed % 4]
         split = ("balanced", "contiguous", "contiguous")[seed % 3]
@@ -122,7 +122,9 @@ def test_tiny_numbers_are_aggregated_as_others(text, is_led_astray, device):
     assert found.kept == wanted.kept
 
 
-@pytest.mark.parametrize("num_clients", [3, 7, 10, 12])
+@pytest.mark.parametrize(
+    "num_clients", [3, 10, *(pytest.param(n, marks=pytest.mark.slow) for n in (7, 12))]
+)
 @pytest.mark.parametrize("texts", [[*EVERY_RULE][k::4] for k in range(4)], ids=range(4))
 def test_the_largest_numbers_of_float32_give_finite_updates(texts, num_clients, device):
     largest = torch.finfo(torch.float32).max

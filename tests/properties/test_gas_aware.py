@@ -48,7 +48,13 @@ def assert_strongest(base, num_groups, H, f, device, seeds=SERVER_SEEDS):
     return ours
 
 
-@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize(
+    "base",
+    [
+        pytest.param(base, marks=[pytest.mark.slow] * (base not in ("median", "multi-krum")))
+        for base in BASES
+    ],
+)
 def test_gas_aware_is_as_strong_as_the_others_against_small_gas(base, device):
     assert_strongest(base, 8, honest(12, 60), 3, device)
 

@@ -13,7 +13,7 @@ from calling import inspect, update_of
 from inputs import is_clear, is_on_a_line, make_rows
 from pairs import EVERY_PAIR, PAIRS, assert_agrees, rounds
 
-FEW = max(20, settings().max_examples // 4)
+FEW = max(15, settings().max_examples * 3 // 20)
 
 
 @EVERY_PAIR

@@ -256,7 +256,7 @@ def test_evaluation_is_measured_once_and_cut_by_what_is_pooled(device, monkeypat
 @pytest.mark.parametrize(
     ("name", "shape", "tolerance", "more"),
     [
-        ("alexnet", (32, 32, 3), 1e-4, {}),
+        pytest.param("alexnet", (32, 32, 3), 1e-4, {}, marks=pytest.mark.slow),
         ("small-cnn", (28, 28, 1), 1e-4, {}),
         ("mlp", (6, 6, 1), 1e-4, {}),
         ("mlp", (6, 6, 1), 1e-4, {"proximal": 3.0, "max_norm": 0.3}),

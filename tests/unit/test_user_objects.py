@@ -515,10 +515,11 @@ def test_deep_and_long_globals_end(monkeypatch):
         assert words in gap
 
 
-def test_long_chains_of_functions_are_no_matter_of_depth():
+@pytest.mark.parametrize("length", [250, pytest.param(400, marks=pytest.mark.slow)])
+def test_long_chains_of_functions_are_no_matter_of_depth(length):
     def chain(last):
-        lines = [f"def f{k}():\n    return f{k + 1}()\n" for k in range(400)]
-        return cell("".join([*lines, f"def f400():\n    return {last}\n"]))["f0"]
+        lines = [f"def f{k}():\n    return f{k + 1}()\n" for k in range(length)]
+        return cell("".join([*lines, f"def f{length}():\n    return {last}\n"]))["f0"]
 
     assert digest(chain(1)) == digest(chain(1)) != digest(chain(2))
 

@@ -204,7 +204,9 @@ class TestEnds:
         with pytest.raises(WorkersEnded, match="did not start"):
             Workers(2, 1, own._train_one, lambda: time.sleep(60))
 
-    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+    @pytest.mark.parametrize(
+        "number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+    )
     def test_workers_end_with_a_process_that_is_killed(self, number):
         code = """
             import sys, time, torch
