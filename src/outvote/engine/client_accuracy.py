@@ -24,13 +24,13 @@ DECIMALS = 4
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class ClientTests:
-    """How much each stratum of the test targets counts for each client.
+    r"""How much each stratum of the test targets counts for each client.
 
     Strata are the classes, or the groups of the samples where clients are groups and the test
     samples have groups too: a client that is a writer is tested on images of that writer. What
     counts for a client is the histogram of its training targets over the strata.
 
-    $$ a_i = \\sum_c n_{ic} a_c / \\sum_c n_{ic}, a_c = correct_c / tested_c, tested_c > 0 $$
+    $$ a_i = \sum_c n_{ic} a_c / \sum_c n_{ic}, a_c = correct_c / tested_c, tested_c > 0 $$
     """
 
     strata: Strata
