@@ -33,6 +33,7 @@ from outvote.training.stacked_trainer import StackedTrainer
 from outvote.training.strata import Strata
 from outvote.training.vmap_trainer import VmapTrainer
 from simulations import Recorder, execute, results, tiny
+from synthetic_data import write_leaf
 
 DATA = Path(__file__).parents[1] / "data"
 TWO = {"rule": ["krum", "gas(krum)"], "attack": ["none", "lie"], "rounds": 4}
@@ -171,6 +172,27 @@ def test_clients_that_are_groups_are_tested_on_samples_of_their_group():
     found = client_accuracy(tests, federation, torch.tensor([1.0, 0.0, 0.0, 1.0]).double())
     assert found.each == (0.0, 0.5, None)
     assert (found.mean, found.worst_decile) == (0.25, 0.0)
+
+
+def test_a_writer_of_femnist_is_tested_on_its_own_images(tmp_path, monkeypatch):
+    write_leaf(tmp_path / "data" / "femnist", num_writers=6, num_classes=3, num_train=8, num_test=3)
+    monkeypatch.setenv("OUTVOTE_DATA", str(tmp_path / "data"))
+    plan = tiny(
+        "rounds=2",
+        data={"name": "femnist", "partition": "by-group"},
+        federation={"num_clients": "all", "sampled": 6, "byzantine": 1},
+    )
+    execute(plan, tmp_path / "runs")
+    (run,) = collect([tmp_path / "runs"])
+    accuracy = run.clients.accuracy
+    # Writer k has 3 + k test images; writers may be in any order.
+    known = accuracy[~np.isnan(accuracy)]
+    assert len(known) == 5
+    sizes = [
+        {size for size in range(3, 9) if abs(size * a - round(size * a)) < 1e-3} for a in known
+    ]
+    assert all(sizes)
+    assert run.series.accuracy[-1] != pytest.approx(run.series.client_accuracy[-1], abs=1e-9)
 
 
 def test_sequences_of_targets_and_ignored_ones_are_counted_one_by_one():
