@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from outvote.attacks.attack import Attack
+from outvote.engine.client_accuracy import ClientTests
 from outvote.engine.federation import Federation
 from outvote.errors import check_choice
 from outvote.rules.aggregate import num_from_fraction
@@ -82,6 +83,8 @@ class RunStack:
     the authors' codes."""
     is_batched: bool = False
     """Whether runs that share an attack or a rule are computed at once, see `grouped`."""
+    client_tests: ClientTests | None = None
+    """What the global model is tested on for each client; None: targets are not classes."""
     has_diagnostics: bool = False
     """Whether rounds are diagnosed, see `diagnostics.py`."""
 

@@ -19,6 +19,7 @@ from outvote.training.local_sgd import LocalSGD, take_step
 from outvote.training.objective import Score
 from outvote.training.samples import Samples
 from outvote.training.stacked_model import StackedModel
+from outvote.training.strata import Strata
 from outvote.training.trainer import ClientTask, LocalUpdates, count_samples, keep_idle
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
@@ -155,34 +156,44 @@ class StackedTrainer:
             losses.sum().backward()
         return losses.detach().double()
 
-    def evaluate(self, weights: Tensor, buffers: Tensor, samples: Samples) -> list[Score]:
-        """Evaluate the model of each run on some samples."""
-        correct = self.count_correct(weights, buffers, samples)
+    def evaluate(
+        self, weights: Tensor, buffers: Tensor, samples: Samples, strata: Strata | None = None
+    ) -> list[Score]:
+        """Evaluate the model of each run on some samples; with `strata`, count by stratum too."""
+        whole = strata or Strata(torch.zeros_like(samples.targets), 1)
+        correct = self.count_correct(weights, buffers, samples, whole)
         num_targets = max(1, self._evaluated_on(samples, weights.dtype).num_targets)
-        return [Score(accuracy=int(count) / num_targets) for count in correct]
+        return [
+            Score(accuracy=int(row.sum()) / num_targets, correct=None if strata is None else row)
+            for row in correct
+        ]
 
-    def count_correct(self, weights: Tensor, buffers: Tensor, samples: Samples) -> Tensor:
-        """Return how many samples the model of each run classifies correctly."""
+    def count_correct(
+        self, weights: Tensor, buffers: Tensor, samples: Samples, strata: Strata
+    ) -> Tensor:
+        """Return how many targets of each stratum the model of each run classifies correctly."""
         test = self._evaluated_on(samples, weights.dtype)
+        total = strata.zeros(len(weights))
         parameters = self.model.views(self.model.pack(weights).to(test.dtype))
         statistics = self._read_buffers(buffers)
         is_exact = self.precision == "float32"
         logits_of = self.model.evaluated(parameters, statistics)
 
-        def count(part: slice) -> Tensor:
+        def count(part: slice) -> None:
             images = test.batch(part)
             logits = logits_of(images.expand(len(weights), *images.shape))
-            return (logits.argmax(dim=-1) == samples.targets[part]).sum(dim=-1)
+            strata.add_correct(total, part, logits.argmax(dim=-1) == samples.targets[part])
 
         with torch.no_grad(), exact_products() if is_exact else fast_products():
             if len(weights) not in test.num_at_once:
                 sizes = (len(weights), len(samples))
                 test.num_at_once[len(weights)] = _num_at_once(count, *sizes, weights.device)
+                total.zero_()
             size = even_size(len(samples), test.num_at_once[len(weights)])
-            parts, fitted = in_chunks(count, max(1, len(samples)), size)
+            _, fitted = in_chunks(count, max(1, len(samples)), size)
             if fitted < size:
                 test.num_at_once[len(weights)] = fitted
-        return torch.stack(parts).sum(dim=0).cpu()
+        return total.cpu()
 
     def _evaluated_on(self, samples: Samples, dtype: torch.dtype) -> "_Evaluated":
         """Return the samples of an evaluation with their sizes; those of the last one are kept."""
@@ -246,7 +257,7 @@ def _how_many(
 
 
 def _num_at_once(
-    count: Callable[[slice], Tensor], num_runs: int, num_samples: int, device: torch.device
+    count: Callable[[slice], None], num_runs: int, num_samples: int, device: torch.device
 ) -> int:
     """Return how many samples are evaluated at once."""
     num_few = max(1, min(FEW_SAMPLES, num_samples))
