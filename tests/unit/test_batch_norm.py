@@ -484,4 +484,4 @@ def test_every_gradient_of_a_network_is_that_of_torch(
             wanted = parameter.grad.flatten()
             # Before batch normalisation, the gradient of a bias is 0 but for rounding.
             difference = float((got - wanted).norm())
-            assert difference < most * float(wanted.norm()) + 1e-6 * whole
+            assert difference < most * (float(wanted.norm()) + 0.02 * whole)
