@@ -15,6 +15,7 @@ from outvote.errors import check_choice
 from outvote.precision import exact_products, fast_products
 from outvote.training.batches import Batches
 from outvote.training.gpu_memory import even_size, how_many_fit, in_chunks
+from outvote.training.gradient_check import MOST_SAMPLES, check_gradients
 from outvote.training.local_sgd import LocalSGD, take_step
 from outvote.training.objective import Score
 from outvote.training.samples import Samples
@@ -55,6 +56,7 @@ class StackedTrainer:
         self._num_tasks = 0
         """With how many tasks it was measured how many models fit."""
         self._test: _Evaluated | None = None
+        self._module, self._is_checked = module, False
 
     def train(
         self,
@@ -86,6 +88,8 @@ class StackedTrainer:
         # With half of the results, far more models may fit.
         is_new = self._num_models is None or 2 * len(tasks) <= self._num_tasks
         if order and is_new and device.type == "cuda":
+            if not self._is_checked:
+                self._check_gradients(weights, buffers, packed, narrow, tasks[order[0]])
             self._num_tasks = len(tasks)
             self._num_models = _how_many(partial(work, rate=0.0), tasks, order, found.gradients)
         size = even_size(len(order), self._num_models or max(1, len(order)))
@@ -155,6 +159,32 @@ class StackedTrainer:
             losses = (each.view_as(there) * there).sum(dim=1) / there.sum(dim=1)
             losses.sum().backward()
         return losses.detach().double()
+
+    def _check_gradients(
+        self,
+        weights: Tensor,
+        buffers: Tensor,
+        packed: Tensor,
+        narrow: Tensor | None,
+        task: ClientTask,
+    ) -> None:
+        """Raise if the kernels compute other gradients than torch, on a batch of a client."""
+        size = min(task.batches.sizes[0], MOST_SAMPLES)
+        one = ClientTask(task.run, Batches(task.batches.index[:1, :size], [size]))
+        plan = _Plan([one], [0], weights.device)
+        stack = WeightStack(self.model, packed, narrow, plan.runs)
+        with exact_products() if self.precision == "float32" else fast_products():
+            self._backward(stack, self._read_buffers(buffers[plan.runs]), plan, 0)
+        check_gradients(
+            self._module,
+            self.model,
+            self.samples,
+            weights[task.run],
+            buffers[task.run],
+            plan.index[0, 0],
+            self.model.unpack(stack.gradients)[0],
+        )
+        self._is_checked = True
 
     def evaluate(
         self, weights: Tensor, buffers: Tensor, samples: Samples, strata: Strata | None = None
