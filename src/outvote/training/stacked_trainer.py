@@ -14,17 +14,19 @@ from outvote.data.array_dataset import IGNORED
 from outvote.errors import check_choice
 from outvote.precision import exact_products, fast_products
 from outvote.training.batches import Batches
-from outvote.training.gpu_memory import even_size, how_many_fit, in_chunks
+from outvote.training.gpu_memory import even_size, how_many_fit, in_chunks, wait_for_background
 from outvote.training.gradient_check import MOST_SAMPLES, check_gradients
 from outvote.training.local_sgd import LocalSGD, take_step
 from outvote.training.objective import Score
 from outvote.training.samples import Samples
-from outvote.training.stacked_model import StackedModel
+from outvote.training.stacked_model import Layer, Pass, StackedModel
 from outvote.training.strata import Strata
 from outvote.training.trainer import ClientTask, LocalUpdates, count_samples, keep_idle
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
 FEW_SAMPLES = 32
+# Of a trial of a layer.
+FEW_TRIED = 8
 # On a CPU, over all runs.
 EVALUATED_AT_ONCE = 1 << 16
 # The most values that are pooled at once: above, torch uses 64-bit indices, which are slower.
@@ -88,6 +90,7 @@ class StackedTrainer:
         # With half of the results, far more models may fit.
         is_new = self._num_models is None or 2 * len(tasks) <= self._num_tasks
         if order and is_new and device.type == "cuda":
+            wait_for_background()
             if not self._is_checked:
                 self._check_gradients(weights, buffers, packed, narrow, tasks[order[0]])
             self._num_tasks = len(tasks)
@@ -185,6 +188,23 @@ class StackedTrainer:
             self.model.unpack(stack.gradients)[0],
         )
         self._is_checked = True
+
+    def small_calls(self) -> list[Callable[[], None]]:
+        """Return calls that compile the kernels of the layers, each call those of one kind."""
+        device, dtype = self.samples.device, self.samples.dtype
+        dtype = torch.bfloat16 if self.precision == "bfloat16" else dtype
+        one = self.samples.batch(torch.zeros(1, dtype=torch.int64, device=device))
+        packed = torch.zeros(2, self.model.packed_dim, dtype=dtype, device=device)
+        parameters, gradients = self.model.views(packed), self.model.views(packed.clone())
+        buffers = self._read_buffers(torch.ones(2, self.model.num_buffers, device=device))
+        kinds: dict[tuple[object, ...], Callable[[], None]] = {}
+        for layer, shape in self.model.seen_layers(one.shape[1:]):
+            images = torch.zeros(2, FEW_TRIED, *shape[2:], dtype=dtype, device=device)
+            call = partial(
+                _try_layer, layer, images, Pass(parameters, buffers, gradients), not kinds
+            )
+            kinds.setdefault(self.model.kernels_of(layer, shape), call)
+        return list(kinds.values())
 
     def evaluate(
         self, weights: Tensor, buffers: Tensor, samples: Samples, strata: Strata | None = None
@@ -284,6 +304,17 @@ def _how_many(
         several=len(few),
         spare=2 * gradients.nbytes,
     )
+
+
+def _try_layer(layer: Layer, images: Tensor, given: Pass, is_first: bool) -> None:
+    """Run a layer forward and backward, and in evaluation, where models share the first images."""
+    # A backward pass in a thread of its own would compile one layer after the other.
+    with torch.autograd.set_multithreading_enabled(False), torch.enable_grad():
+        state = replace(given, is_training=True)
+        layer(state, images.requires_grad_(not is_first)).float().sum().backward()
+    with torch.no_grad():
+        shared = images[:1].expand_as(images) if is_first else images
+        layer(Pass(given.parameters, given.buffers), shared)
 
 
 def _num_at_once(
