@@ -48,7 +48,7 @@ class Bucketing(Mixing):
     @property
     def traits(self) -> Traits:
         """The number of Byzantine clients matters only to the rule inside."""
-        return replace(self.rule.traits, has_state=False)
+        return replace(self.rule.traits, has_state=False, uses_sample_counts=True)
 
     def max_byzantine(self, num_clients: int) -> int:
         """Return what the rule inside tolerates among the buckets."""
