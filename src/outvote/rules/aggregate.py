@@ -32,6 +32,7 @@ from outvote.rules.rule import (
     base_num_byzantine,
     compute_weighted,
     known,
+    lowered_inside,
 )
 from outvote.rules.sample_counts import COUNT_CAP, capped_counts, check_cap, check_counts
 from outvote.rules.split import Split, explicit_split
@@ -341,7 +342,7 @@ class OneRound:
             num_groups=found.num_groups,
             seed=self.seed,
             state=found.states[0],
-            notes=self.notes,
+            notes=self.notes + lowered_inside(self.rule, left, max(1, num_left)),
         )
 
 

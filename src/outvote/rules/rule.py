@@ -570,6 +570,22 @@ def _check_weights(rule: Rule, weights: Tensor, *, is_average: bool) -> None:
         )
 
 
+def lowered_inside(rule: Rule, num_byzantine: int, num_clients: int) -> tuple[str, ...]:
+    """Return a note for every rule inside that assumes fewer Byzantine clients than its wrapper."""
+    notes = []
+    while isinstance(rule, Wrapper):
+        inside = rule.inside_num_clients(num_clients)
+        limit = rule.rule.max_byzantine(inside)
+        if num_byzantine > limit:
+            notes.append(
+                f"{rule.name}: {rule.rule} tolerates {limit} Byzantine of {inside} clients; inside "
+                f"it assumed {limit} instead of {num_byzantine}"
+            )
+        num_byzantine = rule.inside_num_byzantine(num_byzantine, num_clients)
+        rule, num_clients = rule.rule, inside
+    return tuple(notes)
+
+
 def base_num_byzantine(rule: Rule, num_byzantine: int, num_clients: int) -> int:
     """Return the number that the innermost rule works with (a wrapper may lower it)."""
     while isinstance(rule, Wrapper):
