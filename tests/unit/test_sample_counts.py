@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+import calling
 import outvote as ov
 from every_rule import EVERY_RULE
 from outvote.rules.aggregate import aggregate
@@ -98,22 +99,25 @@ AS_COPIES = [
 
 
 @pytest.mark.parametrize("text", AS_COPIES)
-def test_a_client_counts_as_so_many_clients(text):
+def test_a_client_counts_as_so_many_clients(text, device):
     rows, counts = rows_of(7), np.array([1, 2, 3, 1, 1, 2, 2, 3, 1, 2, 1])
     copies = np.repeat(rows, counts, axis=0)
-    wanted = inspect(text, copies, num_byzantine=0)
-    found = inspect(text, rows, counts, num_byzantine=0)
-    np.testing.assert_allclose(found.update, wanted.update, rtol=1e-6, atol=1e-9)
+    wanted = inspect(text, copies, num_byzantine=0).update
+    rule = ov.make_rule(text)
+    info = {**info_of(rule), "num_byzantine": 0, "sample_counts": counts}
+    found = calling.aggregate(rule, rows, device, **info)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("text", ["trimmed-mean", "meamed"])
 @pytest.mark.parametrize("f", [0, 1, 2])
-def test_the_weight_of_the_heaviest_clients_is_trimmed(text, f):
+def test_the_weight_of_the_heaviest_clients_is_trimmed(text, f, device):
     rows, counts = rows_of(8), np.array([1, 2, 3, 1, 2, 2, 2, 3, 2, 2, 1])
     weight = int(np.sort(counts)[len(counts) - f :].sum())
     wanted = inspect(text, np.repeat(rows, counts, axis=0), num_byzantine=weight)
-    found = inspect(text, rows, counts, num_byzantine=f)
-    np.testing.assert_allclose(found.update, wanted.update, rtol=1e-12)
+    info = {"num_byzantine": f, "sample_counts": counts}
+    found = calling.aggregate(ov.make_rule(text), rows, device, **info)
+    np.testing.assert_allclose(found, wanted.update, rtol=1e-12)
 
 
 def mean_nearest(values, weights, num_left_out):

@@ -56,7 +56,7 @@ class Bucketing(Mixing):
         limit = self.rule.max_byzantine(self.inside_num_clients(num_clients))
         if self.f_rule == "same" or self.size == 1 or not self.rule.traits.uses_num_byzantine:
             return limit
-        # f clients may spoil f buckets, of which ceil(f / size) would be assumed.
+        # f clients may spoil f buckets; the rule inside would assume ceil(f / size).
         return min(limit, 1)
 
     def inside_num_clients(self, num_clients: int) -> int:
