@@ -27,7 +27,7 @@ class NormFilter(Wrapper):
     which misleads rules that average or project before they drop (rfa, dnc, and gas around them).
     If nobody is dropped, the update is that of the rule inside.
     Needs: the norms, and what the rule inside needs. Tolerates: what the rule inside tolerates.
-    Differs from the paper: there is none.
+    Differs from the paper: there is none. Reference: docs/decisions/0016-gas-and-scales.md.
 
     >>> from outvote import RFA
     >>> NormFilter(RFA())([[1.0], [2.0], [1.5], [900.0]], num_byzantine=1).round(3)
