@@ -125,6 +125,7 @@ class RunBuilder:
             seed=spec.seed,
             num_sampled=spec.federation.num_sampled(federation.num_clients),
             assumed_byzantine=None if isinstance(assumed, str) else assumed,
+            uses_sample_counts=spec.federation.sample_counts,
             root=self._root(spec) if rule.traits.needs_reference else None,
         )
 
