@@ -41,6 +41,8 @@ NAMES = {
     "byzantine_weight": "byzantine_weight",
     "diagnostics": "diagnostics",
 }
+# What later versions record besides: it is not pinned.
+LATER = {"client_accuracy", "worst_decile", "client_accuracies"}
 DATA_VARIABLE = "OUTVOTE_DATA"
 
 
@@ -105,7 +107,7 @@ def read_store(store):
 
 def neutral(line):
     """A line of metrics.jsonl with the names of this file; what it does not have is None."""
-    values = {NAMES[key]: value for key, value in line.items()}
+    values = {NAMES[key]: value for key, value in line.items() if key not in LATER}
     return {name: values.get(name) for name in dict.fromkeys(NAMES.values())}
 
 

@@ -6,6 +6,7 @@ from contextlib import chdir, redirect_stdout
 from os.path import relpath
 from pathlib import Path
 
+import who_pays
 from choosing import PAGE, with_worst_cases
 from gain_figure import draw_gains
 from marks import put_between
@@ -88,6 +89,7 @@ def main() -> None:
         (FOLDER / name).write_text(text, encoding="utf-8")
     figures(FOLDER)
     pages = {README: with_gains, FOLDER / "README.md": with_sweeps, PAGE: with_worst_cases}
+    pages[who_pays.PAGE] = who_pays.with_who_pays
     for page, put in pages.items():
         page.write_text(put(page.read_text(encoding="utf-8"), FOLDER), encoding="utf-8")
     sys.stdout.write(f"{FOLDER}\n")

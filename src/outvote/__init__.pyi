@@ -53,6 +53,7 @@ from outvote.rules.mean import Mean as Mean
 from outvote.rules.median import Median as Median
 from outvote.rules.nnm import NNM as NNM
 from outvote.rules.norm_clipping import NormClipping as NormClipping
+from outvote.rules.norm_filter import NormFilter as NormFilter
 from outvote.rules.rfa import RFA as RFA
 from outvote.rules.rule import AffineRule as AffineRule
 from outvote.rules.rule import Aggregation as Aggregation

@@ -86,6 +86,7 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
     num_sampled: int | float | None = None,
     byzantine: int | float = 0.2,
     assumed_byzantine: int | float | Literal["oracle"] = "oracle",
+    sample_counts: bool = False,
     rules: str | Rule | Sequence[str | Rule] = "gas(multi-krum)",
     attacks: str | Attack | Sequence[str | Attack] = "lie",
     seeds: int | Sequence[int] = 0,
@@ -156,6 +157,8 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
         byzantine: How many clients are Byzantine (2), or their fraction (0.2), rounded up.
         assumed_byzantine: How many Byzantine clients the server assumes in a round, or their
             fraction; "oracle": their true number.
+        sample_counts: Whether rules weigh clients by their numbers of samples, none more than three
+            times the median.
         rules: Rules as text ("gas(multi-krum, num_groups=100)", "mine.py:MyRule") or objects.
         attacks: Attacks as text ("lie(z=1.5)", "mine.py:MyAttack") or objects; "none": Byzantine
             clients behave as honest ones.
@@ -230,6 +233,7 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
                 if num_sampled is None
                 else _count_or_fraction("num_sampled", num_sampled),
                 assumed_byzantine=_assumed(assumed_byzantine),
+                sample_counts=bool(sample_counts),
             ),
             model=ModelSpec(name=given.model(model)),
             training=_local(local),

@@ -184,9 +184,9 @@ def test_the_demo_in_small_has_all_rules_under_all_attacks(capsys, tmp_path):
     result = run(capsys, "demo", "-o", tmp_path, *SMALL_DEMO)
     assert (result.code, result.err) == (0, "")
     (part,) = read_suite("demo").parts
-    for rule in part.rows:
+    for rule in part.texts("rule"):
         assert f"\n  {rule} " in result.out
-    for attack in part.values:
+    for attack in part.texts("attack"):
         assert attack in result.out
     assert len(find_runs(tmp_path / "demo")) == 15
     page = tmp_path / "demo" / "report.html"
@@ -194,6 +194,13 @@ def test_the_demo_in_small_has_all_rules_under_all_attacks(capsys, tmp_path):
     assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     found = run(capsys, "demo", "-o", tmp_path, *SMALL_DEMO, "--json").json
     assert len(found) == 15
+    last = {(each["rule"], each["attack"]): 100 * each["last_ten"] for each in found}
+    for other in ("krum", "mean"):
+        gains = ", ".join(
+            f"{attack} {last['gas(krum)', attack] - last[other, attack]:+.1f}"
+            for attack in part.texts("attack")
+        )
+        assert f"\nGain of gas(krum) over {other}, in points: {gains}\n" in result.out
 
 
 def test_a_stopped_demo_prints_how_to_resume_with_its_settings(capsys, tmp_path, monkeypatch):
@@ -229,6 +236,14 @@ def test_the_demo_has_a_fifth_of_byzantine_clients_on_data_that_differs():
     assert [rule for rule in rules if rule.startswith("gas")] == [
         f"gas({rule})" for rule in rules[1::2]
     ]
+
+
+def test_the_demo_asks_all_clients_and_attacks_on_the_authors_side():
+    """Where GAS gains most: docs/results/README.md."""
+    (part,) = read_suite("demo").parts
+    assert part.rows[0] == "mean"
+    assert part.settings["federation"]["sampled"] == 1.0
+    assert part.texts("attack") == ["none", "lie(sign=1)", "bit-flip"]
 
 
 def test_the_bars_show_rounds_accuracy_and_speed():

@@ -37,6 +37,7 @@ def test_list_names_every_rule_with_its_parameters_and_marks_wrappers(capsys):
         "bucketing",
         "nnm",
         "clip",
+        "norm-filter",
     }
     trimmed = next(each for each in found if each["name"] == "trimmed-mean")
     assert trimmed["aliases"] == ["rbtm"]
@@ -55,6 +56,18 @@ def test_show_accepts_aliases_and_wrappers_alone(capsys):
     gas = run(capsys, "show", "gas", "--json").json
     assert [layer["name"] for layer in gas["layers"]] == ["gas"]
     assert gas["max_byzantine"] == {"5": 4, "10": 9, "20": 19, "50": 49}
+
+
+def test_show_prints_the_limits_of_the_rules_inside(capsys):
+    result = run(capsys, "show", "gas(bulyan)")
+    assert "gas(bulyan) tolerates: 4 of 5, 9 of 10, 19 of 20, 49 of 50." in result.out
+    assert "bulyan inside tolerates: 0 of 5, 1 of 10, 4 of 20, 11 of 50" in result.out
+    found = run(capsys, "show", "gas(bucketing(rfa, size=3))", "--json").json
+    assert found["max_byzantine"]["50"] == 49
+    assert [*found["max_byzantine_inside"]] == ["bucketing(rfa, size=3)", "rfa"]
+    # 50 clients are 17 buckets.
+    assert found["max_byzantine_inside"]["rfa"]["50"] == 8
+    assert "inside" not in run(capsys, "show", "bulyan").out.splitlines()[-1]
 
 
 def test_show_opens_a_whole_text_layer_by_layer_with_its_own_values(capsys):

@@ -18,6 +18,7 @@ from outvote.report.rendered_table import number
 from outvote.results.audit_log import ClientRecord
 from outvote.results.collect import collect
 from outvote.results.export import read_export, to_export
+from outvote.results.series import Clients
 
 pytestmark = pytest.mark.skipif(
     find_browser() is None, reason="no Chromium found; install it (apt-get install chromium)"
@@ -259,6 +260,29 @@ def test_an_empty_log_is_a_page_too(browser, folder):
     write_log_audit(audit_log(folder / "empty"), folder / "empty.html")
     browser.open(folder / "empty.html")
     assert "No client is more than three errors" in browser.texts("#run")[0]
+
+
+def test_what_honest_clients_get_is_a_choice_where_runs_have_it(browser, report, results, folder):
+    browser.open(report)
+    assert browser.evaluate("document.querySelector('#metric input[value=worst_decile]')") is None
+    some = [
+        replace(
+            each,
+            series=replace(each.series, worst_decile=np.full(len(each.series), 0.25)),
+            clients=Clients(accuracy=np.array([0.5]), kept=np.array([0.75])),
+        )
+        for each in results
+    ]
+    write_report(some, folder / "clients.html")
+    browser.open(folder / "clients.html")
+    for metric, shown in (("worst_decile", "25.00"), ("least_kept", "75.00")):
+        browser.click(f"#metric input[value={metric}] + span")
+        assert browser.evaluate(NUMBERS)[:3] == [shown] * 3
+    assert (
+        browser.evaluate("document.querySelector('#metric input[value=client_accuracy]')") is None
+    )
+    browser.click("#metric input[value=worst] + span")
+    assert browser.texts("#grid-0 thead th")[-2:] == ["worst decile", "least kept"]
 
 
 def test_runs_are_found_by_words(browser, report):

@@ -171,6 +171,15 @@ class IsTooConfident(Broken):
         return (num_clients - 1) // 2
 
 
+class DropsTheFarthestFromTheMean(Broken):
+    def max_byzantine(self, num_clients):
+        return (num_clients - 1) // 2
+
+    def aggregate(self, rows, num_byzantine):
+        far = torch.linalg.vector_norm(rows - rows.mean(dim=0), dim=1)
+        return rows[far.argsort()[: len(rows) - num_byzantine]].mean(dim=0)
+
+
 class CountsInFractions(Broken):
     def max_byzantine(self, num_clients):
         return num_clients / 2
@@ -367,6 +376,7 @@ CAUGHT = [
     (PrefersTheFirst(), "permutation-invariant"),
     (PrefersTheFirst(), "mean-without-byzantine"),
     (IsTooConfident(), "breakdown"),
+    (DropsTheFarthestFromTheMean(), "geometric-scales"),
     (CountsInFractions(), "limit-makes-sense"),
     (ToleratesLessOfMore(), "limit-makes-sense"),
     (ToleratesNegatives(), "limit-makes-sense"),

@@ -44,6 +44,8 @@ EXTREMES = {
 TOO_LARGE = {"float64": [1e300, -1.7e308]}
 USUAL = [0.0, -0.0, 1.0, -1.0, 0.1, 2.5, -7.0, 1e4, 1e-4]
 
+COUNTS = st.sampled_from([0.0, 5e-324, 1e-300, 1.0, 2.5, 300.0, 1e9, 1e308])
+
 
 @st.composite
 def matrices(draw, dtype, *, with_rejected=True, most_clients=9, most_coordinates=14):
@@ -134,7 +136,9 @@ def test_nothing_but_documented_errors_is_raised(texts, data, device):
         "when_too_many": data.draw(st.sampled_from(["raise", "lower", "lower"])),
         "seed": data.draw(st.none() | st.integers(0, 2**70)),
         "clients": data.draw(st.none() | st.just([f"c{k}" for k in range(5)])),
-        "sample_counts": data.draw(st.none() | st.just([1.0] * len(rows))),
+        "sample_counts": data.draw(
+            st.none() | st.lists(COUNTS, min_size=len(rows), max_size=len(rows))
+        ),
     }
     for text in texts:
         note(text)

@@ -440,32 +440,48 @@ def test_what_is_added_to_branches_of_one_pixel_has_the_strides_that_kernels_rea
     assert torch.equal(joined.plus, plus)
 
 
-@pytest.mark.parametrize(("precision", "most"), [("float32", 1e-3), ("bfloat16", 0.4)])
-def test_every_gradient_of_alexnet_is_that_of_torch(
-    precision: str, most: float, device: torch.device
-) -> None:
-    """Its last map is one pixel; each parameter by itself, since most gradients are small.
+NETWORKS = [
+    ("alexnet", (32, 32, 3)),
+    pytest.param("leaf-cnn", (28, 28, 1), marks=pytest.mark.slow),
+    pytest.param("squeezenet", (32, 32, 3), marks=pytest.mark.slow),
+    pytest.param("resnet18", (64, 64, 3), marks=pytest.mark.slow),
+]
 
-    Rounding to bfloat16 changes some by 15 %; those of other rows differ by 100 % or more.
+
+@pytest.mark.parametrize(("precision", "most"), [("float32", 2e-2), ("bfloat16", 0.8)])
+@pytest.mark.parametrize(("name", "shape"), NETWORKS)
+def test_every_gradient_of_a_network_is_that_of_torch(
+    name: str, shape: tuple[int, int, int], precision: str, most: float, device: torch.device
+) -> None:
+    """Each parameter by itself, since most gradients are small.
+
+    Rounding to bfloat16 changes some by 60 %; those of other rows differ by 100 % or more.
     """
-    modules = [
-        ov.make_model("alexnet", num_classes=5, input_shape=(32, 32, 3), seed=k) for k in range(2)
-    ]
+    modules = [ov.make_model(name, num_classes=5, input_shape=shape, seed=k) for k in range(2)]
     model = StackedModel(modules[0])
     vectors = [nn.utils.parameters_to_vector(each.parameters()).detach() for each in modules]
-    stack = WeightStack(model, model.pack(torch.stack(vectors).to(device)), precision)
-    images, outer = _drawn(2, 6, 32, 32, 3, seed=1), _drawn(2, 6, 5, seed=2)
+    packed = model.pack(torch.stack(vectors).to(device))
+    stack = WeightStack(model, packed, packed.bfloat16() if precision == "bfloat16" else None)
+    buffers = [
+        torch.stack([values.to(device) for values in pair])
+        for pair in zip(*(module.buffers() for module in modules), strict=True)
+    ]
+    images, outer = _drawn(2, 12, *shape, seed=1), _drawn(2, 12, 5, seed=2)
     found = model.forward(
         stack.parameters(2),
         images.to(device, stack.dtype),
+        buffers=buffers,
         gradients=stack.targets(2),
         is_training=True,
     )
     (found * outer.to(device, stack.dtype)).sum().backward()
     gradients = model.unpack(stack.gradients).cpu().double()
     for k, module in enumerate(modules):
-        (module.double()(images[k].movedim(-1, 1)) * outer[k]).sum().backward()
+        (module.double().train()(images[k].movedim(-1, 1)) * outer[k]).sum().backward()
         sizes = [parameter.numel() for parameter in module.parameters()]
+        whole = max(float(parameter.grad.norm()) for parameter in module.parameters())
         for got, parameter in zip(gradients[k].split(sizes), module.parameters(), strict=True):
             wanted = parameter.grad.flatten()
-            assert float((got - wanted).norm()) < most * float(wanted.norm())
+            # Before batch normalisation, the gradient of a bias is 0 but for rounding.
+            difference = float((got - wanted).norm())
+            assert difference < most * (float(wanted.norm()) + 0.02 * whole)

@@ -101,6 +101,9 @@ def normalised(**batch_norm) -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(144, 4)).double()
 
 
+# Clients with 3 to 27 samples.
+UNEQUAL = make_federation(np.split(np.arange(120), [3, 10, 22, 38, 56, 74, 93]), fraction=0.25)
+
 # What each case adds to the plain round; all of it must be in the plain loops too.
 FEATURES = {
     "client momentum": {"training": {"client_momentum": 0.6}},
@@ -118,6 +121,7 @@ FEATURES = {
     "schedule, no clipping": {"training": {"schedule": ((2, 0.01),), "max_norm": None}},
     "augmentation": {"training": {"augment": True}},
     "assumed number": {"run": {"assumed_byzantine": 1}},
+    "sample counts": {"run": {"uses_sample_counts": True, "federation": UNEQUAL}},
     "assumed fraction": {"run": {"assumed_byzantine": 0.2}},
     "FedYogi, state and steps": {
         "network": normalised,

@@ -219,8 +219,8 @@ class SmallMemory:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
         return self.trainer.train(weights, buffers, tasks, training, learning_rate)
 
-    def evaluate(self, weights, buffers, samples):
-        return self.trainer.evaluate(weights, buffers, samples)
+    def evaluate(self, weights, buffers, samples, strata=None):
+        return self.trainer.evaluate(weights, buffers, samples, strata)
 
 
 def test_round_that_does_not_fit_is_run_in_halves_and_nothing_is_lost():

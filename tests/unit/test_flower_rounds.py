@@ -48,7 +48,11 @@ def test_counts_matter_only_to_who_asks():
         return float(arrays_of(found)["w"][0])
 
     assert mean() == pytest.approx(5)
-    assert mean(use_num_examples=True) == pytest.approx(4, abs=1e-4)
+    # Of eleven nodes with 1 example each, the one that claims a million counts as three.
+    num_nodes = len(NODES)
+    others = sum(node - 100 for node in NODES if node != 104)
+    wanted = (others + 3 * 4) / (num_nodes - 1 + 3)
+    assert mean(use_num_examples=True) == pytest.approx(wanted, rel=1e-5)
 
 
 def test_your_own_sampling_chooses_from_who_is_there():

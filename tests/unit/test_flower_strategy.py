@@ -17,6 +17,16 @@ from outvote.flower import RobustStrategy
 from outvote.results.audit_log import read_audit
 
 
+class VectorMedian(ov.VectorRule):
+    """A median that cannot weigh."""
+
+    def max_byzantine(self, num_clients):
+        return (num_clients - 1) // 2
+
+    def aggregate(self, rows, num_byzantine):
+        return rows.median(dim=0).values
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -26,7 +36,7 @@ from outvote.results.audit_log import read_audit
         ({"num_byzantine": None, "byzantine_fraction": 0.5}, "below 0.5, got 0.5"),
         ({"rule": "multikrum"}, "did you mean 'multi-krum'"),
         ({"rule": "fltrust"}, "pass reference="),
-        ({"rule": "bulyan", "use_num_examples": True}, "cannot weigh by sample_counts"),
+        ({"rule": VectorMedian(), "use_num_examples": True}, "cannot weigh by sample_counts"),
         ({"when_too_many": "raise"}, "when_too_many must be one of 'keep', 'lower'"),
         ({"server_optimizer": "fedadm"}, "did you mean 'fedadam'"),
         ({"probation": 3}, "probation needs exclude_after"),

@@ -11,7 +11,7 @@ from outvote.rules import distances
 from outvote.rules.rule import AffineRule
 from outvote.rules.rule_spec import RULES
 
-WRAPPED = {"gas", "bucketing", "nnm", "clip"}
+WRAPPED = {"gas", "bucketing", "nnm", "clip", "norm-filter"}
 BASES = [
     name for name, rule in RULES.items() if name not in WRAPPED and rule().traits.can_be_wrapped
 ]

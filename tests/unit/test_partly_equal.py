@@ -70,7 +70,7 @@ def test_copies_of_a_client_tie_to_the_last_bit(dtype):
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_equal_rows_give_that_row_exactly(rule, dtype):
-    inside = "(median)" if rule in ("gas", "nnm", "bucketing", "clip") else ""
+    inside = "(median)" if rule in ("gas", "nnm", "bucketing", "clip", "norm-filter") else ""
     made = ov.make_rule(f"{rule}{inside}".replace("clip(median)", "clip(median, max_norm=1e30)"))
     made = ov.make_rule("norm-clipping(max_norm=1e30)") if rule == "norm-clipping" else made
     row = torch.randn(301, generator=torch.Generator().manual_seed(3), dtype=dtype)

@@ -81,9 +81,9 @@ def test_rules_that_the_suite_does_not_have_are_named():
 
 def test_a_few_rules_and_attacks_of_many_are_named():
     results = made_results("demo", seeds=1, rounds=1)
-    some = [each for each in results if each.rule == "gas(bulyan)" and each.attack != "none"]
+    some = [each for each in results if each.rule == "gas(krum)" and each.attack != "none"]
     assert commands(some) == [
-        "outvote bench demo --seeds 1 --rule 'gas(bulyan)' --attack lie --attack bit-flip"
+        "outvote bench demo --seeds 1 --rule 'gas(krum)' --attack lie --attack bit-flip"
     ]
     assert commands([each for each in results if each.attack == "lie"]) == [
         "outvote bench demo --seeds 1 --attack lie"

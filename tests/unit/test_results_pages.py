@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import who_pays
 from choosing import PAGE, with_worst_cases, worst_cases
 from gain_figure import draw_gains, gain_map
 from made_results import made_results
@@ -78,6 +79,27 @@ def test_missing_runs_and_sweeps_are_made_from_the_exports():
 def test_the_table_of_the_page_on_choosing_is_made_from_the_exports():
     page = PAGE.read_text(encoding="utf-8")
     assert with_worst_cases(page, FOLDER) == page
+
+
+def test_the_table_of_the_page_on_who_pays_is_made_from_the_export():
+    page = who_pays.PAGE.read_text(encoding="utf-8")
+    assert who_pays.with_who_pays(page, FOLDER) == page
+    own = [
+        each
+        for each in collect([FOLDER / "who-pays-small.csv.gz"])
+        if (each.rule, each.attack) == ("median", "lie")
+    ]
+    worst = [each.series.worst_decile[-10:].mean() for each in own]
+    means, differences = re.findall(r"^\| median \| (.*) \|$", page, re.MULTILINE)
+    assert len(own) == 3
+    assert means.split(" | ")[2].split(" / ")[1] == f"{100 * sum(worst) / 3:.1f}"
+    plain = [
+        each.series.worst_decile[-10:].mean()
+        for each in collect([FOLDER / "who-pays-small.csv.gz"])
+        if (each.rule, each.attack) == ("mean", "lie")
+    ]
+    lost = 100 * (sum(plain) - sum(worst)) / 3
+    assert differences.split(" | ")[3].startswith(f"−{lost:.1f} [−")
 
 
 def test_the_worst_case_is_the_smallest_mean_of_the_last_ten_rounds():

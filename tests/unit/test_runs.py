@@ -118,7 +118,7 @@ def test_a_frame_has_all_rounds_and_a_summary_frame_all_runs(runs):
     assert len(frame) == 6 * 16
     summary = runs.summary().to_frame()
     assert len(summary) == len(runs.summary()) == 16
-    assert list(summary.columns)[-7:] == list(METRICS)
+    assert list(summary.columns)[-len(METRICS) :] == list(METRICS)
     for row, each in zip(summary.to_dict("records"), runs, strict=True):
         assert row["data.beta"] == each.config["data"]["beta"]
         for name in METRICS:

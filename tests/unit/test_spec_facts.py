@@ -129,4 +129,18 @@ def test_byzantine_clients_spoil_a_bucket_each_or_share_buckets(f, same, ceil):
     X = np.random.default_rng(0).normal(size=(24, 3))
     for f_rule, expected in (("same", same), ("ceil", ceil)):
         rule = ov.Bucketing(ov.TrimmedMean(), size=2, f_rule=f_rule)
-        assert rule.inspect(X, num_byzantine=f, seed=0).base_num_byzantine == expected
+        assert rule.inside_num_byzantine(f, 24) == expected
+    safe = ov.Bucketing(ov.TrimmedMean(), size=2)
+    assert safe.inspect(X, num_byzantine=f, seed=0).base_num_byzantine == same
+
+
+@pytest.mark.parametrize("inside", ["median", "trimmed-mean", "multi-krum", "geometric-median"])
+def test_optimistic_buckets_tolerate_what_they_count(inside):
+    """In the worst case every Byzantine client spoils a bucket of its own."""
+    rule = ov.make_rule(f"bucketing({inside}, size=2, f_rule=ceil)")
+    f = rule.max_byzantine(num_clients=24)
+    assert f >= 1
+    rows = np.random.default_rng(0).normal(size=(24, 3))
+    rows[:f] = 1e6
+    for seed in range(20):
+        assert np.abs(rule(rows, num_byzantine=f, seed=seed)).max() < 10

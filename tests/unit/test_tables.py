@@ -14,7 +14,7 @@ import pytest
 from made_results import ENVIRONMENT, made_results, without_kept, without_weights
 from outvote.experiment.plan import make_plan, table_cells
 from outvote.report import table_formats
-from outvote.report.cells import METRICS, Cell, spread_of
+from outvote.report.cells import METRICS, OF_CLIENTS, Cell, spread_of
 from outvote.report.layout import grids_of
 from outvote.report.provenance import provenance_of
 from outvote.report.rendered_table import render, render_table
@@ -81,7 +81,7 @@ def test_a_cell_has_the_mean_and_the_sample_deviation_of_its_seeds():
     assert cell.seeds == [0, 1, 2]
     assert cell.spread("test_loss") is None, "targets are classes"
     for metric in METRICS:
-        if metric == "test_loss":
+        if metric in ("test_loss", *OF_CLIENTS):
             continue
         scale = 1 if metric == "deviation" else 100
         values = [scale * getattr(each, metric) for each in cell.results]

@@ -139,8 +139,14 @@ def test_a_value_of_the_wrong_kind_is_explained(text, wanted):
         ("gas(median, split=random)", "gas: split must be one of 'balanced', 'ceil', "),
         ("bucketing(median, size=0)", "bucketing: size must be at least 1, got 0."),
         ("bucketing(median, f_rule=half)", "bucketing: f_rule must be one of 'same', 'ceil'"),
-        ("clip(median, max_norm=-1)", "clip: max_norm must be positive and finite, or 'adaptive'"),
-        ("clip(median, max_norm=nan)", "clip: max_norm must be positive and finite, or 'adaptive'"),
+        (
+            "clip(median, max_norm=-1)",
+            "clip: max_norm must be positive and finite, 'adaptive' or 'honest'",
+        ),
+        (
+            "clip(median, max_norm=nan)",
+            "clip: max_norm must be positive and finite, 'adaptive' or 'honest'",
+        ),
         ("median(even=upper)", "median: even must be one of 'mean', 'lower', got 'upper'."),
         ("bulyan(selection=some)", "bulyan: selection must be one of 'iterative', 'one-shot'"),
         ("krum(power=0)", "krum: power must be positive and finite, got 0."),

@@ -15,8 +15,12 @@ from outvote.engine.federation import make_federation
 from outvote.engine.run_stack import Run
 from outvote.engine.simulation import make_run_stack
 from outvote.precision import _get_precision, exact_products, fast_products
+from outvote.seeding import RandomStream
+from outvote.training.batches import draw_batches
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.samples import ByteImages
+from outvote.training.stacked_trainer import StackedTrainer
+from outvote.training.trainer import ClientTask
 
 RULES = ("multi-krum", "gas(multi-krum)", "gas(bulyan)", "median", "dnc", "rfa", "bulyan", "mean")
 ATTACKS = ("lie", "ipm", "min-max", "bit-flip", "none")
@@ -51,6 +55,65 @@ def test_every_rule_and_attack_is_called_once_and_works(stack, monkeypatch):
     assert sum(map(len, chains)) == 2 * len(RULES) + len(ATTACKS)
     for call in chain.from_iterable(chains):
         call()
+
+
+def _trainer(name, shape, device, precision="float32"):
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (16, *shape), dtype=np.uint8)
+    mean_std = {"mean": [0.5] * shape[2], "std": [0.3] * shape[2]}
+    samples = ByteImages(images, random.integers(0, 4, 16), **mean_std, device=device)
+    module = ov.make_model(name, num_classes=4, input_shape=shape)
+    return StackedTrainer(module, samples, precision)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "num_seen"),
+    [
+        ("mlp", (6, 6, 1), 2),
+        ("alexnet", (32, 32, 3), 6),
+        ("squeezenet", (32, 32, 3), 26),
+        ("resnet18", (64, 64, 3), 21),
+    ],
+)
+def test_layers_are_seen_with_their_shapes_and_nothing_is_computed(name, shape, num_seen, device):
+    trainer = _trainer(name, shape, device)
+    seen = trainer.model.seen_layers(shape)
+    assert len(seen) == num_seen
+    assert seen[0][1] == (1, 1, *shape) or name == "mlp"
+    kinds = {trainer.model.kernels_of(layer, size) for layer, size in seen}
+    assert 2 <= len(kinds) <= 20
+    assert len(trainer.small_calls()) == len(kinds)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("mlp", (6, 6, 1)), ("small-cnn", (28, 28, 1)), ("resnet18", (32, 32, 3))]
+)
+def test_small_calls_of_layers_work(name, shape, device):
+    for call in _trainer(name, shape, device).small_calls():
+        call()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["alexnet", "squeezenet", "resnet18"])
+def test_after_the_small_calls_a_step_compiles_little(name, monkeypatch, tmp_path):
+    from triton import knobs
+
+    trainer = _trainer(name, (32, 32, 3), torch.device("cuda"), "bfloat16")
+    for call in trainer.small_calls():
+        call()
+    compiled = []
+    monkeypatch.setattr(knobs.compilation, "listener", lambda **more: compiled.append(more["src"]))
+    training = LocalSGD(learning_rate=0.1, batch_size=8)
+    tasks = [
+        ClientTask(0, draw_batches(torch.arange(16), training, RandomStream((k,))))
+        for k in range(3)
+    ]
+    module = ov.make_model(name, num_classes=4, input_shape=(32, 32, 3))
+    weights = torch.nn.utils.parameters_to_vector(module.parameters()).detach().cuda()[None]
+    buffers = [values.double().flatten() for values in module.buffers()] or [torch.empty(0)]
+    trainer.train(weights, torch.cat(buffers).double().cuda()[None], tasks, training, 0.1)
+    # The step of SGD, the cut of the samples, what is added in branches, and pooling.
+    assert len(compiled) <= 10, [source.name for source in compiled]
 
 
 def test_rules_of_users_are_not_called(stack):

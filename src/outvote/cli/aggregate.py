@@ -1,5 +1,6 @@
 """`outvote aggregate`: a folder of client updates in, one robust update or model out."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,11 @@ NUMBERS = ("score", "share", "norm", "cosine")
     default="raise",
     help="If the rule does not tolerate so many: stop, or lower the number.",
 )
+@click.option(
+    "--sample-counts",
+    type=click.Path(path_type=Path),
+    help="A JSON file, client -> number of samples: weigh by it, at most 3 times the median.",
+)
 @click.option("--seed", type=click.IntRange(min=0), help="Of random rules; fresh by default.")
 @click.option(
     "--base",
@@ -36,7 +42,13 @@ NUMBERS = ("score", "share", "norm", "cosine")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), required=True, help="The file to write."
 )
-def command(updates: tuple[str, ...], rule_text: str, as_json: bool, **options: Any) -> None:
+def command(
+    updates: tuple[str, ...],
+    rule_text: str,
+    as_json: bool,
+    sample_counts: Path | None,
+    **options: Any,
+) -> None:
     """Aggregate the safetensors files of many clients into one.
 
     UPDATES are files, folders or a quoted pattern. Without --base the files are updates (gradients
@@ -51,6 +63,7 @@ def command(updates: tuple[str, ...], rule_text: str, as_json: bool, **options: 
     -o update.safetensors
     """
     rule = read_rule(rule_text)
+    options["sample_counts"] = None if sample_counts is None else _read_counts(sample_counts)
     from outvote.errors import TooManyByzantine
     from outvote.files.aggregate_files import aggregate_clients
     from outvote.files.client_files import FilesError
@@ -91,11 +104,27 @@ def command(updates: tuple[str, ...], rule_text: str, as_json: bool, **options: 
         _print(facts)
 
 
+def _read_counts(path: Path) -> dict[str, float]:
+    """Read how many samples each client has."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = str(error).splitlines()[0]
+        raise click.UsageError(f"--sample-counts: cannot read {path}: {reason}") from error
+    numbers = found.values() if isinstance(found, dict) else [None]
+    if not all(isinstance(each, int | float) and not isinstance(each, bool) for each in numbers):
+        raise click.UsageError(
+            f'--sample-counts must be a JSON object such as {{"client-0": 120}}, got {path} with '
+            "something else"
+        )
+    return dict(found)
+
+
 def _as_options(message: str) -> str:
     """Name the options of the command line instead of the arguments of the library."""
     if message.startswith(("output ", "base ", "base:")):
         return f"--{message}"
-    for key in ("num_byzantine", "byzantine_fraction"):
+    for key in ("num_byzantine", "byzantine_fraction", "sample_counts"):
         message = message.replace(f"{key}=", key).replace(key, f"--{key.replace('_', '-')}")
     return message
 

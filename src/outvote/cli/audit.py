@@ -58,7 +58,7 @@ def command(
     it may be read while it is written. Of several runs there is a line each; --run picks one.
 
     \b
-    outvote audit runs/demo --run gas-bulyan-lie
+    outvote audit runs/demo --run gas-krum-lie
     outvote audit audit-log -o audit.html
     """  # noqa: D301  (click wants the backspace)
     num_shown = None

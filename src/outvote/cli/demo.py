@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.output import NumberColumn, percent, print_json, print_table
+from outvote.cli.output import UNKNOWN, NumberColumn, percent, print_json, print_table
 from outvote.cli.run_plan import (
     Execution,
     checkpoint_option,
@@ -20,12 +20,14 @@ from outvote.cli.verb import Verb, usage_errors
 
 if TYPE_CHECKING:
     from outvote.cli.run_plan import Outcomes
+    from outvote.results.series import Summary
 
 STORY = """\
 6,000 real images of clothes, shared among 20 clients that each have many of some classes and few
-of others; 4 of the clients are Byzantine. Attack `none`: they are honest. `lie`: they send the
-honest mean, moved by 1.5 standard deviations. `bit-flip`: they send their gradient with the sign
-flipped. {num_runs} runs of {rounds} rounds train together; if stopped, the same command resumes."""
+of others; 4 of the clients are Byzantine, and all clients take part in every round. Attack `none`:
+all are honest. `lie(sign=1)`: the Byzantine clients send the honest mean plus 1.5 standard
+deviations. `bit-flip`: they send their gradient with the sign flipped. {num_runs} runs of {rounds}
+rounds train together; if stopped, the same command resumes."""
 
 
 @click.command("demo", cls=Verb)
@@ -72,24 +74,48 @@ def _print(done: "Outcomes", folder: Path) -> None:
         for rule in rules
     ]
     print_table(columns, rows)
+    for line in _gains(done, rules, attacks):
+        click.echo(line)
     click.echo(
         "Accuracy: percent of the test images, mean over the last ten rounds (and over seeds).\n"
         "Byzantine selected: the selection rate, the percentage of their updates that the rule\n"
-        "kept. Compare each rule with gas(rule), and all with the mean: lie is made for robust\n"
-        f"rules, bit-flip hurts the mean. Every round is in {folder}. Other rules:\n"
-        '  outvote demo --set \'rule=["krum", "gas(krum)"]\' --set \'attack=["min-max"]\''
+        "kept. Compare each rule with gas(rule), and all with the mean. Krum and DnC are good\n"
+        "rules inside GAS when all clients take part; others are not, for example these:\n"
+        '  outvote demo --set \'rule=["median", "gas(median)", "gas(multi-krum)"]\'\n'
+        f"Whom the rules dropped: outvote audit {folder}"
     )
 
 
+def _gains(done: "Outcomes", rules: list[str], attacks: list[str]) -> Iterator[str]:
+    """Yield what each GAS form gains over the rule inside and over the mean."""
+    for rule in rules:
+        for other in dict.fromkeys((rule.removeprefix("gas(").removesuffix(")"), "mean")):
+            if rule.startswith("gas(") and other in rules:
+                gains = [_gain(done, rule, other, attack) for attack in attacks]
+                yield f"Gain of {rule} over {other}, in points: {', '.join(gains)}"
+
+
+def _gain(done: "Outcomes", rule: str, other: str, attack: str) -> str:
+    mine, theirs = (
+        _mean([each.last_ten for each in _found(done, name, attack)]) for name in (rule, other)
+    )
+    points = UNKNOWN if mine is None or theirs is None else f"{100 * (mine - theirs):+.1f}"
+    return f"{attack} {points}"
+
+
 def _cells(done: "Outcomes", rule: str, attack: str) -> Iterator[str]:
-    found = [
+    found = _found(done, rule, attack)
+    yield percent(_mean([summary.last_ten for summary in found]))
+    if attack != "none":
+        yield percent(_mean([summary.kept_byzantine for summary in found]))
+
+
+def _found(done: "Outcomes", rule: str, attack: str) -> "list[Summary]":
+    return [
         summary
         for end, summary in zip(done.ends, done.summaries, strict=True)
         if (end.job.spec.rule, end.job.spec.attack) == (rule, attack)
     ]
-    yield percent(_mean([summary.last_ten for summary in found]))
-    if attack != "none":
-        yield percent(_mean([summary.kept_byzantine for summary in found]))
 
 
 def _mean(values: list[float | None]) -> float | None:

@@ -63,14 +63,51 @@ def show_rule(name: str, as_json: bool) -> None:
         layers.append(layers[-1].rule)
     described = [(layer, describe(type(layer))) for layer in layers]
     limits = {num: rule.max_byzantine(num) for num in NUM_CLIENTS}
+    inside = {str(layer): limits_inside(rule, layer) for layer in inner_rules(rule)}
     if as_json:
         shown = [{**asdict(about), "values": _values(layer, about)} for layer, about in described]
-        print_json({"rule": str(rule), "max_byzantine": limits, "layers": shown})
+        every = {"max_byzantine": limits, "max_byzantine_inside": inside}
+        print_json({"rule": str(rule), **every, "layers": shown})
         return
     for layer, about in described:
         print_table([about.name, about.summary], _rows(layer, about))
-    listed = ", ".join(f"{limit} of {num}" for num, limit in limits.items())
-    click.echo(f"Byzantine clients that {rule} tolerates: {listed}.")
+    click.echo(f"Byzantine clients that {rule} tolerates: {_listed(limits)}.")
+    before = limits
+    for text, tolerated in inside.items():
+        if tolerated != before:
+            above = "above that, it assumes its limit and promises nothing"
+            click.echo(f"{text} inside tolerates: {_listed(tolerated)}; {above}.")
+        before = tolerated
+
+
+def inner_rules(rule: "Rule") -> "list[Rule]":
+    """Return the rules inside a rule, the outermost first."""
+    from outvote.rules.rule import Wrapper
+
+    found: list[Rule] = []
+    while isinstance(rule, Wrapper):
+        rule = rule.rule
+        found.append(rule)
+    return found
+
+
+def limits_inside(rule: "Rule", inner: "Rule") -> dict[int, int]:
+    """Return how many of the clients of `rule` a rule inside it tolerates."""
+    from outvote.rules.rule import Wrapper
+
+    found = {}
+    for num in NUM_CLIENTS:
+        layer: Rule = rule
+        seen = num
+        while layer is not inner and isinstance(layer, Wrapper):
+            seen = layer.inside_num_clients(seen)
+            layer = layer.rule
+        found[num] = layer.max_byzantine(seen)
+    return found
+
+
+def _listed(limits: dict[int, int]) -> str:
+    return ", ".join(f"{limit} of {num}" for num, limit in limits.items())
 
 
 def _is_attack(text: str) -> bool:

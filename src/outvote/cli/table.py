@@ -21,6 +21,9 @@ METRICS: "dict[str, Metric]" = {
     "selection-rate": "kept_byzantine",
     "byzantine-weight": "byzantine_weight",
     "deviation": "deviation",
+    "client-accuracy": "client_accuracy",
+    "worst-decile": "worst_decile",
+    "least-kept": "least_kept",
 }
 RENAMED = {"kept": "selection-rate", "liars-share": "byzantine-weight"}
 """Names of 0.1, read for one more version."""
@@ -52,17 +55,21 @@ class MetricChoice(click.Choice[str]):
     "--metric",
     type=MetricChoice(),
     help="Accuracy of the best round (the paper's), the last, the last ten; Byzantine selection "
-    "rate; Byzantine clients' share of the weights; or the distance to the honest mean.  "
+    "rate; Byzantine clients' share of the weights; distance to the honest mean; accuracy on the "
+    "own label distribution of honest clients, its worst decile; how rarely honest clients are "
+    "kept.  "
     "[default: the metric of each part of a suite, else best]",
 )
+@click.option("--clients", is_flag=True, help="Add who pays: what honest clients get.")
 @click.option("--part", help="Only this part of the suite.")
 @suites_option
 @file_option("The file to write; default: print.")
-def command(
+def command(  # noqa: PLR0913, PLR0917  (one for each option)
     paths: tuple[Path, ...],
     format_: str,
     paper: bool,
     metric: str | None,
+    clients: bool,
     part: str | None,
     suites: tuple[str, ...],
     output: Path | None,
@@ -91,7 +98,8 @@ def command(
         )
     with usage_errors(ValueError):
         grids = grids_of(read_runs(paths), part, suites)
-    text = _text(render(grids, wanted, paper=paper), "json" if as_json else format_)
+    rendered = render(grids, wanted, paper=paper, clients=clients)
+    text = _text(rendered, "json" if as_json else format_)
     if output is None:
         click.echo(text, nl=False)
     else:

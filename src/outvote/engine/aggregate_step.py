@@ -78,4 +78,5 @@ def apply_rule(
         round=participants.number,
         models=models,
         layer_sizes=stack.layer_sizes,
+        sample_counts=[stack.runs[k].sample_counts(participants.clients[k]) for k in numbers],
     )

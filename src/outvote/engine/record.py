@@ -2,6 +2,7 @@
 
 import torch
 
+from outvote.engine.client_accuracy import client_accuracy
 from outvote.engine.diagnostics import diagnose
 from outvote.engine.participants import Participants
 from outvote.engine.run_stack import RunStack, State
@@ -38,7 +39,8 @@ def record(
         )
     tested = [Score()] * num_runs
     if is_evaluated:
-        tested = stack.trainer.evaluate(after.weights, after.buffers, stack.test)
+        strata = stack.client_tests and stack.client_tests.strata
+        tested = stack.trainer.evaluate(after.weights, after.buffers, stack.test, strata)
     # From here on a GPU has nothing left to do: one transfer of each.
     distances, sizes = torch.cat(measured, dim=1).tolist()
     weights = known(aggregation.weights).cpu()
@@ -48,6 +50,10 @@ def record(
     scores = known(aggregation.scores).tolist()
     trained_on = num_samples.sum(dim=-1).tolist()
     byzantine = participants.is_byzantine.tolist()
+    own = [
+        client_accuracy(stack.client_tests, run.federation, score.correct)
+        for run, score in zip(stack.runs, tested, strict=True)
+    ]
     diagnostics = diagnose(stack, before, participants, updates, aggregation)
     return [
         Record(
@@ -66,6 +72,9 @@ def record(
             deviation=distances[k],
             honest_norm=sizes[k],
             byzantine_weight=shares[k],
+            client_accuracy=own[k].mean,
+            worst_decile=own[k].worst_decile,
+            client_accuracies=own[k].each,
             diagnostics=diagnostics[k],
         )
         for k, clients in enumerate(participants.clients)

@@ -74,7 +74,8 @@ class ReferenceRun:
             info["model"] = torch.cat([values.flatten().double() for values in self.values()])
         sent = self.attack(torch.stack(rows), clients, is_byzantine, number, info)
         seed = run.stream(number, "rule").derived()[0]
-        verdict = run.rule.inspect(sent, seed=seed, clients=clients, **info)
+        counts = run.sample_counts(clients)
+        verdict = run.rule.inspect(sent, seed=seed, clients=clients, sample_counts=counts, **info)
         self.rule_state = verdict.state
         self.apply(verdict, buffers, clients)
         return {
@@ -168,7 +169,9 @@ class ReferenceRun:
             rows[~theirs],
             num_byzantine=sum(is_byzantine),
             own=rows[theirs],
-            rule=partial(self.run.rule, clients=ids, **info),
+            rule=partial(
+                self.run.rule, clients=ids, sample_counts=self.run.sample_counts(ids), **info
+            ),
             seed=self.run.stream(number, "attack").derived()[0],
             state=self.attack_state,
             round=number,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from outvote.attacks.attack import Attack
+from outvote.engine.client_accuracy import ClientTests
 from outvote.engine.federation import Federation
 from outvote.errors import check_choice
 from outvote.rules.aggregate import num_from_fraction
@@ -34,6 +35,8 @@ class Run:
     assumed_byzantine: int | float | None = None
     """How many Byzantine clients the server assumes in a round: None their true number, an integer
     that number always, a fraction that share of the clients, rounded up."""
+    uses_sample_counts: bool = False
+    """Whether the rule weighs clients by their numbers of samples, capped."""
     root: Tensor | None = None
     """Indices of the server's own samples, for rules that need a reference gradient."""
 
@@ -47,6 +50,12 @@ class Run:
     def seed_of(self, number: int, name: str) -> int:
         """Return the seed of the "attack" or the "rule" in a round."""
         return self.stream(number, name).derived()[0]
+
+    def sample_counts(self, clients: Sequence[int]) -> list[int] | None:
+        """Return the numbers of samples of some clients; None: all count alike."""
+        if not self.uses_sample_counts:
+            return None
+        return [len(self.federation.parts[client]) for client in clients]
 
     def num_byzantine_assumed(self, num_byzantine: int) -> int:
         """Return how many Byzantine clients the server assumes if there are `num_byzantine`."""
@@ -82,6 +91,8 @@ class RunStack:
     the authors' codes."""
     is_batched: bool = False
     """Whether runs that share an attack or a rule are computed at once, see `grouped`."""
+    client_tests: ClientTests | None = None
+    """What the global model is tested on for each client; None: targets are not classes."""
     has_diagnostics: bool = False
     """Whether rounds are diagnosed, see `diagnostics.py`."""
 

@@ -2,13 +2,14 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
+from outvote.engine.client_accuracy import ClientTests
 from outvote.engine.round import run_round
 from outvote.engine.run_stack import Run, RunStack, State
 from outvote.engine.warm_up import warm_up
@@ -52,8 +53,12 @@ def make_run_stack(  # noqa: PLR0913  (all of what a stack is made of)
     loss: Loss | None = None,
     optimizer: MakeOptimizer | None = None,
     trainer: str = "auto",
+    groups: tuple[Any, Any] | None = None,
 ) -> RunStack:
-    """Build a stack of runs; see `choose_trainer` for how their clients train."""
+    """Build a stack of runs; see `choose_trainer` for how their clients train.
+
+    `groups` are those of the training and the test samples, where clients are groups.
+    """
     check_batch_size(module, training)
     device = train.device
     objective = Objective.of(train.targets, loss, has_classes=num_classes is not None)
@@ -75,6 +80,7 @@ def make_run_stack(  # noqa: PLR0913  (all of what a stack is made of)
         has_batch_norm=has_batch_norm(module),
         has_buffers=any(True for _ in module.buffers()),
         is_batched=device.type != "cpu",
+        client_tests=ClientTests.of(train, test, num_classes, groups),
         has_diagnostics=has_diagnostics,
     )
 
@@ -160,6 +166,11 @@ def simulate(
         state, records = rounds.run(here, state, is_evaluated=is_evaluated)
         is_finite = _is_finite(state, before)
         over = [k for k, each in enumerate(records) if not (is_finite[k] and _has_loss(each))]
+        is_last = number == num_rounds
+        records = [
+            each if is_last or k in over else replace(each, client_accuracies=None)
+            for k, each in enumerate(records)
+        ]
         yield Step(state, active, records, [active[k] for k in over])
         if over:
             left = [k for k in range(len(active)) if k not in over]

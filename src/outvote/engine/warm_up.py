@@ -1,8 +1,8 @@
-"""Kernels of rules and attacks compiled while the clients train for the first time.
+"""Kernels of layers, rules and attacks compiled side by side, before clients train.
 
 A GPU's kernels are compiled when they are first used, one after the other, which would be most of
-the first round of a sweep. Here every rule and attack of a stack is called on a small matrix, in a
-few threads: compilers leave Python's lock to others.
+the first round of a sweep. Here every rule and attack of a stack is called on a small matrix, and
+every layer on a few samples, in threads: compilers leave Python's lock to others.
 """
 
 from collections.abc import Callable
@@ -22,6 +22,7 @@ from outvote.training.gpu_memory import add_background
 # As many coordinates as choose the kernels of large models; the real matrices may fill the memory.
 NUM_COORDINATES = 1 << 17
 ALIGNED = 16
+MOST_THREADS = 32
 
 Call = Callable[[], object]
 
@@ -35,7 +36,7 @@ def warm_up(stack: RunStack, dim: int) -> ThreadPoolExecutor | None:
     chains = small_calls(stack, dim)
     if not chains:
         return None
-    threads = ThreadPoolExecutor(len(chains), thread_name_prefix="warm-up")
+    threads = ThreadPoolExecutor(min(len(chains), MOST_THREADS), thread_name_prefix="warm-up")
     for chain in chains:
         threads.submit(_quietly, chain)
     threads.shutdown(wait=False)
@@ -44,7 +45,7 @@ def warm_up(stack: RunStack, dim: int) -> ThreadPoolExecutor | None:
 
 
 def small_calls(stack: RunStack, dim: int) -> list[list[Call]]:
-    """Return one or two calls for every rule and attack of the stack, in chains.
+    """Return calls for every kind of layer, and every rule and attack of the stack, in chains.
 
     The calls of a chain share kernels: side by side, each would compile them for itself.
     """
@@ -59,7 +60,8 @@ def small_calls(stack: RunStack, dim: int) -> list[list[Call]]:
             chains.setdefault(_kind(rule), []).append(call)
     for attack in dict.fromkeys(run.attack for run in stack.runs if _is_ours(run.attack)):
         chains.setdefault("attack", []).append(partial(_attack, attack, shape, stack))
-    return list(chains.values())
+    layers: list[Call] = getattr(stack.trainer, "small_calls", list)()
+    return [*([call] for call in layers), *chains.values()]
 
 
 def _is_ours(part: object) -> bool:

@@ -125,6 +125,7 @@ class RunBuilder:
             seed=spec.seed,
             num_sampled=spec.federation.num_sampled(federation.num_clients),
             assumed_byzantine=None if isinstance(assumed, str) else assumed,
+            uses_sample_counts=spec.federation.sample_counts,
             root=self._root(spec) if rule.traits.needs_reference else None,
         )
 
@@ -143,7 +144,15 @@ class RunBuilder:
             loss=_own(spec.loss, "loss"),
             optimizer=_own(spec.optimizer, "optimizer"),
             trainer=spec.trainer,
+            groups=self._groups(spec),
         )
+
+    def _groups(self, spec: RunSpec) -> tuple[Any, Any] | None:
+        """Return the groups of training and test samples, where both have the clients' groups."""
+        found = self.datasets.dataset(spec.data)
+        is_known = found.train_groups is not None and found.test_groups is not None
+        is_wanted = spec.data.partition == "by-group" and is_known
+        return (found.train_groups, found.test_groups) if is_wanted else None
 
     def network(self, spec: RunSpec) -> nn.Module:
         """Make the initial network of a run."""

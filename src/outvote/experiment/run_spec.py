@@ -59,6 +59,8 @@ class FederationSpec(Struct, frozen=True, kw_only=True):
     byzantine: int | float = 0.2
     sampled: int | float = 1.0
     assumed_byzantine: int | float | Literal["oracle"] = "oracle"
+    sample_counts: bool = False
+    """Whether rules weigh clients by their numbers of samples, capped."""
 
     def num_sampled(self, num_clients: int) -> int:
         """Return how many clients take part in a round."""

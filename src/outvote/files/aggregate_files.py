@@ -1,7 +1,7 @@
 """Aggregates the files of many clients with a rule, and writes the new update or model."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -30,7 +30,7 @@ from outvote.rules.verdict import Verdict
 PathLike = str | os.PathLike[str]
 
 
-def aggregate_files(
+def aggregate_files(  # noqa: PLR0913  (all that a round may have, by name)
     updates: PathLike | Sequence[PathLike],
     *,
     rule: Rule | str,
@@ -39,6 +39,7 @@ def aggregate_files(
     base: PathLike | None = None,
     seed: int | None = None,
     when_too_many: str = "raise",
+    sample_counts: Mapping[str, float] | None = None,
     output: PathLike | None = None,
 ) -> Verdict:
     """Aggregate the safetensors files of many clients; return the verdict.
@@ -48,7 +49,8 @@ def aggregate_files(
     models: updates are their differences to the base, and the output is the new model. A file that
     is unreadable, not finite, or unlike the base (or unlike most files) is rejected and counts as
     one Byzantine client; `verdict.notes` has the reason. Integer tensors become the maximum over
-    the kept clients. The output is written in full or not at all.
+    the kept clients. `sample_counts` weigh the clients, named as in the verdict; none counts more
+    than three times the median. The output is written in full or not at all.
     """
     return aggregate_clients(
         updates,
@@ -58,6 +60,7 @@ def aggregate_files(
         base=base,
         seed=seed,
         when_too_many=when_too_many,
+        sample_counts=sample_counts,
         output=output,
     ).verdict
 
@@ -118,9 +121,11 @@ def _aggregate(rule: Rule, clients: Sequence[Client], options: dict[str, Any]) -
     nothing = {
         name: tensor.new_full((), torch.nan).expand_as(tensor) for name, tensor in like.items()
     }
+    counts = options.pop("sample_counts", None)
     verdict = rule.inspect(
         [nothing if client.reason else client.update for client in clients],
         clients=[client.name for client in clients],
+        sample_counts=None if counts is None else _counts(counts, clients),
         **options,
     )
     for client in usable:
@@ -129,6 +134,17 @@ def _aggregate(rule: Rule, clients: Sequence[Client], options: dict[str, Any]) -
     if len(verdict.rejected) == len(clients):
         raise _nothing_usable(clients)
     return verdict
+
+
+def _counts(counts: Mapping[str, float], clients: Sequence[Client]) -> list[float]:
+    """Return the counts in the order of the clients; each must have one."""
+    missing = [client.name for client in clients if client.name not in counts]
+    if missing:
+        raise ValueError(
+            f"sample_counts must have every client, got none for {missing[0]!r}; add it, or leave "
+            "sample_counts out."
+        )
+    return [counts[client.name] for client in clients]
 
 
 def _nothing_usable(clients: Sequence[Client]) -> FilesError:

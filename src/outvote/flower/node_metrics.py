@@ -12,6 +12,7 @@ from outvote.flower.model_record import Malformed
 from outvote.flower.reply_checks import example_count, is_number, read_metrics
 from outvote.flower.reply_collection import sort_replies
 from outvote.flower.settings import Settings
+from outvote.rules.sample_counts import capped_counts
 
 LOG = getLogger("flwr")
 
@@ -46,10 +47,12 @@ def average_metrics(
     """Average each metric over the nodes without the largest and smallest values.
 
     `num_byzantine` values are left out at either end, at most all but the middle. Values that are
-    not finite do not count. Lists are averaged entry by entry over those of the usual length. None:
-    no metric was reported by more than `num_byzantine` nodes.
+    not finite do not count. Lists are averaged entry by entry over those of the usual length.
+    Counts are capped as for a rule. None: no metric was reported by more than `num_byzantine`
+    nodes.
     """
-    weights = [1.0] * len(reports) if counts is None else list(counts)
+    capped = None if counts is None else capped_counts(counts, num_byzantine)
+    weights = [1.0] * len(reports) if capped is None else capped.tolist()
     num_reports = Counter(name for metrics in reports for name in metrics if name != counts_key)
     averages: dict[str, Any] = {}
     for name in (name for name, count in num_reports.items() if count > num_byzantine):

@@ -114,7 +114,9 @@ class Settings:
             # Rules that cannot weight clients raise here.
             rows = np.random.default_rng(0).normal(size=(16, 4))
             own = rows[0] if self.rule.traits.needs_reference else None
-            self.rule.inspect(rows, num_byzantine=0, sample_counts=[1] * 16, reference=own, seed=0)
+            self.rule.inspect(
+                rows, num_byzantine=0, sample_counts=range(1, 17), reference=own, seed=0
+            )
 
 
 def resumed_settings(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,8 @@ class RobustStrategy(Strategy):
     audit_dir: a folder for the log and the checkpoint; None writes nothing.
     when_too_many: with too few usable replies for the rule, "keep" the model, or "lower" the
         number of Byzantine nodes that it assumes.
-    use_num_examples: weight nodes by the number of examples they claim; off, as it is only a claim.
+    use_num_examples: weight nodes by the number of examples they claim, none more than three times
+        the median; off, as it is only a claim.
     server_optimizer: how the update becomes a step, as "fedadam(learning_rate=0.01)".
     exclude_after: after so many offences a node is not asked any more; None: never.
     probation: after so many rounds an excluded node is asked again; None: never.

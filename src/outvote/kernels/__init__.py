@@ -18,7 +18,7 @@ IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 def is_for_kernels(values: Tensor) -> bool:
     """Return whether a tensor is on a device where kernels run."""
-    return values.is_cuda or IS_INTERPRETED
+    return values.is_cuda or (IS_INTERPRETED and not values.is_meta)
 
 
 @cache

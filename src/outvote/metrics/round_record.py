@@ -37,6 +37,13 @@ class Record:
     """The Byzantine clients' share of the rule's weights; None: unknown, or all are 0."""
     test_loss: float | None = None
     """The mean loss on the test set, where targets are not classes or the loss is the user's."""
+    client_accuracy: float | None = None
+    """Accuracy on the own label distribution of a client, mean over the honest clients of the
+    federation, sampled or not; None where targets are not classes."""
+    worst_decile: float | None = None
+    """The mean of the lowest tenth of these accuracies, of at least one client."""
+    client_accuracies: tuple[float | None, ...] | None = None
+    """One by one, in the last round of a run; None for Byzantine clients."""
     diagnostics: Diagnostics | None = None
     """Only of runs that want them."""
 

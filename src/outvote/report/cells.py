@@ -12,7 +12,16 @@ from outvote.suites.paper import Printed
 from outvote.suites.suite import Kind
 
 Metric = Literal[
-    "best", "final", "last_ten", "kept_byzantine", "byzantine_weight", "deviation", "test_loss"
+    "best",
+    "final",
+    "last_ten",
+    "kept_byzantine",
+    "byzantine_weight",
+    "deviation",
+    "test_loss",
+    "client_accuracy",
+    "worst_decile",
+    "least_kept",
 ]
 Thing = TypeVar("Thing")
 Key = TypeVar("Key", bound=Hashable)
@@ -25,8 +34,14 @@ METRICS: dict[Metric, str] = {
     "byzantine_weight": "Byzantine weight (the Byzantine clients' share of the rule's weights)",
     "deviation": "distance of the update to the honest mean, in rounds with Byzantine clients",
     "test_loss": "loss on the test set after the last round",
+    "client_accuracy": "accuracy on a client's own label distribution, mean over the honest "
+    "clients and the last ten tests",
+    "worst_decile": "accuracy on a client's own label distribution, worst decile of the honest "
+    "clients, mean over the last ten tests",
+    "least_kept": "share of its rounds in which an honest client was kept, lowest decile of the "
+    "honest clients",
 }
-"""What each is; all but `UNSCALED` are shares, and only of accuracies more is better."""
+"""What each is; all but `UNSCALED` are shares, and only of `MORE_IS_BETTER` more is better."""
 UNSCALED: tuple[Metric, ...] = ("deviation", "test_loss")
 """The metrics that are no shares: they are not in percent."""
 SHORT: dict[Metric, str] = {
@@ -37,15 +52,24 @@ SHORT: dict[Metric, str] = {
     "byzantine_weight": "Byzantine weight",
     "deviation": "deviation",
     "test_loss": "test loss",
+    "client_accuracy": "client accuracy",
+    "worst_decile": "worst decile",
+    "least_kept": "least kept",
 }
 ACCURACIES: tuple[Metric, ...] = ("best", "final", "last_ten")
 """The metrics that the paper prints."""
+OF_CLIENTS: tuple[Metric, ...] = ("client_accuracy", "worst_decile", "least_kept")
+"""What honest clients get, which not every run has."""
+MORE_IS_BETTER: tuple[Metric, ...] = (*ACCURACIES, *OF_CLIENTS)
+WHO_PAYS: tuple[Metric, ...] = ("last_ten", *OF_CLIENTS)
+"""The columns of the tables that show what honest clients get."""
 OF_BYZANTINE: tuple[Metric, ...] = ("kept_byzantine", "byzantine_weight")
 """The metrics that exist only where Byzantine clients took part."""
 USUAL: dict[Kind, tuple[Metric, ...]] = {
     "table": ("best",),
     "selection": ("byzantine_weight", "best"),
     "deviation": ("deviation",),
+    "clients": ("last_ten",),
 }
 """The metrics that each kind of part shows by default."""
 

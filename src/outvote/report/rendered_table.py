@@ -11,8 +11,11 @@ from outvote.errors import plural
 from outvote.report.cells import (
     ACCURACIES,
     METRICS,
+    MORE_IS_BETTER,
     OF_BYZANTINE,
+    SHORT,
     UNSCALED,
+    WHO_PAYS,
     Cell,
     Grid,
     Metric,
@@ -85,7 +88,7 @@ class RenderedRow:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedTable:
-    """One metric of one grid."""
+    """One metric of one grid, or several metrics of one of its columns."""
 
     grid: Grid
     """The suite, the part, and the runs."""
@@ -96,6 +99,8 @@ class RenderedTable:
     """One sentence for each thing that needs an explanation."""
     has_rivals: bool
     """Whether a rule and a wrapped form of it are both there."""
+    metrics: tuple[Metric, ...] = ()
+    """Of a table of one column: what its own columns are. Empty: they are those of the grid."""
 
     @property
     def has_worst(self) -> bool:
@@ -105,6 +110,8 @@ class RenderedTable:
     @property
     def headings(self) -> list[str]:
         """All columns after that of the rules."""
+        if self.metrics:
+            return [SHORT[metric] for metric in self.metrics]
         return [*self.grid.titles, *(["worst case"] if self.has_worst else [])]
 
     @property
@@ -183,12 +190,69 @@ class Rendered(NamedTuple):
     provenance: Provenance
 
 
-def render(grids: Sequence[Grid], metric: Metric | None = None, *, paper: bool = False) -> Rendered:
-    """Render all tables; without a metric, each shows what its part is about."""
-    parts = [
-        [render_table(grid, each, paper=paper) for each in grid.metrics(metric)] for grid in grids
-    ]
+def render(
+    grids: Sequence[Grid],
+    metric: Metric | None = None,
+    *,
+    paper: bool = False,
+    clients: bool = False,
+) -> Rendered:
+    """Render all tables; without a metric, each shows what its part is about.
+
+    With `clients`, tables of what honest clients get follow: see `render_clients`.
+    """
+    parts = []
+    for grid in grids:
+        tables = [render_table(grid, each, paper=paper) for each in grid.metrics(metric)]
+        if clients or (grid.kind == "clients" and metric is None):
+            tables += render_clients(grid)
+        parts.append(tables)
     return Rendered(parts, metric, paper, provenance_of(grids))
+
+
+def render_clients(grid: Grid) -> list[RenderedTable]:
+    """Render who pays for each rule: a table for each column that has runs."""
+    columns = [k for k in range(len(grid.columns)) if any(row[k].results for row in grid.cells)]
+    return [
+        _clients_table(grid, k, footnotes=_explained() if k == columns[0] else ()) for k in columns
+    ]
+
+
+def _clients_table(grid: Grid, column: int, footnotes: tuple[str, ...]) -> RenderedTable:
+    """Render what honest clients get in one column: rows are rules, columns are metrics."""
+    groups, usual = _rivals(grid.rows), grid.usual_seeds
+    cells = [
+        [_cell(row[column], metric, usual, paper=False) for metric in WHO_PAYS]
+        for row in grid.cells
+    ]
+    for place, metric in enumerate(WHO_PAYS):
+        _mark_winners(cells, place, groups, metric)
+    return RenderedTable(
+        grid=grid,
+        metric=WHO_PAYS[0],
+        caption=_clients_caption(grid, grid.titles[column]),
+        rows=tuple(
+            RenderedRow(rule=rule, family=family(rule), cells=tuple(own), worst=None)
+            for rule, own in zip(grid.rows, cells, strict=True)
+        ),
+        footnotes=footnotes,
+        has_rivals=bool(groups),
+        metrics=WHO_PAYS,
+    )
+
+
+def _clients_caption(grid: Grid, title: str) -> str:
+    is_attack = grid.column_key == "attack"
+    where = "without an attack" if title == "none" else f"{'under' if is_attack else 'at'} {title}"
+    how = "" if grid.usual_seeds == 1 and grid.is_even else "mean ± standard deviation, "
+    return f"Who pays {where}, in percent: {how}{seeds_of(grid)}."
+
+
+def _explained() -> tuple[str, ...]:
+    """Return what the columns of a table of clients are."""
+    return tuple(
+        f"{SHORT[metric][0].upper()}{SHORT[metric][1:]}: {METRICS[metric]}." for metric in WHO_PAYS
+    )
 
 
 def render_table(grid: Grid, metric: Metric, *, paper: bool = False) -> RenderedTable:
@@ -196,10 +260,8 @@ def render_table(grid: Grid, metric: Metric, *, paper: bool = False) -> Rendered
     groups = _rivals(grid.rows)
     usual = grid.usual_seeds
     cells = [[_cell(each, metric, usual, paper=paper) for each in row] for row in grid.cells]
-    for group in groups or [list(range(len(grid.rows)))]:
-        for column in range(len(grid.columns)):
-            for row in _winners({row: cells[row][column] for row in group}, metric):
-                cells[row][column] = replace(cells[row][column], is_bold=True)
+    for column in range(len(grid.columns)):
+        _mark_winners(cells, column, groups, metric)
     has_worst = grid.column_key == "attack" and len(grid.columns) > 1
     rows = tuple(
         RenderedRow(
@@ -310,13 +372,22 @@ def seeds_of(grid: Grid) -> str:
 def _goodness(mean: Number, metric: Metric) -> float:
     """Return a number that is larger the better the rule; what prints alike is alike."""
     value = shown(mean.value, metric)
-    return value if metric in ACCURACIES else -value
+    return value if metric in MORE_IS_BETTER else -value
 
 
 def _rivals(rows: Sequence[str]) -> list[list[int]]:
     """Return the indices of rows that share the rule inside all wrappers."""
     groups = grouped(range(len(rows)), lambda index: family(rows[index]))
     return [group for group in groups.values() if len(group) > 1]
+
+
+def _mark_winners(
+    cells: list[list[RenderedCell]], column: int, groups: list[list[int]], metric: Metric
+) -> None:
+    """Make the best of each group of rows bold, or of the whole column if there are no groups."""
+    for group in groups or [list(range(len(cells)))]:
+        for row in _winners({row: cells[row][column] for row in group}, metric):
+            cells[row][column] = replace(cells[row][column], is_bold=True)
 
 
 def _winners(cells: Mapping[int, RenderedCell], metric: Metric) -> list[int]:
@@ -370,7 +441,7 @@ def _footnotes(rows: Sequence[RenderedRow], metric: Metric, *, has_rivals: bool)
         found.append(f"Bold: the best of {among}.")
     has_worst = any(row.worst is not None for row in rows)
     if has_worst and any(cell.runs.results for cell in cells):
-        which = "smallest" if metric in ACCURACIES else "largest"
+        which = "smallest" if metric in MORE_IS_BETTER else "largest"
         found.append(f"Worst case: the {which} mean of a row, in brackets if columns are missing.")
     why = {_without_kept(cell.runs) for cell in cells if cell.missing == UNKNOWN}
     if why:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final, overload
 
 from outvote.errors import OutvoteWarning, check_choice, closest, plural
 from outvote.markup import clean, html_table
-from outvote.report.cells import ACCURACIES, METRICS, SHORT, UNSCALED, Metric
+from outvote.report.cells import ACCURACIES, METRICS, OF_CLIENTS, SHORT, UNSCALED, Metric
 from outvote.report.layout import differing, grids_of
 from outvote.report.rendered_table import UNKNOWN, Rendered, number, render
 from outvote.report.table_formats import as_json, html, latex, markdown, records, to_csv
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 AnyPath = str | PathLike[str]
 Choice = str | int | float | bool | None
+NOT_IN_ALL: tuple[Metric, ...] = ("test_loss", *OF_CLIENTS)
+"""Metrics that a summary shows if a run has them."""
 MOST_ROWS = 60
 """Of a summary that is shown; a frame has all of them."""
 
@@ -143,16 +145,19 @@ class Runs(Sequence[Result]):
         *,
         part: str | None = None,
         paper: bool = False,
+        clients: bool = False,
         suites: Sequence[str] = (),
     ) -> "RunTable":
         """Return the tables that ``outvote table`` prints: rules against attacks.
 
         Args:
             metric: best, final, last_ten, kept_byzantine (the Byzantine selection rate),
-                byzantine_weight, deviation or test_loss; default: what each part of a suite is
-                about, and the test loss where targets are not classes.
+                byzantine_weight, deviation, test_loss, client_accuracy, worst_decile or
+                least_kept; default: what each part of a suite is about, and the test loss where
+                targets are not classes.
             part: The name of the only part of a suite that is wanted.
             paper: Whether to put the paper's value beside each of ours.
+            clients: Whether to add who pays for each rule: what honest clients get.
             suites: Paths of your own suites (path.toml), to lay their runs out as they have them.
         """
         if metric is not None:
@@ -162,7 +167,7 @@ class Runs(Sequence[Result]):
                 f"paper=True goes with accuracies ({', '.join(ACCURACIES)}), got metric={metric!r}."
             )
         grids = grids_of(self._some(), part, suites)
-        return RunTable(render(grids, metric, paper=paper))
+        return RunTable(render(grids, metric, paper=paper, clients=clients))
 
     def plot(
         self,
@@ -270,8 +275,11 @@ class RunSummary:
 
     def __init__(self, results: Sequence[Result]) -> None:
         self._results = tuple(results)
-        has_losses = any(not isnan(each.test_loss) for each in results)
-        self._metrics = [name for name in METRICS if name != "test_loss" or has_losses]
+        self._metrics = [
+            name
+            for name in METRICS
+            if name not in NOT_IN_ALL or any(not isnan(getattr(each, name)) for each in results)
+        ]
 
     def to_frame(self) -> "pd.DataFrame":
         """Return a pandas frame with one row per run: all settings, then the metrics.

@@ -146,7 +146,8 @@ def _latex(text: str) -> str:
 
 def _latex_environment(table: RenderedTable, *, is_first: bool) -> str:
     grid = table.grid
-    name = f"{grid.suite} {grid.part or grid.title} {'' if is_first else table.metric}"
+    which = table.caption.partition(",")[0] if table.metrics else table.metric
+    name = f"{grid.suite} {grid.part or grid.title} {'' if is_first else which}"
     label = "-".join("".join(c if c.isascii() and c.isalnum() else " " for c in name).split())
     heading = ": ".join(text for text in (grid.suite_title, grid.title) if text)
     caption = [f"{heading}.", table.caption, *table.footnotes, *table.fine_print]

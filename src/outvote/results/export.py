@@ -1,7 +1,7 @@
 """Exports: many runs in one CSV file, small enough to commit; tables need nothing else.
 
 One row is one run. What is recorded per round is one field: numbers with spaces between them.
-Diagnostics have columns only if a run has them.
+Diagnostics, and what is recorded per client, have columns only if a run has them.
 """
 
 import csv
@@ -21,7 +21,16 @@ from outvote.results.disk import DamagedFileError, StoreError
 from outvote.results.renamed import COLUMNS, renamed_settings
 from outvote.results.run import Result, check_config
 from outvote.results.schema import Environment, Outcome, Status
-from outvote.results.series import COUNTS_OR_NAN, OPTIONAL, REAL, SERIES, Series, column, to_digits
+from outvote.results.series import (
+    COUNTS_OR_NAN,
+    OPTIONAL,
+    REAL,
+    SERIES,
+    Clients,
+    Series,
+    column,
+    to_digits,
+)
 
 VERSION = 2
 MARK = "outvote-export"
@@ -43,18 +52,22 @@ ABOUT: dict[str, Callable[[Result], str]] = {
     "num_samples": lambda run: str(run.num_samples),
 }
 """The columns with one value per run, and how it is written."""
+BY_CLIENT = {"client_accuracies": "accuracy", "client_kept": "kept"}
+"""The columns with one value per client, and the field of `Clients`; only if a run has them."""
 
 
 def to_export(results: Iterable[Result], *, is_packed: bool = True) -> bytes:
     """Return the file: the same runs always give the same bytes, even those of an export."""
     ordered = sorted(results, key=lambda result: (result.suite, result.name))
     columns = (*SERIES, *(name for name in OPTIONAL if _is_known(ordered, name)))
+    by_client = BY_CLIENT if any(each.clients is not None for each in ordered) else {}
     text = io.StringIO(newline="")
     table = csv.writer(text, lineterminator="\n")
-    table.writerow([MARK, *ABOUT, *columns])
+    table.writerow([MARK, *ABOUT, *columns, *by_client])
     for each in ordered:
         about = (write(each) for write in ABOUT.values())
-        table.writerow([str(VERSION), *about, *_by_round(each.series, columns)])
+        rounds, clients = _by_round(each.series, columns), _by_client(each.clients, by_client)
+        table.writerow([str(VERSION), *about, *rounds, *clients])
     # Names of folders need not be text.
     content = text.getvalue().encode(errors="backslashreplace")
     return _packed(content) if is_packed else content
@@ -79,6 +92,12 @@ def _by_round(series: Series, columns: Sequence[str]) -> Iterator[str]:
     for name in columns:
         write = _WRITERS.get(name, to_digits if name in REAL else repr)
         yield " ".join(write(value) for value in getattr(series, name).tolist())
+
+
+def _by_client(clients: Clients | None, columns: Iterable[str]) -> Iterator[str]:
+    for name in columns:
+        values = [] if clients is None else getattr(clients, BY_CLIENT[name]).tolist()
+        yield " ".join(f"{value:.4g}" for value in values)
 
 
 def _count_or_nan(value: float) -> str:
@@ -161,7 +180,7 @@ def _check_columns(found: Sequence[str], path: Path) -> None:
         if name not in found:
             raise DamagedFileError(f"{path} is damaged: it has no column {name!r}")
     for name in found:
-        if name not in (*needed, *OPTIONAL):
+        if name not in (*needed, *OPTIONAL, *BY_CLIENT):
             raise StoreError(f"{path} has an unknown column {name!r}; remove it")
 
 
@@ -182,10 +201,23 @@ def _result(row: Mapping[str, Any], where: str) -> Result:
             seconds=float(row["seconds"]),
             num_samples=int(row["num_samples"]),
             folder=None,
+            clients=_clients(row),
         )
     # A row that is too short has None for the fields that it lacks.
     except (ValueError, TypeError, AttributeError, msgspec.MsgspecError) as error:
         raise DamagedFileError(f"{where} is damaged: {error}") from error
+
+
+def _clients(row: Mapping[str, Any]) -> Clients | None:
+    """Return the clients of a run; None: it has none, or the export is of an earlier version."""
+    if not all(row.get(name) for name in BY_CLIENT):
+        return None
+    arrays = {
+        field: np.array(row[name].split(), dtype=np.float64) for name, field in BY_CLIENT.items()
+    }
+    if len({len(array) for array in arrays.values()}) > 1:
+        raise ValueError(f"{' and '.join(BY_CLIENT)} have different numbers of clients")
+    return Clients(**arrays)
 
 
 def _config(text: str, where: str) -> Mapping[str, Any]:

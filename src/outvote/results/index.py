@@ -19,7 +19,7 @@ from outvote.results.long_table import BY_ROUND, Column, setting_columns, settin
 from outvote.results.run import Result, read_result
 
 NAME = "index.sqlite"
-VERSION = 3
+VERSION = 4
 """Of the table; to be raised whenever an entry changes."""
 PATIENCE = 10.0
 """Seconds to wait for another process that writes."""
@@ -57,6 +57,9 @@ class Entry(NamedTuple):
     kept_byzantine: float | None
     byzantine_weight: float | None
     deviation: float | None
+    client_accuracy: float | None
+    worst_decile: float | None
+    least_kept: float | None
     settings: str
     """All settings by dotted name, as JSON; each has a column of its own, too."""
     stamp: str
@@ -68,6 +71,7 @@ TYPES = {
     **dict.fromkeys(("seed", "round", "num_rounds"), "INTEGER"),
     **dict.fromkeys(("best", "final", "last_ten", "kept_byzantine"), "REAL"),
     **dict.fromkeys(("byzantine_weight", "deviation"), "REAL"),
+    **dict.fromkeys(("client_accuracy", "worst_decile", "least_kept"), "REAL"),
 }
 """Of the columns of an entry."""
 TYPE_OF_KIND = {"text": "TEXT", "integer": "INTEGER", "real": "REAL", "boolean": "INTEGER"}
@@ -129,6 +133,9 @@ def _described(result: Result, path: str, stamp: str) -> Entry:
         kept_byzantine=result.summary.kept_byzantine,
         byzantine_weight=result.summary.byzantine_weight,
         deviation=result.summary.deviation,
+        client_accuracy=result.summary.client_accuracy,
+        worst_decile=result.summary.worst_decile,
+        least_kept=result.summary.least_kept,
         settings=json.dumps(settings_of(result)),
         stamp=stamp,
     )

@@ -17,4 +17,5 @@ LATER: dict[str, Any] = {
     "loss": "auto",
     "optimizer": "local-sgd",
     "trainer": "auto",
+    "federation.sample_counts": False,
 }

@@ -1,7 +1,7 @@
 """A run as tables, figures and reports read it, from its folder or from an export."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import nan
@@ -11,8 +11,8 @@ from outvote.results.disk import DamagedFileError
 from outvote.results.folder import RunFolder
 from outvote.results.labels import label, user_files, user_objects, value_of
 from outvote.results.renamed import renamed_settings
-from outvote.results.schema import Environment, Status
-from outvote.results.series import Series, Summary, series_of, summary_of
+from outvote.results.schema import Environment, Round, Status
+from outvote.results.series import Clients, Series, Summary, clients_of, series_of, summary_of
 
 
 class _Number:
@@ -44,7 +44,9 @@ class Result:
     num_samples: int
     """How many samples its clients trained on."""
     folder: RunFolder | None
-    """None: it comes from an export, which has no record of single clients."""
+    """None: it comes from an export, which has no rounds of single clients."""
+    clients: Clients | None = None
+    """Its honest clients one by one; None: not recorded, as where targets are not classes."""
 
     @property
     def hash(self) -> str:
@@ -89,7 +91,7 @@ class Result:
     @cached_property
     def summary(self) -> Summary:
         """The run in a few numbers."""
-        return summary_of(self.series, attack=self.attack)
+        return summary_of(self.series, attack=self.attack, clients=self.clients)
 
     best = _Number()
     final = _Number()
@@ -98,6 +100,9 @@ class Result:
     byzantine_weight = _Number()
     deviation = _Number()
     test_loss = _Number()
+    client_accuracy = _Number()
+    worst_decile = _Number()
+    least_kept = _Number()
 
 
 def read_result(folder: RunFolder) -> Result | None:
@@ -129,7 +134,19 @@ def read_result(folder: RunFolder) -> Result | None:
         seconds=sum(each.seconds / max(each.num_runs, 1) for each in folder.timings()),
         num_samples=sum(each.num_samples or 0 for each in rounds),
         folder=folder,
+        clients=_clients(rounds, folder),
     )
+
+
+def _clients(rounds: Sequence[Round], folder: RunFolder) -> Clients | None:
+    try:
+        return clients_of(rounds)
+    except IndexError as error:
+        num_clients = len(rounds[-1].client_accuracies or ())
+        raise DamagedFileError(
+            f"{folder.metrics} is damaged: its last line has {num_clients} clients, and others "
+            "took part; remove the folder, and execute the run again"
+        ) from error
 
 
 def check_config(config: Mapping[str, Any], where: str) -> None:

@@ -49,6 +49,11 @@ class Round(Struct, frozen=True, kw_only=True, omit_defaults=True):
     byzantine_weight: float | None = None
     test_loss: float | None = None
     """Absent where the accuracy is the measure and the loss is the default."""
+    client_accuracy: float | None = None
+    """Absent where targets are not classes, as the next two."""
+    worst_decile: float | None = None
+    client_accuracies: tuple[float | None, ...] | None = None
+    """Only in the last round of a run; None: a Byzantine client, or nothing to test on."""
     diagnostics: Diagnosis | None = None
     """Absent unless the run asks for it."""
 

@@ -10,6 +10,10 @@ from numpy.typing import NDArray
 from outvote.results.schema import Diagnosis, Round
 
 NUM_LAST = 10
+DECILE = 10
+"""One of so many clients is in the worst decile."""
+DECIMALS = 4
+"""Of numbers of single clients."""
 
 
 @final
@@ -36,6 +40,11 @@ class Series:
     """The Byzantine clients' share of the weights; NaN in runs of early versions."""
     test_loss: NDArray[np.float64]
     """The mean loss on the test set; NaN where the accuracy is the measure."""
+    client_accuracy: NDArray[np.float64]
+    """Accuracy on the own label distribution of a client, mean over the honest clients; NaN where
+    targets are not classes, and in runs of early versions."""
+    worst_decile: NDArray[np.float64]
+    """The mean of the lowest tenth of these accuracies."""
     kappa: NDArray[np.float64]
     """Diagnostics from here on, NaN in runs without: see `schema.Diagnosis`."""
     sigma: NDArray[np.float64]
@@ -50,7 +59,8 @@ class Series:
 
 
 DIAGNOSTICS = Diagnosis.__struct_fields__
-OPTIONAL = ("byzantine_weight", "test_loss", *DIAGNOSTICS)
+OF_CLIENTS = ("client_accuracy", "worst_decile")
+OPTIONAL = ("byzantine_weight", "test_loss", *OF_CLIENTS, *DIAGNOSTICS)
 """Those that not every run has."""
 SERIES = tuple(field.name for field in fields(Series) if field.name not in OPTIONAL)
 """Those that every run has."""
@@ -61,6 +71,7 @@ COUNTS_OR_NAN = ("num_kept", "num_kept_byzantine")
 _RECORDED = (
     *("round", "accuracy", "loss", "deviation", "honest_norm"),
     *("num_byzantine_assumed", "num_byzantine_used", "byzantine_weight", "test_loss"),
+    *OF_CLIENTS,
 )
 """Those that the lines of a run have under the same name."""
 
@@ -94,6 +105,39 @@ def column(name: str, values: Sequence[Any]) -> NDArray[Any]:
 
 
 @final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Clients:
+    """The honest clients of a run one by one, to four decimals; NaN: Byzantine, or not known."""
+
+    accuracy: NDArray[np.float64]
+    """On the own label distribution of the client, after the last round."""
+    kept: NDArray[np.float64]
+    """The share of the rounds it was sampled in, in which its update was kept."""
+
+    @property
+    def least_kept(self) -> float | None:
+        """The mean share of the lowest tenth of the clients, of at least one."""
+        known = np.sort(self.kept[~np.isnan(self.kept)])
+        return _mean(known[: max(1, len(known) // DECILE)])
+
+
+def clients_of(rounds: Sequence[Round]) -> Clients | None:
+    """Return the honest clients of a run; None: its last round does not have them."""
+    accuracies = rounds[-1].client_accuracies if rounds else None
+    if accuracies is None:
+        return None
+    num_sampled, num_kept = np.zeros((2, len(accuracies)))
+    for each in rounds:
+        if each.kept is not None:
+            num_sampled[list(each.clients)] += 1
+            num_kept[list({*each.kept})] += 1
+    num_sampled[list({client for each in rounds for client in each.byzantine})] = 0
+    shares = np.full(len(accuracies), np.nan)
+    np.divide(num_kept, num_sampled, out=shares, where=num_sampled > 0)
+    return Clients(accuracy=np.array(accuracies, dtype=np.float64), kept=np.round(shares, DECIMALS))
+
+
+@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """The numbers that tables print of a run; None: not known."""
@@ -113,10 +157,21 @@ class Summary:
     rounds if there is no attack."""
     test_loss: float | None = None
     """The last loss on the test set that was measured."""
+    client_accuracy: float | None = None
+    """Accuracy on the own label distribution of a client, mean over the honest clients and the
+    last ten tests."""
+    worst_decile: float | None = None
+    """The mean of the lowest tenth of these accuracies, mean over the last ten tests."""
+    least_kept: float | None = None
+    """The share of its rounds in which a client was kept, mean of the lowest tenth of the honest
+    clients."""
 
 
-def summary_of(series: Series, *, attack: str) -> Summary:
-    """Summarise a run; under the attack "none" Byzantine clients are honest."""
+def summary_of(series: Series, *, attack: str, clients: Clients | None = None) -> Summary:
+    """Summarise a run; under the attack "none" Byzantine clients are honest.
+
+    What is recorded of single clients is always of those that are not Byzantine in any attack.
+    """
     known = series.accuracy[~np.isnan(series.accuracy)]
     losses = _as_exported(series.test_loss[~np.isnan(series.test_loss)])
     is_attacked = (series.num_byzantine > 0) & (attack != "none")
@@ -129,10 +184,18 @@ def summary_of(series: Series, *, attack: str) -> Summary:
         kept_byzantine=float(series.num_kept_byzantine[counted].sum() / total) if total else None,
         byzantine_weight=_mean(_as_exported(series.byzantine_weight[is_attacked])),
         test_loss=float(losses[-1]) if len(losses) else None,
+        client_accuracy=_last(series.client_accuracy),
+        worst_decile=_last(series.worst_decile),
+        least_kept=None if clients is None else clients.least_kept,
         deviation=_mean(
             _as_exported(series.deviation[is_attacked] if is_attacked.any() else series.deviation)
         ),
     )
+
+
+def _last(values: NDArray[np.float64]) -> float | None:
+    """Return the mean of the last ten values that were measured."""
+    return _mean(_as_exported(values[~np.isnan(values)][-NUM_LAST:]))
 
 
 def _as_exported(values: NDArray[np.float64]) -> NDArray[np.float64]:

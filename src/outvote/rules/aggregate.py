@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outvote.axes import Rows
@@ -29,9 +30,11 @@ from outvote.rules.rule import (
     Rule,
     Traits,
     base_num_byzantine,
-    check_result,
+    compute_weighted,
     known,
+    lowered_inside,
 )
+from outvote.rules.sample_counts import COUNT_CAP, capped_counts, check_cap, check_counts
 from outvote.rules.split import Split, explicit_split
 from outvote.rules.verdict import Verdict
 from outvote.seeding import RandomStream, Seed, seed_from
@@ -55,6 +58,7 @@ def aggregate(  # noqa: PLR0913  (all that a round may have, by name)
     layer_sizes: tuple[int, ...] | None = None,
     split: Split | None = None,
     sample_counts: Sequence[Sequence[float] | None] | None = None,
+    count_cap: float = COUNT_CAP,
     to_vector: Callable[[Any], Tensor] | None = None,
     is_full: bool = True,
 ) -> Aggregation:
@@ -62,7 +66,8 @@ def aggregate(  # noqa: PLR0913  (all that a round may have, by name)
 
     All sequences have one entry per run. `is_present` marks the rows that were received,
     `clients` are their ids. A number above the rule's limit is lowered, see `num_byzantine` of the
-    result. `is_full`: with weights and scores, which the update alone does not need.
+    result. `sample_counts` weigh the clients, none more than `count_cap` times the median of its
+    run. `is_full`: with weights and scores, which the update alone does not need.
 
     The result has a vector for every run, scores (the rule's own, else the distances to the update;
     infinite for rows that took no part), weights (0 for those; NaN for runs where they are not
@@ -95,6 +100,7 @@ def aggregate(  # noqa: PLR0913  (all that a round may have, by name)
             round=round,
             split=split,
             layer_sizes=layer_sizes,
+            counts=_on(counts_of.get(first.number), gradients.device),
             wants_weights=is_full,
             to_vector=to_vector or partial(as_vector, device=gradients.device),
             **own,
@@ -106,11 +112,12 @@ def aggregate(  # noqa: PLR0913  (all that a round may have, by name)
         present = everyone if is_present is None else is_present.tolist()
         is_rejected, used, runs = _finite_runs(rule, values, present, num_byzantine)
         is_alone = traits.has_state or traits.needs_reference or traits.needs_model
-        is_alone = is_alone or not traits.is_batched or sample_counts is not None
+        is_alone = is_alone or not traits.is_batched
+        counts_of = _capped(runs, sample_counts, count_cap)
+        alone = {run.number for run in runs if is_alone} | counts_of.keys()
         found = []
-        for some in _alike(runs, is_alone=is_alone):
-            counts = None if sample_counts is None else sample_counts[some[0].number]
-            one = _compute(rule, values, some, info_of(some), counts, is_full=is_full)
+        for some in _alike(runs, alone):
+            one = _compute(rule, values, some, info_of(some), is_full=is_full)
             found.append((some, one))
         before = [None] * num_runs if states is None else states
         return _merged(values, found, before, is_rejected=is_rejected, num_byzantine=tuple(used))
@@ -164,11 +171,27 @@ def _finite_runs(
     return is_rejected, used, runs
 
 
-def _alike(runs: list[_Run], *, is_alone: bool) -> list[list[_Run]]:
-    """Put runs with as many rows and as many Byzantine ones together, unless each is alone."""
+def _capped(
+    runs: list[_Run], counts: Sequence[Sequence[float] | None] | None, cap: float
+) -> dict[int, NDArray[np.float64]]:
+    """Return the capped counts of the runs whose clients do not count alike, by run number."""
+    found = {}
+    for run in runs:
+        if counts is not None and (own := counts[run.number]) is not None:
+            found[run.number] = capped_counts([own[k] for k in run.rows], run.num_byzantine, cap)
+    return {number: own for number, own in found.items() if own is not None}
+
+
+def _on(counts: NDArray[np.float64] | None, device: torch.device) -> Tensor | None:
+    return None if counts is None else torch.from_numpy(counts).to(device)
+
+
+def _alike(runs: list[_Run], alone: set[int]) -> list[list[_Run]]:
+    """Put runs with as many rows and as many Byzantine ones together, but for those alone."""
     groups: dict[tuple[int, ...], list[_Run]] = {}
     for run in runs:
         kind = (len(run.rows), run.num_byzantine, run.num_received)
+        is_alone = run.number in alone
         groups.setdefault((*kind, run.number) if is_alone else kind, []).append(run)
     return list(groups.values())
 
@@ -178,7 +201,6 @@ def _compute(
     gradients: Rows,
     runs: list[_Run],
     info: RoundInfo,
-    counts: Sequence[float] | None,
     *,
     is_full: bool,
 ) -> Aggregation:
@@ -192,9 +214,7 @@ def _compute(
     centre = torch.tensor(centres, device=rows.device)
     longest = max(norm for run in runs for norm in run.norms)
     matrix = ClientMatrix.from_rows(rows, centre, _originals(rows, runs), largest_norm=longest)
-    found = check_result(rule, rule.compute(matrix, info), matrix)
-    if counts is not None:
-        found = _weighted(rule, found, counts, runs[0].rows)
+    found = compute_weighted(rule, matrix, info)
     vector = to_float(matrix.vector(found), work_dtype(gradients.dtype))
     largest = torch.finfo(vector.dtype).max
     if any(norm > largest / 8 for run in runs for norm in run.norms):
@@ -293,23 +313,6 @@ def _originals(rows: Rows, runs: list[_Run]) -> Tensor | None:
     return torch.tensor(found, device=rows.device)
 
 
-def _weighted(
-    rule: Rule, found: Aggregation, counts: Sequence[float], rows: list[int]
-) -> Aggregation:
-    """Weigh the clients by their numbers of samples, within what the rule gave them together."""
-    if found.vector is not None or found.weights is None:
-        raise ValueError(
-            f"{rule} cannot weigh by sample_counts: its update is not an average of clients; "
-            "leave sample_counts out."
-        )
-    of_rows = torch.tensor([counts[k] for k in rows], dtype=torch.float64)
-    weights = found.weights * of_rows.to(found.weights.device)
-    total = weights.sum(dim=-1, keepdim=True)
-    if not bool((total > 0).all()):
-        raise ValueError("sample_counts must be positive for at least one kept client.")
-    return replace(found, weights=weights / total)
-
-
 @dataclass(frozen=True, slots=True)
 class OneRound:
     """What came of one round of one run."""
@@ -339,7 +342,7 @@ class OneRound:
             num_groups=found.num_groups,
             seed=self.seed,
             state=found.states[0],
-            notes=self.notes,
+            notes=self.notes + lowered_inside(self.rule, left, max(1, num_left)),
         )
 
 
@@ -354,6 +357,7 @@ def one_round(  # noqa: PLR0913  (all that a round may have, by name)
     groups: Sequence[Sequence[int]] | None = None,
     clients: Sequence[Hashable] | None = None,
     sample_counts: Sequence[float] | None = None,
+    count_cap: float = COUNT_CAP,
     reference: Any = None,
     state: Any = None,
     round: int | None = None,  # noqa: A002
@@ -371,7 +375,8 @@ def one_round(  # noqa: PLR0913  (all that a round may have, by name)
         raise ValueError(f"{rule.name} has no state, state must be None.")
     if layer_sizes is None:
         layer_sizes = received.layer_sizes
-    counts = None if sample_counts is None else [_check_counts(sample_counts, num_clients)]
+    check_cap(count_cap)
+    counts = None if sample_counts is None else [check_counts(sample_counts, num_clients)]
     with plain_torch(received.rows.device):
         found = aggregate(
             rule,
@@ -386,6 +391,7 @@ def one_round(  # noqa: PLR0913  (all that a round may have, by name)
             layer_sizes=None if layer_sizes is None else tuple(layer_sizes),
             split=None if groups is None else _explicit(rule, groups, received),
             sample_counts=counts,
+            count_cap=count_cap,
             to_vector=received.to_vector,
             is_full=is_full,
         )
@@ -443,19 +449,6 @@ def num_from_fraction(fraction: float, num_clients: int) -> int:
         )
     # By its text: numpy's float32(0.2) is a little more than 0.2.
     return min(ceil(float(str(fraction)) * num_clients - 1e-9), max(0, num_clients - 1) // 2)
-
-
-def _check_counts(counts: Sequence[float], num_clients: int) -> list[float]:
-    try:
-        values = np.asarray(counts, dtype=np.float64)
-    except (TypeError, ValueError):
-        values = np.empty(0)
-    if values.shape != (num_clients,) or not (np.isfinite(values) & (values >= 0)).all():
-        raise ValueError(
-            f"sample_counts must be {num_clients} finite numbers, one per client and none "
-            f"negative, got {counts!r}; leave sample_counts out to count every client alike."
-        )
-    return list(values.tolist())
 
 
 def _check_clients(clients: Sequence[Hashable] | None, num_clients: int) -> tuple[Hashable, ...]:

@@ -23,7 +23,8 @@ class Bucketing(Mixing):
 
     Needs: what the rule inside needs. Tolerates: what the rule inside tolerates among ceil(n/s)
     clients. One shuffle per call, also inside GAS. Differs from the paper: nothing; f_rule="ceil"
-    assumes that Byzantine clients share buckets. Reference: Karimireddy et al., ICLR 2022.
+    assumes that Byzantine clients share buckets, which they need not: around a rule that uses f it
+    tolerates one. Reference: Karimireddy et al., ICLR 2022.
 
     >>> from outvote import Median
     >>> Bucketing(Median(), size=1)([[1.0], [2.0], [900.0]])
@@ -48,12 +49,15 @@ class Bucketing(Mixing):
     @property
     def traits(self) -> Traits:
         """The number of Byzantine clients matters only to the rule inside."""
-        return replace(self.rule.traits, has_state=False)
+        return replace(self.rule.traits, has_state=False, uses_sample_counts=True)
 
     def max_byzantine(self, num_clients: int) -> int:
-        """Return what the rule inside tolerates among the buckets."""
+        """Return what the rule inside tolerates among the buckets, each client in its own."""
         limit = self.rule.max_byzantine(self.inside_num_clients(num_clients))
-        return limit if self.f_rule == "same" else min(num_clients, limit * self.size)
+        if self.f_rule == "same" or self.size == 1 or not self.rule.traits.uses_num_byzantine:
+            return limit
+        # f clients may spoil f buckets; the rule inside would assume ceil(f / size).
+        return min(limit, 1)
 
     def inside_num_clients(self, num_clients: int) -> int:
         """Return the number of buckets."""

@@ -17,7 +17,8 @@ from outvote.rules.order_statistics import (
     mean_nearest_median,
     mean_nearest_median_and_shares,
 )
-from outvote.rules.rule import Aggregation, RoundInfo, Rule
+from outvote.rules.rule import Aggregation, RoundInfo, Rule, Traits
+from outvote.rules.weighted_order import nearest_portions, weighted_reduction
 
 
 @final
@@ -37,6 +38,7 @@ class Bulyan(Rule):
     """
 
     name: ClassVar[str] = "bulyan"
+    traits = Traits(uses_sample_counts=True)
 
     selection: str = "iterative"
     """"iterative" runs Krum on what is left after each choice, "one-shot" ranks all once."""
@@ -56,6 +58,14 @@ class Bulyan(Rule):
         num_byzantine = info.num_byzantine
         num_selected = matrix.num_clients - 2 * num_byzantine
         is_selected = self._select(matrix, num_selected, num_byzantine)
+        if info.counts is not None:
+            portions = nearest_portions(2 * num_byzantine, self.even)
+            selected = is_selected * info.counts
+            # Selected clients who report nothing count alike.
+            is_none = selected.sum(dim=-1, keepdim=True) == 0
+            counts = torch.where(is_none, is_selected.double(), selected)
+            vector, weights = weighted_reduction(matrix.columns, counts, portions)
+            return Aggregation(vector=vector, weights=weights)
         num_nearest = num_selected - 2 * num_byzantine
         among = Among(is_selected, num_selected)
         given = matrix.columns, num_nearest, self.even, among

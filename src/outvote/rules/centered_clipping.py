@@ -26,7 +26,7 @@ class CenteredClipping(Rule):
     """
 
     name: ClassVar[str] = "centered-clipping"
-    traits = Traits(uses_num_byzantine=False, has_state=True)
+    traits = Traits(uses_num_byzantine=False, has_state=True, uses_sample_counts=True)
 
     radius: float = 10.0
     """No client moves the centre by more than this divided by n in one iteration."""
@@ -54,9 +54,11 @@ class CenteredClipping(Rule):
         shape = (*around.batch, around.num_clients)
         weights = torch.zeros(shape, dtype=torch.float64, device=matrix.device)
         weights[..., -1] = 1
+        own = None if info.counts is None else info.counts / info.counts.sum()
         for _ in range(self.num_iterations):
             far = around.distances_to(Aggregation(weights=weights))[..., :-1]
-            share = (self.radius / far.clamp(min=self.radius)) / matrix.num_clients
+            share = self.radius / far.clamp(min=self.radius)
+            share = share / matrix.num_clients if own is None else share * own
             weights = weights * (1 - share.sum(dim=-1, keepdim=True))
             weights[..., :-1] += share
         vector = matrix.vector(Aggregation(weights=weights[..., :-1]))

@@ -11,6 +11,9 @@ from outvote.rules import distances
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.rule import Aggregation, RoundInfo, Traits, Wrapper
 
+SENT = ("adaptive", "honest")
+"""Largest norms that are taken from those sent."""
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -19,7 +22,10 @@ class Clip(Wrapper):
 
     $$ g_i \min\Big(1, \frac{c}{\|g_i\|}\Big) $$
 
-    max_norm="adaptive" is ARC: c is the (k+1)-th largest norm, k = floor(2 f/n (n - f)).
+    max_norm="adaptive" is ARC: c is the (k+1)-th largest norm, k = floor(2 f/n (n - f)). With
+    max_norm="honest" k = f: c is at most the largest honest norm, and at most f gradients are
+    shortened. Around gas it keeps Byzantine clients of ever smaller scales from misleading the rule
+    inside.
     Needs: the norms, and what the rule inside needs. Tolerates: what the rule inside tolerates.
     Differs from the paper: nothing. Reference: Allouah et al., 2024 (ARC).
 
@@ -32,20 +38,21 @@ class Clip(Wrapper):
 
     _: KW_ONLY
     max_norm: float | str = 2.0
-    """The largest norm, or "adaptive" (ARC)."""
+    """The largest norm, or one of those sent: "adaptive" (ARC), or "honest"."""
 
     def __post_init__(self) -> None:
         super(Clip, self).__post_init__()
         is_number = not isinstance(self.max_norm, str) and 0 < self.max_norm < float("inf")
-        if self.max_norm != "adaptive" and not is_number:
+        if self.max_norm not in SENT and not is_number:
             raise ValueError(
-                f"clip: max_norm must be positive and finite, or 'adaptive', got {self.max_norm!r}."
+                "clip: max_norm must be positive and finite, 'adaptive' or 'honest', got "
+                f"{self.max_norm!r}."
             )
 
     @property
     def traits(self) -> Traits:
-        """The number of Byzantine clients matters to adaptive clipping and to the rule inside."""
-        uses = self.max_norm == "adaptive" or self.rule.traits.uses_num_byzantine
+        """The number of Byzantine clients matters to a norm among those sent, and inside."""
+        uses = self.max_norm in SENT or self.rule.traits.uses_num_byzantine
         return replace(super(Clip, self).traits, uses_num_byzantine=uses)
 
     def max_byzantine(self, num_clients: int) -> int:
@@ -88,7 +95,9 @@ class Clip(Wrapper):
         if not isinstance(self.max_norm, str):
             return (self.max_norm / norms.clamp(min=1e-300)).clamp(max=1.0)
         num_clients = norms.shape[-1]
-        num_clipped = 2 * num_byzantine * (num_clients - num_byzantine) // num_clients
+        num_clipped = num_byzantine
+        if self.max_norm == "adaptive":
+            num_clipped = 2 * num_byzantine * (num_clients - num_byzantine) // num_clients
         rank = max(0, num_clients - 1 - num_clipped)
         longest = norms.sort(dim=-1).values[..., rank : rank + 1]
         return (longest / norms.clamp(min=1e-300)).clamp(max=1.0)

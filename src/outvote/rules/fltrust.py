@@ -30,7 +30,12 @@ class FLTrust(Rule):
     """
 
     name: ClassVar[str] = "fltrust"
-    traits = Traits(uses_num_byzantine=False, needs_reference=True, can_be_wrapped=False)
+    traits = Traits(
+        uses_num_byzantine=False,
+        needs_reference=True,
+        can_be_wrapped=False,
+        uses_sample_counts=True,
+    )
 
     def max_byzantine(self, num_clients: int) -> int:
         """Return n: trust does not come from the majority."""
@@ -45,6 +50,8 @@ class FLTrust(Rule):
         scale = norms * own_norm.unsqueeze(-1)
         cosine = torch.where(scale > 0, dots / scale.clamp(min=1e-300), 0).clamp(min=-1, max=1)
         trust = cosine.clamp(min=0)
+        if info.counts is not None:
+            trust = trust * info.counts
         total = trust.sum(dim=-1, keepdim=True)
         shares = torch.where(total > 0, trust / total.clamp(min=1e-300), 0)
         vector = rescaled_sum(matrix.columns, shares * own_norm.unsqueeze(-1), norms)

@@ -32,7 +32,9 @@ class FoolsGold(Rule):
     """
 
     name: ClassVar[str] = "foolsgold"
-    traits = Traits(uses_num_byzantine=False, has_state=True, can_be_wrapped=False)
+    traits = Traits(
+        uses_num_byzantine=False, has_state=True, can_be_wrapped=False, uses_sample_counts=True
+    )
 
     normalise: bool = False
     """Divide by the sum of the weights (the authors do not)."""
@@ -53,12 +55,15 @@ class FoolsGold(Rule):
         most = min(largest, LARGEST)  # The state must be accepted in the next round.
         history = torch.stack(rows).clamp(min=-most, max=most)
         weights = similarity_weights(cosines(history.mT.unsqueeze(0)))
+        scores = 1 - weights
+        if info.counts is not None:
+            weights = weights * (info.counts / info.counts.mean())
         total = weights.sum(dim=-1, keepdim=True).clamp(min=1e-300)
         average = matrix.vector(Aggregation(weights=weights / total)).double()
         vector = average if self.normalise else average * total
         vector = vector.clamp(min=-largest, max=largest).to(columns.dtype)
         state = {**past, **dict(zip(info.clients, history, strict=True))}
-        return Aggregation(vector=vector, weights=weights / total, scores=1 - weights, state=state)
+        return Aggregation(vector=vector, weights=weights / total, scores=scores, state=state)
 
     @staticmethod
     def _histories(info: RoundInfo) -> dict[Any, Tensor]:

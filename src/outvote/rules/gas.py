@@ -48,7 +48,7 @@ class GAS(Wrapper):
     @property
     def traits(self) -> Traits:
         """Clients are kept or dropped as a whole, whatever the rule inside does."""
-        return replace(super(GAS, self).traits, selects_clients=True)
+        return replace(super(GAS, self).traits, selects_clients=True, uses_sample_counts=False)
 
     def max_byzantine(self, num_clients: int) -> int:
         """Return n - 1: at least one client is kept."""
@@ -57,7 +57,8 @@ class GAS(Wrapper):
     def compute(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Average the clients that are closest to what the rule computes on the groups."""
         groups = matrix.split(self.split, self.num_groups, info)  # 1. split
-        inside = replace(self.inside_info(info, matrix.num_clients), wants_weights=False)
+        inside = self.inside_info(info, matrix.num_clients)
+        inside = replace(inside, wants_weights=False, counts=None)
         notes: set[str] = set()
 
         def measure(group: ClientMatrix) -> PerClient:

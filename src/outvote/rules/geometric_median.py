@@ -37,7 +37,7 @@ class GeometricMedian(AffineRule):
     """
 
     name: ClassVar[str] = "geometric-median"
-    traits = Traits(uses_num_byzantine=False)
+    traits = Traits(uses_num_byzantine=False, uses_sample_counts=True)
 
     tolerance: float = 1e-13
     """Stop when no client's weight changes by more than this share of it."""
@@ -60,22 +60,25 @@ class GeometricMedian(AffineRule):
 
     def weigh(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Iterate, then put all weight on a client that is the median itself."""
-        del info
-        is_client, client = median_client(matrix.squared_distances.double())
-        weights = equal_weights(matrix)
+        counts = info.counts
+        is_client, client = median_client(matrix.squared_distances.double(), counts)
+        weights = equal_weights(matrix, counts)
         if not bool(is_client.all()):
-            weights = self._iterate(matrix, weights)
+            weights = self._iterate(matrix, weights, counts)
         alone = torch.zeros_like(weights).scatter_(-1, client.unsqueeze(-1), 1.0)
         return Aggregation(weights=torch.where(is_client.unsqueeze(-1), alone, weights))
 
-    def _iterate(self, matrix: ClientMatrix, weights: PerClient) -> PerClient:
+    def _iterate(
+        self, matrix: ClientMatrix, weights: PerClient, counts: Tensor | None
+    ) -> PerClient:
         """Come near by Weiszfeld's steps, then use Newton's, which do not crawl near a client."""
-        weights, is_done = self._weiszfeld(matrix, weights, min(FIRST_STEPS, self.max_iterations))
+        num_steps = min(FIRST_STEPS, self.max_iterations)
+        weights, is_done = self._weiszfeld(matrix, weights, num_steps, counts)
         if is_done:
             return weights
         polished, change = weights, torch.full_like(weights[..., :1], torch.inf)
         for _ in range(NEWTON_STEPS):
-            updated = descend(matrix, polished)
+            updated = descend(matrix, polished, counts)
             change = (updated - polished).abs().amax(dim=-1, keepdim=True)
             polished = updated
             if bool((change <= self.tolerance).all()):
@@ -86,39 +89,41 @@ class GeometricMedian(AffineRule):
         is_tame = far.amax(dim=-1, keepdim=True) <= TAME * far.median(dim=-1, keepdim=True).values
         is_polished = is_tame & (change <= SURE_CHANGE)
         if not bool(is_polished.all()):
-            weights, _ = self._weiszfeld(matrix, weights, self.max_iterations)
-        return torch.where(is_polished, weiszfeld_weights(far), weights)
+            weights, _ = self._weiszfeld(matrix, weights, self.max_iterations, counts)
+        return torch.where(is_polished, weiszfeld_weights(far, counts), weights)
 
     def _weiszfeld(
-        self, matrix: ClientMatrix, weights: PerClient, num_steps: int
+        self, matrix: ClientMatrix, weights: PerClient, num_steps: int, counts: Tensor | None
     ) -> tuple[PerClient, bool]:
         for _ in range(num_steps):
             far = matrix.distances_to(Aggregation(weights=weights)).clamp(min=TINY)
-            updated = weiszfeld_weights(far)
+            updated = weiszfeld_weights(far, counts)
             # Relative to each weight: a client at 1e30 matters until its weight is below 1e-30.
-            change = ((updated - weights).abs() / updated).amax()
+            change = ((updated - weights).abs() / updated.clamp(min=TINY)).amax()
             weights = updated
             if bool(change <= self.tolerance):
                 return weights, True
         return weights, False
 
 
-def weiszfeld_weights(far: PerClient) -> PerClient:
-    """Weigh every client by the reciprocal of its distance."""
+def weiszfeld_weights(far: PerClient, counts: Tensor | None = None) -> PerClient:
+    """Weigh every client by the reciprocal of its distance, times its count."""
     # Relative to the nearest client, so that the reciprocals cannot overflow.
     closeness = far.amin(dim=-1, keepdim=True) / far
+    if counts is not None:
+        closeness = closeness * counts
     return closeness / closeness.sum(dim=-1, keepdim=True)
 
 
-def descend(matrix: ClientMatrix, weights: PerClient) -> PerClient:
+def descend(matrix: ClientMatrix, weights: PerClient, counts: Tensor | None = None) -> PerClient:
     """Take the longest of some shares of Newton's step that does not increase the objective."""
     far = matrix.distances_to(Aggregation(weights=weights)).clamp(min=TINY)
-    step = newton_step(matrix.squared_distances.double(), weights, far) - weights
-    allowed = far.sum(dim=-1, keepdim=True) * (1 + 1e-14)
-    updated, is_set = weiszfeld_weights(far), torch.zeros_like(allowed, dtype=torch.bool)
+    step = newton_step(matrix.squared_distances.double(), weights, far, counts) - weights
+    allowed = _total(far, counts) * (1 + 1e-14)
+    updated, is_set = weiszfeld_weights(far, counts), torch.zeros_like(allowed, dtype=torch.bool)
     for share in STEP_SHARES:
         tried = weights + share * step
-        reached = matrix.distances_to(Aggregation(weights=tried)).sum(dim=-1, keepdim=True)
+        reached = _total(matrix.distances_to(Aggregation(weights=tried)), counts)
         is_good = ~is_set & (reached <= allowed)
         updated = torch.where(is_good, tried, updated)
         is_set |= is_good
@@ -127,33 +132,45 @@ def descend(matrix: ClientMatrix, weights: PerClient) -> PerClient:
     return updated
 
 
-def newton_step(squared_distances: Pairs, weights: PerClient, far: PerClient) -> PerClient:
+def _total(far: PerClient, counts: Tensor | None) -> Tensor:
+    """Return the objective: the sum of the distances, each times the client's count."""
+    return (far if counts is None else far * counts).sum(dim=-1, keepdim=True)
+
+
+def newton_step(
+    squared_distances: Pairs, weights: PerClient, far: PerClient, counts: Tensor | None = None
+) -> PerClient:
     r"""Move the weights by Newton's step for the sum of distances.
 
-    With $\rho_i = 1 / \|g_i - z\|$ and the inner products G of the rows around z:
-    $$ c = \big(\textstyle\sum \rho\, I - \operatorname{diag}(\rho^3) G\big)^{-1} \rho, \qquad
+    With $d_i = \|g_i - z\|$, $\rho_i = m_i / d_i$ for the counts m (1 without them), and the inner
+    products G of the rows around z:
+    $$ c = \big(\textstyle\sum \rho\, I - \operatorname{diag}(\rho / d^2) G\big)^{-1} \rho, \qquad
        w \leftarrow w + c - w \textstyle\sum c $$
     """
     unit = far.amin(dim=-1, keepdim=True)
     far, squared_distances = far / unit, squared_distances / unit.unsqueeze(-1).square()
     rho = 1 / far
+    bend = rho.pow(3)
+    if counts is not None:
+        rho, bend = rho * counts, bend * counts
     total = rho.sum(dim=-1)
     gram = 0.5 * (far.square().unsqueeze(-1) + far.square().unsqueeze(-2) - squared_distances)
-    matrix = torch.diag_embed(total.unsqueeze(-1).expand_as(far)) - rho.pow(3).unsqueeze(-1) * gram
+    matrix = torch.diag_embed(total.unsqueeze(-1).expand_as(far)) - bend.unsqueeze(-1) * gram
     step, _ = torch.linalg.solve_ex(matrix, rho.unsqueeze(-1))
     step = step.squeeze(-1)
     moved: Tensor = weights + step - weights * step.sum(dim=-1, keepdim=True)
     return moved
 
 
-def median_client(squared_distances: Pairs) -> tuple[Tensor, Tensor]:
+def median_client(squared_distances: Pairs, counts: Tensor | None = None) -> tuple[Tensor, Tensor]:
     r"""Return whether the client with the smallest sum of distances is the geometric median.
 
-    It is if the unit vectors from the others add up to less than its multiplicity:
+    It is if the unit vectors from the others add up to less than its multiplicity (both weighed by
+    the counts of the clients):
     $$ \Big\| \sum_{j: g_j \ne g_k} \frac{g_k - g_j}{\|g_k - g_j\|} \Big\| < |\{j: g_j = g_k\}| $$
     """
     distances = squared_distances.sqrt()
-    client = distances.sum(dim=-1).argmin(dim=-1)
+    client = _total(distances, counts).squeeze(-1).argmin(dim=-1)
     row = client.view(*client.shape, 1, 1).expand(*client.shape, 1, distances.shape[-1])
     far = distances.gather(-2, row).squeeze(-2)
     # Rows that differ by rounding alone (after mixing) are one point.
@@ -169,6 +186,8 @@ def median_client(squared_distances: Pairs) -> tuple[Tensor, Tensor]:
         - distances * left * (distances * right)
     )
     pull = cosines.masked_fill(is_same.unsqueeze(-1) | is_same.unsqueeze(-2), 0)
+    if counts is not None:
+        pull = pull * counts.unsqueeze(-1) * counts
     squared_pull = pull.sum(dim=-1).sum(dim=-1)
-    multiplicity = is_same.sum(dim=-1)
+    multiplicity = is_same.sum(dim=-1) if counts is None else (is_same * counts).sum(dim=-1)
     return squared_pull.clamp(min=0) < multiplicity.square() * (1 - 1e-9), client

@@ -3,13 +3,16 @@
 from dataclasses import dataclass
 from typing import ClassVar, final
 
+from torch import Tensor
+
 from outvote.axes import Columns, PerClient, PerCoordinate
 from outvote.rules.order_statistics import (
     bounds_nearest_median,
     mean_nearest_median,
     mean_nearest_median_and_shares,
 )
-from outvote.rules.rule import CoordinatewiseRule
+from outvote.rules.rule import CoordinatewiseRule, Traits
+from outvote.rules.weighted_order import nearest_portions, weighted_reduction
 
 
 @final
@@ -29,6 +32,7 @@ class MeaMed(CoordinatewiseRule):
     """
 
     name: ClassVar[str] = "meamed"
+    traits = Traits(uses_sample_counts=True)
 
     def max_byzantine(self, num_clients: int) -> int:
         """Return the largest f with n >= 2f + 1."""
@@ -47,3 +51,9 @@ class MeaMed(CoordinatewiseRule):
     ) -> tuple[PerCoordinate, PerClient]:
         """Return both from one pass over the coordinates."""
         return mean_nearest_median_and_shares(columns, columns.shape[-1] - num_byzantine)
+
+    def reduce_weighted(
+        self, columns: Columns, counts: Tensor, num_byzantine: int
+    ) -> tuple[PerCoordinate, PerClient]:
+        """Leave out the weight of the f clients that count most."""
+        return weighted_reduction(columns, counts, nearest_portions(num_byzantine))

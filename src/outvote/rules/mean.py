@@ -37,7 +37,9 @@ class Mean(AffineRule):
         return Aggregation(weights=equal_weights(matrix))
 
 
-def equal_weights(matrix: ClientMatrix) -> torch.Tensor:
-    """Return the weight 1/n for every client."""
+def equal_weights(matrix: ClientMatrix, counts: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the weight 1/n for every client, or its share of the counts."""
     shape = (*matrix.batch, matrix.num_clients)
+    if counts is not None:
+        return (counts / counts.sum()).expand(shape).clone()
     return torch.full(shape, 1 / matrix.num_clients, dtype=torch.float64, device=matrix.device)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar, final
 
+from torch import Tensor
+
 from outvote.axes import Columns, PerClient, PerCoordinate
 from outvote.errors import check_choice
 from outvote.rules.order_statistics import (
@@ -12,6 +14,7 @@ from outvote.rules.order_statistics import (
     values_at_ranks,
 )
 from outvote.rules.rule import CoordinatewiseRule, Traits
+from outvote.rules.weighted_order import median_portions, weighted_reduction
 
 
 @final
@@ -30,7 +33,7 @@ class Median(CoordinatewiseRule):
     """
 
     name: ClassVar[str] = "median"
-    traits = Traits(uses_num_byzantine=False)
+    traits = Traits(uses_num_byzantine=False, uses_sample_counts=True)
 
     even: str = "mean"
     """For an even number of clients: the "mean" of the two middle values, or the "lower"."""
@@ -58,3 +61,10 @@ class Median(CoordinatewiseRule):
         """Return both from one pass over the coordinates."""
         del num_byzantine
         return mean_of_ranks_and_shares(columns, *median_ranks(columns.shape[-1], self.even))
+
+    def reduce_weighted(
+        self, columns: Columns, counts: Tensor, num_byzantine: int
+    ) -> tuple[PerCoordinate, PerClient]:
+        """Take the value where half of the weight is reached."""
+        del num_byzantine
+        return weighted_reduction(columns, counts, median_portions(self.even))

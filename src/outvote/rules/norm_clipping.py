@@ -23,7 +23,7 @@ class NormClipping(Rule):
     """
 
     name: ClassVar[str] = "norm-clipping"
-    traits = Traits(uses_num_byzantine=False)
+    traits = Traits(uses_num_byzantine=False, uses_sample_counts=True)
 
     max_norm: float = 2.0
     """Longer gradients are shortened to this norm."""
@@ -40,9 +40,12 @@ class NormClipping(Rule):
 
     def compute(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Weigh every client by how much its norm is too long."""
-        del info
         norms = distances.norms(matrix.columns)
-        weights = (self.max_norm / norms.clamp(min=1e-300)).clamp(max=1.0) / matrix.num_clients
+        weights = (self.max_norm / norms.clamp(min=1e-300)).clamp(max=1.0)
+        if info.counts is None:
+            weights = weights / matrix.num_clients
+        else:
+            weights = weights * (info.counts / info.counts.sum())
         return Aggregation(
             vector=matrix.vector(Aggregation(weights=weights)), weights=weights, scores=norms
         )

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import torch
+from torch import Tensor
 
 from outvote.axes import PerClient
 from outvote.errors import check_choice
@@ -21,7 +22,7 @@ class RFA(AffineRule):
        z_{t+1} = \frac{\sum_i \beta_i g_i}{\sum_i \beta_i} $$
 
     Needs: the distances between the clients. Tolerates: n >= 2f + 1 (f is not used).
-    Differs from the paper: equal weights instead of data set sizes, no early stop;
+    Differs from the paper: data set sizes only as `sample_counts`, no early stop;
     start="zero" begins at the origin, as ByzFL does.
     Reference: Pillutla et al., IEEE TSP 2022.
 
@@ -53,25 +54,34 @@ class RFA(AffineRule):
     def traits(self) -> Traits:  # type: ignore[override]
         """Distances to the origin are computed from the values."""
         needs_values = self.start == "zero"
-        return replace(AffineRule.traits, uses_num_byzantine=False, needs_values=needs_values)
+        return replace(
+            AffineRule.traits,
+            uses_num_byzantine=False,
+            needs_values=needs_values,
+            uses_sample_counts=True,
+        )
 
     def weigh(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Reweight the clients by their distance to the current average."""
-        del info
         if self.start == "mean":
+            start = equal_weights(matrix, info.counts)
             return Aggregation(
-                weights=self._reweigh(matrix, equal_weights(matrix), matrix.num_clients)
+                weights=self._reweigh(matrix, start, matrix.num_clients, info.counts)
             )
         with_origin = matrix.with_point()
         weights = torch.zeros_like(equal_weights(with_origin))
         weights[..., -1] = 1
-        weights = self._reweigh(with_origin, weights, matrix.num_clients)
+        weights = self._reweigh(with_origin, weights, matrix.num_clients, info.counts)
         return Aggregation(weights=weights[..., :-1])
 
-    def _reweigh(self, matrix: ClientMatrix, weights: PerClient, num_real: int) -> PerClient:
+    def _reweigh(
+        self, matrix: ClientMatrix, weights: PerClient, num_real: int, counts: Tensor | None
+    ) -> PerClient:
         for _ in range(self.num_iterations):
             far = matrix.distances_to(Aggregation(weights=weights))
             weights = 1 / far.clamp(min=self.smoothing)
             weights[..., num_real:] = 0
+            if counts is not None:
+                weights[..., :num_real] *= counts
             weights /= weights.sum(dim=-1, keepdim=True)
         return weights

@@ -21,6 +21,7 @@ from outvote.errors import NAMES_OF_F, an, belongs_to_call, renamed, warn_notes
 from outvote.flat import to_float
 from outvote.rules import legacy
 from outvote.rules.client_matrix import ClientMatrix
+from outvote.rules.sample_counts import COUNT_CAP, mixed_counts
 from outvote.rules.split import Split
 from outvote.rules.verdict import Verdict
 from outvote.seeding import RandomStream, Seed
@@ -51,6 +52,9 @@ class Traits:
     """Whether it keeps some clients as a whole and drops the others."""
     needs_values: bool | None = None
     """Whether it needs the values themselves, not only the distances between the clients."""
+    uses_sample_counts: bool | None = None
+    """Whether it weighs the clients by ``info.counts`` itself. If not, the clients in an average
+    that it returns are weighed, and any other vector cannot be."""
     needs: str = ""
     """What it needs in words, for `outvote show`."""
     tolerates: str = ""
@@ -88,6 +92,17 @@ class Aggregation:
     states: tuple[Any, ...] = ()
     """The state of each run; likewise."""
 
+    def counted(self, counts: Tensor) -> "Aggregation":
+        """Return the average with its clients weighed by ``counts [clients]``."""
+        if self.weights is None:
+            return self
+        weights = self.weights * counts
+        total = weights.sum(dim=-1, keepdim=True)
+        if not bool((total > 0).all()):
+            note = "sample_counts: the clients kept report next to no samples; they count alike"
+            return replace(self, notes=(*self.notes, note))
+        return replace(self, weights=weights / total)
+
     def unmixed(self, mixture: Mixture) -> "Aggregation":
         """Return the same in terms of the clients that were mixed."""
         if self.weights is None:
@@ -119,6 +134,9 @@ class RoundInfo:
     split: Split | None = None
     """An explicit partition of the coordinates, for gas."""
     layer_sizes: tuple[int, ...] | None = None
+    counts: Tensor | None = None
+    """How much each client counts, relative to the median and capped, ``[clients]`` in float64;
+    None: all alike."""
     wants_weights: bool = False
     """Whether weights are wanted where the vector alone is cheaper."""
     to_vector: Callable[[Any], Tensor] = torch.as_tensor
@@ -174,7 +192,7 @@ class Rule(metaclass=_RuleType):
         def traits(self) -> Traits:
             """What the rule declares: a class attribute, or a property of its parameters."""
     else:
-        traits = Traits(selects_clients=True, needs_values=True)
+        traits = Traits(selects_clients=True, needs_values=True, uses_sample_counts=False)
 
     def __init_subclass__(cls) -> None:
         """Name a class without a name after itself, and complete its traits."""
@@ -206,13 +224,17 @@ class Rule(metaclass=_RuleType):
         groups: Sequence[Sequence[int]] | None = None,
         clients: Sequence[Hashable] | None = None,
         sample_counts: Sequence[float] | None = None,
+        count_cap: float = COUNT_CAP,
         reference: Any = None,
         state: Any = None,
         round: int | None = None,  # noqa: A002
         model: Any = None,
         layer_sizes: Sequence[int] | None = None,
     ) -> Verdict:
-        """Aggregate, and return scores, weights, and who was kept, dropped or rejected."""
+        """Aggregate, and return scores, weights, and who was kept, dropped or rejected.
+
+        `sample_counts` weigh the clients, none more than `count_cap` times the median count.
+        """
         from outvote.rules.aggregate import one_round  # aggregate needs Rule
 
         done = one_round(
@@ -225,6 +247,7 @@ class Rule(metaclass=_RuleType):
             groups=groups,
             clients=clients,
             sample_counts=sample_counts,
+            count_cap=count_cap,
             reference=reference,
             state=state,
             round=round,
@@ -306,8 +329,21 @@ class CoordinatewiseRule(Rule):
         """Return `reduce` and `shares`; a rule that finds both in one pass has its own way."""
         return self.reduce(columns, num_byzantine), self.shares(columns, num_byzantine)
 
+    def reduce_weighted(
+        self, columns: Columns, counts: Tensor, num_byzantine: int
+    ) -> tuple[PerCoordinate, PerClient | None]:
+        """Return `reduce` and `shares` where clients have ``counts [clients]``.
+
+        For rules whose traits have `uses_sample_counts`.
+        """
+        raise NotImplementedError(f"{self} declares uses_sample_counts; write reduce_weighted.")
+
     def compute(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Reduce the coordinates."""
+        if info.counts is not None and self.traits.uses_sample_counts:
+            given = matrix.columns, info.counts, info.num_byzantine
+            vector, shares = self.reduce_weighted(*given)
+            return Aggregation(vector=vector, weights=shares)
         if not info.wants_weights:
             return Aggregation(vector=self.reduce(matrix.columns, info.num_byzantine))
         vector, shares = self.reduce_with_shares(matrix.columns, info.num_byzantine)
@@ -390,7 +426,11 @@ class Wrapper(Rule):
     def traits(self) -> Traits:
         """Those of the rule inside, which has no state of its own here."""
         return replace(
-            self.rule.traits, uses_num_byzantine=True, has_state=False, needs_values=True
+            self.rule.traits,
+            uses_num_byzantine=True,
+            has_state=False,
+            needs_values=True,
+            uses_sample_counts=True,
         )
 
     def inside_num_clients(self, num_clients: int) -> int:
@@ -404,7 +444,7 @@ class Wrapper(Rule):
 
     def compute_inside(self, matrix: ClientMatrix, inside: RoundInfo) -> Aggregation:
         """Let the rule inside aggregate; NaN or infinity is an error that names it."""
-        found = check_result(self.rule, self.rule.compute(matrix, inside), matrix)
+        found = compute_weighted(self.rule, matrix, inside)
         return found if found.state is None else replace(found, state=None)
 
     def inside_info(self, info: RoundInfo, num_clients: int) -> RoundInfo:
@@ -426,7 +466,9 @@ class Mixing(Wrapper):
     @property
     def traits(self) -> Traits:
         """Averages have distances of their own, so the rule inside decides what is needed."""
-        return replace(self.rule.traits, uses_num_byzantine=True, has_state=False)
+        return replace(
+            self.rule.traits, uses_num_byzantine=True, has_state=False, uses_sample_counts=True
+        )
 
     @abstractmethod
     def mixture(self, matrix: ClientMatrix, info: RoundInfo) -> Mixture:
@@ -436,6 +478,9 @@ class Mixing(Wrapper):
         """Let the rule inside aggregate the mixed clients."""
         mixture = self.mixture(matrix, info)
         inside = self.inside_info(info, matrix.num_clients)
+        if info.counts is not None:
+            mixture, counts = mixed_counts(mixture, info.counts, inside.num_byzantine)
+            inside = replace(inside, counts=counts)
         return self.compute_inside(matrix.mixed(mixture), inside).unmixed(mixture)
 
 
@@ -461,6 +506,19 @@ def _as_result(what: str, value: Any, shape: Sequence[int], device: torch.device
             "rule."
         )
     return value
+
+
+def compute_weighted(rule: Rule, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
+    """Let a rule compute; weigh its average by the counts if it does not do so itself."""
+    found = check_result(rule, rule.compute(matrix, info), matrix)
+    if info.counts is None or rule.traits.uses_sample_counts:
+        return found
+    if found.vector is not None or found.weights is None:
+        raise ValueError(
+            f"{rule} cannot weigh by sample_counts: its update is not an average of clients; leave "
+            "sample_counts out, or weigh by info.counts and declare uses_sample_counts."
+        )
+    return found.counted(info.counts)
 
 
 def check_result(rule: Rule, found: Aggregation, matrix: ClientMatrix) -> Aggregation:
@@ -510,6 +568,22 @@ def _check_weights(rule: Rule, weights: Tensor, *, is_average: bool) -> None:
         raise ValueError(
             f"{rule}: weights without a vector must sum to 1, got {worst:.4g}; divide by their sum."
         )
+
+
+def lowered_inside(rule: Rule, num_byzantine: int, num_clients: int) -> tuple[str, ...]:
+    """Return a note for every rule inside that assumes fewer Byzantine clients than its wrapper."""
+    notes = []
+    while isinstance(rule, Wrapper):
+        inside = rule.inside_num_clients(num_clients)
+        limit = rule.rule.max_byzantine(inside)
+        if num_byzantine > limit:
+            notes.append(
+                f"{rule.name}: {rule.rule} tolerates {limit} Byzantine of {inside} clients; inside "
+                f"it assumed {limit} instead of {num_byzantine}"
+            )
+        num_byzantine = rule.inside_num_byzantine(num_byzantine, num_clients)
+        rule, num_clients = rule.rule, inside
+    return tuple(notes)
 
 
 def base_num_byzantine(rule: Rule, num_byzantine: int, num_clients: int) -> int:

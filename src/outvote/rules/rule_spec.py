@@ -16,6 +16,7 @@ from outvote.rules.mean import Mean
 from outvote.rules.median import Median
 from outvote.rules.nnm import NNM
 from outvote.rules.norm_clipping import NormClipping
+from outvote.rules.norm_filter import NormFilter
 from outvote.rules.rfa import RFA
 from outvote.rules.rule import Rule
 from outvote.rules.signguard import SignGuard
@@ -43,6 +44,7 @@ RULES: dict[str, type[Rule]] = {
     "bucketing": Bucketing,
     "nnm": NNM,
     "clip": Clip,
+    "norm-filter": NormFilter,
 }
 ALIASES: dict[str, str] = {"rbtm": "trimmed-mean"}
 

@@ -33,7 +33,7 @@ class SignGuard(Rule):
     """
 
     name: ClassVar[str] = "signguard"
-    traits = Traits(uses_num_byzantine=False, can_be_wrapped=False)
+    traits = Traits(uses_num_byzantine=False, can_be_wrapped=False, uses_sample_counts=True)
 
     lower: float = 0.1
     """Norms up to this times the median are suspicious."""
@@ -69,8 +69,16 @@ class SignGuard(Rule):
         ]
         weights = torch.stack([weights for weights, _ in filtered])
         is_kept = torch.stack([kept for _, kept in filtered])
+        if info.counts is not None:
+            weights = weights * _relative(info.counts, is_kept)
         vector = matrix.vector(Aggregation(weights=weights))
         return Aggregation(vector=vector, weights=weights * is_kept)
+
+
+def _relative(counts: Tensor, is_kept: Tensor) -> Tensor:
+    """Return counts relative to the mean of those kept; 1 for all if these have none."""
+    mean = (counts * is_kept).sum(dim=-1, keepdim=True) / is_kept.sum(dim=-1, keepdim=True)
+    return torch.where(mean > 0, counts / mean.clamp(min=1e-300), 1)
 
 
 def filter_rows(

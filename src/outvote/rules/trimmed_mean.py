@@ -3,13 +3,16 @@
 from dataclasses import dataclass
 from typing import ClassVar, final
 
+from torch import Tensor
+
 from outvote.axes import Columns, PerClient, PerCoordinate
 from outvote.rules.order_statistics import (
     mean_of_ranks,
     mean_of_ranks_and_shares,
     values_at_ranks,
 )
-from outvote.rules.rule import CoordinatewiseRule
+from outvote.rules.rule import CoordinatewiseRule, Traits
+from outvote.rules.weighted_order import trimmed_portions, weighted_reduction
 
 
 @final
@@ -28,6 +31,7 @@ class TrimmedMean(CoordinatewiseRule):
     """
 
     name: ClassVar[str] = "trimmed-mean"
+    traits = Traits(uses_sample_counts=True)
 
     def max_byzantine(self, num_clients: int) -> int:
         """Return the largest f with n >= 2f + 1."""
@@ -46,3 +50,9 @@ class TrimmedMean(CoordinatewiseRule):
     ) -> tuple[PerCoordinate, PerClient]:
         """Return both from one pass over the coordinates."""
         return mean_of_ranks_and_shares(columns, num_byzantine, columns.shape[-1] - num_byzantine)
+
+    def reduce_weighted(
+        self, columns: Columns, counts: Tensor, num_byzantine: int
+    ) -> tuple[PerCoordinate, PerClient]:
+        """Trim, at either end, the weight of the f clients that count most."""
+        return weighted_reduction(columns, counts, trimmed_portions(num_byzantine))

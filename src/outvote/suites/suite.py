@@ -14,8 +14,8 @@ from outvote.results.renamed import SETTINGS, renamed_settings
 from outvote.results.run import Result
 from outvote.suites.paper import Printed, Wanted, read_printed
 
-Kind = Literal["table", "selection", "deviation"]
-"""How a part is shown: accuracies, or one of the paper's two figures."""
+Kind = Literal["table", "selection", "deviation", "clients"]
+"""How a part is shown: accuracies, one of the paper's two figures, or what honest clients get."""
 KEYS = ("title", "description", "settings", "part")
 PART_KEYS = ("name", "title", "columns", "kind", "paper", "settings")
 

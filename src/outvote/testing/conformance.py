@@ -22,6 +22,7 @@ CHECKS: dict[str, Callable[[RuleTrial], None]] = {
     "finite": robustness.finite,
     "rejects-non-finite": robustness.rejects_non_finite,
     "breakdown": robustness.breakdown,
+    "geometric-scales": robustness.geometric_scales,
     "limit-makes-sense": robustness.limit_makes_sense,
     "refuses-too-many": robustness.refuses_too_many,
     "refuses-nonsense": robustness.refuses_nonsense,

@@ -21,6 +21,8 @@ from outvote.testing.trial import (
 
 # A running mean with the usual weight of 0.9 on the past has forgotten its start by then.
 GOOD_ROUNDS = 30
+# The largest row, and by how much the next is smaller.
+SCALES = ((1e38, 1e3), (1e9, 1e3), (1e4, 10.0))
 
 
 def finite(trial: RuleTrial) -> None:
@@ -83,6 +85,29 @@ def breakdown(trial: RuleTrial) -> None:
                     )
                     after = f"after {GOOD_ROUNDS} rounds near the honest mean: " if past else ""
                     require(is_near, f"{after}{one}", seen)
+
+
+def geometric_scales(trial: RuleTrial) -> None:
+    """Byzantine clients of ever smaller scales, within the limit, cannot move the update far.
+
+    The longest hides the next in a rule that averages or projects before it drops; all entries of a
+    row are alike, so that every group of coordinates looks the same.
+    """
+    for num_clients, dim in ((7, 5), (11, 12), (15, 9)):
+        num_byzantine = _counted_byzantine(trial, num_clients)
+        honest = trial.rows(num_clients - num_byzantine, dim)
+        low, high = honest.min(axis=0), honest.max(axis=0)
+        reach = 10 * float((high - low).max())
+        steps = np.arange(num_byzantine)[:, None]
+        signs = np.where(steps % 2 == 0, 1.0, -1.0)
+        for first, ratio in SCALES:
+            for sign in (1.0, signs):
+                bad = sign * np.full((num_byzantine, dim), first) / ratio**steps
+                one = Round(np.concatenate([bad, honest]), num_byzantine)
+                update = trial.update(one)
+                is_near = bool(np.all((update >= low - reach) & (update <= high + reach)))
+                seen = f"update {update.tolist()}, honest from {low.tolist()} to {high.tolist()}"
+                require(is_near, one, seen)
 
 
 def _after_good_rounds(

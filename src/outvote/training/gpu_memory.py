@@ -23,7 +23,8 @@ def add_background(threads: Executor) -> None:
     _BACKGROUND.append(threads)
 
 
-def _wait_for_background() -> None:
+def wait_for_background() -> None:
+    """Wait until these threads have ended."""
     while _BACKGROUND:
         _BACKGROUND.pop().shutdown(wait=True)
 
@@ -44,7 +45,7 @@ def how_many_fit(
     """
     if device.type != "cuda":
         return None
-    _wait_for_background()
+    wait_for_background()
     first = _bytes_of(lambda: work(1), device)
     each, shared = first, 0
     if several > 1:

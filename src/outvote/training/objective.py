@@ -22,6 +22,8 @@ class Score:
     """The share of correct targets; None where targets are not classes."""
     loss: float | None = None
     """The mean loss; None where the accuracy is the measure and the loss is the default."""
+    correct: Tensor | None = None
+    """The number of correct targets of each stratum, if strata were given, float64 on the CPU."""
 
 
 @final
@@ -59,25 +61,39 @@ class Objective:
         total = F.cross_entropy(logits, labels, reduction="sum")
         return total / (labels != IGNORED).sum().clamp(min=1)
 
-    def measure(self, outputs: Any, targets: Tensor) -> Tensor:
-        """Return ``[correct targets, targets, loss * samples, samples]`` of a batch, float64."""
+    def measure(
+        self, outputs: Any, targets: Tensor, tally: Callable[[Tensor], object] | None = None
+    ) -> Tensor:
+        """Return ``[correct targets, targets, loss * samples, samples]`` of a batch, float64.
+
+        `tally` is called with which targets are correct, one after the other.
+        """
         num_samples = len(targets)
         found = torch.zeros(4, dtype=torch.float64, device=targets.device)
         found[3] = num_samples
         if self.has_classes and isinstance(outputs, Tensor) and class_axis(outputs, targets):
             logits, labels = as_classes(outputs, targets)
-            found[0] = (logits.argmax(dim=1) == labels).sum()
+            is_correct = logits.argmax(dim=1) == labels
+            found[0] = is_correct.sum()
             found[1] = (labels != IGNORED).sum()
+            if tally is not None:
+                tally(is_correct.flatten())
         if self.has_test_loss:
             found[2] = self(outputs, targets).double() * num_samples
         return found
 
     def score(self, total: Tensor) -> Score:
-        """Return the score of a model from the sum of what `measure` returned."""
-        correct, num_targets, loss, num_samples = total.tolist()
+        """Return the score of a model from the sum of what `measure` returned.
+
+        With strata, the counts of correct targets follow: ``[4 + strata]``.
+        """
+        total = total.cpu()
+        correct, num_targets, loss, num_samples = total[:4].tolist()
+        has_accuracy = self.has_classes and num_targets
         return Score(
-            accuracy=correct / num_targets if self.has_classes and num_targets else None,
+            accuracy=correct / num_targets if has_accuracy else None,
             loss=loss / num_samples if self.has_test_loss and num_samples else None,
+            correct=total[4:] if has_accuracy and len(total) > 4 else None,
         )
 
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from random import Random
 from threading import Lock, local
 from typing import Any, TypeVar, final
@@ -33,6 +33,7 @@ from outvote.training.dropout import (
 from outvote.training.local_sgd import TINY, LocalSGD
 from outvote.training.objective import Objective, Score
 from outvote.training.samples import ArraySamples, ByteImages, Samples
+from outvote.training.strata import Strata
 from outvote.training.trainer import ClientTask, LocalUpdates, count_samples, mapped_labels
 from outvote.training.workers import IS_POSSIBLE, MOST_BYTES, Sizes, Workers, WorkersEnded
 
@@ -625,8 +626,10 @@ class SequentialTrainer:
             found.append(model.weights)
         return torch.stack(found)
 
-    def evaluate(self, weights: Tensor, buffers: Tensor, samples: Samples) -> list[Score]:
-        """Evaluate the model of each run on some samples."""
+    def evaluate(
+        self, weights: Tensor, buffers: Tensor, samples: Samples, strata: Strata | None = None
+    ) -> list[Score]:
+        """Evaluate the model of each run on some samples; with `strata`, count by stratum too."""
 
         def work(run: int) -> Score:
             # Each thread has its own gradient mode: it is set where the work is done.
@@ -635,10 +638,12 @@ class SequentialTrainer:
                 model.load(weights[run], buffers[run])
                 model.module.eval()
                 total = torch.zeros(4, dtype=torch.float64, device=samples.device)
+                counts = total[:0] if strata is None else strata.zeros()
                 for index in torch.arange(len(samples)).split(EVALUATED_AT_ONCE):
                     outputs = model.module(*samples.inputs(index))
-                    total += self.objective.measure(outputs, samples.targets[index])
-                return self.objective.score(total)
+                    tally = strata and partial(strata.add_correct, counts, index)
+                    total += self.objective.measure(outputs, samples.targets[index], tally)
+                return self.objective.score(torch.cat([total, counts]))
 
         with self._products():
             if self.is_random:

@@ -14,16 +14,20 @@ from outvote.data.array_dataset import IGNORED
 from outvote.errors import check_choice
 from outvote.precision import exact_products, fast_products
 from outvote.training.batches import Batches
-from outvote.training.gpu_memory import even_size, how_many_fit, in_chunks
+from outvote.training.gpu_memory import even_size, how_many_fit, in_chunks, wait_for_background
+from outvote.training.gradient_check import MOST_SAMPLES, check_gradients
 from outvote.training.local_sgd import LocalSGD, take_step
 from outvote.training.objective import Score
 from outvote.training.samples import Samples
-from outvote.training.stacked_model import StackedModel
+from outvote.training.stacked_model import Layer, Pass, StackedModel
 from outvote.training.step_graph import StepBatch, StepRunner
+from outvote.training.strata import Strata
 from outvote.training.trainer import ClientTask, LocalUpdates, count_samples, keep_idle
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
 FEW_SAMPLES = 32
+# Of a trial of a layer.
+FEW_TRIED = 8
 # On a CPU, over all runs.
 EVALUATED_AT_ONCE = 1 << 16
 # The most values that are pooled at once: above, torch uses 64-bit indices, which are slower.
@@ -56,6 +60,7 @@ class StackedTrainer:
         """With how many tasks it was measured how many models fit."""
         self._test: _Evaluated | None = None
         self._steps = StepRunner()
+        self._module, self._is_checked = module, False
 
     def train(
         self,
@@ -87,6 +92,9 @@ class StackedTrainer:
         # With half of the results, far more models may fit.
         is_new = self._num_models is None or 2 * len(tasks) <= self._num_tasks
         if order and is_new and device.type == "cuda":
+            wait_for_background()
+            if not self._is_checked:
+                self._check_gradients(weights, buffers, packed, narrow, tasks[order[0]])
             self._num_tasks = len(tasks)
             self._num_models = _how_many(partial(work, rate=0.0), tasks, order, found.gradients)
         size = even_size(len(order), self._num_models or max(1, len(order)))
@@ -164,34 +172,87 @@ class StackedTrainer:
             losses.sum().backward()
         return losses.detach().double()
 
-    def evaluate(self, weights: Tensor, buffers: Tensor, samples: Samples) -> list[Score]:
-        """Evaluate the model of each run on some samples."""
-        correct = self.count_correct(weights, buffers, samples)
-        num_targets = max(1, self._evaluated_on(samples, weights.dtype).num_targets)
-        return [Score(accuracy=int(count) / num_targets) for count in correct]
+    def _check_gradients(
+        self,
+        weights: Tensor,
+        buffers: Tensor,
+        packed: Tensor,
+        narrow: Tensor | None,
+        task: ClientTask,
+    ) -> None:
+        """Raise if the kernels compute other gradients than torch, on a batch of a client."""
+        size = min(task.batches.sizes[0], MOST_SAMPLES)
+        one = ClientTask(task.run, Batches(task.batches.index[:1, :size], [size]))
+        plan = _Plan([one], [0], weights.device)
+        stack = WeightStack(self.model, packed, narrow, plan.runs)
+        with exact_products() if self.precision == "float32" else fast_products():
+            self._backward(stack, self._read_buffers(buffers[plan.runs]), plan, plan.batches()[0])
+        check_gradients(
+            self._module,
+            self.model,
+            self.samples,
+            weights[task.run],
+            buffers[task.run],
+            plan.index[0, 0],
+            self.model.unpack(stack.gradients)[0],
+        )
+        self._is_checked = True
 
-    def count_correct(self, weights: Tensor, buffers: Tensor, samples: Samples) -> Tensor:
-        """Return how many samples the model of each run classifies correctly."""
+    def small_calls(self) -> list[Callable[[], None]]:
+        """Return calls that compile the kernels of the layers, each call those of one kind."""
+        device, dtype = self.samples.device, self.samples.dtype
+        dtype = torch.bfloat16 if self.precision == "bfloat16" else dtype
+        one = self.samples.batch(torch.zeros(1, dtype=torch.int64, device=device))
+        packed = torch.zeros(2, self.model.packed_dim, dtype=dtype, device=device)
+        parameters, gradients = self.model.views(packed), self.model.views(packed.clone())
+        buffers = self._read_buffers(torch.ones(2, self.model.num_buffers, device=device))
+        kinds: dict[tuple[object, ...], Callable[[], None]] = {}
+        for layer, shape in self.model.seen_layers(one.shape[1:]):
+            images = torch.zeros(2, FEW_TRIED, *shape[2:], dtype=dtype, device=device)
+            call = partial(
+                _try_layer, layer, images, Pass(parameters, buffers, gradients), not kinds
+            )
+            kinds.setdefault(self.model.kernels_of(layer, shape), call)
+        return list(kinds.values())
+
+    def evaluate(
+        self, weights: Tensor, buffers: Tensor, samples: Samples, strata: Strata | None = None
+    ) -> list[Score]:
+        """Evaluate the model of each run on some samples; with `strata`, count by stratum too."""
+        whole = strata or Strata(torch.zeros_like(samples.targets), 1)
+        correct = self.count_correct(weights, buffers, samples, whole)
+        num_targets = max(1, self._evaluated_on(samples, weights.dtype).num_targets)
+        return [
+            Score(accuracy=int(row.sum()) / num_targets, correct=None if strata is None else row)
+            for row in correct
+        ]
+
+    def count_correct(
+        self, weights: Tensor, buffers: Tensor, samples: Samples, strata: Strata
+    ) -> Tensor:
+        """Return how many targets of each stratum the model of each run classifies correctly."""
         test = self._evaluated_on(samples, weights.dtype)
+        total = strata.zeros(len(weights))
         parameters = self.model.views(self.model.pack(weights).to(test.dtype))
         statistics = self._read_buffers(buffers)
         is_exact = self.precision == "float32"
         logits_of = self.model.evaluated(parameters, statistics)
 
-        def count(part: slice) -> Tensor:
+        def count(part: slice) -> None:
             images = test.batch(part)
             logits = logits_of(images.expand(len(weights), *images.shape))
-            return (logits.argmax(dim=-1) == samples.targets[part]).sum(dim=-1)
+            strata.add_correct(total, part, logits.argmax(dim=-1) == samples.targets[part])
 
         with torch.no_grad(), exact_products() if is_exact else fast_products():
             if len(weights) not in test.num_at_once:
                 sizes = (len(weights), len(samples))
                 test.num_at_once[len(weights)] = _num_at_once(count, *sizes, weights.device)
+                total.zero_()
             size = even_size(len(samples), test.num_at_once[len(weights)])
-            parts, fitted = in_chunks(count, max(1, len(samples)), size)
+            _, fitted = in_chunks(count, max(1, len(samples)), size)
             if fitted < size:
                 test.num_at_once[len(weights)] = fitted
-        return torch.stack(parts).sum(dim=0).cpu()
+        return total.cpu()
 
     def _evaluated_on(self, samples: Samples, dtype: torch.dtype) -> "_Evaluated":
         """Return the samples of an evaluation with their sizes; those of the last one are kept."""
@@ -254,8 +315,19 @@ def _how_many(
     )
 
 
+def _try_layer(layer: Layer, images: Tensor, given: Pass, is_first: bool) -> None:
+    """Run a layer forward and backward, and in evaluation, where models share the first images."""
+    # A backward pass in a thread of its own would compile one layer after the other.
+    with torch.autograd.set_multithreading_enabled(False), torch.enable_grad():
+        state = replace(given, is_training=True)
+        layer(state, images.requires_grad_(not is_first)).float().sum().backward()
+    with torch.no_grad():
+        shared = images[:1].expand_as(images) if is_first else images
+        layer(Pass(given.parameters, given.buffers), shared)
+
+
 def _num_at_once(
-    count: Callable[[slice], Tensor], num_runs: int, num_samples: int, device: torch.device
+    count: Callable[[slice], None], num_runs: int, num_samples: int, device: torch.device
 ) -> int:
     """Return how many samples are evaluated at once."""
     num_few = max(1, min(FEW_SAMPLES, num_samples))

@@ -11,6 +11,7 @@ from outvote.training.batches import Batches
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.objective import Score
 from outvote.training.samples import Samples
+from outvote.training.strata import Strata
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,6 +89,8 @@ class Trainer(Protocol):
         """Train one model per task, from ``weights [runs, dim]``."""
         ...
 
-    def evaluate(self, weights: Tensor, buffers: Tensor, samples: Samples) -> list[Score]:
-        """Evaluate the model of each run on some samples."""
+    def evaluate(
+        self, weights: Tensor, buffers: Tensor, samples: Samples, strata: Strata | None = None
+    ) -> list[Score]:
+        """Evaluate the model of each run on some samples; with `strata`, count by stratum too."""
         ...

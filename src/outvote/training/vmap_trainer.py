@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -32,6 +33,7 @@ from outvote.training.sequential import (
 )
 from outvote.training.stacked_model import ALIGNED
 from outvote.training.stacked_trainer import PRECISIONS
+from outvote.training.strata import Strata
 from outvote.training.trainer import ClientTask, LocalUpdates, count_samples, keep_idle
 from outvote.training.vmap_convolution import use_products
 
@@ -260,16 +262,27 @@ class VmapTrainer:
         return packed.to(torch.bfloat16) if self.precision == "bfloat16" else packed
 
     @torch.no_grad()
-    def evaluate(self, weights: Tensor, buffers: Tensor, samples: Samples) -> list[Score]:
-        """Evaluate the model of each run on some samples."""
+    def evaluate(
+        self, weights: Tensor, buffers: Tensor, samples: Samples, strata: Strata | None = None
+    ) -> list[Score]:
+        """Evaluate the model of each run on some samples; with `strata`, count by stratum too."""
         self.module.eval()
         parts = torch.arange(len(samples), device=samples.device).split(EVALUATED_AT_ONCE)
 
         def total(runs: slice, indices: Sequence[Tensor]) -> Tensor:
             parameters = self.layout.views(self.narrow(self.layout.pack(weights[runs])))
             statistics = self.layout.read_buffers(buffers[runs])
-            found = [self._measure(parameters, statistics, samples, index) for index in indices]
-            return torch.stack(found).sum(dim=0).cpu()
+            num_runs = len(weights[runs])
+            none = weights.new_empty(num_runs, 0, dtype=torch.float64)
+            counts = none if strata is None else strata.zeros(num_runs)
+
+            def tally(run: int, index: Tensor) -> Callable[[Tensor], object] | None:
+                return strata and partial(strata.add_correct, counts[run], index)
+
+            found = [
+                self._measure(parameters, statistics, samples, index, tally) for index in indices
+            ]
+            return torch.cat([torch.stack(found).sum(dim=0), counts], dim=1).cpu()
 
         with products_in(self.precision, weights.device), _attention_for_vmap(weights.device):
             fits = self._how_many(lambda: total(slice(0, 1), parts[:1]), weights)
@@ -282,6 +295,7 @@ class VmapTrainer:
         buffers: dict[str, Tensor],
         samples: Samples,
         index: Tensor,
+        tally: Callable[[int, Tensor], Callable[[Tensor], object] | None],
     ) -> Tensor:
         """Return what `Objective.measure` returns for some samples, one row per run."""
         targets = samples.targets[index]
@@ -290,7 +304,9 @@ class VmapTrainer:
         num_runs = len(next(iter(parameters.values())))
         return torch.stack(
             [
-                self.objective.measure(tree_map(lambda values, k=run: values[k], outputs), targets)
+                self.objective.measure(
+                    tree_map(lambda values, k=run: values[k], outputs), targets, tally(run, index)
+                )
                 for run in range(num_runs)
             ]
         )

@@ -22,7 +22,7 @@ function downloads(run, index, audit, records) {
 // One line for each run: what differs, its outcome, and its numbers.
 function downloadRuns() {
   const settings = [...new Set(data.runs.flatMap((run) => Object.keys(run.settings)))];
-  const numbers = ["best", "final", "last_ten", "kept_byzantine", "byzantine_weight", "deviation", "seconds"];
+  const numbers = ["best", "final", "last_ten", "kept_byzantine", "byzantine_weight", "deviation", ...NUMBERS.slice(6), "seconds"];
   const measures = ["num_byzantine", "drop_precision", "drop_recall", "honest_kept", "top_precision"];
   const plain = (value) => (typeof value === "object" ? JSON.stringify(value) : value);
   download("runs.csv", [["name", "outcome", ...settings, ...numbers, ...measures],

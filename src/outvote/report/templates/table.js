@@ -8,9 +8,15 @@ const METRICS = {
   paper: { title: "Vs paper", note: "Best accuracy minus what the paper printed, in points; in brackets the paper’s number. Worst case: our worst minus the paper’s worst." },
   kept_byzantine: { title: "Selection rate", note: "Byzantine selection rate: share of the sampled Byzantine clients that were kept, in percent. –: no attack, or the rule does not report which clients it kept. Less is better." },
   byzantine_weight: { title: "Byzantine weight", note: "The Byzantine clients’ share of the rule’s weights, in percent; of coordinate-wise rules, of the coordinates. –: no attack, or it was not recorded. Less is better." },
+  client_accuracy: { title: "Client accuracy", note: "Accuracy on the label distribution of each honest client, mean over these clients and the last ten tests, in percent." },
+  worst_decile: { title: "Worst decile", note: "The same for the worst tenth of the honest clients (at least one), mean of the last ten tests, in percent." },
+  least_kept: { title: "Least kept", note: "Share of its rounds in which an honest client was kept, for the tenth of the honest clients that were kept least (at least one), in percent." },
   deviation: { title: "Deviation", note: "Distance of the update to the mean of the honest gradients, on average over the rounds with Byzantine clients (over all, if there is no attack), mean ± standard deviation over seeds. Less is better." },
 };
-const NUMBERS = ["best", "final", "last_ten", "kept_byzantine", "byzantine_weight", "deviation"];
+const OF_CLIENTS = ["client_accuracy", "worst_decile", "least_kept"];
+// Runs of earlier versions do not record what single clients get.
+const isMeasured = (metric) => data.grids.some((grid) => grid.cells.some((row) => row.some((cell) => cell[metric])));
+const NUMBERS = ["best", "final", "last_ten", "kept_byzantine", "byzantine_weight", "deviation", ...OF_CLIENTS.filter(isMeasured)];
 const isLessBetter = (metric) => ["kept_byzantine", "byzantine_weight", "deviation"].includes(metric);
 // Shares have two decimals, lengths three digits.
 const shown = (value, metric, digits = 3) => (metric === "deviation" ? value.toPrecision(digits) : fixed(value));
@@ -21,7 +27,7 @@ function startTables() {
   const hasPaper = data.grids.some((grid) => grid.has_paper);
   const hasWorst = data.grids.some((grid) => grid.has_worst);
   for (const [name, metric] of Object.entries(METRICS)) {
-    if ((name === "paper" && !hasPaper) || (name === "worst" && !hasWorst)) continue;
+    if ((name === "paper" && !hasPaper) || (name === "worst" && !hasWorst) || (OF_CLIENTS.includes(name) && !NUMBERS.includes(name))) continue;
     const choose = () => { tables.metric = name; drawTables(); };
     byId("metric").append(html("label", {}, html("input", { type: "radio", name: "metric", value: name,
       checked: name === tables.metric, change: choose }), html("span", {}, metric.title)));
@@ -171,7 +177,7 @@ function drawCell(cell, low, high) {
 
 function downloadTables() {
   const rows = [["table", "rule", "column", "best", "best_std", "final", "final_std", "last_ten", "last_ten_std",
-    "byzantine_selection_rate", "byzantine_selection_rate_std", "byzantine_weight", "byzantine_weight_std", "deviation", "deviation_std", "paper", "difference", "runs", "note"]];
+    "byzantine_selection_rate", "byzantine_selection_rate_std", "byzantine_weight", "byzantine_weight_std", "deviation", "deviation_std", ...NUMBERS.slice(6).flatMap((name) => [name, `${name}_std`]), "paper", "difference", "runs", "note"]];
   for (const grid of data.grids) {
     grid.cells.forEach((cells, row) => cells.forEach((cell, column) => rows.push([grid.title, grid.rows[row], grid.columns[column],
       ...NUMBERS.flatMap((metric) => cell[metric] ?? [null, null]),
