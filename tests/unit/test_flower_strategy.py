@@ -7,6 +7,7 @@ import outvote as ov
 from bad_replies import (
     HandMadeGrid,
     arrays_of,
+    content_of,
     honest,
     record_of,
     respond_with,
@@ -234,6 +235,59 @@ def test_a_rule_that_splits_by_layer_gets_the_sizes_of_the_arrays(tmp_path):
     for name, array in arrays_of(found).items():
         np.testing.assert_allclose(array, expected[name], atol=1e-6)
     assert read_audit(tmp_path)[0].is_updated
+
+
+@pytest.mark.parametrize("count", [5e-324, 0.5, 0.999, 0, -1])
+def test_a_count_below_one_is_malformed_where_counts_are_used(count, tmp_path):
+    def send(node, model):
+        return content_of(honest(node, model), **{"num-examples": count if node < 102 else 10})
+
+    rule = "multi-krum(num_selected=2)"
+    strategy = strategy_of(rule, audit_dir=tmp_path, use_num_examples=True)
+    model, _ = run_round(strategy, grid_of(send), record_of(MODEL))
+    strategy.close()
+    assert np.isfinite(arrays_of(model)["w"]).all()
+    clients = read_audit(tmp_path)[0].clients
+    refused = {c.client: c.reason for c in clients if c.standing == "malformed"}
+    text = f"num-examples must be a number from 1 on, got '{count}'"
+    assert refused == {"100": text, "101": text}
+
+
+class Failing(ov.VectorRule):
+    """A rule that works in the first round only."""
+
+    name = "failing"
+    error: Exception = ZeroDivisionError("division by zero\nin its second line")
+    calls = 0
+
+    def max_byzantine(self, num_clients):
+        return num_clients - 1
+
+    def aggregate(self, rows, num_byzantine):
+        type(self).calls += 1
+        if self.calls > 1:
+            raise self.error
+        return rows.mean(dim=0)
+
+
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError("by zero\nor so"), MemoryError(), RuntimeError("x" * 500)]
+)
+def test_any_exception_of_a_rule_keeps_the_model_and_is_logged(error, tmp_path, caplog):
+    rule = Failing()
+    Failing.calls, Failing.error = 0, error
+    strategy = strategy_of(rule, audit_dir=tmp_path)
+    result = strategy.start(grid_of(honest), record_of(MODEL), num_rounds=3)
+    first, *others = read_audit(tmp_path)
+    assert first.is_updated
+    for entry in others:
+        assert not entry.is_updated
+        assert entry.reason.startswith(f"the rule raised {type(error).__name__}")
+        assert len(entry.reason) < 200
+        assert "\n" not in entry.reason
+        assert {each.standing for each in entry.clients} == {"aggregated"}
+    assert "the model is kept: the rule raised" in caplog.text
+    assert np.isfinite(arrays_of(result.arrays)["w"]).all()
 
 
 class PlainMean(ov.VectorRule):

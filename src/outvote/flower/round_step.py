@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from logging import getLogger
 from math import isfinite
 from typing import final
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from outvote.errors import TooManyByzantine
 from outvote.flower.audit_writer import OUTVOTED, now
 from outvote.flower.exclusion import Offence
-from outvote.flower.model_record import SentModel
+from outvote.flower.model_record import SentModel, quote
 from outvote.flower.node_metrics import average_metrics, num_distrusted
 from outvote.flower.node_sampling import NodeSample, derive_seed
 from outvote.flower.reply_checks import NodeUpdates, read_updates
@@ -23,6 +24,8 @@ from outvote.flower.settings import Settings
 from outvote.results.audit_log import AuditRound, ClientRecord, Standing
 from outvote.rules.aggregate import one_round
 from outvote.rules.verdict import Verdict
+
+LOG = getLogger("flwr")
 
 
 @final
@@ -102,17 +105,26 @@ def finish_round(
 def decide(
     settings: Settings, state: ServerState, request: RoundRequest, updates: NodeUpdates
 ) -> Decision:
-    """Apply the rule to the updates; if they are too few for `num_byzantine`, keep the model."""
+    """Apply the rule to the updates; keep the model if they are too few, or if the rule fails."""
     num_byzantine = request.sample.num_byzantine
     if not updates.replies:
         return Decision(verdict=None, num_byzantine=num_byzantine, reason="no reply could be used")
+    reference = None
+    if settings.rule.traits.needs_reference and settings.reference is not None:
+        # Outside of the try: a fault of the server's own training is to be seen at once.
+        trained = settings.reference(request.round, request.sent.record)
+        reference = request.sent.update_to(trained)
     try:
-        verdict = _aggregate(settings, state, request, updates)
+        verdict = _aggregate(settings, state, request, updates, reference)
     except TooManyByzantine as error:
         reason = (
             f"{error.num_clients} usable replies are too few: with them the rule tolerates at most "
             f"{error.limit} Byzantine nodes, not {error.got}"
         )
+        return Decision(verdict=None, num_byzantine=num_byzantine, reason=reason)
+    except Exception as error:  # noqa: BLE001  (nodes send the rule its input)
+        LOG.debug("The rule failed in round %d:", request.round, exc_info=True)
+        reason = f"the rule raised {type(error).__name__}: {quote(error)}"
         return Decision(verdict=None, num_byzantine=num_byzantine, reason=reason)
     used = verdict.num_byzantine
     lowered = f"num_byzantine was lowered from {num_byzantine} to {used}"
@@ -122,13 +134,15 @@ def decide(
 
 
 def _aggregate(
-    settings: Settings, state: ServerState, request: RoundRequest, updates: NodeUpdates
+    settings: Settings,
+    state: ServerState,
+    request: RoundRequest,
+    updates: NodeUpdates,
+    reference: Tensor | None,
 ) -> Verdict:
     """Call the rule; nothing else in this package does."""
     rule, seed, sent = settings.rule, settings.seed, request.sent
-    reference = counts = None
-    if rule.traits.needs_reference and settings.reference is not None:
-        reference = sent.update_to(settings.reference(request.round, sent.record))
+    counts = None
     if settings.use_num_examples:
         counts = [reply.count for reply in updates.replies.values()]
     done = one_round(
