@@ -30,7 +30,9 @@ from outvote.results.audit_log import read_audit
         ({"rule": "bulyan", "use_num_examples": True}, "cannot weigh by sample_counts"),
         ({"when_too_many": "raise"}, "when_too_many must be one of 'keep', 'lower'"),
         ({"server_optimizer": "fedadm"}, "did you mean 'fedadam'"),
-        ({"probation": 3}, "probation needs exclude_after"),
+        ({"exclude_outvoted": 3}, "exclude_outvoted must be a rate .* got 3; 0.01 is usual"),
+        ({"exclude_outvoted": 0.1, "num_byzantine": 0}, "exclude_outvoted excludes at most"),
+        ({"heterogeneity": 0.5}, "heterogeneity must be a number from 1 on, got 0.5"),
         ({"rule": "median", "num_byzantine": None, "exclude_after": 3}, "set num_byzantine or"),
         ({"exclude_after": 0}, "exclude_after must be a whole number from 1 on, got 0"),
         ({"fraction_train": 1.5}, "fraction_train must be from 0 to 1, got 1.5"),
@@ -303,7 +305,7 @@ class PlainMean(ov.VectorRule):
 
 
 def test_where_the_rule_cannot_report_who_was_kept_nobody_is_outvoted(tmp_path):
-    strategy = strategy_of(PlainMean(), audit_dir=tmp_path, exclude_after=1)
+    strategy = strategy_of(PlainMean(), audit_dir=tmp_path, exclude_outvoted=0.9)
     for number in (1, 2):
         assert run_round(strategy, grid_of(honest), record_of(MODEL), number)[0] is not None
     strategy.close()

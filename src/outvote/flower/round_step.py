@@ -13,12 +13,12 @@ from torch import Tensor
 
 from outvote.errors import TooManyByzantine
 from outvote.flower.audit_writer import OUTVOTED, now
-from outvote.flower.exclusion import Offence
 from outvote.flower.model_record import SentModel, quote
 from outvote.flower.node_metrics import average_metrics, num_distrusted
 from outvote.flower.node_sampling import NodeSample, derive_seed
 from outvote.flower.reply_checks import NodeUpdates, read_updates
 from outvote.flower.reply_collection import SortedReplies, sort_replies
+from outvote.flower.sequential_test import relative_distances
 from outvote.flower.server_state import ServerState
 from outvote.flower.settings import Settings
 from outvote.results.audit_log import AuditRound, ClientRecord, Standing
@@ -86,7 +86,13 @@ def finish_round(
     state.round = request.round
     state.model = request.sent.record if model is None else model
     malformed = {**sorted_.malformed, **updates.malformed}
-    _record_offences(state, request, malformed, decision)
+    measures = _measure(updates, decision.verdict)
+    nodes = {message.metadata.dst_node_id for message in request.messages}
+    state.exclusions.record(
+        request.round,
+        [node for node in malformed if node in nodes],
+        _judged(settings, updates, decision, measures),
+    )
     counts = [reply.count for reply in updates.replies.values()]
     metrics = average_metrics(
         [reply.metrics for reply in updates.replies.values()],
@@ -95,7 +101,7 @@ def finish_round(
         counts,
     )
     clients = [
-        *_with_update(updates, decision),
+        *_with_update(updates, decision, measures),
         *_without_update(sorted_, malformed, request.sample.excluded),
     ]
     audit = _audit(request, decision, clients, is_updated=model is not None)
@@ -122,7 +128,7 @@ def decide(
             f"{error.limit} Byzantine nodes, not {error.got}"
         )
         return Decision(verdict=None, num_byzantine=num_byzantine, reason=reason)
-    except Exception as error:  # noqa: BLE001  (nodes send the rule its input)
+    except Exception as error:
         LOG.debug("The rule failed in round %d:", request.round, exc_info=True)
         reason = f"the rule raised {type(error).__name__}: {quote(error)}"
         return Decision(verdict=None, num_byzantine=num_byzantine, reason=reason)
@@ -181,17 +187,39 @@ def _apply_update(
     return model
 
 
-def _record_offences(
-    state: ServerState, request: RoundRequest, malformed: Mapping[int, str], decision: Decision
-) -> None:
-    nodes = {message.metadata.dst_node_id for message in request.messages}
-    offences: dict[int, Offence] = {node: "malformed" for node in malformed if node in nodes}
-    kept: list[int] = []
-    if decision.verdict is not None and decision.verdict.kept is not None:
-        kept = [int(client) for client in decision.verdict.kept]
-        if decision.blames:
-            offences |= {int(client): "outvoted" for client in decision.verdict.dropped or ()}
-    state.exclusions.record(request.round, kept, offences)
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measures:
+    """How the update of each node compares with the others and with the aggregated one."""
+
+    cosines: Sequence[float | None]
+    distances: Sequence[float | None]
+    """To the others, over the median of the round."""
+
+
+def _measure(updates: NodeUpdates, verdict: Verdict | None) -> Measures:
+    unknown: list[float | None] = [None] * len(updates.norms)
+    if verdict is None:
+        return Measures(cosines=unknown, distances=unknown)
+    cosines = _cosines(updates.rows, verdict.update, updates.norms)
+    weights = np.zeros(len(unknown)) if verdict.weights is None else np.asarray(verdict.weights)
+    distances = relative_distances(
+        updates.norms, cosines, np.nan_to_num(weights).tolist(), _norm(verdict.update)
+    )
+    return Measures(cosines=cosines, distances=unknown if distances is None else distances)
+
+
+def _judged(
+    settings: Settings, updates: NodeUpdates, decision: Decision, measures: Measures
+) -> dict[int, bool]:
+    """Return for each node that the rule judged whether the round counts against it."""
+    if not decision.blames or decision.verdict is None:
+        return {}
+    dropped = set(decision.verdict.dropped or ())
+    return {
+        node: str(node) in dropped and distance is not None and distance > settings.heterogeneity
+        for node, distance in zip(updates.replies, measures.distances, strict=True)
+    }
 
 
 def _audit(
@@ -214,16 +242,16 @@ def _audit(
     )
 
 
-def _with_update(updates: NodeUpdates, decision: Decision) -> list[ClientRecord]:
+def _with_update(
+    updates: NodeUpdates, decision: Decision, measures: Measures
+) -> list[ClientRecord]:
     """Return the audit entries of the nodes whose updates the rule got."""
     verdict, norms = decision.verdict, updates.norms
     scores: Sequence[float | None] = [None] * len(norms)
-    cosines: Sequence[float | None] = [None] * len(norms)
     kept: set[str] | None = set()
     dropped = ""
     if verdict is not None:
         scores = [_finite(float(score)) for score in verdict.scores]
-        cosines = _cosines(updates.rows, verdict.update, norms)
         kept = None if verdict.kept is None else set(verdict.kept)
         dropped = OUTVOTED if decision.blames else "not chosen"
     entries = []
@@ -237,7 +265,8 @@ def _with_update(updates: NodeUpdates, decision: Decision) -> list[ClientRecord]
                 kept=is_kept,
                 reason="; ".join(filter(None, reasons)),
                 norm=_finite(norms[row]),
-                cosine=cosines[row],
+                cosine=measures.cosines[row],
+                distance=measures.distances[row],
             )
         )
     return entries

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from math import inf
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -37,6 +38,8 @@ class Settings:
     use_num_examples: bool
     server_optimizer: ServerOptimizer
     exclude_after: int | None
+    exclude_outvoted: float | None
+    heterogeneity: float
     probation: int | None
     sample: Sampler | None
     reference: Reference | None
@@ -62,13 +65,7 @@ class Settings:
         for name in ("exclude_after", "probation", "checkpoint_every"):
             if getattr(self, name) is not None:
                 _check_whole(name, getattr(self, name), 1)
-        if self.probation is not None and self.exclude_after is None:
-            raise ValueError("probation needs exclude_after, got none; set exclude_after too.")
-        if self.exclude_after is not None and not (self.num_byzantine or self.byzantine_fraction):
-            raise ValueError(
-                "exclude_after excludes at most num_byzantine nodes, got none; set num_byzantine "
-                "or byzantine_fraction too."
-            )
+        self._check_exclusion()
         if self.seed is not None:
             seed_from(self.seed)
         self._check_rule()
@@ -103,6 +100,23 @@ class Settings:
                 f"{self.rule.name} needs the number of Byzantine nodes; pass num_byzantine=, or "
                 "byzantine_fraction= if it is unknown."
             )
+
+    def _check_exclusion(self) -> None:
+        for name in ("exclude_after", "exclude_outvoted"):
+            is_set = getattr(self, name) is not None
+            if is_set and not (self.num_byzantine or self.byzantine_fraction):
+                raise ValueError(
+                    f"{name} excludes at most num_byzantine nodes, got none; set num_byzantine or "
+                    "byzantine_fraction too."
+                )
+        rate = self.exclude_outvoted
+        if rate is not None and (isinstance(rate, bool) or not 0 < rate < 1):
+            raise ValueError(
+                "exclude_outvoted must be a rate of false exclusions above 0 and below 1, got "
+                f"{rate}; 0.01 is usual."
+            )
+        if not 1 <= self.heterogeneity < inf:
+            raise ValueError(f"heterogeneity must be a number from 1 on, got {self.heterogeneity}.")
 
     def _check_rule(self) -> None:
         if self.rule.traits.needs_reference and self.reference is None:

@@ -41,7 +41,11 @@ class RobustStrategy(Strategy):
         number of Byzantine nodes that it assumes.
     use_num_examples: weight nodes by the number of examples they claim; off, as it is only a claim.
     server_optimizer: how the update becomes a step, as "fedadam(learning_rate=0.01)".
-    exclude_after: after so many offences a node is not asked any more; None: never.
+    exclude_after: after so many malformed replies a node is not asked any more; None: never.
+    exclude_outvoted: exclude nodes that a sequential test finds outvoted beyond chance, an honest
+        one with at most this probability, as 0.01. Read docs/how-to/flower-exclusion.md first.
+    heterogeneity: how many times as far from the others as the median node an honest node may be
+        in half of the rounds; for `exclude_outvoted`.
     probation: after so many rounds an excluded node is asked again; None: never.
     sample: your own choice of nodes, ``(round, nodes) -> nodes``.
     reference: the server's own training, ``(round, model) -> model``, for fltrust.
@@ -60,7 +64,9 @@ class RobustStrategy(Strategy):
         use_num_examples: bool = False,
         server_optimizer: str | ServerOptimizer | None = None,
         exclude_after: int | None = None,
-        probation: int | None = None,
+        exclude_outvoted: float | None = None,
+        heterogeneity: float = 2.0,
+        probation: int | None = 20,
         sample: Sampler | None = None,
         reference: Reference | None = None,
         seed: int | None = None,
@@ -79,7 +85,9 @@ class RobustStrategy(Strategy):
         given["audit_dir"] = None if audit_dir is None else Path(audit_dir)
         given["server_optimizer"] = make_server_optimizer(server_optimizer or "fedavg")
         self.settings = Settings(**given)
-        self.state = ServerState(exclusions=Exclusions(exclude_after, probation))
+        self.state = ServerState(
+            exclusions=Exclusions(exclude_after, probation, rate=exclude_outvoted)
+        )
         self._writer = AuditWriter(self.settings, self.state, is_resumed=False)
         self._request: RoundRequest | None = None
         self._evaluation: list[Message] = []

@@ -70,6 +70,8 @@ class ClientRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of the client's update."""
     cosine: float | None = None
     """Between the client's update and the aggregated one."""
+    distance: float | None = None
+    """From the average of the others, over the median of these distances in the round."""
 
 
 class AuditRound(Struct, frozen=True, kw_only=True, omit_defaults=True):
