@@ -12,9 +12,10 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from torch import Tensor
 
 from outvote.errors import TooManyByzantine
-from outvote.flower.audit_writer import OUTVOTED, now
+from outvote.flower.audit_writer import now
+from outvote.flower.console import OUTVOTED
 from outvote.flower.model_record import SentModel, quote
-from outvote.flower.node_metrics import average_metrics, num_distrusted
+from outvote.flower.node_metrics import average_metrics, metrics_by, num_distrusted
 from outvote.flower.node_sampling import NodeSample, derive_seed
 from outvote.flower.reply_checks import NodeUpdates, read_updates
 from outvote.flower.reply_collection import SortedReplies, sort_replies
@@ -93,13 +94,17 @@ def finish_round(
         [node for node in malformed if node in nodes],
         _judged(settings, updates, decision, measures),
     )
-    counts = [reply.count for reply in updates.replies.values()]
-    metrics = average_metrics(
-        [reply.metrics for reply in updates.replies.values()],
-        num_distrusted(settings, decision.num_byzantine, len(counts)),
-        key,
-        counts,
-    )
+    if settings.train_metrics_aggr_fn is not None:
+        usable = [sorted_.contents[node] for node in updates.replies]
+        metrics = metrics_by(settings, "train_metrics_aggr_fn", usable)
+    else:
+        counts = [reply.count for reply in updates.replies.values()]
+        metrics = average_metrics(
+            [reply.metrics for reply in updates.replies.values()],
+            num_distrusted(settings, decision.num_byzantine, len(counts)),
+            key,
+            counts,
+        )
     clients = [
         *_with_update(updates, decision, measures),
         *_without_update(sorted_, malformed, request.sample.excluded),

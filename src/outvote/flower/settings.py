@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from math import inf
 from pathlib import Path
 from typing import Any, Literal, final
 
 import numpy as np
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
 from outvote.errors import check_choice
 from outvote.flower.server_optimizers import ServerOptimizer
@@ -21,8 +22,25 @@ Sampler = Callable[[int, Sequence[int]], Sequence[int]]
 """The caller's own choice: the round and the nodes to choose from -> the nodes of the round."""
 Reference = Callable[[int, ArrayRecord], ArrayRecord]
 """The server's own training, for rules that need it: the round and the model -> the trained one."""
+MetricsFunction = Callable[[list[RecordDict], str], MetricRecord]
+"""As in Flower: the replies and the key of the number of examples -> the metrics of the round."""
 Plain = str | int | float | bool | None
-HOOKS = ("sample", "reference")
+HOOKS = ("sample", "reference", "train_metrics_aggr_fn", "evaluate_metrics_aggr_fn")
+FORMER = {
+    "fraction_fit": "use fraction_train",
+    "min_fit_clients": "use min_train_nodes",
+    "min_evaluate_clients": "use min_evaluate_nodes",
+    "min_available_clients": "use min_available_nodes",
+    "evaluate_fn": "pass it to start(evaluate_fn=...)",
+    "on_fit_config_fn": "pass start(train_config=...), or override configure_train",
+    "on_evaluate_config_fn": "pass start(evaluate_config=...), or override configure_evaluate",
+    "initial_parameters": "pass start(initial_arrays=...)",
+    "fit_metrics_aggregation_fn": "use train_metrics_aggr_fn",
+    "evaluate_metrics_aggregation_fn": "use evaluate_metrics_aggr_fn",
+    "accept_failures": "there is no setting: failures are always accepted",
+    "inplace": "there is no setting: replies are never changed",
+}
+"""Keywords of the strategies in flwr.server.strategy, and what is there instead."""
 
 
 @final
@@ -53,6 +71,8 @@ class Settings:
     weighted_by_key: str
     arrayrecord_key: str
     configrecord_key: str
+    train_metrics_aggr_fn: MetricsFunction | None
+    evaluate_metrics_aggr_fn: MetricsFunction | None
 
     def __post_init__(self) -> None:
         check_choice("when_too_many", self.when_too_many, ("keep", "lower"))
@@ -129,6 +149,18 @@ class Settings:
             rows = np.random.default_rng(0).normal(size=(16, 4))
             own = rows[0] if self.rule.traits.needs_reference else None
             self.rule.inspect(rows, num_byzantine=0, sample_counts=[1] * 16, reference=own, seed=0)
+
+
+def refuse(name: str) -> TypeError:
+    """Return the error for a keyword that is no setting."""
+    if name in FORMER:
+        return TypeError(
+            f"{name} is of Flower's former strategies (flwr.server.strategy), and RobustStrategy "
+            f"is for flwr.serverapp: {FORMER[name]}."
+        )
+    known = [each.name for each in fields(Settings)]
+    close = get_close_matches(name, known, n=1, cutoff=0.0)
+    return TypeError(f"RobustStrategy has no setting {name!r}; the closest is {close[0]!r}.")
 
 
 def resumed_settings(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:

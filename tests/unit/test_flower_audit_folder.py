@@ -1,0 +1,209 @@
+"""The folders of a federation: one per run, locked, private; and what the console reports."""
+
+import logging
+import stat
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Message
+
+from bad_replies import HandMadeGrid, content_of, honest, record_of, run_round
+from flower_small import MODEL, NODES, grid_of, strategy_of
+from outvote.flower import RobustStrategy, audit_writer, node_sampling, reply_collection
+from outvote.results.audit_log import find_log, read_audit, read_manifest
+from outvote.results.disk import BusyError
+
+
+def start(folder, num_rounds=1, **settings):
+    strategy = strategy_of("median", audit_dir=folder, **settings)
+    result = strategy.start(grid_of(honest), record_of(MODEL), num_rounds=num_rounds)
+    return strategy, result
+
+
+def test_a_second_run_of_the_same_script_gets_a_folder_of_its_own(tmp_path):
+    first, _ = start(tmp_path / "audit", num_rounds=2)
+    second, _ = start(tmp_path / "audit", num_rounds=3)
+    assert first.run_dir != second.run_dir
+    assert first.run_dir.parent == second.run_dir.parent == tmp_path / "audit"
+    assert [len(read_audit(each.run_dir)) for each in (first, second)] == [2, 3]
+
+
+def test_resume_continues_the_newest_run_and_any_other_by_its_folder(tmp_path):
+    first, _ = start(tmp_path, num_rounds=2)
+    second, _ = start(tmp_path, num_rounds=3)
+    newest = RobustStrategy.resume(tmp_path)
+    assert newest.state.round == 3
+    newest.start(grid_of(honest), record_of(MODEL), num_rounds=4)
+    assert newest.run_dir == second.run_dir
+    other = RobustStrategy.resume(first.run_dir)
+    assert other.state.round == 2
+    other.start(grid_of(honest), record_of(MODEL), num_rounds=3)
+    assert [len(read_audit(each.run_dir)) for each in (first, second)] == [3, 4]
+    assert sorted(path for path in tmp_path.iterdir()) == [first.run_dir, second.run_dir]
+
+
+def test_a_log_of_0_1_lies_in_the_folder_itself_and_is_resumed_there(tmp_path):
+    made, _ = start(tmp_path, num_rounds=2)
+    for path in made.run_dir.iterdir():
+        path.rename(tmp_path / path.name)
+    made.run_dir.rmdir()
+    again = RobustStrategy.resume(tmp_path)
+    again.start(grid_of(honest), record_of(MODEL), num_rounds=3)
+    assert again.run_dir == tmp_path
+    assert [entry.round for entry in read_audit(tmp_path)] == [1, 2, 3]
+
+
+def test_a_folder_without_a_manifest_is_no_run(tmp_path):
+    made, _ = start(tmp_path)
+    (tmp_path / "9999-12-31T00-00-00Z").mkdir()
+    assert find_log(tmp_path) == made.run_dir
+    assert find_log(tmp_path / "nothing") == tmp_path / "nothing"
+
+
+def test_folders_are_for_the_owner_alone(tmp_path):
+    strategy, _ = start(tmp_path / "audit", num_rounds=2)
+    for folder in (tmp_path / "audit", strategy.run_dir):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in strategy.run_dir.iterdir()}
+    assert len(modes) >= 4
+    assert set(modes.values()) == {0o600}, modes
+
+
+def test_a_relative_folder_is_printed_with_its_full_path_and_survives_a_change_of_folder(
+    tmp_path, monkeypatch, caplog
+):
+    monkeypatch.chdir(tmp_path)
+    caplog.set_level(logging.INFO, logger="flwr")
+    strategy = strategy_of("median", audit_dir="audit")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    strategy.start(grid_of(honest), record_of(MODEL), num_rounds=1)
+    assert strategy.run_dir.parent == tmp_path / "audit"
+    assert str(strategy.run_dir) in caplog.text
+
+
+def test_a_server_that_is_about_to_end_is_waited_for_and_named(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(audit_writer, "SECONDS_BETWEEN_TRIES", 0.02)
+    first = strategy_of("median", audit_dir=tmp_path)
+    run_round(first, grid_of(honest), record_of(MODEL))
+    second = RobustStrategy.resume(tmp_path)
+    assert second.state.round == 1
+
+    def end_soon():
+        # Meanwhile the first server ends another round.
+        run_round(first, grid_of(honest), record_of(MODEL), 2)
+        time.sleep(0.2)
+        first.close()
+
+    thread = threading.Thread(target=end_soon)
+    thread.start()
+    grid = grid_of(honest)
+    second.start(grid, record_of(MODEL), num_rounds=3)
+    thread.join()
+    assert "is in use by process" in caplog.text
+    assert [entry.round for entry in read_audit(tmp_path)] == [1, 2, 3]
+    assert len(grid.asked) == 2  # Round 3 alone: training and evaluation.
+
+
+def test_a_server_that_does_not_end_is_an_error_that_names_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(audit_writer, "SECONDS_BETWEEN_TRIES", 0.02)
+    monkeypatch.setattr(audit_writer, "PATIENCE_SECONDS", 0.1)
+    first = strategy_of("median", audit_dir=tmp_path)
+    run_round(first, grid_of(honest), record_of(MODEL))
+    with pytest.raises(BusyError, match=r"is in use by process \d+ on .* since 20.*; stop it"):
+        RobustStrategy.resume(tmp_path).start(grid_of(honest), record_of(MODEL), num_rounds=2)
+    first.close()
+
+
+def test_patience_outlasts_an_orphaned_server():
+    """About 15 seconds in practice."""
+    assert 30 <= audit_writer.PATIENCE_SECONDS <= 60
+
+
+def test_your_own_loop_does_not_go_on_from_a_model_that_is_out_of_date(tmp_path, monkeypatch):
+    monkeypatch.setattr(audit_writer, "SECONDS_BETWEEN_TRIES", 0.02)
+    first = strategy_of("median", audit_dir=tmp_path)
+    run_round(first, grid_of(honest), record_of(MODEL))
+    second = RobustStrategy.resume(tmp_path)
+    timer = threading.Timer(0.2, first.close)
+    timer.start()
+    run_round(first, grid_of(honest), record_of(MODEL), 2)
+    with pytest.raises(RuntimeError, match=r"went on to round 2 .* call resume again"):
+        run_round(second, grid_of(honest), record_of(MODEL), 2)
+    timer.join()
+    second.close()
+
+
+def test_a_waiting_server_reports_again_and_again_who_is_missing(monkeypatch, caplog):
+    caplog.set_level(logging.INFO, logger="flwr")
+    monkeypatch.setattr(node_sampling, "SECONDS_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr(node_sampling, "SECONDS_BETWEEN_REPORTS", 0.05)
+    grid = grid_of(honest, list(NODES))
+    strategy = strategy_of("median", min_available_nodes=11)
+    run_round(strategy, grid, record_of(MODEL))
+    grid.nodes = list(NODES)[:9]
+    timer = threading.Timer(0.3, lambda: setattr(grid, "nodes", list(NODES)))
+    timer.start()
+    run_round(strategy, grid, record_of(MODEL), 2)
+    timer.join()
+    lines = [r.getMessage() for r in caplog.records if "Waiting for nodes" in r.getMessage()]
+    assert 3 <= len(lines) <= 8
+    assert all("9 of 11 are connected" in line for line in lines)
+    assert all("not connected: 109, 110" in line for line in lines)
+
+
+def test_a_server_that_waits_for_replies_reports_again_and_again_who_is_missing(
+    monkeypatch, caplog
+):
+    caplog.set_level(logging.INFO, logger="flwr")
+    monkeypatch.setattr(reply_collection, "SECONDS_BETWEEN_REPORTS", 0.05)
+
+    def respond(message):
+        node = message.metadata.dst_node_id
+        return Message(content_of(honest(node, MODEL)), reply_to=message) if node < 109 else None
+
+    grid = HandMadeGrid(NODES, respond)
+    grid.pull_interval = 0.01
+    strategy = strategy_of("median", fraction_evaluate=0.0)
+    strategy.start(grid, record_of(MODEL), num_rounds=1, timeout=0.3)
+    lines = [r.getMessage() for r in caplog.records if "Waiting for replies" in r.getMessage()]
+    assert 3 <= len(lines) <= 8
+    assert all("2 of 11 are missing: nodes 109, 110" in line for line in lines)
+
+
+def test_reports_come_every_thirty_seconds():
+    assert node_sampling.SECONDS_BETWEEN_REPORTS == 30
+    assert reply_collection.SECONDS_BETWEEN_REPORTS == 30
+
+
+def test_known_nodes_survive_a_restart(tmp_path):
+    start(tmp_path)
+    assert RobustStrategy.resume(tmp_path).state.known_nodes == set(NODES)
+
+
+@pytest.mark.parametrize(("factor", "is_warned"), [(-10, True), (12, True), (1.2, False)])
+def test_a_long_turned_around_update_is_a_warning(factor, is_warned, caplog):
+    caplog.set_level(logging.INFO, logger="flwr")
+
+    def send(node, model):
+        arrays = honest(node, model)
+        scale = np.float32(factor if node == 104 else 1)
+        return {name: model[name] + scale * array for name, array in arrays.items()}
+
+    run_round(strategy_of("multi-krum"), grid_of(send), record_of(MODEL))
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    found = [each for each in warnings if "node 104" in each]
+    assert bool(found) == is_warned
+    if is_warned:
+        assert "times as long as the median" in found[0]
+        assert ("points against the update" in found[0]) == (factor < 0)
+        assert found[0].endswith("outvoted")
+
+
+def test_the_manifest_is_found_from_the_parent_folder(tmp_path):
+    start(tmp_path)
+    assert read_manifest(tmp_path).rule == "median"
+    assert Path(tmp_path / "manifest.json").exists() is False
