@@ -113,13 +113,23 @@ def find_log(folder: Path) -> Path:
 
     A server keeps every run in a folder of its own, logs of 0.1 lie in the folder itself.
     """
-    inside = [path for path in folder.glob("*/") if path.is_dir()] if folder.is_dir() else []
-    found = [
-        (manifest.started, path.name if path != folder else "", path)
+    found = _logs(folder)
+    return max(found)[2] if found else folder
+
+
+def num_logs(folder: Path) -> int:
+    """Return how many logs are here."""
+    return len(_logs(folder))
+
+
+def _logs(folder: Path) -> list[tuple[str, str, Path]]:
+    """Return when each log was started, and where it is."""
+    inside = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    return [
+        (manifest.started, "" if path == folder else path.name, path)
         for path in (folder, *inside)
         if (manifest := _manifest_in(path)) is not None
     ]
-    return max(found)[2] if found else folder
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -173,6 +183,8 @@ def read_log(folder: Path) -> AuditLog:
 
 LONG_OR_SHORT = 3.0
 """By which factor the norm of an outlier differs from the median of its round."""
+FEWEST = 3
+"""Of two clients nobody is the outlier."""
 TURNED = 0.25
 """By how much the cosine of an outlier is below the median of its round; it is negative, too."""
 
@@ -208,7 +220,8 @@ def is_cosine_outlier(cosines: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 
 def _median(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the median of the known values of each round, ``[..., 1]``; NaN if there are none."""
+    """Return the median of the known values of each round, ``[..., 1]``; NaN if they are few."""
+    is_enough = (~np.isnan(values)).sum(axis=-1, keepdims=True) >= FEWEST
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        return np.asarray(np.nanmedian(values, axis=-1, keepdims=True))
+        return np.where(is_enough, np.nanmedian(values, axis=-1, keepdims=True), np.nan)
