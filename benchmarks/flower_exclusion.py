@@ -4,7 +4,7 @@ python benchmarks/flower_exclusion.py
 python benchmarks/flower_exclusion.py -o benchmarks/results/flower-exclusion.json
 
 11 nodes, f = 2. In every round there is a direction of length 1; an honest node sends it plus a
-deviation, half of which is the node's own and the same in all rounds. The deviation of a usual node
+deviation. Half of it is the node's own and the same in all rounds. The deviation of a usual node
 is `spread` long, that of three nodes (or one) `factor` times as long. With an attack, two other
 nodes are Byzantine. Rates are shares of nodes over all trials; a node counts as excluded if it
 ever was in the rounds of a trial. "three drops in a row" is what `exclude_after=3` did in 0.1.

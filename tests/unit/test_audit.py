@@ -135,7 +135,7 @@ def test_counts_of_a_client():
 def production(num_rounds, *, num_dropped=2):
     """A log: a rule that drops the two highest of seven in every round.
 
-    eve attacks (ten times too long, turned around), odd is honest with unusual data, bad sends
+    eve attacks (ten times too long, reversed), odd is honest with unusual data, bad sends
     what cannot be read.
     """
 
@@ -158,7 +158,7 @@ def production(num_rounds, *, num_dropped=2):
     ]
 
 
-def test_malformed_replies_and_outliers_are_told_apart_from_being_outvoted(tmp_path, capsys):
+def test_malformed_replies_and_outliers_are_counted_apart_from_being_outvoted(tmp_path, capsys):
     write_log(tmp_path, production(8))
     by_name = {each.client: each for each in client_summaries(audit_log(tmp_path))}
     outvoted = {name: each.num_dropped for name, each in by_name.items()}
@@ -174,14 +174,14 @@ def test_malformed_replies_and_outliers_are_told_apart_from_being_outvoted(tmp_p
         assert column in head
 
 
-def test_an_audit_says_that_dropping_alone_proves_nothing(tmp_path, capsys):
+def test_an_audit_states_that_dropping_alone_proves_nothing(tmp_path, capsys):
     write_log(tmp_path, production(8))
     out = run(capsys, "audit", tmp_path).out
     assert "The rule dropped 2 clients in every round, whoever they were" in " ".join(out.split())
     assert "an honest client with unusual data looks like an attacker" in " ".join(out.split())
 
 
-def test_with_few_rounds_an_audit_says_that_they_are_too_few(tmp_path, capsys):
+def test_with_few_rounds_an_audit_states_that_they_are_too_few(tmp_path, capsys):
     write_log(tmp_path, production(3))
     out = run(capsys, "audit", tmp_path).out
     assert "Too few rounds to tell" in out

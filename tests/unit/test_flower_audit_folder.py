@@ -45,7 +45,7 @@ def test_resume_continues_the_newest_run_and_any_other_by_its_folder(tmp_path):
     assert sorted(path for path in tmp_path.iterdir()) == [first.run_dir, second.run_dir]
 
 
-def test_a_log_of_0_1_lies_in_the_folder_itself_and_is_resumed_there(tmp_path):
+def test_a_log_of_0_1_is_in_the_folder_itself_and_is_resumed_there(tmp_path):
     made, _ = start(tmp_path, num_rounds=2)
     for path in made.run_dir.iterdir():
         path.rename(tmp_path / path.name)
@@ -185,7 +185,7 @@ def test_known_nodes_survive_a_restart(tmp_path):
 
 
 @pytest.mark.parametrize(("factor", "is_warned"), [(-10, True), (12, True), (1.2, False)])
-def test_a_long_turned_around_update_is_a_warning(factor, is_warned, caplog):
+def test_a_long_reversed_update_is_a_warning(factor, is_warned, caplog):
     caplog.set_level(logging.INFO, logger="flwr")
 
     def send(node, model):

@@ -176,22 +176,22 @@ def test_after_so_many_malformed_replies_a_node_is_out():
 def outvote(exclusions, node, first, num_rounds):
     """Let rounds count against a node; return the round after them."""
     for round_ in range(first, first + num_rounds):
-        exclusions.record(round_, judged={node: True, 111: False})
+        exclusions.record(round_, verdicts={node: True, 111: False})
     return first + num_rounds
 
 
 def test_being_kept_is_evidence_for_a_node():
     exclusions = Exclusions(rate=0.01)
     for round_ in range(1, 200, 2):
-        exclusions.record(round_, judged={101: True})
-        exclusions.record(round_ + 1, judged={101: False})
+        exclusions.record(round_, verdicts={101: True})
+        exclusions.record(round_ + 1, verdicts={101: False})
     assert out(exclusions, 201) == []
 
 
 def test_nobody_is_excluded_unless_that_is_wanted():
     exclusions = Exclusions()
     for round_ in range(1, 50):
-        exclusions.record(round_, malformed=[101], judged={102: True})
+        exclusions.record(round_, malformed=[101], verdicts={102: True})
     assert out(exclusions, 50) == []
 
 
@@ -320,8 +320,8 @@ def test_the_strategy_stops_asking_and_logs_why(tmp_path):
     assert out_.reason == "excluded after round 2: malformed replies in round 1, round 2"
 
 
-def test_rounds_in_which_nothing_was_judged_are_no_evidence(tmp_path):
-    """Krum keeps one node of eleven: being dropped by it says nothing."""
+def test_rounds_without_a_verdict_are_no_evidence(tmp_path):
+    """Krum keeps one node of eleven: being dropped by it is no evidence."""
     grid = unusual((), 1.0, forge=lambda update: -10 * update)
     run_rounds(tmp_path, grid, 30, "krum", exclude_outvoted=0.1)
     assert excluded_in(tmp_path) == set()

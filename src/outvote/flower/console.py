@@ -113,16 +113,16 @@ def _log_nodes(what: str, clients: Sequence[ClientRecord]) -> None:
 
 
 def _suspicious(clients: Sequence[ClientRecord]) -> Iterator[str]:
-    """Yield a line for each update that is far too long, or long and turned around."""
+    """Yield a line for each update that is far too long, or long and reversed."""
     norms = np.array([each.norm for each in clients], dtype=float)
     cosines = np.array([each.cosine for each in clients], dtype=float)
-    ratios, is_turned = norm_ratios(norms), is_cosine_outlier(cosines)
+    ratios, is_reversed = norm_ratios(norms), is_cosine_outlier(cosines)
     is_long = is_norm_outlier(norms) & (ratios > 1)
     for k, each in enumerate(clients):
-        if ratios[k] >= VERY_LONG or (is_long[k] and is_turned[k]):
-            turned = f" and points against the update (cosine {cosines[k]:.2f})"
+        if ratios[k] >= VERY_LONG or (is_long[k] and is_reversed[k]):
+            against = f" and points against the update (cosine {cosines[k]:.2f})"
             outcome = "kept" if each.kept else each.reason or "not kept"
             yield (
                 f"node {each.client}: its update is {ratios[k]:.3g} times as long as the median"
-                f"{turned if is_turned[k] else ''}; {outcome}"
+                f"{against if is_reversed[k] else ''}; {outcome}"
             )

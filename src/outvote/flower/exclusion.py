@@ -34,18 +34,18 @@ class Exclusions:
         self._excluded: dict[int, tuple[int, Cause]] = {}
 
     def record(
-        self, round_: int, malformed: Iterable[int] = (), judged: Mapping[int, bool] | None = None
+        self, round_: int, malformed: Iterable[int] = (), verdicts: Mapping[int, bool] | None = None
     ) -> None:
-        """Add a round: who sent malformed replies, and for whom the rule judged, whether against.
+        """Add a round: who sent malformed replies, and whether it counts against other nodes.
 
-        A round counts against a node if it was dropped and far from the others.
+        A round counts against a node if the rule dropped it and it was far from the others.
         """
         for node in malformed:
             known = [*self._malformed.get(node, []), round_]
             self._malformed[node] = known[-max(MOST_KEPT, self.exclude_after or 0) :]
             if self.exclude_after and len(known) >= self.exclude_after:
                 self._excluded[node] = round_, "malformed"
-        for node, is_against in (judged or {}).items():
+        for node, is_against in (verdicts or {}).items():
             if node in self._excluded:
                 continue  # It is asked because too few others are there; its test is over.
             test = self._tests.setdefault(node, SequentialTest())

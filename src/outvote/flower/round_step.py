@@ -92,7 +92,7 @@ def finish_round(
     state.exclusions.record(
         request.round,
         [node for node in malformed if node in nodes],
-        _judged(settings, updates, decision, measures),
+        _verdicts(settings, updates, decision, measures),
     )
     if settings.train_metrics_aggr_fn is not None:
         usable = [sorted_.contents[node] for node in updates.replies]
@@ -214,10 +214,10 @@ def _measure(updates: NodeUpdates, verdict: Verdict | None) -> Measures:
     return Measures(cosines=cosines, distances=unknown if distances is None else distances)
 
 
-def _judged(
+def _verdicts(
     settings: Settings, updates: NodeUpdates, decision: Decision, measures: Measures
 ) -> dict[int, bool]:
-    """Return for each node that the rule judged whether the round counts against it."""
+    """Return for each node that the rule got whether the round counts against it."""
     if not decision.blames or decision.verdict is None:
         return {}
     dropped = set(decision.verdict.dropped or ())

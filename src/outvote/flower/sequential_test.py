@@ -45,7 +45,7 @@ class SequentialTest:
     """Of each bet, summed over the rounds at which betting began."""
 
     def add(self, *, is_against: bool) -> None:
-        """Add a round in which the rule judged the node."""
+        """Add a round in which the rule got an update of the node."""
         self.num_rounds += 1
         self.num_against += is_against
         # Betting from round t on gets the share 1 / (t (t + 1)) of the capital; they sum to 1.

@@ -280,10 +280,10 @@ def client_summaries(audit: Audit) -> list[ClientSummary]:
     """Return all clients, the most suspicious first; those never compared with others last."""
     suspicion, error = _suspicions(audit)
     received, dropped = audit.is_received, audit.marks == Mark.DROPPED
-    judged = dropped | (audit.marks == Mark.KEPT)
+    decided = dropped | (audit.marks == Mark.KEPT)
     num_received, num_dropped = received.sum(axis=0), dropped.sum(axis=0)
-    num_judged = judged.sum(axis=0)
-    streaks = longest_streaks(judged, dropped)
+    num_decided = decided.sum(axis=0)
+    streaks = longest_streaks(decided, dropped)
     counts = {mark: (audit.marks == mark).sum(axis=0) for mark in Mark}
     num_sampled = len(audit.rounds) - counts[Mark.ABSENT] - counts[Mark.EXCLUDED]
     last_reasons = {column: text for (_, column), text in sorted(audit.reasons.items())}
@@ -294,7 +294,7 @@ def client_summaries(audit: Audit) -> list[ClientSummary]:
     records = []
     for k, client in enumerate(audit.clients):
         seen = np.flatnonzero(received[:, k])
-        is_reported = bool(num_judged[k]) or not counts[Mark.UNKNOWN][k]
+        is_reported = bool(num_decided[k]) or not counts[Mark.UNKNOWN][k]
         records.append(
             ClientSummary(
                 client=client,
@@ -303,7 +303,7 @@ def client_summaries(audit: Audit) -> list[ClientSummary]:
                 num_sampled=int(num_sampled[k]),
                 num_received=int(num_received[k]),
                 num_dropped=int(num_dropped[k]) if is_reported else None,
-                drop_rate=float(num_dropped[k] / num_judged[k]) if num_judged[k] else np.nan,
+                drop_rate=float(num_dropped[k] / num_decided[k]) if num_decided[k] else np.nan,
                 longest_streak=int(streaks[k]) if is_reported else None,
                 suspicion=float(suspicion[k]),
                 error=float(error[k]),
@@ -410,8 +410,8 @@ def findings(audit: Audit, records: Sequence[ClientSummary]) -> tuple[str, ...]:
         found.append(f"Malformed or not finite replies: {_listed(unusable)}.")
     is_dropped = audit.marks == Mark.DROPPED
     if audit.is_byzantine is None and is_dropped.any():
-        is_judged = (is_dropped | (audit.marks == Mark.KEPT)).any(axis=1)
-        numbers = set(is_dropped.sum(axis=1)[is_judged].tolist())
+        is_decided = (is_dropped | (audit.marks == Mark.KEPT)).any(axis=1)
+        numbers = set(is_dropped.sum(axis=1)[is_decided].tolist())
         many = f"{max(numbers)} client{'s' * (max(numbers) != 1)}"
         always = f"The rule dropped {many} in every round, whoever they were" * (len(numbers) == 1)
         found.append(

@@ -185,7 +185,7 @@ LONG_OR_SHORT = 3.0
 """By which factor the norm of an outlier differs from the median of its round."""
 FEWEST = 3
 """Of two clients nobody is the outlier."""
-TURNED = 0.25
+REVERSED = 0.25
 """By how much the cosine of an outlier is below the median of its round; it is negative, too."""
 
 
@@ -216,7 +216,7 @@ def is_cosine_outlier(cosines: NDArray[np.float64]) -> NDArray[np.bool_]:
     [False, False, False, False]
     """
     with np.errstate(invalid="ignore"):
-        return (cosines < 0) & (cosines < _median(cosines) - TURNED)
+        return (cosines < 0) & (cosines < _median(cosines) - REVERSED)
 
 
 def _median(values: NDArray[np.float64]) -> NDArray[np.float64]:
