@@ -2,8 +2,6 @@
 
 import logging
 import stat
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +13,21 @@ from flower_small import MODEL, NODES, grid_of, strategy_of
 from outvote.flower import RobustStrategy, audit_writer, node_sampling, reply_collection
 from outvote.results.audit_log import find_log, read_audit, read_manifest
 from outvote.results.disk import BusyError
+
+
+class Clock:
+    """Time that passes only in `sleep`; at some times something happens."""
+
+    def __init__(self, events=None):
+        self.now, self.events = 0.0, dict(events or {})
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+        for moment in [each for each in self.events if each <= self.now]:
+            self.events.pop(moment)()
 
 
 def start(folder, num_rounds=1, **settings):
@@ -86,102 +99,88 @@ def test_a_relative_folder_is_printed_with_its_full_path_and_survives_a_change_o
 
 
 def test_a_server_that_is_about_to_end_is_waited_for_and_named(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(audit_writer, "SECONDS_BETWEEN_TRIES", 0.02)
     first = strategy_of("median", audit_dir=tmp_path)
     run_round(first, grid_of(honest), record_of(MODEL))
     second = RobustStrategy.resume(tmp_path)
     assert second.state.round == 1
-
-    def end_soon():
-        # Meanwhile the first server ends another round.
-        run_round(first, grid_of(honest), record_of(MODEL), 2)
-        time.sleep(0.2)
-        first.close()
-
-    thread = threading.Thread(target=end_soon)
-    thread.start()
+    # Meanwhile the first server ends another round.
+    run_round(first, grid_of(honest), record_of(MODEL), 2)
+    monkeypatch.setattr(audit_writer, "time", Clock({15: first.close}))
     grid = grid_of(honest)
     second.start(grid, record_of(MODEL), num_rounds=3)
-    thread.join()
-    assert "is in use by process" in caplog.text
+    waits = [r.getMessage() for r in caplog.records if "is in use by process" in r.getMessage()]
+    assert len(waits) == 2
+    assert waits[0].endswith("waiting up to 60 s for it.")
     assert [entry.round for entry in read_audit(tmp_path)] == [1, 2, 3]
     assert len(grid.asked) == 2  # Round 3 alone: training and evaluation.
 
 
 def test_a_server_that_does_not_end_is_an_error_that_names_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(audit_writer, "SECONDS_BETWEEN_TRIES", 0.02)
-    monkeypatch.setattr(audit_writer, "PATIENCE_SECONDS", 0.1)
+    clock = Clock()
+    monkeypatch.setattr(audit_writer, "time", clock)
     first = strategy_of("median", audit_dir=tmp_path)
     run_round(first, grid_of(honest), record_of(MODEL))
     with pytest.raises(BusyError, match=r"is in use by process \d+ on .* since 20.*; stop it"):
         RobustStrategy.resume(tmp_path).start(grid_of(honest), record_of(MODEL), num_rounds=2)
     first.close()
-
-
-def test_patience_outlasts_an_orphaned_server():
-    """About 15 seconds in practice."""
-    assert 30 <= audit_writer.PATIENCE_SECONDS <= 60
+    assert clock.now == 60  # An orphaned server needs about 15 seconds.
 
 
 def test_your_own_loop_does_not_go_on_from_a_model_that_is_out_of_date(tmp_path, monkeypatch):
-    monkeypatch.setattr(audit_writer, "SECONDS_BETWEEN_TRIES", 0.02)
     first = strategy_of("median", audit_dir=tmp_path)
     run_round(first, grid_of(honest), record_of(MODEL))
     second = RobustStrategy.resume(tmp_path)
-    timer = threading.Timer(0.2, first.close)
-    timer.start()
     run_round(first, grid_of(honest), record_of(MODEL), 2)
+    monkeypatch.setattr(audit_writer, "time", Clock({5: first.close}))
     with pytest.raises(RuntimeError, match=r"went on to round 2 .* call resume again"):
         run_round(second, grid_of(honest), record_of(MODEL), 2)
-    timer.join()
     second.close()
 
 
-def test_a_waiting_server_reports_again_and_again_who_is_missing(monkeypatch, caplog):
+def test_a_waiting_server_reports_every_thirty_seconds_who_is_missing(monkeypatch, caplog):
     caplog.set_level(logging.INFO, logger="flwr")
-    monkeypatch.setattr(node_sampling, "SECONDS_BETWEEN_LOOKS", 0.01)
-    monkeypatch.setattr(node_sampling, "SECONDS_BETWEEN_REPORTS", 0.05)
     grid = grid_of(honest, list(NODES))
     strategy = strategy_of("median", min_available_nodes=11)
     run_round(strategy, grid, record_of(MODEL))
     grid.nodes = list(NODES)[:9]
-    timer = threading.Timer(0.3, lambda: setattr(grid, "nodes", list(NODES)))
-    timer.start()
+    come_back = {100: lambda: setattr(grid, "nodes", list(NODES))}
+    monkeypatch.setattr(node_sampling, "time", Clock(come_back))
     run_round(strategy, grid, record_of(MODEL), 2)
-    timer.join()
     lines = [r.getMessage() for r in caplog.records if "Waiting for nodes" in r.getMessage()]
-    assert 3 <= len(lines) <= 8
-    assert all("9 of 11 are connected" in line for line in lines)
-    assert all("not connected: 109, 110" in line for line in lines)
+    rest = "9 of 11 are connected; not connected: 109, 110"
+    assert lines == [f"Waiting for nodes for {k} s: {rest}" for k in (0, 30, 60, 90)]
 
 
-def test_a_server_that_waits_for_replies_reports_again_and_again_who_is_missing(
+def test_a_server_that_waits_for_replies_reports_every_thirty_seconds_who_is_missing(
     monkeypatch, caplog
 ):
     caplog.set_level(logging.INFO, logger="flwr")
-    monkeypatch.setattr(reply_collection, "SECONDS_BETWEEN_REPORTS", 0.05)
+    monkeypatch.setattr(reply_collection, "time", Clock())
 
     def respond(message):
         node = message.metadata.dst_node_id
         return Message(content_of(honest(node, MODEL)), reply_to=message) if node < 109 else None
 
-    grid = HandMadeGrid(NODES, respond)
-    grid.pull_interval = 0.01
     strategy = strategy_of("median", fraction_evaluate=0.0)
-    strategy.start(grid, record_of(MODEL), num_rounds=1, timeout=0.3)
+    strategy.start(HandMadeGrid(NODES, respond), record_of(MODEL), num_rounds=1, timeout=100)
     lines = [r.getMessage() for r in caplog.records if "Waiting for replies" in r.getMessage()]
-    assert 3 <= len(lines) <= 8
-    assert all("2 of 11 are missing: nodes 109, 110" in line for line in lines)
-
-
-def test_reports_come_every_thirty_seconds():
-    assert node_sampling.SECONDS_BETWEEN_REPORTS == 30
-    assert reply_collection.SECONDS_BETWEEN_REPORTS == 30
+    rest = "2 of 11 are missing: nodes 109, 110"
+    assert lines == [f"Waiting for replies for {k} s of 100 s: {rest}" for k in (30, 60, 90)]
 
 
 def test_known_nodes_survive_a_restart(tmp_path):
     start(tmp_path)
     assert RobustStrategy.resume(tmp_path).state.known_nodes == set(NODES)
+
+
+def test_known_nodes_do_not_grow_for_ever(monkeypatch):
+    monkeypatch.setattr(node_sampling, "MOST_KNOWN", 25)
+    grid = grid_of(honest)
+    strategy = strategy_of("median", fraction_evaluate=0.0)
+    for number in range(1, 6):
+        grid.nodes = list(range(100 * number, 100 * number + 11))
+        run_round(strategy, grid, record_of(MODEL), number)
+    assert strategy.state.known_nodes == set(range(400, 411)) | set(range(500, 511))
 
 
 @pytest.mark.parametrize(("factor", "is_warned"), [(-10, True), (12, True), (1.2, False)])

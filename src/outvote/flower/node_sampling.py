@@ -18,6 +18,7 @@ from outvote.seeding import RandomStream
 LOG = getLogger("flwr")
 SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_BETWEEN_REPORTS = 30.0
+MOST_KNOWN = 10_000
 
 
 @final
@@ -105,6 +106,8 @@ def _wait(
             _report_waiting(online, num_needed, state.known_nodes, waited)
             reported = waited
         time.sleep(SECONDS_BETWEEN_LOOKS)
+    if len(state.known_nodes) > MOST_KNOWN:  # Strangers may connect under ever new ids.
+        state.known_nodes.clear()
     state.known_nodes.update(online)
     return online, max(int(len(online) * fraction), at_least)
 
