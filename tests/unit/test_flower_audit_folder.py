@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import Message
+from flwr.app import Message, MetricRecord
 
 from bad_replies import HandMadeGrid, content_of, honest, record_of, run_round
 from flower_small import MODEL, NODES, grid_of, strategy_of
@@ -83,6 +83,19 @@ def test_folders_are_for_the_owner_alone(tmp_path):
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in strategy.run_dir.iterdir()}
     assert len(modes) >= 4
     assert set(modes.values()) == {0o600}, modes
+
+
+def test_files_are_for_the_owner_alone_from_the_start(tmp_path):
+    modes = []
+
+    def evaluate(number, arrays):
+        modes.extend(stat.S_IMODE(path.stat().st_mode) for path in strategy.run_dir.iterdir())
+        return MetricRecord({"accuracy": 0.5})
+
+    strategy = strategy_of("median", audit_dir=tmp_path, checkpoint_every=10)
+    strategy.start(grid_of(honest), record_of(MODEL), num_rounds=2, evaluate_fn=evaluate)
+    assert len(modes) >= 12
+    assert set(modes) == {0o600}
 
 
 def test_a_relative_folder_is_printed_with_its_full_path_and_survives_a_change_of_folder(

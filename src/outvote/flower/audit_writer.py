@@ -234,6 +234,7 @@ def _start_log(folder: Path, settings: Settings) -> None:
     disk.remove_temporaries(folder)
     for name in (LINES, METRICS):
         disk.cut_unfinished(folder / name)
+        (folder / name).touch(mode=0o600)
     manifest = Manifest(
         rule=str(settings.rule),
         num_byzantine=settings.num_byzantine,
