@@ -259,7 +259,7 @@ def test_an_empty_log_is_a_page_too(browser, folder):
     write_log(folder / "empty", [])
     write_log_audit(audit_log(folder / "empty"), folder / "empty.html")
     browser.open(folder / "empty.html")
-    assert "No client is more than three errors" in browser.texts("#run")[0]
+    assert "Too few rounds to tell" in browser.texts("#run")[0]
 
 
 def test_what_honest_clients_get_is_a_choice_where_runs_have_it(browser, report, results, folder):

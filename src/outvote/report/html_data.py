@@ -27,6 +27,7 @@ MAX_VERDICTS = 700_000
 MAX_REASONS = 2000
 MAX_TEXT = 300
 """So many characters of a name or a reason are kept: others wrote them, at any length."""
+MAX_FINDING = 2000
 NO_RANK, RANK_SCALE = 255, 250
 INFINITE, UNKNOWN = 65535, 65534
 """Codes of measured numbers; 0 is an exact zero, unless numbers below zero are there."""
@@ -206,19 +207,20 @@ def _audit_entry(audit: Audit, every: int) -> dict[str, Any]:
         "matrix": _matrix(audit, every),
         "records": _records(records, texts),
         "detection": None if found is None else asdict(found),
+        "findings": [shortened(each, MAX_FINDING) for each in audits.findings(audit, records)],
         "byzantine": None if audit.is_byzantine is None else packed_whole(audit.is_byzantine),
         "reasons": _reasons(audit.reasons, every, texts),
         "texts": list(texts),
     }
 
 
-def shortened(text: str) -> str:
+def shortened(text: str, most: int = MAX_TEXT) -> str:
     r"""Return a text without what would turn or hide the words around it; its beginning if long.
 
     >>> len(shortened("x" * 10_000)), shortened("a\u202eb")
     (300, 'a\\u202eb')
     """
-    text = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
+    text = text if len(text) <= most else f"{text[: most - 1]}…"
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
@@ -247,7 +249,7 @@ def _records(records: Sequence[ClientSummary], texts: dict[str, int]) -> dict[st
         return np.array([unknown if value is None else value for value in values], dtype=float)
 
     reasons = [_once(shortened(each.reason), texts) for each in records]
-    measured = [name for name in ("norm", "cosine") if not np.isnan(column(name)).all()]
+    measured = [name for name in ("norm", "cosine", "distance") if not np.isnan(column(name)).all()]
     return {
         "num": len(records),
         "last_seen": packed_whole(column("last_seen", unknown=0)),
@@ -338,5 +340,6 @@ SERIES: dict[str, Callable[[NDArray[Any]], Packed]] = {
 RECORD: dict[str, Callable[[NDArray[Any]], Packed]] = {
     **dict.fromkeys(("suspicion", "error", "drop_rate"), packed_shares),
     **dict.fromkeys(("index", "num_sampled", "num_received", "num_rejected"), packed_whole),
+    **dict.fromkeys(("num_norm_outliers", "num_cosine_outliers"), packed_whole),
     **dict.fromkeys(("num_dropped", "longest_streak"), packed_counts),
 }
