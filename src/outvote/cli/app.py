@@ -22,7 +22,7 @@ FINE, FAILED, WRONG_USE = 0, 1, 2
 # The modules of this package that have a `command`.
 VERBS = (
     *("aggregate", "audit", "bench", "data", "demo", "doctor", "export", "list"),
-    *("new", "plan", "plot", "report", "run", "show", "stress", "table"),
+    *("new", "plan", "plot", "report", "run", "show", "stress", "table", "verify"),
 )
 
 
@@ -53,8 +53,10 @@ def explain(error: BaseException) -> tuple[int, str]:
     if isinstance(error, click.UsageError):
         where = error.ctx.command_path if error.ctx is not None else "outvote"
         return WRONG_USE, f"{_sentence(error.format_message())} See '{where} --help'."
-    from outvote.results.disk import StoreError  # loads msgspec, which --help does without
+    from outvote.results.disk import OutputError, StoreError  # loads msgspec, unlike --help
 
+    if isinstance(error, OutputError):
+        return WRONG_USE, _sentence(str(error))
     if isinstance(error, WorkFailed | StoreError):
         return FAILED, _sentence(str(error))
     if isinstance(error, click.Abort | KeyboardInterrupt):
@@ -93,6 +95,7 @@ outvote run CONFIG.toml            simulate federations, resumed where they stop
 outvote new DIR                    a small project with a rule, an attack and a model of your own
 outvote bench SUITE                the paper's tables and figures, or a suite of your own
 outvote table RUNS --paper         tables, with the paper's numbers; also plot, report, export
+outvote verify RUNS                check every file of every run; run and bench repair them
 outvote audit FOLDER               who looks suspicious, in a simulation or a server's log
 outvote aggregate updates          the files of many clients become one update
 outvote list rules                 all rules; also attacks, models, datasets, suites, runs

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from outvote.experiment.plan import Plan, RunEnd
     from outvote.experiment.scheduler import Workers
+    from outvote.results.schema import Round
 
 NUMBERS = {
     "best": "best",
@@ -176,13 +177,17 @@ class Outcomes:
     def __init__(
         self, ends: Sequence["RunEnd"], signal_code: int, *, is_time_up: bool = False
     ) -> None:
-        """Read the results of runs that are over or half done."""
+        """Read the results of runs that are over or half done; of a damaged one there are none."""
+        from outvote.results.check import check_run
         from outvote.results.series import series_of, summary_of
+
+        def rounds(end: "RunEnd") -> "list[Round]":
+            found = check_run(end.job.folder)
+            return found.rounds if found.is_usable else []
 
         self.ends, self.signal_code, self.is_time_up = ends, signal_code, is_time_up
         self.summaries = [
-            summary_of(series_of(end.job.folder.rounds()), attack=end.job.spec.attack)
-            for end in ends
+            summary_of(series_of(rounds(end)), attack=end.job.spec.attack) for end in ends
         ]
 
     @property

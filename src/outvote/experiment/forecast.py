@@ -20,6 +20,7 @@ from outvote.experiment.plan import (
     stack_key,
     table_cells,
 )
+from outvote.results.check import check_run
 from outvote.results.disk import StoreError
 from outvote.results.folder import RunFolder, find_runs
 from outvote.suites.suite import Part, Suite
@@ -93,10 +94,11 @@ def known_speeds(root: Path, device: str, jobs: Iterable[Job]) -> dict[Hashable,
     for folder in find_runs(root):
         # Damaged, or of a rule whose file is gone.
         with suppress(StoreError, ValueError, TypeError):
-            status, environment = folder.status(), folder.environment()
+            checked = check_run(folder)
+            status, environment = checked.status, checked.environment
             if status is None or environment is None or environment.device != device:
                 continue
-            key = _kind(folder) if status.is_over else None
+            key = _kind(folder) if status.is_over and checked.is_usable else None
             if key in wanted and (seconds := _seconds_per_round(folder)) is not None:
                 num_threads = environment.num_threads if device == "cpu" else 1
                 found.setdefault(key, []).append(seconds * num_threads)

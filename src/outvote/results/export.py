@@ -17,9 +17,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from outvote.results.check import check_settings
 from outvote.results.disk import DamagedFileError, StoreError
 from outvote.results.renamed import COLUMNS, renamed_settings
-from outvote.results.run import Result, check_config
+from outvote.results.run import Result
 from outvote.results.schema import Environment, Outcome, Status
 from outvote.results.series import (
     COUNTS_OR_NAN,
@@ -204,7 +205,7 @@ def _result(row: Mapping[str, Any], where: str) -> Result:
             clients=_clients(row),
         )
     # A row that is too short has None for the fields that it lacks.
-    except (ValueError, TypeError, AttributeError, msgspec.MsgspecError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError, msgspec.MsgspecError) as error:
         raise DamagedFileError(f"{where} is damaged: {error}") from error
 
 
@@ -224,7 +225,10 @@ def _config(text: str, where: str) -> Mapping[str, Any]:
     found = json.loads(text)
     if not isinstance(found, dict):
         raise ValueError("its config is not a table")  # noqa: TRY004  (the file is wrong)
-    check_config(found, where)
+    try:
+        check_settings(found)
+    except DamagedFileError as error:
+        raise DamagedFileError(f"{where} {error}") from error
     return renamed_settings(found)
 
 
