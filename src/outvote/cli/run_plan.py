@@ -1,6 +1,6 @@
 """Executes a plan for `run`, `bench` and `demo`: signals, workers, the table at the end."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -57,6 +57,31 @@ weights_option = click.option(
     is_flag=True,
     help="Do not keep the final weights of finished runs; tables do not need them.",
 )
+
+allow_code_option = click.option(
+    "--allow-code",
+    is_flag=True,
+    envvar="OUTVOTE_ALLOW_CODE",
+    show_envvar=True,
+    help="Execute the Python files that the settings name (path.py:name).",
+)
+
+
+def consent(
+    allow_code: bool, texts: Iterable[str], folder: Path = Path()
+) -> AbstractContextManager[None]:
+    """Allow the code that the user named on the command line, and all code with --allow-code.
+
+    Settings may be those of others: reading them executes nothing. What is named is looked for in
+    the working directory, then in a folder.
+    """
+    if allow_code:
+        return nullcontext()
+    from outvote.loading import only_code_of
+    from outvote.results.labels import user_files
+
+    named = [Path(path) for text in texts for path in user_files(text)]
+    return only_code_of(path if path.is_file() else folder / path for path in named)
 
 
 @final

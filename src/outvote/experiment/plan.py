@@ -12,12 +12,12 @@ from msgspec import structs
 
 from outvote.errors import closest
 from outvote.experiment.run_spec import DataSpec, RunSpec, as_table, checked, file_digests, to_toml
-from outvote.grids import expand, merged, nested
-from outvote.loading import set_project
+from outvote.grids import expand, flat, merged, nested
+from outvote.loading import check_allowed, set_project
 from outvote.results.check import CheckedRun, check_run
 from outvote.results.disk import DamagedFileError
 from outvote.results.folder import RunFolder, Writer
-from outvote.results.labels import names_of, value_of
+from outvote.results.labels import names_of, user_files, value_of
 from outvote.results.renamed import renamed_settings
 from outvote.results.schema import CodeUsed, DataUsed, Outcome, Status
 from outvote.suites.presets import PRESETS
@@ -189,9 +189,18 @@ def make_plan(
         )
     own = {key: value for key, value in table.items() if key not in OUTSIDE}
     whole = merged(PRESETS[name] if name else {}, own)
+    _check_code(whole)
     specs = [checked(make_spec(each)) for each in expand(whole)]
     by_hash = {spec.hash: spec for spec in specs}
     return Plan(folder, tuple(by_hash.values()), tuple(by_hash))
+
+
+def _check_code(table: Mapping[str, Any]) -> None:
+    """Refuse user code that nobody has allowed, whichever setting names it."""
+    for value in flat(table).values():
+        for text in value if isinstance(value, list) else [value]:
+            for path in user_files(text) if isinstance(text, str) else ():
+                check_allowed(path)
 
 
 def is_suite_name(name: Any) -> bool:

@@ -10,8 +10,10 @@ import numpy as np
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
+from outvote.limits import check_members
 from outvote.results.disk import DamagedFileError, StoreError, read_json, read_readable
 from outvote.results.schema import Round
+from outvote.text import shortened
 
 
 def audit_arrays(
@@ -49,40 +51,31 @@ def to_npz(arrays: dict[str, NDArray[Any]]) -> bytes:
 
 
 AUDIT_NAME = "audit.npz"
-MOST_AUDIT_BYTES = 1 << 30
-"""Of all arrays of an audit.npz; a run of 1,000 clients and 1,000 rounds has 12 MB."""
+MOST_AUDIT_BYTES = 1 << 27
+"""Of the arrays of an audit.npz that are read, in all."""
 
 
-def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """Read an audit.npz; one that is damaged, or larger than any run's, is a DamagedFileError."""
+def read_arrays(path: Path, *names: str) -> list[NDArray[Any]]:
+    """Read some arrays of an audit.npz; a damaged or a too large one is a DamagedFileError."""
     try:
         # Opened here, because numpy leaves a file that is no archive open.
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
-            _check_size(archive, path)
+            check_members(archive, [f"{name}.npy" for name in names], MOST_AUDIT_BYTES)
             file.seek(0)
             with np.load(file, allow_pickle=False) as arrays:
-                return {name: arrays[name] for name in arrays.files}
-    except (DamagedFileError, FileNotFoundError):
+                return [arrays[name] for name in names]
+    except FileNotFoundError:
         raise
     # An archive has many ways to be wrong: its directory, its compression, its encryption.
     except Exception as error:
-        raise DamagedFileError(f"{path} is damaged: {error}") from error
-
-
-def _check_size(archive: zipfile.ZipFile, path: Path) -> None:
-    num_bytes = sum(each.file_size for each in archive.infolist())
-    if num_bytes > MOST_AUDIT_BYTES:
-        raise DamagedFileError(
-            f"{path} is damaged: {num_bytes:,} bytes of arrays, at most {MOST_AUDIT_BYTES:,} are "
-            "read"
-        )
+        raise DamagedFileError(f"{path} is damaged: {shortened(str(error))}") from error
 
 
 def read_label_counts(path: Path) -> NDArray[np.int64]:
     """Return how many samples of each class a client owns; damage is a DamagedFileError."""
-    counts = read_arrays(path).get("label_counts")
-    if counts is None or counts.ndim != 2 or counts.dtype.kind not in "iu":
-        raise DamagedFileError(f"{path} is damaged: it has no table of label counts")
+    (counts,) = read_arrays(path, "label_counts")
+    if counts.ndim != 2 or counts.dtype.kind not in "iu":
+        raise DamagedFileError(f"{path} is damaged: its label counts are no table of counts")
     if counts.size and (counts.min() < 0 or counts.max() >= 1 << 32):
         raise DamagedFileError(f"{path} is damaged: its label counts are outside 0 to {1 << 32}")
     return counts.astype(np.int64)
@@ -92,16 +85,14 @@ def check_audit(path: Path, rounds: Sequence[Round]) -> str:
     """Return how an audit.npz differs from the rounds of its run; "" where it does not."""
     try:
         read_label_counts(path)
-        arrays = read_arrays(path)
+        number, sampled = read_arrays(path, "round", "is_sampled")
     except FileNotFoundError:
         return "is gone"
     except DamagedFileError as error:
         return str(error).removeprefix(f"{path} ")
-    number = np.array([each.round for each in rounds], dtype=np.int64)
-    if not np.array_equal(arrays.get("round", ()), number):
+    if not np.array_equal(number, [each.round for each in rounds]):
         return "is damaged: its rounds are not those of metrics.jsonl"
-    sampled = arrays.get("is_sampled")
-    if sampled is None or sampled.ndim != 2 or len(sampled) != len(rounds):
+    if sampled.ndim != 2 or len(sampled) != len(rounds):
         return "is damaged: it does not have who was sampled"
     for row, each in zip(sampled, rounds, strict=True):
         if np.flatnonzero(row).tolist() != sorted(each.clients):

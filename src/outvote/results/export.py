@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from outvote.limits import GZIP, TooLargeError, read_at_most, unpacked
 from outvote.results.check import check_settings
 from outvote.results.disk import DamagedFileError, StoreError
 from outvote.results.renamed import COLUMNS, renamed_settings
@@ -116,8 +117,10 @@ def _packed(content: bytes) -> bytes:
     return file.getvalue()
 
 
-GZIP = b"\x1f\x8b"
-LONGEST_FIELD = 2**31 - 1
+MOST_BYTES = 100_000_000
+"""Of an export that is read, unpacked: about 30 times the largest of all tables of the paper."""
+LONGEST_FIELD = 4_000_000
+"""Of one field, in characters: more than 200,000 rounds of a run."""
 
 
 def read_export(path: Path) -> list[Result]:
@@ -134,10 +137,13 @@ def read_export(path: Path) -> list[Result]:
 
 def _text(path: Path) -> str:
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            content = read_at_most(file, MOST_BYTES)
         if content.startswith(GZIP):
-            content = gzip.decompress(content)
+            content = unpacked(content, MOST_BYTES)
         return content.decode()
+    except TooLargeError as error:
+        raise DamagedFileError(f"{path} is too large: {error}; make several exports") from error
     except UnicodeDecodeError as error:
         raise StoreError(_no_export(path)) from error
     except (OSError, EOFError, zlib.error) as error:
