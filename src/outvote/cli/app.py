@@ -18,6 +18,11 @@ from outvote.cli.verb import CONTEXT, VerbGroup, WorkFailed, debug_option
 from outvote.errors import OutvoteWarning
 
 FINE, FAILED, WRONG_USE = 0, 1, 2
+IS_POSIX = os.name == "posix"
+NOT_POSIX = (
+    "outvote is made for Linux and other POSIX systems: on this one no run can be stored, because "
+    "files cannot be locked; on Windows, use WSL."
+)
 
 # The modules of this package that have a `command`.
 VERBS = (
@@ -36,6 +41,8 @@ def main(args: Sequence[str] | None = None) -> int:
     # Before torch is loaded: threads that spin while they wait bring a busy machine to a halt.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     _accept_any_text()
+    if not IS_POSIX:
+        print_message(NOT_POSIX)
     try:
         with _warnings_on_one_line():
             result = program.main(words, prog_name="outvote", standalone_mode=False)
@@ -59,6 +66,9 @@ def explain(error: BaseException) -> tuple[int, str]:
         return WRONG_USE, _sentence(str(error))
     if isinstance(error, WorkFailed | StoreError):
         return FAILED, _sentence(str(error))
+    aborted = error.__cause__ if isinstance(error, click.Abort) else error
+    if code := getattr(aborted, "exit_code", 0) if isinstance(aborted, KeyboardInterrupt) else 0:
+        return int(code), f"{aborted}; run the same command again to resume."
     if isinstance(error, click.Abort | KeyboardInterrupt):
         return FAILED, "interrupted; run the same command again."
     from outvote.loading import user_line

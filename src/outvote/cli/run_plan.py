@@ -110,7 +110,11 @@ def run_plan(plan: "Plan", how: Execution) -> "Outcomes":
     device = find_device(how.device)
     until = float("inf") if how.max_minutes is None else monotonic() + 60 * how.max_minutes
     check_data(plan)
-    with StopSignal() as stop, shown_progress() as listener, _workers(how) as workers:
+    with (
+        shown_progress() as listener,
+        StopSignal(listener.describe_stop) as stop,
+        _workers(how) as workers,
+    ):
         runner = Runner(
             output=how.output,
             device=device,

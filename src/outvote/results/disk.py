@@ -17,7 +17,7 @@ import msgspec
 
 from outvote.results.renamed import renamed_line
 
-# Windows has no fcntl: there, nothing is locked.
+# Windows has no fcntl: there, no run can be stored, see `lock`.
 fcntl: Any = importlib.import_module("fcntl") if find_spec("fcntl") else None
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NO_PLACE = (
@@ -133,9 +133,12 @@ def lock(path: Path) -> BinaryIO:
 
     Other faults (a file system without locks, say) are OSErrors.
     """
-    file = path.open("ab")
     if fcntl is None:
-        return file
+        raise OutputError(
+            f"{path.parent} cannot be locked on this system, so no run can be stored; use Linux or "
+            "another POSIX system, on Windows WSL"
+        )
+    file = path.open("ab")
     for is_last in (False, False, True):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
