@@ -18,7 +18,33 @@ from outvote.user_objects import find_object, is_user_object
 
 WORD = re.compile(r"[^\s(),='\"]+")
 TOKEN = re.compile(rf"\s*('[^']*'|\"[^\"]*\"|[(),=]|{WORD.pattern})")
+MOST_NESTED = 50
+"""So many parentheses inside each other are read."""
+LONGEST_SHOWN = 200
+"""So many characters of a text from elsewhere are put into a message."""
 WORDS = {"true": True, "false": False, "none": None}
+
+
+def shortened(text: str) -> str:
+    """Return a text for a message: its beginning if it is long.
+
+    >>> len(shortened("x" * 10**6))
+    200
+    """
+    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 1]}…"
+
+
+def nesting(text: str) -> int:
+    """Return how many parentheses of a text are inside each other.
+
+    >>> nesting("gas(bucketing(rfa, size=2))")
+    2
+    """
+    depth = deepest = 0
+    for each in text:
+        depth += (each == "(") - (each == ")")
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def build(
@@ -106,7 +132,7 @@ class _Reader:
     ) -> None:
         self.text, self.kind, self.table, self.aliases, self.base = text, kind, table, aliases, base
         self.tokens = self._cut()
-        self.at = 0
+        self.at = self.depth = 0
 
     def _cut(self) -> list[str]:
         tokens, at = [], 0
@@ -131,7 +157,13 @@ class _Reader:
         named: dict[str, Any] = {}
         if self._peek() == "(":
             self._next("(")
+            self.depth += 1
+            if self.depth > MOST_NESTED:
+                raise self._error(
+                    f"more than {MOST_NESTED} parentheses inside each other; wrap fewer"
+                )
             self._parts(inside, named)
+            self.depth -= 1
         return self._make(name, found, inside, named)
 
     def _parts(self, inside: list[Any], named: dict[str, Any]) -> None:
@@ -199,4 +231,6 @@ class _Reader:
         return token
 
     def _error(self, what: str) -> ValueError:
-        return ValueError(f"{self.kind} {self.text!r}: {what if what[-1] in '.?' else what + '.'}")
+        return ValueError(
+            f"{self.kind} {shortened(self.text)!r}: {what if what[-1] in '.?' else what + '.'}"
+        )

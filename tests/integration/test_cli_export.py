@@ -105,7 +105,7 @@ def test_mistakes_are_one_line(capsys, store, tmp_path):
     run(capsys, "export", one, "-o", target).assert_fails(2, "none of the 1 runs is finished")
     assert not target.exists()
     missing = tmp_path / "no" / "a.csv"
-    run(capsys, "export", store, "-o", missing).assert_fails(1, "could not be written")
+    run(capsys, "export", store, "-o", missing).assert_fails(2, "could not be written")
     target.write_bytes(b"\x1f\x8bno")
     run(capsys, "export", target, "-o", target).assert_fails(1, "cannot be read")
 

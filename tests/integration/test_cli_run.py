@@ -174,10 +174,10 @@ def test_data_that_is_not_there_is_one_line_before_anything_is_run(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_one_line_and_exit_code_1(capsys, config, tmp_path):
+def test_a_folder_that_cannot_be_written_is_one_line_and_exit_code_2(capsys, config, tmp_path):
     (tmp_path / "small").write_text("a file")
     result = run(capsys, "run", config, "-o", tmp_path)
-    result.assert_fails(1, "could not be written", str(tmp_path / "small"))
+    result.assert_fails(2, "could not be written", str(tmp_path / "small"))
 
 
 def test_the_demo_in_small_has_all_rules_under_all_attacks(capsys, tmp_path):

@@ -450,7 +450,7 @@ def test_report_prints_what_it_wrote(tmp_path, capsys):
     printed = run(capsys, "report", tmp_path / "runs", "-o", page, "--json").json
     assert printed == {"path": str(page), "runs": 4, "bytes": page.stat().st_size}
     run(capsys, "report", tmp_path / "runs", "-o", tmp_path / "no" / "x.html").assert_fails(
-        1, "could not be written"
+        2, "could not be written"
     )
 
 

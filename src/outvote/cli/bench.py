@@ -11,7 +11,9 @@ from outvote.cli.output import NumberColumn, print_json, print_table
 from outvote.cli.run_plan import (
     OVER,
     Execution,
+    allow_code_option,
     checkpoint_option,
+    consent,
     device_option,
     find_device,
     output_option,
@@ -59,11 +61,13 @@ PRECISIONS = ("float32", "tf32", "bfloat16")
 )
 @checkpoint_option
 @weights_option
-def command(suite: str, dry_run: bool, as_json: bool, **options: Any) -> int:
+@allow_code_option
+def command(suite: str, dry_run: bool, allow_code: bool, as_json: bool, **options: Any) -> int:
     """Run a suite: `outvote list suites` names them, or give a path.toml of your own.
 
     Finished runs are skipped, also those that another suite of the store has; half-done ones
-    resume. Ctrl-C and SIGTERM finish the round, save, and end with exit code 130 or 143.
+    resume. Ctrl-C and SIGTERM finish the round, save, and end with exit code 130 or 143. Python
+    files that a suite names are executed with --allow-code only, or where an option names them.
 
     \b
     outvote bench table1-cifar10 --dry-run
@@ -72,15 +76,17 @@ def command(suite: str, dry_run: bool, as_json: bool, **options: Any) -> int:
     """  # noqa: D301  (click wants the backspace)
     from outvote.experiment.plan import join_plans, plan_parts
 
-    chosen = _chosen(suite, options)
     if options["num_processes"] is not None and options["dask"] is not None:
         raise click.UsageError("-j and --dask exclude each other; give one of them.")
-    how = Execution(**options, adopts=True)
-    if dry_run:
-        _print_forecast(chosen, _forecast(chosen, how), how.output, as_json)
-        return 0
-    with usage_errors(ValueError, TypeError):
-        plans = plan_parts(chosen)
+    typed = [text for key in ("rules", "attacks", "settings") for text in options[key]]
+    with consent(allow_code, typed):
+        chosen = _chosen(suite, options)
+        how = Execution(**options, adopts=True)
+        if dry_run:
+            _print_forecast(chosen, _forecast(chosen, how), how.output, as_json)
+            return 0
+        with usage_errors(ValueError, TypeError):
+            plans = plan_parts(chosen)
     done = run_plan(join_plans(chosen, plans), how)
     if as_json:
         print_json(done.as_json())

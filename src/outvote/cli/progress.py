@@ -27,6 +27,20 @@ OnMessage = Callable[[str], None]
 class Plain(Listener):
     """Prints messages and failed runs on stderr."""
 
+    last: RoundProgress | None = None
+    """The last round that was finished."""
+
+    def on_round(self, progress: RoundProgress) -> None:
+        """Keep the round."""
+        self.last = progress
+
+    def describe_stop(self) -> str:
+        """Return what is printed when the program is asked to stop."""
+        what = "the round"
+        if self.last is not None and self.last.round < self.last.num_rounds:
+            what = f"round {self.last.round + 1} of {self.last.num_rounds}"
+        return f"finishing {what}, then saving; again to abort"
+
     def on_end(self, end: "RunEnd") -> None:
         """Print a run that failed."""
         if end.is_new and end.outcome == "failed":
@@ -58,6 +72,7 @@ class Bars(Plain):
 
     def on_round(self, progress: RoundProgress) -> None:
         """Advance by a round."""
+        super().on_round(progress)
         rate = progress.num_samples / max(progress.seconds, 1e-9)
         self.rate = rate if not self.rate else self.rate + SMOOTHING * (rate - self.rate)
         note = f"{self.rate:,.0f} samples/s"

@@ -1,6 +1,6 @@
 """Executes a plan for `run`, `bench` and `demo`: signals, workers, the table at the end."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from outvote.experiment.plan import Plan, RunEnd
     from outvote.experiment.scheduler import Workers
+    from outvote.results.schema import Round
 
 NUMBERS = {
     "best": "best",
@@ -57,6 +58,31 @@ weights_option = click.option(
     help="Do not keep the final weights of finished runs; tables do not need them.",
 )
 
+allow_code_option = click.option(
+    "--allow-code",
+    is_flag=True,
+    envvar="OUTVOTE_ALLOW_CODE",
+    show_envvar=True,
+    help="Execute the Python files that the settings name (path.py:name).",
+)
+
+
+def consent(
+    allow_code: bool, texts: Iterable[str], folder: Path = Path()
+) -> AbstractContextManager[None]:
+    """Allow the code that the user named on the command line, and all code with --allow-code.
+
+    Settings may be those of others: reading them executes nothing. What is named is looked for in
+    the working directory, then in a folder.
+    """
+    if allow_code:
+        return nullcontext()
+    from outvote.loading import only_code_of
+    from outvote.results.labels import user_files
+
+    named = [Path(path) for text in texts for path in user_files(text)]
+    return only_code_of(path if path.is_file() else folder / path for path in named)
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +110,11 @@ def run_plan(plan: "Plan", how: Execution) -> "Outcomes":
     device = find_device(how.device)
     until = float("inf") if how.max_minutes is None else monotonic() + 60 * how.max_minutes
     check_data(plan)
-    with StopSignal() as stop, shown_progress() as listener, _workers(how) as workers:
+    with (
+        shown_progress() as listener,
+        StopSignal(listener.describe_stop) as stop,
+        _workers(how) as workers,
+    ):
         runner = Runner(
             output=how.output,
             device=device,
@@ -176,13 +206,17 @@ class Outcomes:
     def __init__(
         self, ends: Sequence["RunEnd"], signal_code: int, *, is_time_up: bool = False
     ) -> None:
-        """Read the results of runs that are over or half done."""
+        """Read the results of runs that are over or half done; of a damaged one there are none."""
+        from outvote.results.check import check_run
         from outvote.results.series import series_of, summary_of
+
+        def rounds(end: "RunEnd") -> "list[Round]":
+            found = check_run(end.job.folder)
+            return found.rounds if found.is_usable else []
 
         self.ends, self.signal_code, self.is_time_up = ends, signal_code, is_time_up
         self.summaries = [
-            summary_of(series_of(end.job.folder.rounds()), attack=end.job.spec.attack)
-            for end in ends
+            summary_of(series_of(rounds(end)), attack=end.job.spec.attack) for end in ends
         ]
 
     @property

@@ -19,6 +19,8 @@ from outvote.data.dataset import Arrays, DamagedDataError, Images, Labels
 DIGITS_AND_LETTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 SIDE = 28
 TRAIN_SHARE = 0.9
+MOST_KEPT = 1 << 33
+"""Bytes of the samples that are kept in the cache."""
 SUBSET = "femnist_leaf_subset.npz"
 SUBSET_KEYS = ("train_x", "train_y", "train_writer", "test_x", "test_y", "test_writer", "writers")
 SUBSET_SHA256 = "c304243526a1f1e17bff6089f26fc4598f7cd84d325e95b6913c616caf7a3c25"
@@ -93,7 +95,8 @@ def read_json_files(root: Path, paths: Sequence[Path], variant: str) -> WriterSa
     kept = decoded_once(
         root, paths, f"{variant}.npz", lambda path: np.savez(path, **_read_files(paths)._asdict())
     )
-    return WriterSamples(*read_npz(kept, WriterSamples._fields, "delete it, it is made again"))
+    remedy = "delete it, it is made again"
+    return WriterSamples(*read_npz(kept, WriterSamples._fields, remedy, most=MOST_KEPT))
 
 
 def split_within_writers(samples: WriterSamples, seed: int) -> tuple[WriterSamples, WriterSamples]:

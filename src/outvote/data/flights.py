@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outvote.data.array_dataset import ArrayDataset
-from outvote.data.checksum import check_sum
+from outvote.data.checksum import MOST_INSIDE, check_sum
 from outvote.data.dataset import fetch_again
 from outvote.data.dataset_entry import Entry, Form, Package, has_all
+from outvote.limits import TooLargeError, check_members
 
 Features = NDArray[np.float32]
 Column = NDArray[np.str_]
@@ -52,7 +53,10 @@ SPLIT_SEED = 0
 DAY_MINUTES = 24 * 60
 NUM_STANDARDISED = 4
 NUM_FEATURES = NUM_STANDARDISED + 4 + 12 + 7 + len(CARRIERS) + len(ORIGINS)
-NOT_ZIP = (zipfile.BadZipFile, zlib.error, KeyError, OSError, EOFError)
+NOT_ZIP = (
+    *(zipfile.BadZipFile, zlib.error, KeyError, OSError, EOFError),
+    *(TooLargeError, NotImplementedError, RuntimeError),
+)
 
 
 def read_flights(
@@ -90,6 +94,7 @@ def _read_table(path: Path, sha256: str) -> dict[str, Column]:
     """Return the columns as text."""
     try:
         with zipfile.ZipFile(path) as opened:
+            check_members(opened, [TABLE], MOST_INSIDE)
             content = opened.read(TABLE)
     except NOT_ZIP as error:
         raise fetch_again(f"{path} is no zip file with {TABLE}: {error}") from error

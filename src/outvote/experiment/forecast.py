@@ -2,7 +2,7 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +15,16 @@ from outvote.experiment.plan import (
     Job,
     Plan,
     join_plans,
+    make_plan,
     plan_parts,
-    read_plan,
     stack_key,
     table_cells,
 )
+from outvote.loading import find_file, only_code_of
+from outvote.results.check import check_run
 from outvote.results.disk import StoreError
 from outvote.results.folder import RunFolder, find_runs
+from outvote.results.labels import user_files
 from outvote.suites.suite import Part, Suite
 
 Standing = Literal["finished", "half_done", "adoptable", "to_do"]
@@ -88,26 +91,36 @@ def known_speeds(root: Path, device: str, jobs: Iterable[Job]) -> dict[Hashable,
 
     They are those of a run alone on one core, or on the GPU of that name.
     """
+    jobs = list(jobs)
     wanted = {stack_key(job.spec) for job in jobs}
+    code = _code_of(jobs)
     found: dict[Hashable, list[float]] = {}
     for folder in find_runs(root):
         # Damaged, or of a rule whose file is gone.
-        with suppress(StoreError, ValueError, TypeError):
-            status, environment = folder.status(), folder.environment()
+        with suppress(StoreError, ValueError, TypeError), only_code_of(code):
+            checked = check_run(folder)
+            status, environment = checked.status, checked.environment
             if status is None or environment is None or environment.device != device:
                 continue
-            key = _kind(folder) if status.is_over else None
+            is_known = status.is_over and checked.is_usable and checked.config is not None
+            key = _kind(checked.config or {}) if is_known else None
             if key in wanted and (seconds := _seconds_per_round(folder)) is not None:
                 num_threads = environment.num_threads if device == "cpu" else 1
                 found.setdefault(key, []).append(seconds * num_threads)
     return {key: median(each) for key, each in found.items()}
 
 
-def _kind(folder: RunFolder) -> Hashable:
+def _kind(config: Mapping[str, Any]) -> Hashable:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OutvoteWarning)  # A store of 0.1 has the old names.
-        (spec,) = read_plan(folder.path / "config.toml").specs
+        (spec,) = make_plan(config).specs
     return stack_key(spec)
+
+
+def _code_of(jobs: Iterable[Job]) -> set[Path]:
+    """Return the files that the jobs themselves need: a store must not choose what is executed."""
+    texts = {text for job in jobs for text in job.spec.user_texts}
+    return {find_file(path) for text in texts for path in user_files(text)}
 
 
 def _seconds_per_round(folder: RunFolder) -> float | None:

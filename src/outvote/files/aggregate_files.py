@@ -26,6 +26,7 @@ from outvote.results.disk import write_whole
 from outvote.rules.rule import Rule
 from outvote.rules.rule_spec import make_rule
 from outvote.rules.verdict import Verdict
+from outvote.text import shortened
 
 PathLike = str | os.PathLike[str]
 
@@ -130,7 +131,9 @@ def _aggregate(rule: Rule, clients: Sequence[Client], options: dict[str, Any]) -
     )
     for client in usable:
         if client.name in verdict.rejected:
-            client.reason = f"NaN, infinity or too large numbers in {_worst(client.update)!r}"
+            client.reason = (
+                f"NaN, infinity or too large numbers in {shortened(_worst(client.update))!r}"
+            )
     if len(verdict.rejected) == len(clients):
         raise _nothing_usable(clients)
     return verdict

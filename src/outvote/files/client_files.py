@@ -13,6 +13,7 @@ from torch import Tensor
 
 from outvote.files.safetensors_file import Header, UnusableFile, read_header, read_tensors
 from outvote.flat import FLOATS
+from outvote.text import shortened
 
 SUFFIX = ".safetensors"
 Named = dict[str, Tensor]
@@ -152,7 +153,8 @@ def _read_base(path: Path) -> tuple[Base, Header]:
     for name, tensor in tensors.items():
         if tensor.dtype in FLOATS and not bool(tensor.isfinite().all()):
             raise ValueError(
-                f"base {path} has NaN or infinity in tensor {name!r}; give a finite model"
+                f"base {path} has NaN or infinity in tensor {shortened(name)!r}; give a finite "
+                "model"
             )
     return Base(tensors, dict(header.metadata)), header
 

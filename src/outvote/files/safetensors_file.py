@@ -17,7 +17,12 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-LARGEST_HEADER = 100_000_000
+from outvote.text import shortened
+
+LARGEST_HEADER = 8_000_000
+"""Of a header that is read, in bytes: some 80,000 tensors."""
+LONGEST_NAME = 1000
+"""Of a tensor, in characters."""
 DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -67,11 +72,11 @@ class Header:
         own, wanted = dict(self.entries), dict(expected.entries)
         for name, entry in wanted.items():
             if name not in own:
-                return f"tensor {name!r} is missing"
+                return f"tensor {shortened(name)!r} is missing"
             if own[name] != entry:
-                return f"tensor {name!r} is {own[name]} instead of {entry}"
+                return f"tensor {shortened(name)!r} is {own[name]} instead of {entry}"
         extra = next((name for name in own if name not in wanted), None)
-        return "" if extra is None else f"unexpected tensor {extra!r}"
+        return "" if extra is None else f"unexpected tensor {shortened(extra)!r}"
 
 
 def read_header(path: Path) -> Header:
@@ -100,7 +105,7 @@ def read_tensors(path: Path, header: Header) -> dict[str, Tensor]:
     except MemoryError as error:
         raise UnusableFile("does not fit into memory") from error
     except INVALID as error:
-        why = str(error).partition("\n")[0]
+        why = shortened(str(error).partition("\n")[0])
         raise UnusableFile(f"is not a valid safetensors file: {why}") from error
     entries = [(name, Entry(tuple(t.shape), t.dtype)) for name, t in sorted(tensors.items())]
     if tuple(entries) != header.entries:
@@ -112,8 +117,10 @@ def _check_length(start: bytes, size: int) -> int:
     if size == 0:
         raise UnusableFile("is empty")
     length = int.from_bytes(start, "little")
-    if len(start) < 8 or length > LARGEST_HEADER:
+    if len(start) < 8 or length > size + LARGEST_HEADER:
         raise UnusableFile("is not a safetensors file")
+    if length > LARGEST_HEADER:
+        raise UnusableFile(f"has a header of {length:,} bytes, at most {LARGEST_HEADER:,} are read")
     if length > size - 8:
         raise UnusableFile(f"is cut off: {size:,} bytes, its header alone has {length:,}")
     return length
@@ -142,6 +149,11 @@ def _read_entries(header: dict[str, Any], num_bytes: int) -> Header:
 
 
 def _entry(name: str, about: object) -> Entry:
+    if len(name) > LONGEST_NAME:
+        raise UnusableFile(
+            f"has a tensor name of {len(name):,} characters, at most {LONGEST_NAME:,} are allowed: "
+            f"{shortened(name)!r}"
+        )
     about = about if isinstance(about, dict) else {}
     shape = about.get("shape")
     # The bounds keep the product of a forged shape finite.
@@ -150,10 +162,13 @@ def _entry(name: str, about: object) -> Entry:
         or len(shape) > 64
         or not all(type(size) is int and 0 <= size < 2**63 for size in shape)
     ):
-        raise UnusableFile(f"is not a safetensors file: its header has no shape for {name!r}")
+        raise UnusableFile(
+            f"is not a safetensors file: its header has no shape for {shortened(name)!r}"
+        )
     dtype = DTYPES.get(str(about.get("dtype")))
     if dtype is None:
         raise UnusableFile(
-            f"tensor {name!r} has the type {about.get('dtype')!r}, known are {', '.join(DTYPES)}"
+            f"tensor {shortened(name)!r} has the type {shortened(str(about.get('dtype')))!r}, "
+            f"known are {', '.join(DTYPES)}"
         )
     return Entry(tuple(shape), dtype)

@@ -13,6 +13,7 @@ from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from outvote.errors import check_choice
 from outvote.flower.server_optimizers import ServerOptimizer
 from outvote.results.audit_log import read_manifest
+from outvote.results.labels import user_files
 from outvote.rules.aggregate import num_from_fraction
 from outvote.rules.rule import Rule
 from outvote.seeding import seed_from
@@ -183,6 +184,12 @@ def resumed_settings(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     if not {"num_byzantine", "byzantine_fraction"} & set(given):
         kept["num_byzantine"] = manifest.num_byzantine
         kept["byzantine_fraction"] = manifest.byzantine_fraction
+    for name, value in kept.items():
+        if name not in given and isinstance(value, str) and user_files(value):
+            raise ValueError(
+                f"the log in {folder} names Python code, {name}={value[:200]!r}, which would be "
+                f"executed; if you trust it, pass {name}= yourself."
+            )
     return kept | dict(given)
 
 

@@ -4,11 +4,9 @@ Packed arrays keep whole numbers exactly, shares to four digits, others to three
 """
 
 import base64
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
-from zipfile import BadZipFile
 
 import msgspec
 import numpy as np
@@ -19,6 +17,8 @@ from outvote.report import audit as audits
 from outvote.report.audit import Audit, ClientSummary, Mark
 from outvote.report.cells import METRICS, Grid, Metric, shown
 from outvote.report.rendered_table import Number, RenderedCell, render_table, seeds_of, value_of
+from outvote.results.audit_log import AUDIT_NAME, read_label_counts
+from outvote.results.disk import DamagedFileError
 from outvote.results.run import Result
 from outvote.results.schema import Environment
 
@@ -183,14 +183,10 @@ def _label_counts(result: Result) -> bytes | None:
     if result.folder is None:
         return None
     try:
-        with (
-            (result.folder.path / "audit.npz").open("rb") as file,
-            np.load(file, allow_pickle=False) as arrays,
-        ):
-            counts: NDArray[np.int64] = arrays["label_counts"]
-            _, num_classes = counts.shape
-    except (OSError, KeyError, ValueError, EOFError, BadZipFile, zlib.error):
-        return None  # One damaged file does not stop the report of all runs.
+        counts = read_label_counts(result.folder.path / AUDIT_NAME)
+    except (OSError, DamagedFileError):
+        return None  # The check of the run has named it.
+    num_classes = counts.shape[1]
     return msgspec.json.encode({"num_classes": num_classes, "counts": packed_whole(counts)})
 
 

@@ -2,6 +2,7 @@
 
 import io
 import warnings
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -10,8 +11,10 @@ import numpy as np
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
+from outvote.limits import check_members
 from outvote.results.disk import DamagedFileError, StoreError, read_json, read_readable
 from outvote.results.schema import Round
+from outvote.text import shortened
 
 
 def audit_arrays(
@@ -46,6 +49,56 @@ def to_npz(arrays: dict[str, NDArray[Any]]) -> bytes:
     file = io.BytesIO()
     np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     return file.getvalue()
+
+
+AUDIT_NAME = "audit.npz"
+MOST_AUDIT_BYTES = 1 << 27
+"""Of the arrays of an audit.npz that are read, in all."""
+
+
+def read_arrays(path: Path, *names: str) -> list[NDArray[Any]]:
+    """Read some arrays of an audit.npz; a damaged or a too large one is a DamagedFileError."""
+    try:
+        # Opened here, because numpy leaves a file that is no archive open.
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+            check_members(archive, [f"{name}.npy" for name in names], MOST_AUDIT_BYTES)
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as arrays:
+                return [arrays[name] for name in names]
+    except FileNotFoundError:
+        raise
+    # An archive has many ways to be wrong: its directory, its compression, its encryption.
+    except Exception as error:
+        raise DamagedFileError(f"{path} is damaged: {shortened(str(error))}") from error
+
+
+def read_label_counts(path: Path) -> NDArray[np.int64]:
+    """Return how many samples of each class a client owns; damage is a DamagedFileError."""
+    (counts,) = read_arrays(path, "label_counts")
+    if counts.ndim != 2 or counts.dtype.kind not in "iu":
+        raise DamagedFileError(f"{path} is damaged: its label counts are no table of counts")
+    if counts.size and (counts.min() < 0 or counts.max() >= 1 << 32):
+        raise DamagedFileError(f"{path} is damaged: its label counts are outside 0 to {1 << 32}")
+    return counts.astype(np.int64)
+
+
+def check_audit(path: Path, rounds: Sequence[Round]) -> str:
+    """Return how an audit.npz differs from the rounds of its run; "" where it does not."""
+    try:
+        read_label_counts(path)
+        number, sampled = read_arrays(path, "round", "is_sampled")
+    except FileNotFoundError:
+        return "is gone"
+    except DamagedFileError as error:
+        return str(error).removeprefix(f"{path} ")
+    if not np.array_equal(number, [each.round for each in rounds]):
+        return "is damaged: its rounds are not those of metrics.jsonl"
+    if sampled.ndim != 2 or len(sampled) != len(rounds):
+        return "is damaged: it does not have who was sampled"
+    for row, each in zip(sampled, rounds, strict=True):
+        if np.flatnonzero(row).tolist() != sorted(each.clients):
+            return f"is damaged: its clients of round {each.round} are not those of metrics.jsonl"
+    return ""
 
 
 FORMAT = "outvote-audit"

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -70,8 +70,13 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         sync(folder)
 
 
-def load_newest(folder: Path, config: str) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest sound checkpoint, and the faults of newer ones."""
+def load_newest(
+    folder: Path, config: str, fault_of: Callable[[Checkpoint], str] = lambda _: ""
+) -> tuple[Checkpoint | None, list[str]]:
+    """Return the newest sound checkpoint, and the faults of newer ones.
+
+    `fault_of` returns why one does not fit to the rest of the folder, or "".
+    """
     faults = []
     for path in (folder / name for name in BOTH):
         if not path.exists():
@@ -81,9 +86,10 @@ def load_newest(folder: Path, config: str) -> tuple[Checkpoint | None, list[str]
         except StoreError as error:
             faults.append(str(error))
             continue
-        if found.config == config:
+        fault = fault_of(found) if found.config == config else f"{path} belongs to other settings"
+        if not fault:
             return found, faults
-        faults.append(f"{path} belongs to other settings")
+        faults.append(fault)
     return None, faults
 
 

@@ -10,23 +10,35 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from time import time
+from time import sleep, time
 from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
 from outvote.results.renamed import renamed_line
 
-# Windows has no fcntl: there, nothing is locked.
+# Windows has no fcntl: there, no run can be stored, see `lock`.
 fcntl: Any = importlib.import_module("fcntl") if find_spec("fcntl") else None
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+NO_PLACE = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR),
+    *(errno.ENAMETOOLONG, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY),
+)
+"""Errors that only another path, or other rights, can remedy."""
 LONG_AGO = 3600.0
 CHECKPOINT = "the last checkpoint is intact"
+LOCK = ".lock"
+READER_SECONDS = 0.02
+"""A reader may look at a lock for less than this, see `is_locked`."""
 Kind = TypeVar("Kind")
 
 
 class StoreError(Exception):
     """Results could not be written or read; what was there before is still there."""
+
+
+class OutputError(StoreError):
+    """A path cannot be written to, whatever is tried again: the user must name another."""
 
 
 class DamagedFileError(StoreError):
@@ -98,6 +110,8 @@ def sync(path: Path) -> None:
 def not_written(path: Path, error: OSError, stays: str = CHECKPOINT) -> str:
     """Return the message of a failed write: what failed, what is intact, what to do."""
     remedy = "free some space" if error.errno in DISK_FULL else "check the folder"
+    if error.errno in NO_PLACE:
+        remedy = "check the folder and its rights, or choose another path,"
     return (
         f"{path} could not be written: {error.strerror or error}; {stays}: {remedy} and run the "
         "same command again"
@@ -110,7 +124,8 @@ def write_errors(path: Path, stays: str = CHECKPOINT) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreError(not_written(path, error, stays)) from error
+        kind = OutputError if error.errno in NO_PLACE else StoreError
+        raise kind(not_written(path, error, stays)) from error
 
 
 def lock(path: Path) -> BinaryIO:
@@ -118,26 +133,57 @@ def lock(path: Path) -> BinaryIO:
 
     Other faults (a file system without locks, say) are OSErrors.
     """
-    file = path.open("ab")
     if fcntl is None:
-        return file
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        if isinstance(error, BlockingIOError):
-            raise BusyError(f"another process works on {path.parent}") from error
-        raise
+        raise OutputError(
+            f"{path.parent} cannot be locked on this system, so no run can be stored; use Linux or "
+            "another POSIX system, on Windows WSL"
+        )
+    file = path.open("ab")
+    for is_last in (False, False, True):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if isinstance(error, BlockingIOError) and not is_last:
+                sleep(READER_SECONDS)
+                continue
+            file.close()
+            if isinstance(error, BlockingIOError):
+                raise BusyError(f"another process works on {path.parent}") from error
+            raise
+        break
     return file
 
 
-def append_line(path: Path, line: Any) -> None:
+def is_locked(folder: Path) -> bool | None:
+    """Return whether another process works on a folder; None if that cannot be known.
+
+    Without a file of the lock, nobody does.
+    """
+    if fcntl is None:
+        return None
+    try:
+        with (folder / LOCK).open("rb") as file:
+            # A shared one: two readers do not see each other. It is released at once.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    return False
+
+
+def append_line(path: Path, line: Any) -> bytes:
     """Append a line of JSON and flush it to the system: it survives a kill of this process.
 
-    The file is not kept open: hundreds of runs would exceed the limit on open files.
+    The file is not kept open: hundreds of runs would exceed the limit on open files. What was
+    written is returned.
     """
+    content = msgspec.json.encode(line) + b"\n"
     with write_errors(path), path.open("ab") as file:
-        file.write(msgspec.json.encode(line) + b"\n")
+        file.write(content)
+    return content
 
 
 def sync_lines(path: Path) -> None:
@@ -181,9 +227,14 @@ def read_readable(path: Path, kind: type[Kind], start: int = 0) -> tuple[list[Ki
     return found, len(lines) - len(found), start + sum(len(line) + 1 for line in lines)
 
 
+def line_ends(path: Path, kind: type[Any]) -> list[int]:
+    """Return where each line ends, up to the first that is not whole."""
+    return [end for _, end in _whole_lines(path, kind)]
+
+
 def cut_back(path: Path, num_lines: int, kind: type[Any]) -> bool:
     """Keep the first lines and remove the rest; False, and nothing done, if there are fewer."""
-    ends = [0, *(end for _, end in _whole_lines(path, kind))]
+    ends = [0, *line_ends(path, kind)]
     if num_lines >= len(ends):
         return False
     if path.exists():

@@ -17,9 +17,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from outvote.limits import GZIP, TooLargeError, read_at_most, unpacked
+from outvote.results.check import check_settings
 from outvote.results.disk import DamagedFileError, StoreError
 from outvote.results.renamed import COLUMNS, renamed_settings
-from outvote.results.run import Result, check_config
+from outvote.results.run import Result
 from outvote.results.schema import Environment, Outcome, Status
 from outvote.results.series import (
     COUNTS_OR_NAN,
@@ -115,8 +117,10 @@ def _packed(content: bytes) -> bytes:
     return file.getvalue()
 
 
-GZIP = b"\x1f\x8b"
-LONGEST_FIELD = 2**31 - 1
+MOST_BYTES = 100_000_000
+"""Of an export that is read, unpacked: about 30 times the largest of all tables of the paper."""
+LONGEST_FIELD = 4_000_000
+"""Of one field, in characters: more than 200,000 rounds of a run."""
 
 
 def read_export(path: Path) -> list[Result]:
@@ -133,10 +137,13 @@ def read_export(path: Path) -> list[Result]:
 
 def _text(path: Path) -> str:
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            content = read_at_most(file, MOST_BYTES)
         if content.startswith(GZIP):
-            content = gzip.decompress(content)
+            content = unpacked(content, MOST_BYTES)
         return content.decode()
+    except TooLargeError as error:
+        raise DamagedFileError(f"{path} is too large: {error}; make several exports") from error
     except UnicodeDecodeError as error:
         raise StoreError(_no_export(path)) from error
     except (OSError, EOFError, zlib.error) as error:
@@ -204,7 +211,7 @@ def _result(row: Mapping[str, Any], where: str) -> Result:
             clients=_clients(row),
         )
     # A row that is too short has None for the fields that it lacks.
-    except (ValueError, TypeError, AttributeError, msgspec.MsgspecError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError, msgspec.MsgspecError) as error:
         raise DamagedFileError(f"{where} is damaged: {error}") from error
 
 
@@ -224,7 +231,10 @@ def _config(text: str, where: str) -> Mapping[str, Any]:
     found = json.loads(text)
     if not isinstance(found, dict):
         raise ValueError("its config is not a table")  # noqa: TRY004  (the file is wrong)
-    check_config(found, where)
+    try:
+        check_settings(found)
+    except DamagedFileError as error:
+        raise DamagedFileError(f"{where} {error}") from error
     return renamed_settings(found)
 
 

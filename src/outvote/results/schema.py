@@ -1,7 +1,9 @@
 """The content of a run's files."""
 
+import hashlib
 from typing import Literal
 
+import msgspec
 from msgspec import Struct
 
 VERSION = 2
@@ -68,6 +70,17 @@ class Timing(Struct, frozen=True, kw_only=True):
     """How many samples all their clients trained on."""
 
 
+class Sums(Struct, frozen=True, kw_only=True):
+    """Checksums of a run that is over: BLAKE2b, 128 bits, as `b2sum -l 128` prints them."""
+
+    run: str
+    """The hash of the settings."""
+    files: dict[str, str]
+    """Of the other files, by name; without the checkpoint, which has its own."""
+    checksum: str = ""
+    """Of status.json: see `Status.checksum`."""
+
+
 class Status(Struct, frozen=True, kw_only=True):
     """The state of a run: status.json."""
 
@@ -77,11 +90,26 @@ class Status(Struct, frozen=True, kw_only=True):
     num_rounds: int
     reason: str = ""
     version: int = VERSION
+    sums: Sums | None = None
+    """None: not over, or of an earlier version."""
 
     @property
     def is_over(self) -> bool:
         """Whether the run is a result: finished or diverged."""
         return self.outcome in OVER
+
+    def checksum(self) -> str:
+        """Return the checksum of the status itself."""
+        sums = self.sums and msgspec.structs.replace(self.sums, checksum="")
+        plain = msgspec.json.encode(msgspec.structs.replace(self, sums=sums), order="sorted")
+        return hashlib.blake2b(plain, digest_size=16).hexdigest()
+
+    def with_sums(self, run: str, files: dict[str, str]) -> "Status":
+        """Return it with the checksums of all files, and its own."""
+        whole = msgspec.structs.replace(self, sums=Sums(run=run, files=files))
+        assert whole.sums is not None
+        sums = msgspec.structs.replace(whole.sums, checksum=whole.checksum())
+        return msgspec.structs.replace(whole, sums=sums)
 
 
 class Layout(Struct, frozen=True, kw_only=True):
