@@ -25,8 +25,10 @@ SMALL = {
     "bench_vmap": "--runs 1 --clients 1 --steps 1 --precision float32 --few 1 --repeats 1 "
     "--images 64 --ways stacked sequential",
     "flower_bad_replies": "--kinds nan shape",
+    "flower_exclusion": "--trials 1 --rounds 3 --rules median",
     "flower_precision": "--trials 1 --dim 50",
     "lie_sides": "--rounds 1 --random 1500",
+    "scale_remedies": "",
 }
 """Scripts that need nothing, and what makes them small; all write a result file."""
 OTHERS = {

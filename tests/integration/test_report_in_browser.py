@@ -248,11 +248,12 @@ def test_runs_that_have_only_begun_are_shown_as_far_as_they_are(browser, folder)
     write_report(results, folder / "begun.html")
     browser.open(folder / "begun.html")
     assert browser.texts("#grid-0 tbody td") == ["unfinished", "unfinished"]
-    assert "running" in browser.texts("#run h3")[0]
+    # No process works on them.
+    assert "interrupted" in browser.texts("#run h3")[0]
     browser.click("#after")
-    assert "0 of 3 rounds" in browser.texts("#run")[0]
+    assert "ended after round 0" in browser.texts("#run")[0]
     browser.click("#before")
-    assert "1 of 3 rounds" in browser.texts("#run")[0]
+    assert "ended after round 1" in browser.texts("#run")[0]
 
 
 def test_an_empty_log_is_a_page_too(browser, folder):
