@@ -33,6 +33,8 @@ from outvote.partition import partition_by_group as partition_by_group
 from outvote.partition import partition_dirichlet as partition_dirichlet
 from outvote.partition import partition_iid as partition_iid
 from outvote.partition import partition_shards as partition_shards
+from outvote.report.compare import Comparison as Comparison
+from outvote.report.compare import compare as compare
 from outvote.report.runs import Runs as Runs
 from outvote.report.runs import read_runs as read_runs
 from outvote.rules.bucketing import Bucketing as Bucketing

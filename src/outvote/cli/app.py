@@ -26,7 +26,7 @@ NOT_POSIX = (
 
 # The modules of this package that have a `command`.
 VERBS = (
-    *("aggregate", "audit", "bench", "data", "demo", "doctor", "export", "list"),
+    *("aggregate", "audit", "bench", "compare", "data", "demo", "doctor", "export", "list"),
     *("new", "plan", "plot", "report", "run", "show", "stress", "table", "verify"),
 )
 
@@ -106,6 +106,7 @@ outvote new DIR                    a small project with a rule, an attack and a 
 outvote bench SUITE                the paper's tables and figures, or a suite of your own
 outvote table RUNS --paper         tables, with the paper's numbers; also plot, report, export
 outvote verify RUNS                check every file of every run; run and bench repair them
+outvote compare A B                paired differences between two sets of runs
 outvote audit FOLDER               who looks suspicious, in a simulation or a server's log
 outvote aggregate updates          the files of many clients become one update
 outvote list rules                 all rules; also attacks, models, datasets, suites, runs
