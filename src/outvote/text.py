@@ -1,7 +1,8 @@
 """Text specs: one small language for rules and attacks, both ways.
 
 spec  = name | name(part, ...)          part  = spec | key=value
-name  = a word of the table, path.py:ClassName, or ClassName#checksum (see user_objects.py)
+name  = a word of the table, a name of a package (see plugins.py), path.py:ClassName, or
+        ClassName#checksum (see user_objects.py)
 value = number | true | false | none | word | 'quoted'
 """
 
@@ -14,6 +15,7 @@ from typing import Any, get_type_hints
 
 from outvote.errors import NAMES_OF_F, an, belongs_to_call, check_kind, closest
 from outvote.loading import load_class
+from outvote.plugins import find_plugin, load_plugin_class, plugin_names
 from outvote.user_objects import find_object, is_user_object
 
 WORD = re.compile(r"[^\s(),='\"]+")
@@ -214,11 +216,12 @@ class _Reader:
             found: type = find_object(name, self.kind)
             return found
         key = self.aliases.get(name.lower(), name.lower())
-        if key not in self.table:
-            raise self._error(
-                f"unknown {self.kind} {name!r}; {closest(name, [*self.table, *self.aliases])}"
-            )
-        return self.table[key]
+        if key in self.table:
+            return self.table[key]
+        if (plugin := find_plugin(self.kind, key)) is not None:
+            return load_plugin_class(plugin, self.base)
+        known = [*self.table, *self.aliases, *plugin_names(self.kind)]
+        raise self._error(f"unknown {self.kind} {name!r}; {closest(name, known)}")
 
     def _peek(self) -> str:
         return self.tokens[self.at] if self.at < len(self.tokens) else ""

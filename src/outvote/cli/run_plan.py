@@ -134,11 +134,10 @@ def run_plan(plan: "Plan", how: Execution) -> "Outcomes":
 def check_data(plan: "Plan") -> None:
     """Refuse to start if a dataset is missing."""
     from outvote.data.dataset import MissingDataError
-    from outvote.data.loader import find_entry, locate
-    from outvote.user_objects import is_user_object
+    from outvote.data.loader import find_entry, is_own_dataset, locate
 
     for name in dict.fromkeys(spec.data.name for spec in plan.specs):
-        if is_user_object(name):
+        if is_own_dataset(name):
             continue
         with usage_errors(MissingDataError):
             locate(find_entry(name))

@@ -115,6 +115,7 @@ def _is_attack(text: str) -> bool:
     from outvote.attacks import attack_spec as attacks
     from outvote.attacks.attack import Attack
     from outvote.loading import load_class
+    from outvote.plugins import plugin_names
     from outvote.rules import rule_spec as rules
     from outvote.rules.rule import Rule
 
@@ -123,12 +124,13 @@ def _is_attack(text: str) -> bool:
         with usage_errors(ValueError):
             return issubclass(load_class(name, "rule or attack", Rule, Attack), Attack)
     name = name.lower()
-    if name in {*attacks.ATTACKS, *attacks.ALIASES}:
+    known = {*rules.RULES, *rules.ALIASES, *plugin_names("rule")}
+    of_attacks = {*attacks.ATTACKS, *attacks.ALIASES, *plugin_names("attack")}
+    if name in of_attacks and name not in {*rules.RULES, *rules.ALIASES}:
         return True
-    known = {*rules.RULES, *rules.ALIASES}
     if re.fullmatch(r"[\w-]+", name) and name not in known:
         _refuse_others(name)
-        hint = closest(name, {*known, *attacks.ATTACKS, *attacks.ALIASES})
+        hint = closest(name, known | of_attacks)
         raise click.UsageError(f"unknown rule or attack {name!r}; {hint}")
     return False
 

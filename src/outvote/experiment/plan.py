@@ -19,7 +19,7 @@ from outvote.results.disk import DamagedFileError
 from outvote.results.folder import RunFolder, Writer
 from outvote.results.labels import names_of, user_files, value_of
 from outvote.results.renamed import renamed_settings
-from outvote.results.schema import CodeUsed, DataUsed, Outcome, Status
+from outvote.results.schema import CodeUsed, DataUsed, Outcome, PackageUsed, Status
 from outvote.suites.presets import PRESETS
 from outvote.suites.suite import Part, Suite
 from outvote.text import shortened
@@ -79,6 +79,13 @@ class Job:
         """Return the user's files of its rule, attack, model, data and training."""
         found = file_digests(*self.spec.user_texts)
         return tuple(CodeUsed(path=path, checksum=found[path]) for path in found)
+
+    def packages_used(self) -> tuple[PackageUsed, ...]:
+        """Return the packages that its rule, attack, model and data are from."""
+        return tuple(
+            PackageUsed(kind=each.kind, name=each.name, package=each.package, version=each.version)
+            for each in self.spec.plugins
+        )
 
     def known_data(self) -> str | None:
         """Return the checksum of the data in env.json; None if it cannot be read."""

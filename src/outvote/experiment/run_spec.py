@@ -2,23 +2,25 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import isfinite
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
-from outvote.attacks.attack_spec import make_attack
-from outvote.data.loader import find_entry
+from outvote.attacks.attack_spec import ATTACKS, make_attack
+from outvote.data.catalog import DATASETS
+from outvote.data.loader import find_entry, is_own_dataset
 from outvote.engine.federation import count_sampled
 from outvote.errors import closest
 from outvote.loading import find_file
-from outvote.models.model_spec import MODELS
-from outvote.results.labels import user_files
+from outvote.models.model_spec import MODELS, check_model_name
+from outvote.plugins import Plugin, find_plugin
+from outvote.results.labels import label_names, user_files
 from outvote.results.later import LATER
 from outvote.results.renamed import SETTINGS
-from outvote.rules.rule_spec import make_rule
+from outvote.rules.rule_spec import RULES, make_rule
 from outvote.server.step import Server
 from outvote.training.local_sgd import LocalSGD, with_rates
 from outvote.user_objects import is_user_object
@@ -114,10 +116,27 @@ class RunSpec(Struct, frozen=True, kw_only=True):
 
         Files are read anew every time: a `Job` keeps the hash of the plan.
         """
-        code = file_digests(*self.user_texts)
+        code = file_digests(*self.user_texts) | {p.package: p.version for p in self.plugins}
         content = {"protocol": PROTOCOL, "spec": _as_hashed(self), "code": code}
         text = msgspec.json.encode(content, order="sorted")
         return hashlib.blake2b(text, digest_size=6).hexdigest()
+
+    @property
+    def plugins(self) -> tuple[Plugin, ...]:
+        """What its rule, attack, model and data take from other packages."""
+        names: tuple[tuple[str, list[str], Collection[str]], ...] = (
+            ("rule", label_names(self.rule), RULES),
+            ("attack", label_names(self.attack), ATTACKS),
+            ("model", [self.model.name], MODELS),
+            ("dataset", [self.data.name], DATASETS),
+        )
+        found = (
+            find_plugin(kind, name)
+            for kind, own, built_in in names
+            for name in own
+            if name not in built_in and not is_user_object(name)
+        )
+        return tuple(dict.fromkeys(each for each in found if each is not None))
 
     @property
     def user_texts(self) -> tuple[str, ...]:
@@ -170,10 +189,10 @@ def checked(spec: RunSpec) -> RunSpec:
     _check_federation(spec.federation, spec.data)
     for name, usual in (("loss", "auto"), ("optimizer", "local-sgd")):
         _check_object(name, getattr(spec, name), (usual,))
-    if not is_user_object(spec.model.name) and spec.model.name not in MODELS:
-        raise ValueError(
-            f"model.name: unknown model {spec.model.name!r}; {closest(spec.model.name, MODELS)}"
-        )
+    try:
+        check_model_name(spec.model.name)
+    except ValueError as error:
+        raise ValueError(f"model.name: {error}") from error
     return msgspec.structs.replace(
         spec,
         rule=str(make_rule(spec.rule)),
@@ -217,7 +236,7 @@ def _check_object(key: str, text: str, known: tuple[str, ...]) -> None:
 
 def _check_data(data: DataSpec) -> None:
     _check_object("data.partition", data.partition, PARTITIONS)
-    forms = () if is_user_object(data.name) else find_entry(data.name).forms
+    forms = () if is_own_dataset(data.name) else find_entry(data.name).forms
     can_choose = any("size" in form.options for form in forms)
     if data.image_size is not None:
         if not can_choose:
@@ -268,7 +287,7 @@ def _without_unused(data: DataSpec) -> DataSpec:
     """Set what the partition does not use to its default, and a size that is the default."""
     usual = DataSpec()
     changes: dict[str, Any] = {}
-    is_listed = not is_user_object(data.name)
+    is_listed = not is_own_dataset(data.name)
     if is_listed and data.image_size == find_entry(data.name).shape[0]:
         changes["image_size"] = None
     if data.partition != "dirichlet":

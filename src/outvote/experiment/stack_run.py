@@ -80,7 +80,9 @@ class StackRun:
         )
         for each in self.open_runs:
             code = each.job.code_used()
-            each.writer.begin(self.state.round, msgspec.structs.replace(environment, code=code))
+            packages = each.job.packages_used()
+            own = msgspec.structs.replace(environment, code=code, packages=packages)
+            each.writer.begin(self.state.round, own)
             each.writer.write_status(self._status("running"))
         for number, each in enumerate(self.open_runs):
             if each.checkpoint is not None and each.checkpoint.notes["outcome"] == "diverged":

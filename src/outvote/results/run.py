@@ -76,12 +76,17 @@ class Result:
         return value_of(self.config, key)
 
     def code_of(self, key: str) -> dict[str, str]:
-        """Return the checksums of the user's files of "rule" or "attack", by path."""
+        """Return the checksums of the user's files of "rule" or "attack", by path.
+
+        Of other packages, it is the version by the name of the package.
+        """
         code = (self.environment and self.environment.code) or ()
         known = {each.path: each.checksum for each in code}
         text = self.config[key]
         in_files = {path: known.get(path, "unknown") for path in user_files(text)}
-        return in_files | user_objects(text)
+        packages = (self.environment and self.environment.packages) or ()
+        versions = {each.package: each.version for each in packages if each.kind == key}
+        return in_files | user_objects(text) | versions
 
     @property
     def is_over(self) -> bool:

@@ -139,6 +139,15 @@ class CodeUsed(Struct, frozen=True, kw_only=True):
     """BLAKE2b, 128 bits, as `b2sum -l 128` prints it."""
 
 
+class PackageUsed(Struct, frozen=True, kw_only=True):
+    """A rule, attack, model or dataset of another package."""
+
+    kind: str
+    name: str
+    package: str
+    version: str
+
+
 class Environment(Struct, frozen=True, kw_only=True):
     """The machine and the versions of a run: env.json."""
 
@@ -162,3 +171,5 @@ class Environment(Struct, frozen=True, kw_only=True):
     """How the clients trained: stacked, vmap or sequential, and why. None: before 0.2."""
     code: tuple[CodeUsed, ...] | None = None
     """The user's files of the rule and the attack. None: not recorded, in earlier versions."""
+    packages: tuple[PackageUsed, ...] | None = None
+    """What came from other packages. None: not recorded, in earlier versions."""
