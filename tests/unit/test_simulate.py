@@ -429,7 +429,7 @@ WRONG = {
     "dots": ({"suite": ".."}, "suite must be the name of a folder"),
     "checkpoints": ({"checkpoint_every": -1}, "checkpoint_every must be at least 0"),
     "stacked": ({"max_stacked": 0}, "max_stacked must be at least 1"),
-    "progress": ({"progress": "bar"}, "progress must be one of True, False, 'auto'"),
+    "progress": ({"progress": "bars"}, "progress must be one of True, False, 'auto', 'bar'"),
     "flat parts": ({"partition": [0, 1], "num_clients": None}, "one list of indices for every"),
     "no partition": ({"partition": 3}, "partition must be a text, a list"),
     "group lists": ({"groups": [[0]] * 200, "partition": "by-group"}, "groups must have one"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outvote.cli.output import NumberColumn, print_json, print_table
+from outvote.cli.progress import progress_option
 from outvote.cli.run_plan import (
     OVER,
     Execution,
@@ -61,6 +62,7 @@ PRECISIONS = ("float32", "tf32", "bfloat16")
 )
 @checkpoint_option
 @weights_option
+@progress_option
 @allow_code_option
 def command(suite: str, dry_run: bool, allow_code: bool, as_json: bool, **options: Any) -> int:
     """Run a suite: `outvote list suites` names them, or give a path.toml of your own.

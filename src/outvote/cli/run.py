@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from outvote.cli.progress import progress_option
 from outvote.cli.run_plan import (
     Execution,
     allow_code_option,
@@ -26,6 +27,7 @@ from outvote.cli.verb import Verb, usage_errors
 @device_option
 @checkpoint_option
 @weights_option
+@progress_option
 @allow_code_option
 def command(
     config: Path, settings: tuple[str, ...], allow_code: bool, as_json: bool, **how: Any

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from outvote.experiment.plan import Plan, RunEnd
+    from outvote.experiment.progress import ProgressKind
     from outvote.experiment.scheduler import Workers
     from outvote.results.schema import Round
 
@@ -100,6 +101,7 @@ class Execution:
     """None: this one alone."""
     dask: str | None = None
     """The address of a scheduler."""
+    progress: "ProgressKind" = "auto"
 
 
 def run_plan(plan: "Plan", how: Execution) -> "Outcomes":
@@ -111,7 +113,7 @@ def run_plan(plan: "Plan", how: Execution) -> "Outcomes":
     until = float("inf") if how.max_minutes is None else monotonic() + 60 * how.max_minutes
     check_data(plan)
     with (
-        shown_progress() as listener,
+        shown_progress(how.progress) as listener,
         StopSignal(listener.describe_stop) as stop,
         _workers(how) as workers,
     ):
