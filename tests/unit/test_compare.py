@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import outvote as ov
+from browser import Browser, find_browser
 from command_line import run
 from made_results import ENVIRONMENT, made_results, write_store
 from outvote.report.paired import bootstrap, most_coverage
@@ -249,6 +250,19 @@ def test_the_report_has_a_section(store, capsys, tmp_path):
     assert "training.learning_rate" in text
     assert run(capsys, "report", store / "mine", "-o", page).code == 0
     assert 'id="comparison"' not in page.read_text()
+
+
+@pytest.mark.skipif(find_browser() is None, reason="no Chromium")
+def test_the_section_is_shown_by_a_browser(store, tmp_path):
+    page = ov.compare(store / "mine", store / "slow").report(tmp_path / "page.html")
+    with Browser(tmp_path / "profile") as browser:
+        browser.open(page)
+        rows = browser.texts("#comparison tbody th")
+        assert (len(rows), rows[-1]) == (5, "all settings")
+        assert browser.evaluate("document.querySelectorAll('#results table').length") >= 1
+        assert browser.faults() == []
+        outside = [each for each in browser.requests() if not each.startswith(("file:", "data:"))]
+        assert outside == []
 
 
 def test_names_are_text_in_html_and_markdown():
