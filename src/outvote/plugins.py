@@ -23,6 +23,8 @@ GROUPS = {
     "dataset": "outvote.datasets",
 }
 """The group of entry points for each kind."""
+_classes: dict[type, str] = {}
+"""The rules and attacks that were loaded, and their names."""
 NAME = re.compile(r"[a-z0-9]+([-_.][a-z0-9]+)*")
 
 
@@ -97,14 +99,19 @@ def load_plugin_class(plugin: Plugin, base: type) -> type[Any]:
         raise ValueError(  # noqa: TRY004  (a package is as wrong as a text)
             f"{plugin} must be a class that is {an(base.__name__)}, got {plugin.entry.value}."
         )
-    own = vars(found).get("loaded_from") or getattr(found, "name", "") or plugin.name
+    own = _classes.get(found) or getattr(found, "name", "") or plugin.name
     if own != plugin.name:
         raise ValueError(
             f"{plugin}: its class is called {own!r}; write `name = {plugin.name!r}` in the class "
             "or rename the entry point."
         )
-    found.name = found.loaded_from = plugin.name  # type: ignore[attr-defined]
+    _classes[found] = found.name = plugin.name  # type: ignore[attr-defined]
     return found
+
+
+def is_plugin_class(kind: type) -> bool:
+    """Return whether a class was loaded by its name: its texts need no file and no checksum."""
+    return kind in _classes
 
 
 def all_plugins(kind: str) -> tuple[Plugin, ...]:

@@ -32,6 +32,7 @@ from outvote.experiment.run_spec import (
 )
 from outvote.experiment.runner import CHECKPOINT_EVERY, Runner
 from outvote.experiment.stop_signal import StopSignal
+from outvote.plugins import is_plugin_class
 from outvote.report.runs import Runs
 from outvote.results.collect import collect
 from outvote.results.labels import outline
@@ -372,7 +373,8 @@ class _Objects:
         kind = type(thing)
         # A call in another thread may have named the class for a while.
         is_new = kind not in self.classes and not IN_FILE.search(getattr(kind, "loaded_from", ""))
-        if is_new and not kind.__module__.startswith("outvote."):
+        is_known = kind.__module__.startswith("outvote.") or is_plugin_class(kind)
+        if is_new and not is_known:
             if not is_dataclass(thing) and getattr(thing, "__dict__", None):
                 raise TypeError(
                     f"{kind.__name__} keeps parameters that its text would lose; make it a "

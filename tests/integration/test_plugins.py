@@ -114,7 +114,7 @@ def test_the_example_passes_its_own_tests(plugin):
 
 def test_the_check_of_texts_covers_plugins(plugin, monkeypatch):
     rule = ov.make_rule("smallest-ball")
-    monkeypatch.setattr(type(rule), "loaded_from", "another-name")
+    monkeypatch.setattr(type(rule), "name", "another-name")
     with pytest.raises(ov.ConformanceError, match="text-round-trip"):
         ov.check_rule(rule)
 
@@ -243,3 +243,24 @@ def test_the_page_shows_the_entry_points_of_the_example():
     page = (ROOT / "docs" / "how-to" / "plugins.md").read_text()
     (shown,) = [each.split("```")[0] for each in page.split("```toml\n")[1:]]
     assert shown.strip() in (EXAMPLE / "pyproject.toml").read_text()
+
+
+def test_simulate_takes_names_and_objects_of_packages(plugin):
+    rules = ["smallest-ball", ov.make_rule("gas(smallest-ball, num_groups=3)")]
+    runs = ov.simulate(
+        "two-layers",
+        "few-clothes",
+        partition="iid",
+        num_clients=5,
+        byzantine=1,
+        rules=rules,
+        attacks=[ov.make_attack("reversed-mean")],
+        rounds=1,
+        device="cpu",
+        progress=False,
+    )
+    found = {each.config["rule"]: each for each in runs}
+    assert [*found] == ["smallest-ball", "gas(smallest-ball, num_groups=3)"]
+    assert {each.status.outcome for each in runs} == {"finished"}
+    for each in runs:
+        assert each.code_of("rule") == {"outvote-example": "1.0.0"}
