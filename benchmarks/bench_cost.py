@@ -63,7 +63,9 @@ def main() -> None:
         for axis in AXES:
             values = getattr(options, axis)
             sizes = [{**middle, axis: value} for value in values]
-            found = [measure(rule, device=device, repeats=options.repeats, **each) for each in sizes]
+            found = [
+                measure(rule, device=device, repeats=options.repeats, **each) for each in sizes
+            ]
             rows.append({"rule": rule, "axis": axis, "values": values, "milliseconds": found})
     content: dict[str, Any] = {
         "circumstances": {**circumstances(device), "time": kind_of_time(device)},
@@ -177,7 +179,9 @@ def tables(content: dict[str, Any]) -> str:
     ]
     for rule, axes in by_rule.items():
         own = [_slope_of(axes[axis], "gas") for axis in AXES]
-        lines.append([rule, *own, *(_slope_of(axes[axis], "rule alone") for axis in list(AXES)[:2])])
+        lines.append(
+            [rule, *own, *(_slope_of(axes[axis], "rule alone") for axis in list(AXES)[:2])]
+        )
     names = ["gas", *STEPS, "rest", "rule alone"]
     sizes = f"n = {middle['clients']}, d = {middle['dim']:,}, p = {middle['groups']:,}"
     steps = [[f"milliseconds, {sizes}", *names], ["---", *("---:" for _ in names)]]

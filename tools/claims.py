@@ -480,8 +480,7 @@ def best_column(cells: Cells, rule: str) -> Side:
         kept = dict(zip(sides, shared([each.values[name] for each in sides.values()]), strict=True))
         seeds = next(iter(kept.values()), {})
         best[f"log10(p), {name}"] = {
-            seed: log10(max(kept, key=lambda column: kept[column][seed]))  # noqa: B023
-            for seed in seeds
+            seed: log10(max(kept, key=lambda column: kept[column][seed])) for seed in seeds
         }
     printed = {column: each.paper for column, each in sides.items() if each.paper is not None}
     paper = log10(max(printed, key=lambda column: printed[column])) if printed else None

@@ -251,7 +251,9 @@ def test_a_dry_run_names_a_setting_with_several_values_in_a_part(capsys, suite, 
 
 
 def test_parts_of_figures_print_the_quantity_of_the_figure(capsys, suite, tmp_path):
-    text = suite.read_text().replace("seed = [0, 1]", "seed = 0").replace("rounds = 3", "rounds = 1")
+    text = (
+        suite.read_text().replace("seed = [0, 1]", "seed = 0").replace("rounds = 3", "rounds = 1")
+    )
     text = text.replace('attack = ["lie", "mimic(client=none)"]', 'attack = "bit-flip"')
     for kind in ("selection", "deviation"):
         own = tmp_path / f"{kind}.toml"

@@ -84,7 +84,7 @@ def test_a_seed_gives_the_same_groups_again():
     assert not np.array_equal(verdict.scores, other.scores)
 
 
-def test_with_fewer_groups_than_layers_each_layer_is_a_group_and_a_note_says_so():
+def test_with_fewer_groups_than_layers_each_layer_is_a_group_and_a_note_states_it():
     rows = np.random.default_rng(0).normal(size=(7, 40))
     sizes = [30, 6, 4]
     rule = ov.GAS(ov.Median(), num_groups=2, split="by-layer-random")

@@ -258,9 +258,7 @@ def test_krum_and_both_sides_are_as_far_from_the_paper_as_plain_loops_find():
     ("bulyan", "multi_krum", "wanted"),
     [(1_000_000, 1_000, "Holds"), (100, 10_000, "Does not hold"), (100, 100, "Not enough seeds")],
 )
-def test_the_best_numbers_of_groups_of_two_rules_are_compared(
-    tmp_path, bulyan, multi_krum, wanted
-):
+def test_the_best_numbers_of_groups_of_two_rules_are_compared(tmp_path, bulyan, multi_krum, wanted):
     best = {"gas(bulyan)": bulyan, "gas(multi-krum)": multi_krum}
 
     def percent(each):
@@ -275,9 +273,7 @@ def test_the_best_numbers_of_groups_of_two_rules_are_compared(
 
 
 @pytest.mark.parametrize(("more", "wanted"), [(52, "Holds"), (48, "Does not hold")])
-def test_the_two_guesses_are_compared_and_the_papers_contradiction_is_named(
-    tmp_path, more, wanted
-):
+def test_the_two_guesses_are_compared_and_the_papers_contradiction_is_named(tmp_path, more, wanted):
     def percent(each):
         return more if each.setting("federation.assumed_byzantine") == 0.3 else 50
 

@@ -58,7 +58,7 @@ def test_all_of_the_paper_has_a_row(what):
     assert any(what in cell for cell in first)
 
 
-def test_every_row_has_a_state_and_says_where_or_why():
+def test_every_row_has_a_state_and_a_place_or_a_reason():
     for heading in sections():
         for row in rows(heading):
             assert row[1].split(":")[0] in STATES, row

@@ -16,8 +16,8 @@ from outvote.report.audit import audit_run
 from outvote.report.figure_maps import draw_identification
 from outvote.report.figure_style import COLOURS, legend_below, line_styles
 from outvote.report.figures import (
-    FORMATS,
     FEWER,
+    FORMATS,
     INCLUDES,
     KINDS,
     audit_figure_file,

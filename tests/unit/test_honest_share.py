@@ -16,7 +16,7 @@ def entered(rule, rows, f):
     counts = np.zeros(len(rows))
     chosen = bulyan_selection(rows, f) if rule == "bulyan" else list(range(len(rows)))
     for column in rows.T:
-        order = sorted(chosen, key=lambda client: column[client])  # noqa: B023
+        order = sorted(chosen, key=lambda client: column[client])
         n = len(order)
         if rule == "median":
             used = {order[(n - 1) // 2], order[n // 2]}
@@ -25,7 +25,7 @@ def entered(rule, rows, f):
         else:
             middle = np.median(column[chosen])
             width = n - f if rule == "meamed" else len(rows) - 4 * f
-            used = set(sorted(chosen, key=lambda c: abs(column[c] - middle))[:width])  # noqa: B023
+            used = set(sorted(chosen, key=lambda c: abs(column[c] - middle))[:width])
         counts[list(used)] += 1
     return counts / rows.shape[1]
 

@@ -186,7 +186,8 @@ def _part(
     part: Part, plan: Plan, standing: dict[str, Standing], differing: Sequence[str]
 ) -> PartForecast:
     cells = table_cells(part, plan).values()
-    groups = {parameters(spec.rule).get("num_groups") for spec in plan.specs}
+    found = (parameters(spec.rule).get("num_groups") for spec in plan.specs)
+    groups = sorted({each for each in found if each is not None})
     return PartForecast(
         name=part.name,
         title=part.title,
@@ -194,7 +195,7 @@ def _part(
         columns=part.columns,
         values=list(dict.fromkeys(column for _, column in cells)),
         seeds=part.seeds,
-        num_groups=sorted(groups - {None}) if part.columns != "rule.num_groups" else [],
+        num_groups=[] if part.columns == "rule.num_groups" else groups,
         settings={key: _values(plan, key) for key in differing if key != part.columns},
         counts=_counts(plan.hashes, standing),
     )

@@ -146,11 +146,12 @@ class Plan:
         if not found:
             return []
         values = ", ".join(dict.fromkeys(str(each.assumed_byzantine) for each in found))
-        return [
+        text = (
             f"{len(found)} of {plural(len(self.specs), 'run')} assume that half of a round's "
             f"clients or more are Byzantine (federation.assumed_byzantine = {values}); a majority "
             "cannot be outvoted: assume less than half, or 'oracle'."
-        ]
+        )
+        return [text]
 
     def jobs(self, root: Path) -> list[Job]:
         """Return the runs, with their folders below `root`."""

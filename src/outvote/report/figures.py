@@ -337,9 +337,7 @@ def _draw_shares(found: Sequence[Panel], rows: Sequence[str]) -> Figure:
     return figure
 
 
-def _draw_share_by_round(
-    axes: Axes, row: str, found: Sequence[Panel], window: int
-) -> None:
+def _draw_share_by_round(axes: Axes, row: str, found: Sequence[Panel], window: int) -> None:
     """Draw the honest share of one rule by round, a curve for each condition."""
     axes.set_title(row)
     axes.set_ylim(0, 102)
