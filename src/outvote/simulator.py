@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from outvote.attacks.attack import Attack
 from outvote.attacks.attack_spec import make_attack
 from outvote.data.array_dataset import ArrayDataset, make_dataset
-from outvote.errors import OutvoteWarning, check_choice, check_kind, closest, plural
+from outvote.errors import OutvoteWarning, check_choice, check_kind, closest, plural, warn_notes
 from outvote.experiment.dataset_cache import arrays_of
 from outvote.experiment.environment import choose_device
 from outvote.experiment.listener import Listener, RoundProgress
@@ -248,6 +248,7 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
         specs = [checked(spec) for spec in specs]
         by_hash = {spec.hash: spec for spec in specs}
         plan = Plan(suite, tuple(by_hash.values()), tuple(by_hash))
+        warn_notes(plan.notes)
         reports = _callbacks(callbacks)
         with nullcontext(output) if output is not None else TemporaryDirectory() as folder:
             runner = Runner(

@@ -638,3 +638,8 @@ class TestTargets:
             simulate(**changes)
         (run,) = simulate(**changes, loss=nn.functional.cross_entropy)
         assert np.isnan(run.series.accuracy).all()
+
+
+def test_an_assumed_byzantine_majority_is_a_warning():
+    with pytest.warns(ov.OutvoteWarning, match=r"1 of 1 run.* half of a round's clients or more"):
+        simulate(assumed_byzantine=0.5)

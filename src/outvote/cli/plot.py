@@ -37,7 +37,7 @@ def command(paths: tuple[Path, ...], kind: str, output: Path, as_json: bool, **h
     \b
     curves          accuracy by round, mean and deviation over seeds
     heatmap         rules × attacks (or whatever the columns are), with numbers
-    selection       Byzantine share of the update and accuracy, by rule (Figure 1 of the paper)
+    selection       honest share of the update by round and its mean, and accuracy (Figure 1)
     deviation       distance of the update to the honest mean, by round (Figure 2)
     identification  one run, client by round: scores, verdicts, truth; production logs too
     f-beta          number of Byzantine clients × heterogeneity, with numbers

@@ -13,6 +13,7 @@ import click
 from outvote.cli.output import NumberColumn, percent, print_listing
 from outvote.cli.progress import shown_progress
 from outvote.cli.verb import typed_command, usage_errors
+from outvote.errors import warn_notes
 from outvote.experiment.stop_signal import StopSignal
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ def run_plan(plan: "Plan", how: Execution) -> "Outcomes":
     device = find_device(how.device)
     until = float("inf") if how.max_minutes is None else monotonic() + 60 * how.max_minutes
     check_data(plan)
+    warn_notes(plan.notes)
     with (
         shown_progress(how.progress) as listener,
         StopSignal(listener.describe_stop) as stop,

@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal, final, get_args
 
+import msgspec
+
 from outvote.errors import OutvoteWarning
 from outvote.experiment.adopting import find_elsewhere
 from outvote.experiment.plan import (
@@ -20,11 +22,13 @@ from outvote.experiment.plan import (
     stack_key,
     table_cells,
 )
+from outvote.experiment.run_spec import RunSpec
+from outvote.grids import flat
 from outvote.loading import find_file, only_code_of
 from outvote.results.check import check_run
 from outvote.results.disk import StoreError
 from outvote.results.folder import RunFolder, find_runs
-from outvote.results.labels import user_files
+from outvote.results.labels import parameters, user_files
 from outvote.suites.suite import Part, Suite
 
 Standing = Literal["finished", "half_done", "adoptable", "to_do"]
@@ -54,6 +58,10 @@ class PartForecast:
     columns: str
     values: list[Any]
     seeds: list[int]
+    num_groups: list[int]
+    """The numbers of groups p of its GAS rules; none if its columns are these."""
+    settings: dict[str, list[Any]]
+    """The settings that differ between the runs of the suite, and its values of them."""
     counts: Counts
 
 
@@ -78,8 +86,12 @@ def forecast(suite: Suite, root: Path, device: str, num_cores: int) -> Forecast:
     jobs = plan.jobs(root)
     standing = {job.hash: _standing(job) for job in jobs}
     seconds, num_unknown = _estimate(jobs, standing, known_speeds(root, device, jobs), num_cores)
+    differing = _differing(plan.specs)
     return Forecast(
-        parts=[_part(part, own, standing) for part, own in zip(suite.parts, plans, strict=True)],
+        parts=[
+            _part(part, own, standing, differing)
+            for part, own in zip(suite.parts, plans, strict=True)
+        ],
         counts=_counts(plan.hashes, standing),
         seconds=seconds,
         num_unknown=num_unknown,
@@ -157,8 +169,25 @@ def _standing(job: Job) -> Standing:
     return "half_done" if status.round > 0 else "to_do"
 
 
-def _part(part: Part, plan: Plan, standing: dict[str, Standing]) -> PartForecast:
+def _differing(specs: Sequence[RunSpec]) -> list[str]:
+    """Return the settings in which runs differ, but for rule, attack and seed."""
+    tables = [flat(msgspec.to_builtins(spec)) for spec in specs]
+    keys = [key for key in (tables[0] if tables else {}) if key not in ("rule", "attack", "seed")]
+    return [key for key in keys if len({repr(table[key]) for table in tables}) > 1]
+
+
+def _values(plan: Plan, key: str) -> list[Any]:
+    """Return the values of a setting, each once."""
+    found = [flat(msgspec.to_builtins(spec))[key] for spec in plan.specs]
+    return [value for number, value in enumerate(found) if value not in found[:number]]
+
+
+def _part(
+    part: Part, plan: Plan, standing: dict[str, Standing], differing: Sequence[str]
+) -> PartForecast:
     cells = table_cells(part, plan).values()
+    found = (parameters(spec.rule).get("num_groups") for spec in plan.specs)
+    groups = sorted({each for each in found if each is not None})
     return PartForecast(
         name=part.name,
         title=part.title,
@@ -166,6 +195,8 @@ def _part(part: Part, plan: Plan, standing: dict[str, Standing]) -> PartForecast
         columns=part.columns,
         values=list(dict.fromkeys(column for _, column in cells)),
         seeds=part.seeds,
+        num_groups=[] if part.columns == "rule.num_groups" else groups,
+        settings={key: _values(plan, key) for key in differing if key != part.columns},
         counts=_counts(plan.hashes, standing),
     )
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, final, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import structs
 
-from outvote.errors import closest
+from outvote.errors import closest, plural
 from outvote.experiment.run_spec import DataSpec, RunSpec, as_table, checked, file_digests, to_toml
 from outvote.grids import expand, flat, merged, nested
 from outvote.loading import check_allowed, set_project
@@ -145,6 +145,20 @@ class Plan:
     def by_hash(self) -> dict[str, RunSpec]:
         """The specs by their hashes."""
         return dict(zip(self.hashes, self.specs, strict=True))
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user may not expect of these runs."""
+        found = [spec.federation for spec in self.specs if spec.federation.assumes_majority]
+        if not found:
+            return []
+        values = ", ".join(dict.fromkeys(str(each.assumed_byzantine) for each in found))
+        text = (
+            f"{len(found)} of {plural(len(self.specs), 'run')} assume that half of a round's "
+            f"clients or more are Byzantine (federation.assumed_byzantine = {values}); a majority "
+            "cannot be outvoted: assume less than half, or 'oracle'."
+        )
+        return [text]
 
     def jobs(self, root: Path) -> list[Job]:
         """Return the runs, with their folders below `root`."""

@@ -70,6 +70,15 @@ class FederationSpec(Struct, frozen=True, kw_only=True):
         ratio, number = (None, self.sampled) if is_count else (self.sampled, None)
         return count_sampled(num_clients, ratio=ratio, number=number)  # type: ignore[arg-type]
 
+    @property
+    def assumes_majority(self) -> bool:
+        """Whether the server assumes that half of a round's clients or more are Byzantine."""
+        if isinstance(self.assumed_byzantine, float):
+            return self.assumed_byzantine >= 0.5
+        if isinstance(self.assumed_byzantine, str) or isinstance(self.num_clients, str):
+            return False
+        return 2 * self.assumed_byzantine >= self.num_sampled(self.num_clients)
+
     def check_assumed(self, num_sampled: int) -> None:
         """Refuse to assume more Byzantine clients than take part in a round."""
         if isinstance(self.assumed_byzantine, int) and self.assumed_byzantine > num_sampled:

@@ -103,6 +103,7 @@ class Result:
     last_ten = _Number()
     kept_byzantine = _Number()
     byzantine_weight = _Number()
+    honest_share = _Number()
     deviation = _Number()
     test_loss = _Number()
     client_accuracy = _Number()

@@ -166,6 +166,11 @@ class Summary:
     """The share of its rounds in which a client was kept, mean of the lowest tenth of the honest
     clients."""
 
+    @property
+    def honest_share(self) -> float | None:
+        """The honest clients' share of all weights, which Figure 1 of the paper shows."""
+        return None if self.byzantine_weight is None else 1.0 - self.byzantine_weight
+
 
 def summary_of(series: Series, *, attack: str, clients: Clients | None = None) -> Summary:
     """Summarise a run; under the attack "none" Byzantine clients are honest.

@@ -39,7 +39,8 @@ class GAS(Wrapper):
     """How many groups the coordinates are split into (one each, if there are fewer)."""
     split: str = "balanced"
     """"balanced": random, sizes differ by one. "ceil": random, as the released code.
-    "contiguous": neighbours stay together. "by-layer": one group per named tensor."""
+    "contiguous": neighbours stay together. "by-layer": one group per named tensor.
+    "by-layer-random": random within each named tensor, sizes balanced over all of them."""
 
     def __post_init__(self) -> None:
         super(GAS, self).__post_init__()

@@ -68,8 +68,13 @@ class Groups:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Whether there are fewer groups than asked for because there are fewer coordinates."""
+        """Whether there are fewer groups than asked for because there are fewer coordinates.
+
+        Or more, since a group holds coordinates of one layer only.
+        """
         dim = self.matrix.dim
+        if self.split.note:
+            return (self.split.note,)
         if self.num_asked <= dim or self.num_groups != dim:
             return ()
         return (f"gas: num_groups={self.num_asked} is more than the {dim} coordinates; used {dim}",)
