@@ -56,6 +56,8 @@ from outvote.rules.median import Median as Median
 from outvote.rules.nnm import NNM as NNM
 from outvote.rules.norm_clipping import NormClipping as NormClipping
 from outvote.rules.norm_filter import NormFilter as NormFilter
+from outvote.rules.resilience import Resilience as Resilience
+from outvote.rules.resilience import resilience as resilience
 from outvote.rules.rfa import RFA as RFA
 from outvote.rules.rule import AffineRule as AffineRule
 from outvote.rules.rule import Aggregation as Aggregation

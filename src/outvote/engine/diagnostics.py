@@ -153,13 +153,14 @@ def diagnose_rule(given: RuleInput, clients: Diagnostics) -> Diagnostics:
     if isinstance(given.rule, GAS):
         return _diagnose_gas(given, given.rule, diameter, found)
     num_clients, dim = given.rows.shape
-    return replace(found, resilience=resilience(given.rule, num_clients, given.num_byzantine, dim))
+    constant = resilience(given.rule, num_clients, given.num_byzantine, dim).constant
+    return replace(found, resilience=constant)
 
 
 def _diagnose_gas(given: RuleInput, gas: GAS, diameter: float, found: Diagnostics) -> Diagnostics:
     groups = groups_of(given, gas)
     num_clients, f = len(given.rows), given.num_byzantine
-    constant = resilience(gas.rule, num_clients, f, groups.split.largest_width)
+    constant = resilience(gas.rule, num_clients, f, groups.split.largest_width).constant
     if constant is None:
         return found
     factor = bound_factor(num_clients, f, groups.num_groups, constant)
