@@ -28,6 +28,7 @@ from outvote.attacks.simple import Zero as Zero
 from outvote.errors import OutvoteWarning as OutvoteWarning
 from outvote.errors import TooManyByzantine as TooManyByzantine
 from outvote.files.aggregate_files import aggregate_files as aggregate_files
+from outvote.metrics.theory import GASBound as GASBound
 from outvote.models.model_spec import make_model as make_model
 from outvote.partition import partition_by_group as partition_by_group
 from outvote.partition import partition_dirichlet as partition_dirichlet

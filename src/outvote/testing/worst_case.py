@@ -20,8 +20,8 @@ MOST_SUBSETS = 500
 NUM_STARTS = 96
 NUM_BEST = 12
 NUM_CHILDREN = 8
-# In shares of the largest coordinate: diameters up to the first are rounding. Those up to the second
-# are not counted: their ratios would be inexact.
+# In shares of the largest coordinate: diameters up to the first are rounding, and those up to the
+# second are not counted, because their ratios would be inexact.
 ROUNDING = 1e-12
 SMALLEST = 1e-6
 Inputs = NDArray[np.float64]
