@@ -227,7 +227,7 @@ def draw_bound(grids: Sequence[Grid]) -> Figure:
         for column, (_, line) in BOUNDS.items():
             _draw_curve(axes, curve_of(cell.results, column, window), line, 1.0)
     _label_panels(made, window, "in the unit of a gradient")
-    _legend(made.figure, {title: line for title, line in BOUNDS.values()})
+    _legend(made.figure, dict(BOUNDS.values()))
     return made.figure
 
 
