@@ -214,6 +214,7 @@ def _check_theory(spec: RunSpec) -> None:
         **{f"training.{key}": value for key, value in PLAIN_STEP.items()},
         "server": Server(),
         "federation.sampled": 1.0,
+        "federation.sample_counts": False,
         "aggregate": "parameters",
         "optimizer": "local-sgd",
     }
