@@ -1,8 +1,10 @@
 """The convergence analysis, measured: its constants, its bounds on real rounds, and its limits."""
 
+import tomllib
 from dataclasses import asdict, replace
 from itertools import pairwise
 from math import sqrt
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -298,6 +300,11 @@ def test_the_preset_is_one_plain_step_of_all_clients():
     assert training.max_norm is None
     assert spec.federation.num_sampled(10) == 10
     assert make_plan({"preset": "theory"}, ["federation.sampled=10"]).specs
+
+
+def test_the_example_is_in_the_setting_of_the_theory():
+    table = tomllib.loads((Path(__file__).parents[2] / "examples" / "theory.toml").read_text())
+    assert [spec.theory for spec in make_plan(table).specs] == [True, True]
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ class GASBound:
     >>> bound = GASBound(num_clients=10, num_byzantine=2, num_groups=100, resilience=0.77,
     ...                  kappa=1.0, sigma=1.0)
     >>> round(bound.filter_radius(), 1), round(bound.squared_deviation ** 0.5, 1)
-    (36.8, 130.1)
+    (36.8, 130.0)
     """
 
     num_clients: int
