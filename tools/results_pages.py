@@ -23,7 +23,7 @@ FIGURES = {
     "table1-cifar10": ("curves", "--part", "other-side"),
     "figure1-motivation": ("selection",),
     "figure2-deviation": ("deviation",),
-    "theory-small": ("bound", "--suite", "docs/results/theory-small.toml"),
+    "theory-small": ("bound", "--part", "ipm", "--suite", str(FOLDER / "theory-small.toml")),
 }
 
 

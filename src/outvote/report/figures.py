@@ -5,6 +5,7 @@ Needs matplotlib.
 
 from collections.abc import Callable, Mapping, Sequence
 from math import isnan
+from textwrap import fill
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -32,6 +33,8 @@ FORMATS = tuple(style.NO_DATES)
 MAX_POINTS = 50
 """Of a curve: more cannot be distinguished, so several rounds are one point."""
 MOST_CONDITIONS = 6
+LONGEST_TITLE = 30
+"""In characters, of a narrow panel."""
 
 
 def figure_file(
@@ -207,7 +210,7 @@ BOUNDS = {
 def draw_bound(grids: Sequence[Grid]) -> Figure:
     """Draw the deviation from the expected gradient and its bounds: a panel per rule and column."""
     found = [
-        (row if len(grid.columns) == 1 else f"{row}\n{title}", cell)
+        (fill(row, LONGEST_TITLE) if len(grid.columns) == 1 else f"{row}\n{title}", cell)
         for grid in grids
         for k, title in enumerate(grid.titles)
         for row, cell in grid.column(k).items()
@@ -223,6 +226,7 @@ def draw_bound(grids: Sequence[Grid]) -> Figure:
     for axes, (heading, cell) in zip(made.axes, found, strict=True):
         axes.set_title(heading)
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.margins(x=0.02)
         for column, (_, line) in BOUNDS.items():
             _draw_curve(axes, curve_of(cell.results, column, window), line, 1.0)
