@@ -96,6 +96,7 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
     aggregate: Literal["parameters", "state"] = "parameters",
     root_size: int = 100,
     diagnostics: bool = False,
+    theory: bool = False,
     evaluate_every: int = 1,
     device: str = "auto",
     precision: Literal["float32", "tf32", "bfloat16"] = "float32",
@@ -178,6 +179,9 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
         root_size: How many clean samples the server has, for rules that need a reference.
         diagnostics: Whether to record the quantities of the theory (how far honest gradients are
             apart); costs about one more epoch per round.
+        theory: Whether to measure the convergence analysis of the paper and the diagnostics; for
+            one plain step of all clients, `LocalSGD(num_steps=1, momentum=0.0, weight_decay=0.0,
+            max_norm=None)`; costs about two more epochs per round.
         evaluate_every: Rounds between two evaluations on the test set.
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1".
         precision: Of products while clients train; "bfloat16" is for GPUs.
@@ -221,6 +225,7 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
             precision=precision,
             aggregate=aggregate,
             diagnostics=diagnostics,
+            theory=theory,
             loss="auto" if loss is None else given.text("loss", loss),
             optimizer="local-sgd" if optimizer is None else given.text("optimizer", optimizer),
             trainer=trainer,

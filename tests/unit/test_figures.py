@@ -44,11 +44,23 @@ SOURCES = {
     "selection": "figure1-motivation",
     "deviation": "figure2-deviation",
     "f-beta": "own",
+    "bound": "theory",
 }
+
+
+def with_theory(result):
+    """A run that measured the theory; only GAS has a bound as printed."""
+    away = result.series.deviation
+    columns = {"gradient_norm": 2 * away, "gradient_deviation": away, "deviation_bound": 50 * away}
+    if result.rule.startswith("gas"):
+        columns["printed_bound"] = 9 * away
+    return replace(result, series=replace(result.series, **columns))
 
 
 @cache
 def made(name):
+    if name == "theory":
+        return [with_theory(each) for each in made("demo")]
     parts = ("main",) if name == "figure2-deviation" else ()
     return made_results(GRID if name == "own" else name, seeds=2, rounds=5, parts=parts)
 
@@ -128,6 +140,23 @@ def test_curves_name_every_rule_once_and_every_column():
     grid = grids_of(made("demo"))[0]
     for name in (*grid.rows, *grid.columns):
         assert words.count(name) == 1
+
+
+def test_bounds_have_a_panel_for_each_rule_and_attack_on_a_common_logarithmic_axis():
+    figure = figure_of("bound", made("theory"))
+    grid = grids_of(made("demo"))[0]
+    assert len(figure.axes) == len(grid.rows) * len(grid.columns)
+    lines = {axes.get_title(): axes.get_lines() for axes in figure.axes}
+    assert {axes.get_yscale() for axes in figure.axes} == {"log"}
+    for title, found in lines.items():
+        assert len(found) == 4 if title.startswith("gas") else 3
+        highest, lowest = found[0].get_ydata(), found[-1].get_ydata()
+        np.testing.assert_allclose(highest, 50 * lowest)
+
+
+def test_bounds_of_runs_without_the_theory_are_an_error():
+    with pytest.raises(ValueError, match="run them with theory = true"):
+        figure_of("bound", made("demo"))
 
 
 def test_a_rule_and_its_gas_form_share_a_colour_and_differ_in_dashes():

@@ -147,6 +147,7 @@ class RunBuilder:
             aggregate=spec.aggregate,
             precision=spec.precision,
             has_diagnostics=spec.diagnostics,
+            has_theory=spec.theory,
             loss=_own(spec.loss, "loss"),
             optimizer=_own(spec.optimizer, "optimizer"),
             trainer=spec.trainer,

@@ -22,6 +22,7 @@ from outvote.results.later import LATER
 from outvote.results.renamed import SETTINGS
 from outvote.rules.rule_spec import RULES, make_rule
 from outvote.server.step import Server
+from outvote.suites.presets import PLAIN_STEP
 from outvote.training.local_sgd import LocalSGD, with_rates
 from outvote.user_objects import is_user_object
 
@@ -106,6 +107,8 @@ class RunSpec(Struct, frozen=True, kw_only=True):
     root_size: int = 100
     aggregate: Literal["parameters", "state"] = "parameters"
     diagnostics: bool = False
+    theory: bool = False
+    """Whether to measure the convergence analysis; for settings as the preset has them."""
     loss: str = "auto"
     """"auto": cross entropy for classes, the mean squared error for other targets; or a user's
     function (outputs, targets) -> number."""
@@ -202,6 +205,8 @@ def checked(spec: RunSpec) -> RunSpec:
         check_model_name(spec.model.name)
     except ValueError as error:
         raise ValueError(f"model.name: {error}") from error
+    if spec.theory:
+        _check_theory(spec)
     return msgspec.structs.replace(
         spec,
         rule=str(make_rule(spec.rule)),
@@ -210,6 +215,29 @@ def checked(spec: RunSpec) -> RunSpec:
         training=with_rates(spec.training, spec.rounds),
         server=_without_moments(spec.server),
     )
+
+
+def _check_theory(spec: RunSpec) -> None:
+    """Refuse settings outside the analysis: one plain step of all clients, applied as it is."""
+    needed: dict[str, Any] = {
+        **{f"training.{key}": value for key, value in PLAIN_STEP.items()},
+        "server": Server(),
+        "federation.sampled": 1.0,
+        "federation.sample_counts": False,
+        "aggregate": "parameters",
+        "optimizer": "local-sgd",
+    }
+    for key, value in needed.items():
+        found: Any = spec
+        for name in key.split("."):
+            found = getattr(found, name)
+        is_all = key == "federation.sampled" and found == spec.federation.num_clients
+        if found != value and not is_all:
+            raise ValueError(
+                f"theory = true is for {key} = {_toml_value(value) if key != 'server' else value}, "
+                f"got {_toml_value(found) if key != 'server' else found}; start from "
+                "preset = 'theory', or leave theory out."
+            )
 
 
 def _as_hashed(spec: RunSpec) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Needs matplotlib.
 
 from collections.abc import Callable, Mapping, Sequence
 from math import isnan
+from textwrap import fill
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -25,7 +26,9 @@ from outvote.report.rendered_table import UNKNOWN
 from outvote.results.labels import outline
 from outvote.results.run import Result
 
-FigureKind = Literal["curves", "heatmap", "selection", "deviation", "identification", "f-beta"]
+FigureKind = Literal[
+    "curves", "heatmap", "selection", "deviation", "identification", "f-beta", "bound"
+]
 KINDS: tuple[str, ...] = get_args(FigureKind)
 FORMATS = tuple(style.NO_DATES)
 MAX_POINTS = 50
@@ -33,6 +36,8 @@ MAX_POINTS = 50
 MOST_CONDITIONS = 6
 MOST_ROWS = 8
 """Of panels that show shares by round."""
+LONGEST_TITLE = 30
+"""In characters, of a narrow panel."""
 
 
 def figure_file(
@@ -76,6 +81,7 @@ def figure_of(
         "f-beta": lambda: draw_byzantine_and_beta([r for g in grids for r in g.results], metric),
         "selection": lambda: draw_selection(own),
         "deviation": lambda: draw_deviation(own),
+        "bound": lambda: draw_bound(grids),
     }
     with rc_context(fname=style.SETTINGS):
         return draw[kind]()
@@ -120,7 +126,7 @@ class Curve(NamedTuple):
 
 def curve_of(
     results: Sequence[Result],
-    column: Literal["accuracy", "deviation", "test_loss", "byzantine_weight"],
+    column: str,
     window: int = 1,
 ) -> Curve:
     """Average a column of all runs, round by round; a run that diverged counts until then.
@@ -195,6 +201,43 @@ def draw_deviation(grids: Sequence[Grid]) -> Figure:
     return _draw_panels(found, styles, "deviation", "distance to honest mean")
 
 
+BOUNDS = {
+    "deviation_bound": ("bound with all constants", LineStyle(style.RED, "-", 1.2)),
+    "printed_bound": ("bound as printed", LineStyle(style.RED, "--", 1.2)),
+    "gradient_norm": ("norm of the gradient", LineStyle(style.GREY, "-", 1.2)),
+    "gradient_deviation": ("deviation from the gradient", LineStyle(style.BLUE, "-", 1.2)),
+}
+"""The columns of the theory that are of one unit, with their titles."""
+
+
+def draw_bound(grids: Sequence[Grid]) -> Figure:
+    """Draw the deviation from the expected gradient and its bounds: a panel per rule and column."""
+    found = [
+        (fill(row, LONGEST_TITLE) if len(grid.columns) == 1 else f"{row}\n{title}", cell)
+        for grid in grids
+        for k, title in enumerate(grid.titles)
+        for row, cell in grid.column(k).items()
+        if any(not np.isnan(each.series.gradient_deviation).all() for each in cell.results)
+    ]
+    if not found:
+        raise ValueError(
+            "none of these runs measured the theory; run them with theory = true (the preset "
+            "'theory' has the settings)."
+        )
+    made = style.panels(len(found), sharex=True, sharey=True)
+    window = _rounds_per_point([cell for _, cell in found])
+    for axes, (heading, cell) in zip(made.axes, found, strict=True):
+        axes.set_title(heading)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.margins(x=0.02)
+        for column, (_, line) in BOUNDS.items():
+            _draw_curve(axes, curve_of(cell.results, column, window), line, 1.0)
+    _label_panels(made, window, "in the unit of a gradient")
+    _legend(made.figure, dict(BOUNDS.values()))
+    return made.figure
+
+
 def _by_rule(grid: Grid, column: int) -> list[Panel]:
     groups: dict[str, dict[str, Cell]] = {}
     for row, cell in grid.column(column).items():
@@ -221,16 +264,24 @@ def _draw_panels(
             _draw_curve(axes, curve_of(cell.results, column, window), styles[row], scale)
         if column == "deviation":
             axes.set_ylim(bottom=0)
+    _label_panels(made, window, title)
+    _legend(made.figure, styles)
+    return made.figure
+
+
+def _label_panels(made: style.Panels, window: int, title: str) -> None:
     for axes in made.lowest:
         axes.set_xlabel("round" if window == 1 else f"round (means of {window})")
     for axes in made.leftmost:
         axes.set_ylabel(title)
+
+
+def _legend(figure: Figure, styles: Mapping[str, LineStyle]) -> None:
     lines = [
         Line2D([], [], color=each.colour, linestyle=each.dashes, linewidth=each.width + 0.3)
         for each in styles.values()
     ]
-    legend_below(made.figure, lines, list(styles))
-    return made.figure
+    legend_below(figure, lines, list(styles))
 
 
 def _draw_curve(axes: Axes, curve: Curve, line: LineStyle, scale: float) -> None:

@@ -21,6 +21,7 @@ from outvote.results.audit_log import AUDIT_NAME, read_label_counts
 from outvote.results.disk import DamagedFileError
 from outvote.results.run import Result
 from outvote.results.schema import Environment
+from outvote.results.series import Series
 
 MAX_VERDICTS = 700_000
 """So many verdicts are about five million characters."""
@@ -99,6 +100,16 @@ def _worst_entry(worst: RenderedCell | None, metric: Metric) -> list[Any] | None
     return [_shown(worst.mean, metric), worst.column, worst.is_partial, paper, difference]
 
 
+def _packed_series(series: Series) -> dict[str, Packed]:
+    """Return the columns that the curves need; those of the theory only where they are known."""
+    found = {name: pack(getattr(series, name)) for name, pack in SERIES.items()}
+    for name in OF_THEORY:
+        values = getattr(series, name)
+        if not np.isnan(values).all():
+            found[name] = packed_measured(values)
+    return found
+
+
 def _shown(number: Number | None, metric: Metric) -> float | None:
     return None if number is None else shown(number.value, metric)
 
@@ -118,9 +129,7 @@ def run_entries(results: Sequence[Result]) -> dict[str, Any]:
         runs.append(
             {
                 **_outcome(result),
-                "series": {
-                    name: pack(getattr(result.series, name)) for name, pack in SERIES.items()
-                },
+                "series": _packed_series(result.series),
                 "settings": {key: value for key, value in own.items() if key not in shared},
                 "environment": None if known is None else _once(known, environments),
                 "audit": None if audit is None else _audit_entry(audit, every),
@@ -333,6 +342,7 @@ SERIES: dict[str, Callable[[NDArray[Any]], Packed]] = {
     **dict.fromkeys(("num_sampled", "num_byzantine"), packed_whole),
     **dict.fromkeys(("num_kept", "num_kept_byzantine"), packed_counts),
 }
+OF_THEORY = ("gradient_norm", "gradient_deviation", "deviation_bound")
 RECORD: dict[str, Callable[[NDArray[Any]], Packed]] = {
     **dict.fromkeys(("suspicion", "error", "drop_rate"), packed_shares),
     **dict.fromkeys(("index", "num_sampled", "num_received", "num_rejected"), packed_whole),

@@ -31,6 +31,28 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     """An upper bound of the deviation, GAS only."""
 
 
+class Measured(Struct, frozen=True, kw_only=True):
+    """The convergence analysis in a round of plain SGD, in the unit of a gradient; null: not known.
+
+    The paper's inequality is that the descents of all rounds are at least the bounds of them.
+    """
+
+    full_loss: float | None = None
+    """L: mean over all honest clients of the loss on all their samples, before the round."""
+    gradient_norm: float | None = None
+    gradient_deviation: float | None = None
+    """How far the update divided by the learning rate is from the gradient of L."""
+    lipschitz: float | None = None
+    """The change of the gradient relative to that of the weights."""
+    deviation_bound: float | None = None
+    """Of the root mean square of the deviation, with all constants."""
+    printed_bound: float | None = None
+    """The same as the paper prints it, GAS only."""
+    descent: float | None = None
+    """How much L fell in the round."""
+    descent_bound: float | None = None
+
+
 class Round(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of metrics.jsonl; null: not finite, or not measured."""
 
@@ -58,6 +80,8 @@ class Round(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Only in the last round of a run; None: a Byzantine client, or nothing to test on."""
     diagnostics: Diagnosis | None = None
     """Absent unless the run asks for it."""
+    theory: Measured | None = None
+    """Likewise."""
 
 
 class Timing(Struct, frozen=True, kw_only=True):
