@@ -123,6 +123,12 @@ def test_groups_of_the_caller_and_layers_are_the_ones_in_memory():
     np.testing.assert_allclose(verdict.scores, same.scores, rtol=1e-6)
 
 
+@pytest.mark.parametrize("num_clients", [1, 2])
+@pytest.mark.parametrize("text", ["gas(multi-krum)", "gas(median)", "krum", "nnm(median)"])
+def test_few_clients_have_the_verdict_that_they_have_in_memory(num_clients, text):
+    assert_same(ov.make_rule(text), gradients()[:num_clients], num_byzantine=0, seed=0)
+
+
 def test_float64_is_worked_on_in_float64():
     rows = gradients(np.float64)
     rows[4] = rows[5] + 1e-9

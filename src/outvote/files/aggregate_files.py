@@ -122,7 +122,8 @@ def aggregate_clients(
         on_progress=on_progress,
         **options,
     )
-    is_assumed = options.get("num_byzantine") is not None or options.get("byzantine_fraction")
+    given = (options.get("num_byzantine"), options.get("byzantine_fraction"))
+    is_assumed = given != (None, None)
     most = aggregator.num_byzantine if is_assumed else rule.max_byzantine(len(clients))
     if options.get("when_too_many", "raise") == "lower":
         most = len(clients)

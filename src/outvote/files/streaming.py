@@ -53,6 +53,7 @@ from outvote.rules.sample_counts import (
 from outvote.rules.split import explicit_split
 from outvote.rules.streamed_matrix import (
     ColumnStream,
+    SUMMED_VALUES,
     NeedsWholeRows,
     StreamedMatrix,
     TileMatrix,
@@ -707,4 +708,4 @@ class _Products:
             middle = distances.of_client(values, self.centre)
             return distances.with_itself(values - middle).double()
 
-        self.total += torch.stack(mapped(multiply, tile_cuts(rows))).sum(dim=0)
+        self.total += torch.stack(mapped(multiply, tile_cuts(rows, SUMMED_VALUES))).sum(dim=0)

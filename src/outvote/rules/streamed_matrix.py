@@ -38,6 +38,8 @@ Reduce = Callable[[Columns], PerCoordinate]
 TRANSPOSED_AT_ONCE = 512
 # A tile of so many values is worked on by one core.
 TILE_VALUES = 1 << 22
+# Sums of more are rounded too often in float32; those of tiles are added in float64.
+SUMMED_VALUES = 1 << 18
 # What is read of groups is copied, sorted and subtracted from: so many times its size.
 NUM_COPIES = 4
 
@@ -94,7 +96,7 @@ class ColumnStream:
         """Work on pieces of the coordinates, on all cores."""
         results: list[Result] = []
         for piece, rows in self.chunks():
-            cuts = tile_cuts(rows)
+            cuts = tile_cuts(rows, SUMMED_VALUES)
             results += mapped(
                 lambda cut, first=piece.start, rows=rows: work(  # type: ignore[misc]
                     (
@@ -116,10 +118,10 @@ class ColumnStream:
         return ColumnStream(chunks, torch.Size([*self.shape[:-1], num_clients]), self.dtype)
 
 
-def tile_cuts(rows: Tensor) -> list[tuple[int, int]]:
+def tile_cuts(rows: Tensor, num_values: int = TILE_VALUES) -> list[tuple[int, int]]:
     """Cut the coordinates of ``rows [clients, coordinates]`` into tiles, one after another."""
     num_clients, width = rows.shape
-    num_tiles = max(1, -(-width * num_clients // TILE_VALUES))
+    num_tiles = max(1, -(-width * num_clients // num_values))
     cuts = [width * k // num_tiles for k in range(num_tiles + 1)]
     return list(pairwise(cuts))
 
