@@ -20,6 +20,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 SMALL = {
     "bench_attacks": "--clients 10 --honest 8 --byzantine 2 --dim 300 --repeats 1",
     "bench_engine": "--repeats 1",
+    "bench_files": "--dim 3000 --clients 8 --byzantine 1",
     "bench_flower": "--nodes 7 --byzantine 1 --width 2 --repeats 1",
     "bench_rules": "--dim 500 --clients 5 --repeats 1 --no-memory",
     "bench_vmap": "--runs 1 --clients 1 --steps 1 --precision float32 --few 1 --repeats 1 "

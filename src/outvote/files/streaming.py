@@ -52,8 +52,8 @@ from outvote.rules.sample_counts import (
 )
 from outvote.rules.split import explicit_split
 from outvote.rules.streamed_matrix import (
-    ColumnStream,
     SUMMED_VALUES,
+    ColumnStream,
     NeedsWholeRows,
     StreamedMatrix,
     TileMatrix,
@@ -185,6 +185,18 @@ class StreamingAggregator:
         scale = self.norms[done.rows] * squared**0.5
         self.cosines[done.rows] = np.divide(dots, scale, where=scale > 0, out=scale * np.nan)
 
+    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Read the sources that are not rejected once: slices, and ``[clients, coordinates]``.
+
+        The values last until the next are asked for.
+        """
+        rows = [k for k, source in enumerate(self.sources) if source is not None]
+        return self._chunks(rows, self._dtype(rows))
+
+    def _dtype(self, rows: list[int]) -> torch.dtype:
+        is_wide = any(known(self.sources[k]).dtype == torch.float64 for k in rows)
+        return torch.float64 if is_wide else torch.float32
+
     def _open(self, source: Any, k: int) -> Source | None:
         try:
             if isinstance(source, UnusableFile):
@@ -222,9 +234,7 @@ class StreamingAggregator:
             return _Round([], Aggregation(), None, None)
         if self.dim <= max(FEW_COORDINATES, 2 * len(rows)) or not can_stream(self.rule):
             return self._in_memory(rows)
-        dtype = torch.float32
-        if any(known(self.sources[k]).dtype == torch.float64 for k in rows):
-            dtype = torch.float64
+        dtype = self._dtype(rows)
         centre = self._sampled_centre(rows, dtype)
         while True:
             matrix = self._matrix(rows, dtype, centre)
@@ -304,10 +314,7 @@ class StreamingAggregator:
         needed = PROGRAM_BYTES + len(rows) * self.dim * 4 * 4
         if needed > self.max_memory:
             raise _refusal(self.rule, f"that takes {needed / 1e9:.1f} GB")
-        dtype = torch.float32
-        if any(known(self.sources[k]).dtype == torch.float64 for k in rows):
-            dtype = torch.float64
-        values = torch.empty(len(self.sources), self.dim, dtype=dtype).fill_(torch.nan)
+        values = torch.empty(len(self.sources), self.dim, dtype=self._dtype(rows)).fill_(torch.nan)
         for k in rows:
             self._read_one(k, 0, values[k])
         f = self.num_byzantine
