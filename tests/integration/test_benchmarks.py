@@ -22,6 +22,7 @@ SMALL = {
     "bench_cost": "--clients 5 8 --dim 200 400 --groups 5 20 --middle 5 200 20 --repeats 1 "
     "--rules median",
     "bench_engine": "--repeats 1",
+    "bench_files": "--dim 3000 --clients 8 --byzantine 1",
     "bench_flower": "--nodes 7 --byzantine 1 --width 2 --repeats 1",
     "bench_rules": "--dim 500 --clients 5 --repeats 1 --no-memory",
     "bench_vmap": "--runs 1 --clients 1 --steps 1 --precision float32 --few 1 --repeats 1 "

@@ -133,3 +133,22 @@ def download_bars() -> Iterator[tuple[OnBytes, OnMessage]]:
             bars.update(tasks[name], completed=done, total=total)
 
         yield show, lambda text: bars.console.print(one_line(text))
+
+
+@contextmanager
+def file_bars() -> Iterator[Callable[[str, int, int], None] | None]:
+    """Show how far every pass over files is."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.progress import BarColumn, TaskProgressColumn, TimeRemainingColumn
+
+    with make_bars(BarColumn(), TaskProgressColumn(), TimeRemainingColumn()) as bars:
+        tasks: dict[str, Any] = {}
+
+        def show(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what)
+            bars.update(tasks[what], completed=done, total=total)
+
+        yield show

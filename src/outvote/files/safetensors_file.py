@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from outvote import flat
 from outvote.text import shortened
 
 LARGEST_HEADER = 8_000_000
@@ -37,7 +38,11 @@ DTYPES = {
     "BF16": torch.bfloat16,
     "F32": torch.float32,
     "F64": torch.float64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
 }
+FLOATS = (*flat.FLOATS, torch.float8_e4m3fn, torch.float8_e5m2)
+"""What holds updates; all other tensors are counters."""
 
 
 INVALID = (SafetensorError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
@@ -54,6 +59,11 @@ class Entry:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return prod(self.shape)
 
     def __str__(self) -> str:
         """Return the type and shape as in float32[3, 4]."""
@@ -172,3 +182,43 @@ def _entry(name: str, about: object) -> Entry:
             f"known are {', '.join(DTYPES)}"
         )
     return Entry(tuple(shape), dtype)
+
+
+def read_offsets(path: Path, header: Header) -> dict[str, int]:
+    """Return where the data of every tensor starts in a file whose header is known."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            about = _parse(file.read(min(length, LARGEST_HEADER)))
+    except OSError as error:
+        raise UnusableFile(f"cannot be read: {error.strerror or error}") from error
+    if not all(isinstance(text, str) for text in header.metadata.values()):
+        raise UnusableFile("is not a valid safetensors file: its metadata is not text")
+    starts: dict[str, int] = {}
+    for name, entry in header.entries:
+        if prod(size for size in entry.shape if size) >= 2**63:
+            raise UnusableFile(f"is not a valid safetensors file: the shape of {shortened(name)!r}")
+        part = about.get(name)
+        offsets = part.get("data_offsets") if isinstance(part, dict) else None
+        if not (
+            isinstance(offsets, list)
+            and len(offsets) == 2
+            and all(type(offset) is int for offset in offsets)
+        ):
+            raise UnusableFile(
+                f"is not a valid safetensors file: no offsets for {shortened(name)!r}"
+            )
+        if offsets[1] - offsets[0] != prod(entry.shape) * entry.dtype.itemsize:
+            raise UnusableFile(
+                f"is not a valid safetensors file: wrong offsets for {shortened(name)!r}"
+            )
+        starts[name] = offsets[0]
+    sizes = {name: prod(entry.shape) * entry.dtype.itemsize for name, entry in header.entries}
+    end = 0
+    for name in sorted(starts, key=lambda name: (starts[name], sizes[name])):
+        if starts[name] != end:
+            raise UnusableFile(
+                f"is not a valid safetensors file: wrong offsets for {shortened(name)!r}"
+            )
+        end += sizes[name]
+    return {name: 8 + length + start for name, start in starts.items()}

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryFile
 from time import sleep, time
 from typing import Any, BinaryIO, TypeVar
 
@@ -62,6 +63,35 @@ def write_whole(path: Path, content: bytes, *, stays: str = CHECKPOINT) -> None:
             return
         temporary = write_temporary(target, content, stays=stays)
         try:
+            temporary.replace(target)
+            sync(target.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing(path: Path, *, stays: str = CHECKPOINT) -> Iterator[BinaryIO]:
+    """Open a file to write in any order; it replaces `path` if the block ends without an error.
+
+    As `write_whole`, for what is too large to be in memory.
+    """
+    target = Path(os.path.realpath(path))
+    with write_errors(path, stays):
+        if target.exists() and not target.is_file() and not target.is_dir():
+            with TemporaryFile() as file:
+                yield file
+                file.seek(0)
+                with target.open("wb") as pipe:
+                    shutil.copyfileobj(file, pipe)
+            return
+        temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"
+        try:
+            with temporary.open("xb+") as file:
+                if target.exists():
+                    os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
             temporary.replace(target)
             sync(target.parent)
         finally:

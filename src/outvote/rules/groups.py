@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outvote.axes import Columns, Pairs, PerClient
+from outvote.axes import Columns, Pairs, PerClient, PerCoordinate
 from outvote.fresh import fresh
 from outvote.kernels import client_kernels, group_kernels
 from outvote.lazy import lazy
@@ -80,12 +80,19 @@ class Groups:
         return (f"gas: num_groups={self.num_asked} is more than the {dim} coordinates; used {dim}",)
 
     def total(
-        self, measure: Callable[[ClientMatrix], PerClient], *, needs_values: bool | None = True
+        self,
+        measure: Callable[[ClientMatrix], PerClient],
+        *,
+        needs_values: bool | None = True,
+        reduce: Callable[[Columns], PerCoordinate] | None = None,
     ) -> PerClient:
         """Return the sum over the groups of ``measure(groups) [runs, *groups, clients]``.
 
-        `needs_values`: whether it needs the values of the groups, not only distances.
+        `needs_values`: whether it needs the values of the groups, not only distances. `reduce`:
+        what it measures distances to, if that is worked out coordinate by coordinate; here the
+        groups are read anyway.
         """
+        del reduce
         with exact_products():
             # A GPU works on while inexact results are counted; if there are any, all is redone.
             is_on_cpu = self.matrix.device.type == "cpu"
