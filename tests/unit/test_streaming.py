@@ -116,11 +116,13 @@ def test_groups_of_the_caller_and_layers_are_the_ones_in_memory():
     rule = ov.GAS(ov.MultiKrum())
     assert_same(rule, rows, num_byzantine=2, groups=groups, seed=0)
     named = [{"a": row[:900], "b": row[900:900], "c": row[900:]} for row in rows]
-    by_layer = ov.GAS(ov.Median(), split="by-layer")
-    verdict, _, _ = streamed(by_layer, named, num_byzantine=2)
-    same = by_layer.inspect(named, num_byzantine=2)
-    assert (verdict.kept, verdict.num_groups) == (same.kept, 2)
-    np.testing.assert_allclose(verdict.scores, same.scores, rtol=1e-6)
+    for split, num_groups in (("by-layer", 2), ("by-layer-random", 40), ("by-layer-random", 1)):
+        rule = ov.GAS(ov.Median(), split=split, num_groups=num_groups)
+        verdict, _, _ = streamed(rule, named, num_byzantine=2, seed=4)
+        same = rule.inspect(named, num_byzantine=2, seed=4)
+        assert (verdict.kept, verdict.num_groups) == (same.kept, max(2, num_groups))
+        assert verdict.notes == same.notes
+        np.testing.assert_allclose(verdict.scores, same.scores, rtol=1e-6)
 
 
 @pytest.mark.parametrize("num_clients", [1, 2])

@@ -234,9 +234,14 @@ def by_layer_random(
         order = torch.stack([draw_order(size, seed).index(device).long() for seed in seeds]) + start
         pieces += [block.index for block in cut(order, balanced_sizes(size, own)).blocks]
         start += size
-    few = num_groups < len(sizes)
-    note = f"gas: num_groups={num_groups} is fewer than the {len(sizes)} layers; used {len(sizes)}"
-    return Split(_of_widths(pieces).blocks, note if few else "")
+    return Split(_of_widths(pieces).blocks, note_of_layers(sizes, num_groups))
+
+
+def note_of_layers(sizes: tuple[int, ...], num_groups: int) -> str:
+    """Return what to note where there are more layers than groups were asked for."""
+    if num_groups >= len(sizes):
+        return ""
+    return f"gas: num_groups={num_groups} is fewer than the {len(sizes)} layers; used {len(sizes)}"
 
 
 @lru_cache(maxsize=256)  # The same in every round.

@@ -23,7 +23,16 @@ from outvote.precision import exact_products
 from outvote.rules import distances
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.groups import Groups
-from outvote.rules.split import IndexBlock, Split, balanced_sizes, ceil_sizes
+from outvote.rules.split import (
+    BY_LAYER,
+    IndexBlock,
+    Split,
+    balanced_sizes,
+    ceil_sizes,
+    checked_sizes,
+    groups_of_layers,
+    note_of_layers,
+)
 from outvote.threads import CPU, mapped
 
 if TYPE_CHECKING:
@@ -337,6 +346,7 @@ class StreamSplit:
         the end too, ``[groups + 1]`` int64.
         """
         self.positions, self.starts = positions, starts
+        self.note = ""
         self.widths = np.diff(starts)
         num_large = int(np.count_nonzero(self.widths == self.widths[0]))
         small = int(self.widths[-1])
@@ -376,11 +386,11 @@ def stream_split(dim: int, how: str, num_groups: int, info: "RoundInfo") -> Stre
     if info.split is not None:
         return _explicit(info.split, dim)
     num_groups = min(num_groups, dim)
-    if how == "by-layer":
-        sizes = [size for size in info.layer_sizes or () if size]
-        if sum(sizes) != dim:
-            raise ValueError("split='by-layer' needs named tensors, got plain vectors.")
-        return StreamSplit(np.arange, np.concatenate([[0], np.cumsum(sizes)]))
+    if how in BY_LAYER:
+        sizes = checked_sizes(how, info.layer_sizes, dim)
+        if how == "by-layer":
+            return StreamSplit(np.arange, np.concatenate([[0], np.cumsum(sizes)]))
+        return _by_layer_random(sizes, num_groups, info)
     num_first, first, num_second, second = (ceil_sizes if how == "ceil" else balanced_sizes)(
         dim, num_groups
     )
@@ -389,6 +399,30 @@ def stream_split(dim: int, how: str, num_groups: int, info: "RoundInfo") -> Stre
         return StreamSplit(np.arange, starts)
     (seed,) = info.stream.fold_in("gas-split").derived()
     return StreamSplit(draw_order(dim, seed).positions_between, starts)
+
+
+def _by_layer_random(sizes: tuple[int, ...], num_groups: int, info: "RoundInfo") -> StreamSplit:
+    stream = info.stream.fold_in("gas-split")
+    layers = np.concatenate([[0], np.cumsum(sizes)])
+    orders, starts = [], [np.zeros(1, np.int64)]
+    for number, own in enumerate(groups_of_layers(sizes, num_groups)):
+        (seed,) = stream.fold_in(f"layer-{number}").derived()
+        orders.append(draw_order(sizes[number], seed))
+        num_large, large, num_small, small = balanced_sizes(sizes[number], own)
+        ends = _even_starts(num_large, large, num_large + num_small, small)[1:]
+        starts.append(layers[number] + ends)
+
+    def positions(start: int, stop: int) -> np.ndarray:
+        found, number = [], int(np.searchsorted(layers, start, side="right")) - 1
+        while start < stop:
+            first, end = int(layers[number]), min(stop, int(layers[number + 1]))
+            found.append(orders[number].positions_between(start - first, end - first) + first)
+            start, number = end, number + 1
+        return np.concatenate(found) if found else np.empty(0, np.int64)
+
+    split = StreamSplit(positions, np.concatenate(starts))
+    split.note = note_of_layers(sizes, num_groups)
+    return split
 
 
 def _explicit(split: Split, dim: int) -> StreamSplit:
