@@ -27,6 +27,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,8 @@ def main(words: list[str] | None = None) -> int:
     """Read damaged files until enough were read, or the time is over; 1 if there are findings."""
     words = sys.argv[1:] if words is None else words
     options = parse(words)
-    with tempfile.TemporaryDirectory() as folder:
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         os.environ["OUTVOTE_DATA"] = str(Path(folder) / "cache")
         if options.only:
             name, _, number = options.only.partition(":")
@@ -355,7 +357,7 @@ def _read_settings(_folder: Path, path: Path) -> None:
 
 
 TINY = {
-    "rule": ["mean", "gas(median)"],
+    "rule": "gas(median)",
     "attack": "lie",
     "rounds": 3,
     "federation": {"num_clients": 6, "sampled": 4, "byzantine": 1},
@@ -370,21 +372,20 @@ def _exports(folder: Path) -> list[Path]:
     return [packed, _write(folder / "export.csv", to_export(results, is_packed=False))]
 
 
-def _read_runs(path: Path) -> None:
+def _read_runs(path: Path) -> outvote.Runs:
     """Read runs, and show them: numbers that cannot be shown should not be read."""
     found = outvote.read_runs(path)
-    found.summary()
-    for each in found:
-        each.best, each.final  # noqa: B018  (properties that compute)
+    str(found.summary())
+    return found
 
 
 def _runs(*names: str) -> Callable[[Path], list[Path]]:
-    """Return what writes two runs of a store, and lists some files of the first."""
+    """Return what writes the run of a store, and lists some of its files."""
 
     def make(folder: Path) -> list[Path]:
         write_store(folder / "runs", TINY, seeds=1)
-        first = min((folder / "runs" / "own").iterdir())
-        return [first / name for name in names]
+        (run,) = (folder / "runs" / "own").iterdir()
+        return [run / name for name in names]
 
     return make
 
@@ -398,8 +399,7 @@ def _read_run(folder: Path, path: Path) -> None:
     for text in found.texts():
         if len(text.splitlines()) != 1 or len(text) > LONGEST_MESSAGE:
             raise AssertionError(f"a fault of {len(text)} characters: {text[:100]!r}")
-    _read_runs(folder / "runs")
-    for each in outvote.read_runs(folder / "runs"):
+    for each in _read_runs(folder / "runs"):
         audit = audit_run(each)
         if audit is not None:
             findings(audit, client_summaries(audit))
@@ -434,14 +434,14 @@ def _read_log(folder: Path, _path: Path) -> None:
 def _safetensors(folder: Path) -> list[Path]:
     from update_files import fill, updates_of
 
-    fill(folder, updates_of(5))
+    fill(folder, updates_of(3))
     return sorted(folder.glob("*.safetensors"))[:1]
 
 
 def _read_safetensors(folder: Path, path: Path) -> None:
     from outvote.files.safetensors_file import read_header, read_tensors
 
-    outvote.aggregate_files(folder, rule="median", num_byzantine=1)
+    outvote.aggregate_files(folder, rule="median", num_byzantine=0)
     read_tensors(path, read_header(path))
 
 
@@ -495,7 +495,12 @@ def _idx_gzip(folder: Path) -> list[Path]:
 def _read_idx_gzip(folder: Path, _path: Path) -> None:
     from outvote.data.loader import load_entry
 
-    load_entry(mnist_entry(small_mnist()), folder)
+    load_entry(_mnist(), folder)
+
+
+@cache
+def _mnist() -> Any:
+    return mnist_entry(small_mnist())
 
 
 def _cifar(folder: Path) -> list[Path]:
@@ -503,6 +508,11 @@ def _cifar(folder: Path) -> list[Path]:
     return [
         _write(folder / facts.folder / name, content) for name, content in batches(images, labels)
     ]
+
+
+@cache
+def _cifar_facts() -> Any:
+    return small_cifar()[2]
 
 
 def _cifar_archive(folder: Path) -> list[Path]:
@@ -521,8 +531,7 @@ def _cifar_mosaics(folder: Path) -> list[Path]:
 def _read_cifar(_folder: Path, path: Path) -> None:
     from outvote.data.loader import load_entry
 
-    _, _, facts = small_cifar()
-    load_entry(cifar_entry(facts), path.parent)
+    load_entry(cifar_entry(_cifar_facts()), path.parent)
 
 
 def _leaf(folder: Path) -> list[Path]:
@@ -618,8 +627,8 @@ def _read_index(folder: Path, _path: Path) -> None:
 
     faults: list[str] = []
     found = list_runs(folder / "runs", faults.append)
-    if len(found) != 2 or any(len(text.splitlines()) != 1 for text in faults):
-        raise AssertionError(f"{len(found)} of 2 runs, warnings {faults}")
+    if len(found) != 1 or any(len(text.splitlines()) != 1 for text in faults):
+        raise AssertionError(f"{len(found)} of 1 runs, warnings {faults}")
 
 
 OF_DATA = (DamagedDataError, MissingDataError)

@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 
 from outvote.errors import NAMES_OF_F, an, belongs_to_call, check_kind, closest
 from outvote.loading import load_class
+from outvote.markup import clean
 from outvote.plugins import find_plugin, load_plugin_class, plugin_names
 from outvote.user_objects import find_object, is_user_object
 
@@ -34,6 +35,15 @@ def shortened(text: str) -> str:
     200
     """
     return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 1]}…"
+
+
+def short_line(value: object) -> str:
+    r"""Return a value from elsewhere for a message: its beginning, on one line.
+
+    >>> short_line("two\nlines")
+    'two lines'
+    """
+    return clean(" ".join(shortened(str(value)).split()))
 
 
 def nesting(text: str) -> int:

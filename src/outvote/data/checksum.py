@@ -13,16 +13,13 @@ import numpy as np
 
 from outvote.data.dataset import FETCH_AGAIN, DamagedDataError, fetch_again
 from outvote.limits import TooLargeError, check_members, unpacked
+from outvote.text import short_line
 
 _new_md5 = partial(hashlib.md5, usedforsecurity=False)
 MOST_INSIDE = 200_000_000
 """Bytes of a gzip or zip file of a dataset, unpacked; the largest known has 47 million."""
 MOST_ARRAYS = 1 << 29
 """Bytes of the arrays of an npz file of a dataset."""
-NOT_NPZ = (
-    *(zipfile.BadZipFile, zlib.error, KeyError, ValueError, OSError, EOFError),
-    *(MemoryError, NotImplementedError, RuntimeError),
-)
 
 
 def md5_of(path: Path) -> str:
@@ -67,8 +64,12 @@ def read_npz(
             check_members(archive, [f"{name}.npy" for name in names], most)
             file.seek(0)
             with np.load(file, allow_pickle=False) as stored:
-                return [stored[name] for name in names]
-    except NOT_NPZ as error:
+                arrays = [stored[name] for name in names]
+        if not all(isinstance(array, np.ndarray) for array in arrays):
+            raise ValueError("a member is no array")  # noqa: TRY301
+    # An archive has many ways to be wrong: its directory, its compression, the header of an array.
+    except Exception as error:
         raise DamagedDataError(
-            f"{path} must be an npz file with {', '.join(names)}: {error}; {remedy}."
+            f"{path} must be an npz file with {', '.join(names)}: {short_line(error)}; {remedy}."
         ) from error
+    return arrays

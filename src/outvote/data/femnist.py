@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from outvote.data.cache import decoded_once
 from outvote.data.checksum import check_sum, read_npz, sha256_of
 from outvote.data.dataset import Arrays, DamagedDataError, Images, Labels
+from outvote.text import short_line
 
 DIGITS_AND_LETTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 SIDE = 28
@@ -136,10 +137,12 @@ def _read_file(path: Path) -> list[tuple[str, Images, Labels]]:
             for user in content["users"]
             if len(content["user_data"][user]["y"])
         ]
-    except (KeyError, TypeError, RecursionError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except DamagedDataError:
+        raise
+    except (LookupError, TypeError, RecursionError, ValueError) as error:
         raise DamagedDataError(
-            f"{path} is no output of LEAF ({type(error).__name__}: {error}); run its "
-            "preprocess.sh again."
+            f"{path} is no output of LEAF ({type(error).__name__}: {short_line(error)}); run "
+            "its preprocess.sh again."
         ) from error
 
 
@@ -159,4 +162,6 @@ def _read_user(path: Path, user: str, owned: dict[str, Any]) -> tuple[Images, La
 
 
 def _bad_user(path: Path, user: str, why: str) -> DamagedDataError:
-    return DamagedDataError(f"{path}, writer {user}: {why}; run LEAF's preprocess.sh again.")
+    return DamagedDataError(
+        f"{path}, writer {short_line(user)}: {short_line(why)}; run LEAF's preprocess.sh again."
+    )

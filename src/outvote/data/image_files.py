@@ -8,6 +8,7 @@ import numpy as np
 
 from outvote.data.dataset import DamagedDataError, Images
 from outvote.limits import TooLargeError
+from outvote.text import short_line
 
 MOST_PIXELS = 100_000_000
 """Of one image; the mosaics of CIFAR have 61 million."""
@@ -41,16 +42,16 @@ def read_square(path: Path, size: int) -> Images:
 
 def _decode(path: Path) -> Any:
     pillow = _pillow()
-    # What Pillow raises on files that are no images, truncated, or absurdly large.
-    unreadable = (OSError, ValueError, SyntaxError, TypeError, LookupError, EOFError)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", pillow.DecompressionBombWarning)
             with pillow.open(path) as image:
                 _check_size(*image.size)
                 return image.convert("RGB")
-    except (*unreadable, pillow.DecompressionBombError) as error:
-        raise DamagedDataError(f"{path} is no readable image: {error}; get it again.") from error
+    # Pillow raises nearly anything on files that are no images, truncated, or absurdly large.
+    except Exception as error:
+        why = short_line(error) or type(error).__name__
+        raise DamagedDataError(f"{path} is no readable image: {why}; get it again.") from error
 
 
 def _check_size(width: int, height: int) -> None:

@@ -22,7 +22,7 @@ from outvote.results.renamed import renamed_settings
 from outvote.results.schema import CodeUsed, DataUsed, Outcome, PackageUsed, Status
 from outvote.suites.presets import PRESETS
 from outvote.suites.suite import Part, Suite
-from outvote.text import shortened
+from outvote.text import short_line, shortened
 
 _hints = cache(get_type_hints)
 LONGEST_NAME = 100
@@ -181,8 +181,8 @@ def read_plan(path: Path, settings: Sequence[str] = ()) -> Plan:
         raise ValueError(f"there is no file {path}; check the path.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read: {error}.") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is not valid TOML: {error}.") from error
+    except ValueError as error:  # No TOML, or a number of thousands of digits.
+        raise ValueError(f"{path} is not valid TOML: {short_line(error)}.") from error
     except RecursionError:
         raise ValueError(f"{path} has too many brackets inside each other.") from None
     set_project(path.parent)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from outvote.limits import check_members
 from outvote.results.disk import DamagedFileError, StoreError, read_json, read_readable
 from outvote.results.schema import Round
-from outvote.text import shortened
+from outvote.text import short_line, shortened
 
 
 def audit_arrays(
@@ -64,12 +64,16 @@ def read_arrays(path: Path, *names: str) -> list[NDArray[Any]]:
             check_members(archive, [f"{name}.npy" for name in names], MOST_AUDIT_BYTES)
             file.seek(0)
             with np.load(file, allow_pickle=False) as arrays:
-                return [arrays[name] for name in names]
+                found = [arrays[name] for name in names]
     except FileNotFoundError:
         raise
     # An archive has many ways to be wrong: its directory, its compression, its encryption.
     except Exception as error:
         raise DamagedFileError(f"{path} is damaged: {shortened(str(error))}") from error
+    for name, array in zip(names, found, strict=True):
+        if not isinstance(array, np.ndarray):  # Bytes, where the member is no npy file.
+            raise DamagedFileError(f"{path} is damaged: its {name} is no array")
+    return found
 
 
 def read_label_counts(path: Path) -> NDArray[np.int64]:
@@ -195,7 +199,8 @@ def _manifest_in(folder: Path) -> Manifest | None:
     found = read_json(path, Manifest)
     if found is not None and (found.format != FORMAT or found.version > VERSION):
         raise StoreError(
-            f"{path} was written by a newer outvote ({found.format} {found.version}, known up to "
+            f"{path} was written by a newer outvote ({short_line(found.format)} "
+            f"{short_line(found.version)}, known up to "
             f"{FORMAT} {VERSION}); upgrade outvote"
         )
     return found

@@ -21,7 +21,7 @@ from outvote.results.folder import CONFIG_NAME, ENVIRONMENT_NAME, METRICS_NAME, 
 from outvote.results.folder import STATUS_NAME as STATUS
 from outvote.results.renamed import renamed_settings
 from outvote.results.schema import Environment, Round, Status, Sums
-from outvote.text import MOST_NESTED, nesting
+from outvote.text import MOST_NESTED, nesting, short_line
 
 NEEDED = (STATUS, CONFIG_NAME, ENVIRONMENT_NAME, METRICS_NAME)
 """Without one of these, the numbers of a run are not known."""
@@ -96,8 +96,9 @@ def read_settings(path: Path) -> dict[str, Any]:
     """Read config.toml under the names of this version; a damaged one is a DamagedFileError."""
     try:
         config = renamed_settings(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise DamagedFileError(f"cannot be read: {error}") from error
+    # A ValueError: no UTF-8, no TOML, or a number of thousands of digits.
+    except (OSError, ValueError, RecursionError) as error:
+        raise DamagedFileError(f"cannot be read: {short_line(error)}") from error
     check_settings(config)
     return config
 

@@ -14,6 +14,7 @@ from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
 from outvote.results.disk import StoreError, sync, write_errors, write_temporary
+from outvote.text import short_line
 
 NEWEST, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
 BOTH = (NEWEST, PREVIOUS)
@@ -49,8 +50,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
         metadata = _metadata(content)
         arrays = load_arrays(content)
         about = json.loads(metadata["about"])
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{path} is damaged: {error}") from error
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise StoreError(f"{path} is damaged: {short_line(error)}") from error
     if _checksum(metadata["about"], arrays) != metadata.get("checksum"):
         raise StoreError(f"{path} is damaged: its checksum is wrong")
     return Checkpoint(

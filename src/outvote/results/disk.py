@@ -31,6 +31,8 @@ CHECKPOINT = "the last checkpoint is intact"
 LOCK = ".lock"
 READER_SECONDS = 0.02
 """A reader may look at a lock for less than this, see `is_locked`."""
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for a text that is no JSON of some type."""
 Kind = TypeVar("Kind")
 
 
@@ -229,7 +231,7 @@ def read_json(path: Path, kind: type[Kind]) -> Kind | None:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *UNDECODABLE) as error:
         raise DamagedFileError(f"{path} cannot be read: {error}") from error
 
 
@@ -252,7 +254,7 @@ def read_readable(path: Path, kind: type[Kind], start: int = 0) -> tuple[list[Ki
         *lines, _ = file.read().split(b"\n")
     decoder, found = msgspec.json.Decoder(kind), []
     for line in lines:
-        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+        with suppress(*UNDECODABLE):
             found.append(decoder.decode(renamed_line(line)))
     return found, len(lines) - len(found), start + sum(len(line) + 1 for line in lines)
 
@@ -292,7 +294,7 @@ def _whole_lines(path: Path, kind: type[Kind]) -> Iterator[tuple[Kind, int]]:
             end += len(text)
             try:
                 line = decoder.decode(renamed_line(text))
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except UNDECODABLE:
                 return
             if text.endswith(b"\n"):
                 yield line, end

@@ -33,6 +33,7 @@ from outvote.results.series import (
     column,
     to_digits,
 )
+from outvote.text import short_line, shortened
 
 VERSION = 2
 MARK = "outvote-export"
@@ -123,6 +124,9 @@ LONGEST_FIELD = 4_000_000
 """Of one field, in characters: more than 200,000 rounds of a run."""
 
 
+LONGEST_VERSION = 9
+
+
 def read_export(path: Path) -> list[Result]:
     """Read an export, packed or not; one that is none, or of a newer outvote, is a StoreError."""
     text = _text(path)
@@ -172,8 +176,8 @@ def _no_export(path: Path) -> str:
 
 
 def _check_version(found: str, path: Path) -> None:
-    if not found.isdecimal() or int(found) < 1:
-        raise DamagedFileError(f"{path} is damaged: its version is {found!r}")
+    if not found.isdecimal() or len(found) > LONGEST_VERSION or int(found) < 1:
+        raise DamagedFileError(f"{path} is damaged: its version is {shortened(found)!r}")
     if int(found) > VERSION:
         raise StoreError(
             f"{path} was written by a newer outvote (export {found}, known up to {VERSION}); "
@@ -188,7 +192,7 @@ def _check_columns(found: Sequence[str], path: Path) -> None:
             raise DamagedFileError(f"{path} is damaged: it has no column {name!r}")
     for name in found:
         if name not in (*needed, *OPTIONAL, *BY_CLIENT):
-            raise StoreError(f"{path} has an unknown column {name!r}; remove it")
+            raise StoreError(f"{path} has an unknown column {shortened(name)!r}; remove it")
 
 
 def _result(row: Mapping[str, Any], where: str) -> Result:
@@ -212,7 +216,7 @@ def _result(row: Mapping[str, Any], where: str) -> Result:
         )
     # A row that is too short has None for the fields that it lacks.
     except (ValueError, TypeError, AttributeError, RecursionError, msgspec.MsgspecError) as error:
-        raise DamagedFileError(f"{where} is damaged: {error}") from error
+        raise DamagedFileError(f"{where} is damaged: {short_line(error)}") from error
 
 
 def _clients(row: Mapping[str, Any]) -> Clients | None:

@@ -160,6 +160,8 @@ def _known(path: Path, warn: Warn) -> Mapping[str, Entry]:
             index.execute("BEGIN")  # Both of the same content.
             rows = index.execute("SELECT * FROM runs ORDER BY path").fetchall()
             is_sound = index.execute("SELECT * FROM checksum").fetchall() == [(_checksum(rows),)]
+    except UnicodeDecodeError:  # Of the text of an error: it has parts of the file.
+        return {}
     except sqlite3.Error as error:
         if _is_unusable(error):
             warn(f"{path} cannot be read: {error}; all runs are read instead")
@@ -172,8 +174,8 @@ def _write(path: Path, entries: Sequence[Entry], warn: Warn) -> None:
     try:
         try:
             _replace(path, entries)
-        except sqlite3.DatabaseError as error:
-            if _is_unusable(error):
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            if isinstance(error, sqlite3.Error) and _is_unusable(error):
                 raise
             path.unlink(missing_ok=True)
             _replace(path, entries)
