@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +39,6 @@ from outvote.cli import main as outvote
 
 RULES = ("gas(median)", "centered-clipping")
 ROUNDS = 5
-NUM_RUNS = 4 * len(RULES)
 WORDS = (("--checkpoint-every", "0"), ("--checkpoint-every", "1000"), ("--max-stacked", "1"), ())
 """Options that change when files are written, and not what they hold."""
 SYSTEM_CALLS = {"write": 150, "fsync": 90, "rename": 60, "openat": 400, "ftruncate": 4}
@@ -63,6 +62,8 @@ class Child:
     log: Path
     code: int | None = None
     """Its exit code; -9 after SIGKILL."""
+    is_struck: bool = False
+    """Whether strace disturbed it, or a process of -j: then the sweep may still end well."""
 
     def poll(self) -> bool:
         """Return whether it has ended."""
@@ -110,9 +111,9 @@ def fork(do: Do, log: Path) -> Child:
 class Soak:
     """A suite, and the store that it gives if nothing happens."""
 
-    def __init__(self, folder: Path, chance: random.Random) -> None:
+    def __init__(self, folder: Path, chance: random.Random, rules: Sequence[str] = RULES) -> None:
         self.folder, self.chance = folder, chance
-        self.suite = own_suite(folder, RULES, ROUNDS)
+        self.suite = own_suite(folder, rules, ROUNDS)
         self.whole = folder / "whole"
         # Once here: forks then have all modules. With one thread, torch stays usable in them.
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
@@ -123,14 +124,14 @@ class Soak:
         self.seconds = time.monotonic() - begun
         self.metrics, self.table = metrics(self.whole), found["table"]
         self.seconds_of_two = 4 + 2 * self.seconds
-        if found["code"] or found["verify"] or len(self.metrics) != NUM_RUNS:
+        if found["code"] or found["verify"] or len(self.metrics) != 4 * len(rules):
             raise RuntimeError(f"the undisturbed store is not sound: {found['text'][-500:]}")
 
     def disturb(self, kind: str, number: int) -> dict[str, Any]:
         """Disturb a sweep one to three times, let it end, and compare; return what was wrong."""
         store = self.folder / f"store-{number}"
         how_often = self.chance.choice((1, 1, 1, 2, 3))
-        by_two = self.chance.random() < 0.2
+        by_two = self.chance.random() < 0.3
         notes, struck = [], 0
         for _ in range(how_often):
             child = self._sweep(store, by_two=by_two)
@@ -139,7 +140,7 @@ class Soak:
             finally:
                 if not child.poll():
                     self._kill(child)
-            struck += child.code != 0
+            struck += child.is_struck or child.code != 0
             text = child.log.read_text(errors="replace")
             notes += [f"traceback: {text[-300:]}"] if "Traceback (most recent" in text else []
             notes += ["hangs"] if child.code == 71 else []
@@ -254,7 +255,8 @@ class Soak:
         """Attach strace, which injects a signal or an error at a system call."""
         when = f"{number}+" if goes_on else str(number)
         inject = f"inject={call}:{does}:when={when}"
-        words = ["strace", "-f", "-q", "-o", "/dev/null", "-e", f"trace={call}", "-e", inject]
+        log = self.folder / "strace.log"
+        words = ["strace", "-f", "-q", "-o", str(log), "-e", f"trace={call}", "-e", inject]
         tracer = subprocess.Popen(
             [*words, "-p", str(child.pid)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -275,6 +277,9 @@ class Soak:
                 except subprocess.TimeoutExpired:
                     tracer.terminate()
                     tracer.wait(10)
+            text = log.read_text(errors="replace") if log.exists() else ""
+            child.is_struck = "killed by SIGKILL" in text or "(INJECTED)" in text
+            log.unlink(missing_ok=True)
 
 
 KINDS: dict[str, Callable[[Soak, Child, Path], None]] = {
@@ -301,6 +306,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=20, help="of this call, all kinds")
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
+    parser.add_argument("--rules", nargs="+", default=list(RULES), help="four runs of each")
     parser.add_argument("--seed", type=int, default=0, help="of a new result")
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args(words)
@@ -319,7 +325,7 @@ def _run(options: argparse.Namespace, folder: Path, result: dict[str, Any]) -> N
     kinds = [kind for kind in options.kinds if _is_available(kind)]
     result["skipped"] = [kind for kind in options.kinds if kind not in kinds]
     pool = [kind for kind in kinds for _ in range(4 if kind in OFTEN else 1)]
-    soak = Soak(folder, random.Random())
+    soak = Soak(folder, random.Random(), options.rules)
     call = result["calls"][-1]
     while call["disturbances"] < options.kills and time.monotonic() < last:
         number = result["sweeps"]
