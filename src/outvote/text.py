@@ -25,16 +25,18 @@ MOST_NESTED = 50
 """So many parentheses inside each other are read."""
 LONGEST_SHOWN = 200
 """So many characters of a text from elsewhere are put into a message."""
+LONGEST_MESSAGE = 1000
+"""So many characters of a message are shown that repeats settings."""
 WORDS = {"true": True, "false": False, "none": None}
 
 
-def shortened(text: str) -> str:
+def shortened(text: str, most: int = LONGEST_SHOWN) -> str:
     """Return a text for a message: its beginning if it is long.
 
     >>> len(shortened("x" * 10**6))
     200
     """
-    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 1]}…"
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def short_line(value: object) -> str:

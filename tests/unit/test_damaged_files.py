@@ -8,14 +8,15 @@ import zipfile
 import numpy as np
 import pytest
 
-from data_files import batches, cifar_entry, small_cifar
+from data_files import batches, cifar_entry, small_cifar, write_png
 from made_results import made_results, write_store
 from outvote.data.checksum import read_npz
 from outvote.data.dataset import DamagedDataError
 from outvote.data.femnist import read_leaf
 from outvote.data.image_files import read_rgb
 from outvote.data.loader import load_entry
-from outvote.experiment.plan import read_plan
+from outvote.data.mnist import decode_idx
+from outvote.experiment.plan import plan_suite, read_plan
 from outvote.results.audit_log import FORMAT, read_arrays, read_manifest
 from outvote.results.check import check_run, read_settings
 from outvote.results.checkpoint import read_checkpoint
@@ -23,7 +24,10 @@ from outvote.results.disk import DamagedFileError, StoreError, read_json, read_l
 from outvote.results.export import read_export, to_export
 from outvote.results.folder import RunFolder
 from outvote.results.index import NAME, list_runs
+from outvote.results.run import read_result
 from outvote.results.schema import Environment
+from outvote.suites.suite import read_suite
+from sample_files import small_flights
 
 TINY = {"rule": "mean", "attack": "none", "rounds": 2, "federation": {"num_clients": 5}}
 MANY_DIGITS = "9" * 5000
@@ -152,6 +156,72 @@ def test_whatever_pillow_raises_is_an_unreadable_image(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Image, "open", fail)
     assert "unpack requires" in refused(DamagedDataError, read_rgb, tmp_path / "cat.png")
+
+
+def test_a_count_of_an_export_that_no_array_can_hold(tmp_path):
+    path = tmp_path / "export.csv"
+    content = to_export(made_results(TINY, seeds=1), is_packed=False).decode()
+    head, row = content.split("\n", 1)
+    fields = row.rstrip("\n").rsplit(",", 13)
+    which = head.split(",")[-13:].index("round")
+    assert fields[1 + which] == "1 2"
+    fields[1 + which] = f"1 {2**64}"
+    path.write_text(f"{head}\n{','.join(fields)}\n")
+    refused(DamagedFileError, read_export, path)
+
+
+def test_settings_are_repeated_in_part_only(tmp_path):
+    path = tmp_path / "settings.toml"
+    path.write_text(f'rule = "{"x" * 5000}"\nattack = "none"\n')
+    refused(ValueError, read_plan, path)
+    path.write_text(f'[settings]\nrule = "mean"\nattack = "none"\n{"x" * 5000} = 1\n[[part]]\n')
+    refused(ValueError, lambda: plan_suite(read_suite(str(path))))
+    path.write_text(f"{'x' * 5000} = 1\n[[part]]\n")
+    refused(ValueError, read_suite, str(path))
+
+
+def test_a_rule_without_a_name_in_a_suite(tmp_path):
+    path = tmp_path / "own.toml"
+    path.write_text("[settings]\nrule = '\"'\nattack = \"none\"\n[[part]]\ncolumns = 'rule'\n")
+    refused(ValueError, lambda: plan_suite(read_suite(str(path))))
+
+
+def test_a_zip_file_whose_names_disagree(tmp_path):
+    entry = small_flights(tmp_path)
+    path = tmp_path / "flights.csv.zip"
+    content = bytearray(path.read_bytes())
+    content[26:28] = struct.pack("<H", 3000)  # The length of the name of its only member.
+    path.write_bytes(bytes(content))
+    refused(DamagedDataError, load_entry, entry, tmp_path)
+
+
+def test_an_idx_file_of_many_axes():
+    content = bytes([0, 0, 8, 250]) + b"\xff" * 1000
+    refused(DamagedDataError, decode_idx, content, "some file")
+
+
+def test_labels_that_no_array_can_hold(tmp_path):
+    images, labels, facts = small_cifar()
+    write_png(tmp_path, images, labels)
+    (tmp_path / "test_lables.json").write_text(json.dumps([2**64] * 4))
+    refused(DamagedDataError, load_entry, cifar_entry(facts), tmp_path)
+
+
+def test_an_unknown_word_of_a_status_is_shown_in_part(tmp_path):
+    write_store(tmp_path, TINY, seeds=1)
+    (path,) = tmp_path.glob("*/*/status.json")
+    path.write_text(path.read_text().replace("finished", "x" * 5000))
+    refused(DamagedFileError, RunFolder(path.parent).status)
+
+
+def test_a_number_of_runs_that_is_no_float_is_left_out(tmp_path):
+    write_store(tmp_path, TINY, seeds=1)
+    (path,) = tmp_path.glob("*/*/timings.jsonl")
+    first, second = path.read_text().splitlines()
+    line = json.loads(first) | {"num_runs": 10**400}
+    path.write_text(f"{json.dumps(line)}\n{second}\n")
+    found = read_result(RunFolder(path.parent))
+    assert found.seconds == json.loads(second)["seconds"] / 4
 
 
 def test_sound_arrays_are_read(tmp_path):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeGuard, final
 
 import numpy as np
 
@@ -102,7 +102,7 @@ def _decode(contents: dict[str, bytes], cifar: Cifar, where: Path) -> Parts:
         batch = read_batch(contents[name], what)
         pixels, classes = batch.get("data"), batch.get(cifar.label_key)
         images.append(_channels_last(pixels, what))
-        if not isinstance(classes, list) or not all(type(label) is int for label in classes):
+        if not _are_labels(classes):
             raise fetch_again(f"{what} has no {cifar.label_key}")
         labels.append(np.array(classes, dtype=np.int64))
     return images, np.concatenate(labels)
@@ -167,9 +167,15 @@ def _read_list(path: Path) -> list[int]:
         labels = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise fetch_again(f"{path} is no JSON: {error}") from error
-    if not isinstance(labels, list) or not all(type(label) is int for label in labels):
+    if not _are_labels(labels):
         raise fetch_again(f"{path} is no list of labels")
     return labels
+
+
+def _are_labels(found: Any) -> TypeGuard[list[int]]:
+    return isinstance(found, list) and all(
+        type(label) is int and 0 <= label < 256 for label in found
+    )
 
 
 CIFAR10_FACTS = Cifar(

@@ -17,6 +17,7 @@ from outvote.data.checksum import MOST_INSIDE, check_sum
 from outvote.data.dataset import fetch_again
 from outvote.data.dataset_entry import Entry, Form, Package, has_all
 from outvote.limits import TooLargeError, check_members
+from outvote.text import short_line
 
 Features = NDArray[np.float32]
 Column = NDArray[np.str_]
@@ -97,7 +98,7 @@ def _read_table(path: Path, sha256: str) -> dict[str, Column]:
             check_members(opened, [TABLE], MOST_INSIDE)
             content = opened.read(TABLE)
     except NOT_ZIP as error:
-        raise fetch_again(f"{path} is no zip file with {TABLE}: {error}") from error
+        raise fetch_again(f"{path} is no zip file with {TABLE}: {short_line(error)}") from error
     check_sum(f"{TABLE} in {path}", sha256, hashlib.sha256(content).hexdigest())
     head, _, rows = content.decode("utf-8", errors="replace").partition("\n")
     titles = head.strip().split(",")

@@ -22,7 +22,7 @@ from outvote.results.renamed import renamed_settings
 from outvote.results.schema import CodeUsed, DataUsed, Outcome, PackageUsed, Status
 from outvote.suites.presets import PRESETS
 from outvote.suites.suite import Part, Suite
-from outvote.text import short_line, shortened
+from outvote.text import LONGEST_MESSAGE, short_line, shortened
 
 _hints = cache(get_type_hints)
 LONGEST_NAME = 100
@@ -189,7 +189,7 @@ def read_plan(path: Path, settings: Sequence[str] = ()) -> Plan:
     try:
         return make_plan(table, settings, suite=path.stem)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{path}: {shortened(str(error), LONGEST_MESSAGE)}") from error
 
 
 def make_plan(
@@ -250,7 +250,8 @@ def plan_part(suite: Suite, part: Part, settings: Sequence[str] = ()) -> Plan:
     try:
         return make_plan(part.settings, settings, suite=suite.name)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"suite {suite.name}, part {part.name}: {error}") from error
+        why = shortened(str(error), LONGEST_MESSAGE)
+        raise ValueError(f"suite {suite.name}, part {shortened(part.name)}: {why}") from error
 
 
 def plan_suite(suite: Suite, settings: Sequence[str] = ()) -> Plan:

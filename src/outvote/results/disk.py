@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, TypeVar
 import msgspec
 
 from outvote.results.renamed import renamed_line
+from outvote.text import short_line
 
 # Windows has no fcntl: there, no run can be stored, see `lock`.
 fcntl: Any = importlib.import_module("fcntl") if find_spec("fcntl") else None
@@ -232,7 +233,7 @@ def read_json(path: Path, kind: type[Kind]) -> Kind | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, *UNDECODABLE) as error:
-        raise DamagedFileError(f"{path} cannot be read: {error}") from error
+        raise DamagedFileError(f"{path} cannot be read: {short_line(error)}") from error
 
 
 def read_lines(path: Path, kind: type[Kind]) -> list[Kind]:

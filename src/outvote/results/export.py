@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import MsgspecError
 
 from outvote.limits import GZIP, TooLargeError, read_at_most, unpacked
 from outvote.results.check import check_settings
@@ -125,6 +126,8 @@ LONGEST_FIELD = 4_000_000
 
 
 LONGEST_VERSION = 9
+UNREADABLE = (ValueError, TypeError, AttributeError, OverflowError, RecursionError, MsgspecError)
+"""What the fields of a damaged row raise."""
 
 
 def read_export(path: Path) -> list[Result]:
@@ -215,7 +218,7 @@ def _result(row: Mapping[str, Any], where: str) -> Result:
             clients=_clients(row),
         )
     # A row that is too short has None for the fields that it lacks.
-    except (ValueError, TypeError, AttributeError, RecursionError, msgspec.MsgspecError) as error:
+    except UNREADABLE as error:
         raise DamagedFileError(f"{where} is damaged: {short_line(error)}") from error
 
 

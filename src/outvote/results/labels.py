@@ -133,7 +133,7 @@ def is_same(first: str, second: str) -> bool:
 def outline(text: str) -> Outline:
     """Parse a text that was checked before."""
     tokens = [found[1] for found in TOKEN.finditer(text)]
-    return _read(tokens)
+    return _read(tokens or [text])
 
 
 def _read(tokens: list[str]) -> Outline:

@@ -1,10 +1,10 @@
 """The content of a run's files."""
 
 import hashlib
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 VERSION = 2
 """Of the layout of a run folder. 0: status.json has no version, and the lines of metrics.jsonl
@@ -89,7 +89,7 @@ class Timing(Struct, frozen=True, kw_only=True):
 
     round: int
     seconds: float
-    num_runs: int
+    num_runs: Annotated[int, Meta(lt=1 << 32)]
     images: int
     """How many samples all their clients trained on."""
 

@@ -13,7 +13,7 @@ from outvote.results.labels import is_same, label, value_of
 from outvote.results.renamed import SETTINGS, renamed_settings
 from outvote.results.run import Result
 from outvote.suites.paper import Printed, Wanted, read_printed
-from outvote.text import MOST_NESTED, nesting, shortened
+from outvote.text import LONGEST_MESSAGE, MOST_NESTED, nesting, shortened
 
 Kind = Literal["table", "selection", "deviation", "clients"]
 """How a part is shown: accuracies, one of the paper's two figures, or what honest clients get."""
@@ -125,7 +125,7 @@ def _parsed(name: str, file: Any) -> Suite:
     except RecursionError:
         raise ValueError(f"suite {name} has too many brackets inside each other.") from None
     except (OSError, ValueError) as error:
-        raise ValueError(f"suite {name}: {error}") from error
+        raise ValueError(f"suite {name}: {shortened(str(error), LONGEST_MESSAGE)}") from error
 
 
 def make_suite(name: str, table: Table) -> Suite:
