@@ -82,7 +82,7 @@ def test_the_fuzz_continues_a_result(tmp_path, monkeypatch, capsys):
     result = json.loads(target.read_text())
     assert [call["inputs"] for call in result["calls"]] == [20, 20]
     assert sum(each["inputs"] for each in result["readers"].values()) == 40
-    assert "40 inputs, 0 kinds of findings" in capsys.readouterr().out
+    assert "40 inputs, 0 kinds of findings, 0 not mended" in capsys.readouterr().out
 
 
 def broken(does):
@@ -130,6 +130,18 @@ def test_the_fuzz_finds_what_it_is_looking_for(does, what, tmp_path, monkeypatch
     options = Namespace(seed=0, seconds=0.2, megabytes=2000)
     found = Fuzz("broken", tmp_path, options).chunk(0, 1)
     assert [each["what"] for each in found["findings"]] == [what]
+
+
+def test_a_finding_that_is_gone_is_mended(tmp_path, monkeypatch):
+    target, words = tmp_path / "fuzz.json", "--inputs 3 --minutes 1 --readers broken -o"
+    monkeypatch.setitem(READERS, "broken", broken(crash))
+    assert fuzz_readers.main([*words.split(), str(target)]) == 1
+    assert fuzz_readers.main([*words.split(), str(target)]) == 1
+    monkeypatch.setitem(READERS, "broken", broken(str))
+    assert fuzz_readers.main([*words.split(), str(target)]) == 0
+    (finding,) = json.loads(target.read_text())["findings"].values()
+    assert finding["count"] == 6
+    assert finding["mended"]
 
 
 def test_a_clear_error_is_one_line_of_the_library(tmp_path):

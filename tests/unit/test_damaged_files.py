@@ -40,7 +40,7 @@ def refused(kind, read, *words):
         read(*words)
     text = str(caught.value)
     assert len(text.splitlines()) == 1
-    assert len(text) < 1000
+    assert len(text) < 1500
     return text
 
 
