@@ -224,6 +224,27 @@ def test_a_number_of_runs_that_is_no_float_is_left_out(tmp_path):
     assert found.seconds == json.loads(second)["seconds"] / 4
 
 
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("config.toml", "num_clients = 5", f"num_clients = {2**62}"),
+        ("metrics.jsonl", '"num_byzantine_used":1', f'"num_byzantine_used":{2**64}'),
+    ],
+)
+def test_a_count_of_a_run_that_no_array_can_hold(tmp_path, name, old, new):
+    write_store(tmp_path, TINY, seeds=1)
+    (path,) = tmp_path.glob(f"*/*/{name}")
+    content = path.read_text()
+    assert old in content
+    path.write_text(content.replace(old, new))
+    refused(DamagedFileError, read_result, RunFolder(path.parent))
+
+
+def test_the_layout_of_a_newer_version_is_shown_in_part(tmp_path):
+    (tmp_path / "status.json").write_text(f'{{"version": 1{"0" * 4000}}}')
+    refused(StoreError, RunFolder(tmp_path).status)
+
+
 def test_sound_arrays_are_read(tmp_path):
     np.savez(tmp_path / "some.npz", x=np.arange(3))
     (found,) = read_npz(tmp_path / "some.npz", ["x"], "get it again")

@@ -28,6 +28,8 @@ NEEDED = (STATUS, CONFIG_NAME, ENVIRONMENT_NAME, METRICS_NAME)
 NAME = re.compile(r"-seed(\d+)-([0-9a-f]{12})$")
 """The end of the name of a run folder."""
 MOST_CLIENTS = 10_000_000
+MOST_COUNTED = 1 << 53
+"""Counts below are exact as floats, too."""
 REMEDY = "the command that made the run repairs it, or runs it again"
 
 
@@ -111,6 +113,10 @@ def check_settings(config: Mapping[str, Any]) -> None:
             raise DamagedFileError(f"is damaged: its {key} is {repr(found)[:80]}")
         if isinstance(found, str) and nesting(found) > MOST_NESTED:
             raise DamagedFileError(f"is damaged: its {key} has too many parentheses")
+    federation = config.get("federation")
+    number = federation.get("num_clients") if isinstance(federation, Mapping) else None
+    if isinstance(number, int) and not 0 <= number <= MOST_CLIENTS:
+        raise DamagedFileError(f"is damaged: it has {short_line(number)} clients")
 
 
 def _read_status(found: CheckedRun) -> None:
@@ -195,20 +201,29 @@ def _fault_of_rounds(rounds: Sequence[Round], config: Mapping[str, Any]) -> str:
     limit = federation.get("num_clients") if isinstance(federation, Mapping) else None
     limit = limit if isinstance(limit, int) else MOST_CLIENTS
     for each in rounds:
-        clients = set(each.clients)
-        others = (*each.byzantine, *(each.kept or ()), *each.rejected)
-        if len(clients) != len(each.clients) or len(each.scores) != len(each.clients):
-            return f"round {each.round} has not one score for each client"
-        if clients and not (min(clients) >= 0 and max(clients) < limit):
-            return f"round {each.round} has clients outside 0 to {limit - 1}"
-        if not clients.issuperset(others):
-            return f"round {each.round} names clients that were not sampled"
-        if each.accuracy is not None and not 0 <= each.accuracy <= 1:
-            return f"round {each.round} has the accuracy {each.accuracy}"
+        if fault := _fault_of_round(each, limit):
+            return f"round {each.round} {fault}"
     accuracies = rounds[-1].client_accuracies if rounds else None
     most = max((max(each.clients, default=-1) for each in rounds), default=-1)
     if accuracies is not None and most >= len(accuracies):
         return f"its last line has {len(accuracies)} clients, and others took part"
+    return ""
+
+
+def _fault_of_round(each: Round, limit: int) -> str:
+    clients = set(each.clients)
+    others = (*each.byzantine, *(each.kept or ()), *each.rejected)
+    counts = (each.num_samples or 0, each.num_byzantine_assumed, each.num_byzantine_used)
+    if len(clients) != len(each.clients) or len(each.scores) != len(each.clients):
+        return "has not one score for each client"
+    if clients and not (min(clients) >= 0 and max(clients) < limit):
+        return f"has clients outside 0 to {limit - 1}"
+    if not clients.issuperset(others):
+        return "names clients that were not sampled"
+    if any(abs(count) >= MOST_COUNTED for count in counts):
+        return "has a count that is too large"
+    if each.accuracy is not None and not 0 <= each.accuracy <= 1:
+        return f"has the accuracy {each.accuracy}"
     return ""
 
 

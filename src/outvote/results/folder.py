@@ -29,6 +29,7 @@ from outvote.results.disk import (
     write_whole,
 )
 from outvote.results.schema import VERSION, Environment, Layout, Round, Status, Timing
+from outvote.text import short_line
 
 CONFIG_NAME, ENVIRONMENT_NAME, STATUS_NAME = "config.toml", "env.json", "status.json"
 METRICS_NAME, TIMINGS_NAME = "metrics.jsonl", "timings.jsonl"
@@ -54,8 +55,8 @@ class RunFolder:
             return None
         if layout.version > VERSION:
             raise StoreError(
-                f"{self.path} was written by a newer outvote (layout {layout.version}, known up to "
-                f"{VERSION}); upgrade outvote or choose another --output"
+                f"{self.path} was written by a newer outvote (layout {short_line(layout.version)}, "
+                f"known up to {VERSION}); upgrade outvote or choose another --output"
             )
         found = read_json(path, Status)
         return found and msgspec.structs.replace(found, version=layout.version)
