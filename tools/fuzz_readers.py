@@ -573,15 +573,15 @@ def _read_leaf(folder: Path, _path: Path) -> None:
     read_leaf(folder)
 
 
-PICTURES = ("png", "jpeg", "gif", "bmp", "webp", "tiff", "ppm", "tga", "ico", "pcx", "jpeg2000")
+FORMATS = ("png", "jpeg", "gif", "bmp", "webp", "tiff", "ppm", "tga", "ico", "pcx", "jpeg2000")
 """Formats of Pillow; it takes a file for what it looks like, whatever its name."""
 
 
-def _pictures(folder: Path) -> list[Path]:
+def _images(folder: Path) -> list[Path]:
     from PIL import Image
 
     pixels = np.random.default_rng(0).integers(0, 256, (12, 16, 3), dtype=np.uint8)
-    for kind in PICTURES:
+    for kind in FORMATS:
         _write(folder / "train" / "cat" / kind, b"")
         with suppress(OSError, KeyError):  # A build of Pillow may lack a format.
             Image.fromarray(pixels).save(folder / "train" / "cat" / kind, format=kind)
@@ -594,14 +594,14 @@ def _pictures(folder: Path) -> list[Path]:
     return sorted(folder.glob("train/cat/*"))
 
 
-def _read_picture(_folder: Path, path: Path) -> None:
+def _read_image(_folder: Path, path: Path) -> None:
     from outvote.data.image_files import read_square
 
     read_square(path, 8)
 
 
 def _image_folder(folder: Path) -> list[Path]:
-    paths = _pictures(folder)
+    paths = _images(folder)
     for path in paths[2:]:
         path.unlink()
     return paths[:2]
@@ -678,7 +678,7 @@ READERS = {
     "cifar archive": Reader(_cifar_archive, _read_cifar, OF_DATA),
     "cifar mosaics": Reader(_cifar_mosaics, _read_cifar, OF_DATA),
     "leaf": Reader(_leaf, _read_leaf, OF_DATA),
-    "images": Reader(_pictures, _read_picture, OF_DATA),
+    "images": Reader(_images, _read_image, OF_DATA),
     "image folder": Reader(_image_folder, _read_image_folder, OF_DATA),
     "flights": Reader(_flights, _read_entry(small_flights), OF_DATA),
     "kjv": Reader(_kjv, _read_entry(small_kjv), OF_DATA),
