@@ -297,7 +297,7 @@ class Fuzz:
             what = fault(error, self.reader.clear)
             if not what:
                 return "refused"
-            text = str(error).partition("\n")[0][:300]
+            text = str(error).replace(f"{self.folder}/", "").partition("\n")[0][:300]
             return {"what": what, "where": place(error), "text": text, "number": number}
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)

@@ -139,6 +139,7 @@ def test_a_batch_that_asks_for_odd_names(tmp_path, name):
     [
         f'{{"users": ["a"], "user_data": {{"a": {{"x": [], "y": [{MANY_DIGITS}]}}}}}}',
         '{"users": [0], "user_data": ""}',
+        f'{{"users": ["a"], "user_data": {{"a": {{"x": [[1{"0" * 400}]], "y": [1]}}}}}}',
         json.dumps({"users": ["x" * 9000], "user_data": {}}),
         json.dumps({"users": ["a\nb"], "user_data": {"a\nb": {"x": [[0.5]], "y": [1]}}}),
     ],

@@ -150,7 +150,7 @@ def _read_user(path: Path, user: str, owned: dict[str, Any]) -> tuple[Images, La
     try:
         values = np.array(owned["x"], dtype=np.float64)
         labels = np.array(owned["y"])
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise _bad_user(path, user, str(error)) from error
     if labels.ndim != 1 or labels.dtype != np.int64:
         raise _bad_user(path, user, "labels that are not whole numbers")
