@@ -143,7 +143,7 @@ def test_what_cannot_be_listed_is_named(capsys, store, tmp_path):
 
 def test_suites_are_listed_with_their_runs_and_parts(capsys):
     found = {suite["name"]: suite for suite in run(capsys, "list", "suites", "--json").json}
-    assert len(found) == 16
+    assert len(found) == 17
     assert found["table1-cifar10"]["num_runs"] == 960
     assert [part["name"] for part in found["table1-cifar10"]["parts"]] == [
         "main",

@@ -4,12 +4,14 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from threading import Thread, current_thread, main_thread
 from types import FrameType
 from typing import final
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SECONDS_TO_RECEIVE = 0.5
 
 
 class Aborted(KeyboardInterrupt):
@@ -27,6 +29,7 @@ class StopSignal:
     def __init__(self, describe: Callable[[], str] | None = None) -> None:
         """Start without a signal; `describe` returns what is printed on the first one."""
         self.number = 0
+        self._num_received = 0
         self._describe = describe
         self._ends: tuple[socket.socket, socket.socket] | None = None
 
@@ -59,6 +62,7 @@ class StopSignal:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         del frame
+        self._num_received += 1
         if self.number:
             raise Aborted(number)
         self.number = number
@@ -72,13 +76,24 @@ class StopSignal:
 
     def _answer(self, ours: socket.socket) -> None:
         try:
-            received = b""
-            while not received or received[0] not in SIGNALS:
-                received = ours.recv(1)
-                if not received:
-                    return
+            if not _next_signal(ours):
+                return
             text = self._describe() if self._describe is not None else ""
             # Not by print: the main thread may hold the lock of the stream.
             os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"\n{text}\n".encode())
+            number = _next_signal(ours)
+            # Python calls a handler once for signals that arrive before it could.
+            time.sleep(SECONDS_TO_RECEIVE)
+            identity = main_thread().ident
+            if number and identity is not None and self._num_received == 1:
+                signal.pthread_kill(identity, number)
         except OSError:  # Closed: the runs are over.
             return
+
+
+def _next_signal(ours: socket.socket) -> int:
+    """Wait for one of the signals, and return its number; 0: closed."""
+    while received := ours.recv(1):
+        if received[0] in SIGNALS:
+            return received[0]
+    return 0
