@@ -68,6 +68,7 @@ def safetensors_of(header: bytes, data: bytes = b"") -> bytes:
     return len(header).to_bytes(8, "little") + header + data
 
 
+@pytest.mark.slow
 def test_a_header_of_many_megabytes_is_not_read(tmp_path):
     entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
     header = json.dumps({f"{number:07}": entry for number in range(1_450_000)}).encode()
@@ -97,6 +98,7 @@ def test_a_tensor_name_of_megabytes_is_not_printed(tmp_path):
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_an_audit_that_unpacks_to_gigabytes_is_named(tmp_path):
     first, _ = write_store(tmp_path / "runs", TWO, seeds=1)
     member = io.BytesIO()
