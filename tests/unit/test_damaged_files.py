@@ -250,3 +250,12 @@ def test_sound_arrays_are_read(tmp_path):
     np.savez(tmp_path / "some.npz", x=np.arange(3))
     (found,) = read_npz(tmp_path / "some.npz", ["x"], "get it again")
     assert found.tolist() == [0, 1, 2]
+
+
+def test_a_fault_with_a_huge_number_is_short(tmp_path):
+    from outvote.results.check import CheckedRun
+    from outvote.results.folder import RunFolder
+
+    found = CheckedRun(RunFolder(tmp_path))
+    found.add("status.json", f"is damaged: {10**4000} of 3 rounds are done")
+    assert len(str(found.faults[0])) < 400

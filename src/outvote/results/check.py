@@ -21,7 +21,7 @@ from outvote.results.folder import CONFIG_NAME, ENVIRONMENT_NAME, METRICS_NAME, 
 from outvote.results.folder import STATUS_NAME as STATUS
 from outvote.results.renamed import renamed_settings
 from outvote.results.schema import Environment, Round, Status, Sums
-from outvote.text import MOST_NESTED, nesting, short_line
+from outvote.text import MOST_NESTED, nesting, short_line, shortened
 
 NEEDED = (STATUS, CONFIG_NAME, ENVIRONMENT_NAME, METRICS_NAME)
 """Without one of these, the numbers of a run are not known."""
@@ -60,7 +60,7 @@ class CheckedRun:
 
     def add(self, file: str, text: str) -> None:
         """Add a fault."""
-        self.faults.append(Fault(file, text))
+        self.faults.append(Fault(file, shortened(text)))
 
     def raise_fault(self) -> None:
         """Raise the first fault that concerns its numbers."""
