@@ -46,6 +46,7 @@ from outvote.rules.rule_spec import make_rule
 from outvote.rules.sample_counts import (
     COUNT_CAP,
     capped_counts,
+    capped_note,
     check_cap,
     check_counts,
     mixed_counts,
@@ -523,8 +524,16 @@ class StreamingAggregator:
             base_num_byzantine=base_num_byzantine(self.rule, left, max(1, num_left)),
             num_groups=found.num_groups,
             seed=self.seed,
-            notes=found.notes + lowered_inside(self.rule, left, max(1, num_left)),
+            notes=found.notes
+            + lowered_inside(self.rule, left, max(1, num_left))
+            + self._capped_note(done.rows, left),
         )
+
+    def _capped_note(self, rows: list[int], num_byzantine: int) -> tuple[str, ...]:
+        if self._counts is None or not rows:
+            return ()
+        clients, counts = [self.clients[k] for k in rows], [self._counts[k] for k in rows]
+        return capped_note(clients, counts, num_byzantine, self._count_cap)
 
 
 def parse_memory(text: int | str) -> int:
