@@ -2,14 +2,17 @@
 
 What they cost where gradients are not too long: benchmarks/scales-small.toml.
 
-    python benchmarks/scale_remedies.py
+    python benchmarks/scale_remedies.py [-o FILE]
 """
 
+import argparse
 import warnings
 from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
+from timing import circumstances, write_json
 
 import outvote as ov
 from outvote.rules import distances
@@ -72,6 +75,10 @@ def candidates(inside: ov.Rule) -> dict[str, ov.Rule]:
 
 def main() -> None:
     """Print, for every break and remedy, the largest entry of update - honest mean."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-o", "--output", type=Path)
+    options = parser.parse_args()
+    found = []
     names = list(candidates(ov.Mean()))
     print("| rule inside, n, rows of | " + " | ".join(names) + " |")
     print("|---|" + "---:|" * len(names))
@@ -79,11 +86,16 @@ def main() -> None:
         num_honest = num_clients - len(scales)
         honest = np.random.default_rng(0).normal(size=(num_honest, 1000)) + 1
         rows = np.concatenate([np.outer(scales, np.ones(1000)), honest])
-        cells = []
-        for rule in candidates(ov.make_rule(inside)).values():
+        row = {}
+        for name, rule in candidates(ov.make_rule(inside)).items():
             update = rule.inspect(rows, num_byzantine=len(scales), seed=0).update
-            cells.append(f"{np.abs(update - honest.mean(axis=0)).max():.2g}")
-        print(f"| {inside}, {num_clients}, {scales} | " + " | ".join(cells) + " |")
+            row[name] = float(np.abs(update - honest.mean(axis=0)).max())
+        cells = " | ".join(f"{value:.2g}" for value in row.values())
+        print(f"| {inside}, {num_clients}, {scales} | {cells} |")
+        found.append({"inside": inside, "clients": num_clients, "scales": scales, "moves": row})
+    if options.output:
+        conditions = circumstances(torch.device("cpu"))
+        write_json(options.output, {"circumstances": conditions, "rows": found})
 
 
 if __name__ == "__main__":

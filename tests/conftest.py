@@ -8,6 +8,8 @@ from collections.abc import Iterator
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # numpy's own threads spin whatever is set, and only small oracles ask numpy for products.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# The rules, attacks and models that tests write are their own; test_foreign_code.py takes it back.
+os.environ.setdefault("OUTVOTE_ALLOW_CODE", "1")
 
 import pytest
 import torch

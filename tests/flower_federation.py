@@ -142,6 +142,14 @@ class Federation:
                 continue
         process.wait()
 
+    def kill_alone(self, name):
+        """Kill a process with -9, and leave those it started to themselves; return their ids."""
+        process = self.started.pop(name)
+        family = descendants(process.pid)
+        process.kill()
+        process.wait()
+        return family
+
     def addresses(self):
         """Return the addresses that the processes of this federation listen on."""
         mine = {pid for each in self.started.values() for pid in [each.pid, *descendants(each.pid)]}

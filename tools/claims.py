@@ -7,7 +7,8 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan, nan
+from itertools import pairwise
+from math import isnan, log10, nan
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -31,6 +32,11 @@ from regimes import (
 WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 NOTES, DATA = WORDS["notes"], WORDS["data"]
 EQUAL_WEIGHTS = ("multi-krum", "dnc")  # GAS forms give all clients that they keep one weight, too.
+LARGER = {
+    "table1-femnist": "FEMNIST",
+    "table1-imagenet12": "ImageNet-12",
+    "tiny-imagenet12": "12 classes of Tiny-ImageNet",
+}
 BEST = {"best": METRICS["best"]}
 
 
@@ -47,6 +53,14 @@ def byzantine_share(result: Result) -> float:
     return 100 * float(shares.mean()) if len(shares) else nan
 
 
+def squared_deviation(result: Result) -> float:
+    """Return 100 × the mean squared distance to the honest mean; NaN: no round is attacked."""
+    series = result.series
+    found = series.deviation[series.num_byzantine > 0] ** 2
+    return 100 * float(found.mean()) if len(found) else nan
+
+
+SQUARED: dict[str, Metric] = {"100 × squared distance": squared_deviation}
 DISTANCE: dict[str, Metric] = {"100 × distance": lambda run: 100 * run.deviation}
 SHARE: dict[str, Metric] = {"share": byzantine_share}
 KEPT: dict[str, Metric] = {"kept": lambda run: 100 * run.kept_byzantine}
@@ -205,6 +219,10 @@ def claims(folder: Path) -> list[Claim]:
         *rise_then_fall(folder),
         *unknown_f(folder),
         *more_where_clients_differ(folder),
+        *best_groups(folder),
+        *more_dropped(folder),
+        *dnc_on_larger_data(folder),
+        *error_by_groups(folder),
     ]
     has_figure = any("Figure 1" in each.text for each in found if each.is_run)
     return [each for each in found if each.is_run or (has_figure and "Figure 1" in each.text)]
@@ -435,6 +453,81 @@ def more_where_clients_differ(folder: Path) -> list[Claim]:
             gains[float(beta)][base] = pair.first - pair.second
         pairs = [Pair("under LIE", gains[0.3][base], gains[0.7][base]) for base in BASES]
         found.append(claim("beta", pairs, side=side))
+    return found
+
+
+def best_groups(folder: Path) -> list[Claim]:
+    """Compare the number of groups at which two rules inside GAS are best."""
+    return [_best_groups(cells, side) for side, cells in by_side(folder, "table3-num-groups")]
+
+
+def _best_groups(cells: Cells, side: str) -> Claim:
+    found = {rule: best_column(cells, rule) for rule in ("gas(bulyan)", "gas(multi-krum)")}
+    notes = []
+    for rule, best in found.items():
+        by_seed = next(iter(best.values.values()))
+        ours = ", ".join(f"{10**value:,.0f} (seed {seed})" for seed, value in by_seed.items())
+        paper = f"; paper: {10**best.paper:,.0f}" if best.paper is not None else ""
+        notes += [f"{rule} is best at p = {ours}{paper}."] if by_seed else []
+    return claim("best-groups", [Pair("p", *found.values())], *notes, side=side)
+
+
+def best_column(cells: Cells, rule: str) -> Side:
+    """Return log10 of the column with the largest accuracy, for seeds that all columns have."""
+    sides = {column: cells.side((rule, column), METRICS) for column in cells.columns}
+    best: dict[str, BySeed] = {}
+    for name in METRICS:
+        kept = dict(zip(sides, shared([each.values[name] for each in sides.values()]), strict=True))
+        seeds = next(iter(kept.values()), {})
+        best[f"log10(p), {name}"] = {
+            seed: log10(max(kept, key=lambda column: kept[column][seed])) for seed in seeds
+        }
+    printed = {column: each.paper for column, each in sides.items() if each.paper is not None}
+    paper = log10(max(printed, key=lambda column: printed[column])) if printed else None
+    return Side(best, paper)
+
+
+def more_dropped(folder: Path) -> list[Claim]:
+    """Compare the two guesses of Table 4; the paper's text and its numbers disagree."""
+    found = []
+    for side, cells in by_side(folder, "table4-unknown-f"):
+        pairs = [
+            Pair(rule, *(cells.side((rule, guess), METRICS) for guess in (0.3, 0.1)))
+            for rule in cells.part.rows
+        ]
+        gains = [gain for each in pairs if (gain := (each.first - each.second).paper) is not None]
+        lower = sum(gain < 0 for gain in gains)
+        note = (
+            f"The text of the paper claims this; its Table 4 has δ = 0.3 below δ = 0.1 for {lower} "
+            f"rules of {len(gains)}."
+        )
+        found.append(claim("more-dropped", pairs, note, side=side))
+    return found
+
+
+def dnc_on_larger_data(folder: Path) -> list[Claim]:
+    """Ask whether the gain over DnC is more than mild on data that are larger than CIFAR-10."""
+    by_name: dict[str, list[Pair]] = {}
+    for suite, data in LARGER.items():
+        if (folder / f"{suite}.csv.gz").exists():
+            for side, cells in by_side(folder, suite):
+                found = gas_pairs(cells, row=data + ", {0}", bases=["dnc"])
+                by_name.setdefault(side, []).extend(found)
+    margin = lambda ours, theirs: ours - theirs - 3  # noqa: E731
+    return [claim("larger", found, margin=margin, side=side) for side, found in by_name.items()]
+
+
+def error_by_groups(folder: Path) -> list[Claim]:
+    """Compare the squared deviation of each number of groups with that of the next larger one."""
+    found = []
+    for side, cells in by_side(folder, "table3-num-groups"):
+        pairs = [
+            Pair(f"{rule}, p = {few:,} and {many:,}", *sides)
+            for rule in cells.part.rows
+            for few, many in pairwise(cells.columns)
+            if (sides := [cells.side((rule, p), SQUARED) for p in (few, many)])
+        ]
+        found.append(claim("error", pairs, side=side))
     return found
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
+from outvote.report.paired import BySeed, independent, shared, t_quantile
 from outvote.results.collect import collect
 from outvote.results.run import Result
 from outvote.suites.suite import read_suite
@@ -20,13 +21,8 @@ METRICS: dict[str, Metric] = {
 """Accuracies in percent."""
 Cell = tuple[str, Any]
 """A rule, and the value of the column."""
-BySeed = dict[int, float]
 Groups = Mapping[str, Sequence[BySeed]]
 """Differences of several cells, by the group that a table shows them under."""
-# Student's t, 97.5 %, for 1 to 30 degrees of freedom; beyond that 1.96 + 2.4 / df is close enough.
-T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
-     2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
-     2.052, 2.048, 2.045, 2.042)  # fmt: skip
 
 
 class Cells:
@@ -133,32 +129,17 @@ class Interval(NamedTuple):
         return f"{signed(self.mean)} [{low}, {high}]"
 
 
-def shared(cells: Sequence[BySeed]) -> list[BySeed]:
-    """Return the values of the seeds that all cells have."""
-    seeds = set.intersection(*map(set, cells)) if cells else set()
-    return [{seed: cell[seed] for seed in sorted(seeds)} for cell in cells]
-
-
 def interval(cells: Iterable[BySeed]) -> Interval | None:
     """Return the mean over cells and seeds with a t interval; None if no cell has a seed.
 
-    Where all cells share two seeds or more, a value is a seed's mean over the cells: seeds are
-    independent, cells of one seed are not. With one seed, a value is a cell.
+    A value is a seed's mean over the cells, or a cell of the only seed: see `independent`.
     """
-    cells = [cell for cell in cells if cell]
-    paired = shared(cells)
-    if not paired:
+    values, unit = independent(cells)
+    if not values:
         return None
-    seeds = list(paired[0])
-    is_over_seeds = len(seeds) > 1
-    by_seed = [[cell[seed] for cell in paired] for seed in seeds]
-    of_cells = [list(cell.values()) for cell in cells]
-    # Rounded far below what is printed: equal values have no spread.
-    values = [round(fmean(each), 9) for each in (by_seed if is_over_seeds else of_cells)]
-    df = len(values) - 1
-    t = 0.0 if not df else T[df - 1] if df <= len(T) else 1.96 + 2.4 / df
-    half = t * stdev(values) / sqrt(len(values)) if df else None
-    return Interval(fmean(values), half, len(values), "seed" if is_over_seeds else "cell")
+    num = len(values)
+    half = t_quantile(num) * stdev(values) / sqrt(num) if num > 1 else None
+    return Interval(fmean(values), half, num, "seed" if unit == "seed" else "cell")
 
 
 def verdict(groups: Groups) -> tuple[str, Interval | None]:

@@ -6,6 +6,7 @@ from contextlib import chdir, redirect_stdout
 from os.path import relpath
 from pathlib import Path
 
+import theory_bounds
 import who_pays
 from choosing import PAGE, with_worst_cases
 from gain_figure import draw_gains
@@ -22,6 +23,7 @@ FIGURES = {
     "table1-cifar10": ("curves", "--part", "other-side"),
     "figure1-motivation": ("selection",),
     "figure2-deviation": ("deviation",),
+    "theory-small": ("bound", "--part", "ipm", "--suite", str(FOLDER / "theory-small.toml")),
 }
 
 
@@ -90,6 +92,7 @@ def main() -> None:
     figures(FOLDER)
     pages = {README: with_gains, FOLDER / "README.md": with_sweeps, PAGE: with_worst_cases}
     pages[who_pays.PAGE] = who_pays.with_who_pays
+    pages[theory_bounds.PAGE] = theory_bounds.with_theory_bounds
     for page, put in pages.items():
         page.write_text(put(page.read_text(encoding="utf-8"), FOLDER), encoding="utf-8")
     sys.stdout.write(f"{FOLDER}\n")

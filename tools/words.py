@@ -82,6 +82,7 @@ ALLOWED = {
     "decimal places": "digits after the point",
     "takes place": "happens",
     "second opinion": "another implementation to compare with",
+    "too few rounds to tell": "to distinguish",
 }
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")

@@ -28,11 +28,14 @@ from outvote.attacks.simple import Zero as Zero
 from outvote.errors import OutvoteWarning as OutvoteWarning
 from outvote.errors import TooManyByzantine as TooManyByzantine
 from outvote.files.aggregate_files import aggregate_files as aggregate_files
+from outvote.metrics.theory import GASBound as GASBound
 from outvote.models.model_spec import make_model as make_model
 from outvote.partition import partition_by_group as partition_by_group
 from outvote.partition import partition_dirichlet as partition_dirichlet
 from outvote.partition import partition_iid as partition_iid
 from outvote.partition import partition_shards as partition_shards
+from outvote.report.compare import Comparison as Comparison
+from outvote.report.compare import compare as compare
 from outvote.report.runs import Runs as Runs
 from outvote.report.runs import read_runs as read_runs
 from outvote.rules.bucketing import Bucketing as Bucketing
@@ -54,6 +57,8 @@ from outvote.rules.median import Median as Median
 from outvote.rules.nnm import NNM as NNM
 from outvote.rules.norm_clipping import NormClipping as NormClipping
 from outvote.rules.norm_filter import NormFilter as NormFilter
+from outvote.rules.resilience import Resilience as Resilience
+from outvote.rules.resilience import resilience as resilience
 from outvote.rules.rfa import RFA as RFA
 from outvote.rules.rule import AffineRule as AffineRule
 from outvote.rules.rule import Aggregation as Aggregation

@@ -2,10 +2,14 @@
 
 import itertools
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any
 
 # A list is a grid, but here it is one value.
 LISTS = ("training.schedule",)
+
+MOST_RUNS = 20_000
+"""Of one grid."""
 
 Table = Mapping[str, Any]
 
@@ -54,6 +58,12 @@ def expand(table: Table) -> Iterator[dict[str, Any]]:
     for key, values in found.items():
         if not values:
             raise ValueError(f"{key} is an empty list; give it a value.")
+    number = prod(len(values) for values in found.values())
+    if number > MOST_RUNS:
+        raise ValueError(
+            f"these lists make {number:,} runs, at most {MOST_RUNS:,} are allowed; make several "
+            "files of them."
+        )
     for picked in itertools.product(*found.values()):
         result = dict(table)
         for key, value in zip(found, picked, strict=True):

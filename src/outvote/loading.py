@@ -4,6 +4,9 @@ import hashlib
 import importlib.util
 import os
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 from traceback import walk_tb
@@ -16,6 +19,34 @@ PROJECT = "OUTVOTE_PROJECT"
 """The environment variable of the project's folder."""
 MODULE_PREFIX = "outvote_user_"
 """Of the names of modules that are loaded from a user's files."""
+
+
+class CodeRefused(ValueError):  # noqa: N818  (named like TooManyByzantine)
+    """A file of settings names Python code that nobody has allowed to run."""
+
+
+_allowed: ContextVar[frozenset[Path] | None] = ContextVar("allowed", default=None)
+"""The files that may be executed; None: any, as where a program names them itself."""
+
+
+@contextmanager
+def only_code_of(paths: Iterable[Path]) -> Iterator[None]:
+    """Refuse all user code but that of some files: for settings that others may have written."""
+    before = _allowed.set(frozenset(path.resolve() for path in paths))
+    try:
+        yield
+    finally:
+        _allowed.reset(before)
+
+
+def check_allowed(path_text: str) -> None:
+    """Raise a CodeRefused if a user's file must not be executed here."""
+    allowed = _allowed.get()
+    if allowed is not None and find_file(path_text).resolve() not in allowed:
+        raise CodeRefused(
+            f"the settings name Python code, {path_text[:200]!r}, which would be executed; if you "
+            "trust it, add --allow-code, or name it yourself, as in --rule or --set."
+        )
 
 
 def load_class(where: str, kind: str, *bases: type) -> type[Any]:
@@ -61,6 +92,7 @@ def set_project(folder: Path) -> None:
 
 def _load(where: str, kind: str) -> Any:
     path_text, _, name = where.rpartition(":")
+    check_allowed(path_text)
     path = find_file(path_text)
     if not path.is_file():
         folder = "" if path.is_absolute() else f" in the folder {Path.cwd()}"

@@ -1,7 +1,6 @@
 """`simulate`: federations of a user's own model and data, by the engine and store of the CLI."""
 
 import os
-import sys
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -9,7 +8,6 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from numbers import Integral
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import monotonic
 from typing import Any, Literal, final
 
 from torch import Tensor, nn
@@ -18,11 +16,12 @@ from torch.optim import Optimizer
 from outvote.attacks.attack import Attack
 from outvote.attacks.attack_spec import make_attack
 from outvote.data.array_dataset import ArrayDataset, make_dataset
-from outvote.errors import OutvoteWarning, check_choice, check_kind, closest, plural
+from outvote.errors import OutvoteWarning, check_choice, check_kind, closest, plural, warn_notes
 from outvote.experiment.dataset_cache import arrays_of
 from outvote.experiment.environment import choose_device
 from outvote.experiment.listener import Listener, RoundProgress
 from outvote.experiment.plan import Job, Plan, RunEnd
+from outvote.experiment.progress import KINDS, ProgressKind, shown_on_stderr
 from outvote.experiment.run_spec import (
     PARTITIONS,
     DataSpec,
@@ -33,6 +32,7 @@ from outvote.experiment.run_spec import (
 )
 from outvote.experiment.runner import CHECKPOINT_EVERY, Runner
 from outvote.experiment.stop_signal import StopSignal
+from outvote.plugins import is_plugin_class
 from outvote.report.runs import Runs
 from outvote.results.collect import collect
 from outvote.results.labels import outline
@@ -44,8 +44,6 @@ from outvote.training.local_sgd import LocalSGD
 from outvote.user_objects import IN_FILE, checksum_of, is_user_object, named, registered, text_of
 
 Samples = Any
-LINES_EVERY = 10.0
-"""Seconds between two lines of progress."""
 OPTIONS = {"dirichlet": ("beta", "balance", "min_size"), "shards": ("per_client",)}
 """The parameters of partitions."""
 
@@ -98,6 +96,7 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
     aggregate: Literal["parameters", "state"] = "parameters",
     root_size: int = 100,
     diagnostics: bool = False,
+    theory: bool = False,
     evaluate_every: int = 1,
     device: str = "auto",
     precision: Literal["float32", "tf32", "bfloat16"] = "float32",
@@ -108,7 +107,7 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
     checkpoint_every: float = CHECKPOINT_EVERY,
     keep_weights: bool = True,
     callbacks: Callback | Sequence[Callback] = (),
-    progress: bool | Literal["auto"] = "auto",
+    progress: bool | ProgressKind = "auto",
 ) -> Runs:
     """Simulate federations of your model on your data: every rule under every attack.
 
@@ -180,6 +179,9 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
         root_size: How many clean samples the server has, for rules that need a reference.
         diagnostics: Whether to record the quantities of the theory (how far honest gradients are
             apart); costs about one more epoch per round.
+        theory: Whether to measure the convergence analysis of the paper and the diagnostics; for
+            one plain step of all clients, `LocalSGD(num_steps=1, momentum=0.0, weight_decay=0.0,
+            max_norm=None)`; costs about two more epochs per round.
         evaluate_every: Rounds between two evaluations on the test set.
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1".
         precision: Of products while clients train; "bfloat16" is for GPUs.
@@ -192,7 +194,8 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
         checkpoint_every: Seconds between two checkpoints; 0: after every round.
         keep_weights: Whether the final weights of a run stay in its folder.
         callbacks: Functions that are called with a `RoundReport` after every round of every run.
-        progress: Whether to print a line on stderr every ten seconds; "auto": on a terminal.
+        progress: "bar", "lines" (every ten seconds on stderr) or "none"; True is "lines", False
+            "none". "auto": a bar on a terminal and in a notebook, lines elsewhere.
 
     Returns:
         The runs, see `Runs`: `to_frame()`, `summary()`, `table()`, `plot()`, `report()`. Runs that
@@ -222,6 +225,7 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
             precision=precision,
             aggregate=aggregate,
             diagnostics=diagnostics,
+            theory=theory,
             loss="auto" if loss is None else given.text("loss", loss),
             optimizer="local-sgd" if optimizer is None else given.text("optimizer", optimizer),
             trainer=trainer,
@@ -249,18 +253,18 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
         specs = [checked(spec) for spec in specs]
         by_hash = {spec.hash: spec for spec in specs}
         plan = Plan(suite, tuple(by_hash.values()), tuple(by_hash))
+        warn_notes(plan.notes)
         reports = _callbacks(callbacks)
         with nullcontext(output) if output is not None else TemporaryDirectory() as folder:
             runner = Runner(
                 output=Path(folder).expanduser(),
                 device=choose_device(device),
                 checkpoint_every=checkpoint_every if output is not None else float("inf"),
-                listener=_Reports(reports, is_shown=_is_shown(progress)),
                 max_stacked=max_stacked,
                 keep_weights=keep_weights and output is not None,
             )
-            with StopSignal() as stop:
-                runner.should_stop = stop
+            with StopSignal() as stop, shown_on_stderr(_progress_kind(progress)) as shown:
+                runner.should_stop, runner.listener = stop, _Reports(reports, shown)
                 ends = runner.execute(plan)
             if stop():
                 raise KeyboardInterrupt(_how_to_resume(output))
@@ -375,7 +379,8 @@ class _Objects:
         kind = type(thing)
         # A call in another thread may have named the class for a while.
         is_new = kind not in self.classes and not IN_FILE.search(getattr(kind, "loaded_from", ""))
-        if is_new and not kind.__module__.startswith("outvote."):
+        is_known = kind.__module__.startswith("outvote.") or is_plugin_class(kind)
+        if is_new and not is_known:
             if not is_dataclass(thing) and getattr(thing, "__dict__", None):
                 raise TypeError(
                     f"{kind.__name__} keeps parameters that its text would lose; make it a "
@@ -513,7 +518,7 @@ def _check_how(suite: Any, checkpoint_every: Any, max_stacked: Any, progress: An
     check_kind("max_stacked", max_stacked, int | None)
     if max_stacked is not None and max_stacked < 1:
         raise ValueError(f"max_stacked must be at least 1, got {max_stacked}.")
-    check_choice("progress", progress, (True, False, "auto"))
+    check_choice("progress", progress, (True, False, *KINDS))
 
 
 def _check_names(precision: str, aggregate: str, trainer: str, specs: Sequence[RunSpec]) -> None:
@@ -527,16 +532,21 @@ def _check_names(precision: str, aggregate: str, trainer: str, specs: Sequence[R
         check_choice("assumed_byzantine", assumed, ("oracle",))
 
 
-def _is_shown(progress: Any) -> bool:
-    return sys.stderr.isatty() if progress == "auto" else bool(progress)
+def _progress_kind(progress: bool | ProgressKind) -> ProgressKind:
+    if isinstance(progress, bool):
+        return "lines" if progress else "none"
+    return progress
 
 
 class _Reports(Listener):
-    """Calls callbacks, and prints lines of progress."""
+    """Calls callbacks, and passes the progress on."""
 
-    def __init__(self, callbacks: Sequence[Callback], *, is_shown: bool) -> None:
-        self.callbacks, self.is_shown = callbacks, is_shown
-        self.printed_at = monotonic()
+    def __init__(self, callbacks: Sequence[Callback], shown: Listener) -> None:
+        self.callbacks, self.shown = callbacks, shown
+
+    def on_plan(self, num_rounds: int) -> None:
+        """Pass it on."""
+        self.shown.on_plan(num_rounds)
 
     def on_record(self, job: Job, record: Round) -> None:
         """Call the callbacks."""
@@ -561,19 +571,9 @@ class _Reports(Listener):
                 raise RuntimeError(f"the callback {name} failed: {what}.") from error
 
     def on_round(self, progress: RoundProgress) -> None:
-        """Print a line, if the last one is long ago."""
-        if not self.is_shown or monotonic() - self.printed_at < LINES_EVERY:
-            return
-        self.printed_at = monotonic()
-        found = progress.accuracies
-        accuracy = f", accuracy {min(found):.3f} to {max(found):.3f}" if found else ""
-        rate = progress.num_samples / max(progress.seconds, 1e-9)
-        sys.stderr.write(
-            f"{plural(progress.num_runs, 'run')}: round {progress.round} of {progress.num_rounds}"
-            f"{accuracy}, {rate:,.0f} samples/s\n"
-        )
+        """Pass it on."""
+        self.shown.on_round(progress)
 
     def on_message(self, text: str) -> None:
-        """Print a message."""
-        if self.is_shown:
-            sys.stderr.write(f"{text}\n")
+        """Pass it on."""
+        self.shown.on_message(text)

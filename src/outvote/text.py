@@ -1,7 +1,8 @@
 """Text specs: one small language for rules and attacks, both ways.
 
 spec  = name | name(part, ...)          part  = spec | key=value
-name  = a word of the table, path.py:ClassName, or ClassName#checksum (see user_objects.py)
+name  = a word of the table, a name of a package (see plugins.py), path.py:ClassName, or
+        ClassName#checksum (see user_objects.py)
 value = number | true | false | none | word | 'quoted'
 """
 
@@ -14,11 +15,50 @@ from typing import Any, get_type_hints
 
 from outvote.errors import NAMES_OF_F, an, belongs_to_call, check_kind, closest
 from outvote.loading import load_class
+from outvote.markup import clean
+from outvote.plugins import find_plugin, load_plugin_class, plugin_names
 from outvote.user_objects import find_object, is_user_object
 
 WORD = re.compile(r"[^\s(),='\"]+")
 TOKEN = re.compile(rf"\s*('[^']*'|\"[^\"]*\"|[(),=]|{WORD.pattern})")
+MOST_NESTED = 50
+"""So many parentheses inside each other are read."""
+LONGEST_SHOWN = 200
+"""So many characters of a text from elsewhere are put into a message."""
+LONGEST_MESSAGE = 1000
+"""So many characters of a message are shown that repeats settings."""
 WORDS = {"true": True, "false": False, "none": None}
+
+
+def shortened(text: str, most: int = LONGEST_SHOWN) -> str:
+    """Return a text for a message: its beginning if it is long.
+
+    >>> len(shortened("x" * 10**6))
+    200
+    """
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def short_line(value: object) -> str:
+    r"""Return a value from elsewhere for a message: its beginning, on one line.
+
+    >>> short_line("two\nlines")
+    'two lines'
+    """
+    return clean(" ".join(shortened(str(value)).split()))
+
+
+def nesting(text: str) -> int:
+    """Return how many parentheses of a text are inside each other.
+
+    >>> nesting("gas(bucketing(rfa, size=2))")
+    2
+    """
+    depth = deepest = 0
+    for each in text:
+        depth += (each == "(") - (each == ")")
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def build(
@@ -106,7 +146,7 @@ class _Reader:
     ) -> None:
         self.text, self.kind, self.table, self.aliases, self.base = text, kind, table, aliases, base
         self.tokens = self._cut()
-        self.at = 0
+        self.at = self.depth = 0
 
     def _cut(self) -> list[str]:
         tokens, at = [], 0
@@ -131,7 +171,13 @@ class _Reader:
         named: dict[str, Any] = {}
         if self._peek() == "(":
             self._next("(")
+            self.depth += 1
+            if self.depth > MOST_NESTED:
+                raise self._error(
+                    f"more than {MOST_NESTED} parentheses inside each other; wrap fewer"
+                )
             self._parts(inside, named)
+            self.depth -= 1
         return self._make(name, found, inside, named)
 
     def _parts(self, inside: list[Any], named: dict[str, Any]) -> None:
@@ -182,11 +228,12 @@ class _Reader:
             found: type = find_object(name, self.kind)
             return found
         key = self.aliases.get(name.lower(), name.lower())
-        if key not in self.table:
-            raise self._error(
-                f"unknown {self.kind} {name!r}; {closest(name, [*self.table, *self.aliases])}"
-            )
-        return self.table[key]
+        if key in self.table:
+            return self.table[key]
+        if (plugin := find_plugin(self.kind, key)) is not None:
+            return load_plugin_class(plugin, self.base)
+        known = [*self.table, *self.aliases, *plugin_names(self.kind)]
+        raise self._error(f"unknown {self.kind} {name!r}; {closest(name, known)}")
 
     def _peek(self) -> str:
         return self.tokens[self.at] if self.at < len(self.tokens) else ""
@@ -199,4 +246,6 @@ class _Reader:
         return token
 
     def _error(self, what: str) -> ValueError:
-        return ValueError(f"{self.kind} {self.text!r}: {what if what[-1] in '.?' else what + '.'}")
+        return ValueError(
+            f"{self.kind} {shortened(self.text)!r}: {what if what[-1] in '.?' else what + '.'}"
+        )

@@ -228,3 +228,42 @@ def test_without_dask_the_line_that_installs_it_is_printed(capsys, suite, tmp_pa
     monkeypatch.setitem(sys.modules, "distributed", None)
     result = run(capsys, "bench", suite, "-o", tmp_path, *CPU, "--dask", "tcp://127.0.0.1:1")
     result.assert_fails(2, "pip install 'outvote[dask]'")
+
+
+def test_a_dry_run_names_p_and_the_settings_in_which_parts_differ(capsys, tmp_path):
+    result = run(capsys, *TABLE_1, "-o", tmp_path)
+    lines = result.out.splitlines()
+    found = [line for line in lines if line.startswith("  p of gas: ")]
+    assert found[:2] == ["  p of gas: 1,000", "  p of gas: 100"]
+    assert {line for line in lines if line.startswith("  settings: ")} == {
+        "  settings: federation.sampled = 5",
+        "  settings: federation.sampled = 50",
+    }
+    main = run(capsys, *TABLE_1, "-o", tmp_path, "--part", "main", "--json").json["parts"][0]
+    assert (main["num_groups"], main["settings"]) == ([1000], {})
+    groups = run(capsys, "bench", "table3-num-groups", "--dry-run", *CPU, "-o", tmp_path)
+    assert "p of gas" not in groups.out  # The columns are p.
+
+
+def test_a_dry_run_names_a_setting_with_several_values_in_a_part(capsys, suite, tmp_path):
+    words = ["--set", "training.momentum=[0.0, 0.9]", "--dry-run", *CPU, "-o", tmp_path]
+    assert "  settings: training.momentum = 0.0, 0.9\n" in run(capsys, "bench", suite, *words).out
+
+
+def test_parts_of_figures_print_the_quantity_of_the_figure(capsys, suite, tmp_path):
+    text = (
+        suite.read_text().replace("seed = [0, 1]", "seed = 0").replace("rounds = 3", "rounds = 1")
+    )
+    text = text.replace('attack = ["lie", "mimic(client=none)"]', 'attack = "bit-flip"')
+    for kind in ("selection", "deviation"):
+        own = tmp_path / f"{kind}.toml"
+        own.write_text(text.replace('name = "main"', f'name = "main"\nkind = "{kind}"'))
+    words = [*CPU, "--set", "federation.sampled=10", "-o", tmp_path / "runs"]
+    share = run(capsys, "bench", tmp_path / "selection.toml", *words)
+    assert "Honest clients' share of the update, in percent" in share.out
+    assert "Best accuracy of all rounds, in percent" in share.out
+    mean = next(line for line in share.out.splitlines() if " mean " in line)
+    assert "80.0" in mean  # 2 of 10 clients are Byzantine.
+    far = run(capsys, "bench", tmp_path / "deviation.toml", *words)
+    assert "Distance of the update to the honest mean" in far.out
+    assert "Best accuracy" not in far.out

@@ -102,6 +102,7 @@ def test_the_options_of_a_runner_reach_every_process(tmp_path):
     """`--no-weights` holds under `-j` too, and so does an option that is added later."""
     # A unit has these in another form, or they are used before units are submitted.
     elsewhere = {"output", "device", "listener", "should_stop", "adopts", "builder"}
+    elsewhere |= {"reported"}
     assert {field.name for field in fields(Runner)} - elsewhere == set(OPTIONS)
     runner = Runner(output=tmp_path, keep_weights=False)
     with ThreadPoolExecutor(1) as pool:

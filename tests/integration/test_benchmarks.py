@@ -19,14 +19,19 @@ from outvote import threads as pools
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SMALL = {
     "bench_attacks": "--clients 10 --honest 8 --byzantine 2 --dim 300 --repeats 1",
+    "bench_cost": "--clients 5 8 --dim 200 400 --groups 5 20 --middle 5 200 20 --repeats 1 "
+    "--rules median",
     "bench_engine": "--repeats 1",
+    "bench_files": "--dim 3000 --clients 8 --byzantine 1",
     "bench_flower": "--nodes 7 --byzantine 1 --width 2 --repeats 1",
     "bench_rules": "--dim 500 --clients 5 --repeats 1 --no-memory",
     "bench_vmap": "--runs 1 --clients 1 --steps 1 --precision float32 --few 1 --repeats 1 "
     "--images 64 --ways stacked sequential",
     "flower_bad_replies": "--kinds nan shape",
+    "flower_exclusion": "--trials 1 --rounds 3 --rules median",
     "flower_precision": "--trials 1 --dim 50",
     "lie_sides": "--rounds 1 --random 1500",
+    "scale_remedies": "",
 }
 """Scripts that need nothing, and what makes them small; all write a result file."""
 OTHERS = {
@@ -108,6 +113,34 @@ def test_a_script_runs_in_miniature(name, script, load, tmp_path, monkeypatch, c
     assert {"date", "commit", "torch"} <= set(result["circumstances"])
     assert result["rows"]
     assert capsys.readouterr().out
+
+
+def test_slopes_of_the_cost_are_those_of_powers(load):
+    bench = load("bench_cost")
+    sizes = [10, 20, 40]
+    for power in (0, 1, 2):
+        assert bench.slope(sizes, [3 * size**power for size in sizes]) == pytest.approx(power)
+
+
+def test_the_steps_of_the_cost_are_put_back_and_add_up(load):
+    bench = load("bench_cost")
+    before = [owner.__dict__[name] for owner, name in bench.STEPS.values()]
+    sizes = {"clients": 6, "dim": 3000, "groups": 30}
+    found = bench.measure("multi-krum", **sizes, device=torch.device("cpu"), repeats=1)
+    assert [owner.__dict__[name] for owner, name in bench.STEPS.values()] == before
+    steps = sum(found[name] for name in (*bench.STEPS, "rest"))
+    assert steps >= 0.99 * found["gas"] > 0
+    assert all(found[name] > 0 for name in bench.STEPS)
+
+
+def test_the_page_on_cost_has_the_tables_of_its_result_files(load):
+    bench = load("bench_cost")
+    page = (FOLDER.parent / "docs" / "results" / "cost.md").read_text()
+    files = sorted((FOLDER / "results").glob("*-cost-*.json"))
+    assert files
+    for path in files:
+        assert path.name in page
+        assert bench.tables(json.loads(path.read_text())) in page
 
 
 def test_the_parts_of_a_round_are_timed(script, load, tmp_path, monkeypatch, capsys):

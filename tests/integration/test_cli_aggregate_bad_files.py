@@ -83,12 +83,15 @@ def test_bad_files_are_named_counted_as_byzantine_and_left_out(capsys, folder, h
     assert torch.allclose(load_file(output)["layer.bias"], wanted, rtol=1e-6)
 
 
-def test_more_bad_files_than_byzantine_clients_leave_none_to_look_for(capsys, folder):
+def test_more_bad_files_than_byzantine_clients_are_refused_unless_the_user_lowers(capsys, folder):
     fill(folder, updates_of(5))
     reasons = damage(folder)
     output = folder.parent / "out.safetensors"
-    words = ["aggregate", folder, "--rule", "multi-krum", "--num-byzantine", 2]
-    result = run(capsys, *words, "-o", output, "--json")
+    words = ["aggregate", folder, "--rule", "multi-krum", "--num-byzantine", 2, "-o", output]
+    refused = run(capsys, *words)
+    refused.assert_fails(2, "files are bad, more than the 2", "nothing was written")
+    assert not output.exists()
+    result = run(capsys, *words, "--when-too-many", "lower", "--json")
     assert result.json["num_byzantine_left"] == 0
     assert result.json["num_rejected"] == len(reasons)
     assert sum(status == "kept" for status in status_of(result).values()) == 5

@@ -105,7 +105,7 @@ def test_mistakes_are_one_line(capsys, store, tmp_path):
     run(capsys, "export", one, "-o", target).assert_fails(2, "none of the 1 runs is finished")
     assert not target.exists()
     missing = tmp_path / "no" / "a.csv"
-    run(capsys, "export", store, "-o", missing).assert_fails(1, "could not be written")
+    run(capsys, "export", store, "-o", missing).assert_fails(2, "could not be written")
     target.write_bytes(b"\x1f\x8bno")
     run(capsys, "export", target, "-o", target).assert_fails(1, "cannot be read")
 
@@ -143,7 +143,7 @@ def test_what_cannot_be_listed_is_named(capsys, store, tmp_path):
 
 def test_suites_are_listed_with_their_runs_and_parts(capsys):
     found = {suite["name"]: suite for suite in run(capsys, "list", "suites", "--json").json}
-    assert len(found) == 16
+    assert len(found) == 17
     assert found["table1-cifar10"]["num_runs"] == 960
     assert [part["name"] for part in found["table1-cifar10"]["parts"]] == [
         "main",

@@ -41,7 +41,7 @@ def test_a_project_is_made_and_the_next_commands_are_printed(tmp_path, capsys):
         assert done.code == 0, done.err
         found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.*"))
         assert found == FILES
-        assert f"  cd {folder}\n  outvote run outvote.toml\n  pytest\n" in done.out
+        assert f"  cd {folder}\n  outvote run outvote.toml --allow-code\n  pytest\n" in done.out
     answer = run(capsys, "new", tmp_path / "other", "--json").json
     assert answer == {"path": str(tmp_path / "other"), "files": FILES}
 

@@ -174,10 +174,10 @@ def test_data_that_is_not_there_is_one_line_before_anything_is_run(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_one_line_and_exit_code_1(capsys, config, tmp_path):
+def test_a_folder_that_cannot_be_written_is_one_line_and_exit_code_2(capsys, config, tmp_path):
     (tmp_path / "small").write_text("a file")
     result = run(capsys, "run", config, "-o", tmp_path)
-    result.assert_fails(1, "could not be written", str(tmp_path / "small"))
+    result.assert_fails(2, "could not be written", str(tmp_path / "small"))
 
 
 def test_the_demo_in_small_has_all_rules_under_all_attacks(capsys, tmp_path):
@@ -287,3 +287,11 @@ def test_a_setting_of_version_0_1_is_read_with_one_line_that_names_the_new_one(
     message = f"federation.{OLD} is now federation.assumed_byzantine; the old name goes with 0.3."
     assert result.err == f"warning: {message}\n"
     assert {r.rounds()[0].num_byzantine_assumed for r in find_runs(tmp_path / "runs")} == {2}
+
+
+def test_an_assumed_byzantine_majority_is_one_line_of_warning(capsys, config, tmp_path):
+    words = ["--set", "federation.assumed_byzantine=0.5", "--set", "rounds=1", "--set", "rule=mean"]
+    result = run(capsys, "run", config, *words, "--set", "seed=[0, 1]", "-o", tmp_path / "runs")
+    assert result.code == 0
+    assert result.err.startswith("warning: 2 of 2 runs assume that half of a round's clients")
+    assert result.err.count("\n") == 1

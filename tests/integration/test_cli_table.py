@@ -115,7 +115,7 @@ def test_mistakes_are_one_line(store, tmp_path, capsys):
     run(capsys, "table", tmp_path / "none").assert_fails(2, "there is no file or folder")
     run(capsys, "table", tmp_path).assert_fails(2, "no runs in")
     nowhere = tmp_path / "no" / "t.md"
-    run(capsys, "table", store, "-o", nowhere).assert_fails(1, "could not be written")
+    run(capsys, "table", store, "-o", nowhere).assert_fails(2, "could not be written")
     run(capsys, "plot", store, "--kind", "curves", "-o", "x.gif").assert_fails(2, ".png, .svg")
     run(capsys, "plot", store, "--kind", "f-beta", "-o", tmp_path / "x.png").assert_fails(
         2, "federation.byzantine"

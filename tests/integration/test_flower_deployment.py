@@ -13,7 +13,7 @@ from flower_federation import Federation
 from flower_processes import HOST, left_over, wait_until
 from outvote.flower.server_state import CONFIG
 from outvote.results import checkpoint
-from outvote.results.audit_log import read_audit
+from outvote.results.audit_log import find_log, read_audit
 
 ROUGH_CLIENT = Path(__file__).parents[1] / "flower_rough_client.py"
 ALIKE = {"beta": 5.0}  # the nodes' data differ little: a Byzantine node cannot pass as unusual
@@ -117,7 +117,7 @@ def test_a_server_killed_between_rounds_goes_on_where_it_was_with_the_same_model
     federation.start_run("run", **settings)
     wait_until(lambda: len(read_audit(audit)) == 2, "two rounds are over")
     federation.kill("superlink")  # and with it the ServerApp
-    saved, faults = checkpoint.load_newest(audit, CONFIG)
+    saved, faults = checkpoint.load_newest(find_log(audit), CONFIG)
     assert not faults
     assert saved.round in {1, 2}
 
@@ -131,6 +131,27 @@ def test_a_server_killed_between_rounds_goes_on_where_it_was_with_the_same_model
     files = [each / f"train{saved.round + 1}" for each in notes]
     sent = {line for file in files for line in file.read_text().split()}
     assert sent == {digest_of(saved)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("federation", [False], indirect=True)
+def test_after_a_killed_superlink_resume_waits_for_the_server_that_is_left_over(federation):
+    audit = federation.folder / "audit"
+    settings = {"num-rounds": 3, "rule": "median", "min-nodes": 2, "fraction-evaluate": 0.0}
+    settings |= {"num-byzantine": 0, **ALIKE}
+    federation.start_link()
+    for number in range(2):
+        start_node(federation, number, 2)
+    federation.start_run("run", **settings)
+    wait_until(lambda: len(read_audit(audit)) == 1, "a round is over")
+    orphans = federation.kill_alone("superlink")
+    assert orphans
+    federation.start_link()  # At once: the old server app may still hold the folder.
+    federation.start_run("again", resume=True, **settings)
+    log = federation.wait_for_end("again")
+    assert [entry.round for entry in read_audit(audit)] == [1, 2, 3], log
+    assert all(entry.is_updated for entry in read_audit(audit))
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in orphans), "all ended")
 
 
 def digest_of(saved):

@@ -248,18 +248,19 @@ def test_runs_that_have_only_begun_are_shown_as_far_as_they_are(browser, folder)
     write_report(results, folder / "begun.html")
     browser.open(folder / "begun.html")
     assert browser.texts("#grid-0 tbody td") == ["unfinished", "unfinished"]
-    assert "running" in browser.texts("#run h3")[0]
+    # No process works on them.
+    assert "interrupted" in browser.texts("#run h3")[0]
     browser.click("#after")
-    assert "0 of 3 rounds" in browser.texts("#run")[0]
+    assert "ended after round 0" in browser.texts("#run")[0]
     browser.click("#before")
-    assert "1 of 3 rounds" in browser.texts("#run")[0]
+    assert "22.05" in browser.texts("#run")[0]
 
 
 def test_an_empty_log_is_a_page_too(browser, folder):
     write_log(folder / "empty", [])
     write_log_audit(audit_log(folder / "empty"), folder / "empty.html")
     browser.open(folder / "empty.html")
-    assert "No client is more than three errors" in browser.texts("#run")[0]
+    assert "Too few rounds to tell" in browser.texts("#run")[0]
 
 
 def test_what_honest_clients_get_is_a_choice_where_runs_have_it(browser, report, results, folder):

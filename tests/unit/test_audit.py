@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import msgspec
 import numpy as np
@@ -18,6 +19,7 @@ from outvote.report.audit import (
     audit_run,
     client_summaries,
     detection,
+    findings,
     longest_streaks,
     within_round_ranks,
 )
@@ -121,13 +123,98 @@ def test_counts_of_a_client():
     marks = [[K, D], [0, R], [D, Mark.LATE], [K, Mark.MISSING], [K, Mark.EXCLUDED]]
     scores = [[1.0, 2.0], [NAN, INF], [3.0, NAN], [1.0, NAN], [1.0, NAN]]
     b = record(made(scores, marks), "b")
-    assert (b.num_sampled, b.num_received, b.num_dropped, b.num_rejected) == (4, 2, 2, 1)
-    assert (b.longest_streak, b.drop_rate, b.last_seen) == (2, 1.0, 2)
+    assert (b.num_sampled, b.num_received, b.num_dropped, b.num_rejected) == (4, 2, 1, 1)
+    assert (b.longest_streak, b.drop_rate, b.last_seen) == (1, 1.0, 2)
     assert {name: num for name, num in b.faults.items() if num} == {
         "late": 1,
         "missing": 1,
         "excluded": 1,
     }
+
+
+def production(num_rounds, *, num_dropped=2):
+    """A log: a rule that drops the two highest of seven in every round.
+
+    eve attacks (ten times too long, reversed), odd is honest with unusual data, bad sends
+    what cannot be read.
+    """
+
+    def aggregated(client, rank, norm=1.0, cosine=0.8):
+        is_kept = rank < 6 - num_dropped
+        reason = "" if is_kept else "outvoted"
+        return ClientRecord(
+            client=client, score=rank, kept=is_kept, reason=reason, norm=norm, cosine=cosine
+        )
+
+    return [
+        line(
+            number % 10,
+            *(aggregated(name, rank) for rank, name in enumerate(("ann", "bob", "cat", "dan"))),
+            aggregated("odd", 4.0, 1.4, 0.5),
+            aggregated("eve", 5.0, 10.0, -0.9),
+            ClientRecord(client="bad", standing="malformed", reason="no tensor 'w'"),
+        )
+        for number in range(num_rounds)
+    ]
+
+
+def test_malformed_replies_and_outliers_are_counted_apart_from_being_outvoted(tmp_path, capsys):
+    write_log(tmp_path, production(8))
+    by_name = {each.client: each for each in client_summaries(audit_log(tmp_path))}
+    outvoted = {name: each.num_dropped for name, each in by_name.items()}
+    assert outvoted == {"ann": 0, "bob": 0, "cat": 0, "dan": 0, "odd": 8, "eve": 8, "bad": 0}
+    assert by_name["bad"].faults["malformed"] == 8
+    assert [by_name[name].num_norm_outliers for name in ("odd", "eve", "ann")] == [0, 8, 0]
+    assert [by_name[name].num_cosine_outliers for name in ("odd", "eve", "ann")] == [0, 8, 0]
+    out = run(capsys, "audit", tmp_path).out
+    assert "Norm or cosine unlike the others in most rounds: eve." in out
+    assert "Malformed or not finite replies: bad (8)." in out
+    head = next(text for text in out.splitlines() if "suspicion" in text)
+    for column in ("dropped", "malformed", "norm outlier", "cosine outlier"):
+        assert column in head
+
+
+def test_an_audit_states_that_dropping_alone_proves_nothing(tmp_path, capsys):
+    write_log(tmp_path, production(8))
+    out = run(capsys, "audit", tmp_path).out
+    assert "The rule dropped 2 clients in every round, whoever they were" in " ".join(out.split())
+    assert "an honest client with unusual data looks like an attacker" in " ".join(out.split())
+
+
+def test_with_few_rounds_an_audit_states_that_they_are_too_few(tmp_path, capsys):
+    write_log(tmp_path, production(3))
+    out = run(capsys, "audit", tmp_path).out
+    assert "Too few rounds to tell" in out
+    assert "three errors above 0.5:" not in out
+    write_log(tmp_path, production(10))
+    out = run(capsys, "audit", tmp_path).out
+    assert "Too few rounds" not in out
+    assert "More than three errors above 0.5: bad, eve." in out
+
+
+def test_text_json_and_page_have_the_same_findings(tmp_path, capsys):
+    for num_rounds in (3, 8):
+        write_log(tmp_path, production(num_rounds))
+        found = run(capsys, "audit", tmp_path, "-o", tmp_path / "audit.html")
+        audit = audit_log(tmp_path)
+        expected = findings(audit, client_summaries(audit))
+        assert len(expected) >= 3
+        page = (tmp_path / "audit.html").read_text()
+        data = json.loads(
+            re.search(r'<script type="application/json"[^>]*>(.*?)</script>', page)[1]
+        )
+        assert data["runs"][0]["audit"]["findings"] == list(expected)
+        assert all(each in " ".join(found.out.split()) for each in expected)
+        assert run(capsys, "audit", tmp_path, "--json").json["findings"] == list(expected)
+
+
+def test_of_several_logs_in_a_folder_the_newest_is_shown(tmp_path, capsys):
+    write_log(tmp_path / "2026-01-01T00-00-00Z", production(3))
+    write_log(tmp_path / "2026-01-01T00-00-00Z-2", production(8))
+    (tmp_path / "unrelated").mkdir()
+    out = run(capsys, "audit", tmp_path).out
+    assert f"{tmp_path.name}/2026-01-01T00-00-00Z-2: 8 rounds" in out
+    assert "the newest of 2 logs" in " ".join(out.split())
 
 
 def test_precision_and_recall_against_the_truth():

@@ -254,9 +254,62 @@ def test_krum_and_both_sides_are_as_far_from_the_paper_as_plain_loops_find():
         assert f"| {attack} | 1 | {far[0]:.1f} | {far[1]:.1f} |" in section
 
 
+@pytest.mark.parametrize(
+    ("bulyan", "multi_krum", "wanted"),
+    [(1_000_000, 1_000, "Holds"), (100, 10_000, "Does not hold"), (100, 100, "Not enough seeds")],
+)
+def test_the_best_numbers_of_groups_of_two_rules_are_compared(tmp_path, bulyan, multi_krum, wanted):
+    best = {"gas(bulyan)": bulyan, "gas(multi-krum)": multi_krum}
+
+    def percent(each):
+        return 60 if each.setting("rule.num_groups") == best[each.rule] else 50
+
+    write(tmp_path, "table3-num-groups", percent)
+    text, claim = found(tmp_path, "The best number of groups")
+    assert text == wanted
+    assert f"- gas(bulyan) is best at p = {bulyan:,} (seed 0)" in "\n".join(claim.lines)
+    assert claim.lines[2].endswith("| difference, paper |")
+    assert claim.lines[4].endswith("| +2.0 |")
+
+
+@pytest.mark.parametrize(("more", "wanted"), [(52, "Holds"), (48, "Does not hold")])
+def test_the_two_guesses_are_compared_and_the_papers_contradiction_is_named(tmp_path, more, wanted):
+    def percent(each):
+        return more if each.setting("federation.assumed_byzantine") == 0.3 else 50
+
+    write(tmp_path, "table4-unknown-f", percent)
+    text, claim = found(tmp_path, "Dropping more clients")
+    assert text == wanted
+    assert "has δ = 0.3 below δ = 0.1 for 5 rules of 6." in "\n".join(claim.lines)
+
+
+@pytest.mark.parametrize(("gain", "wanted"), [(3.1, "Holds"), (2.9, "Does not hold")])
+def test_dnc_fails_on_larger_data_if_the_gain_over_it_is_more_than_mild(tmp_path, gain, wanted):
+    for suite in ("table1-femnist", "table1-imagenet12"):
+        write(tmp_path, suite, lambda each: 50 + gain * is_gas(each))
+    text, claim = found(tmp_path, "DnC fails on larger data")
+    assert text == wanted
+    lines = "\n".join(claim.lines)
+    assert "| FEMNIST, lie |" in lines
+    assert "| ImageNet-12, min-max |" in lines
+
+
+@pytest.mark.parametrize(("power", "wanted"), [(-0.1, "Holds"), (0.1, "Does not hold")])
+def test_the_squared_deviation_is_compared_from_one_number_of_groups_to_the_next(
+    tmp_path, power, wanted
+):
+    write(tmp_path, "table3-num-groups", lambda each: each.setting("rule.num_groups") ** power)
+    results = [with_share(each, 0) for each in collect([tmp_path / "table3-num-groups.csv.gz"])]
+    (tmp_path / "table3-num-groups.csv.gz").write_bytes(to_export(results))
+    text, claim = found(tmp_path, "The squared deviation falls")
+    assert text == wanted
+    few = 100 * 100 ** (2 * power)
+    assert f"| gas(bulyan), p = 100 and 1,000 | 1 | {few:.1f} |" in "\n".join(claim.lines)
+
+
 @pytest.mark.slow  # test_results_pages.py counts all claims in the fast tests.
-def test_there_are_28_claims():
-    assert len(published()) == 28
+def test_there_are_32_claims():
+    assert len(published()) == 32
 
 
 def plain_gains():

@@ -13,9 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save, save_file
 
-from outvote.files.aggregate_files import write_tensors
 from outvote.files.client_files import client_ids, find_files
 from outvote.files.safetensors_file import UnusableFile, read_header, read_tensors
+from outvote.files.sources import open_source
+from outvote.files.tensor_writer import write_tensors
 from outvote.results import disk
 from outvote.results.disk import StoreError
 
@@ -53,7 +54,7 @@ BAD_HEADERS = {
     "shape beyond the data": (with_header({"w": tensor(shape=(10**15,))}, b"12345678"), "cut off"),
     "data cut off": (GOOD[:-1], "cut off"),
     "data too long": (GOOD + b"x", "bytes too many"),
-    "8-bit floats": (with_header({"w": tensor("F8_E4M3", offsets=(0, 2))}, b"12"), "'F8_E4M3'"),
+    "4-bit floats": (with_header({"w": tensor("F4", offsets=(0, 1))}, b"1"), "'F4'"),
     "unknown type": (with_header({"w": tensor("FLOAT")}, b"12345678"), "'FLOAT'"),
     "no type": (with_header({"w": {"shape": [2]}}, b"12345678"), "None"),
 }
@@ -81,6 +82,8 @@ def test_a_file_whose_offsets_lie_is_refused_when_its_data_is_read(tmp_path, cas
     path.write_bytes(BAD_DATA[case])
     with pytest.raises(UnusableFile, match="valid safetensors"):
         read_tensors(path, read_header(path))
+    with pytest.raises(UnusableFile, match="valid safetensors"):
+        open_source(path)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
@@ -90,6 +93,9 @@ def test_no_damage_to_a_file_raises_anything_but_its_reason(tmp_path, at, byte, 
     path.write_bytes((GOOD[:at] + bytes([byte]) + GOOD[at + 1 :])[: cut or None])
     with contextlib.suppress(UnusableFile):
         assert read_tensors(path, read_header(path))
+    with contextlib.suppress(UnusableFile):
+        source = open_source(path)
+        source.read(0, torch.empty(source.size))
 
 
 def test_what_is_not_a_regular_file_is_refused_without_waiting_for_it(tmp_path):

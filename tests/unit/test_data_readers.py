@@ -1,5 +1,6 @@
 """Readers: every form gives the same arrays, and a wrong file is refused by name."""
 
+import gzip
 import json
 import os
 import pickle  # noqa: TID251  (CIFAR is published like that)
@@ -336,3 +337,38 @@ def test_a_dataset_has_a_shape():
 def test_a_dataset_that_does_not_fit_together_is_refused(wrong, message):
     with pytest.raises(DamagedDataError, match=message):
         Dataset(**(GOOD | wrong))
+
+
+def test_a_gzip_file_that_unpacks_to_gigabytes_is_refused(tmp_path, monkeypatch):
+    from outvote.data import checksum
+
+    monkeypatch.setattr(checksum, "MOST_INSIDE", 1000)
+    path = tmp_path / "bomb.gz"
+    path.write_bytes(gzip.compress(bytes(1001)))
+    with pytest.raises(DamagedDataError, match="more than the 1,000 bytes"):
+        checksum.read_inside(path)
+    path.write_bytes(gzip.compress(bytes(1000)))
+    assert checksum.read_inside(path)[0] == bytes(1000)
+
+
+def test_an_npz_file_that_unpacks_to_gigabytes_is_refused(tmp_path):
+    from outvote.data.checksum import read_npz
+
+    path = tmp_path / "bomb.npz"
+    np.savez_compressed(path, a=np.zeros(10_000))
+    with pytest.raises(DamagedDataError, match="at most 50,000 are read"):
+        read_npz(path, ["a"], "get it again", most=50_000)
+    assert len(read_npz(path, ["a"], "get it again")[0]) == 10_000
+
+
+def test_an_image_that_grows_beyond_memory_is_refused(tmp_path):
+    from PIL import Image
+
+    from outvote.data.image_files import read_rgb, read_square
+
+    Image.new("1", (1, 60_000)).save(tmp_path / "long.png")
+    with pytest.raises(DamagedDataError, match="too long for its width: 1 x 60000"):
+        read_square(tmp_path / "long.png", 224)
+    Image.new("1", (11_000, 11_000)).save(tmp_path / "large.png")
+    with pytest.raises(DamagedDataError, match="at most 100,000,000 are read"):
+        read_rgb(tmp_path / "large.png")

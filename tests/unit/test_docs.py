@@ -125,7 +125,7 @@ def test_links_exist(page):
     assert missing == set()
 
 
-NEED_A_STORE = ("read-results", "simulate-from-python")
+NEED_A_STORE = ("compare", "read-results", "simulate-from-python")
 """Pages whose code is executed by a test of their own."""
 RUNNABLE = sorted(page for page in DOCS.glob("**/*.md") if page.stem not in NEED_A_STORE)
 

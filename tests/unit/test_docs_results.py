@@ -8,7 +8,7 @@ from pathlib import Path
 from made_results import made_results, write_store
 from outvote.results.export import BY_CLIENT, to_export
 from outvote.results.schema import VERSION
-from outvote.results.series import DIAGNOSTICS, OF_CLIENTS
+from outvote.results.series import DIAGNOSTICS, OF_CLIENTS, THEORY
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "results.md").read_text()
 
@@ -22,7 +22,7 @@ def test_every_column_of_an_export_is_listed_in_order():
     ]
     text = to_export(made_results(seeds=1, rounds=1), is_packed=False).decode()
     header = next(csv.reader(io.StringIO(text)))
-    later = ["test_loss", *OF_CLIENTS, *DIAGNOSTICS, *BY_CLIENT]
+    later = ["test_loss", *OF_CLIENTS, *DIAGNOSTICS, *THEORY, *BY_CLIENT]
     assert listed == [*header, *later]
 
 

@@ -19,7 +19,10 @@ from outvote.training.local_sgd import LocalSGD
 from outvote.training.stacked_trainer import StackedTrainer
 
 # The layers of a model are known in runs only: EVERY_RULE cannot have these forms.
-IN_RUNS_ONLY = ("gas(median, split=by-layer)",)
+IN_RUNS_ONLY = (
+    "gas(median, split=by-layer)",
+    "gas(median, num_groups=20, split=by-layer-random)",
+)
 FORMS = [*(text for text in EVERY_RULE if text not in WRAPPED), *IN_RUNS_ONLY]
 TRAIN, TEST = samples(120), samples(8)
 TRAINING = LocalSGD(num_steps=1, batch_size=8, learning_rate=0.5)

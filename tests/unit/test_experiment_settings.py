@@ -179,6 +179,7 @@ def test_the_file_in_a_folder_is_the_same_run(preset, tmp_path):
 
 def test_the_presets_are_what_the_paper_printed():
     found = {name: make_plan({"preset": name}).specs[0] for name in PRESETS}
+    del found["theory"]
     assert found.pop("paper") == found["paper-cifar10"]
     settings = {
         name.removeprefix("paper-"): (
@@ -285,3 +286,15 @@ def test_the_usual_settings_are_those_of_the_structs():
 def test_the_docstring_of_the_package_names_every_module_and_no_other():
     modules = {path.stem for path in Path(experiment.__file__).parent.glob("*.py")} - {"__init__"}
     assert set(re.findall(r"`(\w+)`", experiment.__doc__)) == modules
+
+
+@pytest.mark.parametrize(
+    ("assumed", "num_noted"), [(0.5, 1), (0.7, 1), (5, 1), (0.49, 0), (4, 0), ("oracle", 0)]
+)
+def test_runs_that_assume_a_byzantine_majority_are_noted_once(assumed, num_noted):
+    federation = {"num_clients": 20, "sampled": 10, "assumed_byzantine": ["oracle", assumed]}
+    plan = make_plan({"seed": [0, 1], "federation": federation})
+    assert len(plan.notes) == num_noted
+    if num_noted:
+        assert plan.notes[0].startswith("2 of 4 runs assume that half")
+        assert f"federation.assumed_byzantine = {assumed})" in plan.notes[0]

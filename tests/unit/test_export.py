@@ -17,7 +17,7 @@ from outvote.results.collect import collect
 from outvote.results.disk import DamagedFileError, StoreError
 from outvote.results.export import MARK, read_export, to_export
 from outvote.results.renamed import COLUMNS
-from outvote.results.schema import DataUsed
+from outvote.results.schema import DataUsed, Status
 from outvote.results.series import SERIES
 
 TWO = {"rule": ["mean", "gas(median, num_groups=20)"], "attack": ["lie", "none"], "rounds": 6}
@@ -239,7 +239,11 @@ def test_a_run_that_is_being_copied_is_no_run_yet(tmp_path):
 
 def test_a_run_that_was_never_begun_is_no_run(tmp_path):
     results = write_store(tmp_path, TWO, seeds=1)
-    (results[0].folder.path / "config.toml").unlink()
+    folder = results[0].folder.path
+    for name in ("config.toml", "metrics.jsonl"):
+        (folder / name).unlink()
+    never = Status(outcome="failed", round=0, num_rounds=3, reason="it could not be built")
+    (folder / "status.json").write_bytes(msgspec.json.encode(never))
     words = []
     assert len(collect([tmp_path], words.append)) == len(results) - 1
     assert words == []

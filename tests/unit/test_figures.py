@@ -16,11 +16,15 @@ from outvote.report.audit import audit_run
 from outvote.report.figure_maps import draw_identification
 from outvote.report.figure_style import COLOURS, legend_below, line_styles
 from outvote.report.figures import (
+    FEWER,
     FORMATS,
+    INCLUDES,
     KINDS,
     audit_figure_file,
+    by_group,
     curve_of,
     figure_file,
+    figure_of,
     honest_selection_rate,
 )
 from outvote.report.layout import grids_of
@@ -40,11 +44,23 @@ SOURCES = {
     "selection": "figure1-motivation",
     "deviation": "figure2-deviation",
     "f-beta": "own",
+    "bound": "theory",
 }
+
+
+def with_theory(result):
+    """A run that measured the theory; only GAS has a bound as printed."""
+    away = result.series.deviation
+    columns = {"gradient_norm": 2 * away, "gradient_deviation": away, "deviation_bound": 50 * away}
+    if result.rule.startswith("gas"):
+        columns["printed_bound"] = 9 * away
+    return replace(result, series=replace(result.series, **columns))
 
 
 @cache
 def made(name):
+    if name == "theory":
+        return [with_theory(each) for each in made("demo")]
     parts = ("main",) if name == "figure2-deviation" else ()
     return made_results(GRID if name == "own" else name, seeds=2, rounds=5, parts=parts)
 
@@ -126,6 +142,23 @@ def test_curves_name_every_rule_once_and_every_column():
         assert words.count(name) == 1
 
 
+def test_bounds_have_a_panel_for_each_rule_and_attack_on_a_common_logarithmic_axis():
+    figure = figure_of("bound", made("theory"))
+    grid = grids_of(made("demo"))[0]
+    assert len(figure.axes) == len(grid.rows) * len(grid.columns)
+    lines = {axes.get_title(): axes.get_lines() for axes in figure.axes}
+    assert {axes.get_yscale() for axes in figure.axes} == {"log"}
+    for title, found in lines.items():
+        assert len(found) == 4 if title.startswith("gas") else 3
+        highest, lowest = found[0].get_ydata(), found[-1].get_ydata()
+        np.testing.assert_allclose(highest, 50 * lowest)
+
+
+def test_bounds_of_runs_without_the_theory_are_an_error():
+    with pytest.raises(ValueError, match="run them with theory = true"):
+        figure_of("bound", made("demo"))
+
+
 def test_a_rule_and_its_gas_form_share_a_colour_and_differ_in_dashes():
     styles = line_styles(["median", "gas(median)", "krum"])
     assert styles["median"].colour == styles["gas(median)"].colour != styles["krum"].colour
@@ -179,13 +212,42 @@ def test_byzantine_clients_and_heterogeneity_must_both_differ():
         figure_file("f-beta", made("demo"), "png")
 
 
-def test_selection_shows_the_byzantine_share_and_the_accuracy():
+def test_selection_shows_the_honest_share_and_the_accuracy():
     words = words_of(draw("selection", []))
     for grid in grids_of(made("figure1-motivation")):
         assert words.count(grid.title) == 1
         for row in grid.cells:
-            assert f"{row[0].spread('byzantine_weight').mean:.1f}" in words
+            assert f"{100 - row[0].spread('byzantine_weight').mean:.1f}" in words
             assert f"{row[0].spread('best').mean:.1f}" in words
+
+
+def test_selection_draws_the_share_by_round_in_the_papers_two_groups():
+    results = made("figure1-motivation")
+    figure = figure_of("selection", results)
+    panels = [axes for axes in figure.axes if axes.get_xlabel() == "round"]
+    wanted = ["multi-krum", "rfa", "dnc", "bulyan", "median", "trimmed-mean"]
+    assert [axes.get_title(loc="left") for axes in panels] == wanted
+    labels = [axes.get_ylabel().split("\n")[0] for axes in panels]
+    assert labels == [INCLUDES, "", "", FEWER, "", ""]
+    grids = grids_of(results)
+    for axes in panels:
+        curves = [line for line in axes.lines if line.get_linestyle() == "-"]
+        means = [line for line in axes.lines if line.get_linestyle() == ":"]
+        assert len(curves) == len(means) == len(grids)
+        for grid, curve, mean in zip(grids, curves, means, strict=True):
+            runs = grid.column(0)[axes.get_title(loc="left")].results
+            shares = 100 * (1 - np.mean([run.series.byzantine_weight for run in runs], axis=0))
+            np.testing.assert_allclose(curve.get_ydata(), shares)
+            average = 100 * np.mean([1 - run.byzantine_weight for run in runs])
+            assert mean.get_ydata()[0] == pytest.approx(average)
+
+
+def test_the_outer_rule_decides_the_group_and_a_group_without_rules_is_left_out():
+    assert by_group(["gas(median)", "median", "krum"]) == {
+        INCLUDES: ["gas(median)"],
+        FEWER: ["median", "krum"],
+    }
+    assert by_group(["mean"]) == {INCLUDES: ["mean"]}
 
 
 def test_selection_of_runs_without_weights_shows_who_was_kept():

@@ -121,7 +121,7 @@ def test_labels_keys_and_records_must_be_those_of_the_model(content, reason):
 def test_a_count_that_shall_matter_must_be_a_positive_number(count):
     content = content_of(MODEL, **{"num-examples": count})
     assert "num-examples" in read(content).note
-    with pytest.raises(Malformed, match="num-examples must be a positive number"):
+    with pytest.raises(Malformed, match="num-examples must be a number from 1 on"):
         read(content, use_counts=True)
 
 

@@ -197,7 +197,7 @@ def test_a_round_with_many_late_replies_is_logged_again_once(tmp_path):
     slow["over"] = True
     run_round(strategy, grid, model, 2)
     strategy.close()
-    assert len((tmp_path / "audit.jsonl").read_text().splitlines()) == 3
+    assert len((strategy.run_dir / "audit.jsonl").read_text().splitlines()) == 3
     assert [each.standing for each in read_audit(tmp_path)[0].clients][:4] == ["late"] * 4
 
 

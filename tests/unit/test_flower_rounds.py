@@ -22,7 +22,7 @@ def test_the_split_is_drawn_afresh_and_stands_in_the_log_alone(tmp_path, caplog)
     strategy.start(HandMadeGrid(NODES, respond), record_of(MODEL), num_rounds=3)
     seeds = [entry.seed for entry in read_audit(tmp_path)]
     assert len(set(seeds)) == 3
-    spoken = caplog.text + "".join(sent) + (tmp_path / "manifest.json").read_text()
+    spoken = caplog.text + "".join(sent) + (strategy.run_dir / "manifest.json").read_text()
     assert not any(str(seed) in spoken for seed in seeds)
 
 

@@ -12,6 +12,7 @@ from outvote.results.audit_log import read_audit
 
 SEED = 5
 BY_LAYER = [f"gas({rule}, split=by-layer)" for rule in ("median", "krum", "nnm(trimmed-mean)")]
+BY_LAYER += ["gas(krum, num_groups=5, split=by-layer-random)"]
 
 
 def train_on_server(_round, model):

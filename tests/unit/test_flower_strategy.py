@@ -7,6 +7,7 @@ import outvote as ov
 from bad_replies import (
     HandMadeGrid,
     arrays_of,
+    content_of,
     honest,
     record_of,
     respond_with,
@@ -39,7 +40,9 @@ class VectorMedian(ov.VectorRule):
         ({"rule": VectorMedian(), "use_num_examples": True}, "cannot weigh by sample_counts"),
         ({"when_too_many": "raise"}, "when_too_many must be one of 'keep', 'lower'"),
         ({"server_optimizer": "fedadm"}, "did you mean 'fedadam'"),
-        ({"probation": 3}, "probation needs exclude_after"),
+        ({"exclude_outvoted": 3}, "exclude_outvoted must be a rate .* got 3; 0.01 is usual"),
+        ({"exclude_outvoted": 0.1, "num_byzantine": 0}, "exclude_outvoted excludes at most"),
+        ({"heterogeneity": 0.5}, "heterogeneity must be a number from 1 on, got 0.5"),
         ({"rule": "median", "num_byzantine": None, "exclude_after": 3}, "set num_byzantine or"),
         ({"exclude_after": 0}, "exclude_after must be a whole number from 1 on, got 0"),
         ({"fraction_train": 1.5}, "fraction_train must be from 0 to 1, got 1.5"),
@@ -246,6 +249,59 @@ def test_a_rule_that_splits_by_layer_gets_the_sizes_of_the_arrays(tmp_path):
     assert read_audit(tmp_path)[0].is_updated
 
 
+@pytest.mark.parametrize("count", [5e-324, 0.5, 0.999, 0, -1])
+def test_a_count_below_one_is_malformed_where_counts_are_used(count, tmp_path):
+    def send(node, model):
+        return content_of(honest(node, model), **{"num-examples": count if node < 102 else 10})
+
+    rule = "multi-krum(num_selected=2)"
+    strategy = strategy_of(rule, audit_dir=tmp_path, use_num_examples=True)
+    model, _ = run_round(strategy, grid_of(send), record_of(MODEL))
+    strategy.close()
+    assert np.isfinite(arrays_of(model)["w"]).all()
+    clients = read_audit(tmp_path)[0].clients
+    refused = {c.client: c.reason for c in clients if c.standing == "malformed"}
+    text = f"num-examples must be a number from 1 on, got '{count}'"
+    assert refused == {"100": text, "101": text}
+
+
+class Failing(ov.VectorRule):
+    """A rule that works in the first round only."""
+
+    name = "failing"
+    error: Exception = ZeroDivisionError("division by zero\nin its second line")
+    calls = 0
+
+    def max_byzantine(self, num_clients):
+        return num_clients - 1
+
+    def aggregate(self, rows, num_byzantine):
+        type(self).calls += 1
+        if self.calls > 1:
+            raise self.error
+        return rows.mean(dim=0)
+
+
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError("by zero\nor so"), MemoryError(), RuntimeError("x" * 500)]
+)
+def test_any_exception_of_a_rule_keeps_the_model_and_is_logged(error, tmp_path, caplog):
+    rule = Failing()
+    Failing.calls, Failing.error = 0, error
+    strategy = strategy_of(rule, audit_dir=tmp_path)
+    result = strategy.start(grid_of(honest), record_of(MODEL), num_rounds=3)
+    first, *others = read_audit(tmp_path)
+    assert first.is_updated
+    for entry in others:
+        assert not entry.is_updated
+        assert entry.reason.startswith(f"the rule raised {type(error).__name__}")
+        assert len(entry.reason) < 200
+        assert "\n" not in entry.reason
+        assert {each.standing for each in entry.clients} == {"aggregated"}
+    assert "the model is kept: the rule raised" in caplog.text
+    assert np.isfinite(arrays_of(result.arrays)["w"]).all()
+
+
 class PlainMean(ov.VectorRule):
     """A rule that cannot report whom it kept."""
 
@@ -259,7 +315,7 @@ class PlainMean(ov.VectorRule):
 
 
 def test_where_the_rule_cannot_report_who_was_kept_nobody_is_outvoted(tmp_path):
-    strategy = strategy_of(PlainMean(), audit_dir=tmp_path, exclude_after=1)
+    strategy = strategy_of(PlainMean(), audit_dir=tmp_path, exclude_outvoted=0.9)
     for number in (1, 2):
         assert run_round(strategy, grid_of(honest), record_of(MODEL), number)[0] is not None
     strategy.close()

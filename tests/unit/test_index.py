@@ -145,12 +145,14 @@ def test_only_folders_that_changed_are_read_again(store, reads):
     reads.clear()
     assert list_runs(store, quiet) == first
     assert reads == []
-    with (store / first[3].path / "metrics.jsonl").open("ab") as file:
-        file.write(b"half a li")
+    os.utime(store / first[3].path / "metrics.jsonl", ns=(1, 1))
     change(store / first[5].path / "status.json", outcome="interrupted")
     found = list_runs(store, quiet)
     assert sorted(reads) == [first[3].name, first[5].name]
     assert (found[3].best, found[5].outcome) == (first[3].best, "interrupted")
+    reads.clear()
+    assert list_runs(store, quiet) == found
+    assert reads == [first[5].name]  # Its process may have ended since.
     reads.clear()
     assert list_runs(store, quiet, rebuild=True) == found
     assert len(reads) == 8
@@ -239,12 +241,13 @@ def test_a_run_that_is_over_but_lacks_rounds_is_named_and_left_out(store):
     path.write_bytes(b"".join([*lines[:2], b"{half\n", *lines[3:]]))
     words = []
     assert list_runs(store, words.append) == [*first[:2], *first[3:]]
-    assert "6 rounds are done, and 2 can be read; remove the folder" in words[0]
+    assert "6 rounds are done, and 2 can be read; the command that made" in words[0]
 
 
 def test_what_sqlite_cannot_hold_is_listed_all_the_same(store):
     first = list_runs(store, quiet)
-    path = store / first[0].path / "config.toml"
+    large = shutil.move(store / first[0].path, store / "own" / f"a-lie-seed{2**70}-0123456789ab")
+    path = large / "config.toml"
     path.write_text(path.read_text().replace("seed = 0", f"seed = {2**70}"))
     words = []
     found = list_runs(store, words.append, rebuild=True)

@@ -127,6 +127,18 @@ def test_a_page_holds_the_numbers_of_its_runs(tmp_path):
         assert len(rows) == (audit.marks > 0).sum()
 
 
+def test_a_page_has_the_theory_of_the_runs_that_measured_it(tmp_path):
+    plain, other = made_results(TWO_RULES, seeds=1, rounds=4)[:2]
+    away = np.array([4.0, 2.0, 1.0, 0.5])
+    columns = {"gradient_norm": away, "gradient_deviation": away, "deviation_bound": 50 * away}
+    with_ = replace(other, series=replace(other.series, **columns))
+    write_report([plain, with_], tmp_path / "report.html")
+    first, second = (each["series"] for each in data_of(tmp_path / "report.html")["runs"])
+    assert not set(columns) & set(first)
+    for name, values in columns.items():
+        np.testing.assert_allclose(unpacked(second[name]), values, rtol=1e-3)
+
+
 def test_the_cells_of_a_page_lead_to_their_runs(tmp_path):
     results = write_store(tmp_path / "runs", TWO_RULES, seeds=2)
     write_report(results, tmp_path / "report.html")
@@ -450,7 +462,7 @@ def test_report_prints_what_it_wrote(tmp_path, capsys):
     printed = run(capsys, "report", tmp_path / "runs", "-o", page, "--json").json
     assert printed == {"path": str(page), "runs": 4, "bytes": page.stat().st_size}
     run(capsys, "report", tmp_path / "runs", "-o", tmp_path / "no" / "x.html").assert_fails(
-        1, "could not be written"
+        2, "could not be written"
     )
 
 

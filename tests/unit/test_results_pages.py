@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import theory_bounds
 import who_pays
 from choosing import PAGE, with_worst_cases, worst_cases
 from gain_figure import draw_gains, gain_map
@@ -79,6 +80,11 @@ def test_missing_runs_and_sweeps_are_made_from_the_exports():
 def test_the_table_of_the_page_on_choosing_is_made_from_the_exports():
     page = PAGE.read_text(encoding="utf-8")
     assert with_worst_cases(page, FOLDER) == page
+
+
+def test_the_tables_of_the_page_on_the_theory_are_made_from_the_export():
+    page = theory_bounds.PAGE.read_text(encoding="utf-8")
+    assert theory_bounds.with_theory_bounds(page, FOLDER) == page
 
 
 def test_the_table_of_the_page_on_who_pays_is_made_from_the_export():

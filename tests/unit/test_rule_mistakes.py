@@ -117,16 +117,19 @@ def test_without_bounds_the_shares_of_a_coordinatewise_rule_are_not_known():
     assert verdict.kept is None
 
 
-def test_by_layer_names_layer_sizes():
-    rule = ov.GAS(ov.Median(), split="by-layer")
+@pytest.mark.parametrize("split", ["by-layer", "by-layer-random"])
+def test_by_layer_names_layer_sizes(split):
+    rule = ov.GAS(ov.Median(), split=split)
     with pytest.raises(ValueError, match=r"got none; pass .* layer_sizes="):
         rule(X, num_byzantine=1)
     with pytest.raises(ValueError, match=r"got sizes of 4 coordinates for 5; .* layer_sizes="):
         rule(X, num_byzantine=1, layer_sizes=[2, 2])
 
 
+@pytest.mark.parametrize("split", ["by-layer", "by-layer-random"])
 @pytest.mark.parametrize("text", ["{}", "nnm({})"])
-def test_by_layer_inside_gas_is_refused_when_it_is_built(text):
-    with pytest.raises(ValueError, match="not layers"):
-        ov.make_rule(f"gas({text.format('gas(median, split=by-layer)')})")
-    ov.make_rule(text.format("gas(median, split=by-layer)"))
+def test_by_layer_inside_gas_is_refused_when_it_is_built(text, split):
+    inside = text.format(f"gas(median, split={split})")
+    with pytest.raises(ValueError, match=f"split={split}.* inside sees .*not layers"):
+        ov.make_rule(f"gas({inside})")
+    ov.make_rule(inside)

@@ -265,3 +265,20 @@ def test_rules_of_users_are_weighed_where_they_average():
     assert np.isfinite(
         ov.GAS(Middle(), num_groups=3)(rows, num_byzantine=1, sample_counts=counts)
     ).all()
+
+
+def test_a_count_that_is_capped_is_noted_with_its_client():
+    rows = np.arange(10.0).reshape(5, 2)
+    rule = ov.make_rule("mean")
+
+    def notes(counts, **more):
+        return rule.inspect(rows, sample_counts=counts, clients="abcde", **more).notes
+
+    assert notes([10, 20, 30, 20, 10**9]) == ("sample_counts: capped for e",)
+    assert notes([10, 20, 30, 20, 10**9], count_cap=float("inf")) == ()
+    assert notes([10, 20, 30, 20, 20]) == ()
+    assert notes([7] * 5) == ()
+    assert notes([1, 1, 1, 0, 0]) == ()
+    median = ov.make_rule("median").inspect(rows, sample_counts=[1, 1, 1, 3, 3], num_byzantine=2)
+    # Within the cap, but two clients would have two thirds of the weight.
+    assert median.notes == ("sample_counts: capped for 3, 4",)

@@ -115,3 +115,12 @@ def test_the_verdict_notes_a_lowered_inner_number():
 def test_a_factor_that_drops_usual_gradients_is_refused(factor):
     with pytest.raises(ValueError, match="norm-filter: factor must be at least 1 and finite"):
         ov.NormFilter(ov.Median(), factor=factor)
+
+
+def test_scores_of_the_dropped_are_finite_where_all_others_agree():
+    rows = np.array([[1e38], [1e38], [1e38], [0.0]])
+    verdict = ov.make_rule("norm-filter(gas(rfa, num_groups=3))").inspect(
+        rows, num_byzantine=3, seed=0, when_too_many="lower"
+    )
+    assert np.isfinite(verdict.scores).all()
+    assert verdict.scores[:3].min() > verdict.scores[3]

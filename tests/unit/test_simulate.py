@@ -429,7 +429,7 @@ WRONG = {
     "dots": ({"suite": ".."}, "suite must be the name of a folder"),
     "checkpoints": ({"checkpoint_every": -1}, "checkpoint_every must be at least 0"),
     "stacked": ({"max_stacked": 0}, "max_stacked must be at least 1"),
-    "progress": ({"progress": "bar"}, "progress must be one of True, False, 'auto'"),
+    "progress": ({"progress": "bars"}, "progress must be one of True, False, 'auto', 'bar'"),
     "flat parts": ({"partition": [0, 1], "num_clients": None}, "one list of indices for every"),
     "no partition": ({"partition": 3}, "partition must be a text, a list"),
     "group lists": ({"groups": [[0]] * 200, "partition": "by-group"}, "groups must have one"),
@@ -542,8 +542,8 @@ def test_data_that_changes_between_two_calls_is_another_run(tmp_path):
 def test_every_keyword_is_explained():
     parameters = inspect.signature(ov.simulate).parameters
     assert not any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    words = ov.simulate.__doc__ or ""
-    assert [name for name in parameters if f"\n        {name}: " not in words] == []
+    words = inspect.getdoc(ov.simulate) or ""  # Python 3.13 strips the indentation itself.
+    assert [name for name in parameters if f"\n    {name}: " not in words] == []
 
 
 def test_only_public_names_are_listed():
@@ -638,3 +638,8 @@ class TestTargets:
             simulate(**changes)
         (run,) = simulate(**changes, loss=nn.functional.cross_entropy)
         assert np.isnan(run.series.accuracy).all()
+
+
+def test_an_assumed_byzantine_majority_is_a_warning():
+    with pytest.warns(ov.OutvoteWarning, match=r"1 of 1 run.* half of a round's clients or more"):
+        simulate(assumed_byzantine=0.5)

@@ -156,7 +156,7 @@ def setting(spec, key):
 
 
 def test_there_are_the_twelve_suites_of_the_paper_and_four_small_ones():
-    assert sorted(suite_names()) == sorted([*TABLES, "demo", "smoke", "tabular", "text"])
+    assert sorted(suite_names()) == sorted([*TABLES, "demo", "smoke", "splits", "tabular", "text"])
     parts = {(name, part.name) for name in TABLES for part in read_suite(name).parts}
     assert parts == set(GRIDS)
 

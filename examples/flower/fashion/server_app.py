@@ -13,7 +13,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train for some rounds; with `resume`, go on where the audit folder ends."""
+    """Train for some rounds; with `resume`, continue the newest run in the audit folder."""
     config = context.run_config
     make = RobustStrategy.resume if config["resume"] else RobustStrategy
     strategy = make(

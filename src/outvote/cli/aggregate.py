@@ -7,10 +7,11 @@ from typing import Any
 import click
 
 from outvote.cli.output import NumberColumn, number, one_line, print_json, print_table
+from outvote.cli.progress import file_bars
 from outvote.cli.verb import Verb, WorkFailed, read_rule
 
-TITLES = ("client", "status", "score", "share", "norm", "cosine", "reason")
-NUMBERS = ("score", "share", "norm", "cosine")
+TITLES = ("client", "status", "score", "z", "share", "norm", "cosine", "reason")
+NUMBERS = ("score", "z", "share", "norm", "cosine")
 
 
 @click.command("aggregate", cls=Verb)
@@ -39,6 +40,13 @@ NUMBERS = ("score", "share", "norm", "cosine")
     type=click.Path(path_type=Path),
     help="The global model: the files are then whole models, and so is the output.",
 )
+@click.option("--max-memory", default="2GB", show_default=True, help="How much memory may be used.")
+@click.option(
+    "--audit",
+    "audit_folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Add the verdict to the audit log in this folder, as a round.",
+)
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), required=True, help="The file to write."
 )
@@ -47,6 +55,7 @@ def command(
     rule_text: str,
     as_json: bool,
     sample_counts: Path | None,
+    audit_folder: Path | None,
     **options: Any,
 ) -> None:
     """Aggregate the safetensors files of many clients into one.
@@ -56,8 +65,10 @@ def command(
     their differences to the base, and the output is the new model.
 
     A file that is unreadable, not finite, or unlike the base (or unlike most files) is named,
-    counted as one Byzantine client, and left out. Integer tensors are not aggregated: they become
-    the maximum over the kept clients. The output is written in full or not at all.
+    counted as one Byzantine client, and left out; if there are more than --num-byzantine, nothing
+    is written. Files are read some numbers at a time: they need not fit into memory. Integer
+    tensors are not aggregated: they become the maximum over the kept clients. The output is written
+    in full or not at all. z is how far a score is above the median, in standard deviations.
 
     Example: outvote aggregate 'updates/*.safetensors' --rule 'gas(bulyan)' --num-byzantine 2
     -o update.safetensors
@@ -69,7 +80,10 @@ def command(
     from outvote.files.client_files import FilesError
 
     try:
-        found = aggregate_clients(updates, rule=rule, **options)
+        with file_bars() as on_progress:
+            found = aggregate_clients(
+                updates, rule=rule, with_update=False, on_progress=on_progress, **options
+            )
     except TooManyByzantine as error:
         raise click.UsageError(
             f"{rule} tolerates at most {error.limit} Byzantine of {error.num_clients} clients, got "
@@ -81,7 +95,6 @@ def command(
     except FilesError as error:
         raise WorkFailed(str(error)) from error
     verdict = found.verdict
-    counters = [name for name in found.model if name not in verdict.update]
     num_rejected = len(verdict.rejected)
     facts = {
         "rule": str(rule),
@@ -95,9 +108,17 @@ def command(
         "base_num_byzantine": verdict.base_num_byzantine,
         "num_groups": verdict.num_groups,
         "seed": verdict.seed,
-        "notes": [*verdict.notes, *_notes(counters, found.clients)],
+        "notes": [*verdict.notes, *_notes(found.counters, found.clients)],
         "clients": found.clients,
     }
+    if audit_folder is not None:
+        from outvote.files.audit import add_round
+        from outvote.results.disk import BusyError
+
+        try:
+            add_round(audit_folder, rule, found, options)
+        except BusyError as error:
+            raise WorkFailed(f"the output is written, the audit log is not: {error}") from error
     if as_json:
         print_json(facts)
     else:
@@ -126,7 +147,8 @@ def _as_options(message: str) -> str:
         return f"--{message}"
     for key in ("num_byzantine", "byzantine_fraction", "sample_counts"):
         message = message.replace(f"{key}=", key).replace(key, f"--{key.replace('_', '-')}")
-    return message
+    message = message.replace("when_too_many='lower'", "--when-too-many lower")
+    return message.replace("pass --when", "add --when").replace("max_memory", "--max-memory")
 
 
 def _notes(counters: list[str], clients: list[dict[str, Any]]) -> list[str]:

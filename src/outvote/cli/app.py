@@ -18,11 +18,16 @@ from outvote.cli.verb import CONTEXT, VerbGroup, WorkFailed, debug_option
 from outvote.errors import OutvoteWarning
 
 FINE, FAILED, WRONG_USE = 0, 1, 2
+IS_POSIX = os.name == "posix"
+NOT_POSIX = (
+    "outvote is made for Linux and other POSIX systems: on this one no run can be stored, because "
+    "files cannot be locked; on Windows, use WSL."
+)
 
 # The modules of this package that have a `command`.
 VERBS = (
-    *("aggregate", "audit", "bench", "data", "demo", "doctor", "export", "list"),
-    *("new", "plan", "plot", "report", "run", "show", "stress", "table"),
+    *("aggregate", "audit", "bench", "compare", "data", "demo", "doctor", "export", "list"),
+    *("new", "plan", "plot", "report", "run", "show", "stress", "table", "verify"),
 )
 
 
@@ -36,6 +41,8 @@ def main(args: Sequence[str] | None = None) -> int:
     # Before torch is loaded: threads that spin while they wait bring a busy machine to a halt.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     _accept_any_text()
+    if not IS_POSIX:
+        print_message(NOT_POSIX)
     try:
         with _warnings_on_one_line():
             result = program.main(words, prog_name="outvote", standalone_mode=False)
@@ -53,10 +60,15 @@ def explain(error: BaseException) -> tuple[int, str]:
     if isinstance(error, click.UsageError):
         where = error.ctx.command_path if error.ctx is not None else "outvote"
         return WRONG_USE, f"{_sentence(error.format_message())} See '{where} --help'."
-    from outvote.results.disk import StoreError  # loads msgspec, which --help does without
+    from outvote.results.disk import OutputError, StoreError  # loads msgspec, unlike --help
 
+    if isinstance(error, OutputError):
+        return WRONG_USE, _sentence(str(error))
     if isinstance(error, WorkFailed | StoreError):
         return FAILED, _sentence(str(error))
+    aborted = error.__cause__ if isinstance(error, click.Abort) else error
+    if code := getattr(aborted, "exit_code", 0) if isinstance(aborted, KeyboardInterrupt) else 0:
+        return int(code), f"{aborted}; run the same command again to resume."
     if isinstance(error, click.Abort | KeyboardInterrupt):
         return FAILED, "interrupted; run the same command again."
     from outvote.loading import user_line
@@ -93,6 +105,8 @@ outvote run CONFIG.toml            simulate federations, resumed where they stop
 outvote new DIR                    a small project with a rule, an attack and a model of your own
 outvote bench SUITE                the paper's tables and figures, or a suite of your own
 outvote table RUNS --paper         tables, with the paper's numbers; also plot, report, export
+outvote verify RUNS                check every file of every run; run and bench repair them
+outvote compare A B                paired differences between two sets of runs
 outvote audit FOLDER               who looks suspicious, in a simulation or a server's log
 outvote aggregate updates          the files of many clients become one update
 outvote list rules                 all rules; also attacks, models, datasets, suites, runs

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from difflib import get_close_matches
 from math import isnan
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -166,15 +167,13 @@ def print_audit(audit: "Audit", top: int) -> None:
     print_table([column for column, _ in columns], rows, title)
     if len(records) > top:
         click.echo(f"{len(records) - top} more: --top {len(records)}")
-    unlike = [each.client for each in records if each.stands_out]
-    if unlike:
-        listed = clean(", ".join(_cut(each, MAX_NAME) for each in unlike[:top]))
-        more = f" and {len(unlike) - top} more" if len(unlike) > top else ""
-        click.echo(f"More than three errors above 0.5: {listed}{more}.")
-        click.echo(f"Of {clients} all alike, chance alone would put {_expected(records)} there.")
+    for sentence in _findings(audit, records):
+        click.echo(fill(clean(sentence), 100, break_long_words=False, break_on_hyphens=False))
     if found is not None:
         click.echo(_detection_text(found))
     click.echo(LEGEND)
+    if which := audit.about.get("which"):
+        click.echo(f"This is {which} here; give the folder of another to see that.")
     if num_lost := audit.about.get("lines that cannot be read"):
         click.echo(f"Warning: {_counted(range(num_lost), 'line')} cannot be read.", err=True)
 
@@ -199,6 +198,7 @@ def shown_audit(audit: "Audit") -> dict[str, Any]:
         "about": dict(audit.about),
         "rounds": len(audit.rounds),
         "detection": None if found is None else asdict(found),
+        "findings": list(_findings(audit, records)),
         "clients": [{**asdict(each), "stands_out": each.stands_out} for each in records],
     }
 
@@ -243,6 +243,12 @@ def _summarised(audit: "Audit") -> "tuple[list[ClientSummary], Detection | None]
     return records, detection(audit, records)
 
 
+def _findings(audit: "Audit", records: "Sequence[ClientSummary]") -> tuple[str, ...]:
+    from outvote.report.audit import findings
+
+    return findings(audit, records)
+
+
 def _columns(records: "Sequence[ClientSummary]") -> Iterator[tuple[str, Any]]:
     """Yield the columns that are not empty, and how each is printed."""
     yield "client", lambda each: _cut(each.client, MAX_NAME)
@@ -260,6 +266,12 @@ def _columns(records: "Sequence[ClientSummary]") -> Iterator[tuple[str, Any]]:
         if any(each.faults[name] for each in records):
             yield NumberColumn(name), lambda each, name=name: str(each.faults[name])
     for name in ("norm", "cosine"):
+        if any(getattr(each, f"num_{name}_outliers") for each in records):
+            yield (
+                NumberColumn(f"{name} outlier"),
+                lambda each, name=name: str(getattr(each, f"num_{name}_outliers")),
+            )
+    for name in ("norm", "cosine", "distance"):
         if not all(isnan(getattr(each, name)) for each in records):
             yield (
                 NumberColumn(name),
@@ -278,13 +290,6 @@ def _cut(text: str, most: int) -> str:
 
 def _counted(things: Sized, what: str) -> str:
     return f"{len(things):,} {what}{'' if len(things) == 1 else 's'}"
-
-
-def _expected(records: "Sequence[ClientSummary]") -> str:
-    from outvote.report.audit import CHANCE
-
-    number = CHANCE * sum(not isnan(each.suspicion) for each in records)
-    return "fewer than one" if number < 1 else f"about {number:.0f}"
 
 
 def _known(value: float | None, form: str = "") -> str:

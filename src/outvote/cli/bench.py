@@ -1,17 +1,20 @@
 """`outvote bench SUITE`: run the paper's tables and figures, or a suite of your own."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from outvote.cli.output import NumberColumn, print_json, print_table
+from outvote.cli.progress import progress_option
 from outvote.cli.run_plan import (
     OVER,
     Execution,
+    allow_code_option,
     checkpoint_option,
+    consent,
     device_option,
     find_device,
     output_option,
@@ -27,9 +30,38 @@ if TYPE_CHECKING:
     from outvote.cli.run_plan import Outcomes
     from outvote.experiment.forecast import Counts, Forecast, PartForecast
     from outvote.experiment.plan import Plan
+    from outvote.results.series import Summary
     from outvote.suites.suite import Part, Suite
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
+
+
+class Shown(NamedTuple):
+    """A number of a run that a table at the end shows."""
+
+    title: str
+    read: "Callable[[Summary], float | None]"
+    is_percent: bool = True
+
+
+BEST = Shown("Best accuracy of all rounds, in percent", lambda summary: summary.best)
+SHOWN = {
+    "selection": (
+        Shown(
+            "Honest clients' share of the update, in percent",
+            lambda summary: summary.honest_share,
+        ),
+        BEST,
+    ),
+    "deviation": (
+        Shown(
+            "Distance of the update to the honest mean",
+            lambda summary: summary.deviation,
+            is_percent=False,
+        ),
+    ),
+}
+"""What the parts of the paper's figures are there for; all others: the best accuracy."""
 
 
 @click.command("bench", cls=Verb)
@@ -59,11 +91,14 @@ PRECISIONS = ("float32", "tf32", "bfloat16")
 )
 @checkpoint_option
 @weights_option
-def command(suite: str, dry_run: bool, as_json: bool, **options: Any) -> int:
+@progress_option
+@allow_code_option
+def command(suite: str, dry_run: bool, allow_code: bool, as_json: bool, **options: Any) -> int:
     """Run a suite: `outvote list suites` names them, or give a path.toml of your own.
 
     Finished runs are skipped, also those that another suite of the store has; half-done ones
-    resume. Ctrl-C and SIGTERM finish the round, save, and end with exit code 130 or 143.
+    resume. Ctrl-C and SIGTERM finish the round, save, and end with exit code 130 or 143. Python
+    files that a suite names are executed with --allow-code only, or where an option names them.
 
     \b
     outvote bench table1-cifar10 --dry-run
@@ -72,15 +107,17 @@ def command(suite: str, dry_run: bool, as_json: bool, **options: Any) -> int:
     """  # noqa: D301  (click wants the backspace)
     from outvote.experiment.plan import join_plans, plan_parts
 
-    chosen = _chosen(suite, options)
     if options["num_processes"] is not None and options["dask"] is not None:
         raise click.UsageError("-j and --dask exclude each other; give one of them.")
-    how = Execution(**options, adopts=True)
-    if dry_run:
-        _print_forecast(chosen, _forecast(chosen, how), how.output, as_json)
-        return 0
-    with usage_errors(ValueError, TypeError):
-        plans = plan_parts(chosen)
+    typed = [text for key in ("rules", "attacks", "settings") for text in options[key]]
+    with consent(allow_code, typed):
+        chosen = _chosen(suite, options)
+        how = Execution(**options, adopts=True)
+        if dry_run:
+            _print_forecast(chosen, _forecast(chosen, how), how.output, as_json)
+            return 0
+        with usage_errors(ValueError, TypeError):
+            plans = plan_parts(chosen)
     done = run_plan(join_plans(chosen, plans), how)
     if as_json:
         print_json(done.as_json())
@@ -128,6 +165,10 @@ def _print_forecast(suite: "Suite", found: "Forecast", store: Path, as_json: boo
         click.echo(f"{part.name}: {_product(part)}")
         click.echo(f"  rules: {', '.join(part.rules)}")
         click.echo(f"  {_columns(part.columns)}: {', '.join(str(each) for each in part.values)}")
+        if part.num_groups:
+            click.echo(f"  p of gas: {', '.join(f'{each:,}' for each in part.num_groups)}")
+        if part.settings:
+            click.echo(f"  settings: {'; '.join(map(_setting, part.settings.items()))}")
         click.echo(f"  {_counts(part.counts)}\n")
     click.echo(f"all: {plural(found.counts.runs, 'run')}, {_counts(found.counts)}")
     click.echo(estimate)
@@ -137,32 +178,43 @@ def _print_cells(suite: "Suite", plans: Sequence["Plan"], done: "Outcomes", fold
     for part, plan in zip(suite.parts, plans, strict=True):
         _print_part(part, plan, done)
     click.echo(
-        "Best accuracy in percent, mean over seeds; in brackets how many seeds there are, if not "
-        f"all.\n{done.num_over} of {plural(len(done.ends), 'run')} are over. Results: {folder}"
+        "Means over seeds; accuracies and shares in percent; in brackets how many seeds there are, "
+        f"if not all.\n{done.num_over} of {plural(len(done.ends), 'run')} are over. "
+        f"Results: {folder}"
     )
 
 
 def _print_part(part: "Part", plan: "Plan", done: "Outcomes") -> None:
+    """Print a table for each quantity that the part is there for."""
     from outvote.experiment.plan import table_cells
 
     where = table_cells(part, plan)
-    cells: dict[tuple[str, Any], list[float | None]] = {}
-    for end, summary in zip(done.ends, done.summaries, strict=True):
-        if end.job.hash in where:
-            found = cells.setdefault(where[end.job.hash], [])
-            found.append(summary.best if end.outcome in OVER else None)
     names, values = (list(dict.fromkeys(each[k] for each in where.values())) for k in (0, 1))
     columns = ["rule", *(NumberColumn(str(each)) for each in values)]
-    rows = [[row, *(_cell(cells.get((row, each), [])) for each in values)] for row in names]
-    print_table(columns, rows, f"{part.name}: {part.title}")
+    for number in SHOWN.get(part.kind, (BEST,)):
+        cells: dict[tuple[str, Any], list[float | None]] = {}
+        for end, summary in zip(done.ends, done.summaries, strict=True):
+            if end.job.hash in where:
+                found = cells.setdefault(where[end.job.hash], [])
+                found.append(number.read(summary) if end.outcome in OVER else None)
+        rows = [
+            [row, *(_cell(cells.get((row, each), []), number) for each in values)] for row in names
+        ]
+        print_table(columns, rows, f"{part.name}: {part.title}\n{number.title}")
 
 
-def _cell(found: list[float | None]) -> str:
+def _cell(found: list[float | None], number: "Shown") -> str:
     known = [each for each in found if each is not None]
     if not known:
         return "-"
-    mean = f"{100 * sum(known) / len(known):.1f}"
-    return mean if len(known) == len(found) else f"{mean} ({len(known)} of {len(found)})"
+    mean = sum(known) / len(known)
+    text = f"{100 * mean:.1f}" if number.is_percent else f"{mean:.3g}"
+    return text if len(known) == len(found) else f"{text} ({len(known)} of {len(found)})"
+
+
+def _setting(item: tuple[str, list[Any]]) -> str:
+    key, values = item
+    return f"{key} = {', '.join('none' if each is None else str(each) for each in values)}"
 
 
 def _product(part: "PartForecast") -> str:

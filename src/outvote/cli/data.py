@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outvote.cli.output import print_listing
+from outvote.cli.plugins import listed_plugins
 from outvote.cli.progress import download_bars
 from outvote.cli.verb import CONTEXT, Verb, VerbGroup, WorkFailed, usage_errors
 
@@ -46,6 +47,9 @@ def list_datasets(as_json: bool) -> None:
         where = each["found"] or f"get it{size}: {each['get']}"
         count = _count(each["num_train"], each["num_test"])
         rows.append([each["name"], each["doc"], count, " x ".join(map(str, each["shape"])), where])
+    for other in listed_plugins("dataset", DATASETS):
+        found.append({"name": other["name"], "doc": other["summary"], "package": other["package"]})
+        rows.append([str(other["name"]), str(other["summary"]), "", "", str(other["package"])])
     print_listing(as_json, found, ["dataset", "what", "train + test", "size", "where"], rows)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outvote.cli.output import UNKNOWN, NumberColumn, percent, print_json, print_table
+from outvote.cli.progress import progress_option
 from outvote.cli.run_plan import (
     Execution,
     checkpoint_option,
@@ -35,6 +36,7 @@ rounds train together; if stopped, the same command resumes."""
 @output_option
 @device_option
 @checkpoint_option
+@progress_option
 def command(settings: tuple[str, ...], as_json: bool, **how: Any) -> int:
     """See what attackers do to an average, and what robust rules and GAS do against it.
 

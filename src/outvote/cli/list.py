@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outvote.cli.output import NumberColumn, percent, print_listing, print_message
+from outvote.cli.plugins import first_sentence, listed_plugins, loaded, with_package
 from outvote.cli.run_plan import NUMBERS, NUMBERS_NOTE
 from outvote.cli.verb import Verb, usage_errors
 from outvote.errors import closest
 
 if TYPE_CHECKING:
     from outvote.cli.describe import Description
+    from outvote.plugins import Plugin
 
 
 @click.command("list", cls=Verb)
@@ -54,10 +56,14 @@ def command(
 def list_rules(as_json: bool) -> None:
     """List the rules and wrappers."""
     from outvote.cli.describe import describe
+    from outvote.plugins import load_plugin_class
+    from outvote.rules.rule import Rule
     from outvote.rules.rule_spec import ALIASES, RULES
 
-    found = [describe(rule) for rule in RULES.values()]
-    rows = [(each, each.tolerates_in_short, asdict(each)) for each in found]
+    taken = {*RULES, *ALIASES}
+    others = loaded("rule", taken, lambda each: describe(load_plugin_class(each, Rule)))
+    found = [*((describe(rule), None) for rule in RULES.values()), *others]
+    rows = [(each, each.tolerates_in_short, asdict(each), plugin) for each, plugin in found]
     note = (
         "name(...) wraps a rule: gas(multi-krum), gas(bucketing(rfa, size=2)).\n"
         "More on one of them: outvote show NAME"
@@ -67,11 +73,18 @@ def list_rules(as_json: bool) -> None:
 
 def list_attacks(as_json: bool) -> None:
     """List the attacks."""
+    from outvote.attacks.attack import Attack
     from outvote.attacks.attack_spec import ALIASES, ATTACKS
     from outvote.cli.describe import describe, kind_of, traits
+    from outvote.plugins import load_plugin_class
 
-    found = [(describe(attack), attack()) for attack in ATTACKS.values()]
-    rows = [(each, kind_of(a), {**each.of_attack(), **traits(a)}) for each, a in found]
+    others = loaded("attack", {*ATTACKS, *ALIASES}, lambda each: load_plugin_class(each, Attack)())
+    found = [*((attack(), None) for attack in ATTACKS.values()), *others]
+    described = [(describe(type(attack)), attack, plugin) for attack, plugin in found]
+    rows = [
+        (each, kind_of(attack), {**each.of_attack(), **traits(attack)}, plugin)
+        for each, attack, plugin in described
+    ]
     note = "More on one of them: outvote show NAME. How strong they are: outvote stress"
     _list_described(as_json, ("attack", "parameters", "kind", "what"), rows, ALIASES, note)
 
@@ -79,18 +92,19 @@ def list_attacks(as_json: bool) -> None:
 def _list_described(
     as_json: bool,
     titles: Sequence[str],
-    found: "Sequence[tuple[Description, str, dict[str, Any]]]",
+    found: "Sequence[tuple[Description, str, dict[str, Any], Plugin | None]]",
     aliases: Mapping[str, str],
     note: str,
 ) -> None:
     """List rules or attacks: each with the text of its third column, and with its JSON."""
     rows, data = [], []
-    for each, text, about in found:
+    for each, text, about, plugin in found:
         others = [alias for alias, meant in aliases.items() if meant == each.name]
         name = each.name + ("(...)" if each.is_wrapper else "")
         parameters = "\n".join(parameter.text for parameter in each.parameters)
-        rows.append(["\n".join([name, *others]), parameters, text, each.summary])
-        data.append({**about, "aliases": others})
+        names = [name, *others, *([] if plugin is None else [f"({plugin.source})"])]
+        rows.append(["\n".join(names), parameters, text, each.summary])
+        data.append({**about, "aliases": others, "package": plugin and plugin.source})
     print_listing(as_json, data, titles, rows, note)
 
 
@@ -98,9 +112,13 @@ def list_models(as_json: bool) -> None:
     """List the networks."""
     from outvote.models.model_spec import MODELS
 
-    found = {name: _first_sentence(model.__doc__ or "") for name, model in MODELS.items()}
-    data = [{"name": name, "summary": what} for name, what in found.items()]
-    print_listing(as_json, data, ["model", "what"], list(found.items()))
+    data = [
+        {"name": name, "summary": first_sentence(model.__doc__ or ""), "package": None}
+        for name, model in MODELS.items()
+    ]
+    data += listed_plugins("model", MODELS)
+    rows = [[str(each["name"]), with_package(each)] for each in data]
+    print_listing(as_json, data, ["model", "what"], rows)
 
 
 def list_datasets(as_json: bool) -> None:
@@ -174,8 +192,3 @@ KINDS = {
     "datasets": list_datasets,
     "suites": list_suites,
 }
-
-
-def _first_sentence(doc: str) -> str:
-    what = " ".join(doc.split()).split(". ")[0].rstrip(".").removeprefix("Return ")
-    return what[:1].upper() + what[1:]

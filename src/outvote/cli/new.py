@@ -15,7 +15,7 @@ NEXT = """\
 {folder}: {names}.
 Next:
   cd {folder}
-  outvote run outvote.toml
+  outvote run outvote.toml --allow-code
   pytest"""
 
 
@@ -30,7 +30,7 @@ def command(folder: Path, as_json: bool) -> None:
     \b
     outvote new my-project
     cd my-project
-    outvote run outvote.toml
+    outvote run outvote.toml --allow-code
     pytest
     """  # noqa: D301  (click wants the backspace)
     if folder.exists() and not folder.is_dir():

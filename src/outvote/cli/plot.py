@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from outvote.report.figures import FigureKind
 
 # Written out, because the figures themselves cannot be imported without matplotlib.
-KINDS = ("curves", "heatmap", "selection", "deviation", "identification", "f-beta")
+KINDS = ("curves", "heatmap", "selection", "deviation", "identification", "f-beta", "bound")
 FORMATS = ("png", "svg", "pdf")
 
 
@@ -37,10 +37,11 @@ def command(paths: tuple[Path, ...], kind: str, output: Path, as_json: bool, **h
     \b
     curves          accuracy by round, mean and deviation over seeds
     heatmap         rules × attacks (or whatever the columns are), with numbers
-    selection       Byzantine share of the update and accuracy, by rule (Figure 1 of the paper)
+    selection       honest share of the update by round and its mean, and accuracy (Figure 1)
     deviation       distance of the update to the honest mean, by round (Figure 2)
     identification  one run, client by round: scores, verdicts, truth; production logs too
     f-beta          number of Byzantine clients × heterogeneity, with numbers
+    bound           distance to the expected gradient and its bounds, of runs with theory = true
 
     \b
     outvote plot runs/table1-cifar10 --kind curves --part main -o curves.svg

@@ -1,4 +1,4 @@
-"""Progress bars on stderr: of runs and of downloads; only messages if it is not a terminal."""
+"""The progress of runs and of downloads on stderr: bars, lines, or messages only."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -10,15 +10,20 @@ import click
 from outvote.cli.output import one_line, print_message
 from outvote.cli.verb import is_debug
 from outvote.experiment.listener import Listener, RoundProgress
+from outvote.experiment.progress import (
+    KINDS,
+    Lines,
+    NotebookBars,
+    ProgressKind,
+    RoundBars,
+    chosen_kind,
+    is_notebook,
+    make_bars,
+)
 from outvote.markup import clean
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from outvote.experiment.plan import RunEnd
-
-SMOOTHING = 0.3
-"""The weight of the newest round in the number of samples per second."""
 
 OnBytes = Callable[[str, int, int | None], None]
 OnMessage = Callable[[str], None]
@@ -26,6 +31,20 @@ OnMessage = Callable[[str], None]
 
 class Plain(Listener):
     """Prints messages and failed runs on stderr."""
+
+    last: RoundProgress | None = None
+    """The last round that was finished."""
+
+    def on_round(self, progress: RoundProgress) -> None:
+        """Keep the round."""
+        self.last = progress
+
+    def describe_stop(self) -> str:
+        """Return what is printed when the program is asked to stop."""
+        what = "the round"
+        if self.last is not None and self.last.round < self.last.num_rounds:
+            what = f"round {self.last.round + 1} of {self.last.num_rounds}"
+        return f"finishing {what}, then saving; again to abort"
 
     def on_end(self, end: "RunEnd") -> None:
         """Print a run that failed."""
@@ -43,57 +62,58 @@ class Plain(Listener):
         click.echo(clean(text), nl=False, err=True)
 
 
-class Bars(Plain):
-    """Shows two bars: all rounds of all runs, and the runs that train now."""
+class PlainLines(Lines, Plain):
+    """Prints a line now and then, and messages and failed runs."""
 
-    def __init__(self, bars: "Progress") -> None:
-        self.bars = bars
-        self.all = bars.add_task("all runs", total=None, note="")
-        self.now = bars.add_task("now", total=None, note="", visible=False)
-        self.rate = 0.0
+    def __init__(self) -> None:
+        super().__init__(print_message)
 
-    def on_plan(self, num_rounds: int) -> None:
-        """Show how many rounds there are."""
-        self.bars.update(self.all, total=num_rounds)
 
-    def on_round(self, progress: RoundProgress) -> None:
-        """Advance by a round."""
-        rate = progress.num_samples / max(progress.seconds, 1e-9)
-        self.rate = rate if not self.rate else self.rate + SMOOTHING * (rate - self.rate)
-        note = f"{self.rate:,.0f} samples/s"
-        if progress.accuracies:
-            low, high = min(progress.accuracies), max(progress.accuracies)
-            note = f"accuracy {low:.3f} to {high:.3f}, {note}"
-        self.bars.update(self.all, advance=progress.num_runs)
-        self.bars.update(
-            self.now,
-            description=f"{progress.num_runs} runs, round",
-            completed=progress.round,
-            total=progress.num_rounds,
-            note=note,
-            visible=True,
-        )
+class Bars(RoundBars, Plain):
+    """Shows bars; messages and failed runs are printed above them."""
 
     def on_message(self, text: str) -> None:
         """Print a line above the bars."""
-        self.bars.console.print(one_line(text), markup=False)
+        super().on_message(one_line(text))
 
     def print_traceback(self, text: str) -> None:
         """Print it above the bars."""
         self.bars.console.print(clean(text), markup=False, end="")
 
 
-@contextmanager
-def shown_progress() -> Iterator[Plain]:
-    """Show the progress of runs."""
-    if not sys.stderr.isatty():
-        yield Plain()
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
+class BarsInNotebook(NotebookBars, Plain):
+    """Shows bars in a notebook; messages and failed runs are printed."""
 
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), "{task.fields[note]}")
-    with _bars(*columns) as bars:
-        yield Bars(bars)
+    def on_message(self, text: str) -> None:
+        """Print a line."""
+        print_message(text)
+
+
+progress_option = click.option(
+    "--progress",
+    type=click.Choice(KINDS),
+    default="auto",
+    help="Bars; a line every 10 seconds; or messages only. auto: bars on a terminal, else lines.",
+)
+
+
+@contextmanager
+def shown_progress(kind: ProgressKind = "auto") -> Iterator[Plain]:
+    """Show the progress of runs."""
+    kind = chosen_kind(kind)
+    if kind == "none":
+        yield Plain()
+    elif kind == "lines":
+        yield PlainLines()
+    elif is_notebook():
+        in_cell = BarsInNotebook()
+        try:
+            yield in_cell
+        finally:
+            in_cell.draw()
+    else:
+        with make_bars(is_forced=True) as bars:
+            yield Bars(bars)
 
 
 @contextmanager
@@ -104,7 +124,7 @@ def download_bars() -> Iterator[tuple[OnBytes, OnMessage]]:
         return
     from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
 
-    with _bars(BarColumn(), DownloadColumn(), TimeRemainingColumn()) as bars:
+    with make_bars(BarColumn(), DownloadColumn(), TimeRemainingColumn()) as bars:
         tasks: dict[str, Any] = {}
 
         def show(name: str, done: int, total: int | None) -> None:
@@ -115,9 +135,20 @@ def download_bars() -> Iterator[tuple[OnBytes, OnMessage]]:
         yield show, lambda text: bars.console.print(one_line(text))
 
 
-def _bars(*columns: Any) -> "Progress":
-    from rich.console import Console
-    from rich.progress import Progress
+@contextmanager
+def file_bars() -> Iterator[Callable[[str, int, int], None] | None]:
+    """Show how far every pass over files is."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.progress import BarColumn, TaskProgressColumn, TimeRemainingColumn
 
-    console = Console(stderr=True, highlight=False, markup=False)
-    return Progress("{task.description}", *columns, console=console)
+    with make_bars(BarColumn(), TaskProgressColumn(), TimeRemainingColumn()) as bars:
+        tasks: dict[str, Any] = {}
+
+        def show(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what)
+            bars.update(tasks[what], completed=done, total=total)
+
+        yield show

@@ -5,9 +5,12 @@ from typing import Any
 
 import click
 
+from outvote.cli.progress import progress_option
 from outvote.cli.run_plan import (
     Execution,
+    allow_code_option,
     checkpoint_option,
+    consent,
     device_option,
     output_option,
     run_plan,
@@ -24,18 +27,23 @@ from outvote.cli.verb import Verb, usage_errors
 @device_option
 @checkpoint_option
 @weights_option
-def command(config: Path, settings: tuple[str, ...], as_json: bool, **how: Any) -> int:
+@progress_option
+@allow_code_option
+def command(
+    config: Path, settings: tuple[str, ...], allow_code: bool, as_json: bool, **how: Any
+) -> int:
     """Simulate federations: every list in the file multiplies the runs.
 
     Finished runs are skipped, half-done ones resume where they stopped. Ctrl-C and SIGTERM finish
-    the round, save, and end with the exit code 130 or 143.
+    the round, save, and end with the exit code 130 or 143. Python files that the settings name are
+    executed with --allow-code only, or where --set names them.
 
     \b
     outvote run config.toml --set data.beta=0.1 --set 'rule=["mean", "gas(median)"]'
     """  # noqa: D301  (click wants the backspace)
     from outvote.experiment.plan import read_plan
 
-    with usage_errors(ValueError, TypeError):
+    with usage_errors(ValueError, TypeError), consent(allow_code, settings, config.parent):
         plan = read_plan(config, settings)
     done = run_plan(plan, Execution(**how))
     done.print(as_json)

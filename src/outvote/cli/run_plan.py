@@ -1,6 +1,6 @@
 """Executes a plan for `run`, `bench` and `demo`: signals, workers, the table at the end."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -13,13 +13,16 @@ import click
 from outvote.cli.output import NumberColumn, percent, print_listing
 from outvote.cli.progress import shown_progress
 from outvote.cli.verb import typed_command, usage_errors
+from outvote.errors import warn_notes
 from outvote.experiment.stop_signal import StopSignal
 
 if TYPE_CHECKING:
     import torch
 
     from outvote.experiment.plan import Plan, RunEnd
+    from outvote.experiment.progress import ProgressKind
     from outvote.experiment.scheduler import Workers
+    from outvote.results.schema import Round
 
 NUMBERS = {
     "best": "best",
@@ -57,6 +60,31 @@ weights_option = click.option(
     help="Do not keep the final weights of finished runs; tables do not need them.",
 )
 
+allow_code_option = click.option(
+    "--allow-code",
+    is_flag=True,
+    envvar="OUTVOTE_ALLOW_CODE",
+    show_envvar=True,
+    help="Execute the Python files that the settings name (path.py:name).",
+)
+
+
+def consent(
+    allow_code: bool, texts: Iterable[str], folder: Path = Path()
+) -> AbstractContextManager[None]:
+    """Allow the code that the user named on the command line, and all code with --allow-code.
+
+    Settings may be those of others: reading them executes nothing. What is named is looked for in
+    the working directory, then in a folder.
+    """
+    if allow_code:
+        return nullcontext()
+    from outvote.loading import only_code_of
+    from outvote.results.labels import user_files
+
+    named = [Path(path) for text in texts for path in user_files(text)]
+    return only_code_of(path if path.is_file() else folder / path for path in named)
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +102,7 @@ class Execution:
     """None: this one alone."""
     dask: str | None = None
     """The address of a scheduler."""
+    progress: "ProgressKind" = "auto"
 
 
 def run_plan(plan: "Plan", how: Execution) -> "Outcomes":
@@ -84,7 +113,12 @@ def run_plan(plan: "Plan", how: Execution) -> "Outcomes":
     device = find_device(how.device)
     until = float("inf") if how.max_minutes is None else monotonic() + 60 * how.max_minutes
     check_data(plan)
-    with StopSignal() as stop, shown_progress() as listener, _workers(how) as workers:
+    warn_notes(plan.notes)
+    with (
+        shown_progress(how.progress) as listener,
+        StopSignal(listener.describe_stop) as stop,
+        _workers(how) as workers,
+    ):
         runner = Runner(
             output=how.output,
             device=device,
@@ -104,11 +138,10 @@ def run_plan(plan: "Plan", how: Execution) -> "Outcomes":
 def check_data(plan: "Plan") -> None:
     """Refuse to start if a dataset is missing."""
     from outvote.data.dataset import MissingDataError
-    from outvote.data.loader import find_entry, locate
-    from outvote.user_objects import is_user_object
+    from outvote.data.loader import find_entry, is_own_dataset, locate
 
     for name in dict.fromkeys(spec.data.name for spec in plan.specs):
-        if is_user_object(name):
+        if is_own_dataset(name):
             continue
         with usage_errors(MissingDataError):
             locate(find_entry(name))
@@ -176,13 +209,17 @@ class Outcomes:
     def __init__(
         self, ends: Sequence["RunEnd"], signal_code: int, *, is_time_up: bool = False
     ) -> None:
-        """Read the results of runs that are over or half done."""
+        """Read the results of runs that are over or half done; of a damaged one there are none."""
+        from outvote.results.check import check_run
         from outvote.results.series import series_of, summary_of
+
+        def rounds(end: "RunEnd") -> "list[Round]":
+            found = check_run(end.job.folder)
+            return found.rounds if found.is_usable else []
 
         self.ends, self.signal_code, self.is_time_up = ends, signal_code, is_time_up
         self.summaries = [
-            summary_of(series_of(end.job.folder.rounds()), attack=end.job.spec.attack)
-            for end in ends
+            summary_of(series_of(rounds(end)), attack=end.job.spec.attack) for end in ends
         ]
 
     @property

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import asdict
+from math import ceil, inf
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from outvote.rules.rule import Rule
 
 NUM_CLIENTS = (5, 10, 20, 50)
+# Of the clients, where lambda is shown; fewer if the rule tolerates fewer.
+BYZANTINE_SHARE = 0.2
+# A search that takes about a second.
+SEARCHED = {"num_clients": 10, "dim": 4, "num_steps": 3}
 # A wrapper's limit is that of the rule inside; this one shows it.
 EXAMPLE_INSIDE = "multi-krum"
 
@@ -66,7 +71,8 @@ def show_rule(name: str, as_json: bool) -> None:
     inside = {str(layer): limits_inside(rule, layer) for layer in inner_rules(rule)}
     if as_json:
         shown = [{**asdict(about), "values": _values(layer, about)} for layer, about in described]
-        every = {"max_byzantine": limits, "max_byzantine_inside": inside}
+        every: dict[str, Any] = {"max_byzantine": limits, "max_byzantine_inside": inside}
+        every["resilience"] = _resilience(rule, limits)
         print_json({"rule": str(rule), **every, "layers": shown})
         return
     for layer, about in described:
@@ -78,6 +84,7 @@ def show_rule(name: str, as_json: bool) -> None:
             above = "above that, it assumes its limit and promises nothing"
             click.echo(f"{text} inside tolerates: {_listed(tolerated)}; {above}.")
         before = tolerated
+    click.echo(_resilience_text(_resilience(rule, limits)))
 
 
 def inner_rules(rule: "Rule") -> "list[Rule]":
@@ -110,11 +117,64 @@ def _listed(limits: dict[int, int]) -> str:
     return ", ".join(f"{limit} of {num}" for num, limit in limits.items())
 
 
+def _resilience(rule: "Rule", limits: dict[int, int]) -> dict[str, Any]:
+    """Return lambda for some numbers of clients; where none is known, what a search found."""
+    from outvote.rules.resilience import resilience
+    from outvote.testing.worst_case import worst_case
+
+    asked = {n: min(limit, ceil(BYZANTINE_SHARE * n)) for n, limit in limits.items()}
+    found = [(n, f, resilience(rule, n, f)) for n, f in asked.items() if f]
+    known = [(n, f, each) for n, f, each in found if each.constant is not None]
+    if known:
+        rows = [
+            {"num_clients": n, "num_byzantine": f, "lambda": each.constant} for n, f, each in known
+        ]
+        return {"kind": known[0][2].kind, "constants": rows}
+    f = asked[SEARCHED["num_clients"]]
+    if not f:
+        return {"kind": "none", "constants": []}
+    search: dict[str, Any] = {**SEARCHED, "num_byzantine": f}
+    try:
+        ratio = worst_case(rule, num_byzantine=f, **SEARCHED).ratio
+    except Exception as error:  # noqa: BLE001  (a user's rule may raise anything)
+        search["failure"] = " ".join(f"{type(error).__name__}: {error}".split())
+    else:
+        search |= {"lambda_at_least": ratio, "has_no_lambda": ratio == inf}
+    return {"kind": "none", "constants": [], "search": search}
+
+
+def _resilience_text(found: dict[str, Any]) -> str:
+    """Return it as a sentence."""
+    if found["constants"]:
+        listed = ", ".join(
+            f"{each['lambda']:.3g} ({each['num_byzantine']} of {each['num_clients']})"
+            for each in found["constants"]
+        )
+        return f"lambda, {found['kind']}, for any number of coordinates: {listed}."
+    search = found.get("search")
+    if search is None:
+        n = SEARCHED["num_clients"]
+        return f"lambda: none known; of {n} clients, no Byzantine one is tolerated."
+    if "failure" in search:
+        return f"lambda: none known. The search for a lower bound failed: {search['failure']}"
+    if search["has_no_lambda"]:
+        return (
+            "lambda: none exists. A search found honest clients that agree exactly, and a result "
+            f"elsewhere ({search['num_byzantine']} of {search['num_clients']} clients Byzantine)."
+        )
+    return (
+        f"lambda: none known. A search found that it is at least {search['lambda_at_least']:.3g} "
+        f"({search['num_byzantine']} of {search['num_clients']} clients, {search['dim']} "
+        "coordinates); the true one may be larger."
+    )
+
+
 def _is_attack(text: str) -> bool:
     """Return whether a text names an attack; raise if it names neither that nor a rule."""
     from outvote.attacks import attack_spec as attacks
     from outvote.attacks.attack import Attack
     from outvote.loading import load_class
+    from outvote.plugins import plugin_names
     from outvote.rules import rule_spec as rules
     from outvote.rules.rule import Rule
 
@@ -123,12 +183,13 @@ def _is_attack(text: str) -> bool:
         with usage_errors(ValueError):
             return issubclass(load_class(name, "rule or attack", Rule, Attack), Attack)
     name = name.lower()
-    if name in {*attacks.ATTACKS, *attacks.ALIASES}:
+    known = {*rules.RULES, *rules.ALIASES, *plugin_names("rule")}
+    of_attacks = {*attacks.ATTACKS, *attacks.ALIASES, *plugin_names("attack")}
+    if name in of_attacks and name not in {*rules.RULES, *rules.ALIASES}:
         return True
-    known = {*rules.RULES, *rules.ALIASES}
     if re.fullmatch(r"[\w-]+", name) and name not in known:
         _refuse_others(name)
-        hint = closest(name, {*known, *attacks.ATTACKS, *attacks.ALIASES})
+        hint = closest(name, known | of_attacks)
         raise click.UsageError(f"unknown rule or attack {name!r}; {hint}")
     return False
 

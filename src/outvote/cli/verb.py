@@ -99,8 +99,11 @@ def read_attack(text: str) -> "Attack":
 
 
 def _read(kind: str, make: Callable[[str], Built], text: str) -> Built:
+    from outvote.text import shortened
+
     try:
         return make(text)
     except (ValueError, TypeError) as error:
-        where = "" if text in str(error) else f"{kind} {text!r}: "
+        shown = shortened(text)
+        where = "" if shown in str(error) else f"{kind} {shown!r}: "
         raise click.UsageError(f"{where}{error}") from error

@@ -12,9 +12,14 @@ from typing import Any
 import numpy as np
 
 from outvote.data.dataset import FETCH_AGAIN, DamagedDataError, fetch_again
+from outvote.limits import TooLargeError, check_members, unpacked
+from outvote.text import short_line
 
 _new_md5 = partial(hashlib.md5, usedforsecurity=False)
-NOT_NPZ = (zipfile.BadZipFile, zlib.error, KeyError, ValueError, OSError, EOFError)
+MOST_INSIDE = 200_000_000
+"""Bytes of a gzip or zip file of a dataset, unpacked; the largest known has 47 million."""
+MOST_ARRAYS = 1 << 29
+"""Bytes of the arrays of an npz file of a dataset."""
 
 
 def md5_of(path: Path) -> str:
@@ -27,8 +32,8 @@ def read_inside(path: Path) -> tuple[bytes, str]:
     """Return what a file holds, without gzip, and its md5: gzip files of the same data differ."""
     content = path.read_bytes()
     try:
-        content = gzip.decompress(content) if ".gz" in path.suffixes else content
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        content = unpacked(content, MOST_INSIDE) if ".gz" in path.suffixes else content
+    except (EOFError, gzip.BadGzipFile, zlib.error, TooLargeError) as error:
         raise fetch_again(f"{path} is no whole gzip file: {error}") from error
     return content, _new_md5(content).hexdigest()
 
@@ -49,13 +54,22 @@ def check_sum(what: str, expected: str, got: str, remedy: str = FETCH_AGAIN) -> 
         )
 
 
-def read_npz(path: Path, names: Sequence[str], remedy: str) -> list[np.ndarray[Any, Any]]:
-    """Return the arrays of these names; pickled objects are refused."""
+def read_npz(
+    path: Path, names: Sequence[str], remedy: str, *, most: int = MOST_ARRAYS
+) -> list[np.ndarray[Any, Any]]:
+    """Return the arrays of these names, `most` bytes in all; pickled objects are refused."""
     try:
         # Opened here, because numpy leaves a file that is no archive open.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            return [stored[name] for name in names]
-    except NOT_NPZ as error:
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+            check_members(archive, [f"{name}.npy" for name in names], most)
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as stored:
+                arrays = [stored[name] for name in names]
+        if not all(isinstance(array, np.ndarray) for array in arrays):
+            raise ValueError("a member is no array")  # noqa: TRY301
+    # An archive has many ways to be wrong: its directory, its compression, the header of an array.
+    except Exception as error:
         raise DamagedDataError(
-            f"{path} must be an npz file with {', '.join(names)}: {error}; {remedy}."
+            f"{path} must be an npz file with {', '.join(names)}: {short_line(error)}; {remedy}."
         ) from error
+    return arrays

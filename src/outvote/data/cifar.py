@@ -11,15 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeGuard, final
 
 import numpy as np
 
-from outvote.data.checksum import check_sum, read_npz, sha256_of
+from outvote.data.checksum import MOST_INSIDE, check_sum, read_npz, sha256_of
 from outvote.data.dataset import FETCH_AGAIN, Arrays, Images, Labels, fetch_again
 from outvote.data.dataset_entry import Download, Entry, Form, Package, RemoteFile, has_all
 from outvote.data.image_files import read_rgb
 from outvote.data.python_batch import read_batch
+from outvote.limits import TooLargeError, read_at_most
 
 CIFAR10 = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())  # noqa: SIM905
 CIFAR100 = tuple(
@@ -82,8 +83,8 @@ def read_archive(folder: Path, cifar: Cifar) -> Arrays:
             for member in archive:
                 file = archive.extractfile(member) if member.name in wanted else None
                 if file is not None:
-                    contents[wanted[member.name]] = file.read()
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+                    contents[wanted[member.name]] = read_at_most(file, MOST_INSIDE)  # type: ignore[arg-type]
+    except (tarfile.TarError, EOFError, OSError, zlib.error, TooLargeError) as error:
         raise fetch_again(f"{path} cannot be unpacked: {error}") from error
     if missing := [name for name in cifar.batches if name not in contents]:
         raise fetch_again(f"{path} lacks {', '.join(missing)}")
@@ -101,7 +102,7 @@ def _decode(contents: dict[str, bytes], cifar: Cifar, where: Path) -> Parts:
         batch = read_batch(contents[name], what)
         pixels, classes = batch.get("data"), batch.get(cifar.label_key)
         images.append(_channels_last(pixels, what))
-        if not isinstance(classes, list) or not all(type(label) is int for label in classes):
+        if not _are_labels(classes):
             raise fetch_again(f"{what} has no {cifar.label_key}")
         labels.append(np.array(classes, dtype=np.int64))
     return images, np.concatenate(labels)
@@ -164,11 +165,17 @@ def _unroll(path: Path) -> Images:
 def _read_list(path: Path) -> list[int]:
     try:
         labels = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise fetch_again(f"{path} is no JSON: {error}") from error
-    if not isinstance(labels, list) or not all(type(label) is int for label in labels):
+    if not _are_labels(labels):
         raise fetch_again(f"{path} is no list of labels")
     return labels
+
+
+def _are_labels(found: Any) -> TypeGuard[list[int]]:
+    return isinstance(found, list) and all(
+        type(label) is int and 0 <= label < 256 for label in found
+    )
 
 
 CIFAR10_FACTS = Cifar(

@@ -15,10 +15,13 @@ from numpy.typing import NDArray
 from outvote.data.cache import decoded_once
 from outvote.data.checksum import check_sum, read_npz, sha256_of
 from outvote.data.dataset import Arrays, DamagedDataError, Images, Labels
+from outvote.text import short_line
 
 DIGITS_AND_LETTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 SIDE = 28
 TRAIN_SHARE = 0.9
+MOST_KEPT = 1 << 33
+"""Bytes of the samples that are kept in the cache."""
 SUBSET = "femnist_leaf_subset.npz"
 SUBSET_KEYS = ("train_x", "train_y", "train_writer", "test_x", "test_y", "test_writer", "writers")
 SUBSET_SHA256 = "c304243526a1f1e17bff6089f26fc4598f7cd84d325e95b6913c616caf7a3c25"
@@ -93,7 +96,8 @@ def read_json_files(root: Path, paths: Sequence[Path], variant: str) -> WriterSa
     kept = decoded_once(
         root, paths, f"{variant}.npz", lambda path: np.savez(path, **_read_files(paths)._asdict())
     )
-    return WriterSamples(*read_npz(kept, WriterSamples._fields, "delete it, it is made again"))
+    remedy = "delete it, it is made again"
+    return WriterSamples(*read_npz(kept, WriterSamples._fields, remedy, most=MOST_KEPT))
 
 
 def split_within_writers(samples: WriterSamples, seed: int) -> tuple[WriterSamples, WriterSamples]:
@@ -133,10 +137,12 @@ def _read_file(path: Path) -> list[tuple[str, Images, Labels]]:
             for user in content["users"]
             if len(content["user_data"][user]["y"])
         ]
-    except (KeyError, TypeError, RecursionError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except DamagedDataError:
+        raise
+    except (LookupError, TypeError, RecursionError, ValueError) as error:
         raise DamagedDataError(
-            f"{path} is no output of LEAF ({type(error).__name__}: {error}); run its "
-            "preprocess.sh again."
+            f"{path} is no output of LEAF ({type(error).__name__}: {short_line(error)}); run "
+            "its preprocess.sh again."
         ) from error
 
 
@@ -144,7 +150,7 @@ def _read_user(path: Path, user: str, owned: dict[str, Any]) -> tuple[Images, La
     try:
         values = np.array(owned["x"], dtype=np.float64)
         labels = np.array(owned["y"])
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise _bad_user(path, user, str(error)) from error
     if labels.ndim != 1 or labels.dtype != np.int64:
         raise _bad_user(path, user, "labels that are not whole numbers")
@@ -156,4 +162,6 @@ def _read_user(path: Path, user: str, owned: dict[str, Any]) -> tuple[Images, La
 
 
 def _bad_user(path: Path, user: str, why: str) -> DamagedDataError:
-    return DamagedDataError(f"{path}, writer {user}: {why}; run LEAF's preprocess.sh again.")
+    return DamagedDataError(
+        f"{path}, writer {short_line(user)}: {short_line(why)}; run LEAF's preprocess.sh again."
+    )

@@ -13,9 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outvote.data.array_dataset import ArrayDataset
-from outvote.data.checksum import check_sum
+from outvote.data.checksum import MOST_INSIDE, check_sum
 from outvote.data.dataset import fetch_again
 from outvote.data.dataset_entry import Entry, Form, Package, has_all
+from outvote.limits import TooLargeError, check_members
+from outvote.text import short_line
 
 Features = NDArray[np.float32]
 Column = NDArray[np.str_]
@@ -52,7 +54,10 @@ SPLIT_SEED = 0
 DAY_MINUTES = 24 * 60
 NUM_STANDARDISED = 4
 NUM_FEATURES = NUM_STANDARDISED + 4 + 12 + 7 + len(CARRIERS) + len(ORIGINS)
-NOT_ZIP = (zipfile.BadZipFile, zlib.error, KeyError, OSError, EOFError)
+NOT_ZIP = (
+    *(zipfile.BadZipFile, zlib.error, KeyError, OSError, EOFError),
+    *(TooLargeError, NotImplementedError, RuntimeError),
+)
 
 
 def read_flights(
@@ -90,9 +95,10 @@ def _read_table(path: Path, sha256: str) -> dict[str, Column]:
     """Return the columns as text."""
     try:
         with zipfile.ZipFile(path) as opened:
+            check_members(opened, [TABLE], MOST_INSIDE)
             content = opened.read(TABLE)
     except NOT_ZIP as error:
-        raise fetch_again(f"{path} is no zip file with {TABLE}: {error}") from error
+        raise fetch_again(f"{path} is no zip file with {TABLE}: {short_line(error)}") from error
     check_sum(f"{TABLE} in {path}", sha256, hashlib.sha256(content).hexdigest())
     head, _, rows = content.decode("utf-8", errors="replace").partition("\n")
     titles = head.strip().split(",")

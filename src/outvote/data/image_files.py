@@ -1,11 +1,17 @@
 """Decoding images with Pillow, which is imported here only."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from outvote.data.dataset import DamagedDataError, Images
+from outvote.limits import TooLargeError
+from outvote.text import short_line
+
+MOST_PIXELS = 100_000_000
+"""Of one image; the mosaics of CIFAR have 61 million."""
 
 
 def read_rgb(path: Path) -> Images:
@@ -25,6 +31,10 @@ def read_square(path: Path, size: int) -> Images:
         scaled = (short, int(short * height / width))
     else:
         scaled = (int(short * width / height), short)
+    if scaled[0] * scaled[1] > MOST_PIXELS:
+        raise DamagedDataError(
+            f"{path} is too long for its width: {width} x {height} pixels; take it out."
+        )
     image = image.resize(scaled, _pillow().Resampling.BILINEAR)
     left, top = (round((side - size) / 2) for side in scaled)
     return np.asarray(image.crop((left, top, left + size, top + size)))
@@ -32,13 +42,21 @@ def read_square(path: Path, size: int) -> Images:
 
 def _decode(path: Path) -> Any:
     pillow = _pillow()
-    # What Pillow raises on files that are no images, truncated, or absurdly large.
-    unreadable = (OSError, ValueError, SyntaxError, TypeError, LookupError, EOFError)
     try:
-        with pillow.open(path) as image:
-            return image.convert("RGB")
-    except (*unreadable, pillow.DecompressionBombError) as error:
-        raise DamagedDataError(f"{path} is no readable image: {error}; get it again.") from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", pillow.DecompressionBombWarning)
+            with pillow.open(path) as image:
+                _check_size(*image.size)
+                return image.convert("RGB")
+    # Pillow raises nearly anything on files that are no images, truncated, or absurdly large.
+    except Exception as error:
+        why = short_line(error) or type(error).__name__
+        raise DamagedDataError(f"{path} is no readable image: {why}; get it again.") from error
+
+
+def _check_size(width: int, height: int) -> None:
+    if width * height > MOST_PIXELS:
+        raise TooLargeError(f"{width} x {height} pixels, at most {MOST_PIXELS:,} are read")
 
 
 def _pillow() -> Any:

@@ -10,6 +10,8 @@ from outvote.data.catalog import DATASETS
 from outvote.data.dataset import Dataset, MissingDataError
 from outvote.data.dataset_entry import Entry, Form
 from outvote.errors import closest
+from outvote.plugins import find_plugin, load_plugin, plugin_names
+from outvote.user_objects import find_object, is_user_object
 
 AnyDataset = Dataset | ArrayDataset
 
@@ -37,8 +39,22 @@ def load(
 def find_entry(name: str) -> Entry:
     """Return the entry of a dataset; an unknown name is an error that names the closest."""
     if name not in DATASETS:
-        raise ValueError(f"unknown dataset {name!r}; {closest(str(name), DATASETS)}")
+        known = [*DATASETS, *plugin_names("dataset")]
+        raise ValueError(f"unknown dataset {name!r}; {closest(str(name), known)}")
     return DATASETS[name]
+
+
+def is_own_dataset(name: str) -> bool:
+    """Return whether a dataset is a user's or another package's."""
+    if name in DATASETS:
+        return False
+    return is_user_object(name) or find_plugin("dataset", name) is not None
+
+
+def find_own_dataset(name: str) -> Any:
+    """Return a user's or another package's dataset: an object, or a function that returns one."""
+    plugin = None if name in DATASETS else find_plugin("dataset", name)
+    return find_object(name, "dataset") if plugin is None else load_plugin(plugin)
 
 
 def load_entry(entry: Entry, folder: str | Path | None = None, **options: Any) -> AnyDataset:

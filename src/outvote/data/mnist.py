@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from outvote.data.checksum import check_sum, read_inside, read_npz, sha256_of
 from outvote.data.dataset import Arrays, fetch_again
 from outvote.data.dataset_entry import Download, Entry, Form, Package, RemoteFile
+from outvote.text import shortened
 
 FILES = (
     "train-images-idx3-ubyte",
@@ -49,7 +50,9 @@ def decode_idx(content: bytes, what: str) -> NDArray[np.uint8]:
     shape = [int(size) for size in np.frombuffer(sizes[: len(sizes) // 4 * 4], dtype=">u4")]
     num_bytes = len(content) - start
     if len(shape) != header[3] or num_bytes != prod(shape):
-        raise fetch_again(f"{what} announces the shape {shape} and holds {num_bytes} bytes")
+        raise fetch_again(
+            f"{what} announces the shape {shortened(str(shape))} and holds {num_bytes} bytes"
+        )
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape).copy()
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outvote.data.dataset import DamagedDataError, fetch_again
+from outvote.text import short_line
 
 
 def read_batch(content: bytes, what: str) -> dict[str, Any]:
@@ -21,7 +22,7 @@ def read_batch(content: bytes, what: str) -> dict[str, Any]:
         batch = _Reader(io.BytesIO(content), encoding="bytes").load()
     except (*MALFORMED, DamagedDataError) as error:
         raise fetch_again(
-            f"{what} is no batch of CIFAR and was not read further: {error}"
+            f"{what} is no batch of CIFAR and was not read further: {short_line(error)}"
         ) from error
     if not isinstance(batch, dict):
         raise fetch_again(f"{what} is no batch of CIFAR: no dictionary")

@@ -1,7 +1,8 @@
 """Diagnostics of a round, for runs that want them: they cost a pass over honest samples."""
 
 from dataclasses import dataclass, replace
-from typing import final
+from math import sqrt
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from outvote.metrics.certificate import (
     certificate,
     heterogeneity,
 )
+from outvote.metrics.theory import GASBound, Theory, descent_bound, squared_rule_bound
 from outvote.precision import plain_torch
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.gas import GAS
@@ -28,6 +30,15 @@ from outvote.training.trainer import ClientTask, LocalUpdates
 
 # Each has a gradient of its own.
 BATCHES_AT_ONCE = 8
+
+
+class ClientPass(NamedTuple):
+    """One pass of a client over all its samples, at fixed weights."""
+
+    gradient: Tensor
+    noise: float
+    """The root mean square distance of a batch's gradient to it."""
+    loss: float
 
 
 @final
@@ -48,28 +59,37 @@ class RuleInput:
 
 def diagnose(
     stack: RunStack,
-    state: State,
+    before: State,
+    after: State,
     participants: Participants,
     updates: LocalUpdates,
     aggregation: Aggregation,
-) -> list[Diagnostics | None]:
-    """Diagnose a round of every run; `state` is that before the round."""
+) -> list[tuple[Diagnostics | None, Theory | None]]:
+    """Diagnose a round of every run, and measure the theory where that is wanted."""
     if not stack.has_diagnostics:
-        return [None] * len(stack.runs)
-    found: list[Diagnostics | None] = []
+        return [(None, None)] * len(stack.runs)
+    found: list[tuple[Diagnostics | None, Theory | None]] = []
     for number in range(len(stack.runs)):
-        clients = compare_clients(stack, state, participants, number)
+        passes = client_passes(stack, before, participants, number)
         given = _rule_input(stack, participants, updates, aggregation, number)
         with plain_torch(given.rows.device):
-            found.append(diagnose_rule(given, clients))
+            diagnostics = diagnose_rule(given, compare_clients(passes))
+        theory = None
+        if stack.has_theory:
+            later = client_passes(stack, after, participants, number)
+            moved = before.weights[number].double() - after.weights[number].double()
+            rate = stack.training.learning_rate_at(participants.number)
+            theory = measure_theory(passes, later, moved, rate)
+            theory = with_bounds(theory, given, diagnostics)
+        found.append((diagnostics, theory))
     return found
 
 
-def compare_clients(
+def client_passes(
     stack: RunStack, state: State, participants: Participants, number: int
-) -> Diagnostics:
-    """Measure how much the honest clients of a run differ, and how much the batches of one do."""
-    passes = [
+) -> list[ClientPass]:
+    """Return the passes of the honest clients of a run over their samples, at some weights."""
+    return [
         found
         for client, is_byzantine in zip(
             participants.clients[number], participants.is_byzantine[number].tolist(), strict=True
@@ -77,15 +97,17 @@ def compare_clients(
         if not is_byzantine
         and (found := _pass_of(stack, state, number, participants.number, client)) is not None
     ]
+
+
+def compare_clients(passes: list[ClientPass]) -> Diagnostics:
+    """Measure how much the honest clients of a run differ, and how much the batches of one do."""
     if not passes:
         return Diagnostics()
-    means, noises = zip(*passes, strict=True)
-    return Diagnostics(kappa=heterogeneity(torch.stack(means)), sigma=max(noises))
+    kappa = heterogeneity(torch.stack([each.gradient for each in passes]))
+    return Diagnostics(kappa=kappa, sigma=max(each.noise for each in passes))
 
 
-def _pass_of(
-    stack: RunStack, state: State, number: int, at: int, client: int
-) -> tuple[Tensor, float] | None:
+def _pass_of(stack: RunStack, state: State, number: int, at: int, client: int) -> ClientPass | None:
     """Return a client's gradient over all its samples, and the noise of its batches.
 
     At the weights before the round: each batch is one plain step of length 1 from there.
@@ -114,9 +136,10 @@ def _pass_of(
             for index, size in zip(batches.index[some], sizes, strict=True)
         ]
         updates = stack.trainer.train(state.weights, state.buffers, tasks, plain, 1.0)
-        for gradient, size in zip(updates.gradients, sizes, strict=True):
-            sums.add(gradient, size)
-    return sums.mean.to(state.weights.dtype), sums.noise
+        losses = updates.losses.tolist()
+        for gradient, loss, size in zip(updates.gradients, losses, sizes, strict=True):
+            sums.add(gradient, size, loss)
+    return ClientPass(sums.mean.to(state.weights.dtype), sums.noise, sums.loss)
 
 
 def _rule_input(
@@ -153,13 +176,14 @@ def diagnose_rule(given: RuleInput, clients: Diagnostics) -> Diagnostics:
     if isinstance(given.rule, GAS):
         return _diagnose_gas(given, given.rule, diameter, found)
     num_clients, dim = given.rows.shape
-    return replace(found, resilience=resilience(given.rule, num_clients, given.num_byzantine, dim))
+    constant = resilience(given.rule, num_clients, given.num_byzantine, dim).constant
+    return replace(found, resilience=constant)
 
 
 def _diagnose_gas(given: RuleInput, gas: GAS, diameter: float, found: Diagnostics) -> Diagnostics:
     groups = groups_of(given, gas)
     num_clients, f = len(given.rows), given.num_byzantine
-    constant = resilience(gas.rule, num_clients, f, groups.split.largest_width)
+    constant = resilience(gas.rule, num_clients, f, groups.split.largest_width).constant
     if constant is None:
         return found
     factor = bound_factor(num_clients, f, groups.num_groups, constant)
@@ -187,3 +211,59 @@ def _sum_of_diameters(matrix: ClientMatrix, is_honest: Tensor) -> float:
     is_pair = is_honest.unsqueeze(-1) & is_honest
     squared = torch.where(is_pair, matrix.squared_distances.double(), 0)
     return float(squared.amax(dim=(-2, -1)).clamp(min=0).sqrt().sum())
+
+
+def measure_theory(
+    before: list[ClientPass], after: list[ClientPass], moved: Tensor, learning_rate: float
+) -> Theory:
+    """Measure a round: the passes of all honest clients at both its ends, and the way between.
+
+    `moved` is the weights before minus those after, in one step of the learning rate.
+    """
+    if not before:
+        return Theory()
+    first, second = _mean_gradient(before), _mean_gradient(after)
+    losses = [sum(each.loss for each in passes) / len(passes) for passes in (before, after)]
+    length = float(moved.norm())
+    secant = float((first - second).norm()) / length if length > 0 else None
+    norm = float(first.norm())
+    deviation = float((moved / learning_rate - first).norm()) if learning_rate > 0 else None
+    found = Theory(
+        full_loss=losses[0],
+        gradient_norm=norm,
+        gradient_deviation=deviation,
+        lipschitz=secant,
+        descent=losses[0] - losses[1],
+    )
+    if secant is None or deviation is None:
+        return found
+    return replace(found, descent_bound=descent_bound(learning_rate, secant, norm, deviation))
+
+
+def _mean_gradient(passes: list[ClientPass]) -> Tensor:
+    return torch.stack([each.gradient for each in passes]).double().mean(dim=0)
+
+
+def with_bounds(theory: Theory, given: RuleInput, found: Diagnostics) -> Theory:
+    """Add the bounds on the deviation, where the server assumes the true number."""
+    num_clients, f = len(given.rows), given.num_byzantine
+    if found.resilience is None or found.kappa is None or found.sigma is None:
+        return theory
+    if int(given.is_honest.sum()) != num_clients - f:
+        return theory
+    if not isinstance(given.rule, GAS):
+        bound = squared_rule_bound(num_clients, f, found.resilience, found.kappa, found.sigma)
+        return replace(theory, deviation_bound=sqrt(bound))
+    gas = GASBound(
+        num_clients=num_clients,
+        num_byzantine=f,
+        num_groups=groups_of(given, given.rule).num_groups,
+        resilience=found.resilience,
+        kappa=found.kappa,
+        sigma=found.sigma,
+    )
+    return replace(
+        theory,
+        deviation_bound=sqrt(gas.squared_deviation),
+        printed_bound=sqrt(gas.squared_printed_deviation),
+    )

@@ -54,7 +54,7 @@ def record(
         client_accuracy(stack.client_tests, run.federation, score.correct)
         for run, score in zip(stack.runs, tested, strict=True)
     ]
-    diagnostics = diagnose(stack, before, participants, updates, aggregation)
+    diagnostics = diagnose(stack, before, after, participants, updates, aggregation)
     return [
         Record(
             round=participants.number,
@@ -75,7 +75,8 @@ def record(
             client_accuracy=own[k].mean,
             worst_decile=own[k].worst_decile,
             client_accuracies=own[k].each,
-            diagnostics=diagnostics[k],
+            diagnostics=diagnostics[k][0],
+            theory=diagnostics[k][1],
         )
         for k, clients in enumerate(participants.clients)
     ]

@@ -95,6 +95,8 @@ class RunStack:
     """What the global model is tested on for each client; None: targets are not classes."""
     has_diagnostics: bool = False
     """Whether rounds are diagnosed, see `diagnostics.py`."""
+    has_theory: bool = False
+    """Whether diagnosed rounds are also measured at both ends, see `measure_theory`."""
 
     def __post_init__(self) -> None:
         """Check that the runs can be stacked."""

@@ -50,6 +50,7 @@ def make_run_stack(  # noqa: PLR0913  (all of what a stack is made of)
     aggregate: str = "parameters",
     precision: str = "float32",
     has_diagnostics: bool = False,
+    has_theory: bool = False,
     loss: Loss | None = None,
     optimizer: MakeOptimizer | None = None,
     trainer: str = "auto",
@@ -81,7 +82,8 @@ def make_run_stack(  # noqa: PLR0913  (all of what a stack is made of)
         has_buffers=any(True for _ in module.buffers()),
         is_batched=device.type != "cpu",
         client_tests=ClientTests.of(train, test, num_classes, groups),
-        has_diagnostics=has_diagnostics,
+        has_diagnostics=has_diagnostics or has_theory,
+        has_theory=has_theory,
     )
 
 

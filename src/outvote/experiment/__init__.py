@@ -6,7 +6,8 @@
 2. `runner` skips finished runs, copies those of other suites (`adopting`), and trains the rest in
    stacks (`stack_run`) that `builder` makes; `dataset_cache` loads the data, a user's own too. A
    stack that raises is retried in halves, until the broken run is alone. `environment` describes
-   the machine, `listener` receives progress, `stop_signal` asks to save and stop.
+   the machine, `listener` receives progress, `progress` shows it, `stop_signal` asks to save and
+   stop.
 3. `scheduler` deals runs out to an executor, such as the `processes` of this machine.
 
 Between processes there is only the store: a run belongs to the holder of its folder's lock, and a

@@ -10,6 +10,13 @@ from outvote.experiment.plan import Job
 from outvote.experiment.run_spec import to_toml
 from outvote.results.checkpoint import BOTH, drop
 from outvote.results.disk import BusyError, StoreError, not_written, remove_old, sync, write_whole
+from outvote.results.folder import (
+    CONFIG_NAME,
+    STATUS_NAME,
+    RunFolder,
+    copied_status,
+    status_bytes,
+)
 from outvote.results.schema import DataUsed, Status
 
 FILES = ("env.json", "metrics.jsonl", "timings.jsonl", "audit.npz", "status.json")
@@ -60,10 +67,14 @@ def _is_over(job: Job) -> bool:
 
 def _copy(job: Job, other: Job, temporary: Path) -> None:
     temporary.mkdir(parents=True)
+    config = to_toml(job.spec, job.suite).encode()
     for name in FILES:
         shutil.copyfile(other.folder.path / name, temporary / name)
+        status = RunFolder(temporary).status() if name == STATUS_NAME else None
+        if status is not None and status.sums is not None:
+            (temporary / name).write_bytes(status_bytes(copied_status(status, config)))
         sync(temporary / name)
-    write_whole(temporary / "config.toml", to_toml(job.spec, job.suite).encode())
+    write_whole(temporary / CONFIG_NAME, config)
     sync(temporary)
 
 

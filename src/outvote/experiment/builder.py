@@ -15,12 +15,18 @@ from torch import Tensor, nn
 from outvote.attacks.attack_spec import make_attack
 from outvote.data.array_dataset import IGNORED, ArrayDataset
 from outvote.data.dataset import Dataset
+from outvote.data.loader import is_own_dataset
 from outvote.engine.federation import Federation, make_federation
 from outvote.engine.run_stack import Run, RunStack
 from outvote.engine.simulation import make_run_stack
 from outvote.experiment.dataset_cache import DataKey, DatasetCache, few_samples, samples_on
 from outvote.experiment.run_spec import PARTITIONS, DataSpec, FederationSpec, RunSpec
-from outvote.models.model_spec import make_model, make_own_model
+from outvote.models.model_spec import (
+    find_own_model,
+    is_own_model,
+    make_model,
+    make_own_model,
+)
 from outvote.partition import (
     Indices,
     check_parts,
@@ -72,7 +78,7 @@ class RunBuilder:
                 self.datasets.groups(spec.data)
             elif spec.data.partition in PARTITIONS and spec.data.partition != "iid":
                 self.datasets.labels(spec.data)
-            if is_user_object(spec.data.partition) or is_user_object(spec.data.name):
+            if is_user_object(spec.data.partition) or is_own_dataset(spec.data.name):
                 self._federation(spec)
             self._check_attack(spec)
             spec.federation.check_assumed(self.num_sampled(spec))
@@ -141,6 +147,7 @@ class RunBuilder:
             aggregate=spec.aggregate,
             precision=spec.precision,
             has_diagnostics=spec.diagnostics,
+            has_theory=spec.theory,
             loss=_own(spec.loss, "loss"),
             optimizer=_own(spec.optimizer, "optimizer"),
             trainer=spec.trainer,
@@ -157,9 +164,9 @@ class RunBuilder:
     def network(self, spec: RunSpec) -> nn.Module:
         """Make the initial network of a run."""
         dataset = self.datasets.dataset(spec.data)
-        if is_user_object(spec.model.name):
+        if is_own_model(spec.model.name):
             seed = _seed(spec, "network")
-            return make_own_model(_own(spec.model.name, "model"), dataset.num_classes, seed)
+            return make_own_model(find_own_model(spec.model.name), dataset.num_classes, seed)
         if dataset.num_classes is None:
             raise ValueError(
                 f"model.name: {spec.model.name} is for classes, and the targets of "
@@ -206,7 +213,7 @@ class RunBuilder:
         network = self.network(spec)
         samples = few_samples(found)
         loss, optimizer = _own(spec.loss, "loss"), _own(spec.optimizer, "optimizer")
-        if is_user_object(spec.model.name) or loss or optimizer:
+        if is_own_model(spec.model.name) or loss or optimizer:
             if spec.diagnostics and optimizer:
                 raise ValueError("diagnostics measure plain gradients; leave out the optimizer.")
             objective = Objective.of(

@@ -9,11 +9,10 @@ import torch
 from outvote.data.array_dataset import Array, ArrayDataset, make_dataset
 from outvote.data.checksum import sha256_of
 from outvote.data.dataset import Dataset
-from outvote.data.loader import AnyDataset, load
+from outvote.data.loader import AnyDataset, find_own_dataset, is_own_dataset, load
 from outvote.experiment.run_spec import DataSpec
 from outvote.results.schema import DataUsed
 from outvote.training.samples import ArraySamples, ByteImages, Samples
-from outvote.user_objects import find_object, is_user_object
 
 DataKey = tuple[str, int | None]
 
@@ -31,7 +30,7 @@ class DatasetCache:
     def dataset(self, data: DataSpec) -> AnyDataset:
         """Return a dataset; the first time it is loaded."""
         if data.key not in self._datasets:
-            is_own = is_user_object(data.name)
+            is_own = is_own_dataset(data.name)
             found = load_own(data.name) if is_own else load(data.name, size=data.image_size)
             self._datasets[data.key] = found
         return self._datasets[data.key]
@@ -81,7 +80,7 @@ def load_own(name: str) -> ArrayDataset:
 
     The function returns ``(train, test)`` or ``(train, test, groups)``.
     """
-    found = find_object(name, "dataset")
+    found = find_own_dataset(name)
     found = found() if callable(found) else found
     if isinstance(found, ArrayDataset):
         return found

@@ -2,12 +2,14 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, final, get_args
+
+import msgspec
 
 from outvote.errors import OutvoteWarning
 from outvote.experiment.adopting import find_elsewhere
@@ -15,13 +17,18 @@ from outvote.experiment.plan import (
     Job,
     Plan,
     join_plans,
+    make_plan,
     plan_parts,
-    read_plan,
     stack_key,
     table_cells,
 )
+from outvote.experiment.run_spec import RunSpec
+from outvote.grids import flat
+from outvote.loading import find_file, only_code_of
+from outvote.results.check import check_run
 from outvote.results.disk import StoreError
 from outvote.results.folder import RunFolder, find_runs
+from outvote.results.labels import parameters, user_files
 from outvote.suites.suite import Part, Suite
 
 Standing = Literal["finished", "half_done", "adoptable", "to_do"]
@@ -51,6 +58,10 @@ class PartForecast:
     columns: str
     values: list[Any]
     seeds: list[int]
+    num_groups: list[int]
+    """The numbers of groups p of its GAS rules; none if its columns are these."""
+    settings: dict[str, list[Any]]
+    """The settings that differ between the runs of the suite, and its values of them."""
     counts: Counts
 
 
@@ -75,8 +86,12 @@ def forecast(suite: Suite, root: Path, device: str, num_cores: int) -> Forecast:
     jobs = plan.jobs(root)
     standing = {job.hash: _standing(job) for job in jobs}
     seconds, num_unknown = _estimate(jobs, standing, known_speeds(root, device, jobs), num_cores)
+    differing = _differing(plan.specs)
     return Forecast(
-        parts=[_part(part, own, standing) for part, own in zip(suite.parts, plans, strict=True)],
+        parts=[
+            _part(part, own, standing, differing)
+            for part, own in zip(suite.parts, plans, strict=True)
+        ],
         counts=_counts(plan.hashes, standing),
         seconds=seconds,
         num_unknown=num_unknown,
@@ -88,26 +103,36 @@ def known_speeds(root: Path, device: str, jobs: Iterable[Job]) -> dict[Hashable,
 
     They are those of a run alone on one core, or on the GPU of that name.
     """
+    jobs = list(jobs)
     wanted = {stack_key(job.spec) for job in jobs}
+    code = _code_of(jobs)
     found: dict[Hashable, list[float]] = {}
     for folder in find_runs(root):
         # Damaged, or of a rule whose file is gone.
-        with suppress(StoreError, ValueError, TypeError):
-            status, environment = folder.status(), folder.environment()
+        with suppress(StoreError, ValueError, TypeError), only_code_of(code):
+            checked = check_run(folder)
+            status, environment = checked.status, checked.environment
             if status is None or environment is None or environment.device != device:
                 continue
-            key = _kind(folder) if status.is_over else None
+            is_known = status.is_over and checked.is_usable and checked.config is not None
+            key = _kind(checked.config or {}) if is_known else None
             if key in wanted and (seconds := _seconds_per_round(folder)) is not None:
                 num_threads = environment.num_threads if device == "cpu" else 1
                 found.setdefault(key, []).append(seconds * num_threads)
     return {key: median(each) for key, each in found.items()}
 
 
-def _kind(folder: RunFolder) -> Hashable:
+def _kind(config: Mapping[str, Any]) -> Hashable:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OutvoteWarning)  # A store of 0.1 has the old names.
-        (spec,) = read_plan(folder.path / "config.toml").specs
+        (spec,) = make_plan(config).specs
     return stack_key(spec)
+
+
+def _code_of(jobs: Iterable[Job]) -> set[Path]:
+    """Return the files that the jobs themselves need: a store must not choose what is executed."""
+    texts = {text for job in jobs for text in job.spec.user_texts}
+    return {find_file(path) for text in texts for path in user_files(text)}
 
 
 def _seconds_per_round(folder: RunFolder) -> float | None:
@@ -144,8 +169,25 @@ def _standing(job: Job) -> Standing:
     return "half_done" if status.round > 0 else "to_do"
 
 
-def _part(part: Part, plan: Plan, standing: dict[str, Standing]) -> PartForecast:
+def _differing(specs: Sequence[RunSpec]) -> list[str]:
+    """Return the settings in which runs differ, but for rule, attack and seed."""
+    tables = [flat(msgspec.to_builtins(spec)) for spec in specs]
+    keys = [key for key in (tables[0] if tables else {}) if key not in ("rule", "attack", "seed")]
+    return [key for key in keys if len({repr(table[key]) for table in tables}) > 1]
+
+
+def _values(plan: Plan, key: str) -> list[Any]:
+    """Return the values of a setting, each once."""
+    found = [flat(msgspec.to_builtins(spec))[key] for spec in plan.specs]
+    return [value for number, value in enumerate(found) if value not in found[:number]]
+
+
+def _part(
+    part: Part, plan: Plan, standing: dict[str, Standing], differing: Sequence[str]
+) -> PartForecast:
     cells = table_cells(part, plan).values()
+    found = (parameters(spec.rule).get("num_groups") for spec in plan.specs)
+    groups = sorted({each for each in found if each is not None})
     return PartForecast(
         name=part.name,
         title=part.title,
@@ -153,6 +195,8 @@ def _part(part: Part, plan: Plan, standing: dict[str, Standing]) -> PartForecast
         columns=part.columns,
         values=list(dict.fromkeys(column for _, column in cells)),
         seeds=part.seeds,
+        num_groups=[] if part.columns == "rule.num_groups" else groups,
+        settings={key: _values(plan, key) for key in differing if key != part.columns},
         counts=_counts(plan.hashes, standing),
     )
 

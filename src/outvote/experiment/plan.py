@@ -10,19 +10,23 @@ from typing import Any, Literal, final, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import structs
 
-from outvote.errors import closest
+from outvote.errors import closest, plural
 from outvote.experiment.run_spec import DataSpec, RunSpec, as_table, checked, file_digests, to_toml
-from outvote.grids import expand, merged, nested
-from outvote.loading import set_project
+from outvote.grids import expand, flat, merged, nested
+from outvote.loading import check_allowed, set_project
+from outvote.results.check import CheckedRun, check_run
 from outvote.results.disk import DamagedFileError
 from outvote.results.folder import RunFolder, Writer
-from outvote.results.labels import names_of, value_of
+from outvote.results.labels import names_of, user_files, value_of
 from outvote.results.renamed import renamed_settings
-from outvote.results.schema import CodeUsed, DataUsed, Outcome, Status
+from outvote.results.schema import CodeUsed, DataUsed, Outcome, PackageUsed, Status
 from outvote.suites.presets import PRESETS
 from outvote.suites.suite import Part, Suite
+from outvote.text import LONGEST_MESSAGE, short_line, shortened
 
 _hints = cache(get_type_hints)
+LONGEST_NAME = 100
+"""Of a suite, in bytes."""
 OUTSIDE = ("preset", "suite")
 """Keys of a file that are not settings of a run."""
 
@@ -50,9 +54,18 @@ class Job:
 
     @property
     def status(self) -> Status:
-        """Its status; that of a new run, if it was never started or its status is damaged."""
-        found, _ = self.folder.known_status()
-        return found or Status(outcome="interrupted", round=0, num_rounds=self.spec.rounds)
+        """Its status; that of a new run, if it was never started or it is damaged."""
+        return self.checked()[0]
+
+    def checked(self) -> tuple[Status, CheckedRun | None]:
+        """Return its status, and the check of a run that is damaged; None: there is no damage."""
+        found = check_run(self.folder)
+        status = found.status
+        is_known = status is not None and not (status.is_over and found.faults)
+        new = Status(outcome="interrupted", round=0, num_rounds=self.spec.rounds)
+        # A run that is not over is checked when it resumes, against its checkpoint.
+        is_damaged = bool(found.faults) and (status is None or status.is_over)
+        return (status if is_known and status else new), (found if is_damaged else None)
 
     def check_code(self) -> None:
         """Refuse user code that has changed since the plan was made."""
@@ -66,6 +79,13 @@ class Job:
         """Return the user's files of its rule, attack, model, data and training."""
         found = file_digests(*self.spec.user_texts)
         return tuple(CodeUsed(path=path, checksum=found[path]) for path in found)
+
+    def packages_used(self) -> tuple[PackageUsed, ...]:
+        """Return the packages that its rule, attack, model and data are from."""
+        return tuple(
+            PackageUsed(kind=each.kind, name=each.name, package=each.package, version=each.version)
+            for each in self.spec.plugins
+        )
 
     def known_data(self) -> str | None:
         """Return the checksum of the data in env.json; None if it cannot be read."""
@@ -126,6 +146,20 @@ class Plan:
         """The specs by their hashes."""
         return dict(zip(self.hashes, self.specs, strict=True))
 
+    @property
+    def notes(self) -> list[str]:
+        """What a user may not expect of these runs."""
+        found = [spec.federation for spec in self.specs if spec.federation.assumes_majority]
+        if not found:
+            return []
+        values = ", ".join(dict.fromkeys(str(each.assumed_byzantine) for each in found))
+        text = (
+            f"{len(found)} of {plural(len(self.specs), 'run')} assume that half of a round's "
+            f"clients or more are Byzantine (federation.assumed_byzantine = {values}); a majority "
+            "cannot be outvoted: assume less than half, or 'oracle'."
+        )
+        return [text]
+
     def jobs(self, root: Path) -> list[Job]:
         """Return the runs, with their folders below `root`."""
         return [Job(spec, self.suite, root, known) for known, spec in self.by_hash.items()]
@@ -147,13 +181,15 @@ def read_plan(path: Path, settings: Sequence[str] = ()) -> Plan:
         raise ValueError(f"there is no file {path}; check the path.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read: {error}.") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is not valid TOML: {error}.") from error
+    except ValueError as error:  # No TOML, or a number of thousands of digits.
+        raise ValueError(f"{path} is not valid TOML: {short_line(error)}.") from error
+    except RecursionError:
+        raise ValueError(f"{path} has too many brackets inside each other.") from None
     set_project(path.parent)
     try:
         return make_plan(table, settings, suite=path.stem)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{path}: {shortened(str(error), LONGEST_MESSAGE)}") from error
 
 
 def make_plan(
@@ -167,13 +203,41 @@ def make_plan(
     if name is not None and (not isinstance(name, str) or name not in PRESETS):
         raise ValueError(f"unknown preset {name!r}; {closest(str(name), PRESETS)}")
     folder: Any = table.get("suite", suite)
-    if not isinstance(folder, str) or Path(folder).name != folder:
-        raise ValueError(f"suite must be the name of a folder, got {folder!r}.")
+    if not is_suite_name(folder):
+        raise ValueError(
+            f"suite must be the name of a folder: up to {LONGEST_NAME} printable characters, no "
+            f"slash, no dot in front, got {shortened(str(folder))!r}."
+        )
     own = {key: value for key, value in table.items() if key not in OUTSIDE}
     whole = merged(PRESETS[name] if name else {}, own)
+    _check_code(whole)
     specs = [checked(make_spec(each)) for each in expand(whole)]
     by_hash = {spec.hash: spec for spec in specs}
     return Plan(folder, tuple(by_hash.values()), tuple(by_hash))
+
+
+def _check_code(table: Mapping[str, Any]) -> None:
+    """Refuse user code that nobody has allowed, whichever setting names it."""
+    for value in flat(table).values():
+        for text in value if isinstance(value, list) else [value]:
+            for path in user_files(text) if isinstance(text, str) else ():
+                check_allowed(path)
+
+
+def is_suite_name(name: Any) -> bool:
+    """Return whether a word is the name of a folder inside the store, on any system.
+
+    >>> [is_suite_name(name) for name in ("table-1", "..", "a/b", "")]
+    [True, False, False, False]
+    """
+    return (
+        isinstance(name, str)
+        and 0 < len(name.encode(errors="replace")) <= LONGEST_NAME
+        and name.isprintable()
+        and not name.startswith((".", " "))
+        and not name.endswith((".", " "))
+        and not set(name) & set('/\\:*?"<>|')
+    )
 
 
 def plan_parts(suite: Suite, settings: Sequence[str] = ()) -> list[Plan]:
@@ -186,7 +250,8 @@ def plan_part(suite: Suite, part: Part, settings: Sequence[str] = ()) -> Plan:
     try:
         return make_plan(part.settings, settings, suite=suite.name)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"suite {suite.name}, part {part.name}: {error}") from error
+        why = shortened(str(error), LONGEST_MESSAGE)
+        raise ValueError(f"suite {suite.name}, part {shortened(part.name)}: {why}") from error
 
 
 def plan_suite(suite: Suite, settings: Sequence[str] = ()) -> Plan:
@@ -227,6 +292,8 @@ def parse_override(text: str) -> Mapping[str, Any]:
         raise ValueError(f"a setting is written key=value, as in data.beta=0.1, got {text!r}.")
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
+    except RecursionError:
+        raise ValueError(f"{key.strip()} has too many brackets inside each other.") from None
     except tomllib.TOMLDecodeError:
         parsed = value.strip()  # A word without quotes, such as a rule.
     if value.strip() in ("nan", "inf"):

@@ -2,24 +2,27 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import isfinite
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
-from outvote.attacks.attack_spec import make_attack
-from outvote.data.loader import find_entry
+from outvote.attacks.attack_spec import ATTACKS, make_attack
+from outvote.data.catalog import DATASETS
+from outvote.data.loader import find_entry, is_own_dataset
 from outvote.engine.federation import count_sampled
 from outvote.errors import closest
 from outvote.loading import find_file
-from outvote.models.model_spec import MODELS
-from outvote.results.labels import user_files
+from outvote.models.model_spec import MODELS, check_model_name
+from outvote.plugins import Plugin, find_plugin
+from outvote.results.labels import label_names, user_files
 from outvote.results.later import LATER
 from outvote.results.renamed import SETTINGS
-from outvote.rules.rule_spec import make_rule
+from outvote.rules.rule_spec import RULES, make_rule
 from outvote.server.step import Server
+from outvote.suites.presets import PLAIN_STEP
 from outvote.training.local_sgd import LocalSGD, with_rates
 from outvote.user_objects import is_user_object
 
@@ -68,6 +71,15 @@ class FederationSpec(Struct, frozen=True, kw_only=True):
         ratio, number = (None, self.sampled) if is_count else (self.sampled, None)
         return count_sampled(num_clients, ratio=ratio, number=number)  # type: ignore[arg-type]
 
+    @property
+    def assumes_majority(self) -> bool:
+        """Whether the server assumes that half of a round's clients or more are Byzantine."""
+        if isinstance(self.assumed_byzantine, float):
+            return self.assumed_byzantine >= 0.5
+        if isinstance(self.assumed_byzantine, str) or isinstance(self.num_clients, str):
+            return False
+        return 2 * self.assumed_byzantine >= self.num_sampled(self.num_clients)
+
     def check_assumed(self, num_sampled: int) -> None:
         """Refuse to assume more Byzantine clients than take part in a round."""
         if isinstance(self.assumed_byzantine, int) and self.assumed_byzantine > num_sampled:
@@ -95,6 +107,8 @@ class RunSpec(Struct, frozen=True, kw_only=True):
     root_size: int = 100
     aggregate: Literal["parameters", "state"] = "parameters"
     diagnostics: bool = False
+    theory: bool = False
+    """Whether to measure the convergence analysis; for settings as the preset has them."""
     loss: str = "auto"
     """"auto": cross entropy for classes, the mean squared error for other targets; or a user's
     function (outputs, targets) -> number."""
@@ -114,10 +128,27 @@ class RunSpec(Struct, frozen=True, kw_only=True):
 
         Files are read anew every time: a `Job` keeps the hash of the plan.
         """
-        code = file_digests(*self.user_texts)
+        code = file_digests(*self.user_texts) | {p.package: p.version for p in self.plugins}
         content = {"protocol": PROTOCOL, "spec": _as_hashed(self), "code": code}
         text = msgspec.json.encode(content, order="sorted")
         return hashlib.blake2b(text, digest_size=6).hexdigest()
+
+    @property
+    def plugins(self) -> tuple[Plugin, ...]:
+        """What its rule, attack, model and data take from other packages."""
+        names: tuple[tuple[str, list[str], Collection[str]], ...] = (
+            ("rule", label_names(self.rule), RULES),
+            ("attack", label_names(self.attack), ATTACKS),
+            ("model", [self.model.name], MODELS),
+            ("dataset", [self.data.name], DATASETS),
+        )
+        found = (
+            find_plugin(kind, name)
+            for kind, own, built_in in names
+            for name in own
+            if name not in built_in and not is_user_object(name)
+        )
+        return tuple(dict.fromkeys(each for each in found if each is not None))
 
     @property
     def user_texts(self) -> tuple[str, ...]:
@@ -170,10 +201,12 @@ def checked(spec: RunSpec) -> RunSpec:
     _check_federation(spec.federation, spec.data)
     for name, usual in (("loss", "auto"), ("optimizer", "local-sgd")):
         _check_object(name, getattr(spec, name), (usual,))
-    if not is_user_object(spec.model.name) and spec.model.name not in MODELS:
-        raise ValueError(
-            f"model.name: unknown model {spec.model.name!r}; {closest(spec.model.name, MODELS)}"
-        )
+    try:
+        check_model_name(spec.model.name)
+    except ValueError as error:
+        raise ValueError(f"model.name: {error}") from error
+    if spec.theory:
+        _check_theory(spec)
     return msgspec.structs.replace(
         spec,
         rule=str(make_rule(spec.rule)),
@@ -182,6 +215,29 @@ def checked(spec: RunSpec) -> RunSpec:
         training=with_rates(spec.training, spec.rounds),
         server=_without_moments(spec.server),
     )
+
+
+def _check_theory(spec: RunSpec) -> None:
+    """Refuse settings outside the analysis: one plain step of all clients, applied as it is."""
+    needed: dict[str, Any] = {
+        **{f"training.{key}": value for key, value in PLAIN_STEP.items()},
+        "server": Server(),
+        "federation.sampled": 1.0,
+        "federation.sample_counts": False,
+        "aggregate": "parameters",
+        "optimizer": "local-sgd",
+    }
+    for key, value in needed.items():
+        found: Any = spec
+        for name in key.split("."):
+            found = getattr(found, name)
+        is_all = key == "federation.sampled" and found == spec.federation.num_clients
+        if found != value and not is_all:
+            raise ValueError(
+                f"theory = true is for {key} = {_toml_value(value) if key != 'server' else value}, "
+                f"got {_toml_value(found) if key != 'server' else found}; start from "
+                "preset = 'theory', or leave theory out."
+            )
 
 
 def _as_hashed(spec: RunSpec) -> dict[str, Any]:
@@ -217,7 +273,7 @@ def _check_object(key: str, text: str, known: tuple[str, ...]) -> None:
 
 def _check_data(data: DataSpec) -> None:
     _check_object("data.partition", data.partition, PARTITIONS)
-    forms = () if is_user_object(data.name) else find_entry(data.name).forms
+    forms = () if is_own_dataset(data.name) else find_entry(data.name).forms
     can_choose = any("size" in form.options for form in forms)
     if data.image_size is not None:
         if not can_choose:
@@ -268,7 +324,7 @@ def _without_unused(data: DataSpec) -> DataSpec:
     """Set what the partition does not use to its default, and a size that is the default."""
     usual = DataSpec()
     changes: dict[str, Any] = {}
-    is_listed = not is_user_object(data.name)
+    is_listed = not is_own_dataset(data.name)
     if is_listed and data.image_size == find_entry(data.name).shape[0]:
         changes["image_size"] = None
     if data.partition != "dirichlet":

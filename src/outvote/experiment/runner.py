@@ -11,21 +11,27 @@ from pathlib import Path
 from traceback import format_exception
 from typing import final
 
+import msgspec
 import torch
 
+from outvote.engine.run_stack import Run
 from outvote.errors import plural
 from outvote.experiment.adopting import adopt, find_elsewhere
 from outvote.experiment.builder import RunBuilder, most_locks
 from outvote.experiment.listener import Listener, RoundProgress
 from outvote.experiment.plan import Job, Plan, RunEnd, stack_key
 from outvote.experiment.run_spec import RunSpec
-from outvote.experiment.stack_run import OpenRun, StackRun
+from outvote.experiment.stack_run import OpenRun, StackRun, make_audit
 from outvote.loading import user_line
+from outvote.results.audit_log import AUDIT_NAME
+from outvote.results.check import CheckedRun
 from outvote.results.disk import BusyError, StoreError
-from outvote.results.folder import Writer
+from outvote.results.folder import CONFIG_NAME, TIMINGS_NAME, Writer
 from outvote.results.schema import Round, Status
 
 CHECKPOINT_EVERY = 60.0
+DERIVED = (CONFIG_NAME, TIMINGS_NAME, AUDIT_NAME)
+"""The files of a run that is over that can be written again without training."""
 Todo = tuple[int, Job]
 """The rounds that are done, and the run."""
 
@@ -50,6 +56,8 @@ class Runner:
     """Whether runs that another suite of the store has finished are copied from there."""
 
     builder: RunBuilder = field(init=False)
+    reported: set[str] = field(init=False, default_factory=set)
+    """Messages on damaged runs: the processes that repair them find the same."""
 
     def __post_init__(self) -> None:
         """Make the builder that runs share."""
@@ -72,12 +80,11 @@ class Runner:
         ends: dict[str, RunEnd] = {}
         todo, num_adopted = [], 0
         for job in jobs:
-            _, fault = job.folder.known_status()
-            if fault:
-                self.listener.on_message(
-                    f"{fault}; {job.name} resumes from its checkpoint, if it has one."
-                )
-            status = job.status
+            status, damaged = job.checked()
+            if damaged is not None:
+                text = _damage(job, damaged)
+                self.reported.add(text)
+                self.listener.on_message(text)
             if not status.is_over and (adopted := self._adopted(job)) is not None:
                 status, num_adopted = adopted, num_adopted + 1
             if status.is_over:
@@ -108,6 +115,12 @@ class Runner:
         if other is None:
             return None
         return adopt(job, other, self.builder.datasets.used(job.spec.data))
+
+
+def _damage(job: Job, found: CheckedRun) -> str:
+    """Return the message about a damaged run."""
+    what = "; ".join(found.texts())
+    return f"{what}; {job.name} is repaired from what is sound, or else runs again."
 
 
 def stacks(todo: Sequence[Todo]) -> list[list[Job]]:
@@ -223,12 +236,16 @@ class _Sweep(Listener):
             self.ends[job.hash] = RunEnd(job=job, outcome="busy", reason=str(error))
             return None
         locks.callback(writer.close)
-        if (status := job.status).is_over:  # Since the plan was made.
+        status, damaged = job.checked()
+        if status.is_over:  # Since the plan was made.
             self.on_end(self.runner.known_end(job, status))
             return None
         try:
             job.check_code()
             run = self.builder.run(job.spec)
+            if damaged is not None and (end := self._repaired(job, writer, run, damaged)):
+                self.on_end(end)
+                return None
         except Exception as error:  # noqa: BLE001  (a user's rule may raise anything)
             self._fail(job, writer, error)
             return None
@@ -242,6 +259,17 @@ class _Sweep(Listener):
             self.on_end(RunEnd(job=job, outcome="failed", reason=fault))
             return None
         return OpenRun(job, writer, run, checkpoint)
+
+    def _repaired(self, job: Job, writer: Writer, run: Run, found: CheckedRun) -> RunEnd | None:
+        """Write what follows from sound rounds again; None if something else is damaged."""
+        status = found.status
+        if status is None or any(fault.file not in DERIVED for fault in found.faults):
+            return None
+        if job.data_fault(job.known_data(), self.builder.datasets.used(job.spec.data)):
+            return None
+        audit = make_audit(self.builder, job, run, found.rounds)
+        writer.repair(msgspec.structs.replace(status, sums=None), audit)
+        return self.runner.known_end(job, job.status)
 
     def _fail(self, job: Job, writer: Writer, error: Exception) -> None:
         self.on_end(job.fail(writer, one_sentence(error), "".join(format_exception(error))))

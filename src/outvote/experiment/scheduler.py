@@ -278,7 +278,8 @@ class _Scheduler:
                 self._lose(unit, "interrupted" if self.is_stopped else "failed", why)
             return
         for text in result.messages:
-            report(text)
+            if text not in self.runner.reported:
+                report(text)
         if result.store_fault:
             self.store_fault = result.store_fault
             self.stop()

@@ -80,7 +80,9 @@ class StackRun:
         )
         for each in self.open_runs:
             code = each.job.code_used()
-            each.writer.begin(self.state.round, msgspec.structs.replace(environment, code=code))
+            packages = each.job.packages_used()
+            own = msgspec.structs.replace(environment, code=code, packages=packages)
+            each.writer.begin(self.state.round, own)
             each.writer.write_status(self._status("running"))
         for number, each in enumerate(self.open_runs):
             if each.checkpoint is not None and each.checkpoint.notes["outcome"] == "diverged":
@@ -136,13 +138,9 @@ class StackRun:
         """Write that a run is over."""
         each = self.open_runs[number]
         each.writer.save(self._checkpoint(number, outcome), self._status("running"))
-        arrays = audit_arrays(
-            each.writer.folder.rounds(),
-            is_byzantine=each.run.federation.is_byzantine,
-            label_counts=self.builder.label_counts(each.job.spec, each.run.federation),
-        )
+        rounds = each.writer.folder.rounds()
         status = self._status(outcome)
-        each.writer.end(status, to_npz(arrays))
+        each.writer.end(status, make_audit(self.builder, each.job, each.run, rounds))
         if not self.keep_weights:
             drop(each.writer.path, *BOTH)
         del self.rows[number]
@@ -157,7 +155,8 @@ class StackRun:
         notes: dict[str, Any] = {"outcome": outcome, "data": self._data.checksum}
         for owner in OWNERS:
             notes[f"{owner}_state"] = self._packed(owner, row, arrays)
-        config = self.open_runs[number].writer.checksum
+        writer = self.open_runs[number].writer
+        config, notes["metrics"] = writer.checksum, writer.metrics_sum
         return Checkpoint(round=state.round, config=config, arrays=arrays, notes=notes)
 
     def _packed(self, owner: str, row: int, arrays: dict[str, NDArray[Any]]) -> Any:
@@ -193,6 +192,17 @@ class StackRun:
         done, reason = self.state.round, REASONS.get(outcome, "")
         total = self.spec.rounds
         return Status(outcome=outcome, round=done, num_rounds=total, reason=reason.format(done))
+
+
+def make_audit(builder: RunBuilder, job: Job, run: Run, rounds: Sequence[Round]) -> bytes:
+    """Return the audit.npz of a run."""
+    return to_npz(
+        audit_arrays(
+            rounds,
+            is_byzantine=run.federation.is_byzantine,
+            label_counts=builder.label_counts(job.spec, run.federation),
+        )
+    )
 
 
 def state_of(found: Sequence[Checkpoint], runs: Sequence[Run], device: torch.device) -> State:

@@ -2,12 +2,12 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -19,10 +19,12 @@ from outvote.files.client_files import (
     check_base,
     check_output,
     find_files,
-    read_clients,
+    open_clients,
 )
-from outvote.flat import to_float
-from outvote.results.disk import write_whole
+from outvote.files.safetensors_file import Entry, UnusableFile
+from outvote.files.streaming import OnProgress, SourceFailed, StreamingAggregator
+from outvote.files.tensor_writer import TensorWriter, writing
+from outvote.flat import FLOATS
 from outvote.rules.rule import Rule
 from outvote.rules.rule_spec import make_rule
 from outvote.rules.verdict import Verdict
@@ -41,6 +43,7 @@ def aggregate_files(  # noqa: PLR0913  (all that a round may have, by name)
     when_too_many: str = "raise",
     sample_counts: Mapping[str, float] | None = None,
     output: PathLike | None = None,
+    max_memory: int | str = "2GB",
 ) -> Verdict:
     """Aggregate the safetensors files of many clients; return the verdict.
 
@@ -48,9 +51,13 @@ def aggregate_files(  # noqa: PLR0913  (all that a round may have, by name)
     files are updates (gradients or differences), and so is the `output`. With `base` they are whole
     models: updates are their differences to the base, and the output is the new model. A file that
     is unreadable, not finite, or unlike the base (or unlike most files) is rejected and counts as
-    one Byzantine client; `verdict.notes` has the reason. Integer tensors become the maximum over
-    the kept clients. `sample_counts` weigh the clients, named as in the verdict; none counts more
-    than three times the median. The output is written in full or not at all.
+    one Byzantine client; more of them than are assumed is an error, unless `when_too_many` is
+    "lower". Integer tensors become the maximum over the kept clients. `sample_counts` weigh the
+    clients, named as in the verdict; none counts more than three times the median. The output is
+    written in full or not at all.
+
+    Files are read some coordinates at a time: with `max_memory` for that, and for the update that
+    is returned.
     """
     return aggregate_clients(
         updates,
@@ -62,6 +69,7 @@ def aggregate_files(  # noqa: PLR0913  (all that a round may have, by name)
         when_too_many=when_too_many,
         sample_counts=sample_counts,
         output=output,
+        max_memory=max_memory,
     ).verdict
 
 
@@ -71,10 +79,10 @@ class FilesResult:
     """A verdict on files, and the record of each client."""
 
     verdict: Verdict
-    model: Named
-    """What is written: the update, or the new model."""
+    counters: list[str]
+    """The tensors of integers, which are the maximum over the kept clients."""
     clients: list[dict[str, Any]]
-    """In the order of the files: client, path, status, score, share, norm, cosine, reason."""
+    """In the order of the files: client, path, status, score, z, share, norm, cosine, reason."""
 
 
 def aggregate_clients(
@@ -83,9 +91,15 @@ def aggregate_clients(
     rule: Rule | str,
     base: PathLike | None = None,
     output: PathLike | None = None,
+    sample_counts: Mapping[str, float] | None = None,
+    with_update: bool = True,
+    on_progress: OnProgress | None = None,
     **options: Any,
 ) -> FilesResult:
-    """Do the work of `aggregate_files`, and return the record of each client too."""
+    """Do the work of `aggregate_files`, and return the record of each client too.
+
+    `with_update`: whether the verdict has the update, which may be large.
+    """
     words = [updates] if isinstance(updates, str | os.PathLike) else updates
     paths = find_files([str(word) for word in words])
     base_path = None if base is None else Path(base)
@@ -94,46 +108,31 @@ def aggregate_clients(
     if output is not None:
         check_output(Path(output), paths if base_path is None else [*paths, base_path])
     rule = make_rule(rule) if isinstance(rule, str) else rule
-    clients, start = read_clients(paths, base_path)
-    verdict = _aggregate(rule, clients, options)
-    model = _new_model(verdict, clients, start)
-    if output is not None:
-        metadata = {"format": "pt"} if start is None else start.metadata
-        write_tensors(Path(output), model, metadata)
-    return FilesResult(verdict=verdict, model=model, clients=_records(verdict, clients))
-
-
-def write_tensors(path: Path, tensors: Named, metadata: dict[str, str]) -> None:
-    """Write a safetensors file whole or not at all; a failure is a StoreError."""
-    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    content = safetensors.torch.save(whole, metadata=dict(metadata) or None)
-    write_whole(path, content, stays="what was there stays")
-
-
-def _aggregate(rule: Rule, clients: Sequence[Client], options: dict[str, Any]) -> Verdict:
-    """Call the rule; an unusable file takes part as a row of NaN, which every rule rejects."""
-    usable = [client for client in clients if not client.reason]
+    clients, start = open_clients(paths, base_path)
+    usable = [client.file for client in clients if client.file is not None]
     if not usable:
         raise _nothing_usable(clients)
-    like = usable[0].update
-    if not like:
+    if not usable[0].size:
         raise FilesError("the files hold no floating-point tensor, so there is no update")
-    nothing = {
-        name: tensor.new_full((), torch.nan).expand_as(tensor) for name, tensor in like.items()
-    }
-    counts = options.pop("sample_counts", None)
-    verdict = rule.inspect(
-        [nothing if client.reason else client.update for client in clients],
+    aggregator = StreamingAggregator(
+        rule,
+        [client.source(start) for client in clients],
         clients=[client.name for client in clients],
-        sample_counts=None if counts is None else _counts(counts, clients),
+        sample_counts=None if sample_counts is None else _counts(sample_counts, clients),
+        on_progress=on_progress,
         **options,
     )
-    for client in usable:
-        if client.name in verdict.rejected:
-            client.reason = f"NaN, infinity or too large numbers in {_worst(client.update)!r}"
-    if len(verdict.rejected) == len(clients):
-        raise _nothing_usable(clients)
-    return verdict
+    given = (options.get("num_byzantine"), options.get("byzantine_fraction"))
+    is_assumed = given != (None, None)
+    most = aggregator.num_byzantine if is_assumed else rule.max_byzantine(len(clients))
+    if options.get("when_too_many", "raise") == "lower":
+        most = len(clients)
+    job = _Job(aggregator, clients, start, most)
+    while True:
+        try:
+            return job.run(None if output is None else Path(output), with_update=with_update)
+        except SourceFailed:
+            continue  # A file changed: its client is rejected, and all starts again.
 
 
 def _counts(counts: Mapping[str, float], clients: Sequence[Client]) -> list[float]:
@@ -156,62 +155,192 @@ def _nothing_usable(clients: Sequence[Client]) -> FilesError:
     )
 
 
-def _new_model(verdict: Verdict, clients: Sequence[Client], base: Base | None) -> Named:
-    """Return the update, or the base moved by it; counters are the maximum over the kept."""
-    tensors: Named = dict(verdict.update)
-    if base is not None:
-        for name, step in verdict.update.items():
-            start = base.tensors[name]
-            tensors[name] = to_float(start.to(step.dtype) + step, start.dtype)
-    usable = [client for client in clients if not client.reason]
-    names = set(verdict.kept or ())
-    kept = [client for client in usable if client.name in names] or usable
-    for name in kept[0].counters:
-        values = np.stack([client.counters[name].numpy() for client in kept])
-        tensors[name] = torch.from_numpy(np.asarray(values.max(axis=0)))
-    return tensors
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """The files of one round, opened."""
+
+    aggregator: StreamingAggregator
+    clients: list[Client]
+    base: Base | None
+    most_rejected: int
+
+    def run(self, output: Path | None, *, with_update: bool) -> FilesResult:
+        self._check(self.aggregator.reasons)
+        verdict = self.aggregator.verdict()
+        self._check(self.aggregator.reasons)
+        counters = self._counters(verdict)
+        update = _Update(self._entries(), with_update=with_update)
+        with self._opened(output, counters) as writer:
+            for name, value in counters.items():
+                if writer is not None:
+                    writer.write(name, 0, value)
+            for piece, vector in self.aggregator.update():
+                update.add(piece, vector)
+                if writer is not None:
+                    self._write(writer, piece, vector)
+        return FilesResult(
+            verdict=replace(verdict, update=update.named),
+            counters=list(counters),
+            clients=self._records(verdict),
+        )
+
+    def _check(self, reasons: Mapping[Any, str]) -> None:
+        """Raise if no file is left, or more are bad than there are Byzantine clients."""
+        for client in self.clients:
+            client.reason = reasons.get(client.name, client.reason)
+        bad = [client for client in self.clients if client.reason]
+        if len(bad) == len(self.clients):
+            raise _nothing_usable(self.clients)
+        if len(bad) > self.most_rejected:
+            raise ValueError(
+                f"{len(bad)} of {len(self.clients)} files are bad, more than the "
+                f"{self.most_rejected} Byzantine clients assumed, nothing was written "
+                f"({bad[0].path}: {bad[0].reason}); take them out, raise num_byzantine, or pass "
+                "when_too_many='lower'"
+            )
+
+    def _entries(self) -> dict[str, Entry]:
+        """Return the tensors of the update: as they were sent, or in the precision of the work."""
+        work = self._first.dtype
+        return {
+            name: Entry(entry.shape, entry.dtype if self.base is None else work)
+            for name, entry in _written(self._first.entries)
+        }
+
+    @property
+    def _first(self) -> Any:
+        return next(client.file for client in self.clients if client.file is not None)
+
+    def _opened(
+        self, output: Path | None, counters: Named
+    ) -> AbstractContextManager[TensorWriter | None]:
+        if output is None:
+            return nullcontext()
+        entries = dict(_written(self._first.entries) if self.base is None else self._first.entries)
+        entries |= {name: Entry(tuple(t.shape), t.dtype) for name, t in counters.items()}
+        metadata = {"format": "pt"} if self.base is None else self.base.metadata
+        return writing(output, entries, metadata)
+
+    def _write(self, writer: TensorWriter, piece: slice, vector: Tensor) -> None:
+        if self.base is not None:
+            start = torch.empty_like(vector)
+            self.base.file.read(piece.start, start)
+            vector = start + vector
+        for name, entry, first, own in _parts(self._first.entries, piece):
+            writer.write(name, first, _narrowed(vector[own], writer.entries[name].dtype))
+            del entry
+
+    def _counters(self, verdict: Verdict) -> Named:
+        """Return the maximum over the kept clients of every tensor of integers."""
+        kept = set(verdict.kept or ()) or {
+            client.name for client in self.clients if not client.reason
+        }
+        found: dict[str, np.ndarray] = {}
+        for number, client in enumerate(self.clients):
+            if client.file is None or client.name not in kept:
+                continue
+            try:
+                for name in client.file.counters:
+                    own = client.file.counter(name).numpy()
+                    found[name] = own if name not in found else np.maximum(found[name], own)
+            except UnusableFile as error:
+                self.aggregator.reject(number, str(error))
+                raise SourceFailed from error
+        return {name: torch.from_numpy(np.asarray(value)) for name, value in found.items()}
+
+    def _records(self, verdict: Verdict) -> list[dict[str, Any]]:
+        shares = verdict.weights
+        deviations = robust_z(verdict.scores)
+        copies = self.aggregator.copies
+        records = []
+        for k, client in enumerate(self.clients):
+            record: dict[str, Any] = {"client": client.name, "path": str(client.path)}
+            keys = ("score", "z", "share", "norm", "cosine")
+            record |= dict.fromkeys(keys) | {"status": "rejected"}
+            if not client.reason:
+                share = None if shares is None else float(shares[k])
+                cosine = float(self.aggregator.cosines[k])
+                record |= {
+                    "status": "used" if share is None else "kept" if share > 0 else "dropped",
+                    "score": float(verdict.scores[k]),
+                    "z": deviations[k],
+                    "share": share,
+                    "norm": float(self.aggregator.norms[k]),
+                    "cosine": None if np.isnan(cosine) else cosine,
+                }
+            same = f"the same update as {copies[client.name]}" if client.name in copies else ""
+            records.append(record | {"reason": client.reason or same})
+        return records
 
 
-def _records(verdict: Verdict, clients: Sequence[Client]) -> list[dict[str, Any]]:
-    scores, shares = verdict.scores.tolist(), verdict.weights
-    length = norm(verdict.update)
-    records = []
-    for k, client in enumerate(clients):
-        record: dict[str, Any] = {"client": client.name, "path": str(client.path)}
-        record |= dict.fromkeys(("score", "share", "norm", "cosine")) | {"status": "rejected"}
-        if not client.reason:
-            own = norm(client.update)
-            share = None if shares is None else float(shares[k])
-            record |= {
-                "status": "used" if share is None else "kept" if share > 0 else "dropped",
-                "score": scores[k],
-                "share": share,
-                "norm": own,
-                "cosine": _cosine(client.update, verdict.update, own * length),
+class _Update:
+    """The update as named tensors in memory, if it is wanted."""
+
+    def __init__(self, entries: Mapping[str, Entry], *, with_update: bool) -> None:
+        self.entries = entries
+        self.named: Named | None = None
+        if with_update:
+            self.named = {
+                name: torch.empty(entry.shape, dtype=entry.dtype) for name, entry in entries.items()
             }
-        records.append(record | {"reason": client.reason})
-    return records
+
+    def add(self, piece: slice, vector: Tensor) -> None:
+        """Add some coordinates."""
+        if self.named is None:
+            return
+        for name, entry, first, own in _parts(tuple(self.entries.items()), piece):
+            values = _narrowed(vector[own], entry.dtype)
+            self.named[name].view(-1)[first : first + len(values)] = values
 
 
-def norm(named: Named) -> float:
-    """Return the Euclidean norm over all tensors, in float64."""
-    parts = [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in named.values()]
-    return float(torch.linalg.vector_norm(torch.stack(parts)))
+def _parts(
+    entries: Sequence[tuple[str, Entry]], piece: slice
+) -> list[tuple[str, Entry, int, slice]]:
+    """Return the tensors in a slice of the coordinates, where it starts in them, and which part."""
+    parts, start = [], 0
+    for name, entry in entries:
+        first, last = max(piece.start, start), min(piece.stop, start + entry.size)
+        if first < last:
+            own = slice(first - piece.start, last - piece.start)
+            parts.append((name, entry, first - start, own))
+        start += entry.size
+    return parts
 
 
-def _cosine(first: Named, second: Named, scale: float) -> float | None:
-    def flat(tensor: Tensor) -> Tensor:
-        return tensor.reshape(-1).double()
+def _written(entries: Sequence[tuple[str, Entry]]) -> list[tuple[str, Entry]]:
+    """Return the tensors of an update: an average of eight-bit numbers needs more bits."""
+    return [
+        (name, entry if entry.dtype in FLOATS else Entry(entry.shape, torch.float32))
+        for name, entry in entries
+    ]
 
-    if scale == 0:
-        return None
-    return sum(float(torch.dot(flat(first[key]), flat(second[key]))) for key in first) / scale
+
+def _narrowed(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert to another float: what is too large becomes the largest finite number."""
+    if dtype.itemsize >= values.dtype.itemsize:
+        return values.to(dtype)
+    largest = torch.finfo(dtype).max
+    return values.clamp(min=-largest, max=largest).to(dtype)
 
 
-def _worst(named: Named) -> str:
-    """Return the name of the first tensor that is not finite, else of the largest."""
-    for name, tensor in named.items():
-        if not bool(tensor.isfinite().all()):
-            return name
-    filled = [name for name, tensor in named.items() if tensor.numel()]
-    return max(filled, key=lambda name: float(named[name].abs().max()))
+def robust_z(scores: np.ndarray) -> list[float | None]:
+    """Return how far scores are above their median, in standard deviations estimated robustly.
+
+    The deviation is 1.4826 times the median distance to the median; None where that is 0 or the
+    score is not finite.
+
+    >>> robust_z(np.array([2.0, 2.0, 2.0, 9.0, np.inf]))
+    [None, None, None, None, None]
+    >>> [round(z, 2) for z in robust_z(np.array([1.0, 2.0, 3.0, 100.0]))]
+    [-1.01, -0.34, 0.34, 65.76]
+    """
+    finite = scores[np.isfinite(scores)]
+    if not len(finite):
+        return [None] * len(scores)
+    middle = float(np.median(finite))
+    deviation = 1.4826 * float(np.median(np.abs(finite - middle)))
+    is_known = np.isfinite(scores) & (deviation > 0)
+    return [
+        (float(score) - middle) / deviation if known else None
+        for score, known in zip(scores, is_known, strict=True)
+    ]

@@ -5,14 +5,14 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from outvote.files.safetensors_file import Header, UnusableFile, read_header, read_tensors
-from outvote.flat import FLOATS
+from outvote.files.safetensors_file import Header, UnusableFile, read_header
+from outvote.files.sources import MovedSource, SafetensorsSource, Source
+from outvote.text import shortened
 
 SUFFIX = ".safetensors"
 Named = dict[str, Tensor]
@@ -29,16 +29,20 @@ class Client:
     name: str
     path: Path
     reason: str = ""
-    update: Named = field(default_factory=dict)
-    counters: Named = field(default_factory=dict)
-    """Tensors of integers, which are not aggregated by the rule."""
+    file: SafetensorsSource | None = None
+
+    def source(self, base: "Base | None") -> Source | UnusableFile:
+        """Return the client's update: what the file holds, or its difference to the base."""
+        if self.file is None:
+            return UnusableFile(self.reason)
+        return self.file if base is None else MovedSource(self.file, base.file)
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
     """The global model that the clients started from."""
 
-    tensors: Named
+    file: SafetensorsSource
     metadata: dict[str, str]
 
 
@@ -80,13 +84,10 @@ def check_base(base: Path, updates: Sequence[Path]) -> None:
         raise ValueError(f"base {base} is also one of the updates; take it out of them")
 
 
-def read_clients(paths: Sequence[Path], base_path: Path | None) -> tuple[list[Client], Base | None]:
-    """Read the files; with a base they are whole models, and updates are differences to it.
-
-    Float tensors are updates, all others are counters.
-    """
+def open_clients(paths: Sequence[Path], base_path: Path | None) -> tuple[list[Client], Base | None]:
+    """Open the files; with a base they are whole models, and updates are differences to it."""
     clients = [Client(name, path) for name, path in zip(client_ids(paths), paths, strict=True)]
-    base, expected = (None, None) if base_path is None else _read_base(base_path)
+    base, expected = (None, None) if base_path is None else _open_base(base_path)
     headers: dict[Path, Header] = {}
     for client in clients:
         with _reason_of(client):
@@ -95,7 +96,9 @@ def read_clients(paths: Sequence[Path], base_path: Path | None) -> tuple[list[Cl
     for client in clients:
         if client.path in headers and expected is not None:
             with _reason_of(client):
-                _read(client, headers[client.path], expected, base)
+                if fault := headers[client.path].fault(expected):
+                    raise UnusableFile(fault)
+                client.file = SafetensorsSource(client.path, headers[client.path])
     return clients, base
 
 
@@ -111,12 +114,6 @@ def most_common(headers: Sequence[Header]) -> Header | None:
             "wrong ones out"
         )
     return Header(counts[0][0], {})
-
-
-def moved(start: Tensor, end: Tensor) -> Tensor:
-    """Return end - start, in float32 at least: half precision would round small steps away."""
-    work = torch.promote_types(start.dtype, torch.float32)
-    return end.to(work) - start.to(work)
 
 
 def _expand(word: str) -> list[Path]:
@@ -143,18 +140,18 @@ def _is_same(first: Path, second: Path) -> bool:
         return os.path.abspath(first) == os.path.abspath(second)  # noqa: PTH100
 
 
-def _read_base(path: Path) -> tuple[Base, Header]:
+def _open_base(path: Path) -> tuple[Base, Header]:
     try:
         header = read_header(path)
-        tensors = read_tensors(path, header)
+        source = SafetensorsSource(path, header)
+        bad = source.first_not_finite()
     except UnusableFile as error:
         raise ValueError(f"base {path} {error}; give the global model") from error
-    for name, tensor in tensors.items():
-        if tensor.dtype in FLOATS and not bool(tensor.isfinite().all()):
-            raise ValueError(
-                f"base {path} has NaN or infinity in tensor {name!r}; give a finite model"
-            )
-    return Base(tensors, dict(header.metadata)), header
+    if bad is not None:
+        raise ValueError(
+            f"base {path} has NaN or infinity in tensor {shortened(bad)!r}; give a finite model"
+        )
+    return Base(source, dict(header.metadata)), header
 
 
 @contextmanager
@@ -163,13 +160,3 @@ def _reason_of(client: Client) -> Iterator[None]:
         yield
     except UnusableFile as error:
         client.reason = str(error)
-
-
-def _read(client: Client, header: Header, expected: Header, base: Base | None) -> None:
-    if fault := header.fault(expected):
-        raise UnusableFile(fault)
-    for name, tensor in read_tensors(client.path, header).items():
-        if tensor.dtype not in FLOATS:
-            client.counters[name] = tensor
-        else:
-            client.update[name] = tensor if base is None else moved(base.tensors[name], tensor)

@@ -17,7 +17,13 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-LARGEST_HEADER = 100_000_000
+from outvote import flat
+from outvote.text import shortened
+
+LARGEST_HEADER = 8_000_000
+"""Of a header that is read, in bytes: some 80,000 tensors."""
+LONGEST_NAME = 1000
+"""Of a tensor, in characters."""
 DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -32,7 +38,11 @@ DTYPES = {
     "BF16": torch.bfloat16,
     "F32": torch.float32,
     "F64": torch.float64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
 }
+FLOATS = (*flat.FLOATS, torch.float8_e4m3fn, torch.float8_e5m2)
+"""What holds updates; all other tensors are counters."""
 
 
 INVALID = (SafetensorError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
@@ -49,6 +59,11 @@ class Entry:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return prod(self.shape)
 
     def __str__(self) -> str:
         """Return the type and shape as in float32[3, 4]."""
@@ -67,11 +82,11 @@ class Header:
         own, wanted = dict(self.entries), dict(expected.entries)
         for name, entry in wanted.items():
             if name not in own:
-                return f"tensor {name!r} is missing"
+                return f"tensor {shortened(name)!r} is missing"
             if own[name] != entry:
-                return f"tensor {name!r} is {own[name]} instead of {entry}"
+                return f"tensor {shortened(name)!r} is {own[name]} instead of {entry}"
         extra = next((name for name in own if name not in wanted), None)
-        return "" if extra is None else f"unexpected tensor {extra!r}"
+        return "" if extra is None else f"unexpected tensor {shortened(extra)!r}"
 
 
 def read_header(path: Path) -> Header:
@@ -100,7 +115,7 @@ def read_tensors(path: Path, header: Header) -> dict[str, Tensor]:
     except MemoryError as error:
         raise UnusableFile("does not fit into memory") from error
     except INVALID as error:
-        why = str(error).partition("\n")[0]
+        why = shortened(str(error).partition("\n")[0])
         raise UnusableFile(f"is not a valid safetensors file: {why}") from error
     entries = [(name, Entry(tuple(t.shape), t.dtype)) for name, t in sorted(tensors.items())]
     if tuple(entries) != header.entries:
@@ -112,8 +127,10 @@ def _check_length(start: bytes, size: int) -> int:
     if size == 0:
         raise UnusableFile("is empty")
     length = int.from_bytes(start, "little")
-    if len(start) < 8 or length > LARGEST_HEADER:
+    if len(start) < 8 or length > size + LARGEST_HEADER:
         raise UnusableFile("is not a safetensors file")
+    if length > LARGEST_HEADER:
+        raise UnusableFile(f"has a header of {length:,} bytes, at most {LARGEST_HEADER:,} are read")
     if length > size - 8:
         raise UnusableFile(f"is cut off: {size:,} bytes, its header alone has {length:,}")
     return length
@@ -142,6 +159,11 @@ def _read_entries(header: dict[str, Any], num_bytes: int) -> Header:
 
 
 def _entry(name: str, about: object) -> Entry:
+    if len(name) > LONGEST_NAME:
+        raise UnusableFile(
+            f"has a tensor name of {len(name):,} characters, at most {LONGEST_NAME:,} are allowed: "
+            f"{shortened(name)!r}"
+        )
     about = about if isinstance(about, dict) else {}
     shape = about.get("shape")
     # The bounds keep the product of a forged shape finite.
@@ -150,10 +172,53 @@ def _entry(name: str, about: object) -> Entry:
         or len(shape) > 64
         or not all(type(size) is int and 0 <= size < 2**63 for size in shape)
     ):
-        raise UnusableFile(f"is not a safetensors file: its header has no shape for {name!r}")
+        raise UnusableFile(
+            f"is not a safetensors file: its header has no shape for {shortened(name)!r}"
+        )
     dtype = DTYPES.get(str(about.get("dtype")))
     if dtype is None:
         raise UnusableFile(
-            f"tensor {name!r} has the type {about.get('dtype')!r}, known are {', '.join(DTYPES)}"
+            f"tensor {shortened(name)!r} has the type {shortened(str(about.get('dtype')))!r}, "
+            f"known are {', '.join(DTYPES)}"
         )
     return Entry(tuple(shape), dtype)
+
+
+def read_offsets(path: Path, header: Header) -> dict[str, int]:
+    """Return where the data of every tensor starts in a file whose header is known."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            about = _parse(file.read(min(length, LARGEST_HEADER)))
+    except OSError as error:
+        raise UnusableFile(f"cannot be read: {error.strerror or error}") from error
+    if not all(isinstance(text, str) for text in header.metadata.values()):
+        raise UnusableFile("is not a valid safetensors file: its metadata is not text")
+    starts: dict[str, int] = {}
+    for name, entry in header.entries:
+        if prod(size for size in entry.shape if size) >= 2**63:
+            raise UnusableFile(f"is not a valid safetensors file: the shape of {shortened(name)!r}")
+        part = about.get(name)
+        offsets = part.get("data_offsets") if isinstance(part, dict) else None
+        if not (
+            isinstance(offsets, list)
+            and len(offsets) == 2
+            and all(type(offset) is int for offset in offsets)
+        ):
+            raise UnusableFile(
+                f"is not a valid safetensors file: no offsets for {shortened(name)!r}"
+            )
+        if offsets[1] - offsets[0] != prod(entry.shape) * entry.dtype.itemsize:
+            raise UnusableFile(
+                f"is not a valid safetensors file: wrong offsets for {shortened(name)!r}"
+            )
+        starts[name] = offsets[0]
+    sizes = {name: prod(entry.shape) * entry.dtype.itemsize for name, entry in header.entries}
+    end = 0
+    for name in sorted(starts, key=lambda name: (starts[name], sizes[name])):
+        if starts[name] != end:
+            raise UnusableFile(
+                f"is not a valid safetensors file: wrong offsets for {shortened(name)!r}"
+            )
+        end += sizes[name]
+    return {name: 8 + length + start for name, start in starts.items()}

@@ -4,12 +4,13 @@ Needs the extra: ``pip install 'outvote[flower]'``. Nothing else in outvote impo
 
 A round, module by module; `strategy` has the loop over rounds, `settings` its keywords:
 
-1. `node_sampling` chooses nodes (`exclusion`: who is left out) and writes their messages.
+1. `node_sampling` chooses nodes (`exclusion`: who is left out, on the evidence of
+   `sequential_test`) and writes their messages.
 2. `reply_collection` sends them, pulls the replies, and finds who is missing or late.
 3. `round_step` does the rest: `reply_checks` compares each reply with the `model_record` and
    computes its update, the rule aggregates, `server_optimizers` make a step of the update, and
    `node_metrics` averages what nodes measured.
-4. `audit_writer` logs the round to console and folder, `server_state` is the checkpoint.
+4. `console` logs the round, `audit_writer` keeps it in a folder, `server_state` is the checkpoint.
 
 On the side of the nodes, `attack_mod` makes some of them Byzantine.
 """

@@ -1,17 +1,21 @@
-"""The folder of a federation (audit log and checkpoint) and the lines on the server's console."""
+"""The folder of a run: audit log, metrics and checkpoint, locked and private."""
 
-from collections import Counter
-from collections.abc import Collection
+import os
+import socket
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import count
 from logging import getLogger
 from pathlib import Path
-from typing import BinaryIO, final
+from typing import BinaryIO, Literal, final
 
 import msgspec
 
 import outvote
 from outvote.flower.reply_collection import NUM_ROUNDS_AWAITED
-from outvote.flower.server_state import ServerState, save_state
+from outvote.flower.server_state import ServerState, load_state, save_state
 from outvote.flower.settings import Settings
 from outvote.results import disk
 from outvote.results.audit_log import (
@@ -25,42 +29,69 @@ from outvote.results.audit_log import (
 
 LOG = getLogger("flwr")
 TOO_LATE = "its reply came when the round was over"
-OUTVOTED = "outvoted"
-QUIET = ("aggregated", "excluded")
-"""Standings that need no line of their own on the console."""
+METRICS = "metrics.jsonl"
+LOCK, HOLDER = ".lock", ".holder"
+PATIENCE_SECONDS = 60.0
+"""After its SuperLink is killed, a server keeps its folder for about 15 seconds."""
+SECONDS_BETWEEN_TRIES = 1.0
+SECONDS_BETWEEN_REPORTS = 10.0
+
+MetricKind = Literal["train", "evaluate", "server"]
+Number = int | float | None
+
+
+class MetricLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of metrics.jsonl."""
+
+    round: int
+    kind: MetricKind
+    """Of training, of evaluation by nodes, of evaluation by the server."""
+    metrics: dict[str, Number | list[Number]]
+    """None: NaN or infinity."""
 
 
 @final
 class AuditWriter:
-    """Writes log and checkpoint of a federation; without an `audit_dir` it writes nothing.
+    """Writes log and checkpoint of a run; without an `audit_dir` it writes nothing.
 
-    The folder is opened when the first round begins, and locked against other processes.
+    The folder is opened when the first round begins, and locked against other processes. A new run
+    gets a new folder in `audit_dir`.
     """
 
-    def __init__(self, settings: Settings, state: ServerState, *, is_resumed: bool) -> None:
+    def __init__(
+        self, settings: Settings, state: ServerState, *, continued: Path | None = None
+    ) -> None:
+        """Write for a run; `continued` is the folder of a run that goes on."""
         self.settings, self.state = settings, state
-        self._is_resumed = is_resumed
+        self.folder = continued
         self._saved_round = self._logged_round = state.round
         self._lock: BinaryIO | None = None
         self._incomplete: dict[int, AuditRound] = {}
 
     def open(self) -> None:
-        """Start or continue the log, if it is not open."""
-        folder = self.settings.audit_dir
-        if folder is None or self._lock is not None:
+        """Start or continue the log, if it is not open.
+
+        If another process worked on it until now, the state is loaded anew.
+        """
+        parent = self.settings.audit_dir
+        if parent is None or self._lock is not None:
             return
+        is_new = self.folder is None
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._lock = disk.lock(folder / ".lock")
+            folder = self.folder = self.folder or _new_folder(parent)
+            self._lock, has_waited = _lock(folder)
         except OSError as error:
-            raise disk.StoreError(disk.not_written(folder, error)) from error
+            raise disk.StoreError(disk.not_written(parent, error)) from error
         try:
-            _start_log(folder, self.settings, is_resumed=self._is_resumed)
+            if has_waited and not is_new:
+                log_faults(load_state(folder, self.state, self.settings.rule))
+                self._saved_round = self._logged_round = self.state.round
+            _start_log(folder, self.settings)
+            _make_private(folder)
         except BaseException:
             self._release()
             raise
         self._incomplete = {}
-        self._is_resumed = True
 
     def add(self, entry: AuditRound) -> None:
         """Add a round, and save the state if it is time."""
@@ -84,6 +115,27 @@ class AuditWriter:
         )
         self._append(msgspec.structs.replace(entry, clients=clients))
 
+    def add_metrics(
+        self,
+        round_: int,
+        kind: MetricKind,
+        metrics: Mapping[str, int | float | list[int] | list[float]],
+    ) -> None:
+        """Keep the metrics of a round, for the result after a resume."""
+        if self._lock is not None and self.folder is not None:
+            line = MetricLine(round=round_, kind=kind, metrics=dict(metrics))  # type: ignore[arg-type]
+            disk.append_line(self.folder / METRICS, line)
+
+    def past_metrics(self) -> Iterator[MetricLine]:
+        """Yield the metrics of the rounds before this one; of a round run twice the last count."""
+        if self.folder is None:
+            return
+        lines, _, _ = disk.read_readable(self.folder / METRICS, MetricLine)
+        by_round = {(each.round, each.kind): each for each in lines}
+        for place in sorted(by_round):
+            if place[0] <= self.state.round:
+                yield by_round[place]
+
     def close(self) -> None:
         """Save the state, and release the folder."""
         try:
@@ -92,8 +144,8 @@ class AuditWriter:
             self._release()
 
     def _append(self, entry: AuditRound) -> None:
-        assert self.settings.audit_dir is not None
-        path = self.settings.audit_dir / LINES
+        assert self.folder is not None
+        path = self.folder / LINES
         disk.append_line(path, entry)
         disk.sync_lines(path)
         if any(each.standing == "missing" for each in entry.clients):
@@ -104,12 +156,15 @@ class AuditWriter:
         if self._logged_round < self.state.round:
             return  # A round that is not in the log is run again, and logged then.
         if self._lock is not None and self.state.round > self._saved_round:
-            assert self.settings.audit_dir is not None
-            save_state(self.settings.audit_dir, self.state, self.settings.rule)
+            assert self.folder is not None
+            save_state(self.folder, self.state, self.settings.rule)
+            _make_private(self.folder)
             self._saved_round = self.state.round
 
     def _release(self) -> None:
         if self._lock is not None:
+            assert self.folder is not None
+            _make_private(self.folder)
             self._lock.close()
             self._lock = None
 
@@ -119,15 +174,67 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _start_log(folder: Path, settings: Settings, *, is_resumed: bool) -> None:
+def log_faults(faults: Collection[str]) -> None:
+    """Report what was wrong with newer checkpoints than the one that is used."""
+    for fault in faults:
+        LOG.warning("An older checkpoint is used: %s", fault)
+
+
+def _new_folder(parent: Path) -> Path:
+    """Make a folder for a run, named by the time, which its owner alone can read."""
+    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    name = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
+    for number in count(1):
+        folder = parent / (name if number == 1 else f"{name}-{number}")
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+            return folder
+    raise AssertionError
+
+
+def _lock(folder: Path) -> tuple[BinaryIO, bool]:
+    """Lock the folder, and leave a note who has it; return also whether another process had it."""
+    start, reported = time.monotonic(), -SECONDS_BETWEEN_REPORTS
+    has_waited = False
+    while True:
+        try:
+            lock = disk.lock(folder / LOCK)
+        except disk.BusyError as error:
+            has_waited, waited = True, time.monotonic() - start
+            busy = f"{folder} is in use by {_holder(folder)}"
+            if waited >= PATIENCE_SECONDS:
+                remedy = "stop it, or start a run of its own in another audit_dir"
+                raise disk.BusyError(f"{busy}; {remedy}") from error
+            if waited - reported >= SECONDS_BETWEEN_REPORTS:
+                LOG.warning("%s; waiting up to %.0f s for it.", busy, PATIENCE_SECONDS - waited)
+                reported = waited
+            time.sleep(SECONDS_BETWEEN_TRIES)
+        else:
+            note = f"process {os.getpid()} on {socket.gethostname()} since {now()}\n"
+            (folder / HOLDER).write_text(note)
+            return lock, has_waited
+
+
+def _holder(folder: Path) -> str:
+    with suppress(OSError, UnicodeDecodeError):
+        return (folder / HOLDER).read_text()[:200].strip()
+    return "another process"
+
+
+def _make_private(folder: Path) -> None:
+    """Let nobody but the owner read the files: seeds of the rule are secret."""
+    for path in folder.iterdir():
+        with suppress(OSError):
+            if path.is_file() and path.stat().st_mode & 0o077:
+                path.chmod(0o600)
+
+
+def _start_log(folder: Path, settings: Settings) -> None:
     before = read_manifest(folder)
-    if before is not None and not is_resumed:
-        raise ValueError(
-            f"audit_dir {folder} holds the log of a run that started {before.started}; choose "
-            f"another folder, or continue it with RobustStrategy.resume({str(folder)!r})."
-        )
     disk.remove_temporaries(folder)
-    disk.cut_unfinished(folder / LINES)
+    for name in (LINES, METRICS):
+        disk.cut_unfinished(folder / name)
+        (folder / name).touch(mode=0o600)
     manifest = Manifest(
         rule=str(settings.rule),
         num_byzantine=settings.num_byzantine,
@@ -138,29 +245,3 @@ def _start_log(folder: Path, settings: Settings, *, is_resumed: bool) -> None:
     )
     text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
     disk.write_whole(folder / MANIFEST, text + b"\n")
-
-
-def log_round(entry: AuditRound) -> None:
-    """Print the nodes that were left out, and how many there were of each kind."""
-    counts = Counter(str(each.standing) for each in entry.clients)
-    for each in entry.clients:
-        if each.standing not in QUIET:
-            LOG.warning("\tnode %s %s: %s", each.client, each.standing, each.reason)
-    outvoted = [each.client for each in entry.clients if each.reason.startswith(OUTVOTED)]
-    if outvoted:
-        LOG.info("\toutvoted: %s", ", ".join(outvoted))
-    parts = ", ".join(f"{count} {standing}" for standing, count in sorted(counts.items()))
-    LOG.info("aggregate_train: %s", parts or "no node was asked")
-    if entry.reason:
-        level = LOG.info if entry.is_updated else LOG.warning
-        level("\t%s%s", "" if entry.is_updated else "the model is kept: ", entry.reason)
-
-
-def log_settings(settings: Settings, round_: int) -> None:
-    """Print the settings of the strategy."""
-    fraction = settings.byzantine_fraction
-    assumed = settings.num_byzantine or 0 if fraction is None else f"a share of {fraction}"
-    LOG.info("\t├──> Rule: %s, assumed Byzantine nodes: %s", settings.rule, assumed)
-    LOG.info("\t├──> Server optimiser: %s", settings.server_optimizer)
-    LOG.info("\t├──> Log and checkpoint: %s", settings.audit_dir or "none")
-    LOG.info("\t└──> Continues after round: %d", round_)

@@ -3,12 +3,13 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from logging import getLogger
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from flwr.app import Message, MetricRecord
+from flwr.app import Message, MetricRecord, RecordDict
 
-from outvote.flower.model_record import Malformed
+from outvote.flower.console import log_replies
+from outvote.flower.model_record import Malformed, quote
 from outvote.flower.reply_checks import example_count, is_number, read_metrics
 from outvote.flower.reply_collection import sort_replies
 from outvote.flower.settings import Settings
@@ -23,19 +24,49 @@ def average_evaluations(
     """Average the metrics of the nodes that evaluated."""
     found = sort_replies(messages, replies)
     reports: list[Mapping[str, Any]] = []
+    usable: list[RecordDict] = []
     bad = {**found.malformed, **found.errors, **found.late}
     for node, content in sorted(found.contents.items()):
         try:
             reports.append(read_metrics(content))
+            usable.append(content)
         except Malformed as fault:
             bad[node] = str(fault)
+    if messages:
+        log_replies("aggregate_evaluate", len(reports), len(messages) - len(reports))
     for node, reason in sorted(bad.items()):
-        LOG.warning("\tnode %d, evaluation of round %d: %s", node, round_, reason)
+        LOG.warning("\t> node %d, evaluation of round %d: %s", node, round_, reason)
+    if settings.evaluate_metrics_aggr_fn is not None:
+        return metrics_by(settings, "evaluate_metrics_aggr_fn", usable)
     counts = None
     if settings.use_num_examples:
         counts = [example_count(metrics, settings.weighted_by_key) for metrics in reports]
     num_byzantine = num_distrusted(settings, settings.num_byzantine_of(len(messages)), len(reports))
     return average_metrics(reports, num_byzantine, settings.weighted_by_key, counts)
+
+
+def metrics_by(
+    settings: Settings,
+    name: Literal["train_metrics_aggr_fn", "evaluate_metrics_aggr_fn"],
+    contents: list[RecordDict],
+) -> MetricRecord | None:
+    """Call a function of the user; its failure costs the metrics, not the run.
+
+    Nodes send its input, and may send what it does not expect.
+    """
+    function = getattr(settings, name)
+    if not contents:
+        return None
+    try:
+        metrics = function(contents, settings.weighted_by_key)
+    except Exception as error:  # noqa: BLE001  (a function of the user, fed by nodes)
+        reason = f"{type(error).__name__}: {quote(error)}"
+    else:
+        if isinstance(metrics, MetricRecord):
+            return metrics
+        reason = f"it returned {type(metrics).__name__}, not a MetricRecord"
+    LOG.warning("\t> no metrics in this round, %s failed: %s", name, reason)
+    return None
 
 
 def average_metrics(

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from logging import getLogger
 from typing import final
@@ -10,12 +10,15 @@ from typing import final
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from outvote.flower.reply_collection import listed
 from outvote.flower.server_state import ServerState
 from outvote.flower.settings import Settings
 from outvote.seeding import RandomStream
 
 LOG = getLogger("flwr")
 SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_BETWEEN_REPORTS = 30.0
+MOST_KNOWN = 10_000
 
 
 @final
@@ -38,7 +41,8 @@ def sample_for_training(
     """Choose the nodes that train."""
     if settings.fraction_train == 0:
         return NodeSample(excluded={})
-    online, wanted = _wait(settings, grid, settings.fraction_train, settings.min_train_nodes)
+    share, least = settings.fraction_train, settings.min_train_nodes
+    online, wanted = _wait(settings, state, grid, share, least)
     candidates, excluded = _candidates(settings, state, round_, online, wanted)
     if settings.sample is not None:
         nodes = sorted(set(settings.sample(round_, candidates)))
@@ -60,13 +64,15 @@ def sample_for_training(
 
 def sample_for_evaluation(
     settings: Settings, state: ServerState, round_: int, grid: Grid
-) -> list[int]:
+) -> NodeSample:
     """Choose the nodes that evaluate."""
     if settings.fraction_evaluate == 0:
-        return []
-    online, wanted = _wait(settings, grid, settings.fraction_evaluate, settings.min_evaluate_nodes)
-    candidates, _ = _candidates(settings, state, round_, online, wanted)
-    return _draw(candidates, wanted, settings.seed, f"evaluate {round_}")
+        return NodeSample(excluded={})
+    share, least = settings.fraction_evaluate, settings.min_evaluate_nodes
+    online, wanted = _wait(settings, state, grid, share, least)
+    candidates, excluded = _candidates(settings, state, round_, online, wanted)
+    nodes = _draw(candidates, wanted, settings.seed, f"evaluate {round_}")
+    return NodeSample(nodes=nodes, excluded=excluded, num_online=len(online))
 
 
 def write_messages(
@@ -88,16 +94,38 @@ def derive_seed(seed: int, purpose: str) -> int:
     return RandomStream((seed,)).fold_in(purpose).derived()[0]
 
 
-def _wait(settings: Settings, grid: Grid, fraction: float, at_least: int) -> tuple[list[int], int]:
+def _wait(
+    settings: Settings, state: ServerState, grid: Grid, fraction: float, at_least: int
+) -> tuple[list[int], int]:
     """Wait for enough nodes; return them and how many to ask, as Flower's own strategies count."""
     num_needed = max(settings.min_available_nodes, at_least, 1)
-    is_logged = False
+    start, reported = time.monotonic(), -SECONDS_BETWEEN_REPORTS
     while len(online := sorted(set(grid.get_node_ids()))) < num_needed:
-        if not is_logged:
-            LOG.info("Waiting for nodes: %d of %d are connected.", len(online), num_needed)
-            is_logged = True
+        waited = time.monotonic() - start
+        if waited - reported >= SECONDS_BETWEEN_REPORTS:
+            _report_waiting(online, num_needed, state.known_nodes, waited)
+            reported = waited
         time.sleep(SECONDS_BETWEEN_LOOKS)
+    if len(state.known_nodes) > MOST_KNOWN:  # Strangers may connect under ever new ids.
+        state.known_nodes.clear()
+    state.known_nodes.update(online)
     return online, max(int(len(online) * fraction), at_least)
+
+
+def _report_waiting(
+    online: Sequence[int], num_needed: int, known: Collection[int], seconds: float
+) -> None:
+    """Report who is missing, or who is there if no node was ever connected before."""
+    missing = sorted(set(known) - set(online))
+    names, what = (missing, "not connected") if missing else (online, "connected")
+    LOG.info(
+        "Waiting for nodes for %.0f s: %d of %d are connected; %s: %s",
+        seconds,
+        len(online),
+        num_needed,
+        what,
+        listed(names),
+    )
 
 
 def _candidates(

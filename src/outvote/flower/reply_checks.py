@@ -98,9 +98,9 @@ def read_reply(sent: SentModel, content: RecordDict, counts_key: str, *, use_cou
     count = 1.0
     if use_counts:
         count = example_count(metrics, counts_key)
-        if count <= 0:
+        if count < 1:
             got = quote(metrics.get(counts_key))
-            raise Malformed(f"{counts_key} must be a positive number, got {got}")
+            raise Malformed(f"{counts_key} must be a number from 1 on, got {got}")
     return Reply(
         weights=tuple(named[each.name] for each in sent.weights),
         statistics=tuple(named[each.name] for each in sent.statistics),
@@ -119,9 +119,12 @@ def read_metrics(content: RecordDict) -> Mapping[str, Any]:
 
 
 def example_count(metrics: Mapping[str, Any], key: str) -> float:
-    """Return how many examples a node claims to have; 0 if that is no positive number."""
+    """Return how many examples a node claims to have; 0 if that is no number from 1 on.
+
+    Weights near 0 divide to infinity, and nobody trains on half an example.
+    """
     value = metrics.get(key, 0)
-    return float(value) if is_number(value) and value > 0 else 0.0
+    return float(value) if is_number(value) and value >= 1 else 0.0
 
 
 def is_number(value: object) -> TypeGuard[int | float]:

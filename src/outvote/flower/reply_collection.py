@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from logging import getLogger
 from threading import Thread
 from typing import final
 
@@ -21,13 +22,21 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from outvote.flower.model_record import quote
 
+LOG = getLogger("flwr")
 UNREADABLE, MISLABELLED = 9001, 9002
 """Codes of the errors that replace a reply which cannot be decoded, or names another sender."""
 SECONDS_BETWEEN_PULLS = 3.0
 SECONDS_FOR_A_PULL = 5.0
 """After this time the other nodes need not wait for a reply that is still being uploaded."""
+SECONDS_BETWEEN_REPORTS = 30.0
+MOST_LISTED = 20
 NUM_ROUNDS_AWAITED = 10
 """For how many rounds a missing reply is looked for."""
+
+FORMER_CLIENT = (
+    "its ClientApp is made of a NumPyClient or Client (client_fn), which RobustStrategy cannot "
+    "ask: write functions with @app.train() and @app.evaluate()"
+)
 
 # What decoding raises. Faults of the network are others, and are not the node's.
 UNDECODABLE = (
@@ -49,22 +58,46 @@ def send_and_receive(
     """Do as Flower's grid does, except that a reply that cannot be decoded becomes an error."""
     sent = list(messages)
     pushed = set(grid.push_messages(sent)) if sent else set()
-    waiting = [
-        Pull(partial(_pull, grid, message))
+    waiting = {
+        Pull(partial(_pull, grid, message)): message.metadata.dst_node_id
         for message in sent
         if message.metadata.message_id in pushed
-    ]
+    }
     pause = getattr(grid, "pull_interval", SECONDS_BETWEEN_PULLS)
-    end = None if timeout is None else time.monotonic() + timeout
+    start = reported = time.monotonic()
     replies: list[Message] = []
     while True:
         found = {pull: pull.poll() for pull in waiting}
         replies += [reply for each in found.values() for reply in each]
-        waiting = [pull for pull, each in found.items() if not each]
-        left = pause if end is None else min(pause, end - time.monotonic())
+        waiting = {pull: waiting[pull] for pull, each in found.items() if not each}
+        now = time.monotonic()
+        left = pause if timeout is None else min(pause, start + timeout - now)
         if not waiting or left <= 0:
             return replies
+        if now - reported >= SECONDS_BETWEEN_REPORTS:
+            _report_missing(sorted(waiting.values()), len(sent), now - start, timeout)
+            reported = now
         time.sleep(left)
+
+
+def listed(nodes: Sequence[int]) -> str:
+    """Return the names of some nodes, not too many."""
+    more = f" and {len(nodes) - MOST_LISTED} more" if len(nodes) > MOST_LISTED else ""
+    return (", ".join(str(node) for node in nodes[:MOST_LISTED]) or "none") + more
+
+
+def _report_missing(
+    nodes: Sequence[int], num_asked: int, seconds: float, timeout: float | None
+) -> None:
+    limit = "without limit" if timeout is None else f"of {timeout:.0f} s"
+    LOG.info(
+        "Waiting for replies for %.0f s %s: %d of %d are missing: nodes %s",
+        seconds,
+        limit,
+        len(nodes),
+        num_asked,
+        listed(nodes),
+    )
 
 
 @final
@@ -162,11 +195,19 @@ def _add(found: SortedReplies, node: int, reply: Message) -> None:
     elif reply.has_error() and reply.error.code == MISLABELLED:
         found.malformed[node] = "it is labelled as another node's reply"
     elif reply.has_error():
-        found.errors[node] = f"error {reply.error.code}: {quote(reply.error.reason or '')}"
+        found.errors[node] = _reason(reply.error)
     elif not reply.has_content() or not isinstance(reply.content, RecordDict):
         found.malformed[node] = "it sent no records"
     else:
         found.contents[node] = reply.content
+
+
+def _reason(error: Error) -> str:
+    text = f"error {error.code}: {quote(error.reason or '')}"
+    # What a ClientApp with a client_fn looks for in a message; it fails with a KeyError.
+    if any(name in (error.reason or "") for name in ("fitins.", "evaluateins.")):
+        return f"{text}; {FORMER_CLIENT}"
+    return text
 
 
 @final

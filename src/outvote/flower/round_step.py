@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from logging import getLogger
 from math import isfinite
 from typing import final
 
@@ -11,18 +12,21 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from torch import Tensor
 
 from outvote.errors import TooManyByzantine
-from outvote.flower.audit_writer import OUTVOTED, now
-from outvote.flower.exclusion import Offence
-from outvote.flower.model_record import SentModel
-from outvote.flower.node_metrics import average_metrics, num_distrusted
+from outvote.flower.audit_writer import now
+from outvote.flower.console import OUTVOTED
+from outvote.flower.model_record import SentModel, quote
+from outvote.flower.node_metrics import average_metrics, metrics_by, num_distrusted
 from outvote.flower.node_sampling import NodeSample, derive_seed
 from outvote.flower.reply_checks import NodeUpdates, read_updates
 from outvote.flower.reply_collection import SortedReplies, sort_replies
+from outvote.flower.sequential_test import relative_distances
 from outvote.flower.server_state import ServerState
 from outvote.flower.settings import Settings
 from outvote.results.audit_log import AuditRound, ClientRecord, Standing
 from outvote.rules.aggregate import one_round
 from outvote.rules.verdict import Verdict
+
+LOG = getLogger("flwr")
 
 
 @final
@@ -83,16 +87,26 @@ def finish_round(
     state.round = request.round
     state.model = request.sent.record if model is None else model
     malformed = {**sorted_.malformed, **updates.malformed}
-    _record_offences(state, request, malformed, decision)
-    counts = [reply.count for reply in updates.replies.values()]
-    metrics = average_metrics(
-        [reply.metrics for reply in updates.replies.values()],
-        num_distrusted(settings, decision.num_byzantine, len(counts)),
-        key,
-        counts,
+    measures = _measure(updates, decision.verdict)
+    nodes = {message.metadata.dst_node_id for message in request.messages}
+    state.exclusions.record(
+        request.round,
+        [node for node in malformed if node in nodes],
+        _verdicts(settings, updates, decision, measures),
     )
+    if settings.train_metrics_aggr_fn is not None:
+        usable = [sorted_.contents[node] for node in updates.replies]
+        metrics = metrics_by(settings, "train_metrics_aggr_fn", usable)
+    else:
+        counts = [reply.count for reply in updates.replies.values()]
+        metrics = average_metrics(
+            [reply.metrics for reply in updates.replies.values()],
+            num_distrusted(settings, decision.num_byzantine, len(counts)),
+            key,
+            counts,
+        )
     clients = [
-        *_with_update(updates, decision),
+        *_with_update(updates, decision, measures),
         *_without_update(sorted_, malformed, request.sample.excluded),
     ]
     audit = _audit(request, decision, clients, is_updated=model is not None)
@@ -102,17 +116,26 @@ def finish_round(
 def decide(
     settings: Settings, state: ServerState, request: RoundRequest, updates: NodeUpdates
 ) -> Decision:
-    """Apply the rule to the updates; if they are too few for `num_byzantine`, keep the model."""
+    """Apply the rule to the updates; keep the model if they are too few, or if the rule fails."""
     num_byzantine = request.sample.num_byzantine
     if not updates.replies:
         return Decision(verdict=None, num_byzantine=num_byzantine, reason="no reply could be used")
+    reference = None
+    if settings.rule.traits.needs_reference and settings.reference is not None:
+        # Outside of the try: a fault of the server's own training is to be seen at once.
+        trained = settings.reference(request.round, request.sent.record)
+        reference = request.sent.update_to(trained)
     try:
-        verdict = _aggregate(settings, state, request, updates)
+        verdict = _aggregate(settings, state, request, updates, reference)
     except TooManyByzantine as error:
         reason = (
             f"{error.num_clients} usable replies are too few: with them the rule tolerates at most "
             f"{error.limit} Byzantine nodes, not {error.got}"
         )
+        return Decision(verdict=None, num_byzantine=num_byzantine, reason=reason)
+    except Exception as error:
+        LOG.debug("The rule failed in round %d:", request.round, exc_info=True)
+        reason = f"the rule raised {type(error).__name__}: {quote(error)}"
         return Decision(verdict=None, num_byzantine=num_byzantine, reason=reason)
     used = verdict.num_byzantine
     lowered = f"num_byzantine was lowered from {num_byzantine} to {used}"
@@ -122,13 +145,15 @@ def decide(
 
 
 def _aggregate(
-    settings: Settings, state: ServerState, request: RoundRequest, updates: NodeUpdates
+    settings: Settings,
+    state: ServerState,
+    request: RoundRequest,
+    updates: NodeUpdates,
+    reference: Tensor | None,
 ) -> Verdict:
     """Call the rule; nothing else in this package does."""
     rule, seed, sent = settings.rule, settings.seed, request.sent
-    reference = counts = None
-    if rule.traits.needs_reference and settings.reference is not None:
-        reference = sent.update_to(settings.reference(request.round, sent.record))
+    counts = None
     if settings.use_num_examples:
         counts = [reply.count for reply in updates.replies.values()]
     done = one_round(
@@ -167,17 +192,39 @@ def _apply_update(
     return model
 
 
-def _record_offences(
-    state: ServerState, request: RoundRequest, malformed: Mapping[int, str], decision: Decision
-) -> None:
-    nodes = {message.metadata.dst_node_id for message in request.messages}
-    offences: dict[int, Offence] = {node: "malformed" for node in malformed if node in nodes}
-    kept: list[int] = []
-    if decision.verdict is not None and decision.verdict.kept is not None:
-        kept = [int(client) for client in decision.verdict.kept]
-        if decision.blames:
-            offences |= {int(client): "outvoted" for client in decision.verdict.dropped or ()}
-    state.exclusions.record(request.round, kept, offences)
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measures:
+    """How the update of each node compares with the others and with the aggregated one."""
+
+    cosines: Sequence[float | None]
+    distances: Sequence[float | None]
+    """To the others, over the median of the round."""
+
+
+def _measure(updates: NodeUpdates, verdict: Verdict | None) -> Measures:
+    unknown: list[float | None] = [None] * len(updates.norms)
+    if verdict is None:
+        return Measures(cosines=unknown, distances=unknown)
+    cosines = _cosines(updates.rows, verdict.update, updates.norms)
+    weights = np.zeros(len(unknown)) if verdict.weights is None else np.asarray(verdict.weights)
+    distances = relative_distances(
+        updates.norms, cosines, np.nan_to_num(weights).tolist(), _norm(verdict.update)
+    )
+    return Measures(cosines=cosines, distances=unknown if distances is None else distances)
+
+
+def _verdicts(
+    settings: Settings, updates: NodeUpdates, decision: Decision, measures: Measures
+) -> dict[int, bool]:
+    """Return for each node that the rule got whether the round counts against it."""
+    if not decision.blames or decision.verdict is None:
+        return {}
+    dropped = set(decision.verdict.dropped or ())
+    return {
+        node: str(node) in dropped and distance is not None and distance > settings.heterogeneity
+        for node, distance in zip(updates.replies, measures.distances, strict=True)
+    }
 
 
 def _audit(
@@ -200,16 +247,16 @@ def _audit(
     )
 
 
-def _with_update(updates: NodeUpdates, decision: Decision) -> list[ClientRecord]:
+def _with_update(
+    updates: NodeUpdates, decision: Decision, measures: Measures
+) -> list[ClientRecord]:
     """Return the audit entries of the nodes whose updates the rule got."""
     verdict, norms = decision.verdict, updates.norms
     scores: Sequence[float | None] = [None] * len(norms)
-    cosines: Sequence[float | None] = [None] * len(norms)
     kept: set[str] | None = set()
     dropped = ""
     if verdict is not None:
         scores = [_finite(float(score)) for score in verdict.scores]
-        cosines = _cosines(updates.rows, verdict.update, norms)
         kept = None if verdict.kept is None else set(verdict.kept)
         dropped = OUTVOTED if decision.blames else "not chosen"
     entries = []
@@ -223,7 +270,8 @@ def _with_update(updates: NodeUpdates, decision: Decision) -> list[ClientRecord]
                 kept=is_kept,
                 reason="; ".join(filter(None, reasons)),
                 norm=_finite(norms[row]),
-                cosine=cosines[row],
+                cosine=measures.cosines[row],
+                distance=measures.distances[row],
             )
         )
     return entries

@@ -34,6 +34,8 @@ class ServerState:
     model: ArrayRecord | None = None
     optimizer_state: OptimizerState = field(default_factory=dict)
     rule_state: Any = None
+    known_nodes: set[int] = field(default_factory=set)
+    """All that were ever connected."""
 
 
 def save_state(folder: Path, state: ServerState, rule: Rule) -> None:
@@ -48,6 +50,7 @@ def save_state(folder: Path, state: ServerState, rule: Rule) -> None:
         # A file keeps neither the order of the arrays nor that a single number has no axis.
         "shapes": [[name, list(array.shape)] for name, array in state.model.items()],
         "offenders": state.exclusions.to_notes(),
+        "nodes": sorted(state.known_nodes),
         "rule": str(rule),
         "rule_state": pack_state(state.rule_state, "rule_state", arrays),
     }
@@ -81,6 +84,7 @@ def load_state(folder: Path, state: ServerState, rule: Rule) -> list[str]:
         if name.startswith("optimizer/")
     }
     state.exclusions.from_notes(notes["offenders"])
+    state.known_nodes = set(notes.get("nodes", ()))
     if notes["rule"] != str(rule):
         state.rule_state = None
     elif "rule_state" in notes:

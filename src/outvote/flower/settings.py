@@ -2,15 +2,18 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from math import inf
 from pathlib import Path
 from typing import Any, Literal, final
 
 import numpy as np
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
 from outvote.errors import check_choice
 from outvote.flower.server_optimizers import ServerOptimizer
 from outvote.results.audit_log import read_manifest
+from outvote.results.labels import user_files
 from outvote.rules.aggregate import num_from_fraction
 from outvote.rules.rule import Rule
 from outvote.seeding import seed_from
@@ -20,8 +23,25 @@ Sampler = Callable[[int, Sequence[int]], Sequence[int]]
 """The caller's own choice: the round and the nodes to choose from -> the nodes of the round."""
 Reference = Callable[[int, ArrayRecord], ArrayRecord]
 """The server's own training, for rules that need it: the round and the model -> the trained one."""
+MetricsFunction = Callable[[list[RecordDict], str], MetricRecord]
+"""As in Flower: the replies and the key of the number of examples -> the metrics of the round."""
 Plain = str | int | float | bool | None
-HOOKS = ("sample", "reference")
+HOOKS = ("sample", "reference", "train_metrics_aggr_fn", "evaluate_metrics_aggr_fn")
+FORMER = {
+    "fraction_fit": "use fraction_train",
+    "min_fit_clients": "use min_train_nodes",
+    "min_evaluate_clients": "use min_evaluate_nodes",
+    "min_available_clients": "use min_available_nodes",
+    "evaluate_fn": "pass it to start(evaluate_fn=...)",
+    "on_fit_config_fn": "pass start(train_config=...), or override configure_train",
+    "on_evaluate_config_fn": "pass start(evaluate_config=...), or override configure_evaluate",
+    "initial_parameters": "pass start(initial_arrays=...)",
+    "fit_metrics_aggregation_fn": "use train_metrics_aggr_fn",
+    "evaluate_metrics_aggregation_fn": "use evaluate_metrics_aggr_fn",
+    "accept_failures": "there is no setting: failures are always accepted",
+    "inplace": "there is no setting: replies are never changed",
+}
+"""Keywords of the strategies in flwr.server.strategy, and what is there instead."""
 
 
 @final
@@ -37,6 +57,8 @@ class Settings:
     use_num_examples: bool
     server_optimizer: ServerOptimizer
     exclude_after: int | None
+    exclude_outvoted: float | None
+    heterogeneity: float
     probation: int | None
     sample: Sampler | None
     reference: Reference | None
@@ -50,6 +72,8 @@ class Settings:
     weighted_by_key: str
     arrayrecord_key: str
     configrecord_key: str
+    train_metrics_aggr_fn: MetricsFunction | None
+    evaluate_metrics_aggr_fn: MetricsFunction | None
 
     def __post_init__(self) -> None:
         check_choice("when_too_many", self.when_too_many, ("keep", "lower"))
@@ -62,13 +86,7 @@ class Settings:
         for name in ("exclude_after", "probation", "checkpoint_every"):
             if getattr(self, name) is not None:
                 _check_whole(name, getattr(self, name), 1)
-        if self.probation is not None and self.exclude_after is None:
-            raise ValueError("probation needs exclude_after, got none; set exclude_after too.")
-        if self.exclude_after is not None and not (self.num_byzantine or self.byzantine_fraction):
-            raise ValueError(
-                "exclude_after excludes at most num_byzantine nodes, got none; set num_byzantine "
-                "or byzantine_fraction too."
-            )
+        self._check_exclusion()
         if self.seed is not None:
             seed_from(self.seed)
         self._check_rule()
@@ -104,6 +122,23 @@ class Settings:
                 "byzantine_fraction= if it is unknown."
             )
 
+    def _check_exclusion(self) -> None:
+        for name in ("exclude_after", "exclude_outvoted"):
+            is_set = getattr(self, name) is not None
+            if is_set and not (self.num_byzantine or self.byzantine_fraction):
+                raise ValueError(
+                    f"{name} excludes at most num_byzantine nodes, got none; set num_byzantine or "
+                    "byzantine_fraction too."
+                )
+        rate = self.exclude_outvoted
+        if rate is not None and (isinstance(rate, bool) or not 0 < rate < 1):
+            raise ValueError(
+                "exclude_outvoted must be a rate of false exclusions above 0 and below 1, got "
+                f"{rate}; 0.01 is usual."
+            )
+        if not 1 <= self.heterogeneity < inf:
+            raise ValueError(f"heterogeneity must be a number from 1 on, got {self.heterogeneity}.")
+
     def _check_rule(self) -> None:
         if self.rule.traits.needs_reference and self.reference is None:
             raise ValueError(
@@ -117,6 +152,18 @@ class Settings:
             self.rule.inspect(
                 rows, num_byzantine=0, sample_counts=range(1, 17), reference=own, seed=0
             )
+
+
+def refuse(name: str) -> TypeError:
+    """Return the error for a keyword that is no setting."""
+    if name in FORMER:
+        return TypeError(
+            f"{name} is of Flower's former strategies (flwr.server.strategy), and RobustStrategy "
+            f"is for flwr.serverapp: {FORMER[name]}."
+        )
+    known = [each.name for each in fields(Settings)]
+    close = get_close_matches(name, known, n=1, cutoff=0.0)
+    return TypeError(f"RobustStrategy has no setting {name!r}; the closest is {close[0]!r}.")
 
 
 def resumed_settings(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,6 +184,12 @@ def resumed_settings(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     if not {"num_byzantine", "byzantine_fraction"} & set(given):
         kept["num_byzantine"] = manifest.num_byzantine
         kept["byzantine_fraction"] = manifest.byzantine_fraction
+    for name, value in kept.items():
+        if name not in given and isinstance(value, str) and user_files(value):
+            raise ValueError(
+                f"the log in {folder} names Python code, {name}={value[:200]!r}, which would be "
+                f"executed; if you trust it, pass {name}= yourself."
+            )
     return kept | dict(given)
 
 

@@ -37,14 +37,15 @@ class LocalPass:
         """Start at 0; `like` is a vector of the gradients' size."""
         self._sum = torch.zeros_like(like, dtype=torch.float64)
         self._weighted = torch.zeros_like(self._sum)
-        self._squares = 0.0
+        self._squares = self._losses = 0.0
         self._num_samples = self._num_batches = 0
 
-    def add(self, gradient: Tensor, num_samples: int) -> None:
-        """Count the gradient of one batch."""
+    def add(self, gradient: Tensor, num_samples: int, loss: float = 0.0) -> None:
+        """Count the gradient and the mean loss of one batch."""
         self._sum += gradient
         self._weighted.add_(gradient, alpha=num_samples)
         self._squares += float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2
+        self._losses += loss * num_samples
         self._num_samples += num_samples
         self._num_batches += 1
 
@@ -52,6 +53,11 @@ class LocalPass:
     def mean(self) -> Tensor:
         """The gradient over all samples."""
         return self._weighted / self._num_samples
+
+    @property
+    def loss(self) -> float:
+        """The mean loss over all samples."""
+        return self._losses / self._num_samples
 
     @property
     def noise(self) -> float:

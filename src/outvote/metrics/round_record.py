@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from outvote.metrics.certificate import Diagnostics
+from outvote.metrics.theory import Theory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,8 @@ class Record:
     """One by one, in the last round of a run; None for Byzantine clients."""
     diagnostics: Diagnostics | None = None
     """Only of runs that want them."""
+    theory: Theory | None = None
+    """Likewise."""
 
     @property
     def num_kept_byzantine(self) -> int | None:

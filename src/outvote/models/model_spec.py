@@ -21,7 +21,9 @@ from outvote.models.networks import (
     small_cnn,
     squeezenet,
 )
+from outvote.plugins import find_plugin, load_plugin, plugin_names
 from outvote.seeding import seed_from
+from outvote.user_objects import find_object, is_user_object
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "alexnet": alexnet,
@@ -58,19 +60,42 @@ def make_model(
     >>> sum(p.numel() for p in make_model("alexnet", num_classes=10).parameters())
     2472266
     """
-    if name not in MODELS:
-        raise ValueError(f"unknown model {name!r}; {closest(name, list(MODELS))}")
+    check_model_name(name)
     check_kind("num_classes", num_classes, int)
     if num_classes < 2:
         raise ValueError(f"num_classes must be at least 2, got {num_classes}.")
     if image_shape is not None:
         renamed("make_model(image_shape=...)", "make_model(input_shape=...)")
         input_shape = image_shape
+    if is_own_model(name):
+        if input_shape is not None:
+            raise ValueError(f"{name} is not built in and takes no input_shape; leave it out.")
+        return make_own_model(find_own_model(name), num_classes, seed_from(seed))
     shape = () if input_shape is None else (_checked_shape(name, input_shape),)
     # torch's layers draw from the global generator: lent for a moment, and put back as it was.
     with _LENT, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed_from(seed))
         return MODELS[name](num_classes, *shape)
+
+
+def check_model_name(name: str) -> None:
+    """Refuse a name that is neither built in nor a user's, nor that of a package."""
+    if name not in MODELS and not is_own_model(name):
+        known = [*MODELS, *plugin_names("model")]
+        raise ValueError(f"unknown model {name!r}; {closest(name, known)}")
+
+
+def is_own_model(name: str) -> bool:
+    """Return whether a model is a user's or another package's."""
+    if name in MODELS:
+        return False
+    return is_user_object(name) or find_plugin("model", name) is not None
+
+
+def find_own_model(name: str) -> Any:
+    """Return a user's or another package's model: a module, or what makes one."""
+    plugin = None if name in MODELS else find_plugin("model", name)
+    return find_object(name, "model") if plugin is None else load_plugin(plugin)
 
 
 def make_own_model(model: Any, num_classes: int | None, seed: int) -> nn.Module:

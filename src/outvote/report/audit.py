@@ -3,7 +3,7 @@
 Of a simulated run, or of the log of a federation in production.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -12,13 +12,25 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from outvote.results.audit_log import AuditLog, ClientRecord, Manifest, read_log, read_manifest
+from outvote.results.audit_log import (
+    AuditLog,
+    ClientRecord,
+    Manifest,
+    find_log,
+    is_cosine_outlier,
+    is_norm_outlier,
+    num_logs,
+    read_log,
+    read_manifest,
+)
 from outvote.results.run import Result
 
 NUM_ERRORS = 3.0
 """So far above 0.5 a client stands out."""
 CHANCE = 0.00135
 """The share of clients all alike that do so by chance, if each was compared often."""
+MAX_NAME, MAX_NAMED = 40, 20
+"""How long and how many the names in a finding are."""
 
 
 class Mark(IntEnum):
@@ -70,6 +82,8 @@ class Audit:
     """``[rounds, clients]``: of what it sent; NaN or None: not known."""
     cosines: NDArray[np.float64] | None = None
     """``[rounds, clients]``: between what it sent and the update, likewise."""
+    distances: NDArray[np.float64] | None = None
+    """``[rounds, clients]``: from the others, over the median of the round, likewise."""
 
     @property
     def is_received(self) -> NDArray[np.bool_]:
@@ -123,21 +137,26 @@ def audit_run(result: Result) -> Audit | None:
 
 
 def audit_log(folder: Path) -> Audit | None:
-    """Return the audit of a federation in production; None if there is no log here."""
-    manifest = read_manifest(folder)
+    """Return the audit of a federation in production; None if there is no log here.
+
+    Of several logs in a folder the newest is read.
+    """
+    manifest, parent = read_manifest(folder), folder
     if manifest is None:
         return None
+    folder = find_log(folder)
     log = read_log(folder)
     rounds = log.rounds
     clients = list(dict.fromkeys(each.client for line in rounds for each in line.clients))
     columns = {client: column for column, client in enumerate(clients)}
-    scores, norms, cosines = np.full((3, len(rounds), len(clients)), np.nan)
+    scores, norms, cosines, distances = np.full((4, len(rounds), len(clients)), np.nan)
     marks = np.zeros_like(scores, dtype=np.uint8)
     reasons = {}
     for row, line in enumerate(rounds):
         for each in line.clients:
             column = columns[each.client]
             norms[row, column], cosines[row, column] = _or_nan(each.norm), _or_nan(each.cosine)
+            distances[row, column] = _or_nan(each.distance)
             if not line.is_updated and each.standing == "aggregated" and each.score is None:
                 continue  # Nothing was aggregated: its reply was fine, but too few others were.
             marks[row, column] = mark = _mark(each)
@@ -146,16 +165,17 @@ def audit_log(folder: Path) -> Audit | None:
             if each.reason:
                 reasons[row, column] = each.reason
     return Audit(
-        title=folder.resolve().name,
+        title=str(folder.resolve().relative_to(parent.resolve().parent)),
         clients=tuple(clients),
         rounds=np.array([line.round for line in rounds], dtype=np.int64),
         scores=scores,
         marks=marks,
         is_byzantine=None,
         reasons=reasons,
-        about=_about_log(manifest, log),
+        about=_about_log(manifest, log, num_logs(parent)),
         norms=norms,
         cosines=cosines,
+        distances=distances,
     )
 
 
@@ -173,7 +193,7 @@ def _or_nan(value: float | None) -> float:
     return float("nan") if value is None else value
 
 
-def _about_log(manifest: Manifest, log: AuditLog) -> dict[str, Any]:
+def _about_log(manifest: Manifest, log: AuditLog, num_here: int) -> dict[str, Any]:
     """Return the rule, the settings and the rounds without an update; a setting hides none."""
     rounds = log.rounds
     kept = [each for each in rounds if not each.is_updated]
@@ -188,6 +208,7 @@ def _about_log(manifest: Manifest, log: AuditLog) -> dict[str, Any]:
         "rounds without an update": len(kept),
         "last of them": last,
         "lines that cannot be read": log.num_unreadable or None,
+        "which": f"the newest of {num_here} logs" if num_here > 1 else None,
     }
     merged = {**known, **manifest.settings, **known}
     return {key: value for key, value in merged.items() if value is not None}
@@ -207,7 +228,8 @@ class ClientSummary:
     num_received: int
     """How often it sent something."""
     num_dropped: int | None
-    """How often that had no share in the update; None: the rule never reported it."""
+    """How often the rule dropped what it sent; None: the rule never reported it. What is malformed
+    or not finite does not reach the rule, and is counted apart."""
     drop_rate: float
     """`num_dropped` as a share of the rounds where it is known; NaN: of none."""
     longest_streak: int | None
@@ -226,6 +248,22 @@ class ClientSummary:
     """The median norm of what it sent; NaN if that is not known."""
     cosine: float
     """The median cosine between what it sent and the update, likewise."""
+    distance: float
+    """The median of its distance from the others over that of the median client, likewise."""
+    num_norm_outliers: int
+    """How often its norm was a third of the median of the round or less, or three times or more."""
+    num_cosine_outliers: int
+    """How often it pointed against the update, far below the median of the round."""
+
+    @property
+    def is_outlier(self) -> bool:
+        """Whether its norm or its cosine was unlike the others' in most of its rounds."""
+        return 2 * max(self.num_norm_outliers, self.num_cosine_outliers) > self.num_received
+
+    @property
+    def num_unusable(self) -> int:
+        """How often it sent what cannot be read or is not finite."""
+        return self.num_rejected + self.faults["malformed"]
 
     @property
     def lower_bound(self) -> float:
@@ -241,18 +279,22 @@ class ClientSummary:
 def client_summaries(audit: Audit) -> list[ClientSummary]:
     """Return all clients, the most suspicious first; those never compared with others last."""
     suspicion, error = _suspicions(audit)
-    received, refused = audit.is_received, audit.is_refused
-    num_received, num_dropped = received.sum(axis=0), refused.sum(axis=0)
-    num_decided = audit.is_decided.sum(axis=0)
-    streaks = longest_streaks(audit.is_decided, refused)
+    received, dropped = audit.is_received, audit.marks == Mark.DROPPED
+    decided = dropped | (audit.marks == Mark.KEPT)
+    num_received, num_dropped = received.sum(axis=0), dropped.sum(axis=0)
+    num_decided = decided.sum(axis=0)
+    streaks = longest_streaks(decided, dropped)
     counts = {mark: (audit.marks == mark).sum(axis=0) for mark in Mark}
     num_sampled = len(audit.rounds) - counts[Mark.ABSENT] - counts[Mark.EXCLUDED]
     last_reasons = {column: text for (_, column), text in sorted(audit.reasons.items())}
-    norms, cosines = _medians(audit.norms, audit), _medians(audit.cosines, audit)
+    measured = (audit.norms, audit.cosines, audit.distances)
+    norms, cosines, distances = (_medians(each, audit) for each in measured)
+    norm_outliers = _num_outliers(audit, audit.norms, is_norm_outlier)
+    cosine_outliers = _num_outliers(audit, audit.cosines, is_cosine_outlier)
     records = []
     for k, client in enumerate(audit.clients):
         seen = np.flatnonzero(received[:, k])
-        is_reported = bool(num_decided[k]) or not num_received[k]
+        is_reported = bool(num_decided[k]) or not counts[Mark.UNKNOWN][k]
         records.append(
             ClientSummary(
                 client=client,
@@ -271,6 +313,9 @@ def client_summaries(audit: Audit) -> list[ClientSummary]:
                 reason=last_reasons.get(k, ""),
                 norm=norms[k],
                 cosine=cosines[k],
+                distance=distances[k],
+                num_norm_outliers=int(norm_outliers[k]),
+                num_cosine_outliers=int(cosine_outliers[k]),
             )
         )
     return sorted(records, key=_order)
@@ -341,6 +386,64 @@ def _medians(values: NDArray[np.float64] | None, audit: Audit) -> list[float]:
         return [float("nan")] * len(audit.clients)
     known = (column[~np.isnan(column)] for column in values.T)
     return [float(np.median(each)) if len(each) else float("nan") for each in known]
+
+
+def _num_outliers(
+    audit: Audit,
+    values: NDArray[np.float64] | None,
+    is_outlier: Callable[[NDArray[np.float64]], NDArray[np.bool_]],
+) -> NDArray[np.int64]:
+    if values is None or not values.size:
+        return np.zeros(len(audit.clients), dtype=np.int64)
+    counts: NDArray[np.int64] = is_outlier(values).sum(axis=0)
+    return counts
+
+
+def findings(audit: Audit, records: Sequence[ClientSummary]) -> tuple[str, ...]:
+    """Return in sentences who stands out, by what, and what that proves."""
+    found = [*_standing(records)]
+    outliers = [each.client for each in records if each.is_outlier]
+    if outliers:
+        found.append(f"Norm or cosine unlike the others in most rounds: {_listed(outliers)}.")
+    unusable = [f"{each.client} ({each.num_unusable})" for each in records if each.num_unusable]
+    if unusable:
+        found.append(f"Malformed or not finite replies: {_listed(unusable)}.")
+    is_dropped = audit.marks == Mark.DROPPED
+    if audit.is_byzantine is None and is_dropped.any():
+        is_decided = (is_dropped | (audit.marks == Mark.KEPT)).any(axis=1)
+        numbers = set(is_dropped.sum(axis=1)[is_decided].tolist())
+        many = f"{max(numbers)} client{'s' * (max(numbers) != 1)}"
+        always = f"The rule dropped {many} in every round, whoever they were" * (len(numbers) == 1)
+        found.append(
+            f"{always or 'A rule drops clients whoever they are'}: being dropped proves nothing by "
+            "itself, and an honest client with unusual data looks like an attacker."
+        )
+    return tuple(found)
+
+
+def _standing(records: Sequence[ClientSummary]) -> Iterator[str]:
+    if not any(1 - NUM_ERRORS * each.error > 0.5 for each in records):
+        yield (
+            "Too few rounds to tell: a client that is the worst of all in every round would not be "
+            "more than three errors above 0.5 yet."
+        )
+        return
+    unlike = [each.client for each in records if each.stands_out]
+    if not unlike:
+        yield "No client is more than three errors above 0.5."
+        return
+    yield f"More than three errors above 0.5: {_listed(unlike)}."
+    expected = CHANCE * sum(not np.isnan(each.suspicion) for each in records)
+    by_chance = "fewer than one" if expected < 1 else f"about {expected:.0f}"
+    yield (f"Of {len(records):,} clients all alike, chance alone would put {by_chance} there.")
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names of unknown origin, each on one line and not too long, and not too many."""
+    short = [" ".join(name[: 2 * MAX_NAME].split()) for name in names[:MAX_NAMED]]
+    short = [name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…" for name in short]
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(short) + more
 
 
 @final

@@ -5,6 +5,7 @@ Needs matplotlib.
 
 from collections.abc import Callable, Mapping, Sequence
 from math import isnan
+from textwrap import fill
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -22,14 +23,21 @@ from outvote.report.figure_maps import draw_byzantine_and_beta, draw_heatmap, dr
 from outvote.report.figure_style import COLOURS, LineStyle, legend_below
 from outvote.report.layout import grids_of
 from outvote.report.rendered_table import UNKNOWN
+from outvote.results.labels import outline
 from outvote.results.run import Result
 
-FigureKind = Literal["curves", "heatmap", "selection", "deviation", "identification", "f-beta"]
+FigureKind = Literal[
+    "curves", "heatmap", "selection", "deviation", "identification", "f-beta", "bound"
+]
 KINDS: tuple[str, ...] = get_args(FigureKind)
 FORMATS = tuple(style.NO_DATES)
 MAX_POINTS = 50
 """Of a curve: more cannot be distinguished, so several rounds are one point."""
 MOST_CONDITIONS = 6
+MOST_ROWS = 8
+"""Of panels that show shares by round."""
+LONGEST_TITLE = 30
+"""In characters, of a narrow panel."""
 
 
 def figure_file(
@@ -73,6 +81,7 @@ def figure_of(
         "f-beta": lambda: draw_byzantine_and_beta([r for g in grids for r in g.results], metric),
         "selection": lambda: draw_selection(own),
         "deviation": lambda: draw_deviation(own),
+        "bound": lambda: draw_bound(grids),
     }
     with rc_context(fname=style.SETTINGS):
         return draw[kind]()
@@ -117,7 +126,7 @@ class Curve(NamedTuple):
 
 def curve_of(
     results: Sequence[Result],
-    column: Literal["accuracy", "deviation", "test_loss"],
+    column: str,
     window: int = 1,
 ) -> Curve:
     """Average a column of all runs, round by round; a run that diverged counts until then.
@@ -192,6 +201,43 @@ def draw_deviation(grids: Sequence[Grid]) -> Figure:
     return _draw_panels(found, styles, "deviation", "distance to honest mean")
 
 
+BOUNDS = {
+    "deviation_bound": ("bound with all constants", LineStyle(style.RED, "-", 1.2)),
+    "printed_bound": ("bound as printed", LineStyle(style.RED, "--", 1.2)),
+    "gradient_norm": ("norm of the gradient", LineStyle(style.GREY, "-", 1.2)),
+    "gradient_deviation": ("deviation from the gradient", LineStyle(style.BLUE, "-", 1.2)),
+}
+"""The columns of the theory that are of one unit, with their titles."""
+
+
+def draw_bound(grids: Sequence[Grid]) -> Figure:
+    """Draw the deviation from the expected gradient and its bounds: a panel per rule and column."""
+    found = [
+        (fill(row, LONGEST_TITLE) if len(grid.columns) == 1 else f"{row}\n{title}", cell)
+        for grid in grids
+        for k, title in enumerate(grid.titles)
+        for row, cell in grid.column(k).items()
+        if any(not np.isnan(each.series.gradient_deviation).all() for each in cell.results)
+    ]
+    if not found:
+        raise ValueError(
+            "none of these runs measured the theory; run them with theory = true (the preset "
+            "'theory' has the settings)."
+        )
+    made = style.panels(len(found), sharex=True, sharey=True)
+    window = _rounds_per_point([cell for _, cell in found])
+    for axes, (heading, cell) in zip(made.axes, found, strict=True):
+        axes.set_title(heading)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.margins(x=0.02)
+        for column, (_, line) in BOUNDS.items():
+            _draw_curve(axes, curve_of(cell.results, column, window), line, 1.0)
+    _label_panels(made, window, "in the unit of a gradient")
+    _legend(made.figure, dict(BOUNDS.values()))
+    return made.figure
+
+
 def _by_rule(grid: Grid, column: int) -> list[Panel]:
     groups: dict[str, dict[str, Cell]] = {}
     for row, cell in grid.column(column).items():
@@ -218,16 +264,24 @@ def _draw_panels(
             _draw_curve(axes, curve_of(cell.results, column, window), styles[row], scale)
         if column == "deviation":
             axes.set_ylim(bottom=0)
+    _label_panels(made, window, title)
+    _legend(made.figure, styles)
+    return made.figure
+
+
+def _label_panels(made: style.Panels, window: int, title: str) -> None:
     for axes in made.lowest:
         axes.set_xlabel("round" if window == 1 else f"round (means of {window})")
     for axes in made.leftmost:
         axes.set_ylabel(title)
+
+
+def _legend(figure: Figure, styles: Mapping[str, LineStyle]) -> None:
     lines = [
         Line2D([], [], color=each.colour, linestyle=each.dashes, linewidth=each.width + 0.3)
         for each in styles.values()
     ]
-    legend_below(made.figure, lines, list(styles))
-    return made.figure
+    legend_below(figure, lines, list(styles))
 
 
 def _draw_curve(axes: Axes, curve: Curve, line: LineStyle, scale: float) -> None:
@@ -257,8 +311,8 @@ def honest_selection_rate(result: Result) -> float:
 
 Share = Callable[[Result], float]
 ACCURACY: dict[str, Share] = {"best accuracy": lambda result: result.best}
-WEIGHTS: dict[str, Share] = {
-    "Byzantine clients' share of the update": lambda result: result.byzantine_weight,
+SHARES: dict[str, Share] = {
+    "honest share of the update, mean over rounds": lambda result: result.honest_share,
     **ACCURACY,
 }
 COUNTS: dict[str, Share] = {
@@ -268,17 +322,96 @@ COUNTS: dict[str, Share] = {
 }
 
 
-def draw_selection(grids: Sequence[Grid]) -> Figure:
-    """Draw bars, a group for each rule: Byzantine share of the update, and accuracy (Figure 1).
+INCLUDES, FEWER = "try to include all honest gradients", "aggregate fewer gradients"
+"""The two groups of rules in Figure 1 of the paper."""
+AGGREGATES_FEWER = ("krum", "bulyan", "median", "trimmed-mean", "geometric-median")
+PANELS_PER_ROW = 3
 
-    Runs of earlier versions record who was kept, but not with which weight.
+
+def draw_selection(grids: Sequence[Grid]) -> Figure:
+    """Draw the honest share of the update by round and as a mean, and the accuracy (Figure 1).
+
+    Runs of earlier versions record who was kept, but not with which weight: bars alone.
     """
     found = _conditions(grids)
     rows = list(dict.fromkeys(row for _, cells in found for row in cells))
-    size = (10.5, 0.9 + len(rows) * (0.16 * len(found) + 0.2))
-    figure = style.ReportFigure(figsize=size, layout="constrained")
-    shares = WEIGHTS if any(grid.has_weights for grid in grids) else COUNTS
-    all_axes = figure.subplots(1, len(shares), sharey=True)
+    if any(grid.has_weights for grid in grids):
+        return _draw_shares(found, rows)
+    figure = style.ReportFigure(figsize=(10.5, _height(rows, found)), layout="constrained")
+    all_axes = list(figure.subplots(1, len(COUNTS), sharey=True))
+    _draw_all_bars(figure, all_axes, rows, found, COUNTS)
+    return figure
+
+
+def _height(rows: Sequence[str], found: Sequence[Panel]) -> float:
+    return 0.9 + len(rows) * (0.16 * len(found) + 0.2)
+
+
+def by_group(rows: Sequence[str]) -> dict[str, list[str]]:
+    """Return the rules of both groups of the paper's Figure 1; the outer rule decides."""
+    groups: dict[str, list[str]] = {}
+    for name, is_wanted in ((INCLUDES, False), (FEWER, True)):
+        own = [row for row in rows if (outline(row).name in AGGREGATES_FEWER) is is_wanted]
+        groups |= {name: own} if own else {}
+    return groups
+
+
+def _draw_shares(found: Sequence[Panel], rows: Sequence[str]) -> Figure:
+    """Draw a panel by round for each rule, group by group, and bars of the means below."""
+    groups = by_group(rows)
+    ordered = [row for own in groups.values() for row in own]
+    lines = [
+        (name, own[start : start + PANELS_PER_ROW])
+        for name, own in groups.items()
+        for start in range(0, len(own), PANELS_PER_ROW)
+    ]
+    if len(lines) > MOST_ROWS:
+        raise ValueError(
+            f"selection shows at most {MOST_ROWS} rows of {PANELS_PER_ROW} rules, got "
+            f"{len(rows)} rules; choose a part (--part), or fewer runs."
+        )
+    heights = [*(2.2 for _ in lines), _height(rows, found)]
+    figure = style.ReportFigure(figsize=(10.5, sum(heights) + 0.6), layout="constrained")
+    cells = figure.add_gridspec(len(heights), 2 * PANELS_PER_ROW, height_ratios=heights)
+    window = _rounds_per_point([cell for _, own in found for cell in own.values()])
+    for number, (name, own) in enumerate(lines):
+        for place, row in enumerate(own):
+            axes = figure.add_subplot(cells[number, 2 * place : 2 * place + 2])
+            _draw_share_by_round(axes, row, found, window)
+            if place == 0:
+                axes.set_ylabel(f"{name}\nhonest share in percent")
+    middle = PANELS_PER_ROW
+    left = figure.add_subplot(cells[-1, :middle])
+    right = figure.add_subplot(cells[-1, middle:], sharey=left)
+    right.tick_params(labelleft=False)
+    _draw_all_bars(figure, [left, right], ordered, found, SHARES)
+    return figure
+
+
+def _draw_share_by_round(axes: Axes, row: str, found: Sequence[Panel], window: int) -> None:
+    """Draw the honest share of one rule by round, a curve for each condition."""
+    axes.set_title(row)
+    axes.set_ylim(0, 102)
+    axes.margins(x=0.02)
+    axes.set_xlabel("round" if window == 1 else f"round (means of {window})")
+    for colour, (_, cells) in zip(COLOURS, found, strict=False):
+        if row not in cells:
+            continue
+        results = cells[row].results
+        curve = curve_of(results, "byzantine_weight", window)
+        _draw_curve(axes, curve._replace(mean=1 - curve.mean), LineStyle(colour, "-", 1.2), 100.0)
+        mean = spread_of(100 * each.honest_share for each in results)
+        if mean is not None:
+            axes.axhline(mean.mean, color=colour, linestyle=":", linewidth=0.9)
+
+
+def _draw_all_bars(
+    figure: Figure,
+    all_axes: Sequence[Axes],
+    rows: Sequence[str],
+    found: Sequence[Panel],
+    shares: Mapping[str, Share],
+) -> None:
     handles: list[Any] = []
     for axes, (title, share) in zip(all_axes, shares.items(), strict=True):
         handles = [_draw_bars(axes, rows, found, number, share) for number in range(len(found))]
@@ -290,7 +423,6 @@ def draw_selection(grids: Sequence[Grid]) -> Figure:
     all_axes[0].set_yticks(range(len(rows)), rows)
     all_axes[0].invert_yaxis()
     legend_below(figure, handles, [title for title, _ in found])
-    return figure
 
 
 def _conditions(grids: Sequence[Grid]) -> list[Panel]:

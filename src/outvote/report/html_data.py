@@ -4,11 +4,9 @@ Packed arrays keep whole numbers exactly, shares to four digits, others to three
 """
 
 import base64
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
-from zipfile import BadZipFile
 
 import msgspec
 import numpy as np
@@ -19,14 +17,18 @@ from outvote.report import audit as audits
 from outvote.report.audit import Audit, ClientSummary, Mark
 from outvote.report.cells import METRICS, Grid, Metric, shown
 from outvote.report.rendered_table import Number, RenderedCell, render_table, seeds_of, value_of
+from outvote.results.audit_log import AUDIT_NAME, read_label_counts
+from outvote.results.disk import DamagedFileError
 from outvote.results.run import Result
 from outvote.results.schema import Environment
+from outvote.results.series import Series
 
 MAX_VERDICTS = 700_000
 """So many verdicts are about five million characters."""
 MAX_REASONS = 2000
 MAX_TEXT = 300
 """So many characters of a name or a reason are kept: others wrote them, at any length."""
+MAX_FINDING = 2000
 NO_RANK, RANK_SCALE = 255, 250
 INFINITE, UNKNOWN = 65535, 65534
 """Codes of measured numbers; 0 is an exact zero, unless numbers below zero are there."""
@@ -98,6 +100,16 @@ def _worst_entry(worst: RenderedCell | None, metric: Metric) -> list[Any] | None
     return [_shown(worst.mean, metric), worst.column, worst.is_partial, paper, difference]
 
 
+def _packed_series(series: Series) -> dict[str, Packed]:
+    """Return the columns that the curves need; those of the theory only where they are known."""
+    found = {name: pack(getattr(series, name)) for name, pack in SERIES.items()}
+    for name in OF_THEORY:
+        values = getattr(series, name)
+        if not np.isnan(values).all():
+            found[name] = packed_measured(values)
+    return found
+
+
 def _shown(number: Number | None, metric: Metric) -> float | None:
     return None if number is None else shown(number.value, metric)
 
@@ -117,9 +129,7 @@ def run_entries(results: Sequence[Result]) -> dict[str, Any]:
         runs.append(
             {
                 **_outcome(result),
-                "series": {
-                    name: pack(getattr(result.series, name)) for name, pack in SERIES.items()
-                },
+                "series": _packed_series(result.series),
                 "settings": {key: value for key, value in own.items() if key not in shared},
                 "environment": None if known is None else _once(known, environments),
                 "audit": None if audit is None else _audit_entry(audit, every),
@@ -182,14 +192,10 @@ def _label_counts(result: Result) -> bytes | None:
     if result.folder is None:
         return None
     try:
-        with (
-            (result.folder.path / "audit.npz").open("rb") as file,
-            np.load(file, allow_pickle=False) as arrays,
-        ):
-            counts: NDArray[np.int64] = arrays["label_counts"]
-            _, num_classes = counts.shape
-    except (OSError, KeyError, ValueError, EOFError, BadZipFile, zlib.error):
-        return None  # One damaged file does not stop the report of all runs.
+        counts = read_label_counts(result.folder.path / AUDIT_NAME)
+    except (OSError, DamagedFileError):
+        return None  # The check of the run has named it.
+    num_classes = counts.shape[1]
     return msgspec.json.encode({"num_classes": num_classes, "counts": packed_whole(counts)})
 
 
@@ -206,19 +212,20 @@ def _audit_entry(audit: Audit, every: int) -> dict[str, Any]:
         "matrix": _matrix(audit, every),
         "records": _records(records, texts),
         "detection": None if found is None else asdict(found),
+        "findings": [shortened(each, MAX_FINDING) for each in audits.findings(audit, records)],
         "byzantine": None if audit.is_byzantine is None else packed_whole(audit.is_byzantine),
         "reasons": _reasons(audit.reasons, every, texts),
         "texts": list(texts),
     }
 
 
-def shortened(text: str) -> str:
+def shortened(text: str, most: int = MAX_TEXT) -> str:
     r"""Return a text without what would turn or hide the words around it; its beginning if long.
 
     >>> len(shortened("x" * 10_000)), shortened("a\u202eb")
     (300, 'a\\u202eb')
     """
-    text = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
+    text = text if len(text) <= most else f"{text[: most - 1]}…"
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
@@ -247,7 +254,7 @@ def _records(records: Sequence[ClientSummary], texts: dict[str, int]) -> dict[st
         return np.array([unknown if value is None else value for value in values], dtype=float)
 
     reasons = [_once(shortened(each.reason), texts) for each in records]
-    measured = [name for name in ("norm", "cosine") if not np.isnan(column(name)).all()]
+    measured = [name for name in ("norm", "cosine", "distance") if not np.isnan(column(name)).all()]
     return {
         "num": len(records),
         "last_seen": packed_whole(column("last_seen", unknown=0)),
@@ -335,8 +342,10 @@ SERIES: dict[str, Callable[[NDArray[Any]], Packed]] = {
     **dict.fromkeys(("num_sampled", "num_byzantine"), packed_whole),
     **dict.fromkeys(("num_kept", "num_kept_byzantine"), packed_counts),
 }
+OF_THEORY = ("gradient_norm", "gradient_deviation", "deviation_bound")
 RECORD: dict[str, Callable[[NDArray[Any]], Packed]] = {
     **dict.fromkeys(("suspicion", "error", "drop_rate"), packed_shares),
     **dict.fromkeys(("index", "num_sampled", "num_received", "num_rejected"), packed_whole),
+    **dict.fromkeys(("num_norm_outliers", "num_cosine_outliers"), packed_whole),
     **dict.fromkeys(("num_dropped", "longest_streak"), packed_counts),
 }

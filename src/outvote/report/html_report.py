@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -22,6 +22,9 @@ from outvote.results.run import Result
 from outvote.results.schema import Environment
 from outvote.suites.suite import read_suite, suite_names
 
+if TYPE_CHECKING:
+    from outvote.report.compare import Comparison
+
 Facts = list[tuple[str, str]]
 """Pairs of a name and a value, for the head of a page."""
 SCRIPTS = ("base", "chart", "table", "curves", "matrix", "ranking", "run", "page")
@@ -33,12 +36,17 @@ NAMES = {
 
 
 def write_report(
-    results: Sequence[Result], path: Path, *, command: str = "", suites: Sequence[str] = ()
+    results: Sequence[Result],
+    path: Path,
+    *,
+    command: str = "",
+    suites: Sequence[str] = (),
+    comparison: "Comparison | None" = None,
 ) -> None:
     """Write tables, curves and audits of all runs to one HTML file.
 
     `command` is what the reader types to get the same page, `suites` are files of suites that do
-    not come with outvote.
+    not come with outvote; a comparison has a section of its own.
     """
     title, lead = title_and_lead(results)
     all_grids = grids_of(results, sources=suites)
@@ -52,6 +60,7 @@ def write_report(
         commands=page_commands(grids, command),
         page={"grids": grid_entries(grids, results), **run_entries(results)},
         not_run=not_run(all_grids),
+        comparison=comparison,
     )
 
 
@@ -85,7 +94,14 @@ def _write_audit(
     )
 
 
-def _write(path: Path, *, page: Mapping[str, Any], not_run: str = "", **parts: Any) -> None:
+def _write(
+    path: Path,
+    *,
+    page: Mapping[str, Any],
+    not_run: str = "",
+    comparison: "Comparison | None" = None,
+    **parts: Any,
+) -> None:
     """Write the page; what comes from files is text in it, never markup."""
     from jinja2 import Environment as Templates
     from jinja2 import StrictUndefined
@@ -99,6 +115,7 @@ def _write(path: Path, *, page: Mapping[str, Any], not_run: str = "", **parts: A
         **parts,
         grids=page["grids"],
         not_run=not_run,
+        comparison=comparison,
         policy=_policy(style, script),
         style=Markup(style),
         script=Markup(script),

@@ -13,7 +13,7 @@ from outvote.results.run import Result
 from outvote.suites.paper import Printed
 from outvote.suites.suite import Part, Suite, read_suite, suite_names
 
-NO_SETTINGS = ("suite", "seed", "rule", "attack", "diagnostics")
+NO_SETTINGS = ("suite", "seed", "rule", "attack", "diagnostics", "theory")
 """Shown elsewhere, or without influence on a result."""
 Axis = Literal["rule", "attack"]
 CODE, CODE_DIGITS = ", code ", 7

@@ -182,7 +182,8 @@ class Runs(Sequence[Result]):
         """Draw runs as ``outvote plot`` does; return the matplotlib figure. Needs matplotlib.
 
         Args:
-            kind: curves, heatmap, selection, deviation, identification or f-beta.
+            kind: curves, heatmap, selection, deviation, identification, f-beta or
+                bound (of runs with `theory`).
             path: The file to write as well: .png, .svg or .pdf.
             metric: Of heatmap and f-beta; the names are those of `table`.
             part: The name of the only part of a suite that is wanted.

@@ -1,6 +1,8 @@
 """Who was kept, client by round: audit.npz of a simulation, the audit log of a server."""
 
 import io
+import warnings
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -9,8 +11,10 @@ import numpy as np
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
+from outvote.limits import check_members
 from outvote.results.disk import DamagedFileError, StoreError, read_json, read_readable
 from outvote.results.schema import Round
+from outvote.text import short_line, shortened
 
 
 def audit_arrays(
@@ -47,6 +51,60 @@ def to_npz(arrays: dict[str, NDArray[Any]]) -> bytes:
     return file.getvalue()
 
 
+AUDIT_NAME = "audit.npz"
+MOST_AUDIT_BYTES = 1 << 27
+"""Of the arrays of an audit.npz that are read, in all."""
+
+
+def read_arrays(path: Path, *names: str) -> list[NDArray[Any]]:
+    """Read some arrays of an audit.npz; a damaged or a too large one is a DamagedFileError."""
+    try:
+        # Opened here, because numpy leaves a file that is no archive open.
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+            check_members(archive, [f"{name}.npy" for name in names], MOST_AUDIT_BYTES)
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as arrays:
+                found = [arrays[name] for name in names]
+    except FileNotFoundError:
+        raise
+    # An archive has many ways to be wrong: its directory, its compression, its encryption.
+    except Exception as error:
+        raise DamagedFileError(f"{path} is damaged: {shortened(str(error))}") from error
+    for name, array in zip(names, found, strict=True):
+        if not isinstance(array, np.ndarray):  # Bytes, where the member is no npy file.
+            raise DamagedFileError(f"{path} is damaged: its {name} is no array")
+    return found
+
+
+def read_label_counts(path: Path) -> NDArray[np.int64]:
+    """Return how many samples of each class a client owns; damage is a DamagedFileError."""
+    (counts,) = read_arrays(path, "label_counts")
+    if counts.ndim != 2 or counts.dtype.kind not in "iu":
+        raise DamagedFileError(f"{path} is damaged: its label counts are no table of counts")
+    if counts.size and (counts.min() < 0 or counts.max() >= 1 << 32):
+        raise DamagedFileError(f"{path} is damaged: its label counts are outside 0 to {1 << 32}")
+    return counts.astype(np.int64)
+
+
+def check_audit(path: Path, rounds: Sequence[Round]) -> str:
+    """Return how an audit.npz differs from the rounds of its run; "" where it does not."""
+    try:
+        read_label_counts(path)
+        number, sampled = read_arrays(path, "round", "is_sampled")
+    except FileNotFoundError:
+        return "is gone"
+    except DamagedFileError as error:
+        return str(error).removeprefix(f"{path} ")
+    if not np.array_equal(number, [each.round for each in rounds]):
+        return "is damaged: its rounds are not those of metrics.jsonl"
+    if sampled.ndim != 2 or len(sampled) != len(rounds):
+        return "is damaged: it does not have who was sampled"
+    for row, each in zip(sampled, rounds, strict=True):
+        if np.flatnonzero(row).tolist() != sorted(each.clients):
+            return f"is damaged: its clients of round {each.round} are not those of metrics.jsonl"
+    return ""
+
+
 FORMAT = "outvote-audit"
 VERSION = 1
 MANIFEST, LINES = "manifest.json", "audit.jsonl"
@@ -70,6 +128,8 @@ class ClientRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of the client's update."""
     cosine: float | None = None
     """Between the client's update and the aggregated one."""
+    distance: float | None = None
+    """From the average of the others, over the median of these distances in the round."""
 
 
 class AuditRound(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -105,13 +165,42 @@ class Manifest(Struct, frozen=True, kw_only=True):
     """All other settings."""
 
 
+def find_log(folder: Path) -> Path:
+    """Return the folder of the newest log: the folder itself, or one in it; itself if none is here.
+
+    A server keeps every run in a folder of its own, logs of 0.1 lie in the folder itself.
+    """
+    found = _logs(folder)
+    return max(found)[2] if found else folder
+
+
+def num_logs(folder: Path) -> int:
+    """Return how many logs are here."""
+    return len(_logs(folder))
+
+
+def _logs(folder: Path) -> list[tuple[str, str, Path]]:
+    """Return when each log was started, and where it is."""
+    inside = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    return [
+        (manifest.started, "" if path == folder else path.name, path)
+        for path in (folder, *inside)
+        if (manifest := _manifest_in(path)) is not None
+    ]
+
+
 def read_manifest(folder: Path) -> Manifest | None:
-    """Read the manifest of a log; None if there is no log here."""
+    """Read the manifest of a log, of several the newest; None if there is no log here."""
+    return _manifest_in(find_log(folder))
+
+
+def _manifest_in(folder: Path) -> Manifest | None:
     path = folder / MANIFEST
     found = read_json(path, Manifest)
     if found is not None and (found.format != FORMAT or found.version > VERSION):
         raise StoreError(
-            f"{path} was written by a newer outvote ({found.format} {found.version}, known up to "
+            f"{path} was written by a newer outvote ({short_line(found.format)} "
+            f"{short_line(found.version)}, known up to "
             f"{FORMAT} {VERSION}); upgrade outvote"
         )
     return found
@@ -127,7 +216,7 @@ class AuditLog(NamedTuple):
 
 
 def read_audit(folder: Path) -> list[AuditRound]:
-    """Read all rounds; none if there is no log.
+    """Read all rounds of a log, of several the newest; none if there is no log.
 
     >>> read_audit(Path("no/such/folder"))
     []
@@ -138,12 +227,59 @@ def read_audit(folder: Path) -> list[AuditRound]:
 def read_log(folder: Path) -> AuditLog:
     """Read all rounds; a last line without an end is being written and does not count yet.
 
-    A damaged line hides no other: an audit must not lose the rounds after it.
+    Of several logs the newest is read. A damaged line hides no other: an audit must not lose the
+    rounds after it.
     """
-    path = folder / LINES
+    path = find_log(folder) / LINES
     try:
         lines, num_unreadable, _ = read_readable(path, AuditRound)
     except OSError as error:
         raise DamagedFileError(f"{path} cannot be read: {error}") from error
     by_round = {line.round: line for line in lines}
     return AuditLog([by_round[number] for number in sorted(by_round)], num_unreadable)
+
+
+LONG_OR_SHORT = 3.0
+"""By which factor the norm of an outlier differs from the median of its round."""
+FEWEST = 3
+"""Of two clients nobody is the outlier."""
+REVERSED = 0.25
+"""By how much the cosine of an outlier is below the median of its round; it is negative, too."""
+
+
+def norm_ratios(norms: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return norms over the median of their round, ``[..., clients]``; NaN: not known."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios: NDArray[np.float64] = norms / _median(norms)
+    return np.where(np.isfinite(norms), ratios, np.nan)
+
+
+def is_norm_outlier(norms: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return whether a norm is unlike those of its round, ``[..., clients]``.
+
+    >>> is_norm_outlier(np.array([1.0, 1.2, 0.9, 40.0, np.nan])).tolist()
+    [False, False, False, True, False]
+    """
+    ratios = norm_ratios(norms)
+    with np.errstate(invalid="ignore"):
+        return (ratios > LONG_OR_SHORT) | (ratios < 1 / LONG_OR_SHORT)
+
+
+def is_cosine_outlier(cosines: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return whether a client points against the update, unlike its round, ``[..., clients]``.
+
+    >>> is_cosine_outlier(np.array([0.8, 0.7, 0.9, -0.9, -0.1])).tolist()
+    [False, False, False, True, True]
+    >>> is_cosine_outlier(np.array([0.1, 0.05, 0.1, -0.1])).tolist()
+    [False, False, False, False]
+    """
+    with np.errstate(invalid="ignore"):
+        return (cosines < 0) & (cosines < _median(cosines) - REVERSED)
+
+
+def _median(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the median of the known values of each round, ``[..., 1]``; NaN if they are few."""
+    is_enough = (~np.isnan(values)).sum(axis=-1, keepdims=True) >= FEWEST
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return np.where(is_enough, np.nanmedian(values, axis=-1, keepdims=True), np.nan)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -14,6 +14,7 @@ from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
 from outvote.results.disk import StoreError, sync, write_errors, write_temporary
+from outvote.text import short_line
 
 NEWEST, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
 BOTH = (NEWEST, PREVIOUS)
@@ -49,8 +50,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
         metadata = _metadata(content)
         arrays = load_arrays(content)
         about = json.loads(metadata["about"])
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{path} is damaged: {error}") from error
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise StoreError(f"{path} is damaged: {short_line(error)}") from error
     if _checksum(metadata["about"], arrays) != metadata.get("checksum"):
         raise StoreError(f"{path} is damaged: its checksum is wrong")
     return Checkpoint(
@@ -70,8 +71,13 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         sync(folder)
 
 
-def load_newest(folder: Path, config: str) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest sound checkpoint, and the faults of newer ones."""
+def load_newest(
+    folder: Path, config: str, fault_of: Callable[[Checkpoint], str] = lambda _: ""
+) -> tuple[Checkpoint | None, list[str]]:
+    """Return the newest sound checkpoint, and the faults of newer ones.
+
+    `fault_of` returns why one does not fit to the rest of the folder, or "".
+    """
     faults = []
     for path in (folder / name for name in BOTH):
         if not path.exists():
@@ -81,9 +87,10 @@ def load_newest(folder: Path, config: str) -> tuple[Checkpoint | None, list[str]
         except StoreError as error:
             faults.append(str(error))
             continue
-        if found.config == config:
+        fault = fault_of(found) if found.config == config else f"{path} belongs to other settings"
+        if not fault:
             return found, faults
-        faults.append(f"{path} belongs to other settings")
+        faults.append(fault)
     return None, faults
 
 

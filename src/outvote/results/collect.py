@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from outvote.results.check import REMEDY
 from outvote.results.disk import DamagedFileError, StoreError
 from outvote.results.export import read_export
 from outvote.results.folder import RunFolder, find_runs
@@ -16,7 +17,7 @@ def collect(paths: Sequence[Path], warn: Warn = lambda _: None) -> list[Result]:
 
     A path is a folder with runs anywhere below it, or the file of an export. The same run found
     twice counts once: one that is over wins, then one with more rounds. A damaged run is left out,
-    and `warn` is called.
+    and `warn` is called; so it is where only the audit or the times are damaged.
     """
     found = [result for path in paths for result in _read(path, warn)]
     if not found:
@@ -39,10 +40,13 @@ def _read(path: Path, warn: Warn) -> Iterable[Result]:
 
 def _sound(folder: RunFolder, warn: Warn) -> Result | None:
     try:
-        return read_result(folder)
+        found = read_result(folder)
     except (DamagedFileError, OSError) as error:
-        warn(f"{folder.path} is left out: {error}")
+        warn(f"{folder.path} is left out: {error}; {REMEDY}")
         return None
+    for fault in found.faults if found is not None else ():
+        warn(f"{fault}; the numbers of the run are sound; {REMEDY}")
+    return found
 
 
 def _once(results: Sequence[Result]) -> Iterable[Result]:

@@ -10,23 +10,39 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from time import time
+from tempfile import TemporaryFile
+from time import sleep, time
 from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
 from outvote.results.renamed import renamed_line
+from outvote.text import short_line
 
-# Windows has no fcntl: there, nothing is locked.
+# Windows has no fcntl: there, no run can be stored, see `lock`.
 fcntl: Any = importlib.import_module("fcntl") if find_spec("fcntl") else None
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+NO_PLACE = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR),
+    *(errno.ENAMETOOLONG, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY),
+)
+"""Errors that only another path, or other rights, can remedy."""
 LONG_AGO = 3600.0
 CHECKPOINT = "the last checkpoint is intact"
+LOCK = ".lock"
+READER_SECONDS = 0.02
+"""A reader may look at a lock for less than this, see `is_locked`."""
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for a text that is no JSON of some type."""
 Kind = TypeVar("Kind")
 
 
 class StoreError(Exception):
     """Results could not be written or read; what was there before is still there."""
+
+
+class OutputError(StoreError):
+    """A path cannot be written to, whatever is tried again: the user must name another."""
 
 
 class DamagedFileError(StoreError):
@@ -50,6 +66,35 @@ def write_whole(path: Path, content: bytes, *, stays: str = CHECKPOINT) -> None:
             return
         temporary = write_temporary(target, content, stays=stays)
         try:
+            temporary.replace(target)
+            sync(target.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing(path: Path, *, stays: str = CHECKPOINT) -> Iterator[BinaryIO]:
+    """Open a file to write in any order; it replaces `path` if the block ends without an error.
+
+    As `write_whole`, for what is too large to be in memory.
+    """
+    target = Path(os.path.realpath(path))
+    with write_errors(path, stays):
+        if target.exists() and not target.is_file() and not target.is_dir():
+            with TemporaryFile() as file:
+                yield file
+                file.seek(0)
+                with target.open("wb") as pipe:
+                    shutil.copyfileobj(file, pipe)
+            return
+        temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"
+        try:
+            with temporary.open("xb+") as file:
+                if target.exists():
+                    os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
             temporary.replace(target)
             sync(target.parent)
         finally:
@@ -98,6 +143,8 @@ def sync(path: Path) -> None:
 def not_written(path: Path, error: OSError, stays: str = CHECKPOINT) -> str:
     """Return the message of a failed write: what failed, what is intact, what to do."""
     remedy = "free some space" if error.errno in DISK_FULL else "check the folder"
+    if error.errno in NO_PLACE:
+        remedy = "check the folder and its rights, or choose another path,"
     return (
         f"{path} could not be written: {error.strerror or error}; {stays}: {remedy} and run the "
         "same command again"
@@ -110,7 +157,8 @@ def write_errors(path: Path, stays: str = CHECKPOINT) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreError(not_written(path, error, stays)) from error
+        kind = OutputError if error.errno in NO_PLACE else StoreError
+        raise kind(not_written(path, error, stays)) from error
 
 
 def lock(path: Path) -> BinaryIO:
@@ -118,26 +166,57 @@ def lock(path: Path) -> BinaryIO:
 
     Other faults (a file system without locks, say) are OSErrors.
     """
-    file = path.open("ab")
     if fcntl is None:
-        return file
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        if isinstance(error, BlockingIOError):
-            raise BusyError(f"another process works on {path.parent}") from error
-        raise
+        raise OutputError(
+            f"{path.parent} cannot be locked on this system, so no run can be stored; use Linux or "
+            "another POSIX system, on Windows WSL"
+        )
+    file = path.open("ab")
+    for is_last in (False, False, True):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if isinstance(error, BlockingIOError) and not is_last:
+                sleep(READER_SECONDS)
+                continue
+            file.close()
+            if isinstance(error, BlockingIOError):
+                raise BusyError(f"another process works on {path.parent}") from error
+            raise
+        break
     return file
 
 
-def append_line(path: Path, line: Any) -> None:
+def is_locked(folder: Path) -> bool | None:
+    """Return whether another process works on a folder; None if that cannot be known.
+
+    Without a file of the lock, nobody does.
+    """
+    if fcntl is None:
+        return None
+    try:
+        with (folder / LOCK).open("rb") as file:
+            # A shared one: two readers do not see each other. It is released at once.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    return False
+
+
+def append_line(path: Path, line: Any) -> bytes:
     """Append a line of JSON and flush it to the system: it survives a kill of this process.
 
-    The file is not kept open: hundreds of runs would exceed the limit on open files.
+    The file is not kept open: hundreds of runs would exceed the limit on open files. What was
+    written is returned.
     """
+    content = msgspec.json.encode(line) + b"\n"
     with write_errors(path), path.open("ab") as file:
-        file.write(msgspec.json.encode(line) + b"\n")
+        file.write(content)
+    return content
 
 
 def sync_lines(path: Path) -> None:
@@ -153,8 +232,8 @@ def read_json(path: Path, kind: type[Kind]) -> Kind | None:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, msgspec.DecodeError) as error:
-        raise DamagedFileError(f"{path} cannot be read: {error}") from error
+    except (OSError, *UNDECODABLE) as error:
+        raise DamagedFileError(f"{path} cannot be read: {short_line(error)}") from error
 
 
 def read_lines(path: Path, kind: type[Kind]) -> list[Kind]:
@@ -176,14 +255,19 @@ def read_readable(path: Path, kind: type[Kind], start: int = 0) -> tuple[list[Ki
         *lines, _ = file.read().split(b"\n")
     decoder, found = msgspec.json.Decoder(kind), []
     for line in lines:
-        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+        with suppress(*UNDECODABLE):
             found.append(decoder.decode(renamed_line(line)))
     return found, len(lines) - len(found), start + sum(len(line) + 1 for line in lines)
 
 
+def line_ends(path: Path, kind: type[Any]) -> list[int]:
+    """Return where each line ends, up to the first that is not whole."""
+    return [end for _, end in _whole_lines(path, kind)]
+
+
 def cut_back(path: Path, num_lines: int, kind: type[Any]) -> bool:
     """Keep the first lines and remove the rest; False, and nothing done, if there are fewer."""
-    ends = [0, *(end for _, end in _whole_lines(path, kind))]
+    ends = [0, *line_ends(path, kind)]
     if num_lines >= len(ends):
         return False
     if path.exists():
@@ -211,7 +295,7 @@ def _whole_lines(path: Path, kind: type[Kind]) -> Iterator[tuple[Kind, int]]:
             end += len(text)
             try:
                 line = decoder.decode(renamed_line(text))
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except UNDECODABLE:
                 return
             if text.endswith(b"\n"):
                 yield line, end

@@ -16,10 +16,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import MsgspecError
 
+from outvote.limits import GZIP, TooLargeError, read_at_most, unpacked
+from outvote.results.check import check_settings
 from outvote.results.disk import DamagedFileError, StoreError
 from outvote.results.renamed import COLUMNS, renamed_settings
-from outvote.results.run import Result, check_config
+from outvote.results.run import Result
 from outvote.results.schema import Environment, Outcome, Status
 from outvote.results.series import (
     COUNTS_OR_NAN,
@@ -31,6 +34,7 @@ from outvote.results.series import (
     column,
     to_digits,
 )
+from outvote.text import short_line, shortened
 
 VERSION = 2
 MARK = "outvote-export"
@@ -115,8 +119,15 @@ def _packed(content: bytes) -> bytes:
     return file.getvalue()
 
 
-GZIP = b"\x1f\x8b"
-LONGEST_FIELD = 2**31 - 1
+MOST_BYTES = 100_000_000
+"""Of an export that is read, unpacked: about 30 times the largest of all tables of the paper."""
+LONGEST_FIELD = 4_000_000
+"""Of one field, in characters: more than 200,000 rounds of a run."""
+
+
+LONGEST_VERSION = 9
+UNREADABLE = (ValueError, TypeError, AttributeError, OverflowError, RecursionError, MsgspecError)
+"""What the fields of a damaged row raise."""
 
 
 def read_export(path: Path) -> list[Result]:
@@ -133,10 +144,13 @@ def read_export(path: Path) -> list[Result]:
 
 def _text(path: Path) -> str:
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            content = read_at_most(file, MOST_BYTES)
         if content.startswith(GZIP):
-            content = gzip.decompress(content)
+            content = unpacked(content, MOST_BYTES)
         return content.decode()
+    except TooLargeError as error:
+        raise DamagedFileError(f"{path} is too large: {error}; make several exports") from error
     except UnicodeDecodeError as error:
         raise StoreError(_no_export(path)) from error
     except (OSError, EOFError, zlib.error) as error:
@@ -165,8 +179,8 @@ def _no_export(path: Path) -> str:
 
 
 def _check_version(found: str, path: Path) -> None:
-    if not found.isdecimal() or int(found) < 1:
-        raise DamagedFileError(f"{path} is damaged: its version is {found!r}")
+    if not found.isdecimal() or len(found) > LONGEST_VERSION or int(found) < 1:
+        raise DamagedFileError(f"{path} is damaged: its version is {shortened(found)!r}")
     if int(found) > VERSION:
         raise StoreError(
             f"{path} was written by a newer outvote (export {found}, known up to {VERSION}); "
@@ -181,7 +195,7 @@ def _check_columns(found: Sequence[str], path: Path) -> None:
             raise DamagedFileError(f"{path} is damaged: it has no column {name!r}")
     for name in found:
         if name not in (*needed, *OPTIONAL, *BY_CLIENT):
-            raise StoreError(f"{path} has an unknown column {name!r}; remove it")
+            raise StoreError(f"{path} has an unknown column {shortened(name)!r}; remove it")
 
 
 def _result(row: Mapping[str, Any], where: str) -> Result:
@@ -204,8 +218,8 @@ def _result(row: Mapping[str, Any], where: str) -> Result:
             clients=_clients(row),
         )
     # A row that is too short has None for the fields that it lacks.
-    except (ValueError, TypeError, AttributeError, msgspec.MsgspecError) as error:
-        raise DamagedFileError(f"{where} is damaged: {error}") from error
+    except UNREADABLE as error:
+        raise DamagedFileError(f"{where} is damaged: {short_line(error)}") from error
 
 
 def _clients(row: Mapping[str, Any]) -> Clients | None:
@@ -224,7 +238,10 @@ def _config(text: str, where: str) -> Mapping[str, Any]:
     found = json.loads(text)
     if not isinstance(found, dict):
         raise ValueError("its config is not a table")  # noqa: TRY004  (the file is wrong)
-    check_config(found, where)
+    try:
+        check_settings(found)
+    except DamagedFileError as error:
+        raise DamagedFileError(f"{where} {error}") from error
     return renamed_settings(found)
 
 

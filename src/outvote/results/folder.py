@@ -1,5 +1,6 @@
 """The folder of one run: what is in it, and how it is written."""
 
+import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,13 +9,16 @@ from typing import Any, BinaryIO, final
 import msgspec
 
 from outvote.results import checkpoint as checkpoints
+from outvote.results.audit_log import AUDIT_NAME
 from outvote.results.checkpoint import Checkpoint
 from outvote.results.disk import (
+    LOCK,
     DamagedFileError,
     StoreError,
     append_line,
     cut_back,
     cut_unfinished,
+    line_ends,
     lock,
     read_json,
     read_lines,
@@ -25,6 +29,12 @@ from outvote.results.disk import (
     write_whole,
 )
 from outvote.results.schema import VERSION, Environment, Layout, Round, Status, Timing
+from outvote.text import short_line
+
+CONFIG_NAME, ENVIRONMENT_NAME, STATUS_NAME = "config.toml", "env.json", "status.json"
+METRICS_NAME, TIMINGS_NAME = "metrics.jsonl", "timings.jsonl"
+CONTENT = (CONFIG_NAME, ENVIRONMENT_NAME, METRICS_NAME, TIMINGS_NAME, AUDIT_NAME)
+"""The files of a run beside its status and its checkpoints."""
 
 
 @final
@@ -34,21 +44,26 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         """Take the path; nothing is read or created."""
         self.path = path
-        self.metrics, self.timed = path / "metrics.jsonl", path / "timings.jsonl"
+        self.metrics, self.timed = path / METRICS_NAME, path / TIMINGS_NAME
 
     def status(self) -> Status | None:
         """Return the status of the run; None if it was never started."""
         # The version first: a newer layout may look like damage.
-        path = self.path / "status.json"
+        path = self.path / STATUS_NAME
         layout = read_json(path, Layout)
         if layout is None:
             return None
         if layout.version > VERSION:
             raise StoreError(
-                f"{self.path} was written by a newer outvote (layout {layout.version}, known up to "
-                f"{VERSION}); upgrade outvote or choose another --output"
+                f"{self.path} was written by a newer outvote (layout {short_line(layout.version)}, "
+                f"known up to {VERSION}); upgrade outvote or choose another --output"
             )
-        return read_json(path, Status)
+        found = read_json(path, Status)
+        return found and msgspec.structs.replace(found, version=layout.version)
+
+    def is_begun(self) -> bool:
+        """Return whether it holds a record of rounds: a run whose status is gone."""
+        return _is_run([name for name in CONTENT if (self.path / name).exists()])
 
     def known_status(self) -> tuple[Status | None, str]:
         """Return the status (None also if it cannot be read), and the fault if there is one."""
@@ -59,7 +74,7 @@ class RunFolder:
 
     def environment(self) -> Environment | None:
         """Return the machine and versions of the run."""
-        return read_json(self.path / "env.json", Environment)
+        return read_json(self.path / ENVIRONMENT_NAME, Environment)
 
     def rounds(self) -> list[Round]:
         """Return the record of each round."""
@@ -79,18 +94,40 @@ class Writer:
         self.folder, self.path, self.checksum = folder, folder.path, checksum
         with write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock: BinaryIO = lock(self.path / ".lock")
+            self._lock: BinaryIO = lock(self.path / LOCK)
         remove_temporaries(self.path)
         self._config = config
         self._metrics, self._timings = folder.metrics, folder.timed
+        self._sums: dict[Path, hashlib.blake2b] = {
+            self._metrics: _new_sum(),
+            self._timings: _new_sum(),
+        }
+        """Of what was written: a disk may return something else."""
+
+    @property
+    def metrics_sum(self) -> str:
+        """The checksum of the rounds that are recorded."""
+        return self._sums[self._metrics].hexdigest()
 
     def resume(self) -> tuple[Checkpoint | None, list[str]]:
-        """Return the checkpoint to resume from (None: start anew), and faults of newer ones."""
-        found, faults = checkpoints.load_newest(self.path, self.checksum)
+        """Return the checkpoint to resume from (None: start anew), and faults of newer ones.
+
+        The rounds before a checkpoint must be those that it was saved with.
+        """
+        ends = [0, *line_ends(self._metrics, Round)]
         rounds = [each.round for each in self.folder.rounds()]
-        if found is not None and rounds[: found.round] != list(range(1, found.round + 1)):
-            faults.append(f"{self._metrics} lacks rounds before the checkpoint")
-            found = None
+        content = self._metrics.read_bytes() if self._metrics.exists() else b""
+
+        def fault(checkpoint: Checkpoint) -> str:
+            number = checkpoint.round
+            if rounds[:number] != list(range(1, number + 1)):
+                return f"{self._metrics} lacks rounds before the checkpoint"
+            known = checkpoint.notes.get("metrics")  # None: of an earlier version.
+            if known not in (None, _sum_of(content[: ends[number]])):
+                return f"{self._metrics} is damaged: the checkpoint has another checksum of it"
+            return ""
+
+        found, faults = checkpoints.load_newest(self.path, self.checksum, fault)
         if found is not None and faults:
             # Else the damaged one would replace the sound one when the next is saved.
             checkpoints.drop(self.path, checkpoints.NEWEST)
@@ -101,15 +138,17 @@ class Writer:
         with write_errors(self._metrics):
             cut_back(self._metrics, round_, Round)
             cut_unfinished(self._timings)
+            for path in self._sums:
+                self._sums[path] = _new_sum(path.read_bytes() if path.exists() else b"")
         if round_ == 0:
             checkpoints.drop(self.path, *checkpoints.BOTH)
-        write_whole(self.path / "config.toml", self._config)
-        self._write("env.json", environment)
+        write_whole(self.path / CONFIG_NAME, self._config)
+        self._write(ENVIRONMENT_NAME, environment)
 
     def add(self, round_: Round, timing: Timing) -> None:
         """Record a round."""
-        append_line(self._metrics, round_)
-        append_line(self._timings, timing)
+        for path, line in ((self._metrics, round_), (self._timings, timing)):
+            self._sums[path].update(append_line(path, line))
 
     def save(self, checkpoint: Checkpoint, status: Status) -> None:
         """Save a checkpoint to resume from."""
@@ -118,22 +157,39 @@ class Writer:
         self.write_status(status)
 
     def end(self, status: Status, audit: bytes) -> None:
-        """Write the audit, then that the run is over: status.json is written last."""
-        write_whole(self.path / "audit.npz", audit)
+        """Write the audit, then that the run is over: status.json is written last.
+
+        It has the checksums of all files.
+        """
+        write_whole(self.path / AUDIT_NAME, audit)
         checkpoints.drop(self.path, checkpoints.PREVIOUS)
-        self.write_status(status)
+        files = {path.name: each.hexdigest() for path, each in self._sums.items()}
+        files |= {CONFIG_NAME: _sum_of(self._config), AUDIT_NAME: _sum_of(audit)}
+        environment = self.path / ENVIRONMENT_NAME
+        if environment.exists():
+            files[ENVIRONMENT_NAME] = _sum_of(environment.read_bytes())
+        self.write_status(status.with_sums(self.checksum, files))
+
+    def repair(self, status: Status, audit: bytes) -> None:
+        """Write all of a run that is over but its rounds and env.json, which are sound."""
+        with write_errors(self._timings):
+            cut_unfinished(self._timings)
+            self._timings.touch()
+        for path in self._sums:
+            self._sums[path] = _new_sum(path.read_bytes())
+        write_whole(self.path / CONFIG_NAME, self._config)
+        self.end(status, audit)
 
     def write_status(self, status: Status) -> None:
         """Write status.json."""
-        self._write("status.json", status)
+        self._write(STATUS_NAME, status)
 
     def close(self) -> None:
         """Release the lock."""
         self._lock.close()
 
     def _write(self, name: str, content: Any) -> None:
-        text = msgspec.json.format(msgspec.json.encode(content), indent=2)
-        write_whole(self.path / name, text + b"\n")
+        write_whole(self.path / name, status_bytes(content))
 
 
 def find_runs(root: Path) -> Sequence[RunFolder]:
@@ -144,7 +200,32 @@ def find_runs(root: Path) -> Sequence[RunFolder]:
     found = []
     for path, folders, files in os.walk(root):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        if "status.json" in files:
+        if STATUS_NAME in files or _is_run(files):
             found.append(Path(path))
             folders.clear()
     return [RunFolder(path) for path in sorted(found)]
+
+
+def copied_status(status: Status, config: bytes) -> Status:
+    """Return the status of a copy in another suite, whose config.toml names that suite."""
+    if status.sums is None:
+        return status
+    return status.with_sums(status.sums.run, status.sums.files | {CONFIG_NAME: _sum_of(config)})
+
+
+def status_bytes(content: Any) -> bytes:
+    """Return the content of status.json or env.json."""
+    return msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
+
+
+def _is_run(files: Sequence[str]) -> bool:
+    """Return whether these are the files of a run that recorded rounds."""
+    return METRICS_NAME in files and (CONFIG_NAME in files or ENVIRONMENT_NAME in files)
+
+
+def _new_sum(content: bytes = b"") -> hashlib.blake2b:
+    return hashlib.blake2b(content, digest_size=16)
+
+
+def _sum_of(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()

@@ -13,13 +13,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from outvote.results.check import REMEDY
 from outvote.results.disk import DamagedFileError
-from outvote.results.folder import RunFolder, find_runs
+from outvote.results.folder import CONTENT, STATUS_NAME, RunFolder, find_runs
 from outvote.results.long_table import BY_ROUND, Column, setting_columns, settings_of
 from outvote.results.run import Result, read_result
 
 NAME = "index.sqlite"
-VERSION = 4
+VERSION = 5
 """Of the table; to be raised whenever an entry changes."""
 PATIENCE = 10.0
 """Seconds to wait for another process that writes."""
@@ -63,7 +64,7 @@ class Entry(NamedTuple):
     settings: str
     """All settings by dotted name, as JSON; each has a column of its own, too."""
     stamp: str
-    """When status.json and metrics.jsonl were written, and their sizes."""
+    """When its files were written, and their sizes; "" for one that is to be read every time."""
 
 
 TYPES = {
@@ -101,17 +102,23 @@ def _entry(folder: RunFolder, path: str, known: Entry | None, warn: Warn) -> Ent
             return known
         result = read_result(folder)
     except (DamagedFileError, OSError) as error:
-        warn(f"{folder.path} is left out: {error}")
+        warn(f"{folder.path} is left out: {error}; {REMEDY}")
         return None
-    return None if result is None else _described(result, path, stamp)
+    if result is None:
+        return None
+    for fault in result.faults:
+        warn(f"{fault}; {REMEDY}")
+    # Whether the process of a run that is not over has ended is no property of its files.
+    return _described(result, path, stamp if result.is_over and not result.faults else "")
 
 
 def _stamp(path: Path) -> str:
     found = []
-    for name in ("status.json", "metrics.jsonl"):
+    for name in (STATUS_NAME, *CONTENT):
+        about = None
         with suppress(FileNotFoundError):
             about = (path / name).stat()
-            found.append(f"{about.st_mtime_ns} {about.st_size}")
+        found.append("-" if about is None else f"{about.st_mtime_ns} {about.st_size}")
     return " ".join(found)
 
 
@@ -153,6 +160,8 @@ def _known(path: Path, warn: Warn) -> Mapping[str, Entry]:
             index.execute("BEGIN")  # Both of the same content.
             rows = index.execute("SELECT * FROM runs ORDER BY path").fetchall()
             is_sound = index.execute("SELECT * FROM checksum").fetchall() == [(_checksum(rows),)]
+    except UnicodeDecodeError:  # Of the text of an error: it has parts of the file.
+        return {}
     except sqlite3.Error as error:
         if _is_unusable(error):
             warn(f"{path} cannot be read: {error}; all runs are read instead")
@@ -165,8 +174,8 @@ def _write(path: Path, entries: Sequence[Entry], warn: Warn) -> None:
     try:
         try:
             _replace(path, entries)
-        except sqlite3.DatabaseError as error:
-            if _is_unusable(error):
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            if isinstance(error, sqlite3.Error) and _is_unusable(error):
                 raise
             path.unlink(missing_ok=True)
             _replace(path, entries)

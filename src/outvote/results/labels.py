@@ -65,6 +65,18 @@ def label(text: str) -> str:
     return outline(text).label
 
 
+def label_names(text: str) -> list[str]:
+    """Return the name of a rule or attack, and those of what it wraps.
+
+    >>> label_names("gas(bucketing(rfa), num_groups=10)")
+    ['gas', 'bucketing', 'rfa']
+    """
+    found = [outline(text)]
+    for each in found:
+        found.extend(each.inside)
+    return [each.name for each in found]
+
+
 def parameters(text: str) -> dict[str, Any]:
     """Return the parameters of a rule or attack, those inside too, as far as they are known.
 
@@ -121,7 +133,7 @@ def is_same(first: str, second: str) -> bool:
 def outline(text: str) -> Outline:
     """Parse a text that was checked before."""
     tokens = [found[1] for found in TOKEN.finditer(text)]
-    return _read(tokens)
+    return _read(tokens or [text])
 
 
 def _read(tokens: list[str]) -> Outline:

@@ -18,4 +18,5 @@ LATER: dict[str, Any] = {
     "optimizer": "local-sgd",
     "trainer": "auto",
     "federation.sample_counts": False,
+    "theory": False,
 }

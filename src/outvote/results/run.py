@@ -1,17 +1,15 @@
 """A run as tables, figures and reports read it, from its folder or from an export."""
 
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import nan
 from typing import Any, final
 
-from outvote.results.disk import DamagedFileError
+from outvote.results.check import check_run
 from outvote.results.folder import RunFolder
 from outvote.results.labels import label, user_files, user_objects, value_of
-from outvote.results.renamed import renamed_settings
-from outvote.results.schema import Environment, Round, Status
+from outvote.results.schema import Environment, Status
 from outvote.results.series import Clients, Series, Summary, clients_of, series_of, summary_of
 
 
@@ -47,6 +45,8 @@ class Result:
     """None: it comes from an export, which has no rounds of single clients."""
     clients: Clients | None = None
     """Its honest clients one by one; None: not recorded, as where targets are not classes."""
+    faults: tuple[str, ...] = ()
+    """What is wrong with files that its numbers do not depend on: the audit, the times."""
 
     @property
     def hash(self) -> str:
@@ -76,12 +76,17 @@ class Result:
         return value_of(self.config, key)
 
     def code_of(self, key: str) -> dict[str, str]:
-        """Return the checksums of the user's files of "rule" or "attack", by path."""
+        """Return the checksums of the user's files of "rule" or "attack", by path.
+
+        Of other packages, it is the version by the name of the package.
+        """
         code = (self.environment and self.environment.code) or ()
         known = {each.path: each.checksum for each in code}
         text = self.config[key]
         in_files = {path: known.get(path, "unknown") for path in user_files(text)}
-        return in_files | user_objects(text)
+        packages = (self.environment and self.environment.packages) or ()
+        versions = {each.package: each.version for each in packages if each.kind == key}
+        return in_files | user_objects(text) | versions
 
     @property
     def is_over(self) -> bool:
@@ -98,6 +103,7 @@ class Result:
     last_ten = _Number()
     kept_byzantine = _Number()
     byzantine_weight = _Number()
+    honest_share = _Number()
     deviation = _Number()
     test_loss = _Number()
     client_accuracy = _Number()
@@ -106,52 +112,24 @@ class Result:
 
 
 def read_result(folder: RunFolder) -> Result | None:
-    """Read a run from its folder; None if it was never started."""
-    status = folder.status()
-    if status is None:
-        return None
-    path = folder.path / "config.toml"
-    try:
-        config = renamed_settings(tomllib.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return None  # The status is written before the settings.
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise DamagedFileError(f"{path} cannot be read: {error}") from error
-    check_config(config, str(path))
-    rounds = folder.rounds()
-    if status.is_over and len(rounds) != status.round:
-        raise DamagedFileError(
-            f"{folder.metrics} is damaged: {status.round} rounds are done, and "
-            f"{len(rounds)} can be read; remove the folder, and execute the run again"
-        )
+    """Read and check a run from its folder; None if it was never started.
+
+    Damage to what its numbers depend on is a DamagedFileError.
+    """
+    found = check_run(folder)
+    found.raise_fault()
+    if found.status is None or found.config is None:
+        return None  # The status may be written before the settings.
     return Result(
-        suite=str(config.get("suite", folder.path.parent.name)),
+        suite=str(found.config.get("suite", folder.path.parent.name)),
         name=folder.path.name,
-        config=config,
-        status=status,
-        environment=folder.environment(),
-        series=series_of(rounds),
+        config=found.config,
+        status=found.status,
+        environment=found.environment,
+        series=series_of(found.rounds),
         seconds=sum(each.seconds / max(each.num_runs, 1) for each in folder.timings()),
-        num_samples=sum(each.num_samples or 0 for each in rounds),
+        num_samples=sum(each.num_samples or 0 for each in found.rounds),
         folder=folder,
-        clients=_clients(rounds, folder),
+        clients=clients_of(found.rounds),
+        faults=found.texts(),
     )
-
-
-def _clients(rounds: Sequence[Round], folder: RunFolder) -> Clients | None:
-    try:
-        return clients_of(rounds)
-    except IndexError as error:
-        num_clients = len(rounds[-1].client_accuracies or ())
-        raise DamagedFileError(
-            f"{folder.metrics} is damaged: its last line has {num_clients} clients, and others "
-            "took part; remove the folder, and execute the run again"
-        ) from error
-
-
-def check_config(config: Mapping[str, Any], where: str) -> None:
-    """Refuse settings that lack what every run has."""
-    for key, kind in (("rule", str), ("attack", str), ("seed", int)):
-        found = config.get(key)
-        if not isinstance(found, kind) or not str(found).strip():
-            raise DamagedFileError(f"{where} is damaged: its {key} is {found!r}")

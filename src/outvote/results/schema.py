@@ -1,8 +1,10 @@
 """The content of a run's files."""
 
-from typing import Literal
+import hashlib
+from typing import Annotated, Literal
 
-from msgspec import Struct
+import msgspec
+from msgspec import Meta, Struct
 
 VERSION = 2
 """Of the layout of a run folder. 0: status.json has no version, and the lines of metrics.jsonl
@@ -27,6 +29,28 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     """Of the paper's bound on the squared deviation, GAS only."""
     certificate: float | None = None
     """An upper bound of the deviation, GAS only."""
+
+
+class Measured(Struct, frozen=True, kw_only=True):
+    """The convergence analysis in a round of plain SGD, in the unit of a gradient; null: not known.
+
+    The paper's inequality is that the descents of all rounds are at least the bounds of them.
+    """
+
+    full_loss: float | None = None
+    """L: mean over all honest clients of the loss on all their samples, before the round."""
+    gradient_norm: float | None = None
+    gradient_deviation: float | None = None
+    """How far the update divided by the learning rate is from the gradient of L."""
+    lipschitz: float | None = None
+    """The change of the gradient relative to that of the weights."""
+    deviation_bound: float | None = None
+    """Of the root mean square of the deviation, with all constants."""
+    printed_bound: float | None = None
+    """The same as the paper prints it, GAS only."""
+    descent: float | None = None
+    """How much L fell in the round."""
+    descent_bound: float | None = None
 
 
 class Round(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -56,6 +80,8 @@ class Round(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Only in the last round of a run; None: a Byzantine client, or nothing to test on."""
     diagnostics: Diagnosis | None = None
     """Absent unless the run asks for it."""
+    theory: Measured | None = None
+    """Likewise."""
 
 
 class Timing(Struct, frozen=True, kw_only=True):
@@ -63,9 +89,20 @@ class Timing(Struct, frozen=True, kw_only=True):
 
     round: int
     seconds: float
-    num_runs: int
+    num_runs: Annotated[int, Meta(lt=1 << 32)]
     images: int
     """How many samples all their clients trained on."""
+
+
+class Sums(Struct, frozen=True, kw_only=True):
+    """Checksums of a run that is over: BLAKE2b, 128 bits, as `b2sum -l 128` prints them."""
+
+    run: str
+    """The hash of the settings."""
+    files: dict[str, str]
+    """Of the other files, by name; without the checkpoint, which has its own."""
+    checksum: str = ""
+    """Of status.json: see `Status.checksum`."""
 
 
 class Status(Struct, frozen=True, kw_only=True):
@@ -77,11 +114,26 @@ class Status(Struct, frozen=True, kw_only=True):
     num_rounds: int
     reason: str = ""
     version: int = VERSION
+    sums: Sums | None = None
+    """None: not over, or of an earlier version."""
 
     @property
     def is_over(self) -> bool:
         """Whether the run is a result: finished or diverged."""
         return self.outcome in OVER
+
+    def checksum(self) -> str:
+        """Return the checksum of the status itself."""
+        sums = self.sums and msgspec.structs.replace(self.sums, checksum="")
+        plain = msgspec.json.encode(msgspec.structs.replace(self, sums=sums), order="sorted")
+        return hashlib.blake2b(plain, digest_size=16).hexdigest()
+
+    def with_sums(self, run: str, files: dict[str, str]) -> "Status":
+        """Return it with the checksums of all files, and its own."""
+        whole = msgspec.structs.replace(self, sums=Sums(run=run, files=files))
+        assert whole.sums is not None
+        sums = msgspec.structs.replace(whole.sums, checksum=whole.checksum())
+        return msgspec.structs.replace(whole, sums=sums)
 
 
 class Layout(Struct, frozen=True, kw_only=True):
@@ -111,6 +163,15 @@ class CodeUsed(Struct, frozen=True, kw_only=True):
     """BLAKE2b, 128 bits, as `b2sum -l 128` prints it."""
 
 
+class PackageUsed(Struct, frozen=True, kw_only=True):
+    """A rule, attack, model or dataset of another package."""
+
+    kind: str
+    name: str
+    package: str
+    version: str
+
+
 class Environment(Struct, frozen=True, kw_only=True):
     """The machine and the versions of a run: env.json."""
 
@@ -134,3 +195,5 @@ class Environment(Struct, frozen=True, kw_only=True):
     """How the clients trained: stacked, vmap or sequential, and why. None: before 0.2."""
     code: tuple[CodeUsed, ...] | None = None
     """The user's files of the rule and the attack. None: not recorded, in earlier versions."""
+    packages: tuple[PackageUsed, ...] | None = None
+    """What came from other packages. None: not recorded, in earlier versions."""

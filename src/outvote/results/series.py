@@ -7,7 +7,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from outvote.results.schema import Diagnosis, Round
+from outvote.results.schema import Diagnosis, Measured, Round
 
 NUM_LAST = 10
 DECILE = 10
@@ -52,6 +52,15 @@ class Series:
     resilience: NDArray[np.float64]
     bound_factor: NDArray[np.float64]
     certificate: NDArray[np.float64]
+    full_loss: NDArray[np.float64]
+    """The theory from here on, NaN in runs without: see `schema.Measured`."""
+    gradient_norm: NDArray[np.float64]
+    gradient_deviation: NDArray[np.float64]
+    lipschitz: NDArray[np.float64]
+    deviation_bound: NDArray[np.float64]
+    printed_bound: NDArray[np.float64]
+    descent: NDArray[np.float64]
+    descent_bound: NDArray[np.float64]
 
     def __len__(self) -> int:
         """Return the number of rounds."""
@@ -59,8 +68,9 @@ class Series:
 
 
 DIAGNOSTICS = Diagnosis.__struct_fields__
+THEORY = Measured.__struct_fields__
 OF_CLIENTS = ("client_accuracy", "worst_decile")
-OPTIONAL = ("byzantine_weight", "test_loss", *OF_CLIENTS, *DIAGNOSTICS)
+OPTIONAL = ("byzantine_weight", "test_loss", *OF_CLIENTS, *DIAGNOSTICS, *THEORY)
 """Those that not every run has."""
 SERIES = tuple(field.name for field in fields(Series) if field.name not in OPTIONAL)
 """Those that every run has."""
@@ -84,6 +94,7 @@ def to_digits(value: float) -> str:
 def series_of(rounds: Sequence[Round]) -> Series:
     """Turn the lines of a run into arrays."""
     diagnoses = [each.diagnostics or Diagnosis() for each in rounds]
+    measured = [each.theory or Measured() for each in rounds]
     columns: dict[str, list[Any]] = {
         "num_sampled": [len(each.clients) for each in rounds],
         "num_byzantine": [len(each.byzantine) for each in rounds],
@@ -94,6 +105,7 @@ def series_of(rounds: Sequence[Round]) -> Series:
         ],
         **{name: [getattr(each, name) for each in rounds] for name in _RECORDED},
         **{name: [getattr(each, name) for each in diagnoses] for name in DIAGNOSTICS},
+        **{name: [getattr(each, name) for each in measured] for name in THEORY},
     }
     return Series(**{name: column(name, values) for name, values in columns.items()})
 
@@ -165,6 +177,11 @@ class Summary:
     least_kept: float | None = None
     """The share of its rounds in which a client was kept, mean of the lowest tenth of the honest
     clients."""
+
+    @property
+    def honest_share(self) -> float | None:
+        """The honest clients' share of all weights, which Figure 1 of the paper shows."""
+        return None if self.byzantine_weight is None else 1.0 - self.byzantine_weight
 
 
 def summary_of(series: Series, *, attack: str, clients: Clients | None = None) -> Summary:

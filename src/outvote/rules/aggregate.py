@@ -34,7 +34,13 @@ from outvote.rules.rule import (
     known,
     lowered_inside,
 )
-from outvote.rules.sample_counts import COUNT_CAP, capped_counts, check_cap, check_counts
+from outvote.rules.sample_counts import (
+    COUNT_CAP,
+    capped_counts,
+    capped_note,
+    check_cap,
+    check_counts,
+)
 from outvote.rules.split import Split, explicit_split
 from outvote.rules.verdict import Verdict
 from outvote.seeding import RandomStream, Seed, seed_from
@@ -323,6 +329,9 @@ class OneRound:
     clients: tuple[Hashable, ...]
     seed: int
     notes: tuple[str, ...]
+    counts: list[float] | None = None
+    """The numbers of samples that the clients claim."""
+    count_cap: float = COUNT_CAP
 
     def verdict(self) -> Verdict:
         """Return the update with scores, weights, and who was kept, dropped or rejected."""
@@ -342,8 +351,17 @@ class OneRound:
             num_groups=found.num_groups,
             seed=self.seed,
             state=found.states[0],
-            notes=self.notes + lowered_inside(self.rule, left, max(1, num_left)),
+            notes=self.notes
+            + lowered_inside(self.rule, left, max(1, num_left))
+            + self._capped_note(is_rejected, left),
         )
+
+    def _capped_note(self, is_rejected: list[bool], num_byzantine: int) -> tuple[str, ...]:
+        if self.counts is None or all(is_rejected):
+            return ()
+        rows = [k for k, is_out in enumerate(is_rejected) if not is_out]
+        clients, counts = [self.clients[k] for k in rows], [self.counts[k] for k in rows]
+        return capped_note(clients, counts, num_byzantine, self.count_cap)
 
 
 def one_round(  # noqa: PLR0913  (all that a round may have, by name)
@@ -396,7 +414,9 @@ def one_round(  # noqa: PLR0913  (all that a round may have, by name)
             is_full=is_full,
         )
         update = received.restore(known(found.vector)[0])
-    return OneRound(rule, update, found, ids, drawn, received.notes + found.notes)
+    notes = received.notes + found.notes
+    claimed = None if counts is None else counts[0]
+    return OneRound(rule, update, found, ids, drawn, notes, claimed, count_cap)
 
 
 def resolve_num_byzantine(

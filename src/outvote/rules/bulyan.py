@@ -38,7 +38,7 @@ class Bulyan(Rule):
     """
 
     name: ClassVar[str] = "bulyan"
-    traits = Traits(uses_sample_counts=True)
+    traits = Traits(uses_sample_counts=True, can_stream=True)
 
     selection: str = "iterative"
     """"iterative" runs Krum on what is left after each choice, "one-shot" ranks all once."""

@@ -26,7 +26,9 @@ class CenteredClipping(Rule):
     """
 
     name: ClassVar[str] = "centered-clipping"
-    traits = Traits(uses_num_byzantine=False, has_state=True, uses_sample_counts=True)
+    traits = Traits(
+        uses_num_byzantine=False, has_state=True, uses_sample_counts=True, can_stream=True
+    )
 
     radius: float = 10.0
     """No client moves the centre by more than this divided by n in one iteration."""

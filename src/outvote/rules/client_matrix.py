@@ -127,6 +127,11 @@ class ClientMatrix:
             self.products, lambda: self.columns, self.work_dtype, self.originals, self._check
         )
 
+    @lazy
+    def norms(self) -> PerClient:
+        """The Euclidean norm of every client, float64."""
+        return distances.norms(self.columns)
+
     @property
     def _are_coordinates_few(self) -> bool:
         return distances.are_few(self.dim, self._kind, self.num_clients)
@@ -245,7 +250,7 @@ class ClientMatrix:
         """Add one more point behind the clients: the origin, or a vector per run."""
         shape = torch.Size([*self.shape[:-1], self.num_clients + 1])
         kind = torch.empty(0, dtype=self.work_dtype, device=self.device)
-        point = kind.new_zeros(self.shape[:-1]) if vector is None else vector.to(kind)
+        point = kind.new_zeros(()) if vector is None else vector.to(kind)
         point = point.expand(self.shape[:-1])
 
         def columns() -> Columns:
@@ -261,6 +266,20 @@ class ClientMatrix:
         if is_mixed or self.dim <= self.num_clients + 1:
             return ClientMatrix(columns, shape, like=kind)
         return ClientMatrix(columns, shape, like=kind, centre=self.centre, products=products)
+
+    def scaled(self, factors: PerClient) -> "ClientMatrix":
+        """Multiply every client by a number of its own."""
+        return ClientMatrix(
+            self.columns.to(self.work_dtype) * factors.to(self.work_dtype).unsqueeze(-2)
+        )
+
+    def norms_of(self, run: int) -> Tensor:
+        """Return `norms` of one run, to the last bit whatever other runs there are."""
+        return distances.norms(self.columns[run])
+
+    def sign_counts(self, run: int, window: slice) -> Tensor:
+        """Count the positive, zero and negative values of a run's clients, ``[clients, 3]``."""
+        return distances.sign_counts(self.columns[run, window])
 
     def at_coordinates(self, index: Tensor) -> "ClientMatrix":
         """Keep some coordinates, ``index [runs, k]``."""

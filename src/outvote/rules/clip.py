@@ -6,8 +6,6 @@ from typing import ClassVar, final
 import torch
 
 from outvote.axes import PerClient
-from outvote.precision import work_dtype
-from outvote.rules import distances
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.rule import Aggregation, RoundInfo, Traits, Wrapper
 
@@ -64,9 +62,8 @@ class Clip(Wrapper):
         inside_info = self.inside_info(info, matrix.num_clients)
         if not self.rule.traits.needs_values and matrix.dim > matrix.num_clients + 1:
             return self._compute_by_distances(matrix, info, inside_info)
-        shortened = self._factors(distances.norms(matrix.columns), info.num_byzantine)
-        work = work_dtype(matrix.columns.dtype)
-        clipped = ClientMatrix(matrix.columns.to(work) * shortened.to(work).unsqueeze(-2))
+        shortened = self.factors(matrix.norms, info.num_byzantine)
+        clipped = matrix.scaled(shortened)
         inside = self.compute_inside(clipped, inside_info)
         weights = inside.weights
         if inside.vector is None and weights is not None:
@@ -83,7 +80,7 @@ class Clip(Wrapper):
         )
         at_origin[..., -1] = 1
         norms = around.distances_to(Aggregation(weights=at_origin))[..., :-1]
-        shortened = self._factors(norms, info.num_byzantine)
+        shortened = self.factors(norms, info.num_byzantine)
         mixture = torch.cat([shortened.diag_embed(), (1 - shortened).unsqueeze(-1)], dim=-1)
         inside = self.compute_inside(around.mixed(mixture), inside_info)
         if inside.vector is not None or inside.weights is None:
@@ -91,7 +88,8 @@ class Clip(Wrapper):
         weights = inside.weights * shortened
         return replace(inside, vector=matrix.vector(Aggregation(weights=weights)), weights=weights)
 
-    def _factors(self, norms: PerClient, num_byzantine: int) -> PerClient:
+    def factors(self, norms: PerClient, num_byzantine: int) -> PerClient:
+        """Return what each client is multiplied by."""
         if not isinstance(self.max_norm, str):
             return (self.max_norm / norms.clamp(min=1e-300)).clamp(max=1.0)
         num_clients = norms.shape[-1]

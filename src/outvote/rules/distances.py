@@ -8,6 +8,7 @@ values themselves, in float64.
 """
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +20,10 @@ from outvote.kernels.long_products import long_products
 from outvote.precision import exact_products, work_dtype
 from outvote.threads import mapped
 
+if TYPE_CHECKING:
+    from outvote.rules.streamed_matrix import ColumnStream
+
+Result = TypeVar("Result")
 # Below this share of the subtracted terms a difference has lost too many digits.
 CANCELLATION = {torch.float32: 1e-4, torch.float64: 1e-10}
 # A tile of this many values stays in the processor's cache; a GPU wants larger pieces.
@@ -59,14 +64,26 @@ def tile_values(columns: Columns) -> int:
     return TILE_VALUES.get(columns.device.type, 1 << 28)
 
 
-def tiles(columns: Columns) -> Iterator[tuple[slice, Columns]]:
+def tiles(columns: "Columns | ColumnStream") -> Iterator[tuple[slice, Columns]]:
     """Cut the coordinates into pieces that fit the cache, in the working precision."""
+    if not isinstance(columns, Tensor):
+        yield from columns.tiles()
+        return
     dim = columns.shape[-2]
     per_coordinate = max(1, columns.numel() // max(1, dim))
     width = max(16, tile_values(columns) // per_coordinate)
     for start in range(0, dim, width):
         piece = slice(start, min(dim, start + width))
         yield piece, columns[..., piece, :].to(work_dtype(columns.dtype))
+
+
+def over_tiles(
+    work: Callable[[tuple[slice, Columns]], Result], columns: "Columns | ColumnStream"
+) -> list[Result]:
+    """Work on pieces of the coordinates; those of files are read some at a time."""
+    if not isinstance(columns, Tensor):
+        return columns.over_tiles(work)
+    return mapped(work, tiles(columns), columns.device)
 
 
 def medoids(columns: Columns) -> Tensor:
@@ -102,7 +119,7 @@ def products(columns: Columns, centre: Tensor, buffer: Tensor | None = None) -> 
     if group_kernels.can_multiply(columns):
         return group_kernels.products(columns, centre)
     with exact_products():
-        parts = mapped(multiply, tiles(columns), columns.device)
+        parts = over_tiles(multiply, columns)
     return parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0, dtype=torch.float64)
 
 
@@ -329,7 +346,7 @@ def squared_distances_to_vector(
         difference = subtract(values, vector[..., piece].unsqueeze(-1), buffer)
         return difference.square_().sum(dim=-2).double()
 
-    parts = mapped(measure, tiles(columns), columns.device)
+    parts = over_tiles(measure, columns)
     total = parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0)
     if columns.dtype == torch.float64 or bool(total.isfinite().all()):
         return total
@@ -372,7 +389,7 @@ def products_with(
         return among, long_products(centred.mT, own.mT), long_products(own.mT, own.mT)
 
     with exact_products():
-        parts = mapped(multiply, tiles(columns), columns.device)
+        parts = over_tiles(multiply, columns)
     among, across, itself = (
         torch.stack(same).sum(dim=0, dtype=torch.float64) for same in zip(*parts, strict=True)
     )
@@ -410,11 +427,18 @@ def inner_products(columns: Columns, vector: PerCoordinate) -> PerClient:
     return total
 
 
+def sign_counts(columns: Tensor) -> Tensor:
+    """Count the positive, zero and negative values of ``columns [dim, clients]``, float64."""
+    signs = columns.sign()
+    return torch.stack([(signs == sign).sum(dim=-2) for sign in (1, 0, -1)], dim=-1).double()
+
+
 def norms(columns: Columns) -> PerClient:
     """Return the Euclidean norm of every row, float64."""
     if columns.dim() == 3 and group_kernels.can_add(columns.mT):
         return group_kernels.square_sums(columns.mT).sqrt()
-    origin = columns.new_zeros(columns.shape[:-1], dtype=work_dtype(columns.dtype))
+    zero = torch.zeros((), dtype=work_dtype(columns.dtype), device=columns.device)
+    origin = zero.expand(columns.shape[:-1])
     return squared_distances_to_vector(columns, origin).sqrt()
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar, final
 from outvote.axes import PerClient
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.distances import average_of_smallest
-from outvote.rules.rule import Aggregation, RoundInfo, Traits, Wrapper
+from outvote.rules.rule import Aggregation, RoundInfo, Traits, Wrapper, reduction
 from outvote.rules.split import check_split
 
 
@@ -39,7 +39,8 @@ class GAS(Wrapper):
     """How many groups the coordinates are split into (one each, if there are fewer)."""
     split: str = "balanced"
     """"balanced": random, sizes differ by one. "ceil": random, as the released code.
-    "contiguous": neighbours stay together. "by-layer": one group per named tensor."""
+    "contiguous": neighbours stay together. "by-layer": one group per named tensor.
+    "by-layer-random": random within each named tensor, sizes balanced over all of them."""
 
     def __post_init__(self) -> None:
         super(GAS, self).__post_init__()
@@ -48,7 +49,9 @@ class GAS(Wrapper):
     @property
     def traits(self) -> Traits:
         """Clients are kept or dropped as a whole, whatever the rule inside does."""
-        return replace(super(GAS, self).traits, selects_clients=True, uses_sample_counts=False)
+        return replace(
+            super(GAS, self).traits, selects_clients=True, uses_sample_counts=False, can_stream=True
+        )
 
     def max_byzantine(self, num_clients: int) -> int:
         """Return n - 1: at least one client is kept."""
@@ -66,7 +69,11 @@ class GAS(Wrapper):
             notes.update(found.notes)
             return group.distances_to(found)
 
-        scores = groups.total(measure, needs_values=self.rule.traits.needs_values)  # 2. identify
+        scores = groups.total(  # 2. identify
+            measure,
+            needs_values=self.rule.traits.needs_values,
+            reduce=reduction(self.rule, inside.num_byzantine),
+        )
         num_kept = max(1, matrix.num_clients - info.num_byzantine)
         weights = average_of_smallest(scores, num_kept)  # 3. aggregate
         found = (*groups.notes, *sorted(notes))

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outvote.axes import Columns, Pairs, PerClient
+from outvote.axes import Columns, Pairs, PerClient, PerCoordinate
 from outvote.fresh import fresh
 from outvote.kernels import client_kernels, group_kernels
 from outvote.lazy import lazy
@@ -68,19 +68,31 @@ class Groups:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Whether there are fewer groups than asked for because there are fewer coordinates."""
+        """Whether there are fewer groups than asked for because there are fewer coordinates.
+
+        Or more, since a group holds coordinates of one layer only.
+        """
         dim = self.matrix.dim
+        if self.split.note:
+            return (self.split.note,)
         if self.num_asked <= dim or self.num_groups != dim:
             return ()
         return (f"gas: num_groups={self.num_asked} is more than the {dim} coordinates; used {dim}",)
 
     def total(
-        self, measure: Callable[[ClientMatrix], PerClient], *, needs_values: bool | None = True
+        self,
+        measure: Callable[[ClientMatrix], PerClient],
+        *,
+        needs_values: bool | None = True,
+        reduce: Callable[[Columns], PerCoordinate] | None = None,
     ) -> PerClient:
         """Return the sum over the groups of ``measure(groups) [runs, *groups, clients]``.
 
-        `needs_values`: whether it needs the values of the groups, not only distances.
+        `needs_values`: whether it needs the values of the groups, not only distances. `reduce`:
+        what it measures distances to, if that is worked out coordinate by coordinate; here the
+        groups are read anyway.
         """
+        del reduce
         with exact_products():
             # A GPU works on while inexact results are counted; if there are any, all is redone.
             is_on_cpu = self.matrix.device.type == "cpu"

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from outvote.rules import distances
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.rule import Aggregation, RoundInfo, Rule, Traits
 
@@ -23,7 +22,7 @@ class NormClipping(Rule):
     """
 
     name: ClassVar[str] = "norm-clipping"
-    traits = Traits(uses_num_byzantine=False, uses_sample_counts=True)
+    traits = Traits(uses_num_byzantine=False, uses_sample_counts=True, can_stream=True)
 
     max_norm: float = 2.0
     """Longer gradients are shortened to this norm."""
@@ -40,7 +39,7 @@ class NormClipping(Rule):
 
     def compute(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Weigh every client by how much its norm is too long."""
-        norms = distances.norms(matrix.columns)
+        norms = matrix.norms
         weights = (self.max_norm / norms.clamp(min=1e-300)).clamp(max=1.0)
         if info.counts is None:
             weights = weights / matrix.num_clients

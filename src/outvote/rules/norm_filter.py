@@ -100,7 +100,8 @@ class NormFilter(Wrapper):
             weights = nobody.index_copy(0, index, weights[0].double())
         if scores is not None:
             # More suspicious than all who are left, by how much they are too long.
-            dropped = (scores.max().double() * excess.clamp(min=1)).clamp(max=1e300)
+            most = scores.max().double().clamp(min=1e-300)
+            dropped = (most * excess.clamp(min=1, max=1e300)).clamp(max=1e300)
             scores = dropped.index_copy(0, index, scores[0].double())
         return replace(found, vector=some.vector(found)[0], weights=weights, scores=scores)
 

@@ -9,6 +9,7 @@ replaces the clients by averages of them.
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from inspect import Signature, signature
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -55,6 +56,9 @@ class Traits:
     uses_sample_counts: bool | None = None
     """Whether it weighs the clients by ``info.counts`` itself. If not, the clients in an average
     that it returns are weighed, and any other vector cannot be."""
+    can_stream: bool | None = None
+    """Whether it takes values coordinate by coordinate, and all else from the methods of
+    `ClientMatrix`: then files are aggregated without holding whole gradients in memory."""
     needs: str = ""
     """What it needs in words, for `outvote show`."""
     tolerates: str = ""
@@ -192,7 +196,9 @@ class Rule(metaclass=_RuleType):
         def traits(self) -> Traits:
             """What the rule declares: a class attribute, or a property of its parameters."""
     else:
-        traits = Traits(selects_clients=True, needs_values=True, uses_sample_counts=False)
+        traits = Traits(
+            selects_clients=True, needs_values=True, uses_sample_counts=False, can_stream=False
+        )
 
     def __init_subclass__(cls) -> None:
         """Name a class without a name after itself, and complete its traits."""
@@ -286,7 +292,7 @@ class Rule(metaclass=_RuleType):
 class AffineRule(Rule):
     """A rule whose update is a weighted average of the clients."""
 
-    traits = Traits(needs_values=False, needs="the distances between the clients")
+    traits = Traits(needs_values=False, can_stream=True, needs="the distances between the clients")
 
     @abstractmethod
     def weigh(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
@@ -303,7 +309,7 @@ class AffineRule(Rule):
 class CoordinatewiseRule(Rule):
     """A rule that reduces every coordinate by the values that the clients sent for it alone."""
 
-    traits = Traits(selects_clients=False, needs="one pass over the coordinates")
+    traits = Traits(selects_clients=False, can_stream=True, needs="one pass over the coordinates")
 
     @abstractmethod
     def reduce(self, columns: Columns, num_byzantine: int) -> PerCoordinate:
@@ -348,6 +354,16 @@ class CoordinatewiseRule(Rule):
             return Aggregation(vector=self.reduce(matrix.columns, info.num_byzantine))
         vector, shares = self.reduce_with_shares(matrix.columns, info.num_byzantine)
         return Aggregation(vector=vector, weights=shares)
+
+
+def reduction(rule: Rule, num_byzantine: int) -> Callable[[Columns], PerCoordinate] | None:
+    """Return what a coordinate-wise rule does to values; None for other rules."""
+    if not isinstance(rule, CoordinatewiseRule) or type(rule).compute is not _BY_COORDINATE:
+        return None
+    return partial(rule.reduce, num_byzantine=num_byzantine)
+
+
+_BY_COORDINATE = CoordinatewiseRule.compute
 
 
 class VectorRule(Rule):
@@ -537,7 +553,7 @@ def check_result(rule: Rule, found: Aggregation, matrix: ClientMatrix) -> Aggreg
     if found.vector is None and found.weights is None:
         raise ValueError(f"{rule} returned neither weights nor a vector; return one of them.")
     per_client = (*matrix.batch, matrix.num_clients)
-    shapes = {"vector": (*matrix.batch, matrix.dim), "weights": per_client, "scores": per_client}
+    shapes = {"vector": matrix.shape[:-1], "weights": per_client, "scores": per_client}
     parts: dict[str, Any] = {}
     for name, shape in shapes.items():
         if (value := getattr(found, name)) is None:

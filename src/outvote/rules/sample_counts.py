@@ -1,12 +1,13 @@
 """Sample counts as weights: capped, since a count is a claim by the client."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+MOST_NAMED = 5
 COUNT_CAP = 3.0
 """No client counts more than this multiple of the median count."""
 NUM_HALVINGS = 60
@@ -61,6 +62,27 @@ def capped_counts(
     with np.errstate(over="ignore", under="ignore"):
         relative = np.minimum(values / positive[(len(positive) - 1) // 2], cap)
     return unless_equal(bounded(relative, num_byzantine))
+
+
+def capped_note(
+    clients: Sequence[Hashable], counts: Sequence[float], num_byzantine: int, cap: float
+) -> tuple[str, ...]:
+    """Return a note that names the clients who count less than they claim.
+
+    >>> capped_note("abcd", [10, 20, 30, 10**9], 0, 3.0)
+    ('sample_counts: capped for d',)
+    """
+    capped = capped_counts(counts, num_byzantine, cap)
+    values = np.asarray(counts, dtype=np.float64)
+    if not (values > 0).any():
+        return ()
+    used = np.ones(len(values)) if capped is None else capped
+    least = int(np.argmin(np.where(values > 0, values, np.inf)))
+    with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
+        is_less = values / values[least] > (1 + 1e-9) * (used / used[least])
+    names = [str(client) for client, less in zip(clients, is_less, strict=True) if less]
+    more = f" and {len(names) - MOST_NAMED} others" if len(names) > MOST_NAMED else ""
+    return (f"sample_counts: capped for {', '.join(names[:MOST_NAMED])}{more}",) if names else ()
 
 
 def bounded(counts: NDArray[np.float64], num_byzantine: int) -> NDArray[np.float64]:

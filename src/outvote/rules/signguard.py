@@ -33,7 +33,9 @@ class SignGuard(Rule):
     """
 
     name: ClassVar[str] = "signguard"
-    traits = Traits(uses_num_byzantine=False, can_be_wrapped=False, uses_sample_counts=True)
+    traits = Traits(
+        uses_num_byzantine=False, can_be_wrapped=False, uses_sample_counts=True, can_stream=True
+    )
 
     lower: float = 0.1
     """Norms up to this times the median are suspicious."""
@@ -64,8 +66,13 @@ class SignGuard(Rule):
             for generator in info.stream.fold_in("signguard").generators(torch.device("cpu"))
         ]
         filtered = [
-            _filter(columns, start, width, self.lower, self.upper)
-            for columns, start in zip(matrix.columns, starts, strict=True)
+            _filter(
+                matrix.norms_of(run),
+                matrix.sign_counts(run, slice(start, start + width)) / width,
+                self.lower,
+                self.upper,
+            )
+            for run, start in enumerate(starts)
         ]
         weights = torch.stack([weights for weights, _ in filtered])
         is_kept = torch.stack([kept for _, kept in filtered])
@@ -85,19 +92,17 @@ def filter_rows(
     X: Tensor, start: int, window: int, lower: float, upper: float
 ) -> tuple[Tensor, Tensor]:
     """Return the update and who was kept, for rows ``[clients, dim]`` and a given window."""
-    weights, is_kept = _filter(X.mT, start, window, lower, upper)
+    signs = distances.sign_counts(X.mT[start : start + window]) / window
+    weights, is_kept = _filter(distances.norms(X.mT), signs, lower, upper)
     return ClientMatrix(X.mT.unsqueeze(0)).vector(Aggregation(weights=weights.unsqueeze(0)))[
         0
     ], is_kept
 
 
-def _filter(
-    columns: Tensor, start: int, window: int, lower: float, upper: float
-) -> tuple[Tensor, Tensor]:
-    norms = distances.norms(columns)
+def _filter(norms: Tensor, shares: Tensor, lower: float, upper: float) -> tuple[Tensor, Tensor]:
     median = norms.quantile(0.5)
     is_usual = (norms > lower * median) & (norms < upper * median)
-    is_alike = largest_cluster(sign_shares(columns[start : start + window]))
+    is_alike = largest_cluster(relative(shares))
     is_kept = is_usual & is_alike.to(is_usual.device)
     for fallback in (is_usual, torch.ones_like(is_usual)):
         if not bool(is_kept.any()):
@@ -106,10 +111,8 @@ def _filter(
     return is_kept * clipped / is_kept.sum(), is_kept
 
 
-def sign_shares(columns: Tensor) -> Tensor:
+def relative(shares: Tensor) -> Tensor:
     """Return the shares of +, 0 and - signs per client, each relative to its largest."""
-    signs = columns.sign()
-    shares = torch.stack([(signs == sign).double().mean(dim=-2) for sign in (1, 0, -1)], dim=-1)
     return shares / (shares.amax(dim=-2, keepdim=True) + 1e-8)
 
 

@@ -7,6 +7,7 @@ coordinates alone: it is the same on every device (see `keyed_order`).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from outvote.rules.client_matrix import ClientMatrix
     from outvote.rules.rule import RoundInfo
 
-SPLITS = ("balanced", "ceil", "contiguous", "by-layer")
+SPLITS = ("balanced", "ceil", "contiguous", "by-layer", "by-layer-random")
+BY_LAYER = SPLITS[3:]
+"""Those that need the sizes of the layers."""
 
 
 def check_split(rule: Any, how: str, num_groups: int) -> None:
@@ -33,10 +36,11 @@ def check_split(rule: Any, how: str, num_groups: int) -> None:
     if num_groups < 1:
         raise ValueError(f"gas: num_groups must be at least 1, got {num_groups}.")
     while hasattr(rule, "rule"):
-        if getattr(rule, "split", "") == "by-layer":
+        inside = getattr(rule, "split", "")
+        if inside in BY_LAYER:
             raise ValueError(
-                "gas: a gas(..., split=by-layer) inside sees groups of coordinates, not "
-                "layers; use split=by-layer in the outer gas, or another split inside."
+                f"gas: a gas(..., split={inside}) inside sees groups of coordinates, not "
+                f"layers; use split={inside} in the outer gas, or another split inside."
             )
         rule = rule.rule
 
@@ -104,6 +108,8 @@ class Split:
     """A partition of the coordinates of every run."""
 
     blocks: tuple[IndexBlock | PositionBlock, ...]
+    note: str = ""
+    """Where the number of groups is not what was asked for, and the caller may not expect it."""
 
     @property
     def num_groups(self) -> int:
@@ -119,8 +125,11 @@ class Split:
 def draw_split(matrix: "ClientMatrix", how: str, num_groups: int, info: "RoundInfo") -> Split:
     """Cut a random order of the coordinates (or their own order) into groups."""
     num_groups = min(num_groups, matrix.dim)
-    if how == "by-layer":
-        return by_layer(info.layer_sizes, matrix.dim, matrix.device)
+    if how in BY_LAYER:
+        sizes = checked_sizes(how, info.layer_sizes, matrix.dim)
+        if how == "by-layer":
+            return by_layer(sizes, matrix.dim, matrix.device)
+        return by_layer_random(sizes, num_groups, info, matrix.device)
     if how == "contiguous":
         order = torch.arange(matrix.dim, device=matrix.device).unsqueeze(0)
         return cut(order, balanced_sizes(matrix.dim, num_groups))
@@ -196,17 +205,73 @@ def explicit_split(groups: Sequence[Sequence[int]], dim: int, device: torch.devi
     return Split(tuple(IndexBlock(stack.unsqueeze(0)) for stack in stacks))
 
 
-def by_layer(sizes: tuple[int, ...] | None, dim: int, device: torch.device) -> Split:
-    """Return one group for each layer."""
+def checked_sizes(how: str, sizes: tuple[int, ...] | None, dim: int) -> tuple[int, ...]:
+    """Return the sizes of the layers, empty ones left out; raise unless they are known."""
     if sizes is None or sum(sizes) != dim:
         got = "none" if sizes is None else f"sizes of {sum(sizes)} coordinates for {dim}"
         raise ValueError(
-            f"split='by-layer' needs the sizes of the layers, got {got}; pass gradients with "
+            f"split='{how}' needs the sizes of the layers, got {got}; pass gradients with "
             "names (a list of dicts of arrays), layer_sizes=, or split='balanced'."
         )
-    order = torch.arange(dim, device=device).split(list(sizes))
+    return tuple(size for size in sizes if size)
+
+
+def by_layer(sizes: Sequence[int], dim: int, device: torch.device) -> Split:
+    """Return one group for each layer."""
+    groups = torch.arange(dim, device=device).split(list(sizes))
+    return _of_widths([group.view(1, 1, -1) for group in groups])
+
+
+def by_layer_random(
+    sizes: tuple[int, ...], num_groups: int, info: "RoundInfo", device: torch.device
+) -> Split:
+    """Cut a random order of each layer's coordinates into groups: none crosses two layers."""
+    stream = info.stream.fold_in("gas-split")
+    pieces, start = [], 0
+    shares = groups_of_layers(sizes, num_groups)
+    for number, (size, own) in enumerate(zip(sizes, shares, strict=True)):
+        seeds = stream.fold_in(f"layer-{number}").derived()
+        order = torch.stack([draw_order(size, seed).index(device).long() for seed in seeds]) + start
+        pieces += [block.index for block in cut(order, balanced_sizes(size, own)).blocks]
+        start += size
+    return Split(_of_widths(pieces).blocks, note_of_layers(sizes, num_groups))
+
+
+def note_of_layers(sizes: tuple[int, ...], num_groups: int) -> str:
+    """Return what to note where there are more layers than groups were asked for."""
+    if num_groups >= len(sizes):
+        return ""
+    return f"gas: num_groups={num_groups} is fewer than the {len(sizes)} layers; used {len(sizes)}"
+
+
+@lru_cache(maxsize=256)  # The same in every round.
+def groups_of_layers(sizes: tuple[int, ...], num_groups: int) -> tuple[int, ...]:
+    """Return how many of the groups each layer has: at least one, and widths as equal as can be.
+
+    Layers that are narrower than a group have one. The others share the rest in proportion to their
+    sizes, rounded down, and what is left goes, one by one, to where groups are widest.
+    """
+    found = [1] * len(sizes)
+    wide = list(range(len(sizes)))
+    while True:
+        left = num_groups - (len(sizes) - len(wide))
+        total = sum(sizes[k] for k in wide)
+        narrow = [k for k in wide if sizes[k] * left <= total]
+        if not narrow or len(narrow) == len(wide):
+            break
+        wide = [k for k in wide if k not in narrow]
+    if left <= len(wide):
+        return tuple(found)
+    for k in wide:
+        found[k] = max(1, sizes[k] * left // total)
+    for _ in range(num_groups - sum(found)):
+        found[max(wide, key=lambda k: (sizes[k] / found[k], -k))] += 1
+    return tuple(found)
+
+
+def _of_widths(pieces: Sequence[Tensor]) -> Split:
+    """Put groups ``[runs, groups, width]`` of one width into one block."""
     by_width: dict[int, list[Tensor]] = {}
-    for group in order:
-        if len(group):
-            by_width.setdefault(len(group), []).append(group)
-    return Split(tuple(IndexBlock(torch.stack(same).unsqueeze(0)) for same in by_width.values()))
+    for piece in pieces:
+        by_width.setdefault(piece.shape[-1], []).append(piece)
+    return Split(tuple(IndexBlock(torch.cat(same, dim=1)) for same in by_width.values()))

@@ -1,4 +1,4 @@
-"""Named settings to start from: what the paper printed."""
+"""Named settings to start from: what the paper printed, and what its theory is about."""
 
 from typing import Any
 
@@ -23,6 +23,17 @@ _PAPER: dict[str, Any] = {
         "num_epochs": 1,
     },
 }
+
+PLAIN_STEP: dict[str, Any] = {
+    "num_steps": 1,
+    "momentum": 0.0,
+    "weight_decay": 0.0,
+    "max_norm": None,
+    "client_momentum": 0.0,
+    "proximal": 0.0,
+    "augment": False,
+}
+"""Of `training`: one step of SGD per round, without anything else."""
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper-cifar10": merged(
@@ -58,3 +69,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     ),
 }
 PRESETS["paper"] = PRESETS["paper-cifar10"]
+PRESETS["theory"] = {
+    "theory": True,
+    "federation": {"num_clients": 10, "sampled": 1.0},
+    "model": {"name": "mlp"},
+    "training": {**PLAIN_STEP, "max_norm": "none", "learning_rate": 0.1},
+}

@@ -13,6 +13,7 @@ from outvote.results.labels import is_same, label, value_of
 from outvote.results.renamed import SETTINGS, renamed_settings
 from outvote.results.run import Result
 from outvote.suites.paper import Printed, Wanted, read_printed
+from outvote.text import LONGEST_MESSAGE, MOST_NESTED, nesting, shortened
 
 Kind = Literal["table", "selection", "deviation", "clients"]
 """How a part is shown: accuracies, one of the paper's two figures, or what honest clients get."""
@@ -121,8 +122,10 @@ def _describes(table: Table, result: Result) -> bool:
 def _parsed(name: str, file: Any) -> Suite:
     try:
         return make_suite(name, tomllib.loads(file.read_text(encoding="utf-8")))
+    except RecursionError:
+        raise ValueError(f"suite {name} has too many brackets inside each other.") from None
     except (OSError, ValueError) as error:
-        raise ValueError(f"suite {name}: {error}") from error
+        raise ValueError(f"suite {name}: {shortened(str(error), LONGEST_MESSAGE)}") from error
 
 
 def make_suite(name: str, table: Table) -> Suite:
@@ -213,6 +216,11 @@ def _check_texts(part: str, settings: Table) -> None:
             if not isinstance(each, str):
                 raise ValueError(  # noqa: TRY004
                     f"part {part!r}: {key} is a text or a list of texts, got {each!r}."
+                )
+            if nesting(each) > MOST_NESTED:
+                raise ValueError(
+                    f"part {part!r}: {key} {shortened(each)!r} has more than {MOST_NESTED} "
+                    "parentheses inside each other; wrap fewer."
                 )
 
 

@@ -8,12 +8,15 @@ from outvote.testing.conformance import (
     check_attack,
     check_rule,
 )
+from outvote.testing.worst_case import WorstCase, worst_case
 
 __all__ = [
     "ATTACK_CHECKS",
     "CHECKS",
     "ConformanceError",
     "Failure",
+    "WorstCase",
     "check_attack",
     "check_rule",
+    "worst_case",
 ]

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from outvote.errors import OutvoteWarning
+from outvote.plugins import is_plugin_class
 from outvote.rules.rule import Rule
 from outvote.rules.verdict import Verdict
 from outvote.testing.trial import (
@@ -47,7 +48,11 @@ def no_global_state(trial: Trial) -> None:
 def text_round_trip(trial: Trial) -> None:
     """The text makes the same rule or attack again (if its class can be found by text)."""
     kinds = map(type, _nested(trial.subject))
-    if not all(kind in trial.table.values() or hasattr(kind, "loaded_from") for kind in kinds):
+    is_named = (
+        kind in trial.table.values() or is_plugin_class(kind) or hasattr(kind, "loaded_from")
+        for kind in kinds
+    )
+    if not all(is_named):
         return
     text = str(trial.subject)
     again = trial.make(text)

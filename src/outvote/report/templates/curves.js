@@ -8,7 +8,16 @@ const CURVES = {
     of: (series) => series.deviation.map((value, k) => value / series.honest_norm[k]) },
   kept: { title: "Byzantine selection rate", format: (value) => percent(value, 0), isSmooth: true,
     of: (series) => Float64Array.from(series.num_byzantine, (num, k) => (num ? series.num_kept_byzantine[k] / num : NaN)) },
+  gradient_norm: { title: "Theory: norm of the gradient", format: short, isLog: true, needs: "gradient_norm",
+    of: (series) => measured(series, "gradient_norm") },
+  gradient_deviation: { title: "Theory: distance of the update to the expected gradient", format: short, isLog: true, needs: "gradient_deviation",
+    of: (series) => measured(series, "gradient_deviation") },
+  bound: { title: "Theory: bound of that distance, divided by it", format: short, isLog: true, needs: "deviation_bound",
+    of: (series) => measured(series, "deviation_bound").map((value, k) => value / measured(series, "gradient_deviation")[k]) },
 };
+// NaN where a run did not measure it.
+const measured = (series, name) => series[name] ?? new Float64Array(series.round.length).fill(NaN);
+const isMeasuredBySome = (curve) => !curve.needs || data.runs.some((run) => run.series && curve.needs in run.series);
 const curves = { grid: 0, what: "accuracy", hidden: new Set(), only: null };
 const unpacked = new Map();
 
@@ -24,7 +33,7 @@ function startCurves() {
   if (!data.grids.length) return;
   byId("curve-grid").append(...data.grids.map((grid, k) => html("option", { value: k }, grid.title)));
   byId("curve-grid-field").hidden = data.grids.length < 2;
-  byId("curve-what").append(...Object.entries(CURVES).map(([name, curve]) => html("option", { value: name }, curve.title)));
+  byId("curve-what").append(...Object.entries(CURVES).filter(([, curve]) => isMeasuredBySome(curve)).map(([name, curve]) => html("option", { value: name }, curve.title)));
   byId("curve-grid").addEventListener("change", (event) => {
     Object.assign(curves, { grid: Number(event.target.value), hidden: new Set() });
     drawCurves();

@@ -8,9 +8,9 @@ function downloads(run, index, audit, records) {
     download(`${name}-rounds.csv`, [names, ...Array.from(series.round, (_, k) => names.map((key) => series[key][k]))]);
   };
   const clients = () => download(`${name}-clients.csv`, [
-    ["rank", "client", "byzantine", "suspicion", "error", "sampled", "received", "dropped", "streak", "rejected", "norm", "cosine", "last_seen", "reason"],
+    ["rank", "client", "byzantine", "suspicion", "error", "sampled", "received", "dropped", "streak", "rejected", "norm_outliers", "cosine_outliers", "norm", "cosine", "distance", "last_seen", "reason"],
     ...records.map((each) => [each.rank, each.name, each.isByzantine === null ? "" : Number(each.isByzantine), each.suspicion, each.error, each.sampled, each.received,
-      each.dropped, each.streak, each.rejected, each.norm, each.cosine, each.lastSeen, each.reason])]);
+      each.dropped, each.streak, each.rejected, each.normOutliers, each.cosineOutliers, each.norm, each.cosine, each.distance, each.lastSeen, each.reason])]);
   const verdicts = () => download(`${name}-verdicts.csv`, [["round", "client", "standing", "score", "rank"],
     ...Array.from(audit.clients, (client, k) => [audit.rounds[audit.roundOf[k]], audit.names[client], MARK_NAMES[audit.marks[k]],
       Number(audit.scores[k].toPrecision(4)), audit.ranks[k] === 255 ? null : audit.ranks[k] / 250])]);

@@ -11,7 +11,8 @@ function recordsOf(entry, names, byzantine) {
     return { rank: k + 1, index, name: names[index], isByzantine: byzantine === null ? null : byzantine[index] === 1, reason: entry.texts[column.reason[k]],
       suspicion: column.suspicion[k], error: column.error[k], sampled: column.num_sampled[k], received: column.num_received[k],
       dropped: column.num_dropped[k], rate: column.drop_rate[k],
-      streak: column.longest_streak[k], rejected: column.num_rejected[k], norm: column.norm?.[k], cosine: column.cosine?.[k], lastSeen: column.last_seen[k] || NaN,
+      streak: column.longest_streak[k], rejected: column.num_rejected[k], norm: column.norm?.[k], cosine: column.cosine?.[k], distance: column.distance?.[k],
+      normOutliers: column.num_norm_outliers[k], cosineOutliers: column.num_cosine_outliers[k], lastSeen: column.last_seen[k] || NaN,
       faults: Object.fromEntries(faults.map(([name, counts]) => [name, counts[k]])) };
   });
 }
@@ -29,7 +30,8 @@ function rankingColumns(records, labels) {
   ];
   if (records.some((each) => each.rejected)) columns.push({ title: "not finite", value: (each) => each.rejected });
   for (const name of faults) columns.push({ title: name, value: (each) => each.faults[name] });
-  for (const name of ["norm", "cosine"]) if (records.some((each) => isKnown(each[name]))) columns.push({ title: name, value: (each) => each[name] });
+  for (const name of ["norm", "cosine"]) if (records.some((each) => each[`${name}Outliers`])) columns.push({ title: `${name} outlier`, value: (each) => each[`${name}Outliers`] });
+  for (const name of ["norm", "cosine", "distance"]) if (records.some((each) => isKnown(each[name]))) columns.push({ title: name, value: (each) => each[name] });
   columns.push({ title: "last seen", value: (each) => each.lastSeen });
   if (labels) columns.push({ title: "labels owned", value: (each) => mainShare(labels, each.index), draw: (each) => histogram(labels, each), isText: true });
   if (records.some((each) => each.reason)) columns.push({ title: "last reason", value: (each) => each.reason || null, draw: (each) => each.reason, isText: true });

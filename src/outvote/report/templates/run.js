@@ -111,7 +111,7 @@ function auditOf(run, index) {
   const draw = runs.redraw;
   runs.redraw = () => { draw(); matrix.draw(); };
   return [...detectionTiles(run.audit.detection, records), html("h4", {}, "All verdicts"), matrixTools(matrix, records), matrixLegend(audit), matrix.box, matrix.status,
-    matrixNote(run.audit, audit, matrix), html("h4", {}, "Clients, the most suspicious first"), standing(records), ranking, downloads(run, index, audit, records)];
+    matrixNote(run.audit, audit, matrix), html("h4", {}, "Clients, the most suspicious first"), ...findings(run.audit), ranking, downloads(run, index, audit, records)];
 }
 
 function detectionTiles(found, records) {
@@ -127,22 +127,9 @@ function detectionTiles(found, records) {
     html("p", { class: "note" }, `Precision: the share of what was dropped that Byzantine clients had sent. Recall: the share of what they had sent that was dropped. The top ${found.num_byzantine} are the most suspicious, as many as Byzantine clients took part; a ranking by chance would have ${percent(found.num_byzantine / numSeen, 0)} % Byzantine clients there.`)];
 }
 
-const NUM_ERRORS = 3;
-
-const CHANCE = 0.00135;
-
-function expected(records) {
-  const number = CHANCE * records.filter((each) => isKnown(each.suspicion)).length;
-  return number < 1 ? "fewer than one" : `about ${number.toFixed(0)}`;
-}
-
-// The clients that chance alone would hardly put so far above the others.
-function standing(records) {
-  const unlike = records.filter((each) => each.suspicion - NUM_ERRORS * each.error > 0.5);
-  if (!unlike.length) return html("p", { class: "note" }, "No client is more than three errors above 0.5.");
-  const more = unlike.length > SOME_RANKED ? ` and ${unlike.length - SOME_RANKED} more` : "";
-  return html("p", {}, "More than three errors above 0.5, so steadily unlike the others: ",
-    unlike.slice(0, SOME_RANKED).flatMap((each, k) => [k ? ", " : "", html("b", {}, each.name)]), more, ". ", html("span", { class: "soft" }, `Of ${records.length} clients all alike, chance alone would put ${expected(records)} there.`));
+// Who stands out, by what, and what that proves: the sentences that `outvote audit` prints.
+function findings(entry) {
+  return entry.findings.map((sentence) => html("p", { class: "note" }, sentence));
 }
 
 function matrixTools(matrix, records) {

@@ -1,0 +1,100 @@
+"""`outvote verify RUNS`: check all files of all runs of a store."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from outvote.cli.output import one_line, print_json
+from outvote.cli.runs import paths_argument
+from outvote.cli.verb import Verb, WorkFailed
+from outvote.errors import plural
+from outvote.markup import clean
+
+
+@click.command("verify", cls=Verb)
+@paths_argument
+def command(paths: tuple[Path, ...], as_json: bool) -> int:
+    """Check every file of every run; exit code 1 if one is damaged.
+
+    RUNS are stores, folders of suites or runs, or exports. Runs of this version have checksums of
+    their files, so that any changed byte is found. Those of earlier versions have none: their files
+    are checked for what they must hold. `outvote run` and `outvote bench` repair damaged runs, or
+    run them again.
+
+    \b
+    outvote verify runs
+    """  # noqa: D301  (click wants the backspace)
+    found = [entry for path in paths for entry in _entries(path)]
+    damaged = [entry for entry in found if entry["faults"]]
+    if as_json:
+        print_json({"runs": found, "num_damaged": len(damaged)})
+        return int(bool(damaged))
+    if damaged:
+        for entry in damaged:
+            for fault in entry["faults"]:
+                click.echo(one_line(f"{entry['path']}: {fault['file']} {fault['fault']}"))
+        verb = "is" if len(damaged) == 1 else "are"
+        raise WorkFailed(
+            f"{len(damaged)} of {plural(len(found), 'run')} {verb} damaged; the command that made "
+            "them (outvote run or outvote bench) repairs them, or runs them again. A damaged "
+            "checkpoint alone can be deleted: tables do not need it."
+        )
+    num_summed = sum(entry["has_checksums"] for entry in found)
+    num_open = sum(entry["outcome"] not in ("finished", "diverged") for entry in found)
+    click.echo(
+        f"{plural(len(found), 'run')}, none damaged: {num_summed} checked by checksums, "
+        f"{len(found) - num_summed} without; {num_open} not finished."
+    )
+    return 0
+
+
+def _entries(path: Path) -> list[dict[str, Any]]:
+    """Return one entry for each run below a path; nothing there is a mistake of the user."""
+    from outvote.results.disk import DamagedFileError, StoreError
+    from outvote.results.export import read_export
+    from outvote.results.folder import find_runs
+
+    if path.is_file():
+        try:
+            return [
+                {**_about(str(path), each.name, each.status), "faults": []}
+                for each in read_export(path)
+            ]
+        except DamagedFileError as error:
+            text = str(error).removeprefix(f"{path} ")
+            about = _about(str(path), path.name, None)
+            return [{**about, "faults": [{"file": path.name, "fault": text}]}]
+        except StoreError as error:
+            raise click.UsageError(str(error)) from error
+    if not path.is_dir():
+        raise click.UsageError(f"there is no file or folder {path}; check the path.")
+    folders = find_runs(path)
+    if not folders:
+        raise click.UsageError(
+            f"no runs in {path}; give a store, the folder of a suite or run, or an export."
+        )
+    return [_checked(folder) for folder in folders]
+
+
+def _checked(folder: Any) -> dict[str, Any]:
+    from outvote.results.check import check_run
+    from outvote.results.disk import StoreError
+
+    try:
+        found = check_run(folder, deep=True)
+    except StoreError as error:  # Of a newer outvote.
+        raise click.UsageError(str(error)) from error
+    faults = [{"file": each.file, "fault": clean(each.text)} for each in found.faults]
+    return {**_about(str(folder.path), folder.path.name, found.status), "faults": faults}
+
+
+def _about(path: str, name: str, status: Any) -> dict[str, Any]:
+    return {
+        "path": path,
+        "name": name,
+        "outcome": None if status is None else status.outcome,
+        "round": None if status is None else status.round,
+        "num_rounds": None if status is None else status.num_rounds,
+        "has_checksums": status is not None and status.sums is not None,
+    }

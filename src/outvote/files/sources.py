@@ -1,0 +1,283 @@
+"""Where the gradient of one client is read from, some coordinates at a time.
+
+A safetensors file is read, not mapped: one that is cut while it is mapped ends the process. Arrays
+and state dicts of torch are mapped by the libraries that open them.
+"""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outvote.files.safetensors_file import (
+    FLOATS,
+    Entry,
+    Header,
+    UnusableFile,
+    read_header,
+    read_offsets,
+)
+
+Chunks = Callable[[], Iterable[Any]]
+NUM_CHECKED = 1 << 18
+
+
+class Source(ABC):
+    """The gradient of one client as a vector."""
+
+    size: int
+    """How many coordinates it has."""
+    dtype: torch.dtype
+    """The dtype to work in: float64 if any of it is, else float32."""
+    entries: tuple[tuple[str, Entry], ...] = ()
+    """The named tensors that it consists of, in order; none for a plain vector."""
+
+    @abstractmethod
+    def read(self, start: int, out: Tensor) -> None:
+        """Write the coordinates from `start` on to `out`; raise UnusableFile if that fails."""
+
+
+def open_source(value: Any) -> Source:
+    """Open what a client's gradient may be.
+
+    A path (.safetensors, .npy, or a state dict of torch: .pt, .pth, .bin), an array or memmap or
+    tensor, a dict of them, or a function that returns an iterator of chunks, called for every pass.
+    """
+    if isinstance(value, Source):
+        return value
+    if isinstance(value, str | os.PathLike):
+        return _open_file(Path(value))
+    if isinstance(value, Mapping):
+        return ArraySource(value)
+    if callable(value):
+        return ChunkSource(value)
+    return ArraySource({"": value})
+
+
+def _open_file(path: Path) -> Source:
+    if path.suffix == ".npy":
+        try:
+            return ArraySource({"": np.load(path, mmap_mode="r", allow_pickle=False)})
+        except (OSError, ValueError, EOFError) as error:
+            raise UnusableFile(f"is not an array of numpy: {_first_line(error)}") from error
+    if path.suffix in (".pt", ".pth", ".bin"):
+        try:
+            loaded = torch.load(path, mmap=True, weights_only=True, map_location="cpu")
+        except Exception as error:  # A damaged archive raises anything.
+            raise UnusableFile(f"is not a state dict of torch: {_first_line(error)}") from error
+        if not isinstance(loaded, Mapping):
+            raise UnusableFile(f"holds a {type(loaded).__name__} instead of a state dict")
+        return ArraySource(loaded)
+    return SafetensorsSource(path, read_header(path))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).partition("\n")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One tensor: its first coordinate, its dtype and size, and where its data starts."""
+
+    start: int
+    entry: Entry
+    offset: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + prod(self.entry.shape)
+
+
+@final
+class SafetensorsSource(Source):
+    """The float tensors of a safetensors file, in the order of their names."""
+
+    def __init__(self, path: Path, header: Header) -> None:
+        """Take the path and the header that was read from it."""
+        self.path = path
+        offsets = read_offsets(path, header)
+        self.entries = tuple(
+            (name, entry) for name, entry in header.entries if entry.dtype in FLOATS
+        )
+        self.parts, self.size = [], 0
+        for name, entry in self.entries:
+            self.parts.append(_Part(self.size, entry, offsets[name]))
+            self.size = self.parts[-1].stop
+        self.dtype = _work_dtype(entry.dtype for _, entry in self.entries)
+        self.counters = {
+            name: _Part(0, entry, offsets[name])
+            for name, entry in header.entries
+            if entry.dtype not in FLOATS
+        }
+        """The tensors of integers, which are not part of the vector."""
+        self._kind = _kind(path.stat())
+
+    def read(self, start: int, out: Tensor) -> None:
+        """Read from the file, which must not have changed since it was opened."""
+        stop = start + len(out)
+        with self._opened() as file:
+            for part in self.parts:
+                first, last = max(start, part.start), min(stop, part.stop)
+                if first < last:
+                    values = _read_at(file, part, first, last)
+                    out[first - start : last - start].copy_(values)
+
+    def counter(self, name: str) -> Tensor:
+        """Read a tensor of integers."""
+        part = self.counters[name]
+        with self._opened() as file:
+            return _read_at(file, part, 0, part.stop).view(part.entry.shape)
+
+    def first_not_finite(self) -> str | None:
+        """Return the name of the first tensor with NaN or infinity, if there is one."""
+        for part, (name, _) in zip(self.parts, self.entries, strict=True):
+            for start in range(part.start, part.stop, NUM_CHECKED):
+                values = torch.empty(min(NUM_CHECKED, part.stop - start), dtype=self.dtype)
+                self.read(start, values)
+                if not bool(values.isfinite().all()):
+                    return name
+        return None
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        try:
+            file = os.open(self.path, os.O_RDONLY)
+            try:
+                if _kind(os.fstat(file)) != self._kind:
+                    raise UnusableFile("changed while it was read")
+                yield file
+            finally:
+                os.close(file)
+        except OSError as error:
+            raise UnusableFile(f"cannot be read: {error.strerror or error}") from error
+
+
+def _kind(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _read_at(file: int, part: _Part, first: int, last: int) -> Tensor:
+    itemsize = part.entry.dtype.itemsize
+    buffer = np.empty((last - first) * itemsize, np.uint8)
+    done, offset = 0, part.offset + (first - part.start) * itemsize
+    while done < len(buffer):
+        got = os.preadv(file, [buffer[done:].data], offset + done)
+        if got == 0:
+            raise UnusableFile("is cut off")
+        done += got
+    return torch.from_numpy(buffer).view(part.entry.dtype)
+
+
+@final
+class ArraySource(Source):
+    """Arrays or tensors in memory or mapped into it."""
+
+    def __init__(self, named: Mapping[str, Any]) -> None:
+        """Take the arrays by name, in order; the name "" is that of a plain vector."""
+        self.tensors: list[tuple[int, Any]] = []
+        entries, self.size = [], 0
+        for name, value in named.items():
+            array = value.detach() if isinstance(value, Tensor) else np.asanyarray(value)
+            entry = Entry(tuple(array.shape), _dtype_of(array, name))
+            if entry.dtype not in FLOATS:
+                if name:
+                    continue
+                raise UnusableFile(f"holds {entry.dtype} instead of floats")
+            entries.append((str(name), entry))
+            self.tensors.append((self.size, array.reshape(-1)))
+            self.size += prod(entry.shape)
+        self.dtype = _work_dtype(entry.dtype for _, entry in entries)
+        self.entries = () if [name for name, _ in entries] == [""] else tuple(entries)
+
+    def read(self, start: int, out: Tensor) -> None:
+        """Copy the coordinates."""
+        stop = start + len(out)
+        for begin, array in self.tensors:
+            first, last = max(start, begin), min(stop, begin + len(array))
+            if first < last:
+                part = array[first - begin : last - begin]
+                values = part if isinstance(part, Tensor) else torch.from_numpy(np.array(part))
+                out[first - start : last - start].copy_(values)
+
+
+def _dtype_of(array: Any, name: str) -> torch.dtype:
+    if isinstance(array, Tensor):
+        return array.dtype
+    try:
+        return torch.from_numpy(np.empty(0, array.dtype)).dtype
+    except TypeError as error:
+        where = f"tensor {name!r} holds" if name else "holds"
+        raise UnusableFile(f"{where} {array.dtype} instead of numbers") from error
+
+
+@final
+class ChunkSource(Source):
+    """A function that returns an iterator of arrays; it is called for every pass."""
+
+    def __init__(self, chunks: Chunks) -> None:
+        """Take the function; it is called once to count the coordinates."""
+        self.chunks = chunks
+        self.size, self.dtype = 0, torch.float32
+        for chunk in self._fresh():
+            self.size += len(chunk)
+            self.dtype = torch.promote_types(self.dtype, _work_dtype([chunk.dtype]))
+        self._next = 0
+        self._left = torch.empty(0)
+        self._iterator: Iterator[Tensor] = iter(())
+
+    def _fresh(self) -> Iterator[Tensor]:
+        for chunk in self.chunks():
+            tensor = chunk.detach() if isinstance(chunk, Tensor) else torch.as_tensor(chunk)
+            if tensor.dtype not in FLOATS:
+                raise UnusableFile(f"a chunk holds {tensor.dtype} instead of floats")
+            yield tensor.reshape(-1)
+
+    def read(self, start: int, out: Tensor) -> None:
+        """Take the next chunks; start again if these coordinates are over."""
+        if start < self._next:
+            self._next, self._left, self._iterator = 0, torch.empty(0), self._fresh()
+        elif self._next == 0 and not len(self._left):
+            self._iterator = self._fresh()
+        stop = start + len(out)
+        while self._next < stop:
+            if not len(self._left):
+                self._left = next(self._iterator, torch.empty(0))
+                if not len(self._left):
+                    raise UnusableFile("yields fewer coordinates than before")
+            count = min(len(self._left), stop - self._next)
+            first = max(start, self._next)
+            if first < self._next + count:
+                values = self._left[first - self._next : count]
+                out[first - start : self._next + count - start].copy_(values)
+            self._left = self._left[count:]
+            self._next += count
+
+
+@final
+class MovedSource(Source):
+    """What a client's model moved away from the base."""
+
+    def __init__(self, end: Source, base: Source) -> None:
+        """Take the client's model and the base."""
+        self.end, self.base = end, base
+        self.size, self.entries = end.size, end.entries
+        self.dtype = torch.promote_types(end.dtype, base.dtype)
+
+    def read(self, start: int, out: Tensor) -> None:
+        """Subtract, in float32 at least: half precision would round small steps away."""
+        self.end.read(start, out)
+        begin = torch.empty_like(out)
+        self.base.read(start, begin)
+        out -= begin
+
+
+def _work_dtype(dtypes: Iterable[torch.dtype]) -> torch.dtype:
+    return torch.float64 if torch.float64 in set(dtypes) else torch.float32

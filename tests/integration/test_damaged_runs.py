@@ -1,0 +1,148 @@
+"""A damaged run is named by every reader, and `run` repairs it or runs it again."""
+
+import json
+import shutil
+import warnings
+
+import pytest
+
+from command_line import run
+from damage import DAMAGE, OF_CHECKPOINT
+from outvote.report.runs import read_runs
+
+CONFIG = """
+rule = ["mean", "median"]
+attack = "lie"
+rounds = 4
+data.partition = "iid"
+federation = { num_clients = 10, sampled = 5 }
+model.name = "mlp"
+training = { num_steps = 2, batch_size = 16 }
+"""
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    """A file of settings, and the store of its two finished runs; not to be written to."""
+    from outvote.cli import main
+
+    folder = tmp_path_factory.mktemp("sound")
+    (folder / "tiny.toml").write_text(CONFIG)
+    command = ["run", str(folder / "tiny.toml"), "--device", "cpu", "-o", str(folder / "runs")]
+    assert main(command) == 0
+    return folder
+
+
+def damaged(sound, tmp_path, kind, *, without_weights=False):
+    """A copy of the store whose first run is damaged; return the store and the folder."""
+    store = tmp_path / "runs"
+    shutil.copytree(sound / "runs", store)
+    first, second = sorted(path for path in (store / "tiny").iterdir())
+    if without_weights:
+        (first / "checkpoint.safetensors").unlink()
+    (DAMAGE | OF_CHECKPOINT)[kind](first, second)
+    return store, first
+
+
+def execute(capsys, sound, store):
+    return run(capsys, "run", sound / "tiny.toml", "--device", "cpu", "-o", store, "--json")
+
+
+def numbers(store):
+    """What tables print of each run, by its name."""
+    return {each.name: (each.best, each.final, len(each.series)) for each in read_runs(store)}
+
+
+WITHOUT_WEIGHTS = (
+    *("metrics: half of the lines", "metrics: another number", "config: gone", "env: gone"),
+    *("audit: one bit", "timings: gone", "status: gone"),
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "without_weights"),
+    [*((kind, False) for kind in DAMAGE), *((kind, True) for kind in WITHOUT_WEIGHTS)],
+)
+def test_run_repairs_a_damaged_run_or_runs_it_again(capsys, sound, tmp_path, kind, without_weights):
+    store, folder = damaged(sound, tmp_path, kind, without_weights=without_weights)
+    done = execute(capsys, sound, store)
+    assert done.code == 0
+    assert folder.name in done.err
+    whole = execute(capsys, sound, sound / "runs")
+    assert whole.err == ""
+    keys = ("rule", "outcome", "best", "final", "last_ten", "kept_byzantine")
+    shown = [[{key: each[key] for key in keys} for each in found.json] for found in (done, whole)]
+    assert shown[0] == shown[1]
+    same = sound / "runs" / "tiny" / folder.name
+    assert (folder / "metrics.jsonl").read_bytes() == (same / "metrics.jsonl").read_bytes()
+    assert run(capsys, "verify", store).code == 0
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_readers_name_a_damaged_run_and_never_show_other_numbers(sound, tmp_path, kind):
+    store, folder = damaged(sound, tmp_path, kind)
+    known = numbers(sound / "runs")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = numbers(store)
+    assert any(str(folder) in str(each.message) for each in caught)
+    assert found.items() <= known.items()
+    assert len(found) >= 1
+
+
+@pytest.mark.parametrize("kind", [*DAMAGE, *OF_CHECKPOINT])
+def test_verify_names_every_damage(capsys, sound, tmp_path, kind):
+    store, folder = damaged(sound, tmp_path, kind)
+    found = run(capsys, "verify", store, "--json")
+    assert found.code == 1
+    entries = {each["name"]: each for each in found.json["runs"]}
+    assert len(entries) == 2
+    assert [name for name, each in entries.items() if each["faults"]] == [folder.name]
+    plain = run(capsys, "verify", store)
+    assert plain.code == 1
+    assert folder.name in plain.out
+    assert "1 of 2 runs is damaged" in plain.err
+
+
+def test_verify_of_a_sound_store_is_fine(capsys, sound):
+    found = run(capsys, "verify", sound / "runs")
+    assert (found.code, found.err) == (0, "")
+    assert "2 runs" in found.out
+    found = run(capsys, "verify", sound / "runs", "--json").json
+    assert [each["outcome"] for each in found["runs"]] == ["finished", "finished"]
+    assert not any(each["faults"] for each in found["runs"])
+
+
+def test_list_runs_names_a_damaged_run(capsys, sound, tmp_path):
+    store, folder = damaged(sound, tmp_path, "audit: one bit")
+    for _ in range(2):  # The second time from the index.
+        found = run(capsys, "list", "runs", "-o", store)
+        assert found.code == 0
+        assert str(folder) in found.err
+
+
+def test_a_damaged_run_of_another_suite_is_not_copied(capsys, tmp_path):
+    suite = "[settings]\n" + CONFIG.replace('["mean", "median"]', '"mean"') + "[[part]]\n"
+    for name in ("first", "second"):
+        (tmp_path / f"{name}.toml").write_text(suite)
+    words = ("--device", "cpu", "-o", tmp_path / "runs")
+    assert run(capsys, "bench", tmp_path / "first.toml", *words).code == 0
+    (folder,) = (tmp_path / "runs" / "first").iterdir()
+    DAMAGE["metrics: another number"](folder, folder)
+    assert run(capsys, "bench", tmp_path / "second.toml", *words).code == 0
+    found = run(capsys, "verify", tmp_path / "runs" / "second", "--json").json
+    assert [each["faults"] for each in found["runs"]] == [[]]
+    shutil.rmtree(folder.parent)
+    done = run(capsys, "bench", tmp_path / "first.toml", *words)
+    assert "copied" in done.err
+    assert run(capsys, "verify", tmp_path / "runs").code == 0
+
+
+def test_a_flipped_number_of_a_half_done_run_is_found_when_it_resumes(capsys, sound, tmp_path):
+    store, folder = damaged(sound, tmp_path, "metrics: another number")
+    status = json.loads((folder / "status.json").read_text())
+    status |= {"outcome": "running", "sums": None}
+    (folder / "status.json").write_text(json.dumps(status))
+    done = execute(capsys, sound, store)
+    assert "metrics.jsonl" in done.err
+    assert numbers(store) == numbers(sound / "runs")

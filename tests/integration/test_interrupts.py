@@ -1,0 +1,77 @@
+"""The first signal is answered at once, the second ends the program; a dead run is not running."""
+
+import json
+import signal
+import time
+
+import pytest
+
+from benches import own_rule, own_suite, start, wait_for_rounds
+from command_line import run
+
+# From the fourth call on, longer than an answer may take.
+WORK = "n = len(list(Path(__file__).parent.glob('called-*'))); "
+WORK += (
+    "Path(__file__).with_name(f'called-{{n}}').touch(); time.sleep(0.05 if n < 3 else {seconds})"
+)
+LONG = 90
+
+
+def lines_until(process, word, seconds=60):
+    """Read stderr up to a line with a word; return how long it took."""
+    begin = time.monotonic()
+    while time.monotonic() - begin < seconds:
+        if word in process.stderr.readline():
+            return time.monotonic() - begin
+    raise AssertionError(f"no {word!r} on stderr")
+
+
+def long_round(folder, output, seconds=LONG):
+    """Start a run whose fourth round takes so long, and wait for it."""
+    suite = own_suite(folder, [own_rule(folder, WORK.format(seconds=seconds))], rounds=6)
+    text = suite.read_text().replace("seed = [0, 1]", "seed = 0")
+    suite.write_text(text.replace('["lie", "mimic(client=none)"]', '"lie"'))
+    process = start(suite, output)
+    while not (folder / "called-3").exists() and process.poll() is None:
+        time.sleep(0.01)
+    assert process.poll() is None, process.communicate()
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_answered_at_once_and_the_second_ends(tmp_path, number):
+    process = long_round(tmp_path, tmp_path / "runs")
+    process.send_signal(number)
+    assert lines_until(process, "finishing round 4 of 6, then saving; again to abort") < LONG / 3
+    process.send_signal(number)
+    begin = time.monotonic()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, err
+    assert "run the same command again to resume" in err
+    assert time.monotonic() - begin < LONG / 3
+
+
+def test_one_signal_finishes_the_round_and_saves(tmp_path):
+    process = long_round(tmp_path, tmp_path / "runs", seconds=2)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert err.count("again to abort") == 1
+    assert "stopped and saved" in err
+    (status,) = (json.loads(p.read_text()) for p in tmp_path.glob("runs/*/*/status.json"))
+    assert (status["outcome"], status["round"]) == ("interrupted", 4)
+
+
+def test_a_run_whose_process_was_killed_is_listed_as_interrupted(capsys, tmp_path):
+    output = tmp_path / "runs"
+    process = long_round(tmp_path, output)
+    wait_for_rounds(process, output, 3)
+    (entry,) = run(capsys, "list", "runs", "-o", output, "--json").json
+    assert entry["outcome"] == "running"
+    process.kill()
+    process.communicate(timeout=60)
+    (status,) = (json.loads(p.read_text()) for p in output.glob("*/*/status.json"))
+    assert status["outcome"] == "running"
+    (entry,) = run(capsys, "list", "runs", "-o", output, "--json").json
+    assert entry["outcome"] == "interrupted"
+    assert "interrupted" in run(capsys, "list", "runs", "-o", output).out

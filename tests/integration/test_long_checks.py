@@ -1,0 +1,165 @@
+"""The long checks in tools/ run: in miniature here, so that none rots unseen."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+import fuzz_readers
+from fuzz_readers import READERS, Fuzz, Reader, TooLong, fault, place
+from mutate import mutate
+from outvote.results.disk import StoreError, read_json
+from soak_store import Soak
+
+TOOLS = Path(__file__).parents[2] / "tools"
+COUNTS = ("sweeps", "disturbances", "of two processes", "findings")
+OPTIONS = Namespace(seed=0, seconds=5.0, megabytes=2000)
+BEFORE = {
+    "seed": 3,
+    "sweeps": 7,
+    "kinds": {"read-only": dict.fromkeys(COUNTS, 2)},
+    "findings": [],
+    "calls": [{"disturbances": 2}],
+}
+
+
+def test_the_soak_disturbs_resumes_compares_and_continues_a_result(tmp_path):
+    target = tmp_path / "soak.json"
+    target.write_text(json.dumps(BEFORE))
+    words = ["--kills", "1", "--rules", "mean", "--kinds", "limit on files", "-o", str(target)]
+    # As a program: it forks, which a process with threads must not.
+    command = [sys.executable, str(TOOLS / "soak_store.py"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(target.read_text())
+    assert result["kinds"]["limit on files"]["disturbances"] >= 1
+    assert result["kinds"]["read-only"] == dict.fromkeys(COUNTS, 2)
+    assert result["sweeps"] > BEFORE["sweeps"]
+    assert len(result["calls"]) == 2
+    assert result["findings"] == []
+
+
+def test_the_soak_names_what_differs(tmp_path):
+    whole = Namespace(metrics={"a": b"1", "b": b"2"}, table={"cells": []})
+    for name, text in {"a": "1", "c": "3"}.items():
+        (tmp_path / "suite" / name).mkdir(parents=True)
+        (tmp_path / "suite" / name / "metrics.jsonl").write_text(text)
+    found = {"code": 1, "text": "no idea", "verify": "1 run is damaged", "table": {}}
+    notes = Soak._differences(whole, tmp_path, found)
+    assert [note.partition(":")[0] for note in notes] == [
+        *("exit code 1", "runs lost", "verify", "another table")
+    ]
+    (tmp_path / "suite" / "b").mkdir()
+    (tmp_path / "suite" / "b" / "metrics.jsonl").write_text("4")
+    sound = {"code": 0, "text": "", "verify": 0, "table": whole.table}
+    notes = Soak._differences(whole, tmp_path, sound)
+    assert notes == ["runs too many: 3", "other metrics: b"]
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_every_reader_reads_its_sound_files_and_some_damaged_ones(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("OUTVOTE_DATA", str(tmp_path / "cache"))
+    fuzz = Fuzz(name, tmp_path / "files", OPTIONS)
+    found = fuzz.chunk(0, 5)
+    assert found["findings"] == []
+    assert found["read"] + found["refused"] == 5
+    if name != "index":  # It has the times of files.
+        assert fuzz.damaged(3) == Fuzz(name, tmp_path / "again", OPTIONS).damaged(3)
+
+
+def test_the_fuzz_continues_a_result(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("OUTVOTE_DATA", "")
+    target = tmp_path / "fuzz.json"
+    for _ in range(2):
+        words = f"--inputs 20 --readers idx settings -o {target}".split()
+        assert fuzz_readers.main(words) == 0
+    result = json.loads(target.read_text())
+    assert [call["inputs"] for call in result["calls"]] == [20, 20]
+    assert sum(each["inputs"] for each in result["readers"].values()) == 40
+    assert "40 inputs, 0 kinds of findings, 0 not mended" in capsys.readouterr().out
+
+
+def broken(does):
+    """A reader of one file that fails in some way."""
+
+    def make(folder):
+        (folder / "some.json").write_text('{"a": 1}')
+        return [folder / "some.json"]
+
+    def read(_folder, path):
+        if path.read_text(errors="replace") != '{"a": 1}':
+            does()
+
+    return Reader(make, read)
+
+
+def crash():
+    raise KeyError("a")
+
+
+def hang():
+    while True:
+        pass
+
+
+def fill_memory():
+    bytes(10**12)
+
+
+def end():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("does", "what"),
+    [
+        (crash, "KeyError"),
+        (hang, "TooLong"),
+        (fill_memory, "MemoryError"),
+        (end, "process ended (-9)"),
+    ],
+)
+def test_the_fuzz_finds_what_it_is_looking_for(does, what, tmp_path, monkeypatch):
+    monkeypatch.setitem(READERS, "broken", broken(does))
+    options = Namespace(seed=0, seconds=0.2, megabytes=2000)
+    found = Fuzz("broken", tmp_path, options).chunk(0, 1)
+    assert [each["what"] for each in found["findings"]] == [what]
+
+
+def test_a_finding_that_is_gone_is_mended(tmp_path, monkeypatch):
+    target, words = tmp_path / "fuzz.json", "--inputs 3 --minutes 1 --readers broken -o"
+    monkeypatch.setitem(READERS, "broken", broken(crash))
+    assert fuzz_readers.main([*words.split(), str(target)]) == 1
+    assert fuzz_readers.main([*words.split(), str(target)]) == 1
+    monkeypatch.setitem(READERS, "broken", broken(str))
+    assert fuzz_readers.main([*words.split(), str(target)]) == 0
+    (finding,) = json.loads(target.read_text())["findings"].values()
+    assert finding["count"] == 6
+    assert finding["mended"]
+
+
+def test_a_clear_error_is_one_line_of_the_library(tmp_path):
+    path = tmp_path / "some.json"
+    path.write_text("{")
+    with pytest.raises(StoreError) as caught:
+        read_json(path, dict)
+    assert fault(caught.value, (StoreError,)) == ""
+    assert place(caught.value) == "results/disk.py:read_json"
+    assert fault(caught.value, (ValueError,)) == "DamagedFileError"
+    caught.value.args = ("two\nlines",)
+    assert fault(caught.value, (StoreError,)) == "DamagedFileError of several lines"
+    with pytest.raises(TooLong) as late:
+        fuzz_readers._raise_too_long()
+    assert fault(late.value, (StoreError,)) == "TooLong"
+
+
+def test_most_copies_are_damaged():
+    content = b'{"a": [1, 2.5, "x"], "b": {"c": null}}'
+    copies = {mutate(content, random.Random(number)) for number in range(200)}
+    assert len(copies) > 150
