@@ -20,6 +20,7 @@ from outvote.training.local_sgd import LocalSGD, take_step
 from outvote.training.objective import Score
 from outvote.training.samples import Samples
 from outvote.training.stacked_model import Layer, Pass, StackedModel
+from outvote.training.step_graph import StepBatch, StepRunner
 from outvote.training.strata import Strata
 from outvote.training.trainer import ClientTask, LocalUpdates, count_samples, keep_idle
 
@@ -58,6 +59,7 @@ class StackedTrainer:
         self._num_tasks = 0
         """With how many tasks it was measured how many models fit."""
         self._test: _Evaluated | None = None
+        self._steps = StepRunner()
         self._module, self._is_checked = module, False
 
     def train(
@@ -119,32 +121,39 @@ class StackedTrainer:
         """Train the models of a plan, and write the results into their rows."""
         statistics = self._read_buffers(buffers[plan.runs])
         losses = torch.zeros(len(plan.rows), dtype=torch.float64, device=weights.device)
+
+        def step(batch: StepBatch) -> None:
+            active = len(batch.index)
+            some = [values[:active] for values in statistics]
+            losses[:active] += self._backward(stack, some, plan, batch)
+            stack.step(active, training, learning_rate, batch.num_going)
+
         with exact_products() if self.precision == "float32" else fast_products():
-            for step in range(plan.num_steps):
-                active = plan.num_active[step]
-                some = [values[:active] for values in statistics]
-                losses[:active] += self._backward(stack, some, plan, step)
-                num_going = plan.num_active[step + 1] if step + 1 < plan.num_steps else 0
-                stack.step(active, training, learning_rate, num_going)
+            self._steps.run(step, plan.batches(), records=self._records(plan))
         stack.write_changes(weights, found.gradients, plan.rows)
         found.losses[plan.rows] = losses / plan.steps_each.clamp(min=1)
         found.buffers[plan.rows] = self._write_buffers(statistics, buffers[plan.runs])
 
+    def _records(self, plan: "_Plan") -> bool:
+        """Return whether steps are recorded: few models, for which a GPU has memory to spare."""
+        if plan.index.device.type != "cuda" or plan.poisons:
+            return False
+        return 3 * len(plan.rows) <= (self._num_models or 0)
+
     def _backward(
-        self, stack: "WeightStack", buffers: list[Tensor], plan: "_Plan", step: int
+        self, stack: "WeightStack", buffers: list[Tensor], plan: "_Plan", batch: StepBatch
     ) -> Tensor:
         """Compute the gradients of one step, and return the losses of the models."""
-        active, width = plan.num_active[step], plan.widths[step]
-        index, is_there = plan.index[:active, step, :width], plan.is_there[:active, step, :width]
-        moves = None if plan.moves is None else plan.moves[:active, step, :width]
-        images, labels = self.samples.batch(index, moves), self.samples.targets[index]
+        active, is_there = len(batch.index), batch.is_there
+        images = self.samples.batch(batch.index, batch.moves)
+        labels = self.samples.targets[batch.index]
         if plan.label_maps is not None:
             labels = plan.label_maps[:active].gather(1, labels)
         for model, poison in plan.poisons.items():
             if model < active:
                 here = is_there[model]
-                batch = poison(images[model, here].movedim(-1, 1), labels[model, here])
-                images[model, here], labels[model, here] = batch[0].movedim(1, -1), batch[1]
+                own = poison(images[model, here].movedim(-1, 1), labels[model, here])
+                images[model, here], labels[model, here] = own[0].movedim(1, -1), own[1]
         parameters, targets = stack.parameters(active), stack.targets(active)
         with torch.enable_grad():
             logits = self.model.forward(
@@ -152,7 +161,7 @@ class StackedTrainer:
                 images.to(stack.dtype),
                 buffers=buffers,
                 gradients=targets,
-                is_there=None if plan.is_full[step] else is_there,
+                is_there=None if batch.is_full else is_there,
                 is_training=True,
             )
             each = F.cross_entropy(
@@ -177,7 +186,7 @@ class StackedTrainer:
         plan = _Plan([one], [0], weights.device)
         stack = WeightStack(self.model, packed, narrow, plan.runs)
         with exact_products() if self.precision == "float32" else fast_products():
-            self._backward(stack, self._read_buffers(buffers[plan.runs]), plan, 0)
+            self._backward(stack, self._read_buffers(buffers[plan.runs]), plan, plan.batches()[0])
         check_gradients(
             self._module,
             self.model,
@@ -449,6 +458,18 @@ class _Plan:
         self.poisons = {k: t.poison for k, t in enumerate(tasks) if t.poison is not None}
         moves = _moves(distinct, index, device)
         self.moves = None if moves is None else moves[which.to(device)]
+
+    def batches(self) -> list[StepBatch]:
+        """Return the samples of every step."""
+        found = []
+        for step in range(self.num_steps):
+            at = (slice(0, self.num_active[step]), step, slice(0, self.widths[step]))
+            moves = None if self.moves is None else self.moves[at]
+            num_going = self.num_active[step + 1] if step + 1 < self.num_steps else 0
+            found.append(
+                StepBatch(self.index[at], self.is_there[at], moves, self.is_full[step], num_going)
+            )
+        return found
 
 
 def _label_maps(tasks: Sequence[ClientTask], device: torch.device) -> Tensor | None:
