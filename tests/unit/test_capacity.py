@@ -68,3 +68,21 @@ def test_memory_that_all_units_share_counts_once(monkeypatch):
     assert gpu_memory.how_many_fit(done.append, CUDA) == 100
     # A single unit does not show what is shared.
     assert gpu_memory.how_many_fit(done.append, CUDA, several=1) == 2
+
+
+def test_where_several_units_do_not_fit_fewer_are_measured(monkeypatch):
+    monkeypatch.setattr(gpu_memory, "free_on_gpu", lambda device: 1000)
+    for name in ("synchronize", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+    done = []
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 300 + 100 * done[-1])
+
+    def work(number):
+        if number > 2:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        done.append(number)
+
+    assert gpu_memory.how_many_fit(work, CUDA) == 5
+    assert done == [1, 2]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 from math import ceil
 from typing import TypeVar
 
@@ -48,12 +49,27 @@ def how_many_fit(
     wait_for_background()
     first = _bytes_of(lambda: work(1), device)
     each, shared = first, 0
+    several, more = _bytes_of_several(work, several, device)
     if several > 1:
-        each = max(1, ceil((_bytes_of(lambda: work(several), device) - first) / (several - 1)))
+        each = max(1, ceil((more - first) / (several - 1)))
         shared = max(0, first - each)
     usable = SHARE * free_on_gpu(device)
     usable = max(usable - spare, LEAST * usable)
     return max(1, int(((usable if most is None else min(most, usable)) - shared) / each))
+
+
+def _bytes_of_several(
+    work: Callable[[int], object], several: int, device: torch.device
+) -> tuple[int, int]:
+    """Return what several units of work need together; as many as fit, if those do not."""
+    while several > 1:
+        try:
+            return several, _bytes_of(partial(work, several), device)
+        except torch.cuda.OutOfMemoryError:
+            several //= 2
+        # Only here, after the handler, are the tensors of what failed gone.
+        torch.cuda.empty_cache()
+    return 1, 0
 
 
 def _bytes_of(work: Callable[[], object], device: torch.device) -> int:

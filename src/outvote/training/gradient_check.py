@@ -34,12 +34,9 @@ def reference_gradients(
     `weights` and `buffers` are vectors of one model, images ``[batch, height, width, channels]``.
     """
     own = deepcopy(module).to(images.device, torch.promote_types(weights.dtype, torch.float32))
-    nn.utils.vector_to_parameters(weights.to(next(own.parameters()).dtype), own.parameters())
-    start = 0
-    for values in own.buffers():
-        part = buffers[start : start + values.numel()].view(values.shape)
-        values.copy_(part.to(values.dtype))
-        start += values.numel()
+    # Copied: kernels of torch need parameters at aligned addresses, which parts of a vector lack.
+    _copy_parts(weights, [parameter.detach() for parameter in own.parameters()])
+    _copy_parts(buffers, list(own.buffers()))
     own.train()
     is_image = images.dim() == 4
     inputs = images.to(next(own.parameters()).dtype)
@@ -47,6 +44,13 @@ def reference_gradients(
         logits = own(inputs.movedim(-1, 1) if is_image else inputs)
         loss = F.cross_entropy(logits, labels)
         return list(torch.autograd.grad(loss, list(own.parameters())))
+
+
+def _copy_parts(vector: Tensor, targets: list[Tensor]) -> None:
+    """Copy the parts of a vector to tensors, one after the other."""
+    parts = vector.split([values.numel() for values in targets])
+    for values, part in zip(targets, parts, strict=True):
+        values.copy_(part.view(values.shape))
 
 
 def wrong_parameters(names: list[str], found: list[Tensor], wanted: list[Tensor]) -> list[str]:
