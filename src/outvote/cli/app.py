@@ -27,7 +27,7 @@ NOT_POSIX = (
 # The modules of this package that have a `command`.
 VERBS = (
     *("aggregate", "audit", "bench", "compare", "data", "demo", "doctor", "export", "list"),
-    *("new", "plan", "plot", "report", "run", "show", "stress", "table", "verify"),
+    *("new", "plan", "plot", "report", "run", "show", "stress", "table", "verify", "watch"),
 )
 
 
@@ -105,6 +105,7 @@ outvote run CONFIG.toml            simulate federations, resumed where they stop
 outvote new DIR                    a small project with a rule, an attack and a model of your own
 outvote bench SUITE                the paper's tables and figures, or a suite of your own
 outvote table RUNS --paper         tables, with the paper's numbers; also plot, report, export
+outvote watch RUNS                 the report in a browser, while runs go on
 outvote verify RUNS                check every file of every run; run and bench repair them
 outvote compare A B                paired differences between two sets of runs
 outvote audit FOLDER               who looks suspicious, in a simulation or a server's log

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 Facts = list[tuple[str, str]]
 """Pairs of a name and a value, for the head of a page."""
 SCRIPTS = ("base", "chart", "table", "curves", "matrix", "ranking", "run", "page")
+# Of a page that a server keeps up to date.
+LIVE_SCRIPTS = (*SCRIPTS, "watch")
 NAMES = {
     "num_byzantine": "Byzantine clients assumed",
     "byzantine_fraction": "Byzantine fraction assumed",
@@ -48,11 +50,22 @@ def write_report(
     `command` is what the reader types to get the same page, `suites` are files of suites that do
     not come with outvote; a comparison has a section of its own.
     """
+    _write(path, report_page(results, command=command, suites=suites, comparison=comparison))
+
+
+def report_page(
+    results: Sequence[Result],
+    *,
+    command: str = "",
+    suites: Sequence[str] = (),
+    comparison: "Comparison | None" = None,
+    version: str | None = None,
+) -> bytes:
+    """Return the page of all runs; with a `version`, one that asks its server for another."""
     title, lead = title_and_lead(results)
     all_grids = grids_of(results, sources=suites)
     grids = [grid for grid in all_grids if runs_of([grid])]
-    _write(
-        path,
+    return _rendered(
         kind="report",
         title=title,
         lead=lead,
@@ -61,53 +74,68 @@ def write_report(
         page={"grids": grid_entries(grids, results), **run_entries(results)},
         not_run=not_run(all_grids),
         comparison=comparison,
+        version=version,
     )
 
 
 def write_run_audits(results: Sequence[Result], path: Path, *, command: str = "") -> None:
     """Write the audits of simulated runs to one HTML file."""
     name = results[0].name if len(results) == 1 else title_and_lead(results)[0]
-    _write_audit(path, name, facts_of(results), run_entries(results), command)
+    _write(path, _audit_page(name, facts_of(results), run_entries(results), command))
 
 
 def write_log_audit(audit: Audit, path: Path, *, command: str = "") -> None:
     """Write the audit of a production log to one HTML file."""
+    _write(path, log_page(audit, command=command))
+
+
+def log_page(audit: Audit, *, command: str = "", version: str | None = None) -> bytes:
+    """Return the page of a production log; with a `version`, one that asks for another."""
     counts = [("Rounds", f"{len(audit.rounds):,}"), ("Clients", f"{len(audit.clients):,}")]
     about = [
         (shortened(NAMES.get(key, key[:1].upper() + key[1:])), shortened(str(value)))
         for key, value in audit.about.items()
     ]
-    _write_audit(path, audit.title, [*counts, *about], log_entries(audit), command)
+    return _audit_page(audit.title, [*counts, *about], log_entries(audit), command, version)
 
 
-def _write_audit(
-    path: Path, name: str, facts: Facts, entries: Mapping[str, Any], command: str
-) -> None:
-    _write(
-        path,
+def _audit_page(
+    name: str,
+    facts: Facts,
+    entries: Mapping[str, Any],
+    command: str,
+    version: str | None = None,
+) -> bytes:
+    return _rendered(
         kind="audit",
         title=f"Audit of {name}",
         lead="The verdict on every client in every round, and which clients look suspicious.",
         facts=facts,
         commands=[command] if command else [],
         page={"grids": [], **entries},
+        version=version,
     )
 
 
-def _write(
-    path: Path,
+def _write(path: Path, page: bytes) -> None:
+    write_whole(path, page, stays="what was there stays")
+
+
+def _rendered(
     *,
     page: Mapping[str, Any],
     not_run: str = "",
     comparison: "Comparison | None" = None,
+    version: str | None = None,
     **parts: Any,
-) -> None:
-    """Write the page; what comes from files is text in it, never markup."""
+) -> bytes:
+    """Return the page; what comes from files is text in it, never markup."""
     from jinja2 import Environment as Templates
     from jinja2 import StrictUndefined
     from markupsafe import Markup
 
-    scripts = "\n".join(_template(f"{name}.js") for name in SCRIPTS)
+    names = SCRIPTS if version is None else LIVE_SCRIPTS
+    scripts = "\n".join(_template(f"{name}.js") for name in names)
     style, script = _template("page.css"), f'(() => {{\n"use strict";\n{scripts}}})();'
     # Autoescape is on: only the two texts of our own and the escaped data are marked as safe.
     templates = Templates(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
@@ -116,12 +144,13 @@ def _write(
         grids=page["grids"],
         not_run=not_run,
         comparison=comparison,
-        policy=_policy(style, script),
+        version=version,
+        policy=_policy(style, script, asks_server=version is not None),
         style=Markup(style),
         script=Markup(script),
         data=Markup(_inert(page)),
     )
-    write_whole(path, text.encode("utf-8"), stays="what was there stays")
+    return text.encode("utf-8")
 
 
 def _inert(page: Mapping[str, Any]) -> str:
@@ -136,13 +165,14 @@ def _inert(page: Mapping[str, Any]) -> str:
     return text
 
 
-def _policy(style: str, script: str) -> str:
-    """Return what the page may do: run its own script, use its own style, and nothing else."""
+def _policy(style: str, script: str, *, asks_server: bool) -> str:
+    """Return what the page may do: run its own script, use its own style, ask its own server."""
     digests = [hashlib.sha256(text.encode("utf-8")).digest() for text in (script, style)]
     run, use = (f"'sha256-{base64.b64encode(digest).decode('ascii')}'" for digest in digests)
+    asks = " connect-src 'self';" if asks_server else ""
     return (
         f"default-src 'none'; script-src {run}; style-src {use}; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
+        f"img-src data:;{asks} base-uri 'none'; form-action 'none'"
     )
 
 
