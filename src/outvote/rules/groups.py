@@ -374,9 +374,9 @@ def _large_pages(like: Tensor, *shape: int) -> Tensor:
 
 
 def _transpose(source: np.ndarray, target: np.ndarray, piece: slice) -> None:
-    """Copy ``[dim, clients]`` through a buffer whose rows do not share a few places in the cache.
+    """Copy ``[dim, clients]`` through a buffer whose rows are spread over the whole cache.
 
-    Read where they are, rows of some lengths do: that takes up to three times as long.
+    Read from where they are, rows of some lengths are not: that takes up to three times as long.
     """
     num_clients = source.shape[1]
     width = TRANSPOSED_AT_ONCE // num_clients // 32 * 32 + 16
