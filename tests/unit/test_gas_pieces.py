@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import outvote as ov
-from outvote.rules import distances
+from outvote.rules import distances, groups
 from outvote.rules.rule import AffineRule
 from outvote.rules.rule_spec import RULES
 
@@ -97,6 +97,17 @@ def test_the_modes_of_the_caller_do_not_matter(spec, num_clients, device):
         torch.testing.assert_close(rule(X.clone(), num_byzantine=assumed, seed=0), plain)
     kept = rule(X.clone().requires_grad_(), num_byzantine=assumed, seed=0)
     assert not kept.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(2, 13, 100), (1, 50, 4001), (1, 300, 33), (1, 20, 1)])
+def test_values_are_transposed_whatever_their_sizes(monkeypatch, shape, dtype):
+    # Several buffers in each piece, the last one not full.
+    monkeypatch.setattr(groups, "TRANSPOSED_AT_ONCE", 50 * 32)
+    columns = torch.randn(shape, dtype=dtype).mT
+    found = groups.clients_last(columns)
+    assert found.is_contiguous()
+    assert torch.equal(found, columns)
 
 
 def test_a_group_of_groups_can_be_split_again(device):

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 FEW_CLIENTS = 12
-TRANSPOSED_AT_ONCE = 512
+# Values that are transposed at once fit the cache of a core.
+TRANSPOSED_AT_ONCE = 96_000
 # More pieces than cores: a core that comes late still finds one.
 NUM_TRANSPOSED_PIECES = 16
 
@@ -373,6 +374,15 @@ def _large_pages(like: Tensor, *shape: int) -> Tensor:
 
 
 def _transpose(source: np.ndarray, target: np.ndarray, piece: slice) -> None:
-    for start in range(piece.start, piece.stop, TRANSPOSED_AT_ONCE):
-        part = slice(start, min(piece.stop, start + TRANSPOSED_AT_ONCE))
-        target[part] = source[part]
+    """Copy ``[dim, clients]`` through a buffer whose rows are spread over the whole cache.
+
+    Read from where they are, rows of some lengths are not: that takes up to three times as long.
+    """
+    num_clients = source.shape[1]
+    width = TRANSPOSED_AT_ONCE // num_clients // 32 * 32 + 16
+    buffer = np.empty((num_clients, width), source.dtype).T
+    for start in range(piece.start, piece.stop, width):
+        part = slice(start, min(piece.stop, start + width))
+        rows = buffer[: part.stop - part.start]
+        rows[:] = source[part]
+        target[part] = rows

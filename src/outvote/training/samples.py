@@ -96,7 +96,7 @@ class ByteImages:
         `moves [*index, 3]` shifts each image down and to the right (with reflection padding) and
         mirrors it where the third number is 1.
         """
-        bytes_ = self.images[index] if moves is None else self._moved(index, moves)
+        bytes_ = _picked(self.images, index) if moves is None else self._moved(index, moves)
         return (bytes_ * self.scale).add_(self.shift)
 
     def _moved(self, index: Tensor, moves: Tensor) -> Tensor:
@@ -150,7 +150,7 @@ class ArraySamples:
     def inputs(self, index: Tensor, moves: Tensor | None = None) -> tuple[Tensor, ...]:
         """Return the arguments of a model for some samples, ``[*index, ...]``."""
         del moves
-        found = [self._floats(values[index]) for values in self.arrays]
+        found = [self._floats(_picked(values, index)) for values in self.arrays]
         if self.is_channels_last:
             found[0] = found[0].movedim(-1, index.dim())
         return tuple(found)
@@ -158,12 +158,19 @@ class ArraySamples:
     def batch(self, index: Tensor, moves: Tensor | None = None) -> Tensor:
         """Return the first argument for a stacked model: images have the channels last."""
         del moves
-        values = self._floats(self.arrays[0][index])
+        values = self._floats(_picked(self.arrays[0], index))
         is_image = values.dim() == index.dim() + 3
         return values.movedim(-3, -1) if is_image and not self.is_channels_last else values
 
     def _floats(self, values: Tensor) -> Tensor:
         return values.to(self.dtype).div_(255) if values.dtype == torch.uint8 else values
+
+
+def _picked(values: Tensor, index: Tensor) -> Tensor:
+    """Return ``values[index]``; on a CPU, where torch copies that value by value, by samples."""
+    if values.device.type != "cpu":
+        return values[index]
+    return values.index_select(0, index.flatten()).view(*index.shape, *values.shape[1:])
 
 
 def _reflected(at: Tensor, size: int) -> Tensor:
