@@ -37,6 +37,7 @@ from outvote.partition import (
 )
 from outvote.rules.rule_spec import make_rule
 from outvote.seeding import RandomStream
+from outvote.server.selection import make_selection
 from outvote.training.batch_norm import check_batch_size
 from outvote.training.choose_trainer import choose_trainer
 from outvote.training.gpu_memory import free_on_gpu
@@ -81,7 +82,7 @@ class RunBuilder:
             if is_user_object(spec.data.partition) or is_own_dataset(spec.data.name):
                 self._federation(spec)
             self._check_attack(spec)
-            spec.federation.check_assumed(self.num_sampled(spec))
+            spec.federation.check_sampled(self.num_clients(spec))
             training = (spec.training.batch_size, spec.training.augment)
             own = (spec.loss, spec.optimizer, spec.trainer)
             tried = (spec.data.key, spec.model.name, *training, *own)
@@ -132,6 +133,7 @@ class RunBuilder:
             num_sampled=spec.federation.num_sampled(federation.num_clients),
             assumed_byzantine=None if isinstance(assumed, str) else assumed,
             uses_sample_counts=spec.federation.sample_counts,
+            selection=make_selection(spec.federation.selection),
             root=self._root(spec) if rule.traits.needs_reference else None,
         )
 
