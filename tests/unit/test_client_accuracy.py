@@ -380,6 +380,7 @@ def test_an_export_has_the_clients_and_gives_the_same_tables(store, tmp_path):
     for ours, theirs in zip(from_export, from_folders, strict=True):
         np.testing.assert_array_equal(ours.clients.accuracy, theirs.clients.accuracy)
         np.testing.assert_array_equal(ours.clients.kept, theirs.clients.kept)
+        np.testing.assert_array_equal(ours.clients.sampled, theirs.clients.sampled)
         assert ours.summary == theirs.summary
         assert ours.client_accuracy == pytest.approx(np.mean([0.51, 0.52, 0.53, 0.54]))
         assert ours.worst_decile == pytest.approx(0.1)
@@ -390,7 +391,7 @@ def test_an_export_has_the_clients_and_gives_the_same_tables(store, tmp_path):
     assert tables[0] == tables[1]
     header, first, *_ = to_export(from_folders, is_packed=False).decode().splitlines()
     assert header.endswith(
-        "byzantine_weight,client_accuracy,worst_decile,client_accuracies,client_kept"
+        "client_accuracy,worst_decile,client_accuracies,client_kept,client_sampled"
     )
     assert "nan" in first.rpartition(",")[2]
 

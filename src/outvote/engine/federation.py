@@ -92,12 +92,16 @@ def sample_clients(
 ) -> list[int]:
     """Return the clients of a round, drawn without replacement, in ascending order.
 
-    All are alike, or have `weights`. Drawn on the host: the same on every device.
+    All are alike, or have `weights`: equal ones give the same clients as none. Drawn on the host:
+    the same on every device.
     """
     stream = stream.fold_in("sampling").fold_in(str(number))
+    order = stream.permutations(num_clients, torch.device("cpu"))[0]
     if weights is None:
-        order = stream.permutations(num_clients, torch.device("cpu"))
-        return sorted(order[0, :num_sampled].tolist())
+        return sorted(order[:num_sampled].tolist())
+    # Sorted waits in a random order are as good as independent ones.
     waits = torch.empty(num_clients, dtype=torch.float64)
-    waits.exponential_(generator=stream.generator(0, waits.device))
-    return draw(weights, waits.tolist(), num_sampled)
+    waits.exponential_(generator=stream.fold_in("waits").generator(0, waits.device))
+    by_client = torch.empty_like(waits)
+    by_client[order.long()] = waits.sort().values
+    return draw(weights, by_client.tolist(), num_sampled)
