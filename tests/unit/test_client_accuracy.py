@@ -353,6 +353,7 @@ def test_how_often_a_client_was_kept_is_counted_over_its_own_rounds():
     found = clients_of(rounds)
     np.testing.assert_equal(found.kept, [0.6667, 0.3333, 1.0, np.nan, np.nan])
     np.testing.assert_equal(found.accuracy, [0.5, 0.25, np.nan, np.nan, 0.75])
+    np.testing.assert_equal(found.sampled, [1.0, 1.0, 0.25, np.nan, 0.0])
     assert found.least_kept == 0.3333
     assert clients_of(rounds[:3]) is clients_of([]) is None
     unknown = clients_of([line(1, (0, 3), None, client_accuracies=(0.5, 0.5, 0.5, None))])

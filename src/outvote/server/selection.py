@@ -17,8 +17,9 @@ from outvote.results.labels import outline
 from outvote.scores import robust_z
 from outvote.text import build, shortened, to_text
 
-FULL_EVIDENCE = 3.0
-"""So many robust standard deviations above the median of its round, a score counts fully."""
+USUAL, OUTLIER = 2.0, 4.0
+"""In robust standard deviations above the median of its round: up to the first a score does not
+count, from the second on it counts fully."""
 FEWEST = 3
 """Of two clients nobody is the outlier."""
 
@@ -136,19 +137,19 @@ def make_selection(text: str | Selection) -> Selection:
 def evidence(scores: Sequence[float]) -> list[float | None]:
     """Return how much each score of a round counts against its client, from 0 to 1.
 
-    0 up to the median, 1 from `FULL_EVIDENCE` robust standard deviations above it, and 1 for
+    0 up to `USUAL` robust standard deviations above the median, 1 from `OUTLIER` on, and 1 for
     scores that are not finite. The scale is that of the round: ranks would have a worst client in
     every round, however near it is to the others. None: there is no scale, because scores are few,
     or most of them are equal.
 
-    >>> [round(each, 2) for each in evidence([1.0, 2.0, 3.0, 4.0, 100.0, float("inf")])]
-    [0.0, 0.0, 0.0, 0.22, 1.0, 1.0]
+    >>> [round(each, 2) for each in evidence([1.0, 2.0, 3.0, 4.0, 5.0, 10.0, float("inf")])]
+    [0.0, 0.0, 0.0, 0.0, 0.0, 0.46, 1.0]
     """
     is_finite = [isfinite(score) for score in scores]
     has_scale = sum(is_finite) >= FEWEST
     far = robust_z(np.array(scores, dtype=np.float64)) if has_scale else [None] * len(scores)
     return [
-        (None if z is None else min(max(z / FULL_EVIDENCE, 0.0), 1.0)) if ok else 1.0
+        (None if z is None else min(max((z - USUAL) / (OUTLIER - USUAL), 0.0), 1.0)) if ok else 1.0
         for z, ok in zip(far, is_finite, strict=True)
     ]
 
