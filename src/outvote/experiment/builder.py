@@ -38,7 +38,7 @@ from outvote.partition import (
 from outvote.rules.rule_spec import make_rule
 from outvote.seeding import RandomStream
 from outvote.server.selection import make_selection
-from outvote.training.batch_norm import check_batch_size
+from outvote.training.batch_norm import check_batch_size, has_batch_norm
 from outvote.training.choose_trainer import choose_trainer
 from outvote.training.gpu_memory import free_on_gpu
 from outvote.training.objective import Objective
@@ -84,7 +84,7 @@ class RunBuilder:
             self._check_attack(spec)
             spec.federation.check_sampled(self.num_clients(spec))
             training = (spec.training.batch_size, spec.training.augment)
-            own = (spec.loss, spec.optimizer, spec.trainer)
+            own = (spec.loss, spec.optimizer, spec.trainer, spec.theory)
             tried = (spec.data.key, spec.model.name, *training, *own)
             if tried not in seen:
                 seen.add(tried)
@@ -225,6 +225,12 @@ class RunBuilder:
         else:
             self._try_listed(spec, network, samples)
         check_batch_size(network, spec.training)
+        if spec.theory and has_batch_norm(network):
+            raise ValueError(
+                "theory = true is for networks whose loss is a mean over samples, got "
+                f"{spec.model.name} with batch normalisation, where a gradient depends on the "
+                "whole batch; take another network, or leave theory out."
+            )
         if spec.trainer != "auto":
             objective = Objective.of(
                 samples.targets, loss, has_classes=found.num_classes is not None
