@@ -140,19 +140,19 @@ def clients_of(rounds: Sequence[Round]) -> Clients | None:
     accuracies = rounds[-1].client_accuracies if rounds else None
     if accuracies is None:
         return None
-    num_sampled, num_judged, num_kept = np.zeros((3, len(accuracies)))
+    num_sampled, num_scored, num_kept = np.zeros((3, len(accuracies)))
     for each in rounds:
         num_sampled[list(each.clients)] += 1
         if each.kept is not None:
-            num_judged[list(each.clients)] += 1
+            num_scored[list(each.clients)] += 1
             num_kept[list({*each.kept})] += 1
     accuracy = np.array(accuracies, dtype=np.float64)
     # A Byzantine client that was never sampled is known by its missing accuracy alone.
     num_sampled[np.isnan(accuracy) & (num_sampled == 0)] = np.nan
     byzantine = list({client for each in rounds for client in each.byzantine})
-    num_judged[byzantine], num_sampled[byzantine] = 0, np.nan
+    num_scored[byzantine], num_sampled[byzantine] = 0, np.nan
     shares = np.full(len(accuracies), np.nan)
-    np.divide(num_kept, num_judged, out=shares, where=num_judged > 0)
+    np.divide(num_kept, num_scored, out=shares, where=num_scored > 0)
     return Clients(
         accuracy=accuracy,
         kept=np.round(shares, DECIMALS),
