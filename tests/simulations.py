@@ -16,11 +16,12 @@ TINY = {
     "model": {"name": "mlp"},
     "training": {"num_steps": 2, "batch_size": 16},
 }
-# Every kind of state there is: of attacks, rules, clients and the server.
+# Every kind of state there is: of attacks, rules, clients, the server and its selection.
 STATES = {
     "rule": ["gas(median, num_groups=20)", "centered-clipping", "foolsgold"],
     "attack": ["mimic(client=none)", "lie"],
     "server": {"momentum": 0.5},
+    "federation": {"selection": "by-score(memory=0.5)"},
     "training": {"client_momentum": 0.3},
 }
 

@@ -6,6 +6,7 @@ from contextlib import chdir, redirect_stdout
 from os.path import relpath
 from pathlib import Path
 
+import client_selection
 import theory_bounds
 import who_pays
 from choosing import PAGE, with_worst_cases
@@ -92,6 +93,7 @@ def main() -> None:
     figures(FOLDER)
     pages = {README: with_gains, FOLDER / "README.md": with_sweeps, PAGE: with_worst_cases}
     pages[who_pays.PAGE] = who_pays.with_who_pays
+    pages[client_selection.PAGE] = client_selection.with_client_selection
     pages[theory_bounds.PAGE] = theory_bounds.with_theory_bounds
     for page, put in pages.items():
         page.write_text(put(page.read_text(encoding="utf-8"), FOLDER), encoding="utf-8")

@@ -39,6 +39,7 @@ from outvote.results.labels import outline
 from outvote.results.schema import Round
 from outvote.rules.rule import Rule
 from outvote.rules.rule_spec import make_rule
+from outvote.server.selection import make_selection
 from outvote.server.step import Server
 from outvote.training.local_sgd import LocalSGD
 from outvote.user_objects import IN_FILE, checksum_of, is_user_object, named, registered, text_of
@@ -85,6 +86,7 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
     byzantine: int | float = 0.2,
     assumed_byzantine: int | float | Literal["oracle"] = "oracle",
     sample_counts: bool = False,
+    selection: str = "uniform",
     rules: str | Rule | Sequence[str | Rule] = "gas(multi-krum)",
     attacks: str | Attack | Sequence[str | Attack] = "lie",
     seeds: int | Sequence[int] = 0,
@@ -158,6 +160,9 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
             fraction; "oracle": their true number.
         sample_counts: Whether rules weigh clients by their numbers of samples, none more than three
             times the median.
+        selection: How the clients of a round are sampled: "uniform", or "by-score", which samples
+            those with high scores in earlier rounds less often, "by-score(floor=0.2, memory=0.8)";
+            docs/concepts/client-selection.md has what it does to honest minorities.
         rules: Rules as text ("gas(multi-krum, num_groups=100)", "mine.py:MyRule") or objects.
         attacks: Attacks as text ("lie(z=1.5)", "mine.py:MyAttack") or objects; "none": Byzantine
             clients behave as honest ones.
@@ -238,6 +243,7 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
                 else _count_or_fraction("num_sampled", num_sampled),
                 assumed_byzantine=_assumed(assumed_byzantine),
                 sample_counts=bool(sample_counts),
+                selection=str(make_selection(selection)),
             ),
             model=ModelSpec(name=given.model(model)),
             training=_local(local),

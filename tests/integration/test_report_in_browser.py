@@ -270,7 +270,9 @@ def test_what_honest_clients_get_is_a_choice_where_runs_have_it(browser, report,
         replace(
             each,
             series=replace(each.series, worst_decile=np.full(len(each.series), 0.25)),
-            clients=Clients(accuracy=np.array([0.5]), kept=np.array([0.75])),
+            clients=Clients(
+                accuracy=np.array([0.5]), kept=np.array([0.75]), sampled=np.array([1.0])
+            ),
         )
         for each in results
     ]

@@ -353,6 +353,7 @@ def test_how_often_a_client_was_kept_is_counted_over_its_own_rounds():
     found = clients_of(rounds)
     np.testing.assert_equal(found.kept, [0.6667, 0.3333, 1.0, np.nan, np.nan])
     np.testing.assert_equal(found.accuracy, [0.5, 0.25, np.nan, np.nan, 0.75])
+    np.testing.assert_equal(found.sampled, [1.0, 1.0, 0.25, np.nan, 0.0])
     assert found.least_kept == 0.3333
     assert clients_of(rounds[:3]) is clients_of([]) is None
     unknown = clients_of([line(1, (0, 3), None, client_accuracies=(0.5, 0.5, 0.5, None))])
@@ -380,6 +381,7 @@ def test_an_export_has_the_clients_and_gives_the_same_tables(store, tmp_path):
     for ours, theirs in zip(from_export, from_folders, strict=True):
         np.testing.assert_array_equal(ours.clients.accuracy, theirs.clients.accuracy)
         np.testing.assert_array_equal(ours.clients.kept, theirs.clients.kept)
+        np.testing.assert_array_equal(ours.clients.sampled, theirs.clients.sampled)
         assert ours.summary == theirs.summary
         assert ours.client_accuracy == pytest.approx(np.mean([0.51, 0.52, 0.53, 0.54]))
         assert ours.worst_decile == pytest.approx(0.1)
@@ -390,7 +392,7 @@ def test_an_export_has_the_clients_and_gives_the_same_tables(store, tmp_path):
     assert tables[0] == tables[1]
     header, first, *_ = to_export(from_folders, is_packed=False).decode().splitlines()
     assert header.endswith(
-        "byzantine_weight,client_accuracy,worst_decile,client_accuracies,client_kept"
+        "client_accuracy,worst_decile,client_accuracies,client_kept,client_sampled"
     )
     assert "nan" in first.rpartition(",")[2]
 

@@ -21,6 +21,7 @@ from outvote.engine.reference import ReferenceRun
 from outvote.engine.run_stack import Run, State
 from outvote.engine.simulation import first_state, make_run_stack, simulate
 from outvote.metrics.deviation import honest_losses
+from outvote.server.selection import ByScore
 from outvote.server.step import Server
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.sequential import SequentialTrainer
@@ -122,6 +123,7 @@ FEATURES = {
     "augmentation": {"training": {"augment": True}},
     "assumed number": {"run": {"assumed_byzantine": 1}},
     "sample counts": {"run": {"uses_sample_counts": True, "federation": UNEQUAL}},
+    "selection by score": {"run": {"selection": ByScore(floor=0.1, memory=0.1)}},
     "assumed fraction": {"run": {"assumed_byzantine": 0.2}},
     "FedYogi, state and steps": {
         "network": normalised,
@@ -397,7 +399,7 @@ def test_byzantine_clients_train_only_if_their_attack_uses_their_own_gradients()
     modules = networks(runs)
     stack = make_run_stack(modules[0], train, test, runs, training=TRAINING, num_classes=4)
     state = first_state(modules, train)
-    rounds = map(partial(sample_participants, stack), range(1, 99))
+    rounds = (sample_participants(stack, replace(state, round=k)) for k in range(98))
     participants = next(some for some in rounds if _is_mixed(some.is_byzantine))
     found = local_updates(stack, state, participants).gradients.view(2, 6, -1)
     is_idle = found.abs().sum(dim=-1) == 0
@@ -466,6 +468,12 @@ def test_when_a_run_ends_the_others_keep_their_own_states():
         attack_states=("attack 0", "attack 1", "attack 2"),
         rule_states=("rule 0", "rule 1", "rule 2"),
         client_states=({0: "client"}, {1: "client"}, {2: "client"}),
+        selection_states=({0: 0.5}, {}, {2: 0.25}),
+    )
+    assert State.joined([state.only([0, 1]), state.only([2])]).selection_states == (
+        {0: 0.5},
+        {},
+        {2: 0.25},
     )
     left = state.only([1, 2])
     assert left.round == 5
@@ -476,6 +484,7 @@ def test_when_a_run_ends_the_others_keep_their_own_states():
     assert left.attack_states == ("attack 1", "attack 2")
     assert left.rule_states == ("rule 1", "rule 2")
     assert left.client_states == ({1: "client"}, {2: "client"})
+    assert left.selection_states == ({}, {2: 0.25})
 
 
 def test_the_learning_rate_follows_its_schedule():

@@ -47,6 +47,13 @@ class VectorMedian(ov.VectorRule):
         ({"exclude_after": 0}, "exclude_after must be a whole number from 1 on, got 0"),
         ({"fraction_train": 1.5}, "fraction_train must be from 0 to 1, got 1.5"),
         ({"seed": -4}, "seed must be 0 or larger"),
+        ({"selection": "by-scor"}, "unknown selection 'by-scor'; did you mean 'by-score'"),
+        ({"selection": "by-score(floor=2)", "fraction_train": 0.5}, "floor must be above 0 and at"),
+        ({"selection": "by-score"}, "has no effect where all nodes are asked in every round"),
+        (
+            {"selection": "by-score", "fraction_train": 0.5, "sample": lambda _, nodes: nodes},
+            "selection='by-score' and sample= both choose the nodes",
+        ),
     ],
 )
 def test_wrong_settings_are_refused_before_any_round(settings, message):

@@ -50,7 +50,8 @@ def test_the_mean_of_honest_rows_ignores_what_attackers_sent_and_who_diverged():
 def _round(runs):
     module = networks(runs)
     stack = make_run_stack(module[0], *SETS, runs, training=TRAINING, num_classes=4)
-    state, participants = first_state(module, SETS[0]), sample_participants(stack, 1)
+    state = first_state(module, SETS[0])
+    participants = sample_participants(stack, state)
     return stack, state, participants, local_updates(stack, state, participants)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import client_selection
 import theory_bounds
 import who_pays
 from choosing import PAGE, with_worst_cases, worst_cases
@@ -229,3 +230,20 @@ def test_figure_1_is_drawn_once_runs_are_over(tmp_path, outcome):
     drawn = MADE["figures"](tmp_path)
     assert [path.name for path in drawn] == ["figure1-motivation.png"] * (outcome == "finished")
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
+
+
+def test_the_tables_of_the_page_on_client_selection_are_made_from_the_export():
+    page = client_selection.PAGE.read_text(encoding="utf-8")
+    assert client_selection.with_client_selection(page, FOLDER) == page
+    runs = collect([FOLDER / "selection-small.csv.gz"])
+    found = [client_selection.chances(run) for run in runs]
+    # With ten of fifty clients, the mean over all of them is 1 by definition.
+    for each in found:
+        mean = 0.2 * each["Byzantine"] + 0.8 * each["honest"]
+        assert mean == pytest.approx(1.0, abs=1e-3)
+    uniform = [
+        each
+        for run, each in zip(runs, found, strict=True)
+        if run.setting("federation.selection") == "uniform"
+    ]
+    assert len(uniform) == len(runs) / 2 == 45

@@ -19,6 +19,7 @@ from outvote.engine.diagnostics import ClientPass, measure_theory
 from outvote.engine.federation import make_federation
 from outvote.engine.run_stack import Run
 from outvote.engine.simulation import first_state, make_run_stack, simulate
+from outvote.experiment.builder import RunBuilder
 from outvote.experiment.plan import make_plan
 from outvote.experiment.run_spec import RunSpec, as_table, checked
 from outvote.metrics.theory import (
@@ -322,6 +323,19 @@ def test_settings_outside_the_analysis_are_refused(setting, named):
     with pytest.raises(ValueError, match="theory = true is for") as caught:
         make_plan({"preset": "theory"}, [setting])
     assert named in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["squeezenet", "resnet18"])
+def test_networks_with_batch_normalisation_are_refused(name):
+    settings = [f"model.name={name}", "data.name=fashion-mnist-small"]
+    (spec,) = make_plan({"preset": "theory"}, settings).specs
+    builder = RunBuilder(torch.device("cpu"))
+    with pytest.raises(
+        ValueError, match=f"theory = true is for .* got {name} with batch"
+    ) as caught:
+        builder.check([spec])
+    assert "\n" not in str(caught.value)
+    builder.check([msgspec.structs.replace(spec, theory=False)])
 
 
 def test_the_theory_is_another_run_and_runs_without_are_what_they_were():

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from outvote.seeding import RandomStream
+from outvote.server.selection import draw
 
 
 @final
@@ -83,9 +84,24 @@ def count_sampled(num_clients: int, *, ratio: float | None, number: int | None) 
 
 
 def sample_clients(
-    num_clients: int, num_sampled: int, stream: RandomStream, number: int
+    num_clients: int,
+    num_sampled: int,
+    stream: RandomStream,
+    number: int,
+    weights: Sequence[float] | None = None,
 ) -> list[int]:
-    """Return the clients of a round, drawn without replacement, in ascending order."""
+    """Return the clients of a round, drawn without replacement, in ascending order.
+
+    All are alike, or have `weights`: equal ones give the same clients as none. Drawn on the host:
+    the same on every device.
+    """
     stream = stream.fold_in("sampling").fold_in(str(number))
-    order = stream.permutations(num_clients, torch.device("cpu"))
-    return sorted(order[0, :num_sampled].tolist())
+    order = stream.permutations(num_clients, torch.device("cpu"))[0]
+    if weights is None:
+        return sorted(order[:num_sampled].tolist())
+    # Sorted waits in a random order are as good as independent ones.
+    waits = torch.empty(num_clients, dtype=torch.float64)
+    waits.exponential_(generator=stream.fold_in("waits").generator(0, waits.device))
+    by_client = torch.empty_like(waits)
+    by_client[order.long()] = waits.sort().values
+    return draw(weights, by_client.tolist(), num_sampled)

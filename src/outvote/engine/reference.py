@@ -16,6 +16,7 @@ from outvote.engine.federation import sample_clients
 from outvote.engine.run_stack import Run
 from outvote.rules.verdict import Verdict
 from outvote.seeding import RandomStream
+from outvote.server.selection import Suspicions
 from outvote.server.step import Server
 from outvote.training.batch_norm import MIN_BATCH, has_batch_norm
 from outvote.training.batches import draw_batches
@@ -43,6 +44,8 @@ class ReferenceRun:
     rule_state: Any = None
     last_sent: dict[int, Tensor] = field(default_factory=dict)
     """With client momentum: the gradient that each client sent last."""
+    suspicions: Suspicions = field(default_factory=dict)
+    """With selection by score: how suspicious the clients are."""
     velocity: Tensor | None = None
     moments: tuple[Tensor, Tensor] | None = None
     """With an adaptive server: the first and the second moment of the updates."""
@@ -50,7 +53,7 @@ class ReferenceRun:
     def run_round(self, number: int, *, is_evaluated: bool = True) -> dict[str, Any]:
         """Run one round, counted from 1."""
         run = self.run
-        clients = sample_clients(run.federation.num_clients, run.num_sampled, run.stream(), number)
+        clients = self.sample(number)
         is_byzantine = [run.federation.is_byzantine[client] for client in clients]
         assumed = run.num_byzantine_assumed(sum(is_byzantine))
         # Byzantine clients whose own gradients nobody uses do not train.
@@ -77,6 +80,7 @@ class ReferenceRun:
         counts = run.sample_counts(clients)
         verdict = run.rule.inspect(sent, seed=seed, clients=clients, sample_counts=counts, **info)
         self.rule_state = verdict.state
+        self.remember(clients, verdict)
         self.apply(verdict, buffers, clients)
         return {
             "clients": clients,
@@ -84,6 +88,17 @@ class ReferenceRun:
             "num_byzantine_used": verdict.num_byzantine,
             "accuracy": self.accuracy() if is_evaluated else None,
         }
+
+    def sample(self, number: int) -> list[int]:
+        """Return the clients of a round."""
+        run, num_clients = self.run, self.run.federation.num_clients
+        weights = run.selection.weights(self.suspicions, range(num_clients))
+        return sample_clients(num_clients, run.num_sampled, run.stream(), number, weights)
+
+    def remember(self, clients: list[int], verdict: Verdict) -> None:
+        """Change the suspicions of the clients of a round by their scores."""
+        by_client = dict(zip(clients, verdict.scores.tolist(), strict=True))
+        self.suspicions = self.run.selection.updated(self.suspicions, by_client)
 
     def train_on(
         self, part: Tensor, stream: RandomStream, number: int, is_byzantine: bool = False

@@ -14,11 +14,11 @@ def run_round(
     stack: RunStack, state: State, *, is_evaluated: bool = True
 ) -> tuple[State, list[Record]]:
     """Sample participants, train local updates, attack, aggregate, apply the update, record."""
-    participants = sample_participants(stack, state.round + 1)
+    participants = sample_participants(stack, state)
     updates = local_updates(stack, state, participants)
     sent, attack_states = attack(stack, state, participants, updates)
     aggregation = aggregate(stack, state, participants, updates, sent)
-    after = apply_update(stack, state, updates, aggregation, attack_states)
+    after = apply_update(stack, state, participants, updates, aggregation, attack_states)
     return after, record(
         stack, state, after, participants, updates, aggregation, is_evaluated=is_evaluated
     )

@@ -16,6 +16,7 @@ from outvote.rules.aggregate import num_from_fraction
 from outvote.rules.rule import Rule
 from outvote.seeding import RandomStream
 from outvote.server.buffers import BufferKinds
+from outvote.server.selection import Selection, Suspicions, Uniform
 from outvote.server.step import Server, ServerState
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.samples import Samples
@@ -37,6 +38,8 @@ class Run:
     that number always, a fraction that share of the clients, rounded up."""
     uses_sample_counts: bool = False
     """Whether the rule weighs clients by their numbers of samples, capped."""
+    selection: Selection = field(default_factory=Uniform)
+    """How the clients of a round are sampled."""
     root: Tensor | None = None
     """Indices of the server's own samples, for rules that need a reference gradient."""
 
@@ -159,6 +162,8 @@ class State:
     rule_states: tuple[Any, ...] = ()
     client_states: tuple[Any, ...] = ()
     """With client momentum: for each run, the gradient that each client sent last."""
+    selection_states: tuple[Suspicions, ...] = ()
+    """How suspicious the clients of each run are."""
 
     def only(self, numbers: Sequence[int]) -> "State":
         """Return the state of some of the runs."""
@@ -175,6 +180,7 @@ class State:
             attack_states=some(self.attack_states),
             rule_states=some(self.rule_states),
             client_states=some(self.client_states),
+            selection_states=some(self.selection_states),
         )
 
     @classmethod
@@ -194,4 +200,5 @@ class State:
             attack_states=tuple(each for part in parts for each in part.attack_states),
             rule_states=tuple(each for part in parts for each in part.rule_states),
             client_states=tuple(each for part in parts for each in part.client_states),
+            selection_states=tuple(each for part in parts for each in part.selection_states),
         )

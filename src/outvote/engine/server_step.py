@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outvote.engine.participants import Participants, remember_scores
 from outvote.engine.run_stack import RunStack, State
 from outvote.rules.rule import Aggregation, known
 from outvote.server.buffers import merge_buffers, move_buffers
@@ -16,6 +17,7 @@ from outvote.training.trainer import LocalUpdates
 def apply_update(
     stack: RunStack,
     state: State,
+    participants: Participants,
     updates: LocalUpdates,
     aggregation: Aggregation,
     attack_states: tuple[Any, ...],
@@ -36,6 +38,7 @@ def apply_update(
         attack_states=attack_states,
         rule_states=aggregation.states,
         client_states=updates.client_states,
+        selection_states=remember_scores(stack, state, participants, aggregation),
     )
 
 

@@ -37,7 +37,8 @@ from outvote.partition import (
 )
 from outvote.rules.rule_spec import make_rule
 from outvote.seeding import RandomStream
-from outvote.training.batch_norm import check_batch_size
+from outvote.server.selection import make_selection
+from outvote.training.batch_norm import check_batch_size, has_batch_norm
 from outvote.training.choose_trainer import choose_trainer
 from outvote.training.gpu_memory import free_on_gpu
 from outvote.training.objective import Objective
@@ -81,9 +82,9 @@ class RunBuilder:
             if is_user_object(spec.data.partition) or is_own_dataset(spec.data.name):
                 self._federation(spec)
             self._check_attack(spec)
-            spec.federation.check_assumed(self.num_sampled(spec))
+            spec.federation.check_sampled(self.num_clients(spec))
             training = (spec.training.batch_size, spec.training.augment)
-            own = (spec.loss, spec.optimizer, spec.trainer)
+            own = (spec.loss, spec.optimizer, spec.trainer, spec.theory)
             tried = (spec.data.key, spec.model.name, *training, *own)
             if tried not in seen:
                 seen.add(tried)
@@ -132,6 +133,7 @@ class RunBuilder:
             num_sampled=spec.federation.num_sampled(federation.num_clients),
             assumed_byzantine=None if isinstance(assumed, str) else assumed,
             uses_sample_counts=spec.federation.sample_counts,
+            selection=make_selection(spec.federation.selection),
             root=self._root(spec) if rule.traits.needs_reference else None,
         )
 
@@ -223,6 +225,12 @@ class RunBuilder:
         else:
             self._try_listed(spec, network, samples)
         check_batch_size(network, spec.training)
+        if spec.theory and has_batch_norm(network):
+            raise ValueError(
+                "theory = true is for networks whose loss is a mean over samples, got "
+                f"{spec.model.name} with batch normalisation, where a gradient depends on the "
+                "whole batch; take another network, or leave theory out."
+            )
         if spec.trainer != "auto":
             objective = Objective.of(
                 samples.targets, loss, has_classes=found.num_classes is not None

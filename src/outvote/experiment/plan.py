@@ -167,7 +167,8 @@ class Plan:
 
 def stack_key(spec: RunSpec) -> Hashable:
     """Return the settings that runs must share to train together."""
-    federation = structs.replace(spec.federation, byzantine=0, assumed_byzantine="oracle")
+    free = {"byzantine": 0, "assumed_byzantine": "oracle", "selection": "uniform"}
+    federation = structs.replace(spec.federation, **free)
     data = DataSpec(name=spec.data.name, image_size=spec.data.image_size)
     each = {"rule": "", "attack": "", "seed": 0, "root_size": 0}
     return structs.replace(spec, **each, data=data, federation=federation)

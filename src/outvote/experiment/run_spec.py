@@ -21,6 +21,7 @@ from outvote.results.labels import label_names, user_files
 from outvote.results.later import LATER
 from outvote.results.renamed import SETTINGS
 from outvote.rules.rule_spec import RULES, make_rule
+from outvote.server.selection import make_selection
 from outvote.server.step import Server
 from outvote.suites.presets import PLAIN_STEP
 from outvote.training.local_sgd import LocalSGD, with_rates
@@ -64,6 +65,8 @@ class FederationSpec(Struct, frozen=True, kw_only=True):
     assumed_byzantine: int | float | Literal["oracle"] = "oracle"
     sample_counts: bool = False
     """Whether rules weigh clients by their numbers of samples, capped."""
+    selection: str = "uniform"
+    """How the clients of a round are sampled: one of `SELECTIONS`, with parameters."""
 
     def num_sampled(self, num_clients: int) -> int:
         """Return how many clients take part in a round."""
@@ -80,8 +83,15 @@ class FederationSpec(Struct, frozen=True, kw_only=True):
             return False
         return 2 * self.assumed_byzantine >= self.num_sampled(self.num_clients)
 
-    def check_assumed(self, num_sampled: int) -> None:
-        """Refuse to assume more Byzantine clients than take part in a round."""
+    def check_sampled(self, num_clients: int) -> None:
+        """Refuse what does not fit to the number of clients that take part in a round."""
+        num_sampled = self.num_sampled(num_clients)
+        if num_sampled == num_clients and self.selection != "uniform":
+            raise ValueError(
+                f"federation.selection = {self.selection!r} has no effect where all "
+                f"{num_clients} clients take part in every round; lower federation.sampled, or "
+                "leave it out."
+            )
         if isinstance(self.assumed_byzantine, int) and self.assumed_byzantine > num_sampled:
             raise ValueError(
                 f"federation.assumed_byzantine must be at most the {num_sampled} clients sampled "
@@ -198,7 +208,8 @@ def checked(spec: RunSpec) -> RunSpec:
     for name, least in (("rounds", 1), ("evaluate_every", 1), ("seed", 0), ("root_size", 1)):
         _check_least(name, getattr(spec, name), least)
     _check_data(spec.data)
-    _check_federation(spec.federation, spec.data)
+    federation = _with_selection(spec.federation)
+    _check_federation(federation, spec.data)
     for name, usual in (("loss", "auto"), ("optimizer", "local-sgd")):
         _check_object(name, getattr(spec, name), (usual,))
     try:
@@ -212,6 +223,7 @@ def checked(spec: RunSpec) -> RunSpec:
         rule=str(make_rule(spec.rule)),
         attack=str(make_attack(spec.attack)),
         data=_without_unused(spec.data),
+        federation=federation,
         training=with_rates(spec.training, spec.rounds),
         server=_without_moments(spec.server),
     )
@@ -307,12 +319,21 @@ def _check_federation(federation: FederationSpec, data: DataSpec) -> None:
             )
         return
     _check_least("federation.num_clients", number, 1)
-    federation.check_assumed(federation.num_sampled(number))
+    federation.check_sampled(number)
     if isinstance(federation.byzantine, int) and federation.byzantine > number:
         raise ValueError(
             f"federation.byzantine must be at most the {number} clients there are, got "
             f"{federation.byzantine}."
         )
+
+
+def _with_selection(federation: FederationSpec) -> FederationSpec:
+    """Return the clients with their selection in one form."""
+    try:
+        text = str(make_selection(federation.selection))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"federation.selection: {error}") from error
+    return msgspec.structs.replace(federation, selection=text)
 
 
 def _check_least(name: str, value: int, least: int) -> None:

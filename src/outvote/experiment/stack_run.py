@@ -27,7 +27,7 @@ REASONS = {
     "diverged": "the loss or the weights were no longer finite in round {}",
     "interrupted": "stopped after round {}; run the same command again to resume",
 }
-OWNERS = ("attack", "rule", "client")
+OWNERS = ("attack", "rule", "client", "selection")
 """Whose state is carried from round to round: `attack_states` of the engine's state, and so on."""
 
 
@@ -215,9 +215,12 @@ def state_of(found: Sequence[Checkpoint], runs: Sequence[Run], device: torch.dev
     def carried(owner: str) -> tuple[Any, ...]:
         states = []
         for each, run in zip(found, runs, strict=True):
-            # Checkpoints of 0.1 have the second name.
-            node = each.notes.get(f"{owner}_state") or each.notes[f"{owner}_memory"]
-            states.append(unpack_state(node, each.arrays, getattr(run, owner, run), device))
+            # Checkpoints of 0.1 have the second name; before selections, they had no state.
+            node = each.notes.get(f"{owner}_state") or each.notes.get(f"{owner}_memory")
+            own = (
+                unpack_state(node, each.arrays, getattr(run, owner, run), device) if node else None
+            )
+            states.append(own)
         return () if all(each is None for each in states) else tuple(states)
 
     return State(

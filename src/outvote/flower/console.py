@@ -54,6 +54,8 @@ def log_settings(settings: Settings, round_: int, folder: Path | None) -> None:
     LOG.info("\t│\t├──Fraction: train (%.2f) | evaluate (%.2f)", *shares)
     least = settings.min_train_nodes, settings.min_evaluate_nodes
     LOG.info("\t│\t├──Minimum nodes: train (%d) | evaluate (%d)", *least)
+    if settings.selection.uses_scores:
+        LOG.info("\t│\t├──Selection: %s", settings.selection)
     LOG.info("\t│\t└──Minimum available nodes: %d", settings.min_available_nodes)
     LOG.info("\t└──> Keys in records:")
     used = "" if settings.use_num_examples else ", not used: it is a claim"

@@ -14,6 +14,7 @@ from outvote.flower.reply_collection import listed
 from outvote.flower.server_state import ServerState
 from outvote.flower.settings import Settings
 from outvote.seeding import RandomStream
+from outvote.server.selection import draw
 
 LOG = getLogger("flwr")
 SECONDS_BETWEEN_LOOKS = 1.0
@@ -53,7 +54,8 @@ def sample_for_training(
             )
         wanted = len(nodes)
     else:
-        nodes = _draw(candidates, wanted, settings.seed, f"train {round_}")
+        weights = settings.selection.weights(state.suspicions, candidates)
+        nodes = _draw(candidates, wanted, settings.seed, f"train {round_}", weights)
     return NodeSample(
         nodes=nodes,
         excluded=excluded,
@@ -137,7 +139,16 @@ def _candidates(
     return [node for node in online if node not in excluded], excluded
 
 
-def _draw(candidates: Sequence[int], num_wanted: int, seed: int | None, purpose: str) -> list[int]:
-    """Draw nodes at random: a secret draw, or one that a seed repeats."""
+def _draw(
+    candidates: Sequence[int],
+    num_wanted: int,
+    seed: int | None,
+    purpose: str,
+    weights: Sequence[float] | None = None,
+) -> list[int]:
+    """Draw nodes at random, all alike or by weights: a secret draw, or one that a seed repeats."""
     source = random.SystemRandom() if seed is None else random.Random(derive_seed(seed, purpose))
+    if weights is not None:
+        waits = [source.expovariate(1.0) for _ in candidates]
+        return sorted(candidates[row] for row in draw(weights, waits, num_wanted))
     return sorted(source.sample(sorted(candidates), min(num_wanted, len(candidates))))

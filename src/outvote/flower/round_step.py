@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import getLogger
-from math import isfinite
+from math import inf, isfinite
 from typing import final
 
 import numpy as np
@@ -89,11 +89,11 @@ def finish_round(
     malformed = {**sorted_.malformed, **updates.malformed}
     measures = _measure(updates, decision.verdict)
     nodes = {message.metadata.dst_node_id for message in request.messages}
-    state.exclusions.record(
-        request.round,
-        [node for node in malformed if node in nodes],
-        _verdicts(settings, updates, decision, measures),
-    )
+    offenders = [node for node in malformed if node in nodes]
+    verdicts = _verdicts(settings, updates, decision, measures)
+    state.exclusions.record(request.round, offenders, verdicts)
+    scores = _scores(updates, decision.verdict) | dict.fromkeys(offenders, inf)
+    state.suspicions = settings.selection.updated(state.suspicions, scores)
     if settings.train_metrics_aggr_fn is not None:
         usable = [sorted_.contents[node] for node in updates.replies]
         metrics = metrics_by(settings, "train_metrics_aggr_fn", usable)
@@ -212,6 +212,13 @@ def _measure(updates: NodeUpdates, verdict: Verdict | None) -> Measures:
         updates.norms, cosines, np.nan_to_num(weights).tolist(), _norm(verdict.update)
     )
     return Measures(cosines=cosines, distances=unknown if distances is None else distances)
+
+
+def _scores(updates: NodeUpdates, verdict: Verdict | None) -> dict[int, float]:
+    """Return the scores of the nodes that the rule got; none if it could not be applied."""
+    if verdict is None:
+        return {}
+    return dict(zip(updates.replies, verdict.scores.tolist(), strict=True))
 
 
 def _verdicts(

@@ -18,6 +18,7 @@ from outvote.results.audit_log import read_audit, read_manifest
 from outvote.results.checkpoint import Checkpoint
 from outvote.results.disk import StoreError
 from outvote.rules.rule import Rule
+from outvote.server.selection import Suspicions
 from outvote.state_format import pack_state, unpack_state
 
 CONFIG = "outvote-flower-1"
@@ -36,6 +37,8 @@ class ServerState:
     rule_state: Any = None
     known_nodes: set[int] = field(default_factory=set)
     """All that were ever connected."""
+    suspicions: Suspicions = field(default_factory=dict)
+    """How suspicious nodes are by their scores in earlier rounds, see `Selection`."""
 
 
 def save_state(folder: Path, state: ServerState, rule: Rule) -> None:
@@ -51,6 +54,7 @@ def save_state(folder: Path, state: ServerState, rule: Rule) -> None:
         "shapes": [[name, list(array.shape)] for name, array in state.model.items()],
         "offenders": state.exclusions.to_notes(),
         "nodes": sorted(state.known_nodes),
+        "suspicions": [[node, each] for node, each in state.suspicions.items()],
         "rule": str(rule),
         "rule_state": pack_state(state.rule_state, "rule_state", arrays),
     }
@@ -85,6 +89,7 @@ def load_state(folder: Path, state: ServerState, rule: Rule) -> list[str]:
     }
     state.exclusions.from_notes(notes["offenders"])
     state.known_nodes = set(notes.get("nodes", ()))
+    state.suspicions = {int(node): float(each) for node, each in notes.get("suspicions", ())}
     if notes["rule"] != str(rule):
         state.rule_state = None
     elif "rule_state" in notes:

@@ -17,6 +17,7 @@ from outvote.results.labels import user_files
 from outvote.rules.aggregate import num_from_fraction
 from outvote.rules.rule import Rule
 from outvote.seeding import seed_from
+from outvote.server.selection import Selection
 
 WhenTooMany = Literal["keep", "lower"]
 Sampler = Callable[[int, Sequence[int]], Sequence[int]]
@@ -61,6 +62,7 @@ class Settings:
     heterogeneity: float
     probation: int | None
     sample: Sampler | None
+    selection: Selection
     reference: Reference | None
     seed: int | None
     fraction_train: float
@@ -87,6 +89,7 @@ class Settings:
             if getattr(self, name) is not None:
                 _check_whole(name, getattr(self, name), 1)
         self._check_exclusion()
+        self._check_selection()
         if self.seed is not None:
             seed_from(self.seed)
         self._check_rule()
@@ -138,6 +141,20 @@ class Settings:
             )
         if not 1 <= self.heterogeneity < inf:
             raise ValueError(f"heterogeneity must be a number from 1 on, got {self.heterogeneity}.")
+
+    def _check_selection(self) -> None:
+        if not self.selection.uses_scores:
+            return
+        if self.sample is not None:
+            raise ValueError(
+                f"selection={str(self.selection)!r} and sample= both choose the nodes of a round; "
+                "leave one out."
+            )
+        if self.fraction_train == 1:
+            raise ValueError(
+                f"selection={str(self.selection)!r} has no effect where all nodes are asked in "
+                f"every round; set fraction_train below 1, got {self.fraction_train}."
+            )
 
     def _check_rule(self) -> None:
         if self.rule.traits.needs_reference and self.reference is None:
@@ -201,6 +218,6 @@ def _check_whole(name: str, value: object, at_least: int) -> None:
 def _plain(value: Any) -> Plain:
     if value is None or isinstance(value, str | int | float | bool):
         return value
-    if isinstance(value, ServerOptimizer):
+    if isinstance(value, ServerOptimizer | Selection):
         return str(value)
     return str(getattr(value, "__qualname__", type(value).__qualname__))

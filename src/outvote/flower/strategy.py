@@ -44,6 +44,7 @@ from outvote.flower.settings import (
 from outvote.results.audit_log import find_log, read_manifest
 from outvote.rules.rule import Rule
 from outvote.rules.rule_spec import make_rule
+from outvote.server.selection import Selection, make_selection
 
 LOG = getLogger("flwr")
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -74,6 +75,9 @@ class RobustStrategy(Strategy):
         in half of the rounds; for `exclude_outvoted`.
     probation: after so many rounds an excluded node is asked again; None: never.
     sample: your own choice of nodes, ``(round, nodes) -> nodes``.
+    selection: how nodes are sampled for training: "uniform", or "by-score", less often if their
+        scores were high in earlier rounds, and never excluded; "by-score(floor=0.2, memory=0.8)".
+        Read docs/concepts/client-selection.md first.
     reference: the server's own training, ``(round, model) -> model``, for fltrust.
     seed: None draws the randomness of the rule afresh in every round, as a secret.
     checkpoint_every: how many rounds a kill may cost.
@@ -99,6 +103,7 @@ class RobustStrategy(Strategy):
         heterogeneity: float = 2.0,
         probation: int | None = 20,
         sample: Sampler | None = None,
+        selection: str | Selection = "uniform",
         reference: Reference | None = None,
         seed: int | None = None,
         fraction_train: float = 1.0,
@@ -120,6 +125,7 @@ class RobustStrategy(Strategy):
         given["rule"] = make_rule(rule)
         given["audit_dir"] = None if audit_dir is None else Path(audit_dir).absolute()
         given["server_optimizer"] = make_server_optimizer(server_optimizer or "fedavg")
+        given["selection"] = make_selection(selection)
         self.settings = Settings(**given)
         self.state = ServerState(
             exclusions=Exclusions(exclude_after, probation, rate=exclude_outvoted)

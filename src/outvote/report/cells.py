@@ -241,7 +241,10 @@ SYMBOLS = {
     "federation.assumed_byzantine": "δ",
     "rule.num_groups": "p",
 }
-WITHOUT_KEY = ("attack", "rule", "data.name", "data.partition", "model.name", "precision")
+WITHOUT_KEY = (
+    *("attack", "rule", "data.name", "data.partition", "model.name", "precision"),
+    "federation.selection",
+)
 """Settings whose values need no name before them."""
 
 

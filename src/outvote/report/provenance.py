@@ -122,6 +122,7 @@ def settings_text(results: Sequence[Result]) -> str:
         values = ordered(each.setting(key) for each in results)
         if len(values) == 1 and values[0] is not None:
             shared.append(phrase(values[0]))
+    shared = [each for each in shared if each]
     partitions = {each.setting("data.partition") for each in results}
     betas = ordered(each.setting("data.beta") for each in results)
     if partitions == {"dirichlet"} and len(betas) == 1:
@@ -143,6 +144,7 @@ PHRASES: dict[str, Callable[[Any], str]] = {
     "federation.num_clients": "{} clients".format,
     "federation.byzantine": _part_of("Byzantine"),
     "federation.sampled": _part_of("sampled"),
+    "federation.selection": lambda value: "" if value == "uniform" else f"selection {value}",
     "data.partition": str,
 }
 

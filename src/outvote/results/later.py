@@ -19,4 +19,5 @@ LATER: dict[str, Any] = {
     "trainer": "auto",
     "federation.sample_counts": False,
     "theory": False,
+    "federation.selection": "uniform",
 }

@@ -125,6 +125,8 @@ class Clients:
     """On the own label distribution of the client, after the last round."""
     kept: NDArray[np.float64]
     """The share of the rounds it was sampled in, in which its update was kept."""
+    sampled: NDArray[np.float64]
+    """The share of the rounds in which it was sampled; NaN in exports of early versions."""
 
     @property
     def least_kept(self) -> float | None:
@@ -138,15 +140,24 @@ def clients_of(rounds: Sequence[Round]) -> Clients | None:
     accuracies = rounds[-1].client_accuracies if rounds else None
     if accuracies is None:
         return None
-    num_sampled, num_kept = np.zeros((2, len(accuracies)))
+    num_sampled, num_scored, num_kept = np.zeros((3, len(accuracies)))
     for each in rounds:
+        num_sampled[list(each.clients)] += 1
         if each.kept is not None:
-            num_sampled[list(each.clients)] += 1
+            num_scored[list(each.clients)] += 1
             num_kept[list({*each.kept})] += 1
-    num_sampled[list({client for each in rounds for client in each.byzantine})] = 0
+    accuracy = np.array(accuracies, dtype=np.float64)
+    # A Byzantine client that was never sampled is known by its missing accuracy alone.
+    num_sampled[np.isnan(accuracy) & (num_sampled == 0)] = np.nan
+    byzantine = list({client for each in rounds for client in each.byzantine})
+    num_scored[byzantine], num_sampled[byzantine] = 0, np.nan
     shares = np.full(len(accuracies), np.nan)
-    np.divide(num_kept, num_sampled, out=shares, where=num_sampled > 0)
-    return Clients(accuracy=np.array(accuracies, dtype=np.float64), kept=np.round(shares, DECIMALS))
+    np.divide(num_kept, num_scored, out=shares, where=num_scored > 0)
+    return Clients(
+        accuracy=accuracy,
+        kept=np.round(shares, DECIMALS),
+        sampled=np.round(num_sampled / len(rounds), DECIMALS),
+    )
 
 
 @final
