@@ -35,9 +35,19 @@ class _Recorded:
         _Recorded.runs += 1
 
 
+class _End:
+    """Stands for the end of a step on a GPU."""
+
+    is_done = True
+
+    def is_reached(self):
+        return _End.is_done
+
+
 @pytest.fixture
 def recorded(monkeypatch):
     monkeypatch.setattr(step_graph, "RecordedStep", _Recorded)
+    monkeypatch.setattr(step_graph, "StepEnd", _End)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
     _Recorded.made = _Recorded.runs = 0
     return _Recorded
@@ -64,6 +74,17 @@ def test_a_step_with_another_number_of_models_is_another_step(recorded):
     batches = [*(_batch(k) for k in range(10)), _batch(10, num_going=0)]
     StepRunner().run(lambda _: None, batches, records=True)
     assert recorded.runs == 8
+
+
+def test_nothing_is_recorded_while_the_gpu_is_behind(recorded, monkeypatch):
+    monkeypatch.setattr(_End, "is_done", False)
+    found, batches = [], [_batch(k) for k in range(12)]
+    runner = StepRunner()
+    runner.run(lambda batch: found.append(int(batch.index[0, 0])), batches, records=True)
+    assert (found, recorded.made) == (list(range(12)), 0)
+    monkeypatch.setattr(_End, "is_done", True)
+    runner.run(lambda _: None, batches, records=True)
+    assert recorded.made == 1
 
 
 def test_steps_that_alternate_are_recorded_too(recorded):
@@ -115,6 +136,7 @@ def test_repeated_steps_train_as_others_do(device, monkeypatch):
     if device.type != "cuda":
         # Without graphs, the way through the loop is the same.
         monkeypatch.setattr(step_graph, "RecordedStep", _Recorded)
+        monkeypatch.setattr(step_graph, "StepEnd", _End)
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
     made, real = [], step_graph.RecordedStep
 

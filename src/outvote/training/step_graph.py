@@ -1,7 +1,8 @@
 """Steps of training recorded once as a CUDA graph, and repeated with other samples.
 
 A step of a deep network is some hundred short kernels. Where few models are trained, a GPU is done
-with each before Python has launched the next; a graph launches all of them at once.
+with each before Python has launched the next; a graph launches all of them at once. Where the GPU
+is the slower of the two, recording would only take time.
 """
 
 from collections import Counter
@@ -68,6 +69,19 @@ class RecordedStep:
 LEAST_REPEATED = 5
 
 
+class StepEnd:
+    """Where a GPU is done with a step."""
+
+    def __init__(self) -> None:
+        """Mark the end of what was launched until now."""
+        self._event = torch.cuda.Event()
+        self._event.record()
+
+    def is_reached(self) -> bool:
+        """Return whether the GPU is that far."""
+        return bool(self._event.query())
+
+
 class StepRunner:
     """Runs steps one after the other; those that are alike are recorded and repeated."""
 
@@ -82,13 +96,14 @@ class StepRunner:
         """Do a step for every batch; with `records`, on a GPU, as a graph where that pays."""
         # The first step of all differs from the others.
         step(batches[0])
+        end, is_waiting = StepEnd() if records else None, False
         num_left = Counter(batch.kind for batch in batches[1:])
         recorded: dict[tuple[Any, ...], RecordedStep] = {}
         has_run: set[tuple[Any, ...]] = set()
         for batch in batches[1:]:
             kind = batch.kind
             # A step runs once before it is recorded: what it needs is loaded then.
-            if records and kind in has_run and num_left[kind] >= LEAST_REPEATED:
+            if is_waiting and kind in has_run and num_left[kind] >= LEAST_REPEATED:
                 recorded[kind] = self._record(step, batch)
                 has_run.remove(kind)
             if kind in recorded:
@@ -96,6 +111,9 @@ class StepRunner:
             else:
                 step(batch)
                 has_run.add(kind)
+                if end is not None:
+                    # The GPU was done with a step before the next was launched.
+                    is_waiting, end = end.is_reached(), StepEnd()
             num_left[kind] -= 1
         if recorded:
             # Kept until there are others: without any, their memory would be given back.
