@@ -66,6 +66,8 @@ def test_every_rule_has_the_verdict_that_it_has_in_memory(text):
     rows[3, 1700] = np.nan
     f = min(3, rule.max_byzantine(NUM_CLIENTS))
     rtol = 1e-5 if any(word in text for word in ROUGH) else 1e-6
+    # In memory it is the eigenvector of float32 products that differs from the one in float64.
+    rtol = 1e-4 if text == "norm-filter(dnc, factor=1)" else rtol
     aggregator = assert_same(rule, rows, num_byzantine=f, seed=5, rtol=rtol)
     assert aggregator.reasons == {3: "NaN, infinity or too large numbers at coordinate 1700"}
 
@@ -252,6 +254,21 @@ def test_a_rule_of_the_user_that_needs_whole_rows_is_refused_in_one_line(rule, m
     with pytest.raises(ValueError, match=r"cannot be streamed.*whole gradients") as raised:
         aggregator.verdict()
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+@pytest.mark.parametrize(
+    "inside", ["gas(multi-krum, num_groups=9)", "median", "krum", "gas(median)"]
+)
+def test_a_norm_filter_is_streamed(inside, factor, monkeypatch):
+    monkeypatch.setattr(StreamingAggregator, "_in_memory", None)
+    rows = gradients()
+    rows[0] *= 50
+    rows[5] = rows[6]
+    counts = [1, 2, 1, 1, 3, 1, 1, 1, 1, 2, 1]
+    rule = ov.make_rule(f"norm-filter({inside}, factor={factor})")
+    found = assert_same(rule, rows, num_byzantine=3, seed=0, sample_counts=counts)
+    assert found.copies == {6: 5}
 
 
 @pytest.mark.parametrize("rule", [Nearest(), Middle(), ov.GAS(Nearest()), ov.GAS(Middle())])
