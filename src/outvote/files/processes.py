@@ -4,11 +4,12 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from itertools import islice
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar, cast, final
 
 import torch
 from torch import Tensor
 
+from outvote.files.client_files import FilesError
 from outvote.threads import CPU
 
 Result = TypeVar("Result")
@@ -83,6 +84,18 @@ class Processes:
     def objects(self, own: Any) -> list[Any]:
         """Return the object (numbers, texts, lists, dicts) of every process."""
         return [json.loads(text) for text in self.texts(json.dumps(own))]
+
+    def together(self, work: Callable[[], Result]) -> Result:
+        """Do some work in every process; if it fails in one, raise its error in all."""
+        fault, result = "", None
+        try:
+            result = work()
+        except (ValueError, FilesError) as error:
+            fault = str(error)
+        for rank, text in enumerate(self.texts(fault)):
+            if text:
+                raise ValueError(text if rank == self.rank else f"process {rank}: {text}")
+        return cast("Result", result)
 
     def check_same(self, **settings: Any) -> None:
         """Raise in all processes if they were called in different ways."""

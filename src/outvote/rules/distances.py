@@ -125,8 +125,9 @@ def products(columns: Columns, centre: Tensor, buffer: Tensor | None = None) -> 
         return group_kernels.products(columns, centre)
     with exact_products():
         parts = over_tiles(multiply, columns)
-    total = parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0, dtype=torch.float64)
-    return everywhere(total, columns)
+    if len(parts) == 1 and isinstance(columns, Tensor):
+        return parts[0]
+    return everywhere(torch.stack(parts).sum(dim=0, dtype=torch.float64), columns)
 
 
 def with_itself(values: Columns) -> Pairs:
