@@ -29,7 +29,7 @@ class Scan:
         if not self.sample.numel():
             step = max(1, rows.shape[1] // distances.NUM_COMPARED)
             self.sample = rows[:, ::step].clone()
-        found = mapped(lambda k: _sum_of_squares(rows[k]), range(len(rows)))
+        found = mapped(lambda k: sum_of_squares(rows[k]), range(len(rows)))
         self.squared = [a + b for a, b in zip(self.squared, found, strict=True)]
 
     @property
@@ -38,7 +38,8 @@ class Scan:
         return [each**0.5 for each in self.squared]
 
 
-def _sum_of_squares(row: Tensor) -> float:
+def sum_of_squares(row: Tensor) -> float:
+    """Return the squared norm; infinity if a number is not finite, or too large."""
     parts = [float(torch.dot(part, part)) for part in row.split(1 << 16)]
     total = sum(parts)
     # Short numbers underflow in float32, long ones overflow.
