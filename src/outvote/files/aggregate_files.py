@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outvote.files.adapters import WEIGHTS, most_common_config, write_config
 from outvote.files.client_files import (
     Base,
     Client,
@@ -57,7 +58,9 @@ def aggregate_files(  # noqa: PLR0913  (all that a round may have, by name)
     one Byzantine client; more of them than are assumed is an error, unless `when_too_many` is
     "lower". Integer tensors become the maximum over the kept clients. `sample_counts` weigh the
     clients, named as in the verdict; none counts more than three times the median. The output is
-    written in full or not at all.
+    written in full or not at all. LoRA adapters of PEFT are such files: they are named by their
+    folders, their adapter_config.json must agree, and an output with the name
+    adapter_model.safetensors gets one, too.
 
     Files are read some coordinates at a time: with `max_memory` for that, and for the update that
     is returned.
@@ -196,6 +199,10 @@ class _Job:
                 update.add(piece, vector)
                 if writer is not None:
                     self._write(writer, piece, vector)
+        if output is not None and output.name == WEIGHTS:
+            used = [client.config for client in self.clients if not client.reason]
+            if (config := most_common_config(used)) is not None:
+                write_config(output, config)
         if self.processes is not None:
             self.processes.sum(torch.zeros(1))  # The file is there for all.
         return FilesResult(
