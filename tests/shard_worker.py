@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,11 @@ def main():
     streaming.LARGEST_CHUNK = streaming.SMALLEST_CHUNK = 300
     store = f"file://{folder}/rendezvous"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=job["size"])
-    found = {name: done(folder, rank, case) for name, case in job["cases"].items()}
+    found = {}
+    for name, case in job["cases"].items():
+        found[name] = done(folder, rank, case)
+        if found[name].get("error", "").startswith("ProcessLost"):
+            break
     (folder / f"found-{rank}.json").write_text(json.dumps(found))
     os._exit(0)  # Without a farewell to processes that are lost.
 
@@ -50,7 +55,7 @@ def done(folder, rank, case):
     try:
         return work(folder, rank, ShardedRule(rule, timeout=case.get("timeout", 60)), case)
     except Exception as error:  # noqa: BLE001  (the test says which it is)
-        return {"error": f"{type(error).__name__}: {error}"}
+        return {"error": f"{type(error).__name__}: {error}", "time": time.time()}
 
 
 def shards(folder, rank, sharded, case):
@@ -66,7 +71,7 @@ def shards(folder, rank, sharded, case):
 
 def files(folder, rank, sharded, case):
     if case.get("who") == rank:
-        {"read": fail_to_read, "signal": end}[case["how"]](case)
+        {"read": fail_to_read, "signal": end}[case["how"]](folder, case)
     output = folder / case["output"]
     verdict = sharded.aggregate_files(folder / "updates", output=output, **case["options"])
     return facts(verdict) | {"is_there": output.exists()}
@@ -79,7 +84,7 @@ def facts(verdict):
     return found | {"weights": weights, "scores": verdict.scores.tolist()}
 
 
-def fail_to_read(case):
+def fail_to_read(folder, case):
     """Let this process alone find a file cut off, after some reads."""
     read, calls = SafetensorsSource.read, []
 
@@ -93,13 +98,14 @@ def fail_to_read(case):
     SafetensorsSource.read = fails
 
 
-def end(case):
+def end(folder, case):
     """Stop or kill this process in the middle of its work."""
     add_up, calls = Processes.sum, []
 
     def ends(processes, values):
         calls.append(1)
         if len(calls) == case["after"]:
+            (folder / "lost-at.txt").write_text(str(time.time()))
             os.kill(os.getpid(), getattr(signal, case["signal"]))
         return add_up(processes, values)
 

@@ -15,6 +15,8 @@ from outvote.threads import CPU
 Result = TypeVar("Result")
 # The backend of a GPU ends the whole program at its own limit: this long after ours.
 GRACE = timedelta(seconds=30)
+# The groups that were made, each with the world it is part of: a group has threads and sockets.
+_GROUPS: dict[Any, tuple[Any, Any]] = {}
 
 
 class ProcessLost(RuntimeError):  # noqa: N818  (named like TooManyByzantine)
@@ -45,9 +47,14 @@ class Processes:
         self._limit = timedelta(seconds=timeout)
         # With a time limit of its own: a lost process must not be waited for any longer.
         limit = self._limit + (GRACE if backend == "nccl" else timedelta())
-        self.group = self._ended_by_others(
-            lambda: distributed.new_group(ranks, timeout=limit, backend=backend)
-        )
+        world = distributed.group.WORLD
+        key = (id(world), tuple(ranks), limit)
+        if key not in _GROUPS:
+            made = self._ended_by_others(
+                lambda: distributed.new_group(ranks, timeout=limit, backend=backend)
+            )
+            _GROUPS[key] = (made, world)
+        self.group = _GROUPS[key][0]
 
     def share(self, dim: int) -> slice:
         """Return the coordinates of this process, where all have as many."""

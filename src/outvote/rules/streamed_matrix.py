@@ -151,6 +151,12 @@ class StreamedMatrix(ClientMatrix):
         """Return the values ``[clients, coordinates]`` of some coordinates, with this geometry."""
         return TileMatrix(rows.mT.unsqueeze(0), self)
 
+    def distances_once(self, average: "Aggregation") -> PerClient:
+        """Return `squared_distances_to` an average; for the same one again, what was found."""
+        weights = average.weights
+        key = ("far", b"" if weights is None else weights.double().numpy().tobytes())
+        return self._once(key, lambda: self.squared_distances_to(average))
+
     def _once(self, key: Any, make: Callable[[], Result]) -> Result:
         """Remember what was made: rules are called for every tile."""
         if key not in self._made:
@@ -166,7 +172,7 @@ def _with_zeros(rows: Tensor) -> Tensor:
 class TileMatrix(ClientMatrix):
     """The values of some coordinates of a stream, and the geometry of all of them."""
 
-    def __init__(self, columns: Columns, whole: ClientMatrix) -> None:
+    def __init__(self, columns: Columns, whole: StreamedMatrix) -> None:
         """Take the values ``[1, coordinates, clients]`` and the matrix that they are part of."""
         super().__init__(columns, originals=whole.originals)
         self.whole = whole
@@ -192,7 +198,7 @@ class TileMatrix(ClientMatrix):
         """Return how far every client is from an average, over all coordinates."""
         if aggregation.vector is not None:
             raise NeedsWholeRows("it measures distances to the update while that is worked out")
-        return self.whole.squared_distances_to(aggregation)
+        return self.whole.distances_once(aggregation)
 
     def norms_of(self, run: int) -> Tensor:
         """Return the norms of the one run, over all coordinates."""
