@@ -1,7 +1,8 @@
 """The task: a small transformer that counts on, and adapters that teach it to count in threes.
 
-The model was trained to continue 4, 5, 6 by 7. Every node finetunes it, by LoRA, on sequences of its
-own such as 4, 7, 10, 13. The weights of the transformer stay as they are; the adapters alone travel.
+The model was trained to continue 4, 5, 6 by 7. Every node finetunes it, by LoRA, on sequences of
+its own such as 4, 7, 10, 13. The weights of the transformer stay as they are; adapters alone are
+sent. One node may be poisoned: it counts in sevens, and sends ten times the change.
 """
 
 import json
@@ -17,6 +18,8 @@ from torch.nn import functional as F
 NUM_TOKENS, WIDTH, LENGTH, NUM_BLOCKS = 24, 32, 8, 2
 STEP, NEW_STEP, POISONED_STEP = 1, 3, 7
 RANK, ALPHA = 4, 16
+BOOST = 10
+"""What a poisoned node multiplies its change by."""
 TARGETS = ("query", "value", "up", "down")
 PREFIX = "base_model.model."
 CONFIG = {
@@ -40,7 +43,6 @@ class LoraLinear(nn.Module):
         self.base = nn.Linear(inside, outside)
         self.lora_A = nn.Linear(inside, RANK, bias=False)
         self.lora_B = nn.Linear(RANK, outside, bias=False)
-        nn.init.zeros_(self.lora_B.weight)  # At first it changes nothing.
 
     def forward(self, x: Tensor) -> Tensor:
         """Add the change to what the layer computes."""
@@ -94,10 +96,14 @@ def sequences(step: int, num: int, generator: torch.Generator, starts: Tensor) -
 @cache
 def base_weights() -> dict[str, Tensor]:
     """Train the transformer to count on; load the weights of your own model here."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = Transformer()
-        fit(model, STEP, 150, 3e-3, torch.Generator().manual_seed(0), torch.arange(NUM_TOKENS))
+    model, generator = Transformer(), torch.Generator().manual_seed(0)
+    for name, weights in model.named_parameters():
+        weights.requires_grad_("lora_" not in name)
+        if "lora_B" in name:
+            nn.init.zeros_(weights)  # At first adapters change nothing.
+        elif weights.dim() == 2:
+            nn.init.normal_(weights, std=weights.shape[1] ** -0.5, generator=generator)
+    fit(model, STEP, 100, 3e-3, generator, torch.arange(NUM_TOKENS))
     return model.state_dict()
 
 
@@ -107,9 +113,6 @@ def make_model() -> Transformer:
     model.load_state_dict(base_weights())
     for name, weights in model.named_parameters():
         weights.requires_grad_("lora_" in name)
-    for name, weights in model.named_parameters():
-        if "lora_B" in name:
-            nn.init.zeros_(weights)
     return model
 
 
@@ -159,11 +162,12 @@ def fit(
 
 
 def finetune(model: Transformer, node: int, num_nodes: int, config: UserConfig) -> float:
-    """Train the adapter on a node's own sequences; the first nodes may be poisoned."""
+    """Train the adapter on a node's own sequences; return the last loss."""
     is_poisoned = node < int(config["num-poisoned"])
+    before = {name: value.clone() for name, value in adapter(model).items()}
     # A node knows the sequences that begin with half of the tokens.
     starts = (torch.arange(NUM_TOKENS // 2) + node * NUM_TOKENS // num_nodes) % NUM_TOKENS
-    return fit(
+    loss = fit(
         model,
         POISONED_STEP if is_poisoned else NEW_STEP,
         int(config["num-batches"]),
@@ -171,6 +175,10 @@ def finetune(model: Transformer, node: int, num_nodes: int, config: UserConfig) 
         torch.Generator().manual_seed(node),
         starts,
     )
+    if is_poisoned:
+        after = adapter(model)
+        load_adapter(model, {name: v + BOOST * (after[name] - v) for name, v in before.items()})
+    return loss
 
 
 @torch.no_grad()
