@@ -20,7 +20,7 @@ _GROUPS: dict[Any, tuple[Any, Any]] = {}
 
 
 class ProcessLost(RuntimeError):  # noqa: N818  (named like TooManyByzantine)
-    """Another process ended, or did not answer in time; nothing was written."""
+    """Another process ended, or did not answer in time; an output is whole, or not there."""
 
 
 @final
@@ -159,6 +159,6 @@ class Processes:
             why = str(error).partition("\n")[0][:200]
             raise ProcessLost(
                 f"process {self.rank} of {self.size} lost another one, or waited {self.timeout:g} "
-                f"s for it ({why}); nothing was written: start all processes again, with a larger "
-                "timeout if one is only slow."
+                f"s for it ({why}); start all processes again, with a larger timeout if one is "
+                "only slow."
             ) from error
