@@ -227,7 +227,9 @@ def assert_ended(folder, results, who, seconds):
         assert error.startswith(f"ProcessLost: process {rank} of 4 lost another one")
         assert "\n" not in error
         assert results[rank]["lost"]["time"] - lost_at < seconds
-    assert sorted(path.name for path in folder.glob("*.safetensors*")) == []
+    assert not (folder / "out.safetensors").exists()
+    if who != 0:  # A killed writer leaves its temporary file.
+        assert list(folder.glob("*.safetensors*")) == []
 
 
 def lost(**more):

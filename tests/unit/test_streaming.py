@@ -15,7 +15,7 @@ from outvote.files.safetensors_file import UnusableFile
 from outvote.files.sources import open_source
 from outvote.files.streaming import parse_memory
 from outvote.files.tensor_writer import write_tensors
-from outvote.keyed_order import draw_order
+from outvote.keyed_order import LARGEST_IN_PARTS, draw_order
 
 NUM_CLIENTS, DIM = 11, 2501
 IN_MEMORY_ONLY = {"fltrust", "foolsgold"}
@@ -295,6 +295,25 @@ def test_positions_of_some_things_are_those_of_all(size):
     cuts = [0, 1, size // 3, size // 2 + 17, size]
     found = [order.positions_between(a, b) for a, b in pairwise(cuts)]
     assert np.array_equal(np.concatenate(found), order.positions().numpy())
+
+
+def test_more_things_than_31_bits_count_have_an_order_in_parts():
+    size = 7_000_000_000
+    with pytest.raises(ValueError, match="size must be"):
+        draw_order(size, seed=1)
+    order = draw_order(size, seed=1, largest=LARGEST_IN_PARTS)
+    last = size - size % order.num_columns
+    for start in (0, 4_123_456_789, last - 5):
+        stop = min(size, start + 100_000)
+        found = order.positions_between(start, stop)
+        assert (found.min() >= 0, found.max() < size) == (True, True)
+        assert len(np.unique(found)) == stop - start
+        # Moved forwards again, each is the thing that it was.
+        again = order._walked(torch.from_numpy(found), order._moved)
+        assert torch.equal(again, torch.arange(start, stop))
+    # Spread evenly: chi-squared of 100 bins has 99 degrees of freedom.
+    counts = np.bincount(found // (size // 100 + 1), minlength=100)
+    assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 160
 
 
 def test_memory_is_a_number_with_a_unit():

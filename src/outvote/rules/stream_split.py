@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outvote.keyed_order import draw_order
+from outvote.keyed_order import LARGEST_IN_PARTS, draw_order
 from outvote.rules.split import (
     BY_LAYER,
     Split,
@@ -82,7 +82,7 @@ def stream_split(dim: int, how: str, num_groups: int, info: "RoundInfo") -> Stre
     if how == "contiguous":
         return StreamSplit(np.arange, starts)
     (seed,) = info.stream.fold_in("gas-split").derived()
-    return StreamSplit(draw_order(dim, seed).positions_between, starts)
+    return StreamSplit(draw_order(dim, seed, largest=LARGEST_IN_PARTS).positions_between, starts)
 
 
 def _by_layer_random(sizes: tuple[int, ...], num_groups: int, info: "RoundInfo") -> StreamSplit:
@@ -91,7 +91,7 @@ def _by_layer_random(sizes: tuple[int, ...], num_groups: int, info: "RoundInfo")
     orders, starts = [], [np.zeros(1, np.int64)]
     for number, own in enumerate(groups_of_layers(sizes, num_groups)):
         (seed,) = stream.fold_in(f"layer-{number}").derived()
-        orders.append(draw_order(sizes[number], seed))
+        orders.append(draw_order(sizes[number], seed, largest=LARGEST_IN_PARTS))
         num_large, large, num_small, small = balanced_sizes(sizes[number], own)
         ends = _even_starts(num_large, large, num_large + num_small, small)[1:]
         starts.append(layers[number] + ends)
