@@ -54,7 +54,7 @@ def done(folder, rank, case):
     work = files if "output" in case else shards
     try:
         return work(folder, rank, ShardedRule(rule, timeout=case.get("timeout", 60)), case)
-    except Exception as error:  # noqa: BLE001  (the test says which it is)
+    except Exception as error:  # noqa: BLE001  (the test checks which)
         return {"error": f"{type(error).__name__}: {error}", "time": time.time()}
 
 

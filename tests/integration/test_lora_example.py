@@ -49,11 +49,11 @@ def federation(monkeypatch, tmp_path, caplog):
 def test_a_poisoned_node_spoils_the_mean_and_not_gas(federation, tmp_path):
     spoiled = federation("mean", rule="mean", num_byzantine=0, num_rounds=1)
     assert max(spoiled[1:]) < 0.3
-    learnt = federation("gas", num_rounds=1, num_batches=30)
-    assert learnt[0] < 0.1
-    assert learnt[-1] > 0.9
+    learned = federation("gas", num_rounds=1, num_batches=30)
+    assert learned[0] < 0.1
+    assert learned[-1] > 0.9
     read_again = federation("more", num_rounds=0, start_from=str(tmp_path / "gas"))
-    assert read_again[0] == learnt[1]
+    assert read_again[0] == learned[1]
 
     tensors = load_file(tmp_path / "gas" / "adapter_model.safetensors")
     assert len(tensors) == 2 * 4 * 2  # Two blocks, four layers in each, two matrices for each.

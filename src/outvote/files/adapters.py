@@ -25,7 +25,7 @@ MUST_AGREE = (
     "fan_in_fan_out",
     "bias",
 )
-"""What says how the numbers become a change of the model; the same numbers with another scale are
+"""How the numbers become a change of the model; the same numbers with another scale are
 another change."""
 Config = dict[str, Any]
 
