@@ -256,6 +256,16 @@ def test_a_rule_of_the_user_that_needs_whole_rows_is_refused_in_one_line(rule, m
     assert "\n" not in str(raised.value)
 
 
+def test_fltrust_and_foolsgold_are_refused_in_one_line(monkeypatch):
+    with pytest.raises(ValueError, match=r"fltrust cannot be streamed.*reference="):
+        StreamingAggregator("fltrust", list(gradients())).verdict()
+    few = StreamingAggregator("foolsgold", list(gradients()))
+    monkeypatch.setattr(few, "max_memory", streaming.PROGRAM_BYTES)
+    with pytest.raises(ValueError, match="foolsgold cannot be streamed") as raised:
+        few.verdict()
+    assert "gas(" not in str(raised.value)  # It cannot be wrapped.
+
+
 @pytest.mark.parametrize("factor", [1, 2])
 @pytest.mark.parametrize(
     "inside", ["gas(multi-krum, num_groups=9)", "median", "krum", "gas(median)"]

@@ -102,7 +102,8 @@ def merged_shares(
 
 def refusal(rule: Rule, why: str) -> ValueError:
     """Return the error for a rule that needs whole gradients."""
+    around = "put it inside gas(...), " if rule.traits.can_be_wrapped else ""
     return ValueError(
-        f"{rule} cannot be streamed, it needs whole gradients ({why}); raise max_memory, put it "
-        "inside gas(...), or call rule.inspect on gradients in memory."
+        f"{rule} cannot be streamed, it needs whole gradients ({why}); raise max_memory, {around}"
+        "or call rule.inspect on gradients in memory."
     )

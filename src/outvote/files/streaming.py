@@ -401,6 +401,11 @@ class StreamingAggregator:
 
     def _in_memory(self, rows: list[int]) -> "_Round":
         """Let a rule that needs whole gradients have them, if they fit."""
+        if self.rule.traits.needs_reference:
+            raise ValueError(
+                f"{self.rule} cannot be streamed, it compares the clients with the server's own "
+                "gradient; call rule.inspect(..., reference=) on gradients in memory."
+            )
         needed = PROGRAM_BYTES + len(rows) * self.dim * 4 * 4
         if needed > self.max_memory:
             raise refusal(self.rule, f"that takes {needed / 1e9:.1f} GB")
