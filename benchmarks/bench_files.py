@@ -1,7 +1,7 @@
 """How fast files are aggregated, in units of a chunked mean of them, and in how much memory.
 
 python benchmarks/bench_files.py --dim 10000000 --folder /some/disk
-python benchmarks/bench_files.py --dim 100000000 --rules "gas(multi-krum)" -o result.json
+python benchmarks/bench_files.py --dim 1000000 10000000 --groups 100 1000 --repeats 2 -o new.json
 
 The files are bfloat16, the page cache is warm (a mean is taken first), and writing is not counted.
 Processor time is beside the time that passed: on a busy machine the first is the fairer ratio.
@@ -21,19 +21,21 @@ from outvote.files import StreamingAggregator
 from outvote.files.safetensors_file import Entry
 from outvote.files.tensor_writer import writing
 
-RULES = ("gas(multi-krum)", "gas(median)")
+RULES = ("gas(multi-krum, num_groups={})", "gas(median, num_groups={})")
 NUM_TENSORS = 10
 AT_ONCE = 1 << 20
-LINE = "{:<34}{:>9}{:>9}{:>9}{:>9}{:>12}"
+LINE = "{:<34}{:>11}{:>9}{:>9}{:>9}{:>9}{:>9}{:>12}"
 
 
 def main() -> None:
     """Measure and print one table; write it as JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dim", type=int, default=10_000_000)
+    parser.add_argument("--dim", type=int, nargs="+", default=[10_000_000])
+    parser.add_argument("--groups", type=int, nargs="+", default=[1000])
+    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--byzantine", type=int, default=4)
-    parser.add_argument("--rules", nargs="+", default=RULES)
+    parser.add_argument("--rules", nargs="+", default=RULES, help="{} is the number of groups")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--max-memory", default="1.5GB")
     parser.add_argument(
@@ -42,15 +44,20 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    with TemporaryDirectory(dir=args.folder) as folder:
-        paths = [
-            make_file(Path(folder) / f"{k:03}.safetensors", args.dim, k, args.byzantine)
-            for k in range(args.clients)
-        ]
-        print(LINE.format("rule", "s", "cpu s", "/ mean", "cpu /", "anonymous MB"))
-        rows = [measure(text, paths, args) for text in args.rules]
+    print(LINE.format("rule", "dim", "s", "cpu s", "mean s", "/ mean", "cpu /", "anonymous MB"))
+    rows: list[dict[str, object]] = []
+    for dim in args.dim:
+        with TemporaryDirectory(dir=args.folder) as folder:
+            paths = [
+                make_file(Path(folder) / f"{k:03}.safetensors", dim, k, args.byzantine)
+                for k in range(args.clients)
+            ]
+            texts = dict.fromkeys(text.format(p) for p in args.groups for text in args.rules)
+            for _ in range(args.repeats):
+                rows += [measure(text, paths, dim, args) for text in texts]
     if args.output:
-        sizes = {key: getattr(args, key) for key in ("dim", "clients", "byzantine", "threads")}
+        keys = ("clients", "byzantine", "threads", "max_memory")
+        sizes = {key: getattr(args, key) for key in keys}
         about = circumstances(torch.device("cpu")) | sizes
         write_json(args.output, {"circumstances": about, "rows": rows})
 
@@ -68,7 +75,7 @@ def make_file(path: Path, dim: int, client: int, num_byzantine: int) -> Path:
     return path
 
 
-def measure(text: str, paths: list[Path], args: argparse.Namespace) -> dict[str, object]:
+def measure(text: str, paths: list[Path], dim: int, args: argparse.Namespace) -> dict[str, object]:
     """Aggregate the files with a rule, between two means."""
     aggregator = StreamingAggregator(
         text, paths, num_byzantine=args.byzantine, seed=0, max_memory=args.max_memory
@@ -89,10 +96,14 @@ def measure(text: str, paths: list[Path], args: argparse.Namespace) -> dict[str,
         took = timed(both_passes)
     after = timed(mean)
     ratios = [2 * own / (a + b) for own, a, b in zip(took, before, after, strict=True)]
-    numbers = [f"{number:.2f}" for number in (*took, *ratios)]
-    print(LINE.format(text, *numbers, f"{watch.most / 1e6:.0f}"), flush=True)
+    mean_took = [(a + b) / 2 for a, b in zip(before, after, strict=True)]
+    numbers = [f"{number:.2f}" for number in (*took, mean_took[0], *ratios)]
+    print(LINE.format(text, dim, *numbers, f"{watch.most / 1e6:.0f}"), flush=True)
     return {
         "rule": text,
+        "dim": dim,
+        "mean_seconds": mean_took[0],
+        "mean_cpu_seconds": mean_took[1],
         "seconds": took[0],
         "cpu_seconds": took[1],
         "ratio": ratios[0],

@@ -3,6 +3,7 @@
 python benchmarks/bench_rules.py                    everything on the CPU
 python benchmarks/bench_rules.py --device cuda -o benchmarks/results/rules-gpu.json
 python benchmarks/bench_rules.py --device cuda --clients 200 --rules median "gas(dnc)"
+python benchmarks/bench_rules.py --device cuda --large -o benchmarks/results/rules-large-gpu.json
 """
 
 import argparse
@@ -16,6 +17,12 @@ from timing import circumstances, medians, peak_extra_bytes, write_json
 from torch import Tensor
 
 import outvote as ov
+from outvote.kernels import client_kernels, group_kernels
+from outvote.receive import norms_later
+from outvote.rules.client_matrix import ClientMatrix
+from outvote.rules.groups import groups_at_once
+from outvote.rules.rule import RoundInfo
+from outvote.seeding import RandomStream
 
 DIM = 2_472_266
 GAS_SPECS = (
@@ -26,6 +33,8 @@ GAS_SPECS = (
 )
 GPU_ONLY = ("gas(multi-krum, num_groups=1000000)",)
 PLAIN_SPECS = ("median", "trimmed-mean", "meamed", "krum", "multi-krum", "rfa", "bulyan")
+LARGE_SPECS = ("gas(multi-krum, num_groups=1000)", "gas(median, num_groups=1000)")
+LARGE_CLIENTS, LARGE_DIM = 50, 100_000_000
 LOOP_SAMPLE = 1500
 
 
@@ -33,12 +42,13 @@ def main() -> None:
     """Measure and print one table; write it as JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dim", type=int, default=DIM)
-    parser.add_argument("--clients", type=int, nargs="+", default=[50, 5])
+    parser.add_argument("--dim", type=int, help=f"default: {DIM}, or with --large {LARGE_DIM}")
+    parser.add_argument("--clients", type=int, nargs="+", help="default: 50 5, or with --large 50")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--only", default="", help="measure the rules whose text has this in it")
     parser.add_argument("--no-memory", action="store_true", help="do not measure memory")
     parser.add_argument("--rules", nargs="+", default=[], help="measure these rules, and no loop")
+    parser.add_argument("--large", action="store_true", help="gas, and its passes one by one")
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--memory", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -47,9 +57,14 @@ def main() -> None:
         print_memory(spec, kind, int(num_clients), int(dim), torch.device(on))
         return
     device = torch.device(options.device)
+    options.dim = options.dim or (LARGE_DIM if options.large else DIM)
+    options.clients = options.clients or ([LARGE_CLIENTS] if options.large else [50, 5])
     rows: list[dict[str, object]] = []
     print(circumstances(device))
     for num_clients in options.clients:
+        if options.large:
+            rows += measure_large(num_clients, options.dim, options.repeats, device)
+            continue
         if options.rules:
             rows += measure_some(options.rules, num_clients, options.dim, options.repeats, device)
             continue
@@ -104,6 +119,52 @@ def measure_some(
         num_assumed = min(num_byzantine, rule.max_byzantine(num_clients))
         jobs[spec, "random"] = lambda rule=rule, f=num_assumed: rule(X, num_byzantine=f)
     return print_rows(medians(jobs, repeats, device), {}, num_clients, dim)
+
+
+def measure_large(num_clients: int, dim: int, repeats: int, device: torch.device) -> list[dict]:
+    """Measure gas on gradients that fill the memory, and what its passes over them take."""
+    rows = measure_some(list(LARGE_SPECS), num_clients, dim, repeats, device)
+    generator = torch.Generator(device).manual_seed(0)
+    X = torch.randn(1, num_clients, dim, generator=generator, device=device)
+    matrix = ClientMatrix.from_rows(X, torch.zeros(1, dtype=torch.long, device=device))
+    info = RoundInfo(num_byzantine=num_clients // 5, stream=RandomStream((0,)))
+    groups = matrix.split("balanced", 1000, info)
+    if not client_kernels.is_usable(matrix.columns, num_clients):
+        return rows  # On a CPU the passes are not one after another.
+    block = groups.split.blocks[0]
+    values = client_kernels.scattered(matrix.columns, block)
+    few = slice(0, min(block.shape[1], groups_at_once(matrix, block.shape[2], needs_values=False)))
+    weights = torch.zeros(1, num_clients, dtype=torch.float64, device=device)
+    weights[:, num_clients // 5 :] = 1 / (num_clients - num_clients // 5)
+
+    def norms() -> list[float]:
+        return norms_later(X[0])()
+
+    jobs = {
+        "mean": (lambda: X[0].mean(dim=0), X.nbytes),
+        "norms": (norms, X.nbytes),
+        "scatter": (
+            lambda: client_kernels.scattered(matrix.columns, block),
+            X.nbytes + values.nbytes,
+        ),
+        "products of some groups": (
+            lambda: group_kernels.products(values[:, few, :, :num_clients], matrix.centre),
+            values[:, few].nbytes,
+        ),
+        "average of the kept": (
+            lambda: group_kernels.weighted_sum(X, weights),
+            X.nbytes * (num_clients - num_clients // 5) // num_clients,
+        ),
+    }
+    seconds = medians({name: job for name, (job, _) in jobs.items()}, repeats, device)
+    for name, (_, num_bytes) in jobs.items():
+        speed = num_bytes / seconds[name] / 1e9
+        print(
+            f"{name:48s} {seconds[name] * 1e3:10.2f} ms {num_bytes / 1e9:8.1f} GB {speed:8.0f} GB/s"
+        )
+        row = {"clients": num_clients, "dim": dim, "job": f"pass: {name}", "bytes": num_bytes}
+        rows.append(row | {"milliseconds": round(seconds[name] * 1e3, 3)})
+    return rows
 
 
 def print_rows(seconds: dict, memory: dict, num_clients: int, dim: int) -> list[dict]:

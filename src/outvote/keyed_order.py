@@ -22,17 +22,20 @@ from outvote.threads import CPU, mapped
 NUM_ROUNDS = 6
 # Up to here all orders are equally likely, and sorting takes less than a millisecond.
 LARGEST_SORTED = 8_192
-# Cells of the matrix are numbered with 31 bits.
+# Cells of the matrix are numbered with 31 bits, and with more where they are asked for in parts.
 LARGEST_SIZE = 2**31 - 2**16
+LARGEST_IN_PARTS = 2**50
 # What fits the cache of a core, with its buffers.
 AT_ONCE = 1 << 16
 NUM_PIECES = 8
 HALF = np.uint64(32)
 
 
-def draw_order(size: int, seed: int) -> "SortedOrder | KeyedOrder":
+def draw_order(size: int, seed: int, *, largest: int = LARGEST_SIZE) -> "SortedOrder | KeyedOrder":
     """Draw the random order of `size` things of a seed of at most 64 bits."""
-    return SortedOrder.draw(size, seed) if size <= LARGEST_SORTED else KeyedOrder.draw(size, seed)
+    if size <= LARGEST_SORTED:
+        return SortedOrder.draw(size, seed)
+    return KeyedOrder.draw(size, seed, largest=largest)
 
 
 @final
@@ -79,10 +82,15 @@ class KeyedOrder:
     ``[NUM_ROUNDS, num_columns]`` int32 on the host."""
 
     @classmethod
-    def draw(cls, size: int, seed: int, num_rounds: int = NUM_ROUNDS) -> "KeyedOrder":
-        """Draw the order of a seed of at most 64 bits."""
-        if not 1 <= size <= LARGEST_SIZE:
-            raise ValueError(f"size must be from 1 to {LARGEST_SIZE}, got {size}.")
+    def draw(
+        cls, size: int, seed: int, num_rounds: int = NUM_ROUNDS, *, largest: int = LARGEST_SIZE
+    ) -> "KeyedOrder":
+        """Draw the order of a seed of at most 64 bits.
+
+        Beyond `LARGEST_SIZE` only `positions_between` may be asked for.
+        """
+        if not 1 <= size <= largest:
+            raise ValueError(f"size must be from 1 to {largest}, got {size}.")
         num_rows = isqrt(size)
         num_columns = -(-size // num_rows)
         raw = np.random.Philox(key=seed).random_raw(num_rounds * num_columns)
@@ -127,7 +135,8 @@ class KeyedOrder:
         """
         num_columns = self.num_columns
         first, last = start // num_columns, -(-stop // num_columns)
-        cells = np.empty((last - first, num_columns), np.int32)
+        kind = np.int32 if self.size <= LARGEST_SIZE else np.int64
+        cells = np.empty((last - first, num_columns), kind)
         step = max(1, AT_ONCE // num_columns)
         for row in range(first, last, step):
             _write_positions(self, row, cells[row - first : row - first + step])
@@ -135,7 +144,7 @@ class KeyedOrder:
         is_beyond = np.flatnonzero(result >= self.size)
         if len(is_beyond):
             beyond = torch.from_numpy(result[is_beyond]).long()
-            result[is_beyond] = self._walked(beyond, self._moved_back).int().numpy()
+            result[is_beyond] = self._walked(beyond, self._moved_back).numpy()
         return result
 
     def _walked(self, cells: Tensor, moved: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -193,6 +202,10 @@ def _write_positions(order: KeyedOrder, first: int, cells: np.ndarray) -> None:
         np.subtract(moved, shift, out=moved)
         np.add(moved, bounds[number % 2], out=shift)
         np.minimum(moved, shift, out=moved)
+    if cells.dtype == np.int64:
+        np.multiply(row, np.int64(order.num_columns), out=cells)
+        cells += column
+        return
     np.multiply(row, bounds[0], out=row)
     np.add(row, column, out=cells.view(np.uint32))
 

@@ -1,10 +1,13 @@
 """`outvote.aggregate_files`: the files of clients from Python."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 import outvote as ov
+from outvote.files.aggregate_files import aggregate_clients
 from update_files import fill, updates_of
 
 
@@ -69,3 +72,65 @@ def test_mistakes_are_value_errors(folder, tmp_path):
         ov.aggregate_files(folder, rule="median", output=folder / "client-1.safetensors")
     with pytest.raises(ValueError, match="'medin'"):
         ov.aggregate_files(folder, rule="medin")
+
+
+LORA = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q", "v"]}
+
+
+def write_adapters(folder, num_clients=6):
+    generator = torch.Generator().manual_seed(0)
+    for k in range(num_clients):
+        own = folder / f"node-{k}"
+        own.mkdir(parents=True)
+        names = [f"base_model.model.h.0.{part}.lora_{x}.weight" for part in "qv" for x in "AB"]
+        tensors = {name: torch.randn(40, 30, generator=generator).bfloat16() for name in names}
+        save_file(tensors, own / "adapter_model.safetensors")
+        modules = LORA["target_modules"][:: (-1) ** k]  # PEFT writes a set.
+        config = LORA | {"target_modules": modules, "inference_mode": k == 5}
+        (own / "adapter_config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("pattern", ["*", "*/adapter_model.safetensors"])
+def test_lora_adapters_are_named_by_their_folders_and_come_out_as_one(tmp_path, pattern):
+    write_adapters(tmp_path / "nodes")
+    changed = tmp_path / "nodes" / "node-2" / "adapter_config.json"
+    changed.write_text(json.dumps(LORA | {"lora_alpha": 800}))
+    (tmp_path / "nodes" / "node-3" / "adapter_config.json").write_text("{")
+    merged = tmp_path / "merged"
+    merged.mkdir()
+    found = aggregate_clients(
+        str(tmp_path / "nodes" / pattern),
+        rule="trimmed-mean",
+        num_byzantine=2,
+        output=merged / "adapter_model.safetensors",
+    )
+    reasons = {each["client"]: each["reason"] for each in found.clients if each["reason"]}
+    assert reasons == {
+        "node-2": "adapter_config.json has lora_alpha 800 instead of 8",
+        "node-3": "adapter_config.json is not JSON",
+    }
+    config = json.loads((merged / "adapter_config.json").read_text())
+    assert {key: config[key] for key in ("r", "lora_alpha")} == {"r": 4, "lora_alpha": 8}
+    assert config["inference_mode"] is False
+    kept = [
+        load_file(tmp_path / "nodes" / f"node-{k}" / "adapter_model.safetensors")
+        for k in (0, 1, 4, 5)
+    ]
+    written = load_file(merged / "adapter_model.safetensors")
+    for name, values in written.items():
+        wanted = torch.stack([each[name].float() for each in kept]).mean(dim=0)
+        torch.testing.assert_close(values.float(), wanted, rtol=1e-2, atol=1e-2)
+
+
+def test_adapters_without_a_configuration_are_plain_files(tmp_path):
+    write_adapters(tmp_path / "nodes")
+    for path in tmp_path.glob("nodes/*/adapter_config.json"):
+        path.unlink()
+    (tmp_path / "nodes" / "node-1" / "adapter_config.json").write_text(json.dumps(LORA))
+    output = tmp_path / "adapter_model.safetensors"
+    found = aggregate_clients(
+        str(tmp_path / "nodes" / "*"), rule="median", num_byzantine=1, output=output
+    )
+    assert found.verdict.rejected == ["node-1"]
+    assert output.exists()
+    assert not (tmp_path / "adapter_config.json").exists()

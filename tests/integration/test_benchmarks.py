@@ -22,7 +22,7 @@ SMALL = {
     "bench_cost": "--clients 5 8 --dim 200 400 --groups 5 20 --middle 5 200 20 --repeats 1 "
     "--rules median",
     "bench_engine": "--repeats 1",
-    "bench_files": "--dim 3000 --clients 8 --byzantine 1",
+    "bench_files": "--dim 3000 5000 --groups 3 100 --clients 8 --byzantine 1",
     "bench_flower": "--nodes 7 --byzantine 1 --width 2 --repeats 1",
     "bench_rules": "--dim 500 --clients 5 --repeats 1 --no-memory",
     "bench_vmap": "--runs 1 --clients 1 --steps 1 --precision float32 --few 1 --repeats 1 "
@@ -113,6 +113,11 @@ def test_a_script_runs_in_miniature(name, script, load, tmp_path, monkeypatch, c
     assert {"date", "commit", "torch"} <= set(result["circumstances"])
     assert result["rows"]
     assert capsys.readouterr().out
+
+
+def test_large_gradients_are_measured_in_miniature(script, capsys):
+    script("bench_rules", "--large --dim 3000 --clients 6 --repeats 1")
+    assert "gas(multi-krum, num_groups=1000)" in capsys.readouterr().out
 
 
 def test_slopes_of_the_cost_are_those_of_powers(load):

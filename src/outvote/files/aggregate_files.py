@@ -1,9 +1,10 @@
 """Aggregates the files of many clients with a rule, and writes the new update or model."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outvote.files.adapters import WEIGHTS, most_common_config, write_config
 from outvote.files.client_files import (
     Base,
     Client,
@@ -21,6 +23,7 @@ from outvote.files.client_files import (
     find_files,
     open_clients,
 )
+from outvote.files.processes import Processes
 from outvote.files.safetensors_file import Entry, UnusableFile
 from outvote.files.streaming import OnProgress, SourceFailed, StreamingAggregator
 from outvote.files.tensor_writer import TensorWriter, writing
@@ -55,7 +58,9 @@ def aggregate_files(  # noqa: PLR0913  (all that a round may have, by name)
     one Byzantine client; more of them than are assumed is an error, unless `when_too_many` is
     "lower". Integer tensors become the maximum over the kept clients. `sample_counts` weigh the
     clients, named as in the verdict; none counts more than three times the median. The output is
-    written in full or not at all.
+    written in full or not at all. LoRA adapters of PEFT are such files: they are named by their
+    folders, their adapter_config.json must agree, and an output with the name
+    adapter_model.safetensors gets one, too.
 
     Files are read some coordinates at a time: with `max_memory` for that, and for the update that
     is returned.
@@ -95,32 +100,26 @@ def aggregate_clients(
     sample_counts: Mapping[str, float] | None = None,
     with_update: bool = True,
     on_progress: OnProgress | None = None,
+    processes: Processes | None = None,
     **options: Any,
 ) -> FilesResult:
     """Do the work of `aggregate_files`, and return the record of each client too.
 
-    `with_update`: whether the verdict has the update, which may be large.
+    `with_update`: whether the verdict has the update, which may be large. `processes` share the
+    coordinates; the first of them writes.
     """
-    words = [updates] if isinstance(updates, str | os.PathLike) else updates
-    paths = find_files([str(word) for word in words])
-    base_path = None if base is None else Path(base)
-    if base_path is not None:
-        check_base(base_path, paths)
-    if output is not None:
-        check_output(Path(output), paths if base_path is None else [*paths, base_path])
     rule = make_rule(rule) if isinstance(rule, str) else rule
-    clients, start = open_clients(paths, base_path)
-    usable = [client.file for client in clients if client.file is not None]
-    if not usable:
-        raise _nothing_usable(clients)
-    if not usable[0].size:
-        raise FilesError("the files hold no floating-point tensor, so there is no update")
+    is_written = output is not None and (processes is None or processes.rank == 0)
+    target = Path(output) if output is not None and is_written else None
+    opened = partial(_open, updates, base, target)
+    clients, start = opened() if processes is None else processes.together(opened)
     aggregator = StreamingAggregator(
         rule,
         [client.source(start) for client in clients],
         clients=[client.name for client in clients],
         sample_counts=None if sample_counts is None else _counts(sample_counts, clients),
         on_progress=on_progress,
+        processes=processes,
         **options,
     )
     given = (options.get("num_byzantine"), options.get("byzantine_fraction"))
@@ -128,12 +127,32 @@ def aggregate_clients(
     most = aggregator.num_byzantine if is_assumed else rule.max_byzantine(len(clients))
     if options.get("when_too_many", "raise") == "lower":
         most = len(clients)
-    job = _Job(aggregator, clients, start, most)
+    job = _Job(aggregator, clients, start, most, processes)
     while True:
         try:
-            return job.run(None if output is None else Path(output), with_update=with_update)
+            return job.run(target, with_update=with_update)
         except SourceFailed:
             continue  # A file changed: its client is rejected, and all starts again.
+
+
+def _open(
+    updates: PathLike | Sequence[PathLike], base: PathLike | None, output: Path | None
+) -> tuple[list[Client], Base | None]:
+    """Find and open the files; raise if the output cannot be written."""
+    words = [updates] if isinstance(updates, str | os.PathLike) else updates
+    paths = find_files([str(word) for word in words])
+    base_path = None if base is None else Path(base)
+    if base_path is not None:
+        check_base(base_path, paths)
+    if output is not None:
+        check_output(output, paths if base_path is None else [*paths, base_path])
+    clients, start = open_clients(paths, base_path)
+    usable = [client.file for client in clients if client.file is not None]
+    if not usable:
+        raise _nothing_usable(clients)
+    if not usable[0].size:
+        raise FilesError("the files hold no floating-point tensor, so there is no update")
+    return clients, start
 
 
 def _counts(counts: Mapping[str, float], clients: Sequence[Client]) -> list[float]:
@@ -164,6 +183,7 @@ class _Job:
     clients: list[Client]
     base: Base | None
     most_rejected: int
+    processes: Processes | None = None
 
     def run(self, output: Path | None, *, with_update: bool) -> FilesResult:
         self._check(self.aggregator.reasons)
@@ -175,15 +195,28 @@ class _Job:
             for name, value in counters.items():
                 if writer is not None:
                     writer.write(name, 0, value)
-            for piece, vector in self.aggregator.update():
+            for piece, vector in self._pieces():
                 update.add(piece, vector)
                 if writer is not None:
                     self._write(writer, piece, vector)
+        if output is not None and output.name == WEIGHTS:
+            used = [client.config for client in self.clients if not client.reason]
+            if (config := most_common_config(used)) is not None:
+                write_config(output, config)
+        if self.processes is not None:
+            self.processes.sum(torch.zeros(1))  # The file is there for all.
         return FilesResult(
             verdict=replace(verdict, update=update.named),
             counters=list(counters),
             clients=self._records(verdict),
         )
+
+    def _pieces(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the update: those of all processes in the first one."""
+        pieces = self.aggregator.update()
+        if self.processes is None:
+            return pieces
+        return self.processes.collected(pieces, self.aggregator.num_chunks)
 
     def _check(self, reasons: Mapping[Any, str]) -> None:
         """Raise if no file is left, or more are bad than there are Byzantine clients."""
@@ -245,8 +278,7 @@ class _Job:
                     own = client.file.counter(name).numpy()
                     found[name] = own if name not in found else np.maximum(found[name], own)
             except UnusableFile as error:
-                self.aggregator.reject(number, str(error))
-                raise SourceFailed from error
+                self.aggregator.fail(number, str(error))
         return {name: torch.from_numpy(np.asarray(value)) for name, value in found.items()}
 
     def _records(self, verdict: Verdict) -> list[dict[str, Any]]:

@@ -5,11 +5,12 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
 
+from outvote.files.adapters import WEIGHTS, Config, config_fault, most_common_config, read_config
 from outvote.files.safetensors_file import Header, UnusableFile, read_header
 from outvote.files.sources import MovedSource, SafetensorsSource, Source
 from outvote.text import shortened
@@ -30,6 +31,8 @@ class Client:
     path: Path
     reason: str = ""
     file: SafetensorsSource | None = None
+    config: Config | None = field(default=None, repr=False)
+    """What is beside a LoRA adapter."""
 
     def source(self, base: "Base | None") -> Source | UnusableFile:
         """Return the client's update: what the file holds, or its difference to the base."""
@@ -56,9 +59,16 @@ def find_files(words: Sequence[str]) -> list[Path]:
 
 
 def client_ids(paths: Sequence[Path]) -> list[str]:
-    """Name every client by its file: the name without suffix, or the path where names repeat."""
-    stems = Counter(path.stem for path in paths)
-    return [path.stem if stems[path.stem] == 1 else str(path) for path in paths]
+    """Name every client by its file: the name without suffix, or the path where names repeat.
+
+    A LoRA adapter, whose file always has the same name, is named by its folder.
+    """
+    stems = [path.parent.name if path.name == WEIGHTS else path.stem for path in paths]
+    counts = Counter(stems)
+    return [
+        stem if stem and counts[stem] == 1 else str(path)
+        for stem, path in zip(stems, paths, strict=True)
+    ]
 
 
 def check_output(output: Path, inputs: Sequence[Path]) -> None:
@@ -98,8 +108,20 @@ def open_clients(paths: Sequence[Path], base_path: Path | None) -> tuple[list[Cl
             with _reason_of(client):
                 if fault := headers[client.path].fault(expected):
                     raise UnusableFile(fault)
+                client.config = read_config(client.path)
                 client.file = SafetensorsSource(client.path, headers[client.path])
+    _check_configs([client for client in clients if not client.reason])
     return clients, base
+
+
+def _check_configs(clients: Sequence[Client]) -> None:
+    """Leave out LoRA adapters that are scaled or placed in another way than most."""
+    wanted = most_common_config([client.config for client in clients])
+    for client in clients:
+        with _reason_of(client):
+            if fault := config_fault(client.config, wanted):
+                client.file = None
+                raise UnusableFile(fault)
 
 
 def most_common(headers: Sequence[Header]) -> Header | None:
@@ -126,7 +148,11 @@ def _expand(word: str) -> list[Path]:
         return files
     if os.path.lexists(path):
         return [path]
-    matches = [Path(match) for match in sorted(glob.glob(word, recursive=True))]  # noqa: PTH207
+    matches = [
+        # A folder that a pattern matches is an adapter.
+        path / WEIGHTS if (path / WEIGHTS).is_file() else path
+        for path in map(Path, sorted(glob.glob(word, recursive=True)))  # noqa: PTH207
+    ]
     if not matches:
         kind = "no file matches" if glob.has_magic(word) else "there is no file"
         raise ValueError(f"{kind} {word!r}; check the path")

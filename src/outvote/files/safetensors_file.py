@@ -12,10 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
-from torch import Tensor
 
 from outvote import flat
 from outvote.text import shortened
@@ -43,10 +40,6 @@ DTYPES = {
 }
 FLOATS = (*flat.FLOATS, torch.float8_e4m3fn, torch.float8_e5m2)
 """What holds updates; all other tensors are counters."""
-
-
-INVALID = (SafetensorError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
-"""What the library raises for files that are invalid."""
 
 
 class UnusableFile(Exception):  # noqa: N818  (named like TooManyByzantine)
@@ -104,23 +97,6 @@ def read_header(path: Path) -> Header:
     except OSError as error:
         raise UnusableFile(f"cannot be read: {error.strerror or error}") from error
     return _read_entries(_parse(text), status.st_size - 8 - length)
-
-
-def read_tensors(path: Path, header: Header) -> dict[str, Tensor]:
-    """Read the data of a file whose header is known; the tensors are in the header's order."""
-    try:
-        tensors = safetensors.torch.load(path.read_bytes())
-    except OSError as error:
-        raise UnusableFile(f"cannot be read: {error.strerror or error}") from error
-    except MemoryError as error:
-        raise UnusableFile("does not fit into memory") from error
-    except INVALID as error:
-        why = shortened(str(error).partition("\n")[0])
-        raise UnusableFile(f"is not a valid safetensors file: {why}") from error
-    entries = [(name, Entry(tuple(t.shape), t.dtype)) for name, t in sorted(tensors.items())]
-    if tuple(entries) != header.entries:
-        raise UnusableFile("changed while it was read")
-    return {name: tensors[name] for name, _ in header.entries}
 
 
 def _check_length(start: bytes, size: int) -> int:

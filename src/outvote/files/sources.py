@@ -279,5 +279,19 @@ class MovedSource(Source):
         out -= begin
 
 
+@final
+class PartSource(Source):
+    """Some coordinates of a gradient; the others are in other processes."""
+
+    def __init__(self, own: Source, start: int, size: int) -> None:
+        """Take the coordinates from `start` on, of `size` in all."""
+        self.own, self.start, self.size = own, start, size
+        self.dtype = own.dtype
+
+    def read(self, start: int, out: Tensor) -> None:
+        """Copy the coordinates, which must be among the own ones."""
+        self.own.read(start - self.start, out)
+
+
 def _work_dtype(dtypes: Iterable[torch.dtype]) -> torch.dtype:
     return torch.float64 if torch.float64 in set(dtypes) else torch.float32

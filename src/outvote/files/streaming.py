@@ -5,8 +5,8 @@ of every group), the second makes the update. Some rules take more passes, see `
 """
 
 import re
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from math import inf, isclose, isfinite
@@ -16,26 +16,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outvote.files.processes import Processes
 from outvote.files.safetensors_file import UnusableFile
 from outvote.files.sources import Source, open_source
+from outvote.files.streamed_rule import (
+    Finish,
+    can_stream,
+    compute_tile,
+    is_affine,
+    merged_shares,
+    refusal,
+    same,
+)
+from outvote.files.sums import ProductSum, Scan, inner_products, squared_distances
 from outvote.precision import plain_torch
 from outvote.receive import LARGEST
 from outvote.rules import distances
 from outvote.rules.aggregate import SMALLEST_NORM, resolve_num_byzantine
 from outvote.rules.bulyan import Bulyan
-from outvote.rules.clip import Clip
+from outvote.rules.column_stream import ColumnStream, NeedsWholeRows
 from outvote.rules.dnc import DnC
 from outvote.rules.gas import GAS
 from outvote.rules.mean import Mean
 from outvote.rules.nnm import NNM
+from outvote.rules.norm_filter import NormFilter, beyond
 from outvote.rules.rule import (
     AffineRule,
     Aggregation,
-    CoordinatewiseRule,
-    Mixing,
     RoundInfo,
     Rule,
-    Wrapper,
     base_num_byzantine,
     compute_weighted,
     known,
@@ -49,17 +58,9 @@ from outvote.rules.sample_counts import (
     capped_note,
     check_cap,
     check_counts,
-    mixed_counts,
 )
-from outvote.rules.split import explicit_split
-from outvote.rules.streamed_matrix import (
-    SUMMED_VALUES,
-    ColumnStream,
-    NeedsWholeRows,
-    StreamedMatrix,
-    TileMatrix,
-    tile_cuts,
-)
+from outvote.rules.split import Split, explicit_split
+from outvote.rules.streamed_matrix import StreamedMatrix
 from outvote.rules.verdict import Verdict
 from outvote.seeding import RandomStream, Seed, seed_from
 from outvote.text import shortened
@@ -116,17 +117,16 @@ class StreamingAggregator:
         count_cap: float = COUNT_CAP,
         max_memory: int | str = "2GB",
         on_progress: OnProgress | None = None,
+        layer_sizes: Sequence[int] | None = None,
+        processes: Processes | None = None,
+        part: slice | None = None,
     ) -> None:
-        """Open the sources; nothing is read but headers."""
+        """Open the sources; nothing is read but headers.
+
+        With `processes`, this one reads a part of the coordinates alone, see `ShardedRule`.
+        """
         self.rule = make_rule(rule) if isinstance(rule, str) else rule
-        self.clients = tuple(range(len(sources))) if clients is None else tuple(clients)
-        if len(self.clients) != len(sources) or len(set(self.clients)) != len(sources):
-            raise ValueError(
-                f"clients must be {len(sources)} different ids, one per source, got "
-                f"{len(self.clients)}, {len(set(self.clients))} different."
-            )
-        if not sources:
-            raise ValueError("sources must hold at least one client, got none.")
+        self.clients = _ids(clients, len(sources))
         self.max_memory = parse_memory(max_memory)
         self.reasons: dict[Hashable, str] = {}
         """Why clients were rejected."""
@@ -140,19 +140,23 @@ class StreamingAggregator:
         self.sources: list[Source | None] = [
             self._open(source, k) for k, source in enumerate(sources)
         ]
+        self._processes = processes
+        self._failed: dict[int, str] = {}
         self.dim = self._check_sizes()
         self.seed = seed_from(seed)
+        self._sizes = None if layer_sizes is None else tuple(layer_sizes)
         self.num_byzantine = resolve_num_byzantine(
             self.rule, len(sources), num_byzantine, byzantine_fraction, when_too_many
         )
-        if groups is not None and not isinstance(self.rule, GAS):
-            raise ValueError(f"groups= is for gas alone, got it for {self.rule}.")
         check_cap(count_cap)
         self._counts = None if sample_counts is None else check_counts(sample_counts, len(sources))
         self._count_cap = count_cap
-        self._groups = groups
-        self._split = None if groups is None else explicit_split(groups, self.dim, CPU)
+        self._groups, self._split = groups, self._explicit(groups)
         self._on_progress = on_progress
+        self.part = slice(0, self.dim) if part is None else part
+        """The coordinates that this process reads."""
+        if processes is not None:
+            self._agree(processes, part)
 
     @property
     def entries(self) -> tuple[tuple[str, Any], ...]:
@@ -161,7 +165,7 @@ class StreamingAggregator:
 
     @property
     def _layer_sizes(self) -> tuple[int, ...] | None:
-        return tuple(entry.size for _, entry in self.entries) or None
+        return self._sizes or tuple(entry.size for _, entry in self.entries) or None
 
     def verdict(self) -> Verdict:
         """Read the sources, and return the verdict; its `update` is None."""
@@ -177,14 +181,13 @@ class StreamingAggregator:
         """Read the sources once more, and yield the update in the order of the coordinates."""
         self.verdict()
         done = known(self._round)
-        dots, squared = np.zeros(len(done.rows)), 0.0
+        along = np.zeros(len(done.rows) + 1)
         for piece, rows, vector in self._updates(done, "writing the update"):
-            along = _inner_products(rows, vector)
-            dots += along[:-1]
-            squared += float(along[-1])
+            along += inner_products(rows, vector)
             yield piece, vector
-        scale = self.norms[done.rows] * squared**0.5
-        self.cosines[done.rows] = np.divide(dots, scale, where=scale > 0, out=scale * np.nan)
+        along = self._everywhere(torch.from_numpy(along)).numpy()
+        scale = self.norms[done.rows] * along[-1] ** 0.5
+        self.cosines[done.rows] = np.divide(along[:-1], scale, where=scale > 0, out=scale * np.nan)
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """Read the sources that are not rejected once: slices, and ``[clients, coordinates]``.
@@ -194,9 +197,20 @@ class StreamingAggregator:
         rows = [k for k, source in enumerate(self.sources) if source is not None]
         return self._chunks(rows, self._dtype(rows))
 
+    @property
+    def num_chunks(self) -> int:
+        """How many pieces `update` yields."""
+        rows = known(self._round).rows
+        return len(self._cuts(len(rows), self._work_dtype(known(self._round)))) if rows else 0
+
     def _dtype(self, rows: list[int]) -> torch.dtype:
         is_wide = any(known(self.sources[k]).dtype == torch.float64 for k in rows)
         return torch.float64 if is_wide else torch.float32
+
+    def _explicit(self, groups: Sequence[Sequence[int]] | None) -> Split | None:
+        if groups is not None and not isinstance(self.rule, GAS):
+            raise ValueError(f"groups= is for gas alone, got it for {self.rule}.")
+        return None if groups is None else explicit_split(groups, self.dim, CPU)
 
     def _open(self, source: Any, k: int) -> Source | None:
         try:
@@ -227,26 +241,76 @@ class StreamingAggregator:
         self.norms[k] = np.nan
         self._round = None
 
+    def fail(self, k: int, reason: str) -> None:
+        """Reject a client whose source could not be read on, and start again.
+
+        Among several processes that is done when all of them know, at the next sum.
+        """
+        if self._processes is None:
+            self.reject(k, reason)
+            raise SourceFailed
+        self._failed.setdefault(k, reason)
+
+    def _everywhere(self, total: Tensor) -> Tensor:
+        """Add up what all processes found; raise in all if a source failed in one."""
+        if self._processes is None:
+            return total
+        flags = total.new_tensor([len(self._failed)])
+        summed = self._processes.sum(torch.cat([total.flatten(), flags]))
+        if summed[-1] != 0:
+            for failed in self._processes.objects(self._failed):
+                for k, reason in failed.items():
+                    self.reject(int(k), reason)
+            self._failed.clear()
+            raise SourceFailed
+        return summed[:-1].view(total.shape)
+
+    def _agree(self, processes: Processes, part: slice | None) -> None:
+        """Check that all processes aggregate the same; draw one seed; share the coordinates."""
+        reasons = {
+            k: self.reasons[client]
+            for k, client in enumerate(self.clients)
+            if client in self.reasons
+        }
+        for of_process in processes.objects(reasons):
+            for k, reason in of_process.items():
+                if self.sources[int(k)] is not None:
+                    self.reject(int(k), reason)
+        wide = [source is not None and source.dtype == torch.float64 for source in self.sources]
+        processes.check_same(
+            rule=str(self.rule),
+            clients=self.clients,
+            num_coordinates=self.dim,
+            num_byzantine=self.num_byzantine,
+            sample_counts=self._counts,
+            count_cap=self._count_cap,
+            layer_sizes=self._layer_sizes,
+            max_memory=self.max_memory,
+            dtypes=wide,
+        )
+        (self.seed, *_) = processes.objects(self.seed)
+        self.part = processes.share(self.dim) if part is None and self.dim else self.part
+
     # The first pass.
 
     def _aggregate(self) -> "_Round":
         rows = [k for k, source in enumerate(self.sources) if source is not None]
         if not rows:
-            return _Round([], Aggregation(), None, None)
+            return _Round([])
         if self.dim <= max(FEW_COORDINATES, 2 * len(rows)) or not can_stream(self.rule):
             return self._in_memory(rows)
         dtype = self._dtype(rows)
         centre = self._sampled_centre(rows, dtype)
         while True:
             matrix = self._matrix(rows, dtype, centre)
-            info = self._info(rows)
-            scan = self._scan(matrix, info)
+            rule, info = self._inside_filter(self._info(rows), len(rows))
+            scan = self._scan(rule, matrix, info)
             left = [k for k, norm in zip(rows, scan.norms, strict=True) if isfinite(norm)]
             norms = [norm for norm in scan.norms if isfinite(norm)]
-            for k in set(rows) - set(left):
+            for k in sorted(set(rows) - set(left)):
                 self.reject(k, self._why_not_finite(k))
             if not left:
-                return _Round([], Aggregation(), None, None)
+                return _Round([])
             middle = distances.central_client(norms)
             is_short = norms[middle] < SMALLEST_NORM and dtype != torch.float64
             is_off = left == rows and norms[centre] > LONG_CENTRE * norms[middle]
@@ -254,37 +318,61 @@ class StreamingAggregator:
                 break
             rows, centre = left, middle
             dtype = torch.float64 if is_short else dtype
-        return self._decide(rows, matrix, info, norms, scan.sample)
-
-    def _decide(
-        self,
-        rows: list[int],
-        matrix: StreamedMatrix,
-        info: RoundInfo,
-        norms: list[float],
-        sample: Tensor,
-    ) -> "_Round":
-        """Let the rule compute on what was added up."""
         self.norms[rows] = norms
-        matrix.__dict__["norms"] = torch.tensor(norms, dtype=torch.float64).unsqueeze(0)
-        matrix.originals = self._originals(matrix, norms, sample, info.clients)
+        matrix.originals = self._originals(matrix, norms, scan.sample, info.clients)
+        done = _Round(rows, rule=rule, matrix=matrix, info=info, whole=matrix)
+        if isinstance(self.rule, NormFilter):
+            done = self._filtered(done, self.rule, norms)
+        return self._decide(done)
+
+    def _inside_filter(self, info: RoundInfo, num_clients: int) -> tuple[Rule, RoundInfo]:
+        """Return the rule that computes if a filter drops nobody, and what it is given."""
+        if not isinstance(self.rule, NormFilter):
+            return self.rule, info
+        return self.rule.rule, self.rule.inside_info(info, num_clients)
+
+    def _filtered(self, done: "_Round", rule: NormFilter, norms: list[float]) -> "_Round":
+        """Leave out clients that are too long, as `NormFilter` does, and read the others again."""
+        outer = self._info(done.rows)
+        is_kept, excess = rule.kept(torch.tensor([norms], dtype=torch.float64), outer.num_byzantine)
+        if bool(is_kept.all()):
+            return done
+        index = is_kept[0].nonzero().flatten()
+        whole = known(done.whole)
+        stream = whole.stream.changed(lambda rows: rows[index], len(index))
+        centre = distances.central_client([norms[k] for k in index.tolist()])
+        matrix = StreamedMatrix(stream, centre=torch.tensor([centre]), max_bytes=whole.max_bytes)
+        if whole.originals is not None:
+            # Copies are as long as one another: their originals are left too.
+            firsts = whole.originals[0, index]
+            matrix.originals = torch.searchsorted(index, firsts).unsqueeze(0)
+        info = rule.inside_info(rule.left_info(outer, 0, is_kept[0]), len(index))
+        self._scan(done.inner_rule, matrix, info)
+        return replace(done, matrix=matrix, info=info, index=index, excess=excess[0])
+
+    def _decide(self, done: "_Round") -> "_Round":
+        """Let the rule compute on what was added up."""
+        matrix, rule = known(done.matrix), done.inner_rule
+        norms = torch.from_numpy(self.norms[done.rows])
+        seen = norms if done.index is None else norms[done.index]
+        matrix.__dict__["norms"] = seen.unsqueeze(0)
         largest = torch.finfo(matrix.work_dtype).max
-        matrix.sums_are_finite = max(norms) < largest / (2 * len(rows))
+        matrix.sums_are_finite = float(seen.max()) < largest / (2 * len(seen))
         try:
-            if is_affine(self.rule):
-                found = compute_weighted(self.rule, matrix, info)
-                done = _Round(rows, found, matrix, info)
+            if is_affine(rule):
+                found = compute_weighted(rule, matrix, known(done.info))
+                done = replace(done, found=found)
                 return done if found.scores is not None else self._with_scores(done)
-            return self._by_coordinate(_Round(rows, Aggregation(), matrix, info))
+            return self._by_coordinate(done)
         except NeedsWholeRows as error:
-            raise _refusal(self.rule, str(error)) from error
+            raise refusal(self.rule, str(error)) from error
 
     def _with_scores(self, done: "_Round") -> "_Round":
         """Score the clients by their distance to the update."""
         far = torch.zeros(len(done.rows), dtype=torch.float64)
         for _, rows, vector in self._updates(done, "scoring"):
-            far += _squared_distances(rows, vector)
-        return replace_found(done, scores=far.sqrt().unsqueeze(0))
+            far += squared_distances(rows, vector)
+        return replace(done, far=self._everywhere(far).sqrt())
 
     def _by_coordinate(self, done: "_Round") -> "_Round":
         """Let the rule work on tile after tile: shares are averaged, distances added up."""
@@ -293,31 +381,41 @@ class StreamingAggregator:
         shares: list[tuple[int, Tensor | None]] = []
         notes: dict[str, None] = {}
         found = Aggregation()
-        finish: Finish = _same
-        for piece, rows in self._read(matrix, "aggregating"):
-            found, finish = compute_tile(self.rule, matrix.tile(rows), matrix, info)
+        finish: Finish = same
+        for piece, rows in self._read(known(done.whole), "aggregating"):
+            tile = matrix.tile(done.seen(rows))
+            found, finish = compute_tile(done.inner_rule, tile, matrix, info)
             vector = self._clamped(known(found.vector)[0], done)
-            far += _squared_distances(rows, vector)
+            far += squared_distances(rows, vector)
             shares.append((piece.stop - piece.start, found.weights))
             notes |= dict.fromkeys(found.notes)
-        weights = _merged_shares(shares, self.dim)
-        scores = found.scores if found.scores is not None else far.sqrt().unsqueeze(0)
+        weights = merged_shares(shares, self.dim, matrix.stream.everywhere)
+        far = self._everywhere(far).sqrt()
         result = Aggregation(
             weights=None if weights is None else finish(weights),
-            scores=scores,
+            scores=found.scores,
             num_groups=found.num_groups,
             notes=tuple(notes),
         )
-        return _Round(done.rows, result, matrix, info)
+        return replace(done, found=result, far=far)
 
     def _in_memory(self, rows: list[int]) -> "_Round":
         """Let a rule that needs whole gradients have them, if they fit."""
+        if self.rule.traits.needs_reference:
+            raise ValueError(
+                f"{self.rule} cannot be streamed, it compares the clients with the server's own "
+                "gradient; call rule.inspect(..., reference=) on gradients in memory."
+            )
         needed = PROGRAM_BYTES + len(rows) * self.dim * 4 * 4
         if needed > self.max_memory:
-            raise _refusal(self.rule, f"that takes {needed / 1e9:.1f} GB")
-        values = torch.empty(len(self.sources), self.dim, dtype=self._dtype(rows)).fill_(torch.nan)
+            raise refusal(self.rule, f"that takes {needed / 1e9:.1f} GB")
+        if self._processes is not None and not can_stream(self.rule):
+            raise refusal(self.rule, "each process has a part of them")
+        values = torch.zeros(len(self.sources), self.dim, dtype=self._dtype(rows))
         for k in rows:
-            self._read_one(k, 0, values[k])
+            self._read_one(k, self.part.start, values[k, self.part])
+        values = self._everywhere(values)
+        values[[k for k in range(len(values)) if k not in rows]] = torch.nan
         f = self.num_byzantine
         verdict = self.rule.inspect(
             values,
@@ -340,7 +438,7 @@ class StreamingAggregator:
             same = [a for a in rows[:b] if torch.equal(values[a], values[k])]
             if same:
                 self.copies[ids[k]] = ids[same[0]]
-        return _Round(rows, Aggregation(vector=verdict.update), None, None, verdict)
+        return _Round(rows, Aggregation(vector=verdict.update), verdict=verdict)
 
     def _info(self, rows: list[int]) -> RoundInfo:
         num_received = len(self.sources)
@@ -363,23 +461,31 @@ class StreamingAggregator:
 
     def _matrix(self, rows: list[int], dtype: torch.dtype, centre: int) -> StreamedMatrix:
         shape = torch.Size([1, self.dim, len(rows)])
-        stream = ColumnStream(partial(self._chunks, rows, dtype), shape, dtype)
+        chunks = partial(self._chunks, rows, dtype)
+        stream = ColumnStream(chunks, shape, dtype, self._everywhere)
         spare = (self.max_memory - PROGRAM_BYTES) // 2
         return StreamedMatrix(stream, centre=torch.tensor([centre]), max_bytes=spare)
 
     def _chunks(self, rows: list[int], dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
         """Read all rows once, some coordinates at a time."""
-        budget = (self.max_memory - PROGRAM_BYTES) // 2
-        per_coordinate = BYTES_PER_VALUE * len(rows) * (2 if dtype == torch.float64 else 1)
-        largest = max(SMALLEST_CHUNK, min(LARGEST_CHUNK, budget // per_coordinate))
-        # As wide as one another: the last is not a narrow one.
-        num_chunks = -(-self.dim // largest)
-        cuts = [self.dim * k // num_chunks for k in range(num_chunks + 1)]
-        buffer = torch.empty(len(rows), -(-self.dim // num_chunks), dtype=dtype)
-        for start, stop in pairwise(cuts):
+        cuts = self._cuts(len(rows), dtype)
+        widest = max(stop - start for start, stop in cuts)
+        buffer = torch.empty(len(rows), widest, dtype=dtype)
+        for start, stop in cuts:
             values = buffer[:, : stop - start]
             mapped(lambda k: self._read_one(rows[k], start, values[k]), range(len(rows)))  # noqa: B023
             yield slice(start, stop), values
+
+    def _cuts(self, num_rows: int, dtype: torch.dtype) -> list[tuple[int, int]]:
+        """Cut the coordinates into chunks that fit the memory."""
+        budget = (self.max_memory - PROGRAM_BYTES) // 2
+        per_coordinate = BYTES_PER_VALUE * num_rows * (2 if dtype == torch.float64 else 1)
+        largest = max(SMALLEST_CHUNK, min(LARGEST_CHUNK, budget // per_coordinate))
+        # As wide as one another: the last is not a narrow one.
+        first, width = self.part.start, self.part.stop - self.part.start
+        num_chunks = -(-width // largest)
+        cuts = [first + width * k // num_chunks for k in range(num_chunks + 1)]
+        return list(pairwise(cuts))
 
     def _read_one(self, k: int, start: int, out: Tensor) -> None:
         source = self.sources[k]
@@ -388,39 +494,43 @@ class StreamingAggregator:
                 raise SourceFailed
             source.read(start, out)
         except UnusableFile as error:
-            self.reject(k, str(error))
-            raise SourceFailed from error
+            out.zero_()
+            self.fail(k, str(error))
 
     def _read(self, matrix: StreamedMatrix, what: str) -> Iterator[tuple[slice, Tensor]]:
         """Read all rows once, and report how far that is."""
         for piece, rows in matrix.stream.chunks():
             yield piece, rows
             if self._on_progress is not None:
-                self._on_progress(what, piece.stop, self.dim)
+                done = piece.stop - self.part.start
+                self._on_progress(what, done, self.part.stop - self.part.start)
 
     def _sampled_centre(self, rows: list[int], dtype: torch.dtype) -> int:
         """Return a client of median norm in the first coordinates."""
-        values = torch.empty(len(rows), min(self.dim, NUM_SAMPLED), dtype=dtype)
+        width = min(self.part.stop - self.part.start, NUM_SAMPLED)
+        values = torch.empty(len(rows), width, dtype=dtype)
         for k, row in enumerate(rows):
-            self._read_one(row, 0, values[k])
-        norms = torch.linalg.vector_norm(values, dim=-1, dtype=torch.float64)
-        return distances.central_client(norms.nan_to_num(nan=inf).tolist())
+            self._read_one(row, self.part.start, values[k])
+        squared = torch.linalg.vector_norm(values, dim=-1, dtype=torch.float64).square()
+        squared = self._everywhere(squared)
+        return distances.central_client(squared.nan_to_num(nan=inf).tolist())
 
-    def _scan(self, matrix: StreamedMatrix, info: RoundInfo) -> "_Scan":
+    def _scan(self, rule: Rule, matrix: StreamedMatrix, info: RoundInfo) -> Scan:
         """Find the norms, and add up what the rule is known to need, in one pass."""
-        scan = _Scan(matrix.num_clients)
-        add = self._what_to_add(matrix, info)
+        scan = Scan(matrix.num_clients)
+        add = self._what_to_add(rule, matrix, info)
         for piece, rows in self._read(matrix, "reading"):
             scan.add(rows)
             if all(map(isfinite, scan.squared)):
                 for each in add:
                     each(piece, rows)
+        squared = torch.tensor(scan.squared, dtype=torch.float64)
+        scan.squared = self._everywhere(squared).tolist()
         return scan
 
     def _what_to_add(
-        self, matrix: StreamedMatrix, info: RoundInfo
+        self, rule: Rule, matrix: StreamedMatrix, info: RoundInfo
     ) -> list[Callable[[slice, Tensor], None]]:
-        rule = self.rule
         if isinstance(rule, GAS) and matrix.num_clients > 1:
             groups = matrix.split(rule.split, rule.num_groups, info)
             inside = rule.inside_info(info, matrix.num_clients)
@@ -429,8 +539,8 @@ class StreamingAggregator:
             return [] if sums is None else [sums.add]
         is_needed = isinstance(rule, AffineRule | Bulyan | NNM) and not isinstance(rule, Mean | DnC)
         if is_needed and self.dim > max(matrix.num_clients, distances.FEW_COORDINATES):
-            products = _Products(matrix)
-            matrix.set_products(lambda: products.total)
+            products = ProductSum(matrix)
+            matrix.set_products(lambda: self._everywhere(products.own))
             return [products.add]
         return []
 
@@ -444,30 +554,35 @@ class StreamingAggregator:
             for b in numbers
             for a in range(b)
             # Rounded in another way where another row starts in memory.
-            if isclose(norms[a], norms[b], rel_tol=1e-6) and torch.equal(sample[a], sample[b])
+            if isclose(norms[a], norms[b], rel_tol=1e-6)
         ]
+        alike = self._equal_everywhere(alike, [sample])
+        alike = self._equal_everywhere(alike, (rows for _, rows in self._read(matrix, "comparing")))
         if not alike:
             return None
-        is_equal = dict.fromkeys(alike, True)
-        for _, rows in self._read(matrix, "comparing"):
-            for a, b in alike:
-                is_equal[a, b] = is_equal[a, b] and bool((rows[a] == rows[b]).all())
-        first = [next((a for a in range(b) if is_equal.get((a, b))), b) for b in numbers]
+        first = [next((a for a in range(b) if (a, b) in alike), b) for b in numbers]
         self.copies = {ids[b]: ids[a] for b, a in enumerate(first) if a != b}
         return None if first == list(numbers) else torch.tensor([first])
+
+    def _equal_everywhere(
+        self, pairs: list[tuple[int, int]], parts: Iterable[Tensor]
+    ) -> list[tuple[int, int]]:
+        """Return the pairs of rows that are equal in all parts of the values."""
+        if not pairs:
+            return []
+        is_unequal = torch.zeros(len(pairs), dtype=torch.float64)
+        for rows in parts:
+            for number, (a, b) in enumerate(pairs):
+                if not is_unequal[number]:
+                    is_unequal[number] = float(not torch.equal(rows[a], rows[b]))
+        counts = self._everywhere(is_unequal).tolist()
+        return [pair for pair, count in zip(pairs, counts, strict=True) if not count]
 
     def _why_not_finite(self, k: int) -> str:
         """Name the tensor that has the first number that is not finite, or too large."""
         source = known(self.sources[k])
-        step = 1 << 20
-        for start in range(0, self.dim, step):
-            values = torch.empty(min(step, self.dim - start), dtype=torch.float64)
-            source.read(start, values)
-            is_bad = ~(values.abs() <= LARGEST)
-            if bool(is_bad.any()):
-                at = start + int(is_bad.nonzero()[0])
-                break
-        else:
+        at = self._first_not_finite(k)
+        if at == self.dim:
             return "NaN, infinity or too large numbers"
         for name, entry in source.entries:
             if at < entry.size:
@@ -475,25 +590,46 @@ class StreamingAggregator:
             at -= entry.size
         return f"NaN, infinity or too large numbers at coordinate {at}"
 
+    def _first_not_finite(self, k: int) -> int:
+        """Return the first coordinate of a client that is not finite, or too large."""
+        step, found = 1 << 20, self.dim
+        for start in range(self.part.start, self.part.stop, step):
+            values = torch.empty(min(step, self.part.stop - start), dtype=torch.float64)
+            self._read_one(k, start, values)
+            is_bad = ~(values.abs() <= LARGEST)
+            if bool(is_bad.any()):
+                found = start + int(is_bad.nonzero()[0])
+                break
+        if self._processes is None:
+            return found
+        return int(self._processes.gather(torch.tensor(found)).min())
+
     # The second pass.
 
     def _updates(self, done: "_Round", what: str) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Yield slices of the coordinates, the rows there, and the update."""
-        if done.matrix is None:
+        if done.matrix is None or done.whole is None:
             vector = done.found.vector
-            dtype = torch.float32 if vector is None else vector.dtype
+            dtype = self._work_dtype(done)
             for piece, rows in self._chunks(done.rows, dtype) if done.rows else ():
                 yield piece, rows, known(vector)[piece]
             return
         with plain_torch(CPU):
-            for piece, rows in self._read(done.matrix, what):
-                tile = done.matrix.tile(rows)
-                if is_affine(self.rule):
+            for piece, rows in self._read(done.whole, what):
+                tile = done.matrix.tile(done.seen(rows))
+                if is_affine(done.inner_rule):
                     vector = tile.vector(done.found)
                 else:
-                    found, _ = compute_tile(self.rule, tile, done.matrix, known(done.info))
+                    found, _ = compute_tile(done.inner_rule, tile, done.matrix, known(done.info))
                     vector = known(found.vector)
                 yield piece, rows, self._clamped(vector[0], done)
+
+    @staticmethod
+    def _work_dtype(done: "_Round") -> torch.dtype:
+        if done.whole is not None:
+            return done.whole.work_dtype
+        vector = done.found.vector
+        return torch.float32 if vector is None else vector.dtype
 
     def _clamped(self, vector: Tensor, done: "_Round") -> Tensor:
         largest = torch.finfo(vector.dtype).max
@@ -508,10 +644,16 @@ class StreamingAggregator:
         scores, weights = np.full(num, np.inf), np.zeros(num)
         found = done.found
         if found.scores is not None:
-            scores[done.rows] = found.scores[0].double().numpy()
+            own = found.scores[0].double()
+            # Those that a filter dropped are more suspicious than all who are left.
+            others = own if done.excess is None else beyond(own, done.excess)
+            scores[done.rows] = done.of_all(own, others).numpy()
+        elif done.far is not None:
+            scores[done.rows] = done.far.numpy()
         is_unknown = bool(done.rows) and found.weights is None
         if found.weights is not None:
-            weights[done.rows] = found.weights[0].double().numpy()
+            nobody = torch.zeros(len(done.rows), dtype=torch.float64)
+            weights[done.rows] = done.of_all(found.weights[0].double(), nobody).numpy()
         num_left = len(done.rows)
         left = max(0, self.num_byzantine - (num - num_left))
         return Verdict(
@@ -536,6 +678,18 @@ class StreamingAggregator:
         return capped_note(clients, counts, num_byzantine, self._count_cap)
 
 
+def _ids(clients: Sequence[Hashable] | None, num_sources: int) -> tuple[Hashable, ...]:
+    if not num_sources:
+        raise ValueError("sources must hold at least one client, got none.")
+    ids = tuple(range(num_sources)) if clients is None else tuple(clients)
+    if len(ids) != num_sources or len(set(ids)) != num_sources:
+        raise ValueError(
+            f"clients must be {num_sources} different ids, one per source, got {len(ids)}, "
+            f"{len(set(ids))} different."
+        )
+    return ids
+
+
 def parse_memory(text: int | str) -> int:
     """Read a number of bytes, such as "2GB" or "1.5 GiB"."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))
@@ -550,178 +704,40 @@ def parse_memory(text: int | str) -> int:
     return num_bytes
 
 
-def can_stream(rule: Rule) -> bool:
-    """Return whether a rule works on some coordinates at a time."""
-    if isinstance(rule, GAS):
-        return True  # The rule inside gets whole groups.
-    if isinstance(rule, Clip):
-        is_known = type(rule.rule).__module__.startswith("outvote.")
-        return can_stream(rule.rule) and (is_known or isinstance(rule.rule, CoordinatewiseRule))
-    if isinstance(rule, Mixing):
-        return type(rule).compute is Mixing.compute and can_stream(rule.rule)
-    for kind in (AffineRule, CoordinatewiseRule):
-        if isinstance(rule, kind):
-            return type(rule).compute is kind.compute
-    return not isinstance(rule, Wrapper) and bool(rule.traits.can_stream)
-
-
-def is_affine(rule: Rule) -> bool:
-    """Return whether the update is an average of the clients, whose weights say all."""
-    if isinstance(rule, Mixing):
-        return is_affine(rule.rule)
-    return isinstance(rule, AffineRule | GAS)
-
-
-Finish = Callable[[Tensor], Tensor]
-
-
-def compute_tile(
-    rule: Rule, tile: TileMatrix, whole: StreamedMatrix, info: RoundInfo
-) -> tuple[Aggregation, Finish]:
-    """Let a rule aggregate some coordinates; what comes second turns shares into the weights."""
-    if isinstance(rule, Clip) and not is_affine(rule.rule):
-        factors = rule.factors(whole.norms, info.num_byzantine)
-        inside = rule.inside_info(info, whole.num_clients)
-        return compute_tile(rule.rule, tile.scaled(factors), whole.scaled(factors), inside)
-    if not isinstance(rule, Mixing):
-        return compute_weighted(rule, tile, info), _same
-    mixture = rule.mixture(whole, info)
-    inside = rule.inside_info(info, whole.num_clients)
-    if info.counts is not None:
-        mixture, counts = mixed_counts(mixture, info.counts, inside.num_byzantine)
-        inside = replace(inside, counts=counts)
-    found, finish = compute_tile(rule.rule, tile.mixed(mixture), whole.mixed(mixture), inside)
-
-    def unmixed(shares: Tensor) -> Tensor:
-        weights = Aggregation(weights=finish(shares)).unmixed(mixture).weights
-        return known(weights)
-
-    return replace(found, scores=None), unmixed
-
-
-def _same(shares: Tensor) -> Tensor:
-    return shares
-
-
-def replace_found(done: "_Round", **changes: Any) -> "_Round":
-    """Return a round whose result has some parts changed."""
-    return _Round(done.rows, replace(done.found, **changes), done.matrix, done.info)
-
-
-def _merged_shares(shares: list[tuple[int, Tensor | None]], dim: int) -> Tensor | None:
-    """Return the shares in all coordinates, from those in pieces of them."""
-    first = shares[0][1]
-    if first is None or all(own is not None and torch.equal(own, first) for _, own in shares):
-        return None if first is None else first.double()
-    parts = torch.stack([known(own).double() * width for width, own in shares])
-    # Shares of coordinates are counts: whole numbers, divided once. Those by samples are not.
-    whole = parts.round()
-    return (whole if torch.allclose(parts, whole, rtol=0, atol=1e-6) else parts).sum(dim=0) / dim
-
-
-def _squared_distances(rows: Tensor, vector: Tensor) -> Tensor:
-    far = [_far(rows[:, a:b], vector[a:b]) for a, b in tile_cuts(rows)]
-    return torch.stack(far).sum(dim=0)
-
-
-def _far(rows: Tensor, vector: Tensor) -> Tensor:
-    norms = torch.linalg.vector_norm(rows - vector.to(rows.dtype), dim=-1, dtype=torch.float64)
-    if not bool(norms.isfinite().all()):
-        norms = torch.linalg.vector_norm(rows.double() - vector, dim=-1)
-    squared: Tensor = norms.square()
-    return squared
-
-
-def _inner_products(rows: Tensor, vector: Tensor) -> np.ndarray:
-    """Return the inner products of the rows with a vector, and last of it with itself, float64."""
-    vector = vector.to(rows.dtype)
-
-    def multiply(start: int) -> Tensor:
-        own = vector[start : start + NUM_SAMPLED]
-        along = rows[:, start : start + NUM_SAMPLED] @ own
-        return torch.cat([along, torch.dot(own, own).unsqueeze(0)]).double()
-
-    parts = mapped(multiply, range(0, len(vector), NUM_SAMPLED))
-    total: np.ndarray = torch.stack(parts).sum(dim=0).numpy()
-    if np.isfinite(total).all() or rows.dtype == torch.float64:
-        return total
-    return _inner_products(rows.double(), vector)
-
-
-def _refusal(rule: Rule, why: str) -> ValueError:
-    return ValueError(
-        f"{rule} cannot be streamed, it needs whole gradients ({why}); raise max_memory, put it "
-        "inside gas(...), or call rule.inspect on gradients in memory."
-    )
-
-
 class SourceFailed(Exception):  # noqa: N818  (named like TooManyByzantine)
     """A source could not be read on; its client is rejected now, and all starts again."""
 
 
+@dataclass(frozen=True, slots=True)
 class _Round:
     """What came of the first pass: the rows that are left, and the result of the rule."""
 
-    def __init__(
-        self,
-        rows: list[int],
-        found: Aggregation,
-        matrix: StreamedMatrix | None,
-        info: RoundInfo | None,
-        verdict: Verdict | None = None,
-    ) -> None:
-        self.rows, self.found, self.matrix, self.info = rows, found, matrix, info
-        self.verdict = verdict
-
-
-class _Scan:
-    """The squared norms of the clients, added up."""
-
-    def __init__(self, num_clients: int) -> None:
-        self.squared = [0.0] * num_clients
-        self.sample = torch.empty(num_clients, 0)
-        """Some of the values of each: only clients alike in them can be copies."""
-
-    def add(self, rows: Tensor) -> None:
-        """Add the squares of some coordinates."""
-        if not self.sample.numel():
-            step = max(1, rows.shape[1] // distances.NUM_COMPARED)
-            self.sample = rows[:, ::step].clone()
-        found = mapped(lambda k: _sum_of_squares(rows[k]), range(len(rows)))
-        self.squared = [a + b for a, b in zip(self.squared, found, strict=True)]
+    rows: list[int]
+    found: Aggregation = field(default_factory=Aggregation)
+    rule: Rule | None = None
+    """The rule that computes: that inside a filter."""
+    matrix: StreamedMatrix | None = None
+    """What it computes on; None: all was in memory."""
+    info: RoundInfo | None = None
+    whole: StreamedMatrix | None = None
+    """All rows; those that a filter dropped are not in `matrix`."""
+    index: Tensor | None = None
+    """Which of the rows are in `matrix`; None: all."""
+    excess: Tensor | None = None
+    """How much longer than allowed the rows are, where a filter dropped some."""
+    far: Tensor | None = None
+    """The distances of the rows to the update, if they are the scores."""
+    verdict: Verdict | None = None
 
     @property
-    def norms(self) -> list[float]:
-        """The norms; what is not finite was not, or was too large."""
-        return [each**0.5 for each in self.squared]
+    def inner_rule(self) -> Rule:
+        """The rule that computes."""
+        return known(self.rule)
 
+    def seen(self, rows: Tensor) -> Tensor:
+        """Return those of some rows that the rule sees."""
+        return rows if self.index is None else rows[self.index]
 
-def _sum_of_squares(row: Tensor) -> float:
-    parts = [float(torch.dot(part, part)) for part in row.split(1 << 16)]
-    total = sum(parts)
-    # Short numbers underflow in float32, long ones overflow.
-    if row.dtype == torch.float32 and not 1e-30 < total < 1e30:
-        total = float(row.double().square().sum())
-    if total > LARGEST and not bool((row.abs() <= LARGEST).all()):
-        return inf
-    return total
-
-
-class _Products:
-    """The inner products of the clients relative to the central one, added up."""
-
-    def __init__(self, matrix: StreamedMatrix) -> None:
-        self.centre = matrix.centre
-        num_clients = matrix.num_clients
-        self.total = torch.zeros(1, num_clients, num_clients, dtype=torch.float64)
-
-    def add(self, piece: slice, rows: Tensor) -> None:
-        """Add the products of some coordinates."""
-        del piece
-
-        def multiply(cut: tuple[int, int]) -> Tensor:
-            values = rows[:, cut[0] : cut[1]].mT.unsqueeze(0)
-            middle = distances.of_client(values, self.centre)
-            return distances.with_itself(values - middle).double()
-
-        self.total += torch.stack(mapped(multiply, tile_cuts(rows, SUMMED_VALUES))).sum(dim=0)
+    def of_all(self, values: Tensor, others: Tensor) -> Tensor:
+        """Return what belongs to the rows in `matrix`, and for the other rows `others`."""
+        return values if self.index is None else others.index_copy(0, self.index, values)

@@ -1,5 +1,8 @@
 """Replies, checked against the model that was sent, as one matrix of updates.
 
+Updates that would take too much memory are not put into a matrix: they are read from the replies
+some coordinates at a time.
+
 No claim of a client is trusted: not its labels, not its sizes, not its counts. A reply that cannot
 be used is left out, with the reason.
 """
@@ -14,10 +17,15 @@ import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
+from outvote.files.sources import ArraySource, MovedSource, Source
+from outvote.files.sums import sum_of_squares
 from outvote.flower.model_record import ExpectedArray, Malformed, SentModel, quote
 from outvote.receive import finite_rows
 from outvote.threads import mapped
 
+# So many times the size of the updates are needed to aggregate them as one matrix.
+NUM_COPIES = 3
+READ_AT_ONCE = 1 << 20
 NOT_FINITE = "it holds NaN, infinity or a number near it"
 STORED_AS = "numpy.ndarray"
 
@@ -44,8 +52,10 @@ class NodeUpdates:
 
     replies: Mapping[int, Reply]
     """The usable replies by node, in the order of the rows."""
-    rows: torch.Tensor
+    rows: torch.Tensor | None
     """Their updates, ``[nodes, dim]``: the weights that were sent, minus the model."""
+    sources: tuple[Source, ...]
+    """The same to be read some coordinates at a time, where `rows` would be too large."""
     statistics: tuple[NDArray[Any], ...]
     """What the networks counted by themselves, ``[nodes, values]`` each, as it was sent."""
     norms: tuple[float, ...]
@@ -55,9 +65,17 @@ class NodeUpdates:
 
 
 def read_updates(
-    sent: SentModel, contents: Mapping[int, RecordDict], counts_key: str, *, use_counts: bool
+    sent: SentModel,
+    contents: Mapping[int, RecordDict],
+    counts_key: str,
+    *,
+    use_counts: bool,
+    max_bytes: int | None = None,
 ) -> NodeUpdates:
-    """Check the replies of the nodes, and compute their updates."""
+    """Check the replies of the nodes, and compute their updates.
+
+    With more than `max_bytes` for the matrix of them and its copies there is none.
+    """
     replies: dict[int, Reply] = {}
     malformed: dict[int, str] = {}
     for node in sorted(contents):
@@ -65,23 +83,24 @@ def read_updates(
             replies[node] = read_reply(sent, contents[node], counts_key, use_counts=use_counts)
         except Malformed as fault:
             malformed[node] = str(fault)
-    rows = _subtract(sent, list(replies.values()))
+    num_bytes = NUM_COPIES * len(replies) * sent.vector.nbytes
+    is_large = max_bytes is not None and num_bytes > max_bytes
+    sources = tuple(_source(sent, reply) for reply in replies.values()) if is_large else ()
+    rows = None if is_large else _subtract(sent, list(replies.values()))
     statistics = tuple(
         np.stack(parts)
         for parts in zip(*(reply.statistics for reply in replies.values()), strict=True)
     )
-    norms = torch.linalg.vector_norm(rows, dim=-1).tolist()
+    norms, are_finite = _streamed_norms(sources) if rows is None else _norms(rows)
     is_fine = [
         is_finite and all(bool(np.isfinite(part[row]).all()) for part in statistics)
-        for row, is_finite in enumerate(finite_rows(rows, norms))
+        for row, is_finite in enumerate(are_finite)
     ]
-    for row, norm in enumerate(norms):
-        if is_fine[row] and not isfinite(norm):  # Too long for float32.
-            norms[row] = float(torch.linalg.vector_norm(rows[row], dtype=torch.float64))
     pairs = list(zip(replies, is_fine, strict=True))
     return NodeUpdates(
         replies={node: replies[node] for node, ok in pairs if ok},
-        rows=rows if all(is_fine) else rows[torch.tensor(is_fine)],
+        rows=rows if rows is None or all(is_fine) else rows[torch.tensor(is_fine)],
+        sources=tuple(source for source, ok in zip(sources, is_fine, strict=False) if ok),
         statistics=tuple(part if all(is_fine) else part[is_fine] for part in statistics),
         norms=tuple(norm for norm, ok in zip(norms, is_fine, strict=True) if ok),
         malformed={**malformed, **{node: NOT_FINITE for node, ok in pairs if not ok}},
@@ -130,6 +149,35 @@ def example_count(metrics: Mapping[str, Any], key: str) -> float:
 def is_number(value: object) -> TypeGuard[int | float]:
     """Return whether a value can be averaged: no NaN, no infinity, nothing else than a number."""
     return isinstance(value, int | float) and abs(value) < 1e300 and isfinite(value)
+
+
+def _norms(rows: torch.Tensor) -> tuple[list[float], list[bool]]:
+    """Return the norms of the updates, and which have numbers that can be used."""
+    norms = torch.linalg.vector_norm(rows, dim=-1).tolist()
+    is_fine = finite_rows(rows, norms)
+    for row, norm in enumerate(norms):
+        if is_fine[row] and not isfinite(norm):  # Too long for float32.
+            norms[row] = float(torch.linalg.vector_norm(rows[row], dtype=torch.float64))
+    return norms, is_fine
+
+
+def _source(sent: SentModel, reply: Reply) -> Source:
+    """Return the update of a reply, which is computed when it is read."""
+    named = {each.name: part for each, part in zip(sent.weights, reply.weights, strict=True)}
+    return MovedSource(ArraySource(named), ArraySource({"": sent.vector}))
+
+
+def _streamed_norms(sources: tuple[Source, ...]) -> tuple[list[float], list[bool]]:
+    def measure(source: Source) -> float:
+        total = 0.0
+        for start in range(0, source.size, READ_AT_ONCE):
+            part = torch.empty(min(READ_AT_ONCE, source.size - start), dtype=source.dtype)
+            source.read(start, part)
+            total += sum_of_squares(part)
+        return float(total**0.5)
+
+    norms = mapped(measure, sources)
+    return norms, [isfinite(norm) for norm in norms]
 
 
 def _subtract(sent: SentModel, replies: list[Reply]) -> torch.Tensor:

@@ -1,10 +1,10 @@
 """One round on the server: replies -> updates -> rule -> optimiser -> model and audit line."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import getLogger
 from math import inf, isfinite
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from torch import Tensor
 
 from outvote.errors import TooManyByzantine
+from outvote.files.streaming import StreamingAggregator
 from outvote.flower.audit_writer import now
 from outvote.flower.console import OUTVOTED
 from outvote.flower.model_record import SentModel, quote
@@ -63,6 +64,8 @@ class Decision:
     """How many Byzantine nodes the rule assumed."""
     reason: str = ""
     """Why the model is kept, or that `num_byzantine` was lowered."""
+    cosines: Sequence[float | None] | None = None
+    """Of the updates to the aggregated one, where they were streamed."""
 
     @property
     def blames(self) -> bool:
@@ -81,13 +84,15 @@ def finish_round(
     """Aggregate the replies of a round, and update the server's state."""
     sorted_ = sort_replies(request.messages, replies)
     key, use_counts = settings.weighted_by_key, settings.use_num_examples
-    updates = read_updates(request.sent, sorted_.contents, key, use_counts=use_counts)
+    updates = read_updates(
+        request.sent, sorted_.contents, key, use_counts=use_counts, max_bytes=settings.max_bytes
+    )
     decision = decide(settings, state, request, updates)
     model = _apply_update(settings, state, request, updates, decision)
     state.round = request.round
     state.model = request.sent.record if model is None else model
     malformed = {**sorted_.malformed, **updates.malformed}
-    measures = _measure(updates, decision.verdict)
+    measures = _measure(updates, decision)
     nodes = {message.metadata.dst_node_id for message in request.messages}
     offenders = [node for node in malformed if node in nodes]
     verdicts = _verdicts(settings, updates, decision, measures)
@@ -125,8 +130,12 @@ def decide(
         # Outside of the try: a fault of the server's own training is to be seen at once.
         trained = settings.reference(request.round, request.sent.record)
         reference = request.sent.update_to(trained)
+    cosines = None
     try:
-        verdict = _aggregate(settings, state, request, updates, reference)
+        if updates.rows is None:
+            verdict, cosines = _stream(settings, request, updates)
+        else:
+            verdict = _aggregate(settings, state, request, updates, reference)
     except TooManyByzantine as error:
         reason = (
             f"{error.num_clients} usable replies are too few: with them the rule tolerates at most "
@@ -140,7 +149,10 @@ def decide(
     used = verdict.num_byzantine
     lowered = f"num_byzantine was lowered from {num_byzantine} to {used}"
     return Decision(
-        verdict=verdict, num_byzantine=used, reason=lowered if used < num_byzantine else ""
+        verdict=verdict,
+        num_byzantine=used,
+        reason=lowered if used < num_byzantine else "",
+        cosines=cosines,
     )
 
 
@@ -151,19 +163,12 @@ def _aggregate(
     updates: NodeUpdates,
     reference: Tensor | None,
 ) -> Verdict:
-    """Call the rule; nothing else in this package does."""
-    rule, seed, sent = settings.rule, settings.seed, request.sent
-    counts = None
-    if settings.use_num_examples:
-        counts = [reply.count for reply in updates.replies.values()]
+    """Call the rule; nothing else in this package does, but `_stream`."""
+    rule, sent = settings.rule, request.sent
     done = one_round(
         rule,
         updates.rows,
-        num_byzantine=request.sample.num_byzantine,
-        when_too_many="lower" if settings.when_too_many == "lower" else "raise",
-        seed=None if seed is None else derive_seed(seed, f"rule {request.round}"),
-        clients=[str(node) for node in updates.replies],
-        sample_counts=counts,
+        **_options(settings, request, updates),
         reference=reference,
         state=state.rule_state if rule.traits.has_state else None,
         round=request.round,
@@ -171,6 +176,37 @@ def _aggregate(
         layer_sizes=sent.layer_sizes,
     )
     return done.verdict()
+
+
+def _stream(
+    settings: Settings, request: RoundRequest, updates: NodeUpdates
+) -> tuple[Verdict, list[float | None]]:
+    """Let the rule work on the replies, some coordinates at a time; return the cosines too."""
+    aggregator = StreamingAggregator(
+        settings.rule,
+        updates.sources,
+        max_memory=settings.max_memory,
+        **_options(settings, request, updates),
+    )
+    verdict = aggregator.verdict()
+    update = torch.from_numpy(np.zeros_like(request.sent.vector))
+    for piece, vector in aggregator.update():
+        update[piece] = vector
+    return replace(verdict, update=update), [_finite(each) for each in aggregator.cosines.tolist()]
+
+
+def _options(settings: Settings, request: RoundRequest, updates: NodeUpdates) -> dict[str, Any]:
+    """Return what the rule is given about a round, however it gets the updates."""
+    seed, counts = settings.seed, None
+    if settings.use_num_examples:
+        counts = [reply.count for reply in updates.replies.values()]
+    return {
+        "num_byzantine": request.sample.num_byzantine,
+        "when_too_many": "lower" if settings.when_too_many == "lower" else "raise",
+        "seed": None if seed is None else derive_seed(seed, f"rule {request.round}"),
+        "clients": [str(node) for node in updates.replies],
+        "sample_counts": counts,
+    }
 
 
 def _apply_update(
@@ -202,11 +238,14 @@ class Measures:
     """To the others, over the median of the round."""
 
 
-def _measure(updates: NodeUpdates, verdict: Verdict | None) -> Measures:
+def _measure(updates: NodeUpdates, decision: Decision) -> Measures:
     unknown: list[float | None] = [None] * len(updates.norms)
+    verdict, cosines = decision.verdict, decision.cosines
     if verdict is None:
         return Measures(cosines=unknown, distances=unknown)
-    cosines = _cosines(updates.rows, verdict.update, updates.norms)
+    if updates.rows is not None:
+        cosines = _cosines(updates.rows, verdict.update, updates.norms)
+    cosines = unknown if cosines is None else cosines
     weights = np.zeros(len(unknown)) if verdict.weights is None else np.asarray(verdict.weights)
     distances = relative_distances(
         updates.norms, cosines, np.nan_to_num(weights).tolist(), _norm(verdict.update)

@@ -11,6 +11,8 @@ import numpy as np
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
 from outvote.errors import check_choice
+from outvote.files.streamed_rule import can_stream
+from outvote.files.streaming import parse_memory
 from outvote.flower.server_optimizers import ServerOptimizer
 from outvote.results.audit_log import read_manifest
 from outvote.results.labels import user_files
@@ -71,6 +73,7 @@ class Settings:
     min_evaluate_nodes: int
     min_available_nodes: int
     checkpoint_every: int
+    max_memory: int | str
     weighted_by_key: str
     arrayrecord_key: str
     configrecord_key: str
@@ -90,6 +93,7 @@ class Settings:
                 _check_whole(name, getattr(self, name), 1)
         self._check_exclusion()
         self._check_selection()
+        parse_memory(self.max_memory)
         if self.seed is not None:
             seed_from(self.seed)
         self._check_rule()
@@ -99,6 +103,14 @@ class Settings:
         if self.byzantine_fraction is not None:
             return num_from_fraction(self.byzantine_fraction, num_nodes)
         return self.num_byzantine or 0
+
+    @property
+    def max_bytes(self) -> int | None:
+        """With more for a matrix of updates they are streamed; None: the rule needs the matrix."""
+        traits = self.rule.traits
+        needs_all = traits.has_state or traits.needs_reference or traits.needs_model
+        can_be_streamed = can_stream(self.rule) and not needs_all
+        return parse_memory(self.max_memory) if can_be_streamed else None
 
     def to_notes(self) -> dict[str, Plain]:
         """Return what the manifest keeps besides the rule and the number of Byzantine nodes."""

@@ -81,6 +81,8 @@ class RobustStrategy(Strategy):
     reference: the server's own training, ``(round, model) -> model``, for fltrust.
     seed: None draws the randomness of the rule afresh in every round, as a secret.
     checkpoint_every: how many rounds a kill may cost.
+    max_memory: updates that would take more, as one matrix with its copies, are aggregated some
+        coordinates at a time; the replies themselves, which Flower holds, are not counted.
     train_metrics_aggr_fn, evaluate_metrics_aggr_fn: as in Flower, ``(contents, key) -> metrics``;
         they get all usable replies, also those of nodes that the rule drops.
 
@@ -112,6 +114,7 @@ class RobustStrategy(Strategy):
         min_evaluate_nodes: int = 2,
         min_available_nodes: int = 2,
         checkpoint_every: int = 1,
+        max_memory: int | str = "2GB",
         weighted_by_key: str = "num-examples",
         arrayrecord_key: str = "arrays",
         configrecord_key: str = "config",

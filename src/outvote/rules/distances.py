@@ -21,7 +21,7 @@ from outvote.precision import exact_products, work_dtype
 from outvote.threads import mapped
 
 if TYPE_CHECKING:
-    from outvote.rules.streamed_matrix import ColumnStream
+    from outvote.rules.column_stream import ColumnStream
 
 Result = TypeVar("Result")
 # Below this share of the subtracted terms a difference has lost too many digits.
@@ -86,6 +86,11 @@ def over_tiles(
     return mapped(work, tiles(columns), columns.device)
 
 
+def everywhere(total: Tensor, columns: "Columns | ColumnStream") -> Tensor:
+    """Add what other processes found in their coordinates, where each reads a part of a stream."""
+    return total if isinstance(columns, Tensor) else columns.everywhere(total)
+
+
 def medoids(columns: Columns) -> Tensor:
     """Return, for every run, the client whose median distance to the others is smallest.
 
@@ -120,7 +125,9 @@ def products(columns: Columns, centre: Tensor, buffer: Tensor | None = None) -> 
         return group_kernels.products(columns, centre)
     with exact_products():
         parts = over_tiles(multiply, columns)
-    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0, dtype=torch.float64)
+    if len(parts) == 1 and isinstance(columns, Tensor):
+        return parts[0]
+    return everywhere(torch.stack(parts).sum(dim=0, dtype=torch.float64), columns)
 
 
 def with_itself(values: Columns) -> Pairs:
@@ -168,10 +175,11 @@ def _redone(products: Pairs, bad: Tensor, columns: Callable[[], Columns]) -> Pai
     for where in bad.nonzero().tolist():
         at = tuple(where)
         total = torch.zeros_like(products[at])
-        for _, tile in tiles(columns()[at]):
+        values = columns()[at]
+        for _, tile in tiles(values):
             centred = tile.double() - tile.double().median(dim=-1, keepdim=True).values
             total += centred.mT @ centred
-        products[at] = total
+        products[at] = everywhere(total, values)
     return products
 
 
@@ -267,6 +275,7 @@ def _redo_everywhere(result: Tensor, inexact: Tensor, columns: Tensor, pairs: Te
         for _, tile in tiles(columns):
             difference = tile.index_select(-1, left).double() - tile.index_select(-1, right)
             exact += difference.square_().sum(dim=-2)
+        exact = everywhere(exact, columns)
         exact = torch.where(inexact[:, left, right], exact, result[:, left, right])
         result[:, left, right] = exact
         result[:, right, left] = exact
@@ -331,7 +340,7 @@ def direct_distances_to_average(columns: Columns, weights: PerClient) -> PerClie
         exact = tile.double()
         difference = exact - torch.matmul(exact, weights.unsqueeze(-1))
         total += difference.square_().sum(dim=-2)
-    return total
+    return everywhere(total, columns)
 
 
 def squared_distances_to_vector(
@@ -348,6 +357,7 @@ def squared_distances_to_vector(
 
     parts = over_tiles(measure, columns)
     total = parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0)
+    total = everywhere(total, columns)
     if columns.dtype == torch.float64 or bool(total.isfinite().all()):
         return total
     return squared_distances_to_vector(columns.double(), vector.double())
@@ -391,7 +401,8 @@ def products_with(
     with exact_products():
         parts = over_tiles(multiply, columns)
     among, across, itself = (
-        torch.stack(same).sum(dim=0, dtype=torch.float64) for same in zip(*parts, strict=True)
+        everywhere(torch.stack(same).sum(dim=0, dtype=torch.float64), columns)
+        for same in zip(*parts, strict=True)
     )
     among = among if known is None else known.double()
     upper = torch.cat([among, across], dim=-1)
@@ -424,7 +435,7 @@ def inner_products(columns: Columns, vector: PerCoordinate) -> PerClient:
     for piece, tile in tiles(columns):
         along = long_products(tile.double().mT, vector[..., piece].double().unsqueeze(-2))
         total += along.squeeze(-1)
-    return total
+    return everywhere(total, columns)
 
 
 def sign_counts(columns: Tensor) -> Tensor:

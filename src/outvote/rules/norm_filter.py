@@ -63,14 +63,11 @@ class NormFilter(Wrapper):
 
     def compute(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Let the rule inside aggregate what is left of every run."""
-        norms = distances.norms(matrix.columns)
-        limit = self.factor * norms.topk(info.num_byzantine + 1, dim=-1).values[..., -1:]
-        is_kept = norms <= limit
+        is_kept, excess = self.kept(distances.norms(matrix.columns), info.num_byzantine)
         if bool(is_kept.all()):
             return self.compute_inside(matrix, self.inside_info(info, matrix.num_clients))
-        excess = norms / limit.clamp(min=1e-300)
         runs = [
-            self._compute_run(matrix, info, k, is_kept[k], excess[k]) for k in range(len(norms))
+            self._compute_run(matrix, info, k, is_kept[k], excess[k]) for k in range(len(is_kept))
         ]
         return replace(
             runs[0],
@@ -80,30 +77,43 @@ class NormFilter(Wrapper):
             notes=tuple(dict.fromkeys(note for run in runs for note in run.notes)),
         )
 
-    def _compute_run(
-        self, matrix: ClientMatrix, info: RoundInfo, run: int, is_kept: Tensor, excess: PerClient
-    ) -> Aggregation:
+    def kept(self, norms: PerClient, num_byzantine: int) -> tuple[Tensor, PerClient]:
+        """Return which clients are not too long, and the norms relative to the limit."""
+        limit = self.factor * norms.topk(num_byzantine + 1, dim=-1).values[..., -1:]
+        return norms <= limit, norms / limit.clamp(min=1e-300)
+
+    def left_info(self, info: RoundInfo, run: int, is_kept: Tensor) -> RoundInfo:
+        """Return the info of one run without the clients that were dropped."""
         index = is_kept.nonzero().flatten()
-        some = ClientMatrix.from_rows(matrix.rows[run : run + 1].index_select(1, index))
         num_dropped = len(is_kept) - len(index)
-        left = replace(
+        return replace(
             info,
             num_byzantine=max(0, info.num_byzantine - num_dropped),
             stream=RandomStream(info.stream.seeds[run : run + 1], info.stream.path),
             clients=tuple(info.clients[k] for k in index.tolist()) if info.clients else (),
             counts=None if info.counts is None else _some(info.counts, index),
         )
+
+    def _compute_run(
+        self, matrix: ClientMatrix, info: RoundInfo, run: int, is_kept: Tensor, excess: PerClient
+    ) -> Aggregation:
+        index = is_kept.nonzero().flatten()
+        some = ClientMatrix.from_rows(matrix.rows[run : run + 1].index_select(1, index))
+        left = self.left_info(info, run, is_kept)
         found = self.compute_inside(some, self.inside_info(left, len(index)))
         weights, scores = found.weights, found.scores
         if weights is not None:
             nobody = weights.new_zeros(len(is_kept), dtype=torch.float64)
             weights = nobody.index_copy(0, index, weights[0].double())
         if scores is not None:
-            # More suspicious than all who are left, by how much they are too long.
-            most = scores.max().double().clamp(min=1e-300)
-            dropped = (most * excess.clamp(min=1, max=1e300)).clamp(max=1e300)
-            scores = dropped.index_copy(0, index, scores[0].double())
+            scores = beyond(scores[0].double(), excess).index_copy(0, index, scores[0].double())
         return replace(found, vector=some.vector(found)[0], weights=weights, scores=scores)
+
+
+def beyond(scores: PerClient, excess: PerClient) -> PerClient:
+    """Return scores that are above all `scores`, by how much clients are too long."""
+    most = scores.max().double().clamp(min=1e-300)
+    return (most * excess.clamp(min=1, max=1e300)).clamp(max=1e300)
 
 
 def _some(counts: Tensor, index: Tensor) -> Tensor | None:

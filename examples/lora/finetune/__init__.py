@@ -1,0 +1,1 @@
+"""A Flower app: nodes finetune a small transformer by LoRA, one is poisoned, outvote aggregates."""
