@@ -86,8 +86,8 @@ By attack and seed, with the command that runs them and no others.
 ### GPU time
 
 One NVIDIA H200. Runs of a stack share the seconds of its rounds, evaluation after every round is in
-the seconds, and Byzantine clients that do not train add no samples. What is known of a commit that
-the export could not record is in the [setup](README.md#setup).
+the seconds, and Byzantine clients that do not train add no samples. The [setup](README.md#setup)
+names the code of runs whose commit is unknown.
 
 {sweeps}
 """

@@ -397,7 +397,7 @@ def test_the_provenance_names_revisions_of_the_protocol_if_there_are_several():
     assert "Revisions of the protocol: 2, unknown; they may differ by rounding." in mixed.text()
 
 
-def test_the_provenance_says_that_the_commit_of_some_runs_is_unknown():
+def test_the_provenance_states_that_the_commit_of_some_runs_is_unknown():
     results = made_results({**OWN, "rule": "median", "attack": "lie"}, seeds=2)
     without = msgspec.structs.replace(ENVIRONMENT, commit=None)
     mixed = [results[0], replace(results[1], environment=without)]
