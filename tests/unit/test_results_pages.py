@@ -122,7 +122,9 @@ def test_the_worst_case_is_the_smallest_mean_of_the_last_ten_rounds():
             is_later = each.setting("training.batch_size") == 128 or len(names) == 2
             if each.config["rule"] == "gas(dnc(removal_factor=4))" and is_sided and is_later:
                 last = 100 * each.series.accuracy[-10:].mean()
-                means.setdefault(each.config["attack"], []).append(last)
+                # The closed form of a factor and its search are one attack.
+                side = each.attack, "sign=1" in each.config["attack"]
+                means.setdefault(side, []).append(last)
         worst.append(f"{min(sum(seeds) / len(seeds) for seeds in means.values()):.1f}")
     assert rows == [tuple(worst)]
 
