@@ -24,6 +24,7 @@ from regimes import (
     PRINTED,
     SIDED,
     UNSIDED,
+    borrowed_text,
     distance_table,
     gain_table,
     reading,
@@ -359,7 +360,22 @@ def side_claims(folder: Path) -> list[Claim]:
         f"GAS(Krum) − Krum: {interval(gains)}; paper: {signed(fmean(printed or [nan]))}.",
     ]
     sided = [pair for pair in gas_pairs(along) if pair.row in SIDED]
-    return [claim("side", sided, *means_of(along, BASES)), claim("krum", pairs, *notes)]
+    alone = own_runs(folder)
+    return [claim("side", sided, *alone, *means_of(along, BASES)), claim("krum", pairs, *notes)]
+
+
+def own_runs(folder: Path) -> list[str]:
+    """Return the note on the runs of the probes that count, with the interval without them."""
+    cells = Cells(folder, "table1-cifar10", attacks=SIDED)
+    gains = [(pair.first - pair.second).values for pair in gas_pairs(cells)]
+    found = {name: interval([each[name] for each in gains]) for name in METRICS}
+    if None in found.values():
+        return []
+    texts = [f"{name} {each}" for name, each in found.items()]
+    seeds = sorted({seed for each in gains for seed in each["best"]})
+    text = f"{' and '.join(map(str, seeds))} alone: {', '.join(texts)}."
+    lent = borrowed_text(folder).strip()
+    return [f"{lent} Seeds {text}"] if lent else []
 
 
 def distance(side: Side, paper: float) -> Side:

@@ -155,6 +155,46 @@ def distance_table(folder: Path, attacks: Sequence[str] = ATTACKS) -> list[str]:
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
+def seed_table(folder: Path) -> list[str]:
+    """Return how many seeds each cell has, one number for each reading."""
+    found = readings(folder)
+    if not found:
+        return []
+    rules = [*KRUM, *(name for base in BASES for name in (base, f"gas({base})"))]
+    lines = [["rule", *ATTACKS], ["---", *("---:" for _ in ATTACKS)]]
+    for rule in rules:
+        counts = [
+            [len(cells.values((rule, attack), METRICS["best"])) for cells in found.values()]
+            for attack in ATTACKS
+        ]
+        lines.append([rule, *(" / ".join(map(str, each)) for each in counts)])
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def borrowed_seeds(folder: Path) -> list[int]:
+    """Return the seeds of LIE, Min-Max and Min-Sum, 5 of 50, +1, that only the probes have."""
+    return sorted(
+        {
+            run.seed
+            for run in reading(folder, ALONG).runs
+            if run.suite == "probes" and run.rule not in KRUM and run.attack in SIDED
+        }
+    )
+
+
+def borrowed_text(folder: Path) -> str:
+    """Return a sentence on them, with a space before it; empty if there are none."""
+    seeds = borrowed_seeds(folder)
+    if not seeds:
+        return ""
+    listed = ", ".join(map(str, seeds))
+    return (
+        f" With 5 of 50 clients and sign = +1, seed {listed} of LIE, Min-Max and Min-Sum is that "
+        "of the [probes](probes.md): an earlier protocol, which draws other random groups, and for "
+        "Min-Max and Min-Sum the closed form of the factor, which the search tends to."
+    )
+
+
 WANTED = [
     (Source(ALL_CLIENTS, "later-training"), range(3)),
     (Source(ALL_CLIENTS, "printed-training"), range(3)),
@@ -163,10 +203,12 @@ WANTED = [
 """The parts that are to be complete, and their seeds."""
 
 
-def missing_table(folder: Path) -> str:
-    """Return the runs that each part lacks, by attack and seed, with the commands."""
+def missing_table(folder: Path, suites: Sequence[str] = (ALL_CLIENTS, "table1-cifar10")) -> str:
+    """Return the runs that each part of the suites lacks, by attack and seed, with the commands."""
     lines = ["| part | attacks | seeds | runs | command |", "|---|---|---|---:|---|"]
     for source, seeds in WANTED:
+        if source.suite not in suites:
+            continue
         name = f"docs/results/{source.suite}.toml" if source.suite == ALL_CLIENTS else source.suite
         own = str(folder / f"{source.suite}.toml") if source.suite == ALL_CLIENTS else source.suite
         part = next(each for each in read_suite(own).parts if each.name == source.part)
@@ -191,21 +233,23 @@ def missing_table(folder: Path) -> str:
 
 
 def sweep_table(folder: Path) -> str:
-    """Return runs, samples, seconds and samples per second of each sweep with all clients."""
+    """Return runs, samples, seconds and samples per second by part, attack and seed."""
     lines = [
-        "| training | attack | seed | runs | samples | seconds | samples per second |",
-        "|---|---|---:|---:|---:|---:|---:|",
+        "| part | attack | seed | runs | samples | seconds | samples per second | commit |",
+        "|---|---|---:|---:|---:|---:|---:|---|",
     ]
-    for source, _ in WANTED[:2]:
+    for source, _ in WANTED:
         groups: dict[tuple[int, int], list[Result]] = {}
-        for run in Cells(folder, source.suite, source.part).runs:
+        for run in _cells(folder, source).runs:
             key = ATTACKS.index(label(run.config["attack"])), run.seed
             groups.setdefault(key, []).append(run)
         for (place, seed), runs in sorted(groups.items()):
             samples, seconds = sum(r.num_samples for r in runs), sum(r.seconds for r in runs)
             speed = round(samples / seconds, -3)
+            commits = {(r.environment and r.environment.commit) or "unknown" for r in runs}
+            named = ", ".join(sorted(each[:12] for each in commits))
             lines.append(
-                f"| {source.part} | {ATTACKS[place]} | {seed} | {len(runs)} | {samples:,} "
-                f"| {seconds:,.0f} | {speed:,.0f} |"
+                f"| {source.suite}, {source.part} | {ATTACKS[place]} | {seed} | {len(runs)} "
+                f"| {samples:,} | {seconds:,.0f} | {speed:,.0f} | {named} |"
             )
     return "\n".join(lines)

@@ -242,6 +242,14 @@ def test_selection_draws_the_share_by_round_in_the_papers_two_groups():
             assert mean.get_ydata()[0] == pytest.approx(average)
 
 
+def test_selection_of_two_parts_has_the_conditions_of_these_alone():
+    results = made("figure1-motivation")
+    figure = figure_of("selection", results, part=["iid", "non-iid"])
+    (legend,) = figure.legends
+    wanted = [part.title for part in read_suite("figure1-motivation").parts[:2]]
+    assert [text.get_text() for text in legend.get_texts()] == wanted
+
+
 def test_the_outer_rule_decides_the_group_and_a_group_without_rules_is_left_out():
     assert by_group(["gas(median)", "median", "krum"]) == {
         INCLUDES: ["gas(median)"],

@@ -15,6 +15,7 @@ from made_results import ENVIRONMENT, made_results, without_kept, without_weight
 from outvote.experiment.plan import make_plan, table_cells
 from outvote.report import table_formats
 from outvote.report.cells import METRICS, OF_CLIENTS, Cell, spread_of
+from outvote.report.html_report import facts_of
 from outvote.report.layout import grids_of
 from outvote.report.provenance import provenance_of
 from outvote.report.rendered_table import render, render_table
@@ -396,6 +397,16 @@ def test_the_provenance_names_revisions_of_the_protocol_if_there_are_several():
     assert "Revisions of the protocol: 2, unknown; they may differ by rounding." in mixed.text()
 
 
+def test_the_provenance_states_that_the_commit_of_some_runs_is_unknown():
+    results = made_results({**OWN, "rule": "median", "attack": "lie"}, seeds=2)
+    without = msgspec.structs.replace(ENVIRONMENT, commit=None)
+    mixed = [results[0], replace(results[1], environment=without)]
+    assert "Commit: 0123456789ab, unknown." in provenance_of(grids_of(mixed)).text()
+    assert dict(facts_of(mixed))["Commit"] == "0123456789ab, unknown"
+    alone = provenance_of(grids_of([mixed[1]]))
+    assert "Commit: unknown." in alone.text()
+
+
 def test_the_provenance_names_protocols_if_there_are_several():
     results = made_results({**OWN, "rule": "gas(median)", "attack": "lie"}, seeds=2)
     assert "Protocols" not in provenance_of(grids_of(results)).text()
@@ -418,6 +429,13 @@ def test_an_unknown_part_is_named_with_the_closest():
     with pytest.raises(ValueError, match=r"unknown part 'mian'.*main"):
         grids_of(table1(), "mian")
     assert {grid.part for grid in grids_of(table1(), "main")} == {"main"}
+
+
+def test_several_parts_can_be_wanted():
+    both = ["main", "other-side"]
+    assert {grid.part for grid in grids_of(table1(), both)} == set(both)
+    with pytest.raises(ValueError, match=r"unknown part 'mian'.*main"):
+        grids_of(table1(), ["other-side", "mian"])
 
 
 @pytest.mark.parametrize("write", [markdown, latex, to_csv, as_json])

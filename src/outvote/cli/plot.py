@@ -28,7 +28,7 @@ FORMATS = ("png", "svg", "pdf")
     default="best",
     help="Of heatmaps: an accuracy, Byzantine selection rate or weight, or the deviation.",
 )
-@click.option("--part", help="Only this part of the suite.")
+@click.option("--part", multiple=True, help="Only this part of the suite; may be repeated.")
 @suites_option
 @click.option("--run", help="identification: the name or hash of a run.")
 def command(paths: tuple[Path, ...], kind: str, output: Path, as_json: bool, **how: Any) -> None:

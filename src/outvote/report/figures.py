@@ -46,7 +46,7 @@ def figure_file(
     format_: str,
     *,
     metric: Metric = "best",
-    part: str | None = None,
+    part: str | Sequence[str] | None = None,
     suites: Sequence[str] = (),
     run: str | None = None,
 ) -> bytes:
@@ -60,7 +60,7 @@ def figure_of(
     results: Sequence[Result],
     *,
     metric: Metric = "best",
-    part: str | None = None,
+    part: str | Sequence[str] | None = None,
     suites: Sequence[str] = (),
     run: str | None = None,
 ) -> Figure:

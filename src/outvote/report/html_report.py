@@ -204,7 +204,7 @@ def facts_of(results: Sequence[Result]) -> Facts:
         for name in ("outvote", "torch", "numpy", "python")
         if found
     ]
-    commits = {each.commit[:12] for each in found if each.commit is not None}
+    commits = {(each.commit or "unknown")[:12] for each in found}
     return [
         ("Runs", _counts(results)),
         ("Seeds", f"{len({result.seed for result in results}):,}"),

@@ -21,9 +21,11 @@ CODE, CODE_DIGITS = ", code ", 7
 
 
 def grids_of(
-    results: Sequence[Result], part: str | None = None, sources: Sequence[str] = ()
+    results: Sequence[Result],
+    part: str | Sequence[str] | None = None,
+    sources: Sequence[str] = (),
 ) -> list[Grid]:
-    """Lay all runs out, suite by suite; `part` is the name of the only part wanted.
+    """Lay all runs out, suite by suite; `part` names the only part wanted, or several.
 
     `sources` are files of suites that do not come with outvote.
     """
@@ -35,13 +37,15 @@ def grids_of(
         for name, group in by_suite.items()
         for grid in _grids_of_suite(name, group, known_sources.get(name))
     ]
-    if part is None:
+    wanted = [part] if isinstance(part, str) else list(part or ())
+    if not wanted:
         return grids
     known = sorted({grid.part for grid in grids if grid.part})
-    if part not in known:
-        hint = closest(part, known) if known else "these runs belong to no suite with parts."
-        raise ValueError(f"unknown part {part!r}; {hint}")
-    return [grid for grid in grids if grid.part == part]
+    for name in wanted:
+        if name not in known:
+            hint = closest(name, known) if known else "these runs belong to no suite with parts."
+            raise ValueError(f"unknown part {name!r}; {hint}")
+    return [grid for grid in grids if grid.part in wanted]
 
 
 def _sources(names: Collection[str], own: Sequence[str]) -> dict[str, str]:

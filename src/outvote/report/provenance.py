@@ -33,6 +33,7 @@ class Provenance:
     outvote: list[str]
     torch: list[str]
     commits: list[str]
+    """"unknown" is one of them where a run does not name its own."""
     protocols: list[int]
     """Numbers of different ones are different draws."""
     revisions: list[str]
@@ -84,7 +85,7 @@ def provenance_of(grids: Sequence[Grid]) -> Provenance:
         devices=ordered(each.device for each in found),
         outvote=ordered(each.outvote for each in found),
         torch=ordered(each.torch for each in found),
-        commits=ordered(each.commit for each in found if each.commit is not None),
+        commits=ordered(each.commit or "unknown" for each in found),
         protocols=ordered(each.protocol for each in found),
         revisions=ordered(str(each.revision or "unknown") for each in found),
         precisions=ordered(each.precision for each in found),

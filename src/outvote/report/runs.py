@@ -175,7 +175,7 @@ class Runs(Sequence[Result]):
         *,
         path: AnyPath | None = None,
         metric: Metric = "best",
-        part: str | None = None,
+        part: str | Sequence[str] | None = None,
         suites: Sequence[str] = (),
         run: str | None = None,
     ) -> "Figure":
@@ -186,7 +186,7 @@ class Runs(Sequence[Result]):
                 bound (of runs with `theory`).
             path: The file to write as well: .png, .svg or .pdf.
             metric: Of heatmap and f-beta; the names are those of `table`.
-            part: The name of the only part of a suite that is wanted.
+            part: The name of the only part of a suite that is wanted, or several names.
             suites: Paths of your own suites (path.toml).
             run: identification: the name or hash of a run.
         """
