@@ -18,7 +18,7 @@ from outvote.suites.suite import suite_names
 from regimes import AGAINST, ALONG, LATER, gain_table, missing_table, sweep_table
 
 ROOT = Path(__file__).parents[1]
-FOLDER, README = ROOT / "docs" / "results", ROOT / "README.md"
+FOLDER = ROOT / "docs" / "results"
 MADE = "made by tools/results_pages.py -->"
 FIGURES = {
     "table1-cifar10": ("curves", "--part", "other-side"),
@@ -73,10 +73,15 @@ def _run(words: list[str]) -> None:
         raise SystemExit(f"outvote {' '.join(words)} ended with {code}")
 
 
-def with_gains(readme: str, folder: Path) -> str:
-    """Return the README with the gains of GAS in both regimes put between its marks."""
+def with_gains(page: str, folder: Path) -> str:
+    """Return the first page of the results with the gains of GAS in both regimes between marks."""
     table = "\n".join(gain_table(folder, (LATER, ALONG, AGAINST)))
-    return put_between(readme, f"<!-- gains, {MADE}", "<!-- end of gains -->", table)
+    return put_between(page, f"<!-- gains, {MADE}", "<!-- end of gains -->", table)
+
+
+def with_tables(page: str, folder: Path) -> str:
+    """Return the first page of the results with all its tables."""
+    return with_sweeps(with_gains(page, folder), folder)
 
 
 def with_sweeps(page: str, folder: Path) -> str:
@@ -91,7 +96,7 @@ def main() -> None:
     for name, text in tables(FOLDER).items():
         (FOLDER / name).write_text(text, encoding="utf-8")
     figures(FOLDER)
-    pages = {README: with_gains, FOLDER / "README.md": with_sweeps, PAGE: with_worst_cases}
+    pages = {FOLDER / "README.md": with_tables, PAGE: with_worst_cases}
     pages[who_pays.PAGE] = who_pays.with_who_pays
     pages[client_selection.PAGE] = client_selection.with_client_selection
     pages[theory_bounds.PAGE] = theory_bounds.with_theory_bounds
