@@ -1,4 +1,4 @@
-"""Draw one image per rule, and the figures of GAS: python docs/make_rule_images.py [-o FOLDER].
+"""Draw one image per rule, and the figures of GAS: python docs/make_rule_images.py [NAME].
 
 A rule's image has two coordinates of a toy round: how much each gradient counts, and the update.
 Needs matplotlib: pip install 'outvote[plots]'.
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import outvote as ov
+from outvote.errors import closest
 from outvote.rules.rule_spec import RULES
 
 mpl.use("svg")
@@ -49,13 +50,19 @@ Matrix = NDArray[np.float64]
 def main() -> None:
     """Draw everything."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    known = [*RULES, *GAS_FIGURES]
+    parser.add_argument("names", nargs="*", default=known, help="rules or figures; default: all")
     parser.add_argument("-o", "--output", type=Path, default=FOLDER, help="folder")
-    folder = parser.parse_args().output
+    words = parser.parse_args()
+    for name in words.names:
+        if name not in known:
+            parser.error(f"there is no rule or figure {name!r}; {closest(name, known)}")
     with plt.rc_context(STYLE):
-        for name in RULES:
-            save(draw_rule(name), folder / "rules" / f"{name}.svg")
-        for name, draw in GAS_FIGURES.items():
-            save(draw(), folder / "gas" / f"{name}.svg")
+        for name in words.names:
+            if name in RULES:
+                save(draw_rule(name), words.output / "rules" / f"{name}.svg")
+            else:
+                save(GAS_FIGURES[name](), words.output / "gas" / f"{name}.svg")
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -106,7 +113,7 @@ def gas_round() -> Matrix:
     random = np.random.default_rng(0)
     is_strong = random.random((15, 10_000)) < 0.02
     honest = 0.5 + random.normal(size=(15, 10_000)) * np.where(is_strong, 10, 1)
-    return np.concatenate([ov.LIE()(honest, num_byzantine=5), honest])
+    return np.concatenate([ov.LIE(z=1.25)(honest, num_byzantine=5), honest])
 
 
 def draw_whole() -> Figure:
@@ -166,7 +173,7 @@ def draw_number() -> Figure:
     honest = gas_round()[5:]
     numbers, mean = [1, 3, 10, 30, 100, 300, 1000, 3000, 10_000], honest.mean(axis=0)
     figure, axes = plt.subplots(figsize=(7.4, 3.0), layout="constrained")
-    for text, colour in (("lie", GREY), ("gas-aware(draws=4)", RED)):
+    for text, colour in (("lie(z=1.25)", GREY), ("gas-aware(draws=2)", RED)):
         errors = []
         for number in numbers:
             rule = ov.GAS(ov.MultiKrum(), num_groups=number)

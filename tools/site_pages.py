@@ -22,6 +22,7 @@ SIZES = (5, 10, 20, 50)
 
 _LINK = re.compile(r"(\]\()(?!https?:|#|<)([^)#\s]+)((?:#[^)\s]*)?\))")
 _FENCE = re.compile(r"^( *)(```+).*?^\1\2 *$", flags=re.MULTILINE | re.DOTALL)
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _LABEL = re.compile(r"(Needs|Tolerates|Differs from [^:]+?|Reference): ")
 
 
@@ -60,6 +61,10 @@ def make_site() -> Site:
         waiting.append((name, path.read_text("utf-8")))
     for path in sorted(DOCS.glob("notebooks/*.ipynb")):
         _add_notebook(site, path)
+    for path in sorted(DOCS.glob("**/*.*")):
+        if path.suffix not in (".md", ".py", ".ipynb"):
+            site.where[path.relative_to(ROOT).as_posix()] = path.relative_to(DOCS).as_posix()
+    _add_decisions(site)
     while waiting:
         name, text = waiting.pop()
         if name not in site.where:
@@ -196,7 +201,7 @@ def notebook_page(notebook: Mapping[str, Any], name: str) -> tuple[str, dict[str
             parts.append(text)
             continue
         parts.append(f"```python\n{text}\n```")
-        for output in cell["outputs"]:
+        for output in _joined(cell["outputs"]):
             data = output.get("data", {})
             if "image/png" in data:
                 file = f"{name}-{len(images) + 1}.png"
@@ -206,11 +211,26 @@ def notebook_page(notebook: Mapping[str, Any], name: str) -> tuple[str, dict[str
                 html = re.sub(r"\n\s*\n", "\n", "".join(data["text/html"]))
                 parts.append(f'<div class="notebook-output">\n{html}\n</div>')
             else:
-                plain = "".join(output.get("text") or data.get("text/plain", ""))
+                plain = _ANSI.sub("", "".join(output.get("text") or data.get("text/plain", "")))
                 parts.append(f"```text\n{plain.rstrip()}\n```")
     head, *rest = parts
     link = f"This page is a notebook: [{name}.ipynb]({name}.ipynb)."
     return "\n\n".join([head, link, *rest]) + "\n", images
+
+
+def _joined(outputs: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the outputs of a cell, with all that it printed in a row as one."""
+    printed: list[str] = []
+    for output in outputs:
+        if output["output_type"] == "stream":
+            printed += output["text"]
+            continue
+        if printed:
+            yield {"text": printed}
+            printed = []
+        yield output
+    if printed:
+        yield {"text": printed}
 
 
 def mathml(html: str) -> str:
@@ -249,6 +269,17 @@ def _add_names(site: Site) -> None:
 
     site.pages |= {f"rules/{name}.md": rule_page(name) for name in RULES}
     site.pages |= {f"attacks/{name}.md": attack_page(name) for name in ATTACKS}
+
+
+def _add_decisions(site: Site) -> None:
+    """Add the page that the folder of decisions is on the site."""
+    lines = [
+        f"- [{path.read_text('utf-8').partition(chr(10))[0].removeprefix('# ')}]({path.name})"
+        for path in sorted(DOCS.glob("decisions/*.md"))
+    ]
+    head = "# Decisions\n\nWhy things are as they are, one page each.\n\n"
+    site.pages["decisions/index.md"] = head + "\n".join(lines) + "\n"
+    site.where["docs/decisions"] = "decisions/index.md"
 
 
 def _add_notebook(site: Site, path: Path) -> None:
@@ -290,7 +321,7 @@ def _linked(site: Site, name: str, text: str) -> Iterator[tuple[str, str]]:
     }
     for target in sorted(targets - set(site.where)):
         path = ROOT / target
-        if target.startswith("docs/") or not path.exists():
+        if not path.exists():
             continue
         if path.is_dir():
             yield target, ""
