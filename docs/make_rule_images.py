@@ -137,8 +137,13 @@ def draw_scores(scores: NDArray[np.float64], label: str) -> Figure:
     for bar, dropped in zip(bars, is_dropped, strict=True):
         if dropped:
             middle = bar.get_x() + bar.get_width() / 2
-            axes.annotate("dropped", (middle, bar.get_height()), (0, 3), rotation=90, fontsize=8,
-                          textcoords="offset points", ha="center", va="bottom", color="#444444")  # fmt: skip
+            style = {"rotation": 90, "fontsize": 8, "color": "#444444", "ha": "center"}
+            axes.annotate(
+                *("dropped", (middle, bar.get_height()), (0, 3)),
+                textcoords="offset points",
+                va="bottom",
+                **style,
+            )
     legend(axes)
     axes.set(xlabel="client", ylabel=label, xticks=range(20), ylim=(0, 1.45 * max(scores)))
     return figure

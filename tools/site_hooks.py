@@ -11,7 +11,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "src")]
 
-import site_pages
+import site_pages  # noqa: E402  (MkDocs does not put tools/ on the path)
 
 SITE = site_pages.Site()
 

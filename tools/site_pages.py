@@ -128,28 +128,34 @@ def rule_page(name: str) -> str:
     reference = DOCS / "reference" / "rules.md"
     (facts,) = (row for row in table_rows(reference, "Kinds") if row["rule"] == name)
     (not_from,) = (
-        row for row in table_rows(DOCS / "concepts" / "limits.md", "Rule by rule")
+        row
+        for row in table_rows(DOCS / "concepts" / "limits.md", "Rule by rule")
         if row["rule"].strip("`") == name
     )
     limits = [str(rule.max_byzantine(size)) for size in SIZES]
     shown = f"{name}(median)" if is_wrapper else name
+    alt = f"{name}: gradients of a toy round, how much each counts, and the update"
+    kinds = (
+        f"Kind: {facts['kind']}. Needs f: {facts['needs f']}. Can be wrapped: "
+        f"{facts['can be wrapped']}. Random: {facts['random']}. State: {facts['state']}. The words "
+        "are explained on the [page of all rules](../reference/rules.md#kinds)."
+    )
+    gaps = (
+        f"**Does not protect from** {not_from['does not protect from']}. "
+        "More in [what rules do not protect from](../concepts/limits.md)."
+    )
     parts = [
         f"# {name}",
         about.summary,
-        f"![{name}: gradients of a toy round, how much each counts, and the update]"
-        f"(../images/rules/{name}.svg)",
+        f"![{alt}](../images/rules/{name}.svg)",
         *_formula(about),
         *_facts(about),
         "## Parameters",
         _parameters(reference, "rule", name),
         "## Limits",
-        _table(["", *(f"n = {size}" for size in SIZES)],
-               [[f"largest f of `{shown}`", *limits]]),
-        f"Kind: {facts['kind']}. Needs f: {facts['needs f']}. Can be wrapped: "
-        f"{facts['can be wrapped']}. Random: {facts['random']}. State: {facts['state']}. The words "
-        "are explained on the [page of all rules](../reference/rules.md#kinds).",
-        f"**Does not protect from** {not_from['does not protect from']}. "
-        "More in [what rules do not protect from](../concepts/limits.md).",
+        _table(["", *(f"n = {size}" for size in SIZES)], [[f"largest f of `{shown}`", *limits]]),
+        kinds,
+        gaps,
         *_example(about),
         "## Class",
         _class_of(kind),
@@ -168,6 +174,12 @@ def attack_page(name: str) -> str:
     section = _attack_section(reference, name)
     degenerate = re.search(r"^- \*\*Degenerate\*\*: (.*)$", section, flags=re.MULTILINE)
     words = section.split("![")[0].strip()
+    kinds = (
+        f"Calls the rule: {facts['calls the rule']}. Random: {facts['random']}. All attackers send "
+        f"one row: {facts['all send one row']}. State: {facts['state']}. Sends NaN or infinity: "
+        f"{facts['not finite']}. The words are explained on the "
+        "[page of all attacks](../reference/attacks.md#kinds)."
+    )
     parts = [
         f"# {name}",
         about.summary,
@@ -179,10 +191,7 @@ def attack_page(name: str) -> str:
         _parameters(reference, "attack", name),
         "## Limits",
         f"Degenerate cases: {degenerate[1] if degenerate else 'none'}.",
-        f"Calls the rule: {facts['calls the rule']}. Random: {facts['random']}. All attackers send "
-        f"one row: {facts['all send one row']}. State: {facts['state']}. Sends NaN or infinity: "
-        f"{facts['not finite']}. The words are explained on the "
-        "[page of all attacks](../reference/attacks.md#kinds).",
+        kinds,
         *_example(about),
         "## Class",
         _class_of(kind),
@@ -359,8 +368,10 @@ def _parameters(reference: Path, column: str, name: str) -> str:
     if not rows:
         return "None."
     head = ["parameter", "letter", "default", "meaning"]
-    return _table(head, [[re.sub(r"\]\((?!\.\.)", "](../reference/", row[key]) for key in head]
-                         for row in rows])
+    return _table(
+        head,
+        [[re.sub(r"\]\((?!\.\.)", "](../reference/", row[key]) for key in head] for row in rows],
+    )
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:

@@ -1,4 +1,4 @@
-"""The site is built without a warning, loads nothing from elsewhere, and can be searched from disk."""
+"""The site is built without a warning, loads nothing from elsewhere, and is searched from disk."""
 
 import os
 import re
@@ -72,7 +72,9 @@ def test_a_page_that_loads_from_elsewhere_would_be_found():
 
 
 @pytest.mark.skipif(find_browser() is None, reason="needs Chromium")
-@pytest.mark.parametrize("page", ["index.html", "rules/gas.html", "notebooks/reading-an-audit.html"])
+@pytest.mark.parametrize(
+    "page", ["index.html", "rules/gas.html", "notebooks/reading-an-audit.html"]
+)
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_page_opens_from_disk_fits_and_asks_for_files_alone(site, tmp_path, page, width):
     with Browser(tmp_path, width=width) as browser:

@@ -86,7 +86,12 @@ def test_every_link_of_the_site_leads_to_a_file(site):
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_has_formula_image_limits_gaps_and_reference(name):
     page = site_pages.rule_page(name)
-    for words in ("## Formula\n\n$$", "**Tolerates**", "**Reference**", "**Does not protect from**"):
+    for words in (
+        "## Formula\n\n$$",
+        "**Tolerates**",
+        "**Reference**",
+        "**Does not protect from**",
+    ):
         assert words in page
     assert "| largest f of" in page
     assert f"::: {RULES[name].__module__}.{RULES[name].__name__}" in page

@@ -1,4 +1,4 @@
-"""README and first pages are correct: code runs, commands print what is shown, the tree is whole."""
+"""README and first pages are correct: code runs, commands print what is shown, trees are whole."""
 
 import re
 import runpy
