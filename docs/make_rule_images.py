@@ -18,7 +18,6 @@ from outvote.rules.rule_spec import RULES
 
 mpl.use("svg")
 from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 FOLDER = Path(__file__).parent / "images"
@@ -144,15 +143,16 @@ def draw_scores(scores: NDArray[np.float64], label: str) -> Figure:
                 va="bottom",
                 **style,
             )
-    legend(axes)
-    axes.set(xlabel="client", ylabel=label, xticks=range(20), ylim=(0, 1.45 * max(scores)))
+    add_legend(figure)
+    axes.set(xlabel="client", ylabel=label, xticks=range(20), ylim=(0, 1.42 * max(scores)))
     return figure
 
 
-def legend(axes: Axes) -> None:
-    """Name the two colours."""
+def add_legend(figure: Figure) -> None:
+    """Name the two colours, above the axes."""
     handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in (RED, GREY)]
-    axes.legend(handles, ["Byzantine", "honest"], frameon=False, ncols=2, loc="upper right")
+    names = ["Byzantine", "honest"]
+    figure.legend(handles, names, frameon=False, ncols=2, loc="outside upper right")
 
 
 def draw_groups() -> Figure:

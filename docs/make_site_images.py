@@ -18,8 +18,8 @@ FOLDER = ROOT / "docs" / "images"
 SETTLED = 1.0
 """Seconds until everything is drawn."""
 IMAGES = {
-    "site-light": ("rules/gas.html", 1180, 900, False),
-    "site-dark": ("concepts/gas-in-figures.html", 1180, 900, True),
+    "site-light": ("rules/gas.html", 1280, 860, False),
+    "site-dark": ("concepts/gas-in-figures.html", 1280, 860, True),
     "site-phone": ("tutorial/1-aggregate.html", 390, 760, False),
 }
 
