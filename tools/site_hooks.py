@@ -41,8 +41,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point links to files of the repository to where the site has them."""
-    return site_pages.rewrite_links(markdown, page.file.src_uri, SITE)
+    """Point links to files of the repository to where the site has them, and add some."""
+    uri = page.file.src_uri
+    return site_pages.link_names(site_pages.rewrite_links(markdown, uri, SITE), uri)
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:

@@ -91,6 +91,18 @@ def rewrite_links(text: str, uri: str, site: Site) -> str:
     return _outside_code(text, lambda part: _LINK.sub(replaced, part))
 
 
+def link_names(text: str, uri: str) -> str:
+    """Return a page on which the names in the table of kinds lead to their own pages."""
+    folder = {"reference/rules.md": "rules", "reference/attacks.md": "attacks"}.get(uri)
+    head, mark, rest = text.partition("\n## Kinds\n")
+    if folder is None or not mark:
+        return text
+    section, mark_after, after = rest.partition("\n## ")
+    row = re.compile(r"^\| ([a-z-]+) \| `", flags=re.MULTILINE)
+    section = row.sub(rf"| [\1](../{folder}/\1.md) | `", section)
+    return f"{head}{mark}{section}{mark_after}{after}"
+
+
 def describe(docstring: str) -> Description:
     """Take the docstring of a rule or an attack apart."""
     text = "\n".join(line.removeprefix("    ") for line in docstring.strip().splitlines())

@@ -176,6 +176,17 @@ def test_every_formula_becomes_mathml_without_a_rest_of_tex():
         site_pages.mathml(r'<span class="arithmatex">\(\nosuchcommand x\)</span>')
 
 
+@pytest.mark.parametrize(("kind", "names"), [("rules", RULES), ("attacks", ATTACKS)])
+def test_the_table_of_kinds_leads_to_every_page(kind, names):
+    text = (REFERENCE / f"{kind}.md").read_text(encoding="utf-8")
+    linked = site_pages.link_names(text, f"reference/{kind}.md")
+    assert re.findall(rf"^\| \[[a-z-]+\]\(\.\./{kind}/([a-z-]+)\.md\)", linked, re.MULTILINE) == [
+        *names
+    ]
+    assert re.sub(r"\[([a-z-]+)\]\(\.\./(?:rules|attacks)/\1\.md\)", r"\1", linked) == text
+    assert site_pages.link_names(text, "how-to/data.md") == text
+
+
 def test_links_in_code_stay(site):
     text = "[a](../../README.md)\n\n```md\n[a](../../README.md)\n```\n"
     found = site_pages.rewrite_links(text, "how-to/data.md", site)
