@@ -1,7 +1,7 @@
 # Everything a newcomer needs is one verb away; `make help` lists the verbs.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-kernels check format bench race venv clean
+.PHONY: help demo test test-all test-kernels check format docs notebooks bench race venv clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -25,6 +25,7 @@ test: check ## check, then the fast tests
 
 test-all: check ## check, then all tests, slow ones too
 	$(PIP_INSTALL) 'flwr[simulation]' # brings Ray, which the tests start in a network namespace only
+	$(PIP_INSTALL) -e '.[docs]' # the site and the notebooks
 	$(PYTEST) -m ""
 
 KERNEL_TESTS := tests/golden tests/unit/test_order_kernels.py tests/unit/test_group_kernels.py tests/unit/test_aggregate.py tests/unit/test_batch_norm.py tests/unit/test_convolution_kernels.py tests/unit/test_stacked_on_device.py tests/unit/test_keyed_order.py tests/unit/test_attack_statistics.py
@@ -42,6 +43,15 @@ check: $(STAMP) ## formatting, lint, types, import layers, words; changes nothin
 format: $(STAMP) ## format the code and apply the safe fixes of the linter
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
+
+docs: $(STAMP) ## build the site into site/: open site/index.html
+	$(PIP_INSTALL) -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo site/index.html
+
+notebooks: $(STAMP) ## execute the notebooks of the docs, and keep their outputs
+	$(PIP_INSTALL) -e '.[docs]'
+	$(BIN)/python tools/run_notebooks.py
 
 bench: $(STAMP) ## time rules, attacks and simulator beside plain loops and ByzFL
 	$(BIN)/python benchmarks/bench_rules.py
@@ -64,5 +74,5 @@ endif
 	@touch $@
 
 clean: ## remove .venv, caches and build output; runs/ stays
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

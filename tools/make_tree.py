@@ -49,7 +49,8 @@ def _block(title: str, folder: Path) -> str:
 
 
 def _cell(path: Path) -> str:
-    return first_line(path).replace("|", "\\|").replace("<->", "&lt;-&gt;")
+    text = first_line(path).replace("|", "\\|").replace("<->", "&lt;-&gt;")
+    return text.replace("[", "\\[")  # else a reference
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from regimes import (
 )
 
 ROOT = Path(__file__).parents[1]
-FOLDER, README = ROOT / "docs" / "results", ROOT / "README.md"
+FOLDER = ROOT / "docs" / "results"
 MADE = "made by tools/results_pages.py -->"
 FIGURES = {
     "table1-cifar10": ("curves", "--part", "other-side"),
@@ -135,10 +135,15 @@ def _run(words: list[str]) -> None:
         raise SystemExit(f"outvote {' '.join(words)} ended with {code}")
 
 
-def with_gains(readme: str, folder: Path) -> str:
-    """Return the README with the gains of GAS in both regimes put between its marks."""
+def with_gains(page: str, folder: Path) -> str:
+    """Return the first page of the results with the gains of GAS in both regimes between marks."""
     table = "\n".join(gain_table(folder, (LATER, ALONG, AGAINST)))
-    return put_between(readme, f"<!-- gains, {MADE}", "<!-- end of gains -->", table)
+    return put_between(page, f"<!-- gains, {MADE}", "<!-- end of gains -->", table)
+
+
+def with_tables(page: str, folder: Path) -> str:
+    """Return the first page of the results with all its tables."""
+    return with_missing(with_gains(page, folder), folder)
 
 
 def with_missing(page: str, folder: Path) -> str:
@@ -152,7 +157,7 @@ def main() -> None:
     for name, text in tables(FOLDER).items():
         (FOLDER / name).write_text(text, encoding="utf-8")
     figures(FOLDER)
-    pages = {README: with_gains, FOLDER / "README.md": with_missing, PAGE: with_worst_cases}
+    pages = {FOLDER / "README.md": with_tables, PAGE: with_worst_cases}
     pages[who_pays.PAGE] = who_pays.with_who_pays
     pages[client_selection.PAGE] = client_selection.with_client_selection
     pages[theory_bounds.PAGE] = theory_bounds.with_theory_bounds

@@ -1,55 +1,49 @@
-"""The README is correct: its code runs, its commands print what is shown, its tree is complete."""
+"""README and first pages are correct: code runs, commands print what is shown, trees are whole."""
 
 import re
 import runpy
 import shlex
-from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 from command_line import run
+from doc_pages import (
+    IN_ORDER,
+    ROOT,
+    blocks,
+    expected_output,
+    paths_of_tree,
+    python_blocks,
+    shown_commands,
+    squeezed,
+)
 from outvote.rules.rule import Wrapper
 from outvote.rules.rule_spec import RULES
 
-ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
-PYTHON = [text for kind, text in BLOCKS if kind == "python"]
-PROMPT = "$ outvote "
-
-
-def commands():
-    """Every command shown, with the lines of output shown below it."""
-    for text in (text for kind, text in BLOCKS if kind == "console"):
-        for shown in text.split(PROMPT)[1:]:
-            command, _, output = shown.partition("\n")
-            yield command, [squeezed(line) for line in output.splitlines()]
-
-
-def squeezed(line):
-    return " ".join(line.split())
-
-
-COMMANDS = dict(commands())
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = {page: shown_commands(page) for page in IN_ORDER}
+EVERY_COMMAND = [(page, command) for page, shown in COMMANDS.items() for command in shown]
+NEEDS = {"docs/tutorial/4-flower.md": "flwr", "docs/how-to/clusters.md": "submitit"}
+SLOW = ("docs/how-to/clusters.md", "docs/tutorial/2-simulate.md")
+TREE = "docs/reference/tree.md"
 
 
 def tree():
     """The paths of the tree, folders included."""
-    text = next(text for _, text in BLOCKS if text.startswith("src/outvote/"))
-    folders: dict[int, str] = {}
-    for line in text.splitlines():
-        name = line.split()[0]
-        indent = len(line) - len(line.lstrip())
-        parent = "" if indent == 0 else folders[indent - 2]
-        folders[indent] = parent + name
-        yield parent + name
+    text = (ROOT / TREE).read_text(encoding="utf-8")
+    return paths_of_tree(next(t for _, t in blocks(text) if t.startswith("src/outvote/")))
+
+
+def with_verbs(*verbs):
+    return [each for each in EVERY_COMMAND if each[1].split()[0] in verbs]
 
 
 @pytest.fixture
 def updates(tmp_path, monkeypatch):
-    """The folder that the README aggregates: four honest clients, a Byzantine one, a broken one."""
+    """The folder that is aggregated: four honest clients, a Byzantine one, a broken one."""
     random = np.random.default_rng(0)
     honest = 1 + 0.1 * random.standard_normal((4, 1000), dtype=np.float32)
     rows = [*honest, -2 * honest.mean(0), np.full(1000, np.nan, np.float32)]
@@ -59,40 +53,74 @@ def updates(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def assert_prints_as_shown(capsys, command):
+def assert_prints_as_shown(capsys, page, command):
     result = run(capsys, *shlex.split(command))
     assert result.code == 0, result.err
     printed = [squeezed(line) for line in result.out.splitlines()]
-    for line in COMMANDS[command]:
+    for line in COMMANDS[page][command]:
         assert line in printed
 
 
-def test_every_python_block_runs_and_prints_its_comments(capsys, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    names: dict[str, object] = {}
-    for text in PYTHON:
-        exec(compile(text, "README.md", "exec"), names)
-        shown = re.findall(r"^ *print\(.*\)  # (.*)$", text, flags=re.MULTILINE)
-        assert capsys.readouterr().out.splitlines() == shown
+def run_page(page, folder, monkeypatch, capsys):
+    """Execute the code of a page as one program, in a folder that has the examples."""
+    pytest.importorskip(NEEDS.get(page, "numpy"))
+    monkeypatch.chdir(folder)
+    (folder / "examples").symlink_to(ROOT / "examples")
+    names: dict[str, object] = {"__name__": "page"}
+    for text in python_blocks(page):
+        exec(compile(text, page, "exec"), names)
+    assert capsys.readouterr().out.splitlines() == expected_output(page)
+
+
+def test_the_readme_is_short():
+    assert len(README) <= 7000
+
+
+@pytest.mark.parametrize("page", [page for page in IN_ORDER if page not in SLOW])
+def test_the_code_of_a_page_runs_and_prints_what_is_shown(page, tmp_path, monkeypatch, capsys):
+    run_page(page, tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", SLOW)
+def test_the_code_of_a_slow_page_runs(page, tmp_path, monkeypatch, capsys):
+    run_page(page, tmp_path, monkeypatch, capsys)
 
 
 def test_the_first_example_has_ten_statements_or_fewer():
-    lines = [line for line in PYTHON[0].splitlines() if line.strip()]
+    lines = [line for line in python_blocks("README.md")[0].splitlines() if line.strip()]
     assert len([line for line in lines if not line.startswith("import ")]) <= 10
 
 
 @pytest.mark.parametrize(
-    "command", [c for c in COMMANDS if c.split()[0] in ("list", "show", "plan", "doctor", "stress")]
+    ("page", "command"), with_verbs("list", "show", "plan", "doctor", "stress")
 )
-def test_every_command_without_side_effects_prints_what_is_shown(capsys, monkeypatch, command):
+def test_commands_without_side_effects_print_what_is_shown(capsys, monkeypatch, page, command):
     monkeypatch.chdir(ROOT)
-    assert_prints_as_shown(capsys, command)
+    assert_prints_as_shown(capsys, page, command)
 
 
 @pytest.mark.usefixtures("updates")
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("aggregate")])
-def test_aggregate_prints_what_is_shown(capsys, command):
-    assert_prints_as_shown(capsys, command)
+@pytest.mark.parametrize(("page", "command"), with_verbs("aggregate"))
+def test_aggregate_prints_what_is_shown(capsys, page, command):
+    assert_prints_as_shown(capsys, page, command)
+
+
+@pytest.mark.parametrize(("page", "command"), EVERY_COMMAND)
+def test_every_command_has_options_that_exist(page, command):
+    """Parsed as the program does, but not executed."""
+    from outvote.cli.app import program
+
+    words = shlex.split(command)
+    context = click.Context(program)
+    verb = program.get_command(context, words[0])
+    assert verb is not None, page
+    rest = words[1:]
+    if isinstance(verb, click.Group):
+        verb, rest = verb.get_command(context, rest[0]), rest[1:]
+    known = {option for each in verb.params for option in each.opts}
+    given = {word.partition("=")[0] for word in rest if word.startswith("-")}
+    assert given <= known, page
 
 
 @pytest.mark.slow
@@ -103,7 +131,9 @@ def test_demo_prints_what_is_shown(capsys, tmp_path, monkeypatch):
     printed = {
         line.split()[0]: line.split()[1:] for line in result.out.splitlines() if line.strip()
     }
-    for line in COMMANDS["demo"][2:]:
+    shown = COMMANDS["docs/tutorial/index.md"]["demo"][2:]
+    assert shown
+    for line in shown:
         rule, *numbers = line.split()
         # Other processors round differently, and training amplifies it.
         found = [float(number) for number in printed[rule]]
@@ -113,25 +143,30 @@ def test_demo_prints_what_is_shown(capsys, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_example_of_a_simulation_runs(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
+    assert "run examples/small.toml" in COMMANDS["README.md"]
     result = run(capsys, "run", "examples/small.toml", "--output", tmp_path)
     assert result.code == 0, result.err
 
 
-def test_every_verb_is_shown():
+def test_every_verb_is_shown_on_the_page_of_the_command_line():
     from outvote.cli.app import VERBS
 
-    assert {command.split()[0] for command in COMMANDS} == set(VERBS)
+    page = "docs/reference/command-line.md"
+    assert {command.split()[0] for command in COMMANDS[page]} == set(VERBS)
+    table = (ROOT / page).read_text(encoding="utf-8").split("\n**Exit codes**")[0]
+    first = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert set(re.findall(r"`(\w+)`", " ".join(first))) == set(VERBS)
 
 
 def test_the_rule_shown_is_the_rule_in_the_examples():
-    shown = next(text for text in PYTHON if "class MyRule" in text)
+    shown = next(t for t in python_blocks("docs/tutorial/3-own-rule.md") if "class MyRule" in t)
     source = (ROOT / "examples" / "my_rule.py").read_text()
     body = shown[shown.index("        scores =") :]
     assert body in source
 
 
 def test_the_attack_shown_is_the_attack_in_the_examples():
-    shown = next(text for text in PYTHON if "class MyAttack" in text)
+    shown = next(t for t in python_blocks("docs/tutorial/3-own-rule.md") if "class MyAttack" in t)
     source = (ROOT / "examples" / "my_attack.py").read_text()
     first, last = "        largest =", "        return ov.AttackOutput(rows=rows.unsqueeze(1))"
     assert shown[shown.index(first) : shown.index(last)] in source
@@ -173,3 +208,17 @@ def test_the_page_of_all_files_agrees_with_the_files():
 def test_the_example_checks_itself(capsys, kind):
     runpy.run_path(str(ROOT / "examples" / f"my_{kind}.py"), run_name="__main__")
     assert f"My{kind.title()} passes all checks" in capsys.readouterr().out
+
+
+def test_the_paper_and_the_version_are_cited_correctly():
+    """The same names in the BibTeX of the README and in CITATION.cff, and this version."""
+    from outvote import __version__
+
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {__version__}\n" in citation
+    title = re.search(r"^  title: (.*)$", citation, flags=re.MULTILINE)[1]
+    assert f"title     = {{{title}}}" in README
+    family = re.findall(r"family-names: (.*)$", citation, flags=re.MULTILINE)
+    given = re.findall(r"given-names: (.*)$", citation, flags=re.MULTILINE)
+    authors = " and ".join(f"{last}, {first}" for last, first in zip(family, given, strict=True))
+    assert f"author    = {{{authors}}}" in README

@@ -49,9 +49,10 @@ def test_the_claims_are_counted_from_the_exports():
     assert (FOLDER / "claims.md").read_text(encoding="utf-8") == made.stdout
 
 
-def test_the_gains_in_the_readme_are_made_from_the_exports():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert MADE["with_gains"](readme, FOLDER) == readme
+def test_the_gains_on_the_first_page_are_made_from_the_exports():
+    page = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert MADE["with_gains"](page, FOLDER) == page
+    assert page.count("<!-- gains, ") == 1
 
 
 def test_the_headline_of_the_readme_is_that_of_the_first_claim():

@@ -59,35 +59,48 @@ FORMER_SERVER = (
 class RobustStrategy(Strategy):
     """Any rule of outvote as a Flower strategy that no single node can ruin or stop.
 
-    rule: text or object, see `outvote list rules`.
-    num_byzantine, byzantine_fraction: number or share of the nodes asked that may be Byzantine.
-    audit_dir: a folder in which every run gets its own, for log and checkpoint; None writes
-        nothing.
-    when_too_many: with too few usable replies for the rule, "keep" the model, or "lower" the
-        number of Byzantine nodes that it assumes.
-    use_num_examples: weight nodes by the number of examples they claim, none more than three times
-        the median; off, as it is only a claim.
-    server_optimizer: how the update becomes a step, as "fedadam(learning_rate=0.01)".
-    exclude_after: after so many malformed replies a node is not asked any more; None: never.
-    exclude_outvoted: exclude nodes that a sequential test finds outvoted beyond chance, an honest
-        one with at most this probability, as 0.01. Read docs/how-to/flower-exclusion.md first.
-    heterogeneity: how many times as far from the others as the median node an honest node may be
-        in half of the rounds; for `exclude_outvoted`.
-    probation: after so many rounds an excluded node is asked again; None: never.
-    sample: your own choice of nodes, ``(round, nodes) -> nodes``.
-    selection: how nodes are sampled for training: "uniform", or "by-score", less often if their
-        scores were high in earlier rounds, and never excluded; "by-score(floor=0.2, memory=0.8)".
-        Read docs/concepts/client-selection.md first.
-    reference: the server's own training, ``(round, model) -> model``, for fltrust.
-    seed: None draws the randomness of the rule afresh in every round, as a secret.
-    checkpoint_every: how many rounds a kill may cost.
-    max_memory: updates that would take more, as one matrix with its copies, are aggregated some
-        coordinates at a time; the replies themselves, which Flower holds, are not counted.
-    train_metrics_aggr_fn, evaluate_metrics_aggr_fn: as in Flower, ``(contents, key) -> metrics``;
-        they get all usable replies, also those of nodes that the rule drops.
-
     The rest is as in Flower's own strategies. Subclasses may override the methods of Flower's
     `Strategy`; call those of this class in them.
+
+    Args:
+        rule: Text or object, see `outvote list rules`.
+        num_byzantine: How many of the nodes asked may be Byzantine.
+        byzantine_fraction: Or their share.
+        audit_dir: A folder in which every run gets its own, for log and checkpoint; None writes
+            nothing.
+        when_too_many: With too few usable replies for the rule, "keep" the model, or "lower" the
+            number of Byzantine nodes that it assumes.
+        use_num_examples: Weight nodes by the number of examples they claim, none more than three
+            times the median; off, as it is only a claim.
+        server_optimizer: How the update becomes a step, as "fedadam(learning_rate=0.01)".
+        exclude_after: After so many malformed replies a node is not asked any more; None: never.
+        exclude_outvoted: Exclude nodes that a sequential test finds outvoted beyond chance, an
+            honest one with at most this probability, as 0.01. Read docs/how-to/flower-exclusion.md
+            first.
+        heterogeneity: How many times as far from the others as the median node an honest node may
+            be in half of the rounds; for `exclude_outvoted`.
+        probation: After so many rounds an excluded node is asked again; None: never.
+        sample: Your own choice of nodes, ``(round, nodes) -> nodes``.
+        selection: How nodes are sampled for training: "uniform", or "by-score", less often if their
+            scores were high in earlier rounds, and never excluded; "by-score(floor=0.2,
+            memory=0.8)". Read docs/concepts/client-selection.md first.
+        reference: The server's own training, ``(round, model) -> model``, for fltrust.
+        seed: None draws the randomness of the rule afresh in every round, as a secret.
+        fraction_train: Share of the nodes that train in a round, as in Flower.
+        fraction_evaluate: Share of the nodes that evaluate, as in Flower.
+        min_train_nodes: Fewest nodes that train, as in Flower.
+        min_evaluate_nodes: Fewest nodes that evaluate, as in Flower.
+        min_available_nodes: The server waits until this many are connected.
+        checkpoint_every: How many rounds a kill may cost.
+        max_memory: Updates that would take more, as one matrix with its copies, are aggregated some
+            coordinates at a time; the replies themselves, which Flower holds, are not counted.
+        weighted_by_key: Where replies have the number of examples, as in Flower.
+        arrayrecord_key: Where messages have the model, as in Flower.
+        configrecord_key: Where messages have the settings, as in Flower.
+        train_metrics_aggr_fn: As in Flower, ``(contents, key) -> metrics``; it gets all usable
+            replies, also those of nodes that the rule drops.
+        evaluate_metrics_aggr_fn: Likewise, for evaluation.
+        others: Keywords of Flower's former strategies; an error that names the new one.
     """
 
     def __init__(  # noqa: PLR0913  (Flower's strategies are set up by keywords)

@@ -239,7 +239,22 @@ class Rule(metaclass=_RuleType):
     ) -> Verdict:
         """Aggregate, and return scores, weights, and who was kept, dropped or rejected.
 
-        `sample_counts` weigh the clients, none more than `count_cap` times the median count.
+        Args:
+            gradients: One row per client: an array, a tensor, or a list of dictionaries of either.
+            num_byzantine: How many clients of this round the rule assumes to be Byzantine.
+            byzantine_fraction: Or their share, rounded up, where the number is unknown.
+            when_too_many: Above what the rule tolerates: "raise", or "lower", with a note.
+            seed: An integer or a generator; None: fresh entropy, recorded in the verdict.
+            groups: GAS only: the partition of the coordinates, instead of a random one.
+            clients: Ids of the clients, instead of row numbers.
+            sample_counts: Weigh the clients, none more than `count_cap` times the median count.
+            count_cap: See `sample_counts`; infinity: no cap.
+            reference: The server's own gradient, for rules that need one (fltrust).
+            state: `verdict.state` of the round before, for rules that have state.
+            round: The number of the round, from 1, for rules that ask for it.
+            model: The current model, for rules that need it.
+            layer_sizes: How many coordinates each layer has, for splits by layer; dictionaries
+                have them already.
         """
         from outvote.rules.aggregate import one_round  # aggregate needs Rule
 
