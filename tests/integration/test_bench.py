@@ -140,9 +140,7 @@ def test_when_time_is_up_all_is_saved_and_the_same_command_resumes(
         patch.setattr(run_plan, "monotonic", lambda: next(times))
         result = run(capsys, *words, "--max-minutes", "1")
     assert result.code == 0
-    assert (
-        "time is up, 0 of 8 runs are over, the others are saved; to resume: outvote" in result.err
-    )
+    assert "time is up, 0 of 8 runs done, the rest is saved; to resume: outvote" in result.err
     assert outcomes(tmp_path) == {"interrupted": 4}
     assert {each.status().round for each in find_runs(tmp_path)} == {2}
     dry = run(capsys, *words, "--dry-run")

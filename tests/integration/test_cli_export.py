@@ -111,12 +111,12 @@ def test_mistakes_are_one_line(capsys, store, tmp_path):
 
 
 def test_runs_are_listed_as_a_table_and_as_json(capsys, store):
-    found = run(capsys, "list", "runs", "--output", store, "--json").json
+    found = run(capsys, "list", "runs", "--store", store, "--json").json
     assert [entry["outcome"] for entry in found] == ["finished"] * 4
     assert {entry["rule"] for entry in found} == {"mean", "gas(median, num_groups=20)"}
     assert "stamp" not in found[0]
     assert {entry["settings"]["data.beta"] for entry in found} == {0.5}
-    table = run(capsys, "list", "runs", "--output", store, "--rebuild")
+    table = run(capsys, "list", "runs", "--store", store, "--rebuild")
     assert (table.code, table.err) == (0, "")
     for entry in found:
         assert f"{100 * entry['best']:.1f}" in table.out
@@ -125,20 +125,20 @@ def test_runs_are_listed_as_a_table_and_as_json(capsys, store):
 
 def test_runs_are_listed_by_suite(capsys, store):
     write_store(store, {**TWO, "rounds": 3} | {"rule": "median"}, seeds=1)
-    assert len(run(capsys, "list", "runs", "-o", store, "--suite", "own", "--json").json) == 6
-    found = run(capsys, "list", "runs", "-o", store, "--suite", "owm")
+    assert len(run(capsys, "list", "runs", "--store", store, "--suite", "own", "--json").json) == 6
+    found = run(capsys, "list", "runs", "--store", store, "--suite", "owm")
     found.assert_fails(2, "no runs of a suite 'owm'", "own")
 
 
 def test_what_cannot_be_listed_is_named(capsys, store, tmp_path):
-    run(capsys, "list", "runs", "-o", tmp_path / "no").assert_fails(2, "there is no folder")
+    run(capsys, "list", "runs", "--store", tmp_path / "no").assert_fails(2, "there is no folder")
     run(capsys, "list", "rules", "--rebuild").assert_fails(2, "`outvote list runs` alone")
-    assert run(capsys, "list", "runs", "-o", tmp_path / "runs" / "own", "--json").code == 0
+    assert run(capsys, "list", "runs", "--store", tmp_path / "runs" / "own", "--json").code == 0
     (tmp_path / "empty").mkdir()
-    assert run(capsys, "list", "runs", "-o", tmp_path / "empty", "--json").json == []
+    assert run(capsys, "list", "runs", "--store", tmp_path / "empty", "--json").json == []
     newer = min(store.glob("*/*/status.json"))
     newer.write_text('{"version": 99}')
-    run(capsys, "list", "runs", "-o", store, "--rebuild").assert_fails(2, "newer outvote")
+    run(capsys, "list", "runs", "--store", store, "--rebuild").assert_fails(2, "newer outvote")
 
 
 def test_suites_are_listed_with_their_runs_and_parts(capsys):

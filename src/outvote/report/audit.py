@@ -5,6 +5,7 @@ Of a simulated run, or of the log of a federation in production.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, final
@@ -12,6 +13,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from outvote.errors import plural
 from outvote.results.audit_log import (
     AuditLog,
     ClientRecord,
@@ -25,12 +27,33 @@ from outvote.results.audit_log import (
 )
 from outvote.results.run import Result
 
+MAX_LISTED = 20
+"""So many runs are listed where one is to be chosen."""
 NUM_ERRORS = 3.0
 """So far above 0.5 a client stands out."""
 CHANCE = 0.00135
 """The share of clients all alike that do so by chance, if each was compared often."""
 MAX_NAME, MAX_NAMED = 40, 20
 """How long and how many the names in a finding are."""
+
+
+def choose_run(results: Sequence[Result], name: str) -> Result:
+    """Return the run with a text in its name, or of a hash; a ValueError if it is not one run."""
+    exact = [result for result in results if name in (result.name, result.hash)]
+    found = exact or [result for result in results if name in result.name]
+    if not found:
+        like = get_close_matches(name, [result.name for result in results], n=1, cutoff=0.0)
+        raise ValueError(
+            f"none of {plural(len(results), 'run')} has {name!r} in its name; the closest is "
+            f"{like[0]}."
+        )
+    if len(found) > 1:
+        listed = ", ".join(result.name for result in found[:MAX_LISTED])
+        more = f" and {len(found) - MAX_LISTED} more" if len(found) > MAX_LISTED else ""
+        raise ValueError(
+            f"{len(found)} runs have {name!r} in their names; name one: {listed}{more}."
+        )
+    return found[0]
 
 
 class Mark(IntEnum):

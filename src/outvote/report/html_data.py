@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from outvote.errors import plural
 from outvote.grids import flat
 from outvote.report import audit as audits
 from outvote.report.audit import Audit, ClientSummary, Mark
@@ -169,7 +170,7 @@ def log_entries(audit: Audit) -> dict[str, Any]:
 
 
 def _outcome(result: Result) -> dict[str, Any]:
-    unfinished = f"{len(result.series)} of {result.status.num_rounds} rounds"
+    unfinished = f"{len(result.series)} of {plural(result.status.num_rounds, 'round')}"
     return {
         "name": result.name,
         "title": f"{result.rule} against {result.attack}",

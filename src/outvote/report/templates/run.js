@@ -35,7 +35,7 @@ function listRuns() {
   });
   const extra = (run) => Object.entries(run.settings).filter(([key]) => !["rule", "attack", "seed"].includes(key)).map(([key, value]) => `, ${key} ${value}`).join("");
   byId("pick").replaceChildren(...found.map((k) => html("option", { value: k }, runName(data.runs[k]) + extra(data.runs[k]))));
-  byId("found").textContent = `${found.length} of ${data.runs.length} runs`;
+  byId("found").textContent = `${found.length} of ${data.runs.length} ${data.runs.length === 1 ? "run" : "runs"}`;
   if (found.includes(runs.current)) byId("pick").value = runs.current;
   else if (found.length && words.length) showRun(found[0], false);
 }
