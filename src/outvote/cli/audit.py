@@ -176,12 +176,15 @@ def _detection_text(found: "Detection") -> str:
 
 def shown_audit(audit: "Audit") -> dict[str, Any]:
     """Return the same for JSON, with all clients."""
+    from outvote.report.audit import overview
+
     records, found = _summarised(audit)
     return {
         "title": audit.title,
         "about": dict(audit.about),
         "rounds": len(audit.rounds),
         "detection": None if found is None else asdict(found),
+        "outcomes": overview(audit).totals,
         "findings": list(_findings(audit, records)),
         "clients": [{**asdict(each), "stands_out": each.stands_out} for each in records],
     }

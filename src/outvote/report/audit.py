@@ -3,6 +3,7 @@
 Of a simulated run, or of the log of a federation in production.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -235,6 +236,44 @@ def _about_log(manifest: Manifest, log: AuditLog, num_here: int) -> dict[str, An
     }
     merged = {**known, **manifest.settings, **known}
     return {key: value for key, value in merged.items() if value is not None}
+
+
+OUTCOMES = {
+    "kept": Mark.KEPT,
+    "dropped": Mark.DROPPED,
+    "aggregated": Mark.UNKNOWN,
+    "not finite": Mark.REJECTED,
+    **FAULTS,
+}
+"""What becomes of what clients send, in the words of a log; aggregated: the rule names no one."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Overview:
+    """What became of all clients that were asked."""
+
+    by_round: Mapping[str, NDArray[np.int64]]
+    """How many clients of each round had an outcome, by its name; without those that never occur,
+    but for kept and dropped."""
+    reasons: tuple[tuple[str, int], ...]
+    """The reasons beside verdicts and how often each was given, the most frequent first."""
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """How often each outcome occurred."""
+        return {name: int(counts.sum()) for name, counts in self.by_round.items()}
+
+
+def overview(audit: Audit) -> Overview:
+    """Count the outcomes of all clients, round by round."""
+    counts = {name: (audit.marks == mark).sum(axis=1) for name, mark in OUTCOMES.items()}
+    shown = {
+        name: found
+        for name, found in counts.items()
+        if found.any() or name == "kept" or (name == "dropped" and not counts["aggregated"].any())
+    }
+    return Overview(by_round=shown, reasons=tuple(Counter(audit.reasons.values()).most_common()))
 
 
 @final
