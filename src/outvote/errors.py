@@ -40,14 +40,14 @@ def warn_notes(notes: Iterable[str], stacklevel: int = 3) -> None:
         warnings.warn(text, OutvoteWarning, stacklevel=stacklevel)
 
 
-def closest(name: str, known: Iterable[str]) -> str:
-    """Return a hint naming the closest known word, or all of them when nothing is close.
+def closest(name: str, known: Iterable[str], aliases: Iterable[str] = ()) -> str:
+    """Return a hint naming the closest known word, or all of them but aliases if none is close.
 
     >>> closest("meidan", ["mean", "median"]), closest("fedavg", ["fang", "mean"])
     ("did you mean 'median'?", 'known: fang, mean.')
     """
     choices = sorted(known)
-    found = difflib.get_close_matches(name, choices, n=1, cutoff=NEAR)
+    found = difflib.get_close_matches(name, [*choices, *aliases], n=1, cutoff=NEAR)
     if found:
         return f"did you mean {found[0]!r}?"
     return f"known: {', '.join(choices)}." if choices else "nothing is known here."

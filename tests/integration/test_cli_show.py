@@ -49,7 +49,7 @@ def test_a_dataset_has_its_size_source_and_place(capsys):
         assert words in shown
 
 
-def test_a_dataset_that_is_not_there_says_how_to_get_it(capsys, monkeypatch, tmp_path):
+def test_a_dataset_that_is_not_there_prints_how_to_get_it(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("OUTVOTE_DATA", str(tmp_path))
     found = run(capsys, "show", "cifar10", "--json").json
     assert found["found"] is None
@@ -83,7 +83,8 @@ def test_figures_are_reproduced_too_and_the_demo_reproduces_nothing():
 def test_a_suite_of_ones_own_is_shown_from_its_file(capsys, tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(
-        'title = "Mine"\n[[part]]\nname = "main"\ntitle = "One"\nsettings.rule = ["mean", "rfa"]\n'
+        'title = "Mine"\n[[part]]\nname = "main"\ntitle = "One"\ncolumns = "attack"\n'
+        'settings.rule = ["mean", "rfa"]\nsettings.attack = "lie"\n'
     )
     found = run(capsys, "show", path, "--json").json
     assert (found["title"], found["num_runs"]) == ("Mine", 2)

@@ -305,18 +305,18 @@ def test_a_log_has_an_overview_of_outcomes_by_round_and_reason(browser, folder):
     assert browser.texts(".reasons tbody td") == ["12", "8", "4", "1"]
 
 
-def test_the_labels_of_a_client_stand_beside_its_judgement(browser, report):
+def test_the_labels_of_a_client_stand_beside_its_suspicion(browser, report):
     browser.open(report)
     heads = browser.texts(".ranking thead th")
     assert heads.index("labels owned") == heads.index("suspicion") + 1
     row = "document.querySelector('.ranking tbody tr .bars')"
     assert browser.evaluate(f"{row}.querySelectorAll('rect').length") == 10
     assert browser.evaluate(f"{row}.querySelectorAll('line.of-all').length") == 10
-    said = browser.evaluate(f"{row}.ariaLabel")
-    assert re.match(r"mostly class \d: \d+ %, over all clients \d+ %; samples of each class", said)
-    counts = [int(each) for each in re.findall(r"\d: (\d+)(?:,|$)", said.partition("class: ")[2])]
+    text = browser.evaluate(f"{row}.ariaLabel")
+    assert re.match(r"mostly class \d: \d+ %, over all clients \d+ %; samples of each class", text)
+    counts = [int(each) for each in re.findall(r"\d: (\d+)(?:,|$)", text.partition("class: ")[2])]
     assert sum(counts) == 100
-    assert max(counts) == int(re.search(r": (\d+) %", said)[1])
+    assert max(counts) == int(re.search(r": (\d+) %", text)[1])
 
 
 def test_what_is_wider_than_a_phone_has_a_hint_until_it_is_scrolled(browser, report):

@@ -61,7 +61,7 @@ def show_model(name: str, as_json: bool) -> None:
 
 
 def model_facts(name: str) -> dict[str, Any]:
-    """Return what is known of a model, with the samples that it was made for."""
+    """Return the facts of a model, with the samples that it was made for."""
     from outvote.models.model_spec import ANY_SHAPE, AXES, MODELS, find_own_model, make_model
 
     maker = MODELS[name] if name in MODELS else find_own_model(name)
@@ -120,7 +120,7 @@ def show_dataset(name: str, as_json: bool) -> None:
 
 
 def dataset_facts(name: str) -> dict[str, Any]:
-    """Return what is known of a dataset before a file is read."""
+    """Return the facts of a dataset before a file is read."""
     from outvote.cli.data import about
     from outvote.data.catalog import DATASETS
 

@@ -245,13 +245,13 @@ OUTCOMES = {
     "not finite": Mark.REJECTED,
     **FAULTS,
 }
-"""What becomes of what clients send, in the words of a log; aggregated: the rule names no one."""
+"""Outcomes of clients in the words of a log; aggregated: the rule does not report its verdict."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Overview:
-    """What became of all clients that were asked."""
+    """The outcomes of all clients that were asked."""
 
     by_round: Mapping[str, NDArray[np.int64]]
     """How many clients of each round had an outcome, by its name; without those that never occur,

@@ -173,7 +173,7 @@ def log_entries(audit: Audit) -> dict[str, Any]:
 
 
 def _overview_entry(audit: Audit) -> dict[str, Any]:
-    """Return what became of all clients; of very long logs, sums of several rounds."""
+    """Return the outcomes of all clients; of very long logs, sums of several rounds."""
     found = audits.overview(audit)
     every = max(1, -(-len(audit.rounds) // MAX_POINTS))
     starts = np.arange(0, len(audit.rounds), every)

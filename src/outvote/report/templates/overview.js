@@ -1,4 +1,4 @@
-// The overview of a log: how many clients were asked, what became of them, and why.
+// The overview of a log: outcomes of clients in all and by round, and reasons.
 
 // Those that are fine are blue, the rule's own drops orange, all others have colours of their own.
 const OUTCOME_NAMES = { "not finite": "rejected: not finite", malformed: "malformed reply", error: "client failed", missing: "no reply", late: "too late", aggregated: "aggregated, verdict not reported" };
