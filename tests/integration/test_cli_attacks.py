@@ -112,7 +112,7 @@ def test_a_given_factor_needs_no_rule(capsys):
 @pytest.mark.parametrize(
     ("words", "messages"),
     [
-        (["show", "gas-awear"], ["'gas-aware'", "rule or attack"]),
+        (["show", "gas-awear"], ["'gas-aware'", "nothing is called 'gas-awear'"]),
         (["show", "lie(x=2)"], ["'x'"]),
         (["show", "lie(z=nan)"], ["z", "finite"]),
         (["list", "atacks"], ["'attacks'"]),

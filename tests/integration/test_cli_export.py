@@ -102,7 +102,7 @@ def test_mistakes_are_one_line(capsys, store, tmp_path):
     run(capsys, "export", "-o", target).assert_fails(2, "RUNS")
     set_outcome(store, "running")
     one = set_outcome(store, "failed")
-    run(capsys, "export", one, "-o", target).assert_fails(2, "none of the 1 runs is finished")
+    run(capsys, "export", one, "-o", target).assert_fails(2, "1 run, none finished")
     assert not target.exists()
     missing = tmp_path / "no" / "a.csv"
     run(capsys, "export", store, "-o", missing).assert_fails(2, "could not be written")
@@ -153,3 +153,20 @@ def test_suites_are_listed_with_their_runs_and_parts(capsys):
         "all-clients",
     ]
     assert "figure1-motivation" in run(capsys, "list", "suites").out
+
+
+def test_one_run_is_one_run_and_the_old_name_of_the_store_still_works(capsys, tmp_path):
+    one = write_store(tmp_path / "runs", {"rule": "mean", "rounds": 1}, seeds=1)
+    store = tmp_path / "runs"
+    target = tmp_path / "one.csv"
+    assert f"{target}: 1 run, " in run(capsys, "export", store, "-o", target).out
+    table = run(capsys, "table", store).out
+    assert ", 1 round, " in table
+    assert "1 rounds" not in table
+    assert "1 run, none damaged" in run(capsys, "verify", store).out
+    audit = run(capsys, "audit", one[0].folder.path).out
+    assert ": 1 round, " in audit
+    new = run(capsys, "list", "runs", "--store", store)
+    old = run(capsys, "list", "runs", "-o", store)
+    assert (new.err, old.out) == ("", new.out)
+    assert "outvote list --output is now --store" in old.err

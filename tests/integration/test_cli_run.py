@@ -245,7 +245,7 @@ def test_runs_that_failed_are_not_counted_as_over_when_time_is_up(capsys, tmp_pa
     ends = [RunEnd(job=job, outcome=word) for job, word in zip(jobs, outcomes, strict=True)]
     done = run_plan.Outcomes(ends, 0, is_time_up=True)
     done.print_how_to_resume()
-    assert "time is up, 1 of 3 runs are over" in capsys.readouterr().err
+    assert "time is up, 1 of 3 runs done" in capsys.readouterr().err
     assert done.exit_code == 1
 
 

@@ -52,7 +52,7 @@ def command(
     chosen = [result for result in found if result.is_over or with_all]
     if not chosen:
         raise click.UsageError(
-            f"none of {plural(len(found), 'run')} is finished; run them to the end, or add --all."
+            f"{plural(len(found), 'run')}, none finished; run them to the end, or add --all."
         )
     content = _content(chosen, format_, is_packed=output.name.endswith(".gz"))
     write_file(output, content)

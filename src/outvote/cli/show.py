@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from outvote.aliases import ATTACK_ALIASES, RULE_ALIASES
 from outvote.cli.output import print_json, print_table, print_text
 from outvote.cli.show_experiment import (
     is_dataset,
@@ -48,7 +49,7 @@ def command(name: str, as_json: bool) -> None:
     outvote show table1-cifar10
     """  # noqa: D301  (click wants the backspace)
     for is_one, show in OTHERS:
-        if is_one(name):
+        if is_one(name) and not _is_built_in(name):
             show(name, as_json)
             return
     if _is_attack(name):
@@ -208,6 +209,14 @@ def _is_attack(text: str) -> bool:
     if re.fullmatch(r"[\w-]+", name) and name not in known:
         raise click.UsageError(f"nothing is called {name!r}; {_hint(name, known | of_attacks)}")
     return False
+
+
+def _is_built_in(name: str) -> bool:
+    """Return whether a name is that of a rule or an attack, which no package can take."""
+    from outvote.attacks.attack_spec import ATTACKS
+    from outvote.rules.rule_spec import RULES
+
+    return name in {*RULES, *ATTACKS, *RULE_ALIASES, *ATTACK_ALIASES}
 
 
 OTHERS = ((is_model, show_model), (is_dataset, show_dataset), (is_suite, show_suite))
