@@ -9,14 +9,17 @@ from typing import get_args
 # How other libraries and papers call the number of Byzantine clients.
 NAMES_OF_F = {"f", "num_byzantine", "nb_byz", "num_malicious_nodes"}
 
+NEAR = 0.65
+"""How alike a word and its suggestion are, at least: "lye" is like "lie", "fedavg" not "fang"."""
+
 
 class TooManyByzantine(ValueError):  # noqa: N818  (the public name is fixed)
     """More Byzantine clients are assumed than the rule tolerates."""
 
     def __init__(self, rule: str, limit: int, num_clients: int, got: int) -> None:
         super().__init__(
-            f"{rule} tolerates at most {limit} Byzantine of {num_clients} clients, got {got}; "
-            "sample more clients, lower num_byzantine, or pass when_too_many='lower'."
+            f"{rule} tolerates at most {limit} Byzantine of {plural(num_clients, 'client')}, got "
+            f"{got}; sample more clients, lower num_byzantine, or pass when_too_many='lower'."
         )
         self.limit, self.num_clients, self.got = limit, num_clients, got
 
@@ -37,10 +40,14 @@ def warn_notes(notes: Iterable[str], stacklevel: int = 3) -> None:
         warnings.warn(text, OutvoteWarning, stacklevel=stacklevel)
 
 
-def closest(name: str, known: Iterable[str]) -> str:
-    """Return a hint naming the closest known word, or all of them when nothing is close."""
+def closest(name: str, known: Iterable[str], aliases: Iterable[str] = ()) -> str:
+    """Return a hint naming the closest known word, or all of them but aliases if none is close.
+
+    >>> closest("meidan", ["mean", "median"]), closest("fedavg", ["fang", "mean"])
+    ("did you mean 'median'?", 'known: fang, mean.')
+    """
     choices = sorted(known)
-    found = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
+    found = difflib.get_close_matches(name, [*choices, *aliases], n=1, cutoff=NEAR)
     if found:
         return f"did you mean {found[0]!r}?"
     return f"known: {', '.join(choices)}." if choices else "nothing is known here."

@@ -232,8 +232,8 @@ class _Reader:
             return self.table[key]
         if (plugin := find_plugin(self.kind, key)) is not None:
             return load_plugin_class(plugin, self.base)
-        known = [*self.table, *self.aliases, *plugin_names(self.kind)]
-        raise self._error(f"unknown {self.kind} {name!r}; {closest(name, known)}")
+        hint = closest(name, [*self.table, *plugin_names(self.kind)], self.aliases)
+        raise self._error(f"unknown {self.kind} {name!r}; {hint}")
 
     def _peek(self) -> str:
         return self.tokens[self.at] if self.at < len(self.tokens) else ""

@@ -112,7 +112,7 @@ def test_a_given_factor_needs_no_rule(capsys):
 @pytest.mark.parametrize(
     ("words", "messages"),
     [
-        (["show", "gas-awear"], ["'gas-aware'", "rule or attack"]),
+        (["show", "gas-awear"], ["'gas-aware'", "nothing is called 'gas-awear'"]),
         (["show", "lie(x=2)"], ["'x'"]),
         (["show", "lie(z=nan)"], ["z", "finite"]),
         (["list", "atacks"], ["'attacks'"]),
@@ -217,11 +217,11 @@ def test_stress_with_everything_fails_nowhere(capsys):
 
 
 def test_a_wide_table_is_cut_into_blocks_that_fit(monkeypatch):
-    from outvote.cli import stress
+    from outvote.cli import output, stress
 
     names = [f"attack-{k}" for k in range(9)]
     assert stress.blocks_of(names, {}, 20) == [names]
-    monkeypatch.setattr(stress, "NO_TERMINAL_WIDTH", 60)
+    monkeypatch.setattr(output, "NO_TERMINAL_WIDTH", 60)
     blocks = stress.blocks_of(names, {}, 20)
     assert [len(block) for block in blocks] == [3, 3, 3]
     assert [name for block in blocks for name in block] == names

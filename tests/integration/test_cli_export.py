@@ -102,7 +102,7 @@ def test_mistakes_are_one_line(capsys, store, tmp_path):
     run(capsys, "export", "-o", target).assert_fails(2, "RUNS")
     set_outcome(store, "running")
     one = set_outcome(store, "failed")
-    run(capsys, "export", one, "-o", target).assert_fails(2, "none of the 1 runs is finished")
+    run(capsys, "export", one, "-o", target).assert_fails(2, "1 run, none finished")
     assert not target.exists()
     missing = tmp_path / "no" / "a.csv"
     run(capsys, "export", store, "-o", missing).assert_fails(2, "could not be written")
@@ -111,12 +111,12 @@ def test_mistakes_are_one_line(capsys, store, tmp_path):
 
 
 def test_runs_are_listed_as_a_table_and_as_json(capsys, store):
-    found = run(capsys, "list", "runs", "--output", store, "--json").json
+    found = run(capsys, "list", "runs", "--store", store, "--json").json
     assert [entry["outcome"] for entry in found] == ["finished"] * 4
     assert {entry["rule"] for entry in found} == {"mean", "gas(median, num_groups=20)"}
     assert "stamp" not in found[0]
     assert {entry["settings"]["data.beta"] for entry in found} == {0.5}
-    table = run(capsys, "list", "runs", "--output", store, "--rebuild")
+    table = run(capsys, "list", "runs", "--store", store, "--rebuild")
     assert (table.code, table.err) == (0, "")
     for entry in found:
         assert f"{100 * entry['best']:.1f}" in table.out
@@ -125,20 +125,20 @@ def test_runs_are_listed_as_a_table_and_as_json(capsys, store):
 
 def test_runs_are_listed_by_suite(capsys, store):
     write_store(store, {**TWO, "rounds": 3} | {"rule": "median"}, seeds=1)
-    assert len(run(capsys, "list", "runs", "-o", store, "--suite", "own", "--json").json) == 6
-    found = run(capsys, "list", "runs", "-o", store, "--suite", "owm")
+    assert len(run(capsys, "list", "runs", "--store", store, "--suite", "own", "--json").json) == 6
+    found = run(capsys, "list", "runs", "--store", store, "--suite", "owm")
     found.assert_fails(2, "no runs of a suite 'owm'", "own")
 
 
 def test_what_cannot_be_listed_is_named(capsys, store, tmp_path):
-    run(capsys, "list", "runs", "-o", tmp_path / "no").assert_fails(2, "there is no folder")
+    run(capsys, "list", "runs", "--store", tmp_path / "no").assert_fails(2, "there is no folder")
     run(capsys, "list", "rules", "--rebuild").assert_fails(2, "`outvote list runs` alone")
-    assert run(capsys, "list", "runs", "-o", tmp_path / "runs" / "own", "--json").code == 0
+    assert run(capsys, "list", "runs", "--store", tmp_path / "runs" / "own", "--json").code == 0
     (tmp_path / "empty").mkdir()
-    assert run(capsys, "list", "runs", "-o", tmp_path / "empty", "--json").json == []
+    assert run(capsys, "list", "runs", "--store", tmp_path / "empty", "--json").json == []
     newer = min(store.glob("*/*/status.json"))
     newer.write_text('{"version": 99}')
-    run(capsys, "list", "runs", "-o", store, "--rebuild").assert_fails(2, "newer outvote")
+    run(capsys, "list", "runs", "--store", store, "--rebuild").assert_fails(2, "newer outvote")
 
 
 def test_suites_are_listed_with_their_runs_and_parts(capsys):
@@ -153,3 +153,20 @@ def test_suites_are_listed_with_their_runs_and_parts(capsys):
         "all-clients",
     ]
     assert "figure1-motivation" in run(capsys, "list", "suites").out
+
+
+def test_one_run_is_one_run_and_the_old_name_of_the_store_still_works(capsys, tmp_path):
+    one = write_store(tmp_path / "runs", {"rule": "mean", "rounds": 1}, seeds=1)
+    store = tmp_path / "runs"
+    target = tmp_path / "one.csv"
+    assert f"{target}: 1 run, " in run(capsys, "export", store, "-o", target).out
+    table = run(capsys, "table", store).out
+    assert ", 1 round, " in table
+    assert "1 rounds" not in table
+    assert "1 run, none damaged" in run(capsys, "verify", store).out
+    audit = run(capsys, "audit", one[0].folder.path).out
+    assert ": 1 round, " in audit
+    new = run(capsys, "list", "runs", "--store", store)
+    old = run(capsys, "list", "runs", "-o", store)
+    assert (new.err, old.out) == ("", new.out)
+    assert "outvote list --output is now --store" in old.err

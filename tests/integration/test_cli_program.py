@@ -1,5 +1,6 @@
 """The program as a whole: fast help, one line per failure, exit codes."""
 
+import json
 import subprocess
 import sys
 import time
@@ -63,9 +64,6 @@ def test_the_version_is_that_of_the_package(capsys):
         (["show", "gas(krum"], ["expected"]),
         (["show", "gas(fltrust)"], ["cannot be wrapped"]),
         (["show", "nowhere.py:Rule"], ["nowhere.py", f"in the folder {Path.cwd()}"]),
-        (["show", "mlp"], ["mlp is a model", "outvote list models"]),
-        (["show", "cifar10"], ["cifar10 is a dataset", "outvote list datasets"]),
-        (["show", "table1-cifar10"], ["table1-cifar10 is a suite", "outvote list suites"]),
         (["stress", "--attack", "label-flip"], ["samples or labels", "no client trains here"]),
         (["show", "krum", "--jsn"], ["--jsn", "--json"]),
         (["list"], ["KIND"]),
@@ -77,6 +75,42 @@ def test_the_version_is_that_of_the_package(capsys):
 )
 def test_a_mistake_of_the_user_is_one_line_that_names_the_way_out(capsys, words, expected):
     run(capsys, *words).assert_fails(2, *expected)
+
+
+MISTAKES = {
+    "aggregate": ["nowhere", "--rule", "mean", "-o", "out.safetensors"],
+    "audit": ["nowhere"],
+    "bench": ["nothing"],
+    "compare": ["nowhere", "nowhere"],
+    "data": ["verify", "nothing"],
+    "demo": ["--set", "x=1"],
+    "doctor": ["--wrong"],
+    "export": ["nowhere", "-o", "x.csv"],
+    "list": ["nothing"],
+    "new": [__file__],
+    "plan": ["--clients", "9"],
+    "plot": ["nowhere", "--kind", "curves", "-o", "x.png"],
+    "report": ["nowhere"],
+    "run": ["nowhere.toml"],
+    "show": ["kurm"],
+    "stress": ["--rule", "kurm"],
+    "table": ["nowhere"],
+    "verify": ["nowhere"],
+    "watch": ["nowhere"],
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_with_json_the_failure_of_every_verb_is_one_object_on_stderr(capsys, verb):
+    words = [verb, *MISTAKES[verb]]
+    plain = run(capsys, *words)
+    plain.assert_fails(2)
+    found = run(capsys, *words, "--json")
+    found.assert_fails(2)
+    assert json.loads(found.err) == {
+        "error": plain.err.removeprefix("error: ").rstrip("\n"),
+        "code": 2,
+    }
 
 
 @pytest.mark.parametrize("words", [["--debug", "show", "kurm"], ["show", "kurm", "--debug"]])

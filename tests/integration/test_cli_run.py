@@ -55,6 +55,27 @@ def test_run_prints_one_row_per_run_and_where_the_results_are(capsys, config, tm
     assert len(find_runs(tmp_path / "runs")) == 2
 
 
+def test_a_dry_run_counts_runs_and_executes_nothing(capsys, config, tmp_path):
+    words = ["run", config, "-o", tmp_path / "runs", "--device", "cpu", "--seeds", "3", "--dry-run"]
+    result = run(capsys, *words)
+    assert (result.code, result.err) == (0, "")
+    assert "small: 6 runs = 2 rules × 1 attack × 3 seeds" in result.out
+    assert "0 finished, 0 half done" in result.out
+    assert not (tmp_path / "runs").exists()
+    found = run(capsys, *words, "--json").json
+    assert (found["counts"]["runs"], found["counts"]["to_do"]) == (6, 6)
+    assert found["parts"][0]["seeds"] == [0, 1, 2]
+
+
+def test_run_takes_seeds_and_processes_and_a_dry_run_knows_what_is_done(capsys, config, tmp_path):
+    words = ["run", config, "-o", tmp_path / "runs", "--device", "cpu", "--set", "rule=mean"]
+    assert run(capsys, *words, "--seeds", "2", "-j", "2").code == 0
+    assert len(find_runs(tmp_path / "runs")) == 2
+    left = run(capsys, *words, "--seeds", "3", "--dry-run", "--json").json
+    assert (left["counts"]["finished"], left["counts"]["to_do"]) == (2, 1)
+    assert left["seconds"] is not None
+
+
 def test_run_shows_the_settings_that_differ(capsys, config, tmp_path):
     words = ["--set", "seed=[0, 1]", "--set", "rule=mean", "-o", tmp_path]
     result = run(capsys, "run", config, *words)
@@ -224,7 +245,7 @@ def test_runs_that_failed_are_not_counted_as_over_when_time_is_up(capsys, tmp_pa
     ends = [RunEnd(job=job, outcome=word) for job, word in zip(jobs, outcomes, strict=True)]
     done = run_plan.Outcomes(ends, 0, is_time_up=True)
     done.print_how_to_resume()
-    assert "time is up, 1 of 3 runs are over" in capsys.readouterr().err
+    assert "time is up, 1 of 3 runs done" in capsys.readouterr().err
     assert done.exit_code == 1
 
 

@@ -40,7 +40,7 @@ def test_list_names_every_rule_with_its_parameters_and_marks_wrappers(capsys):
         "norm-filter",
     }
     trimmed = next(each for each in found if each["name"] == "trimmed-mean")
-    assert trimmed["aliases"] == ["rbtm"]
+    assert trimmed["aliases"] == ["rbtm", "tm", "trmean", "cwtm"]
 
 
 def test_show_prints_formula_tolerance_reference_and_limits(capsys):

@@ -116,7 +116,7 @@ def test_verify_of_a_sound_store_is_fine(capsys, sound):
 def test_list_runs_names_a_damaged_run(capsys, sound, tmp_path):
     store, folder = damaged(sound, tmp_path, "audit: one bit")
     for _ in range(2):  # The second time from the index.
-        found = run(capsys, "list", "runs", "-o", store)
+        found = run(capsys, "list", "runs", "--store", store)
         assert found.code == 0
         assert str(folder) in found.err
 

@@ -133,7 +133,7 @@ def test_reading_a_store_executes_nothing(capsys, tmp_path, code, verb):
     words = {
         "report": ["report", tmp_path / "runs", "-o", tmp_path / "report.html"],
         "export": ["export", tmp_path / "runs", "-o", tmp_path / "all.csv.gz"],
-        "list": ["list", "runs", "-o", tmp_path / "runs"],
+        "list": ["list", "runs", "--store", tmp_path / "runs"],
         "bench": ["bench", "smoke", "--dry-run", "--device", "cpu", "-o", tmp_path / "runs"],
     }.get(verb, [verb, tmp_path / "runs"])
     assert run(capsys, *words).code == 0

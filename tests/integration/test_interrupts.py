@@ -66,12 +66,12 @@ def test_a_run_whose_process_was_killed_is_listed_as_interrupted(capsys, tmp_pat
     output = tmp_path / "runs"
     process = long_round(tmp_path, output)
     wait_for_rounds(process, output, 3)
-    (entry,) = run(capsys, "list", "runs", "-o", output, "--json").json
+    (entry,) = run(capsys, "list", "runs", "--store", output, "--json").json
     assert entry["outcome"] == "running"
     process.kill()
     process.communicate(timeout=60)
     (status,) = (json.loads(p.read_text()) for p in output.glob("*/*/status.json"))
     assert status["outcome"] == "running"
-    (entry,) = run(capsys, "list", "runs", "-o", output, "--json").json
+    (entry,) = run(capsys, "list", "runs", "--store", output, "--json").json
     assert entry["outcome"] == "interrupted"
-    assert "interrupted" in run(capsys, "list", "runs", "-o", output).out
+    assert "interrupted" in run(capsys, "list", "runs", "--store", output).out

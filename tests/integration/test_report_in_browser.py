@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from audit_logs import line, write_log
 from browser import Browser, find_browser
@@ -254,6 +255,84 @@ def test_runs_that_have_only_begun_are_shown_as_far_as_they_are(browser, folder)
     assert "ended after round 0" in browser.texts("#run")[0]
     browser.click("#before")
     assert "22.05" in browser.texts("#run")[0]
+
+
+def log_with_faults(folder):
+    """A log of 12 rounds in which clients fail in every way."""
+
+    def client(name, **what):
+        return ClientRecord(client=name, **{"standing": "aggregated", "score": 1.0, **what})
+
+    rounds = []
+    for k in range(1, 13):
+        clients = [client(f"hospital-{n}", kept=True) for n in range(5)]
+        clients.append(client("factory", kept=k % 2 == 0, score=9.0))
+        clients.append(client("broken", kept=False, score=None, reason="sent NaN"))
+        bad = ("malformed", "wrong shape") if k < 9 else ("excluded", "malformed 8 times")
+        clients.append(client("ragged", standing=bad[0], score=None, reason=bad[1]))
+        if k == 3:
+            clients.append(client("slow", standing="late", score=None, reason="after 60 s"))
+        rounds.append(structs.replace(line(1, *clients), round=k))
+    write_log(folder, rounds)
+    return folder
+
+
+def test_a_log_has_an_overview_of_outcomes_by_round_and_reason(browser, folder):
+    path = folder / "faults.html"
+    write_log_audit(audit_log(log_with_faults(folder / "faults")), path)
+    browser.open(path)
+    tiles = dict(zip(browser.texts("#run .tiles dt"), browser.texts("#run .tiles dd"), strict=True))
+    counts = {name: text.split()[0] for name, text in tiles.items()}
+    assert counts == {
+        "rounds": "12",
+        "clients": "9",
+        "kept": "66",
+        "dropped": "6",
+        "rejected: not finite": "12",
+        "malformed reply": "8",
+        "too late": "1",
+        "excluded": "4",
+    }
+    label = browser.evaluate("document.querySelector('.overview svg[role=img]').ariaLabel")
+    assert "malformed reply 8" in label
+    assert browser.evaluate("document.querySelectorAll('.overview path.line').length") == 6
+    assert browser.texts(".reasons tbody th") == [
+        "sent NaN",
+        "wrong shape",
+        "malformed 8 times",
+        "after 60 s",
+    ]
+    assert browser.texts(".reasons tbody td") == ["12", "8", "4", "1"]
+
+
+def test_the_labels_of_a_client_stand_beside_its_suspicion(browser, report):
+    browser.open(report)
+    heads = browser.texts(".ranking thead th")
+    assert heads.index("labels owned") == heads.index("suspicion") + 1
+    row = "document.querySelector('.ranking tbody tr .bars')"
+    assert browser.evaluate(f"{row}.querySelectorAll('rect').length") == 10
+    assert browser.evaluate(f"{row}.querySelectorAll('line.of-all').length") == 10
+    text = browser.evaluate(f"{row}.ariaLabel")
+    assert re.match(r"mostly class \d: \d+ %, over all clients \d+ %; samples of each class", text)
+    counts = [int(each) for each in re.findall(r"\d: (\d+)(?:,|$)", text.partition("class: ")[2])]
+    assert sum(counts) == 100
+    assert max(counts) == int(re.search(r": (\d+) %", text)[1])
+
+
+def test_what_is_wider_than_a_phone_has_a_hint_until_it_is_scrolled(browser, report):
+    hint = "getComputedStyle(document.querySelector('#grid-0 .hint')).display"
+    wide = "document.querySelector('#grid-0 .wide')"
+    browser.open(report)
+    assert browser.evaluate("document.querySelector('#grid-0 .hint')") is None
+    browser.resize(390, 844)
+    browser.open(report)
+    assert browser.evaluate(hint) == "block"
+    assert browser.evaluate(f"{wide}.dataset.more") == "yes"
+    browser.evaluate(f"{wide}.scrollLeft = 9999")
+    time.sleep(0.3)
+    assert browser.evaluate(f"{wide}.dataset.more ?? 'no'") == "no"
+    assert browser.evaluate("document.querySelector('#grid-0 .hint').className") == "hint done"
+    assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_an_empty_log_is_a_page_too(browser, folder):

@@ -64,7 +64,7 @@ def test_numbers_that_are_not_finite_are_refused(name, parameter, bad):
         ("fang(stretch=1)", "stretch must be finite and above 1, got 1"),
         ("gas-aware(success=1.1)", "success must be finite and at least 0 and at most 1"),
         ("liee", "did you mean 'lie'"),
-        ("lie(zed=1)", "lie has no parameter 'zed'; did you mean 'z'"),
+        ("lie(spred=1)", "lie has no parameter 'spred'; did you mean 'spread'"),
         ("signflip", "did you mean 'sign-flip'"),
     ],
 )

@@ -227,7 +227,7 @@ def test_selection_draws_the_share_by_round_in_the_papers_two_groups():
     panels = [axes for axes in figure.axes if axes.get_xlabel() == "round"]
     wanted = ["multi-krum", "rfa", "dnc", "bulyan", "median", "trimmed-mean"]
     assert [axes.get_title(loc="left") for axes in panels] == wanted
-    labels = [axes.get_ylabel().split("\n")[0] for axes in panels]
+    labels = [" ".join(axes.get_ylabel().split("\n")[:-1]) for axes in panels]
     assert labels == [INCLUDES, "", "", FEWER, "", ""]
     grids = grids_of(results)
     for axes in panels:
@@ -329,8 +329,13 @@ def test_identification_without_the_truth_ranks_by_refusals(runs):
 def test_identification_wants_one_run_with_its_folder(runs):
     with pytest.raises(ValueError, match=r"shows one run, got 8; name one by run"):
         figure_file("identification", runs, "png")
-    with pytest.raises(ValueError, match=r"there is no run 'medain'"):
+    with pytest.raises(ValueError, match=r"none of 8 runs has 'medain' in its"):
         figure_file("identification", runs, "png", run="medain")
+    with pytest.raises(ValueError, match=r"4 runs have 'gas-median' in their names; name one: gas"):
+        figure_file("identification", runs, "png", run="gas-median")
+    name = runs[0].name
+    whole = figure_file("identification", runs, "svg", run=name)
+    assert figure_file("identification", runs, "svg", run=name[2:]) == whole
     with pytest.raises(ValueError, match=r"an export has no verdicts"):
         figure_file("identification", made("own")[:1], "png")
 

@@ -1,5 +1,6 @@
 """Attacks as text: "lie(z=1.5)" <-> LIE(z=1.5)."""
 
+from outvote.aliases import ATTACK_ALIASES
 from outvote.attacks.attack import Attack
 from outvote.attacks.fang import Fang
 from outvote.attacks.gas_aware import GASAware
@@ -32,12 +33,7 @@ ATTACKS: dict[str, type[Attack]] = {
     "optimal-ipm": OptimalIPM,
     "gas-aware": GASAware,
 }
-ALIASES: dict[str, str] = {
-    "sign-flip": "bit-flip",
-    "no-attack": "none",
-    "optimal-alie": "optimal-lie",
-    "empire": "ipm",
-}
+ALIASES = ATTACK_ALIASES
 
 
 def make_attack(text: str | Attack) -> Attack:

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 import outvote
-from outvote.cli.output import print_message
+from outvote.cli.output import print_error, print_message
 from outvote.cli.verb import CONTEXT, VerbGroup, WorkFailed, debug_option
 from outvote.errors import OutvoteWarning
 
@@ -34,8 +34,8 @@ VERBS = (
 def main(args: Sequence[str] | None = None) -> int:
     """Run the program; return 0 (fine), 1 (the work failed) or 2 (the user must change something).
 
-    On failure one line goes to stderr: what, allowed, got, remedy. With ``--debug`` the traceback
-    goes before it.
+    On failure one line goes to stderr: what, allowed, got, remedy; with ``--json`` it is an object,
+    {"error": ..., "code": ...}. With ``--debug`` the traceback goes before it.
     """
     words = list(sys.argv[1:] if args is None else args)
     # Before torch is loaded: threads that spin while they wait bring a busy machine to a halt.
@@ -50,7 +50,7 @@ def main(args: Sequence[str] | None = None) -> int:
         if "--debug" in words:
             traceback.print_exc()
         code, message = explain(error)
-        print_message(f"error: {message}")
+        print_error(message, code, as_json="--json" in words)
         return code
     return result if isinstance(result, int) else FINE
 
@@ -111,12 +111,13 @@ outvote compare A B                paired differences between two sets of runs
 outvote audit FOLDER               who looks suspicious, in a simulation or a server's log
 outvote aggregate updates          the files of many clients become one update
 outvote list rules                 all rules; also attacks, models, datasets, suites, runs
-outvote show 'gas(multi-krum)'     what a rule does and tolerates; also for attacks
+outvote show 'gas(multi-krum)'     what a rule does and tolerates; also attacks, models, suites
 outvote stress                     every attack against every rule, in seconds
 outvote VERB --help                more on a verb
 
 Exit codes: 0 fine, 1 the work failed, 2 you must change something; 130 or 143: stopped by Ctrl-C
-or SIGTERM and saved; run the same command again to resume.
+or SIGTERM and saved; run the same command again to resume. With --json, a failure is one line of
+JSON on stderr: {"error": "...", "code": 2}.
 """
 
 

@@ -3,10 +3,8 @@
 import time
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import asdict
-from difflib import get_close_matches
 from math import isnan
 from pathlib import Path
-from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,7 +17,9 @@ from outvote.cli.output import (
     print_json,
     print_listing,
     print_message,
+    print_paragraph,
     print_table,
+    print_text,
 )
 from outvote.cli.verb import Verb, typed_command, usage_errors
 from outvote.markup import clean
@@ -35,18 +35,19 @@ LEGEND = (
     "attack, or by data that no other client has. Ordered by suspicion minus error."
 )
 OVERVIEW_NOTE = (
-    "Precision: share of what was dropped that Byzantine clients had sent. Recall: share of\n"
-    "what they sent that was dropped. Top: share of Byzantine clients among as many most\n"
-    "suspicious; *: Byzantine. More on one: outvote audit FOLDER --run NAME"
+    "Precision: share of what was dropped that Byzantine clients had sent.\n"
+    "Recall: share of what they sent that was dropped.\n"
+    "Top: share of Byzantine clients among as many most suspicious; *: Byzantine.\n"
+    "More on one: outvote audit FOLDER --run NAME"
 )
 NUM_NAMED = 3
-MAX_NAME, MAX_REASON, MAX_LISTED = 40, 80, 20
+MAX_NAME, MAX_REASON = 40, 80
 """So many characters are printed; --json and the page have more."""
 
 
 @click.command("audit", cls=Verb)
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--run", "name", help="Of several runs, the one whose name has this in it.")
+@click.option("--run", "name", help="Of several runs, the one with this in its name, or its hash.")
 @click.option("--top", type=click.IntRange(min=1), default=20, help="Clients.")
 @click.option("--follow", is_flag=True, help="Print again when a round is added; Ctrl-C ends it.")
 @file_option("Write an HTML file too: every verdict, for any browser.")
@@ -82,7 +83,7 @@ def command(
 
 def _read(folder: Path, name: str | None) -> "tuple[Audit | None, list[Result]]":
     """Return the audit log in a folder, or else its runs."""
-    from outvote.report.audit import audit_log
+    from outvote.report.audit import audit_log, choose_run
     from outvote.results.disk import StoreError
 
     if not folder.is_dir():
@@ -92,7 +93,9 @@ def _read(folder: Path, name: str | None) -> "tuple[Audit | None, list[Result]]"
     except StoreError as error:
         raise click.UsageError(f"{error}; give the folder of a whole log.") from error
     if log is None:
-        return None, _chosen(_runs_in(folder), name)
+        results = _runs_in(folder)
+        with usage_errors(ValueError):
+            return None, results if name is None else [choose_run(results, name)]
     if name is not None:
         raise click.UsageError(f"{folder} is one log; leave out --run.")
     return log, []
@@ -121,7 +124,7 @@ def _write(
     else:
         write_run_audits(results, output, command=typed_command())
     if not as_json:
-        click.echo(f"{output}: open it in a browser.")
+        print_text(f"{output}: open it in a browser.")
 
 
 def _runs_in(folder: Path) -> "list[Result]":
@@ -138,25 +141,6 @@ def _runs_in(folder: Path) -> "list[Result]":
         return collect([folder], print_message)
 
 
-def _chosen(results: "Sequence[Result]", name: str | None) -> "list[Result]":
-    if name is None:
-        return list(results)
-    found = [result for result in results if name in result.name]
-    if not found:
-        like = get_close_matches(name, [result.name for result in results], n=1, cutoff=0.0)
-        raise click.UsageError(
-            f"none of the {len(results)} runs has {name!r} in its name; the closest is {like[0]}."
-        )
-    exact = [result for result in found if name == result.name]
-    if len(exact or found) > 1:
-        listed = ", ".join(result.name for result in found[:MAX_LISTED])
-        more = f" and {len(found) - MAX_LISTED} more" if len(found) > MAX_LISTED else ""
-        raise click.UsageError(
-            f"{len(found)} runs have {name!r} in their names; name one: {listed}{more}."
-        )
-    return exact or found
-
-
 def print_audit(audit: "Audit", top: int) -> None:
     """Print the most suspicious clients, and how well they match the truth if that is known."""
     records, found = _summarised(audit)
@@ -166,14 +150,14 @@ def print_audit(audit: "Audit", top: int) -> None:
     rows = [[draw(each) for _, draw in columns] for each in records[:top]]
     print_table([column for column, _ in columns], rows, title)
     if len(records) > top:
-        click.echo(f"{len(records) - top} more: --top {len(records)}")
+        print_text(f"{len(records) - top} more: --top {len(records)}")
     for sentence in _findings(audit, records):
-        click.echo(fill(clean(sentence), 100, break_long_words=False, break_on_hyphens=False))
+        print_text(clean(sentence))
     if found is not None:
-        click.echo(_detection_text(found))
-    click.echo(LEGEND)
+        print_text(_detection_text(found))
+    print_paragraph(LEGEND)
     if which := audit.about.get("which"):
-        click.echo(f"This is {which} here; give the folder of another to see that.")
+        print_text(f"This is {which} here; give the folder of another to see that.")
     if num_lost := audit.about.get("lines that cannot be read"):
         click.echo(f"Warning: {_counted(range(num_lost), 'line')} cannot be read.", err=True)
 
@@ -192,12 +176,15 @@ def _detection_text(found: "Detection") -> str:
 
 def shown_audit(audit: "Audit") -> dict[str, Any]:
     """Return the same for JSON, with all clients."""
+    from outvote.report.audit import overview
+
     records, found = _summarised(audit)
     return {
         "title": audit.title,
         "about": dict(audit.about),
         "rounds": len(audit.rounds),
         "detection": None if found is None else asdict(found),
+        "outcomes": overview(audit).totals,
         "findings": list(_findings(audit, records)),
         "clients": [{**asdict(each), "stands_out": each.stands_out} for each in records],
     }

@@ -1,13 +1,13 @@
 """`outvote bench SUITE`: run the paper's tables and figures, or a suite of your own."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from outvote.cli.output import NumberColumn, print_json, print_table
+from outvote.cli.forecast import dry_run_option, print_forecast_of_suite
+from outvote.cli.output import NumberColumn, print_json, print_table, print_text
 from outvote.cli.progress import progress_option
 from outvote.cli.run_plan import (
     OVER,
@@ -16,11 +16,11 @@ from outvote.cli.run_plan import (
     checkpoint_option,
     consent,
     device_option,
-    find_device,
     output_option,
+    processes_option,
     run_plan,
+    seeds_option,
     set_option,
-    threads_each,
     weights_option,
 )
 from outvote.cli.verb import Verb, usage_errors
@@ -28,7 +28,6 @@ from outvote.errors import plural
 
 if TYPE_CHECKING:
     from outvote.cli.run_plan import Outcomes
-    from outvote.experiment.forecast import Counts, Forecast, PartForecast
     from outvote.experiment.plan import Plan
     from outvote.results.series import Summary
     from outvote.suites.suite import Part, Suite
@@ -71,13 +70,13 @@ SHOWN = {
 )
 @click.option("--attack", "attacks", multiple=True, help="Only this attack; or a new column.")
 @click.option("--part", "parts", multiple=True, help="Only this part of the suite.")
-@click.option("--seeds", type=click.IntRange(min=1), help="So many seeds, from 0 on.")
+@seeds_option
 @set_option
 @device_option
 @click.option("--precision", type=click.Choice(PRECISIONS), help="Short for --set precision=...")
 @output_option
-@click.option("--dry-run", is_flag=True, help="Count the runs and estimate the time; run nothing.")
-@click.option("-j", "num_processes", type=click.IntRange(min=1), help="Processes on this machine.")
+@dry_run_option
+@processes_option
 @click.option("--dask", metavar="ADDRESS", help="Use the workers of a Dask scheduler.")
 @click.option(
     "--max-minutes",
@@ -114,7 +113,7 @@ def command(suite: str, dry_run: bool, allow_code: bool, as_json: bool, **option
         chosen = _chosen(suite, options)
         how = Execution(**options, adopts=True)
         if dry_run:
-            _print_forecast(chosen, _forecast(chosen, how), how.output, as_json)
+            print_forecast_of_suite(chosen, how, as_json)
             return 0
         with usage_errors(ValueError, TypeError):
             plans = plan_parts(chosen)
@@ -137,47 +136,16 @@ def _chosen(name: str, options: dict[str, Any]) -> "Suite":
     choice = Choice(
         settings=(*options.pop("settings"), *extra),
         **{key: options.pop(key) for key in ("parts", "rules", "attacks")},
-        num_seeds=options.pop("seeds"),
+        num_seeds=options.pop("num_seeds"),
     )
     with usage_errors(ValueError, TypeError):
         return choose(read_suite(name), choice)
 
 
-def _forecast(suite: "Suite", how: Execution) -> "Forecast":
-    from outvote.experiment.environment import device_name
-    from outvote.experiment.forecast import forecast
-
-    device = find_device(how.device, must_be_here=False)
-    number = how.num_processes or 1
-    num_cores = number * threads_each(number) if device.type == "cpu" else 1
-    with usage_errors(ValueError, TypeError):
-        return forecast(suite, how.output, device_name(device), num_cores)
-
-
-def _print_forecast(suite: "Suite", found: "Forecast", store: Path, as_json: bool) -> None:
-    estimate = _estimate(found, store)
-    if as_json:
-        about = {"suite": suite.name, "title": suite.title}
-        print_json({**about, **asdict(found), "estimate": estimate})
-        return
-    click.echo(f"{suite.name}: {suite.title}\n")
-    for part in found.parts:
-        click.echo(f"{part.name}: {_product(part)}")
-        click.echo(f"  rules: {', '.join(part.rules)}")
-        click.echo(f"  {_columns(part.columns)}: {', '.join(str(each) for each in part.values)}")
-        if part.num_groups:
-            click.echo(f"  p of gas: {', '.join(f'{each:,}' for each in part.num_groups)}")
-        if part.settings:
-            click.echo(f"  settings: {'; '.join(map(_setting, part.settings.items()))}")
-        click.echo(f"  {_counts(part.counts)}\n")
-    click.echo(f"all: {plural(found.counts.runs, 'run')}, {_counts(found.counts)}")
-    click.echo(estimate)
-
-
 def _print_cells(suite: "Suite", plans: Sequence["Plan"], done: "Outcomes", folder: Path) -> None:
     for part, plan in zip(suite.parts, plans, strict=True):
         _print_part(part, plan, done)
-    click.echo(
+    print_text(
         "Means over seeds; accuracies and shares in percent; in brackets how many seeds there are, "
         f"if not all.\n{done.num_over} of {plural(len(done.ends), 'run')} are over. "
         f"Results: {folder}"
@@ -210,46 +178,3 @@ def _cell(found: list[float | None], number: "Shown") -> str:
     mean = sum(known) / len(known)
     text = f"{100 * mean:.1f}" if number.is_percent else f"{mean:.3g}"
     return text if len(known) == len(found) else f"{text} ({len(known)} of {len(found)})"
-
-
-def _setting(item: tuple[str, list[Any]]) -> str:
-    key, values = item
-    return f"{key} = {', '.join('none' if each is None else str(each) for each in values)}"
-
-
-def _product(part: "PartForecast") -> str:
-    """Return "360 runs = 12 rules × 6 attacks × 5 seeds"."""
-    factors = (len(part.rules), len(part.values), len(part.seeds))
-    values = f"{factors[1]} {_columns(part.columns, factors[1])}"
-    text = f"{plural(factors[0], 'rule')} × {values} × {plural(factors[2], 'seed')}"
-    is_all = factors[0] * factors[1] * factors[2] == part.counts.runs
-    return f"{plural(part.counts.runs, 'run')} {'=' if is_all else 'in'} {text}"
-
-
-def _columns(name: str, number: int = 2) -> str:
-    end = "" if number == 1 else "s"
-    return f"attack{end}" if name == "attack" else f"value{end} of {name}"
-
-
-def _counts(counts: "Counts") -> str:
-    return (
-        f"{counts.finished} finished, {counts.half_done} half done, {counts.adoptable} adoptable "
-        f"from another suite, {counts.to_do} to do"
-    )
-
-
-def _estimate(found: "Forecast", store: Path) -> str:
-    if found.counts.half_done + found.counts.to_do == 0:
-        return "nothing is left to run."
-    if found.seconds is None:
-        return f"no estimate: no run like these is in {store}/."
-    text = f"about {_duration(found.seconds)} at the speed of the runs in {store}/"
-    if found.num_unknown:
-        text += f", and {plural(found.num_unknown, 'run')} more that none there is like"
-    return f"{text}."
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} seconds"
-    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.output import FC, NumberColumn, file_option, json_text, print_table, write_file
+from outvote.cli.output import (
+    FC,
+    NumberColumn,
+    file_option,
+    json_text,
+    print_table,
+    print_text,
+    write_file,
+)
 from outvote.cli.runs import read_runs
 from outvote.cli.table import METRICS, MetricChoice
 from outvote.cli.verb import Verb, typed_command, usage_errors
@@ -118,7 +126,7 @@ def _show(found: "Comparison", format_: str, output: Path | None) -> None:
         titles = [*columns[:num_text], *map(NumberColumn, columns[num_text:])]
         print_table(titles, rows, found.title)
         for note in found.notes():
-            click.echo(note)
+            print_text(note)
         return
     text = found.to_markdown() if format_ == "md" else json_text(found.to_dict()) + "\n"
     if output is None:

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.output import UNKNOWN, NumberColumn, percent, print_json, print_table
+from outvote.cli.output import (
+    UNKNOWN,
+    NumberColumn,
+    percent,
+    print_json,
+    print_paragraph,
+    print_table,
+    print_text,
+)
 from outvote.cli.progress import progress_option
 from outvote.cli.run_plan import (
     Execution,
@@ -50,7 +58,7 @@ def command(settings: tuple[str, ...], as_json: bool, **how: Any) -> int:
     with usage_errors(ValueError, TypeError):
         plan = plan_suite(read_suite("demo"), settings)
     if not as_json and not settings:
-        click.echo(STORY.format(num_runs=len(plan.specs), rounds=plan.specs[0].rounds))
+        print_paragraph(STORY.format(num_runs=len(plan.specs), rounds=plan.specs[0].rounds))
     done = run_plan(plan, Execution(**how))
     page = how["output"] / plan.suite / "report.html"
     write_report(read_runs([page.parent]), page, command="outvote demo")
@@ -58,7 +66,7 @@ def command(settings: tuple[str, ...], as_json: bool, **how: Any) -> int:
         print_json(done.as_json())
     else:
         _print(done, page.parent)
-        click.echo(f"Tables, curves and the audit of all clients, as one page: {page}")
+        print_text(f"Tables, curves and the audit of all clients, as one page: {page}")
     done.print_how_to_resume()
     return done.exit_code
 
@@ -77,12 +85,14 @@ def _print(done: "Outcomes", folder: Path) -> None:
     ]
     print_table(columns, rows)
     for line in _gains(done, rules, attacks):
-        click.echo(line)
-    click.echo(
+        print_text(line)
+    print_paragraph(
         "Accuracy: percent of the test images, mean over the last ten rounds (and over seeds).\n"
         "Byzantine selected: the selection rate, the percentage of their updates that the rule\n"
         "kept. Compare each rule with gas(rule), and all with the mean. Krum and DnC are good\n"
-        "rules inside GAS when all clients take part; others are not, for example these:\n"
+        "rules inside GAS when all clients take part; others are not, for example these:"
+    )
+    click.echo(
         '  outvote demo --set \'rule=["median", "gas(median)", "gas(multi-krum)"]\'\n'
         f"Whom the rules dropped: outvote audit {folder}"
     )

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outvote.cli.output import file_option, print_json, write_file
+from outvote.cli.output import file_option, print_json, print_text, write_file
 from outvote.cli.runs import paths_argument, read_runs
 from outvote.cli.verb import Verb, usage_errors
+from outvote.errors import plural
 
 if TYPE_CHECKING:
     from outvote.results.run import Result
@@ -51,7 +52,7 @@ def command(
     chosen = [result for result in found if result.is_over or with_all]
     if not chosen:
         raise click.UsageError(
-            f"none of the {len(found)} runs is finished; run them to the end, or add --all."
+            f"{plural(len(found), 'run')}, none finished; run them to the end, or add --all."
         )
     content = _content(chosen, format_, is_packed=output.name.endswith(".gz"))
     write_file(output, content)
@@ -60,9 +61,9 @@ def command(
         about = {"path": str(output), "runs": len(chosen), "left_out": num_left}
         print_json({**about, "bytes": len(content)})
         return
-    click.echo(f"{output}: {len(chosen)} runs, {len(content):,} bytes.")
+    print_text(f"{output}: {plural(len(chosen), 'run')}, {len(content):,} bytes.")
     if num_left:
-        click.echo(f"Left out because they are unfinished: {num_left}; --all takes them too.")
+        print_text(f"Left out because they are unfinished: {num_left}; --all takes them too.")
 
 
 def _check_ending(output: Path, format_: str) -> None:

@@ -12,7 +12,7 @@ from outvote.cli.output import NumberColumn, percent, print_listing, print_messa
 from outvote.cli.plugins import first_sentence, listed_plugins, loaded, with_package
 from outvote.cli.run_plan import NUMBERS, NUMBERS_NOTE
 from outvote.cli.verb import Verb, usage_errors
-from outvote.errors import closest
+from outvote.errors import closest, renamed
 
 if TYPE_CHECKING:
     from outvote.cli.describe import Description
@@ -22,15 +22,26 @@ if TYPE_CHECKING:
 @click.command("list", cls=Verb)
 @click.argument("kind")
 @click.option(
+    "--store",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Of runs: the folder of the results.  [default: runs]",
+)
+@click.option(
     "--output",
     "-o",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Of runs: the folder of the results.  [default: runs]",
+    hidden=True,
+    help="--store as it was named in 0.1.",
 )
 @click.option("--suite", help="Of runs: only those of a suite.")
 @click.option("--rebuild", is_flag=True, help="Of runs: read all of them again.")
 def command(
-    kind: str, output: Path | None, suite: str | None, rebuild: bool, as_json: bool
+    kind: str,
+    store: Path | None,
+    output: Path | None,
+    suite: str | None,
+    rebuild: bool,
+    as_json: bool,
 ) -> None:
     """List all rules, attacks, models, datasets, suites or runs.
 
@@ -40,16 +51,19 @@ def command(
     outvote list rules
     outvote list runs --suite smoke
     """  # noqa: D301  (click wants the backspace)
+    if output is not None:
+        renamed("outvote list --output", "--store")
+        store = store or output
     if kind == "runs":
-        list_runs(output or Path("runs"), suite, rebuild, as_json)
+        list_runs(store or Path("runs"), suite, rebuild, as_json)
         return
     if kind not in KINDS:
         known = [*KINDS, "runs"]
         raise click.UsageError(
             f"nothing of the kind {kind!r} can be listed; {closest(kind, known)}"
         )
-    if output is not None or suite is not None or rebuild:
-        raise click.UsageError("--output, --suite and --rebuild are for `outvote list runs` alone.")
+    if store is not None or suite is not None or rebuild:
+        raise click.UsageError("--store, --suite and --rebuild are for `outvote list runs` alone.")
     KINDS[kind](as_json)
 
 
@@ -128,23 +142,21 @@ def list_datasets(as_json: bool) -> None:
     list_datasets(as_json)
 
 
-def list_runs(output: Path, suite: str | None, rebuild: bool, as_json: bool) -> None:
+def list_runs(store: Path, suite: str | None, rebuild: bool, as_json: bool) -> None:
     """List the runs of a store."""
     from outvote.results.disk import StoreError
     from outvote.results.index import list_runs as indexed
 
-    if not output.is_dir():
-        raise click.UsageError(f"there is no folder {output}; give another --output.")
+    if not store.is_dir():
+        raise click.UsageError(f"there is no folder {store}; give another --store.")
     with usage_errors(StoreError):
-        found = indexed(output, print_message, rebuild=rebuild)
+        found = indexed(store, print_message, rebuild=rebuild)
     suites = list(dict.fromkeys(entry.suite for entry in found))
     if suite is not None and suite not in suites:
-        raise click.UsageError(
-            f"no runs of a suite {suite!r} in {output}; {closest(suite, suites)}"
-        )
+        raise click.UsageError(f"no runs of a suite {suite!r} in {store}; {closest(suite, suites)}")
     chosen = [entry for entry in found if suite in (None, entry.suite)]
     if not chosen and not as_json:
-        click.echo(f"No runs in {output}.")
+        click.echo(f"No runs in {store}.")
         return
     data = [{**entry._asdict(), "settings": json.loads(entry.settings)} for entry in chosen]
     for each in data:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.output import NumberColumn, number, print_json, print_table
+from outvote.cli.output import NumberColumn, number, print_json, print_table, print_text
 from outvote.cli.verb import Verb, read_rule
+from outvote.errors import plural
 
 if TYPE_CHECKING:
     from outvote.rules.rule import Rule
@@ -145,7 +146,7 @@ def _print(facts: dict[str, Any], rule: "Rule") -> None:
     columns = [NumberColumn("Byzantine"), NumberColumn("probability"), rounds, ""]
     print_table(columns, cells, title)
     if len(likely) < len(facts["distribution"]):
-        click.echo(f"Rows below {SMALLEST_SHOWN:g} are left out; --json has all.\n")
+        print_text(f"Rows below {SMALLEST_SHOWN:g} are left out; --json has all.\n")
     rows = [
         [event["event"]]
         + [number(event[key]) for key in ("probability", "expected_rounds", "at_least_once")]
@@ -154,9 +155,9 @@ def _print(facts: dict[str, Any], rule: "Rule") -> None:
     probabilities = (NumberColumn("probability"), rounds, NumberColumn("at least once"))
     print_table(["a round in which", *probabilities], rows)
     limit, inside = facts["max_byzantine"], facts["base_max_byzantine"]
-    click.echo(f"{rule} tolerates {limit} of {facts['num_sampled']} clients.")
+    print_text(f"{rule} tolerates {limit} of {plural(facts['num_sampled'], 'client')}.")
     if inside < limit:
-        click.echo(
+        print_text(
             f"The rule inside tolerates {inside}; where more attack, it works with {inside}."
         )
 

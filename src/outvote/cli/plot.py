@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from outvote.cli.output import file_option, print_json, write_file
+from outvote.cli.output import file_option, print_json, print_text, write_file
 from outvote.cli.runs import paths_argument, read_errors, read_runs, suites_option
 from outvote.cli.table import METRICS, MetricChoice
 from outvote.cli.verb import Verb, usage_errors
@@ -30,7 +30,7 @@ FORMATS = ("png", "svg", "pdf")
 )
 @click.option("--part", multiple=True, help="Only this part of the suite; may be repeated.")
 @suites_option
-@click.option("--run", help="identification: the name or hash of a run.")
+@click.option("--run", help="identification: the run with this in its name, or its hash.")
 def command(paths: tuple[Path, ...], kind: str, output: Path, as_json: bool, **how: Any) -> None:
     """Draw runs. RUNS are folders of runs, or exports; the same runs always give the same file.
 
@@ -56,7 +56,7 @@ def command(paths: tuple[Path, ...], kind: str, output: Path, as_json: bool, **h
     if as_json:
         print_json({"path": str(output), "kind": kind, "bytes": len(content)})
         return
-    click.echo(f"{output}: {len(content):,} bytes.")
+    print_text(f"{output}: {len(content):,} bytes.")
 
 
 def _check_matplotlib() -> None:

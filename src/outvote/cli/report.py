@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from outvote.cli.output import file_option, print_json
+from outvote.cli.output import file_option, print_json, print_text
 from outvote.cli.runs import paths_argument, read_runs, suites_option
 from outvote.cli.verb import Verb, typed_command, usage_errors
 from outvote.errors import plural
@@ -33,6 +33,6 @@ def command(paths: tuple[Path, ...], suites: tuple[str, ...], output: Path, as_j
     if as_json:
         print_json({"path": str(output), "runs": len(results), "bytes": num_bytes})
         return
-    click.echo(
+    print_text(
         f"{output}: {plural(len(results), 'run')}, {num_bytes:,} bytes. Open it in a browser."
     )

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from outvote.cli.forecast import dry_run_option, print_forecast_of_plan
 from outvote.cli.progress import progress_option
 from outvote.cli.run_plan import (
     Execution,
@@ -13,7 +14,9 @@ from outvote.cli.run_plan import (
     consent,
     device_option,
     output_option,
+    processes_option,
     run_plan,
+    seeds_option,
     set_option,
     weights_option,
 )
@@ -23,14 +26,23 @@ from outvote.cli.verb import Verb, usage_errors
 @click.command("run", cls=Verb)
 @click.argument("config", type=click.Path(path_type=Path))
 @set_option
+@seeds_option
 @output_option
 @device_option
+@dry_run_option
+@processes_option
 @checkpoint_option
 @weights_option
 @progress_option
 @allow_code_option
 def command(
-    config: Path, settings: tuple[str, ...], allow_code: bool, as_json: bool, **how: Any
+    config: Path,
+    settings: tuple[str, ...],
+    num_seeds: int | None,
+    dry_run: bool,
+    allow_code: bool,
+    as_json: bool,
+    **how: Any,
 ) -> int:
     """Simulate federations: every list in the file multiplies the runs.
 
@@ -40,11 +52,17 @@ def command(
 
     \b
     outvote run config.toml --set data.beta=0.1 --set 'rule=["mean", "gas(median)"]'
+    outvote run config.toml --seeds 5 --dry-run
+    outvote run config.toml --seeds 5 -j 2
     """  # noqa: D301  (click wants the backspace)
     from outvote.experiment.plan import read_plan
 
     with usage_errors(ValueError, TypeError), consent(allow_code, settings, config.parent):
-        plan = read_plan(config, settings)
+        seeds = () if num_seeds is None else (f"seed={list(range(num_seeds))}",)
+        plan = read_plan(config, (*settings, *seeds))
+        if dry_run:
+            print_forecast_of_plan(plan, Execution(**how), as_json)
+            return 0
     done = run_plan(plan, Execution(**how))
     done.print(as_json)
     if not as_json:

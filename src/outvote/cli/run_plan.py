@@ -13,7 +13,7 @@ import click
 from outvote.cli.output import NumberColumn, percent, print_listing
 from outvote.cli.progress import shown_progress
 from outvote.cli.verb import typed_command, usage_errors
-from outvote.errors import warn_notes
+from outvote.errors import plural, warn_notes
 from outvote.experiment.stop_signal import StopSignal
 
 if TYPE_CHECKING:
@@ -46,6 +46,12 @@ checkpoint_option = click.option(
 )
 set_option = click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a setting."
+)
+seeds_option = click.option(
+    "--seeds", "num_seeds", type=click.IntRange(min=1), help="So many seeds, from 0 on."
+)
+processes_option = click.option(
+    "-j", "num_processes", type=click.IntRange(min=1), help="Processes on this machine."
 )
 output_option = click.option(
     "--output",
@@ -277,7 +283,7 @@ class Outcomes:
         busy = [end for end in self.ends if end.outcome == "busy"]
         if busy:
             click.echo(
-                f"another process works on {len(busy)} of the {len(self.ends)} runs, such as "
+                f"another process works on {len(busy)} of {plural(len(self.ends), 'run')}, such as "
                 f"{busy[0].job.name}; when it has ended: {command}",
                 err=True,
             )
@@ -285,7 +291,7 @@ class Outcomes:
             click.echo(f"stopped and saved; to resume: {command}", err=True)
         elif self.is_time_up and any(end.outcome == "interrupted" for end in self.ends):
             click.echo(
-                f"time is up, {self.num_over} of {len(self.ends)} runs are over, the others are "
+                f"time is up, {self.num_over} of {plural(len(self.ends), 'run')} done, the rest is "
                 f"saved; to resume: {command}",
                 err=True,
             )

@@ -1,4 +1,4 @@
-"""`outvote show NAME`: what a rule or an attack does and needs."""
+"""`outvote show NAME`: what a rule, an attack, a model, a dataset or a suite is."""
 
 import re
 from dataclasses import asdict
@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.output import print_json, print_table
+from outvote.aliases import ATTACK_ALIASES, RULE_ALIASES
+from outvote.cli.output import print_json, print_table, print_text
+from outvote.cli.show_experiment import (
+    is_dataset,
+    is_model,
+    is_suite,
+    show_dataset,
+    show_model,
+    show_suite,
+)
 from outvote.cli.verb import Verb, read_attack, read_rule, usage_errors
 from outvote.errors import closest
 
@@ -28,11 +37,21 @@ EXAMPLE_INSIDE = "multi-krum"
 @click.command("show", cls=Verb)
 @click.argument("name")
 def command(name: str, as_json: bool) -> None:
-    """Show a rule or an attack: formula, needs, reference, parameters.
+    """Show a rule or an attack, a model, a dataset or a suite.
 
     NAME is a rule (outvote list rules) or an attack (outvote list attacks), a whole text such as
-    'gas(bucketing(rfa, size=2))' or 'lie(z=2)', or path.py:MyRule or path.py:MyAttack for your own.
-    """
+    'gas(bucketing(rfa, size=2))' or 'lie(z=2)', or path.py:MyRule or path.py:MyAttack for your own;
+    or a model, a dataset or a suite (outvote list models, ...), or the path.toml of a suite.
+
+    \b
+    outvote show 'gas(multi-krum)'
+    outvote show alexnet
+    outvote show table1-cifar10
+    """  # noqa: D301  (click wants the backspace)
+    for is_one, show in OTHERS:
+        if is_one(name) and not _is_built_in(name):
+            show(name, as_json)
+            return
     if _is_attack(name):
         show_attack(read_attack(name), as_json)
     else:
@@ -53,7 +72,7 @@ def show_attack(attack: "Attack", as_json: bool) -> None:
     rows.insert(where, ["kind", kind_of(attack) or "each sends its own row"])
     print_table([about.name, about.summary], rows)
     if not attack.poisons_data:
-        click.echo(f"How far it moves each rule: outvote stress --attack '{attack}'")
+        print_text(f"How far it moves each rule: outvote stress --attack '{attack}'")
 
 
 def show_rule(name: str, as_json: bool) -> None:
@@ -77,14 +96,14 @@ def show_rule(name: str, as_json: bool) -> None:
         return
     for layer, about in described:
         print_table([about.name, about.summary], _rows(layer, about))
-    click.echo(f"Byzantine clients that {rule} tolerates: {_listed(limits)}.")
+    print_text(f"Byzantine clients that {rule} tolerates: {_listed(limits)}.")
     before = limits
     for text, tolerated in inside.items():
         if tolerated != before:
             above = "above that, it assumes its limit and promises nothing"
-            click.echo(f"{text} inside tolerates: {_listed(tolerated)}; {above}.")
+            print_text(f"{text} inside tolerates: {_listed(tolerated)}; {above}.")
         before = tolerated
-    click.echo(_resilience_text(_resilience(rule, limits)))
+    print_text(_resilience_text(_resilience(rule, limits)))
 
 
 def inner_rules(rule: "Rule") -> "list[Rule]":
@@ -188,23 +207,30 @@ def _is_attack(text: str) -> bool:
     if name in of_attacks and name not in {*rules.RULES, *rules.ALIASES}:
         return True
     if re.fullmatch(r"[\w-]+", name) and name not in known:
-        _refuse_others(name)
-        hint = closest(name, known | of_attacks)
-        raise click.UsageError(f"unknown rule or attack {name!r}; {hint}")
+        raise click.UsageError(f"nothing is called {name!r}; {_hint(name, known | of_attacks)}")
     return False
 
 
-def _refuse_others(name: str) -> None:
-    """Raise if a name is that of something else, which `outvote list` describes."""
+def _is_built_in(name: str) -> bool:
+    """Return whether a name is that of a rule or an attack, which no package can take."""
+    from outvote.attacks.attack_spec import ATTACKS
+    from outvote.rules.rule_spec import RULES
+
+    return name in {*RULES, *ATTACKS, *RULE_ALIASES, *ATTACK_ALIASES}
+
+
+OTHERS = ((is_model, show_model), (is_dataset, show_dataset), (is_suite, show_suite))
+
+
+def _hint(name: str, known: set[str]) -> str:
+    """Return the closest name of anything; if there is none, where names are listed."""
     from outvote.data.catalog import DATASETS
     from outvote.models.model_spec import MODELS
     from outvote.suites.suite import suite_names
 
-    for kind, names in (("model", MODELS), ("dataset", DATASETS), ("suite", suite_names())):
-        if name in names:
-            raise click.UsageError(
-                f"{name} is a {kind}, not a rule or an attack; outvote list {kind}s describes it."
-            )
+    hint = closest(name, {*known, *MODELS, *DATASETS, *suite_names()})
+    lists = "outvote list rules, attacks, models, datasets or suites names what there is."
+    return hint if hint.startswith("did") else lists
 
 
 def _find(name: str) -> "Rule":

@@ -1,6 +1,5 @@
 """`outvote stress`: every attack against every rule, on synthetic gradients, in about a minute."""
 
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -8,8 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.output import NO_TERMINAL_WIDTH, NumberColumn, one_line, print_json, print_table
+from outvote.cli.output import (
+    NumberColumn,
+    one_line,
+    print_json,
+    print_table,
+    print_text,
+    terminal_width,
+)
 from outvote.cli.verb import Verb, WorkFailed, read_attack, read_rule, usage_errors
+from outvote.errors import plural
 
 if TYPE_CHECKING:
     from outvote.attacks.attack import Attack
@@ -93,16 +100,16 @@ def command(
     print_stress(table, short, servers)
     if lowered:
         listed = ", ".join(f"{short.get(rule, rule)} {limit}" for rule, limit in lowered.items())
-        click.echo(f"Rules that assume fewer attackers, as many as they tolerate: {listed}.")
+        print_text(f"Rules that assume fewer attackers, as many as they tolerate: {listed}.")
     if not rule_texts:
-        click.echo(
-            f"gas(...) has {groups} groups here; its default of 1000 resists more, and takes "
-            "minutes (--groups 1000).\n"
+        print_text(
+            f"gas(...) has {plural(groups, 'group')} here; its default of 1000 resists more, and "
+            "takes minutes (--groups 1000).\n"
             "fltrust gets the mean of 5 honest clients; rules with state are in round one."
         )
     if not attack_texts:
         left_out = "; ".join(f"{name} is left out: {why}" for name, why in LEFT_OUT.items())
-        click.echo(
+        print_text(
             f"gas-aware is {GAS_AWARE}, fewer tries than its default; it is made for GAS, and "
             f"against other rules a plain attack may do more.\n{left_out}."
         )
@@ -171,11 +178,12 @@ def _progress(is_terminal: bool) -> "Progress | None":
 def print_stress(table: "Stress", short: dict[str, str], num_servers: int) -> None:
     """Print errors, worst cases and failures; `short` holds shorter names of rules and attacks."""
     made = table.gradients
-    click.echo(
-        f"Synthetic gradients: {made.num_clients} clients, {made.num_byzantine} of them Byzantine, "
-        f"{made.dim:,} coordinates, heterogeneity {made.heterogeneity:g}, seed {made.seed}.\n"
+    print_text(
+        f"Synthetic gradients: {plural(made.num_clients, 'client')}, {made.num_byzantine} of them "
+        f"Byzantine, {made.dim:,} coordinates, heterogeneity {made.heterogeneity:g}, "
+        f"seed {made.seed}.\n"
         "Distance of the update to the honest mean, relative to its length (0 is perfect); * marks "
-        f"the worst attack on a rule.\nMean over {num_servers} seeds of the server."
+        f"the worst attack on a rule.\nMean over {plural(num_servers, 'seed')} of the server."
     )
     labels = {rule: short.get(rule, rule) for rule in table.rules}
     worst = {rule: table.worst(rule) for rule in table.rules}
@@ -194,15 +202,15 @@ def print_stress(table: "Stress", short: dict[str, str], num_servers: int) -> No
         [[labels[c.rule], _error(c), short.get(c.attack, c.attack)] for c in ranked],
     )
     for line in failures(table):
-        click.echo(line)
+        print_text(line)
     safest = table.safest()
     if safest is not None:
-        click.echo(f"Smallest worst case: {labels[safest.rule]} with {_error(safest)}.")
+        print_text(f"Smallest worst case: {labels[safest.rule]} with {_error(safest)}.")
 
 
 def blocks_of(attacks: Sequence[str], short: dict[str, str], label_width: int) -> list[list[str]]:
     """Share the attacks out among tables that fit the terminal."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else NO_TERMINAL_WIDTH
+    width = terminal_width()
     blocks: list[list[str]] = [[]]
     used = label_width + GAP
     for attack in attacks:

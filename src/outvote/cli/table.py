@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.output import file_option, json_text, write_file
+from outvote.cli.output import (
+    NumberColumn,
+    file_option,
+    is_terminal,
+    json_text,
+    print_table,
+    print_text,
+    write_file,
+)
 from outvote.cli.runs import paths_argument, read_runs, suites_option
 from outvote.cli.verb import Verb, usage_errors
 from outvote.markup import clean
@@ -27,7 +35,7 @@ METRICS: "dict[str, Metric]" = {
 }
 RENAMED = {"kept": "selection-rate", "liars-share": "byzantine-weight"}
 """Names of 0.1, read for one more version."""
-FORMATS = ("md", "latex", "csv", "json")
+FORMATS = ("text", "md", "latex", "csv", "json")
 
 
 class MetricChoice(click.Choice[str]):
@@ -47,8 +55,8 @@ class MetricChoice(click.Choice[str]):
     "--format",
     "format_",
     type=click.Choice(FORMATS),
-    default="md",
-    help="Markdown, LaTeX (booktabs), or a record for each cell.",
+    help="A table for the terminal, Markdown, LaTeX (booktabs), or a record for each cell.  "
+    "[default: text on a terminal, else md]",
 )
 @click.option("--paper", is_flag=True, help="The paper's value beside each of ours.")
 @click.option(
@@ -66,7 +74,7 @@ class MetricChoice(click.Choice[str]):
 @file_option("The file to write; default: print.")
 def command(  # noqa: PLR0913, PLR0917  (one for each option)
     paths: tuple[Path, ...],
-    format_: str,
+    format_: str | None,
     paper: bool,
     metric: str | None,
     clients: bool,
@@ -80,7 +88,8 @@ def command(  # noqa: PLR0913, PLR0917  (one for each option)
     RUNS are folders of runs, or exports. Runs of a suite that comes with outvote, or that --suite
     gives, are laid out as the suite has them; of others, rules are rows, and attacks or whatever
     differs are columns.
-    Parts without a run are only named. The same runs always give the same text.
+    Parts without a run are only named. The same runs always give the same text. What goes into a
+    file or a pipe is Markdown, unless --format is given.
 
     \b
     outvote table runs/table1-cifar10 --paper
@@ -99,11 +108,32 @@ def command(  # noqa: PLR0913, PLR0917  (one for each option)
     with usage_errors(ValueError):
         grids = grids_of(read_runs(paths), part, suites)
     rendered = render(grids, wanted, paper=paper, clients=clients)
-    text = _text(rendered, "json" if as_json else format_)
+    chosen = "json" if as_json else format_ or ("text" if is_terminal() else "md")
+    if chosen == "text" and output is None:
+        _print_tables(rendered)
+        return
+    text = _text(rendered, "md" if chosen == "text" else chosen)
     if output is None:
         click.echo(text, nl=False)
     else:
         write_file(output, text.encode())
+
+
+def _print_tables(rendered: "Rendered") -> None:
+    """Print all tables for a terminal; * marks what Markdown has in bold."""
+    from outvote.report.table_formats import as_text
+
+    for part in as_text(rendered):
+        print_text(f"\n{clean(part.title)}")
+        for caption, columns, rows in part.tables:
+            print_text(f"\n{clean(caption)}")
+            print_table(["rule", *map(NumberColumn, columns)], rows)
+        for note in part.notes:
+            print_text(clean(note))
+    provenance = rendered.provenance
+    print_text(f"\n{clean(provenance.text())}")
+    for command in provenance.commands:
+        click.echo(f"    {clean(command)}")
 
 
 def _text(rendered: "Rendered", format_: str) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from outvote.cli.output import one_line, print_json
+from outvote.cli.output import one_line, print_json, print_text
 from outvote.cli.runs import paths_argument
 from outvote.cli.verb import Verb, WorkFailed
 from outvote.errors import plural
@@ -42,7 +42,7 @@ def command(paths: tuple[Path, ...], as_json: bool) -> int:
         )
     num_summed = sum(entry["has_checksums"] for entry in found)
     num_open = sum(entry["outcome"] not in ("finished", "diverged") for entry in found)
-    click.echo(
+    print_text(
         f"{plural(len(found), 'run')}, none damaged: {num_summed} checked by checksums, "
         f"{len(found) - num_summed} without; {num_open} not finished."
     )

@@ -82,16 +82,34 @@ class Forecast:
 def forecast(suite: Suite, root: Path, device: str, num_cores: int) -> Forecast:
     """Read a store, and execute nothing; on a CPU, time is shared by `num_cores` (a GPU: 1)."""
     plans = plan_parts(suite)
-    plan = join_plans(suite, plans)
+    parts = list(zip(suite.parts, plans, strict=True))
+    return _forecast(parts, join_plans(suite, plans), root, device, num_cores)
+
+
+def forecast_plan(plan: Plan, root: Path, device: str, num_cores: int) -> Forecast:
+    """Return the same for a plan that is no suite: one part, with a column for each attack."""
+    settings = {"seed": list(dict.fromkeys(spec.seed for spec in plan.specs))}
+    part = Part(
+        name=plan.suite, title="", columns="attack", kind="table", settings=settings, wanted=None
+    )
+    return _forecast([(part, plan)], plan, root, device, num_cores, adopts=False)
+
+
+def _forecast(
+    parts: Sequence[tuple[Part, Plan]],
+    plan: Plan,
+    root: Path,
+    device: str,
+    num_cores: int,
+    *,
+    adopts: bool = True,
+) -> Forecast:
     jobs = plan.jobs(root)
-    standing = {job.hash: _standing(job) for job in jobs}
+    standing = {job.hash: _standing(job, adopts=adopts) for job in jobs}
     seconds, num_unknown = _estimate(jobs, standing, known_speeds(root, device, jobs), num_cores)
     differing = _differing(plan.specs)
     return Forecast(
-        parts=[
-            _part(part, own, standing, differing)
-            for part, own in zip(suite.parts, plans, strict=True)
-        ],
+        parts=[_part(part, own, standing, differing) for part, own in parts],
         counts=_counts(plan.hashes, standing),
         seconds=seconds,
         num_unknown=num_unknown,
@@ -160,11 +178,11 @@ def _estimate(
     return (sum(known) if known else None), len(left) - len(known)
 
 
-def _standing(job: Job) -> Standing:
+def _standing(job: Job, *, adopts: bool) -> Standing:
     status = job.status
     if status.is_over:
         return "finished"
-    if find_elsewhere(job) is not None:
+    if adopts and find_elsewhere(job) is not None:
         return "adoptable"
     return "half_done" if status.round > 0 else "to_do"
 

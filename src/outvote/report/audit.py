@@ -3,8 +3,10 @@
 Of a simulated run, or of the log of a federation in production.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, final
@@ -12,6 +14,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from outvote.errors import plural
 from outvote.results.audit_log import (
     AuditLog,
     ClientRecord,
@@ -25,12 +28,33 @@ from outvote.results.audit_log import (
 )
 from outvote.results.run import Result
 
+MAX_LISTED = 20
+"""So many runs are listed where one is to be chosen."""
 NUM_ERRORS = 3.0
 """So far above 0.5 a client stands out."""
 CHANCE = 0.00135
 """The share of clients all alike that do so by chance, if each was compared often."""
 MAX_NAME, MAX_NAMED = 40, 20
 """How long and how many the names in a finding are."""
+
+
+def choose_run(results: Sequence[Result], name: str) -> Result:
+    """Return the run with a text in its name, or of a hash; a ValueError if it is not one run."""
+    exact = [result for result in results if name in (result.name, result.hash)]
+    found = exact or [result for result in results if name in result.name]
+    if not found:
+        like = get_close_matches(name, [result.name for result in results], n=1, cutoff=0.0)
+        raise ValueError(
+            f"none of {plural(len(results), 'run')} has {name!r} in its name; the closest is "
+            f"{like[0]}."
+        )
+    if len(found) > 1:
+        listed = ", ".join(result.name for result in found[:MAX_LISTED])
+        more = f" and {len(found) - MAX_LISTED} more" if len(found) > MAX_LISTED else ""
+        raise ValueError(
+            f"{len(found)} runs have {name!r} in their names; name one: {listed}{more}."
+        )
+    return found[0]
 
 
 class Mark(IntEnum):
@@ -212,6 +236,44 @@ def _about_log(manifest: Manifest, log: AuditLog, num_here: int) -> dict[str, An
     }
     merged = {**known, **manifest.settings, **known}
     return {key: value for key, value in merged.items() if value is not None}
+
+
+OUTCOMES = {
+    "kept": Mark.KEPT,
+    "dropped": Mark.DROPPED,
+    "aggregated": Mark.UNKNOWN,
+    "not finite": Mark.REJECTED,
+    **FAULTS,
+}
+"""Outcomes of clients in the words of a log; aggregated: the rule does not report its verdict."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Overview:
+    """The outcomes of all clients that were asked."""
+
+    by_round: Mapping[str, NDArray[np.int64]]
+    """How many clients of each round had an outcome, by its name; without those that never occur,
+    but for kept and dropped."""
+    reasons: tuple[tuple[str, int], ...]
+    """The reasons beside verdicts and how often each was given, the most frequent first."""
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """How often each outcome occurred."""
+        return {name: int(counts.sum()) for name, counts in self.by_round.items()}
+
+
+def overview(audit: Audit) -> Overview:
+    """Count the outcomes of all clients, round by round."""
+    counts = {name: (audit.marks == mark).sum(axis=1) for name, mark in OUTCOMES.items()}
+    shown = {
+        name: found
+        for name, found in counts.items()
+        if found.any() or name == "kept" or (name == "dropped" and not counts["aggregated"].any())
+    }
+    return Overview(by_round=shown, reasons=tuple(Counter(audit.reasons.values()).most_common()))
 
 
 @final

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from importlib.resources import files
 from itertools import cycle
 from math import ceil
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from outvote.report.cells import family, grouped
 
@@ -21,6 +23,10 @@ ALONE = "-"
 IN_FAMILY: tuple[Any, ...] = ("--", "-", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))
 """The rule itself is dashed, its first wrapped form solid."""
 MOST_PANELS = 24
+GAP = 6.0
+"""Between two titles side by side, in points."""
+LINE_HEIGHT = 1.25
+"""Of a line of a title, in parts of its font size."""
 SETTINGS = str(files("outvote.report") / "templates" / "figure.mplstyle")
 NO_DATES: dict[str, dict[str, None]] = {
     "svg": {"Date": None, "Creator": None},
@@ -95,6 +101,56 @@ def legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) 
     rows += rows % 2 if rows > 1 else 0  # It is filled column by column: no pair is torn apart.
     columns = max(1, ceil(len(labels) / rows))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=2.4)
+
+
+def fit_titles(figure: Figure) -> None:
+    """Put titles that reach into a neighbour, or beyond the figure, on several lines.
+
+    The figure grows by the lines that are added, so that the panels keep their height.
+    """
+    figure.draw_without_rendering()
+    added: dict[int, float] = {}
+    for title, limit in _titles(figure):
+        before = title.get_text()
+        _wrap_title(title, limit)
+        lines = title.get_text().count("\n") - before.count("\n")
+        row = round(title.get_window_extent().y0)
+        inches = lines * LINE_HEIGHT * float(title.get_fontsize()) / 72
+        added[row] = max(added.get(row, 0.0), inches)
+    if more := sum(added.values()):
+        figure.set_figheight(figure.get_figheight() + more)
+
+
+def _titles(figure: Figure) -> list[tuple[Text, float]]:
+    """Return all titles, and how far to the right each may reach, in pixels."""
+    gap = GAP * figure.dpi / 72
+    edge = figure.bbox.width - gap
+    boxes = [(axes, axes.get_window_extent()) for axes in figure.axes]
+    found = []
+    for axes, box in boxes:
+        title = axes._left_title  # type: ignore[attr-defined]
+        if not title.get_text():
+            continue
+        right = [
+            other.x0 - gap
+            for neighbour, other in boxes
+            if neighbour is not axes and other.x0 >= box.x1 and other.y0 < box.y1 <= other.y1 + 1
+        ]
+        # A legend above the panel, at its right end, stands beside the title.
+        if (legend := axes.get_legend()) is not None and legend.get_window_extent().y0 >= box.y1:
+            right.append(legend.get_window_extent().x0 - gap)
+        found.append((title, min([edge, *right])))
+    whole = getattr(figure, "_suptitle", None)
+    return found if whole is None else [*found, (whole, edge)]
+
+
+def _wrap_title(title: Text, limit: float) -> None:
+    """Break the lines of a title until it ends before a limit; at its left end it stays."""
+    lines = title.get_text().split("\n")
+    width = max(map(len, lines))
+    while title.get_window_extent().x1 > limit and width > 1:
+        width -= 1
+        title.set_text("\n".join(part for line in lines for part in wrap(line, width)))
 
 
 def to_bytes(figure: Figure, format_: str) -> bytes:

@@ -15,9 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from outvote.errors import closest
 from outvote.report import figure_style as style
-from outvote.report.audit import Audit, audit_run
+from outvote.report.audit import Audit, audit_run, choose_run
 from outvote.report.cells import Cell, Grid, Metric, Spread, family, spread_of
 from outvote.report.figure_maps import draw_byzantine_and_beta, draw_heatmap, draw_identification
 from outvote.report.figure_style import COLOURS, LineStyle, legend_below
@@ -36,8 +35,8 @@ MAX_POINTS = 50
 MOST_CONDITIONS = 6
 MOST_ROWS = 8
 """Of panels that show shares by round."""
-LONGEST_TITLE = 30
-"""In characters, of a narrow panel."""
+LONGEST_LABEL = 24
+"""In characters, of a line beside a panel."""
 
 
 def figure_file(
@@ -83,8 +82,7 @@ def figure_of(
         "deviation": lambda: draw_deviation(own),
         "bound": lambda: draw_bound(grids),
     }
-    with rc_context(fname=style.SETTINGS):
-        return draw[kind]()
+    return _fitted(draw[kind])
 
 
 def audit_figure_file(audit: Audit, format_: str) -> bytes:
@@ -93,21 +91,24 @@ def audit_figure_file(audit: Audit, format_: str) -> bytes:
 
 
 def _audit_figure(audit: Audit) -> Figure:
+    return _fitted(lambda: draw_identification(audit))
+
+
+def _fitted(draw: Callable[[], Figure]) -> Figure:
+    """Draw a figure in the style of all, with titles that fit."""
     with rc_context(fname=style.SETTINGS):
-        return draw_identification(audit)
+        figure = draw()
+        style.fit_titles(figure)
+    return figure
 
 
 def _audit(results: Sequence[Result], run: str | None) -> Audit:
-    names = [each.name for each in results]
     if run is None and len(results) != 1:
         raise ValueError(
             f"identification shows one run, got {len(results)}; name one by run (--run), such as "
-            f"{names[0]}."
+            f"{results[0].name}."
         )
-    found = [each for each in results if run is None or run in (each.name, each.hash)]
-    if not found:
-        raise ValueError(f"there is no run {run!r} among these; {closest(str(run), names)}")
-    audit = audit_run(found[0])
+    audit = audit_run(results[0] if run is None else choose_run(results, run))
     if audit is None:
         raise ValueError("an export has no verdicts of single clients; give the folder of the run.")
     return audit
@@ -213,7 +214,7 @@ BOUNDS = {
 def draw_bound(grids: Sequence[Grid]) -> Figure:
     """Draw the deviation from the expected gradient and its bounds: a panel per rule and column."""
     found = [
-        (fill(row, LONGEST_TITLE) if len(grid.columns) == 1 else f"{row}\n{title}", cell)
+        (row if len(grid.columns) == 1 else f"{row}\n{title}", cell)
         for grid in grids
         for k, title in enumerate(grid.titles)
         for row, cell in grid.column(k).items()
@@ -379,7 +380,7 @@ def _draw_shares(found: Sequence[Panel], rows: Sequence[str]) -> Figure:
             axes = figure.add_subplot(cells[number, 2 * place : 2 * place + 2])
             _draw_share_by_round(axes, row, found, window)
             if place == 0:
-                axes.set_ylabel(f"{name}\nhonest share in percent")
+                axes.set_ylabel(f"{fill(name, LONGEST_LABEL)}\nhonest share in percent")
     middle = PANELS_PER_ROW
     left = figure.add_subplot(cells[-1, :middle])
     right = figure.add_subplot(cells[-1, middle:], sharey=left)

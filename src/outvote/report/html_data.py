@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from outvote.errors import plural
 from outvote.grids import flat
 from outvote.report import audit as audits
 from outvote.report.audit import Audit, ClientSummary, Mark
@@ -29,6 +30,8 @@ MAX_REASONS = 2000
 MAX_TEXT = 300
 """So many characters of a name or a reason are kept: others wrote them, at any length."""
 MAX_FINDING = 2000
+MAX_POINTS, MAX_LISTED = 600, 8
+"""Of the chart of a log: so many points; and so many of the most frequent reasons."""
 NO_RANK, RANK_SCALE = 255, 250
 INFINITE, UNKNOWN = 65535, 65534
 """Codes of measured numbers; 0 is an exact zero, unless numbers below zero are there."""
@@ -164,12 +167,32 @@ def log_entries(audit: Audit) -> dict[str, Any]:
         "environment": None,
         "audit": _audit_entry(audit, _every(num_verdicts)),
         "labels": None,
+        "overview": _overview_entry(audit),
     }
     return {"runs": [run], "settings": {}, "environments": [], "labels": []}
 
 
+def _overview_entry(audit: Audit) -> dict[str, Any]:
+    """Return the outcomes of all clients; of very long logs, sums of several rounds."""
+    found = audits.overview(audit)
+    every = max(1, -(-len(audit.rounds) // MAX_POINTS))
+    starts = np.arange(0, len(audit.rounds), every)
+    return {
+        "totals": found.totals,
+        "num_rounds": len(audit.rounds),
+        "every": every,
+        "rounds": packed_whole(audit.rounds[starts]),
+        "by_round": {
+            name: packed_whole(np.add.reduceat(counts, starts) if len(starts) else counts)
+            for name, counts in found.by_round.items()
+        },
+        "reasons": [[shortened(text), count] for text, count in found.reasons[:MAX_LISTED]],
+        "num_reasons": len(found.reasons),
+    }
+
+
 def _outcome(result: Result) -> dict[str, Any]:
-    unfinished = f"{len(result.series)} of {result.status.num_rounds} rounds"
+    unfinished = f"{len(result.series)} of {plural(result.status.num_rounds, 'round')}"
     return {
         "name": result.name,
         "title": f"{result.rule} against {result.attack}",

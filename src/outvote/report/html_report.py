@@ -27,7 +27,18 @@ if TYPE_CHECKING:
 
 Facts = list[tuple[str, str]]
 """Pairs of a name and a value, for the head of a page."""
-SCRIPTS = ("base", "chart", "table", "curves", "matrix", "ranking", "run", "page")
+SCRIPTS = (
+    "base",
+    "chart",
+    "table",
+    "curves",
+    "matrix",
+    "ranking",
+    "overview",
+    "run",
+    "page",
+    "scroll",
+)
 # Of a page that a server keeps up to date.
 LIVE_SCRIPTS = (*SCRIPTS, "watch")
 NAMES = {

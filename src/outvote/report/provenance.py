@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
+from outvote.errors import plural
 from outvote.grids import LISTS, flat, merged
 from outvote.report.cells import Grid, grouped, runs_of, title_of
 from outvote.report.layout import differing, ordered
@@ -141,8 +142,8 @@ def _part_of(what: str) -> Callable[[Any], str]:
 PHRASES: dict[str, Callable[[Any], str]] = {
     "data.name": str,
     "model.name": str,
-    "rounds": "{} rounds".format,
-    "federation.num_clients": "{} clients".format,
+    "rounds": lambda number: plural(number, "round"),
+    "federation.num_clients": lambda number: plural(number, "client"),
     "federation.byzantine": _part_of("Byzantine"),
     "federation.sampled": _part_of("sampled"),
     "federation.selection": lambda value: "" if value == "uniform" else f"selection {value}",

@@ -1,4 +1,4 @@
-"""A rendered table in Markdown, LaTeX, CSV, JSON and HTML."""
+"""A rendered table as text, in Markdown, LaTeX, CSV, JSON and HTML."""
 
 import csv
 import io
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from outvote.markup import Bold, html_table
 from outvote.report.cells import METRICS, UNSCALED, Cell, Metric, runs_of
@@ -15,6 +15,7 @@ from outvote.report.rendered_table import (
     UNKNOWN,
     Rendered,
     RenderedCell,
+    RenderedRow,
     RenderedTable,
     not_run,
     value_of,
@@ -35,6 +36,48 @@ LATEX_SPECIAL = {letter: f"\\{letter}" for letter in "{}$&#_%"} | {
     UNKNOWN: "--",
     MINUS: "$-$",
 }
+
+
+class TextPart(NamedTuple):
+    """The tables of one part of a suite, for a terminal."""
+
+    title: str
+    tables: list[tuple[str, list[str], list[list[str]]]]
+    """Caption, columns after that of the rules, rows."""
+    notes: list[str]
+
+
+def as_text(rendered: Rendered) -> list[TextPart]:
+    """Return all tables as plain fields; * marks what Markdown has in bold."""
+    found = []
+    for title, group in groupby(rendered.parts, key=lambda tables: tables[0].grid.suite_title):
+        parts = list(group)
+        for tables in parts:
+            first = tables[0]
+            if not runs_of([first.grid]):
+                continue
+            heading = ": ".join(filter(None, (title, first.grid.title)))
+            shown = [
+                (
+                    " ".join([*(first.about if table is first else ()), table.caption])
+                    + "".join(f" {note.replace('Bold:', '*:')}" for note in table.footnotes),
+                    table.headings,
+                    [[row.rule, *map(_text_cell, _cells(row))] for row in table.rows],
+                )
+                for table in tables
+            ]
+            found.append(TextPart(heading, shown, list(first.gaps)))
+        if found and (named := not_run([tables[0].grid for tables in parts])):
+            found[-1].notes.append(named)
+    return found
+
+
+def _cells(row: RenderedRow) -> list[RenderedCell]:
+    return [*row.cells, *([] if row.worst is None else [row.worst])]
+
+
+def _text_cell(cell: RenderedCell) -> str:
+    return "*" * cell.is_bold + cell.text + _after_mean(cell)
 
 
 def markdown(rendered: Rendered) -> str:
@@ -74,8 +117,7 @@ def _markdown_table(table: RenderedTable) -> str:
         ["---", *("---:" for _ in table.headings)],
     ]
     for row in table.rows:
-        cells = [*row.cells, *([] if row.worst is None else [row.worst])]
-        lines.append([_markdown(row.rule), *map(_markdown_cell, cells)])
+        lines.append([_markdown(row.rule), *map(_markdown_cell, _cells(row))])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -108,10 +150,7 @@ def html(rendered: Rendered) -> str:
 
 
 def _html_table(table: RenderedTable, title: str, note: str) -> str:
-    rows = []
-    for row in table.rows:
-        cells = [*row.cells, *([] if row.worst is None else [row.worst])]
-        rows.append([row.rule, *map(_html_cell, cells)])
+    rows = [[row.rule, *map(_html_cell, _cells(row))] for row in table.rows]
     return html_table(["rule", *table.headings], rows, title=title, note=note)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from outvote.aliases import ATTACK_ALIASES, RULE_ALIASES
 from outvote.results.later import LATER
 from outvote.text import TOKEN, quoted_if_needed, read_value, value_in_text
 
@@ -20,7 +21,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "rfa": {"num_iterations": 3},
 }
 """Defaults that suites write out, and the text of a run leaves out."""
-ALIASES = {"rbtm": "trimmed-mean"}
+ALIASES = {**RULE_ALIASES, **ATTACK_ALIASES}
 _USER_FILE = re.compile(r"[^\s(),='\"][^(),='\"]*\.py(?=:\w)")
 
 

@@ -1,5 +1,6 @@
 """Rules as text: "gas(multi-krum, num_groups=1000)" <-> GAS(MultiKrum(), num_groups=1000)."""
 
+from outvote.aliases import RULE_ALIASES
 from outvote.rules.bucketing import Bucketing
 from outvote.rules.bulyan import Bulyan
 from outvote.rules.centered_clipping import CenteredClipping
@@ -46,7 +47,7 @@ RULES: dict[str, type[Rule]] = {
     "clip": Clip,
     "norm-filter": NormFilter,
 }
-ALIASES: dict[str, str] = {"rbtm": "trimmed-mean"}
+ALIASES = RULE_ALIASES
 
 
 def make_rule(text: str | Rule) -> Rule:

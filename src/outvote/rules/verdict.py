@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outvote.errors import plural
 from outvote.markup import html_table
 
 MOST_ROWS = 200
@@ -96,7 +97,7 @@ class Verdict:
             ["client", "verdict", "score", "weight"],
             rows,
             num_text=2,
-            title=f"{len(self.clients)} clients, num_byzantine={self.num_byzantine}.",
+            title=f"{plural(len(self.clients), 'client')}, num_byzantine={self.num_byzantine}.",
             note=" ".join([*more, *(f"{note}." for note in self.notes)]),
         )
 

@@ -23,6 +23,7 @@ function rankingColumns(records, labels) {
     { title: "#", value: (each) => each.rank, first: 1 },
     { title: "client", value: (each) => each.index, first: 1, isText: true, isName: true, draw: (each) => [each.name, each.isByzantine ? html("span", { class: "badge byzantine" }, "Byzantine") : null] },
     { title: "suspicion", value: (each) => each.suspicion, draw: suspicionBar },
+    ...(labels ? [{ title: "labels owned", value: (each) => mainShare(labels, each.index), draw: (each) => histogram(labels, each), isText: true }] : []),
     { title: "sampled", value: (each) => each.sampled },
     { title: "dropped", value: (each) => each.dropped },
     { title: "drop rate", value: (each) => each.rate, draw: (each) => (isKnown(each.rate) ? `${percent(each.rate, 0)} %` : "–") },
@@ -33,7 +34,6 @@ function rankingColumns(records, labels) {
   for (const name of ["norm", "cosine"]) if (records.some((each) => each[`${name}Outliers`])) columns.push({ title: `${name} outlier`, value: (each) => each[`${name}Outliers`] });
   for (const name of ["norm", "cosine", "distance"]) if (records.some((each) => isKnown(each[name]))) columns.push({ title: name, value: (each) => each[name] });
   columns.push({ title: "last seen", value: (each) => each.lastSeen });
-  if (labels) columns.push({ title: "labels owned", value: (each) => mainShare(labels, each.index), draw: (each) => histogram(labels, each), isText: true });
   if (records.some((each) => each.reason)) columns.push({ title: "last reason", value: (each) => each.reason || null, draw: (each) => each.reason, isText: true });
   return columns;
 }
@@ -63,15 +63,29 @@ function mainShare(labels, client) {
   return total ? Math.max(...counts) / total : NaN;
 }
 
-// One bar for each class; the tallest is the class that the client has most of.
+// The share of each class over all clients.
+function sharesOfAll(labels) {
+  const sums = new Float64Array(labels.size);
+  labels.counts.forEach((count, k) => { sums[k % labels.size] += count; });
+  const total = sums.reduce((sum, count) => sum + count, 0) || 1;
+  return sums.map((count) => count / total);
+}
+
+// One bar for each class, as a share of the client's samples; a line where the share over all clients is.
 function histogram(labels, each) {
   const counts = owned(labels, each.index);
-  const most = Math.max(1, ...counts);
+  const total = counts.reduce((sum, count) => sum + count, 0) || 1;
+  labels.shares ??= sharesOfAll(labels);
+  const most = Math.max(...counts.map((count) => count / total), ...labels.shares, 1e-9);
   const step = Math.max(1.5, Math.min(7, 90 / labels.size));
+  const top = (share) => 18 - (16 * share) / most - 1;
+  const main = counts.indexOf(Math.max(...counts));
+  const mostly = `mostly class ${main}: ${percent(counts[main] / total, 0)} %, over all clients ${percent(labels.shares[main], 0)} %`;
   const text = counts.map((count, label) => `${label}: ${count}`).join(", ");
-  return svg("svg", { width: step * labels.size, height: 18, class: "bars", role: "img", "aria-label": `samples of each class: ${text}` },
-    svg("title", {}, text),
-    counts.map((count, label) => svg("rect", { x: label * step, y: 18 - (17 * count) / most - 1, width: step - Math.min(1, step / 4), height: (17 * count) / most + 1 })));
+  return svg("svg", { width: step * labels.size, height: 18, class: "bars", role: "img", "aria-label": `${mostly}; samples of each class: ${text}` },
+    svg("title", {}, `${mostly}\n${text}`),
+    counts.map((count, label) => svg("rect", { x: label * step, y: top(count / total), width: step - Math.min(1, step / 4), height: 18 - top(count / total) })),
+    Array.from(labels.shares, (share, label) => svg("line", { x1: label * step, x2: (label + 1) * step - Math.min(1, step / 4), y1: top(share), y2: top(share), class: "of-all" })));
 }
 
 function drawRanking(box, records, labels, state) {

@@ -35,7 +35,7 @@ function listRuns() {
   });
   const extra = (run) => Object.entries(run.settings).filter(([key]) => !["rule", "attack", "seed"].includes(key)).map(([key, value]) => `, ${key} ${value}`).join("");
   byId("pick").replaceChildren(...found.map((k) => html("option", { value: k }, runName(data.runs[k]) + extra(data.runs[k]))));
-  byId("found").textContent = `${found.length} of ${data.runs.length} runs`;
+  byId("found").textContent = `${found.length} of ${data.runs.length} ${data.runs.length === 1 ? "run" : "runs"}`;
   if (found.includes(runs.current)) byId("pick").value = runs.current;
   else if (found.length && words.length) showRun(found[0], false);
 }
@@ -64,7 +64,10 @@ function drawRun(run, index) {
   const tone = { finished: "good", log: "good" }[run.outcome] ?? "warn";
   const title = html("h3", {}, runName(run), " ", html("span", { class: `badge ${tone}` }, run.outcome === "log" ? "production log" : run.outcome));
   const why = run.reason ? html("p", { class: "note" }, run.reason) : null;
-  box.replaceChildren(title, ...(why ? [why] : []), ...[numberTiles(run), curvesOf(run, index), auditOf(run, index), setupOf(run)].flat().filter(Boolean));
+  const overview = overviewOf(run);
+  box.replaceChildren(title, ...(why ? [why] : []), ...[overview?.nodes, numberTiles(run), curvesOf(run, index), auditOf(run, index), setupOf(run)].flat().filter(Boolean));
+  const draw = runs.redraw;
+  runs.redraw = () => { overview?.draw(); draw(); };
   runs.redraw();
 }
 
@@ -111,7 +114,7 @@ function auditOf(run, index) {
   const draw = runs.redraw;
   runs.redraw = () => { draw(); matrix.draw(); };
   return [...detectionTiles(run.audit.detection, records), html("h4", {}, "All verdicts"), matrixTools(matrix, records), matrixLegend(audit), matrix.box, matrix.status,
-    matrixNote(run.audit, audit, matrix), html("h4", {}, "Clients, the most suspicious first"), ...findings(run.audit), ranking, downloads(run, index, audit, records)];
+    matrixNote(run.audit, audit, matrix), html("h4", {}, "Clients, the most suspicious first"), ...findings(run.audit), labels ? labelsNote() : null, ranking, downloads(run, index, audit, records)];
 }
 
 function detectionTiles(found, records) {
@@ -125,6 +128,10 @@ function detectionTiles(found, records) {
   return [tiles([["precision of dropping", share(found.drop_precision)], ["recall of dropping", share(found.drop_recall)],
     ["honest kept", share(found.honest_kept)], [`Byzantine in the top ${found.num_byzantine}`, share(found.top_precision)]]),
     html("p", { class: "note" }, `Precision: the share of what was dropped that Byzantine clients had sent. Recall: the share of what they had sent that was dropped. The top ${found.num_byzantine} are the most suspicious, as many as Byzantine clients took part; a ranking by chance would have ${percent(found.num_byzantine / numSeen, 0)} % Byzantine clients there.`)];
+}
+
+function labelsNote() {
+  return html("p", { class: "note" }, "Labels owned: a bar for each class, the share of the client's samples that it is; the line is the share over all clients. An honest client whose classes few others have sends what looks unlike the others, and may rank high without an attack.");
 }
 
 // Who stands out, by what, and what that proves: the sentences that `outvote audit` prints.
