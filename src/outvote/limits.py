@@ -36,8 +36,12 @@ def read_at_most(file: BinaryIO | gzip.GzipFile, most: int) -> bytes:
 
 
 def check_members(archive: zipfile.ZipFile, names: Iterable[str], most: int) -> None:
-    """Raise a TooLargeError if some members of an archive have more than `most` bytes in all."""
+    """Raise a TooLargeError if some members of an archive have more than `most` bytes in all.
+
+    Packed sizes count too: they are claims, and a read allocates what they claim.
+    """
     wanted = set(names)
-    found = sum(each.file_size for each in archive.infolist() if each.filename in wanted)
+    members = [each for each in archive.infolist() if each.filename in wanted]
+    found = sum(max(each.file_size, each.compress_size) for each in members)
     if found > most:
         raise TooLargeError(f"it holds {found:,} bytes, at most {most:,} are read")

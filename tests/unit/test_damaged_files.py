@@ -196,6 +196,19 @@ def test_a_zip_file_whose_names_disagree(tmp_path):
     refused(DamagedDataError, load_entry, entry, tmp_path)
 
 
+@pytest.mark.parametrize("claims", [4_000_000_000, 300_000_000])
+def test_a_zip_file_that_claims_gigabytes_of_packed_content(claims, tmp_path):
+    """A read allocates what the directory claims, whatever the file holds."""
+    entry = small_flights(tmp_path)
+    path = tmp_path / "flights.csv.zip"
+    content = bytearray(path.read_bytes())
+    directory = content.rindex(b"PK\x01\x02")
+    content[directory + 20 : directory + 24] = struct.pack("<I", claims)  # The packed size.
+    path.write_bytes(bytes(content))
+    text = refused(DamagedDataError, load_entry, entry, tmp_path)
+    assert f"it holds {claims:,} bytes" in text
+
+
 def test_an_idx_file_of_many_axes():
     content = bytes([0, 0, 8, 250]) + b"\xff" * 1000
     refused(DamagedDataError, decode_idx, content, "some file")
