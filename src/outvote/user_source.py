@@ -97,7 +97,21 @@ def class_source(kind: type) -> str | None:
                 first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
                 lines = inspect.findsource(method)[0][first - 1 : node.end_lineno]
                 return textwrap.dedent("".join(lines))
-    return source_of(kind)
+    source = source_of(kind)
+    return source if _defines(source, kind.__name__) else None
+
+
+def _defines(source: str | None, name: str) -> bool:
+    """Return whether a text is a class of some name.
+
+    From 3.13 on, Python takes the lines of a class by number from the file of its module; of one
+    that `exec` made, these are lines of something else.
+    """
+    try:
+        body = ast.parse(source or "").body
+    except SyntaxError:
+        return False
+    return bool(body) and isinstance(body[0], ast.ClassDef) and body[0].name == name
 
 
 def _nodes(function: FunctionType, kind: type[Any]) -> list[Any]:
