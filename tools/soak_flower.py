@@ -66,6 +66,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args(words)
     result: dict[str, Any] = new_call("tools/soak_flower.py", words)
+    signal.signal(signal.SIGTERM, _interrupt)  # The processes of the federation are to end, too.
     with tempfile.TemporaryDirectory() as folder:
         siege = Siege(Path(folder), options, result)
         try:
@@ -77,6 +78,10 @@ def main(words: list[str] | None = None) -> int:
         wait_until(lambda: not left_over(Path(folder)), "all processes are gone", 30)
     sys.stdout.write(json.dumps(result["checks"], indent=1) + "\n")
     return int(not all(result["checks"].values()))
+
+
+def _interrupt(*_about: object) -> None:
+    raise KeyboardInterrupt
 
 
 class Siege:
@@ -116,6 +121,7 @@ class Siege:
             for thread in others:
                 thread.join()
             self.result["addresses"] = sorted(set(federation.addresses()))
+            self.result["minutes"] = round((time.monotonic() - self.began) / 60, 2)
 
     def _watch(self) -> None:
         """Measure memory, and kill the server now and then."""
@@ -126,7 +132,6 @@ class Siege:
                 killed += 1
                 self._kill_server(killed)
             self.is_over.wait(10)
-        self.result["minutes"] = round((time.monotonic() - self.began) / 60, 2)
 
     def _kill_server(self, number: int) -> None:
         """End the server in one of three ways, and resume its run."""
@@ -159,6 +164,7 @@ class Siege:
             first = HOSTILE.index(number) * len(KINDS) // len(HOSTILE)
             notes = str(self.folder / f"notes{number}")
             about |= {"hostile": True, "notes": notes, "first-kind": first}
+            about["stall-seconds"] = self.options.timeout + 15
         self.federation.start_node(number, NUM_NODES, **about)
 
     def _flap(self) -> None:

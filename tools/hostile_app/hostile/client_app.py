@@ -1,12 +1,13 @@
 """The nodes: honest ones train; a hostile one sends one kind of bad reply after the other."""
 
+import time
 from pathlib import Path
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from hostile.replies import KINDS
+from hostile.replies import KINDS, STALL
 from hostile.task import train
 
 app = ClientApp()
@@ -22,8 +23,9 @@ def train_once(message: Message, context: Context) -> Message:
     model, loss = train(sent, images, labels, seed=1000 * round_ + int(node["partition-id"]))
     if node.get("hostile"):
         kind = next_kind(Path(str(node["notes"])), int(node["first-kind"]), round_)
-        content = KINDS[kind](model, sent)
-        return content if isinstance(content, Message) else Message(content, reply_to=message)
+        if kind == STALL:
+            time.sleep(float(node["stall-seconds"]))
+        return Message(KINDS[kind](model, sent), reply_to=message)
     metrics = MetricRecord({"train-loss": loss, "num-examples": len(labels)})
     record = ArrayRecord({name: Array(array) for name, array in model.items()})
     return Message(RecordDict({"arrays": record, "metrics": metrics}), reply_to=message)

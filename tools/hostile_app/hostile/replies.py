@@ -17,8 +17,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 Model = dict[str, Any]
 Make = Callable[[Model, Model], RecordDict]
-STALL = 75.0
-"""Seconds: longer than a round waits."""
+STALL = "stall"
+"""The kind that keeps silent for longer than a round waits."""
 
 
 def content(arrays: Model | ArrayRecord, **metrics: Any) -> RecordDict:
@@ -187,6 +187,13 @@ KINDS: dict[str, Make] = {
     "no type": labelled(dtype=""),
     "objects": labelled(dtype="object", data=_pickled),
     "pickle": labelled(data=_pickled),
+    "exception": does(fail(ValueError("x" * 100_000))),
+    "exit": does(lambda: sys.exit(3)),
+    "process ends": does(lambda: os._exit(1)),
+    "process is killed": does(lambda: os.kill(os.getpid(), signal.SIGKILL)),
+    "5 MB of output": does(lambda: sys.stdout.write("x\n" * 2_500_000)),
+    "late": does(lambda: time.sleep(20)),
+    STALL: does(lambda: None),
     "stored as torch": labelled(stype="torch.Tensor"),
     "stored as nothing": labelled(stype=""),
     "garbage": labelled(data=b"garbage"),
@@ -227,14 +234,7 @@ KINDS: dict[str, Make] = {
     "10,000 metrics": measured(**{f"m{k}": 1.0 for k in range(10_000)}),
     "metric of a million": measured(many=[0.5] * 1_000_000),
     "odd metric": measured(**{"a\nb\x1b[2J": 1.0, "x" * 50_000: 1}),
-    "exception": does(fail(ValueError("x" * 100_000))),
-    "exit": does(lambda: sys.exit(3)),
-    "process ends": does(lambda: os._exit(1)),
-    "process is killed": does(lambda: os.kill(os.getpid(), signal.SIGKILL)),
-    "5 MB of output": does(lambda: sys.stdout.write("x\n" * 2_500_000)),
-    "late": does(lambda: time.sleep(20)),
-    "stall": does(lambda: time.sleep(STALL)),
 }
-"""By name; the last ones keep a round waiting."""
+"""By name, in the order in which they are sent."""
 HARMLESS = ("late", "5 MB of output", "10**15 examples", "Fortran order", "npy version 3")
 """A rule without counts can use these as they are."""

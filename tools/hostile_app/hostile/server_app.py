@@ -28,7 +28,6 @@ def main(grid: Grid, context: Context) -> None:
         audit_dir=Path(str(config["audit-dir"])).absolute(),
         rule="gas(median)",
         num_byzantine=2,
-        exclude_after=3,
         exclude_outvoted=0.01,
         probation=1,
         min_available_nodes=config["min-nodes"],
