@@ -328,8 +328,8 @@ class Soak:
     def make_read_only(self, child: Child, store: Path) -> None:
         """A store that cannot be written, after a part of the sweep."""
         child.start()
-        child.wait(self.chance.uniform(0.2, self.limit))
-        self._kill(child)
+        if not child.wait(self.chance.uniform(0.2, max(0.2, self.limit))):
+            self._kill(child)
         if not store.exists():
             return
         words = ["bench", str(self.suite), "--device", "cpu", "-o", str(store)]
