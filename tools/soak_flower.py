@@ -108,6 +108,7 @@ class Siege:
             self.nodes = list(pool.map(federation.register, range(NUM_NODES)))
         for number in range(NUM_NODES):
             self._start_node(number)
+            time.sleep(3)  # All at once would take all cores for minutes.
         self._start_run("run-0", resume=False)
         wait_until(lambda: read_audit(self.audit), "the first round is over", 600)
         self.began = time.monotonic()
