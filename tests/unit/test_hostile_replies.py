@@ -7,13 +7,12 @@ import time
 import numpy as np
 import pytest
 from flwr.app import Message
-from hostile.replies import HARMLESS, KINDS, STALL
-from hostile.task import new_model
 
 import soak_flower
 from bad_replies import HandMadeGrid, arrays_of, content_of, record_of, run_round
 from outvote.flower import RobustStrategy
 from outvote.results.audit_log import read_audit
+from soak_flower import HARMLESS, KINDS, new_model
 
 NODES = range(100, 108)
 HOSTILE = (100, 101)
@@ -26,7 +25,7 @@ USABLE = (
     *("Fortran order", "no metrics", "other key", "5 MB of settings", "no examples"),
     *("-99 examples", "10**15 examples", "nan examples", "inf examples", "5e-324 examples"),
     *("a list of examples", "nan loss", "10,000 metrics", "metric of a million", "odd metric"),
-    *("5 MB of output", "late", STALL),
+    *("5 MB of output", "late", "stall"),
 )
 """A rule without counts gets the arrays of these, and outvotes those that are far."""
 
