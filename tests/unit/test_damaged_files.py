@@ -17,6 +17,7 @@ from outvote.data.image_files import read_rgb
 from outvote.data.loader import load_entry
 from outvote.data.mnist import decode_idx
 from outvote.experiment.plan import plan_suite, read_plan
+from outvote.report.layout import ordered
 from outvote.results.audit_log import FORMAT, read_arrays, read_manifest
 from outvote.results.check import check_run, read_settings
 from outvote.results.checkpoint import read_checkpoint
@@ -252,6 +253,10 @@ def test_a_count_of_a_run_that_no_array_can_hold(tmp_path, name, old, new):
     assert old in content
     path.write_text(content.replace(old, new))
     refused(DamagedFileError, read_result, RunFolder(path.parent))
+
+
+def test_numbers_too_large_for_a_float_are_ordered():
+    assert ordered(["a", 10**400, 1.5, -(10**400), 3, 3]) == [-(10**400), 1.5, 3, 10**400, "a"]
 
 
 def test_the_layout_of_a_newer_version_is_shown_in_part(tmp_path):
