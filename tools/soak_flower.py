@@ -109,7 +109,7 @@ class Siege:
         for number in range(NUM_NODES):
             self._start_node(number)
             time.sleep(3)  # All at once would take all cores for minutes.
-        self._start_run("run-0", resume=False)
+        self._start_run(resume=False)
         wait_until(lambda: read_audit(self.audit), "the first round is over", 600)
         self.began = time.monotonic()
         others = [threading.Thread(target=each) for each in (self._flap, self._flood)]
@@ -132,6 +132,10 @@ class Siege:
             if killed < len(SERVER_KILLS) and now > SERVER_KILLS[killed] * seconds:
                 killed += 1
                 self._kill_server(killed)
+            elif self.federation.started[self.name].poll() is not None:
+                # Flower ends a run whose server gets no processor time for its heartbeat.
+                self.counts["run ended by Flower"] += 1
+                self._resume()
             self.is_over.wait(10)
 
     def _kill_server(self, number: int) -> None:
@@ -144,15 +148,20 @@ class Siege:
         else:
             for pid in self._pids("flwr-serverapp"):
                 os.kill(pid, signal.SIGKILL)
-        federation.kill(f"run-{number - 1}")
         if number < 3:
             federation.start_link()
-        self._start_run(f"run-{number}", resume=True)
+        self._resume()
         self.counts["server killed"] += 1
 
-    def _start_run(self, name: str, *, resume: bool) -> None:
+    def _resume(self) -> None:
+        self.federation.kill(self.name)
+        self._start_run(resume=True)
+
+    def _start_run(self, *, resume: bool) -> None:
+        self.counts["runs"] += 1
+        self.name = f"run-{self.counts['runs']}"
         self.federation.start_run(
-            name,
+            self.name,
             resume=resume,
             timeout=self.options.timeout,
             data=str(self.folder / "data.npz"),
@@ -215,7 +224,7 @@ class Siege:
         row = {"minute": round(now / 60, 2), "superlink": _megabytes(link)}
         server = self._pids("flwr-serverapp")
         row["server"] = max(map(_megabytes, server), default=None)
-        row["run"] = self.counts["server killed"]
+        row["run"] = self.counts["runs"]
         self.memory.append(row)
 
     def _pids(self, word: str) -> list[int]:
