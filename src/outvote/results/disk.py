@@ -9,6 +9,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
+from io import BufferedReader
 from pathlib import Path
 from tempfile import TemporaryFile
 from time import sleep, time
@@ -228,7 +229,7 @@ def sync_lines(path: Path) -> None:
             sync(path)
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Open a regular file to read; an OSError for others: a pipe would block, a device not end."""
     # Without O_NONBLOCK, opening a pipe that nobody writes to would block, too.
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
