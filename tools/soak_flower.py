@@ -1,4 +1,4 @@
-"""A federation of Flower under siege: hostile nodes, floods, a flapping node, a server that dies.
+"""A federation of Flower under attack: hostile nodes, floods, a flapping node, a server that dies.
 
 python tools/soak_flower.py --minutes 30 -o FILE.json
 
@@ -68,12 +68,12 @@ def main(words: list[str] | None = None) -> int:
     result: dict[str, Any] = new_call("tools/soak_flower.py", words)
     signal.signal(signal.SIGTERM, _interrupt)  # The processes of the federation are to end, too.
     with tempfile.TemporaryDirectory() as folder:
-        siege = Siege(Path(folder), options, result)
+        soak = Soak(Path(folder), options, result)
         try:
-            with siege.federation:
-                siege.run()
+            with soak.federation:
+                soak.run()
         finally:
-            siege.judge()
+            soak.compare()
             save_result(options.output, result)
         wait_until(lambda: not left_over(Path(folder)), "all processes are gone", 30)
     sys.stdout.write(json.dumps(result["checks"], indent=1) + "\n")
@@ -84,7 +84,7 @@ def _interrupt(*_about: object) -> None:
     raise KeyboardInterrupt
 
 
-class Siege:
+class Soak:
     """A federation, what is done to it, and what came of it."""
 
     def __init__(self, folder: Path, options: argparse.Namespace, result: dict[str, Any]) -> None:
@@ -101,7 +101,7 @@ class Siege:
         self.is_over = threading.Event()
 
     def run(self) -> None:
-        """Start everything, besiege it for the time given, and end it."""
+        """Start everything, attack it for the time given, and end it."""
         federation = self.federation
         federation.start_link()
         with ThreadPoolExecutor(3) as pool:
@@ -231,7 +231,7 @@ class Siege:
         link = self.federation.started["superlink"].pid
         return [pid for pid in descendants(link) if word in _command(pid)]
 
-    def judge(self) -> None:
+    def compare(self) -> None:
         """Write what came of it."""
         rounds = read_audit(self.audit)
         log = find_log(self.audit)
@@ -240,7 +240,7 @@ class Siege:
             line["round"]: line["metrics"]["accuracy"] for line in lines if line["kind"] == "server"
         }
         hostile = [self.nodes[number] for number in HOSTILE]
-        told = self._offences(rounds)
+        offences = self._offences(rounds)
         excluded = Counter(
             each.client for line in rounds for each in line.clients if each.standing == "excluded"
         )
@@ -261,9 +261,9 @@ class Siege:
                 )
                 for who in ("hostile", "honest")
             },
-            "kinds_sent": len({each["kind"] for each in told}),
+            "kinds_sent": len({each["kind"] for each in offences}),
             "kinds": len(KINDS),
-            "replies_of_hostile_nodes": told,
+            "replies_of_hostile_nodes": offences,
             "excluded_rounds": {
                 str(number): excluded[node] for number, node in enumerate(self.nodes)
             },
@@ -272,9 +272,9 @@ class Siege:
             "memory_mb": self.memory,
         }
         growth = _growth(self.memory)
-        missing = [each for each in told if each["standing"] is None]
+        missing = [each for each in offences if each["standing"] is None]
         unnamed = [
-            each for each in told if each["standing"] == "aggregated" and not _is_named(each)
+            each for each in offences if each["standing"] == "aggregated" and not _is_named(each)
         ]
         self.result["growth_mb"] = growth
         self.result["not_in_the_audit"] = missing

@@ -1,4 +1,4 @@
-"""All kinds of replies of the siege (tools/soak_flower.py), each in one round in memory."""
+"""All kinds of replies of the soak (tools/soak_flower.py), each in one round in memory."""
 
 import io
 import sys
@@ -19,8 +19,8 @@ HOSTILE = (100, 101)
 ENDS = ("exception", "exit", "process ends", "process is killed")
 """Kinds that end a process; Flower makes an error reply of them."""
 USABLE = (
-    *("1e20", "largest float", "smallest float", "zeros", "model as sent", "turned around"),
-    *("turned around, ten times", "a million times", "noise", "much noise"),
+    *("1e20", "largest float", "smallest float", "zeros", "model as sent", "reversed"),
+    *("reversed, ten times", "a million times", "noise", "much noise"),
     *("noise of the step's size", "all ones", "shuffled", "one huge value", "half huge"),
     *("Fortran order", "no metrics", "other key", "5 MB of settings", "no examples"),
     *("-99 examples", "10**15 examples", "nan examples", "inf examples", "5e-324 examples"),
@@ -69,14 +69,14 @@ def test_the_kinds_are_many_and_the_lists_are_of_them():
     assert set(KINDS) >= {*USABLE, *HARMLESS, *ENDS}
 
 
-def test_the_siege_finds_memory_that_grows():
+def test_the_soak_finds_memory_that_grows():
     flat = [{"run": 0, "superlink": 100 + k % 2, "server": 300.0} for k in range(30)]
     assert soak_flower._growth(flat) == {"superlink": 0.0, "server": 0.0}
     grown = [row | {"server": 300.0 + 10 * k} for k, row in enumerate(flat)]
     assert soak_flower._growth(grown)["server"] >= 90
 
 
-def test_the_siege_finds_replies_that_are_not_named():
+def test_the_soak_finds_replies_that_are_not_named():
     reply = {"kind": "zeros", "kept": True, "reason": "", "distance": 1.0}
     assert not soak_flower._is_named(reply)
     for change in ({"kept": False}, {"reason": "x"}, {"distance": 9.0}, {"kind": "late"}):
