@@ -64,6 +64,21 @@ def test_no_kind_of_reply_of_two_nodes_spoils_a_round(kind, tmp_path, monkeypatc
     assert all(clients[node].reason for node in HOSTILE if kind not in USABLE)
 
 
+@pytest.mark.parametrize(
+    ("kind", "note"),
+    [
+        ("10,000 metrics", "it sent 10,002 metrics"),
+        ("metric of a million", "its 'many' has 1,000,000 values"),
+        ("odd metric", "a metric has a name of 50,000 characters"),
+        ("5 MB of settings", "it sent 5,000,000 bytes of settings"),
+    ],
+)
+def test_far_too_much_is_noted(kind, note, tmp_path):
+    _, clients = one_round(kind, tmp_path / "audit")
+    assert note in clients[HOSTILE[0]].reason
+    assert not clients[NODES[-1]].reason.endswith(note)
+
+
 def test_the_kinds_are_many_and_the_lists_are_of_them():
     assert len(KINDS) >= 69
     assert set(KINDS) >= {*USABLE, *HARMLESS, *ENDS}
