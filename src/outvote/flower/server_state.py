@@ -81,7 +81,7 @@ def load_state(folder: Path, state: ServerState, rule: Rule) -> list[str]:
         checkpoints.drop(folder, checkpoints.NEWEST)
     try:
         _restore(state, found, rule)
-    # Its checksum is right: another program, or somebody by hand, has written it.
+    # Its checksum is right: another program, or a user by hand, has written it.
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise StoreError(
             f"the checkpoint in {folder} is not one of this server ({short_line(error)}); restore "
