@@ -79,8 +79,6 @@ def test_a_run_whose_process_was_killed_is_listed_as_interrupted(capsys, tmp_pat
     assert entry["outcome"] == "interrupted"
     assert "interrupted" in run(capsys, "list", "runs", "--store", output).out
 
-    assert "interrupted" in run(capsys, "list", "runs", "-o", output).out
-
 
 # Two signals of a kind that arrive in one long call into C, where Python cannot handle them.
 BOTH_IN_ONE_CALL = """
