@@ -2,11 +2,12 @@
 
 python tools/soak_store.py --kills 100 --minutes 10 -o FILE.json
 
-A small sweep is executed by `outvote bench`, by one process or two (-j 2), and disturbed: SIGKILL
-at a random time or at a random system call, a full disk (ENOSPC at a random system call), a limit
-on the size of files, a folder that is read-only. Then the same command runs to its end, and the
-store is compared with one that was never disturbed: runs that are lost, `outvote verify`, tables,
-and metrics to the last bit. The next call with the same file continues.
+A small sweep is executed by `outvote bench`, by one process, by two (-j 2) or by two workers of
+Dask, and disturbed up to five times: SIGKILL at a random time or at a random system call, a full
+disk (ENOSPC at a random system call), a limit on the size of files, a folder that is read-only.
+With Dask, SIGKILL strikes the command, a worker or both. Then the same command runs to its end, and
+the store is compared with one that was never disturbed: runs that are lost, `outvote verify`,
+tables, and metrics to the last bit. The next call with the same file continues.
 
 System calls are those of strace, attached to the process; without it these kinds are skipped. A
 read-only folder needs `unshare`. A sweep is a fork of this process: importing torch takes longer
@@ -14,6 +15,7 @@ than the sweep.
 """
 
 import argparse
+import ctypes
 import io
 import json
 import os
@@ -27,24 +29,39 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from benches import children, is_running, metrics, own_suite
+from benches import children, is_running, metrics, num_rounds, own_suite
 from kept_result import load_result, new_call, save_result
 from outvote.cli import main as outvote
+from outvote.results.disk import is_locked
 
 RULES = ("gas(median)", "centered-clipping")
 ROUNDS = 5
 WORDS = (("--checkpoint-every", "0"), ("--checkpoint-every", "1000"), ("--max-stacked", "1"), ())
 """Options that change when files are written, and not what they hold."""
-SYSTEM_CALLS = {"write": 150, "fsync": 90, "rename": 60, "openat": 400, "ftruncate": 4}
-"""Where SIGKILL may come, and up to which call of its kind."""
-LONGEST = 300.0
-"""Seconds of a sweep; one that takes longer hangs."""
+SYSTEM_CALLS = {"write": 140, "fsync": 120, "rename": 56, "openat": 350, "ftruncate": 3}
+"""Where SIGKILL may come, and how many calls of this kind a sweep of one process makes."""
+ONLY_ALONE = ("openat", "ftruncate")
+"""A new process opens thousands of files of its modules; only what is resumed is truncated."""
+MOST_OFTEN = 5
+"""Disturbances of one store."""
+WAYS = ("alone",) * 6 + ("-j 2",) + ("Dask",) * 3
+"""Who executes the runs, as often as it stands here."""
+CLUSTER = """
+import sys
+from distributed import LocalCluster
+local = {"host": "127.0.0.1", "dashboard_address": None}
+with LocalCluster(n_workers=2, threads_per_worker=1, **local) as cluster:
+    print(cluster.scheduler_address, flush=True)
+    sys.stdin.read()
+"""
+LONGEST = 1800.0
+"""Seconds of a sweep; one that takes longer hangs, even if many others share the machine."""
 Do = Callable[[], int]
 
 
@@ -108,33 +125,90 @@ def fork(do: Do, log: Path) -> Child:
         os._exit(code)
 
 
+class Cluster:
+    """Two workers of Dask on this machine; one that is killed is replaced."""
+
+    def __init__(self) -> None:
+        self.program = subprocess.Popen(
+            [sys.executable, "-c", CLUSTER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self.program.stdout is not None
+        self.address = self.program.stdout.readline().strip()
+        if not self.address:
+            raise RuntimeError("Dask does not start")
+
+    def workers(self) -> list[int]:
+        """Return the processes of the workers; wait until there is one."""
+        while True:
+            found = [
+                pid
+                for pid in children(self.program)
+                if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes() and is_running(pid)
+            ]
+            if found:
+                return found
+            time.sleep(0.05)
+
+    def __enter__(self) -> "Cluster":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        assert self.program.stdin is not None
+        self.program.stdin.close()
+        try:
+            self.program.wait(30)
+        except subprocess.TimeoutExpired:
+            self.program.kill()
+            self.program.wait()
+
+
 class Soak:
     """A suite, and the store that it gives if nothing happens."""
 
-    def __init__(self, folder: Path, chance: random.Random, rules: Sequence[str] = RULES) -> None:
-        self.folder, self.chance = folder, chance
+    def __init__(
+        self,
+        folder: Path,
+        chance: random.Random,
+        rules: Sequence[str] = RULES,
+        cluster: Cluster | None = None,
+    ) -> None:
+        self.folder, self.chance, self.cluster = folder, chance, cluster
+        self.num_rounds = 4 * len(rules) * ROUNDS
         self.suite = own_suite(folder, rules, ROUNDS)
         self.whole = folder / "whole"
         # Once here: forks then have all modules. With one thread, torch stays usable in them.
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             outvote(["bench", str(self.suite), "--device", "cpu", "-o", str(folder / "first")])
             outvote(["table", str(folder / "first"), "--json"])
-        begun = time.monotonic()
         found = self._finish(self.whole)
-        self.seconds = time.monotonic() - begun
         self.metrics, self.table = metrics(self.whole), found["table"]
-        self.seconds_of_two = 4 + 2 * self.seconds
+        self.seconds = {"alone": found["seconds"], "-j 2": 4 + 2 * found["seconds"]}
         if found["code"] or found["verify"] or len(self.metrics) != 4 * len(rules):
             raise RuntimeError(f"the undisturbed store is not sound: {found['text'][-500:]}")
+        for _ in range(2 if cluster else 0):  # The first imports all modules in the workers.
+            self.way, begun = "Dask", time.monotonic()
+            child = self._sweep(folder / f"dask-{begun}")
+            child.start()
+            child.wait(LONGEST)
+            self.seconds["Dask"] = time.monotonic() - begun
 
     def disturb(self, kind: str, number: int) -> dict[str, Any]:
-        """Disturb a sweep one to three times, let it end, and compare; return what was wrong."""
+        """Disturb a sweep once or several times, let it end, and compare; return what was wrong."""
         store = self.folder / f"store-{number}"
-        how_often = self.chance.choice((1, 1, 1, 2, 3))
-        by_two = self.chance.random() < 0.3
+        how_often = self.chance.randint(1, MOST_OFTEN)
+        self.way = self.chance.choice(WAYS)
+        if self.way == "Dask" and (kind not in OFTEN or self.cluster is None):
+            self.way = "alone"
         notes, struck = [], 0
         for _ in range(how_often):
-            child = self._sweep(store, by_two=by_two)
+            # What is left of it: a sweep that is resumed is shorter.
+            self.share = max(0.1, 1 - num_rounds(store) / self.num_rounds)
+            self.limit = self.share * self.seconds[self.way]
+            child = self._sweep(store)
             try:
                 KINDS[kind](self, child, store)
             finally:
@@ -144,10 +218,12 @@ class Soak:
             text = child.log.read_text(errors="replace")
             notes += [f"traceback: {text[-300:]}"] if "Traceback (most recent" in text else []
             notes += ["hangs"] if child.code == 71 else []
+            if child.code == 0:
+                break  # All runs are finished: nothing is left to disturb.
         found = self._finish(store)
         notes += self._differences(store, found)
         shutil.rmtree(store, ignore_errors=True)
-        return {"struck": struck, "by_two": by_two, "notes": notes}
+        return {"struck": struck, "way": self.way, "notes": notes}
 
     def _differences(self, store: Path, found: dict[str, Any]) -> list[str]:
         """Return how a store differs from the undisturbed one."""
@@ -163,17 +239,25 @@ class Soak:
         left = [str(path.name) for path in store.rglob(".*.tmp")]
         return notes + ([f"files left: {', '.join(left)}"] if left else [])
 
-    def _sweep(self, store: Path, *, by_two: bool) -> Child:
+    def _sweep(self, store: Path) -> Child:
         words = ["bench", str(self.suite), "--device", "cpu", "-o", str(store)]
-        words += [*self.chance.choice(WORDS), *(("-j", "2") if by_two else ())]
-        child = fork(lambda: outvote(words), self.folder / "sweep.log")
-        self.limit = self.seconds_of_two if by_two else self.seconds
-        return child
+        words += self.chance.choice(WORDS)
+        words += ["-j", "2"] if self.way == "-j 2" else []
+        words += ["--dask", self.cluster.address] if self.way == "Dask" and self.cluster else []
+        return fork(lambda: outvote(words), self.folder / "sweep.log")
 
     def _finish(self, store: Path) -> dict[str, Any]:
         """Run the command to its end, verify the store and print its table."""
         words = ["bench", str(self.suite), "--device", "cpu", "-o", str(store)]
         done, facts = self.folder / "finish.log", {}
+        begun = time.monotonic()
+        while any(is_locked(path.parent) for path in store.glob("*/*/config.toml")):
+            # A worker of Dask outlives the command that was killed; its run is its own until then.
+            if time.monotonic() > begun + 60:
+                facts["text"] = "a run stays locked: "
+                break
+            time.sleep(0.02)
+        begun = time.monotonic()
         for key, command in (
             ("code", words),
             ("verify", ["verify", str(store)]),
@@ -185,6 +269,7 @@ class Soak:
                 os.kill(child.pid, signal.SIGKILL)
                 child.wait(10)
             facts[key] = child.code
+            facts.setdefault("seconds", time.monotonic() - begun)
             text = done.read_text(errors="replace")
             facts["text"] = facts.get("text", "") + text if key == "code" else facts["text"]
             if key == "verify" and child.code:
@@ -210,20 +295,28 @@ class Soak:
     # The kinds of disturbance: each starts the child, and leaves it ended or to be killed.
 
     def kill_at_a_time(self, child: Child, _store: Path) -> None:
-        """SIGKILL after a random time."""
+        """SIGKILL after a random time, with Dask to the command, a worker or both."""
         child.start()
-        child.wait(self.chance.uniform(0, self.limit))
+        if child.wait(self.chance.uniform(0, self.limit)) or self.way != "Dask":
+            return
+        assert self.cluster is not None
+        struck = self.chance.choice(("command", "worker", "both"))
+        if struck != "command":
+            os.kill(self.chance.choice(self.cluster.workers()), signal.SIGKILL)
+            child.is_struck = True
+        if struck == "worker":
+            child.wait(LONGEST)  # The other worker finishes the runs.
 
     def kill_at_a_system_call(self, child: Child, _store: Path) -> None:
-        """SIGKILL at a random system call of a random kind."""
-        call = self.chance.choice(list(SYSTEM_CALLS))
-        self._traced(child, call, "signal=SIGKILL", self.chance.randint(1, SYSTEM_CALLS[call]))
+        """SIGKILL at a random system call of a random kind; with Dask to a worker."""
+        self._traced(child, *self._call(list(SYSTEM_CALLS)), "signal=SIGKILL")
 
     def fill_the_disk(self, child: Child, _store: Path) -> None:
         """ENOSPC from a random system call on."""
-        call = self.chance.choice(("write", "fsync", "rename"))
-        number = self.chance.randint(1, SYSTEM_CALLS[call])
-        self._traced(child, call, "error=ENOSPC", number, goes_on=True)
+        # Processes of -j are also written to by pipes, which no disk fills.
+        calls = ["write", "fsync", "rename"] if self.way == "alone" else ["fsync", "rename"]
+        call, number = self._call(calls)
+        self._traced(child, call, number, "error=ENOSPC", goes_on=True)
 
     def limit_files(self, child: Child, _store: Path) -> None:
         """Files cannot grow beyond a random size."""
@@ -235,33 +328,44 @@ class Soak:
     def make_read_only(self, child: Child, store: Path) -> None:
         """A store that cannot be written, after a part of the sweep."""
         child.start()
-        child.wait(self.chance.uniform(0.2, self.limit))
-        self._kill(child)
+        if not child.wait(self.chance.uniform(0.2, max(0.2, self.limit))):
+            self._kill(child)
         if not store.exists():
             return
-        bound = f"mount --bind '{store}' '{store}' && mount -o remount,ro,bind '{store}'"
-        program = "import sys; from outvote.cli import main; sys.exit(main())"
-        words = [sys.executable, "-c", program, "bench", str(self.suite), "--device", "cpu"]
-        command = ["unshare", "-m", "sh", "-c", f'{bound} && exec "$@"', "sh", *words]
-        with child.log.open("wb") as log:
-            done = subprocess.run(
-                [*command, "-o", str(store)], stdout=log, stderr=log, check=False, timeout=LONGEST
-            )
-        child.code = done.returncode
+        words = ["bench", str(self.suite), "--device", "cpu", "-o", str(store)]
+
+        def execute() -> int:
+            _mount_read_only(store)
+            return outvote(words)
+
+        later = fork(execute, child.log)
+        later.start()
+        later.wait(LONGEST)
+        child.code = 71 if later.code is None else later.code
+        child.is_struck = True
+
+    def _call(self, calls: list[str]) -> tuple[str, int]:
+        """Draw a system call and its number, counted for each process."""
+        alone = self.way == "alone"
+        call = self.chance.choice([each for each in calls if alone or each not in ONLY_ALONE])
+        most = SYSTEM_CALLS[call] * self.share * (1 if alone else 0.5)
+        return call, self.chance.randint(1, max(1, round(most)))
 
     def _traced(
-        self, child: Child, call: str, does: str, number: int, *, goes_on: bool = False
+        self, child: Child, call: str, number: int, does: str, *, goes_on: bool = False
     ) -> None:
         """Attach strace, which injects a signal or an error at a system call."""
+        workers = self.cluster.workers() if self.way == "Dask" and self.cluster else None
+        pid = child.pid if workers is None else self.chance.choice(workers)
         when = f"{number}+" if goes_on else str(number)
         inject = f"inject={call}:{does}:when={when}"
         log = self.folder / "strace.log"
         words = ["strace", "-f", "-q", "-o", str(log), "-e", f"trace={call}", "-e", inject]
         tracer = subprocess.Popen(
-            [*words, "-p", str(child.pid)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [*words, "-p", str(pid)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         try:
-            while _tracer_of(child.pid) == 0:
+            while _tracer_of(pid) == 0:
                 if tracer.poll() is not None:
                     raise Skipped("strace cannot be attached")
                 time.sleep(0.002)
@@ -273,7 +377,8 @@ class Soak:
                 child.code = 71
             if tracer.poll() is None:
                 try:
-                    tracer.wait(30)  # It goes on with the processes of -j until they end.
+                    # It goes on with the processes of -j until they end; those of Dask do not.
+                    tracer.wait(30 if workers is None else 0.01)
                 except subprocess.TimeoutExpired:
                     tracer.terminate()
                     tracer.wait(10)
@@ -314,46 +419,59 @@ def main(words: list[str] | None = None) -> int:
     _one_thread()
     result = load_result(options.output, seed=options.seed, sweeps=0, kinds={}, findings=[])
     result["calls"].append(new_call("tools/soak_store.py", words) | {"disturbances": 0})
-    with tempfile.TemporaryDirectory() as folder:
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         _run(options, Path(folder), result)
     sys.stdout.write(summary(result))
     return int(bool(result["findings"]))
 
 
 def _run(options: argparse.Namespace, folder: Path, result: dict[str, Any]) -> None:
-    last = time.monotonic() + 60 * options.minutes
     kinds = [kind for kind in options.kinds if _is_available(kind)]
     result["skipped"] = [kind for kind in options.kinds if kind not in kinds]
-    pool = [kind for kind in kinds for _ in range(4 if kind in OFTEN else 1)]
-    soak = Soak(folder, random.Random(), options.rules)
-    call = result["calls"][-1]
-    while call["disturbances"] < options.kills and time.monotonic() < last:
-        number = result["sweeps"]
-        # Which is drawn is known again from the number; when a signal arrives never is.
-        soak.chance.seed(f"{result['seed']}/{number}")
-        kind = soak.chance.choice(pool)
-        found = soak.disturb(kind, number)
-        result["sweeps"] += 1
-        count = result["kinds"].setdefault(
-            kind, {"sweeps": 0, "disturbances": 0, "of two processes": 0, "findings": 0}
+    with ExitStack() as stack:
+        cluster = (
+            stack.enter_context(Cluster()) if _has_dask() and set(OFTEN) & set(kinds) else None
         )
-        count["sweeps"] += 1
-        count["disturbances"] += found["struck"]
-        count["of two processes"] += found["by_two"] * found["struck"]
-        count["findings"] += bool(found["notes"])
-        call["disturbances"] += found["struck"]
-        result["findings"] += [
-            {"sweep": number, "kind": kind, "by_two": found["by_two"], "what": note}
-            for note in found["notes"]
-        ]
-        save_result(options.output, result)
+        result["skipped"] += [] if cluster else ["Dask"]
+        soak = Soak(folder, random.Random(), options.rules, cluster)
+        last = time.monotonic() + 60 * options.minutes
+        call = result["calls"][-1]
+        while call["disturbances"] < options.kills and time.monotonic() < last:
+            _disturb(soak, kinds, result)
+            save_result(options.output, result)
+
+
+def _disturb(soak: Soak, kinds: list[str], result: dict[str, Any]) -> None:
+    """Disturb one sweep, and add what was found."""
+    number = result["sweeps"]
+    # Which is drawn is known again from the number; when a signal arrives never is.
+    soak.chance.seed(f"{result['seed']}/{number}")
+    kind = soak.chance.choice([kind for kind in kinds for _ in range(4 if kind in OFTEN else 1)])
+    found = soak.disturb(kind, number)
+    result["sweeps"] += 1
+    count = result["kinds"].setdefault(kind, {})
+    for key, value in (
+        ("sweeps", 1),
+        ("disturbances", found["struck"]),
+        ("of two processes", found["struck"] * (found["way"] == "-j 2")),
+        ("of Dask", found["struck"] * (found["way"] == "Dask")),
+        ("findings", bool(found["notes"])),
+    ):
+        count[key] = count.get(key, 0) + int(value)
+    result["calls"][-1]["disturbances"] += found["struck"]
+    result["findings"] += [
+        {"sweep": number, "kind": kind, "way": found["way"], "what": note}
+        for note in found["notes"]
+    ]
 
 
 def summary(result: dict[str, Any]) -> str:
     """Return one line for each kind and finding."""
     lines = [
         f"{kind:22} {each['disturbances']:5} in {each['sweeps']:5} sweeps, "
-        f"{each['of two processes']:4} with -j 2, {each['findings']} findings\n"
+        f"{each['of two processes']:4} with -j 2, {each.get('of Dask', 0):4} with Dask, "
+        f"{each['findings']} findings\n"
         for kind, each in result["kinds"].items()
     ]
     lines += [f"skipped: {kind}\n" for kind in result.get("skipped", ())]
@@ -368,6 +486,28 @@ def _cells(text: str) -> Any:
         return {key: value for key, value in json.loads(text).items() if key != "provenance"}
     except ValueError:
         return text
+
+
+def _has_dask() -> bool:
+    """Import Dask, once here for all forks; return whether it is installed."""
+    try:
+        import distributed  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def _mount_read_only(folder: Path) -> None:
+    """Let this process, and no other, see a folder as read-only."""
+    new_mounts = 0x20000  # CLONE_NEWNS
+    if ctypes.CDLL(None, use_errno=True).unshare(new_mounts):
+        raise OSError(ctypes.get_errno(), "unshare")
+    for words in (
+        ("--make-rprivate", "/"),
+        ("--bind", str(folder), str(folder)),
+        ("-o", "remount,ro,bind", str(folder)),
+    ):
+        subprocess.run(["mount", *words], check=True)
 
 
 def _one_thread() -> None:

@@ -9,7 +9,7 @@ import sysconfig
 import textwrap
 from collections import Counter
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 INSTALLED = ("site-packages", "dist-packages")
@@ -59,14 +59,30 @@ def lambda_source(function: FunctionType) -> str | None:
         if None not in (line, end_line, column, end_column)
         and (line, column) != (end_line, end_column)
     ]
-    found = [
-        node
-        for node in _nodes(function, ast.Lambda)
-        if spots
-        and all(_start(node.body) <= start and end <= _end(node.body) for start, end in spots)
-    ]
+    nodes = _nodes(function, ast.Lambda)
+    if not spots:
+        # Python 3.12 keeps no place of a body that is a constant; equal ones are interchangeable.
+        nodes = [node for node in nodes if node.lineno == code.co_firstlineno]
+        found = [node for node in nodes if _is_compiled_to(node, code)][:1]
+    else:
+        found = [
+            node
+            for node in nodes
+            if all(_start(node.body) <= start and end <= _end(node.body) for start, end in spots)
+        ]
     # Of nested ones, the innermost starts last.
     return ast.unparse(max(found, key=_start)) if found else None
+
+
+def _is_compiled_to(node: ast.Lambda, code: CodeType) -> bool:
+    """Return whether a lambda has this code, apart from where it stands."""
+    whole = compile(ast.Expression(body=node), "<lambda>", "eval")
+    (made,) = (part for part in whole.co_consts if isinstance(part, CodeType))
+    return [*map(repr, made.co_consts), made.co_code, made.co_varnames] == [
+        *map(repr, code.co_consts),
+        code.co_code,
+        code.co_varnames,
+    ]
 
 
 def functions_of(part: Any) -> list[FunctionType]:
@@ -97,7 +113,21 @@ def class_source(kind: type) -> str | None:
                 first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
                 lines = inspect.findsource(method)[0][first - 1 : node.end_lineno]
                 return textwrap.dedent("".join(lines))
-    return source_of(kind)
+    source = source_of(kind)
+    return source if _defines(source, kind.__name__) else None
+
+
+def _defines(source: str | None, name: str) -> bool:
+    """Return whether a text is a class of some name.
+
+    From 3.13 on, Python takes the lines of a class by number from the file of its module; of one
+    that `exec` made, these are lines of something else.
+    """
+    try:
+        body = ast.parse(source or "").body
+    except SyntaxError:
+        return False
+    return bool(body) and isinstance(body[0], ast.ClassDef) and body[0].name == name
 
 
 def _nodes(function: FunctionType, kind: type[Any]) -> list[Any]:

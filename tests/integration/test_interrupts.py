@@ -1,7 +1,10 @@
 """The first signal is answered at once, the second ends the program; a dead run is not running."""
 
+import hashlib
 import json
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -75,3 +78,34 @@ def test_a_run_whose_process_was_killed_is_listed_as_interrupted(capsys, tmp_pat
     (entry,) = run(capsys, "list", "runs", "--store", output, "--json").json
     assert entry["outcome"] == "interrupted"
     assert "interrupted" in run(capsys, "list", "runs", "--store", output).out
+
+
+# Two signals of a kind that arrive in one long call into C, where Python cannot handle them.
+BOTH_IN_ONE_CALL = """
+import hashlib, os, signal, sys, threading, time
+from outvote.experiment.stop_signal import Aborted, StopSignal
+def send():
+    for _ in range(2):
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGINT)
+    is_sent.append(time.monotonic())
+is_sent = []
+with StopSignal(lambda: "again to abort"):
+    try:
+        threading.Thread(target=send).start()
+        while not is_sent or time.monotonic() < is_sent[0] + 1.5:
+            hashlib.pbkdf2_hmac("sha256", b"", b"", int(sys.argv[1]))
+        time.sleep(20)
+    except Aborted as error:
+        sys.exit(error.exit_code)
+"""
+
+
+def test_two_signals_within_one_long_call_abort():
+    begin = time.perf_counter()
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 100_000)
+    per_second = 100_000 / (time.perf_counter() - begin)
+    command = [sys.executable, "-c", BOTH_IN_ONE_CALL, str(int(4 * per_second))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 130, done.stderr
+    assert "again to abort" in done.stderr

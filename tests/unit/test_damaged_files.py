@@ -17,6 +17,7 @@ from outvote.data.image_files import read_rgb
 from outvote.data.loader import load_entry
 from outvote.data.mnist import decode_idx
 from outvote.experiment.plan import plan_suite, read_plan
+from outvote.report.layout import ordered
 from outvote.results.audit_log import FORMAT, read_arrays, read_manifest
 from outvote.results.check import check_run, read_settings
 from outvote.results.checkpoint import read_checkpoint
@@ -196,6 +197,19 @@ def test_a_zip_file_whose_names_disagree(tmp_path):
     refused(DamagedDataError, load_entry, entry, tmp_path)
 
 
+@pytest.mark.parametrize("claims", [4_000_000_000, 300_000_000])
+def test_a_zip_file_that_claims_gigabytes_of_packed_content(claims, tmp_path):
+    """A read allocates what the directory claims, whatever the file holds."""
+    entry = small_flights(tmp_path)
+    path = tmp_path / "flights.csv.zip"
+    content = bytearray(path.read_bytes())
+    directory = content.rindex(b"PK\x01\x02")
+    content[directory + 20 : directory + 24] = struct.pack("<I", claims)  # The packed size.
+    path.write_bytes(bytes(content))
+    text = refused(DamagedDataError, load_entry, entry, tmp_path)
+    assert f"it holds {claims:,} bytes" in text
+
+
 def test_an_idx_file_of_many_axes():
     content = bytes([0, 0, 8, 250]) + b"\xff" * 1000
     refused(DamagedDataError, decode_idx, content, "some file")
@@ -239,6 +253,10 @@ def test_a_count_of_a_run_that_no_array_can_hold(tmp_path, name, old, new):
     assert old in content
     path.write_text(content.replace(old, new))
     refused(DamagedFileError, read_result, RunFolder(path.parent))
+
+
+def test_numbers_too_large_for_a_float_are_ordered():
+    assert ordered(["a", 10**400, 1.5, -(10**400), 3, 3]) == [-(10**400), 1.5, 3, 10**400, "a"]
 
 
 def test_the_layout_of_a_newer_version_is_shown_in_part(tmp_path):

@@ -41,6 +41,7 @@ def test_the_code_runs(runs, capsys):
     scope = {}
     for text in (text for kind, text in BLOCKS if kind == "python"):
         exec(compile(text, "read-results.md", "exec"), scope)
+    scope["index"].close()
     assert len(scope["gas"]) == 2
     assert len(scope["frame"]) == 8 * 3
     assert len(scope["summary"]) == 8

@@ -327,3 +327,45 @@ def test_a_state_that_is_a_dataclass_survives_a_restart(tmp_path):
     again.start(grid_of(), record_of(MODEL), num_rounds=3)
     assert again.state.rule_state.num_rounds == 1 + 2 + 3
     assert set(again.state.rule_state.trust.values()) == {3}
+
+
+ODD_NOTES = {
+    "no offenders": lambda notes, arrays: notes.pop("offenders"),
+    "no shapes": lambda notes, arrays: notes.pop("shapes"),
+    "no state of the rule": lambda notes, arrays: notes.pop("rule_state"),
+    "nodes that are no numbers": lambda notes, arrays: notes.update(nodes=["x"]),
+    "nodes that are no list": lambda notes, arrays: notes.update(nodes=None),
+    "offences that are no lines": lambda notes, arrays: notes["offenders"].update(offences=[1]),
+    "tests without capitals": lambda notes, arrays: notes["offenders"].update(
+        tests=[[1, 2, 1, []]]
+    ),
+    "a capital below 0": lambda notes, arrays: notes["offenders"].update(
+        tests=[[1, 2, 1, [-1.0] * 5]]
+    ),
+    "more rounds against a node than rounds": lambda notes, arrays: notes["offenders"].update(
+        tests=[[1, 2, 3, [1.0] * 5]]
+    ),
+    "an array less": lambda notes, arrays: arrays.pop("model/w"),
+    "another size": lambda notes, arrays: arrays.update({"model/w": np.zeros(7, np.float32)}),
+    "NaN": lambda notes, arrays: arrays.update({"model/w": np.full((3, 4), np.nan, np.float32)}),
+    "an optimizer of another model": lambda notes, arrays: arrays.update(
+        {"optimizer/first": np.zeros(7, np.float32)}
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ODD_NOTES)
+def test_a_checkpoint_that_no_server_wrote_is_one_line(kind, tmp_path):
+    settings = {"num_byzantine": 2, "audit_dir": tmp_path, "server_optimizer": "fedadam"}
+    strategy = RobustStrategy("centered-clipping", **settings)
+    run_round(strategy, grid_of("none"), record_of(MODEL))
+    strategy.close()
+    path = find_log(tmp_path) / checkpoint.NEWEST
+    found = checkpoint.read_checkpoint(path)
+    notes, arrays = json.loads(json.dumps(found.notes)), dict(found.arrays)
+    ODD_NOTES[kind](notes, arrays)
+    path.write_bytes(replace(found, notes=notes, arrays=arrays).to_bytes())
+    with pytest.raises(StoreError, match="is not one of this server") as caught:
+        RobustStrategy.resume(tmp_path)
+    assert len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value)) < 600

@@ -83,7 +83,7 @@ def read_archive(folder: Path, cifar: Cifar) -> Arrays:
             for member in archive:
                 file = archive.extractfile(member) if member.name in wanted else None
                 if file is not None:
-                    contents[wanted[member.name]] = read_at_most(file, MOST_INSIDE)  # type: ignore[arg-type]
+                    contents[wanted[member.name]] = read_at_most(file, MOST_INSIDE)
     except (tarfile.TarError, EOFError, OSError, zlib.error, TooLargeError) as error:
         raise fetch_again(f"{path} cannot be unpacked: {error}") from error
     if missing := [name for name in cifar.batches if name not in contents]:

@@ -13,6 +13,7 @@ from msgspec import structs
 from outvote.errors import closest, plural
 from outvote.experiment.run_spec import DataSpec, RunSpec, as_table, checked, file_digests, to_toml
 from outvote.grids import expand, flat, merged, nested
+from outvote.limits import TooLargeError, read_settings_text
 from outvote.loading import check_allowed, set_project
 from outvote.results.check import CheckedRun, check_run
 from outvote.results.disk import DamagedFileError
@@ -177,10 +178,10 @@ def stack_key(spec: RunSpec) -> Hashable:
 def read_plan(path: Path, settings: Sequence[str] = ()) -> Plan:
     """Read a file; `settings` are overrides such as "data.beta=0.1"."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(read_settings_text(path))
     except FileNotFoundError:
         raise ValueError(f"there is no file {path}; check the path.") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, TooLargeError) as error:
         raise ValueError(f"{path} cannot be read: {error}.") from error
     except ValueError as error:  # No TOML, or a number of thousands of digits.
         raise ValueError(f"{path} is not valid TOML: {short_line(error)}.") from error

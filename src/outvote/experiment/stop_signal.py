@@ -82,7 +82,10 @@ class StopSignal:
             # Not by print: the main thread may hold the lock of the stream.
             os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"\n{text}\n".encode())
             number = _next_signal(ours)
-            # Python calls a handler once for signals that arrive before it could.
+            # Python calls a handler once for signals that arrive before it could: in a long call
+            # of torch, say, after which it receives both as one.
+            while self._num_received == 0:
+                time.sleep(SECONDS_TO_RECEIVE / 10)
             time.sleep(SECONDS_TO_RECEIVE)
             identity = main_thread().ident
             if number and identity is not None and self._num_received == 1:

@@ -111,12 +111,12 @@ class Exclusions:
         self._malformed, self._excluded = {}, {}
         for node, round_, cause in notes["offences"]:
             if cause == "malformed":
-                self._malformed.setdefault(node, []).append(round_)
+                self._malformed.setdefault(int(node), []).append(int(round_))
         self._tests = {
-            node: SequentialTest(num_rounds, num_against, tuple(capitals))
+            int(node): SequentialTest.of(num_rounds, num_against, capitals)
             for node, num_rounds, num_against, capitals in notes.get("tests", [])
         }
-        for node, round_, *_ in notes["excluded"]:
+        for node, round_ in ((int(line[0]), int(line[1])) for line in notes["excluded"]):
             if self.exclude_after and len(self._malformed.get(node, [])) >= self.exclude_after:
                 self._excluded[node] = round_, "malformed"
             elif node in self._tests and self._is_rejected(self._tests[node]):

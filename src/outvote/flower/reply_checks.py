@@ -28,6 +28,8 @@ NUM_COPIES = 3
 READ_AT_ONCE = 1 << 20
 NOT_FINITE = "it holds NaN, infinity or a number near it"
 STORED_AS = "numpy.ndarray"
+MANY_METRICS, LONG_METRIC, LARGE_SETTINGS = 100, 1000, 1_000_000
+"""Beyond these numbers of names, values and bytes a reply is odd, though it can be used."""
 
 
 @final
@@ -124,7 +126,7 @@ def read_reply(sent: SentModel, content: RecordDict, counts_key: str, *, use_cou
         weights=tuple(named[each.name] for each in sent.weights),
         statistics=tuple(named[each.name] for each in sent.statistics),
         metrics=metrics,
-        note=_note(metrics, counts_key),
+        note=_note(metrics, counts_key) or _note_of_size(content, metrics),
         count=count,
     )
 
@@ -227,3 +229,21 @@ def _note(metrics: Mapping[str, Any], key: str) -> str:
         if not all(is_number(each) for each in values):
             return f"its {quote(name)} is not finite"
     return ""
+
+
+def _note_of_size(content: RecordDict, metrics: Mapping[str, Any]) -> str:
+    """Return what a reply has far too much of: each is stored and sent around."""
+    if len(metrics) > MANY_METRICS:
+        return f"it sent {len(metrics):,} metrics"
+    for name, value in metrics.items():
+        if isinstance(value, list) and len(value) > LONG_METRIC:
+            return f"its {quote(name)} has {len(value):,} values"
+        if len(name) > LONG_METRIC:
+            return f"a metric has a name of {len(name):,} characters"
+    num_bytes = sum(
+        len(value)
+        for record in content.config_records.values()
+        for value in record.values()
+        if isinstance(value, bytes | str)
+    )
+    return f"it sent {num_bytes:,} bytes of settings" if num_bytes > LARGE_SETTINGS else ""

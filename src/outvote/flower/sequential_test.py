@@ -15,7 +15,7 @@ Reference: Shafer, Shen, Vereshchagin and Vovk, Test martingales, Bayes factors 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import numpy as np
 
@@ -43,6 +43,16 @@ class SequentialTest:
     num_against: int = 0
     capitals: tuple[float, ...] = (0.0,) * len(BETS)
     """Of each bet, summed over the rounds at which betting began."""
+
+    @classmethod
+    def of(cls, num_rounds: Any, num_against: Any, capitals: Sequence[Any]) -> "SequentialTest":
+        """Return a test that was stored; a ValueError if it is none."""
+        found = tuple(min(LARGEST, float(each)) for each in capitals)
+        if len(found) != len(BETS) or not all(each >= 0 for each in found):
+            raise ValueError(f"a test must have {len(BETS)} capitals from 0 on")
+        if not 0 <= int(num_against) <= int(num_rounds):
+            raise ValueError("a test must have no more rounds against a node than rounds")
+        return cls(int(num_rounds), int(num_against), found)
 
     def add(self, *, is_against: bool) -> None:
         """Add a round in which the rule got an update of the node."""

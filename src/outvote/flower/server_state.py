@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outvote.flower.exclusion import Exclusions
+from outvote.flower.model_record import SentModel
 from outvote.flower.server_optimizers import OptimizerState
 from outvote.results import checkpoint as checkpoints
 from outvote.results.audit_log import read_audit, read_manifest
@@ -20,6 +21,7 @@ from outvote.results.disk import StoreError
 from outvote.rules.rule import Rule
 from outvote.server.selection import Suspicions
 from outvote.state_format import pack_state, unpack_state
+from outvote.text import short_line
 
 CONFIG = "outvote-flower-1"
 """The layout of the file."""
@@ -77,6 +79,18 @@ def load_state(folder: Path, state: ServerState, rule: Rule) -> list[str]:
     if faults:
         # Else the damaged one would replace the sound one when the next is saved.
         checkpoints.drop(folder, checkpoints.NEWEST)
+    try:
+        _restore(state, found, rule)
+    # Its checksum is right: another program, or a user by hand, has written it.
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise StoreError(
+            f"the checkpoint in {folder} is not one of this server ({short_line(error)}); restore "
+            "it, or start anew in another audit_dir"
+        ) from error
+    return faults
+
+
+def _restore(state: ServerState, found: Checkpoint, rule: Rule) -> None:
     arrays, notes = found.arrays, found.notes
     state.round = found.round
     state.model = ArrayRecord(
@@ -87,8 +101,12 @@ def load_state(folder: Path, state: ServerState, rule: Rule) -> list[str]:
         for name, array in arrays.items()
         if name.startswith("optimizer/")
     }
+    dim = len(SentModel.read(state.model).vector)
+    for name, each in state.optimizer_state.items():
+        if each.numel() not in (1, dim):
+            raise ValueError(f"{name} of the optimizer has {each.numel()} values")
     state.exclusions.from_notes(notes["offenders"])
-    state.known_nodes = set(notes.get("nodes", ()))
+    state.known_nodes = {int(node) for node in notes.get("nodes", ())}
     state.suspicions = {int(node): float(each) for node, each in notes.get("suspicions", ())}
     if notes["rule"] != str(rule):
         state.rule_state = None
@@ -96,7 +114,6 @@ def load_state(folder: Path, state: ServerState, rule: Rule) -> list[str]:
         state.rule_state = unpack_state(notes["rule_state"], arrays, rule)
     else:
         state.rule_state = _of_0_1(notes["rule_memory"], arrays)
-    return faults
 
 
 def _check_none_is_lost(folder: Path) -> None:

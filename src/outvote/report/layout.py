@@ -278,7 +278,7 @@ def ordered(values: Iterable[Any]) -> list[Any]:
 
 def _order(value: Any) -> tuple[int, float, str]:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return 0, float(value), ""
+        return 0, value, ""  # As it is: a whole number may be too large for a float.
     return 1, 0.0, str(value)
 
 

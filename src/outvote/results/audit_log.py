@@ -12,7 +12,13 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from outvote.limits import check_members
-from outvote.results.disk import DamagedFileError, StoreError, read_json, read_readable
+from outvote.results.disk import (
+    DamagedFileError,
+    StoreError,
+    open_regular,
+    read_json,
+    read_readable,
+)
 from outvote.results.schema import Round
 from outvote.text import short_line, shortened
 
@@ -60,7 +66,7 @@ def read_arrays(path: Path, *names: str) -> list[NDArray[Any]]:
     """Read some arrays of an audit.npz; a damaged or a too large one is a DamagedFileError."""
     try:
         # Opened here, because numpy leaves a file that is no archive open.
-        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             check_members(archive, [f"{name}.npy" for name in names], MOST_AUDIT_BYTES)
             file.seek(0)
             with np.load(file, allow_pickle=False) as arrays:

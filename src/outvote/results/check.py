@@ -16,8 +16,16 @@ import msgspec
 
 from outvote.results.audit_log import AUDIT_NAME, check_audit
 from outvote.results.checkpoint import NEWEST, read_checkpoint
-from outvote.results.disk import DamagedFileError, StoreError, is_locked, line_ends, read_lines
-from outvote.results.folder import CONFIG_NAME, ENVIRONMENT_NAME, METRICS_NAME, RunFolder
+from outvote.results.disk import (
+    DamagedFileError,
+    StoreError,
+    is_locked,
+    line_ends,
+    open_regular,
+    read_bounded,
+    read_lines,
+)
+from outvote.results.folder import CONFIG_NAME, CONTENT, ENVIRONMENT_NAME, METRICS_NAME, RunFolder
 from outvote.results.folder import STATUS_NAME as STATUS
 from outvote.results.renamed import renamed_settings
 from outvote.results.schema import Environment, Round, Status, Sums
@@ -97,7 +105,7 @@ def check_run(folder: RunFolder, *, deep: bool = False) -> CheckedRun:
 def read_settings(path: Path) -> dict[str, Any]:
     """Read config.toml under the names of this version; a damaged one is a DamagedFileError."""
     try:
-        config = renamed_settings(tomllib.loads(path.read_text(encoding="utf-8")))
+        config = renamed_settings(tomllib.loads(read_bounded(path).decode()))
     # A ValueError: no UTF-8, no TOML, or a number of thousands of digits.
     except (OSError, ValueError, RecursionError) as error:
         raise DamagedFileError(f"cannot be read: {short_line(error)}") from error
@@ -236,6 +244,10 @@ def _check_sums(found: CheckedRun, status: Status, sums: Sums) -> None:
     if name is not None and name[2] != sums.run:
         found.add(STATUS, f"belongs to another run: {sums.run}")
     known = {fault.file for fault in found.faults}
+    if others := [file for file in sums.files if file not in CONTENT]:
+        # A path from elsewhere may lead anywhere.
+        found.add(STATUS, f"is damaged: it has the checksum of {short_line(others[0])}")
+        return
     for file, wanted in sums.files.items():
         if file not in known and (fault := _fault_of_file(path / file, wanted)):
             found.add(file, fault)
@@ -243,7 +255,7 @@ def _check_sums(found: CheckedRun, status: Status, sums: Sums) -> None:
 
 def _fault_of_file(path: Path, wanted: str) -> str:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             got = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
     except FileNotFoundError:
         return "is gone"

@@ -13,12 +13,16 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
-from outvote.results.disk import StoreError, sync, write_errors, write_temporary
+from outvote.results.disk import StoreError, open_regular, sync, write_errors, write_temporary
 from outvote.text import short_line
 
 NEWEST, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
 BOTH = (NEWEST, PREVIOUS)
 Arrays = Mapping[str, NDArray[Any]]
+UNREADABLE = (
+    *(OSError, MemoryError, SafetensorError, ValueError, KeyError, TypeError, RecursionError),
+)
+"""What reading a damaged file raises."""
 
 
 @final
@@ -46,11 +50,12 @@ class Checkpoint:
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read and check a file; one that is damaged is a StoreError."""
     try:
-        content = path.read_bytes()
+        with open_regular(path) as file:
+            content = file.read()
         metadata = _metadata(content)
         arrays = load_arrays(content)
         about = json.loads(metadata["about"])
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise StoreError(f"{path} is damaged: {short_line(error)}") from error
     if _checksum(metadata["about"], arrays) != metadata.get("checksum"):
         raise StoreError(f"{path} is damaged: its checksum is wrong")

@@ -9,6 +9,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
+from io import BufferedReader
 from pathlib import Path
 from tempfile import TemporaryFile
 from time import sleep, time
@@ -30,6 +31,8 @@ NO_PLACE = (
 LONG_AGO = 3600.0
 CHECKPOINT = "the last checkpoint is intact"
 LOCK = ".lock"
+MOST_BYTES = 100_000_000
+"""Of a file that is read whole, or of one line; a run of ten thousand clients needs 1 % of it."""
 READER_SECONDS = 0.02
 """A reader may look at a lock for less than this, see `is_locked`."""
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -195,7 +198,7 @@ def is_locked(folder: Path) -> bool | None:
     if fcntl is None:
         return None
     try:
-        with (folder / LOCK).open("rb") as file:
+        with open_regular(folder / LOCK) as file:
             # A shared one: two readers do not see each other. It is released at once.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except (FileNotFoundError, NotADirectoryError):
@@ -226,10 +229,32 @@ def sync_lines(path: Path) -> None:
             sync(path)
 
 
+def open_regular(path: Path) -> BufferedReader:
+    """Open a regular file to read; an OSError for others: a pipe would block, a device not end."""
+    # Without O_NONBLOCK, opening a pipe that nobody writes to would block, too.
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(handle, "rb")
+    os.close(handle)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "no regular file", str(path))
+
+
+def read_bounded(path: Path) -> bytes:
+    """Read a small file; one that is large or no regular file is an OSError."""
+    with open_regular(path) as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"more than {MOST_BYTES:,} bytes", str(path))
+    return content
+
+
 def read_json(path: Path, kind: type[Kind]) -> Kind | None:
     """Read a file; None if there is none."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return msgspec.json.decode(read_bounded(path), type=kind)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, *UNDECODABLE) as error:
@@ -249,7 +274,7 @@ def read_readable(path: Path, kind: type[Kind], start: int = 0) -> tuple[list[Ki
     """
     if not path.exists():
         return [], 0, start
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         start = min(start, file.seek(0, os.SEEK_END))
         file.seek(start)
         *lines, _ = file.read().split(b"\n")
@@ -290,8 +315,8 @@ def _whole_lines(path: Path, kind: type[Kind]) -> Iterator[tuple[Kind, int]]:
     if not path.exists():
         return
     end, decoder = 0, msgspec.json.Decoder(kind)
-    with path.open("rb") as file:
-        for text in file:
+    with open_regular(path) as file:
+        while text := file.readline(MOST_BYTES):
             end += len(text)
             try:
                 line = decoder.decode(renamed_line(text))

@@ -9,6 +9,7 @@ from typing import Any, Literal, final, get_args
 
 from outvote.errors import closest
 from outvote.grids import Table, expand, flat, merged
+from outvote.limits import read_settings_text
 from outvote.results.labels import is_same, label, value_of
 from outvote.results.renamed import SETTINGS, renamed_settings
 from outvote.results.run import Result
@@ -121,7 +122,7 @@ def _describes(table: Table, result: Result) -> bool:
 
 def _parsed(name: str, file: Any) -> Suite:
     try:
-        return make_suite(name, tomllib.loads(file.read_text(encoding="utf-8")))
+        return make_suite(name, tomllib.loads(read_settings_text(file)))
     except RecursionError:
         raise ValueError(f"suite {name} has too many brackets inside each other.") from None
     except (OSError, ValueError) as error:
