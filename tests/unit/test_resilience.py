@@ -63,6 +63,7 @@ def test_the_constants_are_those_of_the_table(text, n, f, dim, expected):
         ("gas(rfa)", 10, 2),
         ("gas(median)", 10, 5),
         ("gas(median, split=by-layer)", 10, 2),
+        ("gas(median, num_groups=2, split=by-layer-random)", 10, 2),
     ],
 )
 def test_what_is_not_known_is_none(text, n, f):
