@@ -148,10 +148,7 @@ def test_the_assumptions_hold_for_the_batches_of_a_client():
     part = next(iter(run.federation.parts))
     _, whole = loss_and_gradient(module, weights, [part])
     stack = make_run_stack(module, *SETS, runs, training=PLAIN, num_classes=4)
-    index = [
-        batches_of(stack, part, RandomStream((seed,)), PLAIN).index[0]
-        for seed in range(300)
-    ]
+    index = [batches_of(stack, part, RandomStream((seed,)), PLAIN).index[0] for seed in range(300)]
     drawn = torch.stack([loss_and_gradient(module, weights, [some])[1] for some in index])
     sums = LocalPass(whole)
     random = np.random.default_rng(0)

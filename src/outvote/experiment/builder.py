@@ -330,7 +330,7 @@ def _own(text: str, kind: str) -> Any:
 
 
 def _check_loss_is_plain(name: str, network: nn.Module, samples: Samples) -> None:
-    """Refuse networks of which L is not a mean over samples that depends on the weights alone."""
+    """Refuse networks whose loss is not a mean over samples and a function of the weights."""
     reason = ""
     if has_batch_norm(network):
         reason = "with batch normalisation, where a gradient depends on the whole batch"

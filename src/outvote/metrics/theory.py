@@ -197,9 +197,10 @@ class GASBound:
         $$ \frac{2}{m^2} \Big(\big(\sqrt{m} (1 + \sqrt{f}) \sigma + f \kappa\big)^2
            + f^2 p R(1)^2\Big) $$
 
-        The first term is `honest_error`. A Byzantine client at the distance d is kept with a probability of at most 1 and of
-        at most (x / (d - y))^2, where the radius is y + x / sqrt(epsilon). So d^2 times that
-        probability is at most the squared radius for epsilon = 1.
+        The first term is `honest_error`. A Byzantine client at the distance d is kept with a
+        probability of at most 1 and of at most (x / (d - y))^2, where the radius is
+        y + x / sqrt(epsilon). So d^2 times that probability is at most the squared radius for
+        epsilon = 1.
         """
         m, f = self.num_honest, self.num_byzantine
         return 2 / m**2 * (self.honest_error**2 + (f * self.vector_radius()) ** 2)
