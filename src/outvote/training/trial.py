@@ -54,8 +54,9 @@ def is_random(module: nn.Module, samples: Samples) -> bool:
     """Return whether a model in training draws random numbers, such as masks of dropout."""
     model = copy.deepcopy(module).to(samples.device, samples.dtype).train()
     index = torch.arange(max(2, len(samples)), device=samples.device).remainder(len(samples))
+    inputs = samples.inputs(index)
     with torch.no_grad(), kept_generators(samples.device), RandomCalls() as calls:
-        model(*samples.inputs(index))
+        model(*inputs)
     return bool(calls.names)
 
 
