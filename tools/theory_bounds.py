@@ -44,14 +44,41 @@ def _looseness(groups: Sequence[tuple[str, list[Result]]]) -> str:
     for rule, runs in groups:
         away = [_root_mean_square(run.series.gradient_deviation) for run in runs]
         cells = [_range(away, 2), _range([_mean(run.series.gradient_norm) for run in runs], 2)]
-        for column in ("certificate", "printed_bound", "deviation_bound"):
-            scale = [_rate(run) if column == "certificate" else 1.0 for run in runs]
-            bounds = [_root_mean_square(getattr(run.series, column)) for run in runs]
-            found = [b / s / a for b, s, a in zip(bounds, scale, away, strict=True)]
-            cells.append(_range(found, 0 if column != "certificate" else 1))
+        # Both are distances to the mean of what the honest clients sent, in the unit of an update.
+        own = [_root_mean_square(run.series.deviation) for run in runs]
+        cells.append(_ratios([run.series.certificate for run in runs], own, 1))
+        for name in ("printed_deviation", "deviation", "deviation_of_any_attack"):
+            cells.append(_ratios([_bounds(rule, run, name) for run in runs], away, 0))
         rows.append([rule, *cells])
-    titles = ["deviation", "‖∇L‖", "certificate / deviation", "as printed / deviation"]
-    return _table(["rule", *titles, "all constants / deviation"], rows)
+    titles = ["deviation", "‖∇L‖", "certificate / its deviation", "as printed / deviation"]
+    titles += ["all constants / deviation", "any attack / deviation"]
+    return _table(["rule", *titles], rows)
+
+
+def _ratios(bounds: Sequence[np.ndarray], away: Sequence[float], decimals: int) -> str:
+    found = [_root_mean_square(bound) / own for bound, own in zip(bounds, away, strict=True)]
+    return _range(found, decimals)
+
+
+def _bounds(rule: str, run: Result, name: str) -> np.ndarray:
+    """Return a bound in every round, from its constants; a rule without GAS has one, recorded."""
+    series = run.series
+    if not rule.startswith("gas"):
+        none = np.full(len(series.kappa), np.nan)
+        return series.deviation_bound if name == "deviation" else none
+    num_groups = ov.make_rule(rule).num_groups  # type: ignore[attr-defined]
+    bounds = [
+        ov.GASBound(
+            num_clients=int(series.num_sampled[k]),
+            num_byzantine=int(series.num_byzantine[k]),
+            num_groups=num_groups,
+            resilience=float(series.resilience[k]),
+            kappa=float(series.kappa[k]),
+            sigma=float(series.sigma[k]),
+        )
+        for k in range(len(series.kappa))
+    ]
+    return np.sqrt([getattr(bound, f"squared_{name}") for bound in bounds])
 
 
 def _parts(groups: Sequence[tuple[str, list[Result]]]) -> str:

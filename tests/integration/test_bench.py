@@ -242,6 +242,9 @@ def test_a_dry_run_names_p_and_the_settings_in_which_parts_differ(capsys, tmp_pa
     assert (main["num_groups"], main["settings"]) == ([1000], {})
     groups = run(capsys, "bench", "table3-num-groups", "--dry-run", *CPU, "-o", tmp_path)
     assert "p of gas" not in groups.out  # The columns are p.
+    # Two parts that differ in the side of the attack alone.
+    assert "  settings: attack = lie(sign=1); federation.sampled = 5\n" in groups.out
+    assert "  settings: attack = lie; federation.sampled = 5\n" in groups.out
 
 
 def test_a_dry_run_names_a_setting_with_several_values_in_a_part(capsys, suite, tmp_path):

@@ -63,6 +63,7 @@ def test_the_constants_are_those_of_the_table(text, n, f, dim, expected):
         ("gas(rfa)", 10, 2),
         ("gas(median)", 10, 5),
         ("gas(median, split=by-layer)", 10, 2),
+        ("gas(median, num_groups=2, split=by-layer-random)", 10, 2),
     ],
 )
 def test_what_is_not_known_is_none(text, n, f):
@@ -114,6 +115,25 @@ def test_an_adversarial_search_comes_near_a_constant_and_never_above(text, n, f,
     found = worst_case(text, n, f, dim)
     constant = ov.resilience(text, n, f, dim).constant
     assert least * constant <= found.ratio <= constant * (1 + 1e-9)
+
+
+def test_a_search_knows_layers():
+    """Three layers, each a group, are the same as three groups in the order of the coordinates."""
+    by_layer = "gas(median, split=by-layer)"
+    found = worst_case(by_layer, 7, 2, 6, num_steps=2, layer_sizes=[2, 2, 2])
+    cut = "gas(median, num_groups=3, split=contiguous)"
+    assert found.ratio == pytest.approx(worst_case(cut, 7, 2, 6, num_steps=2).ratio)
+    halves = "gas(median, num_groups=2, split=contiguous)"
+    two = worst_case(by_layer, 7, 2, 6, num_steps=2).ratio
+    assert two == pytest.approx(worst_case(halves, 7, 2, 6, num_steps=2).ratio)
+    with pytest.raises(ValueError, match="needs the sizes of the layers, got sizes of 5"):
+        worst_case(by_layer, 7, 2, 6, layer_sizes=[5])
+
+
+@pytest.mark.parametrize("split", ["by-layer", "by-layer-random"])
+def test_show_finds_a_lower_bound_for_rules_that_split_by_layer(capsys, split):
+    shown = run(capsys, "show", f"gas(median, split={split})").out
+    assert "lambda: none known. A search found that it is at least" in shown
 
 
 def test_a_search_returns_the_input_that_it_found():

@@ -17,11 +17,13 @@ import outvote as ov
 from federations import networks, samples
 from outvote.engine.diagnostics import ClientPass, measure_theory
 from outvote.engine.federation import make_federation
+from outvote.engine.local_updates import batches_of
 from outvote.engine.run_stack import Run
 from outvote.engine.simulation import first_state, make_run_stack, simulate
 from outvote.experiment.builder import RunBuilder
 from outvote.experiment.plan import make_plan
 from outvote.experiment.run_spec import RunSpec, as_table, checked
+from outvote.metrics.certificate import LocalPass
 from outvote.metrics.theory import (
     GASBound,
     Theory,
@@ -34,6 +36,7 @@ from outvote.results.collect import collect
 from outvote.results.export import read_export, to_export
 from outvote.results.schema import Measured
 from outvote.results.series import SERIES, THEORY
+from outvote.seeding import RandomStream
 from outvote.training.local_sgd import LocalSGD
 from simulations import execute, tiny
 
@@ -120,20 +123,62 @@ def fifty():
     return pairs, [[step.records[k] for step in steps] for k in range(len(pairs))]
 
 
+def of_any_attack(rule, record):
+    """The bound that needs nothing of groups and attacks, of a round; without GAS the only one."""
+    if not rule.startswith("gas"):
+        return record.theory.deviation_bound
+    module = networks(theory_runs([(rule, "none")]))[0]
+    dim = sum(each.numel() for each in module.parameters())
+    found = GASBound(
+        num_clients=len(record.clients),
+        num_byzantine=len(record.byzantine),
+        num_groups=min(ov.make_rule(rule).num_groups, dim),
+        resilience=record.diagnostics.resilience,
+        kappa=record.diagnostics.kappa,
+        sigma=record.diagnostics.sigma,
+    )
+    return sqrt(found.squared_deviation_of_any_attack)
+
+
+def test_the_assumptions_hold_for_the_batches_of_a_client():
+    """Over all seeds a batch's gradient is that of the client, and as noisy as measured."""
+    (run,) = runs = theory_runs([("median", "none")])
+    module = networks(runs)[0]
+    weights = nn.utils.parameters_to_vector(module.parameters()).detach().clone()
+    part = next(iter(run.federation.parts))
+    _, whole = loss_and_gradient(module, weights, [part])
+    stack = make_run_stack(module, *SETS, runs, training=PLAIN, num_classes=4)
+    index = [batches_of(stack, part, RandomStream((seed,)), PLAIN).index[0] for seed in range(300)]
+    drawn = torch.stack([loss_and_gradient(module, weights, [some])[1] for some in index])
+    sums = LocalPass(whole)
+    random = np.random.default_rng(0)
+    for _ in range(60):  # A round has one such pass.
+        for some in part[torch.from_numpy(random.permutation(len(part)))].split(4):
+            sums.add(loss_and_gradient(module, weights, [some])[1], len(some))
+    noise = float((drawn - whole).square().sum(dim=1).mean().sqrt())
+    assert float((drawn.mean(dim=0) - whole).norm()) < 4 * noise / sqrt(300)
+    assert noise == pytest.approx(sums.noise, rel=0.1)
+
+
 def test_the_deviation_of_fifty_runs_stays_below_the_bound_with_all_constants(
     fifty, record_property
 ):
     ratios = {}
     for (rule, _), records in zip(*fifty, strict=True):
         found = [record.theory for record in records]
-        for each in found:
+        for record, each in zip(records, found, strict=True):
+            # All take part, the server assumes the true number, no gradient is rejected.
+            counts = (len(record.clients), len(record.byzantine), record.num_byzantine_used)
+            assert (*counts, record.rejected) == (11, 2, 2, ())
             assert each.gradient_deviation <= each.deviation_bound
+            assert each.gradient_deviation <= of_any_attack(rule, record)
         # The bounds are of the mean square.
         squares = np.mean([each.gradient_deviation**2 for each in found])
         bound = np.mean([each.deviation_bound**2 for each in found])
         ratios.setdefault(rule, []).append(sqrt(bound / squares))
     assert sum(map(len, ratios.values())) == 50
     for rule, found in ratios.items():
+        record_property(rule, f"bound / deviation: {min(found):.0f} to {max(found):.0f}")
         # How loose it is: docs/results/theory-small.md has the ratios of longer runs.
         assert 20 < min(found) < max(found) < 5000, f"{rule}: {min(found)} to {max(found)}"
 
@@ -217,13 +262,18 @@ def test_the_constants_are_those_of_the_lemmas():
 
 
 def test_the_bounds_are_the_formulas():
-    honest = max(8 * 9 + (8 * 2) ** 2, 7 * 8 * 9 + (7 * 2) ** 2, 6 * 8 * 9 + (6 * 2) ** 2)
-    expected = 2 / 64 * (honest + 4 * BOUND.vector_radius() ** 2)
+    honest = sqrt(8) * (1 + sqrt(2)) * 3 + 2 * 2
+    expected = 2 / 64 * (honest**2 + 4 * BOUND.vector_radius() ** 2)
     assert BOUND.squared_deviation == pytest.approx(expected)
     printed = 36 / 64 * (9 / 6 + 4) + 4 / 64 * BOUND.printed_radius() ** 2
     assert BOUND.squared_printed_deviation == pytest.approx(printed)
     nobody = replace(BOUND, num_byzantine=0)
-    assert nobody.squared_deviation == pytest.approx(2 * (9 / 10 + 4))
+    assert nobody.squared_deviation == pytest.approx(2 * 9 / 10)
+    assert nobody.squared_deviation_of_any_attack == pytest.approx(9 / 10)
+    radius = 4 * (sqrt(8) * 3 + 2 + 2 * BOUND.rule_error + 2 * 3 / sqrt(8))
+    assert BOUND.kept_radius == pytest.approx(radius)
+    anything = BOUND.squared_deviation_of_any_attack
+    assert anything == pytest.approx(((honest + 2 * radius) / 8) ** 2)
     c2, rho2 = BOUND.lemma1_factor, squared_pair_distance(2.0, 3.0)
     alone = squared_rule_bound(10, 2, 0.5, kappa=2.0, sigma=3.0)
     assert alone == pytest.approx(2 * c2 * rho2 + 2 * 9 / 8)
@@ -240,8 +290,78 @@ def test_the_printed_radius_has_the_printed_constants():
 
 @pytest.mark.parametrize("probability", [0.0, -1.0, 1.5])
 def test_a_radius_is_for_a_probability(probability):
-    with pytest.raises(ValueError, match="probability must be above 0 and at most 1"):
-        BOUND.filter_radius(probability)
+    for radius in (BOUND.filter_radius, BOUND.vector_radius, BOUND.printed_radius):
+        with pytest.raises(ValueError, match="probability must be above 0 and at most 1"):
+            radius(probability)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"num_clients": 0}, "num_clients must be at least 1, got 0"),
+        ({"num_byzantine": -1}, "num_byzantine must be at least 0, got -1"),
+        ({"num_byzantine": 5}, "num_byzantine must be below half of the 10 clients, got 5"),
+        ({"num_groups": 0}, "num_groups must be at least 1, got 0"),
+        ({"resilience": -0.5}, "resilience must be a finite number of at least 0"),
+        ({"kappa": float("nan")}, "kappa must be a finite number of at least 0"),
+        ({"byzantine_sigma": -1.0}, "byzantine_sigma must be a finite number of at least 0"),
+    ],
+)
+def test_a_bound_of_numbers_that_make_no_sense_is_refused(given, named):
+    with pytest.raises(ValueError, match=named):
+        replace(BOUND, **given)
+
+
+@pytest.mark.parametrize("kappa", [0.0, 0.2, 10.0])
+def test_honest_clients_that_are_kept_for_their_noise_stay_below_their_term(kappa):
+    """Two honest clients at -kappa and kappa, noise -1 or 1: kept are one or both, the worst."""
+    rows = [(kappa + a, -kappa + b) for a in (-1, 1) for b in (-1, 1)]
+    squares = [max(one**2, two**2, (one + two) ** 2) for one, two in rows]
+    bound = GASBound(
+        num_clients=3, num_byzantine=1, num_groups=1, resilience=0.0, kappa=kappa, sigma=1.0
+    )
+    of_byzantine = 2 / 4 * bound.vector_radius() ** 2
+    assert bound.squared_deviation - of_byzantine >= 2 / 4 * np.mean(squares)
+
+
+def test_a_client_that_knows_the_batches_stays_within_the_kept_radius():
+    """It sends what is farthest out and still kept: the distance is not fixed, it is the noise's.
+
+    Groups are copies of each other, as correlated as can be.
+    """
+    random = np.random.default_rng(2)
+    n, num_groups = 5, 64
+    rule = ov.GAS(ov.Median(), num_groups=num_groups, split="contiguous")
+    kept, deviations = [], []
+    for _ in range(60):
+        noise = random.standard_t(3, size=n) / sqrt(3 * num_groups)
+        far = np.abs(noise[1:]).max()
+        for size in np.linspace(3, 0, 31):
+            noise[0] = size * far
+            rows = np.repeat(noise[:, None], num_groups, axis=1)
+            verdict = rule.inspect(rows, num_byzantine=1)
+            if 0 in verdict.kept:
+                break
+        kept.append(np.square(rows[0]).sum() if 0 in verdict.kept else 0.0)
+        deviations.append(np.square(verdict.update).sum())
+    assert np.count_nonzero(kept) > 50
+    constant = ov.resilience("median", n, 1, 1).constant
+    bound = GASBound(
+        num_clients=n,
+        num_byzantine=1,
+        num_groups=num_groups,
+        resilience=constant,
+        kappa=0.0,
+        sigma=1.0,
+    )
+    assert 0 < np.mean(kept) <= bound.kept_radius**2
+    assert np.mean(deviations) <= bound.squared_deviation_of_any_attack
+
+
+def test_the_bound_of_any_attack_is_no_looser_where_groups_are_few():
+    for num_groups in (1, 16, 100):
+        bound = replace(BOUND, num_groups=num_groups)
+        assert bound.squared_deviation_of_any_attack < bound.squared_deviation
 
 
 def test_the_factors_of_the_proposition_are_those_of_its_learning_rate():
@@ -336,6 +456,18 @@ def test_networks_with_batch_normalisation_are_refused(name):
         builder.check([spec])
     assert "\n" not in str(caught.value)
     builder.check([msgspec.structs.replace(spec, theory=False)])
+
+
+def test_a_network_whose_loss_is_a_random_draw_is_refused():
+    """With dropout, L(w) and its gradient would be measured with other masks than the update's."""
+    random = np.random.default_rng(0)
+    given = (random.normal(size=(40, 5)).astype(np.float32), random.integers(0, 3, 40))
+    how = {"num_clients": 5, "rounds": 1, "local": PLAIN, "progress": False, "device": "cpu"}
+    layers = (nn.Linear(5, 6), nn.Dropout(0.3), nn.Linear(6, 3))
+    with pytest.raises(ValueError, match=r"theory = true is for .* draws random numbers"):
+        ov.simulate(nn.Sequential(*layers), given, given, theory=True, **how)
+    plain = nn.Sequential(layers[0], nn.Dropout(0.0), layers[2])
+    assert len(ov.simulate(plain, given, given, theory=True, **how)) == 1
 
 
 def test_the_theory_is_another_run_and_runs_without_are_what_they_were():

@@ -29,7 +29,7 @@ NUM_CLIENTS = (5, 10, 20, 50)
 # Of the clients, where lambda is shown; fewer if the rule tolerates fewer.
 BYZANTINE_SHARE = 0.2
 # A search that takes about a second.
-SEARCHED = {"num_clients": 10, "dim": 4, "num_steps": 3}
+SEARCHED: dict[str, Any] = {"num_clients": 10, "dim": 4, "num_steps": 3}
 # A wrapper's limit is that of the rule inside; this one shows it.
 EXAMPLE_INSIDE = "multi-krum"
 

@@ -43,7 +43,7 @@ from outvote.training.choose_trainer import choose_trainer
 from outvote.training.gpu_memory import free_on_gpu
 from outvote.training.objective import Objective
 from outvote.training.samples import Samples
-from outvote.training.trial import try_model
+from outvote.training.trial import is_random, try_model
 from outvote.user_objects import find_object, is_user_object
 
 # Updates, attacked updates, aggregates, and copies of them; trainers bound their own memory.
@@ -225,12 +225,8 @@ class RunBuilder:
         else:
             self._try_listed(spec, network, samples)
         check_batch_size(network, spec.training)
-        if spec.theory and has_batch_norm(network):
-            raise ValueError(
-                "theory = true is for networks whose loss is a mean over samples, got "
-                f"{spec.model.name} with batch normalisation, where a gradient depends on the "
-                "whole batch; take another network, or leave theory out."
-            )
+        if spec.theory:
+            _check_loss_is_plain(spec.model.name, network, samples)
         if spec.trainer != "auto":
             objective = Objective.of(
                 samples.targets, loss, has_classes=found.num_classes is not None
@@ -331,3 +327,17 @@ def _seed(spec: RunSpec, name: str) -> int:
 def _own(text: str, kind: str) -> Any:
     """Return a user's object; None for the name of something built in."""
     return find_object(text, kind) if is_user_object(text) else None
+
+
+def _check_loss_is_plain(name: str, network: nn.Module, samples: Samples) -> None:
+    """Refuse networks whose loss is not a mean over samples and a function of the weights."""
+    reason = ""
+    if has_batch_norm(network):
+        reason = "with batch normalisation, where a gradient depends on the whole batch"
+    elif is_random(network, samples):
+        reason = "that draws random numbers (dropout), where a loss is one draw of many"
+    if reason:
+        raise ValueError(
+            f"theory = true is for networks whose loss is a mean over samples, got {name} "
+            f"{reason}; take another network, or leave theory out."
+        )

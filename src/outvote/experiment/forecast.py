@@ -188,9 +188,9 @@ def _standing(job: Job, *, adopts: bool) -> Standing:
 
 
 def _differing(specs: Sequence[RunSpec]) -> list[str]:
-    """Return the settings in which runs differ, but for rule, attack and seed."""
+    """Return the settings in which runs differ, but for rule and seed."""
     tables = [flat(msgspec.to_builtins(spec)) for spec in specs]
-    keys = [key for key in (tables[0] if tables else {}) if key not in ("rule", "attack", "seed")]
+    keys = [key for key in (tables[0] if tables else {}) if key not in ("rule", "seed")]
     return [key for key in keys if len({repr(table[key]) for table in tables}) > 1]
 
 

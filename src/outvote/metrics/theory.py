@@ -10,8 +10,10 @@ docs/concepts/theory.md lists the differences.
 """
 
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 from typing import final
+
+from outvote.errors import check_kind
 
 
 @final
@@ -84,6 +86,10 @@ class GASBound:
     $$ R(\epsilon) = \frac{1}{p} \Big( A + C
        + \sqrt{\tfrac{m + 1}{\epsilon}} \big(\sqrt{B} + \sqrt{D}\big) \Big). $$
 
+    That takes scores of different groups to be uncorrelated, and the distance of a Byzantine client
+    to be fixed before the honest ones draw their batches. `kept_radius` and
+    `squared_deviation_of_any_attack` need neither.
+
     >>> bound = GASBound(num_clients=10, num_byzantine=2, num_groups=100, resilience=0.77,
     ...                  kappa=1.0, sigma=1.0)
     >>> round(bound.filter_radius(), 1), round(bound.squared_deviation ** 0.5, 1)
@@ -99,6 +105,23 @@ class GASBound:
     sigma: float
     byzantine_sigma: float | None = None
     """The root mean square distance of a Byzantine gradient to its expectation; None: sigma."""
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        for name, low in (("num_clients", 1), ("num_byzantine", 0), ("num_groups", 1)):
+            value = getattr(self, name)
+            check_kind(name, value, int)
+            if value < low:
+                raise ValueError(f"{name} must be at least {low}, got {value}.")
+        if 2 * self.num_byzantine >= self.num_clients:
+            raise ValueError(
+                f"num_byzantine must be below half of the {self.num_clients} clients, got "
+                f"{self.num_byzantine}; no rule is resilient against more."
+            )
+        for name in ("resilience", "kappa", "sigma", "byzantine_sigma"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < inf:
+                raise ValueError(f"{name} must be a finite number of at least 0, got {value}.")
 
     @property
     def num_honest(self) -> int:
@@ -153,8 +176,7 @@ class GASBound:
 
     def filter_radius(self, probability: float = 1.0) -> float:
         """Return R: a Byzantine client beyond it in the mean over the groups is rarely kept."""
-        if not 0 < probability <= 1:
-            raise ValueError(f"probability must be above 0 and at most 1, got {probability}.")
+        _check_probability(probability)
         spread = sqrt(self.honest_variance) + sqrt(self.byzantine_variance)
         chance = sqrt((self.num_honest + 1) / probability) * spread
         return (self.honest_mean + self.byzantine_loss + chance) / self.num_groups
@@ -172,20 +194,55 @@ class GASBound:
     def squared_deviation(self) -> float:
         r"""An upper bound of the mean squared deviation from the expected gradient.
 
-        $$ \frac{2}{m^2} \Big(\max_b \big((m - b) m' \sigma^2 + (m - b)^2 \kappa^2\big)
-           + f^2 p R(1)^2\Big), \qquad m' = m \text{ if } b > 0 \text{ else } 1 $$
+        $$ \frac{2}{m^2} \Big(\big(\sqrt{m} (1 + \sqrt{f}) \sigma + f \kappa\big)^2
+           + f^2 p R(1)^2\Big) $$
 
-        The first term is of the m - b honest clients that are kept: which ones may depend on their
-        noise. A Byzantine client at the distance d is kept with a probability of at most 1 and of
-        at most (x / (d - y))^2, where the radius is y + x / sqrt(epsilon). So d^2 times that
-        probability is at most the squared radius for epsilon = 1.
+        The first term is `honest_error`. A Byzantine client at the distance d is kept with a
+        probability of at most 1 and of at most (x / (d - y))^2, where the radius is
+        y + x / sqrt(epsilon). So d^2 times that probability is at most the squared radius for
+        epsilon = 1.
         """
         m, f = self.num_honest, self.num_byzantine
-        noises = [m, *((m - b) * m for b in range(1, f + 1))]
-        honest = max(
-            noise * self.sigma**2 + ((m - b) * self.kappa) ** 2 for b, noise in enumerate(noises)
-        )
-        return 2 / m**2 * (honest + (f * self.vector_radius()) ** 2)
+        return 2 / m**2 * (self.honest_error**2 + (f * self.vector_radius()) ** 2)
+
+    @property
+    def honest_error(self) -> float:
+        r"""How far the sum of the honest clients that are kept is from that many expectations.
+
+        $$ \sqrt{m} (1 + \sqrt{f}) \sigma + f \kappa $$
+
+        In the root mean square. It is the sum of all honest clients, where only noise is left,
+        without that of the b <= f clients that are dropped. Which ones these are may depend on
+        their noise, so that its sum is at most the root of b times that of all squares, and is
+        added to what the clients differ by.
+        """
+        m, f = self.num_honest, self.num_byzantine
+        return sqrt(m) * (1 + sqrt(f)) * self.sigma + f * self.kappa
+
+    @property
+    def kept_radius(self) -> float:
+        r"""How far a Byzantine client that is kept is from the expected gradient at most.
+
+        $$ \sqrt{p} \big(\sqrt{m} \sigma + \kappa + 2 c \rho + 2 \sigma / \sqrt{m}\big) $$
+
+        In the root mean square over the rounds, whole vectors, those without it counted as 0. If it
+        is kept, an honest client is dropped whose score is as large. So its distances to the rule
+        inside add up to at most the largest sum of an honest client, whatever it sends.
+        """
+        noise = (sqrt(self.num_honest) + 2 / sqrt(self.num_honest)) * self.sigma
+        return sqrt(self.num_groups) * (noise + self.kappa + 2 * self.rule_error)
+
+    @property
+    def squared_deviation_of_any_attack(self) -> float:
+        r"""An upper bound of the mean squared deviation, whatever Byzantine clients know and send.
+
+        $$ \Big(\frac{1 + \sqrt{f}}{\sqrt{m}} \sigma + \frac{f}{m} \kappa
+           + \frac{f}{m} \text{kept radius}\Big)^2 $$
+
+        It needs unbiased batches, independent of each other, and the constants; nothing of groups.
+        """
+        distant = self.honest_error + self.num_byzantine * self.kept_radius
+        return (distant / self.num_honest) ** 2
 
     def printed_radius(self, probability: float = 1.0) -> float:
         r"""Return the filter radius as the paper prints it.
@@ -195,6 +252,7 @@ class GASBound:
            \sqrt{(4 + 16 c^2 + \tfrac{4}{m}) \sigma^2 + (4 + 8 c^2) \kappa^2}
            + \sqrt{2 \sigma_b^2 + (96 + \tfrac{6}{m}) \sigma^2 + 96 \kappa^2} \Big) $$
         """
+        _check_probability(probability)
         m, factor = self.num_honest, self.lemma1_factor
         own = self.sigma if self.byzantine_sigma is None else self.byzantine_sigma
         first = (4 + 16 * factor + 4 / m) * self.sigma**2 + (4 + 8 * factor) * self.kappa**2
@@ -212,6 +270,11 @@ class GASBound:
         m, f = self.num_honest, self.num_byzantine
         honest = (m - f) * self.sigma**2 + ((m - f) * self.kappa) ** 2
         return (honest + (f * self.printed_radius()) ** 2) / m**2
+
+
+def _check_probability(probability: float) -> None:
+    if not 0 < probability <= 1:
+        raise ValueError(f"probability must be above 0 and at most 1, got {probability}.")
 
 
 def descent_bound(

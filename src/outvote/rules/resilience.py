@@ -19,6 +19,7 @@ from outvote.rules.meamed import MeaMed
 from outvote.rules.median import Median
 from outvote.rules.rule import Rule
 from outvote.rules.rule_spec import make_rule
+from outvote.rules.split import BY_LAYER
 from outvote.rules.trimmed_mean import TrimmedMean
 
 Kind = Literal["published", "derived", "none"]
@@ -81,7 +82,7 @@ def _of_gas(gas: GAS, n: int, f: int, dim: int | None) -> Resilience:
     """Return the constant that follows from that of the rule inside, see `certificate`."""
     num_groups = gas.num_groups if dim is None else min(gas.num_groups, dim)
     inside = resilience(gas.rule, n, f, None if dim is None else ceil(dim / num_groups))
-    if inside.constant is None or gas.split == "by-layer":
+    if inside.constant is None or gas.split in BY_LAYER:  # Groups are as wide as layers.
         return NOT_KNOWN
     constant = f / (n - f) * (1 + (1 + 2 * inside.constant) * _sum_of_diameters(n - f, num_groups))
     return Resilience(constant, "derived")

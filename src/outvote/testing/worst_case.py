@@ -1,5 +1,6 @@
 """A search for inputs on which a rule is far from honest means: a lower bound of its lambda."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb, inf
@@ -53,12 +54,16 @@ def worst_case(
     *,
     num_steps: int = 20,
     seed: int = 0,
+    layer_sizes: Sequence[int] | None = None,
 ) -> WorstCase:
     """Search for the input on which a rule is farthest from the mean of some n - f clients.
 
     It starts from clusters with outliers near and far, in one or several directions, with copies
     and ties, then changes the worst inputs `num_steps` times. The result is a lower bound of the
     constant lambda of `outvote.resilience`: nothing is proved by an input that is not found.
+
+    `layer_sizes` is for rules that split by layer, and adds up to `dim`; None: two layers, or one
+    of one coordinate.
 
     >>> worst_case("trimmed-mean", 5, 1, dim=1).ratio <= 0.25 + 1e-9
     True
@@ -81,7 +86,8 @@ def worst_case(
             f"got {num_byzantine}; lower num_byzantine."
         )
     random = np.random.default_rng(seed)
-    search = _Search(rule, num_clients, num_byzantine, random)
+    sizes = (dim // 2, dim - dim // 2) if layer_sizes is None else tuple(layer_sizes)
+    search = _Search(rule, num_clients, num_byzantine, random, sizes)
     inputs = np.stack([_start(random, num_clients, num_byzantine, dim) for _ in range(NUM_STARTS)])
     ratios, subsets = search.measure(inputs)
     for _ in range(num_steps):
@@ -107,8 +113,15 @@ def worst_case(
 class _Search:
     """A rule, and the sets of n - f clients that it is compared with."""
 
-    def __init__(self, rule: Rule, num_clients: int, num_byzantine: int, random: Any) -> None:
-        self.rule, self.num_byzantine = rule, num_byzantine
+    def __init__(
+        self,
+        rule: Rule,
+        num_clients: int,
+        num_byzantine: int,
+        random: Any,
+        layer_sizes: tuple[int, ...],
+    ) -> None:
+        self.rule, self.num_byzantine, self.layer_sizes = rule, num_byzantine, layer_sizes
         size = num_clients - num_byzantine
         if comb(num_clients, size) <= MOST_SUBSETS:
             subsets = [list(each) for each in combinations(range(num_clients), size)]
@@ -130,6 +143,7 @@ class _Search:
             num_byzantine=[self.num_byzantine] * num,
             seeds=[0] * num,
             references=references if self.rule.traits.needs_reference else None,
+            layer_sizes=self.layer_sizes,
             is_full=False,
         )
         ratios, subsets = self._ratios(rows, known(found.vector).to(rows)).max(dim=1)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from outvote.training.dropout import kept_generators
+from outvote.training.dropout import RandomCalls, kept_generators
 from outvote.training.objective import Objective, as_classes, class_axis
 from outvote.training.samples import Samples
 from outvote.training.sequential import MakeOptimizer, check_optimizer
@@ -48,6 +48,16 @@ def try_model(
         objective.measure(outputs, targets)
     if optimizer is not None:
         _check_optimizer(optimizer, model)
+
+
+def is_random(module: nn.Module, samples: Samples) -> bool:
+    """Return whether a model in training draws random numbers, such as masks of dropout."""
+    model = copy.deepcopy(module).to(samples.device, samples.dtype).train()
+    index = torch.arange(max(2, len(samples)), device=samples.device).remainder(len(samples))
+    inputs = samples.inputs(index)
+    with torch.no_grad(), kept_generators(samples.device), RandomCalls() as calls:
+        model(*inputs)
+    return bool(calls.names)
 
 
 def _check_outputs(outputs: Any, targets: Tensor, num_classes: int | None) -> None:
