@@ -112,6 +112,17 @@ def test_every_split_is_the_one_in_memory(inside, options):
     assert_same(rule, gradients(), num_byzantine=2, seed=3)
 
 
+@pytest.mark.parametrize("inside", ["multi-krum", "median"])
+@pytest.mark.parametrize("how", ["balanced", "contiguous"])
+def test_scores_of_wide_groups_are_those_of_float64(inside, how, monkeypatch):
+    monkeypatch.setattr(streaming, "LARGEST_CHUNK", 1 << 20)
+    rows = np.random.default_rng(0).normal(size=(9, 400_000)).astype(np.float32)
+    rule = ov.make_rule(f"gas({inside}, num_groups=3, split={how})")
+    found = StreamingAggregator(rule, list(rows), num_byzantine=2, seed=5).verdict().scores
+    same = rule.inspect(rows.astype(np.float64), num_byzantine=2, seed=5).scores
+    np.testing.assert_allclose(found, same, rtol=1e-6)
+
+
 def test_groups_of_the_caller_and_layers_are_the_ones_in_memory():
     rows = gradients()
     order = np.random.default_rng(1).permutation(DIM)
