@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Reduce = Callable[[Columns], PerCoordinate]
 
 TRANSPOSED_AT_ONCE = 512
-# Sums over more coordinates of a group are rounded too often in float32; parts are added in float64.
+# Longer sums over a group are rounded too often in float32; those of parts are added in float64.
 SUMMED_AT_ONCE = 2500
 # What is read of groups is copied, sorted and subtracted from: so many times its size.
 NUM_COPIES = 4
