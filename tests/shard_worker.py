@@ -19,6 +19,7 @@ from outvote.files import ShardedRule, streaming
 from outvote.files.processes import Processes
 from outvote.files.safetensors_file import UnusableFile
 from outvote.files.sources import SafetensorsSource
+from outvote.files.tensor_writer import TensorWriter
 
 
 class Rows(ov.VectorRule):
@@ -64,14 +65,14 @@ def shards(folder, rank, sharded, case):
     if case.get("is_torch"):
         shard = torch.from_numpy(shard).bfloat16()
     options = case["options"] | case.get("differs", {}).get(str(rank), {})
-    verdict = sharded.inspect(shard, clients=case["clients"], **options)
+    verdict = sharded.inspect(shard, **{"clients": case["clients"]} | options)
     found = facts(verdict)
     return found | {"update": verdict.update.tolist(), "dtype": str(verdict.update.dtype)}
 
 
 def files(folder, rank, sharded, case):
     if case.get("who") == rank:
-        {"read": fail_to_read, "signal": end}[case["how"]](folder, case)
+        {"read": fail_to_read, "write": fail_to_write, "signal": end}[case["how"]](folder, case)
     output = folder / case["output"]
     verdict = sharded.aggregate_files(folder / "updates", output=output, **case["options"])
     return facts(verdict) | {"is_there": output.exists()}
@@ -96,6 +97,20 @@ def fail_to_read(folder, case):
         read(source, start, out)
 
     SafetensorsSource.read = fails
+
+
+def fail_to_write(folder, case):
+    """Let the disk be full once, after some pieces."""
+    write, calls = TensorWriter.write, []
+
+    def fails(writer, name, start, values):
+        calls.append(1)
+        if len(calls) == case["after"]:
+            TensorWriter.write = write
+            raise OSError(28, "No space left on device")
+        write(writer, name, start, values)
+
+    TensorWriter.write = fails
 
 
 def end(folder, case):

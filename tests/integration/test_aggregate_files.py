@@ -122,6 +122,41 @@ def test_lora_adapters_are_named_by_their_folders_and_come_out_as_one(tmp_path, 
         torch.testing.assert_close(values.float(), wanted, rtol=1e-2, atol=1e-2)
 
 
+def test_one_client_does_not_choose_the_configuration_of_the_output(tmp_path):
+    write_adapters(tmp_path / "nodes")
+    for k in range(6):
+        own = LORA | {"base_model_name_or_path": "ours", "date": k}
+        if k == 0:
+            own |= {"base_model_name_or_path": "theirs", "auto_mapping": {"a": "b"}}
+        (tmp_path / "nodes" / f"node-{k}" / "adapter_config.json").write_text(json.dumps(own))
+    output = tmp_path / "adapter_model.safetensors"
+    ov.aggregate_files(tmp_path / "nodes" / "*", rule="median", num_byzantine=1, output=output)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "ours"
+    assert "auto_mapping" not in config
+
+
+def test_a_configuration_that_nests_without_end_is_refused(tmp_path):
+    write_adapters(tmp_path / "nodes")
+    deep = json.dumps(LORA)[:-1] + ', "deep": ' + "[" * 600 + "]" * 600 + "}"
+    (tmp_path / "nodes" / "node-0" / "adapter_config.json").write_text(deep)
+    output = tmp_path / "adapter_model.safetensors"
+    verdict = ov.aggregate_files(
+        tmp_path / "nodes" / "*", rule="median", num_byzantine=1, output=output
+    )
+    assert verdict.rejected == ["node-0"]
+
+
+def test_integer_tensors_without_numbers_are_written(tmp_path):
+    for k in range(3):
+        empty = torch.zeros(0, 3, dtype=torch.int64)
+        save_file({"w": torch.ones(3) * k, "n": empty}, tmp_path / f"{k}.safetensors")
+    output = tmp_path / "out" / "out.safetensors"
+    output.parent.mkdir()
+    ov.aggregate_files(tmp_path, rule="median", output=output)
+    assert load_file(output)["n"].shape == (0, 3)
+
+
 def test_adapters_without_a_configuration_are_plain_files(tmp_path):
     write_adapters(tmp_path / "nodes")
     for path in tmp_path.glob("nodes/*/adapter_config.json"):

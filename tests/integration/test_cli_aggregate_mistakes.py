@@ -76,6 +76,16 @@ def test_a_bad_path_of_the_output_is_refused_before_any_work(capsys, folder, kin
     assert ((folder / "client-1.safetensors").read_bytes(), start.read_bytes()) == before
 
 
+@pytest.mark.parametrize("option", ["UPDATES", "--base", "-o"])
+def test_a_path_that_is_too_long_is_a_mistake_of_the_user(capsys, folder, option):
+    fill(folder, updates_of(3))
+    given = {"-o": folder.parent / "out.safetensors", "--rule": "median"}
+    given[option] = folder / ("x" * 300)
+    updates = given.pop("UPDATES", folder)
+    words = [word for pair in given.items() for word in pair]
+    run(capsys, "aggregate", updates, *words).assert_fails(2, "File name too long; choose another")
+
+
 def test_a_base_that_is_not_a_model_or_is_an_update_is_refused(capsys, folder):
     fill(folder, updates_of(3))
     output = folder.parent / "out.safetensors"

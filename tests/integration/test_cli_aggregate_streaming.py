@@ -1,5 +1,7 @@
 """`outvote aggregate` reads files some numbers at a time: memory, audit log, files that change."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -80,6 +82,16 @@ def test_the_audit_log_gets_a_round_for_every_call(capsys, folder):
     assert last["zero"].standing == "malformed"
     assert (last["client-8"].kept, last["client-0"].kept) == (False, True)
     assert run(capsys, "audit", log).code == 0
+
+
+def test_a_file_name_that_is_no_text_is_in_the_audit_log(capsys, folder):
+    fill(folder, models(5))
+    whole = (folder / "client-0.safetensors").read_bytes()
+    (folder / os.fsdecode(b"\xff.safetensors")).write_bytes(whole)
+    output, log = folder.parent / "out.safetensors", folder.parent / "log"
+    words = ["aggregate", folder, "--rule", "median", "--num-byzantine", 2, "-o", output]
+    assert run(capsys, *words, "--audit", log).code == 0
+    assert read_audit(log)[0].clients[-1].client == "\\udcff"
 
 
 def test_a_file_that_changes_while_it_is_read_is_left_out(capsys, folder, monkeypatch):

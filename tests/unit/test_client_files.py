@@ -56,6 +56,7 @@ BAD_HEADERS = {
     "data too long": (GOOD + b"x", "bytes too many"),
     "4-bit floats": (with_header({"w": tensor("F4", offsets=(0, 1))}, b"1"), "'F4'"),
     "unknown type": (with_header({"w": tensor("FLOAT")}, b"12345678"), "'FLOAT'"),
+    "name is no text": (with_header(b'{"\\ud800":%s}' % json.dumps(tensor()).encode()), "no text"),
     "no type": (with_header({"w": {"shape": [2]}}, b"12345678"), "None"),
 }
 BAD_DATA = {
@@ -121,6 +122,8 @@ def test_tensors_come_in_the_order_of_their_names_and_not_of_the_file(tmp_path):
 def test_the_name_of_a_client_is_its_file_or_its_path_where_names_repeat():
     paths = [Path("x/a.safetensors"), Path("y/a.safetensors"), Path("y/b.safetensors")]
     assert client_ids(paths) == ["x/a.safetensors", "y/a.safetensors", "b"]
+    paths = [Path(name) for name in ("a.safetensors", "x/a.safetensors", "a.safetensors.b")]
+    assert client_ids(paths) == ["a.safetensors", "x/a.safetensors", "a.safetensors.b"]
 
 
 def test_folders_patterns_and_files_are_found_once_each(tmp_path):

@@ -39,6 +39,11 @@ RULES = [
     "gas(bulyan, num_groups=20)",
     "gas(multi-krum, num_groups=5, split=contiguous)",
 ]
+FAILS_IN_ONE = {
+    "too many": {"num_byzantine": 12},
+    "no memory": {"max_memory": "none"},
+    "equal ids": {"clients": ["client"] * NUM_CLIENTS},
+}
 HARD_RULES = ["krum", "gas(multi-krum)", "gas(median)", "rfa"]
 NEED_ROWS = ["rows", "foolsgold"]
 # Scores of these are differences or powers of what is rounded in float32 in memory.
@@ -120,9 +125,14 @@ def found(tmp_path_factory):
     no_seed = {"options": {"num_byzantine": 2}}
     cases["no seed"] = case("gas(median)", **no_seed)
     cases["another f"] = case("gas(median)", differs={"2": {"num_byzantine": 1}})
+    for name, own in FAILS_IN_ONE.items():
+        cases[name] = case("gas(median)", differs={"2": own})
+        cases[f"after {name}"] = case("median")
     options = {"options": {"num_byzantine": 2, "seed": 1}, "rule": "gas(multi-krum)"}
     cases["files"] = {"output": "out.safetensors", **options}
     cases["no folder"] = {"output": "none/out.safetensors", **options}
+    full = {"who": 0, "how": "write", "after": 3}
+    cases["full disk"] = {"output": "full.safetensors", **options, **full}
     fails = {"who": 2, "how": "read", "after": 3}
     cases["one cannot read"] = {"output": "left.safetensors", **options, **fails}
     results = run(folder, cases)
@@ -181,6 +191,23 @@ def test_tensors_keep_their_dtype_and_the_first_process_draws_the_seed(found):
 def test_processes_that_differ_are_named(found):
     for each in found["another f"]:
         assert "same num_byzantine, got 3 in process 0 and 1 in process 2" in each["error"]
+
+
+@pytest.mark.parametrize("name", FAILS_IN_ONE)
+def test_what_fails_in_one_process_fails_in_all_and_the_next_call_is_right(found, name):
+    errors = [each["error"] for each in found[name]]
+    text = errors[2].partition(": ")[2]
+    assert text.startswith(("gas(median) ", "max_memory must", "clients must"))
+    for rank in (0, 1, 3):
+        assert errors[rank] == f"ValueError: process 2: {text}"
+    assert_same("median", found[f"after {name}"], ROWS["usual"])
+
+
+def test_a_full_disk_is_an_error_in_all_processes_and_leaves_nothing(found):
+    errors = [each["error"] for each in found["full disk"]]
+    assert "No space left on device; what was there stays" in errors[0]
+    assert all(each.startswith("ValueError: process 0: ") for each in errors[1:])
+    assert list(found["folder"].glob("*full*")) == []
 
 
 def test_files_are_shared_and_the_first_process_writes(found):

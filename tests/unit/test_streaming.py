@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from itertools import pairwise
 
 import numpy as np
@@ -12,7 +13,7 @@ import outvote as ov
 from every_rule import EVERY_RULE
 from outvote.files import StreamingAggregator, streaming
 from outvote.files.safetensors_file import UnusableFile
-from outvote.files.sources import open_source
+from outvote.files.sources import ArraySource, open_source
 from outvote.files.streaming import parse_memory
 from outvote.files.tensor_writer import write_tensors
 from outvote.keyed_order import LARGEST_IN_PARTS, draw_order
@@ -109,6 +110,17 @@ def test_hard_numbers_have_the_verdict_that_they_have_in_memory(case, text):
 def test_every_split_is_the_one_in_memory(inside, options):
     rule = ov.make_rule(f"gas({inside}, {options.rstrip(', ')})".replace(", )", ")"))
     assert_same(rule, gradients(), num_byzantine=2, seed=3)
+
+
+@pytest.mark.parametrize("inside", ["multi-krum", "median"])
+@pytest.mark.parametrize("how", ["balanced", "contiguous"])
+def test_scores_of_wide_groups_are_those_of_float64(inside, how, monkeypatch):
+    monkeypatch.setattr(streaming, "LARGEST_CHUNK", 1 << 20)
+    rows = np.random.default_rng(0).normal(size=(9, 400_000)).astype(np.float32)
+    rule = ov.make_rule(f"gas({inside}, num_groups=3, split={how})")
+    found = StreamingAggregator(rule, list(rows), num_byzantine=2, seed=5).verdict().scores
+    same = rule.inspect(rows.astype(np.float64), num_byzantine=2, seed=5).scores
+    np.testing.assert_allclose(found, same, rtol=1e-6)
 
 
 def test_groups_of_the_caller_and_layers_are_the_ones_in_memory():
@@ -213,6 +225,77 @@ def test_sources_that_cannot_be_read_are_rejected_with_a_reason(tmp_path):
     np.testing.assert_allclose(update, rows.mean(axis=0), atol=1e-6)
 
 
+HOSTILE_STATES = {
+    "sparse": ({"w": torch.ones(DIM).to_sparse()}, "'w' holds a sparse tensor"),
+    "meta": ({"w": torch.empty(DIM, device="meta")}, "'w' holds no numbers"),
+    "ragged": ({"w": torch.ones(DIM), "x": [[1], [1, 2]]}, "no tensor"),
+    "4 TB": ({"w": torch.ones(10**6, 1).expand(10**6, 10**6)}, "'w' repeats numbers"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE_STATES)
+def test_a_hostile_state_dict_is_rejected_with_a_reason(tmp_path, case):
+    state, reason = HOSTILE_STATES[case]
+    torch.save(state, tmp_path / "a.pt")
+    streaming = StreamingAggregator("median", [*gradients(), tmp_path / "a.pt"])
+    assert streaming.verdict().rejected == [NUM_CLIENTS]
+    assert reason in streaming.reasons[NUM_CLIENTS]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999999,), }",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (True,), }",
+        "{'descr': '<f4",
+        "-" * 9000 + "1",
+    ],
+)
+def test_a_hostile_array_of_numpy_is_rejected_with_a_reason(tmp_path, header):
+    text = header.encode() + b"\n"
+    start = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little")
+    (tmp_path / "a.npy").write_bytes(start + text + bytes(4 * DIM))
+    with pytest.raises(UnusableFile, match="not an array of numpy"):
+        open_source(tmp_path / "a.npy")
+
+
+def test_empty_chunks_and_the_order_of_bytes_do_not_matter(tmp_path):
+    row = gradients()[0]
+    np.save(tmp_path / "row.npy", row.astype(">f4"))
+    for kind in (lambda: [row[:0], row[:9], row[:0], row[9:]], tmp_path / "row.npy"):
+        out = torch.empty(DIM)
+        open_source(kind).read(0, out)
+        assert torch.equal(out, torch.tensor(row))
+
+
+def test_an_iterator_is_a_mistake_of_the_caller_and_no_byzantine_client():
+    with pytest.raises(TypeError, match="give the function that makes it"):
+        StreamingAggregator("median", [iter([gradients()[0]])])
+
+
+def test_many_copies_are_found_in_little_time():
+    rows = np.random.default_rng(0).normal(size=(300, 1100)).astype(np.float32)
+    rows[:150] = rows[7]
+    streaming = StreamingAggregator("mean", list(rows), seed=0)
+    start = time.process_time()
+    streaming.verdict()
+    assert time.process_time() - start < 2  # 0.2, and 5.7 where pairs are looked up in a list.
+    assert streaming.copies == dict.fromkeys(range(1, 150), 0)
+
+
+def test_no_read_is_longer_than_a_chunk(monkeypatch):
+    """The sample of the first coordinates is bounded by the memory, too."""
+    read, lengths = ArraySource.read, []
+
+    def counts(source, start, out):
+        lengths.append(len(out))
+        read(source, start, out)
+
+    monkeypatch.setattr(ArraySource, "read", counts)
+    StreamingAggregator("median", list(gradients())).verdict()
+    assert max(lengths) <= 600
+
+
 class Rows(ov.VectorRule):
     def max_byzantine(self, num_clients):
         return num_clients
@@ -254,6 +337,18 @@ def test_a_rule_of_the_user_that_needs_whole_rows_is_refused_in_one_line(rule, m
     with pytest.raises(ValueError, match=r"cannot be streamed.*whole gradients") as raised:
         aggregator.verdict()
     assert "\n" not in str(raised.value)
+
+
+def test_gradients_of_64_bits_take_twice_the_memory():
+    rows = np.zeros((5, 10**6), np.float32)
+
+    def small(rows):
+        return StreamingAggregator(Rows(), list(rows), num_byzantine=0, max_memory="400MB")
+
+    refused = small(rows.astype(np.float64))
+    with pytest.raises(ValueError, match=r"that takes 0\.5 GB"):
+        refused.verdict()
+    assert small(rows + 1).verdict().rejected == []
 
 
 def test_fltrust_and_foolsgold_are_refused_in_one_line(monkeypatch):
@@ -329,6 +424,7 @@ def test_more_things_than_31_bits_count_have_an_order_in_parts():
 def test_memory_is_a_number_with_a_unit():
     assert parse_memory("2GB") == parse_memory(" 2000 mb ") == parse_memory(2 * 10**9)
     assert parse_memory("1.5GiB") == 3 * 2**29
+    assert parse_memory("9" * 400 + "GB") >= 2**60
     for text in ("much", "2 XB", "-1GB", "1KB"):
         with pytest.raises(ValueError, match="max_memory"):
             parse_memory(text)

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from outvote.text import shortened
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 LARGEST_CONFIG = 1_000_000
 """Of a configuration that is read, in bytes."""
+MOST_LISTS = 500
+"""And of lists and objects in it: what nests deeper can be read, but not written again."""
 MUST_AGREE = (
     "peft_type",
     "r",
@@ -40,6 +43,8 @@ def read_config(weights: Path) -> Config | None:
             data = file.read(LARGEST_CONFIG + 1)
         if len(data) > LARGEST_CONFIG:
             raise UnusableFile(f"{CONFIG} has more than {LARGEST_CONFIG:,} bytes")
+        if data.count(b"[") + data.count(b"{") > MOST_LISTS:
+            raise UnusableFile(f"{CONFIG} has more than {MOST_LISTS} lists and objects")
         found = json.loads(data)
     except OSError as error:
         raise UnusableFile(f"{CONFIG} cannot be read: {error.strerror or error}") from error
@@ -51,16 +56,21 @@ def read_config(weights: Path) -> Config | None:
 
 
 def most_common_config(configs: Sequence[Config | None]) -> Config | None:
-    """Return the configuration that most clients have."""
-    texts = [None if config is None else json.dumps(config, sort_keys=True) for config in configs]
-    wanted = Counter(_text(config) for config in configs).most_common(1)
+    """Return the configuration that most clients have; each entry is that of most of these.
+
+    As a whole none need be common: with a name or date in each, that of one client would win.
+    """
+    texts = [_text(config) for config in configs]
+    wanted = Counter(texts).most_common(1)
     agreeing = [
-        text
-        for text, own in zip(texts, configs, strict=True)
-        if wanted and _text(own) == wanted[0][0]
+        config
+        for config, text in zip(configs, texts, strict=True)
+        if config is not None and text == wanted[0][0]
     ]
-    common = Counter(agreeing).most_common(1)
-    return None if not common or common[0][0] is None else json.loads(common[0][0])
+    if not agreeing:
+        return None
+    found = {key: _most_common_value(key, agreeing) for key in dict.fromkeys(chain(*agreeing))}
+    return {key: json.loads(text) for key, text in found.items() if text}
 
 
 def config_fault(own: Config | None, wanted: Config | None) -> str:
@@ -80,6 +90,12 @@ def write_config(weights: Path, config: Config) -> None:
     """Write the configuration beside an adapter, whole or not at all."""
     text = json.dumps(config, indent=2, sort_keys=True)
     write_whole(weights.with_name(CONFIG), text.encode(), stays="what was there stays")
+
+
+def _most_common_value(key: str, configs: Sequence[Config]) -> str:
+    """Return an entry as text; "" where most have none."""
+    values = [json.dumps(own[key], sort_keys=True) if key in own else "" for own in configs]
+    return Counter(values).most_common(1)[0][0]
 
 
 def _agreed(config: Config) -> Config:

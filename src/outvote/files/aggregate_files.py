@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -28,6 +27,7 @@ from outvote.files.safetensors_file import Entry, UnusableFile
 from outvote.files.streaming import OnProgress, SourceFailed, StreamingAggregator
 from outvote.files.tensor_writer import TensorWriter, writing
 from outvote.flat import FLOATS
+from outvote.results.disk import StoreError
 from outvote.rules.rule import Rule
 from outvote.rules.rule_spec import make_rule
 from outvote.rules.verdict import Verdict
@@ -111,17 +111,18 @@ def aggregate_clients(
     rule = make_rule(rule) if isinstance(rule, str) else rule
     is_written = output is not None and (processes is None or processes.rank == 0)
     target = Path(output) if output is not None and is_written else None
-    opened = partial(_open, updates, base, target)
-    clients, start = opened() if processes is None else processes.together(opened)
-    aggregator = StreamingAggregator(
-        rule,
-        [client.source(start) for client in clients],
-        clients=[client.name for client in clients],
-        sample_counts=None if sample_counts is None else _counts(sample_counts, clients),
-        on_progress=on_progress,
-        processes=processes,
-        **options,
-    )
+    with nullcontext() if processes is None else processes.together():
+        clients, start = _open(updates, base, target)
+        aggregator = StreamingAggregator(
+            rule,
+            [client.source(start) for client in clients],
+            clients=[client.name for client in clients],
+            sample_counts=None if sample_counts is None else _counts(sample_counts, clients),
+            on_progress=on_progress,
+            **options,
+        )
+    if processes is not None:
+        aggregator.share(processes)
     given = (options.get("num_byzantine"), options.get("byzantine_fraction"))
     is_assumed = given != (None, None)
     most = aggregator.num_byzantine if is_assumed else rule.max_byzantine(len(clients))
@@ -140,12 +141,17 @@ def _open(
 ) -> tuple[list[Client], Base | None]:
     """Find and open the files; raise if the output cannot be written."""
     words = [updates] if isinstance(updates, str | os.PathLike) else updates
-    paths = find_files([str(word) for word in words])
     base_path = None if base is None else Path(base)
-    if base_path is not None:
-        check_base(base_path, paths)
-    if output is not None:
-        check_output(output, paths if base_path is None else [*paths, base_path])
+    try:
+        paths = find_files([str(word) for word in words])
+        if base_path is not None:
+            check_base(base_path, paths)
+        if output is not None:
+            check_output(output, paths if base_path is None else [*paths, base_path])
+    except OSError as error:  # A name that is too long, say.
+        raise ValueError(
+            f"{error.filename} cannot be used: {error.strerror}; choose another path"
+        ) from error
     clients, start = open_clients(paths, base_path)
     usable = [client.file for client in clients if client.file is not None]
     if not usable:
@@ -191,25 +197,35 @@ class _Job:
         self._check(self.aggregator.reasons)
         counters = self._counters(verdict)
         update = _Update(self._entries(), with_update=with_update)
-        with self._opened(output, counters) as writer:
-            for name, value in counters.items():
-                if writer is not None:
-                    writer.write(name, 0, value)
-            for piece, vector in self._pieces():
-                update.add(piece, vector)
-                if writer is not None:
-                    self._write(writer, piece, vector)
-        if output is not None and output.name == WEIGHTS:
-            used = [client.config for client in self.clients if not client.reason]
-            if (config := most_common_config(used)) is not None:
-                write_config(output, config)
-        if self.processes is not None:
-            self.processes.sum(torch.zeros(1))  # The file is there for all.
+        # At the end the file is there for all processes, or for none.
+        with nullcontext() if self.processes is None else self.processes.together():
+            self._make(output, counters, update)
         return FilesResult(
             verdict=replace(verdict, update=update.named),
             counters=list(counters),
             clients=self._records(verdict),
         )
+
+    def _make(self, output: Path | None, counters: Named, update: "_Update") -> None:
+        """Take the update piece by piece, and write it."""
+        pieces = self._pieces()
+        try:
+            with self._opened(output, counters) as writer:
+                for name, value in counters.items():
+                    if writer is not None:
+                        writer.write(name, 0, value)
+                for piece, vector in pieces:
+                    update.add(piece, vector)
+                    if writer is not None:
+                        self._write(writer, piece, vector)
+        except (StoreError, FilesError):
+            for _ in pieces if self.processes is not None else ():
+                pass  # The others send theirs until the end.
+            raise
+        if output is not None and output.name == WEIGHTS:
+            used = [client.config for client in self.clients if not client.reason]
+            if (config := most_common_config(used)) is not None:
+                write_config(output, config)
 
     def _pieces(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield the update: those of all processes in the first one."""
@@ -258,7 +274,11 @@ class _Job:
     def _write(self, writer: TensorWriter, piece: slice, vector: Tensor) -> None:
         if self.base is not None:
             start = torch.empty_like(vector)
-            self.base.file.read(piece.start, start)
+            try:
+                self.base.file.read(piece.start, start)
+            except UnusableFile as error:
+                path = self.base.file.path
+                raise FilesError(f"the base {path} {error}, nothing was written") from error
             vector = start + vector
         for name, entry, first, own in _parts(self._first.entries, piece):
             writer.write(name, first, _narrowed(vector[own], writer.entries[name].dtype))

@@ -65,10 +65,12 @@ def client_ids(paths: Sequence[Path]) -> list[str]:
     """
     stems = [path.parent.name if path.name == WEIGHTS else path.stem for path in paths]
     counts = Counter(stems)
-    return [
+    names = [
         stem if stem and counts[stem] == 1 else str(path)
         for stem, path in zip(stems, paths, strict=True)
     ]
+    # The path of one may be the name of another.
+    return names if len(set(names)) == len(names) else [str(path) for path in paths]
 
 
 def check_output(output: Path, inputs: Sequence[Path]) -> None:

@@ -2,14 +2,14 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from itertools import islice
-from typing import Any, TypeVar, cast, final
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor
 
-from outvote.files.client_files import FilesError
 from outvote.threads import CPU
 
 Result = TypeVar("Result")
@@ -92,17 +92,26 @@ class Processes:
         """Return the object (numbers, texts, lists, dicts) of every process."""
         return [json.loads(text) for text in self.texts(json.dumps(own))]
 
-    def together(self, work: Callable[[], Result]) -> Result:
-        """Do some work in every process; if it fails in one, raise its error in all."""
-        fault, result = "", None
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Let all processes reach the end of some work; if it fails in one, raise in all.
+
+        Otherwise the others would wait, or take its next call for this one.
+        """
+        own: Exception | None = None
         try:
-            result = work()
-        except (ValueError, FilesError) as error:
-            fault = str(error)
-        for rank, text in enumerate(self.texts(fault)):
+            yield
+        except ProcessLost:
+            raise
+        except Exception as error:  # noqa: BLE001  (raised below)
+            own = error
+        fault = "" if own is None else str(own) or type(own).__name__
+        faults = self.texts(fault)
+        if own is not None:
+            raise own
+        for rank, text in enumerate(faults):
             if text:
-                raise ValueError(text if rank == self.rank else f"process {rank}: {text}")
-        return cast("Result", result)
+                raise ValueError(f"process {rank}: {text}")
 
     def check_same(self, **settings: Any) -> None:
         """Raise in all processes if they were called in different ways."""

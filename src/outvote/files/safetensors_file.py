@@ -140,6 +140,8 @@ def _entry(name: str, about: object) -> Entry:
             f"has a tensor name of {len(name):,} characters, at most {LONGEST_NAME:,} are allowed: "
             f"{shortened(name)!r}"
         )
+    if name.encode(errors="replace").decode() != name:
+        raise UnusableFile(f"has a tensor name that is no text: {shortened(name)!r}")
     about = about if isinstance(about, dict) else {}
     shape = about.get("shape")
     # The bounds keep the product of a forged shape finite.

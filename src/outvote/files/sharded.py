@@ -48,8 +48,9 @@ class ShardedRule:
 
     def __init__(self, rule: Rule | str, *, group: Any = None, timeout: float = 60.0) -> None:
         """Join the other processes, which do the same at the same time."""
-        self.rule = make_rule(rule) if isinstance(rule, str) else rule
         self.processes = Processes(group, timeout=timeout)
+        with self.processes.together():
+            self.rule = make_rule(rule) if isinstance(rule, str) else rule
 
     def inspect(  # noqa: PLR0913  (all that a round may have, by name)
         self,
@@ -70,23 +71,24 @@ class ShardedRule:
         `shard` is an array or tensor ``[clients, own coordinates]``. The seed is that of the first
         process. `layer_sizes` are those of all coordinates.
         """
-        values = shard if isinstance(shard, Tensor) else np.asarray(shard)
+        with self.processes.together():
+            values = shard if isinstance(shard, Tensor) else np.asarray(shard)
         part, dim = self._part(tuple(values.shape))
-        aggregator = StreamingAggregator(
-            self.rule,
-            [PartSource(open_source(row), part.start, dim) for row in _floats(values)],
-            num_byzantine=num_byzantine,
-            byzantine_fraction=byzantine_fraction,
-            when_too_many=when_too_many,
-            seed=seed,
-            clients=clients,
-            sample_counts=sample_counts,
-            count_cap=count_cap,
-            layer_sizes=layer_sizes,
-            max_memory=max_memory,
-            processes=self.processes,
-            part=part,
-        )
+        with self.processes.together():
+            aggregator = StreamingAggregator(
+                self.rule,
+                [PartSource(open_source(row), part.start, dim) for row in _floats(values)],
+                num_byzantine=num_byzantine,
+                byzantine_fraction=byzantine_fraction,
+                when_too_many=when_too_many,
+                seed=seed,
+                clients=clients,
+                sample_counts=sample_counts,
+                count_cap=count_cap,
+                layer_sizes=layer_sizes,
+                max_memory=max_memory,
+            )
+        aggregator.share(self.processes, part)
         verdict = aggregator.verdict()
         update = torch.zeros(part.stop - part.start, dtype=torch.float64)
         for piece, vector in aggregator.update():
@@ -150,10 +152,11 @@ class ShardedRule:
 
 
 def _floats(values: Any) -> Any:
-    """Promote integers, as rules do."""
+    """Promote integers, as rules do, and numbers that torch does not have."""
     if isinstance(values, Tensor):
         return values if values.dtype in FLOATS else values.double()
-    return values if values.dtype.kind == "f" else values.astype(np.float64)
+    is_usual = values.dtype in (np.float16, np.float32, np.float64)
+    return values if is_usual else values.astype(np.float64)
 
 
 def _like(values: Any, update: Tensor) -> Any:

@@ -25,6 +25,7 @@ from outvote.files.safetensors_file import (
     read_header,
     read_offsets,
 )
+from outvote.text import shortened
 
 Chunks = Callable[[], Iterable[Any]]
 NUM_CHECKED = 1 << 18
@@ -59,6 +60,10 @@ def open_source(value: Any) -> Source:
         return ArraySource(value)
     if callable(value):
         return ChunkSource(value)
+    if isinstance(value, Iterator):
+        raise TypeError(
+            "a source is read more than once, got an iterator; give the function that makes it."
+        )
     return ArraySource({"": value})
 
 
@@ -66,7 +71,7 @@ def _open_file(path: Path) -> Source:
     if path.suffix == ".npy":
         try:
             return ArraySource({"": np.load(path, mmap_mode="r", allow_pickle=False)})
-        except (OSError, ValueError, EOFError) as error:
+        except Exception as error:  # A damaged header raises anything.
             raise UnusableFile(f"is not an array of numpy: {_first_line(error)}") from error
     if path.suffix in (".pt", ".pth", ".bin"):
         try:
@@ -75,8 +80,23 @@ def _open_file(path: Path) -> Source:
             raise UnusableFile(f"is not a state dict of torch: {_first_line(error)}") from error
         if not isinstance(loaded, Mapping):
             raise UnusableFile(f"holds a {type(loaded).__name__} instead of a state dict")
-        return ArraySource(loaded)
+        for name, value in loaded.items():
+            if isinstance(value, Tensor):
+                _check_dense(value, str(name))
+        try:
+            return ArraySource(loaded)
+        except (ValueError, RuntimeError) as error:
+            raise UnusableFile(f"holds what is no tensor: {_first_line(error)}") from error
     return SafetensorsSource(path, read_header(path))
+
+
+def _check_dense(tensor: Tensor, name: str) -> None:
+    """Refuse a tensor whose numbers are not all there: a copy may be larger than any memory."""
+    if tensor.layout != torch.strided or tensor.is_meta:
+        kind = "no numbers" if tensor.is_meta else "a sparse tensor"
+        raise UnusableFile(f"tensor {shortened(name)!r} holds {kind}")
+    if tensor.numel() * tensor.itemsize > tensor.untyped_storage().nbytes():
+        raise UnusableFile(f"tensor {shortened(name)!r} repeats numbers instead of holding them")
 
 
 def _first_line(error: BaseException) -> str:
@@ -166,6 +186,8 @@ def _kind(status: os.stat_result) -> tuple[int, ...]:
 
 def _read_at(file: int, part: _Part, first: int, last: int) -> Tensor:
     itemsize = part.entry.dtype.itemsize
+    if first == last:
+        return torch.empty(0, dtype=part.entry.dtype)
     buffer = np.empty((last - first) * itemsize, np.uint8)
     done, offset = 0, part.offset + (first - part.start) * itemsize
     while done < len(buffer):
@@ -204,15 +226,16 @@ class ArraySource(Source):
             first, last = max(start, begin), min(stop, begin + len(array))
             if first < last:
                 part = array[first - begin : last - begin]
-                values = part if isinstance(part, Tensor) else torch.from_numpy(np.array(part))
-                out[first - start : last - start].copy_(values)
+                if not isinstance(part, Tensor):
+                    part = torch.from_numpy(np.array(part, part.dtype.newbyteorder("=")))
+                out[first - start : last - start].copy_(part)
 
 
 def _dtype_of(array: Any, name: str) -> torch.dtype:
     if isinstance(array, Tensor):
         return array.dtype
     try:
-        return torch.from_numpy(np.empty(0, array.dtype)).dtype
+        return torch.from_numpy(np.empty(0, array.dtype.newbyteorder("="))).dtype
     except TypeError as error:
         where = f"tensor {name!r} holds" if name else "holds"
         raise UnusableFile(f"{where} {array.dtype} instead of numbers") from error
@@ -249,9 +272,10 @@ class ChunkSource(Source):
         stop = start + len(out)
         while self._next < stop:
             if not len(self._left):
-                self._left = next(self._iterator, torch.empty(0))
-                if not len(self._left):
+                chunk = next(self._iterator, None)
+                if chunk is None:
                     raise UnusableFile("yields fewer coordinates than before")
+                self._left = chunk
             count = min(len(self._left), stop - self._next)
             first = max(start, self._next)
             if first < self._next + count:

@@ -118,13 +118,8 @@ class StreamingAggregator:
         max_memory: int | str = "2GB",
         on_progress: OnProgress | None = None,
         layer_sizes: Sequence[int] | None = None,
-        processes: Processes | None = None,
-        part: slice | None = None,
     ) -> None:
-        """Open the sources; nothing is read but headers.
-
-        With `processes`, this one reads a part of the coordinates alone, see `ShardedRule`.
-        """
+        """Open the sources; nothing is read but headers."""
         self.rule = make_rule(rule) if isinstance(rule, str) else rule
         self.clients = _ids(clients, len(sources))
         self.max_memory = parse_memory(max_memory)
@@ -140,7 +135,7 @@ class StreamingAggregator:
         self.sources: list[Source | None] = [
             self._open(source, k) for k, source in enumerate(sources)
         ]
-        self._processes = processes
+        self._processes: Processes | None = None
         self._failed: dict[int, str] = {}
         self.dim = self._check_sizes()
         self.seed = seed_from(seed)
@@ -153,10 +148,8 @@ class StreamingAggregator:
         self._count_cap = count_cap
         self._groups, self._split = groups, self._explicit(groups)
         self._on_progress = on_progress
-        self.part = slice(0, self.dim) if part is None else part
+        self.part = slice(0, self.dim)
         """The coordinates that this process reads."""
-        if processes is not None:
-            self._agree(processes, part)
 
     @property
     def entries(self) -> tuple[tuple[str, Any], ...]:
@@ -265,8 +258,13 @@ class StreamingAggregator:
             raise SourceFailed
         return summed[:-1].view(total.shape)
 
-    def _agree(self, processes: Processes, part: slice | None) -> None:
-        """Check that all processes aggregate the same; draw one seed; share the coordinates."""
+    def share(self, processes: Processes, part: slice | None = None) -> None:
+        """Share the coordinates with other processes, see `ShardedRule`; all do so together.
+
+        This one reads `part` of them; None: as many as the others. All must aggregate the same, and
+        get the seed of the first.
+        """
+        self._processes = processes
         reasons = {
             k: self.reasons[client]
             for k, client in enumerate(self.clients)
@@ -274,7 +272,8 @@ class StreamingAggregator:
         }
         for of_process in processes.objects(reasons):
             for k, reason in of_process.items():
-                if self.sources[int(k)] is not None:
+                # One that only others have: what differs is named below.
+                if int(k) < len(self.sources) and self.sources[int(k)] is not None:
                     self.reject(int(k), reason)
         wide = [source is not None and source.dtype == torch.float64 for source in self.sources]
         processes.check_same(
@@ -289,7 +288,8 @@ class StreamingAggregator:
             dtypes=wide,
         )
         (self.seed, *_) = processes.objects(self.seed)
-        self.part = processes.share(self.dim) if part is None and self.dim else self.part
+        if self.dim:
+            self.part = processes.share(self.dim) if part is None else part
 
     # The first pass.
 
@@ -406,7 +406,7 @@ class StreamingAggregator:
                 f"{self.rule} cannot be streamed, it compares the clients with the server's own "
                 "gradient; call rule.inspect(..., reference=) on gradients in memory."
             )
-        needed = PROGRAM_BYTES + len(rows) * self.dim * 4 * 4
+        needed = PROGRAM_BYTES + len(rows) * self.dim * 4 * self._dtype(rows).itemsize
         if needed > self.max_memory:
             raise refusal(self.rule, f"that takes {needed / 1e9:.1f} GB")
         if self._processes is not None and not can_stream(self.rule):
@@ -507,7 +507,8 @@ class StreamingAggregator:
 
     def _sampled_centre(self, rows: list[int], dtype: torch.dtype) -> int:
         """Return a client of median norm in the first coordinates."""
-        width = min(self.part.stop - self.part.start, NUM_SAMPLED)
+        start, stop = self._cuts(len(rows), dtype)[0]
+        width = min(stop - start, NUM_SAMPLED)
         values = torch.empty(len(rows), width, dtype=dtype)
         for k, row in enumerate(rows):
             self._read_one(row, self.part.start, values[k])
@@ -560,7 +561,9 @@ class StreamingAggregator:
         alike = self._equal_everywhere(alike, (rows for _, rows in self._read(matrix, "comparing")))
         if not alike:
             return None
-        first = [next((a for a in range(b) if (a, b) in alike), b) for b in numbers]
+        first = list(numbers)
+        for a, b in alike:
+            first[b] = min(first[b], a)
         self.copies = {ids[b]: ids[a] for b, a in enumerate(first) if a != b}
         return None if first == list(numbers) else torch.tensor([first])
 
@@ -695,7 +698,8 @@ def parse_memory(text: int | str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))
     if match is None or match[2].upper() not in UNITS:
         raise ValueError(f"max_memory must be a number of bytes such as '2GB', got {text!r}.")
-    num_bytes = int(float(match[1]) * UNITS[match[2].upper()])
+    # A number beyond all floats is infinite: as much as any machine has.
+    num_bytes = int(min(float(match[1]) * UNITS[match[2].upper()], 2.0**62))
     if num_bytes < SMALLEST_MEMORY:
         raise ValueError(
             f"max_memory must be at least {SMALLEST_MEMORY // 10**6}MB, which the program itself "

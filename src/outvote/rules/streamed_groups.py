@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 Reduce = Callable[[Columns], PerCoordinate]
 
 TRANSPOSED_AT_ONCE = 512
+# Longer sums over a group are rounded too often in float32; those of parts are added in float64.
+SUMMED_AT_ONCE = 2500
 # What is read of groups is copied, sorted and subtracted from: so many times its size.
 NUM_COPIES = 4
 
@@ -54,12 +56,24 @@ class GroupSums:
 
         def work(cut: tuple[int, int]) -> None:
             groups = self.split.groups(piece.start + cut[0], piece.start + cut[1])
-            tile = SortedTile(groups)
-            found = self.sum(tile, rows.numpy()[:, cut[0] : cut[1]])
-            with self._lock:
-                self.own[tile.first : tile.last] += found
+            self._add_tile(groups, rows.numpy()[:, cut[0] : cut[1]])
 
         mapped(work, tile_cuts(rows))
+
+    def _add_tile(self, groups: np.ndarray, rows: np.ndarray) -> None:
+        tile = SortedTile(groups)
+        num_parts = -(-int(tile.counts.max()) // SUMMED_AT_ONCE)
+        if num_parts > 1:
+            cuts = [len(groups) * k // num_parts for k in range(num_parts + 1)]
+            for start, stop in pairwise(cuts):
+                self._add_part(SortedTile(groups[start:stop]), rows[:, start:stop])
+        else:
+            self._add_part(tile, rows)
+
+    def _add_part(self, tile: "SortedTile", rows: np.ndarray) -> None:
+        found = self.sum(tile, rows)
+        with self._lock:
+            self.own[tile.first : tile.last] += found
 
     def sum(self, tile: "SortedTile", rows: np.ndarray) -> np.ndarray:
         """Return the sums of the groups from ``tile.first`` to ``tile.last`` over some values."""
