@@ -98,7 +98,7 @@ def test_more_bad_files_than_byzantine_clients_are_refused_unless_the_user_lower
 
 
 @pytest.mark.parametrize("kind", ["unreadable", "not finite", "unlike the base", "integers"])
-def test_nothing_usable_is_exit_code_1_and_the_old_output_stays(capsys, folder, kind):
+def test_nothing_usable_is_exit_code_2_and_the_old_output_stays(capsys, folder, kind):
     output, start = folder.parent / "out.safetensors", folder.parent / "base.safetensors"
     output.write_bytes(b"old")
     words = ["aggregate", folder, "--rule", "median", "-o", output]
@@ -117,7 +117,7 @@ def test_nothing_usable_is_exit_code_1_and_the_old_output_stays(capsys, folder, 
     else:
         fill(folder, [{"n": torch.tensor(3)}] * 2)
         expected = ["no floating-point tensor"]
-    run(capsys, *words).assert_fails(1, *expected)
+    run(capsys, *words).assert_fails(2, *expected)
     assert output.read_bytes() == b"old"
 
 
@@ -125,7 +125,7 @@ def test_files_that_disagree_without_a_majority_are_not_guessed_about(capsys, fo
     fill(folder, [{"w": torch.ones(3)}, {"w": torch.ones(4)}])
     output = folder.parent / "out.safetensors"
     result = run(capsys, "aggregate", folder, "--rule", "median", "-o", output)
-    result.assert_fails(1, "disagree", "'w'")
+    result.assert_fails(2, "disagree", "'w'")
 
 
 def test_a_file_name_cannot_command_the_terminal(capsys, folder):

@@ -92,8 +92,8 @@ def command(
         ) from error
     except (ValueError, TypeError) as error:
         raise click.UsageError(_as_options(str(error))) from error
-    except FilesError as error:
-        raise WorkFailed(str(error)) from error
+    except FilesError as error:  # There must be other files: exit code 2.
+        raise click.UsageError(str(error)) from error
     verdict = found.verdict
     num_rejected = len(verdict.rejected)
     facts = {
