@@ -179,11 +179,17 @@ def test_the_log_of_a_server_is_followed(tmp_path):
         assert "<dt>Clients</dt><dd>4</dd>" in page
 
 
-def test_from_the_command_line(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_from_the_command_line(tmp_path, number):
     write_store(tmp_path / "runs", SETTINGS, seeds=1)
-    words = [sys.executable, "-c", "from outvote.cli import main; raise SystemExit(main())"]
+    # In the background, shells let programs ignore Ctrl-C.
+    ignores = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN);"
+    starts = "from outvote.cli import main; raise SystemExit(main())"
+    words = [sys.executable, "-c", ignores + starts]
     with subprocess.Popen(
-        [*words, "watch", str(tmp_path / "runs"), "--json"], stdout=subprocess.PIPE, text=True
+        [*words, "watch", str(tmp_path / "runs"), "--json"],
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         text = process.stdout.readline()
         while not text.rstrip().endswith("}"):
@@ -195,8 +201,11 @@ def test_from_the_command_line(tmp_path):
         connection.request("GET", f"/{token}/")
         assert connection.getresponse().status == 200
         connection.close()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        process.send_signal(number)
+        try:
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
 
 
 def test_wrong_use(capsys, tmp_path):

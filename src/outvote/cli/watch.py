@@ -1,7 +1,9 @@
 """`outvote watch RUNS`: the report in a browser, kept up to date while runs go on."""
 
+import signal
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import click
@@ -45,7 +47,7 @@ def command(
             f"port {port} of 127.0.0.1 cannot be used ({error.strerror}); give another --port, "
             "or none."
         ) from error
-    with server:
+    with server, suppress(KeyboardInterrupt), _ended_by(signal.SIGINT, signal.SIGTERM):
         if as_json:
             print_json({"address": server.address})
         else:
@@ -53,5 +55,15 @@ def command(
         sys.stdout.flush()
         if opens:
             click.launch(server.address)
-        with suppress(KeyboardInterrupt):
-            server.serve_forever(poll_interval=0.2)
+        server.serve_forever(poll_interval=0.2)
+
+
+@contextmanager
+def _ended_by(*numbers: signal.Signals) -> Iterator[None]:
+    """Let signals end the work as Ctrl-C does, also where a shell has it ignored."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
