@@ -97,9 +97,19 @@ class Browser:
     def wait(self, expression: str) -> None:
         """Wait until an expression is true."""
         end = time.monotonic() + TIMEOUT
-        while not self.evaluate(expression):
+        while not self._is_true(expression):
             assert time.monotonic() < end, f"never true: {expression}; {self.faults()}"
             time.sleep(0.05)
+
+    def _is_true(self, expression: str) -> bool:
+        """Whether an expression is true; false while a page is being loaded again."""
+        number = self._send("Runtime.evaluate", expression=expression, returnByValue=True)
+        answer = self._answer(number)
+        if "navigated" in answer.get("error", {}).get("message", ""):
+            return False
+        assert "error" not in answer, answer
+        assert "exceptionDetails" not in answer["result"], answer
+        return bool(answer["result"]["result"].get("value"))
 
     def texts(self, selector: str) -> list[str]:
         """The texts of the elements, as a reader sees them."""
@@ -172,12 +182,15 @@ class Browser:
 
     def call(self, method: str, **parameters):
         """Send a command and wait for its answer; events that come before it are kept."""
-        number = self._send(method, **parameters)
+        answer = self._answer(self._send(method, **parameters))
+        assert "error" not in answer, (method, answer["error"])
+        return answer["result"]
+
+    def _answer(self, number: int) -> dict:
         while True:
             answer = self._receive()
             if answer.get("id") == number:
-                assert "error" not in answer, (method, answer["error"])
-                return answer["result"]
+                return answer
             if "method" in answer:
                 self.events.append(answer)
 
