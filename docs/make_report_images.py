@@ -1,4 +1,4 @@
-"""Take the images of the report: a page of the demo's runs in a real Chromium.
+"""Take the images of the report, of `outvote watch` and of a comparison in a real Chromium.
 
     python docs/make_report_images.py runs/demo
 
@@ -8,10 +8,14 @@ Needs Chromium: apt-get install chromium.
 import argparse
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
+from outvote.report.compare import compare
 from outvote.report.html_report import write_report
+from outvote.report.runs import Runs
+from outvote.report.watch import WatchedPage, WatchServer
 from outvote.results.collect import collect
 
 ROOT = Path(__file__).parents[1]
@@ -20,15 +24,18 @@ sys.path.insert(0, str(ROOT / "tests"))
 from browser import Browser  # noqa: E402  (a module of the tests)
 
 FOLDER = ROOT / "docs" / "images"
+COMPARED = ROOT / "docs" / "results" / "table1-cifar10-all-clients.csv.gz"
+COMMAND = "outvote compare table1-cifar10-all-clients.csv.gz --a rule=median --b 'rule=gas(median)'"
 SETTLED = 0.5
 """Seconds until everything is drawn."""
 
 
 def main() -> None:
-    """Make the page, and look at it in three ways."""
+    """Make the pages, and look at them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", type=Path)
-    results = collect([parser.parse_args().runs])
+    runs = parser.parse_args().runs
+    results = collect([runs])
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         page = Path(name) / "report.html"
         write_report(results, page, command="outvote demo")
@@ -39,6 +46,18 @@ def main() -> None:
             take(browser, "report-audit", "#runs", width=1180, height=1120)
             take(browser, "report-dark", "#runs", width=1180, height=1120, is_dark=True)
             take(browser, "report-phone", "#results", width=360, height=760, scale=2.0)
+            compared = Path(name) / "compared.html"
+            made = Runs(collect([COMPARED]))
+            alone, inside = made.select(rule="median"), made.select(rule="gas(median)")
+            compare(alone, inside).report(compared, command=COMMAND)
+            browser.open(compared)
+            take(browser, "compare", "#comparison", width=1180, height=860)
+            with WatchServer(WatchedPage([runs], command="outvote watch runs/demo")) as server:
+                threading.Thread(target=server.serve_forever, daemon=True).start()
+                browser.call("Page.navigate", url=server.address)
+                browser.wait("document.documentElement?.dataset.ready === 'yes'")
+                take(browser, "watch", "#curves", width=1180, height=860)
+                server.shutdown()
 
 
 def take(

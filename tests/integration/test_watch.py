@@ -57,7 +57,7 @@ def version_of(server):
 
 
 def replaced(root, **given):
-    """Other rounds of the same runs, as if they had gone on; all at once, as no reader sees half."""
+    """Other rounds of the same runs, as if they had gone on: all at once, no half is seen."""
     write_store(root.with_name("new"), SETTINGS, **given)
     root.rename(root.with_name("old"))
     root.with_name("new").rename(root)
