@@ -1,6 +1,6 @@
 """A federation of six sites in the simulator of NVIDIA FLARE: python job.py WORKSPACE.
 
-One site sends NaN, one the reversed update. The model is learnt, and the log names both.
+One site sends NaN, one the reversed update. The model is learned, and the log names both.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def make_job(workflow: str) -> FedJob:
 
 
 def main() -> None:
-    """Run the job, and print what became of the model and of each site."""
+    """Run the job, and print the error of the model and the sites left out."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("workspace", type=Path)
     parser.add_argument("--workflow", choices=("fedavg", "scatter-and-gather"), default="fedavg")

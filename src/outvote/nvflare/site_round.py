@@ -175,7 +175,7 @@ def finish_round(
         reason=reason,
         update_norm=norm_of(verdict.update) if verdict is not None and arrays is not None else None,
         seed=None if verdict is None else verdict.seed,
-        clients=(*_judged(usable, rows, verdict), *_left_out(sites)),
+        clients=(*_with_update(usable, rows, verdict), *_left_out(sites)),
     )
     after = state if verdict is None or arrays is None else verdict.state
     return SiteResult(arrays=arrays, state=after, audit=audit)
@@ -208,7 +208,7 @@ def _lowered(num_byzantine: int, verdict: Verdict) -> str:
     return lowered if used < num_byzantine else ""
 
 
-def _judged(
+def _with_update(
     usable: Mapping[str, Contribution], rows: Tensor, verdict: Verdict | None
 ) -> list[ClientRecord]:
     """Return the audit entries of the sites whose updates the rule got."""
