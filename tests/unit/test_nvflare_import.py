@@ -67,9 +67,7 @@ def test_the_settings_on_the_page_are_those_of_the_aggregator():
 def test_the_code_of_the_page_builds_a_job(tmp_path):
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     compile(code, "nvflare.md", "exec")
-    pytest.importorskip(
-        "nvflare", reason="no NVIDIA FLARE: the code is compiled only"
-    )
+    pytest.importorskip("nvflare", reason="no NVIDIA FLARE: the code is compiled only")
     names = {}
     exec(code, names)
     names["job"].export_job(str(tmp_path))

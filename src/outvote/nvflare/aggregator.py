@@ -17,7 +17,7 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from outvote.errors import check_choice
+from outvote.errors import check_choice, check_kind
 from outvote.nvflare.server_model import ServerModel
 from outvote.nvflare.site_round import SiteResult, SiteRound, finish_round, median_metrics
 from outvote.results import disk
@@ -159,6 +159,9 @@ class RobustAggregator(ModelAggregator):
 
     def _check(self) -> None:
         check_choice("when_too_many", self.when_too_many, ("keep", "lower"))
+        check_kind("num_byzantine", self.num_byzantine, int | None)
+        check_kind("byzantine_fraction", self.byzantine_fraction, float | None)
+        check_kind("use_num_steps", self.use_num_steps, bool)
         traits, fraction, num = self._built.traits, self.byzantine_fraction, self.num_byzantine
         if traits.needs_reference:
             raise ValueError(
@@ -170,7 +173,7 @@ class RobustAggregator(ModelAggregator):
                 "num_byzantine and byzantine_fraction must not be given both, got "
                 f"{num} and {fraction}; leave one out."
             )
-        if num is not None and (isinstance(num, bool) or not isinstance(num, int) or num < 0):
+        if num is not None and num < 0:
             raise ValueError(f"num_byzantine must be a whole number from 0 on, got {num!r}.")
         if fraction is not None:
             num_from_fraction(fraction, 1)
