@@ -1,12 +1,13 @@
 # Everything a newcomer needs is one verb away; `make help` lists the verbs.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-kernels check format docs notebooks bench race venv clean
+.PHONY: help demo test test-all test-kernels test-lowest check format docs notebooks bench race venv clean
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CORE_STAMP := $(VENV)/.installed-core
 # Every install is constrained. Without the pin of torch, pip would take the newest build there is,
 # and with it gigabytes of CUDA libraries.
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints-dev.txt
@@ -14,7 +15,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(STAMP) ## a federation under attack: real images, no network, a minute or two
+demo: $(CORE_STAMP) ## a federation under attack: real images, no network, a minute or two
 	$(BIN)/outvote demo
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
@@ -26,7 +27,11 @@ test: check ## check, then the fast tests
 test-all: check ## check, then all tests, slow ones too
 	$(PIP_INSTALL) 'flwr[simulation]' # brings Ray, which the tests start in a network namespace only
 	$(PIP_INSTALL) -e '.[docs]' # the site and the notebooks
+	$(PIP_INSTALL) -e '.[nvflare]' # its simulator
 	$(PYTEST) -m ""
+
+test-lowest: ## a few tests with the lowest versions of all dependencies, in an environment of their own
+	$(PYTHON) tools/lowest.py
 
 KERNEL_TESTS := tests/golden tests/unit/test_order_kernels.py tests/unit/test_group_kernels.py tests/unit/test_aggregate.py tests/unit/test_batch_norm.py tests/unit/test_convolution_kernels.py tests/unit/test_stacked_on_device.py tests/unit/test_keyed_order.py tests/unit/test_attack_statistics.py
 test-kernels: $(STAMP) ## the Triton kernels on a CPU, by Triton's interpreter
@@ -64,6 +69,12 @@ race: $(STAMP) ## the same federated work in outvote, plain PyTorch, ByzFL, Flow
 
 venv: $(STAMP) ## create or refresh .venv with the pinned development tools
 
+# The demo needs no development tool.
+$(CORE_STAMP): pyproject.toml constraints-dev.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) -e .
+	@touch $@
+
 $(STAMP): pyproject.toml constraints-dev.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) -e '.[dev]'
@@ -71,7 +82,7 @@ $(STAMP): pyproject.toml constraints-dev.txt
 ifeq ($(CI),true)
 	@$(BIN)/python -c 'import torch; assert torch.version.cuda is None, "CI takes the CPU build of torch, got " + torch.__version__'
 endif
-	@touch $@
+	@touch $(CORE_STAMP) $@
 
 clean: ## remove .venv, caches and build output; runs/ stays
 	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

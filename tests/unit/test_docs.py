@@ -126,12 +126,12 @@ def test_links_exist(page):
     assert missing == set()
 
 
-NEED_A_STORE = ("compare", "read-results", "simulate-from-python")
+OTHERS = ("compare", "nvflare", "read-results", "simulate-from-python")
 """Pages whose code is executed by a test of their own."""
 RUNNABLE = sorted(
     page
     for page in DOCS.glob("**/*.md")
-    if page.stem not in NEED_A_STORE and page.relative_to(ROOT).as_posix() not in IN_ORDER
+    if page.stem not in OTHERS and page.relative_to(ROOT).as_posix() not in IN_ORDER
 )
 
 

@@ -14,8 +14,9 @@ from bad_replies import (
     record_of,
     swapped,
 )
-from outvote.flower.model_record import Malformed, SentModel
+from outvote.flower.model_record import SentModel
 from outvote.flower.reply_checks import read_reply
+from outvote.server.replies import Malformed
 
 MODEL = {"w": np.zeros((3, 4), np.float32), "b": np.zeros(2, np.float32)}
 SENT = SentModel.read(record_of(MODEL))

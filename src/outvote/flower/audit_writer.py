@@ -5,25 +5,21 @@ import socket
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
-from itertools import count
 from logging import getLogger
 from pathlib import Path
 from typing import BinaryIO, Literal, final
 
 import msgspec
 
-import outvote
 from outvote.flower.reply_collection import NUM_ROUNDS_AWAITED
 from outvote.flower.server_state import ServerState, load_state, save_state
 from outvote.flower.settings import Settings
 from outvote.results import disk
+from outvote.results.audit_folder import make_private, new_folder, now, write_manifest
 from outvote.results.audit_log import (
     LINES,
-    MANIFEST,
     AuditRound,
     ClientRecord,
-    Manifest,
     read_manifest,
 )
 
@@ -78,7 +74,7 @@ class AuditWriter:
             return
         is_new = self.folder is None
         try:
-            folder = self.folder = self.folder or _new_folder(parent)
+            folder = self.folder = self.folder or new_folder(parent)
             self._lock, has_waited = _lock(folder)
         except OSError as error:
             raise disk.StoreError(disk.not_written(parent, error)) from error
@@ -87,7 +83,7 @@ class AuditWriter:
                 log_faults(load_state(folder, self.state, self.settings.rule))
                 self._saved_round = self._logged_round = self.state.round
             _start_log(folder, self.settings)
-            _make_private(folder)
+            make_private(folder)
         except BaseException:
             self._release()
             raise
@@ -158,38 +154,21 @@ class AuditWriter:
         if self._lock is not None and self.state.round > self._saved_round:
             assert self.folder is not None
             save_state(self.folder, self.state, self.settings.rule)
-            _make_private(self.folder)
+            make_private(self.folder)
             self._saved_round = self.state.round
 
     def _release(self) -> None:
         if self._lock is not None:
             assert self.folder is not None
-            _make_private(self.folder)
+            make_private(self.folder)
             self._lock.close()
             self._lock = None
-
-
-def now() -> str:
-    """Return the time as ISO 8601, UTC."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def log_faults(faults: Collection[str]) -> None:
     """Report what was wrong with newer checkpoints than the one that is used."""
     for fault in faults:
         LOG.warning("An older checkpoint is used: %s", fault)
-
-
-def _new_folder(parent: Path) -> Path:
-    """Make a folder for a run, named by the time, which its owner alone can read."""
-    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    name = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
-    for number in count(1):
-        folder = parent / (name if number == 1 else f"{name}-{number}")
-        with suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
-            return folder
-    raise AssertionError
 
 
 def _lock(folder: Path) -> tuple[BinaryIO, bool]:
@@ -221,27 +200,17 @@ def _holder(folder: Path) -> str:
     return "another process"
 
 
-def _make_private(folder: Path) -> None:
-    """Let nobody but the owner read the files: seeds of the rule are secret."""
-    for path in folder.iterdir():
-        with suppress(OSError):
-            if path.is_file() and path.stat().st_mode & 0o077:
-                path.chmod(0o600)
-
-
 def _start_log(folder: Path, settings: Settings) -> None:
     before = read_manifest(folder)
     disk.remove_temporaries(folder)
     for name in (LINES, METRICS):
         disk.cut_unfinished(folder / name)
         (folder / name).touch(mode=0o600)
-    manifest = Manifest(
+    write_manifest(
+        folder,
         rule=str(settings.rule),
         num_byzantine=settings.num_byzantine,
         byzantine_fraction=settings.byzantine_fraction,
-        outvote=outvote.__version__,
         started=before.started if before is not None else now(),
         settings=settings.to_notes(),
     )
-    text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
-    disk.write_whole(folder / MANIFEST, text + b"\n")

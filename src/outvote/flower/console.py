@@ -18,9 +18,9 @@ from outvote.results.audit_log import (
     is_norm_outlier,
     norm_ratios,
 )
+from outvote.server.replies import OUTVOTED
 
 LOG = getLogger("flwr")
-OUTVOTED = "outvoted"
 QUIET = ("aggregated", "excluded")
 """Standings that need no line of their own."""
 VERY_LONG = 10.0

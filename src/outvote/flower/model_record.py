@@ -17,19 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outvote.flat import to_float
+from outvote.server.replies import STATISTICS, Malformed, quote
 
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-"""Endings of the names of arrays that a network counts or averages by itself, without gradients."""
 MAGIC = b"\x93NUMPY"
 # By the first byte of the version: how many bytes hold the length of the header.
 LENGTH_BYTES = {1: 2, 2: 4}
-LONGEST_QUOTE = 80
 
 Values = NDArray[Any]
-
-
-class Malformed(Exception):  # noqa: N818  (a fact about a reply, not a fault of ours)
-    """A reply cannot be used; the text is the reason."""
 
 
 @final
@@ -177,12 +171,6 @@ def check_same_network(kept: ArrayRecord, given: ArrayRecord) -> None:
             "the checkpoint is of another model than initial_arrays: names, shapes or dtypes "
             "differ; build the model as before, or start anew in another audit_dir."
         )
-
-
-def quote(text: object) -> str:
-    """Quote text of an untrusted sender: on one line, and not too long."""
-    word = repr(str(text)[: LONGEST_QUOTE + 1])
-    return word if len(word) <= LONGEST_QUOTE else f"{word[: LONGEST_QUOTE - 3]}..."
 
 
 def _check(name: str, array: Values) -> Values:

@@ -9,11 +9,11 @@ import numpy as np
 from flwr.app import Message, MetricRecord, RecordDict
 
 from outvote.flower.console import log_replies
-from outvote.flower.model_record import Malformed, quote
-from outvote.flower.reply_checks import example_count, is_number, read_metrics
+from outvote.flower.reply_checks import read_metrics
 from outvote.flower.reply_collection import sort_replies
 from outvote.flower.settings import Settings
 from outvote.rules.sample_counts import capped_counts
+from outvote.server.replies import Malformed, example_count, is_number, quote
 
 LOG = getLogger("flwr")
 

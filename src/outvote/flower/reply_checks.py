@@ -10,7 +10,7 @@ be used is left out, with the reason.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, TypeGuard, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -19,14 +19,22 @@ from numpy.typing import NDArray
 
 from outvote.files.sources import ArraySource, MovedSource, Source
 from outvote.files.sums import sum_of_squares
-from outvote.flower.model_record import ExpectedArray, Malformed, SentModel, quote
-from outvote.receive import finite_rows
+from outvote.flower.model_record import ExpectedArray, SentModel
+from outvote.server.replies import (
+    NOT_FINITE,
+    Malformed,
+    check_names,
+    example_count,
+    is_number,
+    measure_rows,
+    needed_count,
+    quote,
+)
 from outvote.threads import mapped
 
 # So many times the size of the updates are needed to aggregate them as one matrix.
 NUM_COPIES = 3
 READ_AT_ONCE = 1 << 20
-NOT_FINITE = "it holds NaN, infinity or a number near it"
 STORED_AS = "numpy.ndarray"
 MANY_METRICS, LONG_METRIC, LARGE_SETTINGS = 100, 1000, 1_000_000
 """Beyond these numbers of names, values and bytes a reply is odd, though it can be used."""
@@ -93,7 +101,7 @@ def read_updates(
         np.stack(parts)
         for parts in zip(*(reply.statistics for reply in replies.values()), strict=True)
     )
-    norms, are_finite = _streamed_norms(sources) if rows is None else _norms(rows)
+    norms, are_finite = _streamed_norms(sources) if rows is None else measure_rows(rows)
     is_fine = [
         is_finite and all(bool(np.isfinite(part[row]).all()) for part in statistics)
         for row, is_finite in enumerate(are_finite)
@@ -116,12 +124,7 @@ def read_reply(sent: SentModel, content: RecordDict, counts_key: str, *, use_cou
         raise Malformed(f"it has {len(arrays)} ArrayRecords, 1 is needed")
     named = _arrays(sent, arrays[0])
     metrics = read_metrics(content)
-    count = 1.0
-    if use_counts:
-        count = example_count(metrics, counts_key)
-        if count < 1:
-            got = quote(metrics.get(counts_key))
-            raise Malformed(f"{counts_key} must be a number from 1 on, got {got}")
+    count = needed_count(metrics, counts_key) if use_counts else 1.0
     return Reply(
         weights=tuple(named[each.name] for each in sent.weights),
         statistics=tuple(named[each.name] for each in sent.statistics),
@@ -137,30 +140,6 @@ def read_metrics(content: RecordDict) -> Mapping[str, Any]:
     if len(metrics) > 1:
         raise Malformed(f"it has {len(metrics)} MetricRecords, at most 1 is allowed")
     return metrics[0] if metrics else {}
-
-
-def example_count(metrics: Mapping[str, Any], key: str) -> float:
-    """Return how many examples a node claims to have; 0 if that is no number from 1 on.
-
-    Weights near 0 divide to infinity, and nobody trains on half an example.
-    """
-    value = metrics.get(key, 0)
-    return float(value) if is_number(value) and value >= 1 else 0.0
-
-
-def is_number(value: object) -> TypeGuard[int | float]:
-    """Return whether a value can be averaged: no NaN, no infinity, nothing else than a number."""
-    return isinstance(value, int | float) and abs(value) < 1e300 and isfinite(value)
-
-
-def _norms(rows: torch.Tensor) -> tuple[list[float], list[bool]]:
-    """Return the norms of the updates, and which have numbers that can be used."""
-    norms = torch.linalg.vector_norm(rows, dim=-1).tolist()
-    is_fine = finite_rows(rows, norms)
-    for row, norm in enumerate(norms):
-        if is_fine[row] and not isfinite(norm):  # Too long for float32.
-            norms[row] = float(torch.linalg.vector_norm(rows[row], dtype=torch.float64))
-    return norms, is_fine
 
 
 def _source(sent: SentModel, reply: Reply) -> Source:
@@ -199,12 +178,7 @@ def _subtract(sent: SentModel, replies: list[Reply]) -> torch.Tensor:
 
 def _arrays(sent: SentModel, record: ArrayRecord) -> dict[str, NDArray[Any]]:
     expected = sent.expected
-    missing = [name for name in expected if name not in record]
-    if missing:
-        raise Malformed(f"array {quote(missing[0])} is missing")
-    extra = [name for name in record if name not in expected]
-    if extra:
-        raise Malformed(f"array {quote(extra[0])} is unknown to the model")
+    check_names(expected, record)
     return {name: _values(each, record[name]) for name, each in expected.items()}
 
 

@@ -20,7 +20,7 @@ from flwr.app import Error, Message, Metadata, RecordDict
 from flwr.serverapp import Grid
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from outvote.flower.model_record import quote
+from outvote.server.replies import ANSWERED_TWICE, OTHER_ROUND, quote
 
 LOG = getLogger("flwr")
 UNREADABLE, MISLABELLED = 9001, 9002
@@ -176,7 +176,7 @@ def sort_replies(messages: Sequence[Message], replies: Iterable[Message]) -> Sor
         if node not in nodes or (source != node and not reply.has_error()):
             continue  # The sender is unknown: a label that anybody can write blames no node.
         if by_id and key not in by_id:
-            found.late[node] = "it answered the message of another round"
+            found.late[node] = OTHER_ROUND
         else:
             _add(found, node, reply)
     seen = {*found.contents, *found.errors, *found.malformed}
@@ -189,7 +189,7 @@ def _add(found: SortedReplies, node: int, reply: Message) -> None:
     if any(node in each for each in (found.contents, found.malformed, found.errors)):
         found.contents.pop(node, None)
         found.errors.pop(node, None)
-        found.malformed[node] = "it answered more than once"
+        found.malformed[node] = ANSWERED_TWICE
     elif reply.has_error() and reply.error.code == UNREADABLE:
         found.malformed[node] = f"Flower cannot decode it: {quote(reply.error.reason or '')}"
     elif reply.has_error() and reply.error.code == MISLABELLED:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from logging import getLogger
-from math import inf, isfinite
+from math import inf
 from typing import Any, final
 
 import numpy as np
@@ -13,9 +13,7 @@ from torch import Tensor
 
 from outvote.errors import TooManyByzantine
 from outvote.files.streaming import StreamingAggregator
-from outvote.flower.audit_writer import now
-from outvote.flower.console import OUTVOTED
-from outvote.flower.model_record import SentModel, quote
+from outvote.flower.model_record import SentModel
 from outvote.flower.node_metrics import average_metrics, metrics_by, num_distrusted
 from outvote.flower.node_sampling import NodeSample, derive_seed
 from outvote.flower.reply_checks import NodeUpdates, read_updates
@@ -23,9 +21,22 @@ from outvote.flower.reply_collection import SortedReplies, sort_replies
 from outvote.flower.sequential_test import relative_distances
 from outvote.flower.server_state import ServerState
 from outvote.flower.settings import Settings
+from outvote.results.audit_folder import now
 from outvote.results.audit_log import AuditRound, ClientRecord, Standing
 from outvote.rules.aggregate import one_round
 from outvote.rules.verdict import Verdict
+from outvote.server.replies import (
+    NO_REPLY,
+    NOT_A_MODEL,
+    NOT_CHOSEN,
+    OUTVOTED,
+    blames,
+    finite,
+    lower_median,
+    measure_cosines,
+    norm_of,
+    why_rule_failed,
+)
 
 LOG = getLogger("flwr")
 
@@ -69,13 +80,8 @@ class Decision:
 
     @property
     def blames(self) -> bool:
-        """Whether being dropped is an offence: not where the rule keeps few nodes, or hides which.
-
-        A rule that keeps one client, as Krum does, blames no other.
-        """
-        if self.verdict is None or self.verdict.kept is None:
-            return False
-        return 2 * len(self.verdict.kept) > len(self.verdict.clients)
+        """Whether being dropped is an offence."""
+        return self.verdict is not None and blames(self.verdict.kept, len(self.verdict.clients))
 
 
 def finish_round(
@@ -124,7 +130,7 @@ def decide(
     """Apply the rule to the updates; keep the model if they are too few, or if the rule fails."""
     num_byzantine = request.sample.num_byzantine
     if not updates.replies:
-        return Decision(verdict=None, num_byzantine=num_byzantine, reason="no reply could be used")
+        return Decision(verdict=None, num_byzantine=num_byzantine, reason=NO_REPLY)
     reference = None
     if settings.rule.traits.needs_reference and settings.reference is not None:
         # Outside of the try: a fault of the server's own training is to be seen at once.
@@ -136,15 +142,10 @@ def decide(
             verdict, cosines = _stream(settings, request, updates)
         else:
             verdict = _aggregate(settings, state, request, updates, reference)
-    except TooManyByzantine as error:
-        reason = (
-            f"{error.num_clients} usable replies are too few: with them the rule tolerates at most "
-            f"{error.limit} Byzantine nodes, not {error.got}"
-        )
-        return Decision(verdict=None, num_byzantine=num_byzantine, reason=reason)
     except Exception as error:
-        LOG.debug("The rule failed in round %d:", request.round, exc_info=True)
-        reason = f"the rule raised {type(error).__name__}: {quote(error)}"
+        if not isinstance(error, TooManyByzantine):
+            LOG.debug("The rule failed in round %d:", request.round, exc_info=True)
+        reason = why_rule_failed(error, "nodes")
         return Decision(verdict=None, num_byzantine=num_byzantine, reason=reason)
     used = verdict.num_byzantine
     lowered = f"num_byzantine was lowered from {num_byzantine} to {used}"
@@ -192,7 +193,7 @@ def _stream(
     update = torch.from_numpy(np.zeros_like(request.sent.vector))
     for piece, vector in aggregator.update():
         update[piece] = vector
-    return replace(verdict, update=update), [_finite(each) for each in aggregator.cosines.tolist()]
+    return replace(verdict, update=update), [finite(each) for each in aggregator.cosines.tolist()]
 
 
 def _options(settings: Settings, request: RoundRequest, updates: NodeUpdates) -> dict[str, Any]:
@@ -220,8 +221,7 @@ def _apply_update(
     if decision.verdict is None:
         return None
     step, after = settings.server_optimizer.step(decision.verdict.update, state.optimizer_state)
-    # The coordinate-wise median, the lower of two: always a value that was sent.
-    medians = [np.sort(part, axis=0)[(len(part) - 1) // 2] for part in updates.statistics]
+    medians = [lower_median(part) for part in updates.statistics]
     model = request.sent.moved(step, medians)
     if model is not None:
         state.optimizer_state, state.rule_state = after, decision.verdict.state
@@ -244,11 +244,11 @@ def _measure(updates: NodeUpdates, decision: Decision) -> Measures:
     if verdict is None:
         return Measures(cosines=unknown, distances=unknown)
     if updates.rows is not None:
-        cosines = _cosines(updates.rows, verdict.update, updates.norms)
+        cosines = measure_cosines(updates.rows, verdict.update, updates.norms)
     cosines = unknown if cosines is None else cosines
     weights = np.zeros(len(unknown)) if verdict.weights is None else np.asarray(verdict.weights)
     distances = relative_distances(
-        updates.norms, cosines, np.nan_to_num(weights).tolist(), _norm(verdict.update)
+        updates.norms, cosines, np.nan_to_num(weights).tolist(), norm_of(verdict.update)
     )
     return Measures(cosines=cosines, distances=unknown if distances is None else distances)
 
@@ -278,9 +278,9 @@ def _audit(
 ) -> AuditRound:
     verdict, reason, norm = decision.verdict, decision.reason, None
     if verdict is not None and is_updated:
-        norm = _norm(verdict.update)
+        norm = norm_of(verdict.update)
     elif verdict is not None:
-        reason = "the new model would not have been finite"
+        reason = NOT_A_MODEL
     return AuditRound(
         round=request.round,
         time=now(),
@@ -302,9 +302,9 @@ def _with_update(
     kept: set[str] | None = set()
     dropped = ""
     if verdict is not None:
-        scores = [_finite(float(score)) for score in verdict.scores]
+        scores = [finite(float(score)) for score in verdict.scores]
         kept = None if verdict.kept is None else set(verdict.kept)
-        dropped = OUTVOTED if decision.blames else "not chosen"
+        dropped = OUTVOTED if decision.blames else NOT_CHOSEN
     entries = []
     for row, (node, reply) in enumerate(updates.replies.items()):
         is_kept = None if kept is None else str(node) in kept
@@ -315,7 +315,7 @@ def _with_update(
                 score=scores[row],
                 kept=is_kept,
                 reason="; ".join(filter(None, reasons)),
-                norm=_finite(norms[row]),
+                norm=finite(norms[row]),
                 cosine=measures.cosines[row],
                 distance=measures.distances[row],
             )
@@ -339,23 +339,3 @@ def _without_update(
         for standing, by_node in kinds
         for node, reason in by_node.items()
     ]
-
-
-def _cosines(rows: Tensor, update: Tensor, norms: Sequence[float]) -> list[float | None]:
-    length = _norm(update)
-    if length == 0:
-        return [None] * len(norms)
-    # Of length 1: the products of huge numbers stay finite.
-    products = (rows @ (update / length)).tolist()
-    return [
-        _finite(max(-1.0, min(1.0, product / norm))) if norm > 0 and isfinite(product) else None
-        for product, norm in zip(products, norms, strict=True)
-    ]
-
-
-def _norm(update: Tensor) -> float:
-    return float(torch.linalg.vector_norm(update, dtype=torch.float64))
-
-
-def _finite(value: float) -> float | None:
-    return value if isfinite(value) else None
