@@ -32,7 +32,7 @@ from outvote.files.sums import ProductSum, Scan, inner_products, squared_distanc
 from outvote.precision import plain_torch
 from outvote.receive import LARGEST
 from outvote.rules import distances
-from outvote.rules.aggregate import SMALLEST_NORM, resolve_num_byzantine
+from outvote.rules.aggregate import SMALLEST_NORM, check_clients, resolve_num_byzantine
 from outvote.rules.bulyan import Bulyan
 from outvote.rules.column_stream import ColumnStream, NeedsWholeRows
 from outvote.rules.dnc import DnC
@@ -121,7 +121,9 @@ class StreamingAggregator:
     ) -> None:
         """Open the sources; nothing is read but headers."""
         self.rule = make_rule(rule) if isinstance(rule, str) else rule
-        self.clients = _ids(clients, len(sources))
+        if not sources:
+            raise ValueError("sources must hold at least one client, got none.")
+        self.clients = check_clients(clients, len(sources))
         self.max_memory = parse_memory(max_memory)
         self.reasons: dict[Hashable, str] = {}
         """Why clients were rejected."""
@@ -679,18 +681,6 @@ class StreamingAggregator:
             return ()
         clients, counts = [self.clients[k] for k in rows], [self._counts[k] for k in rows]
         return capped_note(clients, counts, num_byzantine, self._count_cap)
-
-
-def _ids(clients: Sequence[Hashable] | None, num_sources: int) -> tuple[Hashable, ...]:
-    if not num_sources:
-        raise ValueError("sources must hold at least one client, got none.")
-    ids = tuple(range(num_sources)) if clients is None else tuple(clients)
-    if len(ids) != num_sources or len(set(ids)) != num_sources:
-        raise ValueError(
-            f"clients must be {num_sources} different ids, one per source, got {len(ids)}, "
-            f"{len(set(ids))} different."
-        )
-    return ids
 
 
 def parse_memory(text: int | str) -> int:

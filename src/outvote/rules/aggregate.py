@@ -386,7 +386,7 @@ def one_round(  # noqa: PLR0913  (all that a round may have, by name)
     """Aggregate one round of one run: a batch of one through `aggregate`."""
     received = receive(gradients)
     num_clients = len(received.rows)
-    ids = _check_clients(clients, num_clients)
+    ids = check_clients(clients, num_clients)
     drawn = seed_from(seed)
     f = resolve_num_byzantine(rule, num_clients, num_byzantine, byzantine_fraction, when_too_many)
     if state is not None and not rule.traits.has_state:
@@ -471,7 +471,8 @@ def num_from_fraction(fraction: float, num_clients: int) -> int:
     return min(ceil(float(str(fraction)) * num_clients - 1e-9), max(0, num_clients - 1) // 2)
 
 
-def _check_clients(clients: Sequence[Hashable] | None, num_clients: int) -> tuple[Hashable, ...]:
+def check_clients(clients: Sequence[Hashable] | None, num_clients: int) -> tuple[Hashable, ...]:
+    """Return the ids of clients, by default their numbers; they must be different."""
     if clients is None:
         return tuple(range(num_clients))
     ids = tuple(clients)
