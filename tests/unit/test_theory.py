@@ -179,7 +179,7 @@ def test_the_deviation_of_fifty_runs_stays_below_the_bound_with_all_constants(
     assert sum(map(len, ratios.values())) == 50
     for rule, found in ratios.items():
         record_property(rule, f"bound / deviation: {min(found):.0f} to {max(found):.0f}")
-        # How loose it is: docs/results/theory-small.md has the ratios of longer runs.
+        # How loose it is: docs/concepts/theory.md has the ratios of longer runs.
         assert 20 < min(found) < max(found) < 5000, f"{rule}: {min(found)} to {max(found)}"
 
 
