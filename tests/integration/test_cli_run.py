@@ -312,7 +312,12 @@ def test_a_setting_of_version_0_1_is_read_with_one_line_that_names_the_new_one(
 
 def test_an_assumed_byzantine_majority_is_one_line_of_warning(capsys, config, tmp_path):
     words = ["--set", "federation.assumed_byzantine=0.5", "--set", "rounds=1", "--set", "rule=mean"]
-    result = run(capsys, "run", config, *words, "--set", "seed=[0, 1]", "-o", tmp_path / "runs")
-    assert result.code == 0
-    assert result.err.startswith("warning: 2 of 2 runs assume that half of a round's clients")
-    assert result.err.count("\n") == 1
+    words = ["run", config, *words, "-o", tmp_path / "runs"]
+    for more in ([], ["--dry-run"]):
+        result = run(capsys, *words, "--set", "seed=[0, 1]", *more)
+        assert result.code == 0
+        assert result.err.startswith("warning: 2 of 2 runs assume that half of a round's clients")
+        assert result.err.count("\n") == 1
+    one = run(capsys, *words, "--dry-run", "--json")
+    assert one.err.startswith("warning: 1 of 1 run assumes that half")
+    assert [note in one.err for note in one.json["notes"]] == [True]

@@ -39,8 +39,10 @@ from outvote.report.html_report import (
 )
 from outvote.report.layout import grids_of
 from outvote.report.rendered_table import render_table, seeds_of
+from outvote.report.theory import theory_rows
 from outvote.results.audit_log import ClientRecord
 from outvote.results.export import to_export
+from outvote.results.labels import label
 from outvote.results.schema import Status
 from outvote.suites.suite import read_suite
 
@@ -137,6 +139,29 @@ def test_a_page_has_the_theory_of_the_runs_that_measured_it(tmp_path):
     assert not set(columns) & set(first)
     for name, values in columns.items():
         np.testing.assert_allclose(unpacked(second[name]), values, rtol=1e-3)
+    page = (tmp_path / "report.html").read_text()
+    section = page.split('<section id="theory"')[1].split("</section>")[0]
+    tagged = re.findall(r"<td.*?>.*?</td>|<th scope=.row.>.*?</th>", section)
+    found = [re.sub("<.*?>", "", each) for each in tagged]
+    root = f"{np.sqrt(np.mean(away**2)):.3g}"
+    names = [label(other.config[key]) for key in ("rule", "attack")]
+    assert found == [*names, "1", root, root, "50", "–", "4 of 4", "–"]
+    write_report([plain], tmp_path / "plain.html")
+    assert "theory-title" not in (tmp_path / "plain.html").read_text()
+
+
+def test_the_theory_counts_the_rounds_that_its_bounds_are_for():
+    run = made_results(TWO_RULES, seeds=1, rounds=4)[0]
+    columns = {
+        "gradient_deviation": [3.0, 4.0, 3.0, 4.0],
+        "deviation_bound": [2.0, 8.0, 8.0, 8.0],
+        "lipschitz": np.array([0.1, 0.1, 0.1, 2.0]) / run.setting("training.learning_rate"),
+        "descent": [1.0, 1.0, 1.0, 1.0],
+        "descent_bound": [0.5, 2.0, np.nan, 9.0],
+    }
+    series = replace(run.series, **{key: np.array(value) for key, value in columns.items()})
+    (row,) = theory_rows([replace(run, series=series)])
+    assert row[-2:] == ["3 of 4", "1 of 2"]
 
 
 def test_the_cells_of_a_page_lead_to_their_runs(tmp_path):

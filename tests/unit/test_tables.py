@@ -246,6 +246,20 @@ def test_runs_that_fit_no_part_are_laid_out_by_themselves():
     assert last.results == smoke
 
 
+def test_runs_of_other_rounds_are_laid_out_as_their_part_and_named_so():
+    full = made_results("splits", seeds=1, rounds=3, parts=("cifar10",))
+    shorter = [replace(each, config={**each.config, "rounds": 90}) for each in full]
+    whole, grid = grids_of(full)[1], grids_of(shorter)[1]
+    assert grid.title == f"{whole.title}, 90 instead of 200 rounds"
+    assert (grid.part, grid.rows, grid.columns) == (whole.part, whole.rows, whole.columns)
+    assert len(grid.results) == len(shorter)
+    assert [each.part for each in grids_of(shorter)] == ["small", "cifar10"]
+    titles = [each.title for each in grids_of([*full, *shorter]) if each.results]
+    assert titles == [whole.title, grid.title]
+    text = markdown(grids_of(shorter[1:]))
+    assert "run them with `outvote bench splits --part cifar10 --set rounds=90`" in text
+
+
 def test_own_runs_have_rules_as_rows_attacks_as_columns_and_tables_for_the_rest():
     grids = grids_of(made_results({**OWN, "data": {"beta": [0.5, 0.1]}}))
     assert [grid.title for grid in grids] == ["β = 0.1", "β = 0.5"]

@@ -161,7 +161,7 @@ def test_the_assumptions_hold_for_the_batches_of_a_client():
 
 
 def test_the_deviation_of_fifty_runs_stays_below_the_bound_with_all_constants(
-    fifty, record_property
+    fifty, record_testsuite_property
 ):
     ratios = {}
     for (rule, _), records in zip(*fifty, strict=True):
@@ -178,8 +178,8 @@ def test_the_deviation_of_fifty_runs_stays_below_the_bound_with_all_constants(
         ratios.setdefault(rule, []).append(sqrt(bound / squares))
     assert sum(map(len, ratios.values())) == 50
     for rule, found in ratios.items():
-        record_property(rule, f"bound / deviation: {min(found):.0f} to {max(found):.0f}")
-        # How loose it is: docs/results/theory-small.md has the ratios of longer runs.
+        record_testsuite_property(rule, f"bound / deviation: {min(found):.0f} to {max(found):.0f}")
+        # How loose it is: docs/concepts/theory.md has the ratios of longer runs.
         assert 20 < min(found) < max(found) < 5000, f"{rule}: {min(found)} to {max(found)}"
 
 

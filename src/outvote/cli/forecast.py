@@ -9,7 +9,7 @@ import click
 from outvote.cli.output import print_json, print_text
 from outvote.cli.run_plan import Execution, find_device, threads_each
 from outvote.cli.verb import usage_errors
-from outvote.errors import plural
+from outvote.errors import plural, warn_notes
 
 if TYPE_CHECKING:
     from outvote.experiment.forecast import Counts, Forecast, PartForecast
@@ -49,6 +49,7 @@ def _machine(how: Execution) -> tuple[str, int]:
 
 def _print(found: "Forecast", store: Path, as_json: bool, *, name: str, title: str = "") -> None:
     estimate = _estimate(found, store)
+    warn_notes(found.notes)
     if as_json:
         print_json({"suite": name, "title": title, **asdict(found), "estimate": estimate})
         return

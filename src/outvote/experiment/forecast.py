@@ -77,6 +77,8 @@ class Forecast:
     """How long the runs with an estimate will take; None: no run has one."""
     num_unknown: int
     """Runs to do that no finished run in the store is like."""
+    notes: list[str]
+    """What a user may not expect of these runs."""
 
 
 def forecast(suite: Suite, root: Path, device: str, num_cores: int) -> Forecast:
@@ -113,6 +115,7 @@ def _forecast(
         counts=_counts(plan.hashes, standing),
         seconds=seconds,
         num_unknown=num_unknown,
+        notes=plan.notes,
     )
 
 

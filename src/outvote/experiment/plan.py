@@ -155,7 +155,8 @@ class Plan:
             return []
         values = ", ".join(dict.fromkeys(str(each.assumed_byzantine) for each in found))
         text = (
-            f"{len(found)} of {plural(len(self.specs), 'run')} assume that half of a round's "
+            f"{len(found)} of {plural(len(self.specs), 'run')} "
+            f"{'assumes' if len(found) == 1 else 'assume'} that half of a round's "
             f"clients or more are Byzantine (federation.assumed_byzantine = {values}); a majority "
             "cannot be outvoted: assume less than half, or 'oracle'."
         )

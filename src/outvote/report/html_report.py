@@ -17,6 +17,7 @@ from outvote.report.html_data import grid_entries, log_entries, run_entries, sho
 from outvote.report.layout import grids_of
 from outvote.report.provenance import rerun_commands
 from outvote.report.rendered_table import not_run
+from outvote.report.theory import COLUMNS, NUM_TEXT, theory_rows
 from outvote.results.disk import write_whole
 from outvote.results.run import Result
 from outvote.results.schema import Environment
@@ -85,6 +86,7 @@ def report_page(
         page={"grids": grid_entries(grids, results), **run_entries(results)},
         not_run=not_run(all_grids),
         comparison=comparison,
+        theory=theory_rows(results),
         version=version,
     )
 
@@ -137,6 +139,7 @@ def _rendered(
     page: Mapping[str, Any],
     not_run: str = "",
     comparison: "Comparison | None" = None,
+    theory: Sequence[Sequence[str]] = (),
     version: str | None = None,
     **parts: Any,
 ) -> bytes:
@@ -155,6 +158,7 @@ def _rendered(
         grids=page["grids"],
         not_run=not_run,
         comparison=comparison,
+        theory={"columns": COLUMNS, "num_text": NUM_TEXT, "rows": theory} if theory else None,
         version=version,
         policy=_policy(style, script, asks_server=version is not None),
         style=Markup(style),

@@ -77,11 +77,15 @@ def _grids_of_suite(name: str, results: Sequence[Result], source: str | None) ->
             held[number].append(each)
         if not numbers:
             rest.append(each)
-    grids = [
-        grid
-        for part, group in zip(suite.parts, held, strict=True)
-        for grid in _grids_of_part(suite, part, group)
-    ]
+    grids = []
+    for part, group in zip(suite.parts, held, strict=True):
+        others = _with_other_rounds(part, rest)
+        if group or not others:
+            grids += _grids_of_part(suite, part, group)
+        for changed, own in others:
+            grids += _grids_of_part(suite, changed, own)
+            known.update(map(id, own))
+    rest = [each for each in rest if id(each) not in known]
     if rest:
         grids += _automatic_grids(rest, suite_title=suite.title, title="Other runs")
     return [replace(grid, source=source) for grid in grids]
@@ -100,6 +104,22 @@ def _parts_of_added(parts: Sequence[Part], result: Result) -> list[int]:
         if found:
             return found
     return []
+
+
+def _with_other_rounds(part: Part, results: Sequence[Result]) -> list[tuple[Part, list[Result]]]:
+    """Return the runs that differ from a part in the number of rounds alone.
+
+    With them is the part as they have it; its title names both numbers.
+    """
+    wanted = part.settings.get("rounds")
+    found = []
+    for rounds in ordered(each.setting("rounds") for each in results) if wanted else []:
+        title = f"{part.title}, {rounds} instead of {wanted} rounds"
+        settings = {**part.settings, "rounds": rounds}
+        changed = replace(part, title=title, settings=settings)
+        own = [each for each in results if changed.holds(each)]
+        found += [(changed, own)] if own else []
+    return found
 
 
 Groups = dict[tuple[str, Any], list[Result]]
