@@ -6,6 +6,7 @@ import torch
 
 import outvote as ov
 from outvote.rules.aggregate import aggregate, row_facts
+from outvote.rules.client_matrix import ClientMatrix
 
 SPECS = [
     "mean",
@@ -361,3 +362,22 @@ def test_a_round_looks_at_the_rows_once_for_all_rules(monkeypatch):
         output=None,
     )
     assert looked == [(6, 5)] * 2
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_the_average_of_copies_is_the_copy_to_the_last_bit(kind, device):
+    rows = torch.randn(3, 4, 50, generator=torch.Generator().manual_seed(1)).to(device)
+    rows[0, 1:] = rows[0, :1]
+    rows[1, 3] = rows[1, 2]
+    originals = torch.tensor([[0, 0, 0, 0], [0, 1, 2, 2], [0, 1, 2, 3]], device=device)
+    matrix = ClientMatrix.from_rows(
+        rows, torch.zeros(3, dtype=torch.long, device=device), originals
+    )
+    # Which way is taken depends on the device that the matrix names.
+    matrix.device = torch.device(kind)
+    weights = torch.tensor([[1, 1, 1, 0], [0, 0, 3, 3], [1, 1, 0, 0]], device=device).double()
+    weights /= weights.sum(dim=-1, keepdim=True)
+    vector = matrix.vector(ov.Aggregation(weights=weights))
+    assert torch.equal(vector[0], rows[0, 0])
+    assert torch.equal(vector[1], rows[1, 2])
+    torch.testing.assert_close(vector[2], rows[2, :2].mean(dim=0))

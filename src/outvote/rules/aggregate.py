@@ -20,6 +20,7 @@ from torch import Tensor
 from outvote.axes import Rows
 from outvote.errors import TooManyByzantine, check_choice
 from outvote.flat import to_float
+from outvote.fresh import on_device
 from outvote.precision import plain_torch, work_dtype
 from outvote.receive import Received, as_vector, finite_rows, norms_later, receive
 from outvote.rules.client_matrix import ClientMatrix
@@ -231,7 +232,7 @@ def _capped(
 
 
 def _on(counts: NDArray[np.float64] | None, device: torch.device) -> Tensor | None:
-    return None if counts is None else torch.from_numpy(counts).to(device)
+    return None if counts is None else torch.from_numpy(counts).to(device, non_blocking=True)
 
 
 def _alike(runs: list[_Run], alone: set[int]) -> list[list[_Run]]:
@@ -259,7 +260,7 @@ def _compute(
     centres = [central_client(run.norms) for run in runs]
     if any(run.norms[k] < SMALLEST_NORM for run, k in zip(runs, centres, strict=True)):
         rows = rows.double()
-    centre = torch.tensor(centres, device=rows.device)
+    centre = on_device(centres, rows.device)
     longest = max(norm for run in runs for norm in run.norms)
     originals = _originals(runs, rows.device)
     matrix = ClientMatrix.from_rows(rows, centre, originals, largest_norm=longest)
@@ -349,15 +350,15 @@ def _rows_of(runs: list[_Run], gradients: Rows) -> Rows:
 
 def _where(runs: list[_Run], device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the numbers of some runs and the indices of their finite rows."""
-    numbers = torch.tensor([run.number for run in runs], device=device)
-    return numbers, torch.tensor([run.rows for run in runs], device=device)
+    numbers = on_device([run.number for run in runs], device)
+    return numbers, on_device([run.rows for run in runs], device)
 
 
 def _originals(runs: list[_Run], device: torch.device) -> Tensor | None:
     """Return the first client equal to each of every run, if there are any copies."""
     if all(run.originals == list(range(len(run.rows))) for run in runs):
         return None
-    return torch.tensor([run.originals for run in runs], device=device)
+    return on_device([run.originals for run in runs], device)
 
 
 @dataclass(frozen=True, slots=True)
