@@ -60,6 +60,8 @@ with LocalCluster(n_workers=2, threads_per_worker=1, **local) as cluster:
     print(cluster.scheduler_address, flush=True)
     sys.stdin.read()
 """
+LONGEST_WITHOUT_WORKER = 60.0
+"""Seconds after which a cluster of Dask without workers is started anew."""
 LONGEST = 1800.0
 """Seconds of a sweep; one that takes longer hangs, even if many others share the machine."""
 Do = Callable[[], int]
@@ -129,6 +131,10 @@ class Cluster:
     """Two workers of Dask on this machine; one that is killed is replaced."""
 
     def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """Start a scheduler and its workers."""
         self.program = subprocess.Popen(
             [sys.executable, "-c", CLUSTER],
             stdin=subprocess.PIPE,
@@ -142,8 +148,12 @@ class Cluster:
             raise RuntimeError("Dask does not start")
 
     def workers(self) -> list[int]:
-        """Return the processes of the workers; wait until there is one."""
-        while True:
+        """Return the processes of the workers; wait until there is one.
+
+        Dask gives up on a worker that dies again while it starts.
+        """
+        last = time.monotonic() + LONGEST_WITHOUT_WORKER
+        while time.monotonic() < last:
             found = [
                 pid
                 for pid in children(self.program)
@@ -152,11 +162,10 @@ class Cluster:
             if found:
                 return found
             time.sleep(0.05)
+        raise Skipped("no worker of Dask is left")
 
-    def __enter__(self) -> "Cluster":
-        return self
-
-    def __exit__(self, *_error: object) -> None:
+    def stop(self) -> None:
+        """End it."""
         assert self.program.stdin is not None
         self.program.stdin.close()
         try:
@@ -164,6 +173,12 @@ class Cluster:
         except subprocess.TimeoutExpired:
             self.program.kill()
             self.program.wait()
+
+    def __enter__(self) -> "Cluster":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.stop()
 
 
 class Soak:
@@ -211,6 +226,8 @@ class Soak:
             child = self._sweep(store)
             try:
                 KINDS[kind](self, child, store)
+            except Skipped as reason:
+                self._recover(child, reason)
             finally:
                 if not child.poll():
                     self._kill(child)
@@ -224,6 +241,14 @@ class Soak:
         notes += self._differences(store, found)
         shutil.rmtree(store, ignore_errors=True)
         return {"struck": struck, "way": self.way, "notes": notes}
+
+    def _recover(self, child: Child, reason: Skipped) -> None:
+        """Start Dask anew if it has lost its workers; anything else ends the soak."""
+        if self.way != "Dask" or self.cluster is None:
+            raise reason
+        self._kill(child)
+        self.cluster.stop()
+        self.cluster.start()
 
     def _differences(self, store: Path, found: dict[str, Any]) -> list[str]:
         """Return how a store differs from the undisturbed one."""

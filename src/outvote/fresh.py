@@ -1,4 +1,7 @@
-"""New memory for many numbers."""
+"""New memory: for many numbers, and for a few on a device."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,3 +18,10 @@ def fresh(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
         return torch.empty(shape, dtype=dtype, device=device)
     size = int(np.prod(shape, dtype=np.int64))
     return torch.from_numpy(np.empty(size * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+
+
+def on_device(
+    values: Sequence[Any], device: torch.device, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Return a few numbers on a device; `torch.tensor(..., device=...)` would wait for a GPU."""
+    return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)

@@ -266,6 +266,14 @@ def test_stacks_are_as_large_as_memory_allows(tmp_path, monkeypatch):
     assert [num_runs for _, num_runs in recorder.rounds] == [2] * 4 + [1] * 4
 
 
+def test_stacks_are_about_equal_in_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(RunBuilder, "most_runs", lambda *_: 3)
+    recorder = Recorder()
+    rules = ["mean", "median", "rfa", "krum"]
+    execute(tiny("rounds=1", rule=rules), tmp_path, listener=recorder)
+    assert [num_runs for _, num_runs in recorder.rounds] == [2, 2]
+
+
 def test_a_run_that_another_process_works_on_is_left_alone(tmp_path):
     plan = tiny(rule=["mean", "median"])
     execute(plan, tmp_path / "first", **stopping_after(1))

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 import outvote as ov
-from outvote.rules.aggregate import aggregate
+from outvote.rules.aggregate import aggregate, row_facts
+from outvote.rules.client_matrix import ClientMatrix
 
 SPECS = [
     "mean",
@@ -42,6 +43,7 @@ def gradients(device):
     rows[3, 4] = rows[3, 5]
     rows[4, 1, 0] = torch.inf
     rows[4, 6, 0] = -torch.inf
+    rows[0, 5] = rows[0, 6] = rows[0, 3]  # The first of these copies is missing.
     is_present = torch.ones(6, 7, dtype=torch.bool)
     is_present[0, 3] = is_present[5, :6] = False
     return rows.to(device), is_present
@@ -100,6 +102,34 @@ def test_a_whole_batch_gets_what_runs_get_alone_and_stays_as_it_was(spec, device
         np.testing.assert_allclose(
             found.vector[run].cpu(), alone.update.cpu(), rtol=1e-9, atol=1e-12
         )
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_facts_of_a_larger_batch_serve_some_of_its_runs(spec, device):
+    rule = ov.make_rule(spec)
+    rows, is_present = gradients(device)
+    numbers = [4, 0, 3]
+    facts = row_facts(rows).of(numbers)
+    some, here = rows[numbers], is_present[numbers]
+    calls = {"num_byzantine": [1, 2, 1], "seeds": [5, 6, 7], "is_present": here}
+    alone, shared = (
+        aggregate(rule, some, **calls),
+        aggregate(rule, some, facts=facts, **calls),
+    )
+    assert torch.equal(shared.vector, alone.vector)
+    assert torch.equal(shared.scores, alone.scores)
+    assert torch.equal(shared.is_rejected, alone.is_rejected)
+
+
+def test_the_facts_of_a_batch_are_those_of_its_rows(device):
+    rows, _ = gradients(device)
+    facts = row_facts(rows)
+    norms = torch.tensor(facts.norms, dtype=torch.float64)[[0, 3]]
+    expected = torch.linalg.vector_norm(rows[[0, 3]], dim=-1).cpu()
+    torch.testing.assert_close(norms, expected)
+    assert [k for k, own in enumerate(facts.is_finite[4]) if not own] == [1, 6]
+    assert facts.originals[3] == [0, 1, 2, 3, 4, 4, 6]
+    assert facts.originals[0] == [0, 1, 2, 3, 4, 3, 3]
 
 
 def test_a_run_with_no_row_left_gives_the_update_zero(device):
@@ -306,3 +336,48 @@ def test_a_state_that_is_not_declared_is_an_error(device):
         Forgetful().inspect(rows[0])
     with pytest.raises(ValueError, match=r"Forgetful returned a state.*has_state=True"):
         ov.GAS(Forgetful()).inspect(rows[0], num_byzantine=0)
+
+
+def test_a_round_looks_at_the_rows_once_for_all_rules(monkeypatch):
+    looked = []
+
+    def look(rows):
+        looked.append(tuple(rows.shape[:2]))
+        return row_facts(rows)
+
+    monkeypatch.setattr("outvote.rules.aggregate.row_facts", look)
+    data = torch.randn(40, 3), torch.randint(2, (40,))
+    ov.simulate(
+        model=lambda: torch.nn.Linear(3, 2),
+        train=data,
+        test=data,
+        partition="iid",
+        num_clients=5,
+        byzantine=1,
+        rules=["mean", "gas(multi-krum, num_groups=2)", "median"],
+        attacks=["lie"],
+        seeds=[0, 1],
+        rounds=2,
+        device="cpu",
+        output=None,
+    )
+    assert looked == [(6, 5)] * 2
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_the_average_of_copies_is_the_copy_to_the_last_bit(kind, device):
+    rows = torch.randn(3, 4, 50, generator=torch.Generator().manual_seed(1)).to(device)
+    rows[0, 1:] = rows[0, :1]
+    rows[1, 3] = rows[1, 2]
+    originals = torch.tensor([[0, 0, 0, 0], [0, 1, 2, 2], [0, 1, 2, 3]], device=device)
+    matrix = ClientMatrix.from_rows(
+        rows, torch.zeros(3, dtype=torch.long, device=device), originals
+    )
+    # Which way is taken depends on the device that the matrix names.
+    matrix.device = torch.device(kind)
+    weights = torch.tensor([[1, 1, 1, 0], [0, 0, 3, 3], [1, 1, 0, 0]], device=device).double()
+    weights /= weights.sum(dim=-1, keepdim=True)
+    vector = matrix.vector(ov.Aggregation(weights=weights))
+    assert torch.equal(vector[0], rows[0, 0])
+    assert torch.equal(vector[1], rows[1, 2])
+    torch.testing.assert_close(vector[2], rows[2, :2].mean(dim=0))

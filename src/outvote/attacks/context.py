@@ -13,7 +13,7 @@ from outvote.attacks.statistics import Measured, Wanted, measure
 from outvote.axes import PerClient, PerCoordinate, Rows
 from outvote.errors import check_choice, plural, renamed, was
 from outvote.flat import to_float
-from outvote.fresh import fresh
+from outvote.fresh import fresh, on_device
 from outvote.lazy import lazy
 from outvote.precision import work_dtype
 from outvote.receive import finite_rows, norms_later
@@ -95,7 +95,7 @@ class AttackContext:
     @lazy
     def byzantine_counts(self) -> Tensor:
         """The number of attackers of each run, float64."""
-        return torch.tensor(self.num_byzantine, dtype=torch.float64, device=self.device)
+        return on_device(self.num_byzantine, self.device, torch.float64)
 
     @lazy
     def honest_counts(self) -> Tensor:
@@ -193,7 +193,7 @@ class AttackContext:
     def _is_finite(self, rows: Rows) -> Tensor:
         flat = rows.flatten(0, 1)
         found = finite_rows(flat, norms_later(flat)())
-        return torch.tensor(found, device=self.device).view(rows.shape[:2])
+        return on_device(found, self.device).view(rows.shape[:2])
 
     def measured(self, wanted: Wanted) -> Measured:
         """Measure the honest clients; in float64 without diverged clients if that is needed."""

@@ -15,6 +15,7 @@ from outvote.attacks.line_search import LineSearch, strongest_factor
 from outvote.attacks.parameters import check_count, check_number, check_reference_set, check_sign
 from outvote.axes import PerCoordinate, Rows
 from outvote.errors import check_choice
+from outvote.fresh import on_device
 
 
 @final
@@ -89,7 +90,7 @@ class ALIE(Attack):
         """Shift the mean by as many standard deviations as the numbers of clients allow."""
         pairs = zip(context.honest_counts.tolist(), context.num_byzantine, strict=True)
         z = [hiding_z(int(honest) + f, f) for honest, f in pairs]
-        factor = torch.tensor(z, dtype=torch.float64, device=context.device)
+        factor = on_device(z, context.device, torch.float64)
         return AttackOutput(rows=_shift(self, context)(factor), factor=factor)
 
 

@@ -29,10 +29,13 @@ def aggregate(
     weights = torch.full_like(scores, torch.nan)
     is_rejected = torch.zeros(num_runs, num_clients, dtype=torch.bool)
     used, states = [0] * num_runs, [None] * num_runs
+    facts = rules.row_facts(sent)
     for numbers in stack.grouped(lambda _, run: run.rule):
         at = run_index(numbers, sent.device)
         seeds = [stack.runs[k].seed_of(participants.number, "rule") for k in numbers]
-        found = apply_rule(stack, state, participants, updates, numbers, sent[at], seeds)
+        found = apply_rule(
+            stack, state, participants, updates, numbers, sent[at], seeds, facts.of(numbers)
+        )
         vector[at] = known(found.vector).to(vector.dtype)
         scores[at], is_rejected[numbers] = known(found.scores), known(found.is_rejected)
         if found.weights is not None:
@@ -57,10 +60,12 @@ def apply_rule(
     numbers: list[int],
     gradients: Tensor,
     seeds: Sequence[int],
+    facts: rules.RowFacts | None = None,
 ) -> Aggregation:
     """Aggregate ``gradients [runs, clients, dim]`` of some runs that share a rule.
 
-    The server and the attackers who know its rule call this; nothing in `state` changes.
+    The server and the attackers who know its rule call this; nothing in `state` changes. `facts`
+    are those of the gradients, if they are known.
     """
     rule = stack.runs[numbers[0]].rule
     models = None
@@ -79,4 +84,5 @@ def apply_rule(
         models=models,
         layer_sizes=stack.layer_sizes,
         sample_counts=[stack.runs[k].sample_counts(participants.clients[k]) for k in numbers],
+        facts=facts,
     )

@@ -12,6 +12,7 @@ from outvote.attacks.run_attack import craft_rows
 from outvote.engine.aggregate_step import apply_rule
 from outvote.engine.participants import Participants
 from outvote.engine.run_stack import Run, RunStack, State, run_index
+from outvote.fresh import on_device
 from outvote.rules.rule import known
 from outvote.training.trainer import LocalUpdates
 
@@ -38,7 +39,7 @@ def attack(
             seeds=[stack.runs[k].seed_of(participants.number, "attack") for k in numbers],
             defence=_defence(stack, state, participants, updates, numbers),
             states=[states[k] for k in numbers],
-            clients=torch.tensor([participants.clients[k] for k in numbers], device=honest.device),
+            clients=on_device([participants.clients[k] for k in numbers], honest.device),
             round=participants.number,
         )
         Positions(is_byzantine).put(output.rows, sent, numbers)

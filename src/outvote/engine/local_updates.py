@@ -11,6 +11,7 @@ from outvote.attacks.attack import Attack
 from outvote.attacks.run_attack import poison_batch
 from outvote.engine.participants import Participants
 from outvote.engine.run_stack import RunStack, State
+from outvote.fresh import on_device
 from outvote.seeding import RandomStream
 from outvote.server.buffers import buffer_changes
 from outvote.training.batch_norm import MIN_BATCH
@@ -126,7 +127,7 @@ def _with_buffers(
     """Append the change of the buffers to the gradients, if rules aggregate the whole state."""
     if stack.aggregate == "parameters":
         return updates
-    runs = torch.tensor([task.run for task in tasks], device=state.buffers.device)
+    runs = on_device([task.run for task in tasks], state.buffers.device)
     change = buffer_changes(state.buffers[runs], updates.buffers).to(updates.gradients)
     return replace(updates, gradients=torch.cat([updates.gradients, change], dim=1))
 

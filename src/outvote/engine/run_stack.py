@@ -12,6 +12,7 @@ from outvote.attacks.attack import Attack
 from outvote.engine.client_accuracy import ClientTests
 from outvote.engine.federation import Federation
 from outvote.errors import check_choice
+from outvote.fresh import on_device
 from outvote.rules.aggregate import num_from_fraction
 from outvote.rules.rule import Rule
 from outvote.seeding import RandomStream
@@ -143,7 +144,7 @@ def run_index(numbers: list[int], device: torch.device) -> slice | Tensor:
     """Return the index of some runs: a slice, which copies nothing, if they are consecutive."""
     if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
         return slice(numbers[0], numbers[0] + len(numbers))
-    return torch.tensor(numbers, device=device)
+    return on_device(numbers, device)
 
 
 @final
@@ -167,7 +168,7 @@ class State:
 
     def only(self, numbers: Sequence[int]) -> "State":
         """Return the state of some of the runs."""
-        at = torch.tensor(numbers, dtype=torch.long, device=self.weights.device)
+        at = on_device(numbers, self.weights.device, torch.long)
 
         def some(states: tuple[Any, ...]) -> tuple[Any, ...]:
             return tuple(states[k] for k in numbers) if states else ()

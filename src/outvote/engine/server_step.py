@@ -8,6 +8,7 @@ from torch import Tensor
 
 from outvote.engine.participants import Participants, remember_scores
 from outvote.engine.run_stack import RunStack, State
+from outvote.fresh import on_device
 from outvote.rules.rule import Aggregation, known
 from outvote.server.buffers import merge_buffers, move_buffers
 from outvote.server.step import step
@@ -49,7 +50,7 @@ def _merged(
     weights = known(aggregation.weights)
     sent = updates.buffers.view(*weights.shape, -1)
     rules = [run.rule.traits.selects_clients for run in stack.runs]
-    selects = torch.tensor(rules, dtype=torch.bool, device=sent.device)
+    selects = on_device(rules, sent.device, torch.bool)
     selects &= ~weights.isnan().any(dim=-1)
     parts = [
         merge_buffers(

@@ -28,6 +28,7 @@ from outvote.results.check import CheckedRun
 from outvote.results.disk import BusyError, StoreError
 from outvote.results.folder import CONFIG_NAME, TIMINGS_NAME, Writer
 from outvote.results.schema import Round, Status
+from outvote.training.gpu_memory import even_size
 
 CHECKPOINT_EVERY = 60.0
 DERIVED = (CONFIG_NAME, TIMINGS_NAME, AUDIT_NAME)
@@ -195,7 +196,9 @@ class _Sweep(Listener):
                 continue
             limit = self.runner.most_stacked(jobs[0].spec)
             if len(jobs) > limit:
-                self._put_back([jobs[k : k + limit] for k in range(0, len(jobs), limit)])
+                # Of equal size: a small stack at the end would train each of its runs slower.
+                size = even_size(len(jobs), limit)
+                self._put_back([jobs[k : k + size] for k in range(0, len(jobs), size)])
                 continue
             with ExitStack() as locks:
                 self._execute(jobs, locks)

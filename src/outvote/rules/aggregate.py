@@ -20,6 +20,7 @@ from torch import Tensor
 from outvote.axes import Rows
 from outvote.errors import TooManyByzantine, check_choice
 from outvote.flat import to_float
+from outvote.fresh import on_device
 from outvote.precision import plain_torch, work_dtype
 from outvote.receive import Received, as_vector, finite_rows, norms_later, receive
 from outvote.rules.client_matrix import ClientMatrix
@@ -66,6 +67,7 @@ def aggregate(  # noqa: PLR0913  (all that a round may have, by name)
     sample_counts: Sequence[Sequence[float] | None] | None = None,
     count_cap: float = COUNT_CAP,
     to_vector: Callable[[Any], Tensor] | None = None,
+    facts: "RowFacts | None" = None,
     is_full: bool = True,
 ) -> Aggregation:
     """Aggregate ``gradients [runs, clients, dim]`` run by run, as the rule would each alone.
@@ -73,7 +75,8 @@ def aggregate(  # noqa: PLR0913  (all that a round may have, by name)
     All sequences have one entry per run. `is_present` marks the rows that were received,
     `clients` are their ids. A number above the rule's limit is lowered, see `num_byzantine` of the
     result. `sample_counts` weigh the clients, none more than `count_cap` times the median of its
-    run. `is_full`: with weights and scores, which the update alone does not need.
+    run. `facts` are the `row_facts` of these gradients, where several rules share them. `is_full`:
+    with weights and scores, which the update alone does not need.
 
     The result has a vector for every run, scores (the rule's own, else the distances to the update;
     infinite for rows that took no part), weights (0 for those; NaN for runs where they are not
@@ -115,16 +118,17 @@ def aggregate(  # noqa: PLR0913  (all that a round may have, by name)
     with plain_torch(gradients.device):
         values = gradients.detach()
         everyone = [[True] * values.shape[1]] * num_runs
+        facts = facts or row_facts(values)
         present = everyone if is_present is None else is_present.tolist()
-        is_rejected, used, runs = _finite_runs(rule, values, present, num_byzantine)
-        is_alone = traits.has_state or traits.needs_reference or traits.needs_model
-        is_alone = is_alone or not traits.is_batched
+        is_rejected, used, runs = _finite_runs(rule, facts, present, num_byzantine)
+        needs_own = traits.has_state or traits.needs_reference or traits.needs_model
         counts_of = _capped(runs, sample_counts, count_cap)
-        alone = {run.number for run in runs if is_alone} | counts_of.keys()
-        found = []
-        for some in _alike(runs, alone):
-            one = _compute(rule, values, some, info_of(some), is_full=is_full)
-            found.append((some, one))
+        alone = {run.number for run in runs if needs_own or not traits.is_batched}
+        alone |= counts_of.keys()
+        found = [
+            (some, _compute(rule, values, some, info_of(some), is_full=is_full))
+            for some in _alike(runs, alone)
+        ]
         before = [None] * num_runs if states is None else states
         return _merged(values, found, before, is_rejected=is_rejected, num_byzantine=tuple(used))
 
@@ -141,40 +145,79 @@ def _check_needs(name: str, traits: Traits, own: dict[str, Any]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class RowFacts:
+    """What every rule needs to know about the rows of all clients, by run."""
+
+    norms: list[list[float]]
+    is_finite: list[list[bool]]
+    originals: list[list[int]]
+    """The first row of the run that is equal to each."""
+
+    def of(self, runs: Sequence[int]) -> "RowFacts":
+        """Return those of some runs."""
+        return RowFacts(
+            [self.norms[k] for k in runs],
+            [self.is_finite[k] for k in runs],
+            [self.originals[k] for k in runs],
+        )
+
+
+def row_facts(gradients: Rows) -> RowFacts:
+    """Look at ``gradients [runs, clients, dim]``: once for all rules, as a GPU is waited for."""
+    num_runs, num_clients = gradients.shape[:2]
+    flat = gradients.flatten(0, 1)
+    norms = norms_later(flat)()
+    is_finite = finite_rows(flat, norms)
+    starts = range(0, num_runs * num_clients, num_clients)
+    of_runs = [norms[start : start + num_clients] for start in starts]
+    return RowFacts(
+        norms=of_runs,
+        is_finite=[is_finite[start : start + num_clients] for start in starts],
+        originals=find_originals(gradients, of_runs),
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class _Run:
     """One run of a batch: its number, the rows that are finite, and the Byzantine ones left."""
 
     number: int
     rows: list[int]
     norms: list[float]
+    originals: list[int]
+    """The first of these rows that is equal to each."""
     num_byzantine: int
     num_received: int
 
 
 def _finite_runs(
-    rule: Rule, gradients: Rows, present: list[list[bool]], num_byzantine: Sequence[int]
+    rule: Rule, facts: RowFacts, present: list[list[bool]], num_byzantine: Sequence[int]
 ) -> tuple[Tensor, list[int], list[_Run]]:
     """Find the rows that are rejected, and the runs of the others with the Byzantine ones left."""
-    num_clients = gradients.shape[1]
-    flat = gradients.flatten(0, 1)
-    norms = norms_later(flat)()
-    is_finite = finite_rows(flat, norms)
-    is_rejected = torch.zeros(gradients.shape[:2], dtype=torch.bool)
+    is_rejected = torch.zeros(len(present), len(present[0]), dtype=torch.bool)
     used, runs = [], []
     for number, here in enumerate(present):
-        first = number * num_clients
-        ok = is_finite[first : first + num_clients]
-        rows = [k for k in range(num_clients) if here[k] and ok[k]]
+        ok = facts.is_finite[number]
+        rows = [k for k, is_here in enumerate(here) if is_here and ok[k]]
         num_received = sum(here)
         f = min(int(num_byzantine[number]), rule.max_byzantine(num_received))
         left = max(0, f - (num_received - len(rows)))
         used.append(f)
         if len(rows) < num_received:
-            is_rejected[number] = torch.tensor([here[k] and not ok[k] for k in range(num_clients)])
+            is_rejected[number] = torch.tensor(
+                [is_here and not ok[k] for k, is_here in enumerate(here)]
+            )
         if rows:
-            own = [norms[first + k] for k in rows]
-            runs.append(_Run(number, rows, own, left, num_received))
+            norms = [facts.norms[number][k] for k in rows]
+            originals = _among([facts.originals[number][k] for k in rows])
+            runs.append(_Run(number, rows, norms, originals, left, num_received))
     return is_rejected, used, runs
+
+
+def _among(labels: list[int]) -> list[int]:
+    """Return, for each of some rows, the first with its label."""
+    first: dict[int, int] = {}
+    return [first.setdefault(label, k) for k, label in enumerate(labels)]
 
 
 def _capped(
@@ -189,7 +232,7 @@ def _capped(
 
 
 def _on(counts: NDArray[np.float64] | None, device: torch.device) -> Tensor | None:
-    return None if counts is None else torch.from_numpy(counts).to(device)
+    return None if counts is None else torch.from_numpy(counts).to(device, non_blocking=True)
 
 
 def _alike(runs: list[_Run], alone: set[int]) -> list[list[_Run]]:
@@ -217,9 +260,10 @@ def _compute(
     centres = [central_client(run.norms) for run in runs]
     if any(run.norms[k] < SMALLEST_NORM for run, k in zip(runs, centres, strict=True)):
         rows = rows.double()
-    centre = torch.tensor(centres, device=rows.device)
+    centre = on_device(centres, rows.device)
     longest = max(norm for run in runs for norm in run.norms)
-    matrix = ClientMatrix.from_rows(rows, centre, _originals(rows, runs), largest_norm=longest)
+    originals = _originals(runs, rows.device)
+    matrix = ClientMatrix.from_rows(rows, centre, originals, largest_norm=longest)
     found = compute_weighted(rule, matrix, info)
     vector = to_float(matrix.vector(found), work_dtype(gradients.dtype))
     largest = torch.finfo(vector.dtype).max
@@ -306,17 +350,15 @@ def _rows_of(runs: list[_Run], gradients: Rows) -> Rows:
 
 def _where(runs: list[_Run], device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the numbers of some runs and the indices of their finite rows."""
-    numbers = torch.tensor([run.number for run in runs], device=device)
-    return numbers, torch.tensor([run.rows for run in runs], device=device)
+    numbers = on_device([run.number for run in runs], device)
+    return numbers, on_device([run.rows for run in runs], device)
 
 
-def _originals(rows: Rows, runs: list[_Run]) -> Tensor | None:
+def _originals(runs: list[_Run], device: torch.device) -> Tensor | None:
     """Return the first client equal to each of every run, if there are any copies."""
-    found = find_originals(rows, [run.norms for run in runs])
-    themselves = list(range(rows.shape[1]))
-    if all(originals == themselves for originals in found):
+    if all(run.originals == list(range(len(run.rows))) for run in runs):
         return None
-    return torch.tensor(found, device=rows.device)
+    return on_device([run.originals for run in runs], device)
 
 
 @dataclass(frozen=True, slots=True)

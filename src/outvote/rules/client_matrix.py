@@ -208,7 +208,13 @@ class ClientMatrix:
         of_client = self.originals.gather(-1, client.unsqueeze(-1))
         is_same = ((self.originals == of_client) | (weights == 0)).all(dim=-1)
         is_average = (weights.sum(dim=-1) - 1).abs() < 1e-9
-        for run in (is_same & is_average).nonzero().flatten().tolist():
+        is_kept = is_same & is_average
+        if self.device.type != "cpu":
+            # To look which runs these are would wait for a GPU; to read a row of each does not.
+            own = distances.of_client(self.columns, client).squeeze(-1).to(vector.dtype)
+            torch.where(is_kept.unsqueeze(-1), own, vector, out=vector)
+            return
+        for run in is_kept.nonzero().flatten().tolist():
             vector[run] = self.columns[run, :, client[run]]
 
     def mixed(self, mixture: Mixture) -> "ClientMatrix":

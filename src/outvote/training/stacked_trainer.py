@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from outvote.data.array_dataset import IGNORED
 from outvote.errors import check_choice
+from outvote.fresh import on_device
 from outvote.precision import exact_products, fast_products
 from outvote.training.batches import Batches
 from outvote.training.gpu_memory import even_size, how_many_fit, in_chunks, wait_for_background
@@ -430,7 +431,7 @@ class _Plan:
     def __init__(
         self, tasks: Sequence[ClientTask], rows: Sequence[int], device: torch.device
     ) -> None:
-        self.rows = torch.tensor(rows, device=device)
+        self.rows = on_device(rows, device)
         """The rows of the tasks in the result."""
         self.num_steps = tasks[0].batches.num_steps
         # Runs share the batches of their clients: each is copied to the device once.
@@ -452,8 +453,8 @@ class _Plan:
         self.index = index.clamp_(min=0).to(device)[which.to(device)]
         at = torch.arange(index.shape[-1], device=device)
         self.is_there = at < own.to(device).unsqueeze(-1)
-        self.steps_each = torch.tensor(each, dtype=torch.float64, device=device)
-        self.runs = torch.tensor([task.run for task in tasks], device=device)
+        self.steps_each = on_device(each, device, torch.float64)
+        self.runs = on_device([task.run for task in tasks], device)
         self.label_maps = _label_maps(tasks, device)
         self.poisons = {k: t.poison for k, t in enumerate(tasks) if t.poison is not None}
         moves = _moves(distinct, index, device)
