@@ -92,11 +92,10 @@ def check_run(folder: RunFolder, *, deep: bool = False) -> CheckedRun:
     _read_environment(found)
     _read_rounds(found)
     status = found.status
-    if status is not None and status.is_over:
-        if status.sums is not None:
-            _check_sums(found, status, status.sums)
-        else:
-            _check_old(found, status)
+    if status is not None and status.sums is not None:
+        _check_sums(found, status, status.sums)
+    elif status is not None and status.is_over:
+        _check_old(found, status)
     if deep and (folder.path / NEWEST).exists():
         _check_checkpoint(found)
     return found
