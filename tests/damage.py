@@ -56,6 +56,14 @@ def _of_other(name: str):
     return damage
 
 
+def _link(name: str, make):
+    def damage(folder: Path, other: Path) -> None:
+        (folder / name).unlink()
+        make(folder / name, other / name)
+
+    return damage
+
+
 def _all_of_other(folder: Path, other: Path) -> None:
     for path in other.iterdir():
         shutil.copyfile(path, folder / path.name)
@@ -103,6 +111,13 @@ DAMAGE = {
     "status: another outcome": _on(STATUS, _edit, outcome="diverged"),
     "status: fewer rounds": _on(STATUS, _edit, round=2, num_rounds=2),
     "status: of another run": _of_other(STATUS),
+    "status: interrupted": _on(STATUS, _edit, outcome="interrupted"),
+    "status: failed": _on(STATUS, _edit, outcome="failed", reason="of nothing"),
+    "status: a newer version": _on(STATUS, _edit, version=3),
+    "status: link to another run": _link(STATUS, Path.symlink_to),
+    "metrics: link to another run": _link(METRICS, Path.symlink_to),
+    "metrics: the file of another run": _link(METRICS, Path.hardlink_to),
+    "metrics: link to nothing": _on(METRICS, lambda path: (path.unlink(), path.symlink_to(path))),
     "all files of another run": _all_of_other,
 }
 """Whatever changes what a reader of the run sees."""

@@ -21,8 +21,11 @@ from outvote.user_objects import find_object, is_user_object
 
 WORD = re.compile(r"[^\s(),='\"]+")
 TOKEN = re.compile(rf"\s*('[^']*'|\"[^\"]*\"|[(),=]|{WORD.pattern})")
+MOST_LETTERS = 5000
+"""Of the text of a rule or attack: a path in it has at most 4,096."""
 MOST_NESTED = 50
 """So many parentheses inside each other are read."""
+TOO_DEEP = f"more than {MOST_NESTED} parentheses inside each other; wrap fewer"
 LONGEST_SHOWN = 200
 """So many characters of a text from elsewhere are put into a message."""
 LONGEST_MESSAGE = 1000
@@ -67,6 +70,10 @@ def build(
     """Build the object that a text describes."""
     if not isinstance(text, str):
         raise TypeError(f"{an(kind)} is given as text or as an object, got {type(text).__name__}.")
+    if len(text) > MOST_LETTERS:
+        what = f"{len(text):,} characters; at most {MOST_LETTERS:,} are read"
+        what = TOO_DEEP if nesting(text) > MOST_NESTED else what
+        raise ValueError(f"{kind} {shortened(text)!r}: {what}.")
     return _Reader(text, kind, table, aliases, base).read()
 
 
@@ -173,9 +180,7 @@ class _Reader:
             self._next("(")
             self.depth += 1
             if self.depth > MOST_NESTED:
-                raise self._error(
-                    f"more than {MOST_NESTED} parentheses inside each other; wrap fewer"
-                )
+                raise self._error(TOO_DEEP)
             self._parts(inside, named)
             self.depth -= 1
         return self._make(name, found, inside, named)

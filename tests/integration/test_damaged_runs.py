@@ -1,6 +1,7 @@
 """A damaged run is named by every reader, and `run` repairs it or runs it again."""
 
 import json
+import os
 import shutil
 import warnings
 
@@ -8,7 +9,9 @@ import pytest
 
 from command_line import run
 from damage import DAMAGE, OF_CHECKPOINT
+from outvote.errors import OutvoteWarning
 from outvote.report.runs import read_runs
+from outvote.results.disk import StoreError
 
 CONFIG = """
 rule = ["mean", "median"]
@@ -146,3 +149,54 @@ def test_a_flipped_number_of_a_half_done_run_is_found_when_it_resumes(capsys, so
     done = execute(capsys, sound, store)
     assert "metrics.jsonl" in done.err
     assert numbers(store) == numbers(sound / "runs")
+
+
+@pytest.mark.parametrize("name", ["audit.npz", "config.toml", "timings.jsonl", "metrics.jsonl"])
+def test_a_folder_in_the_place_of_a_file_is_named_and_the_run_stays_finished(
+    capsys, sound, tmp_path, name
+):
+    store = tmp_path / "runs"
+    shutil.copytree(sound / "runs", store)
+    folder = min((store / "tiny").iterdir())
+    (folder / name).unlink()
+    (folder / name).mkdir()
+    status = (folder / "status.json").read_bytes()
+    words = ("run", sound / "tiny.toml", "--device", "cpu", "-o", store)
+    done = run(capsys, *words)
+    assert done.code == 2
+    assert f"{name} could not be written: Is a directory" in done.err
+    assert (folder / "status.json").read_bytes() == status
+    (folder / name).rmdir()
+    assert run(capsys, *words).code == 0
+    assert numbers(store) == numbers(sound / "runs")
+    assert run(capsys, "verify", store).code == 0
+
+
+def test_a_copy_of_hard_links_does_not_change_with_the_store(capsys, sound, tmp_path):
+    store, copy = tmp_path / "runs", tmp_path / "copy"
+    shutil.copytree(sound / "runs", store)
+    shutil.copytree(store, copy, copy_function=os.link)
+    folder = min((store / "tiny").iterdir())
+    status = json.loads((folder / "status.json").read_text())
+    (folder / "status.json").unlink()
+    status |= {"outcome": "running", "round": 2, "sums": None}
+    (folder / "status.json").write_text(json.dumps(status))
+    (folder / "checkpoint.safetensors").unlink()
+    assert execute(capsys, sound, store).code == 0
+    assert run(capsys, "verify", copy).code == 0
+    assert not (folder / "metrics.jsonl").samefile(copy / "tiny" / folder.name / "metrics.jsonl")
+
+
+def test_a_store_without_a_sound_run_is_named_as_such(capsys, sound, tmp_path):
+    store = tmp_path / "runs"
+    shutil.copytree(sound / "runs", store)
+    for folder in (store / "tiny").iterdir():
+        DAMAGE["metrics: half of the lines"](folder, folder)
+    found = run(capsys, "table", store)
+    assert found.code == 2
+    assert f"all runs in {store} are damaged" in found.err
+    with (
+        pytest.warns(OutvoteWarning, match="2 can be read"),
+        pytest.raises(StoreError, match="all runs in"),
+    ):
+        read_runs(store)

@@ -86,6 +86,15 @@ def test_bench_asks_before_it_executes_code_even_for_a_dry_run(capsys, tmp_path,
     assert not was_executed(code)
 
 
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_show_asks_before_it_executes_the_code_of_a_suite(capsys, tmp_path, code, words):
+    suite = suite_of(tmp_path, f"{code}:Mine")
+    run(capsys, "show", suite, *words).assert_fails(2, "evil.py", "--allow-code")
+    assert not was_executed(code)
+    assert run(capsys, "show", suite, *words, "--allow-code").code == 0
+    assert was_executed(code)
+
+
 def test_code_runs_with_consent(capsys, tmp_path, code):
     suite = suite_of(tmp_path, f"{code}:Mine")
     words = ("bench", suite, "--device", "cpu", "-o", tmp_path / "runs")

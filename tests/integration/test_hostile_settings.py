@@ -145,3 +145,25 @@ def test_settings_of_a_terabyte_are_not_read(capsys, tmp_path, words):
     os.truncate(config, 1 << 40)
     done = run(capsys, words[0], config, *words[1:])
     done.assert_fails(2, "it holds more than the 10,000,000 bytes that are read")
+
+
+def test_a_million_parentheses_are_one_line_at_once(capsys, tmp_path):
+    path = written(tmp_path, f'rule = "{"(" * 1_000_000}"')
+    start = monotonic()
+    run(capsys, "run", path, "-o", tmp_path / "runs").assert_fails(2, "parentheses")
+    assert monotonic() - start < 20
+
+
+@pytest.mark.parametrize("part", ["a", "a.", "a:", " x", "x#"])
+def test_a_rule_of_many_letters_is_one_line_at_once(capsys, tmp_path, part):
+    path = tmp_path / "long.toml"
+    path.write_text(f'rule = "{part * 100_000}"')
+    start = monotonic()
+    run(capsys, "run", path, "-o", tmp_path / "runs").assert_fails(2, "000 characters; at most")
+    write_store(tmp_path / "runs", {"rule": "mean", "rounds": 1}, seeds=1)
+    (stored,) = (tmp_path / "runs").glob("*/*/config.toml")
+    stored.write_text(stored.read_text().replace('"mean"', f'"{part * 100_000}"'))
+    found = run(capsys, "table", tmp_path / "runs")
+    assert found.code == 2
+    assert "its rule has" in found.err
+    assert monotonic() - start < 20

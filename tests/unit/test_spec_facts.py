@@ -144,3 +144,9 @@ def test_optimistic_buckets_tolerate_what_they_count(inside):
     rows[:f] = 1e6
     for seed in range(20):
         assert np.abs(rule(rows, num_byzantine=f, seed=seed)).max() < 10
+
+
+def test_one_bucket_may_be_larger_than_any_number_of_clients():
+    rows = np.arange(12.0).reshape(4, 3)
+    found = ov.make_rule("bucketing(median, size=99999999999999999999)")(rows, num_byzantine=0)
+    np.testing.assert_allclose(found, rows.mean(axis=0))

@@ -9,6 +9,7 @@ import click
 
 from outvote.aliases import ATTACK_ALIASES, RULE_ALIASES
 from outvote.cli.output import print_json, print_table, print_text
+from outvote.cli.run_plan import allow_code_option, consent
 from outvote.cli.show_experiment import (
     is_dataset,
     is_model,
@@ -36,26 +37,29 @@ EXAMPLE_INSIDE = "multi-krum"
 
 @click.command("show", cls=Verb)
 @click.argument("name")
-def command(name: str, as_json: bool) -> None:
+@allow_code_option
+def command(name: str, allow_code: bool, as_json: bool) -> None:
     """Show a rule or an attack, a model, a dataset or a suite.
 
     NAME is a rule (outvote list rules) or an attack (outvote list attacks), a whole text such as
     'gas(bucketing(rfa, size=2))' or 'lie(z=2)', or path.py:MyRule or path.py:MyAttack for your own;
-    or a model, a dataset or a suite (outvote list models, ...), or the path.toml of a suite.
+    or a model, a dataset or a suite (outvote list models, ...), or the path.toml of a suite, whose
+    Python files are executed with --allow-code only.
 
     \b
     outvote show 'gas(multi-krum)'
     outvote show alexnet
     outvote show table1-cifar10
     """  # noqa: D301  (click wants the backspace)
-    for is_one, show in OTHERS:
-        if is_one(name) and not _is_built_in(name):
-            show(name, as_json)
-            return
-    if _is_attack(name):
-        show_attack(read_attack(name), as_json)
-    else:
-        show_rule(name, as_json)
+    with consent(allow_code, [name]):
+        for is_one, show in OTHERS:
+            if is_one(name) and not _is_built_in(name):
+                show(name, as_json)
+                return
+        if _is_attack(name):
+            show_attack(read_attack(name), as_json)
+        else:
+            show_rule(name, as_json)
 
 
 def show_attack(attack: "Attack", as_json: bool) -> None:

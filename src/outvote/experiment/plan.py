@@ -65,7 +65,7 @@ class Job:
         is_known = status is not None and not (status.is_over and found.faults)
         new = Status(outcome="interrupted", round=0, num_rounds=self.spec.rounds)
         # A run that is not over is checked when it resumes, against its checkpoint.
-        is_damaged = bool(found.faults) and (status is None or status.is_over)
+        is_damaged = bool(found.faults) and (status is None or status.is_over or bool(status.sums))
         return (status if is_known and status else new), (found if is_damaged else None)
 
     def check_code(self) -> None:

@@ -249,6 +249,8 @@ class _Sweep(Listener):
             if damaged is not None and (end := self._repaired(job, writer, run, damaged)):
                 self.on_end(end)
                 return None
+        except StoreError:  # Of a repair: the run is still over.
+            raise
         except Exception as error:  # noqa: BLE001  (a user's rule may raise anything)
             self._fail(job, writer, error)
             return None

@@ -55,10 +55,11 @@ def read_runs(*paths: AnyPath) -> "Runs":
         runs.to_frame().groupby(["data.beta", "rule"])["accuracy"].max()
     """
     faults: list[str] = []
-    found = collect([Path(path) for path in paths], faults.append)
-    for fault in faults:
-        warnings.warn(fault, OutvoteWarning, stacklevel=2)
-    return Runs(found)
+    try:
+        return Runs(collect([Path(path) for path in paths], faults.append))
+    finally:
+        for fault in faults:
+            warnings.warn(fault, OutvoteWarning, stacklevel=2)
 
 
 @final

@@ -29,7 +29,7 @@ from outvote.results.folder import CONFIG_NAME, CONTENT, ENVIRONMENT_NAME, METRI
 from outvote.results.folder import STATUS_NAME as STATUS
 from outvote.results.renamed import renamed_settings
 from outvote.results.schema import Environment, Round, Status, Sums
-from outvote.text import MOST_NESTED, nesting, short_line, shortened
+from outvote.text import MOST_LETTERS, MOST_NESTED, nesting, short_line, shortened
 
 NEEDED = (STATUS, CONFIG_NAME, ENVIRONMENT_NAME, METRICS_NAME)
 """Without one of these, the numbers of a run are not known."""
@@ -92,11 +92,10 @@ def check_run(folder: RunFolder, *, deep: bool = False) -> CheckedRun:
     _read_environment(found)
     _read_rounds(found)
     status = found.status
-    if status is not None and status.is_over:
-        if status.sums is not None:
-            _check_sums(found, status, status.sums)
-        else:
-            _check_old(found, status)
+    if status is not None and status.sums is not None:
+        _check_sums(found, status, status.sums)
+    elif status is not None and status.is_over:
+        _check_old(found, status)
     if deep and (folder.path / NEWEST).exists():
         _check_checkpoint(found)
     return found
@@ -121,6 +120,8 @@ def check_settings(config: Mapping[str, Any]) -> None:
             raise DamagedFileError(f"is damaged: its {key} is {repr(found)[:80]}")
         if isinstance(found, str) and nesting(found) > MOST_NESTED:
             raise DamagedFileError(f"is damaged: its {key} has too many parentheses")
+        if isinstance(found, str) and len(found) > MOST_LETTERS:
+            raise DamagedFileError(f"is damaged: its {key} has {len(found):,} characters")
     federation = config.get("federation")
     number = federation.get("num_clients") if isinstance(federation, Mapping) else None
     if isinstance(number, int) and not 0 <= number <= MOST_CLIENTS:

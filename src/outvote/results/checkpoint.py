@@ -102,7 +102,8 @@ def load_newest(
 def drop(folder: Path, *names: str) -> None:
     """Remove checkpoints: `NEWEST`, `PREVIOUS`, or `BOTH`."""
     for name in names:
-        (folder / name).unlink(missing_ok=True)
+        with write_errors(folder / name):
+            (folder / name).unlink(missing_ok=True)
 
 
 def _metadata(content: bytes) -> dict[str, str]:

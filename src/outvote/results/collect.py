@@ -19,9 +19,17 @@ def collect(paths: Sequence[Path], warn: Warn = lambda _: None) -> list[Result]:
     twice counts once: one that is over wins, then one with more rounds. A damaged run is left out,
     and `warn` is called; so it is where only the audit or the times are damaged.
     """
-    found = [result for path in paths for result in _read(path, warn)]
+    faults: list[str] = []
+
+    def note(text: str) -> None:
+        faults.append(text)
+        warn(text)
+
+    found = [result for path in paths for result in _read(path, note)]
     if not found:
         listed = ", ".join(str(path) for path in paths) or "no path"
+        if faults:
+            raise StoreError(f"all runs in {listed} are damaged; {REMEDY}")
         raise StoreError(
             f"no runs in {listed}; give a store, the folder of a suite or run, or an export "
             "(results.csv.gz)"

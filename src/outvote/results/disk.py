@@ -120,6 +120,27 @@ def write_temporary(path: Path, content: bytes, *, stays: str = CHECKPOINT) -> P
     return temporary
 
 
+def unshare(path: Path) -> None:
+    """Replace a link, or a file with several names, by a file of its own with the same content.
+
+    Lines are appended in place: they would appear under the other names, too. A link that leads to
+    no regular file is removed.
+    """
+    is_link = path.is_symlink()
+    if not is_link and not (path.is_file() and path.stat().st_nlink > 1):
+        return
+    if not path.is_file():
+        path.unlink()
+        return
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
+    try:
+        shutil.copyfile(path, temporary)
+        sync(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def remove_temporaries(folder: Path) -> None:
     """Remove the temporary files of a killed process."""
     for temporary in folder.glob(".*.tmp"):

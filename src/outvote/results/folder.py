@@ -25,6 +25,7 @@ from outvote.results.disk import (
     read_readable,
     remove_temporaries,
     sync_lines,
+    unshare,
     write_errors,
     write_whole,
 )
@@ -54,6 +55,7 @@ class RunFolder:
         if layout is None:
             return None
         if layout.version > VERSION:
+            _check_version(path)
             raise StoreError(
                 f"{self.path} was written by a newer outvote (layout {short_line(layout.version)}, "
                 f"known up to {VERSION}); upgrade outvote or choose another --output"
@@ -95,6 +97,8 @@ class Writer:
         with write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock: BinaryIO = lock(self.path / LOCK)
+            for name in (STATUS_NAME, *CONTENT):
+                unshare(self.path / name)
         remove_temporaries(self.path)
         self._config = config
         self._metrics, self._timings = folder.metrics, folder.timed
@@ -114,9 +118,10 @@ class Writer:
 
         The rounds before a checkpoint must be those that it was saved with.
         """
-        ends = [0, *line_ends(self._metrics, Round)]
-        rounds = [each.round for each in self.folder.rounds()]
-        content = self._metrics.read_bytes() if self._metrics.exists() else b""
+        with write_errors(self._metrics):
+            ends = [0, *line_ends(self._metrics, Round)]
+            rounds = [each.round for each in self.folder.rounds()]
+            content = self._metrics.read_bytes() if self._metrics.exists() else b""
 
         def fault(checkpoint: Checkpoint) -> str:
             number = checkpoint.round
@@ -216,6 +221,17 @@ def copied_status(status: Status, config: bytes) -> Status:
 def status_bytes(content: Any) -> bytes:
     """Return the content of status.json or env.json."""
     return msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
+
+
+def _check_version(path: Path) -> None:
+    """Refuse a status of this version whose number was damaged: its checksum is that of ours."""
+    try:
+        found = read_json(path, Status)
+    except DamagedFileError:
+        return
+    ours = found and msgspec.structs.replace(found, version=VERSION)
+    if ours and ours.sums is not None and ours.checksum() == ours.sums.checksum:
+        raise DamagedFileError(f"{path} is damaged: its checksum is wrong")
 
 
 def _is_run(files: Sequence[str]) -> bool:

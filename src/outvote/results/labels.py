@@ -22,10 +22,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """Defaults that suites write out, and the text of a run leaves out."""
 ALIASES = {**RULE_ALIASES, **ATTACK_ALIASES}
-_USER_FILE = re.compile(r"[^\s(),='\"][^(),='\"]*\.py(?=:\w)")
-
-
-_REGISTERED = re.compile(r"(\w+)#([0-9a-f]{12})")
+# Each looks at a letter a few times at most: texts may come from elsewhere, and be long.
+_PARTS = re.compile(r"[(),='\"]")
+_ENDS = re.compile(r"\.py(?=:\w)")
+_REGISTERED = re.compile(r"(?<!\w)(\w+)#([0-9a-f]{12})")
 """A user's object that a Python program passed: its name and checksum."""
 
 
@@ -93,7 +93,11 @@ def user_files(text: str) -> list[str]:
     >>> user_files("gas(rules/mine.py:MyRule(size=2))")
     ['rules/mine.py']
     """
-    return _USER_FILE.findall(text)
+    found = []
+    for part in map(str.lstrip, _PARTS.split(text)):
+        ends = [each.end() for each in _ENDS.finditer(part, 1)]
+        found += [part[: ends[-1]]] if ends else []
+    return found
 
 
 def user_objects(text: str) -> dict[str, str]:

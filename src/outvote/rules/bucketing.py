@@ -83,6 +83,6 @@ def bucket_matrix(permutation: Tensor, size: int) -> Tensor:
     matrix = torch.zeros(
         ceil(num_clients / size), num_clients, dtype=torch.float64, device=permutation.device
     )
-    for bucket, members in enumerate(permutation.long().split(size)):
+    for bucket, members in enumerate(permutation.long().split(min(size, num_clients))):
         matrix[bucket, members] = 1 / len(members)
     return matrix
