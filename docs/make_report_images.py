@@ -1,6 +1,7 @@
 """Take the images of the report, of `outvote watch` and of a comparison in a real Chromium.
 
     python docs/make_report_images.py runs/demo
+    python docs/make_report_images.py runs/demo --watch  # only that of watch, while they go on
 
 Needs Chromium: apt-get install chromium.
 """
@@ -34,30 +35,43 @@ def main() -> None:
     """Make the pages, and look at them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", type=Path)
-    runs = parser.parse_args().runs
-    results = collect([runs])
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
-        page = Path(name) / "report.html"
-        write_report(results, page, command="outvote demo")
-        with Browser(Path(name) / "profile") as browser:
-            browser.hide_scrollbars()
-            browser.open(page)
-            take(browser, "report-light", "body", width=1180, height=1320)
-            take(browser, "report-audit", "#runs", width=1180, height=1120)
-            take(browser, "report-dark", "#runs", width=1180, height=1120, is_dark=True)
-            take(browser, "report-phone", "#results", width=360, height=760, scale=2.0)
-            compared = Path(name) / "compared.html"
-            made = Runs(collect([COMPARED]))
-            alone, inside = made.select(rule="median"), made.select(rule="gas(median)")
-            compare(alone, inside).report(compared, command=COMMAND)
-            browser.open(compared)
-            take(browser, "compare", "#comparison", width=1180, height=860)
-            with WatchServer(WatchedPage([runs], command="outvote watch runs/demo")) as server:
-                threading.Thread(target=server.serve_forever, daemon=True).start()
-                browser.call("Page.navigate", url=server.address)
-                browser.wait("document.documentElement?.dataset.ready === 'yes'")
-                take(browser, "watch", "#curves", width=1180, height=860)
-                server.shutdown()
+    parser.add_argument("--watch", action="store_true")
+    given = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name,
+        Browser(Path(name) / "profile") as browser,
+    ):
+        browser.hide_scrollbars()
+        if given.watch:
+            take_watch(browser, given.runs)
+        else:
+            take_reports(browser, given.runs, Path(name))
+
+
+def take_reports(browser: Browser, runs: Path, folder: Path) -> None:
+    """Look at a report of runs that are over, and at a comparison of kept results."""
+    page, compared = folder / "report.html", folder / "compared.html"
+    write_report(collect([runs]), page, command="outvote demo")
+    browser.open(page)
+    take(browser, "report-light", "body", width=1180, height=1320)
+    take(browser, "report-audit", "#runs", width=1180, height=1120)
+    take(browser, "report-dark", "#runs", width=1180, height=1120, is_dark=True)
+    take(browser, "report-phone", "#results", width=360, height=760, scale=2.0)
+    made = Runs(collect([COMPARED]))
+    alone, inside = made.select(rule="median"), made.select(rule="gas(median)")
+    compare(alone, inside).report(compared, command=COMMAND)
+    browser.open(compared)
+    take(browser, "compare", "#comparison", width=1180, height=860)
+
+
+def take_watch(browser: Browser, runs: Path) -> None:
+    """Look at runs that go on."""
+    with WatchServer(WatchedPage([runs], command="outvote watch runs/demo")) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        browser.call("Page.navigate", url=server.address)
+        browser.wait("document.documentElement?.dataset.ready === 'yes'")
+        take(browser, "watch", "#curves", width=1180, height=860)
+        server.shutdown()
 
 
 def take(

@@ -21,18 +21,27 @@ folder="$(cd "$(dirname "$folder")" && pwd)/$(basename "$folder")"
 logs="$folder.logs"
 mkdir -p "$logs"
 # A program of the caller's environment must not stand in for what a step forgot to install.
-unset PYTHONPATH VIRTUAL_ENV
+unset PYTHONPATH VIRTUAL_ENV OUTVOTE_DATA OUTVOTE_ALLOW_CODE
 
 names=() seconds=() states=()
 failed=0
 
 step() { # NAME COMMAND...: run it in the clone, with a log of its own
-    local name="$1" start state=passed log
+    local name="$1" start state=passed log status
     shift
     log="$logs/${#names[@]}-${name//[^a-z0-9-]/-}.log"
     start=$(date +%s)
     printf '%-44s ' "$name"
-    if ! (cd "$folder" && "$@") >"$log" 2>&1; then
+    # As a condition ("if ! ..."), a function would go on after a command that fails.
+    set +e
+    (
+        set -e
+        cd "$folder"
+        "$@"
+    ) >"$log" 2>&1
+    status=$?
+    set -e
+    if [ "$status" -ne 0 ]; then
         state=FAILED
         failed=1
     fi
@@ -113,6 +122,10 @@ step "wheel, installed elsewhere" wheel
 for path in "${pages[@]}"; do
     page="docs/tutorial/$(basename "$path")"
     step "code of $page" code_of "$page"
+    if ! lines="$(commands_of "$page")"; then
+        echo "newcomer.sh: the commands of $page cannot be read" >&2
+        failed=1
+    fi
     while IFS= read -r line; do
         case "$line" in
         "") ;;
@@ -121,7 +134,7 @@ for path in "${pages[@]}"; do
         watch*) step "outvote $line" watch_line "$line" ;;
         *) step "outvote $line" command_line "$line" ;;
         esac
-    done < <(commands_of "$page")
+    done <<<"$lines"
 done
 not_run "commands of docs/how-to/flower.md" "ports must be free; test_flower_how_to.py has a network of its own"
 

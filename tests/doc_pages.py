@@ -52,6 +52,22 @@ def shown_commands(page: str) -> dict[str, list[str]]:
     return found
 
 
+def every_command() -> list[tuple[str, str]]:
+    """Every outvote command in the blocks of any page, without comments."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("**/*.md"))]
+    lines = [
+        (path.relative_to(ROOT).as_posix(), line)
+        for path in pages
+        for kind, text in blocks(path.read_text(encoding="utf-8"))
+        if kind in ("", "console", "sh")
+        for line in text.splitlines()
+    ]
+    found = [
+        (page, re.match(r"(?:\$ )?outvote (.*?)(?: {2,}.*| # .*)?$", line)) for page, line in lines
+    ]
+    return list(dict.fromkeys((page, each[1]) for page, each in found if each is not None))
+
+
 def expected_output(page: str) -> list[str]:
     """What the code of a page prints: comments after a print, and `text` blocks below the code."""
     lines = []

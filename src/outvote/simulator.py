@@ -57,9 +57,13 @@ class RoundReport:
     run: str
     """The name of the run: rule, attack, seed and checksum."""
     rule: str
+    """The rule of the run, as text."""
     attack: str
+    """The attack of the run, as text."""
     seed: int
+    """The seed of the run."""
     round: int
+    """The number of the round, from 1."""
     accuracy: float | None
     """On the test set; None: not evaluated, or targets are not classes."""
     loss: float | None

@@ -14,8 +14,10 @@ from audit_logs import line, write_log
 from browser import Browser, find_browser
 from made_results import write_store
 from outvote.report.audit import audit_log
+from outvote.report.compare import compare
 from outvote.report.html_report import write_log_audit, write_report
 from outvote.report.rendered_table import number
+from outvote.report.runs import Runs
 from outvote.results.audit_log import ClientRecord
 from outvote.results.collect import collect
 from outvote.results.export import read_export, to_export
@@ -475,3 +477,14 @@ def test_a_hostile_log_is_shown_as_text(browser, folder):
     assert browser.evaluate("window.owned") is None
     assert browser.evaluate("document.querySelectorAll('img, b b, i').length") == 0
     assert "Which clients are Byzantine is not known" in browser.texts("#run")[0]
+
+
+def test_the_columns_of_a_comparison_have_headings_of_one_kind(browser, folder, results):
+    runs = Runs(results)
+    page = folder / "compared.html"
+    compare(runs.select(rule="median"), runs.select(rule="krum")).report(page)
+    browser.open(page)
+    heads = "[...document.querySelectorAll('.compared thead th')]"
+    found = browser.evaluate(f"{heads}.map(each => getComputedStyle(each).fontWeight)")
+    assert len(found) > 4
+    assert len(set(found)) == 1

@@ -87,6 +87,19 @@ def test_a_page_opens_from_disk_fits_and_asks_for_files_alone(site, tmp_path, pa
 
 
 @pytest.mark.skipif(find_browser() is None, reason="needs Chromium")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_keys_and_values_in_tables_are_not_broken(site, tmp_path, width):
+    with Browser(tmp_path, width=width) as browser:
+        browser.call("Page.navigate", url=(site / "reference" / "settings.html").as_uri())
+        browser.wait("document.readyState === 'complete'")
+        words = "[...document.querySelectorAll('td code')].map(each => [each.innerText, "
+        words += "each.getClientRects().length]).filter(each => !/[\\s-]/.test(each[0]))"
+        found = browser.evaluate(words)
+        assert len(found) > 100
+        assert [word for word, num_lines in found if num_lines > 1] == []
+
+
+@pytest.mark.skipif(find_browser() is None, reason="needs Chromium")
 def test_the_search_finds_a_rule_from_disk(site, tmp_path):
     with Browser(tmp_path) as browser:
         browser.call("Page.navigate", url=(site / "index.html").as_uri() + "?q=bucketing")

@@ -14,14 +14,17 @@ from doc_pages import (
     IN_ORDER,
     ROOT,
     blocks,
+    every_command,
     expected_output,
     paths_of_tree,
     python_blocks,
     shown_commands,
     squeezed,
 )
+from outvote.attacks.attack_spec import make_attack
+from outvote.experiment.plan import read_plan
 from outvote.rules.rule import Wrapper
-from outvote.rules.rule_spec import RULES
+from outvote.rules.rule_spec import RULES, make_rule
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = {page: shown_commands(page) for page in IN_ORDER}
@@ -106,21 +109,40 @@ def test_aggregate_prints_what_is_shown(capsys, page, command):
     assert_prints_as_shown(capsys, page, command)
 
 
-@pytest.mark.parametrize(("page", "command"), EVERY_COMMAND)
-def test_every_command_has_options_that_exist(page, command):
-    """Parsed as the program does, but not executed."""
+def parsed(command):
+    """The options and words of a command, as the program parses them."""
     from outvote.cli.app import program
 
-    words = shlex.split(command)
+    name, *rest = shlex.split(command)
     context = click.Context(program)
-    verb = program.get_command(context, words[0])
-    assert verb is not None, page
-    rest = words[1:]
+    verb = program.get_command(context, name)
+    assert verb is not None, name
     if isinstance(verb, click.Group):
         verb, rest = verb.get_command(context, rest[0]), rest[1:]
-    known = {option for each in verb.params for option in each.opts}
-    given = {word.partition("=")[0] for word in rest if word.startswith("-")}
-    assert given <= known, page
+        assert verb is not None, command
+    given, left, _ = verb.make_parser(click.Context(verb)).parse_args(rest)
+    assert left == []
+    return given
+
+
+def test_commands_of_all_pages_are_found():
+    found = every_command()
+    assert len(found) > 90
+    assert set(EVERY_COMMAND) - set(found) == set()
+
+
+@pytest.mark.parametrize(("page", "command"), every_command())
+def test_every_command_of_every_page_can_be_parsed(page, command):
+    """With options, rules, attacks and settings that exist; it is not executed."""
+    given = parsed(command)
+    for key, texts in given.items():
+        make = {"rule": make_rule, "attack": make_attack}.get(re.split("s?_|s$", key)[0])
+        if make is not None:
+            for text in [texts] if isinstance(texts, str) else texts:
+                assert ".py:" in text or make(text)
+    if command.startswith("run examples/"):
+        settings = [each for each in given.get("settings") or () if ".py:" not in each]
+        assert read_plan(ROOT / given["config"], settings).specs
 
 
 @pytest.mark.slow

@@ -28,11 +28,17 @@ class AttackOutput:
     """
 
     rows: Any
+    """What the attackers send."""
     factor: Any = None
+    """The number that the attack chose or was given."""
     state: Any = None
+    """What the attack keeps for its next round."""
     seed: int | None = None
+    """Gives the same rows again; None: nothing was drawn."""
     notes: tuple[str, ...] = ()
+    """What a caller may not expect."""
     num_evaluations: int = 0
+    """How often the attack asked the defence."""
     is_fresh: InitVar[bool | None] = None
     """A setting of 0.1 without a meaning now."""
 

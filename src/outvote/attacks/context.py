@@ -44,15 +44,25 @@ class AttackContext:
     """
 
     gradients: Rows
+    """The rows of all sampled clients."""
     num_byzantine: tuple[int, ...]
+    """The number of attackers of each run."""
     stream: RandomStream
+    """Where randomness comes from."""
     is_counted: Tensor | None = None
+    """Which rows count as honest before they are checked; None: all."""
     own: Rows | None = None
+    """What the attackers would have sent honestly; None: not known, or not used."""
     is_own: Tensor | None = None
+    """Which rows of `gradients` are the attackers' own; None: none."""
     clients: Tensor | None = None
+    """The id of each row's sender."""
     defence: Defence | None = None
+    """What `ask` asks; None: the attack is not given the rule."""
     state: Any = None
+    """What the attack returned as state in the round before."""
     round: int | None = None
+    """The number of the round, from 1."""
 
     @property
     def draws(self) -> RandomStream:

@@ -127,7 +127,7 @@ def _split(body: str) -> tuple[dict[str, str], str]:
 def _parameters(rule: type) -> list[Parameter]:
     if not is_dataclass(rule):
         return []
-    docs = _field_docs(rule)
+    docs = field_docs(rule)
     return [
         Parameter(name=field.name, default=field.default, doc=docs.get(field.name, ""))
         for field in fields(rule)
@@ -135,10 +135,10 @@ def _parameters(rule: type) -> list[Parameter]:
     ]
 
 
-def _field_docs(rule: type) -> dict[str, str]:
+def field_docs(kind: type) -> dict[str, str]:
     """Read the strings that follow the fields in the source, also those of the parents."""
     docs: dict[str, str] = {}
-    for parent in reversed(rule.__mro__):
+    for parent in reversed(kind.__mro__):
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(parent)))
         except (OSError, TypeError, SyntaxError):

@@ -21,12 +21,15 @@ class ArrayDataset:
     """Samples, one array per argument of the model, and their targets."""
 
     name: str
+    """The name of the dataset."""
     train_inputs: tuple[Array, ...]
     """Arrays ``[samples, ...]``. Bytes are divided by 255 before a model gets them."""
     train_targets: Array
     """``[samples, ...]``: whole numbers are classes, -100 does not count; others are values."""
     test_inputs: tuple[Array, ...]
+    """Like `train_inputs`, of the samples to test on."""
     test_targets: Array
+    """Like `train_targets`."""
     num_classes: int | None
     """None: targets are not classes."""
     source: str
@@ -34,6 +37,7 @@ class ArrayDataset:
     train_groups: Array | None = None
     """The group (such as a writer, a book, a carrier) of every training sample."""
     test_groups: Array | None = None
+    """Like `train_groups`."""
     is_channels_last: bool = False
     """Whether the first array are images whose last axis are channels."""
     class_names: tuple[str, ...] | None = None

@@ -37,12 +37,15 @@ class Arrays:
     train_labels: Labels
     """int64, from 0"""
     test_images: Images
+    """Like `train_images`, of the samples to test on."""
     test_labels: Labels
+    """Like `train_labels`."""
     class_names: tuple[str, ...]
     """In the order of the labels."""
     train_groups: Labels | None = None
     """The writer of every training image, where that is known."""
     test_groups: Labels | None = None
+    """Likewise, of the test images."""
     group_names: tuple[str, ...] | None = None
     """The names of the writers."""
 
@@ -56,9 +59,11 @@ class Dataset(Arrays):
     """
 
     name: str
+    """The name of the dataset."""
     mean: tuple[float, ...]
     """Per channel, of pixels scaled to [0, 1]."""
     std: tuple[float, ...]
+    """Likewise."""
     pixels: str
     """What 0 and 255 mean."""
     source: str

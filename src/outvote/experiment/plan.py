@@ -28,8 +28,20 @@ from outvote.text import LONGEST_MESSAGE, short_line, shortened
 _hints = cache(get_type_hints)
 LONGEST_NAME = 100
 """Of a suite, in bytes."""
-OUTSIDE = ("preset", "suite")
-"""Keys of a file that are not settings of a run."""
+
+
+class OutsideSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys of a file that are not settings of a run."""
+
+    preset: str | None = None
+    """Settings to start from, which those of the file override; left out: the defaults. Allowed:
+    the presets below."""
+    suite: str | None = None
+    """The name of the folder of the runs; left out: the name of the file. Allowed: up to 100
+    printable characters, no slash, no dot in front."""
+
+
+OUTSIDE = OutsideSpec.__struct_fields__
 
 
 @final

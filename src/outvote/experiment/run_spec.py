@@ -41,14 +41,23 @@ class DataSpec(Struct, frozen=True, kw_only=True):
     """The dataset, and its partition among the clients."""
 
     name: str = "fashion-mnist-small"
+    """The dataset. Allowed: those of `outvote list datasets`, or `path.py:name`, a function that
+    returns your own."""
     partition: str = "dirichlet"
-    """One of `PARTITIONS`, or a user's function (targets, num_clients, seed) -> list of indices."""
+    """How the samples are divided among the clients; by-group keeps the samples of a group, such as
+    a writer, together. Allowed: dirichlet, iid, shards, by-group, or `path.py:name`, a list of
+    indices per client or a function (targets, num_clients, seed) that returns one."""
     beta: float = 0.5
+    """Of dirichlet: the smaller, the more the clients differ. Allowed: above 0."""
     balance: bool = True
+    """Of dirichlet: whether a client that has an equal share already gets no more."""
     min_size: int = 10
+    """Of dirichlet: the fewest samples of a client. Allowed: at least 1."""
     shards_per_client: int = 2
+    """Of shards: how many shards of samples sorted by label a client gets. Allowed: at least 1."""
     image_size: int | None = None
-    """The height and width of a folder's images; None: 224, or 64 for Tiny-ImageNet."""
+    """Of folders of images, such as imagenet12: the height and width after resizing; None: 224, or
+    64 for Tiny-ImageNet. Allowed: at least 1."""
 
     @property
     def key(self) -> tuple[str, int | None]:
@@ -60,13 +69,24 @@ class FederationSpec(Struct, frozen=True, kw_only=True):
     """The clients: whole numbers are counts, numbers with a point are fractions, rounded up."""
 
     num_clients: int | Literal["all"] = 50
+    """How many clients there are; "all": one per group, for the partition by-group. Allowed: at
+    least 1."""
     byzantine: int | float = 0.2
+    """How many clients are Byzantine, drawn once per run. Allowed: a count of at most all clients,
+    or a fraction from 0.0 to 1.0."""
     sampled: int | float = 1.0
+    """How many clients take part in a round. Allowed: a count of at most all clients, or a fraction
+    from 0.0 to 1.0."""
     assumed_byzantine: int | float | Literal["oracle"] = "oracle"
+    """How many Byzantine clients the server assumes in a round; "oracle": their true number.
+    Allowed: a count of at most those sampled, or a fraction from 0.0 to 1.0."""
     sample_counts: bool = False
-    """Whether rules weigh clients by their numbers of samples, capped."""
+    """Whether rules weigh clients by their numbers of samples, none more than three times the
+    median."""
     selection: str = "uniform"
-    """How the clients of a round are sampled: one of `SELECTIONS`, with parameters."""
+    """How the clients of a round are sampled; by-score: less often after high scores, see
+    docs/concepts/client-selection.md. Allowed: uniform, or where not all are sampled by-score,
+    as in `by-score(floor=0.2, memory=0.8)`."""
 
     def num_sampled(self, num_clients: int) -> int:
         """Return how many clients take part in a round."""
@@ -103,29 +123,52 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     """The network: a name, or a user's class or function that makes one."""
 
     name: str = "small-cnn"
+    """The network. Allowed: those of `outvote list models`, or `path.py:name`, a class or function
+    that makes your own."""
 
 
 class RunSpec(Struct, frozen=True, kw_only=True):
     """One run."""
 
     rule: str = "gas(multi-krum)"
+    """The rule that aggregates, with parameters, as in `gas(median, num_groups=100)`. Allowed:
+    those of `outvote list rules`, or `path.py:MyRule`."""
     attack: str = "lie"
+    """What Byzantine clients send, with parameters, as in `lie(z=1.5)`. Allowed: those of
+    `outvote list attacks`, or `path.py:MyAttack`."""
     rounds: int = 50
+    """How many rounds the run has. Allowed: at least 1."""
     evaluate_every: int = 1
+    """Rounds between two evaluations on the whole test set; the last round is always evaluated.
+    Allowed: at least 1."""
     seed: int = 0
+    """Everything random follows from it: partition, Byzantine clients, first weights, sampling,
+    batches, attack and rule. Allowed: at least 0."""
     precision: Precision = "float32"
+    """Of products while clients train; on a CPU tf32 changes nothing, and bfloat16 is an error."""
     root_size: int = 100
+    """How many samples the server has, for rules such as fltrust; they are drawn from the training
+    set, and clients keep them. Allowed: at least 1."""
     aggregate: Literal["parameters", "state"] = "parameters"
+    """What rules aggregate; state: also running statistics, as in the authors' code."""
     diagnostics: bool = False
+    """Whether to record the quantities of the theory too, at the cost of about one more epoch per
+    round, see docs/concepts/diagnostics.md."""
     theory: bool = False
-    """Whether to measure the convergence analysis; for settings as the preset has them."""
+    """Whether to measure the convergence analysis and the diagnostics, at the cost of about two
+    more epochs per round; for one plain step of all clients, as the preset theory has it, see
+    docs/concepts/theory.md."""
     loss: str = "auto"
-    """"auto": cross entropy for classes, the mean squared error for other targets; or a user's
-    function (outputs, targets) -> number."""
+    """What clients minimise; auto: cross entropy for classes, the mean squared error for other
+    targets. Allowed: auto, or `path.py:name`, a function (outputs, targets) that returns a number.
+    """
     optimizer: str = "local-sgd"
-    """"local-sgd": as `training` has it; or a user's function (parameters) -> torch optimiser."""
+    """How clients step; local-sgd: as the settings of training have it. Allowed: local-sgd, or
+    `path.py:name`, a function that makes a torch optimiser of the parameters."""
     trainer: Literal["auto", "stacked", "vmap", "sequential"] = "auto"
-    """How clients train, see `choose_trainer`."""
+    """How clients train; stacked: all as one program, for known layers; vmap: all, by torch.func;
+    sequential: one by one, for any network; auto: the first that works on a GPU, sequential on a
+    CPU."""
     data: DataSpec = msgspec.field(default_factory=DataSpec)
     federation: FederationSpec = msgspec.field(default_factory=FederationSpec)
     model: ModelSpec = msgspec.field(default_factory=ModelSpec)

@@ -45,7 +45,9 @@ class FedAvg(ServerOptimizer):
 
     name: ClassVar[str] = "fedavg"
     learning_rate: float = 1.0
+    """What the step is multiplied by."""
     momentum: float = 0.0
+    """The share of the last step in this one."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -63,7 +65,9 @@ class _Adaptive(ServerOptimizer):
     """Steps that are shorter where earlier updates were large."""
 
     learning_rate: float = 0.1
+    """What the step is multiplied by."""
     beta_1: float = 0.9
+    """The share of earlier updates in the first moment."""
     tau: float = 1e-3
     """How large a coordinate must be to count; the smaller, the more adaptive."""
 
@@ -94,6 +98,7 @@ class FedAdagrad(_Adaptive):
 
     name: ClassVar[str] = "fedadagrad"
     beta_1: float = 0.0
+    """The share of earlier updates in the first moment."""
 
     def second_moment(self, second: Tensor, square: Tensor) -> Tensor:
         """Add the squares up."""
@@ -107,6 +112,7 @@ class FedAdam(_Adaptive):
 
     name: ClassVar[str] = "fedadam"
     beta_2: float = 0.99
+    """The share of earlier updates in the second moment."""
 
     def second_moment(self, second: Tensor, square: Tensor) -> Tensor:
         """Average, recent squares first."""
@@ -120,6 +126,7 @@ class FedYogi(_Adaptive):
 
     name: ClassVar[str] = "fedyogi"
     beta_2: float = 0.99
+    """The share of earlier updates in the second moment."""
 
     def second_moment(self, second: Tensor, square: Tensor) -> Tensor:
         """Move towards the squares by a share of them."""

@@ -97,12 +97,17 @@ class GASBound:
     """
 
     num_clients: int
+    """n of the paper."""
     num_byzantine: int
+    """f of the paper."""
     num_groups: int
+    """p of the paper."""
     resilience: float
     """lambda of the rule inside, on the widest group."""
     kappa: float
+    """How far the expected gradient of an honest client is from the mean of all, at most."""
     sigma: float
+    """The root mean square distance of an honest gradient to its expectation."""
     byzantine_sigma: float | None = None
     """The root mean square distance of a Byzantine gradient to its expectation; None: sigma."""
 

@@ -99,15 +99,19 @@ class Comparison:
     """Paired differences between two sets of runs, B minus A."""
 
     names: tuple[str, str]
+    """What A and B are called."""
     metric: Metric
+    """What is compared: the best accuracy of a run, its last one, or another."""
     differs: Mapping[str, tuple[tuple[Any, ...], tuple[Any, ...]]]
     """The settings without a value in common, each with the values of A and of B."""
     software: Mapping[str, tuple[tuple[Any, ...], tuple[Any, ...]]]
     """Versions and devices that are not the same in A and B."""
     rows: tuple[PairedRow, ...]
+    """One per setting that A and B share, with the difference and its interval."""
     overall: Interval
     """The mean over all rows: of each seed that all rows have. No interval if these are not two."""
     unpaired: tuple[Unpaired, ...]
+    """The runs that are left out, with the reason."""
     runs: Runs
     """All runs of A and B."""
 

@@ -83,12 +83,17 @@ class Aggregation:
     """
 
     weights: PerClient | None = None
+    """Each client's share in the update."""
     vector: PerCoordinate | None = None
+    """The update, where it is not the average by `weights`."""
     scores: PerClient | None = None
+    """How suspicious each client is."""
     state: Any = None
     """What the rule carries to the next round."""
     num_groups: int | None = None
+    """How many groups of coordinates were made; None: none."""
     notes: tuple[str, ...] = ()
+    """What a caller may not expect."""
     is_rejected: Tensor | None = None
     """Rows that are not finite, ``[runs, clients]`` on the CPU; set by `aggregate`."""
     num_byzantine: tuple[int, ...] = ()
@@ -129,6 +134,7 @@ class RoundInfo:
     clients: tuple[Hashable, ...] = ()
     """The ids of the clients in the matrix, where a single run is computed."""
     round: int | None = None
+    """The number of the round, from 1; None: not known."""
     reference: Tensor | None = None
     """The server's own gradient, ``[dim]``."""
     model: Tensor | None = None
@@ -138,6 +144,7 @@ class RoundInfo:
     split: Split | None = None
     """An explicit partition of the coordinates, for gas."""
     layer_sizes: tuple[int, ...] | None = None
+    """How many coordinates each layer has; None: not known."""
     counts: Tensor | None = None
     """How much each client counts, relative to the median and capped, ``[clients]`` in float64;
     None: all alike."""

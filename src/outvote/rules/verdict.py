@@ -27,16 +27,28 @@ class Verdict:
     """
 
     update: Any
+    """What the rule returned, of the kind, dtype and device of the gradients."""
     scores: NDArray[np.float64]
+    """How suspicious each client is, ``[clients]``."""
     weights: NDArray[np.float64] | None
+    """Each client's share in the update, ``[clients]``; None: not known."""
     clients: tuple[Hashable, ...]
+    """The id of each row."""
     rejected: list[Any]
+    """The clients who sent something that is not finite."""
     num_byzantine: int
+    """How many Byzantine clients were assumed: what was asked for, lowered where that was allowed.
+    """
     base_num_byzantine: int
+    """The number that the rule inside gas assumed, at most its own limit; else `num_byzantine`."""
     num_groups: int | None = None
+    """How many groups of coordinates gas made; None: the rule makes none."""
     seed: int = 0
+    """Gives the same verdict again, as ``seed=``."""
     state: Any = None
+    """For ``state=`` of the next round, if the rule has any."""
     notes: tuple[str, ...] = field(default=())
+    """What a caller may not expect, such as a number that was lowered."""
 
     @property
     def kept(self) -> list[Any] | None:

@@ -26,17 +26,21 @@ class Server:
     """How the server applies an update."""
 
     learning_rate: float = 1.0
-    """What the step is multiplied by; the steps of "adam" and "yogi" need about 0.1 or less."""
+    """What the step is multiplied by; adam and yogi need about 0.1 or less. Allowed: above 0."""
     momentum: float = 0.0
-    """Of "sgd": the share of the last step in this one."""
+    """Of sgd: the share of the last step in this one. Allowed: from 0 to below 1."""
     optimizer: Optimizer = "sgd"
-    """ "sgd", or the adaptive steps of FedAdam ("adam") and FedYogi ("yogi")."""
+    """How the update becomes a step: as it is (sgd), or by the adaptive steps of FedAdam (adam) and
+    FedYogi (yogi)."""
     beta1: float = 0.9
-    """Of "adam" and "yogi": the share of earlier updates in the first moment."""
+    """Of adam and yogi: the share of earlier updates in the first moment. Allowed: from 0 to below
+    1."""
     beta2: float = 0.99
-    """Of "adam" and "yogi": how slowly the second moment forgets."""
+    """Of adam and yogi: the share of earlier updates in the second moment. Allowed: from 0 to below
+    1."""
     epsilon: float = 1e-3
-    """Of "adam" and "yogi": how large a coordinate must be to count (tau in the paper)."""
+    """Of adam and yogi: what is added to the root of the second moment, tau in the paper. Allowed:
+    above 0."""
 
     def __post_init__(self) -> None:
         """Check the settings."""

@@ -16,10 +16,16 @@ class Wanted:
     """Which numbers: a file of the folder paper, and the column of its columns."""
 
     file: str
+    """The table of the paper. Allowed: the names of the CSV files in `src/outvote/suites/paper`,
+    without the ending."""
     column: str
+    """The column of that file whose values are those of the part's columns. Allowed: a column of
+    the file."""
     where: Mapping[str, str] = field(default_factory=dict)
+    """Only rows of the file that have these values. Allowed: columns of the file and their values.
+    """
     empty: str = "oracle"
-    """What an empty field of that column stands for."""
+    """What an empty field of that column stands for. Allowed: any value of the part's columns."""
 
 
 class Printed(NamedTuple):

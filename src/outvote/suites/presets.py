@@ -35,6 +35,16 @@ PLAIN_STEP: dict[str, Any] = {
 }
 """Of `training`: one step of SGD per round, without anything else."""
 
+ABOUT = {
+    "paper": "The same as paper-cifar10.",
+    "paper-cifar10": "CIFAR-10 as the paper printed it: AlexNet, 5 of 50 clients in a round.",
+    "paper-cifar100": "CIFAR-100 as the paper printed it: SqueezeNet, 5 of 50 clients in a round.",
+    "paper-femnist": "FEMNIST as the paper printed it: LEAF's CNN, every writer is a client.",
+    "paper-imagenet12": "ImageNet-12 as the paper printed it: ResNet-18, a schedule of rates.",
+    "theory": "What the convergence analysis is about: one plain step of all clients per round.",
+}
+"""What each preset is, in one sentence."""
+
 PRESETS: dict[str, dict[str, Any]] = {
     "paper-cifar10": merged(
         _PAPER,

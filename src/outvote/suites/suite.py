@@ -1,8 +1,8 @@
 """A suite: several grids of runs, and how each is shown."""
 
 import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, final, get_args
@@ -18,8 +18,44 @@ from outvote.text import LONGEST_MESSAGE, MOST_NESTED, nesting, shortened
 
 Kind = Literal["table", "selection", "deviation", "clients"]
 """How a part is shown: accuracies, one of the paper's two figures, or what honest clients get."""
-KEYS = ("title", "description", "settings", "part")
-PART_KEYS = ("name", "title", "columns", "kind", "paper", "settings")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuiteTable:
+    """The keys of a suite's file."""
+
+    title: str | None = None
+    """What the suite is, in a few words; left out: the name of the file. Allowed: any text."""
+    description: str = ""
+    """A longer text, for `outvote show`. Allowed: any text."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of all parts. Allowed: the settings of a run, and preset."""
+    part: Sequence[Mapping[str, Any]] = ()
+    """The grids of runs, each a table with the keys below. Allowed: at least one."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartTable:
+    """The keys of one part in a suite's file."""
+
+    name: str = "main"
+    """The name of the part, for `--part`. Allowed: a name that no other part of the suite has."""
+    title: str = ""
+    """What the part is, in a few words. Allowed: any text."""
+    columns: str = "attack"
+    """What the columns of its table differ in; rows are rules. Allowed: attack, a setting such as
+    `data.beta`, or a parameter of rules or attacks such as `rule.num_groups`."""
+    kind: Kind = "table"
+    """How it is shown: a table of accuracies, the paper's figure 1 (selection) or 2 (deviation), or
+    what honest clients get (clients)."""
+    paper: Mapping[str, Any] | None = None
+    """Where the numbers of the paper are, a table with the keys below; left out: there are
+    none. Allowed: file and column, and if needed where and empty."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of this part, over those of all parts. Allowed: the settings of a run, and preset;
+    rule and attack are needed, here or for all parts."""
 
 
 @final
@@ -131,16 +167,16 @@ def _parsed(name: str, file: Any) -> Suite:
 
 def make_suite(name: str, table: Table) -> Suite:
     """Make a suite of the content of its file."""
-    _check_keys(table, KEYS, "")
-    shared = _as_table("settings", table.get("settings", {}))
-    parts = table.get("part")
-    if not isinstance(parts, list) or not parts:
+    _check_keys(table, SuiteTable, "")
+    given = SuiteTable(**table)
+    shared = _as_table("settings", given.settings)
+    if not isinstance(given.part, list) or not given.part:
         raise ValueError("a suite needs at least one [[part]].")
     return Suite(
         name=name,
-        title=str(table.get("title", name)),
-        description=str(table.get("description", "")),
-        parts=_distinct([_part(_as_table("[part]", each), shared) for each in parts]),
+        title=name if given.title is None else str(given.title),
+        description=str(given.description),
+        parts=_distinct([_part(_as_table("[part]", each), shared) for each in given.part]),
     )
 
 
@@ -161,23 +197,24 @@ def _distinct(parts: list[Part]) -> tuple[Part, ...]:
 
 
 def _part(table: Table, shared: Table) -> Part:
-    _check_keys(table, PART_KEYS, "part.")
-    kind, name = table.get("kind", "table"), str(table.get("name", "main"))
+    _check_keys(table, PartTable, "part.")
+    given = PartTable(**table)
+    kind, name = given.kind, str(given.name)
     if kind not in get_args(Kind):
         raise ValueError(f"part.kind: unknown value {kind!r}; {closest(str(kind), get_args(Kind))}")
     settings = merged(
         renamed_settings(shared, warns=True),
-        renamed_settings(_as_table("part.settings", table.get("settings", {})), warns=True),
+        renamed_settings(_as_table("part.settings", given.settings), warns=True),
     )
-    columns = str(table.get("columns", "attack"))
+    columns = str(given.columns)
     _check_texts(name, settings)
     part = Part(
         name=name,
-        title=str(table.get("title", "")),
+        title=str(given.title),
         columns=SETTINGS.get(columns, columns),
         kind=kind,
         settings=settings,
-        wanted=_read_wanted(table.get("paper")),
+        wanted=_read_wanted(given.paper),
     )
     if part.values == [None]:
         known = [key for key in flat(settings) if key not in ("seed", "preset")]
@@ -197,7 +234,8 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list) else [value]
 
 
-def _check_keys(table: Table, known: tuple[str, ...], above: str) -> None:
+def _check_keys(table: Table, kind: type, above: str) -> None:
+    known = [each.name for each in fields(kind)]
     for key in table:
         if key not in known:
             raise ValueError(f"unknown key {above + key!r}; {closest(key, known)}")
@@ -230,7 +268,7 @@ def _read_wanted(value: Any) -> Wanted | None:
     if value is None:
         return None
     table = _as_table("part.paper", value)
-    _check_keys(table, tuple(field.name for field in fields(Wanted)), "part.paper.")
+    _check_keys(table, Wanted, "part.paper.")
     for key in ("file", "column"):
         if key not in table:
             raise ValueError(f"part.paper needs {key!r}, got {dict(table)}.")

@@ -73,13 +73,18 @@ NUM_TRIES = 10
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One check that fails; `fact` is what it checks, `cause` what was raised, if anything."""
+    """One check that fails."""
 
     check: str
+    """The name of the check."""
     given: str
+    """The input, in words."""
     seen: str
+    """What the rule or attack did."""
     fact: str
+    """What the check is about: what must hold."""
     cause: Exception | None = None
+    """What was raised, if anything."""
 
     def __str__(self) -> str:
         return f"{self.check}: {self.fact}\n    seen: {self.seen}\n    input: {self.given}"

@@ -34,8 +34,11 @@ class WorstCase:
     """The worst input that a search found."""
 
     rule: str
+    """The rule that was searched, as text."""
     num_clients: int
+    """n of the input."""
     num_byzantine: int
+    """f, which the rule assumed."""
     ratio: float
     """The distance of the result to the mean of n - f clients, in diameters of these: a lower bound
     of lambda. Infinite: these clients agree exactly, and the result is elsewhere, so that the rule

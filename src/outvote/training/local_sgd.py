@@ -26,36 +26,41 @@ class LocalSGD:
     """SGD with momentum, weight decay and clipping, started afresh in every round."""
 
     learning_rate: Rates = 0.1
-    """A number; from Python also a sequence of numbers, one per round (the last one stays), or a
-    callable that returns the rate of a round, counted from 1."""
+    """The step size of a client; from Python also a sequence of numbers, one per round (the last
+    one stays), or a callable that returns the rate of a round, counted from 1. Allowed: at least 0.
+    """
     momentum: float = 0.5
+    """The share of the last step of a client in this one (heavy ball), from zero in every round.
+    Allowed: at least 0."""
     weight_decay: float = 1e-4
+    """What the weights are multiplied by before they are added to the gradient of every step.
+    Allowed: at least 0."""
     max_norm: float | None = 2.0
-    """The norm that the gradient of every step is clipped to; None: no clipping. Weight decay is
-    added after clipping."""
+    """The norm that the gradient of every step is clipped to, before weight decay is added; None:
+    no clipping. Allowed: above 0."""
     batch_size: int = 64
+    """How many samples a step is computed from; networks with batch normalisation skip a batch of
+    one sample (there 1 is an error), and a client without a batch sends zeros. Allowed: at least
+    1."""
     num_epochs: int = 1
-    """How often a client goes through its samples in a round."""
+    """How often a client goes through its samples in a round. Allowed: at least 1."""
     num_steps: int | None = None
-    """How many batches a client takes in a round, instead of epochs."""
+    """How many batches a client takes in a round, instead of epochs; None: epochs count. Allowed:
+    at least 1."""
     client_momentum: float = 0.0
-    """The share of what a client sent the last time it took part in what it sends now.
-
-    With a robust rule this is the defence of Karimireddy et al., Learning from History for
-    Byzantine Robust Optimization, ICML 2021: m = b m + (1 - b) g, with 0.9 or more for b. Averages
-    over rounds have less noise, and attacks that hide in the noise, such as lie, lose their cover.
-    There g is the gradient of one batch; here it is the change of a whole round.
-    """
+    """The share b of what a client sent the last time in what it sends now, m = b m + (1 - b) g:
+    with a robust rule the defence of Karimireddy et al., ICML 2021, where g is the gradient of a
+    batch; here it is the change of a whole round. It needs memory for one gradient per client and
+    run, in checkpoints too. Allowed: from 0 to below 1."""
     schedule: tuple[tuple[int, float], ...] = ()
-    """Pairs (round, learning rate): from that round on, counted from 1."""
+    """Pairs of a round, counted from 1, and the learning rate from that round on. Allowed: pairs
+    such as [101, 0.01]; one value, no grid."""
     augment: bool = False
-    """Shift every image by up to four pixels and mirror half of them."""
+    """Whether to shift every image by up to four pixels and mirror half of them."""
     proximal: float = 0.0
-    """FedProx (Li et al., MLSys 2020): mu of the term mu / 2 ||w - w_start||^2 of a client's loss.
-
-    Its gradient mu (w - w_start) is part of what is clipped; the loss that is recorded is without
-    the term.
-    """
+    """FedProx (Li et al., MLSys 2020): mu of the term mu / 2 ||w - w_start||^2 of a client's loss;
+    its gradient is part of what is clipped, and the loss that is recorded is without the term.
+    Allowed: at least 0."""
 
     def __post_init__(self) -> None:
         """Check the settings."""
