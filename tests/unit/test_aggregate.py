@@ -7,6 +7,7 @@ import torch
 import outvote as ov
 from outvote.rules.aggregate import aggregate, row_facts
 from outvote.rules.client_matrix import ClientMatrix
+from outvote.rules.distances import CancellationCheck
 
 SPECS = [
     "mean",
@@ -381,3 +382,82 @@ def test_the_average_of_copies_is_the_copy_to_the_last_bit(kind, device):
     assert torch.equal(vector[0], rows[0, 0])
     assert torch.equal(vector[1], rows[1, 2])
     torch.testing.assert_close(vector[2], rows[2, :2].mean(dim=0))
+
+
+@pytest.fixture
+def counting(monkeypatch):
+    """Count inexact distances on a CPU too, and note whether any were found; as on a GPU."""
+    found = []
+
+    class Noted(CancellationCheck):
+        def has_failed(self):
+            found.append(super().has_failed())
+            return found[-1]
+
+    def new_check(device):
+        return Noted(device)
+
+    for module in ("aggregate", "distances"):
+        monkeypatch.setattr(f"outvote.rules.{module}.new_check", new_check)
+    monkeypatch.setattr("outvote.engine.aggregate_step.new_check", new_check)
+    return found
+
+
+def near(rows):
+    """Two clients that differ by so little that products of float32 cannot tell them apart."""
+    rows = rows.float()
+    rows[:, 1] = rows[:, 0] + 1e-6 * rows[:, 2]
+    return rows
+
+
+@pytest.mark.parametrize("is_near", [False, True])
+@pytest.mark.parametrize("spec", SPECS)
+def test_distances_that_are_checked_later_give_the_same(spec, is_near, device, counting, request):
+    rule = ov.make_rule(spec)
+    rows, is_present = gradients(device)
+    rows = near(rows) if is_near else rows
+    calls = {"num_byzantine": [1, 2, 1, 0, 1, 1], "seeds": [1, 2, 3, 4, 5, 6]}
+    calls["is_present"] = is_present
+    later = aggregate(rule, rows, **calls)
+    request.getfixturevalue("monkeypatch").undo()
+    at_once = aggregate(rule, rows, **calls)
+    assert torch.equal(later.vector, at_once.vector)
+    assert torch.equal(later.scores, at_once.scores)
+    uses_products = spec in {"multi-krum", "mda"}
+    assert any(counting) or not (is_near and uses_products)
+
+
+def test_a_caller_with_a_check_redoes_the_round_itself(counting, device):
+    rows = near(gradients(device)[0])[:1]
+    rule = ov.make_rule("multi-krum")
+    check = CancellationCheck(device)
+    aggregate(rule, rows, num_byzantine=[1], seeds=[0], check=check)
+    assert check.has_failed()
+    assert counting == []
+
+
+def test_a_stack_redoes_the_rules_with_inexact_distances_alone(counting, monkeypatch):
+    data = torch.randn(60, 4), torch.randint(2, (60,))
+
+    def simulated():
+        return ov.simulate(
+            model=lambda: torch.nn.Linear(4, 2),
+            train=data,
+            test=data,
+            partition="iid",
+            num_clients=6,
+            byzantine=1,
+            rules=["mean", "multi-krum", "gas(krum, num_groups=2)"],
+            attacks=["lie"],
+            seeds=[0],
+            rounds=2,
+            device="cpu",
+            output=None,
+        ).to_frame()
+
+    later = simulated()
+    assert len(counting) == 6
+    monkeypatch.undo()
+    at_once = simulated()
+    assert later["accuracy"].equals(at_once["accuracy"])
+    assert later["loss"].equals(at_once["loss"])

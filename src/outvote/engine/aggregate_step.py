@@ -1,6 +1,7 @@
 """Step 4 of a round: the rules aggregate the gradients that the server received."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -8,6 +9,7 @@ from torch import Tensor
 from outvote.engine.participants import Participants
 from outvote.engine.run_stack import RunStack, State, run_index
 from outvote.rules import aggregate as rules
+from outvote.rules.distances import CancellationCheck, new_check
 from outvote.rules.rule import Aggregation, known
 from outvote.training.trainer import LocalUpdates
 
@@ -30,12 +32,21 @@ def aggregate(
     is_rejected = torch.zeros(num_runs, num_clients, dtype=torch.bool)
     used, states = [0] * num_runs, [None] * num_runs
     facts = rules.row_facts(sent)
-    for numbers in stack.grouped(lambda _, run: run.rule):
-        at = run_index(numbers, sent.device)
+
+    def ask(numbers: list[int], check: CancellationCheck | None = None) -> Aggregation:
         seeds = [stack.runs[k].seed_of(participants.number, "rule") for k in numbers]
-        found = apply_rule(
-            stack, state, participants, updates, numbers, sent[at], seeds, facts.of(numbers)
-        )
+        rows = sent[run_index(numbers, sent.device)]
+        asks = partial(apply_rule, stack, state, participants, updates, numbers, rows, seeds)
+        return asks(facts=facts.of(numbers), check=check)
+
+    # A GPU works on all rules before it is waited for.
+    asked = [
+        (numbers, ask(numbers, check := new_check(sent.device)), check)
+        for numbers in stack.grouped(lambda _, run: run.rule)
+    ]
+    for numbers, first, check in asked:
+        found = ask(numbers) if check is not None and check.has_failed() else first
+        at = run_index(numbers, sent.device)
         vector[at] = known(found.vector).to(vector.dtype)
         scores[at], is_rejected[numbers] = known(found.scores), known(found.is_rejected)
         if found.weights is not None:
@@ -52,7 +63,7 @@ def aggregate(
     )
 
 
-def apply_rule(
+def apply_rule(  # noqa: PLR0913  (a round, and what is known about its rows)
     stack: RunStack,
     state: State,
     participants: Participants,
@@ -60,12 +71,14 @@ def apply_rule(
     numbers: list[int],
     gradients: Tensor,
     seeds: Sequence[int],
+    *,
     facts: rules.RowFacts | None = None,
+    check: CancellationCheck | None = None,
 ) -> Aggregation:
     """Aggregate ``gradients [runs, clients, dim]`` of some runs that share a rule.
 
     The server and the attackers who know its rule call this; nothing in `state` changes. `facts`
-    are those of the gradients, if they are known.
+    are those of the gradients, if they are known; `check` counts distances that are inexact.
     """
     rule = stack.runs[numbers[0]].rule
     models = None
@@ -85,4 +98,5 @@ def apply_rule(
         layer_sizes=stack.layer_sizes,
         sample_counts=[stack.runs[k].sample_counts(participants.clients[k]) for k in numbers],
         facts=facts,
+        check=check,
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, isfinite
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,8 +23,14 @@ from outvote.flat import to_float
 from outvote.fresh import on_device
 from outvote.precision import plain_torch, work_dtype
 from outvote.receive import Received, as_vector, finite_rows, norms_later, receive
-from outvote.rules.client_matrix import ClientMatrix
-from outvote.rules.distances import central_client, distances_to_update, find_originals
+from outvote.rules.client_matrix import SAFE_NORM, ClientMatrix
+from outvote.rules.distances import (
+    CancellationCheck,
+    central_client,
+    distances_to_update,
+    find_originals,
+    new_check,
+)
 from outvote.rules.rule import (
     Aggregation,
     RoundInfo,
@@ -46,6 +52,7 @@ from outvote.rules.split import Split, explicit_split
 from outvote.rules.verdict import Verdict
 from outvote.seeding import RandomStream, Seed, seed_from
 
+Result = TypeVar("Result")
 # Below this norm of the central client, squares underflow in float32: float64 is used.
 SMALLEST_NORM = 1e-10
 
@@ -68,6 +75,7 @@ def aggregate(  # noqa: PLR0913  (all that a round may have, by name)
     count_cap: float = COUNT_CAP,
     to_vector: Callable[[Any], Tensor] | None = None,
     facts: "RowFacts | None" = None,
+    check: CancellationCheck | None = None,
     is_full: bool = True,
 ) -> Aggregation:
     """Aggregate ``gradients [runs, clients, dim]`` run by run, as the rule would each alone.
@@ -75,8 +83,9 @@ def aggregate(  # noqa: PLR0913  (all that a round may have, by name)
     All sequences have one entry per run. `is_present` marks the rows that were received,
     `clients` are their ids. A number above the rule's limit is lowered, see `num_byzantine` of the
     result. `sample_counts` weigh the clients, none more than `count_cap` times the median of its
-    run. `facts` are the `row_facts` of these gradients, where several rules share them. `is_full`:
-    with weights and scores, which the update alone does not need.
+    run. `facts` are the `row_facts` of these gradients, where several rules share them. With
+    `check`, inexact distances are counted, and the caller redoes a round that has any; without,
+    that is done here. `is_full`: with weights and scores, which the update alone does not need.
 
     The result has a vector for every run, scores (the rule's own, else the distances to the update;
     infinite for rows that took no part), weights (0 for those; NaN for runs where they are not
@@ -125,12 +134,28 @@ def aggregate(  # noqa: PLR0913  (all that a round may have, by name)
         counts_of = _capped(runs, sample_counts, count_cap)
         alone = {run.number for run in runs if needs_own or not traits.is_batched}
         alone |= counts_of.keys()
-        found = [
-            (some, _compute(rule, values, some, info_of(some), is_full=is_full))
-            for some in _alike(runs, alone)
-        ]
+        groups = _alike(runs, alone)
+        found = _exactly(
+            lambda check: [
+                (some, _compute(rule, values, some, info_of(some), check, is_full=is_full))
+                for some in groups
+            ],
+            values.device,
+            check,
+        )
         before = [None] * num_runs if states is None else states
         return _merged(values, found, before, is_rejected=is_rejected, num_byzantine=tuple(used))
+
+
+def _exactly(
+    compute: Callable[[CancellationCheck | None], Result],
+    device: torch.device,
+    check: CancellationCheck | None,
+) -> Result:
+    """Compute; if distances were inexact, again without a check, unless the caller has one."""
+    own = new_check(device) if check is None else None
+    found = compute(own or check)
+    return compute(None) if own is not None and own.has_failed() else found
 
 
 def _check_needs(name: str, traits: Traits, own: dict[str, Any]) -> None:
@@ -250,6 +275,7 @@ def _compute(
     gradients: Rows,
     runs: list[_Run],
     info: RoundInfo,
+    check: CancellationCheck | None,
     *,
     is_full: bool,
 ) -> Aggregation:
@@ -263,7 +289,9 @@ def _compute(
     centre = on_device(centres, rows.device)
     longest = max(norm for run in runs for norm in run.norms)
     originals = _originals(runs, rows.device)
-    matrix = ClientMatrix.from_rows(rows, centre, originals, largest_norm=longest)
+    # What overflows is redone at once: a rule must not see infinite distances.
+    check = check if longest < SAFE_NORM else None
+    matrix = ClientMatrix.from_rows(rows, centre, originals, largest_norm=longest, check=check)
     found = compute_weighted(rule, matrix, info)
     vector = to_float(matrix.vector(found), work_dtype(gradients.dtype))
     largest = torch.finfo(vector.dtype).max

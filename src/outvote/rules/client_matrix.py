@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from outvote.rules.rule import Aggregation, RoundInfo
 
 
+# Squares of twice this are finite in float32.
+SAFE_NORM = 1e18
+
+
 class ClientMatrix:
     """The clients as points in the space of some coordinates, and the geometry between them.
 
@@ -26,7 +30,7 @@ class ClientMatrix:
     alone never has the values copied.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (what is known about the values, by name)
         self,
         columns: Columns | Callable[[], Columns],
         shape: torch.Size | None = None,
@@ -37,12 +41,14 @@ class ClientMatrix:
         buffer: Callable[[], Tensor] | None = None,
         originals: Tensor | None = None,
         check: CancellationCheck | None = None,
+        can_overflow: bool = True,
     ) -> None:
         """Take the values, or a way to get them with the shape and the kind that they will have.
 
         `centre` is the central client of each run, `products` a way to the inner products relative
         to it that is shorter than through the values, `buffer` memory that may be written over,
         `originals` has the first client equal to each, `check` counts inexact distances.
+        `can_overflow`: whether inner products may be too large for the working precision.
         """
         self._columns = columns
         self.shape = columns.shape if isinstance(columns, Tensor) else torch.Size(shape or ())
@@ -56,7 +62,8 @@ class ClientMatrix:
         self._products = products
         self._buffer = buffer
         self.originals = originals
-        self._check = check
+        self.check = check
+        self.can_overflow = can_overflow
         self.sums_are_finite = False
 
     @classmethod
@@ -67,9 +74,13 @@ class ClientMatrix:
         originals: Tensor | None = None,
         *,
         largest_norm: float = torch.inf,
+        check: CancellationCheck | None = None,
     ) -> "ClientMatrix":
         """View gradients ``[runs, clients, dim]``, without a copy."""
-        matrix = cls(rows.mT, centre=centre, originals=originals)
+        can_overflow = not largest_norm < SAFE_NORM
+        matrix = cls(
+            rows.mT, centre=centre, originals=originals, check=check, can_overflow=can_overflow
+        )
         largest = torch.finfo(matrix.work_dtype).max
         matrix.sums_are_finite = largest_norm < largest / (2 * matrix.num_clients)
         return matrix
@@ -116,7 +127,10 @@ class ClientMatrix:
     @lazy
     def gram(self) -> Pairs:
         """The inner products of the clients relative to a central point, always finite."""
-        return distances.without_overflow(self.products.double(), lambda: self.columns)
+        products = self.products.double()
+        if not self.can_overflow:
+            return products
+        return distances.without_overflow(products, lambda: self.columns)
 
     @lazy
     def squared_distances(self) -> Pairs:
@@ -124,7 +138,7 @@ class ClientMatrix:
         if self._are_coordinates_few:
             return distances.pairwise_differences(self.columns)
         return distances.squared_distances(
-            self.products, lambda: self.columns, self.work_dtype, self.originals, self._check
+            self.products, lambda: self.columns, self.work_dtype, self.originals, self.check
         )
 
     @lazy
@@ -156,7 +170,7 @@ class ClientMatrix:
         if self.dim <= self.num_clients:
             return distances.direct_distances_to_average(self.columns, weights)
         return distances.squared_distances_to_average(
-            self.products, weights, lambda: self.columns, self.work_dtype, self._check
+            self.products, weights, lambda: self.columns, self.work_dtype, self.check
         )
 
     def _new_buffer(self) -> Tensor | None:
@@ -229,6 +243,8 @@ class ClientMatrix:
             like=torch.empty(0, dtype=self.work_dtype, device=self.device),
             products=None if narrow else lambda: mixture @ self.gram @ mixture.mT,
             originals=originals,
+            check=self.check,
+            can_overflow=self.can_overflow,
         )
 
     def _mixed_columns(self, mixture: Mixture, originals: Tensor | None) -> Columns:

@@ -59,6 +59,11 @@ class CancellationCheck:
         return bool(self.count)
 
 
+def new_check(device: torch.device) -> CancellationCheck | None:
+    """Return a check to look at later; None: looking at once costs nothing."""
+    return None if device.type == "cpu" else CancellationCheck(device)
+
+
 def tile_values(columns: Columns) -> int:
     """Return how many values a piece of work on this device should have."""
     return TILE_VALUES.get(columns.device.type, 1 << 28)

@@ -95,11 +95,11 @@ class Groups:
         """
         del reduce
         with exact_products():
-            # A GPU works on while inexact results are counted; if there are any, all is redone.
-            is_on_cpu = self.matrix.device.type == "cpu"
-            check = None if is_on_cpu else CancellationCheck(self.matrix.device)
-            total = self._sum(measure, check, needs_values=needs_values)
-            if check is not None and check.has_failed():
+            # A GPU works on while inexact results are counted; if there are any, all is redone:
+            # here, or by whoever counts those of the whole matrix.
+            own = distances.new_check(self.matrix.device) if self.matrix.check is None else None
+            total = self._sum(measure, own or self.matrix.check, needs_values=needs_values)
+            if own is not None and own.has_failed():
                 total = self._sum(measure, None, needs_values=needs_values)
             return self.matrix.same_for_copies(total)
 
@@ -147,6 +147,7 @@ class Groups:
                     buffer=partial(reader.buffer, stop - start, "scratch"),
                     originals=matrix.originals,
                     check=check,
+                    can_overflow=matrix.can_overflow,
                 )
 
     def _chunks_of_groups(self) -> Iterator[ClientMatrix]:
