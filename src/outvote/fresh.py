@@ -24,4 +24,4 @@ def on_device(
     values: Sequence[Any], device: torch.device, dtype: torch.dtype | None = None
 ) -> Tensor:
     """Return a few numbers on a device; `torch.tensor(..., device=...)` would wait for a GPU."""
-    return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
+    return torch.tensor(values, dtype=dtype, device="cpu").to(device, non_blocking=True)

@@ -1,11 +1,13 @@
 """Runs aggregated together get what each gets alone."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
 
 import outvote as ov
-from outvote.rules.aggregate import aggregate, row_facts
+from outvote.rules.aggregate import aggregate, aggregate_later, row_facts
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.distances import CancellationCheck
 
@@ -386,7 +388,7 @@ def test_the_average_of_copies_is_the_copy_to_the_last_bit(kind, device):
 
 @pytest.fixture
 def counting(monkeypatch):
-    """Count inexact distances on a CPU too, and note whether any were found; as on a GPU."""
+    """Count inexact distances on a CPU too, as on a GPU, and note what was found."""
     found = []
 
     class Noted(CancellationCheck):
@@ -394,12 +396,7 @@ def counting(monkeypatch):
             found.append(super().has_failed())
             return found[-1]
 
-    def new_check(device):
-        return Noted(device)
-
-    for module in ("aggregate", "distances"):
-        monkeypatch.setattr(f"outvote.rules.{module}.new_check", new_check)
-    monkeypatch.setattr("outvote.engine.aggregate_step.new_check", new_check)
+    monkeypatch.setattr("outvote.rules.aggregate.new_check", Noted)
     return found
 
 
@@ -412,52 +409,105 @@ def near(rows):
 
 @pytest.mark.parametrize("is_near", [False, True])
 @pytest.mark.parametrize("spec", SPECS)
-def test_distances_that_are_checked_later_give_the_same(spec, is_near, device, counting, request):
+def test_distances_that_are_checked_later_give_the_same(
+    spec, is_near, device, counting, monkeypatch
+):
     rule = ov.make_rule(spec)
     rows, is_present = gradients(device)
     rows = near(rows) if is_near else rows
     calls = {"num_byzantine": [1, 2, 1, 0, 1, 1], "seeds": [1, 2, 3, 4, 5, 6]}
     calls["is_present"] = is_present
     later = aggregate(rule, rows, **calls)
-    request.getfixturevalue("monkeypatch").undo()
+    monkeypatch.undo()
     at_once = aggregate(rule, rows, **calls)
     assert torch.equal(later.vector, at_once.vector)
     assert torch.equal(later.scores, at_once.scores)
-    uses_products = spec in {"multi-krum", "mda"}
-    assert any(counting) or not (is_near and uses_products)
+    assert len(counting) == 1
+    assert any(counting) or not (is_near and spec in {"multi-krum", "mda"})
 
 
-def test_a_caller_with_a_check_redoes_the_round_itself(counting, device):
+def test_distances_are_looked_at_when_the_result_is_asked_for(counting, device):
     rows = near(gradients(device)[0])[:1]
     rule = ov.make_rule("multi-krum")
-    check = CancellationCheck(device)
-    aggregate(rule, rows, num_byzantine=[1], seeds=[0], check=check)
-    assert check.has_failed()
+    finish = aggregate_later(rule, rows, num_byzantine=[1], seeds=[0])
     assert counting == []
+    exact = aggregate(rule, rows.double(), num_byzantine=[1], seeds=[0])
+    torch.testing.assert_close(finish().vector.double(), exact.vector, rtol=1e-5, atol=1e-6)
+    assert counting[-1]
 
 
-def test_a_stack_redoes_the_rules_with_inexact_distances_alone(counting, monkeypatch):
-    data = torch.randn(60, 4), torch.randint(2, (60,))
+@dataclass(frozen=True)
+class RefusesEqual(ov.Rule):
+    """A rule of a user that does not bear two clients at the same place."""
 
-    def simulated():
-        return ov.simulate(
-            model=lambda: torch.nn.Linear(4, 2),
-            train=data,
-            test=data,
-            partition="iid",
-            num_clients=6,
-            byzantine=1,
-            rules=["mean", "multi-krum", "gas(krum, num_groups=2)"],
-            attacks=["lie"],
-            seeds=[0],
-            rounds=2,
-            device="cpu",
-            output=None,
-        ).to_frame()
+    name = "refuses-equal"
 
-    later = simulated()
+    def max_byzantine(self, num_clients):
+        return num_clients - 1
+
+    def compute(self, matrix, info):
+        far = matrix.squared_distances
+        off_diagonal = far + torch.eye(far.shape[-1], dtype=far.dtype, device=far.device)
+        if bool((off_diagonal <= 0).any()):
+            raise ValueError("two clients are equal")
+        weights = torch.ones(*matrix.batch, matrix.num_clients, dtype=torch.float64)
+        return ov.Aggregation(weights=weights.to(matrix.device) / matrix.num_clients)
+
+
+def test_an_error_that_came_from_inexact_distances_is_none(counting, device):
+    rows = torch.randn(1, 4, 500, generator=torch.Generator().manual_seed(0)).to(device)
+    rows[0, 0] *= 5  # Far from the central client.
+    rows[0, 1] = rows[0, 0] * (1 + 2.0**-23)  # The next number: no product of float32 differs.
+    found = aggregate(RefusesEqual(), rows, num_byzantine=[1], seeds=[0])
+    torch.testing.assert_close(found.vector, rows.mean(dim=1))
+    assert counting == [True]
+    rows[0, 1] = rows[0, 0]
+    with pytest.raises(ValueError, match="two clients are equal"):
+        aggregate(RefusesEqual(), rows, num_byzantine=[1], seeds=[0])
+
+
+def simulated(rules, num_byzantine):
+    generator = torch.Generator().manual_seed(2)
+    data = torch.randn(120, 40, generator=generator), torch.arange(120) % 2
+    return ov.simulate(
+        model=lambda: torch.nn.Linear(40, 2),
+        train=data,
+        test=data,
+        partition="iid",
+        num_clients=8,
+        byzantine=num_byzantine,
+        rules=rules,
+        attacks=["lie"],
+        seeds=[0],
+        rounds=2,
+        device="cpu",
+        output=None,
+    ).to_frame()
+
+
+def test_a_stack_redoes_a_rule_with_inexact_distances(counting, monkeypatch):
+    # Krum inside picks a colluder in some group: its copy is at the distance 0.
+    rules = ["mean", "multi-krum", "gas(krum, num_groups=3)"]
+    later = simulated(rules, num_byzantine=3)
     assert len(counting) == 6
+    assert any(counting)
+    assert not all(counting)
     monkeypatch.undo()
-    at_once = simulated()
+    at_once = simulated(rules, num_byzantine=3)
     assert later["accuracy"].equals(at_once["accuracy"])
     assert later["loss"].equals(at_once["loss"])
+    assert later["deviation"].equals(at_once["deviation"])
+
+
+def test_mixed_clients_in_groups_do_not_count_as_inexact(counting, device):
+    rows = torch.randn(1, 20, 900, generator=torch.Generator().manual_seed(0)).to(device)
+    rule = ov.make_rule("gas(nnm(krum), num_groups=4)")
+    aggregate(rule, rows, num_byzantine=[4], seeds=[0])
+    assert counting == [False]
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 4)])
+def test_nothing_to_aggregate_gives_nothing(shape, device):
+    rows = torch.zeros(shape, device=device)
+    found = aggregate(ov.Median(), rows, num_byzantine=[0] * shape[0], seeds=[0] * shape[0])
+    assert found.vector.shape == (shape[0], shape[2])

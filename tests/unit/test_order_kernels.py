@@ -189,6 +189,24 @@ def test_distances_to_an_average_for_any_number_of_clients(num_clients, device):
     torch.testing.assert_close(far.double(), wanted.double(), rtol=1e-4, atol=1e-4)
 
 
+def test_copies_of_the_one_client_that_is_the_average_are_exactly_there(device):
+    generator = torch.Generator().manual_seed(7)
+    columns = torch.randn(2, 3, 200, 6, generator=generator).to(device)
+    columns[0, ..., 4] = columns[0, ..., 1]
+    originals = torch.tensor([[0, 1, 2, 3, 1, 5], [0, 1, 2, 3, 4, 5]], device=device)
+    weights = torch.zeros(2, 3, 6, dtype=torch.float64, device=device)
+    weights[..., 1] = 1
+    weights[1, 2] = 1 / 6
+    given = columns.mT @ columns, weights, lambda: columns, torch.float32, originals
+    check = distances.CancellationCheck(device)
+    found = distances.squared_distances_to_average(*given, check)
+    wanted = in_torch(distances.squared_distances_to_average, *given)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    assert found[0, :, [1, 4]].eq(0).all()
+    if distances.client_kernels.can_average(given[0]):  # Nothing is to be redone.
+        assert not check.has_failed()
+
+
 def test_another_number_of_byzantine_clients_compiles_nothing(device):
     if device.type != "cuda":
         pytest.skip("kernels are compiled for a GPU only")

@@ -1,7 +1,6 @@
 """Step 4 of a round: the rules aggregate the gradients that the server received."""
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -9,7 +8,6 @@ from torch import Tensor
 from outvote.engine.participants import Participants
 from outvote.engine.run_stack import RunStack, State, run_index
 from outvote.rules import aggregate as rules
-from outvote.rules.distances import CancellationCheck, new_check
 from outvote.rules.rule import Aggregation, known
 from outvote.training.trainer import LocalUpdates
 
@@ -33,20 +31,15 @@ def aggregate(
     used, states = [0] * num_runs, [None] * num_runs
     facts = rules.row_facts(sent)
 
-    def ask(numbers: list[int], check: CancellationCheck | None = None) -> Aggregation:
+    begun = []
+    for numbers in stack.grouped(lambda _, run: run.rule):
         seeds = [stack.runs[k].seed_of(participants.number, "rule") for k in numbers]
         rows = sent[run_index(numbers, sent.device)]
-        asks = partial(apply_rule, stack, state, participants, updates, numbers, rows, seeds)
-        return asks(facts=facts.of(numbers), check=check)
-
-    # A GPU works on all rules before it is waited for.
-    asked = [
-        (numbers, ask(numbers, check := new_check(sent.device)), check)
-        for numbers in stack.grouped(lambda _, run: run.rule)
-    ]
-    for numbers, first, check in asked:
-        found = ask(numbers) if check is not None and check.has_failed() else first
-        at = run_index(numbers, sent.device)
+        own = facts.of(numbers)
+        finish = begin_rule(stack, state, participants, updates, numbers, rows, seeds, own)
+        begun.append((numbers, finish))
+    for numbers, finish in begun:  # A GPU works on all rules before it is waited for.
+        found, at = finish(), run_index(numbers, sent.device)
         vector[at] = known(found.vector).to(vector.dtype)
         scores[at], is_rejected[numbers] = known(found.scores), known(found.is_rejected)
         if found.weights is not None:
@@ -63,7 +56,7 @@ def aggregate(
     )
 
 
-def apply_rule(  # noqa: PLR0913  (a round, and what is known about its rows)
+def begin_rule(
     stack: RunStack,
     state: State,
     participants: Participants,
@@ -71,21 +64,19 @@ def apply_rule(  # noqa: PLR0913  (a round, and what is known about its rows)
     numbers: list[int],
     gradients: Tensor,
     seeds: Sequence[int],
-    *,
     facts: rules.RowFacts | None = None,
-    check: CancellationCheck | None = None,
-) -> Aggregation:
-    """Aggregate ``gradients [runs, clients, dim]`` of some runs that share a rule.
+) -> Callable[[], Aggregation]:
+    """Begin to aggregate ``gradients [runs, clients, dim]`` of some runs that share a rule.
 
     The server and the attackers who know its rule call this; nothing in `state` changes. `facts`
-    are those of the gradients, if they are known; `check` counts distances that are inexact.
+    are those of the gradients, if they are known.
     """
     rule = stack.runs[numbers[0]].rule
     models = None
     if rule.traits.needs_model:
         parts = (state.weights, state.buffers) if stack.aggregate == "state" else (state.weights,)
         models = torch.cat([part[numbers].to(gradients.dtype) for part in parts], dim=1)
-    return rules.aggregate(
+    return rules.aggregate_later(
         rule,
         gradients,
         num_byzantine=[participants.num_byzantine_assumed[k] for k in numbers],
@@ -98,5 +89,4 @@ def apply_rule(  # noqa: PLR0913  (a round, and what is known about its rows)
         layer_sizes=stack.layer_sizes,
         sample_counts=[stack.runs[k].sample_counts(participants.clients[k]) for k in numbers],
         facts=facts,
-        check=check,
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 from outvote.attacks.context import Defence
 from outvote.attacks.positions import Positions
 from outvote.attacks.run_attack import craft_rows
-from outvote.engine.aggregate_step import apply_rule
+from outvote.engine.aggregate_step import begin_rule
 from outvote.engine.participants import Participants
 from outvote.engine.run_stack import Run, RunStack, State, run_index
 from outvote.fresh import on_device
@@ -73,7 +73,7 @@ def _defence(
     """Return the server's rule as attackers ask it: with the states and references of the round."""
 
     def ask_rule(rows: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-        found = apply_rule(stack, state, participants, updates, numbers, rows, seeds)
+        found = begin_rule(stack, state, participants, updates, numbers, rows, seeds)()
         is_known = found.weights is not None and not bool(found.weights.isnan().any())
         return known(found.vector), known(found.weights) > 0 if is_known else None
 

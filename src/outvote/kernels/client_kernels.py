@@ -124,17 +124,24 @@ def squared_distances(
 
 
 def squared_distances_to_average(
-    products: Pairs, weights: PerClient, threshold: float, count: Tensor | None
+    products: Pairs,
+    weights: PerClient,
+    originals: Tensor | None,
+    threshold: float,
+    count: Tensor | None,
 ) -> tuple[PerClient, Tensor]:
     """Return the squared distances to an average (float64), and the groups that are inexact.
 
-    With `count`, inexact groups are only added to it, and the second value means nothing.
+    Copies of a client that is the average alone are exactly at 0. With `count`, inexact groups are
+    only added to it, and the second value means nothing.
     """
     flat = products.flatten(0, -3)
     shape = products.shape[:-1]
     result = torch.empty(shape, dtype=torch.float64, device=products.device)
     inexact = _mask_or_count(shape[:-1], count, products.device)
-    _kernels().squared_distances_to_average(flat, weights.contiguous(), result, inexact, threshold)
+    _kernels().squared_distances_to_average(
+        flat, weights.contiguous(), originals, result, inexact, threshold
+    )
     return result, inexact
 
 

@@ -222,12 +222,15 @@ def squared_distances(
 def _squared_distances_to_average(
     products,
     weights,
+    originals,
     result,
     inexact,
     num_clients,
+    groups_per_run,
     group_stride,
     row_stride,
     threshold,
+    HAS_COPIES: tl.constexpr,
     COUNTS: tl.constexpr,
     CLIENTS: tl.constexpr,
     OTHERS: tl.constexpr,
@@ -251,6 +254,10 @@ def _squared_distances_to_average(
     far = norms - 2.0 * along + of_average
     # An average of one client alone is that client: exactly 0.
     is_itself = weight == 1.0
+    if HAS_COPIES:
+        own = originals + (group // groups_per_run) * num_clients
+        original = tl.load(own + client, mask=known, other=-1)
+        is_itself = is_itself | (original == tl.max(tl.where(is_itself, original, -1), axis=0))
     far = tl.where(is_itself, 0.0, far)
     is_exact = (far >= (norms + of_average) * threshold) & (far < float("inf"))
     is_exact = is_exact | (client >= num_clients) | is_itself
@@ -263,21 +270,32 @@ def _squared_distances_to_average(
 
 
 def squared_distances_to_average(
-    products: Tensor, weights: Tensor, result: Tensor, inexact: Tensor, threshold: float
+    products: Tensor,
+    weights: Tensor,
+    originals: Tensor | None,
+    result: Tensor,
+    inexact: Tensor,
+    threshold: float,
 ) -> None:
-    """Measure each client against the weighted average of its group, one program per group."""
+    """Measure each client against the weighted average of its group, one program per group.
+
+    `originals [runs, clients]` has the first client equal to each.
+    """
     num_groups, num_clients, _ = products.shape
     counts = inexact.dtype == torch.int32
     size = max(2, triton.next_power_of_2(num_clients))
     _squared_distances_to_average[(num_groups,)](
         products,
         weights,
+        products if originals is None else originals.contiguous(),
         result,
         inexact if counts else inexact.view(torch.int8),
         num_clients,
+        num_groups if originals is None else num_groups // len(originals),
         products.stride(0),
         products.stride(1),
         threshold,
+        HAS_COPIES=originals is not None,
         COUNTS=counts,
         CLIENTS=size,
         OTHERS=min(size, 32, 8192 // size),

@@ -8,9 +8,9 @@ strategy call the same function.
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from math import ceil, isfinite
-from typing import Any, TypeVar
+from typing import Any, ParamSpec
 
 import numpy as np
 import torch
@@ -52,12 +52,11 @@ from outvote.rules.split import Split, explicit_split
 from outvote.rules.verdict import Verdict
 from outvote.seeding import RandomStream, Seed, seed_from
 
-Result = TypeVar("Result")
 # Below this norm of the central client, squares underflow in float32: float64 is used.
 SMALLEST_NORM = 1e-10
 
 
-def aggregate(  # noqa: PLR0913  (all that a round may have, by name)
+def aggregate_later(  # noqa: PLR0913  (all that a round may have, by name)
     rule: Rule,
     gradients: Rows,
     *,
@@ -75,17 +74,18 @@ def aggregate(  # noqa: PLR0913  (all that a round may have, by name)
     count_cap: float = COUNT_CAP,
     to_vector: Callable[[Any], Tensor] | None = None,
     facts: "RowFacts | None" = None,
-    check: CancellationCheck | None = None,
     is_full: bool = True,
-) -> Aggregation:
-    """Aggregate ``gradients [runs, clients, dim]`` run by run, as the rule would each alone.
+) -> Callable[[], Aggregation]:
+    """Begin to aggregate ``gradients [runs, clients, dim]``, run by run as the rule would alone.
+
+    Call what is returned to get the result. A GPU works on until then; if distances turn out to be
+    inexact, the rule computes again.
 
     All sequences have one entry per run. `is_present` marks the rows that were received,
     `clients` are their ids. A number above the rule's limit is lowered, see `num_byzantine` of the
     result. `sample_counts` weigh the clients, none more than `count_cap` times the median of its
-    run. `facts` are the `row_facts` of these gradients, where several rules share them. With
-    `check`, inexact distances are counted, and the caller redoes a round that has any; without,
-    that is done here. `is_full`: with weights and scores, which the update alone does not need.
+    run. `facts` are the `row_facts` of these gradients, where several rules share them. `is_full`:
+    with weights and scores, which the update alone does not need.
 
     The result has a vector for every run, scores (the rule's own, else the distances to the update;
     infinite for rows that took no part), weights (0 for those; NaN for runs where they are not
@@ -127,35 +127,70 @@ def aggregate(  # noqa: PLR0913  (all that a round may have, by name)
     with plain_torch(gradients.device):
         values = gradients.detach()
         everyone = [[True] * values.shape[1]] * num_runs
-        facts = facts or row_facts(values)
         present = everyone if is_present is None else is_present.tolist()
-        is_rejected, used, runs = _finite_runs(rule, facts, present, num_byzantine)
-        needs_own = traits.has_state or traits.needs_reference or traits.needs_model
+        is_rejected = torch.zeros(values.shape[:2], dtype=torch.bool)
+        known_facts = facts or row_facts(values)
+        used, runs = _finite_runs(rule, known_facts, present, num_byzantine, is_rejected)
         counts_of = _capped(runs, sample_counts, count_cap)
-        alone = {run.number for run in runs if needs_own or not traits.is_batched}
-        alone |= counts_of.keys()
-        groups = _alike(runs, alone)
-        found = _exactly(
+        groups = _alike(runs, _alone(runs, traits) | counts_of.keys())
+        return _begun(
             lambda check: [
                 (some, _compute(rule, values, some, info_of(some), check, is_full=is_full))
                 for some in groups
             ],
+            lambda found: _merged(
+                values,
+                found,
+                [None] * num_runs if states is None else states,
+                is_rejected=is_rejected,
+                num_byzantine=tuple(used),
+            ),
             values.device,
-            check,
         )
-        before = [None] * num_runs if states is None else states
-        return _merged(values, found, before, is_rejected=is_rejected, num_byzantine=tuple(used))
 
 
-def _exactly(
-    compute: Callable[[CancellationCheck | None], Result],
+Parameters = ParamSpec("Parameters")
+
+
+def _now(
+    later: Callable[Parameters, Callable[[], Aggregation]],
+) -> Callable[Parameters, Aggregation]:
+    @wraps(later)
+    def now(*words: Parameters.args, **named: Parameters.kwargs) -> Aggregation:
+        return later(*words, **named)()
+
+    return now
+
+
+aggregate = _now(aggregate_later)
+"""Aggregate, see `aggregate_later`."""
+
+
+def _begun(
+    compute: Callable[[CancellationCheck | None], "Found"],
+    merge: Callable[["Found"], Aggregation],
     device: torch.device,
-    check: CancellationCheck | None,
-) -> Result:
-    """Compute; if distances were inexact, again without a check, unless the caller has one."""
-    own = new_check(device) if check is None else None
-    found = compute(own or check)
-    return compute(None) if own is not None and own.has_failed() else found
+) -> Callable[[], Aggregation]:
+    """Compute with a check of the distances; what is returned looks at it, and computes again."""
+    check = new_check(device)
+    error: Exception | None = None
+    found: Found = []
+    try:
+        found = compute(check)
+    except Exception as caught:
+        if check is None:
+            raise
+        error = caught  # It may come from distances that are inexact.
+
+    def finish() -> Aggregation:
+        with plain_torch(device):
+            if check is not None and check.has_failed():
+                return merge(compute(None))
+            if error is not None:
+                raise error
+            return merge(found)
+
+    return finish
 
 
 def _check_needs(name: str, traits: Traits, own: dict[str, Any]) -> None:
@@ -193,7 +228,7 @@ def row_facts(gradients: Rows) -> RowFacts:
     flat = gradients.flatten(0, 1)
     norms = norms_later(flat)()
     is_finite = finite_rows(flat, norms)
-    starts = range(0, num_runs * num_clients, num_clients)
+    starts = [run * num_clients for run in range(num_runs)]
     of_runs = [norms[start : start + num_clients] for start in starts]
     return RowFacts(
         norms=of_runs,
@@ -215,11 +250,20 @@ class _Run:
     num_received: int
 
 
+Found = list[tuple[list[_Run], Aggregation]]
+
+
 def _finite_runs(
-    rule: Rule, facts: RowFacts, present: list[list[bool]], num_byzantine: Sequence[int]
-) -> tuple[Tensor, list[int], list[_Run]]:
-    """Find the rows that are rejected, and the runs of the others with the Byzantine ones left."""
-    is_rejected = torch.zeros(len(present), len(present[0]), dtype=torch.bool)
+    rule: Rule,
+    facts: RowFacts,
+    present: list[list[bool]],
+    num_byzantine: Sequence[int],
+    is_rejected: Tensor,
+) -> tuple[list[int], list[_Run]]:
+    """Mark the rows that are rejected, and find the runs of the others.
+
+    Returns the Byzantine clients that each run assumes, and the runs with those that are left.
+    """
     used, runs = [], []
     for number, here in enumerate(present):
         ok = facts.is_finite[number]
@@ -236,7 +280,7 @@ def _finite_runs(
             norms = [facts.norms[number][k] for k in rows]
             originals = _among([facts.originals[number][k] for k in rows])
             runs.append(_Run(number, rows, norms, originals, left, num_received))
-    return is_rejected, used, runs
+    return used, runs
 
 
 def _among(labels: list[int]) -> list[int]:
@@ -258,6 +302,12 @@ def _capped(
 
 def _on(counts: NDArray[np.float64] | None, device: torch.device) -> Tensor | None:
     return None if counts is None else torch.from_numpy(counts).to(device, non_blocking=True)
+
+
+def _alone(runs: list[_Run], traits: Traits) -> set[int]:
+    """Return the numbers of the runs that a rule does not aggregate together with others."""
+    needs_own = traits.has_state or traits.needs_reference or traits.needs_model
+    return {run.number for run in runs if needs_own or not traits.is_batched}
 
 
 def _alike(runs: list[_Run], alone: set[int]) -> list[list[_Run]]:

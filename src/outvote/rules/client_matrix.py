@@ -170,7 +170,12 @@ class ClientMatrix:
         if self.dim <= self.num_clients:
             return distances.direct_distances_to_average(self.columns, weights)
         return distances.squared_distances_to_average(
-            self.products, weights, lambda: self.columns, self.work_dtype, self.check
+            self.products,
+            weights,
+            lambda: self.columns,
+            self.work_dtype,
+            self.originals,
+            self.check,
         )
 
     def _new_buffer(self) -> Tensor | None:
@@ -243,7 +248,8 @@ class ClientMatrix:
             like=torch.empty(0, dtype=self.work_dtype, device=self.device),
             products=None if narrow else lambda: mixture @ self.gram @ mixture.mT,
             originals=originals,
-            check=self.check,
+            # In groups copies are not known: clients with the same neighbours would be counted.
+            check=self.check if len(self.batch) == 1 else None,
             can_overflow=self.can_overflow,
         )
 

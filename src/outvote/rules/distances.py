@@ -302,13 +302,17 @@ def squared_distances_to_average(
     weights: PerClient,
     columns: Callable[[], Columns],
     dtype: torch.dtype,
+    originals: Tensor | None = None,
     check: CancellationCheck | None = None,
 ) -> PerClient:
-    """Return how far every row is from the weighted average of the rows, from inner products."""
+    """Return how far every row is from the weighted average of the rows, from inner products.
+
+    `originals` has the first row that is equal to each, `check` counts inexact distances.
+    """
     if client_kernels.can_average(products):
         measure = client_kernels.squared_distances_to_average
         count = None if check is None else check.count
-        result, at = measure(products, weights, CANCELLATION[dtype], count)
+        result, at = measure(products, weights, originals, CANCELLATION[dtype], count)
     else:
         result, at = _to_average(products, weights, CANCELLATION[dtype])
         if check is not None:

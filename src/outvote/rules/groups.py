@@ -95,12 +95,8 @@ class Groups:
         """
         del reduce
         with exact_products():
-            # A GPU works on while inexact results are counted; if there are any, all is redone:
-            # here, or by whoever counts those of the whole matrix.
-            own = distances.new_check(self.matrix.device) if self.matrix.check is None else None
-            total = self._sum(measure, own or self.matrix.check, needs_values=needs_values)
-            if own is not None and own.has_failed():
-                total = self._sum(measure, None, needs_values=needs_values)
+            # A GPU works on while inexact results are counted; if there are any, all is redone.
+            total = self._sum(measure, self.matrix.check, needs_values=needs_values)
             return self.matrix.same_for_copies(total)
 
     def _sum(
