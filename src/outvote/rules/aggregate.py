@@ -177,6 +177,8 @@ def _begun(
     found: Found = []
     try:
         found = compute(check)
+    except torch.cuda.OutOfMemoryError:
+        raise
     except Exception as caught:
         if check is None:
             raise
