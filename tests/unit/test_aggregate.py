@@ -402,7 +402,7 @@ def counting(monkeypatch):
 
 
 def near(rows):
-    """Two clients that differ by so little that products of float32 cannot tell them apart."""
+    """Two clients that differ by so little that products of float32 are the same."""
     rows = rows.float()
     rows[:, 1] = rows[:, 0] + 1e-6 * rows[:, 2]
     return rows
