@@ -329,8 +329,9 @@ class Soak:
         if struck != "command":
             os.kill(self.chance.choice(self.cluster.workers()), signal.SIGKILL)
             child.is_struck = True
-        if struck == "worker":
-            child.wait(LONGEST)  # The other worker finishes the runs.
+        last = time.monotonic() + LONGEST
+        while struck == "worker" and not child.wait(10) and time.monotonic() < last:
+            self.cluster.workers()  # One must be there, to finish the runs.
 
     def kill_at_a_system_call(self, child: Child, _store: Path) -> None:
         """SIGKILL at a random system call of a random kind; with Dask to a worker."""
