@@ -55,7 +55,7 @@ WAYS = ("alone",) * 6 + ("-j 2",) + ("Dask",) * 3
 CLUSTER = """
 import sys
 from distributed import LocalCluster
-local = {"host": "127.0.0.1", "dashboard_address": None}
+local = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
 with LocalCluster(n_workers=2, threads_per_worker=1, **local) as cluster:
     print(cluster.scheduler_address, flush=True)
     sys.stdin.read()

@@ -201,7 +201,7 @@ def cluster():
         processes=False,
         host="127.0.0.1",
         protocol="tcp://",
-        dashboard_address=None,
+        dashboard_address="127.0.0.1:0",
     ) as found:
         yield found
 
@@ -233,7 +233,7 @@ def test_a_worker_of_dask_that_is_killed_harms_nobody(capsys, tmp_path):
     once = own_rule(tmp_path, MARKED.format(kill=KILL), "once")
     suite = own_suite(tmp_path, ["mean", once])
     with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None
+        n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
     ) as cluster:
         words = ["--dask", cluster.scheduler_address, *CPU]
         result = run(capsys, "bench", suite, "-o", tmp_path / "runs", *words)
