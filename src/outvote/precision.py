@@ -16,12 +16,25 @@ def work_dtype(dtype: torch.dtype) -> torch.dtype:
 @contextmanager
 def plain_torch(device: torch.device) -> Iterator[None]:
     """Leave the caller's inference mode, gradients, autocast and TF32 behind."""
+    if _is_plain(device):
+        yield
+        return
     with torch.no_grad(), exact_products(), ExitStack() as modes:
         if torch.is_inference_mode_enabled():
             modes.enter_context(torch.inference_mode(False))
         if torch.is_autocast_enabled(device.type):
             modes.enter_context(torch.autocast(device.type, enabled=False))
         yield
+
+
+def _is_plain(device: torch.device) -> bool:
+    """Return whether nothing is to be left behind: one who entered calls another."""
+    return (
+        getattr(_HERE, "is_inside", False)
+        and not torch.is_grad_enabled()
+        and not torch.is_inference_mode_enabled()
+        and not torch.is_autocast_enabled(device.type)
+    )
 
 
 @contextmanager
@@ -74,12 +87,13 @@ class _Precision:
         self.lock = Lock()
         self.inside = {"exact": 0, "fast": 0}
         self.saved: list[str] = []
+        self.now: list[str] = []
 
     def enter(self, kind: str) -> None:
         """Count one more."""
         with self.lock:
             if not any(self.inside.values()):
-                self.saved = _get_precision()
+                self.saved = self.now = _get_precision()
             self.inside[kind] += 1
             self._set()
 
@@ -97,7 +111,9 @@ class _Precision:
             # The last one is the CPU's.
             num_fast = max(1, len(self.saved) - 1)
             names = ["tf32"] * num_fast + self.saved[num_fast:]
-        _set_precision(names)
+        if names != self.now:  # To look at all settings takes longer than to change one.
+            _set_precision(names)
+            self.now = names
 
 
 _PRECISION = _Precision()

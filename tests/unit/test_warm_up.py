@@ -52,7 +52,7 @@ def test_every_rule_and_attack_is_called_once_and_works(stack, monkeypatch):
     chains = warm_up.small_calls(stack, 100_003)
     # Rules of distances, of coordinates, and the same inside gas; attacks.
     assert len(chains) == 4
-    assert sum(map(len, chains)) == 2 * len(RULES) + len(ATTACKS)
+    assert sum(map(len, chains)) == 3 * len(RULES) + len(ATTACKS)
     for call in chain.from_iterable(chains):
         call()
 
@@ -135,7 +135,7 @@ def test_rules_of_users_are_not_called(stack):
 def test_addresses_are_aligned_as_those_of_the_model(stack, monkeypatch):
     shapes = []
 
-    def note(rule, shape, stack, *, has_copies):
+    def note(rule, shape, stack, apart):
         shapes.append(shape)
 
     monkeypatch.setattr(warm_up, "_aggregate", note)

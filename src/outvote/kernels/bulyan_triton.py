@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outvote.kernels import next_power_of_2
+
 AT_RUN_TIME = ["num_clients", "num_selected", "num_byzantine"]
 
 
@@ -105,7 +107,7 @@ def select_one_by_one(
     equally near, and last the client itself.
     """
     num_matrices, num_clients = is_left.shape
-    size = max(2, triton.next_power_of_2(num_clients))
+    size = max(2, next_power_of_2(num_clients))
     _select_one_by_one[(num_matrices,)](
         distances,
         order,

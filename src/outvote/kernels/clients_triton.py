@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outvote.kernels import cdiv, next_power_of_2
 from outvote.kernels.client_kernels import Positions
 
 # Triton's sort works on powers of two; what is missing is filled with infinity, which goes last.
@@ -40,9 +41,9 @@ def _sum_of_smallest(
 def sum_of_smallest(source: Tensor, result: Tensor, num_smallest: int) -> None:
     """Add up the smallest values of each row of a contiguous matrix."""
     num_rows, num_values = source.shape
-    width = max(2, triton.next_power_of_2(num_values))
+    width = max(2, next_power_of_2(num_values))
     rows = max(1, 512 // width)
-    _sum_of_smallest[(triton.cdiv(num_rows, rows),)](
+    _sum_of_smallest[(cdiv(num_rows, rows),)](
         source, result, num_rows, num_values, num_smallest, ROWS=rows, VALUES=width, num_warps=1
     )
 
@@ -118,9 +119,9 @@ def scatter(
     """Copy each coordinate of ``source [dim, clients]`` to its row of `target`."""
     table, end, small, num_columns = positions or (source, 0, 1, 0)
     dim, num_clients = source.shape
-    tile = max(16, triton.next_power_of_2(target.shape[-1]))
+    tile = max(16, next_power_of_2(target.shape[-1]))
     step = max(32, 8192 // tile)
-    _scatter[(triton.cdiv(dim, step),)](
+    _scatter[(cdiv(dim, step),)](
         source,
         table,
         end,
@@ -200,7 +201,7 @@ def squared_distances(
     num_clients = products.shape[-1]
     num_values = result.numel()
     counts = inexact.dtype == torch.int32
-    _squared_distances[(triton.cdiv(num_values, 1024),)](
+    _squared_distances[(cdiv(num_values, 1024),)](
         products,
         products if originals is None else originals.contiguous(),
         result,
@@ -283,7 +284,7 @@ def squared_distances_to_average(
     """
     num_groups, num_clients, _ = products.shape
     counts = inexact.dtype == torch.int32
-    size = max(2, triton.next_power_of_2(num_clients))
+    size = max(2, next_power_of_2(num_clients))
     _squared_distances_to_average[(num_groups,)](
         products,
         weights,
@@ -324,6 +325,6 @@ def smallest(scores: Tensor, result: Tensor, num_smallest: int) -> None:
         result.view(torch.int8),
         num_clients,
         num_smallest,
-        CLIENTS=max(2, triton.next_power_of_2(num_clients)),
+        CLIENTS=max(2, next_power_of_2(num_clients)),
         num_warps=1,
     )

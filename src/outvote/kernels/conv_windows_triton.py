@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outvote.kernels import block_of
+from outvote.kernels import block_of, cdiv, next_power_of_2
 
 # Sizes are run-time arguments: another layer compiles nothing. A program works on whole lines of
 # pixels, so that it divides once for a line, not for a pixel.
@@ -58,11 +58,11 @@ def cut(images: Tensor, windows: Tensor, size: int, stride: int, padding: int) -
     high, wide, num_padded = windows.shape[2:]
     num_lines = windows.shape[0] * windows.shape[1] * high
     values = block_of(num_padded, 512)
-    side = min(triton.next_power_of_2(wide), max(1, VALUES // values))
+    side = min(next_power_of_2(wide), max(1, VALUES // values))
     grid = (
-        triton.cdiv(num_lines, LINES),
-        triton.cdiv(wide, side),
-        triton.cdiv(num_padded, values),
+        cdiv(num_lines, LINES),
+        cdiv(wide, side),
+        cdiv(num_padded, values),
     )
     _cut[grid](
         images,
@@ -131,8 +131,8 @@ def add_up(gradient: Tensor, total: Tensor, size: int, stride: int, padding: int
     high, wide = gradient.shape[2:4]
     num_lines = total.shape[0] * total.shape[1] * height
     per_block = block_of(channels, 128)
-    side = min(triton.next_power_of_2(width), max(1, VALUES // 4 // per_block))
-    grid = (num_lines, triton.cdiv(width, side), triton.cdiv(channels, per_block))
+    side = min(next_power_of_2(width), max(1, VALUES // 4 // per_block))
+    grid = (num_lines, cdiv(width, side), cdiv(channels, per_block))
     _add_up[grid](
         gradient,
         total,

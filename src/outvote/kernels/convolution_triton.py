@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outvote.kernels import cdiv
+
 PIXELS, STAGES = 128, 3
 # Of the gradient of weights: programs that keep a GPU busy, pixels of a step, and of a short strip.
 ENOUGH, STEP, SHORTEST = 528, 64, 2048
@@ -158,7 +160,7 @@ def convolve(
     filters = result.shape[-1]
     num_pixels = batch * high * wide
     per_block = _block(filters, 128)
-    grid = (triton.cdiv(num_pixels, PIXELS) * triton.cdiv(filters, per_block), models)
+    grid = (cdiv(num_pixels, PIXELS) * cdiv(filters, per_block), models)
     more = result if plus is None else plus
     offset = weights if shift is None else shift
     _convolve[grid](
@@ -290,11 +292,11 @@ def weight_gradient(
     high, wide, filters = gradient.shape[2:]
     num_pixels, num_values = batch * high * wide, result.shape[1]
     values, per_block = _block(num_values, 128), _block(filters, 128)
-    tiles = triton.cdiv(num_values, values) * triton.cdiv(filters, per_block)
+    tiles = cdiv(num_values, values) * cdiv(filters, per_block)
     # With few models, a strip of the pixels each: enough programs for the GPU.
     num_strips = max(1, min(ENOUGH // (tiles * models), num_pixels // SHORTEST))
-    per_strip = triton.cdiv(triton.cdiv(num_pixels, num_strips), STEP) * STEP
-    num_strips = triton.cdiv(num_pixels, per_strip)
+    per_strip = cdiv(cdiv(num_pixels, num_strips), STEP) * STEP
+    num_strips = cdiv(num_pixels, per_strip)
     target = result
     if num_strips > 1:
         shape = (num_strips, models, num_values, filters)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outvote.kernels import IS_INTERPRETED
+from outvote.kernels import IS_INTERPRETED, next_power_of_2
 from outvote.kernels.group_kernels import PIECE_UNIT, Layout
 
 # The most clients whose pairs a thread multiplies, and coordinates that a warp reads at once.
@@ -286,7 +286,7 @@ def products(columns: Tensor, centre: Tensor, result: Tensor, piece: int, layout
             num_warps=1,
         )
         return
-    block = max(16, triton.next_power_of_2(num_clients))
+    block = max(16, next_power_of_2(num_clients))
     step, num_warps = (ROW_TILES if layout.are_rows else COLUMN_TILES)[block]
     _products[programs](
         columns,

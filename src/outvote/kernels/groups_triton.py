@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outvote.kernels import cdiv, next_power_of_2
+
 # Values of a row that one thread sorts in its registers.
 VALUES_PER_THREAD = 64
 WARP = 32
@@ -105,9 +107,9 @@ def sums_of_smallest(columns: Tensor, result: Tensor, num_smallest: int) -> None
     """Add up the smallest squared distances of every client of ``columns [runs, groups, ...]``."""
     runs, groups, width, num_clients = columns.shape
     num_rows = runs * groups * num_clients
-    padded = max(2, triton.next_power_of_2(num_clients))
+    padded = max(2, next_power_of_2(num_clients))
     rows = max(1, WARP * VALUES_PER_THREAD // max(padded, VALUES_PER_THREAD))
-    _sums_of_smallest[(triton.cdiv(num_rows, rows),)](
+    _sums_of_smallest[(cdiv(num_rows, rows),)](
         columns,
         result,
         num_rows,
@@ -163,9 +165,9 @@ def pairwise_differences(columns: Tensor, result: Tensor) -> None:
     """Write the squared distances between all pairs of ``columns [runs, groups, width, n]``."""
     runs, groups, width, num_clients = columns.shape
     num_rows = runs * groups * num_clients
-    padded = max(2, triton.next_power_of_2(num_clients))
+    padded = max(2, next_power_of_2(num_clients))
     rows = max(1, 1024 // padded)
-    _pairwise_differences[(triton.cdiv(num_rows, rows),)](
+    _pairwise_differences[(cdiv(num_rows, rows),)](
         columns,
         result,
         num_rows,
@@ -217,9 +219,9 @@ def _distances_to_average(
 def distances_to_average(columns: Tensor, weights: Tensor, result: Tensor) -> None:
     """Measure each client of ``columns [runs, groups, width, n]`` against a weighted average."""
     runs, groups, width, num_clients = columns.shape
-    padded = max(2, triton.next_power_of_2(num_clients))
+    padded = max(2, next_power_of_2(num_clients))
     at_once = max(1, 512 // padded)
-    _distances_to_average[(triton.cdiv(runs * groups, at_once),)](
+    _distances_to_average[(cdiv(runs * groups, at_once),)](
         columns,
         weights,
         result,
@@ -258,7 +260,7 @@ def average_of_smallest(scores: Tensor, result: Tensor, num_smallest: int) -> No
         result,
         num_clients,
         num_smallest,
-        CLIENTS=max(2, triton.next_power_of_2(num_clients)),
+        CLIENTS=max(2, next_power_of_2(num_clients)),
         num_warps=1,
     )
 
@@ -288,7 +290,7 @@ def weighted_sum(rows: Tensor, weights: Tensor, result: Tensor) -> None:
     """Add up the clients of ``rows [runs, clients, dim]`` (coordinates side by side)."""
     runs, num_clients, dim = rows.shape
     block = 1024
-    _weighted_sum[(triton.cdiv(dim, block), runs)](
+    _weighted_sum[(cdiv(dim, block), runs)](
         rows,
         weights,
         result,

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outvote.kernels import block_of
+from outvote.kernels import block_of, cdiv
 
 VALUES, NUM_TILES = 4096, 8
 # Warps of the programs that add up, and of those that write.
@@ -149,8 +149,8 @@ def moments(
     """
     models, num_rows, channels, per_image = _sizes(images)
     rows, per_block = _tile(channels)
-    num_strips = triton.cdiv(num_rows, rows * NUM_TILES)
-    num_blocks = triton.cdiv(channels, per_block)
+    num_strips = cdiv(num_rows, rows * NUM_TILES)
+    num_blocks = cdiv(channels, per_block)
     sums = _empty(images, models, num_strips, channels)
     squares, sizes = torch.empty_like(sums), _empty(images, models, num_strips)
     has_mask = is_there is not None
@@ -253,7 +253,7 @@ def affine(
     more = result if plus is None else plus
     models, num_rows, channels, _ = _sizes(images)
     rows, per_block = _tile(channels)
-    _affine[(triton.cdiv(num_rows, rows), triton.cdiv(channels, per_block), models)](
+    _affine[(cdiv(num_rows, rows), cdiv(channels, per_block), models)](
         images,
         shift if scale is None else scale,
         shift,
@@ -335,7 +335,7 @@ def affine_pooled(
     """
     models, num_rows, channels, _ = _sizes(result)
     rows, per_block = _tile(channels, VALUES // 4)
-    _affine_pooled[(triton.cdiv(num_rows, rows), triton.cdiv(channels, per_block), models)](
+    _affine_pooled[(cdiv(num_rows, rows), cdiv(channels, per_block), models)](
         images,
         shift if scale is None else scale,
         shift,
@@ -564,8 +564,8 @@ def inner_gradient(
     mean, inv_std, scale, shift, counts = found
     models, num_rows, channels, per_image = _sizes(images)
     rows, per_block = _tile(channels)
-    num_strips = triton.cdiv(num_rows, rows * NUM_TILES)
-    num_blocks = triton.cdiv(channels, per_block)
+    num_strips = cdiv(num_rows, rows * NUM_TILES)
+    num_blocks = cdiv(channels, per_block)
     sums = _empty(images, models, num_strips, channels)
     along = torch.empty_like(sums)
     _gradient_sums[(num_strips, num_blocks, models)](
@@ -605,7 +605,7 @@ def inner_gradient(
         num_warps=1,
     )
     result = torch.empty_like(images)
-    _inner_gradient[(triton.cdiv(num_rows, rows), num_blocks, models)](
+    _inner_gradient[(cdiv(num_rows, rows), num_blocks, models)](
         gradient,
         images if index is None else index,
         images,
@@ -714,8 +714,8 @@ def relu_gradient(
     result = torch.empty(shape, dtype=outputs.dtype, device=outputs.device)
     models, num_rows, channels, _ = _sizes(result)
     rows, per_block = _tile(channels)
-    num_strips = triton.cdiv(num_rows, rows * NUM_TILES)
-    num_blocks = triton.cdiv(channels, per_block)
+    num_strips = cdiv(num_rows, rows * NUM_TILES)
+    num_blocks = cdiv(channels, per_block)
     sums = _empty(result, models, num_strips, channels)
     _relu_gradient[(num_strips, num_blocks, models)](
         gradient,
@@ -754,7 +754,7 @@ def add_relu(left: Tensor, right: Tensor) -> Tensor:
     """Return the positive part of a sum."""
     result = torch.empty_like(left)
     num_values = result.numel()
-    _add_relu[(triton.cdiv(num_values, VALUES),)](
+    _add_relu[(cdiv(num_values, VALUES),)](
         left, right, result, num_values, VALUES=VALUES, num_warps=8
     )
     return result

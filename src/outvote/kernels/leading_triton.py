@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outvote.kernels import next_power_of_2
+
 AT_RUN_TIME = ["num_rows", "start", "stop", "is_last"]
 NUM_SHIFTS, NUM_ROUNDS, NUM_SOLVES = 64, 10, 3
 # Rows of a matrix that are loaded at once.
@@ -219,7 +221,7 @@ def ritz(
 ) -> None:
     """Write the eigenvalue times the squared entries of its eigenvector where they are found."""
     num_matrices, num_rows = result.shape
-    columns = max(2, triton.next_power_of_2(num_rows))
+    columns = max(2, next_power_of_2(num_rows))
     _ritz[(num_matrices,)](
         vectors,
         diagonal,
@@ -242,7 +244,7 @@ def ritz(
 
 def _tile(num_rows: int) -> tuple[int, int, int]:
     """Return how many rows and columns are loaded at once, and by how many warps."""
-    columns = max(2, triton.next_power_of_2(num_rows))
+    columns = max(2, next_power_of_2(num_rows))
     rows = max(4, min(columns, TILE_VALUES // columns))
     # One warp waits for no other.
     if columns <= 32:

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outvote.axes import Rows
+from outvote.kernels import cdiv, next_power_of_2
 
 # Values of a tile: they stay in registers from the mean to the deviations.
 TILE = 4096
@@ -94,9 +95,9 @@ def moments(
     ``[runs, clients]``, both float64.
     """
     num_runs, num_clients, dim = rows.shape
-    clients = triton.next_power_of_2(num_clients)
+    clients = next_power_of_2(num_clients)
     width = max(FEWEST, TILE // clients)
-    num_tiles = triton.cdiv(dim, width)
+    num_tiles = cdiv(dim, width)
     mean, spread = into
     sums = torch.zeros(num_runs, num_tiles, 2, dtype=torch.float32, device=rows.device)
     norms = sums

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outvote.kernels import cdiv, next_power_of_2
 from outvote.kernels.order_kernels import comparators
 
 # How many values each of the 32 threads of a warp holds in registers.
@@ -602,7 +603,7 @@ def has_network(num_clients: int) -> bool:
 def shape_of_counts(columns: Tensor) -> tuple[int, int, int]:
     """Return the shape of what the programs count: ``[runs, programs, clients, filled up]``."""
     coordinates, size, _ = _tile(columns.shape[-1])
-    return len(columns), triton.cdiv(_num_coordinates(columns), coordinates), size
+    return len(columns), cdiv(_num_coordinates(columns), coordinates), size
 
 
 def ranks(
@@ -706,9 +707,9 @@ def _num_coordinates(columns: Tensor) -> int:
 def _tile(num_clients: int) -> tuple[int, int, int]:
     """Return how many coordinates a program works on, its values filled up, and its warps."""
     if has_network(num_clients):
-        slots = NETWORK_STEP * triton.cdiv(num_clients, NETWORK_STEP)
+        slots = NETWORK_STEP * cdiv(num_clients, NETWORK_STEP)
         return MOST_COORDINATES, slots, MOST_COORDINATES // 32
-    size = max(2, triton.next_power_of_2(num_clients))
+    size = max(2, next_power_of_2(num_clients))
     # Eight coordinates at least: a whole sector of memory.
     num_warps = max(4, 8 * size // (32 * VALUES_PER_THREAD))
     return min(MOST_COORDINATES, VALUES_PER_THREAD * 32 * num_warps // size), size, num_warps

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outvote.kernels import block_of
+from outvote.kernels import block_of, cdiv
 
 VALUES = 2048
 
@@ -66,7 +66,7 @@ def max_pool(
     num_rows = result.numel() // channels
     per_block = block_of(channels, 128)
     rows = max(1, VALUES // per_block)
-    _max_pool[(triton.cdiv(num_rows, rows), triton.cdiv(channels, per_block))](
+    _max_pool[(cdiv(num_rows, rows), cdiv(channels, per_block))](
         images,
         result,
         result if index is None else index,
@@ -137,7 +137,7 @@ def max_pool_gradient(
     num_rows = result.numel() // channels
     per_block = block_of(channels, 128)
     rows = max(1, VALUES // per_block)
-    _max_pool_gradient[(triton.cdiv(num_rows, rows), triton.cdiv(channels, per_block))](
+    _max_pool_gradient[(cdiv(num_rows, rows), cdiv(channels, per_block))](
         gradient,
         index,
         result,
@@ -150,7 +150,7 @@ def max_pool_gradient(
         stride,
         padding,
         SIZE=size,
-        WINDOWS=triton.cdiv(size, stride),
+        WINDOWS=cdiv(size, stride),
         ROWS=rows,
         CHANNELS=per_block,
         num_warps=4,

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outvote.kernels import cdiv, next_power_of_2
 from outvote.kernels.group_kernels import Layout
 
 # Values that a program reads at once.
@@ -81,7 +82,7 @@ def square_sums(
     num_pieces = result.shape[1]
     clients = 1 if minus is None else ROWS_AT_ONCE
     run_stride, _, _, client_stride = layout.strides
-    _square_sums[(triton.cdiv(num_clients, clients) * num_pieces * runs,)](
+    _square_sums[(cdiv(num_clients, clients) * num_pieces * runs,)](
         rows,
         rows if minus is None else minus,
         result,
@@ -168,7 +169,7 @@ def distances_to_vector(
     """
     runs, groups, dim, num_clients = columns.shape
     num_pieces = result.shape[1]
-    clients = max(2, triton.next_power_of_2(num_clients))
+    clients = max(2, next_power_of_2(num_clients))
     _distances_to_vector[(runs * groups * num_pieces,)](
         columns,
         vector,

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outvote.kernels import cdiv
+
 BLOCK = 4096
 # The same guard against a norm of 0 that torch's own clipping has.
 TINY = 1e-6
@@ -78,7 +80,7 @@ def take_step(
 ) -> None:
     """Clip, decay, gather momentum and step, in two passes; see `local_sgd.take_step`."""
     num_models, num_values = weights.shape
-    grid = (triton.cdiv(num_values, BLOCK), num_models)
+    grid = (cdiv(num_values, BLOCK), num_models)
     stride = weights.stride(0)
     scales = None
     if training.max_norm is not None:

@@ -48,7 +48,7 @@ from outvote.rules.sample_counts import (
     check_cap,
     check_counts,
 )
-from outvote.rules.split import Split, explicit_split
+from outvote.rules.split import RANDOM, Split, draw_orders, explicit_split
 from outvote.rules.verdict import Verdict
 from outvote.seeding import RandomStream, Seed, seed_from
 
@@ -129,8 +129,9 @@ def aggregate_later(  # noqa: PLR0913  (all that a round may have, by name)
         everyone = [[True] * values.shape[1]] * num_runs
         present = everyone if is_present is None else is_present.tolist()
         is_rejected = torch.zeros(values.shape[:2], dtype=torch.bool)
-        known_facts = facts or row_facts(values)
-        used, runs = _finite_runs(rule, known_facts, present, num_byzantine, is_rejected)
+        used, runs = _finite_runs(
+            rule, facts or _measured(rule, values, seeds), present, num_byzantine, is_rejected
+        )
         counts_of = _capped(runs, sample_counts, count_cap)
         groups = _alike(runs, _alone(runs, traits) | counts_of.keys())
         return _begun(
@@ -226,17 +227,35 @@ class RowFacts:
 
 def row_facts(gradients: Rows) -> RowFacts:
     """Look at ``gradients [runs, clients, dim]``: once for all rules, as a GPU is waited for."""
+    return row_facts_later(gradients)()
+
+
+def row_facts_later(gradients: Rows) -> Callable[[], RowFacts]:
+    """Start to look at gradients; a GPU is waited for when the result is called."""
     num_runs, num_clients = gradients.shape[:2]
     flat = gradients.flatten(0, 1)
-    norms = norms_later(flat)()
-    is_finite = finite_rows(flat, norms)
-    starts = [run * num_clients for run in range(num_runs)]
-    of_runs = [norms[start : start + num_clients] for start in starts]
-    return RowFacts(
-        norms=of_runs,
-        is_finite=[is_finite[start : start + num_clients] for start in starts],
-        originals=find_originals(gradients, of_runs),
-    )
+    measured = norms_later(flat)
+
+    def look() -> RowFacts:
+        norms = measured()
+        is_finite = finite_rows(flat, norms)
+        starts = [run * num_clients for run in range(num_runs)]
+        of_runs = [norms[start : start + num_clients] for start in starts]
+        return RowFacts(
+            norms=of_runs,
+            is_finite=[is_finite[start : start + num_clients] for start in starts],
+            originals=find_originals(gradients, of_runs),
+        )
+
+    return look
+
+
+def _measured(rule: Rule, gradients: Rows, seeds: Sequence[int]) -> RowFacts:
+    """Return the facts of the rows; the split of gas is drawn while a GPU measures them."""
+    measured = row_facts_later(gradients)
+    if gradients.is_cuda and getattr(rule, "split", None) in RANDOM:
+        draw_orders(gradients.shape[2], RandomStream(tuple(seeds)))  # Kept until it is asked for.
+    return measured()
 
 
 @dataclass(frozen=True, slots=True)

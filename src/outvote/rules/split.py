@@ -19,12 +19,15 @@ from outvote.errors import check_choice, check_kind
 from outvote.kernels import client_kernels
 from outvote.kernels.client_kernels import Positions
 from outvote.keyed_order import KeyedOrder, SortedOrder, draw_order
+from outvote.seeding import RandomStream
 
 if TYPE_CHECKING:
     from outvote.rules.client_matrix import ClientMatrix
     from outvote.rules.rule import RoundInfo
 
 SPLITS = ("balanced", "ceil", "contiguous", "by-layer", "by-layer-random")
+RANDOM = SPLITS[:2]
+"""Those that cut one random order of all coordinates."""
 BY_LAYER = SPLITS[3:]
 """Those that need the sizes of the layers."""
 
@@ -133,8 +136,7 @@ def draw_split(matrix: "ClientMatrix", how: str, num_groups: int, info: "RoundIn
     if how == "contiguous":
         order = torch.arange(matrix.dim, device=matrix.device).unsqueeze(0)
         return cut(order, balanced_sizes(matrix.dim, num_groups))
-    seeds = info.stream.fold_in("gas-split").derived()
-    orders = [draw_order(matrix.dim, seed) for seed in seeds]
+    orders = draw_orders(matrix.dim, info.stream)
     sizes = (ceil_sizes if how == "ceil" else balanced_sizes)(matrix.dim, num_groups)
     # A GPU writes to random positions faster than it reads from them.
     if (
@@ -146,6 +148,15 @@ def draw_split(matrix: "ClientMatrix", how: str, num_groups: int, info: "RoundIn
         return Split((PositionBlock(orders, sizes, matrix.device),))
     index = [order.index(matrix.device) for order in orders]
     return cut(index[0].unsqueeze(0) if len(index) == 1 else torch.stack(index), sizes)
+
+
+def draw_orders(dim: int, stream: RandomStream) -> list[SortedOrder | KeyedOrder]:
+    """Draw the random order of the coordinates of every run."""
+    return [_drawn(dim, seed) for seed in stream.fold_in("gas-split").derived()]
+
+
+# Runs that differ in the rule alone have the same seed, and draw the same order in a round.
+_drawn = lru_cache(maxsize=32)(draw_order)
 
 
 def balanced_sizes(dim: int, num_groups: int) -> tuple[int, int, int, int]:
