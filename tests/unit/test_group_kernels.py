@@ -48,7 +48,6 @@ SORTED_ON_GPU = [(50, 3, 1.0), (50, 25, 3e38), (64, 9, 1.0), (65, 2, 1.0), (128,
 
 
 @needs_kernels
-@pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # By the interpreter.
 @pytest.mark.parametrize(
     ("num_clients", "width", "scale"), SORTED + (SORTED_ON_GPU if DEVICE.type == "cuda" else [])
 )

@@ -2,12 +2,12 @@
 
 A GPU's kernels are compiled when they are first used, one after the other, which would be most of
 the first round of a sweep. Here every rule and attack of a stack is called on a small matrix, and
-every layer on a few samples, in threads that wait for processes which compile.
+every layer on a few samples, in threads: compilers leave Python's lock to others.
 """
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -15,7 +15,6 @@ import torch
 from outvote.attacks.attack import Attack
 from outvote.attacks.run_attack import run_attack
 from outvote.engine.run_stack import RunStack
-from outvote.kernels.compilers import compiled_elsewhere
 from outvote.rules.aggregate import aggregate
 from outvote.rules.rule import CoordinatewiseRule, Rule, Wrapper
 from outvote.training.gpu_memory import add_background
@@ -23,7 +22,7 @@ from outvote.training.gpu_memory import add_background
 # As many coordinates as choose the kernels of large models; the real matrices may fill the memory.
 NUM_COORDINATES = 1 << 17
 ALIGNED = 16
-MOST_THREADS = 64
+MOST_THREADS = 32
 
 Call = Callable[[], object]
 
@@ -37,12 +36,9 @@ def warm_up(stack: RunStack, dim: int) -> ThreadPoolExecutor | None:
     chains = small_calls(stack, dim)
     if not chains:
         return None
-    elsewhere = ExitStack()
-    if elsewhere.enter_context(compiled_elsewhere()):
-        chains = [[call] for chain in chains for call in chain]
     threads = ThreadPoolExecutor(min(len(chains), MOST_THREADS), thread_name_prefix="warm-up")
-    left = [threads.submit(_quietly, chain) for chain in chains]
-    threads.submit(_wait_and_close, left, elsewhere)
+    for chain in chains:
+        threads.submit(_quietly, chain)
     threads.shutdown(wait=False)
     add_background(threads)
     return threads
@@ -51,8 +47,7 @@ def warm_up(stack: RunStack, dim: int) -> ThreadPoolExecutor | None:
 def small_calls(stack: RunStack, dim: int) -> list[list[Call]]:
     """Return calls for every kind of layer, and every rule and attack of the stack, in chains.
 
-    The calls of a chain share kernels: side by side, each would compile them for itself, unless
-    processes do, which compile a kernel once for all who ask.
+    The calls of a chain share kernels: side by side, each would compile them for itself.
     """
     # Kernels for aligned and for other addresses are two.
     small = min(dim, NUM_COORDINATES + dim % ALIGNED)
@@ -110,12 +105,6 @@ def _attack(attack: Attack, shape: tuple[int, int, int], stack: RunStack) -> Non
 def _rows(shape: tuple[int, int, int], stack: RunStack) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     return torch.randn(shape, generator=generator, dtype=stack.test.dtype).to(stack.device)
-
-
-def _wait_and_close(calls: list[Future[None]], elsewhere: ExitStack) -> None:
-    """End the processes that compile after the last call (there is a thread for each)."""
-    wait(calls)
-    elsewhere.close()
 
 
 def _quietly(chain: list[Call]) -> None:

@@ -55,39 +55,6 @@ def _differences(
     return tl.where(inside, far, float("inf"))
 
 
-@triton.jit
-def _exchange(
-    values, ROWS: tl.constexpr, SIZE: tl.constexpr, RUN: tl.constexpr, STEP: tl.constexpr
-):
-    """Put pairs of columns in order that are `STEP` apart, in runs that rise and fall in turn."""
-    NUM_RUNS: tl.constexpr = SIZE // RUN
-    if NUM_RUNS == 1:
-        pairs = tl.reshape(values, [ROWS, SIZE // (2 * STEP), 2, STEP])
-        one, two = tl.split(tl.permute(pairs, (0, 1, 3, 2)))
-        pairs = tl.join(tl.minimum(one, two), tl.maximum(one, two))
-        pairs = tl.permute(pairs, (0, 1, 3, 2))
-    else:
-        pairs = tl.reshape(values, [ROWS, NUM_RUNS // 2, 2, RUN // (2 * STEP), 2, STEP])
-        one, two = tl.split(tl.permute(pairs, (0, 1, 3, 5, 2, 4)))
-        rising, falling = tl.split(tl.minimum(one, two))
-        risen, fallen = tl.split(tl.maximum(one, two))
-        pairs = tl.join(tl.join(rising, fallen), tl.join(risen, falling))
-        pairs = tl.permute(pairs, (0, 1, 4, 2, 5, 3))
-    return tl.reshape(pairs, [ROWS, SIZE])
-
-
-@triton.jit
-def _ascending(values, ROWS: tl.constexpr, SIZE: tl.constexpr, LOG: tl.constexpr):
-    """Sort rows of float32, a power of two of values each, by a bitonic network.
-
-    Each exchange is one minimum and one maximum: those of `tl.sort` take twice as many operations.
-    """
-    for run in tl.static_range(1, LOG + 1):
-        for step in tl.static_range(run):
-            values = _exchange(values, ROWS, SIZE, 2**run, 2 ** (run - 1 - step))
-    return values
-
-
 @triton.jit(
     do_not_specialize=[
         "num_rows",
@@ -112,7 +79,6 @@ def _sums_of_smallest(
     num_smallest,
     ROWS: tl.constexpr,
     CLIENTS: tl.constexpr,
-    LOG: tl.constexpr,
 ):
     far = _differences(
         columns,
@@ -129,23 +95,10 @@ def _sums_of_smallest(
         ROWS,
         CLIENTS,
     )
-    # Sorted are keys of half the width. Those below the last key that counts are all added up; of
-    # those at it, whose distances may differ, the smallest that are missing.
-    key = far.to(tl.float32)
-    ranked = _ascending(key, ROWS, CLIENTS, LOG)
-    is_last = tl.arange(0, CLIENTS) == num_smallest - 1
-    last = tl.sum(tl.where(is_last[None, :], ranked, 0.0), axis=1)
-    is_below = key < last[:, None]
-    total = tl.sum(tl.where(is_below, far, 0.0), axis=1)
-    missing = num_smallest - tl.sum(is_below.to(tl.int32), axis=1)
-    left = tl.where(key == last[:, None], far, float("inf"))
-    while tl.max(missing, axis=0) > 0:
-        least = tl.min(left, axis=1)
-        is_least = left == least[:, None]
-        taken = tl.minimum(missing, tl.sum(is_least.to(tl.int32), axis=1))
-        total += tl.where(taken > 0, least, 0.0) * taken.to(tl.float64)
-        missing -= taken
-        left = tl.where(is_least, float("inf"), left)
+    # A sort takes seconds to compile, and half as long to run as a search for the last rank.
+    ranked = tl.sort(far, dim=1)
+    counts = tl.arange(0, CLIENTS) < num_smallest
+    total = tl.sum(tl.where(counts[None, :], ranked, 0.0), axis=1)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     tl.store(result + row, total, mask=row < num_rows)
 
@@ -167,7 +120,6 @@ def sums_of_smallest(columns: Tensor, result: Tensor, num_smallest: int) -> None
         num_smallest,
         ROWS=rows,
         CLIENTS=padded,
-        LOG=padded.bit_length() - 1,
         num_warps=1,
     )
 
