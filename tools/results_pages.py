@@ -20,12 +20,14 @@ from regimes import (
     ALL_CLIENTS,
     ALONG,
     LATER,
+    PRINTED,
     borrowed_text,
     distance_table,
     gain_table,
     missing_table,
     readings,
     seed_table,
+    shorter_text,
     sweep_table,
 )
 
@@ -66,20 +68,21 @@ The sections below are made by `tools/results_pages.py` from the exports of this
 
 ### Seeds of each cell
 
-One number for each reading of the paper's Table 1, in this order: {names}.{borrowed}
+One number for each reading of the paper's Table 1, in this order: {names}.{borrowed}{rounds}
 
 {seeds}
 
 ### Points from the paper, by row and reading
 
 Mean absolute distance of our best accuracy to the paper's over the attacks that were run (in
-brackets: how many cells).
+brackets: how many cells).{rounds}
 
 {distances}
 
 ### Missing runs
 
-By attack and seed, with the command that runs them and no others.
+By attack and seed, with the command that runs them and no others. An attack without a run gets the
+rounds that most attacks of its part have.
 
 {missing}
 
@@ -98,6 +101,7 @@ def all_readings(folder: Path) -> str:
     return READINGS_TEXT.format(
         names="; ".join(readings(folder)),
         borrowed=borrowed_text(folder),
+        rounds=shorter_text(folder, PRINTED),
         seeds="\n".join(seed_table(folder)),
         distances="\n".join(distance_table(folder)),
         missing=missing_table(folder, [ALL_CLIENTS]),
@@ -137,7 +141,9 @@ def _run(words: list[str]) -> None:
 
 def with_gains(page: str, folder: Path) -> str:
     """Return the first page of the results with the gains of GAS in both regimes between marks."""
-    table = "\n".join(gain_table(folder, (LATER, ALONG, AGAINST)))
+    table = "\n".join(gain_table(folder, (LATER, PRINTED, ALONG, AGAINST)))
+    rounds = shorter_text(folder, PRINTED).strip()
+    table += f"\n\n{rounds}" if rounds else ""
     return put_between(page, f"<!-- gains, {MADE}", "<!-- end of gains -->", table)
 
 
