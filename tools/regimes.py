@@ -109,15 +109,36 @@ def gain_table(folder: Path, names: Iterable[str] = READINGS) -> list[str]:
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
+def training_table(folder: Path) -> list[str]:
+    """Return gains by rule and attack with all clients: printed training, later in brackets.
+
+    The attacks are those that were run with both.
+    """
+    found = [reading(folder, name) for name in (PRINTED, LATER)]
+    own = [rounds_by_attack(cells) for cells in found]
+    attacks = [attack for attack in ATTACKS if all(attack in each for each in own)]
+    groups = {base: [base] for base in ("krum", *BASES)} | {"*six rules*": list(BASES)}
+    heads = [f"{attack}, {own[0][attack]} rounds" for attack in attacks]
+    lines = [["GAS(A) − A", *heads], ["---", *("---:" for _ in attacks)]]
+    for name, bases in groups.items():
+        texts = [[_means_text(cells, bases, [each]) for cells in found] for each in attacks]
+        lines.append([name, *(f"{printed} ({later})" for printed, later in texts)])
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
 def _gain_text(cells: Cells, bases: Sequence[str], attacks: Sequence[str]) -> str:
-    means = {}
+    num = sum(len(gain(cells, *cell, "best")) for cell in product(bases, attacks))
+    return f"{_means_text(cells, bases, attacks)} ({num})" if num else "–"
+
+
+def _means_text(cells: Cells, bases: Sequence[str], attacks: Sequence[str]) -> str:
+    """Return the mean gain in the best round and in the last ten; "–" without a pair."""
+    texts = []
     for metric in METRICS:
-        values = [gain(cells, *cell, metric) for cell in product(bases, attacks)]
-        means[metric] = [each for cell in values for each in cell.values()]
-    num = len(means["best"])
-    if not num:
-        return "–"
-    return f"{signed(fmean(means['best']))} / {signed(fmean(means['last ten']))} ({num})"
+        gains = [gain(cells, *cell, metric) for cell in product(bases, attacks)]
+        values = [each for own in gains for each in own.values()]
+        texts += [signed(fmean(values))] if values else []
+    return " / ".join(texts) or "–"
 
 
 def _printed_gain(cells: Cells, base: str, attack: str) -> float | None:

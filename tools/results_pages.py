@@ -29,6 +29,7 @@ from regimes import (
     seed_table,
     shorter_text,
     sweep_table,
+    training_table,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -72,6 +73,13 @@ One number for each reading of the paper's Table 1, in this order: {names}.{borr
 
 {seeds}
 
+### Gains of GAS with two trainings, all 50 clients
+
+GAS(A) − A in points, best round / last ten rounds: printed training, and in brackets the later
+training with 200 rounds.
+
+{trainings}
+
 ### Points from the paper, by row and reading
 
 Mean absolute distance of our best accuracy to the paper's over the attacks that were run (in
@@ -103,6 +111,7 @@ def all_readings(folder: Path) -> str:
         borrowed=borrowed_text(folder),
         rounds=shorter_text(folder, PRINTED),
         seeds="\n".join(seed_table(folder)),
+        trainings="\n".join(training_table(folder)),
         distances="\n".join(distance_table(folder)),
         missing=missing_table(folder, [ALL_CLIENTS]),
         sweeps=sweep_table(folder),

@@ -204,6 +204,28 @@ def test_the_page_with_all_clients_has_distances_and_speeds_that_are_those_of_th
     assert {row[8] for row in speeds.values()} == commits
 
 
+def test_gains_with_two_trainings_are_those_of_the_runs():
+    head, *rows = section("Gains of GAS with two trainings, all 50 clients")
+    found = {row[0]: dict(zip(head[1:], row[1:], strict=True)) for row in rows}
+    last = {
+        (each.rule, each.setting("training.batch_size"), each.seed): each
+        for each in collect([FOLDER / "table1-cifar10-all-clients.csv.gz"])
+        if each.attack == "min-max"
+    }
+
+    def gained(training, measure):
+        seeds = [seed for rule, own, seed in last if (rule, own) == ("rfa", training)]
+        pairs = [(last["gas(rfa)", training, seed], last["rfa", training, seed]) for seed in seeds]
+        mean = sum(100 * (measure(gas) - measure(alone)) for gas, alone in pairs) / len(pairs)
+        return f"{mean:+.1f}".replace("-", "−")
+
+    texts = [
+        f"{gained(each, lambda run: run.best)} / {gained(each, lambda run: run.last_ten)}"
+        for each in (64, 128)
+    ]
+    assert found["rfa"]["min-max, 120 rounds"] == f"{texts[0]} ({texts[1]})"
+
+
 def test_columns_of_fewer_rounds_are_named_wherever_they_are_counted():
     """The headings of the table, the readings, the claims and the GPU time."""
     rounds = {

@@ -288,6 +288,8 @@ def test_columns_with_fewer_rounds_are_in_the_same_table_and_marked(suite, part)
     assert "| ipm, 90 rounds |" in text
     assert "200 rounds" not in text
     assert "Columns differ in rounds" in latex([grid])
+    for each in records([grid]):
+        assert each["num_rounds"] == (90 if each["value"] == "ipm" else 200)
 
 
 def test_a_cell_with_two_numbers_of_rounds_needs_two_tables():

@@ -198,8 +198,8 @@ class Grid:
                 return {}
             for rounds in own:
                 found.setdefault(rounds, []).append(k)
-        is_said = len(found) < 2 or self.column_key == "rounds"
-        return {} if is_said else {rounds: found[rounds] for rounds in sorted(found, reverse=True)}
+        is_plain = len(found) < 2 or self.column_key == "rounds"
+        return {} if is_plain else {rounds: found[rounds] for rounds in sorted(found, reverse=True)}
 
     @property
     def all_cells(self) -> list[Cell]:
