@@ -4,6 +4,7 @@ Gains of GAS, distances to the paper, missing runs and GPU time of each, from th
 """
 
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import NamedTuple
 
 from outvote.results.labels import label
 from outvote.results.run import Result
-from outvote.suites.suite import read_suite
+from outvote.suites.presets import PRESETS
+from outvote.suites.suite import Part, read_suite
 from paired import BASES, METRICS, BySeed, Cells, shared, signed
 
 ALL_CLIENTS = "table1-cifar10-all-clients"
@@ -107,15 +109,36 @@ def gain_table(folder: Path, names: Iterable[str] = READINGS) -> list[str]:
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
+def training_table(folder: Path) -> list[str]:
+    """Return gains by rule and attack with all clients: printed training, later in brackets.
+
+    The attacks are those that were run with both.
+    """
+    found = [reading(folder, name) for name in (PRINTED, LATER)]
+    own = [rounds_by_attack(cells) for cells in found]
+    attacks = [attack for attack in ATTACKS if all(attack in each for each in own)]
+    groups = {base: [base] for base in ("krum", *BASES)} | {"*six rules*": list(BASES)}
+    heads = [f"{attack}, {own[0][attack]} rounds" for attack in attacks]
+    lines = [["GAS(A) − A", *heads], ["---", *("---:" for _ in attacks)]]
+    for name, bases in groups.items():
+        texts = [[_means_text(cells, bases, [each]) for cells in found] for each in attacks]
+        lines.append([name, *(f"{printed} ({later})" for printed, later in texts)])
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
 def _gain_text(cells: Cells, bases: Sequence[str], attacks: Sequence[str]) -> str:
-    means = {}
+    num = sum(len(gain(cells, *cell, "best")) for cell in product(bases, attacks))
+    return f"{_means_text(cells, bases, attacks)} ({num})" if num else "–"
+
+
+def _means_text(cells: Cells, bases: Sequence[str], attacks: Sequence[str]) -> str:
+    """Return the mean gain in the best round and in the last ten; "–" without a pair."""
+    texts = []
     for metric in METRICS:
-        values = [gain(cells, *cell, metric) for cell in product(bases, attacks)]
-        means[metric] = [each for cell in values for each in cell.values()]
-    num = len(means["best"])
-    if not num:
-        return "–"
-    return f"{signed(fmean(means['best']))} / {signed(fmean(means['last ten']))} ({num})"
+        gains = [gain(cells, *cell, metric) for cell in product(bases, attacks)]
+        values = [each for own in gains for each in own.values()]
+        texts += [signed(fmean(values))] if values else []
+    return " / ".join(texts) or "–"
 
 
 def _printed_gain(cells: Cells, base: str, attack: str) -> float | None:
@@ -204,8 +227,11 @@ WANTED = [
 
 
 def missing_table(folder: Path, suites: Sequence[str] = (ALL_CLIENTS, "table1-cifar10")) -> str:
-    """Return the runs that each part of the suites lacks, by attack and seed, with the commands."""
-    lines = ["| part | attacks | seeds | runs | command |", "|---|---|---|---:|---|"]
+    """Return the runs that each part of the suites lacks, by attack and seed, with the commands.
+
+    An attack has the rounds that its runs have; one without a run has those of most attacks.
+    """
+    lines = ["| part | attacks | seeds | rounds | runs | command |", "|---|---|---|---:|---:|---|"]
     for source, seeds in WANTED:
         if source.suite not in suites:
             continue
@@ -213,31 +239,75 @@ def missing_table(folder: Path, suites: Sequence[str] = (ALL_CLIENTS, "table1-ci
         own = str(folder / f"{source.suite}.toml") if source.suite == ALL_CLIENTS else source.suite
         part = next(each for each in read_suite(own).parts if each.name == source.part)
         cells = _cells(folder, source)
-        lacking: dict[tuple[int, ...], list[str]] = {}
+        own_rounds = rounds_by_attack(cells)
+        lacking: dict[tuple[tuple[int, ...], int], list[str]] = {}
         for attack in source.attacks:
             known = [set(cells.values((rule, attack), METRICS["best"])) for rule in part.rows]
             lost = tuple(seed for seed in seeds if any(seed not in own for own in known))
             if lost:
-                lacking.setdefault(lost, []).append(attack)
-        for lost, attacks in lacking.items():
+                rounds = own_rounds.get(attack, _usual(own_rounds, _rounds_of(part)))
+                lacking.setdefault((lost, rounds), []).append(attack)
+        for (lost, rounds), attacks in lacking.items():
             words = ["outvote", "bench", name, "--part", source.part]
             words += [word for attack in attacks for word in ("--attack", attack)]
-            words += ["--set", f"seed={list(lost)}", "--precision", "bfloat16", "--device", "cuda"]
+            words += ["--set", f"seed={list(lost)}"]
+            words += [] if rounds == _rounds_of(part) else ["--set", f"rounds={rounds}"]
+            words += ["--precision", "bfloat16", "--device", "cuda"]
             num = len(part.rows) * len(attacks) * len(lost)
             listed = ", ".join(map(str, lost))
             lines.append(
-                f"| {source.suite}, {source.part} | {', '.join(attacks)} | {listed} | {num} "
+                f"| {source.suite}, {source.part} | {', '.join(attacks)} | {listed} "
+                f"| {rounds} | {num} "
                 f"| `{shlex.join(words)}` |"
             )
     return "\n".join(lines)
 
 
+def rounds_by_attack(cells: Cells) -> dict[str, int]:
+    """Return the rounds of each attack that has runs; the most, if its runs differ."""
+    found: dict[str, int] = {}
+    for run in cells.runs:
+        name = label(run.config["attack"])
+        found[name] = max(found.get(name, 0), int(run.setting("rounds")))
+    return found
+
+
+def shared_attacks(folder: Path) -> list[str]:
+    """Return the attacks that every reading has runs of."""
+    found = [rounds_by_attack(cells) for cells in readings(folder).values()]
+    return [attack for attack in ATTACKS if found and all(attack in each for each in found)]
+
+
+def shorter_text(folder: Path, name: str) -> str:
+    """Return a sentence on the rounds of a reading if they differ, with a space before it."""
+    found = rounds_by_attack(reading(folder, name))
+    most = max(found.values(), default=0)
+    shorter = sorted({rounds for rounds in found.values() if rounds < most}, reverse=True)
+    texts = [
+        f"{', '.join(each for each in ATTACKS if found.get(each) == rounds)} {rounds} rounds"
+        for rounds in shorter
+    ]
+    if not texts:
+        return ""
+    full = ", ".join(each for each in ATTACKS if found.get(each) == most)
+    return f' Rounds differ in "{name}": {"; ".join([f"{full} {most} rounds", *texts])}.'
+
+
+def _usual(own_rounds: Mapping[str, int], default: int) -> int:
+    counts = Counter(own_rounds.values())
+    return max(counts, key=lambda rounds: (counts[rounds], rounds), default=default)
+
+
+def _rounds_of(part: Part) -> int:
+    """Return the rounds that a part asks for, itself or by its preset."""
+    own = part.settings.get("rounds")
+    return int(own or PRESETS[str(part.settings["preset"])]["rounds"])
+
+
 def sweep_table(folder: Path) -> str:
     """Return runs, samples, seconds and samples per second by part, attack and seed."""
-    lines = [
-        "| part | attack | seed | runs | samples | seconds | samples per second | commit |",
-        "|---|---|---:|---:|---:|---:|---:|---|",
-    ]
+    head = ["part", "attack", "seed", "rounds", "runs", "samples", "seconds", "samples per second"]
+    lines = [f"| {' | '.join([*head, 'commit'])} |", "|---|---|---:|---:|---:|---:|---:|---:|---|"]
     for source, _ in WANTED:
         groups: dict[tuple[int, int], list[Result]] = {}
         for run in _cells(folder, source).runs:
@@ -245,11 +315,12 @@ def sweep_table(folder: Path) -> str:
             groups.setdefault(key, []).append(run)
         for (place, seed), runs in sorted(groups.items()):
             samples, seconds = sum(r.num_samples for r in runs), sum(r.seconds for r in runs)
-            speed = round(samples / seconds, -3)
+            speed, rounds = round(samples / seconds, -3), {r.setting("rounds") for r in runs}
+            lengths = ", ".join(map(str, sorted(rounds)))
             commits = {(r.environment and r.environment.commit) or "unknown" for r in runs}
             named = ", ".join(sorted(each[:12] for each in commits))
             lines.append(
-                f"| {source.suite}, {source.part} | {ATTACKS[place]} | {seed} | {len(runs)} "
-                f"| {samples:,} | {seconds:,.0f} | {speed:,.0f} | {named} |"
+                f"| {source.suite}, {source.part} | {ATTACKS[place]} | {seed} | {lengths} "
+                f"| {len(runs)} | {samples:,} | {seconds:,.0f} | {speed:,.0f} | {named} |"
             )
     return "\n".join(lines)

@@ -20,13 +20,16 @@ from regimes import (
     ALL_CLIENTS,
     ALONG,
     LATER,
+    PRINTED,
     borrowed_text,
     distance_table,
     gain_table,
     missing_table,
     readings,
     seed_table,
+    shorter_text,
     sweep_table,
+    training_table,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -66,20 +69,28 @@ The sections below are made by `tools/results_pages.py` from the exports of this
 
 ### Seeds of each cell
 
-One number for each reading of the paper's Table 1, in this order: {names}.{borrowed}
+One number for each reading of the paper's Table 1, in this order: {names}.{borrowed}{rounds}
 
 {seeds}
+
+### Gains of GAS with two trainings, all 50 clients
+
+GAS(A) − A in points, best round / last ten rounds: printed training, and in brackets the later
+training with 200 rounds.
+
+{trainings}
 
 ### Points from the paper, by row and reading
 
 Mean absolute distance of our best accuracy to the paper's over the attacks that were run (in
-brackets: how many cells).
+brackets: how many cells).{rounds}
 
 {distances}
 
 ### Missing runs
 
-By attack and seed, with the command that runs them and no others.
+By attack and seed, with the command that runs them and no others. An attack without a run gets the
+rounds that most attacks of its part have.
 
 {missing}
 
@@ -98,7 +109,9 @@ def all_readings(folder: Path) -> str:
     return READINGS_TEXT.format(
         names="; ".join(readings(folder)),
         borrowed=borrowed_text(folder),
+        rounds=shorter_text(folder, PRINTED),
         seeds="\n".join(seed_table(folder)),
+        trainings="\n".join(training_table(folder)),
         distances="\n".join(distance_table(folder)),
         missing=missing_table(folder, [ALL_CLIENTS]),
         sweeps=sweep_table(folder),
@@ -137,7 +150,9 @@ def _run(words: list[str]) -> None:
 
 def with_gains(page: str, folder: Path) -> str:
     """Return the first page of the results with the gains of GAS in both regimes between marks."""
-    table = "\n".join(gain_table(folder, (LATER, ALONG, AGAINST)))
+    table = "\n".join(gain_table(folder, (LATER, PRINTED, ALONG, AGAINST)))
+    rounds = shorter_text(folder, PRINTED).strip()
+    table += f"\n\n{rounds}" if rounds else ""
     return put_between(page, f"<!-- gains, {MADE}", "<!-- end of gains -->", table)
 
 

@@ -169,8 +169,14 @@ def test_the_page_with_all_clients_counts_the_seeds_of_every_reading():
         if (each.config["rule"], each.attack) == ("median", "lie"):
             sides = {"lie(sign=1)": along, "lie": against}
             sides.get(each.config["attack"], set()).add(each.seed)
+    printed = {}
+    for each in collect([FOLDER / "table1-cifar10-all-clients.csv.gz"]):
+        if each.setting("training.batch_size") == 64:
+            printed.setdefault((each.rule, each.attack), set()).add(each.seed)
+    for cell, numbers in counts.items():
+        assert numbers[1] == len(printed.get(cell, ())), cell
     assert counts["median", "lie"] == [3, 1, len(along), len(against)]
-    assert counts["mean", "ipm"] == [3, 0, 0, 0]
+    assert counts["mean", "ipm"] == [3, 1, 0, 0]
 
 
 def test_the_page_with_all_clients_has_distances_and_speeds_that_are_those_of_the_runs():
@@ -188,10 +194,63 @@ def test_the_page_with_all_clients_has_distances_and_speeds_that_are_those_of_th
     own = [run for run in cells.runs if (run.attack, run.seed) == ("min-sum", 2)]
     samples, seconds = sum(r.num_samples for r in own), sum(r.seconds for r in own)
     found = speeds["table1-cifar10-all-clients, later-training", "min-sum", "2"]
-    assert found[3:6] == ["15", f"{samples:,}", f"{seconds:,.0f}"]
-    assert int(found[6].replace(",", "")) == pytest.approx(samples / seconds, abs=501)
-    assert found[7] == own[0].environment.commit[:12]
-    assert {row[7] for row in speeds.values()} == {"unknown", found[7]}
+    assert found[3:7] == ["200", "15", f"{samples:,}", f"{seconds:,.0f}"]
+    assert int(found[7].replace(",", "")) == pytest.approx(samples / seconds, abs=501)
+    assert found[8] == own[0].environment.commit[:12]
+    commits = {
+        (each.environment.commit or "unknown")[:12]
+        for each in collect([FOLDER / "table1-cifar10-all-clients.csv.gz"])
+    }
+    assert {row[8] for row in speeds.values()} == commits
+
+
+def test_gains_with_two_trainings_are_those_of_the_runs():
+    head, *rows = section("Gains of GAS with two trainings, all 50 clients")
+    found = {row[0]: dict(zip(head[1:], row[1:], strict=True)) for row in rows}
+    last = {
+        (each.rule, each.setting("training.batch_size"), each.seed): each
+        for each in collect([FOLDER / "table1-cifar10-all-clients.csv.gz"])
+        if each.attack == "min-max"
+    }
+
+    def gained(training, measure):
+        seeds = [seed for rule, own, seed in last if (rule, own) == ("rfa", training)]
+        pairs = [(last["gas(rfa)", training, seed], last["rfa", training, seed]) for seed in seeds]
+        mean = sum(100 * (measure(gas) - measure(alone)) for gas, alone in pairs) / len(pairs)
+        return f"{mean:+.1f}".replace("-", "−")
+
+    texts = [
+        f"{gained(each, lambda run: run.best)} / {gained(each, lambda run: run.last_ten)}"
+        for each in (64, 128)
+    ]
+    assert found["rfa"]["min-max, 120 rounds"] == f"{texts[0]} ({texts[1]})"
+
+
+def test_columns_of_fewer_rounds_are_named_wherever_they_are_counted():
+    """The headings of the table, the readings, the claims and the GPU time."""
+    rounds = {
+        each.attack: each.setting("rounds")
+        for each in collect([FOLDER / "table1-cifar10-all-clients.csv.gz"])
+        if each.setting("training.batch_size") == 64
+    }
+    page = (FOLDER / "table1-cifar10-all-clients.md").read_text(encoding="utf-8")
+    printed = page.split("### ")[2]
+    names = [name for name in head_of_attacks() if name in rounds]
+    for name in names:
+        mark = "" if rounds[name] == 200 else f", {rounds[name]} rounds"
+        assert f" | {name}{mark} | " in printed, name
+    groups = {
+        number: ", ".join(name for name in names if rounds[name] == number)
+        for number in sorted(set(rounds.values()), reverse=True)
+    }
+    listed = "; ".join(f"{group} {number} rounds" for number, group in groups.items())
+    sentence = f'Rounds differ in "all 50, printed training": {listed}.'
+    assert page.count(sentence) == 2
+    assert (FOLDER / "claims.md").read_text(encoding="utf-8").count(sentence) >= 3
+    assert (FOLDER / "README.md").read_text(encoding="utf-8").count(sentence) == 1
+    for row in section("GPU time")[1:]:
+        if row[0].endswith("printed-training"):
+            assert row[3] == str(rounds[row[1]])
 
 
 def head_of_attacks():
@@ -204,15 +263,21 @@ def test_every_missing_cell_has_a_command_that_runs_it_and_no_other():
         (each.rule, each.attack, each.seed, each.setting("training.batch_size"))
         for each in collect([FOLDER / "table1-cifar10-all-clients.csv.gz"])
     }
+    rounds = {
+        (each.attack, each.setting("training.batch_size")): each.setting("rounds")
+        for each in collect([FOLDER / "table1-cifar10-all-clients.csv.gz"])
+    }
     asked = set()
     for command in re.findall(r"`outvote bench (docs\S+) --part (\S+) (.*?)`", table):
         path, part, words = command
         attacks = re.findall(r"--attack (\S+)", words)
-        seeds = re.search(r"'(seed=.*?)'", words)[1]
+        settings = [re.search(r"'(seed=.*?)'", words)[1], *re.findall(r"--set (rounds=\d+)", words)]
         suite = choose(read_suite(str(ROOT / path)), Choice(parts=[part], attacks=attacks))
-        for spec in plan_suite(suite, [seeds]).specs:
+        for spec in plan_suite(suite, settings).specs:
             own = label(spec.rule), label(spec.attack), spec.seed, spec.training.batch_size
             asked.add(own)
+            column = label(spec.attack), spec.training.batch_size
+            assert spec.rounds == rounds.get(column, 120)
     assert not asked & found
     assert len(asked | found) == 2 * 15 * 6 * 3
 

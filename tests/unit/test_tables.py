@@ -260,6 +260,65 @@ def test_runs_of_other_rounds_are_laid_out_as_their_part_and_named_so():
     assert "run them with `outvote bench splits --part cifar10 --set rounds=90`" in text
 
 
+def with_rounds(results, rounds, *attacks):
+    """The same runs; those under the attacks were to have fewer rounds."""
+    return [
+        replace(each, config={**each.config, "rounds": rounds}) if each.attack in attacks else each
+        for each in results
+    ]
+
+
+@pytest.mark.parametrize(
+    ("suite", "part"),
+    [("splits", "cifar10"), ("table1-cifar10", "main")],
+    ids=["the part has rounds", "its preset has rounds"],
+)
+def test_columns_with_fewer_rounds_are_in_the_same_table_and_marked(suite, part):
+    full = made_results(suite, seeds=1, rounds=3, parts=(part,))
+    (whole,) = [grid for grid in grids_of(full) if grid.results]
+    results = with_rounds(full, 90, "ipm")
+    (grid,) = [grid for grid in grids_of(results) if grid.results]
+    assert (grid.title, grid.rows, grid.columns) == (whole.title, whole.rows, whole.columns)
+    assert len(grid.results) == len(full)
+    marked = [title for title in grid.titles if title not in whole.titles]
+    assert marked == ["ipm, 90 rounds"]
+    text = markdown([grid])
+    others = ", ".join(name for name in grid.columns if name != "ipm")
+    assert f" Columns differ in rounds: {others} 200; ipm 90. " in text
+    assert "| ipm, 90 rounds |" in text
+    assert "200 rounds" not in text
+    assert "Columns differ in rounds" in latex([grid])
+    for each in records([grid]):
+        assert each["num_rounds"] == (90 if each["value"] == "ipm" else 200)
+
+
+def test_a_cell_with_two_numbers_of_rounds_needs_two_tables():
+    full = made_results("table1-cifar10", seeds=1, rounds=3, parts=("main",))
+    shorter = [each for each in with_rounds(full, 90, "ipm") if each.attack == "ipm"]
+    titles = [grid.title for grid in grids_of([*full, *shorter]) if grid.results]
+    assert titles == ["CIFAR-10, p = 1000, rounds = 90", "CIFAR-10, p = 1000, rounds = 200"]
+
+
+def test_missing_columns_have_the_rounds_of_most_columns_in_their_command():
+    full = made_results("table1-cifar10", seeds=1, rounds=3, parts=("main",))
+    own = [each for each in full if each.attack in ("lie", "min-max", "ipm")]
+    text = markdown(grids_of(with_rounds(own, 90, "min-max", "ipm")))
+    bench = "`outvote bench table1-cifar10 --part main"
+    few = "--attack bit-flip --attack label-flip --attack min-max --attack min-sum --attack ipm"
+    assert f"run them with {bench} {few} --set rounds=90`, and {bench} --attack lie`." in text
+
+
+def test_each_number_of_rounds_has_a_command_that_names_its_attacks():
+    full = made_results("table1-cifar10", seeds=1, rounds=3, parts=("main",))
+    attacks = ("bit-flip", "label-flip", "min-max", "min-sum", "ipm")
+    commands = provenance_of(grids_of(with_rounds(full, 90, *attacks))).commands
+    named = " ".join(f"--attack {name}" for name in attacks)
+    assert sorted(commands) == [
+        "outvote bench table1-cifar10 --seeds 1 --part main --attack lie",
+        f"outvote bench table1-cifar10 --seeds 1 --part main --set rounds=90 {named}",
+    ]
+
+
 def test_own_runs_have_rules_as_rows_attacks_as_columns_and_tables_for_the_rest():
     grids = grids_of(made_results({**OWN, "data": {"beta": [0.5, 0.1]}}))
     assert [grid.title for grid in grids] == ["β = 0.1", "β = 0.5"]

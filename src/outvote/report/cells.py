@@ -8,6 +8,7 @@ from math import hypot, isnan, sqrt
 from operator import add
 from typing import Any, Literal, NamedTuple, TypeVar, final
 
+from outvote.errors import plural
 from outvote.results.labels import outline, plain
 from outvote.results.run import Result
 from outvote.suites.paper import Printed
@@ -174,8 +175,31 @@ class Grid:
 
     @property
     def titles(self) -> list[str]:
-        """The headings of the columns."""
-        return [title_of(self.column_key, value) for value in self.columns]
+        """The headings of the columns; where others have more rounds, with the number of rounds."""
+        titles = [title_of(self.column_key, value) for value in self.columns]
+        own = self.columns_of_rounds
+        shorter = {k: rounds for rounds in list(own)[1:] for k in own[rounds]}
+        return [
+            f"{title}, {plural(shorter[k], 'round')}" if k in shorter else title
+            for k, title in enumerate(titles)
+        ]
+
+    @property
+    def columns_of_rounds(self) -> dict[int, list[int]]:
+        """The columns that have each number of rounds, the most rounds first.
+
+        Columns without a run are left out. Empty: the number is the same in all columns, or columns
+        are not of one number each.
+        """
+        found: dict[int, list[int]] = {}
+        for k in range(len(self.columns)):
+            own = {each.setting("rounds") for each in runs_of_cells(row[k] for row in self.cells)}
+            if len(own) > 1:
+                return {}
+            for rounds in own:
+                found.setdefault(rounds, []).append(k)
+        is_plain = len(found) < 2 or self.column_key == "rounds"
+        return {} if is_plain else {rounds: found[rounds] for rounds in sorted(found, reverse=True)}
 
     @property
     def all_cells(self) -> list[Cell]:
@@ -232,7 +256,11 @@ def grouped(things: Iterable[Thing], key: Callable[[Thing], Key]) -> dict[Key, l
 
 def runs_of(grids: Sequence[Grid]) -> list[Result]:
     """Return all runs in some tables, unfinished ones too."""
-    cells = [cell for grid in grids for cell in grid.all_cells]
+    return runs_of_cells(cell for grid in grids for cell in grid.all_cells)
+
+
+def runs_of_cells(cells: Iterable[Cell]) -> list[Result]:
+    """Return all runs in some cells, unfinished ones too."""
     return [each for cell in cells for each in (*cell.results, *cell.unfinished)]
 
 

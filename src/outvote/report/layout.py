@@ -80,11 +80,15 @@ def _grids_of_suite(name: str, results: Sequence[Result], source: str | None) ->
     grids = []
     for part, group in zip(suite.parts, held, strict=True):
         others = _with_other_rounds(part, rest)
+        added = [each for _, own in others for each in own]
+        known.update(map(id, added))
+        if group and _has_columns_of_one_length(part, [*group, *added]):
+            grids += _grids_of_part(suite, part, [*group, *added])
+            continue
         if group or not others:
             grids += _grids_of_part(suite, part, group)
         for changed, own in others:
             grids += _grids_of_part(suite, changed, own)
-            known.update(map(id, own))
     rest = [each for each in rest if id(each) not in known]
     if rest:
         grids += _automatic_grids(rest, suite_title=suite.title, title="Other runs")
@@ -120,6 +124,12 @@ def _with_other_rounds(part: Part, results: Sequence[Result]) -> list[tuple[Part
         own = [each for each in results if changed.holds(each)]
         found += [(changed, own)] if own else []
     return found
+
+
+def _has_columns_of_one_length(part: Part, results: Sequence[Result]) -> bool:
+    """Return whether all runs of a column have as many rounds: then one table shows them."""
+    columns = grouped(results, lambda each: each.setting(part.columns))
+    return all(len({each.setting("rounds") for each in own}) == 1 for own in columns.values())
 
 
 Groups = dict[tuple[str, Any], list[Result]]
@@ -168,7 +178,8 @@ def _with_versions(own: Iterable[Any], found: Iterable[Any]) -> list[Any]:
 
 def _grids_of_part(suite: Suite, part: Part, results: Sequence[Result]) -> list[Grid]:
     """Make one table, or one for each combination of settings that the part leaves open."""
-    keys = list(differing(results, ignored=flat(part.settings)))
+    by_column = ["rounds"] if _has_columns_of_one_length(part, results) else []
+    keys = list(differing(results, ignored=[*flat(part.settings), *by_column]))
     rules, attacks = _names(part, "rule", results), _names(part, "attack", results)
     own_rows, own_attacks = _own_names(part, "rule").values(), _own_names(part, "attack").values()
     own_columns: list[Any] = list(own_attacks) if part.columns == "attack" else part.values

@@ -3,15 +3,15 @@
 import json
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
 from outvote.errors import plural
 from outvote.grids import LISTS, flat, merged
-from outvote.report.cells import Grid, grouped, runs_of, title_of
+from outvote.report.cells import Grid, grouped, runs_of, runs_of_cells, title_of
 from outvote.report.layout import differing, ordered
-from outvote.results.labels import Outline, is_same, label, outline
+from outvote.results.labels import Outline, is_same, label, names_of, outline
 from outvote.results.run import Result
 from outvote.suites.presets import PRESETS
 from outvote.suites.suite import Part, read_suite
@@ -161,15 +161,43 @@ def rerun_commands(grids: Sequence[Grid]) -> list[str]:
     ]
 
 
-def missing_command(grid: Grid) -> str:
-    """Return the command for the cells that a part lacks, with the settings its runs share."""
+def missing_commands(grid: Grid) -> list[str]:
+    """Return the commands for the cells that a part lacks, with the settings its runs share.
+
+    Attacks that differ in rounds have a command for each number.
+    """
     part = next(each for each in read_suite(grid.source).parts if each.name == grid.part)
+    first = ["outvote", "bench", grid.source, "--part", grid.part]
+    if grid.column_key != "attack" or not grid.columns_of_rounds:
+        return [shlex.join([*first, *_shared_words(part, runs_of([grid]))])]
+    names = names_of(part.texts("attack"), part.ignored("attack"))
+    found = []
+    for rounds, columns in _missing_columns(grid).items():
+        texts = [text for text, name in names.items() if name in {grid.columns[k] for k in columns}]
+        own = [row[k] for k in grid.columns_of_rounds[rounds] for row in grid.cells]
+        words = [*_named(part, "attack", texts), *_shared_words(part, runs_of_cells(own))]
+        found.append(shlex.join([*first, *words]))
+    return found
+
+
+def _missing_columns(grid: Grid) -> dict[int, list[int]]:
+    """Return the columns that lack runs, by rounds; one without a run has the usual number."""
+    own = grid.columns_of_rounds
+    usual = max(own, key=lambda rounds: (len(own[rounds]), rounds))
+    rounds_of = {k: rounds for rounds, columns in own.items() for k in columns}
+    lacking = [
+        k for k in range(len(grid.columns)) if not all(row[k].is_complete for row in grid.cells)
+    ]
+    return grouped(lacking, lambda k: rounds_of.get(k, usual))
+
+
+def _shared_words(part: Part, results: Sequence[Result]) -> tuple[str, ...]:
+    """Return the words for precision and changed settings, if all runs have the same."""
     own = {
         (*_precision_words(_precision(each)), *_set(_changed_settings(part, each)))
-        for each in runs_of([grid])
+        for each in results
     }
-    words = own.pop() if len(own) == 1 else ()
-    return shlex.join(["outvote", "bench", grid.source, "--part", grid.part, *words])
+    return own.pop() if len(own) == 1 else ()
 
 
 def _commands(source: str, grids: Sequence[Grid]) -> list[list[str]]:
@@ -193,11 +221,17 @@ def _commands(source: str, grids: Sequence[Grid]) -> list[list[str]]:
         everything = [each for group in groups.values() for each in group]
         (words,) = changes
         return [[*how, *words] for how in _how_run(everything)]
-    return [
-        [*how, *words[0 if len(parts) > 1 else 2 :], *_only(parts[words[1]], words, group)]
-        for words, group in _once(groups).items()
-        for how in _how_run(group)
-    ]
+    lengths: dict[str, set[int]] = {}
+    for words, group in groups.items():
+        lengths.setdefault(words[1], set()).update(each.setting("rounds") for each in group)
+    found = []
+    for words, group in _once(groups).items():
+        # Attacks with other rounds have a command of their own.
+        always: list[Axis] = ["attack"] if len(lengths[words[1]]) > 1 else []
+        chosen = _only(parts[words[1]], words, group, always)
+        about = words[0 if len(parts) > 1 else 2 :]
+        found += [[*how, *about, *chosen] for how in _how_run(group)]
+    return found
 
 
 def _once(
@@ -242,20 +276,29 @@ def _device(results: Sequence[Result]) -> list[str]:
     return ["--device", "cuda"] if devices and "cpu" not in devices else []
 
 
-def _only(part: Part, words: Sequence[str], results: Sequence[Result]) -> list[str]:
-    """Return the words that leave out rules and attacks without a run, if they are not too many."""
+def _only(
+    part: Part, words: Sequence[str], results: Sequence[Result], always: Collection[Axis] = ()
+) -> list[str]:
+    """Return the words that leave out rules and attacks without a run.
+
+    Where too many are left they are not named, unless the axis is one of `always`.
+    """
     chosen = []
     for axis in AXES:
         own = part.texts(axis)
         found = [text for text in own if _is_among(text, [each.config[axis] for each in results])]
         if f"--{axis}" in words or not part.can_show(axis, own[0]):
             continue
-        if 0 < len(found) < len(own) and len(found) <= MOST_NAMED:
-            labels = [label(text) for text in own]
-            for text in found:
-                name = label(text)
-                chosen += [f"--{axis}", name if labels.count(name) == 1 else text]
+        if 0 < len(found) < len(own) and (len(found) <= MOST_NAMED or axis in always):
+            chosen += _named(part, axis, found)
     return chosen
+
+
+def _named(part: Part, axis: Axis, texts: Sequence[str]) -> list[str]:
+    """Return the words that choose some rules or attacks of a part."""
+    labels = [label(text) for text in part.texts(axis)]
+    names = [label(text) if labels.count(label(text)) == 1 else text for text in texts]
+    return [word for name in names for word in (f"--{axis}", name)]
 
 
 def _changes(part: Part, result: Result) -> list[str]:

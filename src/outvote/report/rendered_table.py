@@ -23,9 +23,10 @@ from outvote.report.cells import (
     grouped,
     runs_of,
     shown,
+    title_of,
 )
 from outvote.report.layout import CODE, edited_files
-from outvote.report.provenance import Provenance, missing_command, provenance_of, settings_text
+from outvote.report.provenance import Provenance, missing_commands, provenance_of, settings_text
 from outvote.results.labels import is_same, label
 from outvote.results.run import Result
 
@@ -149,7 +150,8 @@ class RenderedTable:
         helpless = [
             row for row, runs in runs_by_row.items() if runs and all(map(_is_helpless, runs))
         ]
-        found = [f"Not the defaults: {', '.join(hidden)}."] if hidden else []
+        found = [f"Columns differ in rounds: {lengths}."] if (lengths := lengths_of(grid)) else []
+        found += [f"Not the defaults: {', '.join(hidden)}."] if hidden else []
         for path in edited_files(grid.results):
             found.append(
                 f"{path} was edited between these runs: code is its version, the beginning of what "
@@ -168,7 +170,8 @@ class RenderedTable:
         found = []
         if lacking:
             has_part = bool(self.grid.part)
-            remedy = f"; run them with `{missing_command(self.grid)}`" if has_part else ""
+            commands = [f"`{each}`" for each in missing_commands(self.grid)] if has_part else []
+            remedy = f"; run them with {', and '.join(commands)}" if commands else ""
             found.append(f"{lacking} of {len(cells)} cells lack runs{remedy}.")
         if repeated:
             found.append(
@@ -230,7 +233,7 @@ def _clients_table(grid: Grid, column: int, footnotes: tuple[str, ...]) -> Rende
     return RenderedTable(
         grid=grid,
         metric=WHO_PAYS[0],
-        caption=_clients_caption(grid, grid.titles[column]),
+        caption=_clients_caption(grid, column),
         rows=tuple(
             RenderedRow(rule=rule, family=family(rule), cells=tuple(own), worst=None)
             for rule, own in zip(grid.rows, cells, strict=True)
@@ -241,9 +244,11 @@ def _clients_table(grid: Grid, column: int, footnotes: tuple[str, ...]) -> Rende
     )
 
 
-def _clients_caption(grid: Grid, title: str) -> str:
-    is_attack = grid.column_key == "attack"
-    where = "without an attack" if title == "none" else f"{'under' if is_attack else 'at'} {title}"
+def _clients_caption(grid: Grid, column: int) -> str:
+    is_attack, title = grid.column_key == "attack", grid.titles[column]
+    where = f"{'under' if is_attack else 'at'} {title}"
+    if is_attack and grid.columns[column] == "none":
+        where = f"without an attack{title.removeprefix('none')}"
     how = "" if grid.usual_seeds == 1 and grid.is_even else "mean ± standard deviation, "
     return f"Who pays {where}, in percent: {how}{seeds_of(grid)}."
 
@@ -367,6 +372,14 @@ def seeds_of(grid: Grid) -> str:
     wanted = max(cell.num_wanted for cell in grid.all_cells)
     seeds = seeds_text(grid.usual_seeds, wanted)
     return seeds if grid.is_even else f"{seeds} unless a cell notes otherwise"
+
+
+def lengths_of(grid: Grid) -> str:
+    """Return which columns have how many rounds; empty if there is one number."""
+    return "; ".join(
+        f"{', '.join(title_of(grid.column_key, grid.columns[k]) for k in columns)} {rounds:,}"
+        for rounds, columns in grid.columns_of_rounds.items()
+    )
 
 
 def _goodness(mean: Number, metric: Metric) -> float:

@@ -308,6 +308,7 @@ def _numbers(cell: Cell) -> dict[str, Any]:
         "num_seeds": len(cell.seeds),
         "num_wanted": cell.num_wanted,
         "num_runs": len(cell.results),
+        "num_rounds": next((each.setting("rounds") for each in cell.results), None),
         "num_diverged": cell.num_diverged,
         "num_unfinished": len(cell.unfinished),
     }
