@@ -19,12 +19,14 @@ def plain_torch(device: torch.device) -> Iterator[None]:
     if _is_plain(device):
         yield
         return
-    with torch.no_grad(), exact_products(), ExitStack() as modes:
+    with ExitStack() as modes:
         if torch.is_inference_mode_enabled():
             modes.enter_context(torch.inference_mode(False))
         if torch.is_autocast_enabled(device.type):
             modes.enter_context(torch.autocast(device.type, enabled=False))
-        yield
+        # After the inference mode, which turns gradients on where it is left.
+        with torch.no_grad(), exact_products():
+            yield
 
 
 def _is_plain(device: torch.device) -> bool:

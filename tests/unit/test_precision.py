@@ -1,0 +1,59 @@
+"""The precision of a rule's work, whatever modes its caller is in, and its callers in turn."""
+
+import torch
+
+from outvote.precision import _get_precision, exact_products, fast_products, plain_torch
+from outvote.rules.split import draw_orders
+from outvote.seeding import RandomStream
+
+CPU = torch.device("cpu")
+
+
+def _modes() -> tuple[bool, bool, bool]:
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu"),
+    )
+
+
+def test_the_modes_of_a_caller_are_left_behind_and_come_back():
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        before = _modes()
+        with plain_torch(CPU):
+            assert _modes() == (False, False, False)
+            assert set(_get_precision()) <= {"ieee", "highest"}
+        assert _modes() == before
+
+
+def test_modes_that_are_entered_inside_are_left_behind_too():
+    for mode in (
+        torch.enable_grad(),
+        torch.inference_mode(),
+        torch.autocast("cpu", torch.bfloat16),
+    ):
+        with plain_torch(CPU), mode:
+            before = _modes()
+            with plain_torch(CPU):
+                assert _modes() == (False, False, False)
+            assert _modes() == before
+
+
+def test_the_first_one_in_sets_the_precision_and_the_last_one_out_restores_it():
+    before = _get_precision()
+    with fast_products():
+        fast = _get_precision()
+        assert fast != before
+        for _ in range(2):
+            with exact_products(), plain_torch(CPU), plain_torch(CPU):
+                assert set(_get_precision()) <= {"ieee", "highest"}
+            assert _get_precision() == fast
+    assert _get_precision() == before
+
+
+def test_runs_of_one_seed_draw_one_order():
+    first, other, again = draw_orders(20_000, RandomStream((3, 4, 3)))
+    assert again is first
+    assert not torch.equal(first.index(), other.index())
+    assert draw_orders(20_000, RandomStream((3,)))[0] is first
+    assert draw_orders(20_001, RandomStream((3,)))[0] is not first
