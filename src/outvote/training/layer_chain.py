@@ -1,11 +1,13 @@
 """The loss and the gradient of a plain chain of layers, without autograd.
 
-A step of a small network on a CPU is some twenty operations of a few microseconds each. Autograd takes
-as long to record them, to find the next one and to add every gradient to zeros. Here the operations
-that it would call are called directly, so the gradients have the same bits.
+A step of a small network on a CPU is some twenty operations of a few microseconds each. To record
+them, to find the next one and to add every gradient to zeros takes autograd as long. Here the
+operations that it would call are called directly, so the gradients have the same bits.
 """
 
-from typing import Any, Protocol, final
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -32,14 +34,13 @@ def make_chain(module: nn.Module, inputs: Tensor, targets: Tensor) -> "LayerChai
         or targets.dtype != torch.int64
     ):
         return None
-    values, has_parameters = inputs, False
+    values = inputs
     for layer in module:
         if not _is_known(layer, values.dim()):
             return None
         with torch.no_grad():
             values = layer(values)
-        has_parameters |= bool(list(layer.parameters()))
-    return LayerChain(module) if has_parameters and values.dim() == 2 else None
+    return LayerChain(module) if parameters and values.dim() == 2 else None
 
 
 def _is_known(layer: nn.Module, num_axes: int) -> bool:
@@ -80,6 +81,7 @@ class LayerChain:
             values = layer.forward(values)
         values = torch.log_softmax(values, dim=1)
         facts = targets, None, _MEAN, IGNORED
+        loss: Tensor
         loss, weight = _aten.nll_loss_forward.default(values, *facts)
         gradient = _aten.nll_loss_backward.default(self._one, values, *facts, weight)
         gradient = torch._log_softmax_backward_data(gradient, values, 1, values.dtype)
@@ -101,20 +103,19 @@ def _relu_late(layers: list[nn.Module]) -> list[nn.Module]:
     return found
 
 
-class _Layer(Protocol):
-    needs_input_gradient: bool
+class _Layer(ABC):
+    needs_input_gradient = True
 
-    def __init__(self, layer: Any) -> None: ...
-
+    @abstractmethod
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the outputs of a batch, and keep what `backward` needs."""
-        ...
 
+    @abstractmethod
     def backward(self, gradient: Tensor) -> Tensor:
         """Overwrite the gradients of the parameters, and return that of the inputs."""
-        ...
 
 
+@final
 class _Flatten(_Layer):
     def __init__(self, layer: nn.Flatten) -> None:
         del layer
@@ -127,6 +128,7 @@ class _Flatten(_Layer):
         return gradient.view(self._shape)
 
 
+@final
 class _ReLU(_Layer):
     def __init__(self, layer: nn.ReLU) -> None:
         del layer
@@ -140,6 +142,7 @@ class _ReLU(_Layer):
         return found
 
 
+@final
 class _MaxPool(_Layer):
     def __init__(self, layer: nn.MaxPool2d) -> None:
         sizes = layer.kernel_size, layer.stride, layer.padding, layer.dilation
@@ -168,7 +171,6 @@ class _Weighted(_Layer):
         assert layer.weight.grad is not None
         assert layer.bias.grad is not None
         self._weight_gradient, self._bias_gradient = layer.weight.grad, layer.bias.grad
-        self.needs_input_gradient = True
 
 
 @final
@@ -187,24 +189,26 @@ class _Linear(_Weighted):
 class _Convolution(_Weighted):
     def __init__(self, layer: nn.Conv2d) -> None:
         super().__init__(layer)
-        self._settings = layer.stride, layer.padding, layer.dilation
-        self._groups = layer.groups
+        self._layer = layer
 
     def forward(self, inputs: Tensor) -> Tensor:
         self._inputs = inputs
-        return F.conv2d(inputs, self._weight, self._bias, *self._settings, self._groups)
+        return self._layer.forward(inputs)
 
     def backward(self, gradient: Tensor) -> Tensor:
+        layer = self._layer
         found: Tensor
         found, weight, bias = _aten.convolution_backward.default(
             gradient,
             self._inputs,
             self._weight,
             self._bias.shape,
-            *self._settings,
+            layer.stride,
+            layer.padding,
+            layer.dilation,
             False,  # Not transposed, no output padding.
             (0, 0),
-            self._groups,
+            layer.groups,
             (self.needs_input_gradient, True, True),
         )
         self._weight_gradient.copy_(weight)
@@ -212,7 +216,7 @@ class _Convolution(_Weighted):
         return found
 
 
-_KINDS: dict[type[nn.Module], type[_Layer]] = {
+_KINDS: dict[type[nn.Module], Callable[[Any], _Layer]] = {
     nn.Flatten: _Flatten,
     nn.ReLU: _ReLU,
     nn.MaxPool2d: _MaxPool,

@@ -547,7 +547,7 @@ class SequentialTrainer:
     ) -> Tensor:
         """Return the loss of a batch; its gradient is that of the model."""
         if model.chain is not None and task.poison is None:
-            return model.chain.loss(*inputs, targets)
+            return model.chain.loss(inputs[0], targets)
         model.begin()
         if model.masks.is_needed:
             key = torch.tensor(step_key(task.seed, step), device=self.samples.device)
@@ -690,7 +690,7 @@ class SequentialTrainer:
         is_simple = self._is_plain and self.objective.is_cross_entropy and len(inputs) == 1
         if not is_simple or self.samples.device.type != "cpu":
             return None
-        return make_chain(module, *inputs, self.samples.targets[self._two()])
+        return make_chain(module, inputs[0], self.samples.targets[self._two()])
 
 
 def _has_hooks(part: nn.Module) -> bool:

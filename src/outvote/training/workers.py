@@ -4,16 +4,12 @@ A step of a small network is dozens of operations of some microseconds each, and
 more of them done than one. A forked process has the network and the samples of its parent without a
 copy; weights go to it, and gradients come back, through memory that both map. Only Linux has them:
 elsewhere a process with threads cannot be forked safely.
-
-The parent sends as little as it can after the first worker has begun: from then on it wants a core
-that a worker has.
 """
 
 import ctypes
 import gc
 import mmap
 import os
-import pickle
 import signal
 import struct
 import sys
@@ -37,7 +33,7 @@ from outvote.training.batches import Batches
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.trainer import ClientTask, LocalUpdates, count_samples
 
-IS_POSSIBLE = sys.platform == "linux" and hasattr(os, "memfd_create")
+IS_POSSIBLE = sys.platform == "linux" and hasattr(os, "fork")
 MOST_BYTES = 256 << 20
 """More weights and gradients than this are not shared: such networks train in threads."""
 SECONDS_TO_START = 20.0
@@ -48,7 +44,6 @@ SECONDS_BETWEEN_LOOKS = 0.5
 _KEPT_BYTES = 64 << 20
 _LARGEST_KEPT = 32 << 20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_SIZE = struct.Struct("q")
 _TOKEN = struct.Struct("i")
 _END = -1
 
@@ -115,21 +110,16 @@ class Workers:
         self._owner = os.getpid()
         self._processes: list[int] = []
         self._connections: list[Connection] = []
-        # What to train, for all workers.
-        self._order = os.memfd_create("outvote")
-        # Its size, once for each worker: one that is free reads it, and then the order.
-        sizes, self._sizes = os.pipe()
         # Numbers of tasks that nobody has begun: a worker that is free reads the next one.
         waiting, self._waiting = os.pipe()
         try:
             for _ in range(num_workers):
-                self._fork((self._order, sizes, waiting), train_one, warm_up)
+                self._fork(waiting, train_one, warm_up)
             self._collect(SECONDS_TO_START)
         except BaseException:
             self.close()
             raise
         finally:
-            os.close(sizes)
             os.close(waiting)
 
     @property
@@ -137,19 +127,21 @@ class Workers:
         """The ids of the processes."""
         return tuple(self._processes)
 
-    def _fork(
-        self, files: tuple[int, int, int], train_one: TrainOne, warm_up: Callable[[], object]
-    ) -> None:
-        ours, theirs = os.pipe()
+    def _fork(self, waiting: int, train_one: TrainOne, warm_up: Callable[[], object]) -> None:
+        theirs, results = os.pipe()
+        orders, ours = os.pipe()
+        cores = _cores_of(len(self._processes), self.num_workers)
         with warnings.catch_warnings():
             # Of other threads, which a child has not: it waits for none of them.
             warnings.simplefilter("ignore", DeprecationWarning)
             process = os.fork()
         if process == 0:
-            _live(self._memory, (*files, theirs), self._owner, train_one, warm_up)
-        os.close(theirs)
+            files = orders, results, waiting
+            _live(self._memory, files, self._owner, cores, train_one, warm_up)
+        os.close(orders)
+        os.close(results)
         self._processes.append(process)
-        self._connections.append(Connection(ours, writable=False))
+        self._connections += [Connection(ours, readable=False), Connection(theirs, writable=False)]
 
     def train(
         self,
@@ -166,14 +158,13 @@ class Workers:
         shared_buffers.copy_(buffers)
         # The rate is known, and a callable one cannot be sent.
         training = replace(training, learning_rate=learning_rate, schedule=())
-        order = pickle.dumps((sizes, training, learning_rate, [_packed(task) for task in tasks]))
+        order = (sizes, training, learning_rate, [_packed(task) for task in tasks])
         # The longest tasks first: none of them is left for the end.
         first = sorted(range(len(tasks)), key=lambda k: -tasks[k].batches.num_samples)
         free_cores()
         try:
-            os.lseek(self._order, 0, os.SEEK_SET)
-            _write(self._order, order)
-            _write(self._sizes, _SIZE.pack(len(order)) * self.num_workers)
+            for connection in self._connections[::2]:
+                connection.send(order)
             numbers = [*first, *[_END] * self.num_workers]
             _write(self._waiting, b"".join(map(_TOKEN.pack, numbers)))
             self._collect()
@@ -190,14 +181,11 @@ class Workers:
         )
 
     def _collect(self, timeout: float | None = None) -> None:
-        """Wait for as many reports as there are workers.
-
-        A worker that is done may do the part of one that has not begun, and report for it.
-        """
-        num_left = self.num_workers
+        """Wait until every worker has reported that it is done."""
+        left = set(self._connections[1::2])
         end = None if timeout is None else time.monotonic() + timeout
-        while num_left:
-            ready = wait(self._connections, None if end is None else max(0, end - time.monotonic()))
+        while left:
+            ready = wait(list(left), None if end is None else max(0, end - time.monotonic()))
             if not ready:
                 raise WorkersEnded(f"a worker did not start within {timeout:g} s")
             for connection in ready:
@@ -208,7 +196,7 @@ class Workers:
                     raise WorkersEnded("a worker was killed") from None
                 if failed:
                     raise WorkersEnded(failed.decode())
-                num_left -= 1
+                left.discard(connection)
 
     def close(self) -> None:
         """End the processes; a copy of this object in a child does nothing."""
@@ -218,11 +206,9 @@ class Workers:
             connection.close()
         for process in self._processes:
             _end(process)
-        for file in (self._order, self._sizes, self._waiting):
-            if file >= 0:
-                os.close(file)
-        self._connections, self._processes = [], []
-        self._order = self._sizes = self._waiting = -1
+        if self._waiting >= 0:
+            os.close(self._waiting)
+        self._connections, self._processes, self._waiting = [], [], -1
 
 
 def _end(process: int) -> None:
@@ -263,8 +249,9 @@ def _unpacked(
 
 def _live(
     memory: mmap.mmap,
-    files: tuple[int, int, int, int],
+    files: tuple[int, int, int],
     parent: int,
+    cores: set[int],
     train_one: TrainOne,
     warm_up: Callable[[], object],
 ) -> None:
@@ -279,16 +266,25 @@ def _live(
         _keep_memory()
         Thread(target=_end_with, args=(parent,), daemon=True).start()
         stay_on_one_core()
-        order, sizes, waiting, theirs = files
-        results = Connection(theirs, readable=False)
+        os.sched_setaffinity(0, cores)
+        orders, results = Connection(files[0], writable=False), Connection(files[1], readable=False)
         failed = _failure(warm_up)
         while True:
             results.send_bytes(failed)
-            (size,) = _SIZE.unpack(os.read(sizes, _SIZE.size))
-            work = pickle.loads(os.pread(order, size, 0))
-            failed = _failure(lambda: _train(memory, waiting, train_one, *work))  # noqa: B023
+            order = orders.recv()
+            failed = _failure(lambda: _train(memory, files[2], train_one, *order))  # noqa: B023
     finally:
         os._exit(1)
+
+
+def _cores_of(number: int, num_workers: int) -> set[int]:
+    """Return the cores of a worker: one of its own, if there is one for each.
+
+    Workers that are woken together are often put on one core, and the other one stays idle for
+    some milliseconds.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    return {cores[number]} if len(cores) == num_workers else set(cores)
 
 
 def _close_others(files: tuple[int, ...]) -> None:
