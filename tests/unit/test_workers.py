@@ -26,6 +26,7 @@ from outvote.training.trainer import ClientTask
 from outvote.training.workers import IS_POSSIBLE, Workers, WorkersEnded
 
 CPU = torch.device("cpu")
+NUM_CORES = len(os.sched_getaffinity(0)) if IS_POSSIBLE else 0
 TRAINING = LocalSGD(batch_size=16, num_epochs=2, proximal=0.1)
 pytestmark = pytest.mark.skipif(
     not IS_POSSIBLE or torch.cuda.is_available(),
@@ -161,6 +162,25 @@ class TestSameBits:
         assert is_same(train(forked), alone(trainer()))
         assert forked._forked is not first
         assert not first.processes
+
+
+@pytest.mark.skipif(NUM_CORES != 2, reason="there are as many processes as cores")
+def test_each_process_has_a_core_of_its_own():
+    own = trainer()
+    train(own)
+    train(own)
+    cores = [os.sched_getaffinity(process) for process in own._forked.processes]
+    assert sorted(map(len, cores)) == [1, 1]
+    assert set.union(*cores) == os.sched_getaffinity(0)
+
+
+def test_threads_of_torch_leave_the_cores_to_the_processes():
+    torch.ones(1 << 20).add_(1)
+    threads.free_cores()
+    before = time.process_time()
+    time.sleep(0.02)
+    assert time.process_time() - before < 0.004  # Without, the other thread spins for 0.008.
+    assert float(torch.ones(1 << 20).sum()) == 1 << 20
 
 
 class TestEnds:

@@ -45,6 +45,11 @@ class Objective:
         return cls(loss, has_classes, has_classes and bool((targets == IGNORED).any()))
 
     @property
+    def is_cross_entropy(self) -> bool:
+        """Whether the loss is the mean cross entropy of all targets."""
+        return self.loss is None and self.has_classes and not self.has_ignored
+
+    @property
     def has_test_loss(self) -> bool:
         """Whether the loss on the test set is measured too."""
         return self.loss is not None or not self.has_classes

@@ -30,6 +30,7 @@ from outvote.training.dropout import (
     seed_generators,
     step_key,
 )
+from outvote.training.layer_chain import LayerChain, make_chain
 from outvote.training.local_sgd import TINY, LocalSGD
 from outvote.training.objective import Objective, Score
 from outvote.training.samples import ArraySamples, ByteImages, Samples
@@ -179,6 +180,8 @@ class FlatModel:
             start += parameter.numel()
         self.velocity = torch.zeros_like(self.weights)
         self.start = self.weights
+        self.chain: LayerChain | None = None
+        """What computes a gradient without autograd, if the network is simple enough."""
         self._attributes = Attributes(self.module) if has_state else None
         self._watch(frozenset(unused))
 
@@ -524,13 +527,8 @@ class SequentialTrainer:
         model.module.train()
         optimizer = self._optimizer(model, training, learning_rate)
         total = torch.zeros((), dtype=torch.float64, device=self.samples.device)
-        device = self.samples.device
         for step, (targets, inputs) in enumerate(self._batches(task)):
-            model.begin()
-            if model.masks.is_needed:
-                model.masks.begin(torch.tensor(step_key(task.seed, step), device=device))
-            loss = self.objective(model.module(*inputs), targets)
-            loss.backward()
+            loss = self._loss(model, task, step, inputs, targets)
             model.clip(training)
             if optimizer is None:
                 model.step(training, learning_rate)
@@ -538,6 +536,25 @@ class SequentialTrainer:
                 model.step_by(optimizer)
             total += loss.detach()
         return float(total) / max(1, task.batches.num_steps)
+
+    def _loss(
+        self,
+        model: FlatModel,
+        task: ClientTask,
+        step: int,
+        inputs: tuple[Tensor, ...],
+        targets: Tensor,
+    ) -> Tensor:
+        """Return the loss of a batch; its gradient is that of the model."""
+        if model.chain is not None and task.poison is None:
+            return model.chain.loss(inputs[0], targets)
+        model.begin()
+        if model.masks.is_needed:
+            key = torch.tensor(step_key(task.seed, step), device=self.samples.device)
+            model.masks.begin(key)
+        loss = self.objective(model.module(*inputs), targets)
+        loss.backward()
+        return loss
 
     def _batches(self, task: ClientTask) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
         """Return the targets and inputs of every step; small batches are made several at once."""
@@ -664,7 +681,16 @@ class SequentialTrainer:
                 unused=self.trial.unused,
                 has_state=bool(self.trial.changed),
             )
+            model.chain = self._chain(model.module)
         return model
+
+    def _chain(self, module: nn.Module) -> LayerChain | None:
+        """Return what computes gradients without autograd, with the same bits; None: autograd."""
+        inputs = self.samples.inputs(self._two())
+        is_simple = self._is_plain and self.objective.is_cross_entropy and len(inputs) == 1
+        if not is_simple or self.samples.device.type != "cpu":
+            return None
+        return make_chain(module, inputs[0], self.samples.targets[self._two()])
 
 
 def _has_hooks(part: nn.Module) -> bool:

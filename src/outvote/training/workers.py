@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outvote.threads import stay_on_one_core
+from outvote.threads import free_cores, stay_on_one_core
 from outvote.training.batches import Batches
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.trainer import ClientTask, LocalUpdates, count_samples
@@ -130,12 +130,14 @@ class Workers:
     def _fork(self, waiting: int, train_one: TrainOne, warm_up: Callable[[], object]) -> None:
         theirs, results = os.pipe()
         orders, ours = os.pipe()
+        cores = _cores_of(len(self._processes), self.num_workers)
         with warnings.catch_warnings():
             # Of other threads, which a child has not: it waits for none of them.
             warnings.simplefilter("ignore", DeprecationWarning)
             process = os.fork()
         if process == 0:
-            _live(self._memory, (orders, results, waiting), self._owner, train_one, warm_up)
+            files = orders, results, waiting
+            _live(self._memory, files, self._owner, cores, train_one, warm_up)
         os.close(orders)
         os.close(results)
         self._processes.append(process)
@@ -159,6 +161,7 @@ class Workers:
         order = (sizes, training, learning_rate, [_packed(task) for task in tasks])
         # The longest tasks first: none of them is left for the end.
         first = sorted(range(len(tasks)), key=lambda k: -tasks[k].batches.num_samples)
+        free_cores()
         try:
             for connection in self._connections[::2]:
                 connection.send(order)
@@ -248,6 +251,7 @@ def _live(
     memory: mmap.mmap,
     files: tuple[int, int, int],
     parent: int,
+    cores: set[int],
     train_one: TrainOne,
     warm_up: Callable[[], object],
 ) -> None:
@@ -262,6 +266,7 @@ def _live(
         _keep_memory()
         Thread(target=_end_with, args=(parent,), daemon=True).start()
         stay_on_one_core()
+        os.sched_setaffinity(0, cores)
         orders, results = Connection(files[0], writable=False), Connection(files[1], readable=False)
         failed = _failure(warm_up)
         while True:
@@ -270,6 +275,16 @@ def _live(
             failed = _failure(lambda: _train(memory, files[2], train_one, *order))  # noqa: B023
     finally:
         os._exit(1)
+
+
+def _cores_of(number: int, num_workers: int) -> set[int]:
+    """Return the cores of a worker: one of its own, if there is one for each.
+
+    Workers that are woken together are often put on one core, and the other one stays idle for
+    some milliseconds.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    return {cores[number]} if len(cores) == num_workers else set(cores)
 
 
 def _close_others(files: tuple[int, ...]) -> None:
