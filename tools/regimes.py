@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+from outvote.report.provenance import short_commit
 from outvote.results.labels import label
 from outvote.results.run import Result
 from outvote.suites.presets import PRESETS
@@ -318,7 +319,7 @@ def sweep_table(folder: Path) -> str:
             speed, rounds = round(samples / seconds, -3), {r.setting("rounds") for r in runs}
             lengths = ", ".join(map(str, sorted(rounds)))
             commits = {(r.environment and r.environment.commit) or "unknown" for r in runs}
-            named = ", ".join(sorted(each[:12] for each in commits))
+            named = ", ".join(sorted(map(short_commit, commits)))
             lines.append(
                 f"| {source.suite}, {source.part} | {ATTACKS[place]} | {seed} | {lengths} "
                 f"| {len(runs)} | {samples:,} | {seconds:,.0f} | {speed:,.0f} | {named} |"

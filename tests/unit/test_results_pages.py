@@ -198,7 +198,7 @@ def test_the_page_with_all_clients_has_distances_and_speeds_that_are_those_of_th
     assert int(found[7].replace(",", "")) == pytest.approx(samples / seconds, abs=501)
     assert found[8] == own[0].environment.commit[:12]
     commits = {
-        (each.environment.commit or "unknown")[:12]
+        re.sub(r"^([0-9a-f]{12})[0-9a-f]+", r"\1", each.environment.commit or "unknown")
         for each in collect([FOLDER / "table1-cifar10-all-clients.csv.gz"])
     }
     assert {row[8] for row in speeds.values()} == commits

@@ -57,7 +57,7 @@ class Provenance:
         parts = [
             f"{_counted(self.num_runs, 'run')} with {_counted(len(self.seeds), 'seed')}.",
             f"Run on {where}, with {software}{_days(self.dates)}.",
-            f"Commit: {_listed([_short(commit) for commit in self.commits])}.",
+            f"Commit: {_listed([short_commit(commit) for commit in self.commits])}.",
             f"{self.num_samples:,} samples in {self.run_seconds:,.0f} run-seconds.",
         ]
         if len(self.protocols) > 1:
@@ -104,7 +104,8 @@ def _days(dates: Sequence[str]) -> str:
     return f", from {dates[0]} to {dates[-1]}"
 
 
-def _short(commit: str) -> str:
+def short_commit(commit: str) -> str:
+    """Return twelve digits of a commit, and whether there were changes."""
     name, plus, changes = commit.partition("+")
     return f"{name[:12]}{plus}{changes}"
 
