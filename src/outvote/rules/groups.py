@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from threading import local
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -179,6 +179,9 @@ def groups_at_once(matrix: ClientMatrix, width: int, *, needs_values: bool | Non
 class Reader(ABC):
     """Reads groups of coordinates from all clients of the runs."""
 
+    reads_copies: ClassVar[bool]
+    """Whether what is read may be written over."""
+
     def __init__(self, columns: Columns, block: IndexBlock | PositionBlock) -> None:
         """Take the values ``[runs, dim, clients]`` and the groups to read."""
         self.columns = columns
@@ -206,15 +209,16 @@ class Reader(ABC):
         work = work_dtype(self.columns.dtype)
         result = torch.empty(shape, dtype=work, device=self.columns.device)
         per_group = num_clients * self.block.shape[-1] * shape[0]
-        # The values and what is left of them without the centre fit the cache together.
+        # Half of the cache: a core reads while the other multiplies.
         step = max(1, distances.tile_values(self.columns) // (2 * per_group))
 
         def multiply(first: int) -> None:
             last = min(stop, first + step)
-            # In buffers of its own: the rule may still hold values of the whole chunk.
+            # In a buffer of its own: the rule may still hold values of the whole chunk.
             values = self.read(first, last, "to multiply")
             middle = distances.of_client(values, centre)
-            centred = distances.subtract(values, middle, self.buffer(last - first, "centred"))
+            target = values if self.reads_copies else self.buffer(last - first, "centred")
+            centred = distances.subtract(values, middle, target)
             result[:, first - start : last - start] = distances.with_itself(centred)
 
         with exact_products():
@@ -232,6 +236,8 @@ class Reader(ABC):
 
 class ByClient(Reader):
     """Reads client after client; the groups lie as ``[runs, groups, clients, width]``."""
+
+    reads_copies = False
 
     @lazy
     def values(self) -> Tensor:
@@ -277,6 +283,8 @@ class ByClient(Reader):
 class ByCoordinate(Reader):
     """Reads all clients of a coordinate at once; the groups lie as they are shaped."""
 
+    reads_copies = True
+
     def new_buffer(self, num_groups: int) -> Columns:
         """Allocate memory for the values of some groups."""
         runs, _, num_clients = self.columns.shape
@@ -297,6 +305,8 @@ class ByCoordinate(Reader):
 
 class OnGpu(Reader):
     """Reads everything in order, and writes each coordinate to its position."""
+
+    reads_copies = False
 
     def new_buffer(self, num_groups: int) -> Columns:
         """Allocate nothing: a GPU's allocator caches memory."""
