@@ -25,8 +25,7 @@ LARGEST_SORTED = 8_192
 # Cells of the matrix are numbered with 31 bits, and with more where they are asked for in parts.
 LARGEST_SIZE = 2**31 - 2**16
 LARGEST_IN_PARTS = 2**50
-# Threads hand Python's lock to each other after every step: short steps, though they fit the cache
-# of a core, would leave one of two cores idle.
+# Shorter steps fit the cache of a core better, but then two cores were hardly faster than one.
 AT_ONCE = 1 << 18
 NUM_PIECES = 4
 HALF = np.uint64(32)
