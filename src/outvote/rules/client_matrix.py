@@ -38,6 +38,7 @@ class ClientMatrix:
         like: Tensor | None = None,
         centre: Tensor | None = None,
         products: Callable[[], Pairs] | None = None,
+        squared_distances: Pairs | None = None,
         buffer: Callable[[], Tensor] | None = None,
         originals: Tensor | None = None,
         check: CancellationCheck | None = None,
@@ -46,8 +47,9 @@ class ClientMatrix:
         """Take the values, or a way to get them with the shape and the kind that they will have.
 
         `centre` is the central client of each run, `products` a way to the inner products relative
-        to it that is shorter than through the values, `buffer` memory that may be written over,
-        `originals` has the first client equal to each, `check` counts inexact distances.
+        to it that is shorter than through the values, `squared_distances` has those of all pairs if
+        they are known, `buffer` memory that may be written over, `originals` has the first client
+        equal to each, `check` counts inexact distances.
         `can_overflow`: whether inner products may be too large for the working precision.
         """
         self._columns = columns
@@ -60,6 +62,7 @@ class ClientMatrix:
         self.work_dtype = work_dtype(kind.dtype)
         self._centre = centre
         self._products = products
+        self._squared_distances = squared_distances
         self._buffer = buffer
         self.originals = originals
         self.check = check
@@ -118,6 +121,8 @@ class ClientMatrix:
     @lazy
     def products(self) -> Pairs:
         """The inner products of the clients relative to the central one, infinite if too large."""
+        if self._squared_distances is not None:
+            return distances.products_around(self._squared_distances, self.centre)
         if self._products is not None:
             found = self._products()
         else:
@@ -135,6 +140,8 @@ class ClientMatrix:
     @lazy
     def squared_distances(self) -> Pairs:
         """The squared distances between all pairs of clients, exactly 0 to oneself."""
+        if self._squared_distances is not None:
+            return self._squared_distances
         if self._are_coordinates_few:
             return distances.pairwise_differences(self.columns)
         return distances.squared_distances(

@@ -135,6 +135,12 @@ def products(columns: Columns, centre: Tensor, buffer: Tensor | None = None) -> 
     return everywhere(torch.stack(parts).sum(dim=0, dtype=torch.float64), columns)
 
 
+def products_around(squared: Pairs, centre: Tensor) -> Pairs:
+    """Return the inner products relative to the central row, from squared distances."""
+    to_centre = of_client(squared, centre)
+    return (to_centre + to_centre.mT - squared) / 2
+
+
 def with_itself(values: Columns) -> Pairs:
     """Return the inner products of the rows; with many, a quarter of them as a mirror image."""
     num_clients = values.shape[-1]

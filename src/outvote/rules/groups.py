@@ -7,11 +7,11 @@ write at random.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from threading import local
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from outvote.fresh import fresh
 from outvote.kernels import client_kernels, group_kernels
 from outvote.lazy import lazy
 from outvote.precision import exact_products, work_dtype
-from outvote.rules import distances
+from outvote.rules import distances, group_distances
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.distances import CancellationCheck
 from outvote.rules.split import IndexBlock, PositionBlock, Split, draw_split
@@ -54,13 +54,12 @@ class Groups:
         """Split a matrix; one core draws the split while the others transpose the values."""
         if info.split is not None:
             return cls(matrix, info.split, num_groups)
-        draw = partial(draw_split, matrix, how, num_groups, info)
+        split = draw_split(matrix, how, num_groups, info)
         if len(matrix.batch) > 1 or not _is_transposed_first(matrix.columns):
-            return cls(matrix, draw(), num_groups)
+            return cls(matrix, split, num_groups)
         transposed, pieces = _transposing(matrix.columns)
-        jobs: list[Callable[[], Split | None]] = [draw, *pieces]
-        drawn = mapped(_run, jobs)[0]
-        return cls(matrix, drawn or draw(), num_groups, transposed)
+        mapped(_run, [lambda: [block.index for block in split.blocks], *pieces])
+        return cls(matrix, split, num_groups, transposed)
 
     @property
     def num_groups(self) -> int:
@@ -123,28 +122,37 @@ class Groups:
             yield from self._chunks_of_groups()
             return
         open_block = open_reader(matrix.columns, self._transposed)
-        for block in self.split.blocks:
+        known = self._squared_distances(needs_values=needs_values)
+        for block, added_up in zip(self.split.blocks, known, strict=True):
             num_groups, width = block.shape[1:]
             step = min(num_groups, groups_at_once(matrix, width, needs_values=needs_values))
             reader = open_block(block)
+            if added_up is None:
+                reader.prepare()
             for start in range(0, num_groups, step):
                 stop = min(num_groups, start + step)
+                is_wide = width > matrix.num_clients
                 yield ClientMatrix(
                     partial(reader.read, start, stop),
                     torch.Size([matrix.batch[0], stop - start, width, matrix.num_clients]),
                     like=reader.columns,
                     centre=matrix.centre,
                     # Distances in narrow groups are taken from the values, which are read anyway.
-                    products=(
-                        reader.products(start, stop, matrix.centre)
-                        if width > matrix.num_clients
-                        else None
-                    ),
+                    products=reader.products(start, stop, matrix.centre) if is_wide else None,
+                    squared_distances=None if added_up is None else added_up[:, start:stop],
                     buffer=partial(reader.buffer, stop - start, "scratch"),
                     originals=matrix.originals,
                     check=check,
                     can_overflow=matrix.can_overflow,
                 )
+
+    def _squared_distances(self, *, needs_values: bool | None) -> Sequence[Pairs | None]:
+        """Return the distances in the groups of each block, where no group need be read."""
+        found = None
+        if needs_values is False:
+            found = group_distances.squared_distances(self.matrix, self.split)
+        sizes = [block.shape[1] for block in self.split.blocks]
+        return [None] * len(sizes) if found is None else found.split(sizes, dim=1)
 
     def _chunks_of_groups(self) -> Iterator[ClientMatrix]:
         """Split what is itself a group: the same positions in every group of a run."""
@@ -171,11 +179,17 @@ def groups_at_once(matrix: ClientMatrix, width: int, *, needs_values: bool | Non
 class Reader(ABC):
     """Reads groups of coordinates from all clients of the runs."""
 
+    reads_copies: ClassVar[bool]
+    """Whether what is read may be written over."""
+
     def __init__(self, columns: Columns, block: IndexBlock | PositionBlock) -> None:
         """Take the values ``[runs, dim, clients]`` and the groups to read."""
         self.columns = columns
         self.block = block
         self._buffers = local()
+
+    def prepare(self) -> None:  # noqa: B027  (most have nothing to prepare)
+        """Do what all groups need before some are read: here all cores may share in it."""
 
     @abstractmethod
     def read(self, start: int, stop: int, buffer: str = "values") -> Columns:
@@ -195,14 +209,16 @@ class Reader(ABC):
         work = work_dtype(self.columns.dtype)
         result = torch.empty(shape, dtype=work, device=self.columns.device)
         per_group = num_clients * self.block.shape[-1] * shape[0]
-        step = max(1, distances.tile_values(self.columns) // per_group)
+        # Half a tile: faster than a whole one, and than a quarter.
+        step = max(1, distances.tile_values(self.columns) // (2 * per_group))
 
         def multiply(first: int) -> None:
             last = min(stop, first + step)
-            # In buffers of its own: the rule may still hold values of the whole chunk.
+            # In a buffer of its own: the rule may still hold values of the whole chunk.
             values = self.read(first, last, "to multiply")
             middle = distances.of_client(values, centre)
-            centred = distances.subtract(values, middle, self.buffer(last - first, "centred"))
+            target = values if self.reads_copies else self.buffer(last - first, "centred")
+            centred = distances.subtract(values, middle, target)
             result[:, first - start : last - start] = distances.with_itself(centred)
 
         with exact_products():
@@ -221,23 +237,30 @@ class Reader(ABC):
 class ByClient(Reader):
     """Reads client after client; the groups lie as ``[runs, groups, clients, width]``."""
 
-    def __init__(self, columns: Columns, block: IndexBlock | PositionBlock) -> None:
+    reads_copies = False
+
+    @lazy
+    def values(self) -> Tensor:
         """Copy all groups: a client's row stays in the cache while it is read at random."""
-        super().__init__(columns, block)
-        runs, _, num_clients = columns.shape
-        num_groups, width = block.shape[1:]
-        self.values = _large_pages(columns, runs, num_clients, num_groups * width)
+        runs, _, num_clients = self.columns.shape
+        num_groups, width = self.block.shape[1:]
+        values = _large_pages(self.columns, runs, num_clients, num_groups * width)
         halves = [
             (run, k, half) for run in range(runs) for k in range(num_clients) for half in (0, 1)
         ]
-        mapped(self._copy, halves)
+        mapped(partial(self._copy, values), halves)
+        return values
 
-    def _copy(self, where: tuple[int, int, int]) -> None:
+    def prepare(self) -> None:
+        """Copy all groups."""
+        _ = self.values
+
+    def _copy(self, values: Tensor, where: tuple[int, int, int]) -> None:
         run, client, half = where
         order = self.block.index[run % len(self.block.index)].reshape(-1)
         piece = slice(0, len(order) // 2) if half == 0 else slice(len(order) // 2, len(order))
         order = order[piece]
-        source, target = self.columns[run, :, client], self.values[run, client, piece]
+        source, target = self.columns[run, :, client], values[run, client, piece]
         if source.dtype == target.dtype:
             torch.index_select(source, 0, order, out=target)
         else:
@@ -260,6 +283,8 @@ class ByClient(Reader):
 class ByCoordinate(Reader):
     """Reads all clients of a coordinate at once; the groups lie as they are shaped."""
 
+    reads_copies = True
+
     def new_buffer(self, num_groups: int) -> Columns:
         """Allocate memory for the values of some groups."""
         runs, _, num_clients = self.columns.shape
@@ -280,6 +305,8 @@ class ByCoordinate(Reader):
 
 class OnGpu(Reader):
     """Reads everything in order, and writes each coordinate to its position."""
+
+    reads_copies = False
 
     def new_buffer(self, num_groups: int) -> Columns:
         """Allocate nothing: a GPU's allocator caches memory."""

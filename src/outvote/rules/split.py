@@ -5,7 +5,7 @@ groups of one width are computed together. A random split depends on the seed an
 coordinates alone: it is the same on every device (see `keyed_order`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
@@ -19,6 +19,7 @@ from outvote.errors import check_choice, check_kind
 from outvote.kernels import client_kernels
 from outvote.kernels.client_kernels import Positions
 from outvote.keyed_order import KeyedOrder, SortedOrder, draw_order
+from outvote.lazy import lazy
 from outvote.seeding import RandomStream
 
 if TYPE_CHECKING:
@@ -51,10 +52,17 @@ def check_split(rule: Any, how: str, num_groups: int) -> None:
 class IndexBlock:
     """Groups of coordinates of one width: ``index [runs, groups, width]``."""
 
-    def __init__(self, index: Tensor) -> None:
-        """Take the coordinates of the groups."""
-        self.index = index
-        self.shape = index.shape
+    def __init__(
+        self, index: Tensor | Callable[[], Tensor], shape: torch.Size | None = None
+    ) -> None:
+        """Take the coordinates, or a way to get them and the shape that they will have."""
+        self._index = index
+        self.shape = index.shape if isinstance(index, Tensor) else torch.Size(shape or ())
+
+    @lazy
+    def index(self) -> Tensor:
+        """The coordinates of the groups."""
+        return self._index if isinstance(self._index, Tensor) else self._index()
 
     def positions(self, run: int, dim: int) -> Positions:
         """Return the position of each coordinate, counted over the groups (-1: none), no gaps."""
@@ -113,6 +121,9 @@ class Split:
     blocks: tuple[IndexBlock | PositionBlock, ...]
     note: str = ""
     """Where the number of groups is not what was asked for, and the caller may not expect it."""
+    groups_between: Callable[[int, int, int], np.ndarray] | None = None
+    """``groups_between(run, start, stop)``: the group of each coordinate from `start` to `stop`, if
+    that is known without the index."""
 
     @property
     def num_groups(self) -> int:
@@ -146,8 +157,7 @@ def draw_split(matrix: "ClientMatrix", how: str, num_groups: int, info: "RoundIn
         and client_kernels.is_usable(matrix.columns, matrix.num_clients)
     ):
         return Split((PositionBlock(orders, sizes, matrix.device),))
-    index = [order.index(matrix.device) for order in orders]
-    return cut(index[0].unsqueeze(0) if len(index) == 1 else torch.stack(index), sizes)
+    return _cut_later(orders, sizes, matrix.device)
 
 
 def draw_orders(dim: int, stream: RandomStream) -> list[SortedOrder | KeyedOrder]:
@@ -185,6 +195,42 @@ def cut(order: Tensor, sizes: tuple[int, int, int, int]) -> Split:
     if num_second:
         blocks.append(IndexBlock(order[:, end:].view(len(order), num_second, second)))
     return Split(tuple(blocks))
+
+
+def _cut_later(
+    orders: Sequence[SortedOrder | KeyedOrder],
+    sizes: tuple[int, int, int, int],
+    device: torch.device,
+) -> Split:
+    """Cut random orders, which are listed when a block is first asked for its coordinates."""
+
+    @lru_cache(maxsize=1)
+    def listed() -> Split:
+        index = [order.index(device) for order in orders]
+        return cut(index[0].unsqueeze(0) if len(index) == 1 else torch.stack(index), sizes)
+
+    def groups_between(run: int, start: int, stop: int) -> np.ndarray:
+        return groups_at(orders[run % len(orders)].positions_between(start, stop), sizes)
+
+    shapes = [torch.Size([len(orders), *size]) for size in (sizes[:2], sizes[2:]) if size[0]]
+    blocks = [
+        IndexBlock(lambda k=k: listed().blocks[k].index, shape)  # type: ignore[misc]
+        for k, shape in enumerate(shapes)
+    ]
+    return Split(tuple(blocks), groups_between=groups_between)
+
+
+def groups_at(positions: np.ndarray, sizes: tuple[int, int, int, int]) -> np.ndarray:
+    """Return the group of each position of an order that is cut so."""
+    num_first, first, num_second, second = sizes
+    groups: np.ndarray = positions // first
+    if num_second:
+        # The second groups are narrower: among the first this is too low, and then the other is.
+        after = positions - num_first * first
+        after //= second
+        after += num_first
+        np.maximum(groups, after, out=groups)
+    return groups
 
 
 def explicit_split(groups: Sequence[Sequence[int]], dim: int, device: torch.device) -> Split:
