@@ -21,7 +21,7 @@ from outvote.threads import mapped
 # With more clients or groups, or fewer coordinates, reading the groups is as fast.
 MOST_CLIENTS, MOST_GROUPS, FEWEST_COORDINATES = 9, 1 << 14, 1 << 19
 # The differences of this many coordinates are squared before they are added up.
-AT_ONCE = 1 << 16
+AT_ONCE = 1 << 17
 # Longer sums over a group are rounded too often in float32; those of parts are added in float64.
 SUMMED_AT_ONCE = 2500
 NUM_PIECES = 4
