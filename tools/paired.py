@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
+from functools import lru_cache
 from math import isnan, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 from outvote.report.paired import BySeed, independent, shared, t_quantile
 from outvote.results.collect import collect
 from outvote.results.run import Result
-from outvote.suites.suite import read_suite
+from outvote.suites.suite import Part, read_suite
 
 BASES = ("multi-krum", "bulyan", "median", "rfa", "dnc", "trimmed-mean")
 Metric = Callable[[Result], float]
@@ -41,14 +42,11 @@ class Cells:
         `attacks` are the columns that are wanted, where columns are attacks.
         """
         own, path = folder / f"{suite}.toml", folder / f"{suite}.csv.gz"
-        parts = read_suite(str(own) if own.exists() else suite).parts
-        self.part = next(each for each in parts if each.name == part)
+        self.part, found = _read_part(suite, part, _stamp(own), _stamp(path))
         self.columns = [each for each in self.part.values if not attacks or each in attacks]
         self.printed = self.part.printed()
-        found = [each for each in collect([path]) if each.is_over] if path.exists() else []
         found = [each for each in found if not only or each.rule in only]
-        is_wanted = {each.name: each.setting(self.part.columns) in self.columns for each in found}
-        self.runs = [each for each in found if is_wanted[each.name] and self.part.holds(each)]
+        self.runs = [each for each in found if each.setting(self.part.columns) in self.columns]
         self._by_cell: dict[Cell, dict[int, Result]] = {}
         for each in self.runs:
             cell = each.rule, each.setting(self.part.columns)
@@ -90,6 +88,32 @@ class Cells:
         found = self.printed.get(cell)
         values = {name: self.values(cell, metric) for name, metric in metrics.items()}
         return Side(values, found.accuracy if found and "best" in metrics else None)
+
+
+Stamp = tuple[Path, int, int]
+"""A file as it is now: its path, the time of its last change, and its size."""
+
+
+def _stamp(path: Path) -> Stamp | None:
+    if not path.exists():
+        return None
+    facts = path.stat()
+    return path, facts.st_mtime_ns, facts.st_size
+
+
+@lru_cache(maxsize=128)  # A page asks for the same cells many times.
+def _read_part(
+    suite: str, name: str, own: Stamp | None, export: Stamp | None
+) -> tuple[Part, list[Result]]:
+    """Return a part of a suite, and its runs that are over."""
+    parts = read_suite(suite if own is None else str(own[0])).parts
+    part = next(each for each in parts if each.name == name)
+    return part, [each for each in _read_export(export) if part.holds(each)]
+
+
+@lru_cache(maxsize=32)
+def _read_export(export: Stamp | None) -> list[Result]:
+    return [] if export is None else [each for each in collect([export[0]]) if each.is_over]
 
 
 class Side(NamedTuple):
