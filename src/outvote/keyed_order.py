@@ -137,7 +137,7 @@ class KeyedOrder:
         first, last = start // num_columns, -(-stop // num_columns)
         kind = np.int32 if self.size <= LARGEST_SIZE else np.int64
         cells = np.empty((last - first, num_columns), kind)
-        step = min(last - first, max(1, AT_ONCE // num_columns))
+        step = max(1, min(last - first, AT_ONCE // num_columns))
         buffers = np.empty((3, step, num_columns), np.uint32)
         for row in range(first, last, step):
             _write_positions(self, row, cells[row - first : row - first + step], buffers)

@@ -94,18 +94,19 @@ class _Precision:
     def enter(self, kind: str) -> None:
         """Count one more."""
         with self.lock:
-            if not any(self.inside.values()):
+            is_first = not any(self.inside.values())
+            if is_first:
                 self.saved = self.now = _get_precision()
             self.inside[kind] += 1
-            self._set()
+            self._set(is_known=is_first)
 
     def leave(self, kind: str) -> None:
         """Count one less."""
         with self.lock:
             self.inside[kind] -= 1
-            self._set()
+            self._set(is_known=False)
 
-    def _set(self) -> None:
+    def _set(self, *, is_known: bool) -> None:
         names = self.saved
         if self.inside["exact"]:
             names = ["ieee"] * len(self.saved)
@@ -113,7 +114,8 @@ class _Precision:
             # The last one is the CPU's.
             num_fast = max(1, len(self.saved) - 1)
             names = ["tf32"] * num_fast + self.saved[num_fast:]
-        if names != self.now:  # To look at all settings takes longer than to change one.
+        # The first one has just looked; later, code inside may have changed a setting.
+        if names != self.now or not is_known:
             _set_precision(names)
             self.now = names
 

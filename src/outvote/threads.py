@@ -68,11 +68,13 @@ def free_cores() -> None:
     processes and threads that are to work next. To start them again takes 0.1 ms.
     """
     pause = getattr(_openmp(), "omp_pause_resource_all", None)
-    if pause is not None:
+    # A fork has no such threads, and would wait for them.
+    if pause is not None and os.getpid() == _PROCESS:
         pause(_SOFT)
 
 
 _SOFT = 1  # Of OpenMP: what a program has set stays.
+_PROCESS = os.getpid()
 
 
 @lru_cache(maxsize=1)

@@ -269,3 +269,8 @@ def test_permutations_are_those_of_torch():
     for seed, order in zip(stream.derived(), stream.permutations(50, CPU), strict=True):
         generator = torch.Generator().manual_seed(seed)
         assert order.tolist() == torch.randperm(50, generator=generator).tolist()
+
+
+@pytest.mark.parametrize("start", [0, 142, 20_000])
+def test_nothing_is_between_a_position_and_itself(start):
+    assert len(draw_order(20_000, 1).positions_between(start, start)) == 0

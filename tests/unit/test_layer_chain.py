@@ -6,7 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import outvote as ov
-from outvote.training.layer_chain import make_chain
+from outvote.training import sequential
+from outvote.training.layer_chain import _relu_late, make_chain
 from outvote.training.objective import Objective
 from outvote.training.samples import ArraySamples
 from outvote.training.sequential import FlatModel, SequentialTrainer
@@ -152,3 +153,58 @@ class TestTrainer:
         module = nn.Sequential(nn.Linear(10, 10))
         module[0].register_forward_hook(lambda *_: None)
         assert self.chain(module) is None
+
+
+def test_gradients_that_begin_anywhere_in_the_vector_have_the_bits_of_autograd():
+    small = seeded(nn.Flatten, lambda: nn.Linear(784, 10), nn.ReLU, lambda: nn.Linear(10, 10))
+    for num in (16, 32, 64):
+        inputs, targets = batch(28, 28, num=num)
+        expected, found = (by(small, inputs, targets)[1].clone() for by in (by_autograd, by_chain))
+        assert torch.equal(expected, found), num
+
+
+def test_a_relu_stays_before_windows_that_may_have_padding_alone():
+    gaps, dense = nn.MaxPool2d(2, padding=1, dilation=3), nn.MaxPool2d(2, padding=1)
+    relu = nn.ReLU()
+    assert _relu_late([relu, gaps]) == [relu, gaps]
+    assert _relu_late([relu, dense]) == [dense, relu]
+
+
+def _train(num_rounds=3):
+    inputs, targets = batch(10, num=200)
+    return ov.simulate(
+        model=seeded(lambda: nn.Linear(10, 16), nn.ReLU, lambda: nn.Linear(16, 10)),
+        train=(inputs, targets),
+        test=(inputs[:20], targets[:20]),
+        num_clients=4,
+        num_sampled=4,
+        byzantine=0.25,
+        rules=["mean"],
+        attacks=["none"],
+        seeds=[0],
+        rounds=num_rounds,
+        local=ov.LocalSGD(learning_rate=0.1, num_epochs=1, batch_size=8),
+    ).to_frame()["loss"]
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_a_callers_autocast_changes_nothing(num_threads, monkeypatch):
+    monkeypatch.setattr(sequential, "SECONDS_BEFORE_WORKERS", 0.0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        plain = _train()
+        with torch.autocast("cpu", torch.bfloat16):
+            assert plain.equals(_train())
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_hooks_of_all_modules_keep_autograd():
+    seen = []
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: seen.append(1))
+    try:
+        _train(1)
+    finally:
+        handle.remove()
+    assert len(seen) > 20

@@ -1,8 +1,16 @@
 """The precision of a rule's work, whatever modes its caller is in, and its callers in turn."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 
-from outvote.precision import _get_precision, exact_products, fast_products, plain_torch
+from outvote.precision import (
+    _get_precision,
+    _set_precision,
+    exact_products,
+    fast_products,
+    plain_torch,
+)
 from outvote.rules.split import draw_orders
 from outvote.seeding import RandomStream
 
@@ -57,3 +65,30 @@ def test_runs_of_one_seed_draw_one_order():
     assert not torch.equal(first.index(), other.index())
     assert draw_orders(20_000, RandomStream((3,)))[0] is first
     assert draw_orders(20_001, RandomStream((3,)))[0] is not first
+
+
+def test_what_code_inside_sets_is_undone_at_the_end():
+    before = _get_precision()
+    _set_precision(["ieee"] * len(before))
+    try:
+        exact = _get_precision()
+        with plain_torch(CPU):
+            _set_precision(["tf32"] * len(before))
+        assert _get_precision() == exact
+    finally:
+        _set_precision(before)
+
+
+def test_another_thread_is_exact_whatever_code_inside_has_set():
+    before = _get_precision()
+    with exact_products():
+        exact = _get_precision()
+        _set_precision(["tf32"] * len(before))
+        with ThreadPoolExecutor(1) as threads:
+            assert threads.submit(_inside).result() == exact
+    assert _get_precision() == before
+
+
+def _inside() -> list[str]:
+    with exact_products():
+        return _get_precision()

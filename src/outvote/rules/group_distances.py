@@ -2,7 +2,7 @@
 
 To read the groups one after another takes a random read for every value, and memory for a copy of
 all values. With few clients there are few pairs: the squared difference of each is added to the sum
-of the coordinate's group instead. Nothing cancels: no distance has to be redone.
+of the coordinate's group instead. Nothing cancels: no distance between two clients is redone.
 """
 
 from itertools import pairwise
@@ -23,7 +23,7 @@ MOST_CLIENTS, MOST_GROUPS, FEWEST_COORDINATES = 9, 1 << 14, 1 << 19
 # The differences of this many coordinates are squared before they are added up.
 AT_ONCE = 1 << 17
 # Longer sums over a group are rounded too often in float32; those of parts are added in float64.
-SUMMED_AT_ONCE = 2500
+SUMMED_AT_ONCE = 256
 NUM_PIECES = 4
 
 

@@ -166,7 +166,7 @@ def draw_orders(dim: int, stream: RandomStream) -> list[SortedOrder | KeyedOrder
 
 
 # Runs that differ in the rule alone have the same seed, and draw the same order in a round.
-_drawn = lru_cache(maxsize=32)(draw_order)
+_drawn = lru_cache(maxsize=256)(draw_order)
 
 
 def balanced_sizes(dim: int, num_groups: int) -> tuple[int, int, int, int]:

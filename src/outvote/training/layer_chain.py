@@ -2,7 +2,8 @@
 
 A step of a small network on a CPU is some twenty operations of a few microseconds each. To record
 them, to find the next one and to add every gradient to zeros takes autograd as long. Here the
-operations that it would call are called directly, so the gradients have the same bits.
+operations that it would call are called directly. The gradients have the same bits but for unusual
+layouts, such as a batch of one or channels last, where the last bit may differ.
 """
 
 from abc import ABC, abstractmethod
@@ -17,6 +18,8 @@ from outvote.data.array_dataset import IGNORED
 
 _aten: Any = torch.ops.aten
 _MEAN = 1  # What torch calls the mean over a batch.
+# New memory of torch on a CPU begins at a multiple of this.
+ALIGNMENT = 64
 
 
 def make_chain(module: nn.Module, inputs: Tensor, targets: Tensor) -> "LayerChain | None":
@@ -98,9 +101,19 @@ def _relu_late(layers: list[nn.Module]) -> list[nn.Module]:
     """
     found = list(layers)
     for k in range(len(found) - 1):
-        if type(found[k]) is nn.ReLU and type(found[k + 1]) in {nn.MaxPool2d, nn.Flatten}:
+        if type(found[k]) is nn.ReLU and _commutes(found[k + 1]):
             found[k], found[k + 1] = found[k + 1], found[k]
     return found
+
+
+def _commutes(layer: nn.Module) -> bool:
+    """Return whether a ReLU may come after a layer instead of before it.
+
+    A window with gaps may have padding alone, whose largest value is negative infinity.
+    """
+    if type(layer) is nn.MaxPool2d:
+        return layer.dilation in (1, (1, 1))
+    return type(layer) is nn.Flatten
 
 
 class _Layer(ABC):
@@ -180,8 +193,12 @@ class _Linear(_Weighted):
         return F.linear(inputs, self._weight, self._bias)
 
     def backward(self, gradient: Tensor) -> Tensor:
-        torch.mm(gradient.t(), self._inputs, out=self._weight_gradient)
-        torch.sum(gradient, dim=0, out=self._bias_gradient)
+        # A product is rounded by where its result begins: as where autograd puts it.
+        if self._weight_gradient.data_ptr() % ALIGNMENT == 0:
+            torch.mm(gradient.t(), self._inputs, out=self._weight_gradient)
+        else:
+            self._weight_gradient.copy_(gradient.t() @ self._inputs)
+        self._bias_gradient.copy_(gradient.sum(dim=0))
         return gradient @ self._weight if self.needs_input_gradient else gradient
 
 

@@ -6,7 +6,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from random import Random
@@ -434,8 +434,13 @@ class SequentialTrainer:
 
     def _warm_up(self) -> None:
         """Train on a batch: a process that cannot do so is not used."""
+        model = self._model()
+        if model.chain is not None:
+            (inputs,) = self.samples.inputs(self._two())
+            model.chain.loss(inputs, self.samples.targets[self._two()])
+            return
         with torch.enable_grad():
-            self._trial_loss(self._model()).backward()
+            self._trial_loss(model).backward()
 
     @property
     def is_random(self) -> bool:
@@ -612,7 +617,8 @@ class SequentialTrainer:
     @cached_property
     def _is_plain(self) -> bool:
         """Whether no code of a user runs while a client trains."""
-        has_hooks = any(map(_has_hooks, self.module.modules()))
+        of_all = getattr(nn.modules.module, "_has_any_global_hook", bool)
+        has_hooks = of_all() or any(map(_has_hooks, self.module.modules()))
         return self.optimizer is None and self._is_known_code() and not has_hooks
 
     def _optimizer(
@@ -669,7 +675,10 @@ class SequentialTrainer:
 
     def _products(self) -> AbstractContextManager[None]:
         device = self.samples.device
-        return nullcontext() if device.type == "cpu" else products_in(self.precision, device)
+        if device.type == "cpu":
+            # A caller's autocast would train in bfloat16.
+            return torch.autocast("cpu", enabled=False)
+        return products_in(self.precision, device)
 
     def _model(self) -> FlatModel:
         model: FlatModel | None = getattr(self._own, "model", None)
@@ -685,7 +694,7 @@ class SequentialTrainer:
         return model
 
     def _chain(self, module: nn.Module) -> LayerChain | None:
-        """Return what computes gradients without autograd, with the same bits; None: autograd."""
+        """Return what computes gradients without autograd; None: autograd does."""
         inputs = self.samples.inputs(self._two())
         is_simple = self._is_plain and self.objective.is_cross_entropy and len(inputs) == 1
         if not is_simple or self.samples.device.type != "cpu":

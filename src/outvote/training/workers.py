@@ -266,7 +266,9 @@ def _live(
         _keep_memory()
         Thread(target=_end_with, args=(parent,), daemon=True).start()
         stay_on_one_core()
-        os.sched_setaffinity(0, cores)
+        torch.set_autocast_enabled("cpu", False)  # The parent's caller may be in it.
+        with suppress(OSError):  # It may be forbidden; a worker does without.
+            os.sched_setaffinity(0, cores)
         orders, results = Connection(files[0], writable=False), Connection(files[1], readable=False)
         failed = _failure(warm_up)
         while True:
