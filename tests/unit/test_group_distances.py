@@ -1,15 +1,18 @@
 """Distances added up in the order of the coordinates are those of the groups that are read."""
 
+from threading import current_thread, main_thread
+
 import numpy as np
 import pytest
 import torch
 
 import outvote as ov
+from outvote.keyed_order import KeyedOrder
 from outvote.rules import distances, group_distances
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.groups import ByClient
 from outvote.rules.rule import RoundInfo
-from outvote.rules.split import balanced_sizes, ceil_sizes, cut, groups_at
+from outvote.rules.split import _drawn, balanced_sizes, ceil_sizes, cut, draw_orders, groups_at
 from outvote.seeding import RandomStream
 
 
@@ -99,3 +102,30 @@ def test_scores_are_the_same_however_distances_are_found(
     expected = rule.inspect(X, num_byzantine=1, seed=0)
     np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5)
     assert found.kept == expected.kept
+
+
+def test_an_order_is_listed_once_by_the_thread_that_has_all_cores(monkeypatch):
+    """Threads that copy the groups would each list it for themselves."""
+    listed = []
+    plain = KeyedOrder.index
+
+    def index(order, *device):
+        listed.append(current_thread() is main_thread())
+        return plain(order, *device)
+
+    monkeypatch.setattr(KeyedOrder, "index", index)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        ov.make_rule("gas(median, num_groups=50)")(torch.randn(5, 40_000), num_byzantine=1, seed=1)
+    finally:
+        torch.set_num_threads(before)
+    assert listed == [True]
+
+
+def test_what_is_drawn_ahead_is_what_gas_asks_for():
+    draw_orders(30_011, RandomStream((7,)))
+    before = _drawn.cache_info()
+    ov.make_rule("gas(median, num_groups=50)")(torch.randn(5, 30_011), num_byzantine=1, seed=7)
+    after = _drawn.cache_info()
+    assert (after.hits - before.hits, after.misses - before.misses) == (1, 0)

@@ -130,7 +130,11 @@ def aggregate_later(  # noqa: PLR0913  (all that a round may have, by name)
         present = everyone if is_present is None else is_present.tolist()
         is_rejected = torch.zeros(values.shape[:2], dtype=torch.bool)
         used, runs = _finite_runs(
-            rule, facts or _measured(rule, values, seeds), present, num_byzantine, is_rejected
+            rule,
+            facts or _measured(None if split else rule, values, seeds),
+            present,
+            num_byzantine,
+            is_rejected,
         )
         counts_of = _capped(runs, sample_counts, count_cap)
         groups = _alike(runs, _alone(runs, traits) | counts_of.keys())
@@ -250,8 +254,11 @@ def row_facts_later(gradients: Rows) -> Callable[[], RowFacts]:
     return look
 
 
-def _measured(rule: Rule, gradients: Rows, seeds: Sequence[int]) -> RowFacts:
-    """Return the facts of the rows; the split of gas is drawn while a GPU measures them."""
+def _measured(rule: Rule | None, gradients: Rows, seeds: Sequence[int]) -> RowFacts:
+    """Return the facts of the rows; the split of gas is drawn while a GPU measures them.
+
+    None: no split is to be drawn.
+    """
     measured = row_facts_later(gradients)
     if gradients.is_cuda and getattr(rule, "split", None) in RANDOM:
         draw_orders(gradients.shape[2], RandomStream(tuple(seeds)))  # Kept until it is asked for.

@@ -244,20 +244,21 @@ class ByClient(Reader):
         """Copy all groups: a client's row stays in the cache while it is read at random."""
         runs, _, num_clients = self.columns.shape
         num_groups, width = self.block.shape[1:]
+        index = self.block.index  # Listed here by all cores; in threads, each would list it alone.
         values = _large_pages(self.columns, runs, num_clients, num_groups * width)
         halves = [
             (run, k, half) for run in range(runs) for k in range(num_clients) for half in (0, 1)
         ]
-        mapped(partial(self._copy, values), halves)
+        mapped(partial(self._copy, index, values), halves)
         return values
 
     def prepare(self) -> None:
         """Copy all groups."""
         _ = self.values
 
-    def _copy(self, values: Tensor, where: tuple[int, int, int]) -> None:
+    def _copy(self, index: Tensor, values: Tensor, where: tuple[int, int, int]) -> None:
         run, client, half = where
-        order = self.block.index[run % len(self.block.index)].reshape(-1)
+        order = index[run % len(index)].reshape(-1)
         piece = slice(0, len(order) // 2) if half == 0 else slice(len(order) // 2, len(order))
         order = order[piece]
         source, target = self.columns[run, :, client], values[run, client, piece]

@@ -30,7 +30,7 @@ from outvote.training.dropout import (
     seed_generators,
     step_key,
 )
-from outvote.training.layer_chain import LayerChain, make_chain
+from outvote.training.layer_chain import ALIGNMENT, LayerChain, make_chain
 from outvote.training.local_sgd import TINY, LocalSGD
 from outvote.training.objective import Objective, Score
 from outvote.training.samples import ArraySamples, ByteImages, Samples
@@ -44,7 +44,6 @@ SECONDS_BEFORE_WORKERS = 0.25
 """Processes are forked when a trainer has trained for so long: short jobs end sooner without."""
 BYTES_AT_ONCE = 2 << 20
 """Batches are made at once up to this size, which fits into a cache."""
-ALIGNMENT = 64
 MOST_FAILURES = 3
 """After so many failures of its processes a trainer has no more of them."""
 Result = TypeVar("Result")
