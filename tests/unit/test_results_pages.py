@@ -73,6 +73,42 @@ def test_the_headline_of_the_readme_is_that_of_the_first_claim():
     )
 
 
+CITED = {
+    "1": "With all 50 clients in every round GAS(A) is at least as accurate as A, by attack",
+    "2": "With all 50 clients in every round GAS(A) is at least as accurate as A, by rule",
+    "3": "With all 50 clients in every round GAS(A) is at least as accurate as A (CIFAR-10, print",
+    "4": "GAS(A) is at least as accurate as A, under each attack (Table 1, CIFAR-10), sign = −1",
+    "10": "GAS(A) is at least as accurate as A, under each attack (Table 1, FEMNIST), sign = +1",
+    "11": "GAS(A) is at least as accurate as A, under each attack (Table 1, FEMNIST), sign = −1",
+    "13": "GAS(A) is at least as accurate as A, on 12 classes of Tiny-ImageNet",
+    "14": "GAS(A) is at least as accurate as A, on 12 classes of Tiny-ImageNet",
+    "15": "GAS(A) is at least as accurate as A, under LIE, Min-Max and Min-Sum along",
+    "16": "A reading of ours: the paper's Multi-Krum takes one client",
+    "17": "The same reading where all 50 clients take part",
+    "18": "GAS with Krum inside keeps fewer Byzantine clients",
+    "20": "RFA collapses, and GAS rescues it (Table 1, FEMNIST), sign = +1",
+    "22": "DnC collapses, and GAS rescues it (Table 1, FEMNIST), sign = +1",
+    "25": "Rules lose accuracy when clients differ (Figure 1), sign = +1",
+    "27": "Median, trimmed mean and Bulyan keep Byzantine clients out, iid or not (Figure 1)",
+    "40": "DnC fails on larger data",
+}
+"""Numbers of claims in the text of a page, and how the claim that is meant begins."""
+
+
+def test_claims_that_pages_cite_have_the_number_they_are_cited_by():
+    """Numbers move when a claim gets its first runs; then the pages have to be corrected."""
+    text = (FOLDER / "claims.md").read_text(encoding="utf-8")
+    heads = dict(re.findall(r"^## (\d+)\. (.+)$", text, re.MULTILINE))
+    pages = (FOLDER / "README.md", ROOT / "README.md")
+    cited = "".join(
+        f"{each} "
+        for page in pages
+        for each in re.findall(r"\[claims? ([^]]+)\]", page.read_text(encoding="utf-8"))
+    )
+    assert set(re.findall(r"\d+", cited)) == set(CITED)
+    assert {n: start for n, start in CITED.items() if not heads[n].startswith(start)} == {}
+
+
 def test_missing_runs_are_made_from_the_exports():
     page = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert MADE["with_missing"](page, FOLDER) == page
