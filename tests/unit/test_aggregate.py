@@ -108,6 +108,35 @@ def test_a_whole_batch_gets_what_runs_get_alone_and_stays_as_it_was(spec, device
         )
 
 
+def test_huge_rows_of_a_run_do_not_change_the_rounding_of_others(device):
+    # Kernels take few coordinates in float32, or in float64 where squares may be infinite.
+    rule = ov.make_rule("multi-krum")
+    rows = torch.randn(2, 5, 20, generator=torch.Generator().manual_seed(6)).to(device)
+    alone = aggregate(rule, rows[:1], num_byzantine=[1], seeds=[1])
+    rows[1] *= 1e19
+    found = aggregate(rule, rows, num_byzantine=[1, 1], seeds=[1, 2])
+    assert torch.equal(found.scores[0], alone.scores[0])
+    exact = (rows.double().unsqueeze(1) - rows.double().unsqueeze(2)).square().sum(dim=-1)
+    exact = exact.sort(dim=-1).values[..., :3].sum(dim=-1)
+    torch.testing.assert_close(found.scores, exact, rtol=2e-6, atol=0)
+
+
+def test_groups_and_averages_are_as_long_as_the_clients_at_most(device, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        ClientMatrix,
+        "sums_of_smallest_distances",
+        lambda matrix, _: seen.append(matrix.largest_norm) or matrix.squared_distances.sum(dim=-1),
+    )
+    rows = torch.randn(1, 5, 40, generator=torch.Generator().manual_seed(6)).to(device)
+    longest = float(torch.linalg.vector_norm(rows.double(), dim=-1).max())
+    for spec in ("gas(multi-krum, num_groups=4)", "gas(nnm(krum), num_groups=4)", "nnm(krum)"):
+        aggregate(ov.make_rule(spec), rows, num_byzantine=[1], seeds=[1])
+        assert seen
+        assert seen == pytest.approx([longest] * len(seen))
+        seen.clear()
+
+
 @pytest.mark.parametrize("spec", SPECS)
 def test_facts_of_a_larger_batch_serve_some_of_its_runs(spec, device):
     rule = ov.make_rule(spec)

@@ -1,5 +1,8 @@
 """Kernels for groups of coordinates against plain torch, on a GPU or in the interpreter."""
 
+from collections.abc import Callable
+from math import frexp
+
 import pytest
 import torch
 from torch import Tensor
@@ -58,6 +61,68 @@ def test_sums_of_the_smallest_differences(num_clients: int, width: int, scale: f
         ranked = _pairs(columns).sort(dim=-1).values[..., :num_smallest]
         torch.testing.assert_close(found, ranked.sum(dim=-1), rtol=1e-12, atol=0)
         assert torch.equal(found[..., 0], found[..., -1])
+
+
+FAMILIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "normal": lambda x: x,
+    "heavy-tailed": lambda x: x / (x.roll(1, dims=-1).abs() + 1e-3) ** 3,
+    "nearly equal": lambda x: x[..., :1] * (1 + 1e-6 * x),
+    "of many sizes": lambda x: x * torch.logspace(-12, 3, x.shape[-1], device=x.device),
+    "huge": lambda x: x * 1e16,
+    "tiny": lambda x: x * 1e-30,
+    "subnormal": lambda x: x * 1e-36,
+}
+RANKED = [(1, 1), (2, 1), (3, 32), (5, 8), (7, 25), (50, 25)]
+RANKED_ON_GPU = [(20, 32), (50, 3), (64, 9), (65, 2), (128, 32)]
+
+
+@needs_kernels
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("num_clients", "width"), RANKED + (RANKED_ON_GPU if DEVICE.type == "cuda" else [])
+)
+def test_sums_of_the_smallest_differences_in_float32(
+    num_clients: int, width: int, family: str
+) -> None:
+    columns = FAMILIES[family](_columns(num_clients, width))
+    columns[..., -1] = columns[..., 0]
+    longest = float(columns.double().square().sum(dim=-2).max().sqrt())
+    ranked = _pairs(columns).sort(dim=-1).values
+    for num_smallest in {1, num_clients // 2 + 1, num_clients}:
+        found = group_kernels.sums_of_smallest(columns, num_smallest, longest)
+        exact = ranked[..., :num_smallest].sum(dim=-1)
+        torch.testing.assert_close(found, exact, rtol=(width + 3) * 6e-8, atol=0)
+        assert torch.equal(found[..., 0], found[..., -1])
+    # Itself and its copy are at 0, exactly.
+    nearest = group_kernels.sums_of_smallest(columns, min(2, num_clients), longest)
+    assert nearest[..., 0].tolist() == [[0.0]] * 2
+
+
+@needs_kernels
+def test_sums_are_finite_and_exact_where_clients_are_too_long_for_float32() -> None:
+    columns = _columns(5, 8)
+    columns *= group_kernels.SAFE_NORM / columns.double().square().sum(dim=-2).max().sqrt()
+    exact = _pairs(columns).sum(dim=-1)
+    safe = group_kernels.sums_of_smallest(columns, 5, 0.999 * group_kernels.SAFE_NORM)
+    torch.testing.assert_close(safe, exact, rtol=11 * 6e-8, atol=0)
+    assert not torch.equal(safe, exact)
+    torch.testing.assert_close(
+        group_kernels.sums_of_smallest(columns, 5, group_kernels.SAFE_NORM),
+        exact,
+        rtol=1e-12,
+        atol=0,
+    )
+
+
+@pytest.mark.parametrize("norm", [0.0, 1e-45, 1e-10, 1.0, 1.5, 2.0, 1e6, 9.99e17])
+def test_scaled_squares_are_as_large_as_is_safe(norm: float) -> None:
+    scale = group_kernels.scale_for(norm)
+    assert frexp(scale)[0] == 0.5  # A power of two.
+    finite = torch.finfo(torch.float32)
+    assert finite.tiny < 1 / scale < finite.max / 8
+    assert (2 * norm * scale) ** 2 < finite.max / 8
+    if norm >= 1e-10:
+        assert (2 * norm * scale) ** 2 > finite.max / 1e3
 
 
 @needs_kernels

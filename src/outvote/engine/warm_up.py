@@ -2,7 +2,8 @@
 
 A GPU's kernels are compiled when they are first used, one after the other, which would be most of
 the first round of a sweep. Here every rule and attack of a stack is called on a small matrix, and
-every layer on a few samples, in threads: compilers leave Python's lock to others.
+every layer on a few samples, in threads: compilers leave Python's lock to others. A kernel that
+several of them need, or the round itself, is compiled by one.
 """
 
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import torch
 from outvote.attacks.attack import Attack
 from outvote.attacks.run_attack import run_attack
 from outvote.engine.run_stack import RunStack
+from outvote.kernels.compile_once import compile_once
 from outvote.rules.aggregate import aggregate
 from outvote.rules.rule import CoordinatewiseRule, Rule, Wrapper
 from outvote.training.gpu_memory import add_background
@@ -36,6 +38,7 @@ def warm_up(stack: RunStack, dim: int) -> ThreadPoolExecutor | None:
     chains = small_calls(stack, dim)
     if not chains:
         return None
+    compile_once()
     threads = ThreadPoolExecutor(min(len(chains), MOST_THREADS), thread_name_prefix="warm-up")
     for chain in chains:
         threads.submit(_quietly, chain)

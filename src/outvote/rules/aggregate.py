@@ -21,9 +21,10 @@ from outvote.axes import Rows
 from outvote.errors import TooManyByzantine, check_choice
 from outvote.flat import to_float
 from outvote.fresh import on_device
+from outvote.kernels.group_kernels import SAFE_NORM
 from outvote.precision import plain_torch, work_dtype
 from outvote.receive import Received, as_vector, finite_rows, norms_later, receive
-from outvote.rules.client_matrix import SAFE_NORM, ClientMatrix
+from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.distances import (
     CancellationCheck,
     central_client,
@@ -339,10 +340,14 @@ def _alone(runs: list[_Run], traits: Traits) -> set[int]:
 
 
 def _alike(runs: list[_Run], alone: set[int]) -> list[list[_Run]]:
-    """Put runs with as many rows and as many Byzantine ones together, but for those alone."""
+    """Put runs with as many rows and as many Byzantine ones together, but for those alone.
+
+    Distances of huge rows are taken in a higher precision: runs without any keep theirs.
+    """
     groups: dict[tuple[int, ...], list[_Run]] = {}
     for run in runs:
-        kind = (len(run.rows), run.num_byzantine, run.num_received)
+        is_safe = max(run.norms) < SAFE_NORM
+        kind = (len(run.rows), run.num_byzantine, run.num_received, is_safe)
         is_alone = run.number in alone
         groups.setdefault((*kind, run.number) if is_alone else kind, []).append(run)
     return list(groups.values())

@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from outvote.rules.rule import Aggregation, RoundInfo
 
 
-# Squares of twice this are finite in float32.
-SAFE_NORM = 1e18
-
-
 class ClientMatrix:
     """The clients as points in the space of some coordinates, and the geometry between them.
 
@@ -42,7 +38,7 @@ class ClientMatrix:
         buffer: Callable[[], Tensor] | None = None,
         originals: Tensor | None = None,
         check: CancellationCheck | None = None,
-        can_overflow: bool = True,
+        largest_norm: float = torch.inf,
     ) -> None:
         """Take the values, or a way to get them with the shape and the kind that they will have.
 
@@ -50,7 +46,7 @@ class ClientMatrix:
         to it that is shorter than through the values, `squared_distances` has those of all pairs if
         they are known, `buffer` memory that may be written over, `originals` has the first client
         equal to each, `check` counts inexact distances.
-        `can_overflow`: whether inner products may be too large for the working precision.
+        `largest_norm`: no client is longer, in all coordinates.
         """
         self._columns = columns
         self.shape = columns.shape if isinstance(columns, Tensor) else torch.Size(shape or ())
@@ -66,7 +62,7 @@ class ClientMatrix:
         self._buffer = buffer
         self.originals = originals
         self.check = check
-        self.can_overflow = can_overflow
+        self.largest_norm = largest_norm
         self.sums_are_finite = False
 
     @classmethod
@@ -80,9 +76,8 @@ class ClientMatrix:
         check: CancellationCheck | None = None,
     ) -> "ClientMatrix":
         """View gradients ``[runs, clients, dim]``, without a copy."""
-        can_overflow = not largest_norm < SAFE_NORM
         matrix = cls(
-            rows.mT, centre=centre, originals=originals, check=check, can_overflow=can_overflow
+            rows.mT, centre=centre, originals=originals, check=check, largest_norm=largest_norm
         )
         largest = torch.finfo(matrix.work_dtype).max
         matrix.sums_are_finite = largest_norm < largest / (2 * matrix.num_clients)
@@ -102,6 +97,11 @@ class ClientMatrix:
     def batch(self) -> torch.Size:
         """The axes before the coordinates: runs, then groups."""
         return self.shape[:-2]
+
+    @property
+    def can_overflow(self) -> bool:
+        """Whether inner products may be too large for the working precision."""
+        return not self.largest_norm < group_kernels.SAFE_NORM
 
     @lazy
     def columns(self) -> Columns:
@@ -162,7 +162,7 @@ class ClientMatrix:
         is_known = "squared_distances" in self.__dict__
         if self._are_coordinates_few and not is_known and group_kernels.can_compare(self.columns):
             # Without the n x n matrix of every group, which is far larger than the values.
-            return group_kernels.sums_of_smallest(self.columns, num_smallest)
+            return group_kernels.sums_of_smallest(self.columns, num_smallest, self.largest_norm)
         return sum_of_smallest(self.squared_distances, num_smallest)
 
     def squared_distances_to(self, aggregation: "Aggregation") -> PerClient:
@@ -257,7 +257,7 @@ class ClientMatrix:
             originals=originals,
             # In groups copies are not known: clients with the same neighbours would be counted.
             check=self.check if len(self.batch) == 1 else None,
-            can_overflow=self.can_overflow,
+            largest_norm=self.largest_norm,
         )
 
     def _mixed_columns(self, mixture: Mixture, originals: Tensor | None) -> Columns:

@@ -143,7 +143,7 @@ class Groups:
                     buffer=partial(reader.buffer, stop - start, "scratch"),
                     originals=matrix.originals,
                     check=check,
-                    can_overflow=matrix.can_overflow,
+                    largest_norm=matrix.largest_norm,
                 )
 
     def _squared_distances(self, *, needs_values: bool | None) -> Sequence[Pairs | None]:
