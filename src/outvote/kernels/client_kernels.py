@@ -123,6 +123,20 @@ def squared_distances(
     )
 
 
+def sums_of_smallest_distances(
+    products: Pairs, num_smallest: int, threshold: float, originals: Tensor | None, count: Tensor
+) -> PerClient:
+    """Return the sum of every client's smallest squared distances, float64.
+
+    Inexact distances are added to `count`, as by `squared_distances`.
+    """
+    shape = products.shape[:-1]
+    result = torch.empty(shape, dtype=torch.float64, device=products.device)
+    flat = products.flatten(0, -3)
+    _kernels().sums_of_smallest_distances(flat, originals, result, count, num_smallest, threshold)
+    return result
+
+
 def squared_distances_to_average(
     products: Pairs,
     weights: PerClient,

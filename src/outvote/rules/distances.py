@@ -225,6 +225,24 @@ def squared_distances(
     return result
 
 
+def sums_of_smallest(
+    products: Pairs,
+    num_smallest: int,
+    dtype: torch.dtype,
+    originals: Tensor | None,
+    check: CancellationCheck | None,
+) -> PerClient | None:
+    """Return the sum of every row's smallest squared distances; None: not without all of them.
+
+    Inexact distances are counted by `check`; without it they are wanted one by one, to be redone.
+    """
+    if check is None or not client_kernels.can_sort(products):
+        return None
+    return client_kernels.sums_of_smallest_distances(
+        products, num_smallest, CANCELLATION[dtype], originals, check.count
+    )
+
+
 def _copy_distances(result: Pairs, originals: Tensor) -> None:
     """Give copies of a client its own distances to the last bit: ties are settled by index."""
     for run, own in enumerate(originals.expand(len(result), -1)):

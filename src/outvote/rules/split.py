@@ -23,6 +23,7 @@ from outvote.lazy import lazy
 from outvote.seeding import RandomStream
 
 if TYPE_CHECKING:
+    from outvote.axes import Columns
     from outvote.rules.client_matrix import ClientMatrix
     from outvote.rules.rule import RoundInfo
 
@@ -147,17 +148,22 @@ def draw_split(matrix: "ClientMatrix", how: str, num_groups: int, info: "RoundIn
     if how == "contiguous":
         order = torch.arange(matrix.dim, device=matrix.device).unsqueeze(0)
         return cut(order, balanced_sizes(matrix.dim, num_groups))
-    orders = draw_orders(matrix.dim, info.stream)
-    sizes = (ceil_sizes if how == "ceil" else balanced_sizes)(matrix.dim, num_groups)
-    # A GPU writes to random positions faster than it reads from them.
     if (
         how == "balanced"
         and matrix.device.type != "cpu"
         and len(matrix.batch) == 1
         and client_kernels.is_usable(matrix.columns, matrix.num_clients)
     ):
-        return Split((PositionBlock(orders, sizes, matrix.device),))
-    return _cut_later(orders, sizes, matrix.device)
+        return scattered_split(matrix.columns, num_groups, info.stream)
+    sizes = (ceil_sizes if how == "ceil" else balanced_sizes)(matrix.dim, num_groups)
+    return _cut_later(draw_orders(matrix.dim, info.stream), sizes, matrix.device)
+
+
+def scattered_split(columns: "Columns", num_groups: int, stream: RandomStream) -> Split:
+    """Cut a random order into groups for a GPU, which writes at random faster than it reads."""
+    dim = columns.shape[-2]
+    sizes = balanced_sizes(dim, min(num_groups, dim))
+    return Split((PositionBlock(draw_orders(dim, stream), sizes, columns.device),))
 
 
 def draw_orders(dim: int, stream: RandomStream) -> list[SortedOrder | KeyedOrder]:
