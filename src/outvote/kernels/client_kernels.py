@@ -80,6 +80,16 @@ def can_compare(values: Tensor) -> bool:
     )
 
 
+def can_draw(table: Tensor) -> bool:
+    """Return whether a kernel draws the shifts of an order into this table."""
+    return is_for_kernels(table) and _kernels() is not None
+
+
+def draw_shifts(seed: int, num_rows: int, table: Tensor) -> None:
+    """Draw the shifts of a `KeyedOrder` into its table ``[rounds, columns]``."""
+    load_kernels("outvote.kernels.shifts_triton").shifts(seed, num_rows, table)  # type: ignore[union-attr]
+
+
 def sum_of_smallest(values: Tensor, num_smallest: int) -> Tensor:
     """Return the sum of the smallest values along the last axis."""
     flat = values.reshape(-1, values.shape[-1])

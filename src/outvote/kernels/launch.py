@@ -16,7 +16,7 @@ from outvote.kernels import IS_INTERPRETED
 
 # Before this version, what was compiled is started without its constants.
 FIRST_VERSION = (3, 3)
-# Sizes from here on are 64 bits wide, and rare: each counts as a kind of its own.
+# Integers from here on are 64 bits wide.
 LARGE = 1 << 31
 # Addresses and sizes that are multiples of this are compiled for on their own.
 UNIT = 16
@@ -84,7 +84,10 @@ def kinds_of(values: tuple[Any, ...]) -> list[Any]:
     for value in values:
         kind = type(value)  # To ask whether it is a tensor would take as long as all of this.
         if kind is int:
-            kinds.append((2 if value % UNIT else UNIT) if 1 < value < LARGE else value)
+            if not 1 < value < LARGE:
+                kinds.append((value == 1, value % UNIT == 0, value < -LARGE, value.bit_length()))
+                continue
+            kinds.append(value % UNIT == 0)
         elif kind is float or kind is bool:
             kinds.append(kind)
         else:

@@ -23,7 +23,7 @@ from outvote.flat import to_float
 from outvote.fresh import on_device
 from outvote.kernels import is_for_kernels
 from outvote.precision import plain_torch, work_dtype
-from outvote.receive import Received, as_vector, finite_rows, norms_later, receive
+from outvote.receive import Received, as_vector, finite_rows, listed_later, receive
 from outvote.rules.client_matrix import SAFE_NORM, ClientMatrix
 from outvote.rules.distances import (
     CancellationCheck,
@@ -31,6 +31,7 @@ from outvote.rules.distances import (
     distances_to_update,
     find_originals,
     new_check,
+    row_norms,
 )
 from outvote.rules.gas import GAS
 from outvote.rules.groups import SplitAhead, split_ahead
@@ -241,7 +242,7 @@ def row_facts_later(gradients: Rows) -> Callable[[], RowFacts]:
     """Start to look at gradients; a GPU is waited for when the result is called."""
     num_runs, num_clients = gradients.shape[:2]
     flat = gradients.flatten(0, 1)
-    measured = norms_later(flat)
+    measured = listed_later(row_norms(flat))
 
     def look() -> RowFacts:
         norms = measured()

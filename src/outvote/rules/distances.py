@@ -486,6 +486,18 @@ def norms(columns: Columns) -> PerClient:
     return squared_distances_to_vector(columns, origin).sqrt()
 
 
+def row_norms(rows: Tensor) -> Tensor:
+    """Return the norms of ``rows [n, dim]``: those of equal rows are equal to the last bit.
+
+    On a GPU, those of torch depend on how many bytes a row begins after a multiple of 16.
+    """
+    runs = rows.unsqueeze(0)
+    if rows.numel() > 0 and group_kernels.can_add(runs):
+        return group_kernels.square_sums(runs).sqrt_().squeeze(0)
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=-1, dtype=work_dtype(rows.dtype))
+    return norms
+
+
 def smallest(scores: PerClient, num_smallest: int) -> Tensor:
     """Mark the rows with the smallest scores; equal scores go to the lower row index."""
     if client_kernels.can_compare(scores):

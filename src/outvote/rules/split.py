@@ -87,7 +87,7 @@ class PositionBlock:
     ) -> None:
         """Take a random order for every run, and the sizes of the groups."""
         self.orders = orders
-        self.tables = torch.stack([order.table for order in orders]).to(device, non_blocking=True)
+        self.tables = [table_on(order, device) for order in orders]
         self.num_large, large, self.num_small, small = sizes
         self.width = large if self.num_large else small
         self.small = small
@@ -106,13 +106,24 @@ class PositionBlock:
     def index(self) -> Tensor:
         """The coordinates of the groups, -1 for an empty position."""
         runs, num_groups, width = self.shape
-        index = self.tables.new_full((runs, num_groups * width), -1)
+        index = self.tables[0].new_full((runs, num_groups * width), -1)
         for run, order in enumerate(self.orders):
             position = order.positions(index.device)
             gaps = (position - self._end(len(position))).clamp(min=0) // self.small
             coordinates = torch.arange(len(position), dtype=index.dtype, device=index.device)
             index[run, (position + gaps).long()] = coordinates
         return index.view(self.shape)
+
+
+def table_on(order: SortedOrder | KeyedOrder, device: torch.device) -> Tensor:
+    """Bring the table of an order to a device; a GPU draws a keyed one itself."""
+    if isinstance(order, KeyedOrder):
+        shape = (order.num_rounds, order.num_columns)
+        table = torch.empty(shape, dtype=torch.int32, device=device)
+        if client_kernels.can_draw(table):
+            client_kernels.draw_shifts(order.seed, order.num_rows, table)
+            return table
+    return order.table.to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)
