@@ -84,15 +84,18 @@ def kinds_of(values: tuple[Any, ...]) -> list[Any]:
     for value in values:
         kind = type(value)  # To ask whether it is a tensor would take as long as all of this.
         if kind is int:
-            if not 1 < value < LARGE:
-                kinds.append((value == 1, value % UNIT == 0, value < -LARGE, value.bit_length()))
-                continue
-            kinds.append(value % UNIT == 0)
+            is_aligned = value % UNIT == 0
+            kinds.append(is_aligned if 1 < value < LARGE else (is_aligned, *_rare(value)))
         elif kind is float or kind is bool:
             kinds.append(kind)
         else:
             kinds += (value.dtype, value.data_ptr() % UNIT)
     return kinds
+
+
+def _rare(value: int) -> tuple[Any, ...]:
+    """Describe an integer that is 0, 1, negative, or wider than 32 bits."""
+    return value == 1, value < 0, value < -LARGE, value.bit_length()
 
 
 def constants_of(function: Callable[..., Any]) -> list[str]:
