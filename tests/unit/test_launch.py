@@ -109,7 +109,7 @@ def test_seeds_of_64_bits_are_of_few_kinds():
     assert len({str(kinds_of((seed,))) for seed in seeds}) <= 2
 
 
-def test_triton_tells_no_more_kinds_apart():
+def test_triton_distinguishes_no_more_kinds():
     library = pytest.importorskip("triton._C.libtriton")
     specialize = getattr(library, "native_specialize_impl", None)
     if specialize is None:
@@ -120,6 +120,6 @@ def test_triton_tells_no_more_kinds_apart():
     floats = [VALUES[k:] for k in range(9)] + [VALUES.half()[k:] for k in range(9)]
     kinds: dict[str, set[str]] = {}
     for value in [*numbers, *floats, 0.5, 1.0, True]:
-        told_apart = str(specialize(backend, value, False, True, True))
-        kinds.setdefault(str(kinds_of((value,))), set()).add(told_apart)
-    assert all(len(told_apart) == 1 for told_apart in kinds.values()), kinds
+        described = str(specialize(backend, value, False, True, True))
+        kinds.setdefault(str(kinds_of((value,))), set()).add(described)
+    assert all(len(described) == 1 for described in kinds.values()), kinds

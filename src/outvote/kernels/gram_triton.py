@@ -153,7 +153,7 @@ def _read(
 
 @triton.jit
 def _rounded(x):
-    """Round to 8 bits: by adding integers, since a GPU converts a sixteenth as many at a time."""
+    """Round to 8 bits by adding integers: a GPU has few units that convert."""
     bits = x.to(tl.int32, bitcast=True) + 0x8000
     return (bits & -0x10000).to(tl.float32, bitcast=True)
 

@@ -75,7 +75,7 @@ def launched(kernel: Any) -> Any:
 
 
 def kinds_of(values: tuple[Any, ...]) -> list[Any]:
-    """Return what a kernel is compiled for: at least as much as Triton tells apart.
+    """Return what a kernel is compiled for: at least as much as Triton distinguishes.
 
     Of tensors the dtype and the address modulo 16 bytes; of integers whether they are 1, multiples
     of 16, or wider than 32 bits.
