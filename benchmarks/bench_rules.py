@@ -18,8 +18,9 @@ from torch import Tensor
 
 import outvote as ov
 from outvote.kernels import client_kernels, group_kernels
-from outvote.receive import norms_later
+from outvote.receive import listed_later
 from outvote.rules.client_matrix import ClientMatrix
+from outvote.rules.distances import row_norms
 from outvote.rules.groups import groups_at_once
 from outvote.rules.rule import RoundInfo
 from outvote.seeding import RandomStream
@@ -138,7 +139,7 @@ def measure_large(num_clients: int, dim: int, repeats: int, device: torch.device
     weights[:, num_clients // 5 :] = 1 / (num_clients - num_clients // 5)
 
     def norms() -> list[float]:
-        return norms_later(X[0])()
+        return listed_later(row_norms(X[0]))()
 
     jobs = {
         "mean": (lambda: X[0].mean(dim=0), X.nbytes),

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from outvote.fresh import fresh
+from outvote.lazy import lazy
 from outvote.threads import CPU, mapped
 
 NUM_ROUNDS = 6
@@ -72,14 +73,13 @@ class SortedOrder:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KeyedOrder:
     """A random order of many things, given by its tables of shifts."""
 
     size: int
-    table: Tensor
-    """The shifts of rows, columns, rows and so on,
-    ``[NUM_ROUNDS, num_columns]`` int32 on the host."""
+    seed: int
+    num_rounds: int = NUM_ROUNDS
 
     @classmethod
     def draw(
@@ -91,13 +91,17 @@ class KeyedOrder:
         """
         if not 1 <= size <= largest:
             raise ValueError(f"size must be from 1 to {largest}, got {size}.")
-        num_rows = isqrt(size)
-        num_columns = -(-size // num_rows)
-        raw = np.random.Philox(key=seed).random_raw(num_rounds * num_columns)
-        bounds = np.resize(np.array([num_columns, num_rows], np.uint64), (num_rounds, 1))
+        return cls(size, seed, num_rounds)
+
+    @lazy
+    def table(self) -> Tensor:
+        """The shifts of rows, columns, rows and so on, ``[rounds, columns]`` int32 on the host."""
+        num_rows, num_columns = self.num_rows, self.num_columns
+        raw = np.random.Philox(key=self.seed).random_raw(self.num_rounds * num_columns)
+        bounds = np.resize(np.array([num_columns, num_rows], np.uint64), (self.num_rounds, 1))
         # The upper half as a fraction of the bound: uneven by one part in 2^32 / num_columns.
-        drawn = ((raw.reshape(num_rounds, -1) >> HALF) * bounds) >> HALF
-        return cls(size, torch.from_numpy(drawn.astype(np.int32)))
+        drawn = ((raw.reshape(self.num_rounds, -1) >> HALF) * bounds) >> HALF
+        return torch.from_numpy(drawn.astype(np.int32))
 
     @property
     def num_rows(self) -> int:
@@ -107,7 +111,7 @@ class KeyedOrder:
     @property
     def num_columns(self) -> int:
         """The columns of the matrix."""
-        return self.table.shape[1]
+        return -(-self.size // self.num_rows)
 
     def index(self, device: torch.device = CPU) -> Tensor:
         """Return the thing at each position, ``[size]`` int32, worked out on a device."""

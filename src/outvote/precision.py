@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from threading import Lock, local
 from typing import Any
 
@@ -132,6 +133,7 @@ _OLD_NAMES = {
 }
 
 
+@cache  # To look takes longer than to read all settings.
 def _backends() -> list[Any]:
     found = [
         torch.backends.cuda.matmul,

@@ -132,11 +132,15 @@ def _promotion_notes(dtypes: Sequence[torch.dtype], dtype: torch.dtype) -> tuple
 
 def norms_later(rows: Tensor) -> Callable[[], list[float]]:
     """Start to work out the norms of the rows; the result is waited for when it is called."""
-    norms = torch.linalg.vector_norm(rows, dim=-1, dtype=work_dtype(rows.dtype))
-    if not norms.is_cuda:
-        return lambda: list(norms.tolist())
-    host = torch.empty(norms.shape, dtype=norms.dtype, pin_memory=True)
-    host.copy_(norms, non_blocking=True)
+    return listed_later(torch.linalg.vector_norm(rows, dim=-1, dtype=work_dtype(rows.dtype)))
+
+
+def listed_later(values: Tensor) -> Callable[[], list[float]]:
+    """Start to fetch numbers from a device; they are waited for when the result is called."""
+    if not values.is_cuda:
+        return lambda: list(values.tolist())
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host.copy_(values, non_blocking=True)
     arrived = torch.cuda.Event()
     arrived.record()
 

@@ -8,9 +8,15 @@ import torch
 
 import outvote as ov
 import outvote.rules.aggregate
+import outvote.rules.groups
+from outvote.kernels import is_for_kernels
 from outvote.rules.aggregate import aggregate, aggregate_later, row_facts
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.distances import CancellationCheck
+from outvote.rules.groups import SplitAhead
+from outvote.rules.rule import RoundInfo
+from outvote.rules.split import IndexBlock, Split
+from outvote.seeding import RandomStream
 
 SPECS = [
     "mean",
@@ -555,3 +561,65 @@ def test_nothing_to_aggregate_gives_nothing(shape, device):
     rows = torch.zeros(shape, device=device)
     found = aggregate(ov.Median(), rows, num_byzantine=[0] * shape[0], seeds=[0] * shape[0])
     assert found.vector.shape == (shape[0], shape[2])
+
+
+ONE = {"num_byzantine": [2], "seeds": [3]}
+
+
+def _kinds_of_rows(kind, device):
+    """Return one run of seven clients, as the split is made ahead for them or in vain."""
+    rows = torch.randn(1, 7, 1001, generator=torch.Generator().manual_seed(5))
+    if kind == "copies":
+        rows[0, 4] = rows[0, 2] = rows[0, 1]
+    if kind == "not finite":
+        rows[0, 3, 7] = torch.nan
+    if kind == "tiny":
+        rows *= 1e-20
+    return rows.to(device)
+
+
+@pytest.mark.parametrize("kind", ["usual", "copies", "not finite", "tiny"])
+@pytest.mark.parametrize("spec", ["gas(multi-krum, num_groups=9)", "gas(median, num_groups=300)"])
+def test_a_split_made_ahead_gives_the_same(spec, kind, device, monkeypatch):
+    rule, rows = ov.make_rule(spec), _kinds_of_rows(kind, device)
+    made = []
+
+    def split_ahead(*asked):
+        made.append(outvote.rules.groups.split_ahead(*asked))
+        return made[-1]
+
+    monkeypatch.setattr("outvote.rules.aggregate.split_ahead", split_ahead)
+    ahead = aggregate(rule, rows, **ONE)
+    assert [found is not None for found in made] == [True] * is_for_kernels(rows)
+    monkeypatch.setattr("outvote.rules.aggregate.split_ahead", lambda *_: None)
+    later = aggregate(rule, rows, **ONE)
+    torch.testing.assert_close(ahead.vector, later.vector, rtol=1e-6, atol=0)
+    torch.testing.assert_close(ahead.scores, later.scores, rtol=1e-6, atol=0)
+    with_facts = aggregate(rule, rows, facts=row_facts(rows), **ONE)
+    torch.testing.assert_close(with_facts.scores, later.scores, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("other", ["how", "number", "seed", "none"])
+def test_a_split_made_ahead_is_taken_where_it_is_asked_for(other, device):
+    rows = _kinds_of_rows("usual", device)
+    stream = RandomStream((3,))
+    index = torch.arange(1001, device=device).view(1, 7, 143)
+    marked = SplitAhead(("balanced", 7, stream), Split((IndexBlock(index),)), rows)
+    matrix = ClientMatrix.from_rows(rows, ahead=marked)
+    how = "ceil" if other == "how" else "balanced"
+    info = RoundInfo(num_byzantine=1, stream=RandomStream((4,)) if other == "seed" else stream)
+    groups = matrix.split(how, 8 if other == "number" else 7, info)
+    assert (groups.split is marked.split) == (other == "none")
+
+
+def test_the_results_are_put_together_before_a_gpu_is_waited_for(counting, device, monkeypatch):
+    merged = []
+    merge = outvote.rules.aggregate._merged
+
+    def noted(*given, **named):
+        merged.append(len(counting))
+        return merge(*given, **named)
+
+    monkeypatch.setattr("outvote.rules.aggregate._merged", noted)
+    aggregate(ov.make_rule("multi-krum"), _kinds_of_rows("usual", device), **ONE)
+    assert (merged, counting) == ([0], [False])

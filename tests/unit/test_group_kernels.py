@@ -303,3 +303,67 @@ def test_every_group_may_have_a_centre_of_its_own() -> None:
     middle = columns.gather(-1, centre[:, :, None, None].expand(2, 3, 40, 1))
     exact = (columns - middle).double()
     torch.testing.assert_close(found.double(), exact.mT @ exact, rtol=1e-4, atol=1e-4)
+
+
+@needs_kernels
+@pytest.mark.parametrize(("num_clients", "num_smallest"), [(2, 1), (5, 3), (7, 7)])
+@pytest.mark.parametrize("has_copies", [False, True])
+def test_sums_of_the_smallest_distances_are_those_of_all_distances(
+    num_clients: int, num_smallest: int, has_copies: bool
+) -> None:
+    columns = _columns(num_clients, 90, groups=3)
+    if not has_copies:
+        columns[..., -1] *= 2
+    originals = torch.arange(num_clients, device=DEVICE).repeat(2, 1)
+    originals[:, -1] = 0
+    products = group_kernels.products(columns, torch.tensor([1, 0], device=DEVICE))
+    given = (torch.float32, originals if has_copies else None)
+    checks = [distances.CancellationCheck(DEVICE) for _ in range(2)]
+    found = distances.sums_of_smallest(products, num_smallest, *given, checks[0])
+    far = distances.squared_distances(products, lambda: columns, *given, checks[1])
+    assert found is not None
+    ranked = far.sort(dim=-1).values[..., :num_smallest]
+    torch.testing.assert_close(found, ranked.sum(dim=-1), rtol=1e-12, atol=0)
+    assert int(checks[0].count) == int(checks[1].count) == 0
+    if has_copies:
+        assert torch.equal(found[..., 0], found[..., -1])
+
+
+@needs_kernels
+def test_sums_of_the_smallest_distances_count_what_is_inexact() -> None:
+    columns = _columns(5, 90, groups=3)  # Copies that are not known as such.
+    products = group_kernels.products(columns, torch.tensor([1, 1], device=DEVICE))
+    check = distances.CancellationCheck(DEVICE)
+    distances.sums_of_smallest(products, 3, torch.float32, None, check)
+    assert int(check.count) == 6
+    assert distances.sums_of_smallest(products, 3, torch.float32, None, None) is None
+
+
+@needs_kernels
+def test_parts_of_a_float_have_8_bits_and_nothing_is_lost() -> None:
+    from outvote.kernels import gram_triton
+
+    x = torch.randn(256, generator=torch.Generator().manual_seed(0)).mul(10).to(DEVICE)
+    # One client at 0 and the centre, another with one coordinate: a product of its parts.
+    columns = torch.zeros(1, 256, 1, 9, device=DEVICE)
+    columns[0, :, 0, 3] = x
+    columns[0, :, 0, 5] = 1
+    found = group_kernels.products(columns, torch.zeros(1, dtype=torch.int64, device=DEVICE))
+    assert torch.equal(found[0, :, 3, 5], x), "all 24 bits enter a product with 1"
+    squares = x.double().square()
+    torch.testing.assert_close(found[0, :, 3, 3].double(), squares, rtol=2**-23, atol=0)
+    assert gram_triton.FEW < 9
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_equal_rows_have_equal_norms_wherever_they_begin(offset: int, dtype: torch.dtype) -> None:
+    dim = 4099  # Rows begin at all multiples of 4 bytes.
+    row = torch.randn(dim, generator=torch.Generator().manual_seed(1))
+    memory = torch.zeros(9 * dim + offset, dtype=dtype, device=DEVICE)
+    rows = memory[offset:].view(9, dim).copy_(row.expand(9, dim))
+    norms = distances.row_norms(rows)
+    plain = torch.linalg.vector_norm(rows.double(), dim=-1)
+    torch.testing.assert_close(norms.double(), plain, rtol=1e-6, atol=0)
+    if group_kernels.can_add(rows.unsqueeze(0)):
+        assert len(set(norms.tolist())) == 1

@@ -17,7 +17,7 @@ import torch
 import outvote as ov
 from outvote.kernels import client_kernels
 from outvote.keyed_order import LARGEST_SIZE, LARGEST_SORTED, KeyedOrder, SortedOrder, draw_order
-from outvote.rules.split import PositionBlock, balanced_sizes, cut, draw_split
+from outvote.rules.split import PositionBlock, balanced_sizes, cut, draw_split, table_on
 from outvote.seeding import LARGEST_WITH_SHORT_DRAWS, RandomStream
 
 CPU = torch.device("cpu")
@@ -274,3 +274,15 @@ def test_permutations_are_those_of_torch():
 @pytest.mark.parametrize("start", [0, 142, 20_000])
 def test_nothing_is_between_a_position_and_itself(start):
     assert len(draw_order(20_000, 1).positions_between(start, start)) == 0
+
+
+@pytest.mark.parametrize("seed", [0, 1, 16, 2**31 - 1, 2**31, 2**62 + 5, 2**63 - 1, 2**64 - 1])
+@pytest.mark.parametrize("size", [8_193, 90_000, 2_472_266])
+def test_a_gpu_draws_the_same_table(size, seed, device):
+    order = KeyedOrder.draw(size, seed)
+    assert torch.equal(table_on(order, device).cpu(), order.table)
+
+
+def test_the_table_of_a_sorted_order_is_copied(device):
+    order = draw_order(100, 3)
+    assert torch.equal(table_on(order, device).cpu(), order.table)

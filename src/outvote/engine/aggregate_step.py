@@ -7,6 +7,7 @@ from torch import Tensor
 
 from outvote.engine.participants import Participants
 from outvote.engine.run_stack import RunStack, State, run_index
+from outvote.precision import plain_torch
 from outvote.rules import aggregate as rules
 from outvote.rules.rule import Aggregation, known
 from outvote.training.trainer import LocalUpdates
@@ -23,6 +24,17 @@ def aggregate(
 
     The weights of runs whose rule does not know them are NaN.
     """
+    with plain_torch(sent.device):  # Once: each rule would set the precision and take it back.
+        return _aggregate(stack, state, participants, updates, sent)
+
+
+def _aggregate(
+    stack: RunStack,
+    state: State,
+    participants: Participants,
+    updates: LocalUpdates,
+    sent: Tensor,
+) -> Aggregation:
     num_runs, num_clients, dim = sent.shape
     vector = sent.new_zeros(num_runs, dim)
     scores = torch.zeros(num_runs, num_clients, dtype=torch.float64, device=sent.device)

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outvote.kernels import next_power_of_2
+from outvote.kernels.launch import launched
 
 AT_RUN_TIME = ["num_clients", "num_selected", "num_byzantine"]
 
@@ -26,6 +27,7 @@ def _minus(total, rest, value):
     return rounded, rest - (rounded - result)
 
 
+@launched
 @triton.jit(do_not_specialize=AT_RUN_TIME)
 def _select_one_by_one(
     distances,

@@ -80,6 +80,16 @@ def can_compare(values: Tensor) -> bool:
     )
 
 
+def can_draw(table: Tensor) -> bool:
+    """Return whether a kernel draws the shifts of an order into this table."""
+    return is_for_kernels(table) and _kernels() is not None
+
+
+def draw_shifts(seed: int, num_rows: int, table: Tensor) -> None:
+    """Draw the shifts of a `KeyedOrder` into its table ``[rounds, columns]``."""
+    load_kernels("outvote.kernels.shifts_triton").shifts(seed, num_rows, table)  # type: ignore[union-attr]
+
+
 def sum_of_smallest(values: Tensor, num_smallest: int) -> Tensor:
     """Return the sum of the smallest values along the last axis."""
     flat = values.reshape(-1, values.shape[-1])
@@ -121,6 +131,20 @@ def squared_distances(
     return result.view(products.shape), inexact if count is not None else inexact.view(
         products.shape
     )
+
+
+def sums_of_smallest_distances(
+    products: Pairs, num_smallest: int, threshold: float, originals: Tensor | None, count: Tensor
+) -> PerClient:
+    """Return the sum of every client's smallest squared distances, float64.
+
+    Inexact distances are added to `count`, as by `squared_distances`.
+    """
+    shape = products.shape[:-1]
+    result = torch.empty(shape, dtype=torch.float64, device=products.device)
+    flat = products.flatten(0, -3)
+    _kernels().sums_of_smallest_distances(flat, originals, result, count, num_smallest, threshold)
+    return result
 
 
 def squared_distances_to_average(

@@ -1,5 +1,7 @@
 """Triton kernels; called by `client_kernels`."""
 
+from math import gcd
+
 import torch
 import triton
 import triton.language as tl
@@ -7,10 +9,13 @@ from torch import Tensor
 
 from outvote.kernels import cdiv, next_power_of_2
 from outvote.kernels.client_kernels import Positions
+from outvote.kernels.launch import launched
 
 # Triton's sort works on powers of two; what is missing is filled with infinity, which goes last.
 
 
+# Values that are read together, at most.
+LARGEST_UNIT = 4
 # What changes from call to call: a kernel that was compiled for one value would be compiled again.
 AT_RUN_TIME = [
     "num_rows",
@@ -24,6 +29,7 @@ AT_RUN_TIME = [
 ]
 
 
+@launched
 @triton.jit(do_not_specialize=AT_RUN_TIME)
 def _sum_of_smallest(
     source, result, num_rows, num_values, num_smallest, ROWS: tl.constexpr, VALUES: tl.constexpr
@@ -62,6 +68,7 @@ def _moved_back(cell, shifts, num_rows, num_columns, ROUNDS: tl.constexpr):
     return row * num_columns + column
 
 
+@launched
 @triton.jit(do_not_specialize=["end", "small", "dim", "num_clients", "num_rows", "num_columns"])
 def _scatter(
     source,
@@ -74,9 +81,10 @@ def _scatter(
     target,
     dim,
     num_clients,
-    width,
     dim_stride,
     client_stride,
+    UNIT: tl.constexpr,
+    WIDTH: tl.constexpr,
     IS_PERMUTED: tl.constexpr,
     ROUNDS: tl.constexpr,
     IS_CENTRED: tl.constexpr,
@@ -85,12 +93,14 @@ def _scatter(
 ):
     coordinate = tl.program_id(0).to(tl.int64) * DIM + tl.arange(0, DIM)
     client = tl.arange(0, CLIENTS).to(tl.int64)
-    inside = (client < num_clients)[:, None] & (coordinate < dim)[None, :]
-    at = client[:, None] * client_stride + coordinate[None, :] * dim_stride
+    # Written so that the compiler sees which coordinates are read together.
+    is_there = coordinate // UNIT < dim // UNIT
+    inside = (client < num_clients)[:, None] & is_there[None, :]
+    at = client[:, None] * client_stride * UNIT + coordinate[None, :] * dim_stride
     tile = tl.load(source + at, mask=inside, other=0.0)
     if IS_CENTRED:
-        offset = tl.load(middle).to(tl.int64) * client_stride + coordinate * dim_stride
-        offset = tl.load(source + offset, mask=coordinate < dim, other=0.0)
+        offset = tl.load(middle).to(tl.int64) * client_stride * UNIT + coordinate * dim_stride
+        offset = tl.load(source + offset, mask=is_there, other=0.0)
         tile = tl.where(inside, tile - offset[None, :], 0.0)
     if IS_PERMUTED:
         if ROUNDS > 0:
@@ -109,8 +119,8 @@ def _scatter(
         to = to.to(tl.int64)
     else:
         to = tl.where(coordinate < dim, coordinate, -1)
-    wanted = (to >= 0)[:, None] & (client < width)[None, :]
-    tl.store(target + to[:, None] * width + client[None, :], tl.trans(tile), mask=wanted)
+    wanted = (to >= 0)[:, None] & (client < WIDTH)[None, :]
+    tl.store(target + to[:, None] * WIDTH + client[None, :], tl.trans(tile), mask=wanted)
 
 
 def scatter(
@@ -119,6 +129,8 @@ def scatter(
     """Copy each coordinate of ``source [dim, clients]`` to its row of `target`."""
     table, end, small, num_columns = positions or (source, 0, 1, 0)
     dim, num_clients = source.shape
+    dim_stride, client_stride = source.stride()
+    unit = gcd(client_stride, dim, LARGEST_UNIT) if dim_stride == 1 else 1
     tile = max(16, next_power_of_2(target.shape[-1]))
     step = max(32, 8192 // tile)
     _scatter[(cdiv(dim, step),)](
@@ -132,8 +144,10 @@ def scatter(
         target,
         dim,
         num_clients,
-        target.shape[-1],
-        *source.stride(),
+        dim_stride,
+        client_stride // unit,
+        UNIT=unit,
+        WIDTH=target.shape[-1],
         IS_PERMUTED=positions is not None,
         ROUNDS=len(table) if num_columns else 0,
         IS_CENTRED=middle is not None,
@@ -143,6 +157,42 @@ def scatter(
     )
 
 
+@triton.jit
+def _distances(
+    products,
+    originals,
+    group,
+    left,
+    right,
+    inside,
+    num_clients,
+    groups_per_run,
+    group_stride,
+    row_stride,
+    threshold,
+    HAS_COPIES: tl.constexpr,
+):
+    """Return the squared distances of pairs, and which of those above the diagonal are inexact."""
+    is_above = left < right
+    if HAS_COPIES:
+        own = originals + (group // groups_per_run) * num_clients
+        left = tl.load(own + left, mask=inside, other=0)
+        right = tl.load(own + right, mask=inside, other=0)
+    start = products + group * group_stride
+    inner = tl.load(start + left * row_stride + right, mask=inside, other=0.0).to(tl.float64)
+    inner += tl.load(start + right * row_stride + left, mask=inside, other=0.0).to(tl.float64)
+    one = tl.load(start + left * (row_stride + 1), mask=inside, other=0.0).to(tl.float64)
+    two = tl.load(start + right * (row_stride + 1), mask=inside, other=0.0).to(tl.float64)
+    far = (one + two) - inner
+    # What overflowed is infinite or not a number somewhere in here.
+    is_number = (far >= 0.0) | (far < 0.0)
+    far = tl.where((far > 0.0) & (left != right), far, 0.0)
+    larger = tl.where(one > two, one, two)
+    is_exact = is_number & (far >= larger * threshold) & (larger < float("inf"))
+    return far, inside & is_above & (left != right) & (is_exact == 0)
+
+
+@launched
 @triton.jit(do_not_specialize=AT_RUN_TIME)
 def _squared_distances(
     products,
@@ -165,24 +215,21 @@ def _squared_distances(
     pair = value % (num_clients * num_clients)
     left = pair // num_clients
     right = pair % num_clients
-    is_above = left < right
-    if HAS_COPIES:
-        own = originals + (group // groups_per_run) * num_clients
-        left = tl.load(own + left, mask=inside, other=0)
-        right = tl.load(own + right, mask=inside, other=0)
-    start = products + group * group_stride
-    inner = tl.load(start + left * row_stride + right, mask=inside, other=0.0).to(tl.float64)
-    inner += tl.load(start + right * row_stride + left, mask=inside, other=0.0).to(tl.float64)
-    one = tl.load(start + left * (row_stride + 1), mask=inside, other=0.0).to(tl.float64)
-    two = tl.load(start + right * (row_stride + 1), mask=inside, other=0.0).to(tl.float64)
-    far = (one + two) - inner
-    # What overflowed is infinite or not a number somewhere in here.
-    is_number = (far >= 0.0) | (far < 0.0)
-    far = tl.where((far > 0.0) & (left != right), far, 0.0)
-    larger = tl.where(one > two, one, two)
-    is_exact = is_number & (far >= larger * threshold) & (larger < float("inf"))
+    far, is_inexact = _distances(
+        products,
+        originals,
+        group,
+        left,
+        right,
+        inside,
+        num_clients,
+        groups_per_run,
+        group_stride,
+        row_stride,
+        threshold,
+        HAS_COPIES,
+    )
     tl.store(result + value, far, mask=inside)
-    is_inexact = inside & is_above & (left != right) & (is_exact == 0)
     if COUNTS:
         count = tl.sum(is_inexact.to(tl.int32), axis=0)
         tl.atomic_add(inexact, count, mask=count > 0, sem="relaxed")
@@ -219,6 +266,82 @@ def squared_distances(
     )
 
 
+@launched
+@triton.jit(do_not_specialize=AT_RUN_TIME)
+def _sums_of_smallest_distances(
+    products,
+    originals,
+    result,
+    inexact,
+    num_rows,
+    num_clients,
+    num_smallest,
+    groups_per_run,
+    group_stride,
+    row_stride,
+    threshold,
+    HAS_COPIES: tl.constexpr,
+    ROWS: tl.constexpr,
+    CLIENTS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    client = tl.arange(0, CLIENTS)
+    inside = (row < num_rows)[:, None] & (client < num_clients)[None, :]
+    group = row // num_clients
+    left = (row - group * num_clients).to(tl.int32)
+    far, is_inexact = _distances(
+        products,
+        originals,
+        tl.broadcast_to(group[:, None], (ROWS, CLIENTS)),
+        tl.broadcast_to(left[:, None], (ROWS, CLIENTS)),
+        tl.broadcast_to(client[None, :], (ROWS, CLIENTS)),
+        inside,
+        num_clients,
+        groups_per_run,
+        group_stride,
+        row_stride,
+        threshold,
+        HAS_COPIES,
+    )
+    ranked = tl.sort(tl.where(inside, far, float("inf")), dim=1)
+    total = tl.sum(tl.where((client < num_smallest)[None, :], ranked, 0.0), axis=1)
+    tl.store(result + row, total, mask=row < num_rows)
+    count = tl.sum(tl.sum(is_inexact.to(tl.int32), axis=1), axis=0)
+    tl.atomic_add(inexact, count, mask=count > 0, sem="relaxed")
+
+
+def sums_of_smallest_distances(
+    products: Tensor,
+    originals: Tensor | None,
+    result: Tensor,
+    count: Tensor,
+    num_smallest: int,
+    threshold: float,
+) -> None:
+    """Add up the smallest distances of each client: `squared_distances`, then `sum_of_smallest`."""
+    num_groups, num_clients, _ = products.shape
+    width = max(2, next_power_of_2(num_clients))
+    rows = max(1, 512 // width)
+    _sums_of_smallest_distances[(cdiv(num_groups * num_clients, rows),)](
+        products,
+        products if originals is None else originals.contiguous(),
+        result,
+        count,
+        num_groups * num_clients,
+        num_clients,
+        num_smallest,
+        num_groups if originals is None else num_groups // len(originals),
+        products.stride(0),
+        products.stride(1),
+        threshold,
+        HAS_COPIES=originals is not None,
+        ROWS=rows,
+        CLIENTS=width,
+        num_warps=1,
+    )
+
+
+@launched
 @triton.jit(do_not_specialize=AT_RUN_TIME)
 def _squared_distances_to_average(
     products,
@@ -304,6 +427,7 @@ def squared_distances_to_average(
     )
 
 
+@launched
 @triton.jit(do_not_specialize=AT_RUN_TIME)
 def _smallest(scores, result, num_clients, num_smallest, CLIENTS: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * num_clients

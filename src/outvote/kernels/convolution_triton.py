@@ -12,12 +12,14 @@ import triton.language as tl
 from torch import Tensor
 
 from outvote.kernels import cdiv
+from outvote.kernels.launch import launched
 
 PIXELS, STAGES = 128, 3
 # Of the gradient of weights: programs that keep a GPU busy, pixels of a step, and of a short strip.
 ENOUGH, STEP, SHORTEST = 528, 64, 2048
 
 
+@launched
 @triton.jit(
     do_not_specialize=[
         "num_pixels",
@@ -201,6 +203,7 @@ def convolve(
     )
 
 
+@launched
 @triton.jit(
     do_not_specialize=[
         "num_pixels",

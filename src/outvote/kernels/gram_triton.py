@@ -12,12 +12,15 @@ from torch import Tensor
 
 from outvote.kernels import IS_INTERPRETED, next_power_of_2
 from outvote.kernels.group_kernels import PIECE_UNIT, Layout
+from outvote.kernels.launch import launched
 
 # The most clients whose pairs a thread multiplies, and coordinates that a warp reads at once.
 FEW, FEW_STEP = 8, 64
 # Coordinates at once and warps, by the clients of a tile: of columns, and of rows.
 COLUMN_TILES = {16: (64, 1), 32: (32, 1), 64: (64, 4)}
 ROW_TILES = {16: (64, 1), 32: (32, 2), 64: (32, 4)}
+# With so many registers for each thread, three programs of four warps share a processor, not two.
+MOST_REGISTERS = 168
 # What changes from call to call; addresses are known to be aligned by `UNIT`.
 AT_RUN_TIME = [
     "num_clients",
@@ -45,6 +48,7 @@ def _columns_of(tile, ROWS: tl.constexpr):
     return x0, x1, x2, x3, x4, x5, x6, x7
 
 
+@launched
 @triton.jit(do_not_specialize=AT_RUN_TIME[1:])
 def _products_of_few(
     columns,
@@ -147,6 +151,23 @@ def _read(
     return value.to(tl.float32), origin.to(tl.float32)
 
 
+@triton.jit
+def _rounded(x):
+    """Round to 8 bits by adding integers: a GPU has few units that convert."""
+    bits = x.to(tl.int32, bitcast=True) + 0x8000
+    return (bits & -0x10000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _part(x, PART: tl.constexpr):
+    """Return numbers of 8 bits as bfloat16, which is the upper half of a float32."""
+    if PART != tl.float32:  # noqa: SIM300  (Triton's own constant)
+        upper = x.to(tl.int32, bitcast=True) >> 16
+        x = upper.to(tl.int16).to(tl.bfloat16, bitcast=True)
+    return x
+
+
+@launched
 @triton.jit(do_not_specialize=AT_RUN_TIME)
 def _products(
     columns,
@@ -234,11 +255,12 @@ def _products(
             x = value - origin[None, :]
         else:
             x = value - origin[:, None]
-        high = x.to(tl.bfloat16)
-        rest = x - high.to(tl.float32)
-        mid = rest.to(tl.bfloat16)
-        low = (rest - mid.to(tl.float32)).to(tl.bfloat16).to(PART)
-        high, mid = high.to(PART), mid.to(PART)
+        high = _rounded(x)
+        rest = x - high
+        mid = _rounded(rest)
+        # What is left of 24 bits has no more than 8.
+        low = _part(rest - mid, PART)
+        high, mid = _part(high, PART), _part(mid, PART)
         if ARE_ROWS:
             some = tl.dot(mid, tl.trans(mid), input_precision="ieee")
             some = tl.dot(high, tl.trans(high), some, input_precision="ieee")
@@ -308,4 +330,5 @@ def products(columns: Tensor, centre: Tensor, result: Tensor, piece: int, layout
         PART=PART,
         num_warps=num_warps,
         num_stages=3,
+        maxnreg=MOST_REGISTERS if block == 64 else None,
     )

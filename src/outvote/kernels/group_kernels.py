@@ -25,7 +25,7 @@ FEW_COORDINATES = 32
 # Coordinates of one program that forms products, and programs that keep every processor busy.
 SHORTEST_PIECE, LONGEST_PIECE = 1024, 4096
 PIECE_UNIT = 32
-ENOUGH_PROGRAMS = 1024
+ENOUGH_PROGRAMS = 768
 # Up to this many clients, a kernel forms products; of more, and of all but `FEW_CLIENTS` where it
 # is not to use tensor cores, the matrix product of a library on values that are centred before.
 FEW_CLIENTS, MOST_MULTIPLIED = 8, 64

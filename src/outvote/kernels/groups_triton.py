@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outvote.kernels import cdiv, next_power_of_2
+from outvote.kernels.launch import launched
 
 # Values of a row that one thread sorts in its registers.
 LOG_VALUES_PER_THREAD = 6
@@ -103,6 +104,7 @@ def _sum_of_smallest(
     return tl.sum(counted.to(tl.float64), axis=1)
 
 
+@launched
 @triton.jit(
     do_not_specialize=[
         "num_pairs",
@@ -203,6 +205,7 @@ def sums_of_smallest(columns: Tensor, result: Tensor, num_smallest: int, scale: 
     )
 
 
+@launched
 @triton.jit(
     do_not_specialize=[
         "num_rows",
@@ -271,6 +274,7 @@ def exact_sums_of_smallest(columns: Tensor, result: Tensor, num_smallest: int) -
     )
 
 
+@launched
 @triton.jit(
     do_not_specialize=["num_rows", "num_clients", "width", "groups_per_run", "run_stride"],
 )
@@ -328,6 +332,7 @@ def pairwise_differences(columns: Tensor, result: Tensor) -> None:
     )
 
 
+@launched
 @triton.jit(
     do_not_specialize=["num_groups", "num_clients", "width", "groups_per_run", "run_stride"],
 )
@@ -383,6 +388,7 @@ def distances_to_average(columns: Tensor, weights: Tensor, result: Tensor) -> No
     )
 
 
+@launched
 @triton.jit(do_not_specialize=["num_clients", "num_smallest"])
 def _average_of_smallest(scores, result, num_clients, num_smallest, CLIENTS: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * num_clients
@@ -412,6 +418,7 @@ def average_of_smallest(scores: Tensor, result: Tensor, num_smallest: int) -> No
     )
 
 
+@launched
 @triton.jit(do_not_specialize=["num_clients", "dim"])
 def _weighted_sum(
     rows, weights, result, num_clients, dim, run_stride, client_stride, DIM: tl.constexpr

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from outvote.axes import Rows
 from outvote.kernels import cdiv, next_power_of_2
+from outvote.kernels.launch import launched
 
 # Values of a tile: they stay in registers from the mean to the deviations.
 TILE = 4096
@@ -14,6 +15,7 @@ TILE = 4096
 FEWEST = 16
 
 
+@launched
 @triton.jit
 def _moments(
     rows,

@@ -9,10 +9,12 @@ import triton.language as tl
 from torch import Tensor
 
 from outvote.kernels import block_of, cdiv
+from outvote.kernels.launch import launched
 
 VALUES = 2048
 
 
+@launched
 @triton.jit(do_not_specialize=["num_rows", "height", "width", "high", "wide", "stride", "padding"])
 def _max_pool(
     images,
@@ -86,6 +88,7 @@ def max_pool(
     )
 
 
+@launched
 @triton.jit(do_not_specialize=["num_rows", "height", "width", "high", "wide", "stride", "padding"])
 def _max_pool_gradient(
     gradient,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from outvote.kernels import cdiv, next_power_of_2
 from outvote.kernels.group_kernels import Layout
+from outvote.kernels.launch import launched
 
 # Values that a program reads at once.
 AT_ONCE = 2048
@@ -18,6 +19,7 @@ ROWS_AT_ONCE = 4
 NUM_WARPS = 4
 
 
+@launched
 @triton.jit(
     do_not_specialize=[
         "num_clients",
@@ -101,6 +103,7 @@ def square_sums(
     )
 
 
+@launched
 @triton.jit(
     do_not_specialize=[
         "num_clients",

@@ -21,9 +21,10 @@ from outvote.axes import Rows
 from outvote.errors import TooManyByzantine, check_choice
 from outvote.flat import to_float
 from outvote.fresh import on_device
+from outvote.kernels import is_for_kernels
 from outvote.kernels.group_kernels import SAFE_NORM
 from outvote.precision import plain_torch, work_dtype
-from outvote.receive import Received, as_vector, finite_rows, norms_later, receive
+from outvote.receive import Received, as_vector, finite_rows, listed_later, receive
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.distances import (
     CancellationCheck,
@@ -31,7 +32,10 @@ from outvote.rules.distances import (
     distances_to_update,
     find_originals,
     new_check,
+    row_norms,
 )
+from outvote.rules.gas import GAS
+from outvote.rules.groups import SplitAhead, split_ahead
 from outvote.rules.rule import (
     Aggregation,
     RoundInfo,
@@ -127,21 +131,18 @@ def aggregate_later(  # noqa: PLR0913  (all that a round may have, by name)
 
     with plain_torch(gradients.device):
         values = gradients.detach()
+        known_rows, ahead = (facts, None) if facts else _look(split, rule, values, seeds)
         everyone = [[True] * values.shape[1]] * num_runs
         present = everyone if is_present is None else is_present.tolist()
         is_rejected = torch.zeros(values.shape[:2], dtype=torch.bool)
-        used, runs = _finite_runs(
-            rule,
-            facts or _measured(None if split else rule, values, seeds),
-            present,
-            num_byzantine,
-            is_rejected,
-        )
+        used, runs = _finite_runs(rule, known_rows, present, num_byzantine, is_rejected)
+        # What was split ahead may have rows that are not taken.
+        ahead = ahead if _are_all(runs, values) else None
         counts_of = _capped(runs, sample_counts, count_cap)
         groups = _alike(runs, _alone(runs, traits) | counts_of.keys())
         return _begun(
             lambda check: [
-                (some, _compute(rule, values, some, info_of(some), check, is_full=is_full))
+                (some, _compute(rule, values, some, info_of(some), check, ahead, is_full=is_full))
                 for some in groups
             ],
             lambda found: _merged(
@@ -192,11 +193,14 @@ def _begun(
 
     def finish() -> Aggregation:
         with plain_torch(device):
+            # Before a GPU is waited for, which is still at work.
+            merged = merge(found) if error is None else None
             if check is not None and check.has_failed():
                 return merge(compute(None))
-            if error is not None:
+            if merged is None:
+                assert error is not None
                 raise error
-            return merge(found)
+            return merged
 
     return finish
 
@@ -239,7 +243,7 @@ def row_facts_later(gradients: Rows) -> Callable[[], RowFacts]:
     """Start to look at gradients; a GPU is waited for when the result is called."""
     num_runs, num_clients = gradients.shape[:2]
     flat = gradients.flatten(0, 1)
-    measured = norms_later(flat)
+    measured = listed_later(row_norms(flat))
 
     def look() -> RowFacts:
         norms = measured()
@@ -255,15 +259,18 @@ def row_facts_later(gradients: Rows) -> Callable[[], RowFacts]:
     return look
 
 
-def _measured(rule: Rule | None, gradients: Rows, seeds: Sequence[int]) -> RowFacts:
-    """Return the facts of the rows; the split of gas is drawn while a GPU measures them.
-
-    None: no split is to be drawn.
-    """
+def _look(
+    split: Split | None, rule: Rule, gradients: Rows, seeds: Sequence[int]
+) -> tuple[RowFacts, SplitAhead | None]:
+    """Return the facts of the rows; gas splits the coordinates while a GPU measures them."""
     measured = row_facts_later(gradients)
-    if gradients.is_cuda and getattr(rule, "split", None) in RANDOM:
-        draw_orders(gradients.shape[2], RandomStream(tuple(seeds)))  # Kept until it is asked for.
-    return measured()
+    ahead = None
+    if split is None and isinstance(rule, GAS) and is_for_kernels(gradients):
+        stream = RandomStream(tuple(seeds))
+        ahead = split_ahead(gradients, rule.split, rule.num_groups, stream)
+        if ahead is None and rule.split in RANDOM:
+            draw_orders(gradients.shape[2], stream)  # Kept until it is asked for.
+    return measured(), ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,6 +366,7 @@ def _compute(
     runs: list[_Run],
     info: RoundInfo,
     check: CancellationCheck | None,
+    ahead: SplitAhead | None,
     *,
     is_full: bool,
 ) -> Aggregation:
@@ -368,13 +376,15 @@ def _compute(
         rows = _rows_of(runs, gradients)
     centres = [central_client(run.norms) for run in runs]
     if any(run.norms[k] < SMALLEST_NORM for run, k in zip(runs, centres, strict=True)):
-        rows = rows.double()
+        rows, ahead = rows.double(), None
     centre = on_device(centres, rows.device)
     longest = max(norm for run in runs for norm in run.norms)
     originals = _originals(runs, rows.device)
     # What overflows is redone at once: a rule must not see infinite distances.
     check = check if longest < SAFE_NORM else None
-    matrix = ClientMatrix.from_rows(rows, centre, originals, largest_norm=longest, check=check)
+    matrix = ClientMatrix.from_rows(
+        rows, centre, originals, largest_norm=longest, check=check, ahead=ahead
+    )
     found = compute_weighted(rule, matrix, info)
     vector = to_float(matrix.vector(found), work_dtype(gradients.dtype))
     largest = torch.finfo(vector.dtype).max

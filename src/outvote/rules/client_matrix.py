@@ -15,7 +15,7 @@ from outvote.rules.distances import CancellationCheck
 from outvote.rules.order_statistics import sum_of_smallest
 
 if TYPE_CHECKING:
-    from outvote.rules.groups import Groups
+    from outvote.rules.groups import Groups, SplitAhead
     from outvote.rules.rule import Aggregation, RoundInfo
 
 
@@ -64,6 +64,7 @@ class ClientMatrix:
         self.check = check
         self.largest_norm = largest_norm
         self.sums_are_finite = False
+        self.ahead: SplitAhead | None = None
 
     @classmethod
     def from_rows(
@@ -74,13 +75,18 @@ class ClientMatrix:
         *,
         largest_norm: float = torch.inf,
         check: CancellationCheck | None = None,
+        ahead: "SplitAhead | None" = None,
     ) -> "ClientMatrix":
-        """View gradients ``[runs, clients, dim]``, without a copy."""
+        """View gradients ``[runs, clients, dim]``, without a copy.
+
+        `ahead` is a split of them that was made before.
+        """
         matrix = cls(
             rows.mT, centre=centre, originals=originals, check=check, largest_norm=largest_norm
         )
         largest = torch.finfo(matrix.work_dtype).max
         matrix.sums_are_finite = largest_norm < largest / (2 * matrix.num_clients)
+        matrix.ahead = ahead
         return matrix
 
     @property
@@ -163,6 +169,12 @@ class ClientMatrix:
         if self._are_coordinates_few and not is_known and group_kernels.can_compare(self.columns):
             # Without the n x n matrix of every group, which is far larger than the values.
             return group_kernels.sums_of_smallest(self.columns, num_smallest, self.largest_norm)
+        if not is_known and not self._are_coordinates_few and self._squared_distances is None:
+            found = distances.sums_of_smallest(
+                self.products, num_smallest, self.work_dtype, self.originals, self.check
+            )
+            if found is not None:
+                return found
         return sum_of_smallest(self.squared_distances, num_smallest)
 
     def squared_distances_to(self, aggregation: "Aggregation") -> PerClient:
@@ -190,7 +202,7 @@ class ClientMatrix:
 
     def distances_to(self, aggregation: "Aggregation") -> PerClient:
         """Return how far every client is from what a rule computed, float64."""
-        return self.squared_distances_to(aggregation).clamp(min=0).sqrt()
+        return self.squared_distances_to(aggregation).clamp_(min=0).sqrt_()
 
     def same_for_copies(self, scores: PerClient) -> PerClient:
         """Give copies of a client its score to the last bit: ties are settled by index."""

@@ -225,6 +225,24 @@ def squared_distances(
     return result
 
 
+def sums_of_smallest(
+    products: Pairs,
+    num_smallest: int,
+    dtype: torch.dtype,
+    originals: Tensor | None,
+    check: CancellationCheck | None,
+) -> PerClient | None:
+    """Return the sum of every row's smallest squared distances; None: not without all of them.
+
+    Inexact distances are counted by `check`; without it they are wanted one by one, to be redone.
+    """
+    if check is None or not client_kernels.can_sort(products):
+        return None
+    return client_kernels.sums_of_smallest_distances(
+        products, num_smallest, CANCELLATION[dtype], originals, check.count
+    )
+
+
 def _copy_distances(result: Pairs, originals: Tensor) -> None:
     """Give copies of a client its own distances to the last bit: ties are settled by index."""
     for run, own in enumerate(originals.expand(len(result), -1)):
@@ -466,6 +484,18 @@ def norms(columns: Columns) -> PerClient:
     zero = torch.zeros((), dtype=work_dtype(columns.dtype), device=columns.device)
     origin = zero.expand(columns.shape[:-1])
     return squared_distances_to_vector(columns, origin).sqrt()
+
+
+def row_norms(rows: Tensor) -> Tensor:
+    """Return the norms of ``rows [n, dim]``: those of equal rows are equal to the last bit.
+
+    On a GPU, those of torch depend on how many bytes a row begins after a multiple of 16.
+    """
+    runs = rows.unsqueeze(0)
+    if rows.numel() > 0 and group_kernels.can_add(runs):
+        return group_kernels.square_sums(runs).sqrt_().squeeze(0)
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=-1, dtype=work_dtype(rows.dtype))
+    return norms
 
 
 def smallest(scores: PerClient, num_smallest: int) -> Tensor:

@@ -1,6 +1,7 @@
 """GAS (gradient splitting): groups of coordinates score the clients, the worst are dropped."""
 
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import cache
 from typing import ClassVar, final
 
 from outvote.axes import PerClient
@@ -49,9 +50,7 @@ class GAS(Wrapper):
     @property
     def traits(self) -> Traits:
         """Clients are kept or dropped as a whole, whatever the rule inside does."""
-        return replace(
-            super(GAS, self).traits, selects_clients=True, uses_sample_counts=False, can_stream=True
-        )
+        return _of_gas(super(GAS, self).traits)
 
     def max_byzantine(self, num_clients: int) -> int:
         """Return n - 1: at least one client is kept."""
@@ -80,3 +79,8 @@ class GAS(Wrapper):
         return Aggregation(
             weights=weights, scores=scores, num_groups=groups.num_groups, notes=found
         )
+
+
+@cache  # Asked for in every call.
+def _of_gas(traits: Traits) -> Traits:
+    return replace(traits, selects_clients=True, uses_sample_counts=False, can_stream=True)

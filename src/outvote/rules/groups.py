@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from threading import local
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from outvote.axes import Columns, Pairs, PerClient, PerCoordinate
+from outvote.axes import Columns, Pairs, PerClient, PerCoordinate, Rows
 from outvote.fresh import fresh
 from outvote.kernels import client_kernels, group_kernels
 from outvote.lazy import lazy
@@ -25,7 +25,8 @@ from outvote.precision import exact_products, work_dtype
 from outvote.rules import distances, group_distances
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.distances import CancellationCheck
-from outvote.rules.split import IndexBlock, PositionBlock, Split, draw_split
+from outvote.rules.split import IndexBlock, PositionBlock, Split, draw_split, scattered_split
+from outvote.seeding import RandomStream
 from outvote.threads import mapped
 
 if TYPE_CHECKING:
@@ -39,21 +40,51 @@ TRANSPOSED_AT_ONCE = 96_000
 NUM_TRANSPOSED_PIECES = 16
 
 
+class SplitAhead(NamedTuple):
+    """A split, and the values of its groups, made before it is known which rows are finite."""
+
+    asked: tuple[str, int, RandomStream]
+    split: Split
+    values: Columns
+
+
+def split_ahead(rows: Rows, how: str, num_groups: int, stream: RandomStream) -> SplitAhead | None:
+    """Start to split gradients of one run; None where the groups are not copied as they are.
+
+    A GPU works on this while its norms of the rows are waited for.
+    """
+    columns = rows.mT
+    is_copied = client_kernels.is_usable(columns, columns.shape[-1])
+    if len(rows) > 1 or how != "balanced" or not is_copied:
+        return None
+    if not group_kernels.can_multiply(columns):
+        return None
+    split = scattered_split(columns, num_groups, stream)
+    values = client_kernels.scattered(columns, split.blocks[0])
+    return SplitAhead((how, num_groups, stream), split, values)
+
+
 class Groups:
     """The coordinates of a matrix in groups, read some at a time."""
 
     def __init__(
-        self, matrix: ClientMatrix, split: Split, num_asked: int, transposed: Columns | None = None
+        self, matrix: ClientMatrix, split: Split, num_asked: int, copied: Columns | None = None
     ) -> None:
-        """Take the matrix, its split, and its values with the clients last, if they are copied."""
+        """Take the matrix, its split, and what its values were copied to, if they were.
+
+        On a CPU these are all values with the clients last, on a GPU those of the groups.
+        """
         self.matrix, self.split, self.num_asked = matrix, split, num_asked
-        self._transposed = transposed
+        self._copied = copied
 
     @classmethod
     def of(cls, matrix: ClientMatrix, how: str, num_groups: int, info: "RoundInfo") -> "Groups":
         """Split a matrix; one core draws the split while the others transpose the values."""
         if info.split is not None:
             return cls(matrix, info.split, num_groups)
+        ahead = matrix.ahead
+        if ahead is not None and ahead.asked == (how, num_groups, info.stream):
+            return cls(matrix, ahead.split, num_groups, ahead.values)
         split = draw_split(matrix, how, num_groups, info)
         if len(matrix.batch) > 1 or not _is_transposed_first(matrix.columns):
             return cls(matrix, split, num_groups)
@@ -121,7 +152,7 @@ class Groups:
         if len(matrix.batch) > 1:
             yield from self._chunks_of_groups()
             return
-        open_block = open_reader(matrix.columns, self._transposed)
+        open_block = open_reader(matrix.columns, self._copied)
         known = self._squared_distances(needs_values=needs_values)
         for block, added_up in zip(self.split.blocks, known, strict=True):
             num_groups, width = block.shape[1:]
@@ -309,6 +340,13 @@ class OnGpu(Reader):
 
     reads_copies = False
 
+    def __init__(
+        self, columns: Columns, copied: Columns | None, block: IndexBlock | PositionBlock
+    ) -> None:
+        """Take the values, those of the groups if they were copied, and the groups."""
+        super().__init__(columns, block)
+        self._copied = copied
+
     def new_buffer(self, num_groups: int) -> Columns:
         """Allocate nothing: a GPU's allocator caches memory."""
         return self.columns.new_empty(1, num_groups, 0, 0)
@@ -316,6 +354,8 @@ class OnGpu(Reader):
     @lazy
     def values(self) -> Columns:
         """All groups."""
+        if self._copied is not None:
+            return self._copied
         return client_kernels.scattered(self.columns, self.block)
 
     def read(self, start: int, stop: int, buffer: str = "values") -> Columns:
@@ -339,18 +379,19 @@ class OnGpu(Reader):
 
 
 def open_reader(
-    columns: Columns, transposed: Columns | None = None
+    columns: Columns, copied: Columns | None = None
 ) -> Callable[[IndexBlock | PositionBlock], Reader]:
     """Choose the way to read ``columns [runs, dim, clients]``; call it with a block of groups.
 
-    `transposed` are the same values with the clients last in memory, if there is such a copy.
+    `copied` are the same values with the clients last in memory, or, on a GPU, in groups, if there
+    is such a copy.
     """
     num_clients = columns.shape[-1]
     if client_kernels.is_usable(columns, num_clients):
-        return partial(OnGpu, columns)
+        return partial(OnGpu, columns, copied)
     if columns.device.type == "cpu" and num_clients <= FEW_CLIENTS:
         return partial(ByClient, columns)
-    return partial(ByCoordinate, clients_last(columns) if transposed is None else transposed)
+    return partial(ByCoordinate, clients_last(columns) if copied is None else copied)
 
 
 def clients_last(columns: Columns) -> Columns:

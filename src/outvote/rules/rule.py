@@ -9,7 +9,7 @@ replaces the clients by averages of them.
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cache, partial
 from inspect import Signature, signature
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -463,13 +463,7 @@ class Wrapper(Rule):
     @property
     def traits(self) -> Traits:
         """Those of the rule inside, which has no state of its own here."""
-        return replace(
-            self.rule.traits,
-            uses_num_byzantine=True,
-            has_state=False,
-            needs_values=True,
-            uses_sample_counts=True,
-        )
+        return _around(self.rule.traits)
 
     def inside_num_clients(self, num_clients: int) -> int:
         """Return how many clients the rule inside sees."""
@@ -495,6 +489,17 @@ class Wrapper(Rule):
             state=None,
             split=None,
         )
+
+
+@cache  # Asked for in every call.
+def _around(traits: Traits) -> Traits:
+    return replace(
+        traits,
+        uses_num_byzantine=True,
+        has_state=False,
+        needs_values=True,
+        uses_sample_counts=True,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from outvote.lazy import lazy
 from outvote.seeding import RandomStream
 
 if TYPE_CHECKING:
+    from outvote.axes import Columns
     from outvote.rules.client_matrix import ClientMatrix
     from outvote.rules.rule import RoundInfo
 
@@ -86,7 +87,7 @@ class PositionBlock:
     ) -> None:
         """Take a random order for every run, and the sizes of the groups."""
         self.orders = orders
-        self.tables = torch.stack([order.table for order in orders]).to(device, non_blocking=True)
+        self.tables = [table_on(order, device) for order in orders]
         self.num_large, large, self.num_small, small = sizes
         self.width = large if self.num_large else small
         self.small = small
@@ -105,13 +106,24 @@ class PositionBlock:
     def index(self) -> Tensor:
         """The coordinates of the groups, -1 for an empty position."""
         runs, num_groups, width = self.shape
-        index = self.tables.new_full((runs, num_groups * width), -1)
+        index = self.tables[0].new_full((runs, num_groups * width), -1)
         for run, order in enumerate(self.orders):
             position = order.positions(index.device)
             gaps = (position - self._end(len(position))).clamp(min=0) // self.small
             coordinates = torch.arange(len(position), dtype=index.dtype, device=index.device)
             index[run, (position + gaps).long()] = coordinates
         return index.view(self.shape)
+
+
+def table_on(order: SortedOrder | KeyedOrder, device: torch.device) -> Tensor:
+    """Bring the table of an order to a device; a GPU draws a keyed one itself."""
+    if isinstance(order, KeyedOrder):
+        shape = (order.num_rounds, order.num_columns)
+        table = torch.empty(shape, dtype=torch.int32, device=device)
+        if client_kernels.can_draw(table):
+            client_kernels.draw_shifts(order.seed, order.num_rows, table)
+            return table
+    return order.table.to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,17 +159,22 @@ def draw_split(matrix: "ClientMatrix", how: str, num_groups: int, info: "RoundIn
     if how == "contiguous":
         order = torch.arange(matrix.dim, device=matrix.device).unsqueeze(0)
         return cut(order, balanced_sizes(matrix.dim, num_groups))
-    orders = draw_orders(matrix.dim, info.stream)
-    sizes = (ceil_sizes if how == "ceil" else balanced_sizes)(matrix.dim, num_groups)
-    # A GPU writes to random positions faster than it reads from them.
     if (
         how == "balanced"
         and matrix.device.type != "cpu"
         and len(matrix.batch) == 1
         and client_kernels.is_usable(matrix.columns, matrix.num_clients)
     ):
-        return Split((PositionBlock(orders, sizes, matrix.device),))
-    return _cut_later(orders, sizes, matrix.device)
+        return scattered_split(matrix.columns, num_groups, info.stream)
+    sizes = (ceil_sizes if how == "ceil" else balanced_sizes)(matrix.dim, num_groups)
+    return _cut_later(draw_orders(matrix.dim, info.stream), sizes, matrix.device)
+
+
+def scattered_split(columns: "Columns", num_groups: int, stream: RandomStream) -> Split:
+    """Cut a random order into groups for a GPU, which writes at random faster than it reads."""
+    dim = columns.shape[-2]
+    sizes = balanced_sizes(dim, min(num_groups, dim))
+    return Split((PositionBlock(draw_orders(dim, stream), sizes, columns.device),))
 
 
 def draw_orders(dim: int, stream: RandomStream) -> list[SortedOrder | KeyedOrder]:

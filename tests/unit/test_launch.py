@@ -1,0 +1,125 @@
+"""Kernels that are started by a short description of their arguments."""
+
+import pytest
+import torch
+
+from outvote.kernels.launch import LARGE, Launched, constants_of, kinds_of
+
+CONSTEXPR = "tl.constexpr"
+
+
+def _function(source, size, SECOND: CONSTEXPR, FIRST: CONSTEXPR):
+    """Stand for the function of a kernel."""
+
+
+class Kernel:
+    """Stands for a function decorated by `triton.jit`, and notes how it is started."""
+
+    def __init__(self):
+        self.fn = _function
+        self.compiled, self.started = [], []
+
+    def __getitem__(self, grid):
+        def compile_and_start(*values, **constants):
+            self.compiled.append((grid, values, constants))
+            return Compiled(self)
+
+        return compile_and_start
+
+
+class Compiled:
+    """Stands for what Triton compiled."""
+
+    def __init__(self, kernel):
+        self.kernel = kernel
+
+    def __getitem__(self, grid):
+        return lambda *values: self.kernel.started.append((grid, values))
+
+
+@pytest.fixture
+def kernel():
+    return Kernel()
+
+
+@pytest.fixture
+def launched(kernel):
+    return Launched(kernel, device=lambda: 0)
+
+
+VALUES = torch.zeros(64)
+
+
+def test_what_was_compiled_is_started_with_its_constants_in_their_order(kernel, launched):
+    launched[(7,)](VALUES, 3, FIRST=1, SECOND=2, num_warps=4)
+    launched[(8, 9)](VALUES, 5, FIRST=1, SECOND=2, num_warps=4)
+    assert [given[0] for given in kernel.compiled] == [(7,)]
+    (grid, values), *others = kernel.started
+    assert not others
+    assert grid == (8, 9, 1)
+    assert values[0] is VALUES
+    assert values[1:] == (5, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "size", "constants"),
+    [
+        (VALUES[1:], 3, {"FIRST": 1, "SECOND": 2}),  # Not aligned.
+        (VALUES.double(), 3, {"FIRST": 1, "SECOND": 2}),
+        (VALUES, 1, {"FIRST": 1, "SECOND": 2}),
+        (VALUES, 32, {"FIRST": 1, "SECOND": 2}),
+        (VALUES, LARGE, {"FIRST": 1, "SECOND": 2}),
+        (VALUES, 3, {"FIRST": 2, "SECOND": 2}),
+        (VALUES, 3, {"FIRST": 2, "SECOND": 1}),
+        (VALUES, 3, {"SECOND": 1, "FIRST": 2}),
+    ],
+)
+def test_other_kinds_of_arguments_are_compiled_for(kernel, launched, value, size, constants):
+    launched[(1,)](VALUES, 3, FIRST=1, SECOND=2)
+    launched[(1,)](value, size, **constants)
+    assert len(kernel.compiled) == 2
+    launched[(1,)](value, size, **constants)
+    assert len(kernel.compiled) == 2
+    assert kernel.started[0][1][2:] == (constants["SECOND"], constants["FIRST"])
+
+
+def test_another_device_has_kernels_of_its_own(kernel):
+    devices = iter([0, 1, 1])
+    launched = Launched(kernel, device=lambda: next(devices))
+    for _ in range(3):
+        launched[(1,)](VALUES, 3, FIRST=1, SECOND=2)
+    assert (len(kernel.compiled), len(kernel.started)) == (2, 1)
+
+
+def test_an_argument_by_name_is_an_error(launched):
+    with pytest.raises(TypeError, match="must be given what is no constant by position"):
+        launched[(1,)](VALUES, size=3, FIRST=1, SECOND=2)
+
+
+def test_constants_must_be_last():
+    def mixed(source, SIZE: CONSTEXPR, number):
+        """Have a constant in the middle."""
+
+    with pytest.raises(TypeError, match="must be its last parameters"):
+        constants_of(mixed)
+
+
+def test_seeds_of_64_bits_are_of_few_kinds():
+    seeds = [pow(3, k, 2**63) | 1 << 62 for k in range(1000)]
+    assert len({str(kinds_of((seed,))) for seed in seeds}) <= 2
+
+
+def test_triton_distinguishes_no_more_kinds():
+    library = pytest.importorskip("triton._C.libtriton")
+    specialize = getattr(library, "native_specialize_impl", None)
+    if specialize is None:
+        pytest.skip("this version of Triton describes arguments elsewhere")
+    backend = pytest.importorskip("triton.backends").backends["nvidia"].compiler
+    numbers = [0, 1, 2, 15, 16, 17, 1 << 30, LARGE - 1, LARGE, LARGE + 1, (1 << 63) - 1, 1 << 63]
+    numbers += [-1, -16, -LARGE, -LARGE - 1, -(1 << 40)]
+    floats = [VALUES[k:] for k in range(9)] + [VALUES.half()[k:] for k in range(9)]
+    kinds: dict[str, set[str]] = {}
+    for value in [*numbers, *floats, 0.5, 1.0, True]:
+        described = str(specialize(backend, value, False, True, True))
+        kinds.setdefault(str(kinds_of((value,))), set()).add(described)
+    assert all(len(described) == 1 for described in kinds.values()), kinds
