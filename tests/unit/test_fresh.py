@@ -74,8 +74,8 @@ def test_gas_hands_out_nothing_that_it_works_in_again(spec, num_clients):
     first = rule(rows, num_byzantine=1, seed=0)
     before = first.clone()
     assert len(fresh._KEPT) == (2 if num_clients == 10 else 1), "copies of all values"
-    places = sorted(map(id, fresh._KEPT))
+    same = sorted(map(id, fresh._KEPT))
     rule(rows + 1, num_byzantine=1, seed=1)
     assert torch.equal(first, before)
     assert torch.equal(rule(rows, num_byzantine=1, seed=0), before)
-    assert sorted(map(id, fresh._KEPT)) == places, "the same memory every time"
+    assert sorted(map(id, fresh._KEPT)) == same, "the same memory every time"

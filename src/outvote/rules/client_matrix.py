@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Columns, Mixture, Pairs, PerClient, PerCoordinate, Rows
-from outvote.fresh import fresh
 from outvote.kernels import group_kernels
 from outvote.lazy import lazy
 from outvote.precision import exact_products, work_dtype
@@ -219,8 +218,7 @@ class ClientMatrix:
         elif weights.dtype == self.columns.dtype:
             with exact_products():
                 # As a row times the rows that the clients sent: read in order.
-                out = fresh((*self.batch, 1, self.dim), weights.dtype, self.device)
-                vector = torch.matmul(weights.mT, self.columns.mT, out=out).squeeze(-2)
+                vector = torch.matmul(weights.mT, self.columns.mT).squeeze(-2)
         else:
             vector = self._multiplied(weights).squeeze(-1)
         if divisor is not None:
