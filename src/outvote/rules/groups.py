@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Columns, Pairs, PerClient, PerCoordinate, Rows
-from outvote.fresh import fresh
+from outvote.fresh import scratch
 from outvote.kernels import client_kernels, group_kernels
 from outvote.lazy import lazy
 from outvote.precision import exact_products, work_dtype
@@ -27,7 +27,7 @@ from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.distances import CancellationCheck
 from outvote.rules.split import IndexBlock, PositionBlock, Split, draw_split, scattered_split
 from outvote.seeding import RandomStream
-from outvote.threads import mapped
+from outvote.threads import free_cores, mapped
 
 if TYPE_CHECKING:
     from outvote.rules.rule import RoundInfo
@@ -38,6 +38,8 @@ FEW_CLIENTS = 12
 TRANSPOSED_AT_ONCE = 96_000
 # More pieces than cores: a core that comes late still finds one.
 NUM_TRANSPOSED_PIECES = 16
+# Work on so many values takes long enough to end the threads of torch, which spin, before it.
+MANY_VALUES = 1 << 22
 
 
 class SplitAhead(NamedTuple):
@@ -80,6 +82,8 @@ class Groups:
     @classmethod
     def of(cls, matrix: ClientMatrix, how: str, num_groups: int, info: "RoundInfo") -> "Groups":
         """Split a matrix; one core draws the split while the others transpose the values."""
+        if matrix.device.type == "cpu" and matrix.shape.numel() >= MANY_VALUES:
+            free_cores()
         if info.split is not None:
             return cls(matrix, info.split, num_groups)
         ahead = matrix.ahead
@@ -276,7 +280,7 @@ class ByClient(Reader):
         runs, _, num_clients = self.columns.shape
         num_groups, width = self.block.shape[1:]
         index = self.block.index  # Listed here by all cores; in threads, each would list it alone.
-        values = _large_pages(self.columns, runs, num_clients, num_groups * width)
+        values = _scratch(self.columns, runs, num_clients, num_groups * width)
         halves = [
             (run, k, half) for run in range(runs) for k in range(num_clients) for half in (0, 1)
         ]
@@ -402,7 +406,7 @@ def clients_last(columns: Columns) -> Columns:
     if columns.device.type != "cpu":
         return columns.to(work).contiguous()
     if columns.dtype != work:
-        return _large_pages(columns, *columns.shape).copy_(columns)
+        return _scratch(columns, *columns.shape).copy_(columns)
     target, pieces = _transposing(columns)
     mapped(_run, pieces)
     return target
@@ -410,7 +414,7 @@ def clients_last(columns: Columns) -> Columns:
 
 def _transposing(columns: Columns) -> tuple[Columns, list[Callable[[], None]]]:
     """Return memory for the values with the clients last, and the pieces of work that fill it."""
-    target = _large_pages(columns, *columns.shape)
+    target = _scratch(columns, *columns.shape)
     dim = columns.shape[1]
     cuts = [dim * k // NUM_TRANSPOSED_PIECES for k in range(NUM_TRANSPOSED_PIECES + 1)]
     return target, [
@@ -435,8 +439,8 @@ def _run(work: Callable[[], Result]) -> Result:
     return work()
 
 
-def _large_pages(like: Tensor, *shape: int) -> Tensor:
-    return fresh(shape, work_dtype(like.dtype), like.device)
+def _scratch(like: Tensor, *shape: int) -> Tensor:
+    return scratch(shape, work_dtype(like.dtype), like.device)
 
 
 def _transpose(source: np.ndarray, target: np.ndarray, piece: slice) -> None:
