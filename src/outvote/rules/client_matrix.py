@@ -202,7 +202,7 @@ class ClientMatrix:
 
     def distances_to(self, aggregation: "Aggregation") -> PerClient:
         """Return how far every client is from what a rule computed, float64."""
-        return self.squared_distances_to(aggregation).clamp_(min=0).sqrt_()
+        return self.squared_distances_to(aggregation).clamp(min=0).sqrt_()
 
     def same_for_copies(self, scores: PerClient) -> PerClient:
         """Give copies of a client its score to the last bit: ties are settled by index."""
