@@ -1,8 +1,9 @@
 """A kernel that several threads ask for is compiled by one of them."""
 
+import sys
 from queue import Queue
 from threading import Event, Thread
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -87,3 +88,11 @@ def test_hooks_of_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "jit_cache_hook", print)
     compile_once.compile_once()
     assert runtime.jit_cache_hook is print
+
+
+@pytest.mark.parametrize("version", ["none", "without hooks"])
+def test_without_the_hooks_of_triton_nothing_happens(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None if version == "none" else ModuleType("triton"))
+    compile_once.compile_once()

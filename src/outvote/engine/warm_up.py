@@ -18,13 +18,15 @@ from outvote.attacks.run_attack import run_attack
 from outvote.engine.run_stack import RunStack
 from outvote.kernels.compile_once import compile_once
 from outvote.rules.aggregate import aggregate
-from outvote.rules.rule import CoordinatewiseRule, Rule, Wrapper
+from outvote.rules.rule import Rule
 from outvote.training.gpu_memory import add_background
 
 # As many coordinates as choose the kernels of large models; the real matrices may fill the memory.
 NUM_COORDINATES = 1 << 17
 ALIGNED = 16
 MOST_THREADS = 32
+# By how much of their length two clients differ: at random, not at all, hardly.
+APART = (None, 0.0, 1e-6)
 
 Call = Callable[[], object]
 
@@ -48,24 +50,23 @@ def warm_up(stack: RunStack, dim: int) -> ThreadPoolExecutor | None:
 
 
 def small_calls(stack: RunStack, dim: int) -> list[list[Call]]:
-    """Return calls for every kind of layer, and every rule and attack of the stack, in chains.
+    """Return calls for every kind of layer, and every rule of the stack and its attacks, in chains.
 
-    The calls of a chain share kernels: side by side, each would compile them for itself.
+    The calls of a chain share most kernels, and are made one after the other.
     """
     # Kernels for aligned and for other addresses are two.
     small = min(dim, NUM_COORDINATES + dim % ALIGNED)
     shape = (1, stack.runs[0].num_sampled, small)
-    chains: dict[str, list[Call]] = {}
+    layers: list[Call] = getattr(stack.trainer, "small_calls", list)()
+    chains = [[call] for call in layers]
     for rule in dict.fromkeys(run.rule for run in stack.runs if _is_ours(run.rule)):
         # There are other kernels for colluding clients, who send copies, and for clients so close
         # that their distances are computed again.
-        for apart in (None, 0.0, 1e-6):
-            call = partial(_aggregate, rule, shape, stack, apart)
-            chains.setdefault(_kind(rule), []).append(call)
-    for attack in dict.fromkeys(run.attack for run in stack.runs if _is_ours(run.attack)):
-        chains.setdefault("attack", []).append(partial(_attack, attack, shape, stack))
-    layers: list[Call] = getattr(stack.trainer, "small_calls", list)()
-    return [*([call] for call in layers), *chains.values()]
+        chains.append([partial(_aggregate, rule, shape, stack, apart) for apart in APART])
+    attacks = dict.fromkeys(run.attack for run in stack.runs if _is_ours(run.attack))
+    if attacks:
+        chains.append([partial(_attack, attack, shape, stack) for attack in attacks])
+    return chains
 
 
 def _is_ours(part: object) -> bool:
@@ -73,12 +74,6 @@ def _is_ours(part: object) -> bool:
     inner = getattr(part, "rule", None)
     is_ours = type(part).__module__.startswith("outvote.")
     return is_ours and (not isinstance(inner, Rule) or _is_ours(inner))
-
-
-def _kind(rule: Rule) -> str:
-    if isinstance(rule, Wrapper):
-        return f"{rule.name} of {_kind(rule.rule)}"
-    return "coordinates" if isinstance(rule, CoordinatewiseRule) else "distances"
 
 
 def _aggregate(

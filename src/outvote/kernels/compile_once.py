@@ -1,6 +1,5 @@
 """Kernels that several threads ask for at the same time, compiled by the first of them."""
 
-import importlib.util
 from threading import Event, Lock, Thread, current_thread
 from typing import Any
 
@@ -44,10 +43,10 @@ class CompileOnce:
 
 def compile_once() -> None:
     """Let Triton compile a kernel once, whatever threads ask for it, unless it has other hooks."""
-    if importlib.util.find_spec("triton") is None:
+    try:
+        from triton import knobs
+    except ImportError:  # There is no Triton, or it is older than 3.4 and has no such hooks.
         return
-    from triton import knobs
-
     runtime = knobs.runtime
     if runtime.jit_cache_hook is None and runtime.jit_post_compile_hook is None:
         shared = CompileOnce()

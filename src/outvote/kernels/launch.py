@@ -1,4 +1,4 @@
-"""Starting a kernel of Triton in a fifth of the time that Triton takes for it.
+"""Starting a kernel of Triton in about half of the time that Triton takes for it.
 
 Each time a kernel is called, Triton looks at all arguments, writes down what it would compile for
 them, and looks that up: 12 to 18 microseconds, which many small kernels are not long enough to
