@@ -181,3 +181,11 @@ def test_gas_passes_on_what_the_rule_inside_notes():
     X[:2] = np.nan
     found = ov.GAS(ov.Krum(num_neighbours=5), num_groups=3).inspect(X, num_byzantine=2)
     assert [note for note in found.notes if "used 4" in note]
+
+
+@pytest.mark.parametrize(("dim", "num_calls"), [(groups.MANY_VALUES // 4, 1), (1000, 0)])
+def test_threads_of_torch_end_before_long_work_alone(dim, num_calls, monkeypatch):
+    calls = []
+    monkeypatch.setattr(groups, "free_cores", lambda: calls.append(1))
+    ov.GAS(ov.MultiKrum(), num_groups=10)(np.eye(4, dim, dtype=np.float32), num_byzantine=0)
+    assert len(calls) == num_calls
