@@ -3,6 +3,7 @@
 import copy
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -1049,6 +1050,7 @@ def test_draws_of_other_threads_are_not_those_of_a_known_network():
     def draw() -> None:
         while not is_over.is_set():
             random.random()
+            time.sleep(1e-6)  # Or the other thread would wait for Python's lock most of the time.
 
     thread = threading.Thread(target=draw)
     thread.start()
