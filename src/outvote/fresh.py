@@ -55,7 +55,10 @@ def _kept(num_bytes: int) -> mmap.mmap:
                 return memory
     _KEPT.clear()  # Given back before more is asked for.
     size = -(-num_bytes // LARGE_PAGE) * LARGE_PAGE
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"{size:,} bytes for copies of gradients: {error}") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # A system without large pages.
             memory.madvise(mmap.MADV_HUGEPAGE)

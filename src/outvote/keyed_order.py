@@ -2,8 +2,8 @@
 
 The positions of `size` things are the cells of a matrix of `num_rows` x `num_columns`, in reading
 order. A round rotates every row by a shift of its own, or every column: each is a bijection (a
-Feistel network with addition). The shifts are drawn on the host by Philox, whose numbers are the
-same everywhere. Why six rounds, and how it was tested: docs/decisions/0014.
+Feistel network with addition). The shifts are drawn by Philox, on the host or by a GPU: its numbers
+are the same everywhere. Why six rounds, and how it was tested: docs/decisions/0014.
 """
 
 from collections.abc import Callable
@@ -75,7 +75,7 @@ class SortedOrder:
 @final
 @dataclass(frozen=True)
 class KeyedOrder:
-    """A random order of many things, given by its tables of shifts."""
+    """A random order of many things, given by a seed, which its table of shifts is drawn from."""
 
     size: int
     seed: int

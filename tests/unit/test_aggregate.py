@@ -556,10 +556,12 @@ def test_mixed_clients_in_groups_do_not_count_as_inexact(counting, device):
     assert counting == [False]
 
 
-@pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 4)])
-def test_nothing_to_aggregate_gives_nothing(shape, device):
+@pytest.mark.parametrize("spec", ["median", "multi-krum", "gas(multi-krum)", "gas(median)"])
+@pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 4), (1, 0, 4)])
+def test_nothing_to_aggregate_gives_nothing(shape, spec, device):
     rows = torch.zeros(shape, device=device)
-    found = aggregate(ov.Median(), rows, num_byzantine=[0] * shape[0], seeds=[0] * shape[0])
+    rule = ov.make_rule(spec)
+    found = aggregate(rule, rows, num_byzantine=[0] * shape[0], seeds=[0] * shape[0])
     assert found.vector.shape == (shape[0], shape[2])
 
 

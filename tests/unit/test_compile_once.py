@@ -10,7 +10,7 @@ import pytest
 from outvote.kernels import compile_once
 from outvote.kernels.compile_once import CompileOnce
 
-KERNEL = SimpleNamespace(name="kernel")
+KERNEL = SimpleNamespace(module="here", name="kernel")
 
 
 class Worker:

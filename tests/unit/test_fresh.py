@@ -79,3 +79,12 @@ def test_gas_hands_out_nothing_that_it_works_in_again(spec, num_clients):
     assert torch.equal(first, before)
     assert torch.equal(rule(rows, num_byzantine=1, seed=0), before)
     assert sorted(map(id, fresh._KEPT)) == same, "the same memory every time"
+
+
+def test_memory_that_there_is_not_is_a_memory_error(monkeypatch):
+    def refuse(*given, **named):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(fresh.mmap, "mmap", refuse)
+    with pytest.raises(MemoryError, match="bytes for copies of gradients"):
+        memory(MANY)

@@ -61,6 +61,16 @@ def test_what_was_compiled_is_started_with_its_constants_in_their_order(kernel, 
     assert values[1:] == (5, 2, 1)
 
 
+def test_a_kernel_that_a_hook_keeps_from_compiling_is_asked_for_again(
+    kernel, launched, monkeypatch
+):
+    monkeypatch.setattr(Kernel, "__getitem__", lambda _, grid: lambda *values, **constants: None)
+    launched[(7,)](VALUES, 3, FIRST=1, SECOND=2)
+    monkeypatch.undo()
+    launched[(7,)](VALUES, 3, FIRST=1, SECOND=2)
+    assert len(kernel.compiled) == 1
+
+
 @pytest.mark.parametrize(
     ("value", "size", "constants"),
     [

@@ -17,11 +17,11 @@ class CompileOnce:
     def __init__(self) -> None:
         """Begin with no kernel."""
         self._lock = Lock()
-        self._compiling: dict[tuple[str, str], tuple[Thread, Event]] = {}
+        self._compiling: dict[tuple[str, str, str], tuple[Thread, Event]] = {}
 
     def before(self, *, key: str, fn: Any, **_: object) -> None:
         """Wait if a thread compiles this kernel, or become that thread."""
-        kernel, own = (fn.name, key), current_thread()
+        kernel, own = (fn.module, fn.name, key), current_thread()
         with self._lock:
             failed = [each for each, (thread, _) in self._compiling.items() if thread is own]
             for each in failed:
@@ -36,7 +36,7 @@ class CompileOnce:
     def after(self, *, key: str, fn: Any, **_: object) -> None:
         """Wake the threads that wait for this kernel."""
         with self._lock:
-            found = self._compiling.pop((fn.name, key), None)
+            found = self._compiling.pop((fn.module, fn.name, key), None)
         if found is not None:
             found[1].set()
 

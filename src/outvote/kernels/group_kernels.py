@@ -99,7 +99,7 @@ def sums_of_smallest(columns: Columns, num_smallest: int, largest_norm: float = 
     """Return the sum of the smallest squared distances of every client, itself one of them.
 
     Where no client is longer than `largest_norm` and that is below `SAFE_NORM`, distances are taken
-    in float32: in 32 coordinates a sum has a relative error of 2e-6 at most, unless clients that
+    in float32: in 32 coordinates a sum has a relative error of 3e-6 at most, unless clients that
     differ do so by less than 1e-36 of that norm. Else they are taken in float64.
     """
     groups, result = _grouped(columns), _per_client(columns)

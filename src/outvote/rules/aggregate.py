@@ -53,7 +53,7 @@ from outvote.rules.sample_counts import (
     check_cap,
     check_counts,
 )
-from outvote.rules.split import RANDOM, Split, draw_orders, explicit_split
+from outvote.rules.split import Split, explicit_split
 from outvote.rules.verdict import Verdict
 from outvote.seeding import RandomStream, Seed, seed_from
 
@@ -266,10 +266,7 @@ def _look(
     measured = row_facts_later(gradients)
     ahead = None
     if split is None and isinstance(rule, GAS) and is_for_kernels(gradients):
-        stream = RandomStream(tuple(seeds))
-        ahead = split_ahead(gradients, rule.split, rule.num_groups, stream)
-        if ahead is None and rule.split in RANDOM:
-            draw_orders(gradients.shape[2], stream)  # Kept until it is asked for.
+        ahead = split_ahead(gradients, rule.split, rule.num_groups, RandomStream(tuple(seeds)))
     return measured(), ahead
 
 

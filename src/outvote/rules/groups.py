@@ -57,7 +57,7 @@ def split_ahead(rows: Rows, how: str, num_groups: int, stream: RandomStream) -> 
     """
     columns = rows.mT
     is_copied = client_kernels.is_usable(columns, columns.shape[-1])
-    if len(rows) > 1 or how != "balanced" or not is_copied:
+    if len(rows) > 1 or rows.numel() == 0 or how != "balanced" or not is_copied:
         return None
     if not group_kernels.can_multiply(columns):
         return None
