@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
 from threading import Event, Thread
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -150,6 +151,17 @@ def test_a_cpu_has_nothing_to_compile(stack):
     if stack.device.type != "cpu":
         pytest.skip("for a CPU")
     assert warm_up.warm_up(stack, 1000) is None
+
+
+def test_a_kernel_that_threads_share_is_compiled_once(monkeypatch):
+    done = []
+    monkeypatch.setattr(warm_up, "compile_once", lambda: done.append("hooks"))
+    monkeypatch.setattr(warm_up, "small_calls", lambda *_: [[lambda: done.append("call")]] * 2)
+    stack = SimpleNamespace(device=torch.device("cuda"), runs=(None, None), trainer=None)
+    threads = warm_up.warm_up(stack, 1000)
+    assert threads is not None
+    threads.shutdown(wait=True)
+    assert done == ["hooks", "call", "call"]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

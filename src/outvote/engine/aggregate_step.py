@@ -24,40 +24,30 @@ def aggregate(
 
     The weights of runs whose rule does not know them are NaN.
     """
-    with plain_torch(sent.device):  # Once: each rule would set the precision and take it back.
-        return _aggregate(stack, state, participants, updates, sent)
-
-
-def _aggregate(
-    stack: RunStack,
-    state: State,
-    participants: Participants,
-    updates: LocalUpdates,
-    sent: Tensor,
-) -> Aggregation:
     num_runs, num_clients, dim = sent.shape
     vector = sent.new_zeros(num_runs, dim)
     scores = torch.zeros(num_runs, num_clients, dtype=torch.float64, device=sent.device)
     weights = torch.full_like(scores, torch.nan)
     is_rejected = torch.zeros(num_runs, num_clients, dtype=torch.bool)
     used, states = [0] * num_runs, [None] * num_runs
-    facts = rules.row_facts(sent)
-
-    begun = []
-    for numbers in stack.grouped(lambda _, run: run.rule):
-        seeds = [stack.runs[k].seed_of(participants.number, "rule") for k in numbers]
-        rows = sent[run_index(numbers, sent.device)]
-        own = facts.of(numbers)
-        finish = begin_rule(stack, state, participants, updates, numbers, rows, seeds, own)
-        begun.append((numbers, finish))
-    for numbers, finish in begun:  # A GPU works on all rules before it is waited for.
-        found, at = finish(), run_index(numbers, sent.device)
-        vector[at] = known(found.vector).to(vector.dtype)
-        scores[at], is_rejected[numbers] = known(found.scores), known(found.is_rejected)
-        if found.weights is not None:
-            weights[at] = found.weights
-        for k, number, after in zip(numbers, found.num_byzantine, found.states, strict=True):
-            used[k], states[k] = number, after
+    # Once for all: each rule would set the precision and take it back.
+    with plain_torch(sent.device):
+        facts = rules.row_facts(sent)
+        begun = []
+        for numbers in stack.grouped(lambda _, run: run.rule):
+            seeds = [stack.runs[k].seed_of(participants.number, "rule") for k in numbers]
+            rows = sent[run_index(numbers, sent.device)]
+            own = facts.of(numbers)
+            finish = begin_rule(stack, state, participants, updates, numbers, rows, seeds, own)
+            begun.append((numbers, finish))
+        for numbers, finish in begun:  # A GPU works on all rules before it is waited for.
+            found, at = finish(), run_index(numbers, sent.device)
+            vector[at] = known(found.vector).to(vector.dtype)
+            scores[at], is_rejected[numbers] = known(found.scores), known(found.is_rejected)
+            if found.weights is not None:
+                weights[at] = found.weights
+            for k, number, after in zip(numbers, found.num_byzantine, found.states, strict=True):
+                used[k], states[k] = number, after
     return Aggregation(
         vector=vector,
         scores=scores,
