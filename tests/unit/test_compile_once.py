@@ -22,11 +22,12 @@ class Compilers:
     made: ClassVar[list["Compilers"]] = []
 
     def __init__(self, _):
-        self.orders, self.is_closed = [], False
+        self.orders, self.urgent, self.is_closed = [], [], False
         self.made.append(self)
 
-    def order(self, order):
+    def order(self, order, *, is_urgent):
         self.orders.append((order, Future()))
+        self.urgent.append(is_urgent)
         return self.orders[-1][1]
 
     def finish(self):
@@ -65,6 +66,7 @@ def test_threads_wait_for_a_kernel_that_is_compiled_once(once):
         asked[0].result(0.1)
     (compilers,) = Compilers.made
     assert [order.name for order, _ in compilers.orders] == ["kernel"]
+    assert compilers.urgent == [True]
     compilers.finish()
     assert [each.result(10) for each in asked] == [False] * 3
     assert _ask(once) is False
@@ -78,6 +80,7 @@ def test_a_dry_call_goes_on_without_its_kernels(once):
         other = _ask_in_thread(once)
     assert not is_dry()
     assert len(Compilers.made[0].orders) == 2
+    assert Compilers.made[0].urgent == [False, False]
     assert not other.done()  # Another thread is not dry, and waits.
     Compilers.made[0].finish()
     assert other.result(10) is False

@@ -22,8 +22,8 @@ def two_cores(monkeypatch):
     monkeypatch.setattr(compilers, "num_cores", lambda: 2)
 
 
-def _order(name):
-    return Order("module", name, "", {}, {})
+def _order(found, name, *, is_urgent=True):
+    return found.order(Order("module", name, "", {}, {}), is_urgent=is_urgent)
 
 
 def _write_to(folder):
@@ -42,7 +42,7 @@ def _written(folder):
 @needs_fork
 def test_orders_are_compiled_in_other_processes_that_end(tmp_path):
     found = Compilers(_write_to(tmp_path))
-    orders = [found.order(_order(name)) for name in ("a", "fails", "b", "c", "d")]
+    orders = [_order(found, name) for name in ("a", "fails", "b", "c", "d")]
     found.close()
     assert all(order.done() and order.exception() is None for order in orders)
     assert sorted(_written(tmp_path)) == ["a", "b", "c", "d"]
@@ -51,10 +51,28 @@ def test_orders_are_compiled_in_other_processes_that_end(tmp_path):
     assert not any(Path(f"/proc/{process}").exists() for process in processes)
 
 
+def test_what_is_waited_for_is_compiled_before_what_was_ordered_earlier(tmp_path, monkeypatch):
+    monkeypatch.setattr(compilers, "num_cores", lambda: 4)
+    go_on, write = tmp_path / "go on", _write_to(tmp_path)
+
+    def compile_one(order):
+        while order.name.startswith("slow") and not go_on.exists():
+            time.sleep(0.01)
+        write(order)
+
+    found = Compilers(compile_one)
+    slow = [_order(found, f"slow {k}", is_urgent=False) for k in range(8)]
+    _order(found, "urgent").result(10)
+    assert not any(each.done() for each in slow)
+    go_on.write_text("0")
+    found.close()
+    assert all(each.done() for each in slow)
+
+
 def test_without_fork_threads_compile(tmp_path, monkeypatch):
     monkeypatch.setattr(compilers, "IS_POSSIBLE", False)
     found = Compilers(_write_to(tmp_path))
-    orders = [found.order(_order(name)) for name in ("a", "fails", "b")]
+    orders = [_order(found, name) for name in ("a", "fails", "b")]
     found.close()
     assert all(order.done() for order in orders)
     assert _written(tmp_path) == {"a": os.getpid(), "b": os.getpid()}
@@ -70,8 +88,8 @@ def test_threads_take_the_place_of_processes_that_were_killed(tmp_path):
         write(order)
 
     found = Compilers(compile_one)
-    wait([found.order(_order(name)) for name in ("a", "b")], 10)
-    found.order(_order("c"))
+    wait([_order(found, name) for name in ("a", "b")], 10)
+    _order(found, "c")
     found.close()
     assert _written(tmp_path)["c"] == parent
 
@@ -83,7 +101,7 @@ def test_a_process_that_is_stuck_is_not_waited_for(monkeypatch):
     parent = os.getpid()
     found = Compilers(lambda _: os.getpid() == parent or time.sleep(100))
     start = time.monotonic()
-    found.order(_order("a"))
+    _order(found, "a")
     found.close()
     assert time.monotonic() - start < 10
 
@@ -93,7 +111,7 @@ def test_processes_end_when_their_parent_is_killed():
     code = (
         "import os, time; from outvote.kernels.compilers import Compilers, Order\n"
         "found = Compilers(lambda order: print(os.getpid(), flush=True))\n"
-        "found.order(Order('', '', '', {}, {})).result()\n"
+        "found.order(Order('', '', '', {}, {}), is_urgent=True).result()\n"
         "os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -71,7 +71,7 @@ class CompileOnce:
                 self._compilers = Compilers(_for_gpu(kernel, given["device"]))
             data, signature = given["specialization_data"], given["signature"]
             order = Order(*name[:2], data, signature, given["constants"])
-            self._ordered[name] = self._compilers.order(order)
+            self._ordered[name] = self._compilers.order(order, is_urgent=not is_dry())
             return self._ordered[name]
 
 

@@ -64,11 +64,13 @@ class Compilers:
         self._idle: SimpleQueue[Connection | None] = SimpleQueue()
         for process in self._family.connections if self._family else [None] * number:
             self._idle.put(process)
-        self._threads = ThreadPoolExecutor(number, thread_name_prefix="compilers")
+        self._urgent = ThreadPoolExecutor(number, thread_name_prefix="compilers")
+        # A quarter of the processes is left for what is waited for.
+        self._later = ThreadPoolExecutor(max(1, 3 * number // 4), thread_name_prefix="compilers")
 
-    def order(self, order: Order) -> Future[None]:
+    def order(self, order: Order, *, is_urgent: bool) -> Future[None]:
         """Have a kernel compiled; what fails is compiled, and reported, where it is needed."""
-        return self._threads.submit(self._compile, order)
+        return (self._urgent if is_urgent else self._later).submit(self._compile, order)
 
     def _compile(self, order: Order) -> None:
         process = self._idle.get()
@@ -85,7 +87,8 @@ class Compilers:
 
     def close(self) -> None:
         """Wait for all orders, and end the processes."""
-        self._threads.shutdown(wait=True)
+        for threads in (self._urgent, self._later):
+            threads.shutdown(wait=True)
         if self._family is not None:
             self._family.close()
 
