@@ -182,7 +182,7 @@ def test_a_cpu_has_nothing_to_compile(stack):
 @pytest.mark.parametrize("has_hooks", [True, False])
 def test_training_is_called_dry_before_threads_call_rules(has_hooks, monkeypatch):
     done, is_closed = [], Event()
-    shared = SimpleNamespace(open=lambda: done.append("open"), close=is_closed.set)
+    shared = SimpleNamespace(open=lambda: done.append("open"), close=is_closed.set, num_ordered=0)
     monkeypatch.setattr(warm_up, "compile_once", lambda: shared if has_hooks else None)
     monkeypatch.setattr(warm_up, "training_calls", lambda _: [lambda: done.append(is_dry())])
     monkeypatch.setattr(warm_up, "small_calls", lambda *_: [lambda: done.append(is_dry())] * 2)
@@ -192,6 +192,20 @@ def test_training_is_called_dry_before_threads_call_rules(has_hooks, monkeypatch
     threads.shutdown(wait=True)
     assert done == (["open", True] if has_hooks else []) + [False, False]
     assert is_closed.wait(10) or not has_hooks
+
+
+@pytest.mark.parametrize("num_missed", [0, 1])
+def test_no_more_calls_are_dry_if_the_first_misses_no_kernel(num_missed, monkeypatch):
+    shared, done = SimpleNamespace(num_ordered=5), []
+
+    def first():
+        done.append("first")
+        shared.num_ordered += num_missed
+
+    calls = [first, lambda: 1 / 0, lambda: done.append("last")]
+    monkeypatch.setattr(warm_up, "training_calls", lambda _: calls)
+    warm_up._order_training(None, shared)
+    assert done == ["first", "last"][: 1 + num_missed]
 
 
 def test_training_is_tried_with_the_largest_clients(stack, monkeypatch):

@@ -8,7 +8,7 @@ of them need, or the round itself, is compiled once.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
@@ -51,14 +51,22 @@ def warm_up(stack: RunStack, dim: int) -> ThreadPoolExecutor | None:
     threads = ThreadPoolExecutor(min(len(calls), MOST_THREADS), thread_name_prefix="warm-up")
     if shared is not None:
         shared.open()
-        with dry_calls():
-            _quietly(training_calls(stack))
-    begun = [threads.submit(_quietly, [call]) for call in calls]
+        _order_training(stack, shared)
+    begun = [threads.submit(_quietly, call) for call in calls]
     if shared is not None:
         Thread(target=_close_after, args=(begun, shared), daemon=True).start()
     threads.shutdown(wait=False)
     add_background(threads)
     return threads
+
+
+def _order_training(stack: RunStack, shared: CompileOnce) -> None:
+    num_before = shared.num_ordered
+    with dry_calls():
+        for call in training_calls(stack):
+            _quietly(call)
+            if shared.num_ordered == num_before:  # The cache is full, the others would miss none.
+                return
 
 
 def _close_after(begun: list[Future[None]], shared: CompileOnce) -> None:
@@ -133,8 +141,7 @@ def _rows(shape: Shape, stack: RunStack) -> torch.Tensor:
     return torch.randn(shape, generator=generator, dtype=stack.test.dtype).to(stack.device)
 
 
-def _quietly(calls: Iterable[Call]) -> None:
-    for call in calls:
-        # What fails here fails in the round too, and is reported there.
-        with suppress(Exception):
-            call()
+def _quietly(call: Call) -> None:
+    # What fails here fails in the round too, and is reported there.
+    with suppress(Exception):
+        call()

@@ -33,6 +33,11 @@ class CompileOnce:
         self._compilers: Compilers | None = None
         self._ordered: dict[tuple[str, str, str], Future[None]] = {}
 
+    @property
+    def num_ordered(self) -> int:
+        """How many kernels were missed until now."""
+        return len(self._ordered)
+
     def open(self) -> None:
         """From now on, let others compile; processes are forked when the first kernel is missed."""
         begin_loading().join()

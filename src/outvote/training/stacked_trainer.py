@@ -207,10 +207,11 @@ class StackedTrainer:
         size = min(first.sizes[0], MOST_SAMPLES)
         checked = replace(few[0], batches=Batches(first.index[:1, :size], [size]))
         several = sorted(few, key=lambda task: -task.batches.num_steps)
-        calls: list[Callable[[], None]] = [partial(self._try_evaluation, samples)]
-        for plan in ([checked], few[:1], several):
-            calls.append(partial(self._try_training, plan, training))
-        return calls
+        plans = ([checked], few[:1], several)
+        return [
+            *(partial(self._try_training, plan, training) for plan in plans),
+            partial(self._try_evaluation, samples),
+        ]
 
     def _try_training(self, tasks: list[ClientTask], training: LocalSGD) -> None:
         weights, buffers = self._blank_models()
