@@ -255,7 +255,7 @@ def _sync(device: torch.device) -> None:
 
 
 class Compiled:
-    """The kernels that Triton compiled, with their times."""
+    """The kernels that Triton compiled in this process, with their times; warm-ups have others."""
 
     def __init__(self) -> None:
         """Listen, where Triton is there and reports it."""

@@ -1,98 +1,161 @@
-"""A kernel that several threads ask for is compiled by one of them."""
+"""A kernel that several threads ask for is compiled once; dry calls do not wait for it."""
 
 import sys
-from queue import Queue
-from threading import Event, Thread
+from concurrent.futures import Future
+from threading import Thread
 from types import ModuleType, SimpleNamespace
+from typing import ClassVar
 
 import pytest
+import torch
 
 from outvote.kernels import compile_once
-from outvote.kernels.compile_once import CompileOnce
+from outvote.kernels.compile_once import CompileOnce, dry_calls, is_dry
 
-KERNEL = SimpleNamespace(module="here", name="kernel")
-
-
-class Worker:
-    """A thread that asks for kernels, one after another."""
-
-    def __init__(self, once: CompileOnce) -> None:
-        self.once, self.keys, self.is_free = once, Queue[str | None](), Event()
-        self.thread = Thread(target=self._work, daemon=True)
-        self.thread.start()
-
-    def _work(self) -> None:
-        while (key := self.keys.get()) is not None:
-            self.once.before(key=key, fn=KERNEL, repr="")
-            self.is_free.set()
-
-    def asks(self, key: str) -> "Worker":
-        self.is_free.clear()
-        self.keys.put(key)
-        return self
-
-    def ends(self) -> None:
-        self.keys.put(None)
-        self.thread.join(10)
-
-    def waits(self) -> bool:
-        return not self.is_free.wait(0.1)
-
-    def goes_on(self) -> bool:
-        return self.is_free.wait(10)
+KERNEL = SimpleNamespace(module="here", name="kernel", jit_function=None)
+GIVEN = {"device": 0, "specialization_data": "{}", "signature": {}, "constants": {}}
 
 
-def test_threads_wait_for_the_one_that_compiles_their_kernel() -> None:
-    once = CompileOnce()
-    first, others = Worker(once), [Worker(once), Worker(once)]
-    assert first.asks("a").goes_on()
-    assert all(other.asks("a").waits() for other in others)
-    assert Worker(once).asks("b").goes_on()  # Another kernel.
-    once.after(key="b", fn=KERNEL)
-    assert all(other.waits() for other in others)
-    once.after(key="a", fn=KERNEL)
-    assert all(other.goes_on() for other in others)
-    once.after(key="a", fn=KERNEL)  # They report it too, having read it from the disk.
-    assert Worker(once).asks("a").goes_on()
+class Compilers:
+    """Stands for the processes, and compiles nothing by itself."""
+
+    made: ClassVar[list["Compilers"]] = []
+
+    def __init__(self, _):
+        self.orders, self.urgent, self.is_closed = [], [], False
+        self.made.append(self)
+
+    def order(self, order, *, is_urgent):
+        self.orders.append((order, Future()))
+        self.urgent.append(is_urgent)
+        return self.orders[-1][1]
+
+    def finish(self):
+        for _, future in self.orders:
+            future.set_result(None)
+
+    def close(self):
+        self.is_closed = True
 
 
-@pytest.mark.parametrize("how", ["ends", "asks for another", "asks again"])
-def test_nobody_waits_for_a_thread_whose_kernel_failed(how: str) -> None:
-    once = CompileOnce()
-    first, second = Worker(once), Worker(once)
-    assert first.asks("a").goes_on()
-    assert second.asks("a").waits()
-    if how == "ends":
-        first.ends()
-    else:
-        assert first.asks("b" if how == "asks for another" else "a").goes_on()
-    assert second.goes_on()
+@pytest.fixture
+def once(monkeypatch):
+    monkeypatch.setattr(compile_once, "Compilers", Compilers)
+    monkeypatch.setattr(compile_once, "_for_gpu", lambda *_: None)
+    monkeypatch.setattr(compile_once, "_is_on_disk", lambda *_: False)
+    loading = SimpleNamespace(join=lambda: None)
+    monkeypatch.setattr(compile_once, "begin_loading", lambda: loading)
+    Compilers.made = []
+    return CompileOnce()
 
 
-def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_once, "LONGEST_WAIT", 0.01)
-    once = CompileOnce()
-    assert Worker(once).asks("a").goes_on()
-    assert Worker(once).asks("a").goes_on()
+def _ask(once, key="a"):
+    return once.before(key=key, fn=KERNEL, compile=GIVEN, repr="")
 
 
-def test_hooks_of_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime = pytest.importorskip("triton").knobs.runtime
-    monkeypatch.setattr(runtime, "jit_cache_hook", None)
-    monkeypatch.setattr(runtime, "jit_post_compile_hook", None)
-    compile_once.compile_once()
-    ours = runtime.jit_cache_hook
-    assert isinstance(ours.__self__, CompileOnce)
-    compile_once.compile_once()
-    assert runtime.jit_cache_hook is ours
-    monkeypatch.setattr(runtime, "jit_cache_hook", print)
-    compile_once.compile_once()
+def _ask_in_thread(once):
+    done = Future()
+    Thread(target=lambda: done.set_result(_ask(once)), daemon=True).start()
+    return done
+
+
+def test_threads_wait_for_a_kernel_that_is_compiled_once(once):
+    once.open()
+    asked = [_ask_in_thread(once) for _ in range(3)]
+    with pytest.raises(TimeoutError):
+        asked[0].result(0.1)
+    (compilers,) = Compilers.made
+    assert [order.name for order, _ in compilers.orders] == ["kernel"]
+    assert compilers.urgent == [True]
+    compilers.finish()
+    assert [each.result(10) for each in asked] == [False] * 3
+    assert _ask(once) is False
+
+
+def test_a_dry_call_goes_on_without_its_kernels(once):
+    once.open()
+    with dry_calls():
+        assert is_dry()
+        assert [_ask(once, key) for key in ("a", "b", "a")] == [True] * 3
+        other = _ask_in_thread(once)
+    assert not is_dry()
+    assert len(Compilers.made[0].orders) == 2
+    assert Compilers.made[0].urgent == [False, False]
+    assert not other.done()  # Another thread is not dry, and waits.
+    Compilers.made[0].finish()
+    assert other.result(10) is False
+
+
+def test_what_no_kernel_writes_in_a_dry_call_is_zero():
+    with dry_calls():
+        found = [
+            torch.empty(1000),
+            torch.ones(1000).new_empty(1000),
+            torch.empty_like(torch.ones(3)),
+        ]
+        assert not any(values.any() for values in found)
+        assert torch.ones(2).sum() == 2
+
+
+def test_before_it_is_opened_and_after_it_is_closed_nothing_is_ordered(once):
+    assert _ask(once) is False
+    once.open()
+    once.open()
+    with dry_calls():
+        _ask(once)
+    once.close()
+    assert not Compilers.made[0].is_closed
+    once.close()
+    assert Compilers.made[0].is_closed
+    assert _ask(once, "b") is False
+    assert len(Compilers.made) == 1
+
+
+def test_no_process_is_forked_if_all_kernels_are_on_the_disk(once, monkeypatch):
+    monkeypatch.setattr(compile_once, "_is_on_disk", lambda *_: True)
+    once.open()
+    assert _ask(once) is False
+    once.close()
+    assert not Compilers.made
+
+
+def test_a_triton_that_is_other_than_expected_compiles_itself(once, monkeypatch):
+    monkeypatch.setattr(compile_once, "_is_on_disk", lambda kernel, _: kernel.unknown)
+    once.open()
+    assert _ask(once) is False
+
+
+def test_a_thread_that_compiles_an_order_does_not_order_it_again(once, monkeypatch):
+    monkeypatch.setattr(compile_once.HERE, "is_compiler", True, raising=False)
+    once.open()
+    assert _ask(once) is False
+    assert not Compilers.made
+
+
+@pytest.fixture
+def forget():
+    compile_once.compile_once.cache_clear()
+    yield
+    compile_once.compile_once.cache_clear()
+
+
+@pytest.mark.usefixtures("forget")
+def test_hooks_of_others_stay(monkeypatch):
+    runtime = SimpleNamespace(jit_cache_hook=print)
+    triton = ModuleType("triton")
+    triton.knobs = SimpleNamespace(runtime=runtime)
+    monkeypatch.setitem(sys.modules, "triton", triton)
+    assert compile_once.compile_once() is None
     assert runtime.jit_cache_hook is print
+    runtime.jit_cache_hook = None
+    compile_once.compile_once.cache_clear()
+    ours = compile_once.compile_once()
+    assert runtime.jit_cache_hook == ours.before
+    assert compile_once.compile_once() is ours
 
 
+@pytest.mark.usefixtures("forget")
 @pytest.mark.parametrize("version", ["none", "without hooks"])
-def test_without_the_hooks_of_triton_nothing_happens(
-    version: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_hooks_of_triton_nothing_happens(version, monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None if version == "none" else ModuleType("triton"))
-    compile_once.compile_once()
+    assert compile_once.compile_once() is None

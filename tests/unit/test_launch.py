@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from outvote.kernels.compile_once import dry_calls
 from outvote.kernels.launch import LARGE, Launched, constants_of, kinds_of
 
 CONSTEXPR = "tl.constexpr"
@@ -66,6 +67,24 @@ def test_a_kernel_that_a_hook_keeps_from_compiling_is_asked_for_again(
 ):
     monkeypatch.setattr(Kernel, "__getitem__", lambda _, grid: lambda *values, **constants: None)
     launched[(7,)](VALUES, 3, FIRST=1, SECOND=2)
+    monkeypatch.undo()
+    launched[(7,)](VALUES, 3, FIRST=1, SECOND=2)
+    assert len(kernel.compiled) == 1
+
+
+def test_a_dry_call_asks_for_a_kernel_once_and_a_call_that_is_not_dry_compiles_it(
+    kernel, launched, monkeypatch
+):
+    asked = []
+
+    def order(grid):
+        return lambda *values, **constants: asked.append(grid)
+
+    monkeypatch.setattr(Kernel, "__getitem__", lambda _, grid: order(grid))
+    with dry_calls():
+        for _ in range(3):
+            launched[(7,)](VALUES, 3, FIRST=1, SECOND=2)
+    assert asked == [(7,)]
     monkeypatch.undo()
     launched[(7,)](VALUES, 3, FIRST=1, SECOND=2)
     assert len(kernel.compiled) == 1

@@ -2,7 +2,6 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import chain
 from threading import Event, Thread
 from types import SimpleNamespace
 
@@ -15,8 +14,10 @@ from outvote.engine import warm_up
 from outvote.engine.federation import make_federation
 from outvote.engine.run_stack import Run
 from outvote.engine.simulation import make_run_stack
+from outvote.kernels.compile_once import compile_once, dry_calls, is_dry
 from outvote.precision import _get_precision, exact_products, fast_products
 from outvote.seeding import RandomStream
+from outvote.training import stacked_trainer
 from outvote.training.batches import draw_batches
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.samples import ByteImages
@@ -48,13 +49,25 @@ def stack(device):
     )
 
 
-def test_every_rule_and_attack_is_called_once_and_works(stack, monkeypatch):
+def test_every_rule_and_attack_is_called_and_works(stack, monkeypatch):
     monkeypatch.setattr(warm_up, "NUM_COORDINATES", 4096)
-    chains = warm_up.small_calls(stack, 100_003)
-    assert len(chains) == len(RULES) + 1  # A thread for each rule, and one for the attacks.
-    assert sum(map(len, chains)) == 3 * len(RULES) + len(ATTACKS)
-    for call in chain.from_iterable(chains):
+    calls = warm_up.small_calls(stack, 100_003)
+    assert len(calls) == 3 * len(RULES) + len(ATTACKS) + 1  # And what all rules share.
+    for call in calls:
         call()
+
+
+def test_runs_that_share_a_rule_or_an_attack_are_called_together(stack, monkeypatch):
+    shapes = {}
+    monkeypatch.setattr(warm_up, "_look", lambda shape, _: shapes.setdefault("look", shape))
+    monkeypatch.setattr(warm_up, "_attack", lambda part, shape, _: shapes.update({part: shape}))
+    monkeypatch.setattr(warm_up, "_aggregate", lambda part, shape, *_: shapes.update({part: shape}))
+    same = replace(stack, runs=(stack.runs[0], *stack.runs[:2]))
+    for call in warm_up.small_calls(same, 1000):
+        call()
+    first, other = stack.runs[:2]
+    found = [shapes[part][0] for part in ("look", first.rule, other.rule, other.attack)]
+    assert found == [2, 2, 1, 1]
 
 
 def _trainer(name, shape, device, precision="float32"):
@@ -62,58 +75,71 @@ def _trainer(name, shape, device, precision="float32"):
     images = random.integers(0, 256, (16, *shape), dtype=np.uint8)
     mean_std = {"mean": [0.5] * shape[2], "std": [0.3] * shape[2]}
     samples = ByteImages(images, random.integers(0, 4, 16), **mean_std, device=device)
-    module = ov.make_model(name, num_classes=4, input_shape=shape)
+    module = ov.make_model(name, num_classes=4, input_shape=shape, seed=0)
     return StackedTrainer(module, samples, precision)
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "num_seen"),
-    [
-        ("mlp", (6, 6, 1), 2),
-        ("alexnet", (32, 32, 3), 6),
-        ("squeezenet", (32, 32, 3), 26),
-        ("resnet18", (64, 64, 3), 21),
-    ],
-)
-def test_layers_are_seen_with_their_shapes_and_nothing_is_computed(name, shape, num_seen, device):
-    trainer = _trainer(name, shape, device)
-    seen = trainer.model.seen_layers(shape)
-    assert len(seen) == num_seen
-    assert seen[0][1] == (1, 1, *shape) or name == "mlp"
-    kinds = {trainer.model.kernels_of(layer, size) for layer, size in seen}
-    assert 2 <= len(kinds) <= 20
-    assert len(trainer.small_calls()) == len(kinds)
+def _tasks(number=3, size=5):
+    training = LocalSGD(learning_rate=0.1, batch_size=size)
+    drawn = [draw_batches(torch.arange(16), training, RandomStream((k,))) for k in range(number)]
+    return [ClientTask(0, batches) for batches in drawn], training
+
+
+def _start(name, shape, device):
+    module = ov.make_model(name, num_classes=4, input_shape=shape, seed=0)
+    weights = torch.nn.utils.parameters_to_vector(module.parameters()).detach()[None]
+    buffers = [values.double().flatten() for values in module.buffers()] or [torch.empty(0)]
+    return weights.to(device), torch.cat(buffers).double().to(device)[None]
 
 
 @pytest.mark.parametrize(
     ("name", "shape"), [("mlp", (6, 6, 1)), ("small-cnn", (28, 28, 1)), ("resnet18", (32, 32, 3))]
 )
-def test_small_calls_of_layers_work(name, shape, device):
-    for call in _trainer(name, shape, device).small_calls():
-        call()
+def test_calls_of_training_work_and_change_nothing(name, shape, device):
+    tasks, training = _tasks()
+    found = []
+    for is_tried in (False, True):
+        trainer = _trainer(name, shape, device)
+        for call in trainer.trial_calls(tasks, training, trainer.samples) if is_tried else ():
+            call()
+        start = _start(name, shape, device)
+        found.append(trainer.train(*start, tasks, training, 0.1))
+        accuracy = trainer.evaluate(*start, trainer.samples)[0].accuracy
+        found.append(torch.tensor(accuracy))
+    assert torch.equal(found[0].gradients, found[2].gradients)
+    assert torch.equal(found[0].buffers, found[2].buffers)
+    assert torch.equal(found[1], found[3])
+
+
+def test_calls_of_training_have_steps_of_all_widths():
+    widths = stacked_trainer._of_all_widths(_tasks(number=1, size=5)[0][0].batches)
+    assert widths.sizes == [5, 5, 1]
+    assert widths.index.shape == (3, 5)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", ["alexnet", "squeezenet", "resnet18"])
-def test_after_the_small_calls_a_step_compiles_little(name, monkeypatch, tmp_path):
+def test_after_dry_calls_a_step_compiles_nothing(name, monkeypatch):
     from triton import knobs
 
-    trainer = _trainer(name, (32, 32, 3), torch.device("cuda"), "bfloat16")
-    for call in trainer.small_calls():
-        call()
+    shape, device = (32, 32, 3), torch.device("cuda")
+    trainer = _trainer(name, shape, device, "bfloat16")
+    tasks, training = _tasks(size=8)
+    shared = compile_once()
+    shared.open()
+    with dry_calls():
+        for call in trainer.trial_calls(tasks, training, trainer.samples):
+            call()
+    shared.close()
     compiled = []
-    monkeypatch.setattr(knobs.compilation, "listener", lambda **more: compiled.append(more["src"]))
-    training = LocalSGD(learning_rate=0.1, batch_size=8)
-    tasks = [
-        ClientTask(0, draw_batches(torch.arange(16), training, RandomStream((k,))))
-        for k in range(3)
-    ]
-    module = ov.make_model(name, num_classes=4, input_shape=(32, 32, 3))
-    weights = torch.nn.utils.parameters_to_vector(module.parameters()).detach().cuda()[None]
-    buffers = [values.double().flatten() for values in module.buffers()] or [torch.empty(0)]
-    trainer.train(weights, torch.cat(buffers).double().cuda()[None], tasks, training, 0.1)
-    # The step of SGD, the cut of the samples, what is added in branches, and pooling.
-    assert len(compiled) <= 10, [source.name for source in compiled]
+
+    def listen(*, src, cache_hit, **_):
+        if not cache_hit:
+            compiled.append(src.name)
+
+    monkeypatch.setattr(knobs.compilation, "listener", listen)
+    trainer.train(*_start(name, shape, device), tasks, training, 0.1)
+    assert not compiled
 
 
 def test_rules_of_users_are_not_called(stack):
@@ -128,23 +154,23 @@ def test_rules_of_users_are_not_called(stack):
         replace(run, rule=rule)
         for run, rule in zip(stack.runs, (Mine(), ov.GAS(Mine())), strict=False)
     ]
-    chains = warm_up.small_calls(replace(stack, runs=tuple(runs)), 1000)
-    assert [len(each) for each in chains] == [2]  # The two attacks.
+    calls = warm_up.small_calls(replace(stack, runs=tuple(runs)), 1000)
+    assert len(calls) == 3  # The two attacks, and what all rules share.
 
 
 def test_addresses_are_aligned_as_those_of_the_model(stack, monkeypatch):
     shapes = []
 
-    def note(rule, shape, stack, apart):
+    def note(shape, stack):
         shapes.append(shape)
 
-    monkeypatch.setattr(warm_up, "_aggregate", note)
+    monkeypatch.setattr(warm_up, "_look", note)
     for dim in (2_472_266, 1_000_000, 50):
-        warm_up.small_calls(stack, dim)[0][0]()
+        warm_up.small_calls(stack, dim)[0]()
     assert shapes[0][-1] % 16 == 2_472_266 % 16
     assert shapes[0][-1] < 200_000
     assert shapes[1][-1] % 16 == 0
-    assert shapes[2] == (1, 7, 50)
+    assert shapes[2] == (2, 7, 50)
 
 
 def test_a_cpu_has_nothing_to_compile(stack):
@@ -153,15 +179,40 @@ def test_a_cpu_has_nothing_to_compile(stack):
     assert warm_up.warm_up(stack, 1000) is None
 
 
-def test_a_kernel_that_threads_share_is_compiled_once(monkeypatch):
-    done = []
-    monkeypatch.setattr(warm_up, "compile_once", lambda: done.append("hooks"))
-    monkeypatch.setattr(warm_up, "small_calls", lambda *_: [[lambda: done.append("call")]] * 2)
+@pytest.mark.parametrize("has_hooks", [True, False])
+def test_training_is_called_dry_before_threads_call_rules(has_hooks, monkeypatch):
+    done, is_closed = [], Event()
+    shared = SimpleNamespace(open=lambda: done.append("open"), close=is_closed.set, num_ordered=0)
+    monkeypatch.setattr(warm_up, "compile_once", lambda: shared if has_hooks else None)
+    monkeypatch.setattr(warm_up, "training_calls", lambda _: [lambda: done.append(is_dry())])
+    monkeypatch.setattr(warm_up, "small_calls", lambda *_: [lambda: done.append(is_dry())] * 2)
     stack = SimpleNamespace(device=torch.device("cuda"), runs=(None, None), trainer=None)
     threads = warm_up.warm_up(stack, 1000)
     assert threads is not None
     threads.shutdown(wait=True)
-    assert done == ["hooks", "call", "call"]
+    assert done == (["open", True] if has_hooks else []) + [False, False]
+    assert is_closed.wait(10) or not has_hooks
+
+
+@pytest.mark.parametrize("num_missed", [0, 1])
+def test_no_more_calls_are_dry_if_the_first_misses_no_kernel(num_missed, monkeypatch):
+    shared, done = SimpleNamespace(num_ordered=5), []
+
+    def first():
+        done.append("first")
+        shared.num_ordered += num_missed
+
+    calls = [first, lambda: 1 / 0, lambda: done.append("last")]
+    monkeypatch.setattr(warm_up, "training_calls", lambda _: calls)
+    warm_up._order_training(None, shared)
+    assert done == ["first", "last"][: 1 + num_missed]
+
+
+def test_training_is_tried_with_the_largest_clients(stack, monkeypatch):
+    monkeypatch.setattr(stack.trainer, "trial_calls", lambda *given: given, raising=False)
+    tasks, training, samples = warm_up.training_calls(stack)
+    assert [task.batches.num_samples for task in tasks] == [5 * training.num_epochs] * 4
+    assert samples is stack.test
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -15,6 +15,7 @@ from torch import nn
 import outvote as ov
 from outvote import threads
 from outvote.errors import OutvoteWarning
+from outvote.forked import IS_POSSIBLE
 from outvote.seeding import RandomStream
 from outvote.training import sequential
 from outvote.training.batches import draw_batches
@@ -23,7 +24,7 @@ from outvote.training.objective import Objective
 from outvote.training.samples import ArraySamples, ByteImages
 from outvote.training.sequential import SequentialTrainer
 from outvote.training.trainer import ClientTask
-from outvote.training.workers import IS_POSSIBLE, Workers, WorkersEnded
+from outvote.training.workers import Workers, WorkersEnded
 
 CPU = torch.device("cpu")
 NUM_CORES = len(os.sched_getaffinity(0)) if IS_POSSIBLE else 0

@@ -14,6 +14,7 @@ from outvote.engine.round import run_round
 from outvote.engine.run_stack import Run, RunStack, State
 from outvote.engine.warm_up import warm_up
 from outvote.errors import OutvoteWarning, plural
+from outvote.kernels.compile_once import begin_loading
 from outvote.metrics.round_record import Record
 from outvote.server.buffers import BufferKinds
 from outvote.server.step import Server
@@ -62,6 +63,8 @@ def make_run_stack(  # noqa: PLR0913  (all of what a stack is made of)
     """
     check_batch_size(module, training)
     device = train.device
+    if device.type == "cuda":
+        begin_loading()
     objective = Objective.of(train.targets, loss, has_classes=num_classes is not None)
     chosen = choose_trainer(module, train, objective, optimizer, precision, trainer)
     sizes = [parameter.numel() for parameter in module.parameters()]

@@ -1,34 +1,44 @@
 """Kernels of layers, rules and attacks compiled side by side, before clients train.
 
 A GPU's kernels are compiled when they are first used, one after the other, which would be most of
-the first round of a sweep. Here every rule and attack of a stack is called on a small matrix, and
-every layer on a few samples, in threads: compilers leave Python's lock to others. A kernel that
-several of them need, or the round itself, is compiled by one.
+the first round of a sweep. Here training and evaluation are called dry: no kernel is launched, all
+are compiled at the same time. What rules and attacks do next depends on what they find, so each is
+called on a small matrix, in a thread of its own, which waits for its kernels. A kernel that several
+of them need, or the round itself, is compiled once.
 """
 
+from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
+from threading import Thread
 
 import torch
 
 from outvote.attacks.attack import Attack
 from outvote.attacks.run_attack import run_attack
+from outvote.engine.local_updates import batches_of
 from outvote.engine.run_stack import RunStack
-from outvote.kernels.compile_once import compile_once
-from outvote.rules.aggregate import aggregate
+from outvote.kernels.compile_once import CompileOnce, compile_once, dry_calls
+from outvote.rules.aggregate import aggregate, row_facts
 from outvote.rules.rule import Rule
 from outvote.training.gpu_memory import add_background
+from outvote.training.trainer import ClientTask
 
 # As many coordinates as choose the kernels of large models; the real matrices may fill the memory.
 NUM_COORDINATES = 1 << 17
 ALIGNED = 16
-MOST_THREADS = 32
-# By how much of their length two clients differ: at random, not at all, hardly.
+MOST_THREADS = 64
+# As many clients train at once where memory is measured.
+FEW_CLIENTS = 4
+# By how much of their length two clients differ: at random, not at all, hardly. There are other
+# kernels for colluding clients, who send copies, and for clients so close that their distances are
+# computed again.
 APART = (None, 0.0, 1e-6)
 
 Call = Callable[[], object]
+Shape = tuple[int, int, int]
 
 
 def warm_up(stack: RunStack, dim: int) -> ThreadPoolExecutor | None:
@@ -37,36 +47,59 @@ def warm_up(stack: RunStack, dim: int) -> ThreadPoolExecutor | None:
     is_exact = getattr(stack.trainer, "precision", "float32") != "tf32"
     if stack.device.type != "cuda" or len(stack.runs) < 2 or not is_exact:
         return None
-    chains = small_calls(stack, dim)
-    if not chains:
-        return None
-    compile_once()
-    threads = ThreadPoolExecutor(min(len(chains), MOST_THREADS), thread_name_prefix="warm-up")
-    for chain in chains:
-        threads.submit(_quietly, chain)
+    calls, shared = small_calls(stack, dim), compile_once()
+    threads = ThreadPoolExecutor(min(len(calls), MOST_THREADS), thread_name_prefix="warm-up")
+    if shared is not None:
+        shared.open()
+        _order_training(stack, shared)
+    begun = [threads.submit(_quietly, call) for call in calls]
+    if shared is not None:
+        Thread(target=_close_after, args=(begun, shared), daemon=True).start()
     threads.shutdown(wait=False)
     add_background(threads)
     return threads
 
 
-def small_calls(stack: RunStack, dim: int) -> list[list[Call]]:
-    """Return calls for every kind of layer, and every rule of the stack and its attacks, in chains.
+def _order_training(stack: RunStack, shared: CompileOnce) -> None:
+    num_before = shared.num_ordered
+    with dry_calls():
+        for call in training_calls(stack):
+            _quietly(call)
+            if shared.num_ordered == num_before:  # The cache is full, the others would miss none.
+                return
 
-    The calls of a chain share most kernels, and are made one after the other.
-    """
+
+def _close_after(begun: list[Future[None]], shared: CompileOnce) -> None:
+    wait(begun)
+    shared.close()
+
+
+def training_calls(stack: RunStack) -> list[Call]:
+    """Return calls that use all kernels of training and evaluation."""
+    make: Callable[..., list[Call]] = getattr(stack.trainer, "trial_calls", lambda *_: [])
+    run, training = stack.runs[0], stack.training
+    largest = sorted(run.federation.parts, key=len, reverse=True)[:FEW_CLIENTS]
+    drawn = [batches_of(stack, part, run.stream("warm-up"), training) for part in largest]
+    tasks = [ClientTask(0, batches) for batches in drawn if batches.num_steps]
+    return make(tasks, training, stack.test) if tasks else []
+
+
+def small_calls(stack: RunStack, dim: int) -> list[Call]:
+    """Return calls for every rule of the stack, every attack, and what all rules share."""
     # Kernels for aligned and for other addresses are two.
     small = min(dim, NUM_COORDINATES + dim % ALIGNED)
-    shape = (1, stack.runs[0].num_sampled, small)
-    layers: list[Call] = getattr(stack.trainer, "small_calls", list)()
-    chains = [[call] for call in layers]
-    for rule in dict.fromkeys(run.rule for run in stack.runs if _is_ours(run.rule)):
-        # There are other kernels for colluding clients, who send copies, and for clients so close
-        # that their distances are computed again.
-        chains.append([partial(_aggregate, rule, shape, stack, apart) for apart in APART])
-    attacks = dict.fromkeys(run.attack for run in stack.runs if _is_ours(run.attack))
-    if attacks:
-        chains.append([partial(_attack, attack, shape, stack) for attack in attacks])
-    return chains
+    num_sampled = stack.runs[0].num_sampled
+
+    def shape(num_runs: int) -> Shape:  # Kernels for one run are others.
+        return min(num_runs, 2), num_sampled, small
+
+    calls: list[Call] = [partial(_look, shape(len(stack.runs)), stack)]
+    for attack, number in Counter(run.attack for run in stack.runs if _is_ours(run.attack)).items():
+        is_alone = attack.has_state or attack.needs_rule()
+        calls.append(partial(_attack, attack, shape(1 if is_alone else number), stack))
+    for rule, number in Counter(run.rule for run in stack.runs if _is_ours(run.rule)).items():
+        calls += [partial(_aggregate, rule, shape(number), stack, apart) for apart in APART]
+    return calls
 
 
 def _is_ours(part: object) -> bool:
@@ -76,37 +109,39 @@ def _is_ours(part: object) -> bool:
     return is_ours and (not isinstance(inner, Rule) or _is_ours(inner))
 
 
-def _aggregate(
-    rule: Rule, shape: tuple[int, int, int], stack: RunStack, apart: float | None
-) -> None:
+def _look(shape: Shape, stack: RunStack) -> None:
+    row_facts(_rows(shape, stack))
+
+
+def _aggregate(rule: Rule, shape: Shape, stack: RunStack, apart: float | None) -> None:
     """Call a rule; two clients may differ by a small part of their length alone."""
     num_byzantine = max(0, min(1, rule.max_byzantine(shape[1])))
     rows = _rows(shape, stack)
     if apart is not None:
         rows[:, 1:2] = rows[:, :1] * (1 + apart)
-    aggregate(rule, rows, num_byzantine=[num_byzantine], seeds=[0], round=1)
+    numbers = range(shape[0])
+    aggregate(rule, rows, num_byzantine=[num_byzantine for _ in numbers], seeds=numbers, round=1)
 
 
-def _attack(attack: Attack, shape: tuple[int, int, int], stack: RunStack) -> None:
+def _attack(attack: Attack, shape: Shape, stack: RunStack) -> None:
     is_byzantine = torch.zeros(shape[:2], dtype=torch.bool)
     is_byzantine[:, :1] = True
     run_attack(
         attack,
         _rows(shape, stack),
         is_byzantine.to(stack.device),
-        seeds=[0],
+        seeds=range(shape[0]),
         defence=lambda rows, _: (rows.mean(dim=1), None),
         round=1,
     )
 
 
-def _rows(shape: tuple[int, int, int], stack: RunStack) -> torch.Tensor:
+def _rows(shape: Shape, stack: RunStack) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     return torch.randn(shape, generator=generator, dtype=stack.test.dtype).to(stack.device)
 
 
-def _quietly(chain: list[Call]) -> None:
-    for call in chain:
-        # What fails here fails in the round too, and is reported there.
-        with suppress(Exception):
-            call()
+def _quietly(call: Call) -> None:
+    # What fails here fails in the round too, and is reported there.
+    with suppress(Exception):
+        call()

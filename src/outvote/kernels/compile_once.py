@@ -1,54 +1,167 @@
-"""Kernels that several threads ask for at the same time, compiled by the first of them."""
+"""Kernels that are compiled once, whoever asks for them: threads, processes, or a call made dry.
 
-from threading import Event, Lock, Thread, current_thread
+Triton compiles a kernel when it is first launched, in the thread that launches it. While a
+`CompileOnce` is open, that thread has it compiled by `Compilers` instead, waits, and reads it from
+the disk. In a dry call, it does not wait and launches nothing: it finds out in milliseconds which
+kernels are needed, and all of them are compiled at the same time.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
+from functools import cache
+from threading import Lock, Thread, local
 from typing import Any
 
-# In seconds: how long a thread waits for another one, and how often it looks whether that is there.
-LONGEST_WAIT, SHORT_WAIT = 60.0, 0.25
+from torch.overrides import TorchFunctionMode
+
+from outvote.kernels.compilers import HERE, LONGEST_WAIT, Compilers, Order, for_target
+
+_EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+_THREAD = local()
 
 
 class CompileOnce:
-    """Lets threads wait for a kernel that another one compiles; then it is read from the disk.
-
-    Triton reports the beginning and the end, but no failure. A thread that begins another kernel,
-    or is over, is not waited for.
-    """
+    """Has kernels compiled that nobody has compiled before, while it is open."""
 
     def __init__(self) -> None:
         """Begin with no kernel."""
         self._lock = Lock()
-        self._compiling: dict[tuple[str, str, str], tuple[Thread, Event]] = {}
+        self._num_open = 0
+        self._compilers: Compilers | None = None
+        self._ordered: dict[tuple[str, str, str], Future[None]] = {}
 
-    def before(self, *, key: str, fn: Any, **_: object) -> None:
-        """Wait if a thread compiles this kernel, or become that thread."""
-        kernel, own = (fn.module, fn.name, key), current_thread()
+    @property
+    def num_ordered(self) -> int:
+        """How many kernels were missed until now."""
+        return len(self._ordered)
+
+    def open(self) -> None:
+        """From now on, let others compile; processes are forked when the first kernel is missed."""
+        begin_loading().join()
         with self._lock:
-            failed = [each for each, (thread, _) in self._compiling.items() if thread is own]
-            for each in failed:
-                self._compiling.pop(each)[1].set()
-            thread, is_done = self._compiling.setdefault(kernel, (own, Event()))
-        waited = 0.0
-        while thread is not own and waited < LONGEST_WAIT and thread.is_alive():
-            if is_done.wait(SHORT_WAIT):
-                break
-            waited += SHORT_WAIT
+            self._num_open += 1
 
-    def after(self, *, key: str, fn: Any, **_: object) -> None:
-        """Wake the threads that wait for this kernel."""
+    def close(self) -> None:
+        """Wait for all orders; from now on, who launches a kernel compiles it."""
         with self._lock:
-            found = self._compiling.pop((fn.module, fn.name, key), None)
-        if found is not None:
-            found[1].set()
+            self._num_open -= 1
+            if self._num_open:
+                return
+            compilers, self._compilers = self._compilers, None
+        if compilers is not None:
+            compilers.close()
+
+    def before(self, *, key: str, fn: Any, compile: dict[str, Any], **_: object) -> bool:  # noqa: A002
+        """Before Triton compiles a kernel: have it compiled. True: Triton shall go on without."""
+        if getattr(HERE, "is_compiler", False):
+            return False
+        with suppress(Exception):  # Of a Triton that is other than expected: it compiles itself.
+            found = self._order((fn.module, fn.name, key), fn.jit_function, compile)
+            if found is not None and not is_dry():
+                wait([found], LONGEST_WAIT)
+        return is_dry()
+
+    def _order(
+        self, name: tuple[str, str, str], kernel: Any, given: dict[str, Any]
+    ) -> Future[None] | None:
+        with self._lock:
+            if name in self._ordered or not self._num_open:
+                return self._ordered.get(name)
+            if _is_on_disk(kernel, given):
+                return None
+            if self._compilers is None:
+                self._compilers = Compilers(_for_gpu(kernel, given["device"]))
+            data, signature = given["specialization_data"], given["signature"]
+            order = Order(*name[:2], data, signature, given["constants"])
+            self._ordered[name] = self._compilers.order(order, is_urgent=not is_dry())
+            return self._ordered[name]
 
 
-def compile_once() -> None:
-    """Let Triton compile a kernel once, whatever threads ask for it, unless it has other hooks."""
+def is_dry() -> bool:
+    """Return whether this thread makes dry calls."""
+    return getattr(_THREAD, "is_dry", False)
+
+
+@contextmanager
+def dry_calls() -> Iterator[None]:
+    """Launch no kernel that was not compiled before, and have it compiled.
+
+    What no kernel has written is 0: it may be an index. Backward passes must not be left to threads
+    of their own.
+    """
+    _THREAD.is_dry = True
+    try:
+        with _Zeros():
+            yield
+    finally:
+        _THREAD.is_dry = False
+
+
+class _Zeros(TorchFunctionMode):
+    """Fills new tensors with zeros."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        return found.zero_() if getattr(func, "__name__", "") in _EMPTY else found
+
+
+@cache
+def compile_once() -> CompileOnce | None:
+    """Return what lets Triton compile a kernel once; None: it has other hooks, or none at all."""
     try:
         from triton import knobs
     except ImportError:  # There is no Triton, or it is older than 3.4 and has no such hooks.
-        return
-    runtime = knobs.runtime
-    if runtime.jit_cache_hook is None and runtime.jit_post_compile_hook is None:
-        shared = CompileOnce()
-        runtime.jit_cache_hook = shared.before
-        runtime.jit_post_compile_hook = shared.after
+        return None
+    if knobs.runtime.jit_cache_hook is not None:
+        return None
+    shared = CompileOnce()
+    knobs.runtime.jit_cache_hook = shared.before
+    return shared
+
+
+@cache
+def begin_loading() -> Thread:
+    """Start what Triton does before its first kernel, in a thread.
+
+    It reads all of its 400 MB, for the names in its cache, and compiles its driver.
+    """
+    thread = Thread(target=_load, daemon=True)
+    thread.start()
+    return thread
+
+
+def _load() -> None:
+    with suppress(Exception):  # It is loaded with the first kernel then.
+        from triton.runtime.cache import triton_key
+        from triton.runtime.driver import driver
+
+        triton_key()
+        driver.active.get_current_target()
+
+
+def _for_gpu(kernel: Any, device: int) -> Any:
+    from triton.runtime.driver import driver
+
+    target = kernel.device_caches[device][2]
+    return for_target(target, device, driver.active.launcher_cls)
+
+
+def _is_on_disk(kernel: Any, given: dict[str, Any]) -> bool:
+    """Return whether Triton would find a kernel in its cache; also where that cannot be known."""
+    try:
+        from triton._C.libtriton import get_cache_invalidating_env_vars
+        from triton.compiler import ASTSource
+        from triton.runtime.cache import get_cache_key, get_cache_manager
+    except ImportError:  # Triton has them elsewhere.
+        return True
+    backend = kernel.device_caches[given["device"]][3]
+    options = json.loads(given["specialization_data"])["options"]
+    options = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
+    source = ASTSource(kernel, given["signature"], given["constants"], given["configs"][0])
+    variables = get_cache_invalidating_env_vars()
+    key = get_cache_key(source, backend, backend.parse_options(options), env_vars=variables)
+    folder = get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
+    return folder.get_file(f"{kernel.__name__[:150]}.json") is not None

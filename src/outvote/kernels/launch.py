@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from outvote.kernels import IS_INTERPRETED
+from outvote.kernels.compile_once import is_dry
 
 # Before this version, what was compiled is started without its constants.
 FIRST_VERSION = (3, 3)
@@ -36,6 +37,7 @@ class Launched:
         self.num_parameters = len(inspect.signature(kernel.fn).parameters)
         self.device = device
         self._known: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+        self._ordered: set[tuple[Any, ...]] = set()
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         """Return what starts the kernel on a grid of programs."""
@@ -44,7 +46,8 @@ class Launched:
             kind = (self.device(), *constants, *constants.values(), *kinds_of(values))
             known = self._known.get(kind)
             if known is None:
-                self._start_new(kind, grid, values, constants)
+                if kind not in self._ordered or not is_dry():
+                    self._start_new(kind, grid, values, constants)
                 return
             kernel, rest = known
             kernel[(*grid, 1, 1)[:3]](*values, *rest)
@@ -66,7 +69,9 @@ class Launched:
         compiled = self.kernel[grid](*values, **constants)
         if len(self._known) >= MOST_KINDS:
             self._known.clear()
-        if compiled is not None:  # A hook of Triton may keep it from compiling.
+        if compiled is None:  # A hook of Triton keeps it from compiling, as in a dry call.
+            self._ordered.add(kind)
+        else:
             self._known[kind] = compiled, tuple(constants[name] for name in self.constants)
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from outvote import forked
 from outvote.errors import OutvoteWarning
 from outvote.precision import products_in
 from outvote.threads import mapped, may_share
@@ -36,7 +37,7 @@ from outvote.training.objective import Objective, Score
 from outvote.training.samples import ArraySamples, ByteImages, Samples
 from outvote.training.strata import Strata
 from outvote.training.trainer import ClientTask, LocalUpdates, count_samples, mapped_labels
-from outvote.training.workers import IS_POSSIBLE, MOST_BYTES, Sizes, Workers, WorkersEnded
+from outvote.training.workers import MOST_BYTES, Sizes, Workers, WorkersEnded
 
 EVALUATED_AT_ONCE = 512
 NUM_TRIALS = 5
@@ -409,7 +410,7 @@ class SequentialTrainer:
         has threads for it after the first backward pass, and does not work in a forked process.
         """
         return (
-            IS_POSSIBLE
+            forked.IS_POSSIBLE
             and not torch.cuda.is_available()
             and len(tasks) > 1
             and sizes.num_bytes <= MOST_BYTES

@@ -29,8 +29,6 @@ Layer = Callable[..., Tensor]
 """Takes the `Pass` and the samples."""
 # Packed parameters start at multiples of it: fast products need aligned addresses.
 ALIGNED = 64
-# Triton compiles kernels for sizes that are multiples of it, and for others.
-ALIGNED_SIZE = 16
 
 
 @dataclass(slots=True)
@@ -46,14 +44,7 @@ class Pass:
     is_training: bool = False
     scales: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     """In evaluation, scale and shift of each batch normalisation, by its first buffer."""
-    seen: list[tuple[Layer, torch.Size]] | None = None
-    """Where layers that kernels compute note themselves and the shape of their samples."""
     anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
-
-    def see(self, layer: Layer, images: Tensor) -> None:
-        """Note a layer, where that is wanted."""
-        if self.seen is not None:
-            self.seen.append((layer, images.shape))
 
     def is_fused(self, images: Tensor) -> bool:
         """Return whether kernels compute layers together; they write gradients in place."""
@@ -192,28 +183,6 @@ class StackedModel:
         there is none.
         """
         return self._layer(Pass(parameters, buffers, gradients, is_there, is_training), images)
-
-    def seen_layers(self, shape: Sequence[int]) -> list[tuple[Layer, torch.Size]]:
-        """Return the layers that kernels compute, with the shapes of their samples.
-
-        `shape` is that of a sample. Nothing is computed.
-        """
-        with torch.device("meta"), torch.no_grad():
-            parameters = self.views(torch.empty(1, self.packed_dim))
-            vectors = torch.empty(1, self.num_buffers)
-            buffers = [slot.read(vectors) for slot in self.buffer_slots]
-            state = Pass(parameters, buffers, seen=[])
-            self._layer(state, torch.empty(1, 1, *shape))
-        return state.seen or []
-
-    def kernels_of(self, layer: Layer, shape: Sequence[int]) -> tuple[object, ...]:
-        """Return what layers have in common that are computed by the same kernels."""
-        product = layer if isinstance(layer, ProductLayer) else getattr(layer, "product", None)
-        sizes = [*shape[-1:], *(self.slots[product.weight].shape[:1] if product else ())]
-        rough = [(min((size - 1).bit_length(), 7), size % ALIGNED_SIZE == 0) for size in sizes]
-        window = None if product is None else product.window
-        has_relu, pool = getattr(layer, "has_relu", None), getattr(layer, "pool", None)
-        return type(layer), window, has_relu, pool is not None, *rough
 
     def evaluated(
         self, parameters: Sequence[Tensor], buffers: Sequence[Tensor] = ()
@@ -391,7 +360,6 @@ class ProductLayer:
 
     def __call__(self, state: Pass, images: Tensor) -> Tensor:
         """Multiply and add the bias."""
-        state.see(self, images)
         return self.multiply_rows(state, images, self.bias)
 
     def multiply(self, state: Pass, images: Tensor) -> Tensor:
@@ -471,7 +439,6 @@ class ReluLayer:
 
     def __call__(self, state: Pass, images: Tensor) -> Tensor:
         """Compute them together where kernels can."""
-        state.see(self, images)
         bias = self.product.bias
         assert bias is not None
         if not state.is_fused(images):
@@ -519,7 +486,6 @@ class NormLayer:
         pool: nn.MaxPool2d | None = None,
     ) -> Tensor:
         """Normalise by the moments of the batch, or in evaluation by the running ones."""
-        state.see(self, images)
         bias = None if self.product is None else self.product.bias
         own = None if bias is None else state.parameters[bias]
         pool = self.pool or pool

@@ -15,20 +15,20 @@ from outvote.errors import check_choice
 from outvote.fresh import on_device
 from outvote.precision import exact_products, fast_products
 from outvote.training.batches import Batches
-from outvote.training.gpu_memory import even_size, how_many_fit, in_chunks, wait_for_background
+from outvote.training.gpu_memory import even_size, how_many_fit, in_chunks
 from outvote.training.gradient_check import MOST_SAMPLES, check_gradients
 from outvote.training.local_sgd import LocalSGD, take_step
 from outvote.training.objective import Score
 from outvote.training.samples import Samples
-from outvote.training.stacked_model import Layer, Pass, StackedModel
+from outvote.training.stacked_model import StackedModel
 from outvote.training.step_graph import StepBatch, StepRunner
 from outvote.training.strata import Strata
 from outvote.training.trainer import ClientTask, LocalUpdates, count_samples, keep_idle
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
 FEW_SAMPLES = 32
-# Of a trial of a layer.
-FEW_TRIED = 8
+# Of a trial; kernels for one run are others.
+FEW_RUNS = 2
 # On a CPU, over all runs.
 EVALUATED_AT_ONCE = 1 << 16
 # The most values that are pooled at once: above, torch uses 64-bit indices, which are slower.
@@ -73,17 +73,12 @@ class StackedTrainer:
     ) -> LocalUpdates:
         """Train one model per task, from ``weights [runs, dim]``, as many at once as fit."""
         device = weights.device
-        found = LocalUpdates(
-            gradients=weights.new_empty(len(tasks), weights.shape[1]),
-            losses=torch.zeros(len(tasks), dtype=torch.float64, device=device),
-            buffers=buffers.new_empty(len(tasks), buffers.shape[1]),
-            num_samples=count_samples(tasks),
-        )
+        found = _results(weights, buffers, tasks)
         trained = keep_idle(buffers, tasks, found.gradients, found.buffers)
         # Tasks with most steps first: the models that still train are then a prefix.
         order = sorted(trained, key=lambda k: -tasks[k].batches.num_steps)
         packed = self.model.pack(weights)
-        narrow = packed.bfloat16() if self.precision == "bfloat16" else None
+        narrow = self._narrow(packed)
 
         def work(some: Sequence[ClientTask], numbers: list[int], rate: float) -> None:
             plan = _Plan(some, numbers, device)
@@ -93,7 +88,6 @@ class StackedTrainer:
         # With half of the results, far more models may fit.
         is_new = self._num_models is None or 2 * len(tasks) <= self._num_tasks
         if order and is_new and device.type == "cuda":
-            wait_for_background()
             if not self._is_checked:
                 self._check_gradients(weights, buffers, packed, narrow, tasks[order[0]])
             self._num_tasks = len(tasks)
@@ -199,22 +193,56 @@ class StackedTrainer:
         )
         self._is_checked = True
 
-    def small_calls(self) -> list[Callable[[], None]]:
-        """Return calls that compile the kernels of the layers, each call those of one kind."""
-        device, dtype = self.samples.device, self.samples.dtype
-        dtype = torch.bfloat16 if self.precision == "bfloat16" else dtype
-        one = self.samples.batch(torch.zeros(1, dtype=torch.int64, device=device))
-        packed = torch.zeros(2, self.model.packed_dim, dtype=dtype, device=device)
-        parameters, gradients = self.model.views(packed), self.model.views(packed.clone())
-        buffers = self._read_buffers(torch.ones(2, self.model.num_buffers, device=device))
-        kinds: dict[tuple[object, ...], Callable[[], None]] = {}
-        for layer, shape in self.model.seen_layers(one.shape[1:]):
-            images = torch.zeros(2, FEW_TRIED, *shape[2:], dtype=dtype, device=device)
-            call = partial(
-                _try_layer, layer, images, Pass(parameters, buffers, gradients), not kinds
-            )
-            kinds.setdefault(self.model.kernels_of(layer, shape), call)
-        return list(kinds.values())
+    def trial_calls(
+        self, tasks: Sequence[ClientTask], training: LocalSGD, samples: Samples
+    ) -> list[Callable[[], None]]:
+        """Return calls that launch all kernels of some tasks, and of an evaluation on samples.
+
+        They leave nothing behind, and can be made where kernels are not launched.
+        """
+        if self._num_models is not None:  # It has trained before.
+            return []
+        few = [replace(task, batches=_of_all_widths(task.batches)) for task in tasks]
+        first = few[0].batches
+        size = min(first.sizes[0], MOST_SAMPLES)
+        checked = replace(few[0], batches=Batches(first.index[:1, :size], [size]))
+        several = sorted(few, key=lambda task: -task.batches.num_steps)
+        plans = ([checked], few[:1], several)
+        return [
+            *(partial(self._try_training, plan, training) for plan in plans),
+            partial(self._try_evaluation, samples),
+        ]
+
+    def _try_training(self, tasks: list[ClientTask], training: LocalSGD) -> None:
+        weights, buffers = self._blank_models()
+        tasks = [replace(task, run=k % len(weights)) for k, task in enumerate(tasks)]
+        found = _results(weights, buffers, tasks)
+        packed = self.model.pack(weights)
+        plan = _Plan(tasks, range(len(tasks)), weights.device)
+        stack = WeightStack(self.model, packed, self._narrow(packed), plan.runs)
+        # Kernels of a backward pass in a thread of its own would be launched.
+        with torch.autograd.set_multithreading_enabled(False):
+            self._train(stack, weights, buffers, plan, training, 0.0, found)
+
+    def _try_evaluation(self, samples: Samples) -> None:
+        weights, buffers = self._blank_models()
+        index = torch.arange(min(FEW_SAMPLES, len(samples)), device=samples.device)
+        packed = self.model.pack(weights)
+        narrow = self._narrow(packed)
+        packed = packed if narrow is None else narrow
+        images = samples.batch(index).to(packed.dtype)
+        with torch.no_grad():
+            logits_of = self.model.evaluated(self.model.views(packed), self._read_buffers(buffers))
+            logits_of(images.expand(len(weights), *images.shape))
+
+    def _blank_models(self) -> tuple[Tensor, Tensor]:
+        sizes, like = (self.model.num_parameters, self.model.num_buffers), self.samples
+        weights = torch.zeros(FEW_RUNS, sizes[0], dtype=like.dtype, device=like.device)
+        buffers = torch.ones(FEW_RUNS, sizes[1], dtype=torch.float64, device=like.device)
+        return weights, buffers
+
+    def _narrow(self, packed: Tensor) -> Tensor | None:
+        return packed.bfloat16() if self.precision == "bfloat16" else None
 
     def evaluate(
         self, weights: Tensor, buffers: Tensor, samples: Samples, strata: Strata | None = None
@@ -316,15 +344,26 @@ def _how_many(
     )
 
 
-def _try_layer(layer: Layer, images: Tensor, given: Pass, is_first: bool) -> None:
-    """Run a layer forward and backward, and in evaluation, where models share the first images."""
-    # A backward pass in a thread of its own would compile one layer after the other.
-    with torch.autograd.set_multithreading_enabled(False), torch.enable_grad():
-        state = replace(given, is_training=True)
-        layer(state, images.requires_grad_(not is_first)).float().sum().backward()
-    with torch.no_grad():
-        shared = images[:1].expand_as(images) if is_first else images
-        layer(Pass(given.parameters, given.buffers), shared)
+def _results(weights: Tensor, buffers: Tensor, tasks: Sequence[ClientTask]) -> LocalUpdates:
+    """Return updates that are still to be written."""
+    return LocalUpdates(
+        gradients=weights.new_empty(len(tasks), weights.shape[1]),
+        losses=torch.zeros(len(tasks), dtype=torch.float64, device=weights.device),
+        buffers=buffers.new_empty(len(tasks), buffers.shape[1]),
+        num_samples=count_samples(tasks),
+    )
+
+
+def _of_all_widths(batches: Batches) -> Batches:
+    """Return the first two batches, and one of every other size."""
+    steps = dict.fromkeys((0, 1)) | dict.fromkeys(_first_of_each(batches.sizes))
+    kept = sorted(step for step in steps if step < batches.num_steps)
+    moves = None if batches.moves is None else batches.moves[kept]
+    return Batches(batches.index[kept], [batches.sizes[step] for step in kept], moves)
+
+
+def _first_of_each(sizes: list[int]) -> list[int]:
+    return [step for step, size in enumerate(sizes) if size not in sizes[:step]]
 
 
 def _num_at_once(

@@ -2,25 +2,19 @@
 
 A step of a small network is dozens of operations of some microseconds each, and two threads get no
 more of them done than one. A forked process has the network and the samples of its parent without a
-copy; weights go to it, and gradients come back, through memory that both map. Only Linux has them:
-elsewhere a process with threads cannot be forked safely.
+copy; weights go to it, and gradients come back, through memory that both map.
 """
 
 import ctypes
-import gc
 import mmap
 import os
-import signal
 import struct
-import sys
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from threading import Thread
 from typing import Any, final
 
@@ -28,12 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outvote.forked import end, fork, leave_to_parent
 from outvote.threads import free_cores, stay_on_one_core
 from outvote.training.batches import Batches
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.trainer import ClientTask, LocalUpdates, count_samples
 
-IS_POSSIBLE = sys.platform == "linux" and hasattr(os, "fork")
 MOST_BYTES = 256 << 20
 """More weights and gradients than this are not shared: such networks train in threads."""
 SECONDS_TO_START = 20.0
@@ -131,10 +125,7 @@ class Workers:
         theirs, results = os.pipe()
         orders, ours = os.pipe()
         cores = _cores_of(len(self._processes), self.num_workers)
-        with warnings.catch_warnings():
-            # Of other threads, which a child has not: it waits for none of them.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            process = os.fork()
+        process = fork()
         if process == 0:
             files = orders, results, waiting
             _live(self._memory, files, self._owner, cores, train_one, warm_up)
@@ -205,18 +196,10 @@ class Workers:
         for connection in self._connections:
             connection.close()
         for process in self._processes:
-            _end(process)
+            end(process)
         if self._waiting >= 0:
             os.close(self._waiting)
         self._connections, self._processes, self._waiting = [], [], -1
-
-
-def _end(process: int) -> None:
-    try:
-        os.kill(process, signal.SIGKILL)
-        os.waitpid(process, 0)
-    except (ProcessLookupError, ChildProcessError):  # It was waited for elsewhere.
-        return
 
 
 def _write(file: int, content: bytes) -> None:
@@ -257,12 +240,7 @@ def _live(
 ) -> None:
     """Be a worker until the parent ends; never return."""
     try:
-        # What was there before is the parent's: nothing of it is finalised here.
-        gc.freeze()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        _close_others(files)
+        leave_to_parent(files)
         _keep_memory()
         Thread(target=_end_with, args=(parent,), daemon=True).start()
         stay_on_one_core()
@@ -287,15 +265,6 @@ def _cores_of(number: int, num_workers: int) -> set[int]:
     """
     cores = sorted(os.sched_getaffinity(0))
     return {cores[number]} if len(cores) == num_workers else set(cores)
-
-
-def _close_others(files: tuple[int, ...]) -> None:
-    """Close what the parent has open, such as locks and sockets: they shall end with the parent."""
-    for path in list(Path("/proc/self/fd").iterdir()):
-        file = int(path.name)
-        if file > 2 and file not in files:
-            with suppress(OSError):  # The folder itself was open, too.
-                os.close(file)
 
 
 def _end_with(parent: int) -> None:
