@@ -45,11 +45,13 @@ READINGS: Mapping[str, Sequence[Source]] = {
         Source("table1-cifar10", "main"),
         Source("probes", "other-side", SIDED),
         Source("probes", "rules", UNSIDED, KRUM),
+        Source("probes", "mean", ATTACKS, KRUM),
     ],
     AGAINST: [
         Source("table1-cifar10", "main", UNSIDED),
         Source("table1-cifar10", "other-side", SIDED),
         Source("probes", "rules", ATTACKS, KRUM),
+        Source("probes", "mean", UNSIDED, KRUM),
     ],
 }
 """How the paper's table can be read; of two runs of a cell and seed, the first source's counts."""
@@ -246,13 +248,13 @@ def missing_table(folder: Path, suites: Sequence[str] = (ALL_CLIENTS, "table1-ci
             known = [set(cells.values((rule, attack), METRICS["best"])) for rule in part.rows]
             lost = tuple(seed for seed in seeds if any(seed not in own for own in known))
             if lost:
-                rounds = own_rounds.get(attack, _usual(own_rounds, _rounds_of(part)))
+                rounds = own_rounds.get(attack, _usual(own_rounds, rounds_of(part)))
                 lacking.setdefault((lost, rounds), []).append(attack)
         for (lost, rounds), attacks in lacking.items():
             words = ["outvote", "bench", name, "--part", source.part]
             words += [word for attack in attacks for word in ("--attack", attack)]
             words += ["--set", f"seed={list(lost)}"]
-            words += [] if rounds == _rounds_of(part) else ["--set", f"rounds={rounds}"]
+            words += [] if rounds == rounds_of(part) else ["--set", f"rounds={rounds}"]
             words += ["--precision", "bfloat16", "--device", "cuda"]
             num = len(part.rows) * len(attacks) * len(lost)
             listed = ", ".join(map(str, lost))
@@ -299,7 +301,7 @@ def _usual(own_rounds: Mapping[str, int], default: int) -> int:
     return max(counts, key=lambda rounds: (counts[rounds], rounds), default=default)
 
 
-def _rounds_of(part: Part) -> int:
+def rounds_of(part: Part) -> int:
     """Return the rounds that a part asks for, itself or by its preset."""
     own = part.settings.get("rounds")
     return int(own or PRESETS[str(part.settings["preset"])]["rounds"])
