@@ -24,7 +24,7 @@ from outvote.results.collect import collect
 from outvote.results.export import to_export
 from outvote.results.labels import label
 from outvote.suites.suite import read_suite
-from regimes import LATER, borrowed_seeds, reading, readings
+from regimes import LATER, borrowed_seeds, distance_table, reading, readings
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "results"
@@ -512,6 +512,44 @@ def test_a_suite_beside_its_export_gives_the_page_its_parts(tmp_path):
     assert set(pages) == {"probes.md"}
     assert "### CIFAR-10, other readings of the rules" in pages["probes.md"]
     assert "have the seed of another run" not in pages["probes.md"]
+
+
+def test_the_ablations_with_all_clients_get_a_page_once_they_have_runs(tmp_path):
+    shutil.copy(FOLDER / "ablations-all-clients.toml", tmp_path)
+    assert MADE["page_names"](tmp_path) == []
+    suite = str(tmp_path / "ablations-all-clients.toml")
+    results = made_results(suite, seeds=1, rounds=1, parts=("table3", "table5"))
+    (tmp_path / "ablations-all-clients.csv.gz").write_bytes(to_export(results))
+    (text,) = MADE["tables"](tmp_path).values()
+    heads = re.findall(r"^### (.+)$", text, re.MULTILINE)
+    # With p = 1,000 two runs of Table 3 are those of Table 4 where the number is known.
+    assert [head.split(",")[0] for head in heads] == ["Table 3", "Table 5", "Table 4"]
+    assert "(paper 63.23, " in text
+    assert "Not run, though the suite has it: Table 6, number of Byzantine clients" in text
+
+
+ABLATIONS = read_suite(str(FOLDER / "ablations-all-clients.toml"))
+
+
+@pytest.mark.parametrize("part", ABLATIONS.parts, ids=lambda part: part.name)
+def test_the_ablations_have_all_clients_the_later_training_and_the_authors_side(part):
+    specs = plan_suite(choose(ABLATIONS, Choice(parts=[part.name], num_seeds=1)), []).specs
+    for spec in specs:
+        members, training = spec.federation, spec.training
+        assert members.sampled in (1.0, members.num_clients)
+        own = training.batch_size, training.momentum, training.num_epochs, training.max_norm
+        assert (*own, spec.rounds) == (128, 0.9, 1, 2.0, 200)
+        assert label(spec.attack) != "lie" or spec.attack == "lie(sign=1)"
+    assert (part.wanted is None) == (part.name == "adaptive")
+    assert [each.name for each in ABLATIONS.parts][:2] == ["table3", "table5"]
+
+
+def test_distances_of_the_trimmed_mean_in_the_text_are_those_of_the_table():
+    page = " ".join((FOLDER / "README.md").read_text(encoding="utf-8").split())
+    (line,) = [each for each in distance_table(FOLDER) if each.startswith("| trimmed-mean |")]
+    later, printed, along, _ = (cell.split()[0] for cell in line.strip("| ").split(" | ")[1:])
+    assert f"{along} points from the paper's on average, and with all 50 clients {later}" in page
+    assert f"(later training) or {printed} (printed)" in page
 
 
 @pytest.mark.parametrize("outcome", ["finished", "interrupted"])
