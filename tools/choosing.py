@@ -6,7 +6,7 @@ from statistics import fmean
 
 from marks import put_between
 from paired import BASES, METRICS, Cells
-from regimes import AGAINST, ALONG, LATER, reading
+from regimes import AGAINST, ALONG, LATER, PRINTED, reading
 
 PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "choose.md"
 BEGIN, END = "<!-- worst cases, made by tools/results_pages.py -->", "<!-- end of worst cases -->"
@@ -16,12 +16,19 @@ def _sides(suite: str) -> Callable[[Path], list[Cells]]:
     return lambda folder: [Cells(folder, suite, part) for part in ("main", "other-side")]
 
 
+def _all_clients(suite: str) -> Callable[[Path], list[Cells]]:
+    return lambda folder: [Cells(folder, suite, "all-clients")]
+
+
 DATA: dict[str, Callable[[Path], list[Cells]]] = {
-    "CIFAR-10, all 50": lambda folder: [reading(folder, LATER)],
+    "CIFAR-10, all 50, later training": lambda folder: [reading(folder, LATER)],
+    "CIFAR-10, all 50, printed training": lambda folder: [reading(folder, PRINTED)],
     "CIFAR-10, 5 of 50": lambda folder: [reading(folder, name) for name in (ALONG, AGAINST)],
     "CIFAR-100, 5 of 50": _sides("table1-cifar100"),
+    "CIFAR-100, all 50": _all_clients("table1-cifar100"),
     "FEMNIST, 18 of 395": _sides("table1-femnist"),
     "Tiny-ImageNet, 5 of 50": _sides("tiny-imagenet12"),
+    "Tiny-ImageNet, all 50": _all_clients("tiny-imagenet12"),
 }
 """The runs of each column; an attack on either side of the mean counts as an attack of its own."""
 RULES = ["mean", *(name for base in ("krum", *BASES) for name in (base, f"gas({base})"))]

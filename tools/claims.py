@@ -30,6 +30,7 @@ from regimes import (
     gain_table,
     reading,
     rounds_by_attack,
+    rounds_of,
     shared_attacks,
     shorter_text,
 )
@@ -43,6 +44,16 @@ LARGER = {
     "tiny-imagenet12": "12 classes of Tiny-ImageNet",
 }
 BEST = {"best": METRICS["best"]}
+PLUS, MINUS = ", sign = +1", ", sign = −1"
+ABLATIONS = "ablations-all-clients"
+"""The suite that repeats tables with all clients and the later training, a part for each."""
+ABLATED = {
+    "table3-num-groups": "table3",
+    "table4-unknown-f": "table4",
+    "table5-heterogeneity": "table5",
+    "table6-num-byzantine": "table6",
+    "table7-num-clients": "table7",
+}
 
 
 def byzantine_share(result: Result) -> float:
@@ -192,21 +203,57 @@ def two_regimes(folder: Path) -> list[str]:
 def by_side(folder: Path, suite: str) -> list[tuple[str, Cells]]:
     """Return the runs of a suite for each side of the attacks and for all clients, if there are.
 
-    Attacks without a side are with both. The sides of Table 1, CIFAR-10 have claims of their own.
+    Attacks without a side are with both. A name has the rounds of runs that are shorter than the
+    suite asks for; that of all clients has the attacks, the side and the training, too.
     """
     if suite == "table1-cifar10":
-        return [(", sign = −1", reading(folder, AGAINST))]
+        sides = {PLUS: reading(folder, ALONG), MINUS: reading(folder, AGAINST)}
+        return [(side, cells) for side, cells in sides.items() if _is_sided(cells)]
     main, other = Cells(folder, suite), Cells(folder, suite, "other-side")
-    found = {", sign = +1": main, ", sign = −1": other}
+    found = {PLUS: main, MINUS: other}
     if main.part.columns == "attack":
         unsided = (
             Cells(folder, suite, attacks=UNSIDED) if set(main.columns) & set(UNSIDED) else None
         )
-        found[", sign = −1"] = unsided.joined([other]) if unsided else other
-    if (folder / f"{suite}.csv.gz").exists():
-        found[", all clients"] = Cells(folder, suite, "all-clients")
-    sided = [(side, cells) for side, cells in found.items() if _is_sided(cells)]
+        found[MINUS] = unsided.joined([other]) if unsided else other
+    sided = [(side + shorter(cells), cells) for side, cells in found.items() if _is_sided(cells)]
+    sided += with_all_clients(folder, suite)
     return sided or ([("", main)] if main.runs else [])
+
+
+def with_all_clients(folder: Path, suite: str) -> list[tuple[str, Cells]]:
+    """Return the runs of a suite's questions with all clients in every round, by training."""
+    found = []
+    if (folder / f"{suite}.csv.gz").exists():
+        found.append(("printed training", Cells(folder, suite, "all-clients")))
+    if suite in ABLATED and (folder / f"{ABLATIONS}.toml").exists():
+        found.append(("later training", Cells(folder, ABLATIONS, ABLATED[suite])))
+    return [
+        (f", all clients{PLUS}, {training} ({'; '.join(_attacks_and_rounds(cells))})", cells)
+        for training, cells in found
+        if _is_sided(cells)
+    ]
+
+
+def _attacks_and_rounds(cells: Cells) -> list[str]:
+    names = [attack for attack in ATTACKS if attack in rounds_by_attack(cells)]
+    listed = "six attacks" if names == list(ATTACKS) else ", ".join(names)
+    return list(filter(None, (listed, shorter(cells).strip(" ()"))))
+
+
+def shorter(cells: Cells) -> str:
+    """Return, in brackets, the rounds of attacks whose runs are shorter than their part asks for.
+
+    Empty: none is.
+    """
+    asked, known = rounds_of(cells.part), rounds_by_attack(cells)
+    found = {attack: known[attack] for attack in [*ATTACKS, *known] if attack in known}
+    texts = []
+    for rounds in sorted({each for each in found.values() if each < asked}, reverse=True):
+        names = [attack for attack in found if found[attack] == rounds]
+        which = "" if len(names) == len(found) else f"{', '.join(names)}: "
+        texts.append(f"{which}{rounds} of {asked} rounds")
+    return f" ({'; '.join(texts)})" if texts else ""
 
 
 def _is_sided(cells: Cells) -> bool:
@@ -234,6 +281,7 @@ def claims(folder: Path) -> list[Claim]:
         *more_dropped(folder),
         *dnc_on_larger_data(folder),
         *error_by_groups(folder),
+        *adaptive(folder),
     ]
     has_figure = any("Figure 1" in each.text for each in found if each.is_run)
     return [each for each in found if each.is_run or (has_figure and "Figure 1" in each.text)]
@@ -328,17 +376,35 @@ def gas_pairs(
 
 def pair_claims(folder: Path) -> list[Claim]:
     """Return the claims that GAS(A) is more accurate than A, or than Bucketing(A)."""
+    found = {suite: _pair_claims(folder, suite) for suite in WORDS["suites"]}
+    first = found.pop("table1-cifar10")
+    others = [each for own in found.values() for each in own]
+    return [*first, *mild(folder), *bucketing(folder), *others]
+
+
+def _pair_claims(folder: Path, suite: str) -> list[Claim]:
+    text, row = WORDS["suites"][suite]
+    if suite not in ABLATED and not (folder / f"{suite}.csv.gz").exists():
+        return []
     found = []
-    for suite, (text, row) in WORDS["suites"].items():
-        if (folder / f"{suite}.csv.gz").exists():
-            for side, cells in by_side(folder, suite):
-                pairs, notes = gas_pairs(cells, row=row), means_of(cells, BASES)
-                found.append(Claim(text + side, pairs, notes=notes))
-    mild = gas_pairs(reading(folder, AGAINST), bases=["dnc"])
-    near = claim(
-        "mild", mild, margin=lambda ours, theirs: 3 - abs(ours - theirs), side=", sign = −1"
-    )
-    return [*found[:1], near, *bucketing(folder), *found[1:]]
+    for side, cells in by_side(folder, suite):
+        lent = borrowed_text(folder).strip() if (suite, side) == ("table1-cifar10", PLUS) else ""
+        notes = [*([lent] if lent else []), *means_of(cells, BASES)]
+        found.append(Claim(text + side, gas_pairs(cells, row=row), notes=notes))
+    return found
+
+
+def mild(folder: Path) -> list[Claim]:
+    """Return the claim that the gain over DnC is mild on CIFAR-10."""
+    return [
+        claim(
+            "mild",
+            gas_pairs(cells, bases=["dnc"]),
+            margin=lambda ours, theirs: 3 - abs(ours - theirs),
+            side=side,
+        )
+        for side, cells in by_side(folder, "table1-cifar10")
+    ]
 
 
 def bucketing(folder: Path) -> list[Claim]:
@@ -565,28 +631,48 @@ def error_by_groups(folder: Path) -> list[Claim]:
     return found
 
 
+def adaptive(folder: Path) -> list[Claim]:
+    """Compare GAS(A) with A under attacks that adapt to the rule, with all clients."""
+    if not (folder / f"{ABLATIONS}.toml").exists():
+        return []
+    cells = Cells(folder, ABLATIONS, "adaptive")
+    bases = [rule for rule in cells.part.rows if f"gas({rule})" in cells.part.rows]
+    return [claim("adaptive", gas_pairs(cells, bases=bases), side=shorter(cells))]
+
+
 def differences(folder: Path) -> list[str]:
     """Return tables: our accuracies beside the paper's, and how near attacks on each side come."""
-    has_probes = (folder / "probes.toml").exists()
-    along = reading(folder, ALONG) if has_probes else None
     ours, near = [], []
     for suite, data in DATA.items():
-        for _, cells in by_side(folder, suite)[-1:]:
-            for (rule, column), number in cells.printed.items():
-                row = f"{data}, {'with' if rule.startswith('gas(') else 'without'} GAS"
-                side = cells.side((rule, column), BEST)
-                paper = dict.fromkeys(side.values["best"], number.accuracy)
-                ours.append(Pair(row, side, Side({"best": paper}, None)))
-                if along is not None and suite == "table1-cifar10" and column in SIDED:
-                    other = along.side((rule, column), BEST)
-                    both = [distance(each, number.accuracy) for each in (side, other)]
-                    near.append(Pair(row, *both))
+        for side, cells in by_side(folder, suite):
+            if side.startswith(PLUS):
+                name = f"{data}{shorter(cells)}"
+                ours += [Pair(f"{name}, {which}", *both) for which, *both in _to_paper(cells)]
+    sides = dict(by_side(folder, "table1-cifar10"))
+    if (folder / "probes.toml").exists() and len(sides) == 2:
+        for (rule, column), number in sides[MINUS].printed.items():
+            if column in SIDED:
+                both = (sides[side].side((rule, column), BEST) for side in (MINUS, PLUS))
+                far = (distance(each, number.accuracy) for each in both)
+                near.append(Pair(f"{DATA['table1-cifar10']}, {_with_gas(rule)}", *far))
     lines = []
     for key, pairs in (("ours", ours), ("near", near)):
         own = claim(key, pairs)
         known = [pair for pair in pairs if own.margins(pair)]
         lines += [f"## {own.text}", "", *own.table(known), ""] if known else []
     return lines
+
+
+def _to_paper(cells: Cells) -> Iterable[tuple[str, Side, Side]]:
+    """Return, for each number of the paper, whether it is one of GAS, ours, and the paper's."""
+    for (rule, column), number in cells.printed.items():
+        side = cells.side((rule, column), BEST)
+        paper = dict.fromkeys(side.values["best"], number.accuracy)
+        yield _with_gas(rule), side, Side({"best": paper}, None)
+
+
+def _with_gas(rule: str) -> str:
+    return f"{'with' if rule.startswith('gas(') else 'without'} GAS"
 
 
 def swapped(pairs: Sequence[Pair]) -> list[Pair]:

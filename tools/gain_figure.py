@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from paired import BASES, METRICS, Cells, signed
-from regimes import AGAINST, ALONG, ATTACKS, LATER, gain, readings
+from regimes import AGAINST, ALONG, ATTACKS, LATER, PRINTED, gain, readings
 
 ROWS = ("krum", *BASES)
 LIMIT = 25.0
@@ -18,8 +18,8 @@ LIMIT = 25.0
 
 def draw_gains(folder: Path, path: Path) -> Path:
     """Draw a map for each regime and metric, and return the file."""
-    found = readings(folder, (LATER, ALONG, AGAINST))
-    figure = Figure(figsize=(11, 6.4), layout="constrained")
+    found = readings(folder, (LATER, PRINTED, ALONG, AGAINST))
+    figure = Figure(figsize=(13, 6.4), layout="constrained")
     axes = figure.subplots(len(METRICS), len(found), sharex=True, sharey=True, squeeze=False)
     for row, metric in zip(axes, METRICS, strict=True):
         for axis, (name, cells) in zip(row, found.items(), strict=True):

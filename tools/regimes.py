@@ -45,11 +45,13 @@ READINGS: Mapping[str, Sequence[Source]] = {
         Source("table1-cifar10", "main"),
         Source("probes", "other-side", SIDED),
         Source("probes", "rules", UNSIDED, KRUM),
+        Source("probes", "mean", ATTACKS, KRUM),
     ],
     AGAINST: [
         Source("table1-cifar10", "main", UNSIDED),
         Source("table1-cifar10", "other-side", SIDED),
         Source("probes", "rules", ATTACKS, KRUM),
+        Source("probes", "mean", UNSIDED, KRUM),
     ],
 }
 """How the paper's table can be read; of two runs of a cell and seed, the first source's counts."""
@@ -101,7 +103,7 @@ def gain_table(folder: Path, names: Iterable[str] = READINGS) -> list[str]:
     lines = [["GAS(A) − A", *found, "paper"], ["---", *("---:" for _ in found), "---:"]]
     for name, (bases, attacks) in groups.items():
         printed = [
-            _printed_gain(next(iter(found.values())), *cell) for cell in product(bases, attacks)
+            printed_gain(next(iter(found.values())), *cell) for cell in product(bases, attacks)
         ]
         known = [each for each in printed if each is not None]
         texts = [_gain_text(cells, bases, attacks) for cells in found.values()]
@@ -142,7 +144,8 @@ def _means_text(cells: Cells, bases: Sequence[str], attacks: Sequence[str]) -> s
     return " / ".join(texts) or "–"
 
 
-def _printed_gain(cells: Cells, base: str, attack: str) -> float | None:
+def printed_gain(cells: Cells, base: str, attack: str) -> float | None:
+    """Return the gain that the paper prints; None: it prints none."""
     both = [cells.printed.get((rule, attack)) for rule in (f"gas({base})", base)]
     return None if None in both else both[0].accuracy - both[1].accuracy  # type: ignore[union-attr]
 
@@ -159,24 +162,39 @@ def distance_table(folder: Path, attacks: Sequence[str] = ATTACKS) -> list[str]:
     if not found:
         return []
     rules = [name for base in BASES for name in (base, f"gas({base})")]
-    groups = {
-        **{rule: [rule] for rule in rules},
-        "*without GAS*": list(BASES),
-        "*with GAS*": [f"gas({base})" for base in BASES],
-        "*all*": rules,
-    }
+    groups = {rule: [rule] for rule in rules}
+    groups |= {f"*{name}*": own for name, own in WITH_AND_WITHOUT.items()}
     lines = [["rule", *found], ["---", *("---:" for _ in found)]]
     for name, own in groups.items():
-        texts = []
-        for cells in found.values():
-            known = [
-                abs(fmean(values.values()) - cells.printed[rule, attack].accuracy)
-                for rule, attack in product(own, attacks)
-                if (values := cells.values((rule, attack), METRICS["best"]))
-            ]
-            texts.append(f"{fmean(known):.1f} ({len(known)})" if known else "–")
-        lines.append([name, *texts])
+        far = [_distances(cells, own, attacks) for cells in found.values()]
+        lines.append([name, *(f"{fmean(each):.1f} ({len(each)})" if each else "–" for each in far)])
     return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def distances_by_reading(folder: Path) -> list[str]:
+    """Return the same without the rows of single rules, a line for each reading."""
+    lines = [["reading", *WITH_AND_WITHOUT, "seeds"], ["---", *("---:" for _ in range(4))]]
+    for name, cells in readings(folder).items():
+        far = [_distances(cells, own, ATTACKS) for own in WITH_AND_WITHOUT.values()]
+        texts = [f"{fmean(each):.1f}" if each else "–" for each in far]
+        lines.append([name, *texts, _seed_counts(cells)])
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+WITH_AND_WITHOUT: Mapping[str, Sequence[str]] = {
+    "without GAS": BASES,
+    "with GAS": [f"gas({base})" for base in BASES],
+    "all": [name for base in BASES for name in (base, f"gas({base})")],
+}
+
+
+def _distances(cells: Cells, rules: Sequence[str], attacks: Sequence[str]) -> list[float]:
+    """Return how far the cells that were run are from the paper's, in points."""
+    return [
+        abs(fmean(values.values()) - cells.printed[rule, attack].accuracy)
+        for rule, attack in product(rules, attacks)
+        if (values := cells.values((rule, attack), METRICS["best"]))
+    ]
 
 
 def seed_table(folder: Path) -> list[str]:
@@ -246,13 +264,13 @@ def missing_table(folder: Path, suites: Sequence[str] = (ALL_CLIENTS, "table1-ci
             known = [set(cells.values((rule, attack), METRICS["best"])) for rule in part.rows]
             lost = tuple(seed for seed in seeds if any(seed not in own for own in known))
             if lost:
-                rounds = own_rounds.get(attack, _usual(own_rounds, _rounds_of(part)))
+                rounds = own_rounds.get(attack, _usual(own_rounds, rounds_of(part)))
                 lacking.setdefault((lost, rounds), []).append(attack)
         for (lost, rounds), attacks in lacking.items():
             words = ["outvote", "bench", name, "--part", source.part]
             words += [word for attack in attacks for word in ("--attack", attack)]
             words += ["--set", f"seed={list(lost)}"]
-            words += [] if rounds == _rounds_of(part) else ["--set", f"rounds={rounds}"]
+            words += [] if rounds == rounds_of(part) else ["--set", f"rounds={rounds}"]
             words += ["--precision", "bfloat16", "--device", "cuda"]
             num = len(part.rows) * len(attacks) * len(lost)
             listed = ", ".join(map(str, lost))
@@ -299,7 +317,7 @@ def _usual(own_rounds: Mapping[str, int], default: int) -> int:
     return max(counts, key=lambda rounds: (counts[rounds], rounds), default=default)
 
 
-def _rounds_of(part: Part) -> int:
+def rounds_of(part: Part) -> int:
     """Return the rounds that a part asks for, itself or by its preset."""
     own = part.settings.get("rounds")
     return int(own or PRESETS[str(part.settings["preset"])]["rounds"])

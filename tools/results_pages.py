@@ -12,6 +12,7 @@ import who_pays
 from choosing import PAGE, with_worst_cases
 from gain_figure import draw_gains
 from marks import put_between
+from other_data import MADE, with_other_data
 from outvote.cli import main as outvote
 from outvote.results.collect import collect
 from outvote.suites.suite import suite_names
@@ -23,6 +24,7 @@ from regimes import (
     PRINTED,
     borrowed_text,
     distance_table,
+    distances_by_reading,
     gain_table,
     missing_table,
     readings,
@@ -34,7 +36,6 @@ from regimes import (
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "results"
-MADE = "made by tools/results_pages.py -->"
 FIGURES = {
     "table1-cifar10": ("curves", "--part", "other-side"),
     "figure1-motivation": ("selection", "--part", "iid", "--part", "non-iid"),
@@ -158,11 +159,19 @@ def with_gains(page: str, folder: Path) -> str:
 
 def with_tables(page: str, folder: Path) -> str:
     """Return the first page of the results with all its tables."""
-    return with_missing(with_gains(page, folder), folder)
+    for put in (with_gains, with_distances, with_other_data):
+        page = put(page, folder)
+    return page
+
+
+def with_distances(page: str, folder: Path) -> str:
+    """Return the first page of the results with the distances to the paper between its marks."""
+    table = "\n".join(distances_by_reading(folder))
+    return put_between(page, f"<!-- distances, {MADE}", "<!-- end of distances -->", table)
 
 
 def with_missing(page: str, folder: Path) -> str:
-    """Return the first page of the results with the missing runs between its marks."""
+    """Return the page of missing runs with those of Table 1, CIFAR-10 between its marks."""
     table = missing_table(folder)
     return put_between(page, f"<!-- missing, {MADE}", "<!-- end of missing -->", table)
 
@@ -173,6 +182,7 @@ def main() -> None:
         (FOLDER / name).write_text(text, encoding="utf-8")
     figures(FOLDER)
     pages = {FOLDER / "README.md": with_tables, PAGE: with_worst_cases}
+    pages[FOLDER / "missing.md"] = with_missing
     pages[who_pays.PAGE] = who_pays.with_who_pays
     pages[client_selection.PAGE] = client_selection.with_client_selection
     pages[theory_bounds.PAGE] = theory_bounds.with_theory_bounds

@@ -1,6 +1,6 @@
 """The tables of docs/concepts/who-pays.md: what honest clients get from each rule."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -9,6 +9,8 @@ from outvote.report.cells import SHORT, WHO_PAYS, Metric
 from outvote.results.collect import collect
 from outvote.results.run import Result
 from outvote.suites.suite import read_suite
+from paired import BASES, Cells
+from regimes import ALONG, PRINTED, reading
 
 PAGE = Path(__file__).parents[1] / "docs" / "concepts" / "who-pays.md"
 BEGIN, END = "<!-- who pays, made by tools/results_pages.py -->", "<!-- end of who pays -->"
@@ -17,6 +19,19 @@ ATTACKS = {"none": "no attack", "lie": "LIE"}
 COMPARED: tuple[Metric, ...] = ("last_ten", "worst_decile")
 WITH = "mean"
 """The rule that the others are compared with, seed by seed."""
+BEGIN_LARGE = "<!-- who pays on larger data, made by tools/results_pages.py -->"
+END_LARGE = "<!-- end of who pays on larger data -->"
+LARGE: Mapping[str, Callable[[Path], Cells]] = {
+    "CIFAR-10, all 50, printed training": lambda folder: reading(folder, PRINTED),
+    "CIFAR-10, 5 of 50": lambda folder: reading(folder, ALONG),
+    "CIFAR-100, 5 of 50": lambda folder: Cells(folder, "table1-cifar100"),
+    "CIFAR-100, all 50": lambda folder: Cells(folder, "table1-cifar100", "all-clients"),
+    "FEMNIST, 18 of 395": lambda folder: Cells(folder, "table1-femnist"),
+    "Tiny-ImageNet, 5 of 50": lambda folder: Cells(folder, "tiny-imagenet12"),
+    "Tiny-ImageNet, all 50": lambda folder: Cells(folder, "tiny-imagenet12", "all-clients"),
+}
+"""Runs of the paper's suites; LIE, Min-Max and Min-Sum have sign = +1."""
+RULES = ["mean", *(name for base in ("krum", *BASES) for name in (base, f"gas({base})"))]
 
 
 def who_pays(folder: Path) -> str:
@@ -30,7 +45,50 @@ def who_pays(folder: Path) -> str:
 
 def with_who_pays(page: str, folder: Path) -> str:
     """Return the page with the tables put between its marks."""
-    return put_between(page, BEGIN, END, who_pays(folder))
+    page = put_between(page, BEGIN, END, who_pays(folder))
+    return put_between(page, BEGIN_LARGE, END_LARGE, on_larger_data(folder))
+
+
+def on_larger_data(folder: Path) -> str:
+    """Return accuracy and worst decile of each rule: means over the attacks that all rules have."""
+    found = {title: make(folder) for title, make in LARGE.items()}
+    attacks = {title: shared_attacks(cells) for title, cells in found.items()}
+    rows = [["*attacks*", *(f"*{', '.join(each)}*" for each in attacks.values())]]
+    for rule in RULES:
+        cells = [_both(found[title], rule, attacks[title]) for title in found]
+        rows.append([rule, *cells])
+    return _table(["rule", *found], rows)
+
+
+def shared_attacks(cells: Cells) -> list[str]:
+    """Return the attacks under which the worst decile of every rule with runs was recorded."""
+    rules = {run.rule for run in cells.runs} & set(RULES)
+    known = {attack: _rules_with(cells, attack) for attack in cells.columns}
+    most = max(known.values(), key=len, default=set())
+    return [attack for attack, own in known.items() if own and own >= most & rules]
+
+
+def _rules_with(cells: Cells, attack: str) -> set[str]:
+    return {rule for rule in RULES if cells.values((rule, attack), _percent("worst_decile"))}
+
+
+def _both(cells: Cells, rule: str, attacks: Sequence[str]) -> str:
+    """Return the means over attacks of accuracy and worst decile, each of the last ten rounds."""
+    texts = []
+    for name in COMPARED:
+        # A seed counts where its worst decile is known: older runs have the accuracy alone.
+        values = [
+            fmean(own[seed] for seed in known)
+            for attack in attacks
+            if (known := cells.values((rule, attack), _percent("worst_decile")))
+            and (own := cells.values((rule, attack), _percent(name)))
+        ]
+        texts += [f"{fmean(values):.1f}"] if values else []
+    return " / ".join(texts) or "–"
+
+
+def _percent(name: Metric) -> Callable[[Result], float]:
+    return lambda run: 100 * float(getattr(run, name))
 
 
 def _means(runs: Sequence[Result], rules: Sequence[str]) -> str:

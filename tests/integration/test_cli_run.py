@@ -224,6 +224,17 @@ def test_the_demo_in_small_has_all_rules_under_all_attacks(capsys, tmp_path):
         assert f"\nGain of gas(krum) over {other}, in points: {gains}\n" in result.out
 
 
+@pytest.mark.slow
+def test_the_audit_of_the_demo_ranks_the_byzantine_clients_first(capsys, tmp_path):
+    """Under LIE with gas(krum): not honest clients with unusual data."""
+    cell = ["--set", 'rule="gas(krum)"', "--set", 'attack="lie(sign=1)"']
+    assert run(capsys, "demo", "-o", tmp_path, *cell, "--device", "cpu").code == 0
+    (folder,) = find_runs(tmp_path / "demo")
+    found = run(capsys, "audit", folder.path, "--json").json["clients"]
+    assert [each["is_byzantine"] for each in found] == [True] * 4 + [False] * 16
+    assert [each["drop_rate"] for each in found[:4]] == [1.0] * 4
+
+
 def test_a_stopped_demo_prints_how_to_resume_with_its_settings(capsys, tmp_path, monkeypatch):
     words = ["demo", "-o", str(tmp_path / "a folder"), *SMALL_DEMO, "--set", "rule=mean"]
 

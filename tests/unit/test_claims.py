@@ -1,6 +1,7 @@
 """Claims are decided by paired differences: shared seeds only, t intervals, rows and bounds."""
 
 import csv
+import shutil
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from claims import byzantine_share, claims, page
 from made_results import made_results, without_weights
 from outvote.results.collect import collect
 from outvote.results.export import to_export
+from outvote.suites.suite import read_suite
 from paired import METRICS, Cells, interval, signed, verdict
 from regimes import distance_table, gain_table
 
@@ -375,3 +377,120 @@ def test_of_two_runs_of_a_cell_and_seed_the_first_source_counts(tmp_path):
     assert len(both.runs) == 3 * 12 * 3
     lie = [run for run in both.runs if run.attack == "lie"]
     assert {run.config["attack"] for run in lie} == {"lie(sign=1)"}
+
+
+ABLATIONS = RESULTS / "ablations-all-clients.toml"
+LATER = ", all clients, sign = +1, later training (lie)"
+
+
+@cache
+def made_ablations():
+    return made_results(str(ABLATIONS), seeds=2, rounds=1)
+
+
+def write_ablations(folder, percent, part):
+    """Export runs of one part of the ablations whose accuracies are made up."""
+    shutil.copy(ABLATIONS, folder)
+    parts = {each.name: each for each in read_suite(str(ABLATIONS)).parts}
+    kept = [each for each in made_ablations() if parts[part].holds(each)]
+    results = [replace(each, series=with_accuracy(each, percent(each))) for each in kept]
+    (folder / "ablations-all-clients.csv.gz").write_bytes(to_export(results))
+
+
+def best_at_the_papers_p(each):
+    best = {"gas(multi-krum)": 10_000, "gas(bulyan)": 1_000_000}
+    return 60 if each.setting("rule.num_groups") == best[each.rule] else 50
+
+
+def gains_more(each):
+    return 50 + is_gas(each) * (10 if each.setting("data.beta") == 0.3 else 5)
+
+
+@pytest.mark.parametrize(
+    ("part", "percent", "starts"),
+    [
+        (
+            "table3",
+            best_at_the_papers_p,
+            ["With the number of groups p", "The best number of groups", "The squared deviation"],
+        ),
+        ("table5", gains_more, ["GAS(A) beats A for β", "GAS gains more where"]),
+        (
+            "table4",
+            lambda each: 50 + 2 * (each.setting("federation.assumed_byzantine") == "oracle"),
+            ["Not knowing the number", "GAS is best where", "Dropping more clients"],
+        ),
+        ("table6", lambda each: 50 + is_gas(each), ["GAS(A) beats A for 5 and 15"]),
+        ("table7", lambda each: 50 + is_gas(each), ["GAS(A) beats A for 75 and 100"]),
+    ],
+)
+def test_tables_with_all_clients_and_the_later_training_have_claims_of_their_own(
+    tmp_path, part, percent, starts
+):
+    write_ablations(tmp_path, percent, part)
+    every = claims(tmp_path)
+    assert sorted(each.text for each in every) == sorted(
+        next(each.text for each in every if each.text.startswith(start)) for start in starts
+    )
+    assert all(each.text.endswith(LATER) for each in every)
+    held = {each.text for each in every if each.lines[0].startswith("**Holds**")}
+    # Deviations are made of the accuracies; dropping more or fewer makes no difference.
+    open_ones = ("The squared deviation", "Dropping more")
+    assert held == {each.text for each in every if not each.text.startswith(open_ones)}
+
+
+def test_adaptive_attacks_with_all_clients_have_a_claim(tmp_path):
+    write_ablations(tmp_path, lambda each: 50 + is_gas(each) + each.seed, "adaptive")
+    (claim,) = claims(tmp_path)
+    assert claim.text.startswith("GAS(A) is at least as accurate as A under attacks that adapt")
+    rows = [line.split(" | ")[:2] for line in claim.lines if line.startswith("| ")][2:]
+    names = ["gas-aware", "optimal-lie", "optimal-ipm"]
+    assert rows == [["| all", "12"], *([f"| {name}", "4"] for name in names)]
+
+
+def test_without_runs_of_the_ablations_their_claims_are_left_out(tmp_path):
+    shutil.copy(ABLATIONS, tmp_path)
+    assert claims(tmp_path) == []
+
+
+def of_part(suite, name):
+    part = next(each for each in read_suite(suite).parts if each.name == name)
+    return part.holds
+
+
+def test_accuracies_beside_the_papers_are_those_of_the_authors_side(tmp_path):
+    """Not those of whichever part comes last: all clients have their own claims."""
+    suite = "table1-cifar100"
+    in_main, in_all = of_part(suite, "main"), of_part(suite, "all-clients")
+
+    def keep(each):
+        return in_main(each) or (in_all(each) and each.attack == "lie")
+
+    write(tmp_path, suite, lambda each: 40 if in_main(each) else 20, keep)
+    text = page(tmp_path)
+    table = text.split("## Table 1: our accuracies beside the paper's, sign = +1")[1]
+    rows = [line.split(" | ")[:3] for line in table.splitlines() if line.startswith("| CIFAR")]
+    assert rows == [[f"| CIFAR-100, {each} GAS", "36", "40.0"] for each in ("without", "with")]
+    assert "(Table 1, CIFAR-100), all clients, sign = +1, printed training (lie)" in text
+
+
+def test_a_claim_names_rounds_that_are_fewer_than_its_suite_asks_for(tmp_path):
+    def shortened(each):
+        rounds = {"lie": 400, "ipm": 100}.get(each.attack, 200)
+        return replace(each, config={**each.config, "rounds": rounds})
+
+    results = [shortened(each) for each in made("table1-cifar100")]
+    (tmp_path / "table1-cifar100.csv.gz").write_bytes(to_export(results))
+    sides = [each.text.split("CIFAR-100)")[1] for each in claims(tmp_path)]
+    short = "bit-flip, label-flip, min-max, min-sum: 200 of 400 rounds; ipm: 100 of 400 rounds"
+    assert sides[0] == f", sign = +1 ({short})"
+    assert sides[2] == f", all clients, sign = +1, printed training (six attacks; {short})"
+
+
+def test_both_sides_of_table_1_have_a_claim(tmp_path):
+    along = of_part("table1-cifar10", "main")
+    write(tmp_path, "table1-cifar10", lambda each: 50 + (2 if along(each) else 1) * is_gas(each))
+    own = {each.text: each.lines[0] for each in claims(tmp_path)}
+    start = "GAS(A) is at least as accurate as A, under each attack (Table 1, CIFAR-10)"
+    assert own[f"{start}, sign = +1"] == "**Holds**: +2.0 [+2.0, +2.0], n = 3 seeds."
+    assert own[f"{start}, sign = −1"] == "**Holds**: +1.5 [+1.5, +1.5], n = 3 seeds."

@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from outvote.results.collect import collect
 from outvote.results.export import to_export
 from outvote.results.labels import label
 from outvote.suites.suite import read_suite
-from regimes import LATER, borrowed_seeds, reading, readings
+from regimes import LATER, borrowed_seeds, distance_table, reading, readings
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "results"
@@ -71,26 +72,83 @@ def test_the_headline_of_the_readme_is_that_of_the_first_claim():
         f"(95 % interval {low} to {high}, {seeds} complete seeds; last ten rounds: {table[2]};"
         in readme
     )
+    along, against = (few_clients(sign) for sign in ("+1", "−1"))
+    assert f"it gains {along[0]}; {against[0]} on the other side**" in readme
+    intervals = " and ".join(f"{each[1]} to {each[2]}" for each in (along, against))
+    assert f"({intervals}, three seeds; [claims 4 and 5]" in readme
+
+
+def few_clients(sign):
+    """Mean and interval of the claim on 5 of 50 clients, without a plus."""
+    claims = (FOLDER / "claims.md").read_text(encoding="utf-8")
+    start = (
+        f"GAS(A) is at least as accurate as A, under each attack (Table 1, CIFAR-10), sign = {sign}"
+    )
+    found = re.search(r": (\S+) \[(\S+), (\S+)\], n = 3 seeds", claims.split(start)[1])
+    return [each.removeprefix("+") for each in found.groups()]
+
+
+def test_the_figures_of_the_faq_are_those_of_the_claims_and_of_the_worst_cases():
+    page = " ".join((ROOT / "docs/concepts/faq.md").read_text(encoding="utf-8").split())
+    claims = (FOLDER / "claims.md").read_text(encoding="utf-8")
+    mean = re.search(r"six rules, six attacks \| \+(\S+) /", claims)[1]
+    assert f"with all clients it gains {mean} points on average over six rules" in page
+    few = f"with 5 of 50 clients {few_clients('+1')[0]} ({few_clients('−1')[0]} on the other side"
+    assert few in page
+    behind = behind_the_best("gas(dnc)")
+    (far,) = [column for column, points in behind.items() if points > 5]
+    assert far == "Tiny-ImageNet, all 50"
+    near = max(points for column, points in behind.items() if column != far)
+    assert f"the best row or at most {near:.1f} points below it" in page
+    assert f"with all clients it is {behind[far]:.1f} points below RFA" in page
+    assert len(behind) == 8
+
+
+def test_the_page_on_choosing_states_how_far_the_rule_it_recommends_is_behind():
+    text = PAGE.read_text(encoding="utf-8")
+    behind = behind_the_best("gas(dnc)")
+    near = max(points for points in behind.values() if points < 5)
+    assert (
+        f"is the best row or at most {near:.1f} points below it in seven columns of eight" in text
+    )
+
+
+def behind_the_best(rule):
+    """Points below the best row of each column, among rows with all attacks of the others."""
+    lines = [line.strip("| ").split(" | ") for line in worst_cases(FOLDER).splitlines()]
+    head, rows = lines[0], {line[0]: line[1:] for line in lines[3:]}
+    found = {}
+    for number, column in enumerate(head[1:]):
+        own = rows[rule][number]
+        note = own.partition(" ")[2]
+        others = [row[number] for row in rows.values() if row[number] != "–"]
+        # On FEMNIST a rule may have fewer attacks than others: rows with as many or more count.
+        known = [float(cell.split()[0]) for cell in others if "(" not in cell or note]
+        found[column] = max(known) - float(own.split()[0])
+    return found
 
 
 CITED = {
     "1": "With all 50 clients in every round GAS(A) is at least as accurate as A, by attack",
     "2": "With all 50 clients in every round GAS(A) is at least as accurate as A, by rule",
     "3": "With all 50 clients in every round GAS(A) is at least as accurate as A (CIFAR-10, print",
-    "4": "GAS(A) is at least as accurate as A, under each attack (Table 1, CIFAR-10), sign = −1",
-    "10": "GAS(A) is at least as accurate as A, under each attack (Table 1, FEMNIST), sign = +1",
-    "11": "GAS(A) is at least as accurate as A, under each attack (Table 1, FEMNIST), sign = −1",
-    "13": "GAS(A) is at least as accurate as A, on 12 classes of Tiny-ImageNet",
-    "14": "GAS(A) is at least as accurate as A, on 12 classes of Tiny-ImageNet",
-    "15": "GAS(A) is at least as accurate as A, under LIE, Min-Max and Min-Sum along",
-    "16": "A reading of ours: the paper's Multi-Krum takes one client",
-    "17": "The same reading where all 50 clients take part",
-    "18": "GAS with Krum inside keeps fewer Byzantine clients",
-    "20": "RFA collapses, and GAS rescues it (Table 1, FEMNIST), sign = +1",
-    "22": "DnC collapses, and GAS rescues it (Table 1, FEMNIST), sign = +1",
-    "25": "Rules lose accuracy when clients differ (Figure 1), sign = +1",
-    "27": "Median, trimmed mean and Bulyan keep Byzantine clients out, iid or not (Figure 1)",
-    "40": "DnC fails on larger data",
+    "4": "GAS(A) is at least as accurate as A, under each attack (Table 1, CIFAR-10), sign = +1",
+    "5": "GAS(A) is at least as accurate as A, under each attack (Table 1, CIFAR-10), sign = −1",
+    "12": "GAS(A) is at least as accurate as A, under each attack (Table 1, FEMNIST), sign = +1",
+    "13": "GAS(A) is at least as accurate as A, under each attack (Table 1, FEMNIST), sign = −1",
+    "14": "GAS(A) is at least as accurate as A, under each attack (Table 1, CIFAR-100), sign = +1",
+    "16": "GAS(A) is at least as accurate as A, under each attack (Table 1, CIFAR-100), all",
+    "17": "GAS(A) is at least as accurate as A, on 12 classes of Tiny-ImageNet (a substitute), si",
+    "19": "GAS(A) is at least as accurate as A, on 12 classes of Tiny-ImageNet (a substitute), all",
+    "20": "GAS(A) is at least as accurate as A, under LIE, Min-Max and Min-Sum along",
+    "21": "A reading of ours: the paper's Multi-Krum takes one client",
+    "22": "The same reading where all 50 clients take part",
+    "23": "GAS with Krum inside keeps fewer Byzantine clients",
+    "26": "RFA collapses, and GAS rescues it (Table 1, FEMNIST), sign = +1",
+    "28": "DnC collapses, and GAS rescues it (Table 1, FEMNIST), sign = +1",
+    "31": "Rules lose accuracy when clients differ (Figure 1), sign = +1",
+    "33": "Median, trimmed mean and Bulyan keep Byzantine clients out, iid or not (Figure 1)",
+    "47": "DnC fails on larger data",
 }
 """Numbers of claims in the text of a page, and how the claim that is meant begins."""
 
@@ -110,9 +168,58 @@ def test_claims_that_pages_cite_have_the_number_they_are_cited_by():
 
 
 def test_missing_runs_are_made_from_the_exports():
-    page = (FOLDER / "README.md").read_text(encoding="utf-8")
+    page = (FOLDER / "missing.md").read_text(encoding="utf-8")
     assert MADE["with_missing"](page, FOLDER) == page
     assert page.count("<!-- missing, ") == 1
+
+
+def test_the_other_tables_of_the_first_page_are_made_from_the_exports():
+    page = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert MADE["with_tables"](page, FOLDER) == page
+    assert page.count(" made by tools/results_pages.py -->") == 5
+
+
+def planned(command):
+    """The runs that a command with `outvote bench` would train."""
+    words = shlex.split(command)
+    asked = list(zip(words[3::2], words[4::2], strict=True))
+    own = {name: [value for key, value in asked if key == name] for name, _ in asked}
+    choice = Choice(
+        parts=own.get("--part", []),
+        rules=own.get("--rule", []),
+        attacks=own.get("--attack", []),
+        num_seeds=int(own["--seeds"][0]) if "--seeds" in own else None,
+    )
+    name = str(ROOT / words[2]) if words[2].endswith(".toml") else words[2]
+    assert own["--device"] == ["cuda"], command
+    return plan_suite(choose(read_suite(name), choice), own.get("--set", [])).specs
+
+
+def test_commands_for_missing_runs_run_as_many_as_the_page_states():
+    page = (FOLDER / "missing.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| .* \| (\d+) \| (`outvote .*) \|$", page, re.MULTILINE)
+    assert len(rows) > 25
+    for number, commands in rows:
+        found = re.findall(r"`(outvote bench [^`]+)`", commands)
+        assert sum(len(planned(each)) for each in found) == int(number), commands
+
+
+def test_the_runs_of_femnist_that_are_missing_are_exactly_those_of_the_commands():
+    page = (FOLDER / "missing.md").read_text(encoding="utf-8")
+    (row,) = [line for line in page.splitlines() if line.startswith("| FEMNIST, the authors' side")]
+    asked = {
+        (label(spec.rule), label(spec.attack))
+        for command in re.findall(r"`(outvote bench [^`]+)`", row)
+        for spec in planned(command)
+    }
+    part = read_suite("table1-femnist").parts[0]
+    done = {
+        (each.rule, each.attack)
+        for each in collect([FOLDER / "table1-femnist.csv.gz"])
+        if part.holds(each)
+    }
+    assert asked == {(rule, attack) for rule in part.rows for attack in part.values} - done
+    assert len(asked) == 18
 
 
 def test_the_table_of_the_page_on_choosing_is_made_from_the_exports():
@@ -134,7 +241,7 @@ def test_the_table_of_the_page_on_who_pays_is_made_from_the_export():
         if (each.rule, each.attack) == ("median", "lie")
     ]
     worst = [each.series.worst_decile[-10:].mean() for each in own]
-    means, differences = re.findall(r"^\| median \| (.*) \|$", page, re.MULTILINE)
+    means, differences, _ = re.findall(r"^\| median \| (.*) \|$", page, re.MULTILINE)
     assert len(own) == 3
     assert means.split(" | ")[2].split(" / ")[1] == f"{100 * sum(worst) / 3:.1f}"
     plain = [
@@ -146,9 +253,28 @@ def test_the_table_of_the_page_on_who_pays_is_made_from_the_export():
     assert differences.split(" | ")[3].startswith(f"−{lost:.1f} [−")
 
 
+def test_who_pays_on_larger_data_are_means_over_attacks_of_the_last_ten_rounds():
+    page = who_pays.PAGE.read_text(encoding="utf-8")
+    table = page.split(who_pays.BEGIN_LARGE)[1].split(who_pays.END_LARGE)[0]
+    head, *rows = [line.strip("| ").split(" | ") for line in table.splitlines() if "|" in line]
+    cells = {row[0]: dict(zip(head, row, strict=True)) for row in rows[1:]}
+    runs = [
+        each
+        for each in collect([FOLDER / "tiny-imagenet12.csv.gz"])
+        if each.rule == "gas(median)" and each.environment.commit.startswith("7bf08e1")
+    ]
+    assert len(runs) == 6
+    found = [
+        f"{100 * sum(getattr(each.series, name)[-10:].mean() for each in runs) / 6:.1f}"
+        for name in ("accuracy", "worst_decile")
+    ]
+    assert cells["gas(median)"]["Tiny-ImageNet, 5 of 50"] == " / ".join(found)
+    assert cells["*attacks*"]["FEMNIST, 18 of 395"] == "*bit-flip, label-flip, lie, min-max*"
+
+
 def test_the_worst_case_is_the_smallest_mean_of_the_last_ten_rounds():
     rows = re.findall(
-        r"^\| gas\(dnc\) \| ([\d.]+) \| ([\d.]+) \|", worst_cases(FOLDER), re.MULTILINE
+        r"^\| gas\(dnc\) \| ([\d.]+) \| [\d.]+ \| ([\d.]+) \|", worst_cases(FOLDER), re.MULTILINE
     )
     exports = ["table1-cifar10-all-clients"], ["table1-cifar10", "probes"]
     worst = []
@@ -386,6 +512,44 @@ def test_a_suite_beside_its_export_gives_the_page_its_parts(tmp_path):
     assert set(pages) == {"probes.md"}
     assert "### CIFAR-10, other readings of the rules" in pages["probes.md"]
     assert "have the seed of another run" not in pages["probes.md"]
+
+
+def test_the_ablations_with_all_clients_get_a_page_once_they_have_runs(tmp_path):
+    shutil.copy(FOLDER / "ablations-all-clients.toml", tmp_path)
+    assert MADE["page_names"](tmp_path) == []
+    suite = str(tmp_path / "ablations-all-clients.toml")
+    results = made_results(suite, seeds=1, rounds=1, parts=("table3", "table5"))
+    (tmp_path / "ablations-all-clients.csv.gz").write_bytes(to_export(results))
+    (text,) = MADE["tables"](tmp_path).values()
+    heads = re.findall(r"^### (.+)$", text, re.MULTILINE)
+    # With p = 1,000 two runs of Table 3 are those of Table 4 where the number is known.
+    assert [head.split(",")[0] for head in heads] == ["Table 3", "Table 5", "Table 4"]
+    assert "(paper 63.23, " in text
+    assert "Not run, though the suite has it: Table 6, number of Byzantine clients" in text
+
+
+ABLATIONS = read_suite(str(FOLDER / "ablations-all-clients.toml"))
+
+
+@pytest.mark.parametrize("part", ABLATIONS.parts, ids=lambda part: part.name)
+def test_the_ablations_have_all_clients_the_later_training_and_the_authors_side(part):
+    specs = plan_suite(choose(ABLATIONS, Choice(parts=[part.name], num_seeds=1)), []).specs
+    for spec in specs:
+        members, training = spec.federation, spec.training
+        assert members.sampled in (1.0, members.num_clients)
+        own = training.batch_size, training.momentum, training.num_epochs, training.max_norm
+        assert (*own, spec.rounds) == (128, 0.9, 1, 2.0, 200)
+        assert label(spec.attack) != "lie" or spec.attack == "lie(sign=1)"
+    assert (part.wanted is None) == (part.name == "adaptive")
+    assert [each.name for each in ABLATIONS.parts][:2] == ["table3", "table5"]
+
+
+def test_distances_of_the_trimmed_mean_in_the_text_are_those_of_the_table():
+    page = " ".join((FOLDER / "README.md").read_text(encoding="utf-8").split())
+    (line,) = [each for each in distance_table(FOLDER) if each.startswith("| trimmed-mean |")]
+    later, printed, along, _ = (cell.split()[0] for cell in line.strip("| ").split(" | ")[1:])
+    assert f"{along} points from the paper's on average, and with all 50 clients {later}" in page
+    assert f"(later training) or {printed} (printed)" in page
 
 
 @pytest.mark.parametrize("outcome", ["finished", "interrupted"])
