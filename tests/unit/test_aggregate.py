@@ -10,10 +10,11 @@ import outvote as ov
 import outvote.rules.aggregate
 import outvote.rules.groups
 from outvote.kernels import is_for_kernels
-from outvote.rules.aggregate import aggregate, aggregate_later, row_facts
+from outvote.rules.aggregate import aggregate, aggregate_later
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.distances import CancellationCheck
 from outvote.rules.groups import SplitAhead
+from outvote.rules.row_facts import row_facts
 from outvote.rules.rule import RoundInfo
 from outvote.rules.split import IndexBlock, Split
 from outvote.seeding import RandomStream
@@ -384,7 +385,7 @@ def test_a_round_looks_at_the_rows_once_for_all_rules(monkeypatch):
         looked.append(tuple(rows.shape[:2]))
         return row_facts(rows)
 
-    monkeypatch.setattr("outvote.rules.aggregate.row_facts", look)
+    monkeypatch.setattr("outvote.engine.aggregate_step.row_facts", look)
     data = torch.randn(40, 3), torch.randint(2, (40,))
     ov.simulate(
         model=lambda: torch.nn.Linear(3, 2),
@@ -586,14 +587,14 @@ def test_a_split_made_ahead_gives_the_same(spec, kind, device, monkeypatch):
     rule, rows = ov.make_rule(spec), _kinds_of_rows(kind, device)
     made = []
 
-    def split_ahead(*asked):
-        made.append(outvote.rules.groups.split_ahead(*asked))
+    def split_ahead(*asked, **named):
+        made.append(outvote.rules.groups.split_ahead(*asked, **named))
         return made[-1]
 
     monkeypatch.setattr("outvote.rules.aggregate.split_ahead", split_ahead)
     ahead = aggregate(rule, rows, **ONE)
     assert [found is not None for found in made] == [True] * is_for_kernels(rows)
-    monkeypatch.setattr("outvote.rules.aggregate.split_ahead", lambda *_: None)
+    monkeypatch.setattr("outvote.rules.aggregate.split_ahead", lambda *_, **__: None)
     later = aggregate(rule, rows, **ONE)
     torch.testing.assert_close(ahead.vector, later.vector, rtol=1e-6, atol=0)
     torch.testing.assert_close(ahead.scores, later.scores, rtol=1e-6, atol=0)
