@@ -14,9 +14,11 @@ from outvote.kernels.launch import launched
 # Triton's sort works on powers of two; what is missing is filled with infinity, which goes last.
 
 
-# Values that are read together, at most, and that a program copies to their groups.
+# Values that are read together, at most.
 LARGEST_UNIT = 4
-COPIED_AT_ONCE = 8192
+# Values that a program copies to their groups, its warps, and what their squares are added up in.
+COPIED_AT_ONCE, COPY_WARPS = 4096, 4
+SQUARED_IN = tl.float64
 # What changes from call to call: a kernel that was compiled for one value would be compiled again.
 AT_RUN_TIME = [
     "num_rows",
@@ -91,6 +93,7 @@ def _scatter(
     ROUNDS: tl.constexpr,
     IS_CENTRED: tl.constexpr,
     HAS_SQUARES: tl.constexpr,
+    SQUARED_IN: tl.constexpr,
     DIM: tl.constexpr,
     CLIENTS: tl.constexpr,
 ):
@@ -102,9 +105,10 @@ def _scatter(
     at = client[:, None] * client_stride * UNIT + coordinate[None, :] * dim_stride
     tile = tl.load(source + at, mask=inside, other=0.0)
     if HAS_SQUARES:
-        wide = tile.to(tl.float64)
-        to = squares + tl.program_id(0).to(tl.int64) * num_clients + client
-        tl.store(to, tl.sum(wide * wide, axis=1), mask=client < num_clients)
+        wide = tile.to(SQUARED_IN)
+        total = tl.sum(wide * wide, axis=1).to(tl.float64)
+        own = squares + tl.program_id(0).to(tl.int64) * num_clients + client
+        tl.store(own, total, mask=client < num_clients)
     if IS_CENTRED:
         offset = tl.load(middle).to(tl.int64) * client_stride * UNIT + coordinate * dim_stride
         offset = tl.load(source + offset, mask=is_there, other=0.0)
@@ -173,9 +177,10 @@ def scatter(
         ROUNDS=len(table) if num_columns else 0,
         IS_CENTRED=middle is not None,
         HAS_SQUARES=squares is not None,
+        SQUARED_IN=SQUARED_IN,
         DIM=step,
         CLIENTS=tile,
-        num_warps=8,
+        num_warps=COPY_WARPS,
     )
 
 

@@ -32,8 +32,8 @@ FEW_CLIENTS, MOST_MULTIPLIED = 8, 64
 USES_TENSOR_CORES = True
 # Coordinates of one program that adds up squares, of one client or a few, and of all.
 SQUARED_PIECE, MEASURED_PIECE = 8192, 4096
-# Sums of pieces that one program adds up.
-FEW_PIECES = 512
+# Sums of pieces that one program adds up, and that are added up before where there are more.
+FEW_PIECES, LARGER_PIECE = 512, 256
 # Values that are read together, at most.
 LARGEST_UNIT = 16
 NARROW_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -180,7 +180,9 @@ def lengths(pieces: Tensor, shortest: float, longest: float) -> tuple[Tensor, Te
     second is the client of median length, ``[1]``.
     """
     if len(pieces) > FEW_PIECES:
-        pieces = pieces.sum(dim=0, keepdim=True)
+        larger = pieces.new_empty(ceil(len(pieces) / LARGER_PIECE), pieces.shape[1])
+        _rows().larger_pieces(pieces, larger, LARGER_PIECE)
+        pieces = larger
     found = torch.empty(pieces.shape[1] + 1, dtype=torch.float64, device=pieces.device)
     centre = torch.empty(1, dtype=torch.int64, device=pieces.device)
     _rows().lengths(pieces, found, centre, shortest, longest)

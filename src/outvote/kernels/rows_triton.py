@@ -191,6 +191,53 @@ def distances_to_vector(
     )
 
 
+@triton.jit
+def _sums(pieces, first, last, num_clients, PIECES: tl.constexpr, CLIENTS: tl.constexpr):
+    """Add up the rows of ``pieces [..., clients]`` from `first` up to, not with, `last`."""
+    client = tl.arange(0, CLIENTS)
+    total = tl.zeros([PIECES, CLIENTS], dtype=tl.float64)
+    for start in range(first, last, PIECES):
+        piece = start + tl.arange(0, PIECES)
+        at = piece[:, None] * num_clients + client[None, :]
+        wanted = (piece < last)[:, None] & (client < num_clients)[None, :]
+        total += tl.load(pieces + at, mask=wanted, other=0.0)
+    return tl.sum(total, axis=0)
+
+
+@launched
+@triton.jit(do_not_specialize=["num_pieces", "num_clients"])
+def _larger_pieces(
+    pieces,
+    result,
+    num_pieces,
+    num_clients,
+    LARGER: tl.constexpr,
+    PIECES: tl.constexpr,
+    CLIENTS: tl.constexpr,
+):
+    number = tl.program_id(0)
+    last = tl.minimum((number + 1) * LARGER, num_pieces)
+    total = _sums(pieces, number * LARGER, last, num_clients, PIECES, CLIENTS)
+    client = tl.arange(0, CLIENTS)
+    tl.store(result + number * num_clients + client, total, mask=client < num_clients)
+
+
+def larger_pieces(pieces: Tensor, result: Tensor, size: int) -> None:
+    """Add up every `size` rows of ``pieces [pieces, clients]``."""
+    num_pieces, num_clients = pieces.shape
+    clients = max(2, next_power_of_2(num_clients))
+    _larger_pieces[(len(result),)](
+        pieces,
+        result,
+        num_pieces,
+        num_clients,
+        LARGER=size,
+        PIECES=max(1, AT_ONCE // clients),
+        CLIENTS=clients,
+        num_warps=NUM_WARPS,
+    )
+
+
 @launched
 @triton.jit(do_not_specialize=["num_pieces", "num_clients"])
 def _lengths(
@@ -206,13 +253,7 @@ def _lengths(
 ):
     client = tl.arange(0, CLIENTS)
     known = client < num_clients
-    total = tl.zeros([PIECES, CLIENTS], dtype=tl.float64)
-    for first in range(0, num_pieces, PIECES):
-        piece = first + tl.arange(0, PIECES)
-        at = piece[:, None] * num_clients + client[None, :]
-        wanted = (piece < num_pieces)[:, None] & known[None, :]
-        total += tl.load(pieces + at, mask=wanted, other=0.0)
-    length = tl.sqrt(tl.sum(total, axis=0))
+    length = tl.sqrt(_sums(pieces, 0, num_pieces, num_clients, PIECES, CLIENTS))
     length = tl.where(known, length, float("inf"))
     is_first = client[None, :] < client[:, None]
     is_alike = (length[None, :] == length[:, None]) & is_first & known[:, None]
@@ -248,7 +289,7 @@ def lengths(
         num_clients,
         SHORTEST=shortest,
         LONGEST=longest,
-        PIECES=AT_ONCE // clients,
+        PIECES=max(1, AT_ONCE // clients),
         CLIENTS=clients,
         num_warps=NUM_WARPS,
     )
