@@ -104,11 +104,8 @@ def _scatter(
     inside = (client < num_clients)[:, None] & is_there[None, :]
     at = client[:, None] * client_stride * UNIT + coordinate[None, :] * dim_stride
     tile = tl.load(source + at, mask=inside, other=0.0)
-    if HAS_SQUARES:
-        wide = tile.to(SQUARED_IN)
-        total = tl.sum(wide * wide, axis=1).to(tl.float64)
-        own = squares + tl.program_id(0).to(tl.int64) * num_clients + client
-        tl.store(own, total, mask=client < num_clients)
+    # The assembler would read these values only after all look-ups of their positions.
+    tl.debug_barrier()
     if IS_CENTRED:
         offset = tl.load(middle).to(tl.int64) * client_stride * UNIT + coordinate * dim_stride
         offset = tl.load(source + offset, mask=is_there, other=0.0)
@@ -132,6 +129,11 @@ def _scatter(
         to = tl.where(coordinate < dim, coordinate, -1)
     wanted = (to >= 0)[:, None] & (client < WIDTH)[None, :]
     tl.store(target + to[:, None] * WIDTH + client[None, :], tl.trans(tile), mask=wanted)
+    if HAS_SQUARES:  # Last: positions are looked up while values are on their way.
+        wide = tile.to(SQUARED_IN)
+        total = tl.sum(wide * wide, axis=1).to(tl.float64)
+        own = squares + tl.program_id(0).to(tl.int64) * num_clients + client
+        tl.store(own, total, mask=client < num_clients)
 
 
 def scattered_at_once(width: int) -> int:

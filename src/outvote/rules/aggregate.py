@@ -430,9 +430,10 @@ def _compute(
         ahead=ahead,
     )
     found = compute_weighted(rule, matrix, info)
-    if check is not None:
-        # Before the average: a GPU is still at it when the count arrives.
-        check.fetch()
+    # Before the average: a GPU is still at it when these arrive.
+    for later in (usual, check):
+        if later is not None:
+            later.fetch()
     vector = to_float(matrix.vector(found), work_dtype(gradients.dtype))
     largest = torch.finfo(vector.dtype).max
     if any(norm > largest / 8 for run in runs for norm in run.norms):

@@ -81,11 +81,17 @@ class UsualRows:
 
     def __init__(self, squares: Tensor) -> None:
         """Take the sums of the squares of pieces of the rows, ``[pieces, clients]``."""
-        lengths, self.centre = group_kernels.lengths(squares, SMALLEST_NORM, SAFE_NORM)
-        self._fetched = listed_later(lengths)
+        self._on_device, self.centre = group_kernels.lengths(squares, SMALLEST_NORM, SAFE_NORM)
+        self._fetched: Callable[[], list[float]] | None = None
+
+    def fetch(self) -> None:
+        """Start to fetch what was found; what is queued from now on is not waited for."""
+        self._fetched = self._fetched or listed_later(self._on_device)
 
     @lazy
     def _lengths(self) -> list[float]:
+        self.fetch()
+        assert self._fetched is not None
         return self._fetched()
 
     @property
