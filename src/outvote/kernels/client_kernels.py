@@ -105,7 +105,7 @@ def scattered(columns: Columns, targets: Targets, centre: Tensor | None = None) 
     coordinate takes. With `centre`, that client's values are subtracted.
     """
     dim = columns.shape[1]
-    result = _room_for_groups(columns, targets)
+    result = _empty_groups(columns, targets)
     for run, (source, target) in enumerate(zip(columns, result, strict=True)):
         middle = None if centre is None else centre[run % len(centre)]
         positions = targets.positions(run, dim)
@@ -120,7 +120,7 @@ def scattered_and_squared(columns: Columns, targets: Targets) -> tuple[Tensor, T
     The second is ``[pieces, clients]``, float64: the sums of pieces of the coordinates.
     """
     _, dim, num_clients = columns.shape
-    result = _room_for_groups(columns, targets)
+    result = _empty_groups(columns, targets)
     kernels = _kernels()
     shape = (cdiv(dim, kernels.scattered_at_once(result.shape[-1])), num_clients)
     squares = torch.empty(shape, dtype=torch.float64, device=columns.device)
@@ -130,7 +130,7 @@ def scattered_and_squared(columns: Columns, targets: Targets) -> tuple[Tensor, T
     return result, squares
 
 
-def _room_for_groups(columns: Columns, targets: Targets) -> Tensor:
+def _empty_groups(columns: Columns, targets: Targets) -> Tensor:
     runs, _, num_clients = columns.shape
     padded = cdiv(num_clients, SECTOR) * SECTOR
     shape = (runs, *targets.shape[1:], padded)
