@@ -103,12 +103,12 @@ class KeyedOrder:
         drawn = ((raw.reshape(self.num_rounds, -1) >> HALF) * bounds) >> HALF
         return torch.from_numpy(drawn.astype(np.int32))
 
-    @property
+    @lazy
     def num_rows(self) -> int:
         """The rows of the matrix; fewer cells than one row has are beyond the last thing."""
         return isqrt(self.size)
 
-    @property
+    @lazy
     def num_columns(self) -> int:
         """The columns of the matrix."""
         return -(-self.size // self.num_rows)

@@ -1,7 +1,7 @@
 """The precision that work is done in, whatever modes of torch the caller is in."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from threading import Lock, local
 from typing import Any
@@ -14,49 +14,69 @@ def work_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-@contextmanager
-def plain_torch(device: torch.device) -> Iterator[None]:
-    """Leave the caller's inference mode, gradients, autocast and TF32 behind."""
-    if _is_plain(device):
-        yield
-        return
-    with ExitStack() as modes:
-        if torch.is_inference_mode_enabled():
-            modes.enter_context(torch.inference_mode(False))
-        if torch.is_autocast_enabled(device.type):
-            modes.enter_context(torch.autocast(device.type, enabled=False))
+class plain_torch:  # noqa: N801  (used like a function)
+    """Leave the caller's inference mode, gradients, autocast and TF32 behind.
+
+    A class, since every call of a rule enters it before a GPU has anything to do: a generator takes
+    longer.
+    """
+
+    __slots__ = ("device", "modes")
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.modes: list[AbstractContextManager[Any]] = []
+
+    def __enter__(self) -> None:
+        """Leave what is to be left: nothing, where one who entered calls another."""
+        is_inference = torch.is_inference_mode_enabled()
+        is_autocast = torch.is_autocast_enabled(self.device.type)
+        is_inside = getattr(_HERE, "is_inside", False)
+        if is_inside and not (is_inference or is_autocast or torch.is_grad_enabled()):
+            return
+        if is_inference:
+            self._enter(torch.inference_mode(False))
+        if is_autocast:
+            self._enter(torch.autocast(self.device.type, enabled=False))
         # After the inference mode, which turns gradients on where it is left.
-        with torch.no_grad(), exact_products():
-            yield
+        self._enter(torch.no_grad())
+        self._enter(exact_products())
+
+    def _enter(self, mode: AbstractContextManager[Any]) -> None:
+        try:
+            mode.__enter__()
+        except BaseException:
+            self.__exit__()
+            raise
+        self.modes.append(mode)
+
+    def __exit__(self, *raised: object) -> None:
+        """Take back what was changed, the last change first."""
+        while self.modes:
+            self.modes.pop().__exit__(None, None, None)
 
 
-def _is_plain(device: torch.device) -> bool:
-    """Return whether nothing is to be left behind: one who entered calls another."""
-    return (
-        getattr(_HERE, "is_inside", False)
-        and not torch.is_grad_enabled()
-        and not torch.is_inference_mode_enabled()
-        and not torch.is_autocast_enabled(device.type)
-    )
-
-
-@contextmanager
-def exact_products() -> Iterator[None]:
+class exact_products:  # noqa: N801  (used like a function)
     """Keep float32 products in float32 (no TF32, no bfloat16), and restore the setting.
 
     The setting is one for the whole process: the first thread in changes it, the last one out
     restores it.
     """
-    if getattr(_HERE, "is_inside", False):
-        yield
-        return
-    _HERE.is_inside = True
-    _PRECISION.enter("exact")
-    try:
-        yield
-    finally:
-        _HERE.is_inside = False
-        _PRECISION.leave("exact")
+
+    __slots__ = ("is_first",)
+
+    def __enter__(self) -> None:
+        """Change the setting, unless this thread has."""
+        self.is_first = not getattr(_HERE, "is_inside", False)
+        if self.is_first:
+            _PRECISION.enter("exact")
+            _HERE.is_inside = True
+
+    def __exit__(self, *raised: object) -> None:
+        """Restore the setting, if this changed it."""
+        if self.is_first:
+            _HERE.is_inside = False
+            _PRECISION.leave("exact")
 
 
 @contextmanager
@@ -117,7 +137,7 @@ class _Precision:
             names = ["tf32"] * num_fast + self.saved[num_fast:]
         # The first one has just looked; later, code inside may have changed a setting.
         if names != self.now or not is_known:
-            _set_precision(names)
+            _set_precision(names, self.now if is_known else None)
             self.now = names
 
 
@@ -149,10 +169,10 @@ def _get_precision() -> list[str]:
     return precisions or [torch.get_float32_matmul_precision()]
 
 
-def _set_precision(names: list[str]) -> None:
+def _set_precision(names: list[str], now: list[str] | None = None) -> None:
     backends = _backends()
-    for backend, name in zip(backends, names, strict=False):
-        if backend.fp32_precision != name:
+    for backend, name, known in zip(backends, names, now or _get_precision(), strict=False):
+        if known != name:
             backend.fp32_precision = name
     if not backends:
         torch.set_float32_matmul_precision(_OLD_NAMES[names[0]])

@@ -31,27 +31,31 @@ def receive(gradients: Any, what: str = "gradients", who: str = "client") -> Rec
 
     Errors call the whole `what`, and a row `who`.
     """
-    if isinstance(gradients, Sequence) and not isinstance(gradients, str | bytes):
+    is_tensor = isinstance(gradients, Tensor)
+    if not is_tensor and isinstance(gradients, Sequence) and not isinstance(gradients, str | bytes):
         if not gradients:
             raise ValueError(f"{what} must hold at least one {who}, got an empty list.")
         if any(isinstance(gradient, Mapping) for gradient in gradients):
             return _receive_named(gradients, who)
         if any(isinstance(gradient, Tensor) for gradient in gradients):
-            gradients = _stack_vectors(gradients, who)
+            gradients, is_tensor = _stack_vectors(gradients, who), True
     rows = as_tensor(gradients, what)
     if rows.dim() != 2:
         raise ValueError(
             f"{what} must be a matrix [clients, dim], one row per {who}, got the shape "
             f"{tuple(rows.shape)}; flatten each {who}'s gradient, or pass a list of dicts."
         )
-    is_numpy = not isinstance(gradients, Tensor)
-    dtype = rows.dtype if rows.dtype in FLOATS else torch.float64
-    notes = _promotion_notes([rows.dtype], dtype)
-    rows = _check_size(rows.to(dtype), what, who)
+    dtype = rows.dtype
+    notes: tuple[str, ...] = ()
+    if dtype not in FLOATS:
+        dtype = torch.float64
+        notes = _promotion_notes([rows.dtype], dtype)
+        rows = rows.to(dtype)
+    rows = _check_size(rows, what, who)
 
     def restore(vector: Tensor) -> Any:
         update = to_float(vector, dtype)
-        return update.cpu().numpy() if is_numpy else update
+        return update if is_tensor else update.cpu().numpy()
 
     def to_vector(value: Any) -> Tensor:
         vector = as_tensor(value, "reference or state")

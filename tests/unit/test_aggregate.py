@@ -10,10 +10,11 @@ import outvote as ov
 import outvote.rules.aggregate
 import outvote.rules.groups
 from outvote.kernels import is_for_kernels
-from outvote.rules.aggregate import aggregate, aggregate_later, row_facts
+from outvote.rules.aggregate import aggregate, aggregate_later
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.distances import CancellationCheck
 from outvote.rules.groups import SplitAhead
+from outvote.rules.row_facts import UsualRows, are_looked_at_later, row_facts
 from outvote.rules.rule import RoundInfo
 from outvote.rules.split import IndexBlock, Split
 from outvote.seeding import RandomStream
@@ -384,7 +385,7 @@ def test_a_round_looks_at_the_rows_once_for_all_rules(monkeypatch):
         looked.append(tuple(rows.shape[:2]))
         return row_facts(rows)
 
-    monkeypatch.setattr("outvote.rules.aggregate.row_facts", look)
+    monkeypatch.setattr("outvote.engine.aggregate_step.row_facts", look)
     data = torch.randn(40, 3), torch.randint(2, (40,))
     ov.simulate(
         model=lambda: torch.nn.Linear(3, 2),
@@ -586,14 +587,14 @@ def test_a_split_made_ahead_gives_the_same(spec, kind, device, monkeypatch):
     rule, rows = ov.make_rule(spec), _kinds_of_rows(kind, device)
     made = []
 
-    def split_ahead(*asked):
-        made.append(outvote.rules.groups.split_ahead(*asked))
+    def split_ahead(*asked, **named):
+        made.append(outvote.rules.groups.split_ahead(*asked, **named))
         return made[-1]
 
     monkeypatch.setattr("outvote.rules.aggregate.split_ahead", split_ahead)
     ahead = aggregate(rule, rows, **ONE)
     assert [found is not None for found in made] == [True] * is_for_kernels(rows)
-    monkeypatch.setattr("outvote.rules.aggregate.split_ahead", lambda *_: None)
+    monkeypatch.setattr("outvote.rules.aggregate.split_ahead", lambda *_, **__: None)
     later = aggregate(rule, rows, **ONE)
     torch.testing.assert_close(ahead.vector, later.vector, rtol=1e-6, atol=0)
     torch.testing.assert_close(ahead.scores, later.scores, rtol=1e-6, atol=0)
@@ -625,3 +626,93 @@ def test_the_results_are_put_together_before_a_gpu_is_waited_for(counting, devic
     monkeypatch.setattr("outvote.rules.aggregate._merged", noted)
     aggregate(ov.make_rule("multi-krum"), _kinds_of_rows("usual", device), **ONE)
     assert (merged, counting) == ([0], [False])
+
+
+LATER = ["gas(multi-krum, num_groups=9)", "krum", "rfa"]
+KINDS = ["usual", "copies", "not finite", "tiny", "huge", "near", "all zero", "none finite"]
+
+
+def _unusual_rows(kind, device):
+    rows = _kinds_of_rows(kind, device)
+    if kind == "huge":
+        rows[0, 3] *= 1e30
+    if kind == "near":
+        rows[0, 4] = rows[0, 1] * (1 + 1e-6)
+    if kind == "all zero":
+        rows.zero_()
+    if kind == "none finite":
+        rows.fill_(torch.nan)
+    return rows
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("spec", LATER)
+def test_rows_that_are_looked_at_later_give_the_same(spec, kind, device, monkeypatch):
+    rule, rows = ov.make_rule(spec), _unusual_rows(kind, device)
+    looked = []
+
+    class Noted(UsualRows):
+        def are_usual(self):
+            looked.append(super().are_usual())
+            return looked[-1]
+
+    monkeypatch.setattr("outvote.rules.aggregate.UsualRows", Noted)
+    later = aggregate(rule, rows, **ONE)
+    assert looked == [kind in {"usual", "near"}] * is_for_kernels(rows)
+    monkeypatch.setattr("outvote.rules.aggregate.are_looked_at_later", lambda *_: False)
+    at_first = aggregate(rule, rows, **ONE)
+    assert torch.equal(later.vector, at_first.vector)
+    assert torch.equal(later.scores, at_first.scores)
+    assert torch.equal(later.weights, at_first.weights)
+    assert torch.equal(later.is_rejected, at_first.is_rejected)
+    assert (later.num_byzantine, later.notes) == (at_first.num_byzantine, at_first.notes)
+
+
+class Foreign(ov.Krum.__bases__[0]):
+    """A rule from outside the library with the name of one inside."""
+
+    name = "krum"
+
+    def max_byzantine(self, num_clients):
+        return 0
+
+    def weigh(self, matrix, info):
+        return ov.Aggregation(weights=torch.ones(1, matrix.num_clients))
+
+
+@pytest.mark.parametrize(
+    ("rule", "is_later"),
+    [
+        (ov.make_rule("gas(krum)"), True),
+        (ov.make_rule("median"), False),
+        (ov.make_rule("gas(median)"), False),
+        (ov.make_rule("gas(nnm(krum))"), False),
+        (Foreign(), False),
+        (ov.GAS(Foreign()), False),
+    ],
+)
+def test_rules_that_may_see_what_is_not_finite(rule, is_later, device):
+    rows = _kinds_of_rows("usual", device)
+    assert are_looked_at_later(rule, rows) == (is_later and is_for_kernels(rows))
+    assert not are_looked_at_later(rule, rows.double())
+    assert not are_looked_at_later(rule, rows.expand(2, -1, -1))
+    assert not are_looked_at_later(rule, rows[:, :0])
+
+
+def test_an_error_that_comes_from_unusual_rows_is_forgotten(device, monkeypatch):
+    rows = _kinds_of_rows("not finite", device)
+    rule = ov.make_rule("multi-krum")
+    plain = outvote.rules.aggregate._compute
+
+    def compute(*given, **named):
+        if given[6] is not None:
+            raise ValueError("this must not be seen")
+        return plain(*given, **named)
+
+    expected = aggregate(rule, rows, **ONE)
+    monkeypatch.setattr("outvote.rules.aggregate._compute", compute)
+    assert torch.equal(aggregate(rule, rows, **ONE).vector, expected.vector)
+    if is_for_kernels(rows):
+        with pytest.raises(ValueError, match="this must not be seen"):
+            aggregate(rule, _kinds_of_rows("usual", device), **ONE)

@@ -368,3 +368,51 @@ def test_equal_rows_have_equal_norms_wherever_they_begin(offset: int, dtype: tor
     torch.testing.assert_close(norms.double(), plain, rtol=1e-6, atol=0)
     if group_kernels.can_add(rows.unsqueeze(0)):
         assert len(set(norms.tolist())) == 1
+
+
+def _pieces(num_clients: int, num_pieces: int) -> Tensor:
+    generator = torch.Generator().manual_seed(num_clients + num_pieces)
+    return torch.rand(num_pieces, num_clients, generator=generator, dtype=torch.float64).to(DEVICE)
+
+
+@needs_kernels
+@pytest.mark.parametrize("num_pieces", [1, 3, 300, 700])
+@pytest.mark.parametrize("num_clients", [1, 2, 7, 50, 64])
+def test_lengths_and_a_client_of_median_length(num_clients: int, num_pieces: int) -> None:
+    pieces = _pieces(num_clients, num_pieces)
+    found, centre = group_kernels.lengths(pieces, 1e-10, 1e18)
+    plain = pieces.sum(dim=0).sqrt()
+    torch.testing.assert_close(found[:-1], plain, rtol=1e-14, atol=0)
+    assert found[-1] == 0
+    assert centre.tolist() == [distances.central_client(found[:-1].tolist())]
+
+
+UNUSUAL = {
+    "not a number": (3, torch.nan),
+    "infinite": (3, torch.inf),
+    "long": (3, 1e36),
+    "as long as another": (3, None),
+    "not a number, the first": (0, torch.nan),
+    "none is a number": (slice(None), torch.nan),
+    "all are tiny": (slice(None), 1e-22),
+    "all are zero": (slice(None), 0.0),
+}
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", UNUSUAL)
+def test_unusual_lengths_are_counted_and_the_centre_is_a_client(kind: str) -> None:
+    pieces = _pieces(9, 3)
+    where, value = UNUSUAL[kind]
+    pieces[:, where] = pieces[:, 5] if value is None else value
+    found, centre = group_kernels.lengths(pieces, 1e-10, 1e18)
+    assert found[-1] > 0
+    assert 0 <= centre.item() < 9
+
+
+@needs_kernels
+def test_a_short_client_that_is_not_the_median_is_usual() -> None:
+    pieces = _pieces(9, 3)
+    pieces[:, 4] = 0
+    found, _ = group_kernels.lengths(pieces, 1e-10, 1e18)
+    assert found[-1] == 0

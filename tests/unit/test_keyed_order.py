@@ -215,6 +215,10 @@ def test_the_kernel_works_out_the_same_positions(draw, size, device):
         expected = columns[run].cpu()[index.clamp(min=0)]
         expected[index < 0] = 0
         assert torch.equal(found[run].cpu(), expected)
+    once, squares = client_kernels.scattered_and_squared(columns[:1], block)
+    assert torch.equal(once[..., :3], found[:1])
+    plain = values[0].double().square().sum(dim=-1)
+    torch.testing.assert_close(squares.sum(dim=0), plain, rtol=1e-12, atol=0)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

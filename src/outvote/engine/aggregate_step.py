@@ -9,6 +9,7 @@ from outvote.engine.participants import Participants
 from outvote.engine.run_stack import RunStack, State, run_index
 from outvote.precision import plain_torch
 from outvote.rules import aggregate as rules
+from outvote.rules.row_facts import RowFacts, row_facts
 from outvote.rules.rule import Aggregation, known
 from outvote.training.trainer import LocalUpdates
 
@@ -32,7 +33,7 @@ def aggregate(
     used, states = [0] * num_runs, [None] * num_runs
     # Once for all: each rule would set the precision and take it back.
     with plain_torch(sent.device):
-        facts = rules.row_facts(sent)
+        facts = row_facts(sent)
         begun = []
         for numbers in stack.grouped(lambda _, run: run.rule):
             seeds = [stack.runs[k].seed_of(participants.number, "rule") for k in numbers]
@@ -66,7 +67,7 @@ def begin_rule(
     numbers: list[int],
     gradients: Tensor,
     seeds: Sequence[int],
-    facts: rules.RowFacts | None = None,
+    facts: RowFacts | None = None,
 ) -> Callable[[], Aggregation]:
     """Begin to aggregate ``gradients [runs, clients, dim]`` of some runs that share a rule.
 

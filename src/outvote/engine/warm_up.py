@@ -21,7 +21,8 @@ from outvote.attacks.run_attack import run_attack
 from outvote.engine.local_updates import batches_of
 from outvote.engine.run_stack import RunStack
 from outvote.kernels.compile_once import CompileOnce, compile_once, dry_calls
-from outvote.rules.aggregate import aggregate, row_facts
+from outvote.rules.aggregate import aggregate
+from outvote.rules.row_facts import row_facts
 from outvote.rules.rule import Rule
 from outvote.training.gpu_memory import add_background
 from outvote.training.trainer import ClientTask

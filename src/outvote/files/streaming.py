@@ -32,7 +32,7 @@ from outvote.files.sums import ProductSum, Scan, inner_products, squared_distanc
 from outvote.precision import plain_torch
 from outvote.receive import LARGEST
 from outvote.rules import distances
-from outvote.rules.aggregate import SMALLEST_NORM, check_clients, resolve_num_byzantine
+from outvote.rules.aggregate import check_clients, resolve_num_byzantine
 from outvote.rules.bulyan import Bulyan
 from outvote.rules.column_stream import ColumnStream, NeedsWholeRows
 from outvote.rules.dnc import DnC
@@ -40,6 +40,7 @@ from outvote.rules.gas import GAS
 from outvote.rules.mean import Mean
 from outvote.rules.nnm import NNM
 from outvote.rules.norm_filter import NormFilter, beyond
+from outvote.rules.row_facts import SMALLEST_NORM
 from outvote.rules.rule import (
     AffineRule,
     Aggregation,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from outvote.kernels import is_for_kernels, load_kernels
+from outvote.kernels import cdiv, is_for_kernels, load_kernels
 
 if TYPE_CHECKING:
     from outvote.axes import Columns, Pairs, PerClient
@@ -104,17 +104,44 @@ def scattered(columns: Columns, targets: Targets, centre: Tensor | None = None) 
     The clients are padded with zeros to whole sectors of memory, and so are positions that no
     coordinate takes. With `centre`, that client's values are subtracted.
     """
-    runs, dim, num_clients = columns.shape
-    padded = -(-num_clients // SECTOR) * SECTOR
-    shape = (runs, *targets.shape[1:], padded)
-    result = torch.empty(shape, dtype=torch.float32, device=columns.device)
-    if targets.shape[1] * targets.shape[2] > dim:
-        result[:, :, -1].zero_()
-    for run in range(runs):
+    dim = columns.shape[1]
+    result = _empty_groups(columns, targets)
+    for run, (source, target) in enumerate(zip(columns, result, strict=True)):
         middle = None if centre is None else centre[run % len(centre)]
         positions = targets.positions(run, dim)
-        _kernels().scatter(columns[run], positions, middle, result[run].view(-1, padded))
+        _kernels().scatter(source, positions, middle, target.flatten(0, 1))
+    _clear_last(result, targets, dim)
     return result
+
+
+def scattered_and_squared(columns: Columns, targets: Targets) -> tuple[Tensor, Tensor]:
+    """Return `scattered` for one run, and what its clients' squares sum up to, read once for both.
+
+    The second is ``[pieces, clients]``, float64: the sums of pieces of the coordinates.
+    """
+    _, dim, num_clients = columns.shape
+    result = _empty_groups(columns, targets)
+    kernels = _kernels()
+    shape = (cdiv(dim, kernels.scattered_at_once(result.shape[-1])), num_clients)
+    squares = torch.empty(shape, dtype=torch.float64, device=columns.device)
+    target = result.view(-1, result.shape[-1])
+    kernels.scatter(columns[0], targets.positions(0, dim), None, target, squares)
+    _clear_last(result, targets, dim)
+    return result, squares
+
+
+def _empty_groups(columns: Columns, targets: Targets) -> Tensor:
+    runs, _, num_clients = columns.shape
+    padded = cdiv(num_clients, SECTOR) * SECTOR
+    shape = (runs, *targets.shape[1:], padded)
+    return torch.empty(shape, dtype=torch.float32, device=columns.device)
+
+
+def _clear_last(result: Tensor, targets: Targets, dim: int) -> None:
+    """Write zeros to the last positions of the groups that are narrower than others."""
+    num_empty = targets.shape[1] * targets.shape[2] - dim
+    if num_empty > 0:
+        result[:, -num_empty:, -1].zero_()
 
 
 def squared_distances(

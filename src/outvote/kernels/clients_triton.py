@@ -16,6 +16,9 @@ from outvote.kernels.launch import launched
 
 # Values that are read together, at most.
 LARGEST_UNIT = 4
+# Values that a program copies to their groups, its warps, and what their squares are added up in.
+COPIED_AT_ONCE, COPY_WARPS = 4096, 4
+SQUARED_IN = tl.float64
 # What changes from call to call: a kernel that was compiled for one value would be compiled again.
 AT_RUN_TIME = [
     "num_rows",
@@ -79,6 +82,7 @@ def _scatter(
     num_columns,
     middle,
     target,
+    squares,
     dim,
     num_clients,
     dim_stride,
@@ -88,6 +92,8 @@ def _scatter(
     IS_PERMUTED: tl.constexpr,
     ROUNDS: tl.constexpr,
     IS_CENTRED: tl.constexpr,
+    HAS_SQUARES: tl.constexpr,
+    SQUARED_IN: tl.constexpr,
     DIM: tl.constexpr,
     CLIENTS: tl.constexpr,
 ):
@@ -98,6 +104,8 @@ def _scatter(
     inside = (client < num_clients)[:, None] & is_there[None, :]
     at = client[:, None] * client_stride * UNIT + coordinate[None, :] * dim_stride
     tile = tl.load(source + at, mask=inside, other=0.0)
+    # The assembler would read these values only after all look-ups of their positions.
+    tl.debug_barrier()
     if IS_CENTRED:
         offset = tl.load(middle).to(tl.int64) * client_stride * UNIT + coordinate * dim_stride
         offset = tl.load(source + offset, mask=is_there, other=0.0)
@@ -121,18 +129,36 @@ def _scatter(
         to = tl.where(coordinate < dim, coordinate, -1)
     wanted = (to >= 0)[:, None] & (client < WIDTH)[None, :]
     tl.store(target + to[:, None] * WIDTH + client[None, :], tl.trans(tile), mask=wanted)
+    if HAS_SQUARES:  # Last: positions are looked up while values are on their way.
+        wide = tile.to(SQUARED_IN)
+        total = tl.sum(wide * wide, axis=1).to(tl.float64)
+        own = squares + tl.program_id(0).to(tl.int64) * num_clients + client
+        tl.store(own, total, mask=client < num_clients)
+
+
+def scattered_at_once(width: int) -> int:
+    """Return how many coordinates of `width` values a program copies."""
+    return max(32, COPIED_AT_ONCE // max(16, next_power_of_2(width)))
 
 
 def scatter(
-    source: Tensor, positions: Positions | None, middle: Tensor | None, target: Tensor
+    source: Tensor,
+    positions: Positions | None,
+    middle: Tensor | None,
+    target: Tensor,
+    squares: Tensor | None = None,
 ) -> None:
-    """Copy each coordinate of ``source [dim, clients]`` to its row of `target`."""
+    """Copy each coordinate of ``source [dim, clients]`` to its row of `target`.
+
+    ``squares [pieces, clients]``, if it is given, becomes the sums of the squares of the clients in
+    pieces of `scattered_at_once` coordinates, float64.
+    """
     table, end, small, num_columns = positions or (source, 0, 1, 0)
     dim, num_clients = source.shape
     dim_stride, client_stride = source.stride()
     unit = gcd(client_stride, dim, LARGEST_UNIT) if dim_stride == 1 else 1
     tile = max(16, next_power_of_2(target.shape[-1]))
-    step = max(32, 8192 // tile)
+    step = scattered_at_once(target.shape[-1])
     _scatter[(cdiv(dim, step),)](
         source,
         table,
@@ -142,6 +168,7 @@ def scatter(
         num_columns,
         source if middle is None else middle,
         target,
+        source if squares is None else squares,
         dim,
         num_clients,
         dim_stride,
@@ -151,9 +178,11 @@ def scatter(
         IS_PERMUTED=positions is not None,
         ROUNDS=len(table) if num_columns else 0,
         IS_CENTRED=middle is not None,
+        HAS_SQUARES=squares is not None,
+        SQUARED_IN=SQUARED_IN,
         DIM=step,
         CLIENTS=tile,
-        num_warps=8,
+        num_warps=COPY_WARPS,
     )
 
 

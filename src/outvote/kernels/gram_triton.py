@@ -167,6 +167,37 @@ def _part(x, PART: tl.constexpr):
     return x
 
 
+@triton.jit
+def _parts(value, origin, ARE_ROWS: tl.constexpr, PART: tl.constexpr):
+    """Split values relative to the centre into three parts of 8 bits."""
+    if ARE_ROWS:
+        x = value - origin[None, :]
+    else:
+        x = value - origin[:, None]
+    high = _rounded(x)
+    rest = x - high
+    mid = _rounded(rest)
+    # What is left of 24 bits has no more than 8.
+    low = _part(rest - mid, PART)
+    return _part(high, PART), _part(mid, PART), low
+
+
+@triton.jit
+def _multiplied(high, mid, low, small, ARE_ROWS: tl.constexpr):
+    """Return the products of equal parts, and `small` with those of unequal parts added."""
+    if ARE_ROWS:
+        some = tl.dot(mid, tl.trans(mid), input_precision="ieee")
+        some = tl.dot(high, tl.trans(high), some, input_precision="ieee")
+        small = tl.dot(high, tl.trans(mid), small, input_precision="ieee")
+        small = tl.dot(high, tl.trans(low), small, input_precision="ieee")
+    else:
+        some = tl.dot(tl.trans(mid), mid, input_precision="ieee")
+        some = tl.dot(tl.trans(high), high, some, input_precision="ieee")
+        small = tl.dot(tl.trans(high), mid, small, input_precision="ieee")
+        small = tl.dot(tl.trans(high), low, small, input_precision="ieee")
+    return some, small
+
+
 @launched
 @triton.jit(do_not_specialize=AT_RUN_TIME)
 def _products(
@@ -206,6 +237,9 @@ def _products(
     small = tl.zeros([BLOCK, BLOCK], dtype=tl.float32)
     # Narrow columns are not read ahead by the compiler.
     IS_AHEAD: tl.constexpr = BLOCK < 64 and not ARE_ROWS
+    # Parts that come from the turn before are multiplied from shared memory. The compiler would
+    # work out some of them twice otherwise, in the order of a factor in registers.
+    IS_SPLIT_AHEAD: tl.constexpr = BLOCK >= 64
     value, origin = _read(
         start,
         middle,
@@ -220,8 +254,10 @@ def _products(
         BLOCK,
         STEP,
     )
+    if IS_SPLIT_AHEAD:
+        high, mid, low = _parts(value, origin, ARE_ROWS, PART)
     for at in range(first, last, STEP):
-        if IS_AHEAD:
+        if IS_AHEAD or IS_SPLIT_AHEAD:
             later, origin_later = _read(
                 start,
                 middle,
@@ -251,29 +287,14 @@ def _products(
                 BLOCK,
                 STEP,
             )
-        if ARE_ROWS:
-            x = value - origin[None, :]
-        else:
-            x = value - origin[:, None]
-        high = _rounded(x)
-        rest = x - high
-        mid = _rounded(rest)
-        # What is left of 24 bits has no more than 8.
-        low = _part(rest - mid, PART)
-        high, mid = _part(high, PART), _part(mid, PART)
-        if ARE_ROWS:
-            some = tl.dot(mid, tl.trans(mid), input_precision="ieee")
-            some = tl.dot(high, tl.trans(high), some, input_precision="ieee")
-            small = tl.dot(high, tl.trans(mid), small, input_precision="ieee")
-            small = tl.dot(high, tl.trans(low), small, input_precision="ieee")
-        else:
-            some = tl.dot(tl.trans(mid), mid, input_precision="ieee")
-            some = tl.dot(tl.trans(high), high, some, input_precision="ieee")
-            small = tl.dot(tl.trans(high), mid, small, input_precision="ieee")
-            small = tl.dot(tl.trans(high), low, small, input_precision="ieee")
+        if not IS_SPLIT_AHEAD:
+            high, mid, low = _parts(value, origin, ARE_ROWS, PART)
+        some, small = _multiplied(high, mid, low, small, ARE_ROWS)
         # The factor 1 is not known to the compiler, which would add up in the tensor cores.
         large += some * one
-        if IS_AHEAD:
+        if IS_SPLIT_AHEAD:
+            high, mid, low = _parts(later, origin_later, ARE_ROWS, PART)
+        elif IS_AHEAD:
             value, origin = later, origin_later
     total = large + (small + tl.trans(small))
     client = tl.arange(0, BLOCK)

@@ -32,6 +32,8 @@ FEW_CLIENTS, MOST_MULTIPLIED = 8, 64
 USES_TENSOR_CORES = True
 # Coordinates of one program that adds up squares, of one client or a few, and of all.
 SQUARED_PIECE, MEASURED_PIECE = 8192, 4096
+# Sums of pieces that one program adds up, and that are added up before where there are more.
+FEW_PIECES, LARGER_PIECE = 512, 256
 # Values that are read together, at most.
 LARGEST_UNIT = 16
 NARROW_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -154,14 +156,37 @@ def square_sums(rows: Rows, minus: PerCoordinate | None = None) -> PerClient:
 
     Coordinates are side by side; `minus` is a vector per run.
     """
+    if minus is not None:
+        minus = minus.expand(rows.shape[0], rows.shape[2]).contiguous()
+    parts = square_sums_of_pieces(rows, minus)
+    return parts[:, 0] if parts.shape[1] == 1 else parts.sum(dim=1)
+
+
+def square_sums_of_pieces(rows: Rows, minus: PerCoordinate | None = None) -> Tensor:
+    """Return `square_sums` of pieces of the coordinates, ``[runs, pieces, clients]``."""
     runs, num_clients, dim = rows.shape
     shape = (runs, ceil(dim / SQUARED_PIECE), num_clients)
     parts = torch.empty(shape, dtype=torch.float64, device=rows.device)
     layout = layout_of(rows.mT.unsqueeze(1))
-    if minus is not None:
-        minus = minus.expand(runs, dim).contiguous()
     _rows().square_sums(rows, minus, parts, SQUARED_PIECE, layout)
-    return parts[:, 0] if shape[1] == 1 else parts.sum(dim=1)
+    return parts
+
+
+def lengths(pieces: Tensor, shortest: float, longest: float) -> tuple[Tensor, Tensor]:
+    """Return the lengths of the clients from sums of their squares ``[pieces, clients]``.
+
+    The first result has one number more, last: how many clients are unusual, that is not shorter
+    than `longest`, of the same length as another, or, the median one, shorter than `shortest`. The
+    second is the client of median length, ``[1]``.
+    """
+    if len(pieces) > FEW_PIECES:
+        larger = pieces.new_empty(ceil(len(pieces) / LARGER_PIECE), pieces.shape[1])
+        _rows().larger_pieces(pieces, larger, LARGER_PIECE)
+        pieces = larger
+    found = torch.empty(pieces.shape[1] + 1, dtype=torch.float64, device=pieces.device)
+    centre = torch.empty(1, dtype=torch.int64, device=pieces.device)
+    _rows().lengths(pieces, found, centre, shortest, longest)
+    return found, centre
 
 
 def can_measure(columns: Columns) -> bool:

@@ -5,6 +5,8 @@ same to the last bit for copies. In float64 they are finite for all finite float
 float32 they are of values times a power of two, chosen by the caller so that no square is infinite.
 """
 
+from math import gcd
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,6 +20,9 @@ LOG_WARP = 5
 # Clients in no order: the compiler gives whole rows to threads, which sort in registers.
 PERMUTING = tl.constexpr(21)
 LARGEST = tl.constexpr(3.4028234663852886e38)
+# Values that are read together, at most; coordinates of a program that adds up clients, its warps.
+LARGEST_UNIT = 4
+SUMMED_AT_ONCE, SUM_WARPS = 1024, 4
 
 
 @triton.jit
@@ -419,39 +424,52 @@ def average_of_smallest(scores: Tensor, result: Tensor, num_smallest: int) -> No
 
 
 @launched
-@triton.jit(do_not_specialize=["num_clients", "dim"])
+@triton.jit(do_not_specialize=["num_clients", "num_units", "run_stride", "client_stride"])
 def _weighted_sum(
-    rows, weights, result, num_clients, dim, run_stride, client_stride, DIM: tl.constexpr
+    rows,
+    weights,
+    result,
+    num_clients,
+    num_units,
+    run_stride,
+    client_stride,
+    UNIT: tl.constexpr,
+    DIM: tl.constexpr,
 ):
     run = tl.program_id(1).to(tl.int64)
     coordinate = tl.program_id(0).to(tl.int64) * DIM + tl.arange(0, DIM)
-    inside = coordinate < dim
-    at = rows + run * run_stride + coordinate
+    # Written so that the compiler sees which coordinates are read together.
+    unit = coordinate // UNIT
+    inside = unit < num_units
+    at = rows + run * run_stride * UNIT + coordinate
     total = tl.zeros([DIM], dtype=tl.float64)
     for client in range(num_clients):
         weight = tl.load(weights + run * num_clients + client)
         # Rows without a weight are not read.
-        wanted = coordinate < tl.where(weight != 0.0, dim, 0)
+        wanted = unit < tl.where(weight != 0.0, num_units, 0)
         value = tl.load(at, mask=wanted, other=0.0)
         total += value.to(tl.float64) * weight
-        at += client_stride
+        at += client_stride.to(tl.int64) * UNIT
     # Weights sum to 1 but for rounding: an average of the largest numbers does not overflow.
     total = tl.minimum(tl.maximum(total, -LARGEST), LARGEST)
-    tl.store(result + run * dim + coordinate, total.to(tl.float32), mask=inside)
+    to = result + run * num_units * UNIT + coordinate
+    tl.store(to, total.to(tl.float32), mask=inside)
 
 
 def weighted_sum(rows: Tensor, weights: Tensor, result: Tensor) -> None:
     """Add up the clients of ``rows [runs, clients, dim]`` (coordinates side by side)."""
     runs, num_clients, dim = rows.shape
-    block = 1024
-    _weighted_sum[(cdiv(dim, block), runs)](
+    run_stride, client_stride, _ = rows.stride()
+    unit = gcd(run_stride, client_stride, dim, LARGEST_UNIT)
+    _weighted_sum[(cdiv(dim, SUMMED_AT_ONCE), runs)](
         rows,
         weights,
         result,
         num_clients,
-        dim,
-        rows.stride(0),
-        rows.stride(1),
-        DIM=block,
-        num_warps=4,
+        dim // unit,
+        run_stride // unit,
+        client_stride // unit,
+        UNIT=unit,
+        DIM=SUMMED_AT_ONCE,
+        num_warps=SUM_WARPS,
     )

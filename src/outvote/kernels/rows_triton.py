@@ -189,3 +189,107 @@ def distances_to_vector(
         STEP=AT_ONCE // clients,
         num_warps=NUM_WARPS,
     )
+
+
+@triton.jit
+def _sums(pieces, first, last, num_clients, PIECES: tl.constexpr, CLIENTS: tl.constexpr):
+    """Add up the rows of ``pieces [..., clients]`` from `first` up to, not with, `last`."""
+    client = tl.arange(0, CLIENTS)
+    total = tl.zeros([PIECES, CLIENTS], dtype=tl.float64)
+    for start in range(first, last, PIECES):
+        piece = start + tl.arange(0, PIECES)
+        at = piece[:, None] * num_clients + client[None, :]
+        wanted = (piece < last)[:, None] & (client < num_clients)[None, :]
+        total += tl.load(pieces + at, mask=wanted, other=0.0)
+    return tl.sum(total, axis=0)
+
+
+@launched
+@triton.jit(do_not_specialize=["num_pieces", "num_clients"])
+def _larger_pieces(
+    pieces,
+    result,
+    num_pieces,
+    num_clients,
+    LARGER: tl.constexpr,
+    PIECES: tl.constexpr,
+    CLIENTS: tl.constexpr,
+):
+    number = tl.program_id(0)
+    last = tl.minimum((number + 1) * LARGER, num_pieces)
+    total = _sums(pieces, number * LARGER, last, num_clients, PIECES, CLIENTS)
+    client = tl.arange(0, CLIENTS)
+    tl.store(result + number * num_clients + client, total, mask=client < num_clients)
+
+
+def larger_pieces(pieces: Tensor, result: Tensor, size: int) -> None:
+    """Add up every `size` rows of ``pieces [pieces, clients]``."""
+    num_pieces, num_clients = pieces.shape
+    clients = max(2, next_power_of_2(num_clients))
+    _larger_pieces[(len(result),)](
+        pieces,
+        result,
+        num_pieces,
+        num_clients,
+        LARGER=size,
+        PIECES=max(1, AT_ONCE // clients),
+        CLIENTS=clients,
+        num_warps=NUM_WARPS,
+    )
+
+
+@launched
+@triton.jit(do_not_specialize=["num_pieces", "num_clients"])
+def _lengths(
+    pieces,
+    lengths,
+    centre,
+    num_pieces,
+    num_clients,
+    SHORTEST: tl.constexpr,
+    LONGEST: tl.constexpr,
+    PIECES: tl.constexpr,
+    CLIENTS: tl.constexpr,
+):
+    client = tl.arange(0, CLIENTS)
+    known = client < num_clients
+    length = tl.sqrt(_sums(pieces, 0, num_pieces, num_clients, PIECES, CLIENTS))
+    length = tl.where(known, length, float("inf"))
+    is_first = client[None, :] < client[:, None]
+    is_alike = (length[None, :] == length[:, None]) & is_first & known[:, None]
+    is_before = (length[None, :] < length[:, None]) | is_alike
+    rank = tl.sum(is_before.to(tl.int32), axis=1)
+    # Where some are not a number there may be none of this rank, or several.
+    is_middle = (rank == (num_clients - 1) // 2) & known
+    middle = tl.max(tl.where(is_middle, client, 0), axis=0)
+    is_too_short = tl.where((client == middle) & (length < SHORTEST), 1, 0)
+    is_usual = (length < LONGEST) | (known == 0)
+    num_unusual = tl.sum(is_too_short + (is_usual == 0).to(tl.int32), axis=0)
+    num_alike = tl.sum(tl.sum(is_alike.to(tl.int32), axis=1), axis=0)
+    tl.store(lengths + client, length, mask=known)
+    tl.store(lengths + num_clients, (num_unusual + num_alike).to(tl.float64))
+    tl.store(centre, middle.to(tl.int64))
+
+
+def lengths(
+    pieces: Tensor, result: Tensor, centre: Tensor, shortest: float, longest: float
+) -> None:
+    """Turn sums of squares ``[pieces, clients]`` into lengths, and find a client of median length.
+
+    ``result [clients + 1]`` has last how many are unusual: not below `longest`, equal to another,
+    or the median below `shortest`. `centre` is a client that there is, whatever the lengths are.
+    """
+    num_pieces, num_clients = pieces.shape
+    clients = max(2, next_power_of_2(num_clients))
+    _lengths[(1,)](
+        pieces,
+        result,
+        centre,
+        num_pieces,
+        num_clients,
+        SHORTEST=shortest,
+        LONGEST=longest,
+        PIECES=max(1, AT_ONCE // clients),
+        CLIENTS=clients,
+        num_warps=NUM_WARPS,
+    )

@@ -22,20 +22,25 @@ from outvote.errors import TooManyByzantine, check_choice
 from outvote.flat import to_float
 from outvote.fresh import on_device
 from outvote.kernels import is_for_kernels
-from outvote.kernels.group_kernels import SAFE_NORM
+from outvote.kernels.group_kernels import SAFE_NORM, square_sums_of_pieces
 from outvote.precision import plain_torch, work_dtype
-from outvote.receive import Received, as_vector, finite_rows, listed_later, receive
+from outvote.receive import Received, as_vector, receive
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.distances import (
     CancellationCheck,
     central_client,
     distances_to_update,
-    find_originals,
     new_check,
-    row_norms,
 )
 from outvote.rules.gas import GAS
 from outvote.rules.groups import SplitAhead, split_ahead
+from outvote.rules.row_facts import (
+    SMALLEST_NORM,
+    RowFacts,
+    UsualRows,
+    are_looked_at_later,
+    row_facts_later,
+)
 from outvote.rules.rule import (
     Aggregation,
     RoundInfo,
@@ -56,9 +61,6 @@ from outvote.rules.sample_counts import (
 from outvote.rules.split import Split, explicit_split
 from outvote.rules.verdict import Verdict
 from outvote.seeding import RandomStream, Seed, seed_from
-
-# Below this norm of the central client, squares underflow in float32: float64 is used.
-SMALLEST_NORM = 1e-10
 
 
 def aggregate_later(  # noqa: PLR0913  (all that a round may have, by name)
@@ -102,57 +104,117 @@ def aggregate_later(  # noqa: PLR0913  (all that a round may have, by name)
             f"num_byzantine and seeds must have one entry for each of the {num_runs} runs, got "
             f"{len(num_byzantine)} and {len(seeds)}."
         )
-    traits = rule.traits
-
-    def info_of(runs: list[_Run]) -> RoundInfo:
-        """Return what the rule is given: what belongs to one run only where it is alone."""
-        first = runs[0]
-        own: dict[str, Any] = {}
-        if len(runs) == 1:
-            ids = None if clients is None else clients[first.number]
-            own["clients"] = tuple(k if ids is None else ids[k] for k in first.rows)
-            own["reference"] = references and references[first.number]
-            own["state"] = states[first.number] if traits.has_state and states else None
-            if traits.needs_model and models is not None:
-                own["model"] = models[first.number]
-            _check_needs(rule.name, traits, own)
-        return RoundInfo(
-            num_byzantine=first.num_byzantine,
-            stream=RandomStream(tuple(seeds[run.number] for run in runs)),
-            num_received=first.num_received,
-            round=round,
-            split=split,
-            layer_sizes=layer_sizes,
-            counts=_on(counts_of.get(first.number), gradients.device),
-            wants_weights=is_full,
-            to_vector=to_vector or partial(as_vector, device=gradients.device),
-            **own,
-        )
-
     with plain_torch(gradients.device):
         values = gradients.detach()
-        known_rows, ahead = (facts, None) if facts else _look(split, rule, values, seeds)
-        everyone = [[True] * values.shape[1]] * num_runs
-        present = everyone if is_present is None else is_present.tolist()
+        known_rows, ahead, usual = facts, None, None
+        if facts is None and is_present is None and are_looked_at_later(rule, values):
+            usual, ahead = _look_later(split, rule, values, seeds)
+            known_rows = RowFacts.of_usual(values.shape[1])
+        elif facts is None:
+            known_rows, ahead = _look(split, rule, values, seeds)
+        assert known_rows is not None
+        asked = _Asked(
+            rule=rule,
+            values=values,
+            num_byzantine=num_byzantine,
+            seeds=seeds,
+            is_present=is_present,
+            clients=clients,
+            references=references,
+            states=states,
+            round=round,
+            models=models,
+            layer_sizes=layer_sizes,
+            split=split,
+            sample_counts=sample_counts,
+            count_cap=count_cap,
+            to_vector=to_vector or partial(as_vector, device=gradients.device),
+            is_full=is_full,
+        )
+        return asked.begin(known_rows, ahead, usual)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Asked:
+    """What `aggregate_later` is asked for."""
+
+    rule: Rule
+    values: Rows
+    num_byzantine: Sequence[int]
+    seeds: Sequence[int]
+    is_present: Tensor | None
+    clients: Sequence[Sequence[Hashable]] | None
+    references: Sequence[Tensor | None] | None
+    states: Sequence[Any] | None
+    round: int | None
+    models: Sequence[Tensor] | Tensor | None
+    layer_sizes: tuple[int, ...] | None
+    split: Split | None
+    sample_counts: Sequence[Sequence[float] | None] | None
+    count_cap: float
+    to_vector: Callable[[Any], Tensor]
+    is_full: bool
+
+    def begin(
+        self, facts: RowFacts, ahead: SplitAhead | None, usual: UsualRows | None = None
+    ) -> Callable[[], Aggregation]:
+        """Let the rule compute with what is known about the rows, or what they are taken for."""
+        rule, values = self.rule, self.values
+        num_runs, num_clients = values.shape[:2]
+        everyone = [[True] * num_clients] * num_runs
+        present = everyone if self.is_present is None else self.is_present.tolist()
         is_rejected = torch.zeros(values.shape[:2], dtype=torch.bool)
-        used, runs = _finite_runs(rule, known_rows, present, num_byzantine, is_rejected)
+        used, runs = _finite_runs(rule, facts, present, self.num_byzantine, is_rejected)
         # What was split ahead may have rows that are not taken.
         ahead = ahead if _are_all(runs, values) else None
-        counts_of = _capped(runs, sample_counts, count_cap)
-        groups = _alike(runs, _alone(runs, traits) | counts_of.keys())
+        counts_of = _capped(runs, self.sample_counts, self.count_cap)
+        groups = _alike(runs, _alone(runs, rule.traits) | counts_of.keys())
+
+        def compute_of(some: list[_Run], check: CancellationCheck | None) -> Aggregation:
+            info = self.info_of(some, counts_of.get(some[0].number))
+            return _compute(rule, values, some, info, check, ahead, usual, is_full=self.is_full)
+
+        def again() -> Aggregation:
+            """Compute with the facts, as the rows are not what they were taken for."""
+            assert usual is not None
+            return self.begin(RowFacts.from_norms(values, usual.norms), ahead)()
+
         return _begun(
-            lambda check: [
-                (some, _compute(rule, values, some, info_of(some), check, ahead, is_full=is_full))
-                for some in groups
-            ],
+            lambda check: [(some, compute_of(some, check)) for some in groups],
             lambda found: _merged(
                 values,
                 found,
-                [None] * num_runs if states is None else states,
+                [None] * num_runs if self.states is None else self.states,
                 is_rejected=is_rejected,
                 num_byzantine=tuple(used),
             ),
             values.device,
+            None if usual is None else (usual.are_usual, again),
+        )
+
+    def info_of(self, runs: "list[_Run]", counts: NDArray[np.float64] | None) -> RoundInfo:
+        """Return what the rule is given: what belongs to one run only where it is alone."""
+        first, traits = runs[0], self.rule.traits
+        own: dict[str, Any] = {}
+        if len(runs) == 1:
+            ids = None if self.clients is None else self.clients[first.number]
+            own["clients"] = tuple(k if ids is None else ids[k] for k in first.rows)
+            own["reference"] = self.references and self.references[first.number]
+            own["state"] = self.states[first.number] if traits.has_state and self.states else None
+            if traits.needs_model and self.models is not None:
+                own["model"] = self.models[first.number]
+            _check_needs(self.rule.name, traits, own)
+        return RoundInfo(
+            num_byzantine=first.num_byzantine,
+            stream=RandomStream(tuple(self.seeds[run.number] for run in runs)),
+            num_received=first.num_received,
+            round=self.round,
+            split=self.split,
+            layer_sizes=self.layer_sizes,
+            counts=_on(counts, self.values.device),
+            wants_weights=self.is_full,
+            to_vector=self.to_vector,
+            **own,
         )
 
 
@@ -177,8 +239,12 @@ def _begun(
     compute: Callable[[CancellationCheck | None], "Found"],
     merge: Callable[["Found"], Aggregation],
     device: torch.device,
+    usual: tuple[Callable[[], bool], Callable[[], Aggregation]] | None = None,
 ) -> Callable[[], Aggregation]:
-    """Compute with a check of the distances; what is returned looks at it, and computes again."""
+    """Compute with a check of the distances; what is returned looks at it, and computes again.
+
+    `usual`: whether the rows are what they were taken for, and what to return if they are not.
+    """
     check = new_check(device)
     error: Exception | None = None
     found: Found = []
@@ -187,14 +253,16 @@ def _begun(
     except torch.cuda.OutOfMemoryError:
         raise
     except Exception as caught:
-        if check is None:
+        if check is None and usual is None:
             raise
-        error = caught  # It may come from distances that are inexact.
+        error = caught  # It may come from distances that are inexact, or from unusual rows.
 
     def finish() -> Aggregation:
         with plain_torch(device):
             # Before a GPU is waited for, which is still at work.
             merged = merge(found) if error is None else None
+            if usual is not None and not usual[0]():
+                return usual[1]()
             if check is not None and check.has_failed():
                 return merge(compute(None))
             if merged is None:
@@ -216,58 +284,32 @@ def _check_needs(name: str, traits: Traits, own: dict[str, Any]) -> None:
         raise ValueError(f"{name} needs model=, the current model as a vector, got None.")
 
 
-@dataclass(frozen=True, slots=True)
-class RowFacts:
-    """What every rule needs to know about the rows of all clients, by run."""
-
-    norms: list[list[float]]
-    is_finite: list[list[bool]]
-    originals: list[list[int]]
-    """The first row of the run that is equal to each."""
-
-    def of(self, runs: Sequence[int]) -> "RowFacts":
-        """Return those of some runs."""
-        return RowFacts(
-            [self.norms[k] for k in runs],
-            [self.is_finite[k] for k in runs],
-            [self.originals[k] for k in runs],
-        )
-
-
-def row_facts(gradients: Rows) -> RowFacts:
-    """Look at ``gradients [runs, clients, dim]``: once for all rules, as a GPU is waited for."""
-    return row_facts_later(gradients)()
-
-
-def row_facts_later(gradients: Rows) -> Callable[[], RowFacts]:
-    """Start to look at gradients; a GPU is waited for when the result is called."""
-    num_runs, num_clients = gradients.shape[:2]
-    flat = gradients.flatten(0, 1)
-    measured = listed_later(row_norms(flat))
-
-    def look() -> RowFacts:
-        norms = measured()
-        is_finite = finite_rows(flat, norms)
-        starts = [run * num_clients for run in range(num_runs)]
-        of_runs = [norms[start : start + num_clients] for start in starts]
-        return RowFacts(
-            norms=of_runs,
-            is_finite=[is_finite[start : start + num_clients] for start in starts],
-            originals=find_originals(gradients, of_runs),
-        )
-
-    return look
-
-
 def _look(
     split: Split | None, rule: Rule, gradients: Rows, seeds: Sequence[int]
 ) -> tuple[RowFacts, SplitAhead | None]:
     """Return the facts of the rows; gas splits the coordinates while a GPU measures them."""
     measured = row_facts_later(gradients)
-    ahead = None
-    if split is None and isinstance(rule, GAS) and is_for_kernels(gradients):
-        ahead = split_ahead(gradients, rule.split, rule.num_groups, RandomStream(tuple(seeds)))
+    ahead = _split_ahead(split, rule, gradients, seeds, with_squares=False)
     return measured(), ahead
+
+
+def _look_later(
+    split: Split | None, rule: Rule, gradients: Rows, seeds: Sequence[int]
+) -> tuple[UsualRows, SplitAhead | None]:
+    """Start to measure the rows, and wait for nothing; gas does so while it splits them."""
+    ahead = _split_ahead(split, rule, gradients, seeds, with_squares=True)
+    if ahead is None or ahead.squares is None:
+        return UsualRows(square_sums_of_pieces(gradients)[0]), ahead
+    return UsualRows(ahead.squares), ahead
+
+
+def _split_ahead(
+    split: Split | None, rule: Rule, gradients: Rows, seeds: Sequence[int], *, with_squares: bool
+) -> SplitAhead | None:
+    if split is not None or not isinstance(rule, GAS) or not is_for_kernels(gradients):
+        return None
+    stream = RandomStream(tuple(seeds))
+    return split_ahead(gradients, rule.split, rule.num_groups, stream, with_squares=with_squares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,6 +406,7 @@ def _compute(
     info: RoundInfo,
     check: CancellationCheck | None,
     ahead: SplitAhead | None,
+    usual: UsualRows | None,
     *,
     is_full: bool,
 ) -> Aggregation:
@@ -374,15 +417,23 @@ def _compute(
     centres = [central_client(run.norms) for run in runs]
     if any(run.norms[k] < SMALLEST_NORM for run, k in zip(runs, centres, strict=True)):
         rows, ahead = rows.double(), None
-    centre = on_device(centres, rows.device)
     longest = max(norm for run in runs for norm in run.norms)
     originals = _originals(runs, rows.device)
     # What overflows is redone at once: a rule must not see infinite distances.
     check = check if longest < SAFE_NORM else None
     matrix = ClientMatrix.from_rows(
-        rows, centre, originals, largest_norm=longest, check=check, ahead=ahead
+        rows,
+        on_device(centres, rows.device) if usual is None else usual.centre,
+        originals,
+        largest_norm=longest if usual is None else usual.largest_norm,
+        check=check,
+        ahead=ahead,
     )
     found = compute_weighted(rule, matrix, info)
+    # Before the average: a GPU is still at it when these arrive.
+    for later in (usual, check):
+        if later is not None:
+            later.fetch()
     vector = to_float(matrix.vector(found), work_dtype(gradients.dtype))
     largest = torch.finfo(vector.dtype).max
     if any(norm > largest / 8 for run in runs for norm in run.norms):

@@ -38,7 +38,7 @@ class ClientMatrix:
         buffer: Callable[[], Tensor] | None = None,
         originals: Tensor | None = None,
         check: CancellationCheck | None = None,
-        largest_norm: float = torch.inf,
+        largest_norm: float | Callable[[], float] = torch.inf,
     ) -> None:
         """Take the values, or a way to get them with the shape and the kind that they will have.
 
@@ -46,7 +46,8 @@ class ClientMatrix:
         to it that is shorter than through the values, `squared_distances` has those of all pairs if
         they are known, `buffer` memory that may be written over, `originals` has the first client
         equal to each, `check` counts inexact distances.
-        `largest_norm`: no client is longer, in all coordinates.
+        `largest_norm`: no client is longer, in all coordinates; or a way to that number, if it is
+        below `SAFE_NORM`.
         """
         self._columns = columns
         self.shape = columns.shape if isinstance(columns, Tensor) else torch.Size(shape or ())
@@ -62,7 +63,7 @@ class ClientMatrix:
         self._buffer = buffer
         self.originals = originals
         self.check = check
-        self.largest_norm = largest_norm
+        self.longest = largest_norm
         self.sums_are_finite = False
         self.ahead: SplitAhead | None = None
 
@@ -73,7 +74,7 @@ class ClientMatrix:
         centre: Tensor | None = None,
         originals: Tensor | None = None,
         *,
-        largest_norm: float = torch.inf,
+        largest_norm: float | Callable[[], float] = torch.inf,
         check: CancellationCheck | None = None,
         ahead: "SplitAhead | None" = None,
     ) -> "ClientMatrix":
@@ -85,7 +86,8 @@ class ClientMatrix:
             rows.mT, centre=centre, originals=originals, check=check, largest_norm=largest_norm
         )
         largest = torch.finfo(matrix.work_dtype).max
-        matrix.sums_are_finite = largest_norm < largest / (2 * matrix.num_clients)
+        longest = group_kernels.SAFE_NORM if callable(largest_norm) else largest_norm
+        matrix.sums_are_finite = longest < largest / (2 * matrix.num_clients)
         matrix.ahead = ahead
         return matrix
 
@@ -107,7 +109,12 @@ class ClientMatrix:
     @property
     def can_overflow(self) -> bool:
         """Whether inner products may be too large for the working precision."""
-        return not self.largest_norm < group_kernels.SAFE_NORM
+        return not callable(self.longest) and not self.longest < group_kernels.SAFE_NORM
+
+    @lazy
+    def largest_norm(self) -> float:
+        """No client is longer, in all coordinates; a GPU may be waited for."""
+        return self.longest() if callable(self.longest) else self.longest
 
     @lazy
     def columns(self) -> Columns:
@@ -269,7 +276,7 @@ class ClientMatrix:
             originals=originals,
             # In groups copies are not known: clients with the same neighbours would be counted.
             check=self.check if len(self.batch) == 1 else None,
-            largest_norm=self.largest_norm,
+            largest_norm=self.longest,
         )
 
     def _mixed_columns(self, mixture: Mixture, originals: Tensor | None) -> Columns:

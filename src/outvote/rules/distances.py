@@ -18,6 +18,7 @@ from outvote.axes import Columns, Pairs, PerClient, PerCoordinate, Rows
 from outvote.kernels import client_kernels, group_kernels, matrix_kernels
 from outvote.kernels.long_products import long_products
 from outvote.precision import exact_products, work_dtype
+from outvote.receive import listed_later
 from outvote.threads import mapped
 
 if TYPE_CHECKING:
@@ -49,14 +50,19 @@ class CancellationCheck:
     def __init__(self, device: torch.device) -> None:
         """Start at 0."""
         self.count = torch.zeros(1, dtype=torch.int32, device=device)
+        self._fetched: Callable[[], list[float]] | None = None
 
     def add(self, inexact: Tensor) -> None:
         """Count a mask that has any mark as one."""
         self.count += inexact.any()
 
+    def fetch(self) -> None:
+        """Start to fetch the count, as nothing more is counted; what is queued now goes on."""
+        self._fetched = listed_later(self.count)
+
     def has_failed(self) -> bool:
-        """Wait for the device, and return whether any result was inexact."""
-        return bool(self.count)
+        """Wait for the count, and return whether any result was inexact."""
+        return bool(self.count if self._fetched is None else self._fetched()[0])
 
 
 def new_check(device: torch.device) -> CancellationCheck | None:

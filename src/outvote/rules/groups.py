@@ -48,9 +48,19 @@ class SplitAhead(NamedTuple):
     asked: tuple[str, int, RandomStream]
     split: Split
     values: Columns
+    squares: Tensor | None = None
+    """The sums of the squares of each client in pieces of the coordinates, ``[pieces, clients]``,
+    if they were asked for."""
 
 
-def split_ahead(rows: Rows, how: str, num_groups: int, stream: RandomStream) -> SplitAhead | None:
+def split_ahead(
+    rows: Rows,
+    how: str,
+    num_groups: int,
+    stream: RandomStream,
+    *,
+    with_squares: bool = False,
+) -> SplitAhead | None:
     """Start to split gradients of one run; None where the groups are not copied as they are.
 
     A GPU works on this while its norms of the rows are waited for.
@@ -62,8 +72,10 @@ def split_ahead(rows: Rows, how: str, num_groups: int, stream: RandomStream) -> 
     if not group_kernels.can_multiply(columns):
         return None
     split = scattered_split(columns, num_groups, stream)
-    values = client_kernels.scattered(columns, split.blocks[0])
-    return SplitAhead((how, num_groups, stream), split, values)
+    asked = (how, num_groups, stream)
+    if not with_squares:
+        return SplitAhead(asked, split, client_kernels.scattered(columns, split.blocks[0]))
+    return SplitAhead(asked, split, *client_kernels.scattered_and_squared(columns, split.blocks[0]))
 
 
 class Groups:
@@ -178,7 +190,7 @@ class Groups:
                     buffer=partial(reader.buffer, stop - start, "scratch"),
                     originals=matrix.originals,
                     check=check,
-                    largest_norm=matrix.largest_norm,
+                    largest_norm=matrix.longest,
                 )
 
     def _squared_distances(self, *, needs_values: bool | None) -> Sequence[Pairs | None]:

@@ -1,6 +1,7 @@
 """RFA: a few steps of the smoothed Weiszfeld algorithm towards the geometric median."""
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import ClassVar, final
 
 import torch
@@ -53,13 +54,7 @@ class RFA(AffineRule):
     @property
     def traits(self) -> Traits:  # type: ignore[override]
         """Distances to the origin are computed from the values."""
-        needs_values = self.start == "zero"
-        return replace(
-            AffineRule.traits,
-            uses_num_byzantine=False,
-            needs_values=needs_values,
-            uses_sample_counts=True,
-        )
+        return _of_rfa(self.start == "zero")
 
     def weigh(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Reweight the clients by their distance to the current average."""
@@ -85,3 +80,13 @@ class RFA(AffineRule):
                 weights[..., :num_real] *= counts
             weights /= weights.sum(dim=-1, keepdim=True)
         return weights
+
+
+@cache  # Asked for in every call, and several times where gas is around.
+def _of_rfa(needs_values: bool) -> Traits:
+    return replace(
+        AffineRule.traits,
+        uses_num_byzantine=False,
+        needs_values=needs_values,
+        uses_sample_counts=True,
+    )
