@@ -628,6 +628,12 @@ def test_the_results_are_put_together_before_a_gpu_is_waited_for(counting, devic
     assert (merged, counting) == ([0], [False])
 
 
+@pytest.fixture(autouse=True)
+def _usual_before(monkeypatch):
+    """Begin every test as after a call with usual rows."""
+    monkeypatch.setattr(outvote.rules.row_facts._LAST, "were_usual", True)
+
+
 LATER = ["gas(multi-krum, num_groups=9)", "krum", "rfa"]
 KINDS = ["usual", "copies", "not finite", "tiny", "huge", "near", "all zero", "none finite"]
 
@@ -667,6 +673,18 @@ def test_rows_that_are_looked_at_later_give_the_same(spec, kind, device, monkeyp
     assert torch.equal(later.weights, at_first.weights)
     assert torch.equal(later.is_rejected, at_first.is_rejected)
     assert (later.num_byzantine, later.notes) == (at_first.num_byzantine, at_first.notes)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")
+@pytest.mark.parametrize("kind", ["copies", "not finite", "tiny", "huge"])
+def test_after_unusual_rows_the_next_ones_are_looked_at_first(kind, device):
+    rule, usual = ov.make_rule("krum"), _kinds_of_rows("usual", device)
+    aggregate(rule, _unusual_rows(kind, device), **ONE)
+    assert not outvote.rules.row_facts._LAST.were_usual
+    assert not are_looked_at_later(rule, usual)
+    aggregate(rule, usual, **ONE)
+    assert outvote.rules.row_facts._LAST.were_usual
+    assert are_looked_at_later(rule, usual) == is_for_kernels(usual)
 
 
 class Foreign(ov.Krum.__bases__[0]):
@@ -712,7 +730,9 @@ def test_an_error_that_comes_from_unusual_rows_is_forgotten(device, monkeypatch)
 
     expected = aggregate(rule, rows, **ONE)
     monkeypatch.setattr("outvote.rules.aggregate._compute", compute)
+    outvote.rules.row_facts._LAST.were_usual = True
     assert torch.equal(aggregate(rule, rows, **ONE).vector, expected.vector)
     if is_for_kernels(rows):
+        outvote.rules.row_facts._LAST.were_usual = True
         with pytest.raises(ValueError, match="this must not be seen"):
             aggregate(rule, _kinds_of_rows("usual", device), **ONE)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outvote.kernels import group_kernels
+from outvote.kernels import client_kernels, group_kernels
 from outvote.rules import distances
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -416,3 +416,13 @@ def test_a_short_client_that_is_not_the_median_is_usual() -> None:
     pieces[:, 4] = 0
     found, _ = group_kernels.lengths(pieces, 1e-10, 1e18)
     assert found[-1] == 0
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "expected"),
+    [(1, 8), (5, 8), (18, 24), (27, 32), (50, 64), (100, 104), (128, 128)],
+)
+def test_copied_coordinates_are_whole_lines_where_these_are_hardly_longer(
+    num_clients: int, expected: int
+):
+    assert client_kernels.padded_clients(num_clients) == expected

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
 LARGEST_TILE = 128
 MOST_CLIENTS = 1024
-# Eight floats: memory is written in pieces of 32 bytes.
-SECTOR = 8
+# Eight floats: memory is written in pieces of 32 bytes. Whole lines of 128 bytes are copied faster:
+# 50 clients in 0.33 instead of 0.41 ms on an H200, though 64 are more bytes than 56.
+SECTOR, LINE = 8, 32
+# By how much of their length rows may grow to be whole lines.
+MOST_ADDED = 0.2
 
 
 class Positions(NamedTuple):
@@ -101,8 +104,8 @@ def sum_of_smallest(values: Tensor, num_smallest: int) -> Tensor:
 def scattered(columns: Columns, targets: Targets, centre: Tensor | None = None) -> Tensor:
     """Copy coordinates to the positions of their groups, ``[runs, groups, width, clients]``.
 
-    The clients are padded with zeros to whole sectors of memory, and so are positions that no
-    coordinate takes. With `centre`, that client's values are subtracted.
+    The clients are padded with zeros to whole lines or sectors of memory, and so are positions that
+    no coordinate takes. With `centre`, that client's values are subtracted.
     """
     dim = columns.shape[1]
     result = _empty_groups(columns, targets)
@@ -132,9 +135,14 @@ def scattered_and_squared(columns: Columns, targets: Targets) -> tuple[Tensor, T
 
 def _empty_groups(columns: Columns, targets: Targets) -> Tensor:
     runs, _, num_clients = columns.shape
-    padded = cdiv(num_clients, SECTOR) * SECTOR
-    shape = (runs, *targets.shape[1:], padded)
+    shape = (runs, *targets.shape[1:], padded_clients(num_clients))
     return torch.empty(shape, dtype=torch.float32, device=columns.device)
+
+
+def padded_clients(num_clients: int) -> int:
+    """Return how many clients a copied coordinate has room for: whole lines, or whole sectors."""
+    sectors, lines = (cdiv(num_clients, unit) * unit for unit in (SECTOR, LINE))
+    return lines if lines <= (1 + MOST_ADDED) * sectors else sectors
 
 
 def _clear_last(result: Tensor, targets: Targets, dim: int) -> None:

@@ -39,6 +39,7 @@ from outvote.rules.row_facts import (
     RowFacts,
     UsualRows,
     are_looked_at_later,
+    remember,
     row_facts_later,
 )
 from outvote.rules.rule import (
@@ -290,7 +291,9 @@ def _look(
     """Return the facts of the rows; gas splits the coordinates while a GPU measures them."""
     measured = row_facts_later(gradients)
     ahead = _split_ahead(split, rule, gradients, seeds, with_squares=False)
-    return measured(), ahead
+    facts = measured()
+    remember(facts)
+    return facts, ahead
 
 
 def _look_later(

@@ -1,11 +1,13 @@
 """What every rule needs to know about the rows: norms, which are finite, which are copies.
 
 A GPU is waited for to know them. Some rules do not wait: they take the rows to be usual, work on,
-and look at the end whether that was right.
+and look at the end whether that was right. Where the rows of the last call were not, as under an
+attack of copies, they wait: it is faster than to compute twice, and the result is the same.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from threading import local
 
 from torch import Tensor
 
@@ -24,6 +26,15 @@ MOST_CLIENTS = 64
 # Rules of this library that take any values: they loop a fixed number of times, and use no index
 # that is worked out from values. With others, values that are not finite could stop a GPU.
 TAKE_ANY_VALUES = frozenset({"gas", "krum", "multi-krum", "rfa"})
+
+
+class _Last(local):
+    """What this thread saw in its last call."""
+
+    were_usual = True
+
+
+_LAST = _Last()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +112,8 @@ class UsualRows:
 
     def are_usual(self) -> bool:
         """Wait for a GPU, and return whether the rows are what they were taken for."""
-        return self._lengths[-1] == 0
+        _LAST.were_usual = self._lengths[-1] == 0
+        return _LAST.were_usual
 
     def largest_norm(self) -> float:
         """Return the norm of the longest row; waits for a GPU."""
@@ -117,7 +129,19 @@ def are_looked_at_later(rule: Rule, gradients: Rows) -> bool:
         and dim > 0
         and group_kernels.can_add(gradients)
         and _takes_any_values(rule)
+        and _LAST.were_usual
     )
+
+
+def remember(facts: RowFacts) -> None:
+    """Let the next call of this thread know whether the rows of one run were usual."""
+    if len(facts.norms) == 1 and facts.norms[0]:
+        norms = sorted(facts.norms[0])
+        _LAST.were_usual = (
+            all(norm < SAFE_NORM for norm in norms)
+            and len(set(norms)) == len(norms)
+            and norms[(len(norms) - 1) // 2] >= SMALLEST_NORM
+        )
 
 
 def _takes_any_values(rule: Rule) -> bool:
