@@ -15,11 +15,22 @@ IS_POSSIBLE = sys.platform == "linux" and hasattr(os, "fork")
 
 
 def fork() -> int:
-    """Fork this process: return 0 in the child, and its id in the parent."""
-    with warnings.catch_warnings():
-        # Of other threads, which a child has not: it waits for none of them.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
+    """Fork this process: return 0 in the child, and its id in the parent.
+
+    SIGINT and SIGTERM are blocked in the child until `leave_to_parent`.
+    """
+    # A child that was interrupted here would go on as if it were its parent.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    process = -1
+    try:
+        with warnings.catch_warnings():
+            # Of other threads, which a child has not: it waits for none of them.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process = os.fork()
+    finally:
+        if process != 0:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return process
 
 
 def leave_to_parent(files: tuple[int, ...]) -> None:

@@ -83,6 +83,13 @@ def _openmp() -> ctypes.CDLL:
     return ctypes.CDLL(torch._C.__file__)
 
 
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def may_share() -> bool:
     """Return whether this thread may hand work to others: it is none of them, and has cores."""
     return not getattr(_HERE, "is_worker", False) and torch.get_num_threads() > 1

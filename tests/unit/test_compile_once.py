@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from outvote.kernels import compile_once
+from outvote.kernels import compile_once, compilers
 from outvote.kernels.compile_once import CompileOnce, dry_calls, is_dry
 
 KERNEL = SimpleNamespace(module="here", name="kernel", jit_function=None)
@@ -126,7 +126,7 @@ def test_a_triton_that_is_other_than_expected_compiles_itself(once, monkeypatch)
 
 
 def test_a_thread_that_compiles_an_order_does_not_order_it_again(once, monkeypatch):
-    monkeypatch.setattr(compile_once.HERE, "is_compiler", True, raising=False)
+    monkeypatch.setattr(compilers.HERE, "is_compiler", True, raising=False)
     once.open()
     assert _ask(once) is False
     assert not Compilers.made

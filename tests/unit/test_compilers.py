@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import wait
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -95,31 +96,58 @@ def test_threads_take_the_place_of_processes_that_were_killed(tmp_path):
 
 
 @needs_fork
-def test_a_process_that_is_stuck_is_not_waited_for(monkeypatch):
+def test_a_process_that_is_stuck_is_killed_and_not_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(compilers, "LONGEST_WAIT", 0.1)
     monkeypatch.setattr(compilers, "LONGEST_END", 0.1)
     parent = os.getpid()
-    found = Compilers(lambda _: os.getpid() == parent or time.sleep(100))
+
+    def compile_one(_):
+        if os.getpid() != parent:
+            (tmp_path / "stuck").write_text(str(os.getpid()))
+            time.sleep(100)
+
+    found = Compilers(compile_one)
     start = time.monotonic()
     _order(found, "a")
     found.close()
     assert time.monotonic() - start < 10
+    _wait_until_gone(_written(tmp_path)["stuck"])
+
+
+def _wait_until_gone(number):
+    process, until = Path(f"/proc/{number}"), time.monotonic() + 10
+    with suppress(FileNotFoundError):
+        while "zombie" not in (process / "status").read_text():
+            assert time.monotonic() < until
+            time.sleep(0.05)
 
 
 @needs_fork
-def test_processes_end_when_their_parent_is_killed():
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_processes_end_when_their_parent_is_killed(is_busy):
     code = (
         "import os, time; from outvote.kernels.compilers import Compilers, Order\n"
-        "found = Compilers(lambda order: print(os.getpid(), flush=True))\n"
-        "found.order(Order('', '', '', {}, {}), is_urgent=True).result()\n"
+        f"work = lambda: time.sleep(100 * {is_busy})\n"
+        "found = Compilers(lambda order: [print(os.getpid(), flush=True), work()])\n"
+        "done = found.order(Order('', '', '', {}, {}), is_urgent=True)\n"
+        f"time.sleep(1) if {is_busy} else done.result()\n"
         "os.kill(os.getpid(), 9)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    process = Path(f"/proc/{int(done.stdout)}")
-    until = time.monotonic() + 10
-    while process.exists() and "zombie" not in (process / "status").read_text():
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    done = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    number = int(done.stdout.readline())
+    assert done.wait(20) == -signal.SIGKILL
+    done.stdout.close()
+    _wait_until_gone(number)
+
+
+@needs_fork
+def test_a_program_that_ends_does_not_wait_for_what_nobody_waits_for():
+    code = (
+        "import time; from outvote.kernels.compilers import Compilers, Order\n"
+        "found = Compilers(lambda order: time.sleep(100))\n"
+        "[found.order(Order('', str(k), '', {}, {}), is_urgent=False) for k in range(8)]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
 
 
 def test_an_order_names_a_kernel_of_a_module(monkeypatch):

@@ -1,6 +1,5 @@
 """The machine of a run: device, cores, versions, commit."""
 
-import os
 import platform
 import subprocess
 from datetime import UTC, datetime
@@ -32,13 +31,6 @@ def choose_device(name: str, *, must_be_here: bool = True) -> torch.device:
     if must_be_here and device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {name!r}: torch finds no CUDA device; take cpu.")
     return device
-
-
-def num_cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 PACKAGE = Path(outvote.__file__).parent

@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from functools import cache
+from importlib import import_module
+from pathlib import Path
 from threading import Lock, Thread, local
 from typing import Any
 
 from torch.overrides import TorchFunctionMode
 
-from outvote.kernels.compilers import HERE, LONGEST_WAIT, Compilers, Order, for_target
+from outvote.kernels.compilers import LONGEST_WAIT, Compilers, Order, for_target, is_compiler
 
 _EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 _THREAD = local()
@@ -56,7 +58,7 @@ class CompileOnce:
 
     def before(self, *, key: str, fn: Any, compile: dict[str, Any], **_: object) -> bool:  # noqa: A002
         """Before Triton compiles a kernel: have it compiled. True: Triton shall go on without."""
-        if getattr(HERE, "is_compiler", False):
+        if is_compiler():
             return False
         with suppress(Exception):  # Of a Triton that is other than expected: it compiles itself.
             found = self._order((fn.module, fn.name, key), fn.jit_function, compile)
@@ -104,8 +106,12 @@ class _Zeros(TorchFunctionMode):
     """Fills new tensors with zeros."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name == "backward":  # The mode is off inside of a call.
+            with self:
+                return func(*args, **(kwargs or {}))
         found = func(*args, **(kwargs or {}))
-        return found.zero_() if getattr(func, "__name__", "") in _EMPTY else found
+        return found.zero_() if name in _EMPTY else found
 
 
 @cache
@@ -126,7 +132,8 @@ def compile_once() -> CompileOnce | None:
 def begin_loading() -> Thread:
     """Start what Triton does before its first kernel, in a thread.
 
-    It reads all of its 400 MB, for the names in its cache, and compiles its driver.
+    It reads all of its 400 MB, for the names in its cache, and compiles its driver. The kernels are
+    imported too: a forked process must not wait for an import of another thread.
     """
     thread = Thread(target=_load, daemon=True)
     thread.start()
@@ -138,6 +145,8 @@ def _load() -> None:
         from triton.runtime.cache import triton_key
         from triton.runtime.driver import driver
 
+        for path in Path(__file__).parent.glob("*_triton.py"):
+            import_module(f"{__package__}.{path.stem}")
         triton_key()
         driver.active.get_current_target()
 
@@ -164,4 +173,5 @@ def _is_on_disk(kernel: Any, given: dict[str, Any]) -> bool:
     variables = get_cache_invalidating_env_vars()
     key = get_cache_key(source, backend, backend.parse_options(options), env_vars=variables)
     folder = get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
-    return folder.get_file(f"{kernel.__name__[:150]}.json") is not None
+    name = f"{kernel.__name__[:150]}.json"
+    return name in (folder.get_group(name) or {})

@@ -7,20 +7,21 @@ takes as long as a small kernel. Whoever needs the kernel reads both from there.
 
 import os
 import signal
+import sys
 import time
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from queue import SimpleQueue
-from threading import Thread, local
+from threading import Condition, Thread, local
 from types import SimpleNamespace
 from typing import Any
 
 from outvote.forked import IS_POSSIBLE, fork, leave_to_parent
+from outvote.threads import num_cores
 
 MOST_PROCESSES = 16
 # In seconds. The slowest kernel takes three.
@@ -37,7 +38,11 @@ _NO_SCRATCH = {
 }
 
 HERE = local()
-"""Whether this thread compiles an order: `HERE.is_compiler`."""
+
+
+def is_compiler() -> bool:
+    """Return whether this thread compiles an order."""
+    return getattr(HERE, "is_compiler", False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,9 @@ class Order:
     constants: dict[Any, Any]
 
 
+_Job = tuple[Order, "Future[None]"]
+
+
 class Compilers:
     """Processes that compile orders; where there are none, threads."""
 
@@ -59,38 +67,68 @@ class Compilers:
         """Fork as many as there are cores; `compile_one` is called for each order, in a child."""
         number = min(num_cores(), MOST_PROCESSES)
         self._compile_one = compile_one
-        self._family = _Family(number, compile_one) if IS_POSSIBLE else None
-        # None: no process, the thread itself.
-        self._idle: SimpleQueue[Connection | None] = SimpleQueue()
-        for process in self._family.connections if self._family else [None] * number:
-            self._idle.put(process)
-        self._urgent = ThreadPoolExecutor(number, thread_name_prefix="compilers")
-        # A quarter of the processes is left for what is waited for.
-        self._later = ThreadPoolExecutor(max(1, 3 * number // 4), thread_name_prefix="compilers")
+        self._processes = _Processes(number, compile_one) if IS_POSSIBLE else None
+        self._changed = Condition()
+        self._urgent: deque[_Job] = deque()
+        self._later: deque[_Job] = deque()
+        self._num_open, self._is_closed = 0, False
+        connections = self._processes.connections if self._processes else [None] * number
+        for k, connection in enumerate(connections):
+            # A quarter of the processes is left for what is waited for, where there are several.
+            takes_all = k < max(1, 3 * number // 4)
+            # Daemons: who ends the program does not wait for what nobody waits for.
+            Thread(target=self._work, args=(connection, takes_all), daemon=True).start()
 
     def order(self, order: Order, *, is_urgent: bool) -> Future[None]:
         """Have a kernel compiled; what fails is compiled, and reported, where it is needed."""
-        return (self._urgent if is_urgent else self._later).submit(self._compile, order)
+        done: Future[None] = Future()
+        with self._changed:
+            (self._urgent if is_urgent else self._later).append((order, done))
+            self._num_open += 1
+            self._changed.notify_all()
+        return done
 
-    def _compile(self, order: Order) -> None:
-        process = self._idle.get()
-        try:
-            if process is None:
-                HERE.is_compiler = True
-                self._compile_one(order)
-            else:
+    def _work(self, process: Connection | None, takes_all: bool) -> None:
+        """Compile one order after the other, by a process; None: in this thread."""
+        while (job := self._next(takes_all)) is not None:
+            order, done = job
+            with suppress(Exception):  # The kernel is compiled again where it is needed.
+                process = self._compile(process, order)
+            done.set_result(None)
+            with self._changed:
+                self._num_open -= 1
+                self._changed.notify_all()
+
+    def _compile(self, process: Connection | None, order: Order) -> Connection | None:
+        if process is not None:
+            try:
                 _ask(process, order)
-        except (OSError, EOFError):  # It was killed, or is stuck: this thread takes its place.
-            process = None
-        finally:
-            self._idle.put(process)
+            except (OSError, EOFError):  # It was killed, or is stuck: this thread takes its place.
+                return None
+            return process
+        HERE.is_compiler = True
+        self._compile_one(order)
+        return None
+
+    def _next(self, takes_all: bool) -> "_Job | None":
+        with self._changed:
+            while True:
+                if self._urgent:
+                    return self._urgent.popleft()
+                if self._later and takes_all:
+                    return self._later.popleft()
+                if self._is_closed:
+                    return None
+                self._changed.wait()
 
     def close(self) -> None:
         """Wait for all orders, and end the processes."""
-        for threads in (self._urgent, self._later):
-            threads.shutdown(wait=True)
-        if self._family is not None:
-            self._family.close()
+        with self._changed:
+            self._changed.wait_for(lambda: self._num_open == 0)
+            self._is_closed = True
+            self._changed.notify_all()
+        if self._processes is not None:
+            self._processes.close()
 
 
 def _ask(process: Connection, order: Order) -> None:
@@ -101,15 +139,16 @@ def _ask(process: Connection, order: Order) -> None:
     process.recv_bytes()
 
 
-class _Family:
+class _Processes:
     """Forked processes, and one that forked them: it takes long where much memory is mapped."""
 
     def __init__(self, number: int, compile_one: Callable[[Order], object]) -> None:
         pairs = [Pipe() for _ in range(number)]
         self.connections = [ours for ours, _ in pairs]
+        parent = os.getpid()
         self._first = fork()
         if self._first == 0:
-            _begin([theirs for _, theirs in pairs], compile_one)
+            _begin([theirs for _, theirs in pairs], compile_one, parent)
         for _, theirs in pairs:
             theirs.close()
 
@@ -125,21 +164,26 @@ class _Family:
                 time.sleep(SHORT_WAIT)
 
 
-def _begin(connections: list[Connection], compile_one: Callable[[Order], object]) -> None:
-    """Fork a process for each connection, and wait for them; never return."""
+def _begin(
+    connections: list[Connection], compile_one: Callable[[Order], object], parent: int
+) -> None:
+    """Fork a process for each connection, and stay while they and the parent are there."""
     try:
         os.setpgid(0, 0)  # Their compilers can be killed with them.
         for connection in connections:
             if fork() == 0:
-                _live(connection, compile_one)
+                _serve(connection, compile_one)
         leave_to_parent(())
-        while True:
-            os.wait()
+        while os.getppid() == parent:  # Until there is no child: an error then.
+            if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                time.sleep(SHORT_WAIT)
+        # Who compiles, or is stuck, does not notice that the parent was killed.
+        os.killpg(0, signal.SIGKILL)
     finally:
         os._exit(0)
 
 
-def _live(orders: Connection, compile_one: Callable[[Order], object]) -> None:
+def _serve(orders: Connection, compile_one: Callable[[Order], object]) -> None:
     """Be a process that compiles until the parent ends; never return."""
     try:
         leave_to_parent((orders.fileno(),))
@@ -152,19 +196,15 @@ def _live(orders: Connection, compile_one: Callable[[Order], object]) -> None:
         os._exit(0)
 
 
-def num_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def for_target(target: Any, device: int, launcher: Any) -> Callable[[Order], None]:
     """Return what compiles an order for a GPU, which is not looked at: a child must not use it."""
 
     def compile_one(order: Order) -> None:
-        if not getattr(HERE, "is_compiler", False):  # In a child.
+        if not is_compiler():  # In a child.
             _forget_gpu(target, device)
             HERE.is_compiler = True
-        kernel = getattr(import_module(order.module), order.name)
+        # Not imported: at the fork, a thread may have held the lock of an import.
+        kernel = getattr(sys.modules[order.module], order.name)
         kernel = getattr(kernel, "kernel", kernel)
         building = Thread(target=_build_launcher, args=(launcher, kernel, order))
         building.start()

@@ -24,10 +24,24 @@ def add_background(threads: Executor) -> None:
     _BACKGROUND.append(threads)
 
 
-def wait_for_background() -> None:
-    """Wait until these threads have ended."""
+def wait_for_background() -> bool:
+    """Wait until these threads have ended; return whether there were any."""
+    had_any = bool(_BACKGROUND)
     while _BACKGROUND:
         _BACKGROUND.pop().shutdown(wait=True)
+    return had_any
+
+
+def beside_background(work: Callable[[], Result]) -> Result:
+    """Do some work; where memory is too small, again when these threads have ended."""
+    try:
+        return work()
+    except torch.cuda.OutOfMemoryError:
+        if not wait_for_background():
+            raise
+    # Only here, after the handler, are the tensors of the first try gone.
+    torch.cuda.empty_cache()
+    return work()
 
 
 def how_many_fit(

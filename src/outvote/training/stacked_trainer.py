@@ -15,7 +15,7 @@ from outvote.errors import check_choice
 from outvote.fresh import on_device
 from outvote.precision import exact_products, fast_products
 from outvote.training.batches import Batches
-from outvote.training.gpu_memory import even_size, how_many_fit, in_chunks
+from outvote.training.gpu_memory import beside_background, even_size, how_many_fit, in_chunks
 from outvote.training.gradient_check import MOST_SAMPLES, check_gradients
 from outvote.training.local_sgd import LocalSGD, take_step
 from outvote.training.objective import Score
@@ -89,7 +89,10 @@ class StackedTrainer:
         is_new = self._num_models is None or 2 * len(tasks) <= self._num_tasks
         if order and is_new and device.type == "cuda":
             if not self._is_checked:
-                self._check_gradients(weights, buffers, packed, narrow, tasks[order[0]])
+                one = tasks[order[0]]
+                beside_background(
+                    lambda: self._check_gradients(weights, buffers, packed, narrow, one)
+                )
             self._num_tasks = len(tasks)
             self._num_models = _how_many(partial(work, rate=0.0), tasks, order, found.gradients)
         size = even_size(len(order), self._num_models or max(1, len(order)))
@@ -207,7 +210,8 @@ class StackedTrainer:
         size = min(first.sizes[0], MOST_SAMPLES)
         checked = replace(few[0], batches=Batches(first.index[:1, :size], [size]))
         several = sorted(few, key=lambda task: -task.batches.num_steps)
-        plans = ([checked], few[:1], several)
+        # Where the first call misses no kernel, no other is made.
+        plans = (several, few[:1], [checked])
         return [
             *(partial(self._try_training, plan, training) for plan in plans),
             partial(self._try_evaluation, samples),
