@@ -670,6 +670,14 @@ def test_distances_of_the_trimmed_mean_in_the_text_are_those_of_the_table():
     assert f"(later training) or {printed} (printed)" in page
 
 
+def test_the_runs_of_protocol_2_are_all_in_the_table_of_the_setup():
+    table = (FOLDER / "README.md").read_text(encoding="utf-8").split("## Setup")[1].split("\n- ")[0]
+    counts = re.findall(r"^\| (\d[\d, ]*) \|", table, re.MULTILINE)
+    runs = collect([FOLDER / f"{name}.csv.gz" for name in EXPORTS])
+    listed = sum(int(number) for each in counts for number in each.split(", "))
+    assert listed == sum(each.environment.protocol == 2 for each in runs)
+
+
 @pytest.mark.parametrize("outcome", ["finished", "interrupted"])
 def test_figure_1_is_drawn_once_runs_are_over(tmp_path, outcome):
     results = made_results("figure1-motivation", seeds=1, rounds=2)
