@@ -5,8 +5,8 @@ from pathlib import Path
 from statistics import fmean
 
 from marks import put_between
-from paired import BASES, METRICS, Cells
-from regimes import AGAINST, ALONG, LATER, PRINTED, reading
+from paired import METRICS, Cells
+from regimes import AGAINST, ALONG, LATER, PRINTED, RULES, reading
 
 PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "choose.md"
 BEGIN, END = "<!-- worst cases, made by tools/results_pages.py -->", "<!-- end of worst cases -->"
@@ -30,8 +30,7 @@ DATA: dict[str, Callable[[Path], list[Cells]]] = {
     "Tiny-ImageNet, 5 of 50": _sides("tiny-imagenet12"),
     "Tiny-ImageNet, all 50": _all_clients("tiny-imagenet12"),
 }
-"""The runs of each column; an attack on either side of the mean counts as an attack of its own."""
-RULES = ["mean", *(name for base in ("krum", *BASES) for name in (base, f"gas({base})"))]
+"""The runs of each column; an attack with another sign counts as an attack of its own."""
 
 
 def worst_cases(folder: Path) -> str:
@@ -60,7 +59,7 @@ def with_worst_cases(page: str, folder: Path) -> str:
 
 
 def _last_ten(sources: Sequence[Cells]) -> dict[str, dict[str, float]]:
-    """Return the means of the last ten rounds by rule, and by attack with its side."""
+    """Return the means of the last ten rounds by rule, and by attack with its sign."""
     found: dict[str, dict[str, float]] = {}
     for rule in RULES:
         own = found.setdefault(rule, {})

@@ -25,19 +25,22 @@ from regimes import (
     PRINTED,
     SIDED,
     UNSIDED,
+    attacks_of_all_readings,
     borrowed_text,
     distance_table,
     gain_table,
     reading,
     rounds_by_attack,
     rounds_of,
-    shared_attacks,
     shorter_text,
 )
 
 WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 NOTES, DATA = WORDS["notes"], WORDS["data"]
-EQUAL_WEIGHTS = ("multi-krum", "dnc")  # GAS forms give all clients that they keep one weight, too.
+EQUAL_WEIGHTS = (
+    "multi-krum",
+    "dnc",
+)  # GAS variants give all clients that they keep one weight, too.
 LARGER = {
     "table1-femnist": "FEMNIST",
     "table1-imagenet12": "ImageNet-12",
@@ -182,7 +185,7 @@ def page(folder: Path) -> str:
 
 def two_regimes(folder: Path) -> list[str]:
     """Return the tables that stand before the claims: gains, and distances to the paper."""
-    both = shared_attacks(folder)
+    both = attacks_of_all_readings(folder)
     tables = {
         "gains": gain_table(folder),
         "distances": distance_table(folder),
@@ -424,7 +427,7 @@ def means_of(cells: Cells, rules: Sequence[str]) -> list[str]:
 
 
 def side_claims(folder: Path) -> list[Claim]:
-    """Return what the probes show: attacks on the other side of the mean, and Krum."""
+    """Return what the probes show: attacks with sign = +1, and Krum."""
     if not (folder / "probes.toml").exists():
         return []
     along = reading(folder, ALONG)
@@ -440,7 +443,7 @@ def side_claims(folder: Path) -> list[Claim]:
             printed.append((along.side(("gas(multi-krum)", column), METRICS).paper or nan) - paper)
     against = reading(folder, AGAINST).values(("krum", "lie"), METRICS["best"])
     notes = [
-        f"Against it, Krum reaches {_mean([against])} under LIE.",
+        f"With sign = −1 Krum reaches {_mean([against])} under LIE.",
         f"GAS(Krum) − Krum: {interval(gains)}; paper: {signed(fmean(printed or [nan]))}.",
     ]
     sided = [pair for pair in gas_pairs(along) if pair.row in SIDED]

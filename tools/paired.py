@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from functools import lru_cache
-from math import isnan, sqrt
+from math import copysign, isnan, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
@@ -186,6 +186,9 @@ def verdict(groups: Groups) -> tuple[str, Interval | None]:
 
 
 def signed(value: float, digits: int = 1) -> str:
-    """Return points with their sign; zero has none."""
-    text = f"{value:+.{digits}f}"
+    """Return points with their sign; zero has none.
+
+    Sums in another order differ in their last bits, so all tables round ties away from zero.
+    """
+    text = f"{value + copysign(1e-9, value):+.{digits}f}"
     return text[1:] if float(text) == 0 else text.replace("-", "−")

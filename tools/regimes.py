@@ -21,7 +21,7 @@ from paired import BASES, METRICS, BySeed, Cells, shared, signed
 ALL_CLIENTS = "table1-cifar10-all-clients"
 ATTACKS = ("bit-flip", "label-flip", "lie", "min-max", "min-sum", "ipm")
 SIDED = ("lie", "min-max", "min-sum")
-"""The attacks that have two sides: along the deviation of the gradients (+1), or against it."""
+"""The attacks that have a sign: +1 is along the deviation of the gradients, −1 against it."""
 LATER, PRINTED = "all 50, later training", "all 50, printed training"
 ALONG, AGAINST = "5 of 50, sign = +1", "5 of 50, sign = −1"
 
@@ -37,6 +37,8 @@ class Source(NamedTuple):
 
 
 KRUM = ("mean", "krum", "gas(krum)")
+RULES = ["mean", *(name for base in ("krum", *BASES) for name in (base, f"gas({base})"))]
+"""The rows of tables over all rules."""
 UNSIDED = tuple(name for name in ATTACKS if name not in SIDED)
 READINGS: Mapping[str, Sequence[Source]] = {
     LATER: [Source(ALL_CLIENTS, "later-training")],
@@ -291,7 +293,7 @@ def rounds_by_attack(cells: Cells) -> dict[str, int]:
     return found
 
 
-def shared_attacks(folder: Path) -> list[str]:
+def attacks_of_all_readings(folder: Path) -> list[str]:
     """Return the attacks that every reading has runs of."""
     found = [rounds_by_attack(cells) for cells in readings(folder).values()]
     return [attack for attack in ATTACKS if found and all(attack in each for each in found)]

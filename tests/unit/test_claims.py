@@ -109,6 +109,11 @@ def test_a_difference_without_a_sign_is_zero():
     assert [signed(value) for value in (-0.04, 0.0, 1.26, -1.0)] == ["0.0", "0.0", "+1.3", "−1.0"]
 
 
+def test_ties_are_rounded_alike_whatever_the_order_of_the_sum():
+    below, above = 11.05 - 3e-15, 11.05 + 3e-15
+    assert [signed(value) for value in (below, above, -below)] == ["+11.1", "+11.1", "−11.1"]
+
+
 def test_only_seeds_that_both_rules_have_are_compared(tmp_path):
     def percent(each):
         return 50 + 10 * is_gas(each) + 30 * each.seed

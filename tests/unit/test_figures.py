@@ -197,7 +197,7 @@ def test_maps_of_different_shapes_are_drawn_too():
     results = made_results("smoke", seeds=1)
     words = words_of(figure_file("heatmap", results, "svg"))
     assert "Number of groups" in words
-    assert "Rules and their GAS forms under six attacks" in words
+    assert "Rules and their GAS variants under six attacks" in words
 
 
 def test_byzantine_clients_and_heterogeneity_have_a_map_for_each_rule():

@@ -7,9 +7,12 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
+import numpy as np
 import pytest
 
 import client_selection
@@ -24,7 +27,17 @@ from outvote.results.collect import collect
 from outvote.results.export import to_export
 from outvote.results.labels import label
 from outvote.suites.suite import read_suite
-from regimes import LATER, borrowed_seeds, distance_table, reading, readings
+from paired import BASES, signed
+from regimes import (
+    ATTACKS,
+    LATER,
+    PRINTED,
+    borrowed_seeds,
+    distance_table,
+    gain_table,
+    reading,
+    readings,
+)
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "results"
@@ -65,17 +78,21 @@ def test_the_headline_of_the_readme_is_that_of_the_first_claim():
     ).groups()
     seeds = {"2": "two", "3": "three"}[num]
     table = re.search(r"six rules, six attacks \| \+(\S+) / \+(\S+) \((\d+)\)", claims)
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"**With all 50 clients GAS gains {table[1]} points**" in readme
+    readme = in_one_line("README.md")
     assert table[1] == mean
     assert (
         f"(95 % interval {low} to {high}, {seeds} complete seeds; last ten rounds: {table[2]};"
         in readme
     )
     along, against = (few_clients(sign) for sign in ("+1", "−1"))
-    assert f"it gains {along[0]}; {against[0]} on the other side**" in readme
-    intervals = " and ".join(f"{each[1]} to {each[2]}" for each in (along, against))
-    assert f"({intervals}, three seeds; [claims 4 and 5]" in readme
+    assert f"**{along[0]} with 5 of 50** ({along[1]} to {along[2]})" in readme
+    assert f"{against[0]} ({against[1]} to {against[2]}) with the opposite sign" in readme
+    assert "(three seeds; [claims 4 and 5]" in readme
+
+
+def in_one_line(page):
+    """The text of a page without line breaks."""
+    return " ".join((ROOT / page).read_text(encoding="utf-8").split())
 
 
 def few_clients(sign):
@@ -89,11 +106,8 @@ def few_clients(sign):
 
 
 def test_the_figures_of_the_faq_are_those_of_the_claims_and_of_the_worst_cases():
-    page = " ".join((ROOT / "docs/concepts/faq.md").read_text(encoding="utf-8").split())
-    claims = (FOLDER / "claims.md").read_text(encoding="utf-8")
-    mean = re.search(r"six rules, six attacks \| \+(\S+) /", claims)[1]
-    assert f"with all clients it gains {mean} points on average over six rules" in page
-    few = f"with 5 of 50 clients {few_clients('+1')[0]} ({few_clients('−1')[0]} on the other side"
+    page = in_one_line("docs/concepts/faq.md")
+    few = f"with 5 of 50 clients {few_clients('+1')[0]} ({few_clients('−1')[0]} with the opposite"
     assert few in page
     behind = behind_the_best("gas(dnc)")
     (far,) = [column for column, points in behind.items() if points > 5]
@@ -128,6 +142,108 @@ def behind_the_best(rule):
     return found
 
 
+def claimed(number):
+    """The mean that decides a claim, with its sign."""
+    claims = (FOLDER / "claims.md").read_text(encoding="utf-8")
+    own = claims.split(f"\n## {number}. ")[1].split("\n## ")[0]
+    return re.search(r"^\*\*.+\*\*: (\S+) \[", own, re.MULTILINE)[1]
+
+
+def gained(row, column):
+    """A mean gain in the best round, with its sign."""
+    lines = [line.strip("| ").split(" | ") for line in gain_table(FOLDER)]
+    (own,) = [line for line in lines if line[0].startswith(row)]
+    return own[lines[0].index(column)].split(" / ")[0]
+
+
+def kept(rule, column):
+    """What a rule keeps under the worst attack, in percent."""
+    lines = [line.strip("| ").split(" | ") for line in worst_cases(FOLDER).splitlines()]
+    (own,) = [line for line in lines if line[0] == rule]
+    return own[lines[0].index(column)]
+
+
+def gains_in_first_rounds(name, attacks, num_rounds):
+    """The gain of GAS if runs had ended earlier: best round / last ten rounds."""
+    cells = reading(FOLDER, name)
+    texts = []
+    for measure in (np.max, lambda accuracy: accuracy[-10:].mean()):
+        gains = []
+        for base, attack in product(BASES, attacks):
+            metric = lambda run: 100 * float(measure(run.series.accuracy[:num_rounds]))  # noqa: E731, B023
+            inside, alone = (
+                cells.values((rule, attack), metric) for rule in (f"gas({base})", base)
+            )
+            gains += [inside[seed] - alone[seed] for seed in inside]
+        texts.append(signed(fmean(gains)))
+    return " / ".join(texts)
+
+
+IN_TEXT = {
+    "README.md": [
+        ("momentum 0.9) GAS gains {} points**", lambda: claimed(1)),
+        ("that the paper prints: {} with all 50 (one seed; [claim 3]", lambda: claimed(3)),
+        ("**{} with 5 of 50**", lambda: claimed(4)),
+        ("to 1.5) and {} (", lambda: claimed(5)),
+        ("and the later training DnC gains {},", lambda: gained("dnc", LATER)),
+        ("Krum {}, Multi-Krum nothing.", lambda: gained("krum", LATER)),
+        ("With the printed training DnC loses {}.", lambda: gained("dnc", PRINTED)),
+    ],
+    "docs/results/README.md": [
+        ("later training: GAS gains {} points**", lambda: claimed(1)),
+        ("printed training: {}** (one seed; [claim 3]", lambda: claimed(3)),
+        ("5 of 50 clients: {}** [", lambda: claimed(4)),
+        ("with sign = +1 and **{}** [", lambda: claimed(5)),
+        ("one seed each**: +{} on FEMNIST", lambda: claimed(12)),
+        ("on FEMNIST, +{} on CIFAR-100, **", lambda: claimed(14)),
+        ("CIFAR-100, **−{} on 12 classes", lambda: claimed(17)),
+        ("clients +{} on CIFAR-100 and **−9.9", lambda: claimed(16)),
+        ("on CIFAR-100 and **−{} on Tiny-ImageNet**", lambda: claimed(19)),
+        ("**GAS gains {} [+0.3, +13.1]", lambda: claimed(12)),
+        ("GAS(DnC) keeps {} (later training)", lambda: kept("gas(dnc)", f"CIFAR-10, {LATER}")),
+        ("or {} (printed) with all 50", lambda: kept("gas(dnc)", f"CIFAR-10, {PRINTED}")),
+        ("GAS gains {} in the first 120", lambda: gains_in_first_rounds(LATER, ATTACKS, 120)),
+        ("120 rounds and {} in 200:", lambda: gains_in_first_rounds(LATER, ATTACKS, 200)),
+        ("under LIE the gain is {} and", lambda: gains_in_first_rounds(PRINTED, ["lie"], 120)),
+        ("7.0 and {} (one seed)", lambda: gains_in_first_rounds(PRINTED, ["lie"], 200)),
+    ],
+    "docs/how-to/choose.md": [
+        ("GAS(DnC) keeps {} % on CIFAR-10", lambda: kept("gas(dnc)", f"CIFAR-10, {LATER}")),
+        ("training and {} with the printed one", lambda: kept("gas(dnc)", f"CIFAR-10, {PRINTED}")),
+        ("With 5 of 50 it keeps {} under", lambda: kept("gas(dnc)", "CIFAR-10, 5 of 50")),
+        ("to {} with all (one seed)", lambda: kept("gas(dnc)", "Tiny-ImageNet, all 50")),
+        ("too: {} points with all 50 and the later training", lambda: claimed(1)),
+        ("{} with all 50 and the printed one (one seed)", lambda: claimed(3)),
+        ("(one seed), {} or", lambda: claimed(4)),
+        ("or {} with 5 of 50, by the sign", lambda: claimed(5)),
+    ],
+    "docs/how-to/reproduce.md": [
+        ("GAS gains {} points on CIFAR-10 with the later training", lambda: claimed(1)),
+        ("and {} with the printed one (one seed)", lambda: claimed(3)),
+        ("with 5 of 50 as printed {} (", lambda: claimed(4)),
+        ("({} with the opposite sign", lambda: claimed(5)),
+    ],
+    "docs/concepts/faq.md": [
+        ("({} with the printed one, one seed) it gains", lambda: claimed(3)),
+        ("it gains {} points on average over six rules", lambda: claimed(1)),
+    ],
+}
+"""Sentences with a figure, and where the figure comes from; the words have its sign."""
+
+
+@pytest.mark.parametrize(
+    ("page", "sentence", "figure"),
+    [(page, *each) for page, own in IN_TEXT.items() for each in own],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_figures_in_the_text_are_those_of_the_exports(page, sentence, figure):
+    """Where the figure changes, the sentence around it has to be read again."""
+    found = figure()
+    assert found.startswith("−") == ("loses" in sentence or "−{}" in sentence)
+    number = re.sub(r"[+−]", "", found)
+    assert sentence.format(number) in in_one_line(page)
+
+
 CITED = {
     "1": "With all 50 clients in every round GAS(A) is at least as accurate as A, by attack",
     "2": "With all 50 clients in every round GAS(A) is at least as accurate as A, by rule",
@@ -140,7 +256,7 @@ CITED = {
     "16": "GAS(A) is at least as accurate as A, under each attack (Table 1, CIFAR-100), all",
     "17": "GAS(A) is at least as accurate as A, on 12 classes of Tiny-ImageNet (a substitute), si",
     "19": "GAS(A) is at least as accurate as A, on 12 classes of Tiny-ImageNet (a substitute), all",
-    "20": "GAS(A) is at least as accurate as A, under LIE, Min-Max and Min-Sum along",
+    "20": "GAS(A) is at least as accurate as A, under LIE, Min-Max and Min-Sum alone",
     "21": "A reading of ours: the paper's Multi-Krum takes one client",
     "22": "The same reading where all 50 clients take part",
     "23": "GAS with Krum inside keeps fewer Byzantine clients",
@@ -206,7 +322,9 @@ def test_commands_for_missing_runs_run_as_many_as_the_page_states():
 
 def test_the_runs_of_femnist_that_are_missing_are_exactly_those_of_the_commands():
     page = (FOLDER / "missing.md").read_text(encoding="utf-8")
-    (row,) = [line for line in page.splitlines() if line.startswith("| FEMNIST, the authors' side")]
+    (row,) = [
+        line for line in page.splitlines() if line.startswith("| FEMNIST, sign = +1: Min-Sum")
+    ]
     asked = {
         (label(spec.rule), label(spec.attack))
         for command in re.findall(r"`(outvote bench [^`]+)`", row)
@@ -550,6 +668,14 @@ def test_distances_of_the_trimmed_mean_in_the_text_are_those_of_the_table():
     later, printed, along, _ = (cell.split()[0] for cell in line.strip("| ").split(" | ")[1:])
     assert f"{along} points from the paper's on average, and with all 50 clients {later}" in page
     assert f"(later training) or {printed} (printed)" in page
+
+
+def test_the_runs_of_protocol_2_are_all_in_the_table_of_the_setup():
+    table = (FOLDER / "README.md").read_text(encoding="utf-8").split("## Setup")[1].split("\n- ")[0]
+    counts = re.findall(r"^\| (\d[\d, ]*) \|", table, re.MULTILINE)
+    runs = collect([FOLDER / f"{name}.csv.gz" for name in EXPORTS])
+    listed = sum(int(number) for each in counts for number in each.split(", "))
+    assert listed == sum(each.environment.protocol == 2 for each in runs)
 
 
 @pytest.mark.parametrize("outcome", ["finished", "interrupted"])

@@ -99,7 +99,7 @@ def _print(done: "Outcomes", folder: Path) -> None:
 
 
 def _gains(done: "Outcomes", rules: list[str], attacks: list[str]) -> Iterator[str]:
-    """Yield what each GAS form gains over the rule inside and over the mean."""
+    """Yield what each GAS variant gains over the rule inside and over the mean."""
     for rule in rules:
         for other in dict.fromkeys((rule.removeprefix("gas(").removesuffix(")"), "mean")):
             if rule.startswith("gas(") and other in rules:

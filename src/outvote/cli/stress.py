@@ -48,7 +48,7 @@ GAP = 3
     "--groups",
     type=click.IntRange(1),
     default=50,
-    help="Groups of the GAS forms where no --rule is given.",
+    help="Groups of the GAS variants where no --rule is given.",
 )
 @click.option(
     "--servers",
