@@ -140,7 +140,7 @@ def _empty_groups(columns: Columns, targets: Targets) -> Tensor:
 
 
 def padded_clients(num_clients: int) -> int:
-    """Return how many clients a copied coordinate has room for: whole lines, or whole sectors."""
+    """Return how many values a copied coordinate has: whole lines of clients, or whole sectors."""
     sectors, lines = (cdiv(num_clients, unit) * unit for unit in (SECTOR, LINE))
     return lines if lines <= (1 + MOST_ADDED) * sectors else sectors
 
