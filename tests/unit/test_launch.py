@@ -90,6 +90,15 @@ def test_a_dry_call_asks_for_a_kernel_once_and_a_call_that_is_not_dry_compiles_i
     assert len(kernel.compiled) == 1
 
 
+def test_a_dry_call_does_not_start_what_was_compiled(kernel, launched):
+    launched[(7,)](VALUES, 3, FIRST=1, SECOND=2)
+    with dry_calls():
+        launched[(7,)](VALUES, 3, FIRST=1, SECOND=2)
+    assert not kernel.started
+    launched[(7,)](VALUES, 3, FIRST=1, SECOND=2)
+    assert len(kernel.started) == 1
+
+
 @pytest.mark.parametrize(
     ("value", "size", "constants"),
     [

@@ -14,8 +14,9 @@ from outvote.engine import warm_up
 from outvote.engine.federation import make_federation
 from outvote.engine.run_stack import Run
 from outvote.engine.simulation import make_run_stack
-from outvote.kernels.compile_once import compile_once, dry_calls, is_dry
+from outvote.kernels.compile_once import _is_urgent, compile_once, dry_calls, is_dry
 from outvote.precision import _get_precision, exact_products, fast_products
+from outvote.rules.row_facts import row_facts
 from outvote.seeding import RandomStream
 from outvote.training import stacked_trainer
 from outvote.training.batches import draw_batches
@@ -52,16 +53,21 @@ def stack(device):
 def test_every_rule_and_attack_is_called_and_works(stack, monkeypatch):
     monkeypatch.setattr(warm_up, "NUM_COORDINATES", 4096)
     calls = warm_up.small_calls(stack, 100_003)
-    assert len(calls) == 3 * len(RULES) + len(ATTACKS) + 1  # And what all rules share.
+    # And what all rules share. Min-max is called for each of its two runs, whose addresses differ.
+    assert len(calls) == 3 * len(RULES) + len(ATTACKS) + 2
     for call in calls:
         call()
 
 
 def test_runs_that_share_a_rule_or_an_attack_are_called_together(stack, monkeypatch):
     shapes = {}
-    monkeypatch.setattr(warm_up, "_look", lambda shape, _: shapes.setdefault("look", shape))
-    monkeypatch.setattr(warm_up, "_attack", lambda part, shape, _: shapes.update({part: shape}))
-    monkeypatch.setattr(warm_up, "_aggregate", lambda part, shape, *_: shapes.update({part: shape}))
+
+    def note(part, matrix, *_):
+        shapes[part] = matrix.shape
+
+    monkeypatch.setattr(warm_up, "_look", lambda *given: note("look", *given))
+    monkeypatch.setattr(warm_up, "_attack", note)
+    monkeypatch.setattr(warm_up, "_aggregate", note)
     same = replace(stack, runs=(stack.runs[0], *stack.runs[:2]))
     for call in warm_up.small_calls(same, 1000):
         call()
@@ -161,8 +167,8 @@ def test_rules_of_users_are_not_called(stack):
 def test_addresses_are_aligned_as_those_of_the_model(stack, monkeypatch):
     shapes = []
 
-    def note(shape, stack):
-        shapes.append(shape)
+    def note(matrix, stack):
+        shapes.append(matrix.shape)
 
     monkeypatch.setattr(warm_up, "_look", note)
     for dim in (2_472_266, 1_000_000, 50):
@@ -171,6 +177,50 @@ def test_addresses_are_aligned_as_those_of_the_model(stack, monkeypatch):
     assert shapes[0][-1] < 200_000
     assert shapes[1][-1] % 16 == 0
     assert shapes[2] == (2, 7, 50)
+
+
+@pytest.mark.parametrize("dim", [50_003, 50_006, 50_008, 50_016])
+def test_addresses_are_aligned_as_those_of_each_run(dim, stack, monkeypatch):
+    monkeypatch.setattr(warm_up, "NUM_COORDINATES", 1 << 10)
+    found = {}
+
+    def note(rule, rows, **_):
+        found[rule] = rows.data_ptr() % 16
+
+    monkeypatch.setattr(warm_up, "aggregate", note)
+    for call in warm_up.small_calls(stack, dim):
+        call()
+    sent = torch.empty(len(stack.runs), 7, dim, device=stack.device)
+    assert found == {run.rule: sent[k].data_ptr() % 16 for k, run in enumerate(stack.runs)}
+
+
+def test_runs_that_are_no_neighbours_are_copied_to_an_aligned_address(stack, monkeypatch):
+    starts = {}
+
+    def note(rule, matrix, *_):
+        starts[rule] = matrix.start
+
+    monkeypatch.setattr(warm_up, "_aggregate", note)
+    one, two, three = stack.runs[:3]
+    for runs, wanted in (((one, two, two), 7 * 1003 % 4), ((one, two, three, two), 0)):
+        for call in warm_up.small_calls(replace(stack, runs=runs), 1003):
+            if call.func is note:
+                call()
+        assert starts[two.rule] == wanted
+
+
+def test_a_rule_is_given_the_facts_of_its_rows_as_in_a_round(stack, monkeypatch):
+    copies = []
+
+    def note(rule, rows, *, facts, **_):
+        assert facts == row_facts(rows)
+        copies.append(facts.originals[0][1] == 0)
+
+    monkeypatch.setattr(warm_up, "NUM_COORDINATES", 1 << 10)
+    monkeypatch.setattr(warm_up, "aggregate", note)
+    for call in warm_up.small_calls(stack, 50_003):
+        call()
+    assert copies == [False, True, False] * len(RULES)
 
 
 def test_a_cpu_has_nothing_to_compile(stack):
@@ -194,6 +244,29 @@ def test_training_is_called_dry_before_threads_call_rules(has_hooks, monkeypatch
     assert is_closed.wait(10) or not has_hooks
 
 
+@pytest.mark.parametrize("fails", [True, False])
+def test_after_a_missed_kernel_rules_are_called_dry_first(fails, monkeypatch):
+    done, is_closed = [], Event()
+    shared = SimpleNamespace(open=lambda: None, close=is_closed.set, num_ordered=0)
+
+    def train():
+        shared.num_ordered += 1
+
+    def call():
+        done.append((is_dry(), _is_urgent()))
+        assert not fails  # What was not computed may make a call fail.
+
+    monkeypatch.setattr(warm_up, "compile_once", lambda: shared)
+    monkeypatch.setattr(warm_up, "training_calls", lambda _: [train])
+    monkeypatch.setattr(warm_up, "small_calls", lambda *_: [call])
+    stack = SimpleNamespace(device=torch.device("cuda"), runs=(None, None), trainer=None)
+    threads = warm_up.warm_up(stack, 1000)
+    assert threads is not None
+    threads.shutdown(wait=True)
+    assert done == [(True, True), (False, True)]
+    assert is_closed.wait(10)
+
+
 @pytest.mark.parametrize("num_missed", [0, 1])
 def test_no_more_calls_are_dry_if_the_first_misses_no_kernel(num_missed, monkeypatch):
     shared, done = SimpleNamespace(num_ordered=5), []
@@ -204,7 +277,7 @@ def test_no_more_calls_are_dry_if_the_first_misses_no_kernel(num_missed, monkeyp
 
     calls = [first, lambda: 1 / 0, lambda: done.append("last")]
     monkeypatch.setattr(warm_up, "training_calls", lambda _: calls)
-    warm_up._order_training(None, shared)
+    assert warm_up._order_training(None, shared) == (num_missed > 0)
     assert done == ["first", "last"][: 1 + num_missed]
 
 

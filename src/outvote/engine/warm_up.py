@@ -7,19 +7,19 @@ called on a small matrix, in a thread of its own, which waits for its kernels. A
 of them need, or the round itself, is compiled once.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
 from threading import Thread
+from typing import NamedTuple, TypeVar
 
 import torch
 
 from outvote.attacks.attack import Attack
 from outvote.attacks.run_attack import run_attack
 from outvote.engine.local_updates import batches_of
-from outvote.engine.run_stack import RunStack
+from outvote.engine.run_stack import Run, RunStack, run_index
 from outvote.kernels.compile_once import CompileOnce, compile_once, dry_calls
 from outvote.rules.aggregate import aggregate
 from outvote.rules.row_facts import row_facts
@@ -29,6 +29,7 @@ from outvote.training.trainer import ClientTask
 
 # As many coordinates as choose the kernels of large models; the real matrices may fill the memory.
 NUM_COORDINATES = 1 << 17
+# Sizes, and addresses in bytes.
 ALIGNED = 16
 MOST_THREADS = 64
 # As many clients train at once where memory is measured.
@@ -39,7 +40,15 @@ FEW_CLIENTS = 4
 APART = (None, 0.0, 1e-6)
 
 Call = Callable[[], object]
-Shape = tuple[int, int, int]
+Part = TypeVar("Part", Rule, Attack)
+
+
+class Matrix(NamedTuple):
+    """A small matrix that stands for the gradients of some runs."""
+
+    shape: tuple[int, int, int]
+    start: int
+    """How many values its address is beyond an aligned one, as that of these runs is."""
 
 
 def warm_up(stack: RunStack, dim: int) -> ThreadPoolExecutor | None:
@@ -52,7 +61,8 @@ def warm_up(stack: RunStack, dim: int) -> ThreadPoolExecutor | None:
     threads = ThreadPoolExecutor(min(len(calls), MOST_THREADS), thread_name_prefix="warm-up")
     if shared is not None:
         shared.open()
-        _order_training(stack, shared)
+        if _order_training(stack, shared):
+            calls = [partial(_twice, call) for call in calls]
     begun = [threads.submit(_quietly, call) for call in calls]
     if shared is not None:
         Thread(target=_close_after, args=(begun, shared), daemon=True).start()
@@ -61,13 +71,22 @@ def warm_up(stack: RunStack, dim: int) -> ThreadPoolExecutor | None:
     return threads
 
 
-def _order_training(stack: RunStack, shared: CompileOnce) -> None:
+def _order_training(stack: RunStack, shared: CompileOnce) -> bool:
+    """Order the kernels of training; return whether any was missed."""
     num_before = shared.num_ordered
     with dry_calls():
         for call in training_calls(stack):
             _quietly(call)
             if shared.num_ordered == num_before:  # The cache is full, the others would miss none.
-                return
+                return False
+    return shared.num_ordered > num_before
+
+
+def _twice(call: Call) -> None:
+    """Make a call dry, for all kernels at once that are found so, and then wait for each."""
+    with dry_calls(is_urgent=True):
+        _quietly(call)
+    call()
 
 
 def _close_after(begun: list[Future[None]], shared: CompileOnce) -> None:
@@ -87,20 +106,34 @@ def training_calls(stack: RunStack) -> list[Call]:
 
 def small_calls(stack: RunStack, dim: int) -> list[Call]:
     """Return calls for every rule of the stack, every attack, and what all rules share."""
+    num_sampled = stack.runs[0].num_sampled
     # Kernels for aligned and for other addresses are two.
     small = min(dim, NUM_COORDINATES + dim % ALIGNED)
-    num_sampled = stack.runs[0].num_sampled
+    per_unit = max(1, ALIGNED // stack.test.dtype.itemsize)
 
-    def shape(num_runs: int) -> Shape:  # Kernels for one run are others.
-        return min(num_runs, 2), num_sampled, small
+    def matrix(numbers: list[int]) -> Matrix:
+        is_view = isinstance(run_index(numbers, stack.device), slice)
+        start = numbers[0] * num_sampled * dim % per_unit if is_view else 0
+        # Kernels for one run are others.
+        return Matrix((min(len(numbers), 2), num_sampled, small), start)
 
-    calls: list[Call] = [partial(_look, shape(len(stack.runs)), stack)]
-    for attack, number in Counter(run.attack for run in stack.runs if _is_ours(run.attack)).items():
+    calls: list[Call] = [partial(_look, matrix(list(range(len(stack.runs)))), stack)]
+    for attack, numbers in _runs_by(stack, lambda run: run.attack).items():
         is_alone = attack.has_state or attack.needs_rule()
-        calls.append(partial(_attack, attack, shape(1 if is_alone else number), stack))
-    for rule, number in Counter(run.rule for run in stack.runs if _is_ours(run.rule)).items():
-        calls += [partial(_aggregate, rule, shape(number), stack, apart) for apart in APART]
+        alike = [[number] for number in numbers] if is_alone else [numbers]
+        calls += [partial(_attack, attack, each, stack) for each in {matrix(k) for k in alike}]
+    for rule, numbers in _runs_by(stack, lambda run: run.rule).items():
+        calls += [partial(_aggregate, rule, matrix(numbers), stack, apart) for apart in APART]
     return calls
+
+
+def _runs_by(stack: RunStack, part: Callable[[Run], Part]) -> dict[Part, list[int]]:
+    """Return the numbers of the runs that share a rule or an attack of the library."""
+    found: dict[Part, list[int]] = {}
+    for number, run in enumerate(stack.runs):
+        if _is_ours(part(run)):
+            found.setdefault(part(run), []).append(number)
+    return found
 
 
 def _is_ours(part: object) -> bool:
@@ -110,36 +143,49 @@ def _is_ours(part: object) -> bool:
     return is_ours and (not isinstance(inner, Rule) or _is_ours(inner))
 
 
-def _look(shape: Shape, stack: RunStack) -> None:
-    row_facts(_rows(shape, stack))
+def _look(matrix: Matrix, stack: RunStack) -> None:
+    row_facts(_on_device(_rows(matrix, stack), matrix, stack))
 
 
-def _aggregate(rule: Rule, shape: Shape, stack: RunStack, apart: float | None) -> None:
+def _aggregate(rule: Rule, matrix: Matrix, stack: RunStack, apart: float | None) -> None:
     """Call a rule; two clients may differ by a small part of their length alone."""
-    num_byzantine = max(0, min(1, rule.max_byzantine(shape[1])))
-    rows = _rows(shape, stack)
+    num_byzantine = max(0, min(1, rule.max_byzantine(matrix.shape[1])))
+    rows = _rows(matrix, stack)
     if apart is not None:
         rows[:, 1:2] = rows[:, :1] * (1 + apart)
-    numbers = range(shape[0])
-    aggregate(rule, rows, num_byzantine=[num_byzantine for _ in numbers], seeds=numbers, round=1)
+    numbers = range(matrix.shape[0])
+    aggregate(
+        rule,
+        _on_device(rows, matrix, stack),
+        num_byzantine=[num_byzantine for _ in numbers],
+        seeds=numbers,
+        round=1,
+        # Known as in a round, and no kernel is waited for to find them.
+        facts=row_facts(rows),
+    )
 
 
-def _attack(attack: Attack, shape: Shape, stack: RunStack) -> None:
-    is_byzantine = torch.zeros(shape[:2], dtype=torch.bool)
+def _attack(attack: Attack, matrix: Matrix, stack: RunStack) -> None:
+    is_byzantine = torch.zeros(matrix.shape[:2], dtype=torch.bool)
     is_byzantine[:, :1] = True
     run_attack(
         attack,
-        _rows(shape, stack),
+        _on_device(_rows(matrix, stack), matrix, stack),
         is_byzantine.to(stack.device),
-        seeds=range(shape[0]),
+        seeds=range(matrix.shape[0]),
         defence=lambda rows, _: (rows.mean(dim=1), None),
         round=1,
     )
 
 
-def _rows(shape: Shape, stack: RunStack) -> torch.Tensor:
+def _rows(matrix: Matrix, stack: RunStack) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(shape, generator=generator, dtype=stack.test.dtype).to(stack.device)
+    return torch.randn(matrix.shape, generator=generator, dtype=stack.test.dtype)
+
+
+def _on_device(rows: torch.Tensor, matrix: Matrix, stack: RunStack) -> torch.Tensor:
+    values = torch.empty(matrix.start + rows.numel(), dtype=rows.dtype, device=stack.device)
+    return values[matrix.start :].view(rows.shape).copy_(rows)
 
 
 def _quietly(call: Call) -> None:

@@ -78,7 +78,7 @@ class CompileOnce:
                 self._compilers = Compilers(_for_gpu(kernel, given["device"]))
             data, signature = given["specialization_data"], given["signature"]
             order = Order(*name[:2], data, signature, given["constants"])
-            self._ordered[name] = self._compilers.order(order, is_urgent=not is_dry())
+            self._ordered[name] = self._compilers.order(order, is_urgent=_is_urgent())
             return self._ordered[name]
 
 
@@ -87,14 +87,18 @@ def is_dry() -> bool:
     return getattr(_THREAD, "is_dry", False)
 
 
+def _is_urgent() -> bool:
+    return not is_dry() or getattr(_THREAD, "is_urgent", False)
+
+
 @contextmanager
-def dry_calls() -> Iterator[None]:
-    """Launch no kernel that was not compiled before, and have it compiled.
+def dry_calls(*, is_urgent: bool = False) -> Iterator[None]:
+    """Launch no kernel, and have those compiled that were not compiled before.
 
     What no kernel has written is 0: it may be an index. Backward passes must not be left to threads
     of their own.
     """
-    _THREAD.is_dry = True
+    _THREAD.is_dry, _THREAD.is_urgent = True, is_urgent
     try:
         with _Zeros():
             yield

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outvote.kernels import cdiv
+from outvote.kernels.compile_once import is_dry
 from outvote.kernels.launch import launched
 
 PIXELS, STAGES = 128, 3
@@ -300,37 +301,33 @@ def weight_gradient(
     num_strips = max(1, min(ENOUGH // (tiles * models), num_pixels // SHORTEST))
     per_strip = cdiv(cdiv(num_pixels, num_strips), STEP) * STEP
     num_strips = cdiv(num_pixels, per_strip)
-    target = result
+    sizes = num_pixels, height, width, channels, high, wide, filters, size, stride, padding
+
+    def launch(target: Tensor, strip_stride: int) -> None:
+        _weight_gradient[(tiles, models, num_strips)](
+            images,
+            gradient,
+            target,
+            *sizes,
+            num_values,
+            per_strip,
+            images.stride(0),
+            target.stride(-3),
+            strip_stride,
+            PIXELS=STEP,
+            VALUES=values,
+            FILTERS=per_block,
+            num_warps=8 if per_block == 128 else 4,
+            num_stages=STAGES,
+        )
+
+    if num_strips == 1 or is_dry():  # With more models, there will be no strips: another kernel.
+        launch(result, 0)
     if num_strips > 1:
         shape = (num_strips, models, num_values, filters)
-        target = torch.empty(shape, dtype=torch.float32, device=images.device)
-    _weight_gradient[(tiles, models, num_strips)](
-        images,
-        gradient,
-        target,
-        num_pixels,
-        height,
-        width,
-        channels,
-        high,
-        wide,
-        filters,
-        size,
-        stride,
-        padding,
-        num_values,
-        per_strip,
-        images.stride(0),
-        target.stride(-3),
-        target.stride(0) if num_strips > 1 else 0,
-        PIXELS=STEP,
-        VALUES=values,
-        FILTERS=per_block,
-        num_warps=8 if per_block == 128 else 4,
-        num_stages=STAGES,
-    )
-    if num_strips > 1:
-        result.copy_(target.sum(dim=0))
+        strips = torch.empty(shape, dtype=torch.float32, device=images.device)
+        launch(strips, strips.stride(0))
+        result.copy_(strips.sum(dim=0))
 
 
 def _block(size: int, largest: int) -> int:

@@ -45,9 +45,10 @@ class Launched:
         def start(*values: Any, **constants: Any) -> None:
             kind = (self.device(), *constants, *constants.values(), *kinds_of(values))
             known = self._known.get(kind)
+            if is_dry() and (known is not None or kind in self._ordered):
+                return
             if known is None:
-                if kind not in self._ordered or not is_dry():
-                    self._start_new(kind, grid, values, constants)
+                self._start_new(kind, grid, values, constants)
                 return
             kernel, rest = known
             kernel[(*grid, 1, 1)[:3]](*values, *rest)
