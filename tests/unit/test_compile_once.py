@@ -86,15 +86,6 @@ def test_a_dry_call_goes_on_without_its_kernels(once):
     assert other.result(10) is False
 
 
-def test_dry_calls_may_order_what_is_waited_for_soon(once):
-    once.open()
-    with dry_calls(is_urgent=True):
-        _ask(once, "a")
-    with dry_calls():
-        _ask(once, "b")
-    assert Compilers.made[0].urgent == [True, False]
-
-
 def test_what_no_kernel_writes_in_a_dry_call_is_zero():
     with dry_calls():
         found = [

@@ -1,5 +1,6 @@
 """Small calls that compile kernels: every rule and attack has one, and none may fail."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Event, Thread
@@ -14,7 +15,7 @@ from outvote.engine import warm_up
 from outvote.engine.federation import make_federation
 from outvote.engine.run_stack import Run
 from outvote.engine.simulation import make_run_stack
-from outvote.kernels.compile_once import _is_urgent, compile_once, dry_calls, is_dry
+from outvote.kernels.compile_once import compile_once, dry_calls, is_dry
 from outvote.precision import _get_precision, exact_products, fast_products
 from outvote.rules.row_facts import row_facts
 from outvote.seeding import RandomStream
@@ -236,7 +237,8 @@ def test_training_is_called_dry_before_threads_call_rules(has_hooks, monkeypatch
     monkeypatch.setattr(warm_up, "compile_once", lambda: shared if has_hooks else None)
     monkeypatch.setattr(warm_up, "training_calls", lambda _: [lambda: done.append(is_dry())])
     monkeypatch.setattr(warm_up, "small_calls", lambda *_: [lambda: done.append(is_dry())] * 2)
-    stack = SimpleNamespace(device=torch.device("cuda"), runs=(None, None), trainer=None)
+    run = SimpleNamespace(num_sampled=5)
+    stack = SimpleNamespace(device=torch.device("cuda"), runs=(run, run), trainer=None)
     threads = warm_up.warm_up(stack, 1000)
     assert threads is not None
     threads.shutdown(wait=True)
@@ -244,27 +246,46 @@ def test_training_is_called_dry_before_threads_call_rules(has_hooks, monkeypatch
     assert is_closed.wait(10) or not has_hooks
 
 
-@pytest.mark.parametrize("fails", [True, False])
-def test_after_a_missed_kernel_rules_are_called_dry_first(fails, monkeypatch):
-    done, is_closed = [], Event()
+def _warmed(monkeypatch, *, train, calls, num_sampled=5):
+    """Warm a made-up stack up, and return its threads and an event: the compilers are closed."""
+    is_closed = Event()
     shared = SimpleNamespace(open=lambda: None, close=is_closed.set, num_ordered=0)
-
-    def train():
-        shared.num_ordered += 1
-
-    def call():
-        done.append((is_dry(), _is_urgent()))
-        assert not fails  # What was not computed may make a call fail.
-
     monkeypatch.setattr(warm_up, "compile_once", lambda: shared)
-    monkeypatch.setattr(warm_up, "training_calls", lambda _: [train])
-    monkeypatch.setattr(warm_up, "small_calls", lambda *_: [call])
-    stack = SimpleNamespace(device=torch.device("cuda"), runs=(None, None), trainer=None)
-    threads = warm_up.warm_up(stack, 1000)
-    assert threads is not None
+    monkeypatch.setattr(warm_up, "training_calls", train)
+    monkeypatch.setattr(warm_up, "small_calls", lambda *_: calls)
+    run = SimpleNamespace(num_sampled=num_sampled)
+    stack = SimpleNamespace(device=torch.device("cuda"), runs=(run, run), trainer=None)
+    return warm_up.warm_up(stack, 1000), is_closed
+
+
+def test_rules_are_called_and_compilers_closed_where_training_cannot_be_tried(monkeypatch):
+    done = []
+    threads, is_closed = _warmed(monkeypatch, train=lambda _: 1 / 0, calls=[lambda: done.append(1)])
     threads.shutdown(wait=True)
-    assert done == [(True, True), (False, True)]
+    assert done == [1]
     assert is_closed.wait(10)
+
+
+def test_compilers_are_closed_after_an_interruption(monkeypatch):
+    closed = []
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(warm_up, "_close_after", lambda begun, shared: closed.append(begun))
+    with pytest.raises(KeyboardInterrupt):
+        _warmed(monkeypatch, train=interrupted, calls=[lambda: None])
+    until = time.monotonic() + 10
+    while not closed and time.monotonic() < until:
+        time.sleep(0.01)
+    assert closed == [[]]
+
+
+@pytest.mark.parametrize(("num_sampled", "expected"), [(5, 40), (50, 40), (200, 10), (5000, 1)])
+def test_as_many_calls_are_made_at_once_as_memory_allows(num_sampled, expected, monkeypatch):
+    calls = [lambda: None] * 40
+    threads, _ = _warmed(monkeypatch, train=lambda _: [], calls=calls, num_sampled=num_sampled)
+    assert threads._max_workers == expected
 
 
 @pytest.mark.parametrize("num_missed", [0, 1])
@@ -277,7 +298,7 @@ def test_no_more_calls_are_dry_if_the_first_misses_no_kernel(num_missed, monkeyp
 
     calls = [first, lambda: 1 / 0, lambda: done.append("last")]
     monkeypatch.setattr(warm_up, "training_calls", lambda _: calls)
-    assert warm_up._order_training(None, shared) == (num_missed > 0)
+    warm_up._order_training(None, shared)
     assert done == ["first", "last"][: 1 + num_missed]
 
 

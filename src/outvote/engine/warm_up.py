@@ -32,6 +32,8 @@ NUM_COORDINATES = 1 << 17
 # Sizes, and addresses in bytes.
 ALIGNED = 16
 MOST_THREADS = 64
+# Of the matrices of all calls that are made at once.
+MOST_BYTES = 2 << 30
 # As many clients train at once where memory is measured.
 FEW_CLIENTS = 4
 # By how much of their length two clients differ: at random, not at all, hardly. There are other
@@ -58,35 +60,32 @@ def warm_up(stack: RunStack, dim: int) -> ThreadPoolExecutor | None:
     if stack.device.type != "cuda" or len(stack.runs) < 2 or not is_exact:
         return None
     calls, shared = small_calls(stack, dim), compile_once()
-    threads = ThreadPoolExecutor(min(len(calls), MOST_THREADS), thread_name_prefix="warm-up")
+    # On the host and on the GPU, each call has a matrix of its own.
+    at_once = MOST_BYTES // (4 * 2 * stack.runs[0].num_sampled * NUM_COORDINATES)
+    num_threads = max(1, min(len(calls), MOST_THREADS, at_once))
+    threads = ThreadPoolExecutor(num_threads, thread_name_prefix="warm-up")
+    begun: list[Future[None]] = []
     if shared is not None:
         shared.open()
-        if _order_training(stack, shared):
-            calls = [partial(_twice, call) for call in calls]
-    begun = [threads.submit(_quietly, call) for call in calls]
-    if shared is not None:
-        Thread(target=_close_after, args=(begun, shared), daemon=True).start()
+    try:
+        if shared is not None:
+            _quietly(partial(_order_training, stack, shared))
+        begun += [threads.submit(_quietly, call) for call in calls]
+    finally:
+        if shared is not None:
+            Thread(target=_close_after, args=(begun, shared), daemon=True).start()
     threads.shutdown(wait=False)
     add_background(threads)
     return threads
 
 
-def _order_training(stack: RunStack, shared: CompileOnce) -> bool:
-    """Order the kernels of training; return whether any was missed."""
+def _order_training(stack: RunStack, shared: CompileOnce) -> None:
     num_before = shared.num_ordered
     with dry_calls():
         for call in training_calls(stack):
             _quietly(call)
             if shared.num_ordered == num_before:  # The cache is full, the others would miss none.
-                return False
-    return shared.num_ordered > num_before
-
-
-def _twice(call: Call) -> None:
-    """Make a call dry, for all kernels at once that are found so, and then wait for each."""
-    with dry_calls(is_urgent=True):
-        _quietly(call)
-    call()
+                return
 
 
 def _close_after(begun: list[Future[None]], shared: CompileOnce) -> None:

@@ -78,7 +78,7 @@ class CompileOnce:
                 self._compilers = Compilers(_for_gpu(kernel, given["device"]))
             data, signature = given["specialization_data"], given["signature"]
             order = Order(*name[:2], data, signature, given["constants"])
-            self._ordered[name] = self._compilers.order(order, is_urgent=_is_urgent())
+            self._ordered[name] = self._compilers.order(order, is_urgent=not is_dry())
             return self._ordered[name]
 
 
@@ -87,18 +87,14 @@ def is_dry() -> bool:
     return getattr(_THREAD, "is_dry", False)
 
 
-def _is_urgent() -> bool:
-    return not is_dry() or getattr(_THREAD, "is_urgent", False)
-
-
 @contextmanager
-def dry_calls(*, is_urgent: bool = False) -> Iterator[None]:
+def dry_calls() -> Iterator[None]:
     """Launch no kernel, and have those compiled that were not compiled before.
 
     What no kernel has written is 0: it may be an index. Backward passes must not be left to threads
     of their own.
     """
-    _THREAD.is_dry, _THREAD.is_urgent = True, is_urgent
+    _THREAD.is_dry = True
     try:
         with _Zeros():
             yield
@@ -107,15 +103,11 @@ def dry_calls(*, is_urgent: bool = False) -> Iterator[None]:
 
 
 class _Zeros(TorchFunctionMode):
-    """Fills new tensors with zeros."""
+    """Fills new tensors with zeros, but for those of a backward pass: no index is made there."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        if name == "backward":  # The mode is off inside of a call.
-            with self:
-                return func(*args, **(kwargs or {}))
         found = func(*args, **(kwargs or {}))
-        return found.zero_() if name in _EMPTY else found
+        return found.zero_() if getattr(func, "__name__", "") in _EMPTY else found
 
 
 @cache
