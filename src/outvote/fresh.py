@@ -3,6 +3,7 @@
 import mmap
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 from weakref import finalize
 
@@ -78,3 +79,38 @@ def on_device(
 ) -> Tensor:
     """Return a few numbers on a device; `torch.tensor(..., device=...)` would wait for a GPU."""
     return torch.tensor(values, dtype=dtype, device="cpu").to(device, non_blocking=True)
+
+
+def kept_on_device(
+    values: Sequence[Any], device: torch.device, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Return a few integers on a device, which must not be written to: they are used again.
+
+    In every round the same few lists say which runs and clients are meant, and to copy one to a GPU
+    takes the host longer than to start a kernel.
+    """
+    if device.type != "cuda":
+        return on_device(values, device, dtype)
+    # A copy is complete for what is queued behind it alone, that is on the same stream.
+    stream = torch.cuda.current_stream(device).cuda_stream
+    return _kept_on_device(_as_tuples(values), device, dtype, stream)
+
+
+@lru_cache(maxsize=2048)
+def _kept_on_device(
+    values: tuple[Any, ...], device: torch.device, dtype: torch.dtype | None, stream: int
+) -> Tensor:
+    del stream
+    return on_device(values, device, dtype)
+
+
+def _as_tuples(values: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple([tuple(value) if isinstance(value, list) else value for value in values])
+
+
+def run_index(numbers: Sequence[int], device: torch.device) -> slice | Tensor:
+    """Return the index of some runs: a slice, which copies nothing, if they are consecutive."""
+    first, stop = numbers[0], numbers[0] + len(numbers)
+    if list(numbers) == list(range(first, stop)):
+        return slice(first, stop)
+    return kept_on_device(numbers, device)

@@ -143,16 +143,33 @@ def listed_later(values: Tensor) -> Callable[[], list[float]]:
     """Start to fetch numbers from a device; they are waited for when the result is called."""
     if not values.is_cuda:
         return lambda: list(values.tolist())
-    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    # To ask for memory that a GPU can write to, and for an event, takes longer than to fetch.
+    unused = _UNUSED.setdefault((values.device, values.dtype, values.shape), [])
+    try:
+        host, arrived = unused.pop()
+    except IndexError:
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        arrived = torch.cuda.Event()
     host.copy_(values, non_blocking=True)
-    arrived = torch.cuda.Event()
     arrived.record()
+    found: list[list[float]] = []
 
     def fetch() -> list[float]:
-        arrived.synchronize()
-        return list(host.tolist())
+        if not found:
+            arrived.synchronize()
+            found.append(host.tolist())
+            if len(unused) < MOST_UNUSED:
+                unused.append((host, arrived))
+            if len(_UNUSED) > MOST_KINDS:
+                _UNUSED.clear()
+        return list(found[0])
 
     return fetch
+
+
+# By device, dtype and shape: memory that numbers were fetched to, and events.
+_UNUSED: dict[tuple[torch.device, torch.dtype, torch.Size], list[tuple[Tensor, Any]]] = {}
+MOST_UNUSED, MOST_KINDS = 32, 256
 
 
 def finite_rows(rows: Tensor, norms: list[float]) -> list[bool]:

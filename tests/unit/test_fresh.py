@@ -8,6 +8,8 @@ import torch
 
 import outvote as ov
 from outvote import fresh
+from outvote.fresh import kept_on_device, run_index
+from outvote.receive import listed_later
 
 CPU = torch.device("cpu")
 MANY = fresh.SMALLEST_KEPT // 4
@@ -88,3 +90,25 @@ def test_memory_that_there_is_not_is_a_memory_error(monkeypatch):
     monkeypatch.setattr(fresh.mmap, "mmap", refuse)
     with pytest.raises(MemoryError, match="bytes for copies of gradients"):
         memory(MANY)
+
+
+def test_consecutive_runs_are_a_slice_and_others_an_index():
+    assert run_index([3, 4, 5], CPU) == slice(3, 6)
+    assert torch.equal(run_index([3, 5], CPU), torch.tensor([3, 5]))
+    assert torch.equal(run_index([4, 3], CPU), torch.tensor([4, 3]))
+
+
+def test_integers_that_are_kept_on_a_gpu_are_copied_once(device):
+    first = kept_on_device([[1, 2], [3, 4]], device)
+    again = kept_on_device([[1, 2], [3, 4]], device)
+    assert first.tolist() == again.tolist() == [[1, 2], [3, 4]]
+    assert (again is first) == (device.type == "cuda")
+    assert kept_on_device([1, 2], device, torch.float64).dtype == torch.float64
+
+
+def test_numbers_are_fetched_each_into_memory_of_its_own(device):
+    for _ in range(3):  # From the second time on, memory is used again.
+        values = [torch.tensor([k, k + 1.0], device=device) for k in range(4)]
+        later = [listed_later(each) for each in values]
+        assert [fetch() for fetch in later] == [[k, k + 1.0] for k in range(4)]
+        assert later[0]() == [0.0, 1.0]

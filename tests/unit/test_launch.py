@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from outvote.kernels import launch
 from outvote.kernels.compile_once import dry_calls
-from outvote.kernels.launch import LARGE, Launched, constants_of, kinds_of
+from outvote.kernels.launch import LARGE, Launched, constants_of, described
 
 CONSTEXPR = "tl.constexpr"
 
@@ -60,6 +61,90 @@ def test_what_was_compiled_is_started_with_its_constants_in_their_order(kernel, 
     assert grid == (8, 9, 1)
     assert values[0] is VALUES
     assert values[1:] == (5, 2, 1)
+
+
+class Loaded(Compiled):
+    """Stands for what Triton compiled and loaded, as versions from 3.4 on start it."""
+
+    function, packed_metadata = 77, (4, 1, 0)
+
+    def run(self, *given):
+        self.kernel.started.append(("run", given))
+
+
+class Driver:
+    """Stands for Triton's driver."""
+
+    @staticmethod
+    def get_current_stream(device):
+        return 1000 + device
+
+
+@pytest.fixture
+def loading(kernel, monkeypatch):
+    """Let Triton be of a version whose kernels take addresses."""
+
+    def compile_and_start(grid):
+        return lambda *values, **constants: kernel.compiled.append(grid) or Loaded(kernel)
+
+    monkeypatch.setattr(Kernel, "__getitem__", lambda _, grid: compile_and_start(grid))
+    monkeypatch.setattr(launch, "version", lambda: (3, 6))
+    monkeypatch.setattr(launch, "_driver", Driver)
+    monkeypatch.setattr(launch, "is_hooked", lambda: False)
+
+
+@pytest.mark.usefixtures("loading")
+def test_what_was_loaded_is_given_addresses_on_the_current_stream(kernel):
+    launched = Launched(kernel, device=lambda: 2)
+    for size in (3, 5):
+        launched[(8, 9)](VALUES, size, FIRST=1, SECOND=2)
+    assert kernel.compiled == [(8, 9)]
+    given = (8, 9, 1, 1002, 77, (4, 1, 0), None, None, None, VALUES.data_ptr(), 5, 2, 1)
+    assert kernel.started == [("run", given)]
+
+
+@pytest.mark.usefixtures("loading")
+def test_a_program_that_is_called_at_every_start_is_called(kernel, launched, monkeypatch):
+    monkeypatch.setattr(launch, "is_hooked", lambda: True)
+    for _ in range(2):
+        launched[(7,)](VALUES, 3, FIRST=1, SECOND=2)
+    ((grid, values),) = kernel.started
+    assert grid == (7, 1, 1)
+    assert values[0] is VALUES
+
+
+@pytest.mark.usefixtures("loading")
+def test_an_older_triton_starts_its_kernels_itself(kernel, launched, monkeypatch):
+    monkeypatch.setattr(launch, "version", lambda: (3, 3))
+    for _ in range(2):
+        launched[(7,)](VALUES, 3, FIRST=1, SECOND=2)
+    assert [grid for grid, _ in kernel.started] == [(7, 1, 1)]
+
+
+class Chain(list):
+    """Stands for a chain of hooks."""
+
+    @property
+    def calls(self):
+        return list(self)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "expected"),
+    [
+        (None, None, False),
+        (Chain(), Chain(), False),
+        (Chain([print]), Chain(), True),
+        (Chain(), Chain([print]), True),
+        (print, None, True),
+    ],
+)
+def test_hooks_are_seen_as_functions_and_as_chains(first, last, expected, monkeypatch):
+    class Runtime:
+        launch_enter_hook, launch_exit_hook = first, last
+
+    monkeypatch.setattr(launch, "_runtime", Runtime)
+    assert launch.is_hooked() == expected
 
 
 def test_a_kernel_that_a_hook_keeps_from_compiling_is_asked_for_again(
@@ -144,7 +229,7 @@ def test_constants_must_be_last():
 
 def test_seeds_of_64_bits_are_of_few_kinds():
     seeds = [pow(3, k, 2**63) | 1 << 62 for k in range(1000)]
-    assert len({str(kinds_of((seed,))) for seed in seeds}) <= 2
+    assert len({str(described((seed,))[0]) for seed in seeds}) <= 2
 
 
 def test_triton_distinguishes_no_more_kinds():
@@ -158,6 +243,6 @@ def test_triton_distinguishes_no_more_kinds():
     floats = [VALUES[k:] for k in range(9)] + [VALUES.half()[k:] for k in range(9)]
     kinds: dict[str, set[str]] = {}
     for value in [*numbers, *floats, 0.5, 1.0, True]:
-        described = str(specialize(backend, value, False, True, True))
-        kinds.setdefault(str(kinds_of((value,))), set()).add(described)
-    assert all(len(described) == 1 for described in kinds.values()), kinds
+        by_triton = str(specialize(backend, value, False, True, True))
+        kinds.setdefault(str(described((value,))[0]), set()).add(by_triton)
+    assert all(len(by_triton) == 1 for by_triton in kinds.values()), kinds

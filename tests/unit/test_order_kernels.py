@@ -228,7 +228,8 @@ def num_compiled() -> int:
     from outvote.kernels import bulyan_triton, clients_triton, leading_triton, order_triton
 
     modules = (bulyan_triton, clients_triton, leading_triton, order_triton)
-    kernels = {id(x): x for module in modules for x in vars(module).values()}
+    found = [getattr(x, "kernel", x) for module in modules for x in vars(module).values()]
+    kernels = {id(kernel): kernel for kernel in found}
     caches = [getattr(kernel, "device_caches", {}) for kernel in kernels.values()]
     return sum(len(of_device[0]) for cache in caches for of_device in cache.values())
 

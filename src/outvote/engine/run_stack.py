@@ -140,13 +140,6 @@ class RunStack:
         return [slice(0, len(self.runs))]
 
 
-def run_index(numbers: list[int], device: torch.device) -> slice | Tensor:
-    """Return the index of some runs: a slice, which copies nothing, if they are consecutive."""
-    if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
-        return slice(numbers[0], numbers[0] + len(numbers))
-    return on_device(numbers, device)
-
-
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class State:

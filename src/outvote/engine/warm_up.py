@@ -19,7 +19,8 @@ import torch
 from outvote.attacks.attack import Attack
 from outvote.attacks.run_attack import run_attack
 from outvote.engine.local_updates import batches_of
-from outvote.engine.run_stack import Run, RunStack, run_index
+from outvote.engine.run_stack import Run, RunStack
+from outvote.fresh import run_index
 from outvote.kernels.compile_once import CompileOnce, compile_once, dry_calls
 from outvote.rules.aggregate import aggregate
 from outvote.rules.row_facts import row_facts

@@ -113,7 +113,6 @@ def scattered(columns: Columns, targets: Targets, centre: Tensor | None = None) 
         middle = None if centre is None else centre[run % len(centre)]
         positions = targets.positions(run, dim)
         _kernels().scatter(source, positions, middle, target.flatten(0, 1))
-    _clear_last(result, targets, dim)
     return result
 
 
@@ -129,7 +128,6 @@ def scattered_and_squared(columns: Columns, targets: Targets) -> tuple[Tensor, T
     squares = torch.empty(shape, dtype=torch.float64, device=columns.device)
     target = result.view(-1, result.shape[-1])
     kernels.scatter(columns[0], targets.positions(0, dim), None, target, squares)
-    _clear_last(result, targets, dim)
     return result, squares
 
 
@@ -143,13 +141,6 @@ def padded_clients(num_clients: int) -> int:
     """Return how many values a copied coordinate has: whole lines of clients, or whole sectors."""
     sectors, lines = (cdiv(num_clients, unit) * unit for unit in (SECTOR, LINE))
     return lines if lines <= (1 + MOST_ADDED) * sectors else sectors
-
-
-def _clear_last(result: Tensor, targets: Targets, dim: int) -> None:
-    """Write zeros to the last positions of the groups that are narrower than others."""
-    num_empty = targets.shape[1] * targets.shape[2] - dim
-    if num_empty > 0:
-        result[:, -num_empty:, -1].zero_()
 
 
 def squared_distances(

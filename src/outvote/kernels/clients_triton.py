@@ -123,8 +123,13 @@ def _scatter(
             to = tl.where(coordinate < dim, to, -1)
         else:
             to = tl.load(table + coordinate, mask=coordinate < dim, other=-1)
+        is_before_gap = (to >= end) & ((to - end) % small == small - 1)
         to += tl.maximum(to - end, 0) // small
         to = to.to(tl.int64)
+        if tl.max(is_before_gap.to(tl.int32), axis=0) > 0:  # In few programs.
+            gap = is_before_gap[:, None] & (client < WIDTH)[None, :]
+            zero = tl.zeros((DIM, CLIENTS), tl.float32)
+            tl.store(target + (to[:, None] + 1) * WIDTH + client[None, :], zero, mask=gap)
     else:
         to = tl.where(coordinate < dim, coordinate, -1)
     wanted = (to >= 0)[:, None] & (client < WIDTH)[None, :]
@@ -150,6 +155,7 @@ def scatter(
 ) -> None:
     """Copy each coordinate of ``source [dim, clients]`` to its row of `target`.
 
+    Positions that `positions` leaves empty become zeros, and so does what is beyond the clients.
     ``squares [pieces, clients]``, if it is given, becomes the sums of the squares of the clients in
     pieces of `scattered_at_once` coordinates, float64.
     """

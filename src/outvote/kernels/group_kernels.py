@@ -175,15 +175,17 @@ def square_sums_of_pieces(rows: Rows, minus: PerCoordinate | None = None) -> Ten
 def lengths(pieces: Tensor, shortest: float, longest: float) -> tuple[Tensor, Tensor]:
     """Return the lengths of the clients from sums of their squares ``[pieces, clients]``.
 
-    The first result has one number more, last: how many clients are unusual, that is not shorter
-    than `longest`, of the same length as another, or, the median one, shorter than `shortest`. The
-    second is the client of median length, ``[1]``.
+    The first result goes on with how many clients are unusual, that is not shorter than `longest`,
+    of the same length as another, or, the median one, shorter than `shortest`. Its last number, at
+    an aligned address, is 0: to count something else in. The second result is the client of median
+    length, ``[1]``.
     """
     if len(pieces) > FEW_PIECES:
         larger = pieces.new_empty(ceil(len(pieces) / LARGER_PIECE), pieces.shape[1])
         _rows().larger_pieces(pieces, larger, LARGER_PIECE)
         pieces = larger
-    found = torch.empty(pieces.shape[1] + 1, dtype=torch.float64, device=pieces.device)
+    last = (pieces.shape[1] + 2) // 2 * 2
+    found = torch.empty(last + 1, dtype=torch.float64, device=pieces.device)
     centre = torch.empty(1, dtype=torch.int64, device=pieces.device)
     _rows().lengths(pieces, found, centre, shortest, longest)
     return found, centre

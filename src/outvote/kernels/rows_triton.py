@@ -268,6 +268,7 @@ def _lengths(
     num_alike = tl.sum(tl.sum(is_alike.to(tl.int32), axis=1), axis=0)
     tl.store(lengths + client, length, mask=known)
     tl.store(lengths + num_clients, (num_unusual + num_alike).to(tl.float64))
+    tl.store(lengths + (num_clients + 2) // 2 * 2, tl.zeros((), tl.float64))
     tl.store(centre, middle.to(tl.int64))
 
 
@@ -276,8 +277,9 @@ def lengths(
 ) -> None:
     """Turn sums of squares ``[pieces, clients]`` into lengths, and find a client of median length.
 
-    ``result [clients + 1]`` has last how many are unusual: not below `longest`, equal to another,
-    or the median below `shortest`. `centre` is a client that there is, whatever the lengths are.
+    ``result`` has behind them how many are unusual: not below `longest`, equal to another, or the
+    median below `shortest`; and 0 at the next even index. `centre` is a client that there is,
+    whatever the lengths are.
     """
     num_pieces, num_clients = pieces.shape
     clients = max(2, next_power_of_2(num_clients))

@@ -20,7 +20,7 @@ from torch import Tensor
 from outvote.axes import Rows
 from outvote.errors import TooManyByzantine, check_choice
 from outvote.flat import to_float
-from outvote.fresh import on_device
+from outvote.fresh import kept_on_device, run_index
 from outvote.kernels import is_for_kernels
 from outvote.kernels.group_kernels import SAFE_NORM, square_sums_of_pieces
 from outvote.precision import plain_torch, work_dtype
@@ -161,9 +161,8 @@ class _Asked:
     ) -> Callable[[], Aggregation]:
         """Let the rule compute with what is known about the rows, or what they are taken for."""
         rule, values = self.rule, self.values
-        num_runs, num_clients = values.shape[:2]
-        everyone = [[True] * num_clients] * num_runs
-        present = everyone if self.is_present is None else self.is_present.tolist()
+        num_runs = len(values)
+        present = None if self.is_present is None else self.is_present.tolist()
         is_rejected = torch.zeros(values.shape[:2], dtype=torch.bool)
         used, runs = _finite_runs(rule, facts, present, self.num_byzantine, is_rejected)
         # What was split ahead may have rows that are not taken.
@@ -190,7 +189,7 @@ class _Asked:
                 num_byzantine=tuple(used),
             ),
             values.device,
-            None if usual is None else (usual.are_usual, again),
+            None if usual is None else (usual, again),
         )
 
     def info_of(self, runs: "list[_Run]", counts: NDArray[np.float64] | None) -> RoundInfo:
@@ -198,8 +197,10 @@ class _Asked:
         first, traits = runs[0], self.rule.traits
         own: dict[str, Any] = {}
         if len(runs) == 1:
-            ids = None if self.clients is None else self.clients[first.number]
-            own["clients"] = tuple(k if ids is None else ids[k] for k in first.rows)
+            own["clients"] = tuple(first.rows)
+            if self.clients is not None:
+                ids = self.clients[first.number]
+                own["clients"] = tuple([ids[k] for k in first.rows])
             own["reference"] = self.references and self.references[first.number]
             own["state"] = self.states[first.number] if traits.has_state and self.states else None
             if traits.needs_model and self.models is not None:
@@ -240,13 +241,13 @@ def _begun(
     compute: Callable[[CancellationCheck | None], "Found"],
     merge: Callable[["Found"], Aggregation],
     device: torch.device,
-    usual: tuple[Callable[[], bool], Callable[[], Aggregation]] | None = None,
+    usual: tuple[UsualRows, Callable[[], Aggregation]] | None = None,
 ) -> Callable[[], Aggregation]:
     """Compute with a check of the distances; what is returned looks at it, and computes again.
 
-    `usual`: whether the rows are what they were taken for, and what to return if they are not.
+    `usual`: what the rows are taken for, and what to return if they are not.
     """
-    check = new_check(device)
+    check = new_check(device) if usual is None else usual[0].new_check()
     error: Exception | None = None
     found: Found = []
     try:
@@ -262,7 +263,7 @@ def _begun(
         with plain_torch(device):
             # Before a GPU is waited for, which is still at work.
             merged = merge(found) if error is None else None
-            if usual is not None and not usual[0]():
+            if usual is not None and not usual[0].are_usual():
                 return usual[1]()
             if check is not None and check.has_failed():
                 return merge(compute(None))
@@ -334,7 +335,7 @@ Found = list[tuple[list[_Run], Aggregation]]
 def _finite_runs(
     rule: Rule,
     facts: RowFacts,
-    present: list[list[bool]],
+    present: list[list[bool]] | None,
     num_byzantine: Sequence[int],
     is_rejected: Tensor,
 ) -> tuple[list[int], list[_Run]]:
@@ -343,10 +344,12 @@ def _finite_runs(
     Returns the Byzantine clients that each run assumes, and the runs with those that are left.
     """
     used, runs = [], []
-    for number, here in enumerate(present):
-        ok = facts.is_finite[number]
-        rows = [k for k, is_here in enumerate(here) if is_here and ok[k]]
-        num_received = sum(here)
+    num_clients = is_rejected.shape[1]
+    for number, ok in enumerate(facts.is_finite):
+        here = [True] * num_clients if present is None else present[number]
+        is_whole = present is None and all(ok)
+        rows = [k for k, is_here in enumerate(here) if is_whole or (is_here and ok[k])]
+        num_received = num_clients if present is None else sum(here)
         f = min(int(num_byzantine[number]), rule.max_byzantine(num_received))
         left = max(0, f - (num_received - len(rows)))
         used.append(f)
@@ -355,8 +358,10 @@ def _finite_runs(
                 [is_here and not ok[k] for k, is_here in enumerate(here)]
             )
         if rows:
-            norms = [facts.norms[number][k] for k in rows]
-            originals = _among([facts.originals[number][k] for k in rows])
+            norms, originals = facts.norms[number], facts.originals[number]
+            if not is_whole:
+                norms = [norms[k] for k in rows]
+                originals = _among([originals[k] for k in rows])
             runs.append(_Run(number, rows, norms, originals, left, num_received))
     return used, runs
 
@@ -417,29 +422,33 @@ def _compute(
     rows = gradients
     if not _are_all(runs, gradients):
         rows = _rows_of(runs, gradients)
-    centres = [central_client(run.norms) for run in runs]
-    if any(run.norms[k] < SMALLEST_NORM for run, k in zip(runs, centres, strict=True)):
-        rows, ahead = rows.double(), None
-    longest = max(norm for run in runs for norm in run.norms)
+    longest = max(max(run.norms) for run in runs)
+    if usual is None:
+        centres = [central_client(run.norms) for run in runs]
+        if any(run.norms[k] < SMALLEST_NORM for run, k in zip(runs, centres, strict=True)):
+            rows, ahead = rows.double(), None
+        centre = kept_on_device(centres, rows.device)
+    else:
+        centre = usual.centre
     originals = _originals(runs, rows.device)
     # What overflows is redone at once: a rule must not see infinite distances.
     check = check if longest < SAFE_NORM else None
     matrix = ClientMatrix.from_rows(
         rows,
-        on_device(centres, rows.device) if usual is None else usual.centre,
+        centre,
         originals,
         largest_norm=longest if usual is None else usual.largest_norm,
         check=check,
         ahead=ahead,
     )
     found = compute_weighted(rule, matrix, info)
-    # Before the average: a GPU is still at it when these arrive.
+    vector = to_float(matrix.vector(found), work_dtype(gradients.dtype))
+    # After the average is started: to fetch takes the host longer than to start it.
     for later in (usual, check):
         if later is not None:
             later.fetch()
-    vector = to_float(matrix.vector(found), work_dtype(gradients.dtype))
     largest = torch.finfo(vector.dtype).max
-    if any(norm > largest / 8 for run in runs for norm in run.norms):
+    if longest > largest / 8:
         # Weights sum to 1 but for rounding: an average of the largest numbers may overflow.
         vector = vector.clamp(min=-largest, max=largest)
     if not is_full or found.scores is not None:
@@ -479,8 +488,7 @@ def _merged(
     weights = torch.zeros(shape, dtype=torch.float64, device=device)
     states = list(states)
     for runs, one in found:
-        where, index = _where(runs, device)
-        at = (where.unsqueeze(-1), index)
+        where, at = _where(runs, gradients)
         if not is_one:
             vectors[where] = known(one.vector)
         if one.scores is not None:
@@ -511,26 +519,26 @@ def _are_all(runs: list[_Run], gradients: Rows) -> bool:
 
 def _rows_of(runs: list[_Run], gradients: Rows) -> Rows:
     """Return the finite rows of some runs: a view, where all are finite and the runs neighbours."""
-    where, index = _where(runs, gradients.device)
-    if any(len(run.rows) < gradients.shape[1] for run in runs):
-        return gradients[where.unsqueeze(-1), index]
-    first, last = runs[0].number, runs[-1].number
-    if last - first + 1 == len(runs):
-        return gradients[first : last + 1]
+    where, at = _where(runs, gradients)
+    if at is not where or isinstance(where, slice):
+        return gradients[at]
     return gradients.index_select(0, where)
 
 
-def _where(runs: list[_Run], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the numbers of some runs and the indices of their finite rows."""
-    numbers = on_device([run.number for run in runs], device)
-    return numbers, on_device([run.rows for run in runs], device)
+def _where(runs: list[_Run], gradients: Rows) -> tuple[slice | Tensor, Any]:
+    """Return the index of some runs, and that of their finite rows: the same, if all are."""
+    where = run_index([run.number for run in runs], gradients.device)
+    if all(len(run.rows) == gradients.shape[1] for run in runs):
+        return where, where
+    numbers = kept_on_device([[run.number] for run in runs], gradients.device)
+    return where, (numbers, kept_on_device([run.rows for run in runs], gradients.device))
 
 
 def _originals(runs: list[_Run], device: torch.device) -> Tensor | None:
     """Return the first client equal to each of every run, if there are any copies."""
     if all(run.originals == list(range(len(run.rows))) for run in runs):
         return None
-    return on_device([run.originals for run in runs], device)
+    return kept_on_device([run.originals for run in runs], device)
 
 
 @dataclass(frozen=True, slots=True)

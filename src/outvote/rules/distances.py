@@ -47,10 +47,15 @@ NUM_COMPARED = 16
 class CancellationCheck:
     """Counts inexact results on the device, which works on until the count is read."""
 
-    def __init__(self, device: torch.device) -> None:
-        """Start at 0."""
-        self.count = torch.zeros(1, dtype=torch.int32, device=device)
-        self._fetched: Callable[[], list[float]] | None = None
+    def __init__(
+        self,
+        device: torch.device,
+        count: Tensor | None = None,
+        fetched: Callable[[], float] | None = None,
+    ) -> None:
+        """Start at 0; or count in ``count [1]``, which is 0, and read it in another way."""
+        self.count = torch.zeros(1, dtype=torch.int32, device=device) if count is None else count
+        self._fetched = fetched
 
     def add(self, inexact: Tensor) -> None:
         """Count a mask that has any mark as one."""
@@ -58,11 +63,13 @@ class CancellationCheck:
 
     def fetch(self) -> None:
         """Start to fetch the count, as nothing more is counted; what is queued now goes on."""
-        self._fetched = listed_later(self.count)
+        if self._fetched is None:
+            later = listed_later(self.count)
+            self._fetched = lambda: later()[0]
 
     def has_failed(self) -> bool:
         """Wait for the count, and return whether any result was inexact."""
-        return bool(self.count if self._fetched is None else self._fetched()[0])
+        return bool(self.count if self._fetched is None else self._fetched())
 
 
 def new_check(device: torch.device) -> CancellationCheck | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import local
 
+import torch
 from torch import Tensor
 
 from outvote.axes import Rows
@@ -16,7 +17,7 @@ from outvote.kernels import group_kernels
 from outvote.kernels.group_kernels import SAFE_NORM
 from outvote.lazy import lazy
 from outvote.receive import finite_rows, listed_later
-from outvote.rules.distances import find_originals, row_norms
+from outvote.rules.distances import CancellationCheck, find_originals, row_norms
 from outvote.rules.rule import Rule, Wrapper
 
 # Below this norm of the central client, squares underflow in float32: float64 is used.
@@ -93,7 +94,13 @@ class UsualRows:
     def __init__(self, squares: Tensor) -> None:
         """Take the sums of the squares of pieces of the rows, ``[pieces, clients]``."""
         self._on_device, self.centre = group_kernels.lengths(squares, SMALLEST_NORM, SAFE_NORM)
+        self._num_clients = squares.shape[1]
         self._fetched: Callable[[], list[float]] | None = None
+
+    def new_check(self) -> CancellationCheck:
+        """Return a check of distances whose count is fetched together with the lengths."""
+        count = self._on_device[-1:].view(torch.int32)[:1]
+        return CancellationCheck(count.device, count, lambda: self._lengths[-1])
 
     def fetch(self) -> None:
         """Start to fetch what was found; what is queued from now on is not waited for."""
@@ -108,11 +115,11 @@ class UsualRows:
     @property
     def norms(self) -> list[float]:
         """The norms of the rows, whatever they are; waits for a GPU."""
-        return self._lengths[:-1]
+        return self._lengths[: self._num_clients]
 
     def are_usual(self) -> bool:
         """Wait for a GPU, and return whether the rows are what they were taken for."""
-        _LAST.were_usual = self._lengths[-1] == 0
+        _LAST.were_usual = self._lengths[self._num_clients] == 0
         return _LAST.were_usual
 
     def largest_norm(self) -> float:
