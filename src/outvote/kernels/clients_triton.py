@@ -123,13 +123,9 @@ def _scatter(
             to = tl.where(coordinate < dim, to, -1)
         else:
             to = tl.load(table + coordinate, mask=coordinate < dim, other=-1)
-        is_before_gap = (to >= end) & ((to - end) % small == small - 1)
-        to += tl.maximum(to - end, 0) // small
-        to = to.to(tl.int64)
-        if tl.max(is_before_gap.to(tl.int32), axis=0) > 0:  # In few programs.
-            gap = is_before_gap[:, None] & (client < WIDTH)[None, :]
-            zero = tl.zeros((DIM, CLIENTS), tl.float32)
-            tl.store(target + (to[:, None] + 1) * WIDTH + client[None, :], zero, mask=gap)
+        num_before = tl.maximum(to - end, 0) // small
+        is_before_gap = to - end == (num_before + 1) * small - 1
+        to = (to + num_before).to(tl.int64)
     else:
         to = tl.where(coordinate < dim, coordinate, -1)
     wanted = (to >= 0)[:, None] & (client < WIDTH)[None, :]
@@ -139,6 +135,11 @@ def _scatter(
         total = tl.sum(wide * wide, axis=1).to(tl.float64)
         own = squares + tl.program_id(0).to(tl.int64) * num_clients + client
         tl.store(own, total, mask=client < num_clients)
+    if IS_PERMUTED:
+        # Few programs have a gap to clear: one value after another takes no registers from all.
+        num_gaps = tl.sum(is_before_gap.to(tl.int32), axis=0)
+        for number in range(tl.where(num_gaps > 0, WIDTH, 0)):
+            tl.store(target + (to + 1) * WIDTH + number, 0.0, mask=is_before_gap)
 
 
 def scattered_at_once(width: int) -> int:
