@@ -737,3 +737,9 @@ def test_an_error_that_comes_from_unusual_rows_is_forgotten(device, monkeypatch)
         outvote.rules.row_facts._LAST.were_usual = True
         with pytest.raises(ValueError, match="this must not be seen"):
             aggregate(rule, _kinds_of_rows("usual", device), **ONE)
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (1, 4), (1, 1)])
+def test_signguard_takes_rows_that_lie_as_columns_do(shape, device):
+    rows = torch.full(shape, 2.0, device=device)
+    assert ov.SignGuard()(rows).tolist() == [2.0] * shape[1]

@@ -193,7 +193,7 @@ def lengths(pieces: Tensor, shortest: float, longest: float) -> tuple[Tensor, Te
 
 def can_measure(columns: Columns) -> bool:
     """Return whether a kernel measures these clients against a vector, read in order."""
-    if columns.numel() == 0 or not can_add(columns.mT, of_any_stride=True):
+    if columns.numel() == 0 or columns.dim() < 3 or not can_add(columns.mT, of_any_stride=True):
         return False
     are_rows = columns.dim() == 3 and columns.stride(-2) == 1
     are_columns = columns.stride(-1) == 1 and columns.shape[-1] <= client_kernels.LARGEST_TILE
