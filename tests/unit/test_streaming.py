@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import outvote as ov
-from every_rule import EVERY_RULE
+from every_rule import EVERY_RULE, cases
 from outvote.files import StreamingAggregator, streaming
 from outvote.files.safetensors_file import UnusableFile
 from outvote.files.sources import ArraySource, open_source
@@ -60,7 +60,7 @@ def assert_same(rule, rows, *, rtol=1e-6, **options):
     return aggregator
 
 
-@pytest.mark.parametrize("text", [text for text in EVERY_RULE if text not in IN_MEMORY_ONLY])
+@pytest.mark.parametrize("text", cases(text for text in EVERY_RULE if text not in IN_MEMORY_ONLY))
 def test_every_rule_has_the_verdict_that_it_has_in_memory(text):
     rule = ov.make_rule(text)
     rows = gradients()
