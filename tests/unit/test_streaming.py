@@ -458,7 +458,13 @@ print(largest[0] - before)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize("text", ["gas(multi-krum)", "gas(median)", "gas(bulyan)"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gas(multi-krum)",
+        *(pytest.param(text, marks=pytest.mark.slow) for text in ("gas(median)", "gas(bulyan)")),
+    ],
+)
 def test_memory_stays_below_what_was_allowed(tmp_path, text):
     generator = torch.Generator().manual_seed(0)
     for k in range(16):
