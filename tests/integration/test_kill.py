@@ -123,6 +123,7 @@ def test_a_signal_finishes_the_round_saves_and_prints_how_to_resume(
     assert results(output) == undisturbed
 
 
+@pytest.mark.slow  # test_runner.py has a run that another process works on.
 def test_two_programs_on_the_same_folder_do_not_harm_it(config, tmp_path, undisturbed):
     output = tmp_path / "shared"
     for process in [start(config, output), start(config, output)]:

@@ -96,7 +96,11 @@ def test_the_first_example_has_ten_statements_or_fewer():
 
 
 @pytest.mark.parametrize(
-    ("page", "command"), with_verbs("list", "show", "plan", "doctor", "stress")
+    ("page", "command"),
+    [
+        pytest.param(*each, marks=[pytest.mark.slow] * ("gas-aware" in each[1]))
+        for each in with_verbs("list", "show", "plan", "doctor", "stress")
+    ],
 )
 def test_commands_without_side_effects_print_what_is_shown(capsys, monkeypatch, page, command):
     monkeypatch.chdir(ROOT)
