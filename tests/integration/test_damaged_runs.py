@@ -83,7 +83,11 @@ WITHOUT_WEIGHTS = (
 
 @pytest.mark.parametrize(
     ("kind", "without_weights"),
-    [*((kind, False) for kind in DAMAGE), *((kind, True) for kind in WITHOUT_WEIGHTS)],
+    [
+        pytest.param(kind, without_weights, marks=[pytest.mark.slow] * (number % 3 > 0))
+        for without_weights, kinds in ((False, DAMAGE), (True, WITHOUT_WEIGHTS))
+        for number, kind in enumerate(kinds)
+    ],
 )
 def test_run_repairs_a_damaged_run_or_runs_it_again(
     capsys, sound, shown, tmp_path, kind, without_weights
