@@ -1,8 +1,8 @@
 """A sweep of several processes is killed, or meets another one, and nothing is lost or doubled.
 
-The fast tests have each of it alone: test_kill.py kills and stops one process,
-test_bench_parallel.py has several processes, some of which are killed, and test_runner.py has a run
-that another process works on.
+The fast tests have each of it alone: test_kill.py kills and stops one process, in
+test_bench_parallel.py some of several processes are killed, and test_runner.py has a run that
+another process works on.
 """
 
 import json

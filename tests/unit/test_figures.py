@@ -112,7 +112,10 @@ def test_every_kind_can_be_drawn_in_every_format(kind, format_, runs):
     assert draw(kind, runs, format_).startswith(STARTS[format_])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(k, marks=[pytest.mark.slow] * (k in ("selection", "deviation"))) for k in KINDS],
+)
 def test_the_same_runs_in_any_order_give_the_same_bytes(kind, runs):
     if kind == "identification":
         again = figure_file(kind, runs[::-1], "svg", run=runs[0].hash)

@@ -151,6 +151,9 @@ SPECIAL = {
 }
 
 
+OTHER_DATA = ("table1-cifar100", "table1-femnist", "table1-imagenet12")
+
+
 @cache
 def specs_of(name, part):
     """The runs of a part of a suite."""
@@ -206,7 +209,14 @@ def test_d_of_table_3_is_the_number_of_weights_of_the_network():
     assert sum(each.numel() for each in network.parameters()) == GROUPS[-1]
 
 
-@pytest.mark.parametrize("name", suite_names())
+@pytest.mark.parametrize(
+    "name",
+    [
+        # The same parts as those of CIFAR-10, of other data.
+        pytest.param(name, marks=[pytest.mark.slow] * (name in OTHER_DATA))
+        for name in suite_names()
+    ],
+)
 def test_a_run_belongs_to_the_parts_that_ask_for_it_and_to_no_other(name):
     suite = choose(read_suite(name), Choice(num_seeds=1))
     asked = {part.name: set(plan_part(suite, part).hashes) for part in suite.parts}
