@@ -18,7 +18,9 @@ help: ## list these targets
 demo: $(CORE_STAMP) ## a federation under attack: real images, no network, a minute or two
 	$(BIN)/outvote demo
 
-PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+# Bytecode is kept, also where a container forbids it: pytest rewrites all tests on every start, and
+# the programs that tests start compile all of outvote, for half a minute in total.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # Two processes of two threads would wait for each other on two cores.
 test: check ## check, then the fast tests

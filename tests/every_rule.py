@@ -5,7 +5,9 @@ passes on of the exemptions inside and what it adds is stated once per wrapper; 
 that differ stand in DIFFERENT.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+import pytest
 
 import outvote as ov
 from outvote.rules.rule_spec import RULES
@@ -204,14 +206,22 @@ def needed(text: str, exempt: Exempt) -> Exempt:
 
 
 EVERY_RULE: dict[str, Exempt] = {text: needed(text, exempt) for text, exempt in ROWS.items()}
-# Every rule is inside some wrapper in the fast tests, and every wrapper around some rules.
+# In the fast tests every rule is inside one wrapper (multi-krum inside GAS), every wrapper around
+# one or two rules, and there are some of the nestings and of the other parameters.
 SLOW_RULES = {
     wrapper.format(inside)
     for i, wrapper in enumerate(WRAPPERS)
     for j, inside in enumerate(PLAIN)
-    if (i + j) % 4 != 1
-}
+    if (j - i) % len(WRAPPERS) != 5
+} | {*(text for k, text in enumerate(NESTED) if k % 4), *[*OTHER_PARAMETERS][1::2]}
 FAST_RULES = [text for text in EVERY_RULE if text not in SLOW_RULES]
+
+
+def cases(texts: Iterable[str]) -> list:
+    """Rules as parameters of a test; those of SLOW_RULES are slow."""
+    return [pytest.param(text, marks=[pytest.mark.slow] * (text in SLOW_RULES)) for text in texts]
+
+
 WRAPPER_NAMES = sorted({template.split("(")[0] for template in WRAPPERS})
 WRAPPABLE_NAMES = [
     name

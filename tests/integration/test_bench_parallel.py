@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -13,17 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benches import (
-    SLOW,
-    children,
-    is_running,
-    metrics,
-    outcomes,
-    own_rule,
-    own_suite,
-    start,
-    wait_for_rounds,
-)
+from benches import is_running, metrics, outcomes, own_rule, own_suite, start
 from command_line import run
 from outvote.experiment.processes import ProcessEnded, Processes
 from outvote.experiment.runner import Runner
@@ -176,20 +165,18 @@ def test_processes_at_work_end_when_the_one_that_started_them_is_killed():
         time.sleep(0.01)
 
 
-@needs_proc
 def test_a_child_that_is_asked_to_end_saves_and_its_run_goes_on(tmp_path):
-    suite = own_suite(tmp_path, [own_rule(tmp_path, SLOW)], rounds=8)
-    process = start(suite, tmp_path / "runs", "-j", "1", "--seeds", "1", "--attack", "lie")
-    wait_for_rounds(process, tmp_path / "runs", 2)
-    found = children(process)
-    assert found
-    for child in found:
-        os.kill(child, signal.SIGTERM)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    assert "was asked to stop, and saved. Trying once more." in err
+    once = own_rule(tmp_path, MARKED.format(kill="os.kill(os.getpid(), signal.SIGTERM)"), "once")
+    recorder = Recorder()
+    with Processes(1) as pool:
+        runner = Runner(output=tmp_path / "runs", listener=recorder)
+        (end,) = execute_on(Workers(executor=pool), runner, tiny(rule=once))
+    assert end.outcome == "finished"
+    asked, resumed = recorder.messages
+    assert "was asked to stop, and saved. Trying once more." in asked
+    assert "after round 1 of 4" in resumed
     (found,) = find_runs(tmp_path / "runs")
-    assert (found.status().outcome, len(found.rounds()), len(found.timings())) == ("finished", 8, 8)
+    assert (found.status().outcome, len(found.rounds()), len(found.timings())) == ("finished", 4, 4)
 
 
 @pytest.fixture

@@ -34,6 +34,8 @@ SMALL = {
     "scale_remedies": "",
 }
 """Scripts that need nothing, and what makes them small; all write a result file."""
+SLOW = {"bench_engine", "bench_flower", "flower_bad_replies", "lie_sides"}
+"""Seconds each: the first trains three networks in processes of their own."""
 OTHERS = {
     "bench_byzfl",
     "bench_engine_gpu",
@@ -96,11 +98,7 @@ def test_every_script_is_run_by_a_test():
 @pytest.mark.filterwarnings("ignore:gas. num_groups")
 @pytest.mark.parametrize(
     "name",
-    # It trains three networks in processes of their own.
-    [
-        pytest.param(name, marks=[pytest.mark.slow] * (name == "bench_engine"))
-        for name in sorted(SMALL)
-    ],
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in sorted(SMALL)],
 )
 def test_a_script_runs_in_miniature(name, script, load, tmp_path, monkeypatch, capsys):
     if name == "bench_engine":
@@ -348,6 +346,7 @@ def test_memory_is_measured_in_a_process_of_its_own(load):
     assert 0 <= extra < 20
 
 
+@pytest.mark.slow
 def test_the_networks_of_the_paper_run_in_miniature(script, tmp_path):
     target = tmp_path / "result.json"
     script(

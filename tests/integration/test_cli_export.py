@@ -152,7 +152,6 @@ def test_suites_are_listed_with_their_runs_and_parts(capsys):
         "lie-p100-other-side",
         "all-clients",
     ]
-    assert "figure1-motivation" in run(capsys, "list", "suites").out
 
 
 def test_one_run_is_one_run_and_the_old_name_of_the_store_still_works(capsys, tmp_path):

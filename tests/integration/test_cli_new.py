@@ -67,6 +67,7 @@ def test_it_learns_as_it_is(project, tmp_path, capsys):
     assert min(run.best for run in ov.read_runs(tmp_path / "runs")) > 0.4
 
 
+@pytest.mark.slow  # They call what test_it_runs calls.
 def test_its_tests_pass(project):
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider"],

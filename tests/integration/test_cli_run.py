@@ -69,7 +69,7 @@ def test_a_dry_run_counts_runs_and_executes_nothing(capsys, config, tmp_path):
 
 def test_run_takes_seeds_and_processes_and_a_dry_run_knows_what_is_done(capsys, config, tmp_path):
     words = ["run", config, "-o", tmp_path / "runs", "--device", "cpu", "--set", "rule=mean"]
-    assert run(capsys, *words, "--seeds", "2", "-j", "2").code == 0
+    assert run(capsys, *words, "--seeds", "2", "-j", "1").code == 0
     assert len(find_runs(tmp_path / "runs")) == 2
     left = run(capsys, *words, "--seeds", "3", "--dry-run", "--json").json
     assert (left["counts"]["finished"], left["counts"]["to_do"]) == (2, 1)

@@ -64,7 +64,7 @@ def test_a_file_gets_markdown_also_from_a_terminal(capsys, store, tmp_path, term
     "words",
     [
         ["list", "rules"],
-        ["list", "suites"],
+        pytest.param(["list", "suites"], marks=pytest.mark.slow, id="list suites"),
         ["list", "runs", "--store", "{store}"],
         ["show", "gas(krum)"],
         ["show", "lie"],

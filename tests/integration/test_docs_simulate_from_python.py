@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -75,9 +76,20 @@ def test_an_example_has_at_most_twenty_lines(script):
     assert all(len(line) <= 100 for line in script.splitlines())
 
 
+def test_an_example_runs_as_it_stands(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "script.py"
+    path.write_text(TABLE)
+    runpy.run_path(str(path), run_name="__main__")
+    assert "accuracy" in capsys.readouterr().out
+    assert (tmp_path / "table.png").stat().st_size > 1000
+    assert num_rounds(tmp_path) == 4 * 15
+
+
+@pytest.mark.slow  # test_kill.py has a program that is killed and resumes.
 @pytest.mark.parametrize(
-    ("name", "script", "total"),
-    [("table", TABLE, 4 * 15), pytest.param("text", TEXT, 2 * 8, marks=pytest.mark.slow)],
+    ("name", "script", "total"), [("table", TABLE, 4 * 15), ("text", TEXT, 2 * 8)]
 )
 def test_an_example_that_is_killed_resumes_and_ends_bit_identical(tmp_path, name, script, total):
     pytest.importorskip("pandas")

@@ -47,6 +47,7 @@ def accuracies(log):
     return [float(found) for found in re.findall(r"'accuracy': ([0-9.]+)", log)]
 
 
+@pytest.mark.slow  # test_flower_example.py has a round of the same app in one process.
 @pytest.mark.parametrize("federation", [True], indirect=True)
 def test_with_tls_and_keys_a_round_ends_and_a_byzantine_node_is_named(federation):
     federation.start_link()

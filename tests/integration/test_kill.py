@@ -90,7 +90,7 @@ def kill_at(config, output, targets, chance):
     return num_killed
 
 
-@pytest.mark.parametrize("num_kills", [2, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_kills", [1, pytest.param(10, marks=pytest.mark.slow)])
 def test_killed_at_random_rounds_it_ends_the_same_to_the_last_bit(
     config, tmp_path, undisturbed, num_kills
 ):
@@ -123,6 +123,7 @@ def test_a_signal_finishes_the_round_saves_and_prints_how_to_resume(
     assert results(output) == undisturbed
 
 
+@pytest.mark.slow  # test_runner.py has a run that another process works on.
 def test_two_programs_on_the_same_folder_do_not_harm_it(config, tmp_path, undisturbed):
     output = tmp_path / "shared"
     for process in [start(config, output), start(config, output)]:

@@ -1,4 +1,9 @@
-"""A sweep of several processes is killed, or meets another one, and nothing is lost or doubled."""
+"""A sweep of several processes is killed, or meets another one, and nothing is lost or doubled.
+
+The fast tests have each of it alone: test_kill.py kills and stops one process, in
+test_bench_parallel.py some of several processes are killed, and test_runner.py has a run that
+another process works on.
+"""
 
 import json
 import random
@@ -21,6 +26,7 @@ from benches import (
 )
 from outvote.cli import main
 
+pytestmark = pytest.mark.slow
 ROUNDS = 6
 NUM_RUNS = 8
 BY_TWO = ("-j", "2", "--checkpoint-every", "0")
@@ -70,7 +76,7 @@ def wait_until(is_so, seconds=30):
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("num_kills", [1, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_kills", [1, 20])
 def test_a_sweep_killed_at_random_moments_ends_as_if_it_never_was(
     suite, tmp_path, undisturbed, num_kills
 ):
@@ -112,7 +118,6 @@ def test_a_signal_lets_all_processes_save_and_the_sweep_resumes(suite, tmp_path,
         assert path.read_bytes().count(b"\n") == ROUNDS
 
 
-@pytest.mark.slow  # test_kill.py has two programs on one folder.
 def test_two_sweeps_at_once_share_the_runs_and_none_is_executed_twice(suite, tmp_path, undisturbed):
     words = ("--no-weights", "--max-stacked", "1")  # Run by run, so that both find some taken.
     for process in [start(suite, tmp_path, *words), start(suite, tmp_path, *words)]:

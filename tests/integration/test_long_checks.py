@@ -29,6 +29,7 @@ BEFORE = {
 }
 
 
+@pytest.mark.slow  # test_damaged_runs.py and test_kill.py disturb stores one by one.
 def test_the_soak_disturbs_resumes_compares_and_continues_a_result(tmp_path):
     target = tmp_path / "soak.json"
     target.write_text(json.dumps(BEFORE))

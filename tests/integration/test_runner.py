@@ -53,15 +53,17 @@ def undisturbed(tmp_path_factory):
     return results(folder)
 
 
-def test_a_run_stopped_anywhere_ends_as_if_it_never_was(tmp_path, undisturbed):
+@pytest.mark.parametrize(
+    "number", [2, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 3))]
+)
+def test_a_run_stopped_anywhere_ends_as_if_it_never_was(tmp_path, undisturbed, number):
     plan = tiny(**STATES)
-    for number in (1, 2, 3):
-        ends = execute(plan, tmp_path / f"stopped{number}", **stopping_after(number))
-        assert {end.outcome for end in ends.values()} == {"interrupted"}
-        status = find_runs(tmp_path / f"stopped{number}")[0].status()
-        assert (status.outcome, status.round) == ("interrupted", number)
-        execute(plan, tmp_path / f"stopped{number}")
-        assert results(tmp_path / f"stopped{number}") == undisturbed
+    ends = execute(plan, tmp_path, **stopping_after(number))
+    assert {end.outcome for end in ends.values()} == {"interrupted"}
+    status = find_runs(tmp_path)[0].status()
+    assert (status.outcome, status.round) == ("interrupted", number)
+    execute(plan, tmp_path)
+    assert results(tmp_path) == undisturbed
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "yogi"])

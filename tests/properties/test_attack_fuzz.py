@@ -94,7 +94,7 @@ def test_no_input_makes_an_attack_send_nonsense(dtype, device, data):
         assert_sound(text, round_, device)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("text", SEARCHES)
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())

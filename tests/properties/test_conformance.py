@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import outvote as ov
-from every_rule import EVERY_RULE, PLAIN, SLOW_RULES, WRAPPABLE_NAMES, WRAPPER_NAMES, WRAPPERS
+from every_rule import EVERY_RULE, PLAIN, WRAPPABLE_NAMES, WRAPPER_NAMES, WRAPPERS, cases
 from outvote.rules.rule_spec import RULES
 from outvote.testing import CHECKS
 
@@ -17,10 +17,7 @@ from outvote.testing import CHECKS
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [pytest.param(text, marks=[pytest.mark.slow] * (text in SLOW_RULES)) for text in EVERY_RULE],
-)
+@pytest.mark.parametrize("text", cases(EVERY_RULE))
 def test_every_rule_passes_every_check(text, device):
     with warnings.catch_warnings():
         if device.type != "cpu":  # Draws and rounding differ: a tie may pass by chance there.

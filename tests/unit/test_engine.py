@@ -152,12 +152,26 @@ FEATURE_PAIRS = [
 ]
 
 
-@pytest.mark.parametrize("feature", FEATURES)
-def test_every_feature_equals_the_plain_loops(feature: str):
+# Three pairs with each feature, and each pair with many: all with all are slow.
+SOME_PAIRS = {
+    feature: [FEATURE_PAIRS[(k + step) % len(FEATURE_PAIRS)] for step in (0, 2, 3)]
+    for k, feature in enumerate(FEATURES)
+}
+
+
+@pytest.mark.parametrize(
+    ("feature", "pairs"),
+    [
+        *((feature, pairs) for feature, pairs in SOME_PAIRS.items()),
+        *(pytest.param(each, FEATURE_PAIRS, marks=pytest.mark.slow) for each in FEATURES),
+    ],
+    ids=[*(f"{feature}, three" for feature in FEATURES), *(f"{each}, all" for each in FEATURES)],
+)
+def test_every_feature_equals_the_plain_loops(feature: str, pairs):
     how = dict(FEATURES[feature])
     training = replace(TRAINING, **how.pop("training", {}))
     root, more = torch.arange(3, 23), how.pop("run", {})
-    runs = [replace(run, root=root, **more) for run in make_runs(FEATURE_PAIRS)]
+    runs = [replace(run, root=root, **more) for run in make_runs(pairs)]
     network = how.pop("network", None)
     modules = networks(runs) if network is None else [network() for _ in runs]
     expected = [

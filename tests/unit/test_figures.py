@@ -38,6 +38,7 @@ GRID = {
     "data": {"beta": [0.1, 0.5]},
     "federation": {"byzantine": [2, 5], "num_clients": 20, "sampled": 10},
 }
+FOUR_PANELS = {"rule": ["krum", "gas(krum)"], "attack": ["none", "lie"], "rounds": 5}
 SOURCES = {
     "curves": "demo",
     "heatmap": "demo",
@@ -60,7 +61,7 @@ def with_theory(result):
 @cache
 def made(name):
     if name == "theory":
-        return [with_theory(each) for each in made("demo")]
+        return [with_theory(each) for each in made_results(FOUR_PANELS, seeds=2)]
     parts = ("main",) if name == "figure2-deviation" else ()
     return made_results(GRID if name == "own" else name, seeds=2, rounds=5, parts=parts)
 
@@ -96,15 +97,25 @@ def test_the_command_line_knows_all_kinds_and_formats():
 STARTS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 
 
-@pytest.mark.parametrize("format_", STARTS)
+# What differs by format is the same for all kinds.
 @pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=[pytest.mark.slow] if k == "bound" else []) for k in KINDS]
+    ("kind", "format_"),
+    [
+        pytest.param(
+            kind, format_, marks=[pytest.mark.slow] * (format_ != "svg" and kind != "heatmap")
+        )
+        for kind in KINDS
+        for format_ in STARTS
+    ],
 )
 def test_every_kind_can_be_drawn_in_every_format(kind, format_, runs):
     assert draw(kind, runs, format_).startswith(STARTS[format_])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(k, marks=[pytest.mark.slow] * (k in ("selection", "deviation"))) for k in KINDS],
+)
 def test_the_same_runs_in_any_order_give_the_same_bytes(kind, runs):
     if kind == "identification":
         again = figure_file(kind, runs[::-1], "svg", run=runs[0].hash)
@@ -149,8 +160,8 @@ def test_curves_name_every_rule_once_and_every_column():
 
 def test_bounds_have_a_panel_for_each_rule_and_attack_on_a_common_logarithmic_axis():
     figure = figure_of("bound", made("theory"))
-    grid = grids_of(made("demo"))[0]
-    assert len(figure.axes) == len(grid.rows) * len(grid.columns)
+    grid = grids_of(made("theory"))[0]
+    assert len(figure.axes) == len(grid.rows) * len(grid.columns) == 4
     lines = {axes.get_title(): axes.get_lines() for axes in figure.axes}
     assert {axes.get_yscale() for axes in figure.axes} == {"log"}
     for title, found in lines.items():

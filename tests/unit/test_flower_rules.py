@@ -5,7 +5,7 @@ import pytest
 
 import outvote as ov
 from bad_replies import arrays_of, honest, record_of, run_round
-from every_rule import EVERY_RULE
+from every_rule import EVERY_RULE, cases
 from flower_small import MODEL, NODES, grid_of, strategy_of
 from outvote.flower.node_sampling import derive_seed
 from outvote.results.audit_log import read_audit
@@ -25,7 +25,7 @@ def updates_from(model):
     ]
 
 
-@pytest.mark.parametrize("text", [*EVERY_RULE, *BY_LAYER])
+@pytest.mark.parametrize("text", cases([*EVERY_RULE, *BY_LAYER]))
 def test_two_rounds_in_flower_are_two_calls_of_the_rule(text, tmp_path):
     rule = ov.make_rule(text)
     num_byzantine = min(2, rule.max_byzantine(len(NODES)))

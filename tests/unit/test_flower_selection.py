@@ -49,7 +49,7 @@ def run(num_rounds, grid=None, **settings):
     return strategy, grid
 
 
-@pytest.mark.parametrize("kind", ["far", "nan"])
+@pytest.mark.parametrize("kind", ["far", pytest.param("nan", marks=pytest.mark.slow)])
 def test_nodes_with_high_scores_or_malformed_replies_are_asked_less_often(kind):
     change = {"far": lambda a: {"w": a["w"] + 50}, "nan": lambda a: {"w": a["w"] * np.nan}}[kind]
     _, uniform = run(80, grid_of(change), selection="uniform")

@@ -56,9 +56,16 @@ def rule_of(spec):
     return LooksFirst() if spec == "user" else ov.make_rule(spec)
 
 
-@pytest.mark.parametrize("num_clients", [7, 17])
+@pytest.mark.parametrize(
+    ("num_clients", "dtype"),
+    [
+        (7, torch.float32),
+        (17, torch.float64),
+        pytest.param(7, torch.float64, marks=pytest.mark.slow),
+        pytest.param(17, torch.float32, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("spec", [*BASES, *MORE, "user"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_gas_in_pieces_scores_as_a_loop_over_the_groups(
     spec, num_clients, dtype, device, in_small_pieces
 ):

@@ -177,10 +177,11 @@ def test_what_was_never_measured_is_null(store):
     assert content(store)[0][10:14] == (None,) * 4
 
 
-def test_a_damaged_index_is_rebuilt_whichever_byte_is_wrong(store):
+@pytest.mark.parametrize("step", [293, pytest.param(97, marks=pytest.mark.slow)])
+def test_a_damaged_index_is_rebuilt_whichever_byte_is_wrong(store, step):
     first = list_runs(store, quiet)
     whole = (store / NAME).read_bytes()
-    for at in range(0, len(whole), 97):
+    for at in range(0, len(whole), step):
         wrong = bytearray(whole)
         wrong[at] ^= 0x55
         (store / NAME).write_bytes(wrong)

@@ -30,6 +30,13 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = {page: shown_commands(page) for page in IN_ORDER}
 EVERY_COMMAND = [(page, command) for page, shown in COMMANDS.items() for command in shown]
 NEEDS = {"docs/tutorial/4-flower.md": "flwr", "docs/how-to/clusters.md": "submitit"}
+# The first is printed on another page too.
+SLOW_COMMANDS = [
+    (page, command)
+    for page, command in EVERY_COMMAND
+    if (page, command) == ("docs/how-to/reproduce.md", "list suites")
+    or (command.startswith("stress") and "gas-aware" in command)
+]
 SLOW = ("docs/how-to/clusters.md", "docs/tutorial/2-simulate.md")
 TREE = "docs/reference/tree.md"
 
@@ -96,7 +103,11 @@ def test_the_first_example_has_ten_statements_or_fewer():
 
 
 @pytest.mark.parametrize(
-    ("page", "command"), with_verbs("list", "show", "plan", "doctor", "stress")
+    ("page", "command"),
+    [
+        pytest.param(*each, marks=[pytest.mark.slow] * (each in SLOW_COMMANDS))
+        for each in with_verbs("list", "show", "plan", "doctor", "stress")
+    ],
 )
 def test_commands_without_side_effects_print_what_is_shown(capsys, monkeypatch, page, command):
     monkeypatch.chdir(ROOT)

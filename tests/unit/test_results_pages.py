@@ -4,7 +4,6 @@ import re
 import runpy
 import shlex
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from itertools import product
@@ -53,14 +52,10 @@ def test_each_page_is_what_outvote_table_prints():
         assert page == text, f"{name}: run python tools/results_pages.py"
 
 
-def test_the_claims_are_counted_from_the_exports():
-    made = subprocess.run(
-        [sys.executable, str(ROOT / "tools" / "claims.py"), str(FOLDER)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert (FOLDER / "claims.md").read_text(encoding="utf-8") == made.stdout
+def test_the_claims_are_counted_from_the_exports(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["claims.py", str(FOLDER)])
+    runpy.run_path(str(ROOT / "tools" / "claims.py"), run_name="__main__")
+    assert (FOLDER / "claims.md").read_text(encoding="utf-8") == capsys.readouterr().out
 
 
 def test_the_gains_on_the_first_page_are_made_from_the_exports():

@@ -6,7 +6,7 @@ import torch
 
 import calling
 import outvote as ov
-from every_rule import EVERY_RULE
+from every_rule import EVERY_RULE, cases
 from outvote.rules.aggregate import aggregate
 from outvote.rules.bulyan import select_one_by_one
 from outvote.rules.sample_counts import COUNT_CAP, bounded, capped_counts
@@ -35,7 +35,7 @@ def inspect(text, rows, counts=None, **changes):
     return rule.inspect(rows, sample_counts=counts, **info)
 
 
-@pytest.mark.parametrize("text", EVERY_RULE)
+@pytest.mark.parametrize("text", cases(EVERY_RULE))
 def test_equal_counts_give_the_unweighted_rule_to_the_last_bit(text):
     for dtype in (np.float64, np.float32):
         rows = rows_of().astype(dtype)
@@ -47,7 +47,7 @@ def test_equal_counts_give_the_unweighted_rule_to_the_last_bit(text):
             assert np.array_equal(plain.weights, weighed.weights)
 
 
-@pytest.mark.parametrize("text", EVERY_RULE)
+@pytest.mark.parametrize("text", cases(EVERY_RULE))
 def test_a_client_that_claims_too_much_counts_as_its_cap(text):
     rows = rows_of()
     rows[4] += 0.5
@@ -59,7 +59,7 @@ def test_a_client_that_claims_too_much_counts_as_its_cap(text):
         assert np.array_equal(found.weights, wanted.weights)
 
 
-@pytest.mark.parametrize("text", EVERY_RULE)
+@pytest.mark.parametrize("text", cases(EVERY_RULE))
 @pytest.mark.parametrize(
     "counts",
     [
@@ -79,7 +79,7 @@ def test_no_counts_make_an_update_that_is_not_finite(text, counts):
 SELECT_ONE = [text for text in EVERY_RULE if "krum" in text and "multi-krum" not in text]
 
 
-@pytest.mark.parametrize("text", [text for text in EVERY_RULE if text not in SELECT_ONE])
+@pytest.mark.parametrize("text", cases(text for text in EVERY_RULE if text not in SELECT_ONE))
 def test_unequal_counts_matter(text):
     rows = rows_of(5)
     limit = info_of(ov.make_rule(text))["num_byzantine"]

@@ -190,6 +190,7 @@ def run(output, callbacks=()):
 KILL = "run({!r}, lambda report: os._exit(9) if report.round == 5 else None)"
 
 
+@pytest.mark.slow  # test_runner.py stops and resumes a run with this state, among others.
 def test_a_run_that_was_killed_goes_on_to_the_last_bit(tmp_path):
     script = RUN + KILL.format(str(tmp_path / "parts"))
     killed = subprocess.run([sys.executable, "-c", script], check=False, env=os.environ)

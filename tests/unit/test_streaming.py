@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import outvote as ov
-from every_rule import EVERY_RULE
+from every_rule import EVERY_RULE, cases
 from outvote.files import StreamingAggregator, streaming
 from outvote.files.safetensors_file import UnusableFile
 from outvote.files.sources import ArraySource, open_source
@@ -60,7 +60,7 @@ def assert_same(rule, rows, *, rtol=1e-6, **options):
     return aggregator
 
 
-@pytest.mark.parametrize("text", [text for text in EVERY_RULE if text not in IN_MEMORY_ONLY])
+@pytest.mark.parametrize("text", cases(text for text in EVERY_RULE if text not in IN_MEMORY_ONLY))
 def test_every_rule_has_the_verdict_that_it_has_in_memory(text):
     rule = ov.make_rule(text)
     rows = gradients()
@@ -458,7 +458,13 @@ print(largest[0] - before)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize("text", ["gas(multi-krum)", "gas(median)", "gas(bulyan)"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gas(multi-krum)",
+        *(pytest.param(text, marks=pytest.mark.slow) for text in ("gas(median)", "gas(bulyan)")),
+    ],
+)
 def test_memory_stays_below_what_was_allowed(tmp_path, text):
     generator = torch.Generator().manual_seed(0)
     for k in range(16):

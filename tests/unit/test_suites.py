@@ -1,5 +1,6 @@
 """The shipped suites, against numbers that are written out here a second time from the paper."""
 
+from functools import cache
 from itertools import product
 
 import pytest
@@ -150,9 +151,23 @@ SPECIAL = {
 }
 
 
-def setting(spec, key):
-    found = flat(as_table(spec))[key] if key else None
-    return list(map(list, found)) if isinstance(found, tuple) else found
+OTHER_DATA = ("table1-cifar100", "table1-femnist", "table1-imagenet12")
+
+
+@cache
+def specs_of(name, part):
+    """The runs of a part of a suite."""
+    suite = read_suite(name)
+    (found,) = [each for each in suite.parts if each.name == part]
+    return plan_part(suite, found).specs
+
+
+def settings_of(spec):
+    """All settings by their names, lists as they are written."""
+    return {
+        key: list(map(list, value)) if isinstance(value, tuple) else value
+        for key, value in flat(as_table(spec)).items()
+    }
 
 
 def test_there_are_the_twelve_suites_of_the_paper_and_four_small_ones():
@@ -163,21 +178,19 @@ def test_there_are_the_twelve_suites_of_the_paper_and_four_small_ones():
 
 @pytest.mark.parametrize(("name", "part"), GRIDS)
 def test_a_part_has_the_papers_grid(name, part):
-    suite = read_suite(name)
-    (found,) = [each for each in suite.parts if each.name == part]
     rules, attacks, columns = GRIDS[name, part]
     rules, attacks = map(make_rule, rules), map(make_attack, attacks)
     key, values = next(iter(columns.items()), ("", [None]))
-    specs = plan_part(suite, found).specs
-    cells = [(make_rule(s.rule), make_attack(s.attack), setting(s, key), s.seed) for s in specs]
+    cells = [
+        (make_rule(spec.rule), make_attack(spec.attack), settings_of(spec).get(key), spec.seed)
+        for spec in specs_of(name, part)
+    ]
     assert len(cells) == len(set(cells))
     assert set(cells) == set(product(rules, attacks, values, SEEDS))
 
 
 @pytest.mark.parametrize(("name", "part"), GRIDS)
 def test_all_other_settings_are_those_that_the_paper_printed(name, part):
-    suite = read_suite(name)
-    (found,) = [each for each in suite.parts if each.name == part]
     expected = CIFAR10 | SPECIAL.get(name, {})
     if part in ("iid", "iid-other-side"):
         expected = expected | {"data.partition": "iid"}
@@ -186,8 +199,9 @@ def test_all_other_settings_are_those_that_the_paper_printed(name, part):
         expected = expected | {"federation.sampled": everybody}
     for key in GRIDS[name, part][2]:
         del expected[key]
-    for spec in plan_part(suite, found).specs:
-        assert {key: setting(spec, key) for key in expected} == expected
+    for spec in specs_of(name, part):
+        found = settings_of(spec)
+        assert {key: found[key] for key in expected} == expected
 
 
 def test_d_of_table_3_is_the_number_of_weights_of_the_network():
@@ -195,7 +209,14 @@ def test_d_of_table_3_is_the_number_of_weights_of_the_network():
     assert sum(each.numel() for each in network.parameters()) == GROUPS[-1]
 
 
-@pytest.mark.parametrize("name", suite_names())
+@pytest.mark.parametrize(
+    "name",
+    [
+        # The same parts as those of CIFAR-10, of other data.
+        pytest.param(name, marks=[pytest.mark.slow] * (name in OTHER_DATA))
+        for name in suite_names()
+    ],
+)
 def test_a_run_belongs_to_the_parts_that_ask_for_it_and_to_no_other(name):
     suite = choose(read_suite(name), Choice(num_seeds=1))
     asked = {part.name: set(plan_part(suite, part).hashes) for part in suite.parts}
@@ -208,11 +229,10 @@ def test_a_run_belongs_to_the_parts_that_ask_for_it_and_to_no_other(name):
 
 @pytest.mark.parametrize("name", suite_names())
 def test_every_cell_of_a_part_has_a_run_for_each_seed(name):
-    suite = read_suite(name)
-    for part in suite.parts:
+    for part in read_suite(name).parts:
         found = {
             (label(spec.rule), value_of(as_table(spec), part.columns), spec.seed)
-            for spec in plan_part(suite, part).specs
+            for spec in specs_of(name, part.name)
         }
         assert found == set(product(part.rows, part.values, part.seeds))
 

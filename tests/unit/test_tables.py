@@ -23,6 +23,7 @@ from outvote.results.labels import is_same, names_of, outline
 from outvote.results.schema import CodeUsed, Status
 from outvote.suites.suite import make_suite, read_suite, suite_names
 
+OTHER_DATA = ("table1-cifar100", "table1-femnist", "table1-imagenet12")
 OWN = {"rule": ["median", "gas(median)"], "attack": ["lie", "ipm"], "rounds": 4}
 
 
@@ -97,7 +98,14 @@ def test_one_seed_has_no_deviation_and_no_number_no_mean():
     assert spread_of([float("nan")]) is None
 
 
-@pytest.mark.parametrize("name", suite_names())
+@pytest.mark.parametrize(
+    "name",
+    [
+        # The same tables as those of CIFAR-10, of other data.
+        pytest.param(name, marks=[pytest.mark.slow] * (name in OTHER_DATA))
+        for name in suite_names()
+    ],
+)
 def test_every_cell_of_every_suite_has_all_its_runs_and_the_papers_number(name):
     grids = grids_of(made_results(name, seeds=1, rounds=2))
     parts = read_suite(name).parts

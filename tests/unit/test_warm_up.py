@@ -100,7 +100,13 @@ def _start(name, shape, device):
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"), [("mlp", (6, 6, 1)), ("small-cnn", (28, 28, 1)), ("resnet18", (32, 32, 3))]
+    ("name", "shape"),
+    [
+        ("mlp", (6, 6, 1)),
+        ("small-cnn", (28, 28, 1)),
+        ("squeezenet", (16, 16, 3)),
+        pytest.param("resnet18", (32, 32, 3), marks=pytest.mark.slow),
+    ],
 )
 def test_calls_of_training_work_and_change_nothing(name, shape, device):
     tasks, training = _tasks()
