@@ -108,7 +108,7 @@ def _read_part(
     """Return a part of a suite, and its runs that are over."""
     parts = read_suite(suite if own is None else str(own[0])).parts
     part = next(each for each in parts if each.name == name)
-    return part, [each for each in _read_export(export) if part.holds(each)]
+    return part, part.held(_read_export(export))
 
 
 @lru_cache(maxsize=32)

@@ -327,6 +327,26 @@ def test_cells_that_the_page_does_not_name_as_missing_were_run():
         assert [spec.rule for spec in specs if spec.hash not in done] == missing
 
 
+def test_the_table_by_number_of_groups_is_that_of_the_export():
+    page = (FOLDER / "README.md").read_text(encoding="utf-8")
+    runs = collect([FOLDER / "ablations-all-clients.csv.gz"])
+    for name, rule in (("GAS(Multi-Krum)", "multi-krum"), ("GAS(Bulyan)", "bulyan")):
+        cells = []
+        for p in (100, 1000, 10_000, 100_000, 1_000_000, 2_472_266):
+            own = f"gas({rule})" if p == 1000 else f"gas({rule}, num_groups={p})"
+            found = [each for each in runs if each.config["rule"] == own and _is_plain(each)]
+            kept = [each.series.num_kept_byzantine.mean() for each in found]
+            cells += [f"{100 * each.best:.1f} ({kept[k]:.1f})" for k, each in enumerate(found)]
+            cells += [] if found else ["not run"]
+        assert f"| {name} | {' | '.join(cells)} |\n" in page
+
+
+def _is_plain(run):
+    own = run.setting("data.beta"), run.setting("federation.byzantine")
+    members = run.setting("federation.num_clients"), run.setting("federation.assumed_byzantine")
+    return own == (0.5, 0.2) and members == (50, "oracle")
+
+
 def test_the_table_of_the_page_on_choosing_is_made_from_the_exports():
     page = PAGE.read_text(encoding="utf-8")
     assert with_worst_cases(page, FOLDER) == page

@@ -68,7 +68,7 @@ def _grids_of_suite(name: str, results: Sequence[Result], source: str | None) ->
     if source is None:
         return _automatic_grids(results, suite_title=name)
     suite = read_suite(source)
-    held = [[each for each in results if part.holds(each)] for part in suite.parts]
+    held = [part.held(results) for part in suite.parts]
     known = {id(each) for group in held for each in group}
     rest = []
     for each in (each for each in results if id(each) not in known):
@@ -121,7 +121,7 @@ def _with_other_rounds(part: Part, results: Sequence[Result]) -> list[tuple[Part
         title = f"{part.title}, {rounds} instead of {wanted} rounds"
         settings = {**part.settings, "rounds": rounds}
         changed = replace(part, title=title, settings=settings)
-        own = [each for each in results if changed.holds(each)]
+        own = changed.held(results)
         found += [(changed, own)] if own else []
     return found
 

@@ -104,9 +104,14 @@ class Part:
         is_parameter = self.columns.startswith("rule.")
         return not is_parameter or value_of({"rule": text}, self.columns) is not None
 
+    def held(self, results: Sequence[Result]) -> list[Result]:
+        """Return the runs that belong to this part, whatever their seeds."""
+        wanted = [flat(each) for each in self._grid()]
+        return [result for result in results if any(_describes(each, result) for each in wanted)]
+
     def holds(self, result: Result) -> bool:
         """Return whether a run belongs to this part, whatever its seed."""
-        return any(_describes(each, result) for each in self._grid())
+        return bool(self.held([result]))
 
     def printed(self) -> dict[tuple[str, Any], Printed]:
         """Return the paper's numbers by row and column."""
@@ -146,13 +151,13 @@ def read_suite(name: str) -> Suite:
     return _parsed(name, shipped[name])
 
 
-def _describes(table: Table, result: Result) -> bool:
-    """Return whether a run has all settings of a table."""
+def _describes(wanted: Table, result: Result) -> bool:
+    """Return whether a run has all settings of a flat table."""
     return all(
         is_same(value, result.config[key])
         if key in ("rule", "attack")
         else result.setting(key) == value
-        for key, value in flat(table).items()
+        for key, value in wanted.items()
     )
 
 
