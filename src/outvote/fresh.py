@@ -81,19 +81,25 @@ def on_device(
     return torch.tensor(values, dtype=dtype, device="cpu").to(device, non_blocking=True)
 
 
+# More are rarely the same in two rounds.
+MOST_INTEGERS = 256
+
+
 def kept_on_device(
     values: Sequence[Any], device: torch.device, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Return a few integers on a device, which must not be written to: they are used again.
+    """Return integers on a device, which must not be written to: a few are used again.
 
     In every round the same few lists say which runs and clients are meant, and to copy one to a GPU
     takes the host longer than to start a kernel.
     """
-    if device.type != "cuda":
+    kept = _as_tuples(values)
+    size = sum(len(value) if isinstance(value, tuple) else 1 for value in kept)
+    if device.type != "cuda" or size > MOST_INTEGERS:
         return on_device(values, device, dtype)
     # A copy is complete for what is queued behind it alone, that is on the same stream.
     stream = torch.cuda.current_stream(device).cuda_stream
-    return _kept_on_device(_as_tuples(values), device, dtype, stream)
+    return _kept_on_device(kept, device, dtype, stream)
 
 
 @lru_cache(maxsize=2048)

@@ -1,6 +1,7 @@
 """Reading what callers pass: arrays, tensors, lists of either, lists of named tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -151,17 +152,19 @@ def listed_later(values: Tensor) -> Callable[[], list[float]]:
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         arrived = torch.cuda.Event()
     host.copy_(values, non_blocking=True)
-    arrived.record()
+    arrived.record(torch.cuda.current_stream(values.device))
     found: list[list[float]] = []
+    own = [(host, arrived)]
 
     def fetch() -> list[float]:
         if not found:
             arrived.synchronize()
             found.append(host.tolist())
-            if len(unused) < MOST_UNUSED:
-                unused.append((host, arrived))
             if len(_UNUSED) > MOST_KINDS:
                 _UNUSED.clear()
+            if len(unused) < MOST_UNUSED:
+                with suppress(IndexError):  # Another thread fetched the same.
+                    unused.append(own.pop())
         return list(found[0])
 
     return fetch

@@ -743,3 +743,35 @@ def test_an_error_that_comes_from_unusual_rows_is_forgotten(device, monkeypatch)
 def test_signguard_takes_rows_that_lie_as_columns_do(shape, device):
     rows = torch.full(shape, 2.0, device=device)
     assert ov.SignGuard()(rows).tolist() == [2.0] * shape[1]
+
+
+def _far_central_client(seed, widths):
+    """Clients that differ by little in the wider group, and one of median length far from them."""
+    generator = torch.Generator().manual_seed(seed)
+    narrow, wide = widths
+    direction = torch.randn(wide, generator=generator)
+    rows = torch.zeros(1, 9, narrow + wide)
+    noise = torch.randn(9, wide, generator=generator) * torch.rand(9, 1, generator=generator)
+    rows[0, :, narrow:] = 10 * direction / direction.norm() + 1e-5 * noise
+    rows[0, :, :narrow] = 1e-7 * torch.randn(9, narrow, generator=generator)
+    lengths = rows[0, :8].double().norm(dim=1).sort().values
+    far = torch.randn(wide, generator=generator, dtype=torch.float64)
+    rows[0, 8, :narrow] = 0
+    rows[0, 8, narrow:] = far / far.norm() * lengths[3:5].mean()
+    return rows
+
+
+@pytest.mark.parametrize("is_flushed", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_inexact_distances_are_seen_behind_narrow_groups(seed, is_flushed, device, monkeypatch):
+    rows = _far_central_client(seed, (8, 200)).to(device)
+    rule = ov.make_rule("gas(krum, split=by-layer)")
+    asked = {**ONE, "layer_sizes": (8, 200)}
+    if is_flushed and not torch.set_flush_denormal(True):
+        pytest.skip("this processor does not flush")
+    try:
+        later = aggregate(rule, rows, **asked)
+    finally:
+        torch.set_flush_denormal(False)
+    monkeypatch.setattr("outvote.rules.aggregate.are_looked_at_later", lambda *_: False)
+    assert torch.equal(later.weights, aggregate(rule, rows, **asked).weights)

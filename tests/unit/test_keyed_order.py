@@ -203,14 +203,18 @@ def test_positions_and_index_are_the_same_split(draw, dim, num_groups):
 
 @pytest.mark.parametrize("size", [2_000, 2_069, 10_250])
 @pytest.mark.parametrize("draw", [KeyedOrder.draw, draw_order])
-def test_the_kernel_works_out_the_same_positions(draw, size, device):
+def test_the_kernel_works_out_the_same_positions(draw, size, device, monkeypatch):
     values = torch.randn(2, 3, size, generator=torch.Generator().manual_seed(0)).to(device)
     columns = values.transpose(1, 2)
     if not client_kernels.is_usable(columns, 3):
         pytest.skip("needs a GPU, or TRITON_INTERPRET=1")
     orders = [draw(size, seed) for seed in (1, 2)]
     block = PositionBlock(orders, balanced_sizes(size, 70), device)
-    found = client_kernels.scattered(columns, block)[..., :3]
+    unused = torch.full((2, *block.shape[1:], 8), torch.nan, device=device)
+    monkeypatch.setattr(client_kernels, "_empty_groups", lambda kind, _: unused[: len(kind)])
+    whole = client_kernels.scattered(columns, block).clone()
+    assert whole[..., 3:].eq(0).all()
+    found = whole[..., :3]
     for run, index in enumerate(block.index.cpu().long()):
         expected = columns[run].cpu()[index.clamp(min=0)]
         expected[index < 0] = 0

@@ -156,7 +156,7 @@ def scatter(
 ) -> None:
     """Copy each coordinate of ``source [dim, clients]`` to its row of `target`.
 
-    Positions that `positions` leaves empty become zeros, and so does what is beyond the clients.
+    The gaps that `positions` has become zeros, and so does what is beyond the clients.
     ``squares [pieces, clients]``, if it is given, becomes the sums of the squares of the clients in
     pieces of `scattered_at_once` coordinates, float64.
     """

@@ -127,8 +127,9 @@ def _runtime() -> Any:
 
 
 def launched(kernel: Any) -> Any:
-    """Return a kernel that is started faster, or itself where Triton is too old or interprets."""
-    return Launched(kernel) if _is_new_enough() and not IS_INTERPRETED else kernel
+    """Return a kernel that is started faster; itself for AMD, an old Triton or its interpreter."""
+    is_nvidia = torch.version.hip is None  # For AMD, Triton looks at the sizes of tensors too.
+    return Launched(kernel) if is_nvidia and _is_new_enough() and not IS_INTERPRETED else kernel
 
 
 def described(values: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:

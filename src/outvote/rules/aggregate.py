@@ -348,8 +348,8 @@ def _finite_runs(
     for number, ok in enumerate(facts.is_finite):
         here = [True] * num_clients if present is None else present[number]
         is_whole = present is None and all(ok)
-        rows = [k for k, is_here in enumerate(here) if is_whole or (is_here and ok[k])]
-        num_received = num_clients if present is None else sum(here)
+        rows = [k for k, is_here in enumerate(here) if is_here and ok[k]]
+        num_received = sum(here)
         f = min(int(num_byzantine[number]), rule.max_byzantine(num_received))
         left = max(0, f - (num_received - len(rows)))
         used.append(f)

@@ -7,6 +7,7 @@ attack of copies, they wait: it is faster than to compute twice, and the result 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from struct import pack
 from threading import local
 
 import torch
@@ -100,10 +101,13 @@ class UsualRows:
     def new_check(self) -> CancellationCheck:
         """Return a check of distances whose count is fetched together with the lengths."""
         count = self._on_device[-1:].view(torch.int32)[:1]
-        return CancellationCheck(count.device, count, lambda: self._lengths[-1])
+        # By its bits: as a float64 a count is denormal, which a thread may take for 0.
+        return CancellationCheck(
+            count.device, count, lambda: pack("d", self._lengths[-1]) != bytes(8)
+        )
 
     def fetch(self) -> None:
-        """Start to fetch what was found; what is queued from now on is not waited for."""
+        """Start to fetch what was found, as nothing more is counted; what is queued now goes on."""
         self._fetched = self._fetched or listed_later(self._on_device)
 
     @lazy
@@ -124,7 +128,12 @@ class UsualRows:
 
     def largest_norm(self) -> float:
         """Return the norm of the longest row; waits for a GPU."""
-        return max(self.norms)
+        return self._longest
+
+    @lazy
+    def _longest(self) -> float:
+        # Fetched on its own: behind the lengths, inexact distances are still counted.
+        return max(listed_later(self._on_device)()[: self._num_clients])
 
 
 def are_looked_at_later(rule: Rule, gradients: Rows) -> bool:
