@@ -8,7 +8,7 @@ import torch
 
 import outvote as ov
 from outvote import fresh
-from outvote.fresh import kept_on_device, run_index
+from outvote.fresh import kept_on_device
 from outvote.receive import listed_later
 
 CPU = torch.device("cpu")
@@ -90,12 +90,6 @@ def test_memory_that_there_is_not_is_a_memory_error(monkeypatch):
     monkeypatch.setattr(fresh.mmap, "mmap", refuse)
     with pytest.raises(MemoryError, match="bytes for copies of gradients"):
         memory(MANY)
-
-
-def test_consecutive_runs_are_a_slice_and_others_an_index():
-    assert run_index([3, 4, 5], CPU) == slice(3, 6)
-    assert torch.equal(run_index([3, 5], CPU), torch.tensor([3, 5]))
-    assert torch.equal(run_index([4, 3], CPU), torch.tensor([4, 3]))
 
 
 def test_integers_that_are_kept_on_a_gpu_are_copied_once(device):

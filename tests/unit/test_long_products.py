@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outvote.engine.run_stack import run_index
+from outvote.fresh import run_index
 from outvote.kernels.long_products import SHORTEST, in_pieces, long_products
 from outvote.precision import exact_products
 
