@@ -85,9 +85,7 @@ def on_device(
 MOST_INTEGERS = 256
 
 
-def kept_on_device(
-    values: Sequence[Any], device: torch.device, dtype: torch.dtype | None = None
-) -> Tensor:
+def kept_on_device(values: Sequence[Any], device: torch.device) -> Tensor:
     """Return integers on a device, which must not be written to: a few are used again.
 
     In every round the same few lists say which runs and clients are meant, and to copy one to a GPU
@@ -96,18 +94,16 @@ def kept_on_device(
     kept = _as_tuples(values)
     size = sum(len(value) if isinstance(value, tuple) else 1 for value in kept)
     if device.type != "cuda" or size > MOST_INTEGERS:
-        return on_device(values, device, dtype)
+        return on_device(values, device)
     # A copy is complete for what is queued behind it alone, that is on the same stream.
     stream = torch.cuda.current_stream(device).cuda_stream
-    return _kept_on_device(kept, device, dtype, stream)
+    return _kept_on_device(kept, device, stream)
 
 
 @lru_cache(maxsize=2048)
-def _kept_on_device(
-    values: tuple[Any, ...], device: torch.device, dtype: torch.dtype | None, stream: int
-) -> Tensor:
+def _kept_on_device(values: tuple[Any, ...], device: torch.device, stream: int) -> Tensor:
     del stream
-    return on_device(values, device, dtype)
+    return on_device(values, device)
 
 
 def _as_tuples(values: Sequence[Any]) -> tuple[Any, ...]:
