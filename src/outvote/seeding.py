@@ -77,7 +77,8 @@ class RandomStream:
             torch.randperm(size, generator=generator, dtype=torch.int32)
             for generator in self.generators(CPU)
         ]
-        return (orders[0].unsqueeze(0) if len(orders) == 1 else torch.stack(orders)).to(device)
+        drawn = orders[0].unsqueeze(0) if len(orders) == 1 else torch.stack(orders)
+        return drawn.to(device, non_blocking=True)  # A GPU need not end what it is at.
 
     def samples(self, size: int, num_drawn: int, device: torch.device) -> Tensor:
         """Return the first `num_drawn` of `permutations`, [runs, num_drawn] int32.
@@ -87,7 +88,7 @@ class RandomStream:
         if 4 * num_drawn > size or size >= LARGEST_WITH_SHORT_DRAWS:
             return self.permutations(size, device)[:, :num_drawn]
         drawn = [_first_of_permutation(size, num_drawn, seed) for seed in self.derived()]
-        return torch.from_numpy(np.stack(drawn)).to(device)
+        return torch.from_numpy(np.stack(drawn)).to(device, non_blocking=True)
 
     def derived(self) -> tuple[int, ...]:
         """Return one seed per run, for code that draws from generators of its own."""
@@ -125,8 +126,10 @@ def _first_of_permutation(size: int, num_drawn: int, seed: int) -> np.ndarray:
     is_special[drawn[is_special]] = True
     # Numbers drawn twice are among the few that share their last bits with another.
     last_bits = drawn & 0xFFFF
-    alike = np.sort(drawn[np.bincount(last_bits)[last_bits] > 1])
-    is_special |= np.isin(drawn, alike[1:][alike[1:] == alike[:-1]])
+    alike = np.flatnonzero(np.bincount(last_bits)[last_bits] > 1)
+    alike = alike[np.argsort(drawn[alike])]
+    are_same = drawn[alike[1:]] == drawn[alike[:-1]]
+    is_special[alike[1:][are_same]] = is_special[alike[:-1][are_same]] = True
     content: dict[int, int] = {}
     for k in np.flatnonzero(is_special).tolist():
         other = int(drawn[k])

@@ -231,6 +231,25 @@ def test_equal_weights_for_the_smallest_scores() -> None:
 
 
 @needs_kernels
+@pytest.mark.parametrize(
+    ("runs", "num_groups", "num_clients"),
+    [(1, 1, 1), (3, 7, 5), (1, 1000, 50), (2, group_kernels.ADDED_GROUPS + 1, 3)],
+)
+def test_sums_of_roots(runs: int, num_groups: int, num_clients: int) -> None:
+    generator = torch.Generator().manual_seed(9)
+    shape = (runs, num_groups, num_clients)
+    squared = torch.randn(shape, generator=generator, dtype=torch.float64).to(DEVICE)
+    squared[..., -1] = squared[..., 0]
+    found = group_kernels.sums_of_roots(squared)
+    torch.testing.assert_close(found, squared.clamp(min=0).sqrt().sum(dim=1), rtol=1e-12, atol=0)
+    assert torch.equal(found[..., -1], found[..., 0])
+    squared[-1, -1, 0] = torch.nan
+    is_number = group_kernels.sums_of_roots(squared).isnan().logical_not_()
+    assert not bool(is_number[-1, 0])
+    assert int(is_number.sum()) == runs * num_clients - 1
+
+
+@needs_kernels
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_weighted_sum_reads_only_rows_with_a_weight(dtype: torch.dtype) -> None:
     rows = torch.randn(2, 7, 1500, device=DEVICE).to(dtype)

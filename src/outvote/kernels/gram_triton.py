@@ -16,11 +16,10 @@ from outvote.kernels.launch import launched
 
 # The most clients whose pairs a thread multiplies, and coordinates that a warp reads at once.
 FEW, FEW_STEP = 8, 64
-# Coordinates at once and warps, by the clients of a tile: of columns, and of rows.
-COLUMN_TILES = {16: (64, 1), 32: (32, 1), 64: (64, 4)}
-ROW_TILES = {16: (64, 1), 32: (32, 2), 64: (32, 4)}
-# With so many registers for each thread, three programs of four warps share a processor, not two.
-MOST_REGISTERS = 168
+# Coordinates at once, warps and the most registers of a thread, by the clients of a tile: of columns,
+# and of rows. With 168 registers three programs of four warps share a processor, with 128 four.
+COLUMN_TILES = {16: (64, 1, None), 32: (32, 1, None), 64: (32, 4, 128)}
+ROW_TILES = {16: (64, 1, None), 32: (32, 2, None), 64: (32, 4, 168)}
 # What changes from call to call; addresses are known to be aligned by `UNIT`.
 AT_RUN_TIME = [
     "num_clients",
@@ -330,7 +329,7 @@ def products(columns: Tensor, centre: Tensor, result: Tensor, piece: int, layout
         )
         return
     block = max(16, next_power_of_2(num_clients))
-    step, num_warps = (ROW_TILES if layout.are_rows else COLUMN_TILES)[block]
+    step, num_warps, registers = (ROW_TILES if layout.are_rows else COLUMN_TILES)[block]
     _products[programs](
         columns,
         centre,
@@ -351,5 +350,5 @@ def products(columns: Tensor, centre: Tensor, result: Tensor, piece: int, layout
         PART=PART,
         num_warps=num_warps,
         num_stages=3,
-        maxnreg=MOST_REGISTERS if block == 64 else None,
+        maxnreg=registers,
     )

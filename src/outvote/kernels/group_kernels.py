@@ -32,6 +32,8 @@ FEW_CLIENTS, MOST_MULTIPLIED = 8, 64
 USES_TENSOR_CORES = True
 # Coordinates of one program that adds up squares, of one client or a few, and of all.
 SQUARED_PIECE, MEASURED_PIECE = 8192, 4096
+# Groups whose distances one program adds up.
+ADDED_GROUPS = 4096
 # Sums of pieces that one program adds up, and that are added up before where there are more.
 FEW_PIECES, LARGER_PIECE = 512, 256
 # Values that are read together, at most.
@@ -141,6 +143,21 @@ def average_of_smallest(scores: PerClient, num_smallest: int) -> PerClient:
     flat = scores.contiguous().view(-1, scores.shape[-1])
     _narrow().average_of_smallest(flat, result, num_smallest)
     return result
+
+
+def can_add_roots(squared: PerClient) -> bool:
+    """Return whether a kernel adds up the roots of these numbers, ``[runs, groups, clients]``."""
+    is_kind = squared.dtype == torch.float64 and squared.dim() == 3 and squared.numel() > 0
+    return is_kind and is_for_kernels(squared) and _rows() is not None
+
+
+def sums_of_roots(squared: PerClient) -> PerClient:
+    """Return the sums over the groups of the roots, float64; numbers below 0 count as 0."""
+    runs, num_groups, num_clients = squared.shape
+    shape = (runs, ceil(num_groups / ADDED_GROUPS), num_clients)
+    parts = torch.empty(shape, dtype=torch.float64, device=squared.device)
+    _rows().sums_of_roots(squared.contiguous(), parts, ADDED_GROUPS)
+    return parts[:, 0] if shape[1] == 1 else parts.sum(dim=1)
 
 
 def weighted_sum(rows: Rows, weights: PerClient) -> PerCoordinate:

@@ -79,7 +79,7 @@ def _exchanged(cube, falls, NUM_AXES: tl.constexpr, AXIS: tl.constexpr):
 
 
 @triton.jit
-def _ranked(values, NUM_AXES: tl.constexpr, NUM_SORTED: tl.constexpr):
+def ranked(values, NUM_AXES: tl.constexpr, NUM_SORTED: tl.constexpr):
     """Sort rows of ``2 ** NUM_SORTED`` values each, ``2 ** NUM_AXES`` in all.
 
     A bitonic network of minimum and maximum, one instruction each for float32 and a third of what
@@ -104,8 +104,8 @@ def _sum_of_smallest(
     place = tl.arange(0, 2**NUM_SORTED)
     is_client = (place * PERMUTING) % 2**NUM_SORTED < num_clients
     far = tl.where(is_client[None, :], far, float("inf"))
-    ranked = _ranked(far, NUM_AXES, NUM_SORTED)
-    counted = tl.where((place < num_smallest)[None, :], ranked, 0.0)
+    in_order = ranked(far, NUM_AXES, NUM_SORTED)
+    counted = tl.where((place < num_smallest)[None, :], in_order, 0.0)
     return tl.sum(counted.to(tl.float64), axis=1)
 
 

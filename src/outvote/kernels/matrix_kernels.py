@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from outvote.axes import Pairs, PerClient
 
 MOST_CLIENTS = 1024
+# Up to here a kernel puts the others of a client in order: 10 times as fast as torch.
+MOST_ORDERED = 128
 # After so many steps of Lanczos' method it is looked at what has been found.
 STEPS_AT_ONCE = 64
 # Where the residual is this small against the eigenvalue, the eigenvector is found.
@@ -43,12 +45,16 @@ def is_usable(matrices: Pairs) -> bool:
 def select_one_by_one(squared_distances: Pairs, num_selected: int, num_byzantine: int) -> Tensor:
     """Return whom Krum selects, applied again and again to those who are left."""
     num_clients = squared_distances.shape[-1]
-    far = squared_distances.double().reshape(-1, num_clients, num_clients)
-    others = far.clone()
-    others.diagonal(dim1=-2, dim2=-1).fill_(torch.inf)
-    order = others.argsort(dim=-1, stable=True)
+    far = squared_distances.double().reshape(-1, num_clients, num_clients).contiguous()
     is_left = torch.ones(far.shape[:-1], dtype=torch.int8, device=far.device)
-    _bulyan().select_one_by_one(far.contiguous(), order, is_left, num_selected, num_byzantine)
+    if num_clients <= MOST_ORDERED:
+        order = torch.empty(far.shape, dtype=torch.uint8, device=far.device)
+        _bulyan().order(far, order)
+    else:
+        others = far.clone()
+        others.diagonal(dim1=-2, dim2=-1).fill_(torch.inf)
+        order = others.argsort(dim=-1, stable=True)
+    _bulyan().select_one_by_one(far, order, is_left, num_selected, num_byzantine)
     return (is_left == 0).view(squared_distances.shape[:-1])
 
 

@@ -205,6 +205,53 @@ def _sums(pieces, first, last, num_clients, PIECES: tl.constexpr, CLIENTS: tl.co
 
 
 @launched
+@triton.jit(do_not_specialize=["num_groups", "num_clients"])
+def _sums_of_roots(
+    squared,
+    result,
+    num_groups,
+    num_clients,
+    PIECE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    CLIENTS: tl.constexpr,
+):
+    client = tl.program_id(0) * CLIENTS + tl.arange(0, CLIENTS)
+    known = client < num_clients
+    piece = tl.program_id(1)
+    run = tl.program_id(2).to(tl.int64)
+    own = squared + run * num_groups * num_clients + client
+    total = tl.zeros([GROUPS, CLIENTS], dtype=tl.float64)
+    last = tl.minimum((piece + 1) * PIECE, num_groups)
+    for first in range(piece * PIECE, last, GROUPS):
+        group = first + tl.arange(0, GROUPS)
+        at = group.to(tl.int64) * num_clients
+        wanted = (group < last)[:, None] & known[None, :]
+        value = tl.load(own[None, :] + at[:, None], mask=wanted, other=0.0)
+        # Written so that what is not a number stays so.
+        total += tl.sqrt(tl.where(value < 0.0, 0.0, value))
+    to = result + (run * tl.num_programs(1) + piece) * num_clients + client
+    tl.store(to, tl.sum(total, axis=0), mask=known)
+
+
+def sums_of_roots(squared: Tensor, result: Tensor, piece: int) -> None:
+    """Add up the roots of ``squared [runs, groups, clients]`` over every `piece` groups.
+
+    ``result`` is ``[runs, pieces, clients]``. The roots of equal clients are added in one order.
+    """
+    runs, num_groups, num_clients = squared.shape
+    _sums_of_roots[(cdiv(num_clients, ROWS_AT_ONCE), result.shape[1], runs)](
+        squared,
+        result,
+        num_groups,
+        num_clients,
+        PIECE=piece,
+        GROUPS=AT_ONCE // ROWS_AT_ONCE,
+        CLIENTS=ROWS_AT_ONCE,
+        num_warps=NUM_WARPS,
+    )
+
+
+@launched
 @triton.jit(do_not_specialize=["num_pieces", "num_clients"])
 def _larger_pieces(
     pieces,

@@ -211,6 +211,10 @@ class ClientMatrix:
         """Return how far every client is from what a rule computed, float64."""
         return self.squared_distances_to(aggregation).clamp(min=0).sqrt_()
 
+    def total_distances_to(self, aggregation: "Aggregation") -> PerClient:
+        """Return the sum over the groups of `distances_to`, ``[runs, clients]``."""
+        return distances.sums_of_roots(self.squared_distances_to(aggregation))
+
     def same_for_copies(self, scores: PerClient) -> PerClient:
         """Give copies of a client its score to the last bit: ties are settled by index."""
         if self.originals is None:
@@ -230,21 +234,23 @@ class ClientMatrix:
             # A sum divided by a count: weights such as 1 / 3 would round the mean of 1, 4 and 7.
             # A GPU would take longer to start these small steps than to average.
             shares, divisor = distances.as_shares(shares)
-        weights = shares.to(self.work_dtype).unsqueeze(-1)
         if group_kernels.can_add(self.rows):
             # Reads the rows that have a weight, and no others.
             vector = group_kernels.weighted_sum(self.rows, shares)
-        elif weights.dtype == self.columns.dtype:
-            with exact_products():
-                # As a row times the rows that the clients sent: read in order.
-                vector = torch.matmul(weights.mT, self.columns.mT).squeeze(-2)
         else:
-            vector = self._multiplied(weights).squeeze(-1)
+            vector = self._added_up(shares.to(self.work_dtype).unsqueeze(-1))
         if divisor is not None:
             vector /= divisor.to(vector.dtype)
         if self.originals is not None and len(self.batch) == 1:
             self._keep_equal(vector, aggregation.weights)
         return vector
+
+    def _added_up(self, weights: Tensor) -> PerCoordinate:
+        if weights.dtype != self.columns.dtype:
+            return self._multiplied(weights).squeeze(-1)
+        with exact_products():
+            # As a row times the rows that the clients sent: read in order.
+            return torch.matmul(weights.mT, self.columns.mT).squeeze(-2)
 
     def _keep_equal(self, vector: PerCoordinate, weights: PerClient) -> None:
         """Write the row itself where all clients with a weight sent the same: a sum rounds it."""

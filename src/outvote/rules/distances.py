@@ -409,6 +409,13 @@ def squared_distances_to_vector(
     return squared_distances_to_vector(columns.double(), vector.double())
 
 
+def sums_of_roots(squared: PerClient) -> PerClient:
+    """Return the sum over the groups of distances ``[runs, groups, clients]``, given squared."""
+    if group_kernels.can_add_roots(squared):
+        return group_kernels.sums_of_roots(squared)
+    return squared.clamp(min=0).sqrt_().sum(dim=-2)
+
+
 def distances_to_update(rows: Rows, updates: PerCoordinate) -> PerClient:
     """Return the distances of ``rows [runs, clients, dim]`` to the update of their run, float64."""
     if group_kernels.can_add(rows):

@@ -62,6 +62,10 @@ class DnC(AffineRule):
         removed = ceil(self.removal_factor * info.num_byzantine - 1e-9)
         num_kept = matrix.num_clients - min(removed, matrix.num_clients - 1)
         scores = [self._score(matrix, info.stream, k) for k in range(self.num_iterations)]
+        if len(scores) == 1:
+            return Aggregation(
+                weights=distances.average_of_smallest(scores[0], num_kept), scores=scores[0]
+            )
         is_kept = torch.stack([distances.smallest(s, num_kept) for s in scores]).all(dim=0)
         total = torch.stack(scores).sum(dim=0)
         # Different samples may leave nobody: then those with the smallest total score stay.

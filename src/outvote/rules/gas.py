@@ -66,7 +66,7 @@ class GAS(Wrapper):
         def measure(group: ClientMatrix) -> PerClient:
             found = self.compute_inside(group, inside)
             notes.update(found.notes)
-            return group.distances_to(found)
+            return group.total_distances_to(found)
 
         scores = groups.total(  # 2. identify
             measure,

@@ -133,7 +133,7 @@ class Groups:
         needs_values: bool | None = True,
         reduce: Callable[[Columns], PerCoordinate] | None = None,
     ) -> PerClient:
-        """Return the sum over the groups of ``measure(groups) [runs, *groups, clients]``.
+        """Return the sum over all groups of ``measure(groups) [runs, clients]``, a sum over some.
 
         `needs_values`: whether it needs the values of the groups, not only distances. `reduce`:
         what it measures distances to, if that is worked out coordinate by coordinate; here the
@@ -153,7 +153,7 @@ class Groups:
         needs_values: bool | None,
     ) -> PerClient:
         chunks = self.chunks(check, needs_values=needs_values)
-        parts = mapped(lambda groups: measure(groups).sum(dim=-2), chunks, self.matrix.device)
+        parts = mapped(measure, chunks, self.matrix.device)
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0)
 
     def chunks(

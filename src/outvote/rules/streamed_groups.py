@@ -315,7 +315,7 @@ class StreamedGroups(Groups):
             products=lambda: some,
             originals=self.matrix.originals,
         )
-        return measure(matrix).sum(dim=-2)
+        return measure(matrix)
 
     def _in_memory(self, first: int, last: int) -> Groups:
         """Read some groups of one width, and split what was read in the same way."""
