@@ -1,12 +1,15 @@
 """Triton kernels for Bulyan's selection; called by `matrix_kernels`.
 
-The distances of each client are sorted with the numbers of the clients in their last bits, so that
-one integer holds both: of up to 128 clients, distances are compared to 45 of their 52 bits. The
-selection takes one program per matrix, with vectors of one entry per client. When a client leaves, the number of
-neighbours goes down by one too: every other client loses either the one who left, if it was among
-its neighbours, or else the farthest of them. So one subtraction per client brings the scores up to
-date, in place of a new sum. Scores are kept as the sum of two float64, which makes the subtractions
-exact to 106 bits, and are summed anew where one has become so small that even those are lost.
+The others of each client are sorted by distances that have the number of the client in their last
+bits, so that one integer holds both: of up to 128 clients, distances are compared to 45 of their 52
+bits.
+
+The selection is one program per matrix, with vectors of one entry per client. When a client leaves,
+the number of neighbours goes down by one too: every other client loses either the one who left, if
+it was among its neighbours, or else the farthest of them. So one subtraction per client brings the
+scores up to date, in place of a new sum. Scores are kept as the sum of two float64, which makes the
+subtractions exact to 106 bits, and are summed anew where one has become so small that even those
+are lost.
 """
 
 import torch

@@ -16,8 +16,9 @@ from outvote.kernels.launch import launched
 
 # The most clients whose pairs a thread multiplies, and coordinates that a warp reads at once.
 FEW, FEW_STEP = 8, 64
-# Coordinates at once, warps and the most registers of a thread, by the clients of a tile: of columns,
-# and of rows. With 168 registers three programs of four warps share a processor, with 128 four.
+# Coordinates at once, warps and the most registers of a thread, by the clients of a tile: of
+# columns, and of rows. With 168 registers three programs of four warps share a processor, with 128
+# registers four.
 COLUMN_TILES = {16: (64, 1, None), 32: (32, 1, None), 64: (32, 4, 128)}
 ROW_TILES = {16: (64, 1, None), 32: (32, 2, None), 64: (32, 4, 168)}
 # What changes from call to call; addresses are known to be aligned by `UNIT`.
