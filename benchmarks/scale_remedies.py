@@ -42,7 +42,8 @@ class RankGAS(ov.Wrapper):
 
         def ranks(group: ov.ClientMatrix) -> torch.Tensor:
             far = group.distances_to(self.compute_inside(group, inside))
-            return far.argsort(dim=-1, stable=True).argsort(dim=-1).double()
+            rank = far.argsort(dim=-1, stable=True).argsort(dim=-1).double()
+            return rank.sum(dim=-2)
 
         scores = groups.total(ranks)
         kept = distances.average_of_smallest(scores, matrix.num_clients - info.num_byzantine)

@@ -251,9 +251,9 @@ def _exact_sums_of_smallest(
         CLIENTS,
     )
     # A sort takes seconds to compile, and half as long to run as a search for the last rank.
-    ranked = tl.sort(far, dim=1)
+    in_order = tl.sort(far, dim=1)
     counts = tl.arange(0, CLIENTS) < num_smallest
-    total = tl.sum(tl.where(counts[None, :], ranked, 0.0), axis=1)
+    total = tl.sum(tl.where(counts[None, :], in_order, 0.0), axis=1)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     tl.store(result + row, total, mask=row < num_rows)
 
