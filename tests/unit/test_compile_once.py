@@ -158,4 +158,5 @@ def test_hooks_of_others_stay(monkeypatch):
 @pytest.mark.parametrize("version", ["none", "without hooks"])
 def test_without_the_hooks_of_triton_nothing_happens(version, monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None if version == "none" else ModuleType("triton"))
+    monkeypatch.delitem(sys.modules, "triton.knobs", raising=False)  # Of the Triton of other tests.
     assert compile_once.compile_once() is None
