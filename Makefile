@@ -7,6 +7,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# An installation is made anew if one of these changes: the C kernels are built with it.
+INSTALLED_FROM := pyproject.toml constraints-dev.txt hatch_build.py src/outvote/kernels/native.c
 CORE_STAMP := $(VENV)/.installed-core
 # Every install is constrained. Without the pin of torch, pip would take the newest build there is,
 # and with it gigabytes of CUDA libraries.
@@ -72,12 +74,12 @@ race: $(STAMP) ## the same federated work in outvote, plain PyTorch, ByzFL, Flow
 venv: $(STAMP) ## create or refresh .venv with the pinned development tools
 
 # The demo needs no development tool.
-$(CORE_STAMP): pyproject.toml constraints-dev.txt
+$(CORE_STAMP): $(INSTALLED_FROM)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) -e .
 	@touch $@
 
-$(STAMP): pyproject.toml constraints-dev.txt
+$(STAMP): $(INSTALLED_FROM)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) -e '.[dev]'
 	@$(BIN)/python -c 'import numpy; assert numpy.lib.NumpyVersion(numpy.__version__) >= "2.0.0", "numpy 2 is needed, got " + numpy.__version__'

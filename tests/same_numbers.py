@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from outvote.kernels import native
+
 HASHES = ("weights", "buffers")
 # Environment variables by which MKL and oneDNN choose other kernels, with other bits.
 VARIABLES = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
@@ -35,6 +37,7 @@ def fingerprint():
         "capability": torch.backends.cpu.get_cpu_capability(),
         "mkl": torch.backends.mkl.is_available(),
         "onednn": torch.backends.mkldnn.is_available(),
+        "native": native.level(),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
 

@@ -76,7 +76,10 @@ def _devices() -> dict[str, Any]:
         import torch
     except (ImportError, OSError) as error:
         return devices | {"error": f"torch cannot be imported: {error}"}
+    from outvote.kernels import native
+
     devices |= {"torch_threads": torch.get_num_threads(), "cuda_build": torch.version.cuda}
+    devices["native_kernels"] = native.level()
     try:
         for index in range(torch.cuda.device_count()):
             free, total = torch.cuda.mem_get_info(index)
@@ -91,6 +94,7 @@ def _device_rows(devices: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [
         ("CPU cores", str(devices["cpu_count"])),
         ("threads of torch", str(devices["torch_threads"] or "unknown")),
+        ("C kernels", _native_kernels(devices.get("native_kernels"))),
     ]
     for number, gpu in enumerate(devices["cuda"]):
         gib = f"{gpu['memory_bytes'] / 2**30:.1f} GiB, {gpu['free_bytes'] / 2**30:.1f} free"
@@ -103,3 +107,11 @@ def _device_rows(devices: dict[str, Any]) -> list[tuple[str, str]]:
     if "error" in devices:
         rows.append(("error", devices["error"].partition("\n")[0]))
     return rows
+
+
+def _native_kernels(level: str | None) -> str:
+    if level is not None:
+        return "in use" if level == "0" else f"in use, for x86-64-v{level}"
+    if os.environ.get("OUTVOTE_NATIVE") == "0":
+        return "switched off by OUTVOTE_NATIVE=0; gas is slower on a CPU"
+    return "missing: install a C compiler, then outvote again; gas is slower on a CPU without"

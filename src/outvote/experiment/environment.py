@@ -11,6 +11,7 @@ import torch
 
 import outvote
 from outvote.experiment.run_spec import PROTOCOL, REVISION
+from outvote.kernels import native
 from outvote.results.schema import DataUsed, Environment
 
 
@@ -55,6 +56,7 @@ def describe_environment(
         protocol=PROTOCOL,
         revision=REVISION,
         trainer=trainer,
+        native=native.level(),
     )
 
 

@@ -197,3 +197,5 @@ class Environment(Struct, frozen=True, kw_only=True):
     """The user's files of the rule and the attack. None: not recorded, in earlier versions."""
     packages: tuple[PackageUsed, ...] | None = None
     """What came from other packages. None: not recorded, in earlier versions."""
+    native: str | None = None
+    """The level of the C kernels that rules used on a CPU. None: plain torch, or not recorded."""

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Pairs, Rows
+from outvote.kernels import native
 from outvote.precision import work_dtype
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.distances import SHORTEST_NORM
-from outvote.rules.split import Split
+from outvote.rules.split import RandomCut, Split
 from outvote.threads import mapped
 
 # With more clients or groups, or fewer coordinates, reading the groups is as fast.
@@ -25,6 +26,8 @@ AT_ONCE = 1 << 17
 # Longer sums over a group are rounded too often in float32; those of parts are added in float64.
 SUMMED_AT_ONCE = 256
 NUM_PIECES = 4
+# With a kernel: in fewer groups, sums wait for each other; of shorter ones there are too many.
+FEW_GROUPS, SHORTEST_GROUP = 16, 32
 
 
 def squared_distances(matrix: ClientMatrix, split: Split) -> Pairs | None:
@@ -32,10 +35,18 @@ def squared_distances(matrix: ClientMatrix, split: Split) -> Pairs | None:
 
     None where to read the groups is as fast, or where squares are too small or too large.
     """
-    if not _is_faster(matrix, split):
+    cut = split.random_cut
+    if cut is None or matrix.device.type != "cpu" or not 1 < matrix.num_clients <= MOST_CLIENTS:
         return None
+    has_kernel = native.can_read(matrix.rows, cut.orders)
+    if not (_is_faster_by_kernel if has_kernel else _is_faster)(matrix, split):
+        return None
+    sums = _sums_by_kernel if has_kernel else _sums
     found = torch.stack(
-        [_Sums(rows, split, run).matrices() for run, rows in enumerate(matrix.rows)]
+        [
+            _matrices(sums(rows, cut, run), matrix.num_clients)
+            for run, rows in enumerate(matrix.rows)
+        ]
     )
     largest = found.amax(dim=(-2, -1))
     is_fine = bool((largest >= SHORTEST_NORM).all() and (largest < torch.inf).all())
@@ -43,52 +54,64 @@ def squared_distances(matrix: ClientMatrix, split: Split) -> Pairs | None:
 
 
 def _is_faster(matrix: ClientMatrix, split: Split) -> bool:
-    return (
-        split.groups_between is not None
-        and matrix.device.type == "cpu"
-        and 1 < matrix.num_clients <= MOST_CLIENTS
-        and AT_ONCE // SUMMED_AT_ONCE < split.num_groups <= MOST_GROUPS
-        and matrix.dim >= max(FEWEST_COORDINATES, matrix.num_clients * split.num_groups)
+    return AT_ONCE // SUMMED_AT_ONCE < split.num_groups <= MOST_GROUPS and matrix.dim >= max(
+        FEWEST_COORDINATES, matrix.num_clients * split.num_groups
     )
 
 
-class _Sums:
-    """The sums of the squared differences of one run."""
+def _is_faster_by_kernel(matrix: ClientMatrix, split: Split) -> bool:
+    num_groups = split.num_groups
+    return FEW_GROUPS <= num_groups <= MOST_GROUPS and matrix.dim >= SHORTEST_GROUP * num_groups
 
-    def __init__(self, rows: Rows, split: Split, run: int) -> None:
-        self.rows, self.split, self.run = rows, split, run
-        self.first, self.second = np.tril_indices(len(rows), -1)
-        # The sums of two pairs are one complex number: that halves the random accesses.
-        self.num_sums = -(-len(self.first) // 2)
 
-    def matrices(self) -> Pairs:
-        """Return the squared distances ``[groups, clients, clients]``."""
-        num_clients, dim = self.rows.shape
-        cuts = [dim * k // NUM_PIECES for k in range(NUM_PIECES + 1)]
-        total = torch.stack(mapped(self._add_up, list(pairwise(cuts)))).sum(dim=0)
-        of_pairs = torch.view_as_real(total).transpose(0, 1).flatten(1)[:, : len(self.first)]
-        result = of_pairs.new_zeros(len(of_pairs), num_clients, num_clients)
-        result[:, self.first, self.second] = of_pairs
-        result[:, self.second, self.first] = of_pairs
-        return result
+def _matrices(sums: Tensor, num_clients: int) -> Pairs:
+    """Return sums of the pairs ``[groups, pairs]`` as ``[groups, clients, clients]``."""
+    first, second = np.tril_indices(num_clients, -1)
+    result = sums.new_zeros(len(sums), num_clients, num_clients)
+    result[:, first, second] = sums
+    result[:, second, first] = sums
+    return result
 
-    def _add_up(self, piece: tuple[int, int]) -> Tensor:
-        """Return the sums of some coordinates, ``[pairs / 2, groups]`` complex numbers."""
-        assert self.split.groups_between is not None
-        groups = torch.from_numpy(self.split.groups_between(self.run, *piece))
-        total = torch.zeros(self.num_sums, self.split.num_groups, dtype=torch.complex128)
-        buffer = torch.zeros(self.num_sums, AT_ONCE, 2, dtype=work_dtype(self.rows.dtype))
-        rows = self.rows[:, slice(*piece)]
-        for own, some in zip(groups.split(AT_ONCE), rows.split(AT_ONCE, dim=1), strict=True):
-            squared = self._square(some.to(buffer.dtype), buffer[:, : len(own)])
-            sums = torch.zeros(total.shape, dtype=squared.dtype)
-            total += sums.scatter_add_(1, own.long().expand(self.num_sums, -1), squared)
-        return total
 
-    def _square(self, rows: Rows, buffer: Tensor) -> Tensor:
-        values, apart = rows.numpy(), buffer.numpy()
-        with np.errstate(over="ignore", under="ignore"):
-            for k, (first, second) in enumerate(zip(self.first, self.second, strict=True)):
-                np.subtract(values[first], values[second], out=apart[k // 2, :, k % 2])
-            np.square(apart, out=apart)
-        return torch.view_as_complex(buffer)
+def _sums_by_kernel(rows: Rows, cut: RandomCut, run: int) -> Tensor:
+    return native.pair_sums(rows, cut.orders[run % len(cut.orders)], cut.sizes)
+
+
+def _sums(rows: Rows, cut: RandomCut, run: int) -> Tensor:
+    """Return the sums of the squared differences of one run, ``[groups, pairs]``."""
+    dim = rows.shape[1]
+    first, second = np.tril_indices(len(rows), -1)
+    cuts = [dim * k // NUM_PIECES for k in range(NUM_PIECES + 1)]
+
+    def add_up(piece: tuple[int, int]) -> Tensor:
+        groups = torch.from_numpy(cut.groups_between(run, *piece))
+        return _sums_of_piece(rows[:, slice(*piece)], groups, cut.num_groups, (first, second))
+
+    total = torch.stack(mapped(add_up, list(pairwise(cuts)))).sum(dim=0)
+    return torch.view_as_real(total).transpose(0, 1).flatten(1)[:, : len(first)]
+
+
+def _sums_of_piece(
+    rows: Rows, groups: Tensor, num_groups: int, pairs: tuple[np.ndarray, np.ndarray]
+) -> Tensor:
+    """Return the sums of some coordinates, ``[pairs / 2, groups]`` complex numbers.
+
+    The sums of two pairs are one complex number: that halves the random accesses.
+    """
+    num_sums = -(-len(pairs[0]) // 2)
+    total = torch.zeros(num_sums, num_groups, dtype=torch.complex128)
+    buffer = torch.zeros(num_sums, AT_ONCE, 2, dtype=work_dtype(rows.dtype))
+    for own, some in zip(groups.split(AT_ONCE), rows.split(AT_ONCE, dim=1), strict=True):
+        squared = _square(some.to(buffer.dtype), buffer[:, : len(own)], pairs)
+        sums = torch.zeros(total.shape, dtype=squared.dtype)
+        total += sums.scatter_add_(1, own.long().expand(num_sums, -1), squared)
+    return total
+
+
+def _square(rows: Rows, buffer: Tensor, pairs: tuple[np.ndarray, np.ndarray]) -> Tensor:
+    values, apart = rows.numpy(), buffer.numpy()
+    with np.errstate(over="ignore", under="ignore"):
+        for k, (first, second) in enumerate(zip(*pairs, strict=True)):
+            np.subtract(values[first], values[second], out=apart[k // 2, :, k % 2])
+        np.square(apart, out=apart)
+    return torch.view_as_complex(buffer)

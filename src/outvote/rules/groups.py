@@ -1,14 +1,14 @@
 """Groups of coordinates: read some at a time, and what is measured on them added up.
 
-Reading coordinates in a random order is where a random split spends its time. With many clients it
-pays to transpose the matrix once, so that one coordinate of all clients is one short copy; with
-few, to read row by row, each row being small enough for the cache; on a GPU, to read in order and
-write at random.
+Reading coordinates in a random order is where a random split spends its time. Kernels, on a GPU and
+on a CPU, read in order and write at random, a coordinate of all clients at once. Without them, with
+many clients it pays to transpose the matrix first, so that one coordinate of all clients is one
+short copy; with few, to read row by row, each row being small enough for the cache.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from threading import local
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
@@ -19,13 +19,20 @@ from torch import Tensor
 
 from outvote.axes import Columns, Pairs, PerClient, PerCoordinate, Rows
 from outvote.fresh import scratch
-from outvote.kernels import client_kernels, group_kernels
+from outvote.kernels import client_kernels, group_kernels, native
 from outvote.lazy import lazy
 from outvote.precision import exact_products, work_dtype
 from outvote.rules import distances, group_distances
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.distances import CancellationCheck
-from outvote.rules.split import IndexBlock, PositionBlock, Split, draw_split, scattered_split
+from outvote.rules.split import (
+    IndexBlock,
+    PositionBlock,
+    RandomCut,
+    Split,
+    draw_split,
+    scattered_split,
+)
 from outvote.seeding import RandomStream
 from outvote.threads import free_cores, mapped
 
@@ -82,11 +89,16 @@ class Groups:
     """The coordinates of a matrix in groups, read some at a time."""
 
     def __init__(
-        self, matrix: ClientMatrix, split: Split, num_asked: int, copied: Columns | None = None
+        self,
+        matrix: ClientMatrix,
+        split: Split,
+        num_asked: int,
+        copied: "Columns | OpenBlock | None" = None,
     ) -> None:
         """Take the matrix, its split, and what its values were copied to, if they were.
 
-        On a CPU these are all values with the clients last, on a GPU those of the groups.
+        On a CPU these are all values with the clients last, or a way to read the groups; on a GPU
+        the values of the groups.
         """
         self.matrix, self.split, self.num_asked = matrix, split, num_asked
         self._copied = copied
@@ -102,8 +114,12 @@ class Groups:
         if ahead is not None and ahead.asked == (how, num_groups, info.stream):
             return cls(matrix, ahead.split, num_groups, ahead.values)
         split = draw_split(matrix, how, num_groups, info)
-        if len(matrix.batch) > 1 or not _is_transposed_first(matrix.columns):
+        if len(matrix.batch) > 1:
             return cls(matrix, split, num_groups)
+        cut = split.random_cut
+        in_order = None if cut is None else InOrder.opening(matrix, cut)
+        if in_order is not None or not _is_transposed_first(matrix.columns):
+            return cls(matrix, split, num_groups, in_order)
         transposed, pieces = _transposing(matrix.columns)
         mapped(_run, [lambda: [block.index for block in split.blocks], *pieces])
         return cls(matrix, split, num_groups, transposed)
@@ -154,6 +170,11 @@ class Groups:
     ) -> PerClient:
         chunks = self.chunks(check, needs_values=needs_values)
         parts = mapped(measure, chunks, self.matrix.device)
+        if parts[0].dim() != 2:
+            raise ValueError(
+                f"what is measured on groups must be added up over them, [runs, clients], got "
+                f"{list(parts[0].shape)}; return matrix.total_distances_to(aggregation)."
+            )
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0)
 
     def chunks(
@@ -168,7 +189,8 @@ class Groups:
         if len(matrix.batch) > 1:
             yield from self._chunks_of_groups()
             return
-        open_block = open_reader(matrix.columns, self._copied)
+        copied = self._copied
+        open_block = copied if callable(copied) else open_reader(matrix.columns, copied)
         known = self._squared_distances(needs_values=needs_values)
         for block, added_up in zip(self.split.blocks, known, strict=True):
             num_groups, width = block.shape[1:]
@@ -279,6 +301,69 @@ class Reader(ABC):
             kept = self.new_buffer(num_groups)
             setattr(self._buffers, which, kept)
         return kept[:, :num_groups]
+
+
+OpenBlock = Callable[[IndexBlock | PositionBlock], Reader]
+
+
+class InOrder(Reader):
+    """Reads groups one after the other: a kernel copies all values in their order."""
+
+    reads_copies = False
+
+    def __init__(
+        self,
+        columns: Columns,
+        copied: Callable[[], Columns],
+        start: int,
+        block: IndexBlock | PositionBlock,
+    ) -> None:
+        """Take the values, a way to copy them, and where among the copies the groups start."""
+        super().__init__(columns, block)
+        self._copied, self._start = copied, start
+
+    @classmethod
+    def opening(cls, matrix: ClientMatrix, cut: RandomCut) -> OpenBlock | None:
+        """Return a way to read the blocks of a random split; None: not without other ways."""
+        if not native.can_scatter(matrix.rows, cut.orders):
+            return None
+
+        @cache
+        def copied() -> Columns:
+            return native.scattered(matrix.rows, cut.orders)
+
+        def open_block(block: IndexBlock | PositionBlock) -> Reader:
+            num_large, large, num_small, _ = cut.sizes
+            is_second = num_large > 0 and num_small > 0 and block.shape[-1] != large
+            return cls(matrix.columns, copied, num_large * large if is_second else 0, block)
+
+        return open_block
+
+    @lazy
+    def values(self) -> Columns:
+        """All groups of the block."""
+        num_groups, width = self.block.shape[1:]
+        own = self._copied()[:, self._start : self._start + num_groups * width]
+        groups: Tensor = own.unflatten(1, (num_groups, width))
+        return groups
+
+    def prepare(self) -> None:
+        """Copy all values."""
+        _ = self.values
+
+    def new_buffer(self, num_groups: int) -> Columns:
+        """Allocate memory for the values of some groups."""
+        runs, _, width, num_clients = self.values.shape
+        return self.values.new_empty(runs, num_groups, width, num_clients)
+
+    def read(self, start: int, stop: int, buffer: str = "values") -> Columns:
+        """View the values of some groups."""
+        del buffer
+        return self.values[:, start:stop]
+
+    def products(self, start: int, stop: int, centre: Tensor) -> Callable[[], Pairs]:
+        """Multiply groups that a kernel centres while it reads them."""
+        return lambda: native.products(self.values[:, start:stop], centre)
 
 
 class ByClient(Reader):
@@ -394,9 +479,7 @@ class OnGpu(Reader):
         ]
 
 
-def open_reader(
-    columns: Columns, copied: Columns | None = None
-) -> Callable[[IndexBlock | PositionBlock], Reader]:
+def open_reader(columns: Columns, copied: Columns | None = None) -> OpenBlock:
     """Choose the way to read ``columns [runs, dim, clients]``; call it with a block of groups.
 
     `copied` are the same values with the clients last in memory, or, on a GPU, in groups, if there

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -126,6 +126,23 @@ def table_on(order: SortedOrder | KeyedOrder, device: torch.device) -> Tensor:
     return order.table.to(device, non_blocking=True)
 
 
+class RandomCut(NamedTuple):
+    """Random orders of the coordinates, and the sizes of the groups that they are cut into."""
+
+    orders: Sequence[SortedOrder | KeyedOrder]
+    sizes: tuple[int, int, int, int]
+
+    @property
+    def num_groups(self) -> int:
+        """How many groups there are."""
+        return self.sizes[0] + self.sizes[2]
+
+    def groups_between(self, run: int, start: int, stop: int) -> np.ndarray:
+        """Return the group of each coordinate from `start` up to, not with, `stop`."""
+        order = self.orders[run % len(self.orders)]
+        return groups_at(order.positions_between(start, stop), self.sizes)
+
+
 @dataclass(frozen=True, slots=True)
 class Split:
     """A partition of the coordinates of every run."""
@@ -133,9 +150,9 @@ class Split:
     blocks: tuple[IndexBlock | PositionBlock, ...]
     note: str = ""
     """Where the number of groups is not what was asked for, and the caller may not expect it."""
-    groups_between: Callable[[int, int, int], np.ndarray] | None = None
-    """``groups_between(run, start, stop)``: the group of each coordinate from `start` to `stop`, if
-    that is known without the index."""
+    random_cut: RandomCut | None = None
+    """What the blocks were made from, if that was one random order of all coordinates and their
+    index is not listed yet."""
 
     @property
     def num_groups(self) -> int:
@@ -226,15 +243,12 @@ def _cut_later(
         index = [order.index(device) for order in orders]
         return cut(index[0].unsqueeze(0) if len(index) == 1 else torch.stack(index), sizes)
 
-    def groups_between(run: int, start: int, stop: int) -> np.ndarray:
-        return groups_at(orders[run % len(orders)].positions_between(start, stop), sizes)
-
     shapes = [torch.Size([len(orders), *size]) for size in (sizes[:2], sizes[2:]) if size[0]]
     blocks = [
         IndexBlock(lambda k=k: listed().blocks[k].index, shape)  # type: ignore[misc]
         for k, shape in enumerate(shapes)
     ]
-    return Split(tuple(blocks), groups_between=groups_between)
+    return Split(tuple(blocks), random_cut=RandomCut(orders, sizes))
 
 
 def groups_at(positions: np.ndarray, sizes: tuple[int, int, int, int]) -> np.ndarray:

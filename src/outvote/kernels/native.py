@@ -1,0 +1,195 @@
+"""Kernels in C for the groups of GAS on a CPU; plain torch does the same without them.
+
+They are built when outvote is installed, where there is a C compiler (`hatch_build.py`), for
+several levels of x86-64, and the best one that the processor has is used. OUTVOTE_NATIVE=0 switches
+them off. Calls let go of Python's lock: each piece of work is given to a thread.
+"""
+
+import ctypes
+import os
+import zlib
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outvote.axes import Columns, Pairs, Rows
+from outvote.fresh import scratch
+from outvote.keyed_order import NUM_ROUNDS, KeyedOrder, SortedOrder
+from outvote.threads import CPU, mapped
+
+FOLDER = Path(__file__).parent
+# As in native.c: numbers of a line of the cache, and of half a line; coordinates at once.
+LINE, HALF, MOST_COPIED, SQUARED, GAP, CENTRED = 16, 8, 1024, 256, 16, 64
+# Numbers of a buffer that stay in the cache of a core.
+BUFFERED = 1 << 17
+# Longer sums are rounded too often in float32; those of so many coordinates of a group are added in
+# float64.
+SUMMED_AT_ONCE = 256
+# More pieces than cores: a core that comes late still finds one.
+NUM_PIECES, NUM_SUMS = 16, 6
+
+_POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+_ORDER = (_LONG, _INT, _INT, _POINTER)
+_ROWS = (_LONG, _LONG, _POINTER, _LONG, _INT)
+_ARGUMENTS = {
+    "outvote_scatter": (*_ORDER, *_ROWS, _INT, _INT, _LONG, _POINTER, _POINTER),
+    "outvote_products": (_POINTER, _LONG, _INT, _INT, _INT, _INT, _POINTER, _POINTER),
+    "outvote_pair_sums": (*_ORDER, *_ROWS, *[_INT] * 4, _LONG, _POINTER, _POINTER, _POINTER),
+}
+Sizes = tuple[int, int, int, int]
+"""(Number, width) of the larger groups, then of the smaller."""
+
+
+@cache
+def level() -> str | None:
+    """Return the level of x86-64 that the kernels in use are built for, "0" for the lowest.
+
+    None: there are none.
+    """
+    if os.environ.get("OUTVOTE_NATIVE") == "0":
+        return None
+    lowest = _open("0")
+    if lowest is None:
+        return None
+    found = int(lowest.outvote_level())
+    return next((name for name in ("4", "3") if int(name) <= found and _open(name)), "0")
+
+
+@cache
+def _open(name: str) -> ctypes.CDLL | None:
+    """Return a library, None if it is not there, not of this machine, or not of this version."""
+    try:
+        source = zlib.crc32((FOLDER / "native.c").read_bytes())
+        library = ctypes.CDLL(str(FOLDER / f"native-{name}.so"))
+        library.outvote_source.restype = ctypes.c_uint32
+        if library.outvote_source() != source:
+            return None
+        for function, arguments in _ARGUMENTS.items():
+            found = getattr(library, function)
+            found.argtypes, found.restype = arguments, None
+    except (OSError, AttributeError):
+        return None
+    return library
+
+
+def _library() -> ctypes.CDLL:
+    library = _open(level() or "")
+    assert library is not None
+    return library
+
+
+def can_read(rows: Rows, orders: Sequence[KeyedOrder | SortedOrder]) -> bool:
+    """Return whether kernels read rows ``[runs, clients, dim]`` in these orders, one per run."""
+    return (
+        rows.device.type == "cpu"
+        and rows.dtype == torch.float32
+        and rows.dim() == 3
+        and rows.stride(-1) == 1
+        and len(orders) > 0
+        and all(
+            isinstance(order, KeyedOrder) and order.num_rounds == NUM_ROUNDS for order in orders
+        )
+        and level() is not None
+    )
+
+
+def can_scatter(rows: Rows, orders: Sequence[KeyedOrder | SortedOrder]) -> bool:
+    """Return whether `scattered` copies these rows into at most twice their memory."""
+    num_clients = rows.shape[-2]
+    return _padded(num_clients) <= 2 * num_clients and can_read(rows, orders)
+
+
+def scattered(rows: Rows, orders: Sequence[KeyedOrder | SortedOrder]) -> Columns:
+    """Copy ``rows [runs, clients, dim]`` in the orders, clients last: ``[runs, dim, clients]``.
+
+    A coordinate of all clients begins a line of the cache: there are gaps in memory.
+    """
+    runs, num_clients, dim = rows.shape
+    width = _padded(num_clients)
+    memory = scratch((runs * dim * width + LINE,), torch.float32, CPU)
+    first = -memory.data_ptr() // memory.element_size() % LINE
+    result = memory[first : first + runs * dim * width].view(runs, dim, width)
+    copied = max(HALF, min(MOST_COPIED, BUFFERED // width - GAP) // HALF * HALF)
+    given = [_given(order) for order in orders]
+
+    def copy(run: int, start: int, stop: int) -> None:
+        own = rows[run]
+        buffer = np.empty(width * (copied + GAP), np.float32)
+        _library().outvote_scatter(
+            *given[run % len(given)],
+            *(start, stop, own.data_ptr(), own.stride(0), num_clients),
+            *(width, copied, copied + GAP, result[run].data_ptr(), buffer.ctypes.data),
+        )
+
+    mapped(lambda piece: copy(*piece), _pieces(runs, dim))
+    return result[..., :num_clients]
+
+
+def products(values: Columns, centre: Tensor) -> Pairs:
+    """Return the inner products in groups ``[runs, groups, width, clients]`` of `scattered`.
+
+    They are relative to one client of each run.
+    """
+    runs, num_groups, group_width, num_clients = values.shape
+    width = values.stride(-2)
+    result = torch.empty(runs, num_groups, num_clients, num_clients)
+    centres = centre.flatten().tolist()
+
+    def multiply(run: int, start: int, stop: int) -> None:
+        buffer = np.empty((CENTRED + width) * width, np.float32)
+        _library().outvote_products(
+            *(values[run, start].data_ptr(), stop - start, group_width, num_clients, width),
+            *(centres[run % len(centres)], result[run, start].data_ptr(), buffer.ctypes.data),
+        )
+
+    mapped(lambda piece: multiply(*piece), _pieces(runs, num_groups))
+    return result
+
+
+def pair_sums(rows: Rows, order: KeyedOrder | SortedOrder, sizes: Sizes) -> Tensor:
+    """Add up the squared differences of all pairs in the groups that an order is cut into.
+
+    Pairs are those of ``np.tril_indices(clients, -1)``; the result is ``[groups, pairs]``, float64.
+    """
+    num_clients, dim = rows.shape
+    num_pairs = num_clients * (num_clients - 1) // 2
+    width = -(-num_pairs // HALF) * HALF
+    num_groups = sizes[0] + sizes[2]
+    given = _given(order)
+
+    def add_up(piece: tuple[int, int, int]) -> Tensor:
+        total = np.zeros((num_groups, width))
+        sums = np.empty((num_groups, width), np.float32)
+        buffer = np.empty(width * (SQUARED + GAP), np.float32)
+        _library().outvote_pair_sums(
+            *given,
+            *(*piece[1:], rows.data_ptr(), rows.stride(0), num_clients, *sizes),
+            *(SUMMED_AT_ONCE * num_groups, sums.ctypes.data),
+            *(buffer.ctypes.data, total.ctypes.data),
+        )
+        return torch.from_numpy(total)
+
+    # As many pieces whatever the number of cores: their sums are rounded in the same way.
+    parts = mapped(add_up, _pieces(1, dim, NUM_SUMS))
+    return torch.stack(parts).sum(dim=0)[:, :num_pairs]
+
+
+def _padded(num_clients: int) -> int:
+    return -(-num_clients // LINE) * LINE
+
+
+def _given(order: KeyedOrder | SortedOrder) -> tuple[int, int, int, int]:
+    """Return an order as the kernels take it, valid while the order is there."""
+    assert isinstance(order, KeyedOrder)
+    return order.size, order.num_rows, order.num_columns, order.table.data_ptr()
+
+
+def _pieces(runs: int, size: int, num_pieces: int = NUM_PIECES) -> list[tuple[int, int, int]]:
+    num_pieces = min(num_pieces, size)
+    cuts = [size * k // num_pieces for k in range(num_pieces + 1)]
+    return [(run, start, stop) for run in range(runs) for start, stop in pairwise(cuts)]

@@ -1,0 +1,341 @@
+"""The C kernels do what plain torch does, on every level that this processor has."""
+
+import ctypes
+import importlib.util
+import os
+import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+import outvote as ov
+from outvote.kernels import native
+from outvote.keyed_order import NUM_ROUNDS, KeyedOrder, SortedOrder, draw_order
+from outvote.rules import group_distances
+from outvote.rules.client_matrix import ClientMatrix
+from outvote.rules.groups import Groups
+from outvote.rules.rule import RoundInfo
+from outvote.rules.split import balanced_sizes, ceil_sizes, groups_at
+from outvote.seeding import RandomStream
+
+ROOT = Path(__file__).parents[2]
+LEVELS = [name for name in ("0", "3", "4") if int(name) <= int(native.level() or -1)]
+needs_kernels = pytest.mark.skipif(not LEVELS, reason="outvote was installed without a C compiler")
+
+
+@pytest.fixture(params=LEVELS)
+def level(request, monkeypatch):
+    """Each level in turn."""
+    monkeypatch.setattr(native, "level", lambda: request.param)
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """A way to call without kernels."""
+
+    def call(work):
+        with monkeypatch.context() as patch:
+            patch.setattr(native, "level", lambda: None)
+            return work()
+
+    return call
+
+
+def rows_of(runs, num_clients, dim, seed=0):
+    return torch.randn(runs, num_clients, dim, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.skipif(
+    os.environ.get("OUTVOTE_TEST_DEVICE", "cpu") != "cpu", reason="run from a copy of the source"
+)
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+@pytest.mark.skipif(os.environ.get("OUTVOTE_NATIVE") == "0", reason="they are switched off")
+def test_where_there_is_a_compiler_the_kernels_are_built():
+    assert native.level() is not None, "build them again: make venv"
+
+
+@needs_kernels
+@pytest.mark.parametrize("num_clients", [1, 8, 16, 17, 50])
+@pytest.mark.parametrize("dim", [8_193, 10_007, 33_000])
+def test_values_are_copied_in_the_order_of_the_groups(num_clients, dim, level):
+    rows = rows_of(2, num_clients, dim)
+    orders = [draw_order(dim, 5), draw_order(dim, 6)]
+    found = native.scattered(rows, orders)
+    for run, order in enumerate(orders):
+        assert torch.equal(found[run], rows[run][:, order.index().long()].T)
+
+
+@needs_kernels
+def test_rows_with_gaps_between_them_are_read(level):
+    memory = rows_of(1, 9, 20_001)
+    rows, order = memory[:, ::2, 3:-5], draw_order(19_993, 0)
+    assert rows.stride(-2) == 2 * 20_001
+    found = native.scattered(rows, [order])
+    assert torch.equal(found[0], rows[0][:, order.index().long()].T)
+    sizes = balanced_sizes(19_993, 40)
+    same = native.pair_sums(rows[0].contiguous(), order, sizes)
+    assert torch.equal(native.pair_sums(rows[0], order, sizes), same)
+
+
+@needs_kernels
+@pytest.mark.parametrize("num_clients", [8, 15, 16, 31, 50, 65, 130])
+@pytest.mark.parametrize("width", [3, 64, 200])
+def test_products_are_those_around_a_client(num_clients, width, level):
+    num_groups = -(-8_193 // width)
+    rows = rows_of(2, num_clients, num_groups * width)
+    orders = [draw_order(rows.shape[-1], 0)] * 2
+    values = native.scattered(rows, orders).unflatten(1, (num_groups, width))[:, 2:42]
+    centre = torch.tensor([1, num_clients - 1])
+    found = native.products(values, centre)
+    assert torch.equal(found, found.mT)
+    for run, client in enumerate(centre.tolist()):
+        apart = values[run].double() - values[run][..., client : client + 1].double()
+        exact = apart.mT @ apart
+        torch.testing.assert_close(found[run].double(), exact, rtol=0, atol=3e-5 * width)
+        assert not found[run, :, client].any()
+
+
+@needs_kernels
+@pytest.mark.parametrize("num_clients", [2, 3, 5, 9])
+@pytest.mark.parametrize("num_groups", [1, 16, 90, 8_193])
+@pytest.mark.parametrize("sizes_of", [balanced_sizes, ceil_sizes])
+def test_squared_differences_are_added_up_by_group(num_clients, num_groups, sizes_of, level):
+    dim = 10_250
+    rows, order = rows_of(1, num_clients, dim)[0], draw_order(dim, 3)
+    sizes = sizes_of(dim, num_groups)
+    found = native.pair_sums(rows, order, sizes)
+    groups = groups_at(order.positions_between(0, dim).copy(), sizes)
+    assert found.dtype == torch.float64
+    for pair, (i, j) in enumerate(zip(*np.tril_indices(num_clients, -1), strict=True)):
+        squared = (rows[i].double() - rows[j].double()).square().numpy()
+        exact = np.bincount(groups, squared, sizes[0] + sizes[2])
+        np.testing.assert_allclose(found[:, pair].numpy(), exact, rtol=2e-6)
+
+
+@needs_kernels
+def test_long_sums_are_not_rounded_in_float32(level):
+    """A million equal numbers, added one by one in float32, are wrong in the fourth digit."""
+    rows = torch.full((2, 1 << 20), 1.1)
+    rows[1] = 0.0
+    found = native.pair_sums(rows, draw_order(1 << 20, 0), balanced_sizes(1 << 20, 1))
+    exact = float(np.float64(np.float32(1.1)) ** 2) * (1 << 20)
+    assert float(found[0, 0]) == pytest.approx(exact, rel=1e-6)
+
+
+RULES = ["multi-krum", "krum", "bulyan", "median", "rfa(num_iterations=3)", "dnc", "rbtm"]
+
+
+@needs_kernels
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("num_clients", [5, 9, 10, 23])
+@pytest.mark.parametrize("split", ["balanced", "ceil"])
+def test_gas_keeps_the_same_clients_without_kernels(rule, num_clients, split, without):
+    rows = rows_of(1, num_clients, 12_007)[0]
+    gas = ov.make_rule(f"gas({rule}, num_groups=70, split={split})")
+
+    def call():
+        return gas.inspect(rows, num_byzantine=1, seed=4)
+
+    found, plain = call(), without(call)
+    assert found.kept == plain.kept
+    np.testing.assert_allclose(found.scores, plain.scores, rtol=1e-5)
+    assert torch.equal(found.update, plain.update)
+
+
+@needs_kernels
+@pytest.mark.parametrize("scale", [1e38, 1e19, 1e-19, 1e-38, 0.0])
+@pytest.mark.parametrize("num_clients", [4, 12])
+def test_huge_and_tiny_values_give_what_plain_torch_gives(scale, num_clients, without):
+    rows = rows_of(1, num_clients, 12_007)[0].clamp(-3, 3) / 3 * scale
+    gas = ov.make_rule("gas(multi-krum, num_groups=70)")
+
+    def call():
+        return gas.inspect(rows, num_byzantine=1, seed=4)
+
+    found, plain = call(), without(call)
+    assert found.kept == plain.kept
+    np.testing.assert_allclose(found.scores, plain.scores, rtol=1e-5)
+    assert bool(found.update.isfinite().all())
+
+
+@needs_kernels
+def test_colluding_and_rejected_clients_are_treated_as_without_kernels(without):
+    rows = rows_of(1, 14, 12_007)[0]
+    rows[:3] = rows[3:].mean(0) * (1 + 1e-6 * torch.arange(3).unsqueeze(1))
+    rows[5, 100] = torch.nan
+    gas = ov.make_rule("gas(multi-krum, num_groups=70)")
+
+    def call():
+        return gas.inspect(rows, num_byzantine=3, seed=4)
+
+    found, plain = call(), without(call)
+    assert found.rejected == plain.rejected == [5]
+    assert found.kept == plain.kept
+    np.testing.assert_allclose(found.scores, plain.scores, rtol=1e-5)
+
+
+@needs_kernels
+def test_gas_reads_through_the_kernels(monkeypatch):
+    """Else the tests above compare plain torch with itself."""
+    calls = []
+
+    def counted(name):
+        work = getattr(native, name)
+        monkeypatch.setattr(native, name, lambda *given: calls.append(name) or work(*given))
+
+    for name in ("scattered", "products", "pair_sums"):
+        counted(name)
+    gas = ov.make_rule("gas(multi-krum, num_groups=70)")
+    gas(rows_of(1, 5, 12_007)[0], num_byzantine=1)
+    assert calls == ["pair_sums"]
+    calls.clear()
+    gas(rows_of(1, 12, 12_007)[0], num_byzantine=1)
+    assert calls[0] == "scattered"
+    assert set(calls[1:]) == {"products"}
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "rows",
+    [
+        rows_of(1, 9, 9_000).double(),
+        rows_of(1, 9, 9_000).bfloat16(),
+        rows_of(1, 9_000, 9).mT,
+        rows_of(1, 9, 9_000)[0],
+    ],
+    ids=["float64", "bfloat16", "clients last", "one matrix"],
+)
+def test_other_rows_are_left_to_torch(rows):
+    assert not native.can_read(rows, [draw_order(9_000, 0)])
+
+
+@needs_kernels
+def test_what_kernels_take():
+    rows = rows_of(1, 9, 9_000)
+    assert native.can_read(rows, [KeyedOrder.draw(9_000, 0)])
+    assert not native.can_read(rows, [SortedOrder.draw(9_000, 0)])
+    assert not native.can_read(rows, [])
+    sizes = {
+        n: native.can_scatter(rows_of(1, n, 9_000), [draw_order(9_000, 0)]) for n in range(1, 40)
+    }
+    assert [n for n, may in sizes.items() if not may] == list(range(1, 8))
+
+
+@needs_kernels
+def test_many_threads_may_call_at_once():
+    rows, gas = rows_of(1, 12, 20_011)[0], ov.make_rule("gas(median, num_groups=70)")
+
+    def call(seed):
+        return gas.inspect(rows, num_byzantine=2, seed=seed).scores
+
+    alone = [call(seed) for seed in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(call, range(8)))
+    for one, other in zip(alone, together, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_few_groups_and_short_ones_are_not_added_up_by_the_kernel():
+    matrix = ClientMatrix.from_rows(rows_of(1, 5, 9_000))
+    info = RoundInfo(num_byzantine=1, stream=RandomStream((0,)))
+    found = {
+        p: group_distances.squared_distances(matrix, Groups.of(matrix, "balanced", p, info).split)
+        for p in (15, 16, 281, 282)
+    }
+    known = [p for p, each in found.items() if each is not None]
+    assert known == ([16, 281] if LEVELS else [])
+
+
+class TestLoading:
+    """A library is used only if it is whole, of this machine and of this version."""
+
+    @pytest.fixture(autouse=True)
+    def _fresh(self):
+        native.level.cache_clear()
+        native._open.cache_clear()
+        yield
+        native.level.cache_clear()
+        native._open.cache_clear()
+
+    @needs_kernels
+    def test_a_library_of_another_source_is_not_used(self, tmp_path, monkeypatch):
+        for path in native.FOLDER.glob("native-*.so"):
+            shutil.copy(path, tmp_path)
+        text = (native.FOLDER / "native.c").read_text()
+        monkeypatch.setattr(native, "FOLDER", tmp_path)
+        (tmp_path / "native.c").write_text(text)
+        assert native.level() == LEVELS[-1]
+        native.level.cache_clear()
+        native._open.cache_clear()
+        (tmp_path / "native.c").write_text(text + "\n")
+        assert native.level() is None
+
+    def test_without_libraries_torch_does_it(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(native, "FOLDER", tmp_path)
+        assert native.level() is None
+        (tmp_path / "native.c").write_text("")
+        (tmp_path / "native-0.so").write_bytes(b"no library")
+        native._open.cache_clear()
+        native.level.cache_clear()
+        assert native.level() is None
+
+    def test_a_variable_switches_them_off(self, monkeypatch):
+        monkeypatch.setenv("OUTVOTE_NATIVE", "0")
+        assert native.level() is None
+
+
+class TestBuilding:
+    """hatch_build.py, with what it is built on replaced."""
+
+    @pytest.fixture
+    def hook(self, monkeypatch):
+        names = ["hatchling", "builders", "hooks", "plugin", "interface"]
+        for k in range(len(names)):
+            module = ModuleType(".".join(names[: k + 1]))
+            module.BuildHookInterface = object
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+        spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        monkeypatch.setattr(module, "LEVELS", {"0": ()})
+        monkeypatch.delenv("CC", raising=False)
+        return module
+
+    @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+    def test_a_library_is_built_and_old_ones_go(self, hook, tmp_path):
+        (tmp_path / "native-9.so").touch()
+        warnings = []
+        (built,) = hook.build(native.FOLDER / "native.c", tmp_path, warnings.append)
+        assert [path.name for path in tmp_path.iterdir()] == [built.name] == ["native-0.so"]
+        assert warnings == []
+        assert ctypes.CDLL(str(built)).outvote_level() >= 0
+
+    def test_without_a_compiler_it_warns(self, hook, tmp_path, monkeypatch):
+        monkeypatch.setattr(hook.shutil, "which", lambda _: None)
+        (tmp_path / "native-0.so").touch()
+        warnings = []
+        assert hook.build(native.FOLDER / "native.c", tmp_path, warnings.append) == []
+        assert "no C compiler" in warnings[0]
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("compiler", ["false", "/no/such/program"])
+    def test_a_compiler_that_fails_is_no_error(self, hook, compiler, tmp_path, monkeypatch):
+        monkeypatch.setenv("CC", compiler)
+        warnings = []
+        assert hook.build(native.FOLDER / "native.c", tmp_path, warnings.append) == []
+        assert "level 0" in warnings[0]
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_the_numbers_of_the_two_languages_are_the_same():
+    """What Python allocates is what C writes to."""
+    text = (native.FOLDER / "native.c").read_text()
+    for name in ("LINE", "HALF", "MOST_COPIED", "SQUARED", "GAP", "CENTRED"):
+        assert f"    {name} = {getattr(native, name)},\n" in text, name
+    assert "NUM_ROUNDS = 6" in text
+    assert NUM_ROUNDS == 6
