@@ -53,8 +53,9 @@ def build(source: Path, folder: Path, warn: Callable[[str], Any]) -> list[Path]:
         warn("no C compiler, so without C kernels: gas takes two to four times as long on a CPU.")
     else:
         for level, flags in LEVELS.items() if is_x86 else [("0", ())]:
-            # Written elsewhere first: a program that starts now finds the old one or the new one.
-            library = folder / f"native-{level}.so"
+            # A second dot, so that nothing that lists modules takes it for one. Written elsewhere
+            # first: a program that starts now finds the old library or the new one.
+            library = folder / f"native.{level}.so"
             fresh = library.with_suffix(f".{os.getpid()}")
             error = _compile([*compiler.split(), *FLAGS, *flags], source, fresh)
             if error is None:
@@ -62,7 +63,7 @@ def build(source: Path, folder: Path, warn: Callable[[str], Any]) -> list[Path]:
                 built.append(library)
             else:
                 warn(f"without C kernels for level {level} of this processor: {error}")
-    for old in set(folder.glob("native-*.so")) - set(built):
+    for old in set(folder.glob("native.*.so")) - set(built):
         old.unlink()
     return built
 

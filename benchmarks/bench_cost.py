@@ -32,7 +32,7 @@ AXES = {"clients": "n", "dim": "d", "groups": "p"}
 STEPS: dict[str, tuple[Any, str]] = {
     "split": (Groups, "of"),
     "base rule": (Wrapper, "compute_inside"),
-    "scores": (ClientMatrix, "distances_to"),
+    "scores": (ClientMatrix, "total_distances_to"),
     "average": (ClientMatrix, "vector"),
 }
 """What the steps of the paper are in the code; values of groups are read by the first that asks."""

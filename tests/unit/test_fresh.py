@@ -9,6 +9,7 @@ import torch
 import outvote as ov
 from outvote import fresh
 from outvote.fresh import kept_on_device
+from outvote.kernels import native
 from outvote.receive import listed_later
 
 CPU = torch.device("cpu")
@@ -75,7 +76,9 @@ def test_gas_hands_out_nothing_that_it_works_in_again(spec, num_clients):
     rule = replace(ov.make_rule(spec), num_groups=3)
     first = rule(rows, num_byzantine=1, seed=0)
     before = first.clone()
-    assert len(fresh._KEPT) == (2 if num_clients == 10 else 1), "copies of all values"
+    # A kernel copies all values at once.
+    num_copies = 2 if num_clients == 10 and native.level() is None else 1
+    assert len(fresh._KEPT) == num_copies, "copies of all values"
     same = sorted(map(id, fresh._KEPT))
     rule(rows + 1, num_byzantine=1, seed=1)
     assert torch.equal(first, before)

@@ -8,8 +8,10 @@ import torch
 
 import outvote as ov
 from outvote.rules import distances, groups
-from outvote.rules.rule import AffineRule
+from outvote.rules.client_matrix import ClientMatrix
+from outvote.rules.rule import AffineRule, RoundInfo
 from outvote.rules.rule_spec import RULES
+from outvote.seeding import RandomStream
 
 WRAPPED = {"gas", "bucketing", "nnm", "clip", "norm-filter"}
 BASES = [
@@ -196,3 +198,10 @@ def test_threads_of_torch_end_before_long_work_alone(dim, num_calls, monkeypatch
     monkeypatch.setattr(groups, "free_cores", lambda: calls.append(1))
     ov.GAS(ov.MultiKrum(), num_groups=10)(np.eye(4, dim, dtype=np.float32), num_byzantine=0)
     assert len(calls) == num_calls
+
+
+def test_what_is_not_added_up_over_the_groups_is_an_error():
+    matrix = ClientMatrix.from_rows(torch.randn(1, 5, 60))
+    split = matrix.split("balanced", 6, RoundInfo(num_byzantine=1, stream=RandomStream((0,))))
+    with pytest.raises(ValueError, match=r"\[1, 5\], got \[1, 6, 5\]; return matrix.total_dist"):
+        split.total(lambda group: group.distances_to(ov.Aggregation(weights=torch.ones(1, 6, 5))))

@@ -3,6 +3,7 @@
 import ctypes
 import importlib.util
 import os
+import pkgutil
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -57,6 +58,12 @@ def rows_of(runs, num_clients, dim, seed=0):
 @pytest.mark.skipif(os.environ.get("OUTVOTE_NATIVE") == "0", reason="they are switched off")
 def test_where_there_is_a_compiler_the_kernels_are_built():
     assert native.level() is not None, "build them again: make venv"
+
+
+def test_libraries_are_not_taken_for_modules():
+    assert {module.name for module in pkgutil.iter_modules([str(native.FOLDER)])} == {
+        path.stem for path in native.FOLDER.glob("*.py") if path.stem != "__init__"
+    }
 
 
 @needs_kernels
@@ -264,7 +271,7 @@ class TestLoading:
 
     @needs_kernels
     def test_a_library_of_another_source_is_not_used(self, tmp_path, monkeypatch):
-        for path in native.FOLDER.glob("native-*.so"):
+        for path in native.FOLDER.glob("native.*.so"):
             shutil.copy(path, tmp_path)
         text = (native.FOLDER / "native.c").read_text()
         monkeypatch.setattr(native, "FOLDER", tmp_path)
@@ -279,7 +286,7 @@ class TestLoading:
         monkeypatch.setattr(native, "FOLDER", tmp_path)
         assert native.level() is None
         (tmp_path / "native.c").write_text("")
-        (tmp_path / "native-0.so").write_bytes(b"no library")
+        (tmp_path / "native.0.so").write_bytes(b"no library")
         native._open.cache_clear()
         native.level.cache_clear()
         assert native.level() is None
@@ -308,16 +315,16 @@ class TestBuilding:
 
     @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
     def test_a_library_is_built_and_old_ones_go(self, hook, tmp_path):
-        (tmp_path / "native-9.so").touch()
+        (tmp_path / "native.9.so").touch()
         warnings = []
         (built,) = hook.build(native.FOLDER / "native.c", tmp_path, warnings.append)
-        assert [path.name for path in tmp_path.iterdir()] == [built.name] == ["native-0.so"]
+        assert [path.name for path in tmp_path.iterdir()] == [built.name] == ["native.0.so"]
         assert warnings == []
         assert ctypes.CDLL(str(built)).outvote_level() >= 0
 
     def test_without_a_compiler_it_warns(self, hook, tmp_path, monkeypatch):
         monkeypatch.setattr(hook.shutil, "which", lambda _: None)
-        (tmp_path / "native-0.so").touch()
+        (tmp_path / "native.0.so").touch()
         warnings = []
         assert hook.build(native.FOLDER / "native.c", tmp_path, warnings.append) == []
         assert "no C compiler" in warnings[0]

@@ -62,7 +62,8 @@ def order(distances: Tensor, result: Tensor) -> None:
     """
     num_matrices, num_clients, _ = distances.shape
     num_sorted = _log_of(num_clients)
-    num_rows = LOG_WARP - max(0, num_sorted - LOG_VALUES_PER_THREAD)
+    # Half as many values for each thread as of 32 bits: with more, registers are spilled to memory.
+    num_rows = LOG_WARP - max(0, num_sorted - LOG_VALUES_PER_THREAD + 1)
     _order[(cdiv(num_matrices * num_clients, 2**num_rows),)](
         distances,
         result,

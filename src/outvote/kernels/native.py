@@ -65,7 +65,7 @@ def _open(name: str) -> ctypes.CDLL | None:
     """Return a library, None if it is not there, not of this machine, or not of this version."""
     try:
         source = zlib.crc32((FOLDER / "native.c").read_bytes())
-        library = ctypes.CDLL(str(FOLDER / f"native-{name}.so"))
+        library = ctypes.CDLL(str(FOLDER / f"native.{name}.so"))
         library.outvote_source.restype = ctypes.c_uint32
         if library.outvote_source() != source:
             return None

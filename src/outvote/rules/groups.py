@@ -170,9 +170,10 @@ class Groups:
     ) -> PerClient:
         chunks = self.chunks(check, needs_values=needs_values)
         parts = mapped(measure, chunks, self.matrix.device)
-        if parts[0].dim() != 2:
+        wanted = [*self.matrix.batch, self.matrix.num_clients]
+        if list(parts[0].shape) != wanted:
             raise ValueError(
-                f"what is measured on groups must be added up over them, [runs, clients], got "
+                f"what is measured on groups must be added up over them, {wanted}, got "
                 f"{list(parts[0].shape)}; return matrix.total_distances_to(aggregation)."
             )
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0)
