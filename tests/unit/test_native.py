@@ -134,6 +134,61 @@ def test_long_sums_are_not_rounded_in_float32(level):
     assert float(found[0, 0]) == pytest.approx(exact, rel=1e-6)
 
 
+LAYOUTS = {
+    "clients in rows": lambda values: values.T,
+    "clients side by side": lambda values: values.T.contiguous(),
+    "with gaps": lambda values: torch.nn.functional.pad(values.T, (0, 3))[:, : len(values)],
+    "groups": lambda values: values[:, :180].T.contiguous().unflatten(0, (20, 9)),
+}
+
+
+@needs_kernels
+@pytest.mark.parametrize("num_clients", [2, 3, 8, 9, 16, 33, 50, 64])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_clients_are_sorted(num_clients, layout, level):
+    values = rows_of(1, num_clients, 203)[0]
+    values[:, 7], values[0, 9], values[1, 9] = 0.5, 3e38, -3e38
+    values[1] = values[0]
+    source = LAYOUTS[layout](values).numpy()
+    before = source.copy()
+    assert native.can_sort(source)
+    found = np.full(source.shape, np.nan, np.float32)
+    native.sort(source, found)
+    np.testing.assert_array_equal(found, np.sort(before, axis=-1))
+    np.testing.assert_array_equal(source, before)
+
+
+@needs_kernels
+def test_what_the_kernel_sorts():
+    values = np.zeros((100, 64), np.float32)
+    assert native.can_sort(values)
+    others = {
+        "float64": values.astype(np.float64),
+        "more clients": np.zeros((100, 65), np.float32),
+        "one client": values[:, :1],
+        "few coordinates": values[:63],
+        "every second client": values[:, ::2],
+        "uneven groups": np.zeros((4, 70, 5), np.float32)[:, :66],
+        "one row": values[0],
+    }
+    assert [name for name, source in others.items() if native.can_sort(source)] == []
+
+
+@needs_kernels
+@pytest.mark.parametrize("rule", ["median", "trimmed-mean", "meamed", "bulyan", "gas(median)"])
+def test_coordinate_wise_rules_have_the_same_bits_without_kernels(rule, without):
+    rows = rows_of(1, 21, 5_003)[0]
+    rows[:3] = rows[3]
+    built = ov.make_rule(rule)
+
+    def call():
+        return built.inspect(rows, num_byzantine=4, seed=0)
+
+    found, plain = call(), without(call)
+    assert torch.equal(found.update, plain.update)
+    np.testing.assert_array_equal(found.weights, plain.weights)
+
+
 RULES = ["multi-krum", "krum", "bulyan", "median", "rfa(num_iterations=3)", "dnc", "rbtm"]
 
 
@@ -342,7 +397,7 @@ class TestBuilding:
 def test_the_numbers_of_the_two_languages_are_the_same():
     """What Python allocates is what C writes to."""
     text = (native.FOLDER / "native.c").read_text()
-    for name in ("LINE", "HALF", "MOST_COPIED", "SQUARED", "GAP", "CENTRED"):
+    for name in ("LINE", "HALF", "MOST_COPIED", "SQUARED", "GAP", "CENTRED", "SORTED"):
         assert f"    {name} = {getattr(native, name)},\n" in text, name
     assert "NUM_ROUNDS = 6" in text
     assert NUM_ROUNDS == 6

@@ -1,7 +1,8 @@
 /* Kernels for a CPU; called by native.py, built by hatch_build.py.
 
 Without libraries and without the headers of Python. Vectors are those that GCC and Clang both have;
-there are intrinsics only for stores that pass by the cache. Plain C is vectorised by the compiler.
+there are intrinsics only for minima, maxima and stores that pass by the cache. Plain C is vectorised
+by the compiler.
 The same file is built for several levels of x86-64, and once for any other processor. */
 
 #include <stdint.h>
@@ -18,6 +19,7 @@ enum { LANES = 8, MOST_VECTORS = 2 };
 enum { LANES = 4, MOST_VECTORS = 2 };
 #endif
 typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t Mask __attribute__((vector_size(4 * LANES)));
 typedef float HalfLine __attribute__((vector_size(32), aligned(4), may_alias));
 
 enum {
@@ -29,6 +31,8 @@ enum {
     /* Coordinates that are copied together, at most, and whose differences are squared together. */
     MOST_COPIED = 1024,
     SQUARED = 256,
+    /* Coordinates that are sorted together: one comparator waits for another. */
+    SORTED = 64,
     /* So many floats between the rows of a buffer spread them over the whole cache. */
     GAP = 16,
     /* Coordinates of a group that are centred together: they fit the first cache. */
@@ -152,6 +156,19 @@ static inline void read_transposed(const float *from, int64_t step, HalfLine *to
     for (int k = 0; k < HALF; k++)
         to[k] = *(const HalfLine *)(from + k * step);
     transpose(to);
+}
+
+/* Transpose a whole matrix; both sizes are multiples of 8. */
+static inline void write_transposed(const float *from, int32_t num_rows, int32_t num_columns,
+                                    float *to)
+{
+    for (int32_t row = 0; row < num_rows; row += HALF)
+        for (int32_t column = 0; column < num_columns; column += HALF) {
+            HalfLine some[HALF];
+            read_transposed(from + row * num_columns + column, num_columns, some);
+            for (int k = 0; k < HALF; k++)
+                *(HalfLine *)(to + (column + k) * num_rows + row) = some[k];
+        }
 }
 
 static inline void store_past_cache(float *to, HalfLine value)
@@ -332,5 +349,78 @@ void outvote_pair_sums(int64_t size, int32_t num_rows, int32_t num_columns, cons
             }
             added = 0;
         }
+    }
+}
+
+static inline Vector lesser(Vector a, Vector b)
+{
+#if defined(__AVX512F__)
+    return (Vector)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX__)
+    return (Vector)_mm256_min_ps((__m256)a, (__m256)b);
+#elif defined(__SSE__)
+    return (Vector)_mm_min_ps((__m128)a, (__m128)b);
+#else
+    const Mask is_less = a < b;
+    return (Vector)(((Mask)a & is_less) | ((Mask)b & ~is_less));
+#endif
+}
+
+static inline Vector greater(Vector a, Vector b)
+{
+#if defined(__AVX512F__)
+    return (Vector)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX__)
+    return (Vector)_mm256_max_ps((__m256)a, (__m256)b);
+#elif defined(__SSE__)
+    return (Vector)_mm_max_ps((__m128)a, (__m128)b);
+#else
+    const Mask is_greater = a > b;
+    return (Vector)(((Mask)a & is_greater) | ((Mask)b & ~is_greater));
+#endif
+}
+
+/* Put two rows of SORTED numbers in order, number by number. */
+static inline void compare(float *low, float *high)
+{
+    for (int k = 0; k < SORTED; k += LANES) {
+        const Vector a = *(Vector *)(low + k), b = *(Vector *)(high + k);
+        *(Vector *)(low + k) = lesser(a, b);
+        *(Vector *)(high + k) = greater(a, b);
+    }
+}
+
+/* Sort the clients of each coordinate into rows of `num_clients`, by a network of comparators.
+
+Either `coordinate_step` or `client_step` is 1, the other is how far apart the values are. `buffer`
+has SORTED numbers for each client, rounded up to HALF, and then as many again. */
+void outvote_sort(const float *values, int64_t num_coordinates, int32_t num_clients,
+                  int64_t coordinate_step, int64_t client_step, const int16_t *comparators,
+                  int32_t num_comparators, float *to, float *buffer)
+{
+    const int32_t width = (num_clients + HALF - 1) / HALF * HALF;
+    float *sorted = buffer + SORTED * width;
+    memset(buffer, 0, sizeof(float) * SORTED * (size_t)width * 2);
+    for (int64_t start = 0; start < num_coordinates; start += SORTED) {
+        const int32_t num =
+            num_coordinates - start < SORTED ? (int32_t)(num_coordinates - start) : SORTED;
+        const float *own = values + start * coordinate_step;
+        if (coordinate_step == 1) {
+            for (int32_t client = 0; client < num_clients; client++)
+                memcpy(buffer + client * SORTED, own + client * client_step,
+                       sizeof(float) * (size_t)num);
+        } else {
+            for (int32_t k = 0; k < num; k++)
+                memcpy(sorted + k * width, own + k * coordinate_step,
+                       sizeof(float) * (size_t)num_clients);
+            write_transposed(sorted, SORTED, width, buffer);
+        }
+        for (int32_t k = 0; k < num_comparators; k++)
+            compare(buffer + comparators[2 * k] * SORTED,
+                    buffer + comparators[2 * k + 1] * SORTED);
+        write_transposed(buffer, width, SORTED, sorted);
+        for (int32_t k = 0; k < num; k++)
+            memcpy(to + (start + k) * num_clients, sorted + k * width,
+                   sizeof(float) * (size_t)num_clients);
     }
 }

@@ -1,4 +1,4 @@
-"""Kernels in C for the groups of GAS on a CPU; plain torch does the same without them.
+"""Kernels in C for GAS and for sorting clients on a CPU; torch and numpy do it without them.
 
 They are built when outvote is installed, where there is a C compiler (`hatch_build.py`), for
 several levels of x86-64, and the best one that the processor has is used. OUTVOTE_NATIVE=0 switches
@@ -19,12 +19,13 @@ from torch import Tensor
 
 from outvote.axes import Columns, Pairs, Rows
 from outvote.fresh import scratch
+from outvote.kernels.order_kernels import comparators
 from outvote.keyed_order import NUM_ROUNDS, KeyedOrder, SortedOrder
 from outvote.threads import CPU, mapped
 
 FOLDER = Path(__file__).parent
 # As in native.c: numbers of a line of the cache, and of half a line; coordinates at once.
-LINE, HALF, MOST_COPIED, SQUARED, GAP, CENTRED = 16, 8, 1024, 256, 16, 64
+LINE, HALF, MOST_COPIED, SQUARED, GAP, CENTRED, SORTED = 16, 8, 1024, 256, 16, 64, 64
 # Numbers of a buffer that stay in the cache of a core.
 BUFFERED = 1 << 17
 # Longer sums are rounded too often in float32; those of so many coordinates of a group are added in
@@ -32,6 +33,8 @@ BUFFERED = 1 << 17
 SUMMED_AT_ONCE = 256
 # More pieces than cores: a core that comes late still finds one.
 NUM_PIECES, NUM_SUMS = 16, 6
+# With more clients numpy sorts faster than a network, which has ever more comparators.
+MOST_SORTED = 64
 
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 _ORDER = (_LONG, _INT, _INT, _POINTER)
@@ -39,6 +42,7 @@ _ROWS = (_LONG, _LONG, _POINTER, _LONG, _INT)
 _ARGUMENTS = {
     "outvote_scatter": (*_ORDER, *_ROWS, _INT, _INT, _LONG, _POINTER, _POINTER),
     "outvote_products": (_POINTER, _LONG, _INT, _INT, _INT, _INT, _POINTER, _POINTER),
+    "outvote_sort": (_POINTER, _LONG, _INT, _LONG, _LONG, _POINTER, _INT, _POINTER, _POINTER),
     "outvote_pair_sums": (*_ORDER, *_ROWS, *[_INT] * 4, _LONG, _POINTER, _POINTER, _POINTER),
 }
 Sizes = tuple[int, int, int, int]
@@ -181,6 +185,53 @@ def pair_sums(rows: Rows, order: KeyedOrder | SortedOrder, sizes: Sizes) -> Tens
 
 def _padded(num_clients: int) -> int:
     return -(-num_clients // LINE) * LINE
+
+
+def can_sort(source: np.ndarray) -> bool:
+    """Return whether `sort` takes these values, ``[..., coordinates, clients]``."""
+    return (
+        source.dtype == np.float32
+        and source.ndim >= 2
+        and 2 <= source.shape[-1] <= MOST_SORTED
+        and source.size >= SORTED * source.shape[-1]
+        and _steps(source) is not None
+        and level() is not None
+    )
+
+
+def sort(source: np.ndarray, to: np.ndarray) -> None:
+    """Sort the clients of every coordinate of `source` into `to`, which has no gaps."""
+    steps = _steps(source)
+    assert steps is not None
+    num_clients = source.shape[-1]
+    width = -(-num_clients // HALF) * HALF
+    buffer = np.empty(2 * SORTED * width, np.float32)
+    network = _comparators(num_clients)
+    _library().outvote_sort(
+        *(source.ctypes.data, source.size // num_clients, num_clients, *steps),
+        *(network.ctypes.data, len(network), to.ctypes.data, buffer.ctypes.data),
+    )
+
+
+def _steps(source: np.ndarray) -> tuple[int, int] | None:
+    """Return how many numbers are between coordinates and between clients; one of them is 1.
+
+    None: the coordinates are not evenly spaced, or neither is.
+    """
+    *outer, coordinate, client = source.strides
+    num_coordinates = source.shape[-2]
+    for size, stride in zip(source.shape[-3::-1], reversed(outer), strict=True):
+        if stride != coordinate * num_coordinates:
+            return None
+        num_coordinates *= size
+    steps, rest = divmod(np.array([coordinate, client]), source.itemsize)
+    is_one = min(steps) == 1 and not rest.any()
+    return (int(steps[0]), int(steps[1])) if is_one else None
+
+
+@cache
+def _comparators(num_clients: int) -> np.ndarray:
+    return np.array(comparators(num_clients), np.int16)
 
 
 def _given(order: KeyedOrder | SortedOrder) -> tuple[int, int, int, int]:
