@@ -1,8 +1,8 @@
 """Order statistics of the clients' values, coordinate by coordinate.
 
-On a CPU, a kernel in C sorts up to 64 clients by a network of minima and maxima. Without it, numpy's
-vectorised sort of short contiguous rows is many times faster than torch's; for a handful of clients
-a network of elementwise minima and maxima is faster still.
+On a CPU, a kernel in C sorts up to 64 clients by a network of minima and maxima. Without it,
+numpy's vectorised sort of short contiguous rows is many times faster than torch's; for a handful of
+clients a network of elementwise minima and maxima is faster still.
 """
 
 from collections.abc import Callable
