@@ -12,23 +12,29 @@ import sys
 import sysconfig
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-fno-math-errno", "-Wno-psabi")
-# What a processor must have, and what the compiler is asked for. 256 bits for what it vectorises by
-# itself: unaligned rows of 512 bits take three times as long.
+V3 = ("-mavx2", "-mfma", "-mbmi", "-mbmi2")
+# What the compiler may use; outvote_level() in native.c asks the processor for the same. 256 bits
+# for what is vectorised by itself: unaligned rows of 512 bits take three times as long.
 LEVELS = {
-    "4": ("-march=x86-64-v4", "-mprefer-vector-width=256"),
-    "3": ("-march=x86-64-v3",),
+    "4": (
+        *V3,
+        *("-mavx512f", "-mavx512bw", "-mavx512cd", "-mavx512dq", "-mavx512vl"),
+        "-mprefer-vector-width=256",
+    ),
+    "3": V3,
     "0": (),
 }
 
 
 class NativeKernels(BuildHookInterface):  # type: ignore[misc]
-    """Compile kernels/native.c beside itself, and put what came of it into the wheel."""
+    """Compile kernels/native.c beside itself, and put the libraries into the wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build before the files of the wheel are collected."""
@@ -40,7 +46,8 @@ class NativeKernels(BuildHookInterface):  # type: ignore[misc]
         build_data["artifacts"] += [f"/src/outvote/kernels/{path.name}" for path in built]
         build_data["pure_python"] = False
         # Any Python: the libraries do not use it.
-        system = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        system = sysconfig.get_platform().replace("universal2", platform.machine())
+        system = system.replace("-", "_").replace(".", "_")
         build_data["tag"] = f"py3-none-{system}"
 
 
@@ -53,30 +60,35 @@ def build(source: Path, folder: Path, warn: Callable[[str], Any]) -> list[Path]:
         warn("no C compiler, so without C kernels: gas takes two to four times as long on a CPU.")
     else:
         for level, flags in LEVELS.items() if is_x86 else [("0", ())]:
-            # A second dot, so that nothing that lists modules takes it for one. Written elsewhere
-            # first: a program that starts now finds the old library or the new one.
+            # A second dot, so that nothing that lists modules takes it for one.
             library = folder / f"native.{level}.so"
-            fresh = library.with_suffix(f".{os.getpid()}")
-            error = _compile([*compiler.split(), *FLAGS, *flags], source, fresh)
+            error = _compile([*compiler.split(), *FLAGS, *flags], source, library)
             if error is None:
-                fresh.replace(library)
                 built.append(library)
             else:
                 warn(f"without C kernels for level {level} of this processor: {error}")
     for old in set(folder.glob("native.*.so")) - set(built):
-        old.unlink()
+        with suppress(OSError):  # It is not used, nor packed: it may stay.
+            old.unlink()
     return built
 
 
 def _compile(command: list[str], source: Path, library: Path) -> str | None:
     """Return what went wrong, None if nothing did."""
+    # Renamed at the end: a program that starts now finds the old library or the new one.
+    fresh = library.with_name(f".{library.stem}.{os.getpid()}")
     checksum = f"-DSOURCE={zlib.crc32(source.read_bytes())}u"
-    command = [*command, checksum, str(source), "-o", str(library)]
+    command = [*command, checksum, str(source), "-o", str(fresh)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        if done.returncode == 0:
+            fresh.replace(library)
+            return None
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
-    if done.returncode == 0:
-        return None
-    library.unlink(missing_ok=True)
-    return done.stderr.strip().partition("\n")[0] or f"{command[0]} failed"
+    finally:
+        with suppress(OSError):
+            fresh.unlink()
+    lines = done.stderr.strip().splitlines()
+    errors = [line for line in lines if "error:" in line] or lines
+    return errors[0] if errors else f"{command[0]} failed"

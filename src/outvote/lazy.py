@@ -1,7 +1,7 @@
 """An attribute that is worked out when it is first asked for."""
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, cast, overload
 
 Value = TypeVar("Value")
 
@@ -23,5 +23,5 @@ class lazy(Generic[Value]):  # noqa: N801  (used like a built-in decorator)
         if owner is None:
             return self
         value = self.work(owner)
-        owner.__dict__[self.name] = value
-        return value
+        # Of two threads that ask at once, both get what the first one found.
+        return cast("Value", owner.__dict__.setdefault(self.name, value))

@@ -1,9 +1,8 @@
 /* Kernels for a CPU; called by native.py, built by hatch_build.py.
 
-Without libraries and without the headers of Python. Vectors are those that GCC and Clang both have;
-there are intrinsics only for minima, maxima and stores that pass by the cache. Plain C is vectorised
-by the compiler.
-The same file is built for several levels of x86-64, and once for any other processor. */
+Without libraries and without the headers of Python. Vectors are those of GCC and Clang; there are
+intrinsics only for minima, maxima and stores that bypass the cache. Plain C is vectorised by the
+compiler. The file is built for several levels of x86-64, and once for any other processor. */
 
 #include <stdint.h>
 #include <string.h>
@@ -21,9 +20,15 @@ enum { LANES = 4, MOST_VECTORS = 2 };
 typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t Mask __attribute__((vector_size(4 * LANES)));
 typedef float HalfLine __attribute__((vector_size(32), aligned(4), may_alias));
+#if defined(__clang__)
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+typedef int32_t Indices __attribute__((vector_size(32)));
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (Indices){__VA_ARGS__})
+#endif
 
 enum {
-    /* Numbers of a line of the cache, and of half a line. */
+    /* Floats of a line of the cache, and of half a line. */
     LINE = 16,
     HALF = 8,
     /* Of KeyedOrder in keyed_order.py. */
@@ -35,8 +40,10 @@ enum {
     SORTED = 64,
     /* So many floats between the rows of a buffer spread them over the whole cache. */
     GAP = 16,
-    /* Coordinates of a group that are centred together: they fit the first cache. */
+    /* Coordinates of a group that are centred together: they fit the L1 cache. */
     CENTRED = 64,
+    /* Products of so many coordinates are added up in float32, and their sums in float64. */
+    MULTIPLIED = 512,
     /* Clients whose products with others are formed together. */
     TILE = 4,
 };
@@ -87,7 +94,7 @@ static int64_t moved_back(const Order *order, int64_t cell)
 }
 
 /* Without a sign, what falls below 0 becomes huge, and the bound added makes it right. */
-static inline uint32_t less(uint32_t value, int32_t shift, uint32_t bound)
+static inline uint32_t subtract_modulo(uint32_t value, int32_t shift, uint32_t bound)
 {
     uint32_t moved = value - (uint32_t)shift, wrapped = moved + bound;
     return moved < wrapped ? moved : wrapped;
@@ -101,12 +108,12 @@ static void find_in_row(const Order *order, uint32_t own, uint32_t first, int32_
     const int32_t *restrict shifts = order->shifts;
     for (int32_t k = 0; k < num; k++) {
         uint32_t column = first + (uint32_t)k;
-        uint32_t row = less(own, shifts[5 * columns + column], rows);
-        column = less(column, shifts[4 * columns + row], columns);
-        row = less(row, shifts[3 * columns + column], rows);
-        column = less(column, shifts[2 * columns + row], columns);
-        row = less(row, shifts[columns + column], rows);
-        column = less(column, shifts[row], columns);
+        uint32_t row = subtract_modulo(own, shifts[5 * columns + column], rows);
+        column = subtract_modulo(column, shifts[4 * columns + row], columns);
+        row = subtract_modulo(row, shifts[3 * columns + column], rows);
+        column = subtract_modulo(column, shifts[2 * columns + row], columns);
+        row = subtract_modulo(row, shifts[columns + column], rows);
+        column = subtract_modulo(column, shifts[row], columns);
         to[k] = (int32_t)(row * columns + column);
     }
 }
@@ -135,18 +142,17 @@ static inline void transpose(HalfLine *rows)
 {
     HalfLine a[HALF], b[HALF];
     for (int k = 0; k < HALF; k += 2) {
-        a[k] = __builtin_shufflevector(rows[k], rows[k + 1], 0, 8, 2, 10, 4, 12, 6, 14);
-        a[k + 1] = __builtin_shufflevector(rows[k], rows[k + 1], 1, 9, 3, 11, 5, 13, 7, 15);
+        a[k] = SHUFFLE(rows[k], rows[k + 1], 0, 8, 2, 10, 4, 12, 6, 14);
+        a[k + 1] = SHUFFLE(rows[k], rows[k + 1], 1, 9, 3, 11, 5, 13, 7, 15);
     }
     for (int k = 0; k < HALF; k += 4)
         for (int j = 0; j < 2; j++) {
-            b[k + j] = __builtin_shufflevector(a[k + j], a[k + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
-            b[k + j + 2] =
-                __builtin_shufflevector(a[k + j], a[k + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+            b[k + j] = SHUFFLE(a[k + j], a[k + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+            b[k + j + 2] = SHUFFLE(a[k + j], a[k + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
         }
     for (int k = 0; k < HALF / 2; k++) {
-        rows[k] = __builtin_shufflevector(b[k], b[k + 4], 0, 1, 2, 3, 8, 9, 10, 11);
-        rows[k + 4] = __builtin_shufflevector(b[k], b[k + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+        rows[k] = SHUFFLE(b[k], b[k + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        rows[k + 4] = SHUFFLE(b[k], b[k + 4], 4, 5, 6, 7, 12, 13, 14, 15);
     }
 }
 
@@ -171,7 +177,7 @@ static inline void write_transposed(const float *from, int32_t num_rows, int32_t
         }
 }
 
-static inline void store_past_cache(float *to, HalfLine value)
+static inline void store_bypassing_cache(float *to, HalfLine value)
 {
 #if defined(__AVX__)
     _mm256_stream_ps(to, (__m256)value);
@@ -208,8 +214,8 @@ void outvote_scatter(int64_t size, int32_t num_rows, int32_t num_columns, const 
                 read_transposed(buffer + (client + HALF) * step + first, step, high);
                 for (int32_t k = 0; k < HALF && first + k < num; k++) {
                     float *own = to + (int64_t)positions[first + k] * width + client;
-                    store_past_cache(own, low[k]);
-                    store_past_cache(own + HALF, high[k]);
+                    store_bypassing_cache(own, low[k]);
+                    store_bypassing_cache(own + HALF, high[k]);
                 }
             }
     }
@@ -261,15 +267,26 @@ static void multiply(const float *block, int32_t num, int32_t num_clients, int64
     }
 }
 
+/* Add the lower triangle of `sums` to that of `total`, and clear it. */
+static void move_sums(float *sums, int32_t num_clients, int64_t width, double *total)
+{
+    for (int32_t i = 0; i < num_clients; i++)
+        for (int32_t j = 0; j <= i; j++)
+            total[i * width + j] += (double)sums[i * width + j];
+    memset(sums, 0, sizeof(float) * (size_t)(width * width));
+}
+
 /* Write the inner products of the clients in each group, relative to one of them.
 
-`buffer` has CENTRED + `width` rows of `width` numbers. */
+`buffer` has CENTRED + `width` rows of `width` numbers, `total` has `width` rows. */
 void outvote_products(const float *values, int64_t num_groups, int32_t num_coordinates,
-                      int32_t num_clients, int32_t width, int32_t centre, float *to, float *buffer)
+                      int32_t num_clients, int32_t width, int32_t centre, float *to, float *buffer,
+                      double *total)
 {
     float *block = buffer, *sums = buffer + CENTRED * width;
+    memset(sums, 0, sizeof(float) * (size_t)width * (size_t)width);
     for (int64_t group = 0; group < num_groups; group++) {
-        memset(sums, 0, sizeof(float) * (size_t)width * (size_t)width);
+        memset(total, 0, sizeof(double) * (size_t)width * (size_t)width);
         for (int32_t first = 0; first < num_coordinates; first += CENTRED) {
             int32_t num = num_coordinates - first < CENTRED ? num_coordinates - first : CENTRED;
             for (int32_t k = 0; k < num; k++) {
@@ -279,10 +296,14 @@ void outvote_products(const float *values, int64_t num_groups, int32_t num_coord
                     *(Vector *)(own + j) = *(const Vector *)(from + j) - from[centre];
             }
             multiply(block, num, num_clients, width, sums);
+            if ((first + CENTRED) % MULTIPLIED == 0 || first + num == num_coordinates)
+                move_sums(sums, num_clients, width, total);
         }
         for (int32_t i = 0; i < num_clients; i++)
-            for (int32_t j = 0; j < num_clients; j++)
-                *to++ = i < j ? sums[(int64_t)j * width + i] : sums[(int64_t)i * width + j];
+            for (int32_t j = 0; j < num_clients; j++) {
+                const int64_t row = i < j ? j : i, column = i < j ? i : j;
+                *to++ = (float)total[row * width + column];
+            }
         values += (int64_t)num_coordinates * width;
     }
 }

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from outvote.keyed_order import NUM_ROUNDS, KeyedOrder, SortedOrder
 from outvote.threads import CPU, mapped
 
 FOLDER = Path(__file__).parent
-# As in native.c: numbers of a line of the cache, and of half a line; coordinates at once.
+# As in native.c: floats of a line of the cache, and of half a line; coordinates at once.
 LINE, HALF, MOST_COPIED, SQUARED, GAP, CENTRED, SORTED = 16, 8, 1024, 256, 16, 64, 64
 # Numbers of a buffer that stay in the cache of a core.
 BUFFERED = 1 << 17
@@ -41,7 +42,7 @@ _ORDER = (_LONG, _INT, _INT, _POINTER)
 _ROWS = (_LONG, _LONG, _POINTER, _LONG, _INT)
 _ARGUMENTS = {
     "outvote_scatter": (*_ORDER, *_ROWS, _INT, _INT, _LONG, _POINTER, _POINTER),
-    "outvote_products": (_POINTER, _LONG, _INT, _INT, _INT, _INT, _POINTER, _POINTER),
+    "outvote_products": (_POINTER, _LONG, *[_INT] * 4, _POINTER, _POINTER, _POINTER),
     "outvote_sort": (_POINTER, _LONG, _INT, _LONG, _LONG, _POINTER, _INT, _POINTER, _POINTER),
     "outvote_pair_sums": (*_ORDER, *_ROWS, *[_INT] * 4, _LONG, _POINTER, _POINTER, _POINTER),
 }
@@ -119,13 +120,13 @@ def scattered(rows: Rows, orders: Sequence[KeyedOrder | SortedOrder]) -> Columns
     first = -memory.data_ptr() // memory.element_size() % LINE
     result = memory[first : first + runs * dim * width].view(runs, dim, width)
     copied = max(HALF, min(MOST_COPIED, BUFFERED // width - GAP) // HALF * HALF)
-    given = [_given(order) for order in orders]
+    given = [_Given.of(order) for order in orders]
 
     def copy(run: int, start: int, stop: int) -> None:
         own = rows[run]
         buffer = np.empty(width * (copied + GAP), np.float32)
         _library().outvote_scatter(
-            *given[run % len(given)],
+            *given[run % len(given)].arguments,
             *(start, stop, own.data_ptr(), own.stride(0), num_clients),
             *(width, copied, copied + GAP, result[run].data_ptr(), buffer.ctypes.data),
         )
@@ -141,14 +142,18 @@ def products(values: Columns, centre: Tensor) -> Pairs:
     """
     runs, num_groups, group_width, num_clients = values.shape
     width = values.stride(-2)
-    result = torch.empty(runs, num_groups, num_clients, num_clients)
+    shape = (runs, num_groups, num_clients, num_clients)
+    # The caller's default may be another.
+    result = torch.empty(shape, dtype=torch.float32, device=CPU)
     centres = centre.flatten().tolist()
 
     def multiply(run: int, start: int, stop: int) -> None:
         buffer = np.empty((CENTRED + width) * width, np.float32)
+        total = np.empty(width * width)
         _library().outvote_products(
             *(values[run, start].data_ptr(), stop - start, group_width, num_clients, width),
             *(centres[run % len(centres)], result[run, start].data_ptr(), buffer.ctypes.data),
+            total.ctypes.data,
         )
 
     mapped(lambda piece: multiply(*piece), _pieces(runs, num_groups))
@@ -164,14 +169,14 @@ def pair_sums(rows: Rows, order: KeyedOrder | SortedOrder, sizes: Sizes) -> Tens
     num_pairs = num_clients * (num_clients - 1) // 2
     width = -(-num_pairs // HALF) * HALF
     num_groups = sizes[0] + sizes[2]
-    given = _given(order)
+    given = _Given.of(order)
 
     def add_up(piece: tuple[int, int, int]) -> Tensor:
         total = np.zeros((num_groups, width))
         sums = np.empty((num_groups, width), np.float32)
         buffer = np.empty(width * (SQUARED + GAP), np.float32)
         _library().outvote_pair_sums(
-            *given,
+            *given.arguments,
             *(*piece[1:], rows.data_ptr(), rows.stride(0), num_clients, *sizes),
             *(SUMMED_AT_ONCE * num_groups, sums.ctypes.data),
             *(buffer.ctypes.data, total.ctypes.data),
@@ -234,10 +239,18 @@ def _comparators(num_clients: int) -> np.ndarray:
     return np.array(comparators(num_clients), np.int16)
 
 
-def _given(order: KeyedOrder | SortedOrder) -> tuple[int, int, int, int]:
-    """Return an order as the kernels take it, valid while the order is there."""
-    assert isinstance(order, KeyedOrder)
-    return order.size, order.num_rows, order.num_columns, order.table.data_ptr()
+class _Given(NamedTuple):
+    """An order as the kernels take it, and the memory that they read."""
+
+    table: Tensor
+    arguments: tuple[int, int, int, int]
+
+    @classmethod
+    def of(cls, order: KeyedOrder | SortedOrder) -> "_Given":
+        assert isinstance(order, KeyedOrder)
+        # Held here: another thread that draws the same order may put another table into its place.
+        table = order.table
+        return cls(table, (order.size, order.num_rows, order.num_columns, table.data_ptr()))
 
 
 def _pieces(runs: int, size: int, num_pieces: int = NUM_PIECES) -> list[tuple[int, int, int]]:
