@@ -1,4 +1,7 @@
-"""Triton kernels and their callers; every kernel has an equivalent in plain torch.
+"""Kernels and their callers; every kernel has an equivalent in plain torch.
+
+`native` calls the kernels in C for a CPU, which are built when outvote is installed. All others are
+in Triton, for a GPU.
 
 Modules named `*_triton` hold the kernels and are loaded where Triton is installed and a GPU is
 used. With TRITON_INTERPRET=1, Triton runs them on a CPU in one thread (OMP_NUM_THREADS=1), slowly:
