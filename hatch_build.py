@@ -9,7 +9,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import sysconfig
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from packaging.tags import platform_tags
 
 FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-fno-math-errno", "-Wno-psabi")
 V3 = ("-mavx2", "-mfma", "-mbmi", "-mbmi2")
@@ -46,8 +46,7 @@ class NativeKernels(BuildHookInterface):  # type: ignore[misc]
         build_data["artifacts"] += [f"/src/outvote/kernels/{path.name}" for path in built]
         build_data["pure_python"] = False
         # Any Python: the libraries do not use it.
-        system = sysconfig.get_platform().replace("universal2", platform.machine())
-        system = system.replace("-", "_").replace(".", "_")
+        system = next(tag for tag in platform_tags() if not tag.startswith(("many", "musl")))
         build_data["tag"] = f"py3-none-{system}"
 
 
@@ -57,7 +56,7 @@ def build(source: Path, folder: Path, warn: Callable[[str], Any]) -> list[Path]:
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
     built = []
     if compiler is None or sys.platform == "win32":
-        warn("no C compiler, so without C kernels: gas takes two to four times as long on a CPU.")
+        warn("no C compiler, so without C kernels: gas takes up to twice as long on a CPU.")
     else:
         for level, flags in LEVELS.items() if is_x86 else [("0", ())]:
             # A second dot, so that nothing that lists modules takes it for one.
@@ -68,7 +67,7 @@ def build(source: Path, folder: Path, warn: Callable[[str], Any]) -> list[Path]:
             else:
                 warn(f"without C kernels for level {level} of this processor: {error}")
     for old in set(folder.glob("native.*.so")) - set(built):
-        with suppress(OSError):  # It is not used, nor packed: it may stay.
+        with suppress(OSError):  # It is not packed, and used only if it is of this source.
             old.unlink()
     return built
 
@@ -90,5 +89,6 @@ def _compile(command: list[str], source: Path, library: Path) -> str | None:
         with suppress(OSError):
             fresh.unlink()
     lines = done.stderr.strip().splitlines()
-    errors = [line for line in lines if "error:" in line] or lines
+    # The linker gives its reason without that word, and then fails with it.
+    errors = [line for line in lines if "error:" in line and "collect2:" not in line] or lines
     return errors[0] if errors else f"{command[0]} failed"

@@ -17,7 +17,7 @@ import torch
 import outvote as ov
 from outvote.kernels import native
 from outvote.keyed_order import NUM_ROUNDS, KeyedOrder, SortedOrder, draw_order
-from outvote.rules import group_distances
+from outvote.rules import group_distances, order_statistics
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.groups import Groups
 from outvote.rules.rule import RoundInfo
@@ -119,7 +119,7 @@ def test_products_of_wide_groups_are_not_rounded_in_float32(width, level):
     apart = (values[0] - values[0][..., 2:3]).double()
     exact = apart.mT @ apart
     far = exact.diagonal(dim1=-2, dim2=-1).amax(dim=-1).view(-1, 1, 1)
-    assert float(((found - exact) / far).abs().amax()) < 1e-6
+    assert float(((found - exact) / far).abs().amax()) < 2e-6
 
 
 @needs_kernels
@@ -190,8 +190,22 @@ def test_what_the_kernel_sorts():
 
 
 @needs_kernels
+def test_each_run_of_a_stack_is_sorted_by_the_kernel(monkeypatch):
+    calls = []
+    sort = native.sort
+    monkeypatch.setattr(native, "sort", lambda *given: calls.append(1) or sort(*given))
+    columns = rows_of(3, 11, 5_003).mT
+    found = order_statistics.sort_clients(columns)
+    assert torch.equal(found, columns.sort(dim=-1).values)
+    assert len(calls) >= 3
+    calls.clear()
+    order_statistics.sort_clients(columns[:1])
+    assert calls
+
+
+@needs_kernels
 @pytest.mark.parametrize("rule", ["median", "trimmed-mean", "meamed", "bulyan", "gas(median)"])
-def test_coordinate_wise_rules_have_the_same_bits_without_kernels(rule, without):
+def test_coordinate_wise_rules_have_the_same_values_without_kernels(rule, without):
     rows = rows_of(1, 21, 5_003)[0]
     rows[:3] = rows[3]
     built = ov.make_rule(rule)
@@ -399,6 +413,9 @@ class TestBuilding:
 
     @pytest.fixture
     def hook(self, monkeypatch):
+        tags = ModuleType("packaging.tags")
+        tags.platform_tags = lambda: ["manylinux_2_36_x86_64", "linux_x86_64"]
+        monkeypatch.setitem(sys.modules, "packaging.tags", tags)
         names = ["hatchling", "builders", "hooks", "plugin", "interface"]
         for k in range(len(names)):
             module = ModuleType(".".join(names[: k + 1]))

@@ -205,7 +205,10 @@ def can_sort(source: np.ndarray) -> bool:
 
 
 def sort(source: np.ndarray, to: np.ndarray) -> None:
-    """Sort the clients of every coordinate of `source` into `to`, which has no gaps."""
+    """Sort the clients of every coordinate of `source` into `to`, which has no gaps.
+
+    Numbers only: what is not one is replaced by the value of another client. 0 and -0 are equal.
+    """
     steps = _steps(source)
     assert steps is not None
     num_clients = source.shape[-1]
@@ -226,7 +229,7 @@ def _steps(source: np.ndarray) -> tuple[int, int] | None:
     *outer, coordinate, client = source.strides
     num_coordinates = source.shape[-2]
     for size, stride in zip(source.shape[-3::-1], reversed(outer), strict=True):
-        if stride != coordinate * num_coordinates:
+        if size > 1 and stride != coordinate * num_coordinates:
             return None
         num_coordinates *= size
     steps, rest = divmod(np.array([coordinate, client]), source.itemsize)

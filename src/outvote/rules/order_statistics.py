@@ -53,15 +53,19 @@ def sort_clients(tile: Columns, buffer: np.ndarray | None = None) -> Columns:
     while source.ndim > 2 and len(source) == 1:
         source, values = source[0], values[0]
 
-    def sort(piece: slice) -> None:
-        if native.can_sort(source[piece]):
-            native.sort(source[piece], values[piece])
-            return
-        values[piece] = source[piece]
-        values[piece].sort(axis=-1)
-
-    in_pieces(sort, len(source), source[0].size)
+    in_pieces(lambda piece: _sort(source[piece], values[piece]), len(source), source[0].size)
     return torch.from_numpy(values).view(tile.shape)
+
+
+def _sort(source: np.ndarray, to: np.ndarray) -> None:
+    if native.can_sort(source):
+        native.sort(source, to)
+    elif source.ndim > 2 and len(source) > 0 and native.can_sort(source[0]):
+        for own, own_to in zip(source, to, strict=True):
+            _sort(own, own_to)
+    else:
+        to[...] = source
+        to.sort(axis=-1)
 
 
 _BUFFERS = local()
