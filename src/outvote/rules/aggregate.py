@@ -442,11 +442,11 @@ def _compute(
         ahead=ahead,
     )
     found = compute_weighted(rule, matrix, info)
-    vector = to_float(matrix.vector(found), work_dtype(gradients.dtype))
-    # After the average is started: to fetch takes the host longer than to start it.
+    # Before the average, which counts nothing: a GPU forms it while the host reads what it fetched.
     for later in (usual, check):
         if later is not None:
             later.fetch()
+    vector = to_float(matrix.vector(found), work_dtype(gradients.dtype))
     largest = torch.finfo(vector.dtype).max
     if longest > largest / 8:
         # Weights sum to 1 but for rounding: an average of the largest numbers may overflow.
