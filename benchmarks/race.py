@@ -314,8 +314,11 @@ def environment(work: Work) -> dict[str, str]:
 
 
 def last_line(text: str) -> str:
-    """Return the last line of what a program wrote, shortened."""
-    return (text.strip().rpartition("\n")[2] or "no reason was printed")[:200]
+    """Return the last error of what a program wrote, else its last line, shortened."""
+    lines = [line.strip() for line in text.splitlines() if any(map(str.isalpha, line))]
+    # A launcher reports below the error, with a banner, that a process failed.
+    errors = [line for line in lines if "Error" in line and not line.endswith(":")]
+    return (errors or lines or ["no reason was printed"])[-1][:200]
 
 
 def speed(found: dict[str, Any]) -> float:

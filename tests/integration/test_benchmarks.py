@@ -234,6 +234,10 @@ def test_a_contestant_that_fails_does_not_stop_the_race(load, monkeypatch):
     ("does", "reason"),
     [
         ("echo first >&2; echo the reason >&2; exit 3", "failed: the reason"),
+        (
+            "echo ValueError: why >&2; echo a.ChildFailedError: >&2; echo ==== >&2; exit 1",
+            "failed: ValueError: why",
+        ),
         ("exit 0", "failed: no reason was printed"),
         ("exec sleep 20", "not done after 0.2 seconds"),
     ],
