@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import many_groups
 from outvote.results.labels import label
 from outvote.results.run import Result
 from paired import BASES, METRICS, BySeed, Cells, Metric, Side, interval, shared, signed, verdict
@@ -285,6 +286,7 @@ def claims(folder: Path) -> list[Claim]:
         *dnc_on_larger_data(folder),
         *error_by_groups(folder),
         *adaptive(folder),
+        *more_groups(folder),
     ]
     has_figure = any("Figure 1" in each.text for each in found if each.is_run)
     return [each for each in found if each.is_run or (has_figure and "Figure 1" in each.text)]
@@ -641,6 +643,20 @@ def adaptive(folder: Path) -> list[Claim]:
     cells = Cells(folder, ABLATIONS, "adaptive")
     bases = [rule for rule in cells.part.rows if f"gas({rule})" in cells.part.rows]
     return [claim("adaptive", gas_pairs(cells, bases=bases), side=shorter(cells))]
+
+
+def more_groups(folder: Path) -> list[Claim]:
+    """Compare GAS with a million groups with GAS with the paper's thousand, with all clients."""
+    if not many_groups.is_run(folder):
+        return []
+    found = many_groups.ByGroups(folder)
+    sizes = many_groups.MANY, many_groups.FEW
+    pairs = [
+        Pair(base, *(found.side(base, size, attack) for size in sizes))
+        for base in many_groups.RULES
+        for attack in SIDED
+    ]
+    return [claim("more-groups", pairs)]
 
 
 def differences(folder: Path) -> list[str]:

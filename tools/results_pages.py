@@ -7,6 +7,7 @@ from os.path import relpath
 from pathlib import Path
 
 import client_selection
+import many_groups
 import theory_bounds
 import who_pays
 from choosing import PAGE, with_worst_cases
@@ -55,11 +56,15 @@ def tables(folder: Path) -> dict[str, str]:
     """Return the page of each suite: exactly what `outvote table EXPORT --paper` prints.
 
     Where the suite is a file beside the export, that is given too (`--suite FILE`). The page of
-    Table 1 with all clients goes on with its readings.
+    Table 1 with all clients goes on with its readings, and that of many groups with differences to
+    p = 1,000.
     """
     pages = {f"{name}.md": _table(folder, name) for name in page_names(folder)}
-    name = f"{ALL_CLIENTS}.md"
-    return pages | ({name: pages[name] + all_readings(folder)} if name in pages else {})
+    if f"{ALL_CLIENTS}.md" in pages:
+        pages[f"{ALL_CLIENTS}.md"] += all_readings(folder)
+    if many_groups.is_run(folder):
+        pages[f"{many_groups.NAME}.md"] += many_groups.sections(folder)
+    return pages
 
 
 READINGS_TEXT = """
@@ -159,7 +164,7 @@ def with_gains(page: str, folder: Path) -> str:
 
 def with_tables(page: str, folder: Path) -> str:
     """Return the first page of the results with all its tables."""
-    for put in (with_gains, with_distances, with_other_data):
+    for put in (with_gains, with_distances, many_groups.with_many_groups, with_other_data):
         page = put(page, folder)
     return page
 

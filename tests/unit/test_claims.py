@@ -499,3 +499,23 @@ def test_both_sides_of_table_1_have_a_claim(tmp_path):
     start = "GAS(A) is at least as accurate as A, under each attack (Table 1, CIFAR-10)"
     assert own[f"{start}, sign = +1"] == "**Holds**: +2.0 [+2.0, +2.0], n = 3 seeds."
     assert own[f"{start}, sign = −1"] == "**Holds**: +1.5 [+1.5, +1.5], n = 3 seeds."
+
+
+@pytest.mark.parametrize(("many", "wanted"), [(52, "Holds"), (48, "Does not hold")])
+def test_a_million_groups_are_compared_with_a_thousand_by_seed(tmp_path, many, wanted):
+    for name, part in (("many-groups", "main"), ("table1-cifar10-all-clients", "later-training")):
+        shutil.copy(RESULTS / f"{name}.toml", tmp_path)
+        results = made_results(str(tmp_path / f"{name}.toml"), seeds=3, rounds=1, parts=(part,))
+
+        def percent(each, name=name):
+            is_asked = each.setting("rule.num_groups") == 1_000_000 and each.attack in ALONG
+            return each.seed + ((many if is_asked else 90) if name == "many-groups" else 50)
+
+        found_runs = [replace(each, series=with_accuracy(each, percent(each))) for each in results]
+        (tmp_path / f"{name}.csv.gz").write_bytes(to_export(found_runs))
+    text, claim = found(tmp_path, "GAS with p = 1,000,000 is more accurate")
+    assert text == wanted
+    assert claim.lines[0].endswith("n = 3 seeds.")
+    assert [pair.row for pair in claim.pairs[::3]] == [
+        *("multi-krum", "bulyan", "median", "rfa", "trimmed-mean"),
+    ]

@@ -189,6 +189,8 @@ IN_TEXT = {
         ("printed training: {}** (one seed; [claim 3]", lambda: claimed(3)),
         ("5 of 50 clients: {}** [", lambda: claimed(4)),
         ("with sign = +1 and **{}** [", lambda: claimed(5)),
+        ("instead of 1,000: GAS gains {} points**", lambda: claimed(60)),
+        ("The mean gain over p = 1,000 is {} [", lambda: claimed(60)),
         ("one seed each**: +{} on FEMNIST", lambda: claimed(15)),
         ("on FEMNIST, +{} on CIFAR-100, **", lambda: claimed(17)),
         ("CIFAR-100, **−{} on 12 classes", lambda: claimed(20)),
@@ -260,6 +262,7 @@ CITED = {
     "34": "Rules lose accuracy when clients differ (Figure 1), sign = +1",
     "36": "Median, trimmed mean and Bulyan keep Byzantine clients out, iid or not (Figure 1)",
     "55": "DnC fails on larger data",
+    "60": "GAS with p = 1,000,000 is more accurate than with p = 1,000",
 }
 """Numbers of claims in the text of a page, and how the claim that is meant begins."""
 
@@ -287,7 +290,7 @@ def test_missing_runs_are_made_from_the_exports():
 def test_the_other_tables_of_the_first_page_are_made_from_the_exports():
     page = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert MADE["with_tables"](page, FOLDER) == page
-    assert page.count(" made by tools/results_pages.py -->") == 5
+    assert page.count(" made by tools/results_pages.py -->") == 6
 
 
 def planned(command):
@@ -339,6 +342,111 @@ def test_the_table_by_number_of_groups_is_that_of_the_export():
             cells += [f"{100 * each.best:.1f} ({kept[k]:.1f})" for k, each in enumerate(found)]
             cells += [] if found else ["not run"]
         assert f"| {name} | {' | '.join(cells)} |\n" in page
+
+
+MANY_GROUPS = {
+    "Multi-Krum": "multi-krum",
+    "Bulyan": "bulyan",
+    "Median": "median",
+    "RFA": "rfa",
+    "trimmed mean": "trimmed-mean",
+}
+SIDED = ("lie", "min-max", "min-sum")
+
+
+def runs_by_groups():
+    """Runs with all clients and the later training, by rule, p, attack and seed."""
+    found = {}
+    names = ("table1-cifar10-all-clients", "many-groups")
+    for each in collect([FOLDER / f"{name}.csv.gz" for name in names]):
+        if each.rule.startswith("gas(") and each.setting("training.batch_size") == 128:
+            p = re.search(r"num_groups=(\d+)", each.config["rule"])
+            rule = each.rule.removeprefix("gas(").removesuffix(")")
+            found[rule, int(p[1]) if p else 1000, each.attack, each.seed] = each
+    return found
+
+
+def test_the_rows_by_number_of_groups_under_six_attacks_are_those_of_the_exports():
+    page = (FOLDER / "README.md").read_text(encoding="utf-8")
+    runs = runs_by_groups()
+    measures = (
+        lambda run: 100 * run.series.accuracy.max(),
+        lambda run: 100 * run.series.accuracy[-10:].mean(),
+        lambda run: run.series.num_kept_byzantine.mean(),
+    )
+    for (name, rule), p in product(MANY_GROUPS.items(), (1000, 100_000, 1_000_000)):
+        (line,) = re.findall(rf"^\| {name} \| {p:,} \| (.*) \|$", page, re.MULTILINE)
+        cells = line.split(" | ")
+        for attack, cell in zip(head_of_attacks(), cells[:-1], strict=True):
+            seeds = range(3) if attack in SIDED and p != 100_000 else [0]
+            own = [runs[rule, p, attack, seed] for seed in seeds]
+            found = [fmean(measure(run) for run in own) for measure in measures]
+            text = "{:.1f} / {:.1f} ({:.1f})".format(*found)
+            assert cell == (f"*{text}*" if attack in SIDED and p == 100_000 else text)
+        firsts = [float(cell.strip("*").split(" / ")[0]) for cell in cells]
+        assert firsts[-1] == min(firsts[:-1])
+
+
+def test_figures_on_more_groups_in_the_text_are_those_of_the_exports():
+    runs = runs_by_groups()
+
+    def best(rule, p, attack, seeds):
+        return fmean(100 * runs[rule, p, attack, seed].best for seed in seeds)
+
+    def seeds_of(attack):
+        return range(3) if attack in SIDED else [0]
+
+    def span(values):
+        return f"{min(values):.1f} to {max(values):.1f}"
+
+    def change(attack):
+        gains = [best(r, 1_000_000, attack, [0]) - best(r, 1000, attack, [0]) for r in every]
+        return f"{signed(min(gains))} to {signed(max(gains))}"
+
+    every = list(MANY_GROUPS.values())
+    four = every[1:]
+    worst = {
+        (rule, p): min(best(rule, p, attack, seeds_of(attack)) for attack in ATTACKS)
+        for rule, p in product(every, (1000, 1_000_000))
+    }
+    by_seed = [
+        (measure(runs[rule, 1_000_000, attack, seed]), measure(runs[rule, 1000, attack, seed]))
+        for rule, attack, seed in product(every, SIDED, range(3))
+        for measure in (lambda run: run.best, lambda run: run.last_ten)
+    ]
+    assert all(many > few for many, few in by_seed)
+    reached = span([best(*each, range(3)) for each in product(four, [1_000_000], SIDED)])
+    before = span([worst[rule, 1000] for rule in four])
+    after = span([worst[rule, 1_000_000] for rule in four])
+    krum = " to ".join(f"{worst['multi-krum', p]:.1f}" for p in (1000, 1_000_000))
+    dnc = span([best(rule, 1000, a, range(3)) for a in SIDED for rule in ("dnc", "krum")])
+    changes = [change(attack) for attack in ("bit-flip", "label-flip", "ipm")]
+    sentences = {
+        "docs/results/README.md": [
+            f"inside GAS reach {reached} under these three",
+            f"do with p = 1,000 ({dnc};",
+            f"goes from {before} with p = 1,000 to {after} (best round; Multi-Krum {krum})",
+            f"(one seed): {changes[0]}, {changes[1]} and {changes[2]} in the best round",
+        ],
+    }
+    for page, own in sentences.items():
+        text = in_one_line(page)
+        assert [each for each in own if each not in text] == []
+
+
+def test_the_runs_of_many_groups_are_complete_with_those_that_the_page_names_as_missing():
+    suite = read_suite(str(FOLDER / "many-groups.toml"))
+    wanted = {(spec.rule, spec.attack, spec.seed) for spec in plan_suite(suite, []).specs}
+    done = {
+        (each.config["rule"], each.config["attack"], each.seed)
+        for each in collect([FOLDER / "many-groups.csv.gz"])
+    }
+    page = (FOLDER / "missing.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| many groups: .* \| \d+ \| `(.*)` \|$", page, re.MULTILINE)
+    left = {(spec.rule, spec.attack, spec.seed) for each in rows for spec in planned(each)}
+    assert len(rows) == 2
+    assert not done & left
+    assert done | left == wanted
 
 
 def _is_plain(run):
