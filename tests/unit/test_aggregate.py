@@ -433,8 +433,14 @@ def counting(monkeypatch):
         found.append(has_failed(check))
         return found[-1]
 
+    def copied_now(values):
+        copy = values.tolist()
+        return lambda: copy
+
     monkeypatch.setattr(CancellationCheck, "has_failed", noted)
     monkeypatch.setattr("outvote.rules.aggregate.new_check", CancellationCheck)
+    # A GPU copies a number when it is asked for, whatever is counted afterwards.
+    monkeypatch.setattr("outvote.rules.distances.listed_later", copied_now)
     return found
 
 
@@ -549,6 +555,28 @@ def test_a_stack_redoes_a_rule_with_inexact_distances(monkeypatch):
     assert redone["accuracy"].equals(at_once["accuracy"])
     assert redone["loss"].equals(at_once["loss"])
     assert redone["deviation"].equals(at_once["deviation"])
+
+
+@pytest.mark.parametrize("f", [[2, 2], [1, 2], [2, 1]])
+def test_what_is_inexact_in_any_runs_is_found(f, counting, device):
+    rows = torch.randn(2, 12, 2000, generator=torch.Generator().manual_seed(0))
+    # Around the central client, which is far from all others of its run, their distances cancel.
+    offset = 1e4 * torch.randn(2000, generator=torch.Generator().manual_seed(1))
+    rows[1] = rows[1] * torch.linspace(1, 1.5, 12).unsqueeze(-1) + offset
+    rows[1, 0] = -offset / offset.norm() * rows[1].norm(dim=-1).median()
+    found = aggregate(ov.make_rule("krum"), rows.to(device), num_byzantine=f, seeds=[1, 2])
+    assert counting == [True]
+    alone = aggregate(ov.make_rule("krum"), rows[1:].to(device), num_byzantine=f[1:], seeds=[2])
+    assert torch.equal(found.weights[1], alone.weights[0])
+
+
+def test_a_count_that_was_fetched_before_more_was_counted_is_fetched_again(device, counting):
+    check = CancellationCheck(device)
+    check.fetch()
+    check.add(torch.ones(3, dtype=torch.bool, device=device))
+    assert check.has_failed()
+    check.fetch()
+    assert check.has_failed()
 
 
 def test_mixed_clients_in_groups_do_not_count_as_inexact(counting, device):

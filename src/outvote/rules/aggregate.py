@@ -172,7 +172,8 @@ class _Asked:
 
         def compute_of(some: list[_Run], check: CancellationCheck | None) -> Aggregation:
             info = self.info_of(some, counts_of.get(some[0].number))
-            return _compute(rule, values, some, info, check, ahead, usual, is_full=self.is_full)
+            is_last = some is groups[-1]
+            return _compute(rule, values, some, info, check, ahead, usual, is_last=is_last)
 
         def again() -> Aggregation:
             """Compute with the facts, as the rows are not what they were taken for."""
@@ -416,9 +417,12 @@ def _compute(
     ahead: SplitAhead | None,
     usual: UsualRows | None,
     *,
-    is_full: bool,
+    is_last: bool,
 ) -> Aggregation:
-    """Let the rule compute; the result has a vector, and scores if they are wanted."""
+    """Let the rule compute; the result has a vector, and scores if they are wanted.
+
+    With the last runs, what was counted in all of them is fetched.
+    """
     rows = gradients
     if not _are_all(runs, gradients):
         rows = _rows_of(runs, gradients)
@@ -443,7 +447,7 @@ def _compute(
     )
     found = compute_weighted(rule, matrix, info)
     # Before the average, which counts nothing: a GPU forms it while the host reads what it fetched.
-    for later in (usual, check):
+    for later in (usual, check) if is_last else ():
         if later is not None:
             later.fetch()
     vector = to_float(matrix.vector(found), work_dtype(gradients.dtype))
@@ -451,7 +455,7 @@ def _compute(
     if longest > largest / 8:
         # Weights sum to 1 but for rounding: an average of the largest numbers may overflow.
         vector = vector.clamp(min=-largest, max=largest)
-    if not is_full or found.scores is not None:
+    if not info.wants_weights or found.scores is not None:
         return replace(found, vector=vector)
     if rule.traits.has_state:  # As since 0.1, to the last bit.
         return replace(found, vector=vector, scores=matrix.distances_to(Aggregation(vector=vector)))

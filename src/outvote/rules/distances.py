@@ -54,22 +54,30 @@ class CancellationCheck:
         fetched: Callable[[], float] | None = None,
     ) -> None:
         """Start at 0; or count in ``count [1]``, which is 0, and read it in another way."""
-        self.count = torch.zeros(1, dtype=torch.int32, device=device) if count is None else count
-        self._fetched = fetched
+        self._count = torch.zeros(1, dtype=torch.int32, device=device) if count is None else count
+        self._read_otherwise = fetched
+        self._fetched: Callable[[], float] | None = None
+
+    @property
+    def count(self) -> Tensor:
+        """What to count in; a number that was fetched before is out of date then."""
+        self._fetched = None
+        return self._count
 
     def add(self, inexact: Tensor) -> None:
         """Count a mask that has any mark as one."""
-        self.count += inexact.any()
+        self.count.add_(inexact.any())
 
     def fetch(self) -> None:
         """Start to fetch the count, as nothing more is counted; what is queued now goes on."""
-        if self._fetched is None:
-            later = listed_later(self.count)
+        if self._read_otherwise is None and self._fetched is None:
+            later = listed_later(self._count)
             self._fetched = lambda: later()[0]
 
     def has_failed(self) -> bool:
         """Wait for the count, and return whether any result was inexact."""
-        return bool(self.count if self._fetched is None else self._fetched())
+        fetched = self._read_otherwise or self._fetched
+        return bool(self._count if fetched is None else fetched())
 
 
 def new_check(device: torch.device) -> CancellationCheck | None:
