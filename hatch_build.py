@@ -6,6 +6,7 @@ docs/decisions/0022.
 
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -52,22 +53,25 @@ class NativeKernels(BuildHookInterface):  # type: ignore[misc]
 
 def build(source: Path, folder: Path, warn: Callable[[str], Any]) -> list[Path]:
     """Compile for every level of this kind of processor; return the libraries, none on failure."""
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    found = shutil.which("cc") or shutil.which("gcc")
+    compiler = shlex.split(os.environ.get("CC", "")) or ([found] if found else [])
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
     built = []
-    if compiler is None or sys.platform == "win32":
+    if not compiler or sys.platform == "win32":
         warn("no C compiler, so without C kernels: gas takes up to twice as long on a CPU.")
     else:
         for level, flags in LEVELS.items() if is_x86 else [("0", ())]:
             # A second dot, so that nothing that lists modules takes it for one.
             library = folder / f"native.{level}.so"
-            error = _compile([*compiler.split(), *FLAGS, *flags], source, library)
+            error = _compile([*compiler, *FLAGS, *flags], source, library)
             if error is None:
                 built.append(library)
             else:
                 warn(f"without C kernels for level {level} of this processor: {error}")
-    for old in set(folder.glob("native.*.so")) - set(built):
-        with suppress(OSError):  # It is not packed, and used only if it is of this source.
+    # Where nothing was built they stay: another installation of this folder may use them, and it
+    # does only if they are of this source.
+    for old in set(folder.glob("native.*.so")) - set(built) if built else ():
+        with suppress(OSError):
             old.unlink()
     return built
 
@@ -79,7 +83,9 @@ def _compile(command: list[str], source: Path, library: Path) -> str | None:
     checksum = f"-DSOURCE={zlib.crc32(source.read_bytes())}u"
     command = [*command, checksum, str(source), "-o", str(fresh)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        done = subprocess.run(
+            command, capture_output=True, errors="replace", check=False, timeout=300
+        )
         if done.returncode == 0:
             fresh.replace(library)
             return None

@@ -114,4 +114,6 @@ def _native_kernels(level: str | None) -> str:
         return "in use" if level == "0" else f"in use, for x86-64-v{level}"
     if os.environ.get("OUTVOTE_NATIVE") == "0":
         return "switched off by OUTVOTE_NATIVE=0; gas and median are slower on a CPU"
-    return "missing: install a C compiler, then outvote with pip install -v; gas is slower without"
+    return (
+        "missing, or of another version: install outvote again, with a C compiler (pip install -v)"
+    )

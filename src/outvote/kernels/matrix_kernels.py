@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from outvote.axes import Pairs, PerClient
 
 MOST_CLIENTS = 1024
-# Up to here a kernel puts the others of a client in order: 10 times as fast as torch.
+# Up to here a kernel puts the others of a client in order, beyond it torch sorts them.
 MOST_ORDERED = 128
 # After so many steps of Lanczos' method it is looked at what has been found.
 STEPS_AT_ONCE = 64

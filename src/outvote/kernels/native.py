@@ -141,7 +141,7 @@ def products(values: Columns, centre: Tensor) -> Pairs:
     They are relative to one client of each run.
     """
     runs, num_groups, group_width, num_clients = values.shape
-    width = values.stride(-2)
+    width = _padded(num_clients)
     shape = (runs, num_groups, num_clients, num_clients)
     # The caller's default may be another.
     result = torch.empty(shape, dtype=torch.float32, device=CPU)
