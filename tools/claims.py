@@ -646,7 +646,7 @@ def adaptive(folder: Path) -> list[Claim]:
 
 
 def more_groups(folder: Path) -> list[Claim]:
-    """Compare GAS with a million groups with GAS with the paper's thousand, with all clients."""
+    """Compare GAS with a million groups with GAS with a thousand, with all clients."""
     if not many_groups.is_run(folder):
         return []
     found = many_groups.ByGroups(folder)

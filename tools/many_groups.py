@@ -11,7 +11,7 @@ from statistics import fmean
 from marks import put_between
 from outvote.results.collect import collect
 from outvote.results.run import Result
-from paired import METRICS, BySeed, Metric, Side, interval, shared
+from paired import METRICS, BySeed, Metric, Side, interval, shared, signed
 from regimes import ALL_CLIENTS, ATTACKS, LATER, SIDED, reading
 
 NAME = "many-groups"
@@ -93,13 +93,13 @@ def table_by_groups(folder: Path) -> str:
             }
             texts = [_cell(cells[attack], len(seeds[attack])) for attack in ATTACKS]
             worst = [min(fmean(own[name].values()) for own in cells.values()) for name in METRICS]
-            lines.append([name, f"{p:,}", *texts, " / ".join(f"{each:.1f}" for each in worst)])
+            lines.append([name, f"{p:,}", *texts, " / ".join(map(_points, worst))])
     return _table(lines)
 
 
 def _cell(values: Mapping[str, BySeed], num_seeds: int) -> str:
-    best, last, kept = (fmean(own.values()) for own in values.values())
-    text = f"{best:.1f} / {last:.1f} ({kept:.1f})"
+    best, last, kept = (_points(fmean(own.values())) for own in values.values())
+    text = f"{best} / {last} ({kept})"
     return text if len(values["best"]) == num_seeds else f"*{text}*"
 
 
@@ -169,6 +169,10 @@ def against_others(folder: Path) -> str:
 
 def _both(gains: Sequence[Side]) -> str:
     return " / ".join(str(interval(each.values[name] for each in gains)) for name in METRICS)
+
+
+def _points(value: float) -> str:
+    return signed(value).removeprefix("+")
 
 
 def _count(num: int) -> str:
