@@ -113,7 +113,24 @@ def test_doctor_finds_what_is_installed_and_prints_how_to_get_the_rest(capsys):
     packages = {each["what"]: each for each in found["packages"]}
     assert packages["outvote"]["found"] == __version__
     assert packages["matplotlib"]["get"] == "pip install 'outvote[plots]'"
+    assert packages["flwr"]["get"] == "pip install 'outvote[flower]'"
+    assert len(packages) == len(found["packages"])
     assert "pytest" not in packages
     assert found["devices"]["torch_threads"] == torch.get_num_threads()
     assert len(found["devices"]["cuda"]) == torch.cuda.device_count()
     assert found["datasets"][0]["found"] == "part of outvote"
+
+
+def test_doctor_lists_a_package_once_for_the_extra_with_the_fewest_packages(monkeypatch):
+    from outvote.cli import doctor
+
+    lines = [
+        "numpy>=2.0",
+        "flwr<2,>=1.41; extra == 'dev'",
+        "flwr<2,>=1.41; extra == 'docs'",
+        "numpy; extra == 'docs'",
+        "pandas; extra == 'docs'",
+        "flwr<2,>=1.41; extra == 'flower'",
+    ]
+    monkeypatch.setattr(doctor.metadata, "requires", lambda _: lines)
+    assert doctor.requirements() == [("numpy", None), ("flwr", "flower"), ("pandas", "docs")]

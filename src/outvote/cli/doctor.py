@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+from collections import Counter
 from importlib import metadata
 from typing import Any
 
@@ -55,13 +56,21 @@ def version(package: str) -> str | None:
 
 
 def requirements() -> list[tuple[str, str | None]]:
-    """Return the requirements of outvote: the package, and the extra that it belongs to."""
+    """Return the requirements of outvote: each package once, and the extra that it belongs to.
+
+    Of several extras it is the one with the fewest packages, as that installs nothing else.
+    """
     try:
         lines = metadata.requires("outvote") or []
     except metadata.PackageNotFoundError:
         lines = []
     found = [match.groups() for match in map(_REQUIREMENT.match, lines) if match]
-    return [(name, extra) for name, extra in found if extra not in HIDDEN_EXTRAS]
+    wanted = [(name, extra) for name, extra in found if extra not in HIDDEN_EXTRAS]
+    sizes = Counter(extra for _, extra in wanted)
+    smallest: dict[str, str | None] = {}
+    for name, extra in sorted(wanted, key=lambda each: sizes[each[1]] if each[1] else 0):
+        smallest.setdefault(name, extra)
+    return list(smallest.items())
 
 
 def _package(name: str, extra: str | None) -> dict[str, Any]:
