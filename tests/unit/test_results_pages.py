@@ -400,9 +400,16 @@ def test_figures_on_more_groups_in_the_text_are_those_of_the_exports():
     def span(values):
         return f"{min(values):.1f} to {max(values):.1f}"
 
-    def change(attack):
-        gains = [best(r, 1_000_000, attack, [0]) - best(r, 1000, attack, [0]) for r in every]
+    def change(attack, p):
+        gains = [best(r, p, attack, [0]) - best(r, 1000, attack, [0]) for r in every]
         return f"{signed(min(gains))} to {signed(max(gains))}"
+
+    def lowest(rule, seeds, measure):
+        own = (
+            fmean(100 * getattr(runs[rule, 1000, attack, seed], measure) for seed in seeds)
+            for attack in ATTACKS
+        )
+        return f"{min(own):.1f}"
 
     every = list(MANY_GROUPS.values())
     four = every[1:]
@@ -430,21 +437,37 @@ def test_figures_on_more_groups_in_the_text_are_those_of_the_exports():
         for p in (1000, 1_000_000)
     )
     dnc = span([best(rule, 1000, a, range(3)) for a in SIDED for rule in ("dnc", "krum")])
-    changes = [change(attack) for attack in ("bit-flip", "label-flip", "ipm")]
+    changes, fewer = (
+        [change(attack, p) for attack in ("bit-flip", "label-flip", "ipm")]
+        for p in (1_000_000, 100_000)
+    )
+    # Their worst cases: all three seeds, and the seed that the worst ones of a million have.
+    (dnc3, krum3), (dnc1, krum1) = (
+        [[lowest(rule, seeds, each) for each in ("best", "last_ten")] for rule in ("dnc", "krum")]
+        for seeds in (range(3), [0])
+    )
     sentences = {
         "docs/results/README.md": [
             f"inside GAS reach {reached} under these three",
             f"do with p = 1,000 ({dnc};",
             f"reach {after}, with p = 1,000 {before} (best round; Multi-Krum {krum})",
             f"(one seed): {changes[0]}, {changes[1]} and {changes[2]} in the best round",
+            f"100,000 groups {fewer[0]}, {fewer[1]} and {fewer[2]}.",
+            f"p = 1,000 reach {dnc3[0]} and {krum3[0]} there; in the last ten rounds they end at",
+            f"end at {dnc3[1]} and {krum3[1]}, the four with a million groups at {ends}.",
+            f"{after} / {ends} instead of {' / '.join(dnc3)} (three seeds;",
+            f"{' / '.join(dnc1)}). GAS(Krum) has {' / '.join(krum3)} ({' / '.join(krum1)}).",
         ],
         "README.md": [
-            f"six attacks they reach {after} points with a million groups, and {before} with 1,000",
+            f"worst of six attacks they reach {after} points, and {before} with 1,000; GAS(DnC)",
+            f"GAS(DnC) and GAS(Krum) reach {dnc3[0]} and {krum3[0]} with 1,000",
         ],
         "docs/how-to/choose.md": [
             f"reach {after}, with p = 1,000 {before}, and GAS(Multi-Krum) {krum}.",
             f"these four reach {reached} under LIE, Min-Max and Min-Sum",
             f"they end at {ends} under the worst of the six, with p = 1,000 at {ended}",
+            f"have {' / '.join(dnc3)} and {' / '.join(krum3)} under the worst of the six",
+            f"GAS(DnC) has {' / '.join(dnc1)} and GAS(Krum) {' / '.join(krum1)}.",
         ],
     }
     for page, own in sentences.items():
