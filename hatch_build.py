@@ -53,27 +53,41 @@ class NativeKernels(BuildHookInterface):  # type: ignore[misc]
 
 def build(source: Path, folder: Path, warn: Callable[[str], Any]) -> list[Path]:
     """Compile for every level of this kind of processor; return the libraries, none on failure."""
-    found = shutil.which("cc") or shutil.which("gcc")
-    compiler = shlex.split(os.environ.get("CC", "")) or ([found] if found else [])
+    compiler = _compiler(warn)
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
-    built = []
-    if not compiler or sys.platform == "win32":
-        warn("no C compiler, so without C kernels: gas takes up to twice as long on a CPU.")
-    else:
-        for level, flags in LEVELS.items() if is_x86 else [("0", ())]:
-            # A second dot, so that nothing that lists modules takes it for one.
-            library = folder / f"native.{level}.so"
-            error = _compile([*compiler, *FLAGS, *flags], source, library)
-            if error is None:
-                built.append(library)
-            else:
-                warn(f"without C kernels for level {level} of this processor: {error}")
+    levels = LEVELS if is_x86 else {"0": ()}
+    built: list[Path] = []
+    # The lowest first: without it, no other is used.
+    for level in sorted(levels) if compiler else ():
+        # A second dot, so that nothing that lists modules takes it for one.
+        library = folder / f"native.{level}.so"
+        error = _compile([*compiler, *FLAGS, *levels[level]], source, library)
+        if error is None:
+            built.append(library)
+        else:
+            warn(f"without C kernels for level {level} of this processor: {error}")
+            if level == "0":
+                break
     # Where nothing was built they stay: another installation of this folder may use them, and it
     # does only if they are of this source.
     for old in set(folder.glob("native.*.so")) - set(built) if built else ():
         with suppress(OSError):
             old.unlink()
     return built
+
+
+def _compiler(warn: Callable[[str], Any]) -> list[str]:
+    """Return the command of the C compiler, empty if there is none."""
+    found = shutil.which("cc") or shutil.which("gcc")
+    try:
+        compiler = shlex.split(os.environ.get("CC", "")) or ([found] if found else [])
+    except ValueError as error:
+        warn(f"without C kernels: CC is not a command, got {os.environ['CC']!r}: {error}.")
+        return []
+    if not compiler or sys.platform == "win32":
+        warn("no C compiler, so without C kernels: gas takes up to twice as long on a CPU.")
+        return []
+    return compiler
 
 
 def _compile(command: list[str], source: Path, library: Path) -> str | None:

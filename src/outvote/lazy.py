@@ -25,3 +25,23 @@ class lazy(Generic[Value]):  # noqa: N801  (used like a built-in decorator)
         value = self.work(owner)
         # Of two threads that ask at once, both get what the first one found.
         return cast("Value", owner.__dict__.setdefault(self.name, value))
+
+
+class once(lazy[Value]):  # noqa: N801  (used like a built-in decorator)
+    """A lazy attribute that is worked out by one thread while others wait: its owner has a `lock`.
+
+    For what takes much time or memory.
+    """
+
+    @overload
+    def __get__(self, owner: None, kind: type) -> "lazy[Value]": ...
+    @overload
+    def __get__(self, owner: object, kind: type) -> Value: ...
+    def __get__(self, owner: object | None, kind: type) -> "Value | lazy[Value]":
+        """Work the value out, unless another thread has done so."""
+        if owner is None:
+            return self
+        with cast("Any", owner).lock:
+            if self.name not in owner.__dict__:
+                owner.__dict__[self.name] = self.work(owner)
+        return cast("Value", owner.__dict__[self.name])

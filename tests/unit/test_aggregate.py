@@ -128,6 +128,27 @@ def test_huge_rows_of_a_run_do_not_change_the_rounding_of_others(device):
     torch.testing.assert_close(found.scores, exact, rtol=2e-6, atol=0)
 
 
+@pytest.mark.parametrize("spec", ["multi-krum", "rfa", "median", "gas(krum, num_groups=7)"])
+@pytest.mark.parametrize("factor", [1e-13, 0.0])
+def test_tiny_rows_of_a_run_do_not_change_the_rounding_of_others(spec, factor, device):
+    rule = ov.make_rule(spec)
+    rows = torch.randn(3, 7, 501, generator=torch.Generator().manual_seed(6)).to(device)
+    rows[1] *= factor
+    found = aggregate(rule, rows, num_byzantine=[1] * 3, seeds=[1, 2, 3])
+    others = aggregate(rule, rows[::2], num_byzantine=[1] * 2, seeds=[1, 3])
+    assert torch.equal(found.vector[::2], others.vector)
+    assert torch.equal(found.scores[::2], others.scores)
+
+
+@pytest.mark.parametrize("inside", ["krum", "multi-krum", "geometric-median"])
+def test_neighbours_that_are_all_copies_are_averaged_to_the_copy(inside, device):
+    rows = torch.randn(9, 200, generator=torch.Generator().manual_seed(9)).to(device)
+    rows[:7] = rows[0]
+    found = ov.make_rule(f"nnm({inside})").inspect(rows, num_byzantine=2, seed=0)
+    assert torch.equal(found.update, rows[0])
+    assert float(found.weights.sum()) == pytest.approx(1, abs=1e-14)
+
+
 def test_groups_and_averages_are_as_long_as_the_clients_at_most(device, monkeypatch):
     seen = []
     monkeypatch.setattr(

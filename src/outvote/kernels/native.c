@@ -19,31 +19,39 @@ enum { LANES = 4, MOST_VECTORS = 2 };
 #endif
 typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t Mask __attribute__((vector_size(4 * LANES)));
+typedef int64_t Keys __attribute__((vector_size(4 * LANES), aligned(8), may_alias));
+typedef double Doubles __attribute__((vector_size(4 * LANES), aligned(8), may_alias));
 typedef float HalfLine __attribute__((vector_size(32), aligned(4), may_alias));
+typedef double FourDoubles __attribute__((vector_size(32), aligned(8), may_alias));
 #if defined(__clang__)
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#define SHUFFLE_DOUBLES SHUFFLE
 #else
 typedef int32_t Indices __attribute__((vector_size(32)));
+typedef int64_t FourIndices __attribute__((vector_size(32)));
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (Indices){__VA_ARGS__})
+#define SHUFFLE_DOUBLES(a, b, ...) __builtin_shuffle(a, b, (FourIndices){__VA_ARGS__})
 #endif
 
 enum {
     /* Floats of a line of the cache, and of half a line. */
     LINE = 16,
     HALF = 8,
+    /* Numbers of float64 of half a line. */
+    FOUR = 4,
     /* Of KeyedOrder in keyed_order.py. */
     NUM_ROUNDS = 6,
     /* Coordinates that are copied together, at most, and whose differences are squared together. */
     MOST_COPIED = 1024,
     SQUARED = 256,
-    /* Coordinates that are sorted together: one comparator waits for another. */
+    /* Coordinates that are sorted together: one comparator waits for another. Clients of a matrix,
+    whose others are sorted, likewise. */
     SORTED = 64,
     /* So many floats between the rows of a buffer spread them over the whole cache. */
     GAP = 16,
-    /* Coordinates of a group that are centred together: they fit the L1 cache. */
+    /* Coordinates of a group that are centred together: they fit the L1 cache. Their products are
+    added up in float32, and those sums in float64. */
     CENTRED = 64,
-    /* Products of so many coordinates are added up in float32, and their sums in float64. */
-    MULTIPLIED = 512,
     /* Clients whose products with others are formed together. */
     TILE = 4,
 };
@@ -296,8 +304,7 @@ void outvote_products(const float *values, int64_t num_groups, int32_t num_coord
                     *(Vector *)(own + j) = *(const Vector *)(from + j) - from[centre];
             }
             multiply(block, num, num_clients, width, sums);
-            if ((first + CENTRED) % MULTIPLIED == 0 || first + num == num_coordinates)
-                move_sums(sums, num_clients, width, total);
+            move_sums(sums, num_clients, width, total);
         }
         for (int32_t i = 0; i < num_clients; i++)
             for (int32_t j = 0; j < num_clients; j++) {
@@ -308,26 +315,53 @@ void outvote_products(const float *values, int64_t num_groups, int32_t num_coord
     }
 }
 
+/* Swap rows and columns of 4 x 4 numbers. */
+static inline void transpose_doubles(FourDoubles *rows)
+{
+    const FourDoubles a = SHUFFLE_DOUBLES(rows[0], rows[1], 0, 4, 2, 6);
+    const FourDoubles b = SHUFFLE_DOUBLES(rows[0], rows[1], 1, 5, 3, 7);
+    const FourDoubles c = SHUFFLE_DOUBLES(rows[2], rows[3], 0, 4, 2, 6);
+    const FourDoubles d = SHUFFLE_DOUBLES(rows[2], rows[3], 1, 5, 3, 7);
+    rows[0] = SHUFFLE_DOUBLES(a, c, 0, 1, 4, 5);
+    rows[1] = SHUFFLE_DOUBLES(b, d, 0, 1, 4, 5);
+    rows[2] = SHUFFLE_DOUBLES(a, c, 2, 3, 6, 7);
+    rows[3] = SHUFFLE_DOUBLES(b, d, 2, 3, 6, 7);
+}
+
+/* Write the group of each position. The positions are cut into `num_large` groups, then smaller. */
+static void find_groups(const int32_t *positions, int32_t num, int32_t num_large, int32_t large,
+                        int32_t small, int32_t *groups)
+{
+    const int32_t end = num_large * large;
+    for (int32_t k = 0; k < num; k++) {
+        /* All bits are set in the larger groups; a branch would be guessed wrong. */
+        const int32_t is_large = -(positions[k] < end);
+        const int32_t from = positions[k] - (end & ~is_large);
+        const int32_t own = small + ((large - small) & is_large);
+        /* With so few groups, the quotient is off by one at most. */
+        const int32_t near = (int32_t)((float)from / (float)own);
+        const int32_t rest = from - near * own;
+        groups[k] = near + (rest >= own) - (rest < 0) + (num_large & ~is_large);
+    }
+}
+
 /* Add up the squared differences of all pairs of clients in the group of each coordinate.
 
-The positions are cut into `num_large` groups, then `num_small`. Sums of `summed` coordinates in
-float32, in `sums`, are added to `total`. `buffer` has a row of SQUARED + GAP numbers for each pair,
-rounded up to HALF; what is beyond the pairs is 0. */
+All in float64: the products that are worked out from these distances would lose the digits of
+short gradients beside long ones. `total` has FOUR numbers for up to as many pairs in each group,
+`buffer` a row of SQUARED + GAP numbers for each of these and each client. */
 void outvote_pair_sums(int64_t size, int32_t num_rows, int32_t num_columns, const int32_t *shifts,
                        int64_t start, int64_t stop, const float *values, int64_t stride,
-                       int32_t num_clients, int32_t num_large, int32_t large, int32_t num_small,
-                       int32_t small, int64_t summed, float *sums, float *buffer, double *total)
+                       int32_t num_clients, int32_t num_large, int32_t large, int32_t small,
+                       double *buffer, double *total)
 {
     Order order = {size, num_rows, num_columns, shifts};
     const int64_t step = SQUARED + GAP;
     const int32_t num_pairs = num_clients * (num_clients - 1) / 2;
-    const int32_t width = (num_pairs + HALF - 1) / HALF * HALF;
-    const int64_t num_sums = (int64_t)(num_large + num_small) * width;
-    const int32_t end = num_large * large;
+    const int32_t width = (num_pairs + FOUR - 1) / FOUR * FOUR;
+    double *own = buffer + step * width;
     int32_t positions[SQUARED], groups[SQUARED];
-    int64_t added = 0;
-    memset(buffer, 0, sizeof(float) * (size_t)(step * width));
-    memset(sums, 0, sizeof(float) * (size_t)num_sums);
+    memset(buffer, 0, sizeof(double) * (size_t)(step * width));
     for (; start < stop; start += SQUARED) {
         const int32_t num = stop - start < SQUARED ? (int32_t)(stop - start) : SQUARED;
         /* The next values come from memory while the positions of these are worked out. */
@@ -335,41 +369,26 @@ void outvote_pair_sums(int64_t size, int32_t num_rows, int32_t num_columns, cons
             for (int32_t k = num; k < 2 * num; k += LINE)
                 __builtin_prefetch(values + client * stride + start + k);
         find(&order, start, start + num, positions);
-        for (int32_t k = 0; k < num; k++) {
-            /* All bits are set in the larger groups; a branch would be guessed wrong. */
-            const int32_t is_large = -(positions[k] < end);
-            const int32_t from = positions[k] - (end & ~is_large);
-            const int32_t own = small + ((large - small) & is_large);
-            /* With so few groups, the quotient is off by one at most. */
-            const int32_t near = (int32_t)((float)from / (float)own);
-            const int32_t rest = from - near * own;
-            groups[k] = near + (rest >= own) - (rest < 0) + (num_large & ~is_large);
-        }
-        float *squared = buffer;
+        find_groups(positions, num, num_large, large, small, groups);
+        for (int32_t client = 0; client < num_clients; client++)
+            for (int32_t k = 0; k < num; k++)
+                own[client * step + k] = (double)values[client * stride + start + k];
+        double *squared = buffer;
         for (int32_t i = 1; i < num_clients; i++)
-            for (int32_t j = 0; j < i; j++, squared += step) {
-                const float *left = values + i * stride + start;
-                const float *right = values + j * stride + start;
+            for (int32_t j = 0; j < i; j++, squared += step)
                 for (int32_t k = 0; k < num; k++) {
-                    float apart = left[k] - right[k];
+                    const double apart = own[i * step + k] - own[j * step + k];
                     squared[k] = apart * apart;
                 }
+        for (int32_t first = 0; first < num; first += FOUR)
+            for (int32_t pair = 0; pair < width; pair += FOUR) {
+                FourDoubles some[FOUR];
+                for (int k = 0; k < FOUR; k++)
+                    some[k] = *(FourDoubles *)(buffer + (pair + k) * step + first);
+                transpose_doubles(some);
+                for (int32_t k = 0; k < FOUR && first + k < num; k++)
+                    *(FourDoubles *)(total + (int64_t)groups[first + k] * width + pair) += some[k];
             }
-        for (int32_t first = 0; first < num; first += HALF)
-            for (int32_t pair = 0; pair < width; pair += HALF) {
-                HalfLine some[HALF];
-                read_transposed(buffer + pair * step + first, step, some);
-                for (int32_t k = 0; k < HALF && first + k < num; k++)
-                    *(HalfLine *)(sums + (int64_t)groups[first + k] * width + pair) += some[k];
-            }
-        added += num;
-        if (added >= summed || start + num >= stop) {
-            for (int64_t k = 0; k < num_sums; k++) {
-                total[k] += (double)sums[k];
-                sums[k] = 0.0f;
-            }
-            added = 0;
-        }
     }
 }
 
@@ -401,47 +420,441 @@ static inline Vector greater(Vector a, Vector b)
 #endif
 }
 
-/* Put two rows of SORTED numbers in order, number by number. */
-static inline void compare(float *low, float *high)
+/* Put two rows of numbers in order, number by number. */
+static inline __attribute__((always_inline)) void compare(float *low, float *high, const int lanes)
 {
-    for (int k = 0; k < SORTED; k += LANES) {
+    for (int k = 0; k < lanes; k += LANES) {
         const Vector a = *(Vector *)(low + k), b = *(Vector *)(high + k);
         *(Vector *)(low + k) = lesser(a, b);
         *(Vector *)(high + k) = greater(a, b);
     }
 }
 
+/* A network of comparators sorts `num_clients` rows of numbers. */
+typedef struct {
+    const int16_t *comparators;
+    int32_t num_comparators, num_clients;
+} Network;
+
+/* Sort rows of SORTED numbers, the first `lanes` of them; `rows` has the number of each row. */
+static inline __attribute__((always_inline)) void sort_lanes(const Network *network,
+                                                             const int16_t *rows, float *buffer,
+                                                             const int lanes)
+{
+    const int16_t *pair = network->comparators;
+    for (int32_t k = 0; k < network->num_comparators; k++, pair += 2)
+        compare(buffer + rows[pair[0]] * SORTED, buffer + rows[pair[1]] * SORTED, lanes);
+}
+
+static void sort_rows(const Network *network, const int16_t *rows, float *buffer, int32_t num)
+{
+    if (num > SORTED / 2)
+        sort_lanes(network, rows, buffer, SORTED);
+    else
+        sort_lanes(network, rows, buffer, (num + LANES - 1) / LANES * LANES);
+}
+
+/* Values of clients: either `coordinate_step` or `client_step` is 1, the other is how far apart the
+values are. */
+typedef struct {
+    int32_t num_clients;
+    int64_t coordinate_step, client_step;
+} Layout;
+
+/* Read some coordinates, at most SORTED, into a row of SORTED numbers for each of some clients; the
+others may be read, too. `scratch` has as many numbers as the rows of all clients. */
+static void read_clients(const float *values, int32_t num, const Layout *layout,
+                         const int16_t *clients, int32_t num_read, float *rows, float *scratch)
+{
+    if (layout->coordinate_step == 1) {
+        for (int32_t k = 0; k < num_read; k++)
+            memcpy(rows + clients[k] * SORTED, values + clients[k] * layout->client_step,
+                   sizeof(float) * (size_t)num);
+        return;
+    }
+    const int32_t width = (layout->num_clients + HALF - 1) / HALF * HALF;
+    for (int32_t k = 0; k < num; k++)
+        memcpy(scratch + k * width, values + k * layout->coordinate_step,
+               sizeof(float) * (size_t)layout->num_clients);
+    for (int32_t first = 0; first < num; first += HALF)
+        for (int32_t client = 0; client < width; client += HALF) {
+            HalfLine some[HALF];
+            read_transposed(scratch + first * width + client, width, some);
+            for (int k = 0; k < HALF; k++)
+                *(HalfLine *)(rows + (client + k) * SORTED + first) = some[k];
+        }
+}
+
+static inline int32_t at_most_sorted(int64_t num) { return num < SORTED ? (int32_t)num : SORTED; }
+
 /* Sort the clients of each coordinate into rows of `num_clients`, by a network of comparators.
 
-Either `coordinate_step` or `client_step` is 1, the other is how far apart the values are. `buffer`
-has SORTED numbers for each client, rounded up to HALF, and then as many again. */
+`clients` are their numbers from 0. `buffer` has SORTED numbers for each client, rounded up to HALF,
+and then as many again. */
 void outvote_sort(const float *values, int64_t num_coordinates, int32_t num_clients,
                   int64_t coordinate_step, int64_t client_step, const int16_t *comparators,
-                  int32_t num_comparators, float *to, float *buffer)
+                  int32_t num_comparators, const int16_t *clients, float *to, float *buffer)
 {
+    const Layout layout = {num_clients, coordinate_step, client_step};
+    const Network network = {comparators, num_comparators, num_clients};
     const int32_t width = (num_clients + HALF - 1) / HALF * HALF;
     float *sorted = buffer + SORTED * width;
     memset(buffer, 0, sizeof(float) * SORTED * (size_t)width * 2);
     for (int64_t start = 0; start < num_coordinates; start += SORTED) {
-        const int32_t num =
-            num_coordinates - start < SORTED ? (int32_t)(num_coordinates - start) : SORTED;
-        const float *own = values + start * coordinate_step;
-        if (coordinate_step == 1) {
-            for (int32_t client = 0; client < num_clients; client++)
-                memcpy(buffer + client * SORTED, own + client * client_step,
-                       sizeof(float) * (size_t)num);
-        } else {
-            for (int32_t k = 0; k < num; k++)
-                memcpy(sorted + k * width, own + k * coordinate_step,
-                       sizeof(float) * (size_t)num_clients);
-            write_transposed(sorted, SORTED, width, buffer);
-        }
-        for (int32_t k = 0; k < num_comparators; k++)
-            compare(buffer + comparators[2 * k] * SORTED,
-                    buffer + comparators[2 * k + 1] * SORTED);
+        const int32_t num = at_most_sorted(num_coordinates - start);
+        read_clients(values + start * coordinate_step, num, &layout, clients, num_clients, buffer,
+                     sorted);
+        sort_rows(&network, clients, buffer, num);
         write_transposed(buffer, width, SORTED, sorted);
         for (int32_t k = 0; k < num; k++)
             memcpy(to + (start + k) * num_clients, sorted + k * width,
                    sizeof(float) * (size_t)num_clients);
+    }
+}
+
+/* What is found of the values nearest to a median, for each coordinate. */
+typedef struct {
+    float *mean, *low, *high;
+    uint8_t *is_tied;
+} Nearest;
+
+/* Twice the distance from the median, which is the mean of two values, times `scale`. */
+static inline float deviation(float value, float low, float high, float scale)
+{
+    value *= scale;
+    return __builtin_fabsf((value - low * scale) + (value - high * scale));
+}
+
+/* Slide a window over the sorted values of up to SORTED coordinates: the nearest lie side by side.
+
+`rows` has the number of the row of each rank; the median is between the ranks `first` and `last`. */
+static void find_nearest(const float *sorted, const int16_t *rows, int32_t num_ranks, int32_t first,
+                         int32_t last, int32_t num_nearest, int32_t num, const Nearest *to)
+{
+    float best[SORTED], left[SORTED], low[SORTED], high[SORTED], right[SORTED];
+    double total[SORTED];
+    int32_t start[SORTED];
+    const float *below = sorted + rows[first] * SORTED, *above = sorted + rows[last] * SORTED;
+    const float *least = sorted + rows[0] * SORTED, *most = sorted + rows[num_ranks - 1] * SORTED;
+    float extreme = 0;
+    for (int k = 0; k < num; k++) {
+        const float far = __builtin_fmaxf(__builtin_fabsf(least[k]), __builtin_fabsf(most[k]));
+        extreme = far > extreme ? far : extreme;
+    }
+    /* Twice a difference of numbers near the largest float would overflow. */
+    const float scale = extreme > __FLT_MAX__ / 16 ? 0.25f : 1.0f;
+    for (int k = 0; k < SORTED; k++) {
+        best[k] = __builtin_inff();
+        start[k] = 0;
+        total[k] = 0;
+        left[k] = low[k] = high[k] = right[k] = 0;
+    }
+    for (int32_t rank = 0; rank + num_nearest <= num_ranks; rank++) {
+        const float *from = sorted + rows[rank] * SORTED;
+        const float *until = sorted + rows[rank + num_nearest - 1] * SORTED;
+        for (int k = 0; k < SORTED; k++) {
+            const float to_low = deviation(from[k], below[k], above[k], scale);
+            const float to_high = deviation(until[k], below[k], above[k], scale);
+            const float reach = to_low > to_high ? to_low : to_high;
+            start[k] = reach < best[k] ? rank : start[k];
+            best[k] = reach < best[k] ? reach : best[k];
+        }
+    }
+    for (int32_t rank = 0; rank < num_ranks; rank++) {
+        const float *own = sorted + rows[rank] * SORTED;
+        for (int k = 0; k < SORTED; k++) {
+            const int32_t inside = rank - start[k];
+            left[k] = inside == -1 ? own[k] : left[k];
+            low[k] = inside == 0 ? own[k] : low[k];
+            high[k] = inside == num_nearest - 1 ? own[k] : high[k];
+            right[k] = inside == num_nearest ? own[k] : right[k];
+        }
+        for (int k = 0; k < SORTED; k++) {
+            const uint32_t inside = (uint32_t)(rank - start[k]);
+            total[k] += (double)(inside < (uint32_t)num_nearest ? own[k] : 0.0f);
+        }
+    }
+    for (int k = 0; k < num; k++) {
+        const float mean = (float)(total[k] / num_nearest);
+        to->mean[k] = mean < low[k] ? low[k] : mean > high[k] ? high[k] : mean;
+        to->low[k] = low[k];
+        to->high[k] = high[k];
+        /* A value left out is just as near as one taken. Equal values may be exchanged, unless both
+        ends of the window are as far. */
+        const int is_left = start[k] > 0 &&
+                            deviation(left[k], below[k], above[k], scale) <= best[k] &&
+                            (left[k] != low[k] ||
+                             deviation(high[k], below[k], above[k], scale) == best[k]);
+        const int is_right = start[k] + num_nearest < num_ranks &&
+                             deviation(right[k], below[k], above[k], scale) <= best[k] &&
+                             (right[k] != high[k] ||
+                              deviation(low[k], below[k], above[k], scale) == best[k]);
+        to->is_tied[k] = (uint8_t)(is_left || is_right);
+    }
+}
+
+/* Find the mean of the values nearest to the median, and the smallest and largest of them, in
+groups of coordinates; `is_tied` marks where the numbers of the clients decide, which is not done.
+
+`among` has the clients that count in each group, `num_among` of them in ascending order. `buffer`
+has SORTED numbers for each of all clients, rounded up to HALF, and then as many again. */
+void outvote_nearest(const float *values, int64_t num_groups, int64_t group_step,
+                     int64_t num_coordinates, int32_t num_clients, int64_t coordinate_step,
+                     int64_t client_step, const int16_t *comparators, int32_t num_comparators,
+                     const int16_t *among, int32_t num_among, int32_t first, int32_t last,
+                     int32_t num_nearest, float *mean, float *low, float *high, uint8_t *is_tied,
+                     float *buffer)
+{
+    const Layout layout = {num_clients, coordinate_step, client_step};
+    const Network network = {comparators, num_comparators, num_among};
+    const int32_t width = (num_clients + HALF - 1) / HALF * HALF;
+    float *scratch = buffer + SORTED * width;
+    memset(buffer, 0, sizeof(float) * SORTED * (size_t)width * 2);
+    for (int64_t group = 0; group < num_groups; group++, among += num_among)
+        for (int64_t start = 0; start < num_coordinates; start += SORTED) {
+            const int32_t num = at_most_sorted(num_coordinates - start);
+            const int64_t at = group * num_coordinates + start;
+            const Nearest to = {mean + at, low + at, high + at, is_tied + at};
+            read_clients(values + group * group_step + start * coordinate_step, num, &layout, among,
+                         num_among, buffer, scratch);
+            sort_rows(&network, among, buffer, num);
+            find_nearest(buffer, among, num_among, first, last, num_nearest, num, &to);
+        }
+}
+
+/* Distances as whole numbers, which are in the same order: the bits of a float64 of 0 or more, the
+last ones replaced by the number of the client that it leads to. */
+static const double HUGE_DISTANCE = 1e300;
+
+static inline int64_t key_of(double far, int32_t client, int64_t numbers)
+{
+    int64_t key;
+    far = far < HUGE_DISTANCE ? far : HUGE_DISTANCE;
+    far = far > 0 ? far : 0;
+    memcpy(&key, &far, sizeof key);
+    return (key & ~numbers) | client;
+}
+
+static inline double distance_of(int64_t key, int64_t numbers)
+{
+    double far;
+    key &= ~numbers;
+    memcpy(&far, &key, sizeof far);
+    return far;
+}
+
+static inline Keys lesser_keys(Keys a, Keys b)
+{
+#if defined(__AVX512F__)
+    return (Keys)_mm512_min_epi64((__m512i)a, (__m512i)b);
+#else
+    const Keys is_less = a < b;
+    return (a & is_less) | (b & ~is_less);
+#endif
+}
+
+static inline Keys greater_keys(Keys a, Keys b)
+{
+#if defined(__AVX512F__)
+    return (Keys)_mm512_max_epi64((__m512i)a, (__m512i)b);
+#else
+    const Keys is_greater = a > b;
+    return (a & is_greater) | (b & ~is_greater);
+#endif
+}
+
+/* A sum as a rounded number and what rounding took from it: exact to 106 bits. */
+static inline void subtract(double *total, double *rest, double value)
+{
+    const double result = *total - value, back = result - *total;
+    const double lost = *rest + ((*total - (result - back)) - (value + back));
+    *total = result + lost;
+    *rest = lost - (*total - result);
+}
+
+/* Krum among the clients that are left. The others of each client are in `sorted`, a row for each
+rank and a column for each client; its neighbours end at `place` with the key `last`. */
+typedef struct {
+    int32_t num_clients;
+    int64_t width, numbers;
+    int64_t *sorted, *last;
+    double *score, *rest, *largest;
+    int32_t *place, *moves, *moving;
+    uint8_t *is_left;
+} Krum;
+
+static void sort_others(const Krum *krum, const double *far, const Network *network)
+{
+    const int32_t num_clients = krum->num_clients;
+    for (int32_t other = 0; other < num_clients; other++) {
+        int64_t *to = krum->sorted + other * krum->width;
+        for (int32_t client = 0; client < num_clients; client++)
+            to[client] = key_of(far[(int64_t)other * num_clients + client], other, krum->numbers);
+        /* A client is the last of its others. */
+        to[other] = INT64_MAX;
+    }
+    for (int32_t first = 0; first < num_clients; first += SORTED)
+        for (int32_t k = 0; k < network->num_comparators; k++) {
+            int64_t *low = krum->sorted + network->comparators[2 * k] * krum->width + first;
+            int64_t *high = krum->sorted + network->comparators[2 * k + 1] * krum->width + first;
+            for (int j = 0; j < SORTED; j += LANES / 2) {
+                const Keys a = *(Keys *)(low + j), b = *(Keys *)(high + j);
+                *(Keys *)(low + j) = lesser_keys(a, b);
+                *(Keys *)(high + j) = greater_keys(a, b);
+            }
+        }
+}
+
+static inline int is_gone(const Krum *krum, int64_t key)
+{
+    return !krum->is_left[key & krum->numbers];
+}
+
+/* Add up the distances to the neighbours of a client that are left. */
+static void sum_anew(const Krum *krum, int32_t client)
+{
+    double total = 0, rest = 0;
+    for (int32_t rank = 0; rank <= krum->place[client]; rank++) {
+        const int64_t key = krum->sorted[rank * krum->width + client];
+        if (!is_gone(krum, key))
+            subtract(&total, &rest, -distance_of(key, krum->numbers));
+    }
+    krum->score[client] = krum->largest[client] = total;
+    krum->rest[client] = rest;
+}
+
+/* Let all clients be left, and add up the distances to the nearest others of each. */
+static void begin(const Krum *krum, int32_t num_neighbours)
+{
+    const int32_t num_clients = krum->num_clients;
+    const int64_t numbers = krum->numbers;
+    double *restrict score = krum->score, *restrict rest = krum->rest;
+    memset(krum->is_left, 1, (size_t)num_clients);
+    /* What is beyond the clients is not a number. */
+    memset(score, 0xff, sizeof(double) * (size_t)krum->width);
+    memset(score, 0, sizeof(double) * (size_t)num_clients);
+    memset(rest, 0, sizeof(double) * (size_t)num_clients);
+    for (int32_t rank = 0; rank < num_neighbours; rank++) {
+        const int64_t *restrict keys = krum->sorted + rank * krum->width;
+        for (int32_t client = 0; client < num_clients; client++)
+            subtract(score + client, rest + client, -distance_of(keys[client], numbers));
+    }
+    for (int32_t client = 0; client < num_clients; client++) {
+        krum->largest[client] = score[client];
+        krum->place[client] = num_neighbours - 1;
+        krum->last[client] = krum->sorted[(num_neighbours - 1) * krum->width + client];
+    }
+}
+
+/* Return the first of the smallest scores; those of clients that are gone are not numbers. */
+static int32_t client_of_smallest_score(const Krum *krum)
+{
+    enum { NUM = LANES / 2 };
+    Doubles least = (Doubles){0} + __builtin_inf();
+    Keys clients = {0}, chosen = {0};
+    for (int k = 0; k < NUM; k++)
+        clients[k] = k;
+    for (int32_t first = 0; first < krum->num_clients; first += NUM, clients += NUM) {
+        const Doubles score = *(const Doubles *)(krum->score + first);
+        const Keys is_less = score < least;
+        least = (Doubles)(((Keys)score & is_less) | ((Keys)least & ~is_less));
+        chosen = (clients & is_less) | (chosen & ~is_less);
+    }
+    int best = 0;
+    for (int k = 1; k < NUM; k++)
+        if (least[k] < least[best] || (least[k] == least[best] && chosen[k] < chosen[best]))
+            best = k;
+    return (int32_t)chosen[best];
+}
+
+/* Let neighbours end one client earlier, or later if there are to be as many as before. */
+static void move_end(const Krum *krum, int32_t client, int num_fewer)
+{
+    int32_t place = krum->place[client];
+    int64_t key;
+    do {
+        place += num_fewer ? -1 : 1;
+        key = krum->sorted[place * krum->width + client];
+    } while (place > 0 && place < krum->num_clients - 2 && is_gone(krum, key));
+    krum->place[client] = place;
+    krum->last[client] = key;
+    if (!num_fewer) {
+        krum->score[client] = krum->largest[client] = distance_of(key, krum->numbers);
+        krum->rest[client] = 0;
+    }
+}
+
+/* Take the client out whose distances are `far`. Every other one loses either this neighbour, or
+else the farthest of them, so that there are `num_fewer` neighbours fewer. */
+static void take_out(const Krum *krum, int32_t chosen, const double *far, int num_fewer)
+{
+    const int32_t num_clients = krum->num_clients;
+    const int64_t numbers = krum->numbers, *restrict last = krum->last;
+    const double *restrict largest = krum->largest;
+    double *restrict score = krum->score, *restrict rest = krum->rest;
+    int32_t *restrict moves = krum->moves, *restrict moving = krum->moving, num_moving = 0;
+    krum->is_left[chosen] = 0;
+    score[chosen] = __builtin_nan("");
+    for (int32_t client = 0; client < num_clients; client++) {
+        const int64_t key = key_of(far[client], chosen, numbers);
+        const int is_near = key <= last[client];
+        const double lost = distance_of(is_near ? key : last[client], numbers);
+        subtract(score + client, rest + client, num_fewer ? lost : 0);
+        /* 66 of the 106 bits are left. */
+        const int is_inexact = score[client] < largest[client] * 0x1p-40;
+        moves[client] = (key == last[client]) | (is_near < num_fewer) | is_inexact << 1;
+    }
+    for (int32_t client = 0; client < num_clients; client++) {
+        moving[num_moving] = client;
+        num_moving += (moves[client] != 0) & krum->is_left[client];
+    }
+    for (int32_t k = 0; k < num_moving; k++) {
+        if (moves[moving[k]] & 1)
+            move_end(krum, moving[k], num_fewer);
+        if (moves[moving[k]] & 2)
+            sum_anew(krum, moving[k]);
+    }
+}
+
+static inline int32_t at_least_one(int32_t num) { return num > 1 ? num : 1; }
+
+/* Clear `is_left` for Krum's choice among those left, again and again, in each matrix of squared
+distances.
+
+`width` is the number of clients rounded up to SORTED and a GAP; `keys` has `width` numbers for each
+client and as many again, `scores` and `places` three times as many. */
+void outvote_select(const double *far, int64_t num_matrices, int32_t num_clients,
+                    int32_t num_selected, int32_t num_byzantine, const int16_t *comparators,
+                    int32_t num_comparators, int64_t width, int64_t *keys, double *scores,
+                    int32_t *places, uint8_t *is_left)
+{
+    const Network network = {comparators, num_comparators, num_clients};
+    int64_t numbers = 1;
+    while (numbers < num_clients)
+        numbers *= 2;
+    memset(keys, 0, sizeof(int64_t) * (size_t)width * (size_t)num_clients);
+    for (; num_matrices > 0; num_matrices--, far += (int64_t)num_clients * num_clients,
+                             is_left += num_clients) {
+        const Krum krum = {num_clients,
+                           width,
+                           numbers - 1,
+                           keys,
+                           keys + width * num_clients,
+                           scores,
+                           scores + width,
+                           scores + 2 * width,
+                           places,
+                           places + width,
+                           places + 2 * width,
+                           is_left};
+        int32_t num_neighbours = at_least_one(num_clients - num_byzantine - 2);
+        sort_others(&krum, far, &network);
+        begin(&krum, num_neighbours);
+        for (int32_t step = 1; step <= num_selected; step++) {
+            const int32_t chosen = client_of_smallest_score(&krum);
+            const int32_t fewer = at_least_one(num_clients - step - num_byzantine - 2);
+            take_out(&krum, chosen, far + (int64_t)chosen * num_clients, num_neighbours - fewer);
+            num_neighbours = fewer;
+        }
     }
 }

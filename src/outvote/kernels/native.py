@@ -1,4 +1,4 @@
-"""Kernels in C for GAS and for sorting clients on a CPU; torch and numpy do it without them.
+"""Kernels in C for a CPU: groups of GAS, order of clients, Bulyan; torch and numpy do without them.
 
 They are built when outvote is installed, where there is a C compiler (`hatch_build.py`), for
 several levels of x86-64, and the best one that the processor has is used. OUTVOTE_NATIVE=0 switches
@@ -18,33 +18,40 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outvote.axes import Columns, Pairs, Rows
+from outvote.axes import Columns, Pairs, PerCoordinate, Rows
 from outvote.fresh import scratch
 from outvote.kernels.order_kernels import comparators
 from outvote.keyed_order import NUM_ROUNDS, KeyedOrder, SortedOrder
 from outvote.threads import CPU, mapped
 
 FOLDER = Path(__file__).parent
-# As in native.c: floats of a line of the cache, and of half a line; coordinates at once.
-LINE, HALF, MOST_COPIED, SQUARED, GAP, CENTRED, SORTED = 16, 8, 1024, 256, 16, 64, 64
+# As in native.c: numbers of a line of the cache and of half a line, coordinates at once.
+LINE, HALF, FOUR = 16, 8, 4
+MOST_COPIED, SQUARED, GAP, CENTRED, SORTED = 1024, 256, 16, 64, 64
 # Numbers of a buffer that stay in the cache of a core.
 BUFFERED = 1 << 17
-# Longer sums are rounded too often in float32; those of so many coordinates of a group are added in
-# float64.
-SUMMED_AT_ONCE = 256
 # More pieces than cores: a core that comes late still finds one.
 NUM_PIECES, NUM_SUMS = 16, 6
 # With more clients numpy sorts faster than a network, which has ever more comparators.
 MOST_SORTED = 64
+# The clients of a matrix are sorted by a network, too, but torch would sort them again and again.
+MOST_SELECTED = 1024
 
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 _ORDER = (_LONG, _INT, _INT, _POINTER)
 _ROWS = (_LONG, _LONG, _POINTER, _LONG, _INT)
+_VALUES = (_POINTER, _LONG, _INT, _LONG, _LONG)
+_NETWORK = (_POINTER, _INT)
 _ARGUMENTS = {
     "outvote_scatter": (*_ORDER, *_ROWS, _INT, _INT, _LONG, _POINTER, _POINTER),
     "outvote_products": (_POINTER, _LONG, *[_INT] * 4, _POINTER, _POINTER, _POINTER),
-    "outvote_sort": (_POINTER, _LONG, _INT, _LONG, _LONG, _POINTER, _INT, _POINTER, _POINTER),
-    "outvote_pair_sums": (*_ORDER, *_ROWS, *[_INT] * 4, _LONG, _POINTER, _POINTER, _POINTER),
+    "outvote_sort": (*_VALUES, *_NETWORK, _POINTER, _POINTER, _POINTER),
+    "outvote_nearest": (
+        *(_POINTER, _LONG, _LONG, *_VALUES[1:], *_NETWORK, _POINTER, *[_INT] * 4),
+        *[_POINTER] * 5,
+    ),
+    "outvote_select": (_POINTER, _LONG, *[_INT] * 3, *_NETWORK, _LONG, *[_POINTER] * 4),
+    "outvote_pair_sums": (*_ORDER, *_ROWS, *[_INT] * 3, _POINTER, _POINTER),
 }
 Sizes = tuple[int, int, int, int]
 """(Number, width) of the larger groups, then of the smaller."""
@@ -167,18 +174,16 @@ def pair_sums(rows: Rows, order: KeyedOrder | SortedOrder, sizes: Sizes) -> Tens
     """
     num_clients, dim = rows.shape
     num_pairs = num_clients * (num_clients - 1) // 2
-    width = -(-num_pairs // HALF) * HALF
-    num_groups = sizes[0] + sizes[2]
+    width = -(-num_pairs // FOUR) * FOUR
+    num_large, large, num_small, small = sizes
     given = _Given.of(order)
 
     def add_up(piece: tuple[int, int, int]) -> Tensor:
-        total = np.zeros((num_groups, width))
-        sums = np.empty((num_groups, width), np.float32)
-        buffer = np.empty(width * (SQUARED + GAP), np.float32)
+        total = np.zeros((num_large + num_small, width))
+        buffer = np.empty((width + num_clients) * (SQUARED + GAP))
         _library().outvote_pair_sums(
             *given.arguments,
-            *(*piece[1:], rows.data_ptr(), rows.stride(0), num_clients, *sizes),
-            *(SUMMED_AT_ONCE * num_groups, sums.ctypes.data),
+            *(*piece[1:], rows.data_ptr(), rows.stride(0), num_clients, num_large, large, small),
             *(buffer.ctypes.data, total.ctypes.data),
         )
         return torch.from_numpy(total)
@@ -217,7 +222,8 @@ def sort(source: np.ndarray, to: np.ndarray) -> None:
     network = _comparators(num_clients)
     _library().outvote_sort(
         *(source.ctypes.data, source.size // num_clients, num_clients, *steps),
-        *(network.ctypes.data, len(network), to.ctypes.data, buffer.ctypes.data),
+        *(network.ctypes.data, len(network), _everyone(num_clients).ctypes.data),
+        *(to.ctypes.data, buffer.ctypes.data),
     )
 
 
@@ -240,6 +246,101 @@ def _steps(source: np.ndarray) -> tuple[int, int] | None:
 @cache
 def _comparators(num_clients: int) -> np.ndarray:
     return np.array(comparators(num_clients), np.int16)
+
+
+@cache
+def _everyone(num_clients: int) -> np.ndarray:
+    return np.arange(num_clients, dtype=np.int16)
+
+
+class Nearest(NamedTuple):
+    """What is known about the values nearest to the medians of coordinates."""
+
+    mean: PerCoordinate
+    low: PerCoordinate
+    high: PerCoordinate
+    is_tied: Tensor
+    """Where the numbers of the clients decide which values are taken, and the rest is not known."""
+
+
+def can_find_nearest(columns: object) -> bool:
+    """Return whether `nearest` takes values ``[..., coordinates, clients]``; no stream of them."""
+    return (
+        isinstance(columns, Tensor)
+        and columns.device.type == "cpu"
+        and columns.dtype == torch.float32
+        and columns.dim() in (2, 3, 4)
+        and 2 <= columns.shape[-1] <= MOST_SORTED
+        and columns.numel() > 0
+        and min(columns.stride()[-2:]) == 1
+        and level() is not None
+    )
+
+
+def nearest(
+    columns: Columns, ranks_of_median: tuple[int, int], num_nearest: int, among: Tensor | None
+) -> Nearest:
+    """Find the values nearest to the median of ``columns [..., coordinates, clients]``.
+
+    The median is the mean of the values with the ranks `first` up to, not with, `last`. `among` has
+    the clients that count in each run and group, in ascending order; None: all.
+    """
+    num_coordinates, num_clients = columns.shape[-2:]
+    shape = columns.shape[:-1]
+    first, last = ranks_of_median
+    mean, low, high = (torch.empty(shape, dtype=torch.float32, device=CPU) for _ in range(3))
+    is_tied = torch.empty(shape, dtype=torch.bool, device=CPU)
+    if among is None:
+        among = torch.arange(num_clients, device=CPU).expand(*columns.shape[:-2], num_clients)
+    clients = among.to(torch.int16).contiguous()
+    num_among = clients.shape[-1]
+    network = _comparators(num_among)
+    width = -(-num_clients // HALF) * HALF
+    buffer = np.empty(2 * SORTED * width, np.float32)
+    # Groups are evenly spaced, runs need not be.
+    runs = [()] if columns.dim() < 4 else [(run,) for run in range(len(columns))]
+    for run in runs:
+        own, own_clients = columns[run], clients[run]
+        num_groups = own.shape[:-2].numel()
+        _library().outvote_nearest(
+            *(own.data_ptr(), num_groups, own.stride(0), num_coordinates, num_clients),
+            *(own.stride(-2), own.stride(-1), network.ctypes.data, len(network)),
+            *(own_clients.data_ptr(), num_among, first, last - 1, num_nearest),
+            *(found[run].data_ptr() for found in (mean, low, high, is_tied)),
+            buffer.ctypes.data,
+        )
+    return Nearest(mean, low, high, is_tied)
+
+
+def can_select(matrices: Pairs) -> bool:
+    """Return whether `select_one_by_one` takes these matrices."""
+    return (
+        matrices.device.type == "cpu"
+        and 2 <= matrices.shape[-1] <= MOST_SELECTED
+        and matrices.numel() > 0
+        and level() is not None
+    )
+
+
+def select_one_by_one(squared_distances: Pairs, num_selected: int, num_byzantine: int) -> Tensor:
+    """Return whom Krum selects, applied again and again to those who are left."""
+    num_clients = squared_distances.shape[-1]
+    far = squared_distances.double().reshape(-1, num_clients, num_clients).contiguous()
+    is_left = torch.empty(far.shape[:-1], dtype=torch.bool, device=CPU)
+    network = _comparators(num_clients)
+    width = -(-num_clients // SORTED) * SORTED + GAP
+
+    def select(start: int, stop: int) -> None:
+        keys = np.empty((num_clients + 1) * width, np.int64)
+        scores, places = np.empty(3 * width), np.empty(3 * width, np.int32)
+        _library().outvote_select(
+            *(far[start].data_ptr(), stop - start, num_clients, num_selected, num_byzantine),
+            *(network.ctypes.data, len(network), width, keys.ctypes.data, scores.ctypes.data),
+            *(places.ctypes.data, is_left[start].data_ptr()),
+        )
+
+    mapped(lambda piece: select(*piece[1:]), _pieces(1, len(far)))
+    return is_left.logical_not_().view(squared_distances.shape[:-1])
 
 
 class _Given(NamedTuple):

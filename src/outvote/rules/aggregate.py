@@ -328,6 +328,13 @@ class _Run:
     """The first of these rows that is equal to each."""
     num_byzantine: int
     num_received: int
+    centre: int
+    """The row of median norm."""
+
+    @property
+    def is_tiny(self) -> bool:
+        """Whether squares vanish in float32, so that all is computed in float64."""
+        return self.norms[self.centre] < SMALLEST_NORM
 
 
 Found = list[tuple[list[_Run], Aggregation]]
@@ -363,7 +370,8 @@ def _finite_runs(
             if not is_whole:
                 norms = [norms[k] for k in rows]
                 originals = _among([originals[k] for k in rows])
-            runs.append(_Run(number, rows, norms, originals, left, num_received))
+            centre = central_client(norms)
+            runs.append(_Run(number, rows, norms, originals, left, num_received, centre))
     return used, runs
 
 
@@ -397,12 +405,12 @@ def _alone(runs: list[_Run], traits: Traits) -> set[int]:
 def _alike(runs: list[_Run], alone: set[int]) -> list[list[_Run]]:
     """Put runs with as many rows and as many Byzantine ones together, but for those alone.
 
-    Distances of huge rows are taken in a higher precision: runs without any keep theirs.
+    Distances of huge and of tiny rows are taken in a higher precision: other runs keep theirs.
     """
     groups: dict[tuple[int, ...], list[_Run]] = {}
     for run in runs:
         is_safe = max(run.norms) < SAFE_NORM
-        kind = (len(run.rows), run.num_byzantine, run.num_received, is_safe)
+        kind = (len(run.rows), run.num_byzantine, run.num_received, is_safe, run.is_tiny)
         is_alone = run.number in alone
         groups.setdefault((*kind, run.number) if is_alone else kind, []).append(run)
     return list(groups.values())
@@ -428,10 +436,9 @@ def _compute(
         rows = _rows_of(runs, gradients)
     longest = max(max(run.norms) for run in runs)
     if usual is None:
-        centres = [central_client(run.norms) for run in runs]
-        if any(run.norms[k] < SMALLEST_NORM for run, k in zip(runs, centres, strict=True)):
+        if runs[0].is_tiny:
             rows, ahead = rows.double(), None
-        centre = kept_on_device(centres, rows.device)
+        centre = kept_on_device([run.centre for run in runs], rows.device)
     else:
         centre = usual.centre
     originals = _originals(runs, rows.device)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from outvote.axes import Pairs
 from outvote.errors import check_choice
-from outvote.kernels import matrix_kernels
+from outvote.kernels import matrix_kernels, native
 from outvote.rules import distances
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.krum import krum_scores
@@ -89,6 +89,8 @@ def select_one_by_one(squared_distances: Pairs, num_selected: int, num_byzantine
     """Move Krum's choice among the remaining clients to the selected ones, again and again."""
     if matrix_kernels.is_usable(squared_distances):
         return matrix_kernels.select_one_by_one(squared_distances, num_selected, num_byzantine)
+    if native.can_select(squared_distances):
+        return native.select_one_by_one(squared_distances, num_selected, num_byzantine)
     num_clients = squared_distances.shape[-1]
     others = squared_distances.clone()
     others.diagonal(dim1=-2, dim2=-1).fill_(torch.inf)
@@ -98,6 +100,7 @@ def select_one_by_one(squared_distances: Pairs, num_selected: int, num_byzantine
         num_neighbours = max(1, num_left - num_byzantine - 2)
         counts = is_left.unsqueeze(-2).expand_as(who).gather(-1, who) & far.isfinite()
         counts &= counts.cumsum(dim=-1) <= num_neighbours
-        scores = torch.where(counts, far, 0).sum(dim=-1).masked_fill(~is_left, torch.inf)
+        scores = torch.where(counts, far, 0).sum(dim=-1, dtype=torch.float64)
+        scores = scores.masked_fill(~is_left, torch.inf)
         is_left.scatter_(-1, scores.argmin(dim=-1, keepdim=True), value=False)
     return ~is_left

@@ -2,7 +2,8 @@
 
 To read the groups one after another takes a random read for every value, and memory for a copy of
 all values. With few clients there are few pairs: the squared difference of each is added to the sum
-of the coordinate's group instead. Nothing cancels: no distance between two clients is redone.
+of the coordinate's group instead, in float64. Nothing cancels: no distance between two clients is
+redone, and inner products may be worked out from the distances, whatever their sizes.
 """
 
 from itertools import pairwise
@@ -13,7 +14,6 @@ from torch import Tensor
 
 from outvote.axes import Pairs, Rows
 from outvote.kernels import native
-from outvote.precision import work_dtype
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.distances import SHORTEST_NORM
 from outvote.rules.split import RandomCut, Split
@@ -21,13 +21,13 @@ from outvote.threads import mapped
 
 # With more clients or groups, or fewer coordinates, reading the groups is as fast.
 MOST_CLIENTS, MOST_GROUPS, FEWEST_COORDINATES = 9, 1 << 14, 1 << 19
+# In fewer groups, sums wait for each other, with a kernel less than without.
+FEWEST_GROUPS, FEWEST_WITH_KERNEL = 512, 16
+# With a kernel: of shorter groups there are too many.
+SHORTEST_GROUP = 32
 # The differences of this many coordinates are squared before they are added up.
-AT_ONCE = 1 << 17
-# Longer sums over a group are rounded too often in float32; those of parts are added in float64.
-SUMMED_AT_ONCE = 256
+AT_ONCE = 1 << 16
 NUM_PIECES = 4
-# With a kernel: in fewer groups, sums wait for each other; of shorter ones there are too many.
-FEW_GROUPS, SHORTEST_GROUP = 16, 32
 
 
 def squared_distances(matrix: ClientMatrix, split: Split) -> Pairs | None:
@@ -54,14 +54,17 @@ def squared_distances(matrix: ClientMatrix, split: Split) -> Pairs | None:
 
 
 def _is_faster(matrix: ClientMatrix, split: Split) -> bool:
-    return AT_ONCE // SUMMED_AT_ONCE < split.num_groups <= MOST_GROUPS and matrix.dim >= max(
+    return FEWEST_GROUPS < split.num_groups <= MOST_GROUPS and matrix.dim >= max(
         FEWEST_COORDINATES, matrix.num_clients * split.num_groups
     )
 
 
 def _is_faster_by_kernel(matrix: ClientMatrix, split: Split) -> bool:
     num_groups = split.num_groups
-    return FEW_GROUPS <= num_groups <= MOST_GROUPS and matrix.dim >= SHORTEST_GROUP * num_groups
+    return (
+        FEWEST_WITH_KERNEL <= num_groups <= MOST_GROUPS
+        and matrix.dim >= SHORTEST_GROUP * num_groups
+    )
 
 
 def _matrices(sums: Tensor, num_clients: int) -> Pairs:
@@ -100,11 +103,10 @@ def _sums_of_piece(
     """
     num_sums = -(-len(pairs[0]) // 2)
     total = torch.zeros(num_sums, num_groups, dtype=torch.complex128)
-    buffer = torch.zeros(num_sums, AT_ONCE, 2, dtype=work_dtype(rows.dtype))
+    buffer = torch.zeros(num_sums, AT_ONCE, 2, dtype=torch.float64)
     for own, some in zip(groups.split(AT_ONCE), rows.split(AT_ONCE, dim=1), strict=True):
-        squared = _square(some.to(buffer.dtype), buffer[:, : len(own)], pairs)
-        sums = torch.zeros(total.shape, dtype=squared.dtype)
-        total += sums.scatter_add_(1, own.long().expand(num_sums, -1), squared)
+        squared = _square(some.double(), buffer[:, : len(own)], pairs)
+        total.scatter_add_(1, own.long().expand(num_sums, -1), squared)
     return total
 
 

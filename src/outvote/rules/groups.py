@@ -8,9 +8,9 @@ short copy; with few, to read row by row, each row being small enough for the ca
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from functools import partial
 from itertools import pairwise
-from threading import local
+from threading import Lock, local
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -20,7 +20,7 @@ from torch import Tensor
 from outvote.axes import Columns, Pairs, PerClient, PerCoordinate, Rows
 from outvote.fresh import scratch
 from outvote.kernels import client_kernels, group_kernels, native
-from outvote.lazy import lazy
+from outvote.lazy import lazy, once
 from outvote.precision import exact_products, work_dtype
 from outvote.rules import distances, group_distances
 from outvote.rules.client_matrix import ClientMatrix
@@ -256,6 +256,7 @@ class Reader(ABC):
         """Take the values ``[runs, dim, clients]`` and the groups to read."""
         self.columns = columns
         self.block = block
+        self.lock = Lock()
         self._buffers = local()
 
     def prepare(self) -> None:  # noqa: B027  (most have nothing to prepare)
@@ -307,6 +308,17 @@ class Reader(ABC):
 OpenBlock = Callable[[IndexBlock | PositionBlock], Reader]
 
 
+class _InOrder:
+    """All values in the order of the groups, copied when they are first read."""
+
+    def __init__(self, matrix: ClientMatrix, cut: RandomCut) -> None:
+        self.rows, self.orders, self.lock = matrix.rows, cut.orders, Lock()
+
+    @once
+    def values(self) -> Columns:
+        return native.scattered(self.rows, self.orders)
+
+
 class InOrder(Reader):
     """Reads groups one after the other: a kernel copies all values in their order."""
 
@@ -315,11 +327,11 @@ class InOrder(Reader):
     def __init__(
         self,
         columns: Columns,
-        copied: Callable[[], Columns],
+        copied: "_InOrder",
         start: int,
         block: IndexBlock | PositionBlock,
     ) -> None:
-        """Take the values, a way to copy them, and where among the copies the groups start."""
+        """Take the values, their copies, and where among these the groups start."""
         super().__init__(columns, block)
         self._copied, self._start = copied, start
 
@@ -329,9 +341,7 @@ class InOrder(Reader):
         if not native.can_scatter(matrix.rows, cut.orders):
             return None
 
-        @cache
-        def copied() -> Columns:
-            return native.scattered(matrix.rows, cut.orders)
+        copied = _InOrder(matrix, cut)
 
         def open_block(block: IndexBlock | PositionBlock) -> Reader:
             num_large, large, num_small, _ = cut.sizes
@@ -344,7 +354,7 @@ class InOrder(Reader):
     def values(self) -> Columns:
         """All groups of the block."""
         num_groups, width = self.block.shape[1:]
-        own = self._copied()[:, self._start : self._start + num_groups * width]
+        own = self._copied.values[:, self._start : self._start + num_groups * width]
         groups: Tensor = own.unflatten(1, (num_groups, width))
         return groups
 
@@ -372,7 +382,7 @@ class ByClient(Reader):
 
     reads_copies = False
 
-    @lazy
+    @once
     def values(self) -> Tensor:
         """Copy all groups: a client's row stays in the cache while it is read at random."""
         runs, _, num_clients = self.columns.shape

@@ -44,4 +44,5 @@ def neighbour_matrix(squared_distances: Pairs, num_byzantine: int) -> Mixture:
     # Before any duplicate of lower index: one is one's own nearest.
     far.diagonal(dim1=-2, dim2=-1).fill_(-1)
     nearest = far.argsort(dim=-1, stable=True)[..., :num_nearest]
-    return torch.zeros_like(far).scatter_(-1, nearest, 1 / num_nearest)
+    # In float64 whatever the distances: weights sum to 1, and an average of copies is the copy.
+    return torch.zeros_like(far, dtype=torch.float64).scatter_(-1, nearest, 1 / num_nearest)

@@ -189,7 +189,7 @@ def mean_nearest_median(
     """
     if order_kernels.can_select(columns):
         return order_kernels.mean_nearest(columns, *_for_kernels(columns, num_nearest, even, among))
-    parts = over_tiles(lambda tile: _nearest(tile, num_nearest, even)[0], _some(columns, among))
+    parts = [found[0] for found in _nearest_of_tiles(columns, num_nearest, even, among)]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
@@ -200,8 +200,7 @@ def bounds_nearest_median(
     if order_kernels.can_select(columns):
         given = _for_kernels(columns, num_nearest, even, among)
         return order_kernels.bounds_nearest(columns, *given)
-    parts = over_tiles(lambda tile: _nearest(tile, num_nearest, even)[1:], _some(columns, among))
-    lows, highs = zip(*parts, strict=True)
+    _, lows, highs = zip(*_nearest_of_tiles(columns, num_nearest, even, among), strict=True)
     return torch.cat(lows, dim=-1), torch.cat(highs, dim=-1)
 
 
@@ -215,18 +214,25 @@ def mean_nearest_median_and_shares(
     if order_kernels.can_count(columns):
         given = _for_kernels(columns, num_nearest, even, among)
         return order_kernels.mean_nearest_and_shares(columns, *given)
-    if among is not None and not order_kernels.can_select(columns):
-        mean, shares = mean_nearest_median_and_shares(_some(columns, among), num_nearest, even)
-        everyone = torch.zeros_like(among.is_among, dtype=torch.float64)
-        return mean, everyone.scatter_(-1, among.index, shares)
-    mean = mean_nearest_median(columns, num_nearest, even, among)
-    bounds = bounds_nearest_median(columns, num_nearest, even, among)
-    shares = shares_between(columns, *bounds)
+    if order_kernels.can_select(columns):
+        mean = mean_nearest_median(columns, num_nearest, even, among)
+        low, high = bounds_nearest_median(columns, num_nearest, even, among)
+    else:
+        parts = zip(*_nearest_of_tiles(columns, num_nearest, even, among), strict=True)
+        mean, low, high = (torch.cat(part, dim=-1) for part in parts)
+    shares = shares_between(columns, low, high)
     return mean, shares if among is None else torch.where(among.is_among, shares, 0)
 
 
-def _some(columns: Columns, among: Among | None) -> Columns:
-    return columns if among is None else of_clients(columns, among.index)
+def _nearest_of_tiles(
+    columns: Columns, num_nearest: int, even: str, among: Among | None
+) -> "list[Nearest]":
+    """Find the values nearest to the median, tile by tile."""
+    index = None if among is None else among.index
+    # A kernel skips the clients that do not count; without it, the others are copied.
+    if index is not None and not native.can_find_nearest(columns):
+        columns, index = of_clients(columns, index), None
+    return over_tiles(lambda tile: _nearest(tile, num_nearest, even, index), columns)
 
 
 def _for_kernels(
@@ -244,8 +250,29 @@ def of_clients(columns: Columns, index: Tensor) -> Columns:
     return columns.gather(-1, index)
 
 
-def _nearest(tile: Columns, num_nearest: int, even: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Slide a window over the sorted values: the nearest ones lie side by side."""
+Nearest = tuple[PerCoordinate, PerCoordinate, PerCoordinate]
+"""The mean of the values nearest to the median, the smallest and the largest of them."""
+
+
+def _nearest(tile: Columns, num_nearest: int, even: str, index: Tensor | None) -> Nearest:
+    """Find the values nearest to the median; `index` has the clients that count, None: all."""
+    if native.can_find_nearest(tile):
+        num = tile.shape[-1] if index is None else index.shape[-1]
+        mean, low, high, tied = native.nearest(tile, median_ranks(num, even), num_nearest, index)
+    else:
+        assert index is None
+        mean, low, high, tied = _in_window(tile, num_nearest, even)
+    if bool(tied.any()):
+        values = tile[tied]
+        if index is not None:
+            of_tied = index.unsqueeze(-2).expand(*tile.shape[:-1], index.shape[-1])[tied]
+            values = values.gather(-1, of_tied)
+        mean[tied], low[tied], high[tied] = _lower_index_first(values, num_nearest, even)
+    return mean, low, high
+
+
+def _in_window(tile: Columns, num_nearest: int, even: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Slide a window over the sorted values: the nearest lie side by side; mark where more do."""
     ranked = sort_clients(tile)
     middle = _Middle(ranked, even)
     num_clients = tile.shape[-1]
@@ -255,18 +282,18 @@ def _nearest(tile: Columns, num_nearest: int, even: str) -> tuple[Tensor, Tensor
     rank = torch.arange(num_clients, device=tile.device)
     inside = (rank >= start) & (rank < start + num_nearest)
     mean = _mean(torch.where(inside, ranked, 0), num_nearest)
-    low = ranked.gather(-1, start)
-    high = ranked.gather(-1, start + num_nearest - 1)
+    low = ranked.gather(-1, start).squeeze(-1)
+    high = ranked.gather(-1, start + num_nearest - 1).squeeze(-1)
     tied = _is_tied(ranked, middle, start, num_nearest).squeeze(-1)
-    low, high = low.squeeze(-1), high.squeeze(-1)
-    if bool(tied.any()):
-        # A value left out is just as near as one taken: the lower client index goes first.
-        values = tile[tied]
-        order = middle.at(tied).deviation(values).argsort(dim=-1, stable=True)
-        taken = values.gather(-1, order[..., :num_nearest])
-        mean[tied] = _mean(taken, num_nearest)
-        low[tied], high[tied] = taken.amin(dim=-1), taken.amax(dim=-1)
-    return mean.clamp(min=low, max=high), low, high
+    return mean.clamp(min=low, max=high), low, high, tied
+
+
+def _lower_index_first(values: Tensor, num_nearest: int, even: str) -> Nearest:
+    """Find them where a value left out is just as near as one taken."""
+    order = _Middle(sort_clients(values), even).deviation(values).argsort(dim=-1, stable=True)
+    taken = values.gather(-1, order[..., :num_nearest])
+    low, high = taken.amin(dim=-1), taken.amax(dim=-1)
+    return _mean(taken, num_nearest).clamp(min=low, max=high), low, high
 
 
 class _Middle:
@@ -285,12 +312,6 @@ class _Middle:
             return ((values - self.low) + (values - self.high)).abs_()
         values, low, high = (x * self.scale for x in (values, self.low, self.high))
         return ((values - low) + (values - high)).abs_()
-
-    def at(self, where: Tensor) -> "_Middle":
-        """Return the medians of some coordinates."""
-        some = object.__new__(_Middle)
-        some.low, some.high, some.scale = self.low[where], self.high[where], self.scale
-        return some
 
 
 def _is_tied(ranked: Tensor, middle: _Middle, start: Tensor, width: int) -> Tensor:
