@@ -19,6 +19,7 @@ enum { LANES = 4, MOST_VECTORS = 2 };
 #endif
 typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t Mask __attribute__((vector_size(4 * LANES)));
+typedef float HalfVector __attribute__((vector_size(2 * LANES), aligned(4), may_alias));
 typedef int64_t Keys __attribute__((vector_size(4 * LANES), aligned(8), may_alias));
 typedef double Doubles __attribute__((vector_size(4 * LANES), aligned(8), may_alias));
 typedef float HalfLine __attribute__((vector_size(32), aligned(4), may_alias));
@@ -518,6 +519,27 @@ typedef struct {
     uint8_t *is_tied;
 } Nearest;
 
+/* Sorted values of up to SORTED coordinates, rank by rank: `rows` has the numbers of their rows. The
+median is the mean of the ranks `first` and `last`. */
+typedef struct {
+    const float *values;
+    const int16_t *rows;
+    int32_t num_ranks, first, last;
+} Ranked;
+
+static inline const float *rank_of(const Ranked *ranked, int32_t rank)
+{
+    return ranked->values + ranked->rows[rank] * SORTED;
+}
+
+/* The windows of some coordinates: where they start, how far their farthest value is from the
+median, and the sums of their values. */
+typedef struct {
+    int32_t start[SORTED];
+    float reach[SORTED];
+    double total[SORTED];
+} Windows;
+
 /* Twice the distance from the median, which is the mean of two values, times `scale`. */
 static inline float deviation(float value, float low, float high, float scale)
 {
@@ -525,70 +547,82 @@ static inline float deviation(float value, float low, float high, float scale)
     return __builtin_fabsf((value - low * scale) + (value - high * scale));
 }
 
-/* Slide a window over the sorted values of up to SORTED coordinates: the nearest lie side by side.
-
-`rows` has the number of the row of each rank; the median is between the ranks `first` and `last`. */
-static void find_nearest(const float *sorted, const int16_t *rows, int32_t num_ranks, int32_t first,
-                         int32_t last, int32_t num_nearest, int32_t num, const Nearest *to)
+static inline Vector deviations(Vector values, Vector low, Vector high, float scale)
 {
-    float best[SORTED], left[SORTED], low[SORTED], high[SORTED], right[SORTED];
-    double total[SORTED];
-    int32_t start[SORTED];
-    const float *below = sorted + rows[first] * SORTED, *above = sorted + rows[last] * SORTED;
-    const float *least = sorted + rows[0] * SORTED, *most = sorted + rows[num_ranks - 1] * SORTED;
+    values *= scale;
+    const Vector far = (values - low * scale) + (values - high * scale);
+    return (Vector)((Mask)far & INT32_MAX);
+}
+
+/* Find the windows of some coordinates, from `at` on, that reach least far from the median. */
+static void find_windows(const Ranked *ranked, int32_t num_nearest, float scale, int at,
+                         Windows *to)
+{
+    const Vector low = *(const Vector *)(rank_of(ranked, ranked->first) + at);
+    const Vector high = *(const Vector *)(rank_of(ranked, ranked->last) + at);
+    Vector least = (Vector){0} + __builtin_inff();
+    Mask start = {0};
+    for (int32_t rank = 0; rank + num_nearest <= ranked->num_ranks; rank++) {
+        const Vector from = *(const Vector *)(rank_of(ranked, rank) + at);
+        const Vector until = *(const Vector *)(rank_of(ranked, rank + num_nearest - 1) + at);
+        const Vector reach =
+            greater(deviations(from, low, high, scale), deviations(until, low, high, scale));
+        const Mask is_less = reach < least;
+        start = (is_less & rank) | (~is_less & start);
+        least = lesser(reach, least);
+    }
+    Doubles total[2] = {{0}, {0}};
+    for (int32_t rank = 0; rank < ranked->num_ranks; rank++) {
+        const Vector own = *(const Vector *)(rank_of(ranked, rank) + at);
+        const Mask is_inside = (start <= rank) & (start > rank - num_nearest);
+        const union {
+            Vector whole;
+            HalfVector halves[2];
+        } inside = {(Vector)((Mask)own & is_inside)};
+        for (int half = 0; half < 2; half++)
+            total[half] += __builtin_convertvector(inside.halves[half], Doubles);
+    }
+    memcpy(to->start + at, &start, sizeof start);
+    memcpy(to->reach + at, &least, sizeof least);
+    memcpy(to->total + at, total, sizeof total);
+}
+
+/* Slide a window over the sorted values of some coordinates: the nearest ones lie side by side. */
+static void find_nearest(const Ranked *ranked, int32_t num_nearest, int32_t num, const Nearest *to)
+{
+    Windows windows;
+    const float *below = rank_of(ranked, ranked->first), *above = rank_of(ranked, ranked->last);
+    const float *least = rank_of(ranked, 0), *most = rank_of(ranked, ranked->num_ranks - 1);
     float extreme = 0;
     for (int k = 0; k < num; k++) {
-        const float far = __builtin_fmaxf(__builtin_fabsf(least[k]), __builtin_fabsf(most[k]));
+        const float far = -least[k] > most[k] ? -least[k] : most[k];
         extreme = far > extreme ? far : extreme;
     }
     /* Twice a difference of numbers near the largest float would overflow. */
     const float scale = extreme > __FLT_MAX__ / 16 ? 0.25f : 1.0f;
-    for (int k = 0; k < SORTED; k++) {
-        best[k] = __builtin_inff();
-        start[k] = 0;
-        total[k] = 0;
-        left[k] = low[k] = high[k] = right[k] = 0;
-    }
-    for (int32_t rank = 0; rank + num_nearest <= num_ranks; rank++) {
-        const float *from = sorted + rows[rank] * SORTED;
-        const float *until = sorted + rows[rank + num_nearest - 1] * SORTED;
-        for (int k = 0; k < SORTED; k++) {
-            const float to_low = deviation(from[k], below[k], above[k], scale);
-            const float to_high = deviation(until[k], below[k], above[k], scale);
-            const float reach = to_low > to_high ? to_low : to_high;
-            start[k] = reach < best[k] ? rank : start[k];
-            best[k] = reach < best[k] ? reach : best[k];
-        }
-    }
-    for (int32_t rank = 0; rank < num_ranks; rank++) {
-        const float *own = sorted + rows[rank] * SORTED;
-        for (int k = 0; k < SORTED; k++) {
-            const int32_t inside = rank - start[k];
-            left[k] = inside == -1 ? own[k] : left[k];
-            low[k] = inside == 0 ? own[k] : low[k];
-            high[k] = inside == num_nearest - 1 ? own[k] : high[k];
-            right[k] = inside == num_nearest ? own[k] : right[k];
-        }
-        for (int k = 0; k < SORTED; k++) {
-            const uint32_t inside = (uint32_t)(rank - start[k]);
-            total[k] += (double)(inside < (uint32_t)num_nearest ? own[k] : 0.0f);
-        }
-    }
+    for (int at = 0; at < num; at += LANES)
+        find_windows(ranked, num_nearest, scale, at, &windows);
     for (int k = 0; k < num; k++) {
-        const float mean = (float)(total[k] / num_nearest);
-        to->mean[k] = mean < low[k] ? low[k] : mean > high[k] ? high[k] : mean;
-        to->low[k] = low[k];
-        to->high[k] = high[k];
+        const int32_t start = windows.start[k], stop = start + num_nearest;
+        const float reach = windows.reach[k];
+        const float low = rank_of(ranked, start)[k], high = rank_of(ranked, stop - 1)[k];
+        const float mean = (float)(windows.total[k] / num_nearest);
         /* A value left out is just as near as one taken. Equal values may be exchanged, unless both
         ends of the window are as far. */
-        const int is_left = start[k] > 0 &&
-                            deviation(left[k], below[k], above[k], scale) <= best[k] &&
-                            (left[k] != low[k] ||
-                             deviation(high[k], below[k], above[k], scale) == best[k]);
-        const int is_right = start[k] + num_nearest < num_ranks &&
-                             deviation(right[k], below[k], above[k], scale) <= best[k] &&
-                             (right[k] != high[k] ||
-                              deviation(low[k], below[k], above[k], scale) == best[k]);
+        int is_left = 0, is_right = 0;
+        if (start > 0) {
+            const float left = rank_of(ranked, start - 1)[k];
+            is_left = deviation(left, below[k], above[k], scale) <= reach &&
+                      (left != low || deviation(high, below[k], above[k], scale) == reach);
+        }
+        if (stop < ranked->num_ranks) {
+            const float right = rank_of(ranked, stop)[k];
+            is_right = deviation(right, below[k], above[k], scale) <= reach &&
+                       (right != high || deviation(low, below[k], above[k], scale) == reach);
+        }
+        to->mean[k] = mean < low ? low : mean > high ? high : mean;
+        to->low[k] = low;
+        to->high[k] = high;
         to->is_tied[k] = (uint8_t)(is_left || is_right);
     }
 }
@@ -614,11 +648,12 @@ void outvote_nearest(const float *values, int64_t num_groups, int64_t group_step
         for (int64_t start = 0; start < num_coordinates; start += SORTED) {
             const int32_t num = at_most_sorted(num_coordinates - start);
             const int64_t at = group * num_coordinates + start;
+            const Ranked ranked = {buffer, among, num_among, first, last};
             const Nearest to = {mean + at, low + at, high + at, is_tied + at};
             read_clients(values + group * group_step + start * coordinate_step, num, &layout, among,
                          num_among, buffer, scratch);
             sort_rows(&network, among, buffer, num);
-            find_nearest(buffer, among, num_among, first, last, num_nearest, num, &to);
+            find_nearest(&ranked, num_nearest, num, &to);
         }
 }
 
