@@ -34,8 +34,8 @@ SMALL = {
     "scale_remedies": "",
 }
 """Scripts that need nothing, and what makes them small; all write a result file."""
-SLOW = {"bench_engine", "bench_flower", "flower_bad_replies", "lie_sides"}
-"""Seconds each: the first trains three networks in processes of their own."""
+SLOW = {"bench_engine"}
+"""Half a minute: it trains three networks in processes of their own."""
 OTHERS = {
     "bench_byzfl",
     "bench_engine_gpu",
@@ -57,6 +57,7 @@ PARTS = {
     "timing",
 }
 """What the scripts import."""
+NUMBERS = ("seconds_per_round", "samples_per_second", "times_ours")
 
 
 @pytest.fixture
@@ -111,6 +112,52 @@ def test_a_script_runs_in_miniature(name, script, load, tmp_path, monkeypatch, c
     assert {"date", "commit", "torch"} <= set(result["circumstances"])
     assert result["rows"]
     assert capsys.readouterr().out
+
+
+def test_the_networks_of_the_paper_run_in_miniature(script, tmp_path):
+    target = tmp_path / "result.json"
+    script(
+        "bench_engine_gpu",
+        f"networks --device cpu --tiny --networks alexnet --runs 2 --rounds 1 -o {target}",
+    )
+    assert json.loads(target.read_text())["rows"]
+
+
+def test_a_curve_and_plain_loops_are_the_same_in_miniature(script, load, tmp_path, monkeypatch):
+    bench = load("bench_engine_gpu")
+    setting = replace(bench.SETTINGS["alexnet"], num_train=4000, num_test=40)
+    images = bench.Data.random(setting, torch.device("cpu"))
+    monkeypatch.setattr(bench.Data, "cifar10", lambda _: images)
+    monkeypatch.setattr(bench, "PAPER", bench._tiny(setting).training)
+    found = {}
+    for what in ("curve", "plain"):
+        target = tmp_path / f"{what}.json"
+        words = f"--device cpu --rounds 2 --seeds 0 1 --precision float32 -o {target}"
+        script("bench_engine_gpu", f"{what} {words}")
+        found[what] = json.loads(target.read_text())["rows"]
+    curve = [row["accuracy"] for row in found["curve"]]
+    plain = {(row["round"], row["seed"]): row["accuracy"] for row in found["plain"]}
+    assert curve == [[plain[number, seed] for seed in (0, 1)] for number in (1, 2)]
+
+
+def test_the_jobs_of_the_simulators_bench_train(script, load, tmp_path, monkeypatch):
+    bench = load("bench_engine")
+    found = []
+
+    def measured(model, jobs, repeats):
+        for name, make in jobs.items():
+            one_round = make()
+            for _ in range(repeats):
+                one_round()
+            found.append((model, name))
+        return [{"model": model, "loop": "none", **dict.fromkeys(NUMBERS, 1.0)}]
+
+    monkeypatch.setattr(bench, "measured", measured)
+    monkeypatch.setattr(bench, "make_environment", lambda: "not wanted")
+    target = tmp_path / "result.json"
+    assert script("bench_engine", f"--models mlp --repeats 2 -o {target}") == 0
+    assert found == [("mlp", "outvote"), ("mlp", "plain PyTorch")]
+    assert json.loads(target.read_text())["rows"]
 
 
 def test_large_gradients_are_measured_in_miniature(script, capsys):
@@ -252,6 +299,13 @@ def test_why_a_contestant_has_no_result(does, reason, load, tmp_path):
         race.execute(race.Contestant(module="race_plain"), work, str(program), limit)
 
 
+def test_a_contestant_trains_in_a_process_of_its_own(load):
+    race = load("race")
+    work = race.work_of(race.parse(TINY_RACE.split()))
+    found = race.execute(race.Contestant(module="race_plain"), work, sys.executable, 120)
+    assert (found["samples"], len(found["seconds"])) == (100, 1)
+
+
 def test_the_race_shows_the_fastest_way(load):
     race = load("race")
     options = race.parse([*TINY_RACE.split(), "--contestants", "pfl"])
@@ -343,18 +397,7 @@ def test_a_script_runs_with_byzfl(words, tmp_path):
     assert json.loads(target.read_text())["rows"]
 
 
-@pytest.mark.slow
 def test_memory_is_measured_in_a_process_of_its_own(load):
     bench = load("bench_rules")
     extra = bench.extra_memory("median", "random", 5, 100_000, torch.device("cpu"))
     assert 0 <= extra < 20
-
-
-@pytest.mark.slow
-def test_the_networks_of_the_paper_run_in_miniature(script, tmp_path):
-    target = tmp_path / "result.json"
-    script(
-        "bench_engine_gpu",
-        f"networks --device cpu --tiny --networks alexnet --runs 2 --rounds 1 -o {target}",
-    )
-    assert json.loads(target.read_text())["rows"]
