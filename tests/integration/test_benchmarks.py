@@ -5,7 +5,7 @@ import json
 import logging
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -165,6 +165,11 @@ def test_large_gradients_are_measured_in_miniature(script, capsys):
     assert "gas(multi-krum, num_groups=1000)" in capsys.readouterr().out
 
 
+def test_memory_is_measured(script, capsys):
+    script("bench_rules", "--memory median random 5 100000 cpu")
+    assert 0 <= float(capsys.readouterr().out) < 20
+
+
 def test_slopes_of_the_cost_are_those_of_powers(load):
     bench = load("bench_cost")
     sizes = [10, 20, 40]
@@ -299,10 +304,18 @@ def test_why_a_contestant_has_no_result(does, reason, load, tmp_path):
         race.execute(race.Contestant(module="race_plain"), work, str(program), limit)
 
 
-def test_a_contestant_trains_in_a_process_of_its_own(load):
-    race = load("race")
+def test_the_program_of_a_contestant_reads_its_work_and_writes_a_result(script, load, tmp_path):
+    race, race_work = load("race"), load("race_work")
     work = race.work_of(race.parse(TINY_RACE.split()))
-    found = race.execute(race.Contestant(module="race_plain"), work, sys.executable, 120)
+    copying = tmp_path / "python"
+    copying.write_text('#!/bin/sh\ncp "$3" "$4"\n')
+    copying.chmod(0o700)
+    given = race.execute(race.Contestant(module="race_plain"), work, str(copying), 20)
+    assert given == asdict(work)
+    there, target = tmp_path / "work.json", tmp_path / "result.json"
+    there.write_text(race_work.write_work(work))
+    script("race_work", f"race_plain {there} {target}")
+    found = json.loads(target.read_text())
     assert (found["samples"], len(found["seconds"])) == (100, 1)
 
 
@@ -397,6 +410,7 @@ def test_a_script_runs_with_byzfl(words, tmp_path):
     assert json.loads(target.read_text())["rows"]
 
 
+@pytest.mark.slow
 def test_memory_is_measured_in_a_process_of_its_own(load):
     bench = load("bench_rules")
     extra = bench.extra_memory("median", "random", 5, 100_000, torch.device("cpu"))
