@@ -5,7 +5,7 @@ import json
 import logging
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,8 +34,8 @@ SMALL = {
     "scale_remedies": "",
 }
 """Scripts that need nothing, and what makes them small; all write a result file."""
-SLOW = {"bench_engine", "bench_flower", "flower_bad_replies", "lie_sides"}
-"""Seconds each: the first trains three networks in processes of their own."""
+SLOW = {"bench_engine"}
+"""Half a minute: it trains three networks in processes of their own."""
 OTHERS = {
     "bench_byzfl",
     "bench_engine_gpu",
@@ -57,6 +57,7 @@ PARTS = {
     "timing",
 }
 """What the scripts import."""
+NUMBERS = ("seconds_per_round", "samples_per_second", "times_ours")
 
 
 @pytest.fixture
@@ -113,9 +114,60 @@ def test_a_script_runs_in_miniature(name, script, load, tmp_path, monkeypatch, c
     assert capsys.readouterr().out
 
 
+def test_the_networks_of_the_paper_run_in_miniature(script, tmp_path):
+    target = tmp_path / "result.json"
+    script(
+        "bench_engine_gpu",
+        f"networks --device cpu --tiny --networks alexnet --runs 2 --rounds 1 -o {target}",
+    )
+    assert json.loads(target.read_text())["rows"]
+
+
+def test_a_curve_and_plain_loops_are_the_same_in_miniature(script, load, tmp_path, monkeypatch):
+    bench = load("bench_engine_gpu")
+    setting = replace(bench.SETTINGS["alexnet"], num_train=4000, num_test=40)
+    images = bench.Data.random(setting, torch.device("cpu"))
+    monkeypatch.setattr(bench.Data, "cifar10", lambda _: images)
+    monkeypatch.setattr(bench, "PAPER", bench._tiny(setting).training)
+    found = {}
+    for what in ("curve", "plain"):
+        target = tmp_path / f"{what}.json"
+        words = f"--device cpu --rounds 2 --seeds 0 1 --precision float32 -o {target}"
+        script("bench_engine_gpu", f"{what} {words}")
+        found[what] = json.loads(target.read_text())["rows"]
+    curve = [row["accuracy"] for row in found["curve"]]
+    plain = {(row["round"], row["seed"]): row["accuracy"] for row in found["plain"]}
+    assert curve == [[plain[number, seed] for seed in (0, 1)] for number in (1, 2)]
+
+
+def test_the_jobs_of_the_simulators_bench_train(script, load, tmp_path, monkeypatch):
+    bench = load("bench_engine")
+    found = []
+
+    def measured(model, jobs, repeats):
+        for name, make in jobs.items():
+            one_round = make()
+            for _ in range(repeats):
+                one_round()
+            found.append((model, name))
+        return [{"model": model, "loop": "none", **dict.fromkeys(NUMBERS, 1.0)}]
+
+    monkeypatch.setattr(bench, "measured", measured)
+    monkeypatch.setattr(bench, "make_environment", lambda: "not wanted")
+    target = tmp_path / "result.json"
+    assert script("bench_engine", f"--models mlp --repeats 2 -o {target}") == 0
+    assert found == [("mlp", "outvote"), ("mlp", "plain PyTorch")]
+    assert json.loads(target.read_text())["rows"]
+
+
 def test_large_gradients_are_measured_in_miniature(script, capsys):
     script("bench_rules", "--large --dim 3000 --clients 6 --repeats 1")
     assert "gas(multi-krum, num_groups=1000)" in capsys.readouterr().out
+
+
+def test_memory_is_measured(script, capsys):
+    script("bench_rules", "--memory median random 5 100000 cpu")
+    assert 0 <= float(capsys.readouterr().out) < 20
 
 
 def test_slopes_of_the_cost_are_those_of_powers(load):
@@ -252,6 +304,21 @@ def test_why_a_contestant_has_no_result(does, reason, load, tmp_path):
         race.execute(race.Contestant(module="race_plain"), work, str(program), limit)
 
 
+def test_the_program_of_a_contestant_reads_its_work_and_writes_a_result(script, load, tmp_path):
+    race, race_work = load("race"), load("race_work")
+    work = race.work_of(race.parse(TINY_RACE.split()))
+    copying = tmp_path / "python"
+    copying.write_text('#!/bin/sh\ncp "$3" "$4"\n')
+    copying.chmod(0o700)
+    given = race.execute(race.Contestant(module="race_plain"), work, str(copying), 20)
+    assert given == asdict(work)
+    there, target = tmp_path / "work.json", tmp_path / "result.json"
+    there.write_text(race_work.write_work(work))
+    script("race_work", f"race_plain {there} {target}")
+    found = json.loads(target.read_text())
+    assert (found["samples"], len(found["seconds"])) == (100, 1)
+
+
 def test_the_race_shows_the_fastest_way(load):
     race = load("race")
     options = race.parse([*TINY_RACE.split(), "--contestants", "pfl"])
@@ -348,13 +415,3 @@ def test_memory_is_measured_in_a_process_of_its_own(load):
     bench = load("bench_rules")
     extra = bench.extra_memory("median", "random", 5, 100_000, torch.device("cpu"))
     assert 0 <= extra < 20
-
-
-@pytest.mark.slow
-def test_the_networks_of_the_paper_run_in_miniature(script, tmp_path):
-    target = tmp_path / "result.json"
-    script(
-        "bench_engine_gpu",
-        f"networks --device cpu --tiny --networks alexnet --runs 2 --rounds 1 -o {target}",
-    )
-    assert json.loads(target.read_text())["rows"]

@@ -1,7 +1,7 @@
 """A fault of one client, or one run, harms no other."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -9,18 +9,21 @@ import torch
 from torch import nn
 
 from federations import TRAINING, make_runs, networks, samples
+from outvote.engine import round as rounds
 from outvote.engine.federation import make_federation
 from outvote.engine.run_stack import State
 from outvote.engine.simulation import first_state, make_run_stack, simulate
 from outvote.errors import OutvoteWarning
 from outvote.metrics.deviation import honest_losses, weight_shares
 from outvote.server.buffers import BufferKinds, merge_buffers
+from outvote.server.selection import ByScore
 from outvote.server.step import Server
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.stacked_trainer import StackedTrainer
 from simulations import execute, tiny
 
 NAN = float("nan")
+IN_TWOS = "5 runs do not fit into memory together; their rounds are run with 2 runs at a time."
 
 
 def normalised() -> nn.Module:
@@ -223,33 +226,65 @@ class SmallMemory:
         return self.trainer.evaluate(weights, buffers, samples, strata)
 
 
-def test_round_that_does_not_fit_is_run_in_halves_and_nothing_is_lost():
-    pairs = [(rule, "mimic") for rule in ("mean", "centered-clipping", "median", "krum", "rfa")]
-    runs = make_runs(pairs)
-    modules = networks(runs)
-    train, test = samples(120), samples(40)
+def stack_of_five():
+    """Five runs with every kind of state, and the state before their first round."""
+    learned = "mimic(client=none, warmup=1)"
+    pairs = [("mean", learned), ("centered-clipping", "bit-flip"), ("median", learned)]
+    pairs += [("krum", "bit-flip"), ("rfa", learned)]
+    runs = [replace(run, selection=ByScore()) for run in make_runs(pairs)]
+    modules, train = networks(runs), samples(120)
     server = Server(optimizer="adam", learning_rate=0.01)
     how = {"training": replace(TRAINING, client_momentum=0.5), "server": server, "num_classes": 4}
-    stack = make_run_stack(modules[0], train, test, runs, trainer="sequential", **how)
-    expected = list(simulate(stack, first_state(modules, train), 3))
-    # Six clients of two runs fit: the first round is tried with five runs, then with two.
-    small = SmallMemory(stack.trainer, most=12)
-    messages = []
-    state = first_state(modules, train)
-    found = list(simulate(replace(stack, trainer=small), state, 3, report=messages.append))
-    assert messages == [
-        "5 runs do not fit into memory together; their rounds are run with 2 runs at a time."
-    ]
-    assert small.sizes == [30, 12, 12, 6, *[12, 12, 6] * 2]
+    stack = make_run_stack(modules[0], train, samples(40), runs, trainer="sequential", **how)
+    return stack, first_state(modules, train)
+
+
+def assert_same_steps(found, expected) -> None:
+    """Check that rounds are the same, to the last bit."""
     for mine, own in zip(found, expected, strict=True):
         assert torch.equal(mine.state.weights, own.state.weights)
         assert torch.equal(mine.state.buffers, own.state.buffers)
         assert mine.records == own.records
     last, own = found[-1].state, expected[-1].state
-    assert last.server_state.keys() == own.server_state.keys()
-    assert all(torch.equal(last.server_state[k], own.server_state[k]) for k in own.server_state)
-    for name in ("attack_states", "rule_states", "client_states"):
-        assert len(getattr(last, name)) == len(getattr(own, name)) == len(runs)
+    assert len(last.rule_states) == len(last.client_states) == len(own.weights)
+    assert last.selection_states == own.selection_states
+    last, own = asdict(last), asdict(own)
+    for name in ("server_state", "attack_states", "rule_states", "client_states"):
+        torch.testing.assert_close(last[name], own[name], rtol=0, atol=0)
+
+
+def test_round_that_does_not_fit_is_run_in_halves_and_nothing_is_lost():
+    stack, start = stack_of_five()
+    expected = list(simulate(stack, start, 3))
+    # Six clients of two runs fit: the first round is tried with five runs, then with two.
+    small = SmallMemory(stack.trainer, most=12)
+    messages = []
+    found = list(simulate(replace(stack, trainer=small), start, 3, report=messages.append))
+    assert messages == [IN_TWOS]
+    assert small.sizes == [30, 12, 12, 6, *[12, 12, 6] * 2]
+    assert_same_steps(found, expected)
+
+
+@pytest.mark.parametrize("step", ["local_updates", "attack", "aggregate", "apply_update", "record"])
+def test_memory_that_ends_in_any_step_of_a_round_halves_it_and_nothing_is_lost(step, monkeypatch):
+    stack, start = stack_of_five()
+    expected = list(simulate(stack, start, 4))
+    own, sizes = getattr(rounds, step), []
+
+    def full(stack, state, *given, **named):
+        found = own(stack, state, *given, **named)
+        sizes.append(len(stack.runs))
+        # When the work is done, and in a round that has states: what it changed would show.
+        if state.round == 1 and len(stack.runs) > 2:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return found
+
+    monkeypatch.setattr(rounds, step, full)
+    messages = []
+    found = list(simulate(stack, start, 4, report=messages.append))
+    assert messages == [IN_TWOS]
+    assert sizes == [5, 5, *[2, 2, 1] * 3]
+    assert_same_steps(found, expected)
 
 
 def test_one_run_that_does_not_fit_is_an_error_and_without_a_listener_a_warning_is_given():

@@ -4,7 +4,9 @@ They run on a GPU (OUTVOTE_TEST_DEVICE=cuda), or with TRITON_INTERPRET=1 on a CP
 """
 
 import os
+from importlib import import_module
 from math import fsum
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -13,6 +15,7 @@ from torch import Tensor
 
 import outvote as ov
 from outvote.kernels import client_kernels, matrix_kernels, order_kernels
+from outvote.kernels.launch import Launched
 from outvote.rules import bulyan, distances, order_statistics
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # Of numpy, in the interpreter.
@@ -20,6 +23,17 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # Of numpy, i
 ON_GPU, FEW = os.environ.get("OUTVOTE_TEST_DEVICE", "cpu") != "cpu", 20
 KINDS = ("random", "tied", "copied", "huge", "tiny")
 TOLERANCE = {"huge": 1e33, "tiny": 3e-45}
+MODULES = (
+    "bulyan_triton",
+    "clients_triton",
+    "gram_triton",
+    "groups_triton",
+    "leading_triton",
+    "order_triton",
+    "rows_triton",
+    "shifts_triton",
+)
+"""Those whose kernels rules use."""
 
 
 @pytest.fixture(autouse=True)
@@ -242,26 +256,38 @@ def test_another_number_of_byzantine_clients_compiles_nothing(device):
         pytest.skip("kernels are compiled for a GPU only")
     rules = [ov.make_rule(name) for name in ("median", "trimmed-mean", "meamed", "krum", "dnc")]
     rules += [ov.MultiKrum(), ov.Bulyan()]
-    rules += [ov.GAS(rule, num_groups=10) for rule in rules]
-    rows = torch.randn(18, 4000, generator=torch.Generator().manual_seed(7)).to(device)
+    # Groups of 400 coordinates, and of 10: the clients of narrow ones are compared one by one.
+    rules += [ov.GAS(rule, num_groups=number) for number in (10, 400) for rule in rules]
+    rows = torch.randn(18, 4000, generator=torch.Generator().manual_seed(7))
+    colluding = rows.clone()
+    colluding[1:4] = colluding[0]
     after = []
     for f in (1, 2, 3, 16):
-        for rule in rules:
-            rule.inspect(rows, num_byzantine=f, seed=0, when_too_many="lower")
+        for matrix in (rows.to(device), colluding.to(device)):
+            for rule in rules:
+                rule.inspect(matrix, num_byzantine=f, seed=0, when_too_many="lower")
         after.append(num_compiled())
     assert after[0] > 0
     assert after[1:] == after[:1] * 3
 
 
-def num_compiled() -> int:
-    """Return how many variants of the kernels are compiled."""
-    from outvote.kernels import bulyan_triton, clients_triton, leading_triton, order_triton
+def test_the_kernels_of_all_modules_of_rules_are_counted():
+    modules = {kernel.fn.__module__ for kernel in kernels_of_rules()}
+    assert modules == {f"outvote.kernels.{name}" for name in MODULES}
 
-    modules = (bulyan_triton, clients_triton, leading_triton, order_triton)
-    found = [getattr(x, "kernel", x) for module in modules for x in vars(module).values()]
-    kernels = {id(kernel): kernel for kernel in found}
-    caches = [getattr(kernel, "device_caches", {}) for kernel in kernels.values()]
+
+def num_compiled() -> int:
+    """Return how many variants of the kernels of rules are compiled."""
+    caches = [getattr(kernel, "device_caches", {}) for kernel in kernels_of_rules()]
     return sum(len(of_device[0]) for cache in caches for of_device in cache.values())
+
+
+def kernels_of_rules() -> list[Any]:
+    """Return the kernels of all modules, those that only kernels call among them."""
+    modules = [import_module(f"outvote.kernels.{name}") for name in MODULES]
+    named = [value for module in modules for value in vars(module).values()]
+    found = [value.kernel if isinstance(value, Launched) else value for value in named]
+    return list({id(kernel): kernel for kernel in found if hasattr(kernel, "fn")}.values())
 
 
 @pytest.mark.parametrize("num_values", [4, 8, 20])

@@ -104,6 +104,7 @@ def _start(name, shape, device):
     [
         ("mlp", (6, 6, 1)),
         ("small-cnn", (28, 28, 1)),
+        ("leaf-cnn", (12, 12, 1)),
         ("squeezenet", (16, 16, 3)),
         pytest.param("resnet18", (32, 32, 3), marks=pytest.mark.slow),
     ],
