@@ -310,10 +310,80 @@ def test_bulyan_selects_the_same_clients_without_kernels(num_clients, without):
     far = far.unflatten(0, (2, 4))
     f = (num_clients - 3) // 4
     given = far, num_clients - 2 * f, f
-    assert native.can_select(far)
+    assert native.can_work_on(far)
     found = bulyan.select_one_by_one(*given)
     assert found.shape == far.shape[:-1]
     assert torch.equal(found, without(lambda: bulyan.select_one_by_one(*given)))
+
+
+SPECTRA = {
+    "random": lambda points: points,
+    "one stands out": lambda points: torch.cat([100 * points[:, :1], points[:, 1:]], dim=1),
+    "copies": lambda points: torch.cat([points[:, :1].expand(-1, 3, -1), points[:, 3:]], dim=1),
+    "few directions": lambda points: points[..., :2],
+    "ever shorter": lambda points: points * torch.logspace(0, -12, points.shape[1])[:, None],
+    "one direction": lambda points: points * torch.eye(points.shape[1])[:, :1],
+    "nothing": torch.zeros_like,
+}
+
+
+@needs_kernels
+@pytest.mark.parametrize("spectrum", SPECTRA)
+@pytest.mark.parametrize("num_rows", [3, 4, 8, 9, 17, 33, 50, 130])
+def test_the_leading_direction_is_that_of_a_decomposition(num_rows, spectrum, level):
+    points = SPECTRA[spectrum](rows_of(4, num_rows, 3 * num_rows).double())
+    matrices = points @ points.mT
+    matrices /= matrices.abs().amax(dim=(-2, -1), keepdim=True).clamp(min=1e-300)
+    found = native.leading_projections(matrices.view(2, 2, num_rows, num_rows))
+    values, vectors = torch.linalg.eigh(matrices)
+    top = values[:, -1:].clamp(min=0)
+    wanted = top * vectors[..., -1].square()
+    assert found.shape == (2, 2, num_rows)
+    # The directions of two close values mix: 1e-12 of the residual, divided by their distance.
+    gap = (top - values[:, -2:-1]).clamp(min=1e-300)
+    allowed = 1e-13 * top + (4e-12 * top * (top / gap)).clamp(max=1e-6)
+    assert bool(((found.view_as(wanted) - wanted).abs() <= allowed).all())
+
+
+@needs_kernels
+def test_of_equal_values_one_direction_is_taken(level):
+    """Any of them is right: the projections are those of a unit vector in their space."""
+    turned = torch.linalg.qr(rows_of(1, 20, 20)[0].double())[0]
+    values = torch.tensor([1.0] * 3 + [0.4] * 17).double()
+    found = native.leading_projections((turned * values @ turned.T)[None])[0]
+    assert float(found.sum()) == pytest.approx(1, abs=1e-12)
+    alone = native.leading_projections(torch.eye(6).double()[None])[0]
+    assert float(alone.sum()) == pytest.approx(1, abs=1e-12)
+
+
+@needs_kernels
+@pytest.mark.parametrize("spec", ["dnc", "gas(dnc, num_groups=30)", "gas(dnc(removal_factor=2))"])
+def test_dnc_keeps_the_same_clients_without_kernels(spec, without):
+    rows = rows_of(1, 21, 5_003)[0]
+    rows[:4] = rows[4:].mean(dim=0) - 1.5 * rows[4:].std(dim=0)
+    rule = ov.make_rule(spec)
+
+    def call():
+        return rule.inspect(rows, num_byzantine=4, seed=3)
+
+    found, plain = call(), without(call)
+    assert found.kept == plain.kept
+    np.testing.assert_allclose(found.scores, plain.scores, rtol=1e-6)
+
+
+@needs_kernels
+def test_matrices_go_through_the_kernels(monkeypatch):
+    """Else the tests above compare plain torch with itself."""
+    calls = []
+    for name in ("leading_projections", "select_one_by_one", "nearest"):
+        work = getattr(native, name)
+        monkeypatch.setattr(
+            native, name, lambda *given, name=name, work=work: calls.append(name) or work(*given)
+        )
+    rows = rows_of(1, 21, 5_003)[0]
+    for spec in ("gas(dnc, num_groups=3)", "gas(bulyan, num_groups=3)", "meamed"):
+        ov.make_rule(spec)(rows, num_byzantine=4)
+    assert list(dict.fromkeys(calls)) == ["leading_projections", "select_one_by_one", "nearest"]
 
 
 @needs_kernels

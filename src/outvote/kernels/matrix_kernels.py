@@ -15,6 +15,7 @@ from outvote.kernels import is_for_kernels, load_kernels
 if TYPE_CHECKING:
     from outvote.axes import Pairs, PerClient
 
+CPU = torch.device("cpu")
 MOST_CLIENTS = 1024
 # Up to here a kernel puts the others of a client in order, beyond it torch sorts them.
 MOST_ORDERED = 128
@@ -78,15 +79,19 @@ def leading_projections(matrices: Pairs) -> PerClient:
     return result.view(matrices.shape[:-1])
 
 
+def irregular(num_rows: int, device: torch.device = CPU) -> Tensor:
+    """Return numbers from 0.5 to 1.5, with irregular signs."""
+    number = torch.arange(1, num_rows + 1, dtype=torch.float64, device=device)
+    size = 0.5 + (number * 0.6180339887498949).frac()
+    return size * torch.where((number * 0.7548776662466927).frac() < 0.5, -1.0, 1.0)
+
+
 def _start(matrices: Tensor) -> Tensor:
     """Return a vector in the range of each matrix that is orthogonal to no direction by design."""
-    num_rows = matrices.shape[-1]
-    number = torch.arange(1, num_rows + 1, dtype=torch.float64, device=matrices.device)
-    # Irregular numbers from 0.5 to 1.5, with irregular signs, that depend on the lengths too.
-    irregular = 0.5 + (number * 0.6180339887498949).frac()
-    irregular = irregular * torch.where((number * 0.7548776662466927).frac() < 0.5, -1.0, 1.0)
+    # They depend on the lengths too.
     own = matrices.diagonal(dim1=-2, dim2=-1)
-    weights = irregular * (1 + own / own.amax(dim=-1, keepdim=True).clamp(min=1e-290))
+    longest = own.amax(dim=-1, keepdim=True).clamp(min=1e-290)
+    weights = irregular(matrices.shape[-1], matrices.device) * (1 + own / longest)
     vector = (matrices * weights.unsqueeze(-2)).sum(dim=-1)
     vector = vector / vector.abs().amax(dim=-1, keepdim=True).clamp(min=1e-290)
     unit: Tensor = vector / torch.linalg.vector_norm(vector, dim=-1, keepdim=True).clamp(min=1e-290)

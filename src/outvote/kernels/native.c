@@ -893,3 +893,223 @@ void outvote_select(const double *far, int64_t num_matrices, int32_t num_clients
         }
     }
 }
+
+/* Lanczos' method with full orthogonalisation: in the space of `vectors`, rows of `width` numbers,
+a symmetric matrix is tridiagonal, with the numbers `beside` the diagonal. `solution` and `pivots`
+belong to that matrix. */
+typedef struct {
+    int32_t num_rows, width;
+    double *matrix, *vectors, *product, *diagonal, *beside, *solution, *pivots;
+} Lanczos;
+
+enum { DOUBLES = LANES / 2, FIRST_LOOK = 8, MOST_ROOT_STEPS = 60, NUM_SOLVES = 3 };
+static const double SMALLEST = 1e-290, LARGEST_RESIDUAL = 1e-12;
+
+static inline double dot(const double *a, const double *b, int32_t width)
+{
+    Doubles total = {0};
+    double sum = 0;
+    for (int32_t k = 0; k < width; k += DOUBLES)
+        total += *(const Doubles *)(a + k) * *(const Doubles *)(b + k);
+    for (int k = 0; k < DOUBLES; k++)
+        sum += total[k];
+    return sum;
+}
+
+static inline void add(double *to, const double *from, double factor, int32_t width)
+{
+    for (int32_t k = 0; k < width; k += DOUBLES)
+        *(Doubles *)(to + k) += factor * *(const Doubles *)(from + k);
+}
+
+/* Multiply the rows of `from`, of `width` numbers each, by factors, and add them to `to`. */
+static void add_rows(double *to, const double *from, const double *factors, int32_t num_rows,
+                     int32_t width)
+{
+    int32_t row = 0;
+    for (; row + 4 <= num_rows; row += 4, from += 4 * width, factors += 4)
+        for (int32_t k = 0; k < width; k += DOUBLES)
+            *(Doubles *)(to + k) += factors[0] * *(const Doubles *)(from + k) +
+                                    factors[1] * *(const Doubles *)(from + width + k) +
+                                    factors[2] * *(const Doubles *)(from + 2 * width + k) +
+                                    factors[3] * *(const Doubles *)(from + 3 * width + k);
+    for (; row < num_rows; row++, from += width, factors++)
+        add(to, from, factors[0], width);
+}
+
+static inline void clear(double *numbers, int64_t num)
+{
+    memset(numbers, 0, sizeof(double) * (size_t)num);
+}
+
+/* Divide by the length, if there is one; return the length. */
+static double normalise(double *vector, int32_t width)
+{
+    const double length = __builtin_sqrt(dot(vector, vector, width));
+    for (int32_t k = 0; k < width; k++)
+        vector[k] = length > 0 ? vector[k] / length : 0;
+    return length;
+}
+
+/* Begin with a vector in the range of the matrix that is orthogonal to no direction by design:
+`irregular` numbers, and more of the long rows, times the matrix. */
+static void start_from(Lanczos *of, const double *irregular)
+{
+    double longest = SMALLEST;
+    for (int32_t k = 0; k < of->num_rows; k++) {
+        const double own = of->matrix[(int64_t)k * of->width + k];
+        longest = own > longest ? own : longest;
+    }
+    for (int32_t k = 0; k < of->num_rows; k++)
+        of->solution[k] =
+            irregular[k] * (1 + of->matrix[(int64_t)k * of->width + k] / longest);
+    clear(of->vectors, of->width);
+    add_rows(of->vectors, of->matrix, of->solution, of->num_rows, of->width);
+    /* The entries of the matrix may be tiny, and their squares 0. */
+    double largest = SMALLEST;
+    for (int32_t k = 0; k < of->width; k++) {
+        const double size = __builtin_fabs(of->vectors[k]);
+        largest = size > largest ? size : largest;
+    }
+    for (int32_t k = 0; k < of->width; k++)
+        of->vectors[k] /= largest;
+    normalise(of->vectors, of->width);
+}
+
+/* Multiply the latest vector by the matrix; what is orthogonal to all vectors is the next one. */
+static void take_step(Lanczos *of, int32_t step)
+{
+    const int32_t width = of->width;
+    const double *latest = of->vectors + (int64_t)step * width;
+    double *next = of->vectors + (int64_t)(step + 1) * width;
+    clear(next, width);
+    add_rows(next, of->matrix, latest, of->num_rows, width);
+    const double size = __builtin_sqrt(dot(next, next, width));
+    of->diagonal[step] = dot(next, latest, width);
+    /* Twice: the second time takes away what the first left by rounding. */
+    for (int time = 0; time < 2; time++) {
+        for (int32_t k = 0; k <= step; k++)
+            of->product[k] = -dot(next, of->vectors + (int64_t)k * width, width);
+        add_rows(next, of->vectors, of->product, step + 1, width);
+    }
+    const double length = normalise(next, width);
+    /* What is left is rounding: the vectors span all that the first one has a part in. */
+    of->beside[step] = length > size * 1e-14 ? length : 0;
+    if (of->beside[step] == 0)
+        clear(next, width);
+}
+
+/* The top eigenvalue of the tridiagonal matrix, by Laguerre's method from above: every number on
+the way is above all eigenvalues, as long as all pivots are positive. */
+static double top_eigenvalue(const Lanczos *of, int32_t num_steps)
+{
+    double value = 0;
+    for (int32_t k = 0; k < num_steps; k++) {
+        const double left = k > 0 ? of->beside[k - 1] : 0;
+        const double right = k + 1 < num_steps ? of->beside[k] : 0;
+        const double bound = of->diagonal[k] + left + right;
+        value = bound > value ? bound : value;
+    }
+    for (int round = 0; round < MOST_ROOT_STEPS; round++) {
+        /* A pivot and its derivatives, relative to itself; their sums are those of the logarithm of
+        the characteristic polynomial. */
+        double pivot = 1, first = 0, second = 0, sum = 0, squares = 0, square = 0;
+        for (int32_t k = 0; k < num_steps; k++) {
+            const double carried = square / pivot;
+            const double new_second = carried * (second - 2 * first * first);
+            const double new_first = 1 + carried * first;
+            pivot = value - of->diagonal[k] - carried;
+            if (!(pivot > 0))
+                return value;
+            first = new_first / pivot;
+            second = new_second / pivot;
+            sum += first;
+            squares += first * first - second;
+            square = of->beside[k] * of->beside[k];
+        }
+        const double spread = (num_steps - 1) * (num_steps * squares - sum * sum);
+        const double lower = value - num_steps / (sum + __builtin_sqrt(spread > 0 ? spread : 0));
+        if (!(lower < value - value * 1e-16))
+            return value;
+        value = lower;
+    }
+    return value;
+}
+
+/* Find the eigenvector of the tridiagonal matrix by inverse iteration; return its length. */
+static double solve(Lanczos *of, int32_t num_steps, double value)
+{
+    /* A little above the eigenvalue, so that the matrix to solve with is positive definite. */
+    const double unit = value > 1e-30 ? value : 1e-30, above = value + unit * 4e-16;
+    double pivot = 1, square = 0, length = 1;
+    for (int32_t k = 0; k < num_steps; k++) {
+        pivot = above - of->diagonal[k] - square / pivot;
+        pivot = pivot > unit * 1e-16 ? pivot : unit * 1e-16;
+        of->pivots[k] = 1 / pivot;
+        of->solution[k] = 1;
+        square = of->beside[k] * of->beside[k];
+    }
+    /* Its entries have one sign, as the numbers beside the diagonal have. */
+    for (int time = 0; time < NUM_SOLVES; time++) {
+        double carried = 0, squares = 0;
+        for (int32_t k = 0; k < num_steps; k++) {
+            of->solution[k] = of->solution[k] / length + carried;
+            carried = of->solution[k] * of->beside[k] * of->pivots[k];
+        }
+        carried = 0;
+        for (int32_t k = num_steps - 1; k >= 0; k--) {
+            of->solution[k] = (of->solution[k] + carried) * of->pivots[k];
+            squares += of->solution[k] * of->solution[k];
+            carried = k > 0 ? of->solution[k] * of->beside[k - 1] : 0;
+        }
+        length = __builtin_sqrt(squares);
+    }
+    return length;
+}
+
+/* Write the top eigenvalue of each symmetric matrix times the squared entries of its eigenvector.
+
+The matrices have no negative eigenvalues; their largest entry is about 1, or all are 0. `width` is the number of
+rows rounded up to HALF; `buffer` has `width` numbers for each row, one row more, as many again, and
+five rows. */
+void outvote_leading(const double *matrices, int64_t num_matrices, int32_t num_rows, int32_t width,
+                     const double *irregular, double *result, double *buffer)
+{
+    const int64_t area = (int64_t)(num_rows + 1) * width;
+    double *rows = buffer + 2 * area;
+    Lanczos of = {num_rows,         width,
+                  buffer,           buffer + area,
+                  rows,             rows + width,
+                  rows + 2 * width, rows + 3 * width,
+                  rows + 4 * width};
+    clear(buffer, 2 * area + 5 * width);
+    for (; num_matrices > 0; num_matrices--, matrices += (int64_t)num_rows * num_rows) {
+        for (int32_t row = 0; row < num_rows; row++)
+            memcpy(of.matrix + (int64_t)row * width, matrices + (int64_t)row * num_rows,
+                   sizeof(double) * (size_t)num_rows);
+        start_from(&of, irregular);
+        double value = 0, length = 1;
+        int32_t num_steps = 0;
+        for (int32_t look = FIRST_LOOK;; look += look / 2) {
+            look = look < num_rows ? look : num_rows;
+            while (num_steps < look) {
+                take_step(&of, num_steps);
+                num_steps++;
+                if (of.beside[num_steps - 1] == 0)
+                    break;
+            }
+            value = top_eigenvalue(&of, num_steps);
+            length = solve(&of, num_steps, value);
+            const double residual =
+                of.solution[num_steps - 1] / length * of.beside[num_steps - 1];
+            if (num_steps == num_rows || of.beside[num_steps - 1] == 0 ||
+                residual <= value * LARGEST_RESIDUAL)
+                break;
+        }
+        clear(of.product, width);
+        add_rows(of.product, of.vectors, of.solution, num_steps, width);
+        const double squares = dot(of.product, of.product, width);
+        for (int32_t row = 0; row < num_rows; row++)
+            *result++ = squares > 0 ? value * of.product[row] * of.product[row] / squares : 0;
+    }
+}

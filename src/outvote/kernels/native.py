@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outvote.axes import Columns, Pairs, PerCoordinate, Rows
+from outvote.axes import Columns, Pairs, PerClient, PerCoordinate, Rows
 from outvote.fresh import scratch
+from outvote.kernels import matrix_kernels
 from outvote.kernels.order_kernels import comparators
 from outvote.keyed_order import NUM_ROUNDS, KeyedOrder, SortedOrder
 from outvote.threads import CPU, mapped
@@ -35,7 +36,7 @@ NUM_PIECES, NUM_SUMS = 16, 6
 # With more clients numpy sorts faster than a network, which has ever more comparators.
 MOST_SORTED = 64
 # The clients of a matrix are sorted by a network, too, but torch would sort them again and again.
-MOST_SELECTED = 1024
+MOST_IN_MATRIX = 1024
 
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 _ORDER = (_LONG, _INT, _INT, _POINTER)
@@ -50,6 +51,7 @@ _ARGUMENTS = {
         *(_POINTER, _LONG, _LONG, *_VALUES[1:], *_NETWORK, _POINTER, *[_INT] * 4),
         *[_POINTER] * 5,
     ),
+    "outvote_leading": (_POINTER, _LONG, _INT, _INT, _POINTER, _POINTER, _POINTER),
     "outvote_select": (_POINTER, _LONG, *[_INT] * 3, *_NETWORK, _LONG, *[_POINTER] * 4),
     "outvote_pair_sums": (*_ORDER, *_ROWS, *[_INT] * 3, _POINTER, _POINTER),
 }
@@ -312,11 +314,11 @@ def nearest(
     return Nearest(mean, low, high, is_tied)
 
 
-def can_select(matrices: Pairs) -> bool:
-    """Return whether `select_one_by_one` takes these matrices."""
+def can_work_on(matrices: Pairs) -> bool:
+    """Return whether `select_one_by_one` and `leading_projections` take these matrices."""
     return (
         matrices.device.type == "cpu"
-        and 2 <= matrices.shape[-1] <= MOST_SELECTED
+        and 2 <= matrices.shape[-1] <= MOST_IN_MATRIX
         and matrices.numel() > 0
         and level() is not None
     )
@@ -341,6 +343,29 @@ def select_one_by_one(squared_distances: Pairs, num_selected: int, num_byzantine
 
     mapped(lambda piece: select(*piece[1:]), _pieces(1, len(far)))
     return is_left.logical_not_().view(squared_distances.shape[:-1])
+
+
+def leading_projections(matrices: Pairs) -> PerClient:
+    """Return the top eigenvalue times the squared entries of its eigenvector.
+
+    The matrices are symmetric, without negative eigenvalues; their largest entry is about 1, or all
+    are 0.
+    """
+    num_rows = matrices.shape[-1]
+    flat = matrices.double().reshape(-1, num_rows, num_rows).contiguous()
+    result = torch.empty(flat.shape[:-1], dtype=torch.float64, device=CPU)
+    irregular = matrix_kernels.irregular(num_rows)
+    width = -(-num_rows // HALF) * HALF
+
+    def decompose(start: int, stop: int) -> None:
+        buffer = np.empty((2 * num_rows + 7) * width)
+        _library().outvote_leading(
+            *(flat[start].data_ptr(), stop - start, num_rows, width, irregular.data_ptr()),
+            *(result[start].data_ptr(), buffer.ctypes.data),
+        )
+
+    mapped(lambda piece: decompose(*piece[1:]), _pieces(1, len(flat)))
+    return result.view(matrices.shape[:-1])
 
 
 class _Given(NamedTuple):

@@ -89,7 +89,7 @@ def select_one_by_one(squared_distances: Pairs, num_selected: int, num_byzantine
     """Move Krum's choice among the remaining clients to the selected ones, again and again."""
     if matrix_kernels.is_usable(squared_distances):
         return matrix_kernels.select_one_by_one(squared_distances, num_selected, num_byzantine)
-    if native.can_select(squared_distances):
+    if native.can_work_on(squared_distances):
         return native.select_one_by_one(squared_distances, num_selected, num_byzantine)
     num_clients = squared_distances.shape[-1]
     others = squared_distances.clone()

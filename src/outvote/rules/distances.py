@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Columns, Pairs, PerClient, PerCoordinate, Rows
-from outvote.kernels import client_kernels, group_kernels, matrix_kernels
+from outvote.kernels import client_kernels, group_kernels, matrix_kernels, native
 from outvote.kernels.long_products import long_products
 from outvote.precision import exact_products, work_dtype
 from outvote.receive import listed_later
@@ -571,13 +571,15 @@ def as_shares(weights: PerClient) -> tuple[PerClient, Tensor]:
 def leading_projections(matrices: Pairs, scale: Tensor) -> PerClient:
     """Return the top eigenvalue times the squared entries of its eigenvector, times a scale.
 
-    A GPU decomposes small matrices one by one: there Lanczos' method finds the eigenvector of all
-    at once or, for a great many clients, the matrix is squared until it is the projector on the
-    eigenvector. Where two eigenvalues are equal, any eigenvector is as good: scores are then those
-    of one of them, and which one depends on the device.
+    Kernels find one eigenvector by Lanczos' method. A GPU without them decomposes small matrices
+    one by one: there the matrix is squared until it is the projector on the eigenvector. Where two
+    eigenvalues are equal, any eigenvector is as good: scores are then those of one of them, and
+    which one depends on the device.
     """
     if matrix_kernels.is_usable(matrices):
         return matrix_kernels.leading_projections(matrices) * scale
+    if native.can_work_on(matrices):
+        return native.leading_projections(matrices) * scale
     if matrices.device.type == "cpu":
         values, vectors = torch.linalg.eigh(matrices)
         projections: PerClient = values[..., -1:].clamp(min=0) * scale * vectors[..., -1].square()
