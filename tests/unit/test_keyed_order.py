@@ -9,6 +9,7 @@ from collections import Counter
 from itertools import chain
 from math import isqrt
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ import torch
 import outvote as ov
 from outvote.kernels import client_kernels
 from outvote.keyed_order import LARGEST_SIZE, LARGEST_SORTED, KeyedOrder, SortedOrder, draw_order
-from outvote.rules.split import PositionBlock, balanced_sizes, cut, draw_split, table_on
+from outvote.rules.aggregate import aggregate
+from outvote.rules.split import PositionBlock, Split, balanced_sizes, cut, draw_split, table_on
 from outvote.seeding import LARGEST_WITH_SHORT_DRAWS, RandomStream
 
 CPU = torch.device("cpu")
@@ -223,6 +225,41 @@ def test_the_kernel_works_out_the_same_positions(draw, size, device, monkeypatch
     assert torch.equal(once[..., :3], found[:1])
     plain = values[0].double().square().sum(dim=-1)
     torch.testing.assert_close(squares.sum(dim=0), plain, rtol=1e-12, atol=0)
+
+
+class Recorder(ov.VectorRule):
+    """The median of the rows, kept in a list as they came."""
+
+    name = "recorder"
+    seen: ClassVar[list[torch.Tensor]] = []
+
+    def aggregate(self, rows, num_byzantine):
+        del num_byzantine
+        self.seen.append(rows.cpu())
+        return rows.median(dim=0).values
+
+    def max_byzantine(self, num_clients):
+        return num_clients - 1
+
+
+@pytest.mark.parametrize("dim", [2_069, 2_100])  # Groups of 29 and 30 coordinates; of 30 alone.
+@pytest.mark.parametrize("inside", ["dnc(num_coordinates=9)", "bulyan", "dnc", "recorder"])
+def test_a_rule_that_looks_at_values_is_given_no_gaps(inside, dim, device, monkeypatch):
+    rows = torch.randn(1, 7, dim, generator=torch.Generator().manual_seed(0)).to(device)
+    if not client_kernels.is_usable(rows.mT, 7):
+        pytest.skip("needs a GPU, or TRITON_INTERPRET=1")
+    monkeypatch.setattr(Recorder, "seen", [])
+    rule = ov.GAS(Recorder() if inside == "recorder" else ov.make_rule(inside), num_groups=70)
+    orders, sizes = [draw_order(dim, 4)], balanced_sizes(dim, 70)
+    plain = cut(orders[0].index(device).unsqueeze(0), sizes)
+    given = {"num_byzantine": [1], "seeds": [3]}
+    wanted = aggregate(rule, rows, **given, split=plain)
+    groups, Recorder.seen = Recorder.seen, []
+    with_gaps = Split((PositionBlock(orders, sizes, device),))
+    found = aggregate(rule, rows, **given, split=with_gaps)
+    torch.testing.assert_close(found.scores, wanted.scores, rtol=1e-5, atol=0)
+    assert len(groups) == len(Recorder.seen) == (70 if inside == "recorder" else 0)
+    assert all(map(torch.equal, groups, Recorder.seen))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -155,10 +155,16 @@ class Groups:
         what it measures distances to, if that is worked out coordinate by coordinate; here the
         groups are read anyway.
         """
-        del reduce
+        # Neither distances nor single coordinates change by one where all clients are 0.
+        may_be_padded = needs_values is False or reduce is not None
         with exact_products():
             # A GPU works on while inexact results are counted; if there are any, all is redone.
-            total = self._sum(measure, self.matrix.check, needs_values=needs_values)
+            total = self._sum(
+                measure,
+                self.matrix.check,
+                needs_values=needs_values,
+                may_be_padded=may_be_padded,
+            )
             return self.matrix.same_for_copies(total)
 
     def _sum(
@@ -167,8 +173,9 @@ class Groups:
         check: CancellationCheck | None,
         *,
         needs_values: bool | None,
+        may_be_padded: bool = False,
     ) -> PerClient:
-        chunks = self.chunks(check, needs_values=needs_values)
+        chunks = self.chunks(check, needs_values=needs_values, may_be_padded=may_be_padded)
         parts = mapped(measure, chunks, self.matrix.device)
         wanted = [*self.matrix.batch, self.matrix.num_clients]
         if list(parts[0].shape) != wanted:
@@ -179,12 +186,17 @@ class Groups:
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0)
 
     def chunks(
-        self, check: CancellationCheck | None = None, *, needs_values: bool | None = True
+        self,
+        check: CancellationCheck | None = None,
+        *,
+        needs_values: bool | None = True,
+        may_be_padded: bool = False,
     ) -> Iterator[ClientMatrix]:
         """Yield the groups as matrices ``[runs, groups, width, clients]``, some at a time.
 
         With `check`, inexact distances are not redone but counted. Where distances are enough,
-        only n x n matrices must fit the cache.
+        only n x n matrices must fit the cache. `may_be_padded`: groups that are narrower by one
+        coordinate may come together with the others, with one where all clients are 0.
         """
         matrix = self.matrix
         if len(matrix.batch) > 1:
@@ -194,16 +206,14 @@ class Groups:
         open_block = copied if callable(copied) else open_reader(matrix.columns, copied)
         known = self._squared_distances(needs_values=needs_values)
         for block, added_up in zip(self.split.blocks, known, strict=True):
-            num_groups, width = block.shape[1:]
-            step = min(num_groups, groups_at_once(matrix, width, needs_values=needs_values))
             reader = open_block(block)
             if added_up is None:
                 reader.prepare()
-            for start in range(0, num_groups, step):
-                stop = min(num_groups, start + step)
+            parts = ((0, *block.shape[1:]),) if may_be_padded else block.widths
+            for start, stop, width in self._pieces(parts, needs_values=needs_values):
                 is_wide = width > matrix.num_clients
                 yield ClientMatrix(
-                    partial(reader.read, start, stop),
+                    partial(reader.read_narrow, start, stop, width),
                     torch.Size([matrix.batch[0], stop - start, width, matrix.num_clients]),
                     like=reader.columns,
                     centre=matrix.centre,
@@ -215,6 +225,15 @@ class Groups:
                     check=check,
                     largest_norm=matrix.longest,
                 )
+
+    def _pieces(
+        self, parts: Sequence[tuple[int, int, int]], *, needs_values: bool | None
+    ) -> Iterator[tuple[int, int, int]]:
+        """Cut groups of one width, given by the first and the one after the last, to fit."""
+        for first, end, width in parts:
+            step = groups_at_once(self.matrix, width, needs_values=needs_values)
+            for start in range(first, end, step):
+                yield start, min(end, start + step), width
 
     def _squared_distances(self, *, needs_values: bool | None) -> Sequence[Pairs | None]:
         """Return the distances in the groups of each block, where no group need be read."""
@@ -265,6 +284,10 @@ class Reader(ABC):
     @abstractmethod
     def read(self, start: int, stop: int, buffer: str = "values") -> Columns:
         """Return the values of some groups, valid until the thread reads into this buffer again."""
+
+    def read_narrow(self, start: int, stop: int, width: int) -> Columns:
+        """Return the values of some groups, without positions that stayed empty."""
+        return self.read(start, stop)[..., :width, :]
 
     @abstractmethod
     def new_buffer(self, num_groups: int) -> Columns:
@@ -534,6 +557,7 @@ def _is_transposed_first(columns: Columns) -> bool:
     """Return whether these values are copied clients last before groups are read."""
     return (
         columns.device.type == "cpu"
+        and not client_kernels.is_usable(columns, columns.shape[-1])
         and columns.dim() == 3
         and columns.shape[-1] > FEW_CLIENTS
         and columns.dtype == work_dtype(columns.dtype)

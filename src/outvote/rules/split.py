@@ -65,6 +65,11 @@ class IndexBlock:
         """The coordinates of the groups."""
         return self._index if isinstance(self._index, Tensor) else self._index()
 
+    @property
+    def widths(self) -> tuple[tuple[int, int, int], ...]:
+        """The first group of each width, the one after the last, and the width."""
+        return ((0, *self.shape[1:]),)
+
     def positions(self, run: int, dim: int) -> Positions:
         """Return the position of each coordinate, counted over the groups (-1: none), no gaps."""
         index = self.index[run % len(self.index)].reshape(-1)
@@ -101,6 +106,14 @@ class PositionBlock:
     def _end(self, dim: int) -> int:
         is_mixed = self.num_large > 0 and self.num_small > 0
         return self.num_large * self.width if is_mixed else dim
+
+    @property
+    def widths(self) -> tuple[tuple[int, int, int], ...]:
+        """The first group of each width, the one after the last, and the width."""
+        num_groups = self.shape[1]
+        if not 0 < self.num_large < num_groups:
+            return ((0, num_groups, self.width),)
+        return (0, self.num_large, self.width), (self.num_large, num_groups, self.small)
 
     @property
     def index(self) -> Tensor:
