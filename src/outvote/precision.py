@@ -1,7 +1,7 @@
 """The precision that work is done in, whatever modes of torch the caller is in."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from threading import Lock, local
 from typing import Any
@@ -28,7 +28,12 @@ class plain_torch:  # noqa: N801  (used like a function)
         self.modes: list[AbstractContextManager[Any]] = []
 
     def __enter__(self) -> None:
-        """Leave what is to be left: nothing, where one who entered calls another."""
+        """Leave what is to be left: nothing, where one who entered calls another.
+
+        Kernels start on the current GPU: it becomes the one that has the values.
+        """
+        if self.device.type == "cuda" and self.device.index != torch.cuda.current_device():
+            self._enter(on_gpu(self.device))
         is_inference = torch.is_inference_mode_enabled()
         is_autocast = torch.is_autocast_enabled(self.device.type)
         is_inside = getattr(_HERE, "is_inside", False)
@@ -54,6 +59,11 @@ class plain_torch:  # noqa: N801  (used like a function)
         """Take back what was changed, the last change first."""
         while self.modes:
             self.modes.pop().__exit__(None, None, None)
+
+
+def on_gpu(device: torch.device) -> AbstractContextManager[Any]:
+    """Let a GPU be the current one, which kernels start on; a CPU needs nothing."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class exact_products:  # noqa: N801  (used like a function)

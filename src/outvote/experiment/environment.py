@@ -31,6 +31,9 @@ def choose_device(name: str, *, must_be_here: bool = True) -> torch.device:
         raise ValueError(f"device must be cpu or cuda, got {name!r}.")
     if must_be_here and device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {name!r}: torch finds no CUDA device; take cpu.")
+    if must_be_here and device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        last = torch.cuda.device_count() - 1
+        raise ValueError(f"device {name!r}: torch finds the devices cuda:0 to cuda:{last}.")
     return device
 
 

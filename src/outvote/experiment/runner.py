@@ -23,6 +23,7 @@ from outvote.experiment.plan import Job, Plan, RunEnd, stack_key
 from outvote.experiment.run_spec import RunSpec
 from outvote.experiment.stack_run import OpenRun, StackRun, make_audit
 from outvote.loading import user_line
+from outvote.precision import on_gpu
 from outvote.results.audit_log import AUDIT_NAME
 from outvote.results.check import CheckedRun
 from outvote.results.disk import BusyError, StoreError
@@ -70,10 +71,11 @@ class Runner:
 
     def execute(self, plan: Plan) -> list[RunEnd]:
         """Execute the runs of a plan; return the outcome of each, in their order."""
-        self.check(plan)
-        jobs = plan.jobs(self.output)
-        ends, todo = self.sort(jobs)
-        _Sweep(self, ends).execute(todo)
+        with on_gpu(self.device):
+            self.check(plan)
+            jobs = plan.jobs(self.output)
+            ends, todo = self.sort(jobs)
+            _Sweep(self, ends).execute(todo)
         return [ends[job.hash] for job in jobs]
 
     def sort(self, jobs: Sequence[Job]) -> tuple[dict[str, RunEnd], list[Todo]]:
