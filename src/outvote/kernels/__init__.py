@@ -14,8 +14,10 @@ import os
 from functools import cache
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
+IS_AMD = torch.version.hip is not None
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 

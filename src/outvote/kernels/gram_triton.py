@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outvote.kernels import IS_INTERPRETED, next_power_of_2
+from outvote.kernels import IS_AMD, IS_INTERPRETED, next_power_of_2
 from outvote.kernels.group_kernels import PIECE_UNIT, Layout
 from outvote.kernels.launch import launched
 
@@ -351,5 +351,5 @@ def products(columns: Tensor, centre: Tensor, result: Tensor, piece: int, layout
         PART=PART,
         num_warps=num_warps,
         num_stages=3,
-        maxnreg=registers,
+        **({} if IS_AMD else {"maxnreg": registers}),
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from outvote.kernels import IS_INTERPRETED
+from outvote.kernels import IS_AMD, IS_INTERPRETED
 from outvote.kernels.compile_once import is_dry
 
 # Before this version, what was compiled is started without its constants.
@@ -128,8 +128,9 @@ def _runtime() -> Any:
 
 def launched(kernel: Any) -> Any:
     """Return a kernel that is started faster; itself for AMD, an old Triton or its interpreter."""
-    is_nvidia = torch.version.hip is None  # For AMD, Triton looks at the sizes of tensors too.
-    return Launched(kernel) if is_nvidia and _is_new_enough() and not IS_INTERPRETED else kernel
+    if IS_AMD or IS_INTERPRETED:  # For AMD, Triton looks at the sizes of tensors too.
+        return kernel
+    return Launched(kernel) if _is_new_enough() else kernel
 
 
 def described(values: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
