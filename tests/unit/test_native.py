@@ -218,7 +218,7 @@ FEATURES = {
     "copies": lambda values: values.index_fill(-1, torch.tensor([0]), 0.25),
     "zeros": lambda values: torch.where(values.abs() < 0.7, 0.0, values),
 }
-PLACES = {
+COLUMN_LAYOUTS = {
     "clients in rows": lambda values: values.mT.contiguous().mT,
     "clients side by side": lambda values: values.contiguous(),
     "with gaps": lambda values: torch.nn.functional.pad(values, (0, 5))[..., : values.shape[-1]],
@@ -229,10 +229,10 @@ PLACES = {
 @needs_kernels
 @pytest.mark.parametrize("num_clients", [2, 5, 9, 17, 33, 64])
 @pytest.mark.parametrize("feature", FEATURES)
-@pytest.mark.parametrize("place", PLACES)
-def test_the_values_nearest_to_the_median_are_found(num_clients, feature, place, level, without):
+@pytest.mark.parametrize("layout", COLUMN_LAYOUTS)
+def test_the_values_nearest_to_the_median_are_found(num_clients, feature, layout, level, without):
     values = rows_of(2 * 3, num_clients, 77).mT.unflatten(0, (2, 3))
-    values = PLACES[place](FEATURES[feature](values))
+    values = COLUMN_LAYOUTS[layout](FEATURES[feature](values))
     assert native.can_find_nearest(values)
     some = slices_of(values, num_clients // 2 + 1)
     for among, num in ((None, num_clients), (some, some.num)):
@@ -348,9 +348,9 @@ def test_the_leading_direction_is_that_of_a_decomposition(num_rows, spectrum, le
 @needs_kernels
 def test_of_equal_values_one_direction_is_taken(level):
     """Any of them is right: the projections are those of a unit vector in their space."""
-    turned = torch.linalg.qr(rows_of(1, 20, 20)[0].double())[0]
+    axes = torch.linalg.qr(rows_of(1, 20, 20)[0].double())[0]
     values = torch.tensor([1.0] * 3 + [0.4] * 17).double()
-    found = native.leading_projections((turned * values @ turned.T)[None])[0]
+    found = native.leading_projections((axes * values @ axes.T)[None])[0]
     assert float(found.sum()) == pytest.approx(1, abs=1e-12)
     alone = native.leading_projections(torch.eye(6).double()[None])[0]
     assert float(alone.sum()) == pytest.approx(1, abs=1e-12)

@@ -334,11 +334,11 @@ def select_one_by_one(squared_distances: Pairs, num_selected: int, num_byzantine
 
     def select(start: int, stop: int) -> None:
         keys = np.empty((num_clients + 1) * width, np.int64)
-        scores, places = np.empty(3 * width), np.empty(3 * width, np.int32)
+        scores, ranks = np.empty(3 * width), np.empty(3 * width, np.int32)
         _library().outvote_select(
             *(far[start].data_ptr(), stop - start, num_clients, num_selected, num_byzantine),
             *(network.ctypes.data, len(network), width, keys.ctypes.data, scores.ctypes.data),
-            *(places.ctypes.data, is_left[start].data_ptr()),
+            *(ranks.ctypes.data, is_left[start].data_ptr()),
         )
 
     mapped(lambda piece: select(*piece[1:]), _pieces(1, len(far)))
