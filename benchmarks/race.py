@@ -1,7 +1,7 @@
 """The same federated work in outvote, plain PyTorch, ByzFL, Flower's simulation and pfl-research.
 
 python benchmarks/race.py                         on the CPU; `make race`
-python benchmarks/race.py --model small-cnn -o benchmarks/results/race.json
+python benchmarks/race.py --model small-cnn -o race.json
 python benchmarks/race.py --device cuda --no-install --contestants outvote outvote-runs plain
 
 Everyone trains the same network from the same weights on the same clients: the embedded
@@ -9,7 +9,8 @@ Fashion-MNIST images, one epoch a round in batches of 64, SGD with momentum, the
 Nothing is evaluated while the clock runs. Every contestant runs in a process of its own, in an
 environment of its own under build/race, and in turn with the others. A contestant that may use one
 core or several is measured in both ways, and the table shows the faster one. One that cannot run
-has a row with the reason.
+has a row with the reason. The result is also written to build/race/<date>-race-<device>.json, or to
+the file named by -o.
 """
 
 import argparse
@@ -97,7 +98,7 @@ class CannotRunError(Exception):
 
 
 def main() -> int:
-    """Run the race, print one table; write it as JSON where asked."""
+    """Run the race, print one table, and write a result file."""
     options = parse(sys.argv[1:])
     torch.set_num_threads(options.cores)
     work = work_of(options)
@@ -109,10 +110,12 @@ def main() -> int:
     rows = race.run()
     print(table(rows, work))
     print(notes(rows))
-    if options.output:
-        content = {"circumstances": conditions | {"load_after": os.getloadavg()[0]}}
-        content |= {"command": " ".join(["race.py", *sys.argv[1:]]), "work": asdict(work)}
-        write_json(options.output, content | {"rows": rows, "measured": race.measured})
+    content = {"circumstances": conditions | {"load_after": os.getloadavg()[0]}}
+    content |= {"command": " ".join(["race.py", *sys.argv[1:]]), "work": asdict(work)}
+    date = str(conditions["date"]).partition(" ")[0]
+    output = options.output or ENVIRONMENTS / f"{date}-race-{options.device}.json"
+    write_json(output, content | {"rows": rows, "measured": race.measured})
+    print(f"written to {output}")
     return 0
 
 

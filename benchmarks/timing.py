@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import json
+import os
 import platform
 import subprocess
 import time
@@ -96,7 +97,10 @@ def circumstances(device: torch.device) -> dict[str, object]:
 
 
 def _commit() -> str | None:
-    """Return the commit of this checkout, with a word where files differ from it."""
+    """Return the commit of this checkout, with a word where files differ from it.
+
+    A copy without its history gets it from OUTVOTE_COMMIT.
+    """
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(Path(__file__).parent), *words]
@@ -104,7 +108,9 @@ def _commit() -> str | None:
 
     commit = git("rev-parse", "--short", "HEAD")
     is_changed = git("status", "--porcelain", "--", "../src", ".")
-    return f"{commit} with changes" if commit and is_changed else commit or None
+    if not commit:
+        return os.environ.get("OUTVOTE_COMMIT") or None
+    return f"{commit} with changes" if is_changed else commit
 
 
 def _processor() -> str:

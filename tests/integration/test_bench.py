@@ -62,6 +62,16 @@ def test_a_dry_run_for_a_gpu_needs_none(capsys, suite, store, tmp_path):
     assert "torch finds no CUDA device" in run(capsys, *words).err
 
 
+def test_a_gpu_that_is_not_there_is_one_line(capsys, suite, store, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    result = run(capsys, "bench", suite, "--device", "cuda:2", "-o", store)
+    assert result.code == 2
+    found = "device 'cuda:2': torch finds cuda:0 to cuda:1; take one that is there."
+    assert found in result.err
+    assert len(result.err.splitlines()) == 1
+
+
 def test_a_suite_is_shown_in_cells(capsys, suite, store):
     result = run(capsys, "bench", suite, "-o", store, *CPU)
     assert (result.code, result.err) == (0, "")

@@ -1,9 +1,12 @@
 """The precision of a rule's work, whatever modes its caller is in, and its callers in turn."""
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
+import pytest
 import torch
 
+from outvote import precision
 from outvote.precision import (
     _get_precision,
     _set_precision,
@@ -45,6 +48,26 @@ def test_modes_that_are_entered_inside_are_left_behind_too():
             with plain_torch(CPU):
                 assert _modes() == (False, False, False)
             assert _modes() == before
+
+
+@pytest.mark.parametrize(("device", "is_changed"), [("cuda:1", True), ("cuda:0", False)])
+def test_kernels_start_on_the_gpu_that_has_the_values(device, is_changed, monkeypatch):
+    current = [0]
+
+    @contextmanager
+    def on_gpu(device):
+        current.append(device.index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(precision, "on_gpu", on_gpu)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
+    with plain_torch(torch.device(device)):
+        assert current == ([0, 1] if is_changed else [0])
+        with plain_torch(torch.device(device)):
+            assert current == ([0, 1] if is_changed else [0])
+        assert not torch.is_grad_enabled()
+    assert current == [0]
 
 
 def test_the_first_one_in_sets_the_precision_and_the_last_one_out_restores_it():

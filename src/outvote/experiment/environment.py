@@ -33,7 +33,8 @@ def choose_device(name: str, *, must_be_here: bool = True) -> torch.device:
         raise ValueError(f"device {name!r}: torch finds no CUDA device; take cpu.")
     if must_be_here and device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         last = torch.cuda.device_count() - 1
-        raise ValueError(f"device {name!r}: torch finds the devices cuda:0 to cuda:{last}.")
+        found = "cuda:0 alone" if last == 0 else f"cuda:0 to cuda:{last}"
+        raise ValueError(f"device {name!r}: torch finds {found}; take one that is there.")
     return device
 
 
