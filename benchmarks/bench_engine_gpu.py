@@ -126,7 +126,10 @@ def networks(options: argparse.Namespace):  # noqa: ANN201
         except torch.cuda.OutOfMemoryError as error:
             row["error"] = str(error).partition("\n")[0]
         rows.append(row)
-        print({k: v for k, v in row.items() if k not in ("rounds", "rules", "parts_by_round")}, flush=True)
+        print(
+            {k: v for k, v in row.items() if k not in ("rounds", "rules", "parts_by_round")},
+            flush=True,
+        )
         print("  rules", row.get("rules"), flush=True)
         torch.cuda.empty_cache()
         yield rows
@@ -182,7 +185,6 @@ def _measure(
     with clock:
         for _ in range(2 + (not options.tiny)):
             state, _, num_samples = _round(fitting, stack, state, device)
-    compiled_in_parts = compiled.take()
     parts = {part: median(times[1:] or times) for part, times in clock.times.items()}
     warm = median([each["seconds"] for each in found[2:]] or [found[-1]["seconds"]])
     num_warm = median([each["samples"] for each in found[2:]] or [num_samples])
@@ -199,7 +201,7 @@ def _measure(
         "parts": {PARTS[p]: parts[PARTS[p]] for p in PARTS},
         # Round by round: one that stalls is seen.
         "parts_by_round": {label: clock.times[label] for label in PARTS.values()},
-        "compiled_in_parts": compiled_in_parts,
+        "compiled_in_parts": compiled.take(),
         "gibibytes": torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None,
         "rounds": found,
         "rules": {part: 1e3 * value for part, value in parts.items() if part not in PARTS.values()},

@@ -90,6 +90,19 @@ class RandomStream:
         drawn = [_first_of_permutation(size, num_drawn, seed) for seed in self.derived()]
         return torch.from_numpy(np.stack(drawn)).to(device, non_blocking=True)
 
+    def signed_sizes(self, size: int, device: torch.device) -> Tensor:
+        """Return `size` numbers per run, of sizes from 0.5 to 1.5 and random signs, in float64.
+
+        Drawn on the host: the same on every device.
+        """
+        generator, drawn = _generator_of_thread(), np.empty((len(self.seeds), size))
+        for run, seed in enumerate(self.derived()):
+            generator.seed(seed & 0xFFFFFFFF)
+            drawn[run] = generator.random_sample(size)
+        drawn = 2 * drawn - 1
+        drawn += np.copysign(0.5, drawn)
+        return torch.from_numpy(drawn).to(device, non_blocking=True)
+
     def derived(self) -> tuple[int, ...]:
         """Return one seed per run, for code that draws from generators of its own."""
         return tuple(self._derive(seed) for seed in self.seeds)

@@ -27,6 +27,7 @@ from outvote.rules.split import balanced_sizes, ceil_sizes, groups_at
 from outvote.seeding import RandomStream
 
 ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
 LEVELS = [name for name in ("0", "3", "4") if int(name) <= int(native.level() or -1)]
 needs_kernels = pytest.mark.skipif(not LEVELS, reason="outvote was installed without a C compiler")
 
@@ -215,6 +216,9 @@ FEATURES = {
     "ties": torch.round,
     "near the largest float": lambda values: (values * 1e38).clamp(-3e38, 3e38),
     "the smallest floats": lambda values: values * 1e-44,
+    "the smallest floats beside the largest": lambda values: (values * 1e-44).index_fill(
+        -2, torch.tensor([5]), 3e38
+    ),
     "copies": lambda values: values.index_fill(-1, torch.tensor([0]), 0.25),
     "zeros": lambda values: torch.where(values.abs() < 0.7, 0.0, values),
 }
@@ -334,7 +338,8 @@ def test_the_leading_direction_is_that_of_a_decomposition(num_rows, spectrum, le
     points = SPECTRA[spectrum](rows_of(4, num_rows, 3 * num_rows).double())
     matrices = points @ points.mT
     matrices /= matrices.abs().amax(dim=(-2, -1), keepdim=True).clamp(min=1e-300)
-    found = native.leading_projections(matrices.view(2, 2, num_rows, num_rows))
+    start = RandomStream((0, 1, 2, 3)).signed_sizes(num_rows, CPU)
+    found = native.leading_projections(matrices.view(2, 2, num_rows, num_rows), start)
     values, vectors = torch.linalg.eigh(matrices)
     top = values[:, -1:].clamp(min=0)
     wanted = top * vectors[..., -1].square()
@@ -350,10 +355,48 @@ def test_of_equal_values_one_direction_is_taken(level):
     """Any of them is right: the projections are those of a unit vector in their space."""
     axes = torch.linalg.qr(rows_of(1, 20, 20)[0].double())[0]
     values = torch.tensor([1.0] * 3 + [0.4] * 17).double()
-    found = native.leading_projections((axes * values @ axes.T)[None])[0]
+    start = RandomStream((0,)).signed_sizes(20, CPU)
+    found = native.leading_projections((axes * values @ axes.T)[None], start)[0]
     assert float(found.sum()) == pytest.approx(1, abs=1e-12)
-    alone = native.leading_projections(torch.eye(6).double()[None])[0]
+    alone = native.leading_projections(torch.eye(6).double()[None], start[:, :6])[0]
     assert float(alone.sum()) == pytest.approx(1, abs=1e-12)
+
+
+@needs_kernels
+@pytest.mark.parametrize("num_clients", [4, 5, 8, 16])
+def test_no_direction_of_small_whole_numbers_is_overlooked(num_clients, level):
+    """Numbers that begin alike in every call had no part in some of these directions."""
+    points = torch.randint(-1, 2, (2_000, num_clients, 1), generator=torch.Generator()).double()
+    points -= points.mean(dim=-2, keepdim=True)
+    start = RandomStream(tuple(range(2_000))).signed_sizes(num_clients, CPU)
+    found = native.leading_projections(points @ points.mT, start)
+    torch.testing.assert_close(found, points.square().squeeze(-1), rtol=1e-10, atol=1e-12)
+
+
+@needs_kernels
+def test_a_direction_can_be_hidden_from_one_start_only(level):
+    """Who knows the numbers that are begun with can hide from them; each seed has others."""
+    starts = RandomStream((0, 1)).signed_sizes(20, CPU)
+    direction = (
+        torch.randn(20, generator=torch.Generator().manual_seed(0)).double().sign() / 20**0.5
+    )
+    # Its diagonal is constant, so that all rows begin with the same weight.
+    matrix = 0.5 * torch.outer(direction, direction) + 0.5 * torch.eye(20)
+    known = starts[0] - direction * (starts[0] @ direction)
+    overlooked, found = native.leading_projections(
+        torch.stack([matrix, matrix]), torch.stack([known, starts[1]])
+    )
+    assert not torch.allclose(overlooked, direction.square())
+    torch.testing.assert_close(found, direction.square())
+
+
+def test_dnc_drops_the_farthest_of_whole_numbers():
+    rows = [[0.0], [1.0], [1.0], [1.0], [-2.0], [1.0], [-1.0], [-1.0]]
+    for repeats in (1, 1_000):
+        verdict = ov.DnC().inspect([row * repeats for row in rows], num_byzantine=1, seed=0)
+        assert verdict.dropped == [4]
+        wanted = [repeats * row[0] ** 2 for row in rows]
+        np.testing.assert_allclose(verdict.scores, wanted, rtol=1e-9, atol=1e-9)
 
 
 @needs_kernels

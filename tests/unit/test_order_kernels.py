@@ -17,6 +17,7 @@ import outvote as ov
 from outvote.kernels import client_kernels, matrix_kernels, order_kernels
 from outvote.kernels.launch import Launched
 from outvote.rules import bulyan, distances, order_statistics
+from outvote.seeding import RandomStream
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # Of numpy, in the interpreter.
 # Triton's interpreter takes minutes for every number of Byzantine clients of more clients.
@@ -197,10 +198,22 @@ def test_the_leading_direction_is_that_of_a_decomposition(num_clients, kind, dev
     matrices = values @ values.mT
     matrices = matrices / matrices.abs().amax(dim=(-2, -1), keepdim=True).clamp(min=1e-300)
     matrices = (matrices + matrices.mT) / 2
-    found = distances.leading_projections(matrices, matrices.new_ones(1))
+    found = distances.leading_projections(matrices, matrices.new_ones(1), RandomStream((0,)))
     eigenvalues, vectors = torch.linalg.eigh(matrices)
     wanted = eigenvalues[..., -1:].clamp(min=0) * vectors[..., -1].square()
     torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("num_clients", [4, 8, 16])
+def test_no_direction_of_small_whole_numbers_is_overlooked(num_clients, device):
+    """Numbers that begin alike in every call had no part in some of these directions."""
+    generator = torch.Generator().manual_seed(7)
+    points = torch.randint(-1, 2, (60, num_clients, 1), generator=generator).double().to(device)
+    points = points - points.mean(dim=-2, keepdim=True)
+    matrices = (points @ points.mT).unsqueeze(0)
+    found = distances.leading_projections(matrices, matrices.new_ones(1), RandomStream((0,)))
+    wanted = points.square().squeeze(-1).unsqueeze(0)
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
 
 
 def test_directions_that_are_found_early_stay_as_they_are(device):
@@ -211,7 +224,8 @@ def test_directions_that_are_found_early_stay_as_they_are(device):
     matrices = (values @ values.mT).to(device)
     matrices = matrices / matrices.abs().amax(dim=(-2, -1), keepdim=True)
     with mock.patch.object(matrix_kernels, "STEPS_AT_ONCE", 3):
-        found = matrix_kernels.leading_projections(matrices)
+        start = RandomStream((0, 1)).signed_sizes(12, device)
+        found = matrix_kernels.leading_projections(matrices, start)
     eigenvalues, vectors = torch.linalg.eigh(matrices)
     wanted = eigenvalues[..., -1:] * vectors[..., -1].square()
     torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-10)

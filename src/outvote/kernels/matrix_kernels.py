@@ -15,7 +15,6 @@ from outvote.kernels import is_for_kernels, load_kernels
 if TYPE_CHECKING:
     from outvote.axes import Pairs, PerClient
 
-CPU = torch.device("cpu")
 MOST_CLIENTS = 1024
 # Up to here a kernel puts the others of a client in order, beyond it torch sorts them.
 MOST_ORDERED = 128
@@ -33,7 +32,7 @@ def _leading() -> Any:
     return load_kernels("outvote.kernels.leading_triton")
 
 
-def is_usable(matrices: Pairs) -> bool:
+def can_work_on(matrices: Pairs) -> bool:
     """Return whether the kernels can work on these matrices."""
     return (
         is_for_kernels(matrices)
@@ -59,15 +58,16 @@ def select_one_by_one(squared_distances: Pairs, num_selected: int, num_byzantine
     return (is_left == 0).view(squared_distances.shape[:-1])
 
 
-def leading_projections(matrices: Pairs) -> PerClient:
+def leading_projections(matrices: Pairs, start: PerClient) -> PerClient:
     """Return the top eigenvalue times the squared entries of its eigenvector.
 
     The matrices are symmetric, without negative eigenvalues, and their entries at most about 1.
+    `start` has the numbers that Lanczos' method begins with.
     """
     num_rows = matrices.shape[-1]
     flat = matrices.double().reshape(-1, num_rows, num_rows).contiguous()
     vectors = flat.new_empty(len(flat), num_rows + 1, num_rows)
-    vectors[:, 0] = _start(flat)
+    vectors[:, 0] = _first_vector(flat, start.reshape(-1, num_rows))
     diagonal, beside, result = (torch.empty_like(flat[:, 0]) for _ in range(3))
     scratch = flat.new_empty(len(flat), 2, num_rows)
     is_done = torch.zeros(len(flat), dtype=torch.int8, device=flat.device)
@@ -79,19 +79,11 @@ def leading_projections(matrices: Pairs) -> PerClient:
     return result.view(matrices.shape[:-1])
 
 
-def irregular(num_rows: int, device: torch.device = CPU) -> Tensor:
-    """Return numbers from 0.5 to 1.5, with irregular signs."""
-    number = torch.arange(1, num_rows + 1, dtype=torch.float64, device=device)
-    size = 0.5 + (number * 0.6180339887498949).frac()
-    return size * torch.where((number * 0.7548776662466927).frac() < 0.5, -1.0, 1.0)
-
-
-def _start(matrices: Tensor) -> Tensor:
-    """Return a vector in the range of each matrix that is orthogonal to no direction by design."""
-    # They depend on the lengths too.
+def _first_vector(matrices: Tensor, start: Tensor) -> Tensor:
+    """Return a vector in the range of each matrix: numbers, more of the long rows, times it."""
     own = matrices.diagonal(dim1=-2, dim2=-1)
     longest = own.amax(dim=-1, keepdim=True).clamp(min=1e-290)
-    weights = irregular(matrices.shape[-1], matrices.device) * (1 + own / longest)
+    weights = start * (1 + own / longest)
     vector = (matrices * weights.unsqueeze(-2)).sum(dim=-1)
     vector = vector / vector.abs().amax(dim=-1, keepdim=True).clamp(min=1e-290)
     unit: Tensor = vector / torch.linalg.vector_norm(vector, dim=-1, keepdim=True).clamp(min=1e-290)

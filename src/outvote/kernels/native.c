@@ -513,14 +513,14 @@ void outvote_sort(const float *values, int64_t num_coordinates, int32_t num_clie
     }
 }
 
-/* What is found of the values nearest to a median, for each coordinate. */
+/* What is found of the values nearest to a median, for each coordinate, and where it is not. */
 typedef struct {
     float *mean, *low, *high;
-    uint8_t *is_tied;
+    uint8_t *is_unknown;
 } Nearest;
 
-/* Sorted values of up to SORTED coordinates, rank by rank: `rows` has the numbers of their rows. The
-median is the mean of the ranks `first` and `last`. */
+/* Sorted values of up to SORTED coordinates, rank by rank: `rows` has the numbers of their rows.
+The median is the mean of the ranks `first` and `last`. */
 typedef struct {
     const float *values;
     const int16_t *rows;
@@ -532,6 +532,18 @@ static inline const float *rank_of(const Ranked *ranked, int32_t rank)
     return ranked->values + ranked->rows[rank] * SORTED;
 }
 
+static inline Doubles as_doubles(HalfVector values)
+{
+#if defined(__clang__) || __GNUC__ >= 9
+    return __builtin_convertvector(values, Doubles);
+#else
+    Doubles result;
+    for (int k = 0; k < LANES / 2; k++)
+        result[k] = values[k];
+    return result;
+#endif
+}
+
 /* The windows of some coordinates: where they start, how far their farthest value is from the
 median, and the sums of their values. */
 typedef struct {
@@ -540,23 +552,23 @@ typedef struct {
     double total[SORTED];
 } Windows;
 
-/* Twice the distance from the median, which is the mean of two values, times `scale`. */
-static inline float deviation(float value, float low, float high, float scale)
+/* Beyond this, twice a difference would overflow. */
+static const float MOST_EXTREME = __FLT_MAX__ / 16;
+
+/* Twice the distance from the median, which is the mean of two values. */
+static inline float deviation(float value, float low, float high)
 {
-    value *= scale;
-    return __builtin_fabsf((value - low * scale) + (value - high * scale));
+    return __builtin_fabsf((value - low) + (value - high));
 }
 
-static inline Vector deviations(Vector values, Vector low, Vector high, float scale)
+static inline Vector deviations(Vector values, Vector low, Vector high)
 {
-    values *= scale;
-    const Vector far = (values - low * scale) + (values - high * scale);
+    const Vector far = (values - low) + (values - high);
     return (Vector)((Mask)far & INT32_MAX);
 }
 
 /* Find the windows of some coordinates, from `at` on, that reach least far from the median. */
-static void find_windows(const Ranked *ranked, int32_t num_nearest, float scale, int at,
-                         Windows *to)
+static void find_windows(const Ranked *ranked, int32_t num_nearest, int at, Windows *to)
 {
     const Vector low = *(const Vector *)(rank_of(ranked, ranked->first) + at);
     const Vector high = *(const Vector *)(rank_of(ranked, ranked->last) + at);
@@ -565,8 +577,7 @@ static void find_windows(const Ranked *ranked, int32_t num_nearest, float scale,
     for (int32_t rank = 0; rank + num_nearest <= ranked->num_ranks; rank++) {
         const Vector from = *(const Vector *)(rank_of(ranked, rank) + at);
         const Vector until = *(const Vector *)(rank_of(ranked, rank + num_nearest - 1) + at);
-        const Vector reach =
-            greater(deviations(from, low, high, scale), deviations(until, low, high, scale));
+        const Vector reach = greater(deviations(from, low, high), deviations(until, low, high));
         const Mask is_less = reach < least;
         start = (is_less & rank) | (~is_less & start);
         least = lesser(reach, least);
@@ -580,7 +591,7 @@ static void find_windows(const Ranked *ranked, int32_t num_nearest, float scale,
             HalfVector halves[2];
         } inside = {(Vector)((Mask)own & is_inside)};
         for (int half = 0; half < 2; half++)
-            total[half] += __builtin_convertvector(inside.halves[half], Doubles);
+            total[half] += as_doubles(inside.halves[half]);
     }
     memcpy(to->start + at, &start, sizeof start);
     memcpy(to->reach + at, &least, sizeof least);
@@ -593,15 +604,8 @@ static void find_nearest(const Ranked *ranked, int32_t num_nearest, int32_t num,
     Windows windows;
     const float *below = rank_of(ranked, ranked->first), *above = rank_of(ranked, ranked->last);
     const float *least = rank_of(ranked, 0), *most = rank_of(ranked, ranked->num_ranks - 1);
-    float extreme = 0;
-    for (int k = 0; k < num; k++) {
-        const float far = -least[k] > most[k] ? -least[k] : most[k];
-        extreme = far > extreme ? far : extreme;
-    }
-    /* Twice a difference of numbers near the largest float would overflow. */
-    const float scale = extreme > __FLT_MAX__ / 16 ? 0.25f : 1.0f;
     for (int at = 0; at < num; at += LANES)
-        find_windows(ranked, num_nearest, scale, at, &windows);
+        find_windows(ranked, num_nearest, at, &windows);
     for (int k = 0; k < num; k++) {
         const int32_t start = windows.start[k], stop = start + num_nearest;
         const float reach = windows.reach[k];
@@ -609,26 +613,28 @@ static void find_nearest(const Ranked *ranked, int32_t num_nearest, int32_t num,
         const float mean = (float)(windows.total[k] / num_nearest);
         /* A value left out is just as near as one taken. Equal values may be exchanged, unless both
         ends of the window are as far. */
+        const int is_extreme = -least[k] > MOST_EXTREME || most[k] > MOST_EXTREME;
         int is_left = 0, is_right = 0;
         if (start > 0) {
             const float left = rank_of(ranked, start - 1)[k];
-            is_left = deviation(left, below[k], above[k], scale) <= reach &&
-                      (left != low || deviation(high, below[k], above[k], scale) == reach);
+            is_left = deviation(left, below[k], above[k]) <= reach &&
+                      (left != low || deviation(high, below[k], above[k]) == reach);
         }
         if (stop < ranked->num_ranks) {
             const float right = rank_of(ranked, stop)[k];
-            is_right = deviation(right, below[k], above[k], scale) <= reach &&
-                       (right != high || deviation(low, below[k], above[k], scale) == reach);
+            is_right = deviation(right, below[k], above[k]) <= reach &&
+                       (right != high || deviation(low, below[k], above[k]) == reach);
         }
         to->mean[k] = mean < low ? low : mean > high ? high : mean;
         to->low[k] = low;
         to->high[k] = high;
-        to->is_tied[k] = (uint8_t)(is_left || is_right);
+        to->is_unknown[k] = (uint8_t)(is_left || is_right || is_extreme);
     }
 }
 
 /* Find the mean of the values nearest to the median, and the smallest and largest of them, in
-groups of coordinates; `is_tied` marks where the numbers of the clients decide, which is not done.
+groups of coordinates. `is_unknown` marks where it is not found: the indices of the clients decide,
+or values are extreme.
 
 `among` has the clients that count in each group, `num_among` of them in ascending order. `buffer`
 has SORTED numbers for each of all clients, rounded up to HALF, and then as many again. */
@@ -636,7 +642,7 @@ void outvote_nearest(const float *values, int64_t num_groups, int64_t group_step
                      int64_t num_coordinates, int32_t num_clients, int64_t coordinate_step,
                      int64_t client_step, const int16_t *comparators, int32_t num_comparators,
                      const int16_t *among, int32_t num_among, int32_t first, int32_t last,
-                     int32_t num_nearest, float *mean, float *low, float *high, uint8_t *is_tied,
+                     int32_t num_nearest, float *mean, float *low, float *high, uint8_t *is_unknown,
                      float *buffer)
 {
     const Layout layout = {num_clients, coordinate_step, client_step};
@@ -649,7 +655,7 @@ void outvote_nearest(const float *values, int64_t num_groups, int64_t group_step
             const int32_t num = at_most_sorted(num_coordinates - start);
             const int64_t at = group * num_coordinates + start;
             const Ranked ranked = {buffer, among, num_among, first, last};
-            const Nearest to = {mean + at, low + at, high + at, is_tied + at};
+            const Nearest to = {mean + at, low + at, high + at, is_unknown + at};
             read_clients(values + group * group_step + start * coordinate_step, num, &layout, among,
                          num_among, buffer, scratch);
             sort_rows(&network, among, buffer, num);
@@ -658,7 +664,8 @@ void outvote_nearest(const float *values, int64_t num_groups, int64_t group_step
 }
 
 /* Distances as whole numbers, which are in the same order: the bits of a float64 of 0 or more, the
-last ones replaced by the number of the client that it leads to. */
+last ones replaced by the number of the client that it leads to. So distances count as equal if they
+are closer than 2^-46 of their size for 64 clients, 2^-42 for 1,024. */
 static const double HUGE_DISTANCE = 1e300;
 
 static inline int64_t key_of(double far, int32_t client, int64_t numbers)
@@ -708,15 +715,20 @@ static inline void subtract(double *total, double *rest, double value)
 }
 
 /* Krum among the clients that are left. The others of each client are in `sorted`, a row for each
-rank and a column for each client; its neighbours end at `place` with the key `last`. */
+rank and a column for each client; its neighbours end at the rank `end` with the key `last`. A score
+is exact with its `rest`; `largest` is what it was when it was last added up anew. */
 typedef struct {
     int32_t num_clients;
     int64_t width, numbers;
     int64_t *sorted, *last;
     double *score, *rest, *largest;
-    int32_t *place, *moves, *moving;
+    int32_t *end, *changes, *changing;
     uint8_t *is_left;
 } Krum;
+
+/* What a client that is taken out changes for another: where its neighbours end, or that too few
+bits of its score are left. */
+enum { END = 1, INEXACT = 2 };
 
 static void sort_others(const Krum *krum, const double *far, const Network *network)
 {
@@ -749,7 +761,7 @@ static inline int is_gone(const Krum *krum, int64_t key)
 static void sum_anew(const Krum *krum, int32_t client)
 {
     double total = 0, rest = 0;
-    for (int32_t rank = 0; rank <= krum->place[client]; rank++) {
+    for (int32_t rank = 0; rank <= krum->end[client]; rank++) {
         const int64_t key = krum->sorted[rank * krum->width + client];
         if (!is_gone(krum, key))
             subtract(&total, &rest, -distance_of(key, krum->numbers));
@@ -776,7 +788,7 @@ static void begin(const Krum *krum, int32_t num_neighbours)
     }
     for (int32_t client = 0; client < num_clients; client++) {
         krum->largest[client] = score[client];
-        krum->place[client] = num_neighbours - 1;
+        krum->end[client] = num_neighbours - 1;
         krum->last[client] = krum->sorted[(num_neighbours - 1) * krum->width + client];
     }
 }
@@ -803,65 +815,69 @@ static int32_t client_of_smallest_score(const Krum *krum)
 }
 
 /* Let neighbours end one client earlier, or later if there are to be as many as before. */
-static void move_end(const Krum *krum, int32_t client, int num_fewer)
+static void move_end(const Krum *krum, int32_t client, int is_one_fewer)
 {
-    int32_t place = krum->place[client];
+    int32_t end = krum->end[client];
     int64_t key;
     do {
-        place += num_fewer ? -1 : 1;
-        key = krum->sorted[place * krum->width + client];
-    } while (place > 0 && place < krum->num_clients - 2 && is_gone(krum, key));
-    krum->place[client] = place;
+        end += is_one_fewer ? -1 : 1;
+        key = krum->sorted[end * krum->width + client];
+    } while (end > 0 && end < krum->num_clients - 2 && is_gone(krum, key));
+    krum->end[client] = end;
     krum->last[client] = key;
-    if (!num_fewer) {
+    if (!is_one_fewer) {
         krum->score[client] = krum->largest[client] = distance_of(key, krum->numbers);
         krum->rest[client] = 0;
     }
 }
 
-/* Take the client out whose distances are `far`. Every other one loses either this neighbour, or
-else the farthest of them, so that there are `num_fewer` neighbours fewer. */
-static void take_out(const Krum *krum, int32_t chosen, const double *far, int num_fewer)
+/* Take the client out whose distances are `far`. As a rule others have one neighbour fewer then:
+whoever had the chosen one among its neighbours loses it, and whoever had not loses the farthest.
+When a single neighbour is left it remains one: only who loses it looks for the next. */
+static void take_out(const Krum *krum, int32_t chosen, const double *far, int is_one_fewer)
 {
     const int32_t num_clients = krum->num_clients;
     const int64_t numbers = krum->numbers, *restrict last = krum->last;
     const double *restrict largest = krum->largest;
     double *restrict score = krum->score, *restrict rest = krum->rest;
-    int32_t *restrict moves = krum->moves, *restrict moving = krum->moving, num_moving = 0;
+    int32_t *restrict changes = krum->changes, *restrict changing = krum->changing;
+    int32_t num_changing = 0;
     krum->is_left[chosen] = 0;
     score[chosen] = __builtin_nan("");
     for (int32_t client = 0; client < num_clients; client++) {
         const int64_t key = key_of(far[client], chosen, numbers);
         const int is_near = key <= last[client];
         const double lost = distance_of(is_near ? key : last[client], numbers);
-        subtract(score + client, rest + client, num_fewer ? lost : 0);
+        subtract(score + client, rest + client, is_one_fewer ? lost : 0);
         /* 66 of the 106 bits are left. */
         const int is_inexact = score[client] < largest[client] * 0x1p-40;
-        moves[client] = (key == last[client]) | (is_near < num_fewer) | is_inexact << 1;
+        const int is_end = (key == last[client]) | (is_near < is_one_fewer);
+        changes[client] = is_end * END | is_inexact * INEXACT;
     }
     for (int32_t client = 0; client < num_clients; client++) {
-        moving[num_moving] = client;
-        num_moving += (moves[client] != 0) & krum->is_left[client];
+        changing[num_changing] = client;
+        num_changing += (changes[client] != 0) & krum->is_left[client];
     }
-    for (int32_t k = 0; k < num_moving; k++) {
-        if (moves[moving[k]] & 1)
-            move_end(krum, moving[k], num_fewer);
-        if (moves[moving[k]] & 2)
-            sum_anew(krum, moving[k]);
+    for (int32_t k = 0; k < num_changing; k++) {
+        const int32_t client = changing[k];
+        if (changes[client] & END)
+            move_end(krum, client, is_one_fewer);
+        if (changes[client] & INEXACT)
+            sum_anew(krum, client);
     }
 }
 
 static inline int32_t at_least_one(int32_t num) { return num > 1 ? num : 1; }
 
 /* Clear `is_left` for Krum's choice among those left, again and again, in each matrix of squared
-distances.
+distances. There is at least one Byzantine client.
 
 `width` is the number of clients rounded up to SORTED and a GAP; `keys` has `width` numbers for each
-client and as many again, `scores` and `places` three times as many. */
+client and as many again, `scores` and `ranks` three times as many. */
 void outvote_select(const double *far, int64_t num_matrices, int32_t num_clients,
                     int32_t num_selected, int32_t num_byzantine, const int16_t *comparators,
                     int32_t num_comparators, int64_t width, int64_t *keys, double *scores,
-                    int32_t *places, uint8_t *is_left)
+                    int32_t *ranks, uint8_t *is_left)
 {
     const Network network = {comparators, num_comparators, num_clients};
     int64_t numbers = 1;
@@ -878,9 +894,9 @@ void outvote_select(const double *far, int64_t num_matrices, int32_t num_clients
                            scores,
                            scores + width,
                            scores + 2 * width,
-                           places,
-                           places + width,
-                           places + 2 * width,
+                           ranks,
+                           ranks + width,
+                           ranks + 2 * width,
                            is_left};
         int32_t num_neighbours = at_least_one(num_clients - num_byzantine - 2);
         sort_others(&krum, far, &network);
@@ -951,9 +967,8 @@ static double normalise(double *vector, int32_t width)
     return length;
 }
 
-/* Begin with a vector in the range of the matrix that is orthogonal to no direction by design:
-`irregular` numbers, and more of the long rows, times the matrix. */
-static void start_from(Lanczos *of, const double *irregular)
+/* Begin with a vector in the range of the matrix: numbers, more of the long rows, times it. */
+static void start_from(Lanczos *of, const double *start)
 {
     double longest = SMALLEST;
     for (int32_t k = 0; k < of->num_rows; k++) {
@@ -961,8 +976,7 @@ static void start_from(Lanczos *of, const double *irregular)
         longest = own > longest ? own : longest;
     }
     for (int32_t k = 0; k < of->num_rows; k++)
-        of->solution[k] =
-            irregular[k] * (1 + of->matrix[(int64_t)k * of->width + k] / longest);
+        of->solution[k] = start[k] * (1 + of->matrix[(int64_t)k * of->width + k] / longest);
     clear(of->vectors, of->width);
     add_rows(of->vectors, of->matrix, of->solution, of->num_rows, of->width);
     /* The entries of the matrix may be tiny, and their squares 0. */
@@ -1069,11 +1083,11 @@ static double solve(Lanczos *of, int32_t num_steps, double value)
 
 /* Write the top eigenvalue of each symmetric matrix times the squared entries of its eigenvector.
 
-The matrices have no negative eigenvalues; their largest entry is about 1, or all are 0. `width` is the number of
-rows rounded up to HALF; `buffer` has `width` numbers for each row, one row more, as many again, and
-five rows. */
+The matrices have no negative eigenvalues; their largest entry is about 1, or all are 0. `start` has
+a number for each row of each matrix, to begin with. `width` is the number of rows rounded up to
+HALF; `buffer` has `width` numbers for each row, one row more, as many again, and five rows. */
 void outvote_leading(const double *matrices, int64_t num_matrices, int32_t num_rows, int32_t width,
-                     const double *irregular, double *result, double *buffer)
+                     const double *start, double *result, double *buffer)
 {
     const int64_t area = (int64_t)(num_rows + 1) * width;
     double *rows = buffer + 2 * area;
@@ -1083,11 +1097,10 @@ void outvote_leading(const double *matrices, int64_t num_matrices, int32_t num_r
                   rows + 2 * width, rows + 3 * width,
                   rows + 4 * width};
     clear(buffer, 2 * area + 5 * width);
-    for (; num_matrices > 0; num_matrices--, matrices += (int64_t)num_rows * num_rows) {
-        for (int32_t row = 0; row < num_rows; row++)
-            memcpy(of.matrix + (int64_t)row * width, matrices + (int64_t)row * num_rows,
-                   sizeof(double) * (size_t)num_rows);
-        start_from(&of, irregular);
+    for (; num_matrices > 0; num_matrices--, start += num_rows) {
+        for (int32_t row = 0; row < num_rows; row++, matrices += num_rows)
+            memcpy(of.matrix + (int64_t)row * width, matrices, sizeof(double) * (size_t)num_rows);
+        start_from(&of, start);
         double value = 0, length = 1;
         int32_t num_steps = 0;
         for (int32_t look = FIRST_LOOK;; look += look / 2) {
@@ -1109,7 +1122,8 @@ void outvote_leading(const double *matrices, int64_t num_matrices, int32_t num_r
         clear(of.product, width);
         add_rows(of.product, of.vectors, of.solution, num_steps, width);
         const double squares = dot(of.product, of.product, width);
+        const double factor = squares > 0 && value > 0 ? value / squares : 0;
         for (int32_t row = 0; row < num_rows; row++)
-            *result++ = squares > 0 ? value * of.product[row] * of.product[row] / squares : 0;
+            *result++ = factor * of.product[row] * of.product[row];
     }
 }

@@ -1,4 +1,4 @@
-"""Kernels in C for a CPU: groups of GAS, order of clients, Bulyan; torch and numpy do without them.
+"""Kernels in C for a CPU: groups of GAS, order of clients, Bulyan, DnC; torch does without them.
 
 They are built when outvote is installed, where there is a C compiler (`hatch_build.py`), for
 several levels of x86-64, and the best one that the processor has is used. OUTVOTE_NATIVE=0 switches
@@ -20,7 +20,6 @@ from torch import Tensor
 
 from outvote.axes import Columns, Pairs, PerClient, PerCoordinate, Rows
 from outvote.fresh import scratch
-from outvote.kernels import matrix_kernels
 from outvote.kernels.order_kernels import comparators
 from outvote.keyed_order import NUM_ROUNDS, KeyedOrder, SortedOrder
 from outvote.threads import CPU, mapped
@@ -261,8 +260,9 @@ class Nearest(NamedTuple):
     mean: PerCoordinate
     low: PerCoordinate
     high: PerCoordinate
-    is_tied: Tensor
-    """Where the numbers of the clients decide which values are taken, and the rest is not known."""
+    is_unknown: Tensor
+    """Where the rest is not known: indices of clients decide which values are taken, or values are
+    near the largest float."""
 
 
 def can_find_nearest(columns: object) -> bool:
@@ -291,7 +291,7 @@ def nearest(
     shape = columns.shape[:-1]
     first, last = ranks_of_median
     mean, low, high = (torch.empty(shape, dtype=torch.float32, device=CPU) for _ in range(3))
-    is_tied = torch.empty(shape, dtype=torch.bool, device=CPU)
+    is_unknown = torch.empty(shape, dtype=torch.bool, device=CPU)
     if among is None:
         among = torch.arange(num_clients, device=CPU).expand(*columns.shape[:-2], num_clients)
     clients = among.to(torch.int16).contiguous()
@@ -308,10 +308,10 @@ def nearest(
             *(own.data_ptr(), num_groups, own.stride(0), num_coordinates, num_clients),
             *(own.stride(-2), own.stride(-1), network.ctypes.data, len(network)),
             *(own_clients.data_ptr(), num_among, first, last - 1, num_nearest),
-            *(found[run].data_ptr() for found in (mean, low, high, is_tied)),
+            *(found[run].data_ptr() for found in (mean, low, high, is_unknown)),
             buffer.ctypes.data,
         )
-    return Nearest(mean, low, high, is_tied)
+    return Nearest(mean, low, high, is_unknown)
 
 
 def can_work_on(matrices: Pairs) -> bool:
@@ -345,23 +345,23 @@ def select_one_by_one(squared_distances: Pairs, num_selected: int, num_byzantine
     return is_left.logical_not_().view(squared_distances.shape[:-1])
 
 
-def leading_projections(matrices: Pairs) -> PerClient:
+def leading_projections(matrices: Pairs, start: PerClient) -> PerClient:
     """Return the top eigenvalue times the squared entries of its eigenvector.
 
     The matrices are symmetric, without negative eigenvalues; their largest entry is about 1, or all
-    are 0.
+    are 0. `start` has the numbers that Lanczos' method begins with.
     """
     num_rows = matrices.shape[-1]
     flat = matrices.double().reshape(-1, num_rows, num_rows).contiguous()
     result = torch.empty(flat.shape[:-1], dtype=torch.float64, device=CPU)
-    irregular = matrix_kernels.irregular(num_rows)
+    starts = start.reshape(-1, num_rows).contiguous()
     width = -(-num_rows // HALF) * HALF
 
-    def decompose(start: int, stop: int) -> None:
+    def decompose(first: int, stop: int) -> None:
         buffer = np.empty((2 * num_rows + 7) * width)
         _library().outvote_leading(
-            *(flat[start].data_ptr(), stop - start, num_rows, width, irregular.data_ptr()),
-            *(result[start].data_ptr(), buffer.ctypes.data),
+            *(flat[first].data_ptr(), stop - first, num_rows, width, starts[first].data_ptr()),
+            *(result[first].data_ptr(), buffer.ctypes.data),
         )
 
     mapped(lambda piece: decompose(*piece[1:]), _pieces(1, len(flat)))

@@ -87,7 +87,7 @@ class Bulyan(Rule):
 
 def select_one_by_one(squared_distances: Pairs, num_selected: int, num_byzantine: int) -> Tensor:
     """Move Krum's choice among the remaining clients to the selected ones, again and again."""
-    if matrix_kernels.is_usable(squared_distances):
+    if matrix_kernels.can_work_on(squared_distances):
         return matrix_kernels.select_one_by_one(squared_distances, num_selected, num_byzantine)
     if native.can_work_on(squared_distances):
         return native.select_one_by_one(squared_distances, num_selected, num_byzantine)

@@ -19,6 +19,7 @@ from outvote.kernels import client_kernels, group_kernels, matrix_kernels, nativ
 from outvote.kernels.long_products import long_products
 from outvote.precision import exact_products, work_dtype
 from outvote.receive import listed_later
+from outvote.seeding import RandomStream
 from outvote.threads import mapped
 
 if TYPE_CHECKING:
@@ -568,18 +569,22 @@ def as_shares(weights: PerClient) -> tuple[PerClient, Tensor]:
     return shares, torch.where(total > 0, count / total, 1)
 
 
-def leading_projections(matrices: Pairs, scale: Tensor) -> PerClient:
+def leading_projections(matrices: Pairs, scale: Tensor, stream: RandomStream) -> PerClient:
     """Return the top eigenvalue times the squared entries of its eigenvector, times a scale.
 
-    Kernels find one eigenvector by Lanczos' method. A GPU without them decomposes small matrices
-    one by one: there the matrix is squared until it is the projector on the eigenvector. Where two
-    eigenvalues are equal, any eigenvector is as good: scores are then those of one of them, and
-    which one depends on the device.
+    Kernels find one eigenvector by Lanczos' method, from random numbers of each run: nobody who
+    does not know them can send gradients that hide the top direction. A GPU without kernels
+    decomposes small matrices one by one: there the matrix is squared until it is the projector on
+    the eigenvector. Where two eigenvalues are equal, or closer than about 1e-9, any eigenvector is
+    as good: scores are then those of one of them, and which one depends on the device.
     """
-    if matrix_kernels.is_usable(matrices):
-        return matrix_kernels.leading_projections(matrices) * scale
-    if native.can_work_on(matrices):
-        return native.leading_projections(matrices) * scale
+    for kernels in (matrix_kernels, native):
+        if kernels.can_work_on(matrices):
+            start = stream.fold_in("lanczos").signed_sizes(matrices.shape[-1], matrices.device)
+            start = start.view(len(start), *[1] * (matrices.dim() - 3), -1)
+            start = start.expand(matrices.shape[:-1])
+            found: PerClient = kernels.leading_projections(matrices, start) * scale
+            return found
     if matrices.device.type == "cpu":
         values, vectors = torch.linalg.eigh(matrices)
         projections: PerClient = values[..., -1:].clamp(min=0) * scale * vectors[..., -1].square()

@@ -77,15 +77,15 @@ class DnC(AffineRule):
         )
 
     def _score(self, matrix: ClientMatrix, stream: RandomStream, iteration: int) -> PerClient:
-        if self.num_coordinates >= matrix.dim:
-            return matrix.same_for_copies(outlier_scores(matrix))
         stream = stream.fold_in(f"dnc-{iteration}")
+        if self.num_coordinates >= matrix.dim:
+            return matrix.same_for_copies(outlier_scores(matrix, stream))
         drawn = stream.samples(matrix.dim, self.num_coordinates, matrix.device)
         sample = matrix.at_coordinates(drawn.long())
-        return matrix.same_for_copies(outlier_scores(sample))
+        return matrix.same_for_copies(outlier_scores(sample, stream))
 
 
-def outlier_scores(matrix: ClientMatrix) -> PerClient:
+def outlier_scores(matrix: ClientMatrix, stream: RandomStream) -> PerClient:
     """Return the squared projections on the top singular direction, around the mean."""
     gram = (
         matrix.gram if matrix.dim > matrix.num_clients else -0.5 * matrix.squared_distances.double()
@@ -97,4 +97,4 @@ def outlier_scores(matrix: ClientMatrix) -> PerClient:
     scale = (
         centred.abs().amax(dim=(-2, -1), keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
     )
-    return distances.leading_projections(centred / scale, scale.squeeze(-1))
+    return distances.leading_projections(centred / scale, scale.squeeze(-1), stream)

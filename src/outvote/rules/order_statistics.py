@@ -258,16 +258,17 @@ def _nearest(tile: Columns, num_nearest: int, even: str, index: Tensor | None) -
     """Find the values nearest to the median; `index` has the clients that count, None: all."""
     if native.can_find_nearest(tile):
         num = tile.shape[-1] if index is None else index.shape[-1]
-        mean, low, high, tied = native.nearest(tile, median_ranks(num, even), num_nearest, index)
+        ranks = median_ranks(num, even)
+        mean, low, high, unknown = native.nearest(tile, ranks, num_nearest, index)
     else:
         assert index is None
-        mean, low, high, tied = _in_window(tile, num_nearest, even)
-    if bool(tied.any()):
-        values = tile[tied]
+        mean, low, high, unknown = _in_window(tile, num_nearest, even)
+    if bool(unknown.any()):
+        values = tile[unknown]
         if index is not None:
-            of_tied = index.unsqueeze(-2).expand(*tile.shape[:-1], index.shape[-1])[tied]
-            values = values.gather(-1, of_tied)
-        mean[tied], low[tied], high[tied] = _lower_index_first(values, num_nearest, even)
+            of_these = index.unsqueeze(-2).expand(*tile.shape[:-1], index.shape[-1])[unknown]
+            values = values.gather(-1, of_these)
+        mean[unknown], low[unknown], high[unknown] = _lower_index_first(values, num_nearest, even)
     return mean, low, high
 
 
@@ -302,13 +303,14 @@ class _Middle:
     def __init__(self, ranked: Tensor, even: str) -> None:
         first, last = median_ranks(ranked.shape[-1], even)
         self.low, self.high = ranked[..., first : first + 1], ranked[..., last - 1 : last]
-        extreme = torch.maximum(ranked[..., -1].abs().amax(), ranked[..., 0].abs().amax())
+        extreme = torch.maximum(ranked[..., -1:].abs(), ranked[..., :1].abs())
         # Twice a difference of numbers near the largest float would overflow.
-        self.scale = 0.25 if float(extreme) > torch.finfo(ranked.dtype).max / 16 else 1.0
+        is_extreme = extreme > torch.finfo(ranked.dtype).max / 16
+        self.scale = torch.where(is_extreme, 0.25, 1.0).to(ranked) if is_extreme.any() else None
 
     def deviation(self, values: Tensor) -> Tensor:
-        """Return twice the distance of values from the median, up to a common factor."""
-        if self.scale == 1.0:
+        """Return twice the distance of values from the median, up to a factor per coordinate."""
+        if self.scale is None:
             return ((values - self.low) + (values - self.high)).abs_()
         values, low, high = (x * self.scale for x in (values, self.low, self.high))
         return ((values - low) + (values - high)).abs_()
