@@ -3,6 +3,7 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import product
 from threading import Event, Thread
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from outvote.engine.federation import make_federation
 from outvote.engine.run_stack import Run
 from outvote.engine.simulation import make_run_stack
 from outvote.kernels.compile_once import compile_once, dry_calls, is_dry
+from outvote.kernels.group_kernels import SAFE_NORM
 from outvote.precision import _get_precision, exact_products, fast_products
 from outvote.rules.row_facts import row_facts
 from outvote.seeding import RandomStream
@@ -54,8 +56,9 @@ def stack(device):
 def test_every_rule_and_attack_is_called_and_works(stack, monkeypatch):
     monkeypatch.setattr(warm_up, "NUM_COORDINATES", 4096)
     calls = warm_up.small_calls(stack, 100_003)
-    # And what all rules share. Min-max is called for each of its two runs, whose addresses differ.
-    assert len(calls) == 3 * len(RULES) + len(ATTACKS) + 2
+    # And what all rules share. Min-max is called for each of its two runs, whose addresses differ,
+    # and the slowest two kernels of both rules with Bulyan.
+    assert len(calls) == 4 * len(RULES) + len(ATTACKS) + 2 + 4
     for call in calls:
         call()
 
@@ -206,35 +209,43 @@ def test_addresses_are_aligned_as_those_of_each_run(dim, stack, monkeypatch):
 
 
 def test_runs_that_are_no_neighbours_are_copied_to_an_aligned_address(stack, monkeypatch):
-    starts = {}
+    starts = []
 
-    def note(rule, matrix, *_):
-        starts[rule] = matrix.start
+    def note(rule, matrix, stack, has_copies, is_again):
+        if rule == two.rule and not (has_copies or is_again):
+            starts.append(matrix.start)
 
     monkeypatch.setattr(warm_up, "_aggregate", note)
     one, two, three = stack.runs[:3]
-    for runs, wanted in (((one, two, two), 7 * 1003 % 4), ((one, two, three, two), 0)):
+    first, second, third = (k * 7 * 1003 % 4 for k in (1, 2, 3))
+    # Each of the runs may be a batch by itself.
+    for runs, wanted in (
+        ((one, two, two), [first, second]),
+        ((one, two, three, two), [0, first, third]),
+    ):
         for call in warm_up.small_calls(replace(stack, runs=runs), 1003):
             if call.func is note:
                 call()
-        assert starts[two.rule] == wanted
+        assert starts == wanted
+        starts.clear()
 
 
 def test_a_rule_is_given_the_facts_of_its_rows_as_in_a_round(stack, monkeypatch):
-    copies = []
+    cases = []
 
     def note(rule, rows, *, facts, **_):
         own = row_facts(rows)
         assert (facts.is_finite, facts.originals) == (own.is_finite, own.originals)
         # A GPU adds up in another order.
-        assert facts.norms == [pytest.approx(norms, rel=1e-6) for norms in own.norms]
-        copies.append(facts.originals[0][1] == 0)
+        is_own = facts.norms == [pytest.approx(norms, rel=1e-6) for norms in own.norms]
+        assert is_own or facts.norms == [[SAFE_NORM] * len(norms) for norms in own.norms]
+        cases.append((facts.originals[0][1] == 0, not is_own))
 
     monkeypatch.setattr(warm_up, "NUM_COORDINATES", 1 << 10)
     monkeypatch.setattr(warm_up, "aggregate", note)
     for call in warm_up.small_calls(stack, 50_003):
         call()
-    assert copies == [False, True, False] * len(RULES)
+    assert cases == [*product((False, True), repeat=2)] * len(RULES)
 
 
 def test_a_cpu_has_nothing_to_compile(stack):

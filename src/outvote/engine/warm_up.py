@@ -10,7 +10,9 @@ of them need, or the round itself, is compiled once.
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from itertools import product
 from threading import Thread
 from typing import NamedTuple, TypeVar
 
@@ -22,7 +24,16 @@ from outvote.engine.local_updates import batches_of
 from outvote.engine.run_stack import Run, RunStack
 from outvote.fresh import run_index
 from outvote.kernels.compile_once import CompileOnce, compile_once, dry_calls
+from outvote.kernels.group_kernels import FEW_COORDINATES, SAFE_NORM
+from outvote.precision import plain_torch
 from outvote.rules.aggregate import aggregate
+from outvote.rules.bulyan import Bulyan, select_one_by_one
+from outvote.rules.gas import GAS
+from outvote.rules.order_statistics import (
+    Among,
+    mean_nearest_median,
+    mean_nearest_median_and_shares,
+)
 from outvote.rules.row_facts import row_facts
 from outvote.rules.rule import Rule
 from outvote.training.gpu_memory import add_background
@@ -37,10 +48,9 @@ MOST_THREADS = 64
 MOST_BYTES = 2 << 30
 # As many clients train at once where memory is measured.
 FEW_CLIENTS = 4
-# By how much of their length two clients differ: at random, not at all, hardly. There are other
-# kernels for colluding clients, who send copies, and for clients so close that their distances are
-# computed again.
-APART = (None, 0.0, 1e-6)
+# Whether two clients send copies, and whether a rule computes distances that were found inexact
+# again. Each has kernels of its own, and so have both together.
+CASES = tuple(product((False, True), repeat=2))
 
 Call = Callable[[], object]
 Part = TypeVar("Part", Rule, Attack)
@@ -117,14 +127,25 @@ def small_calls(stack: RunStack, dim: int) -> list[Call]:
         # Kernels for one run are others.
         return Matrix((min(len(numbers), 2), num_sampled, small), start)
 
-    calls: list[Call] = [partial(_look, matrix(list(range(len(stack.runs)))), stack)]
+    look = partial(_look, matrix(list(range(len(stack.runs)))), stack)
+    slowest: list[Call] = []
+    attacks: list[Call] = []
+    rules: list[Call] = []
+    elsewhere: list[Call] = []
     for attack, numbers in _runs_by(stack, lambda run: run.attack).items():
         is_alone = attack.has_state or attack.needs_rule()
         alike = [[number] for number in numbers] if is_alone else [numbers]
-        calls += [partial(_attack, attack, each, stack) for each in {matrix(k) for k in alike}]
+        attacks += [partial(_attack, attack, each, stack) for each in {matrix(k) for k in alike}]
     for rule, numbers in _runs_by(stack, lambda run: run.rule).items():
-        calls += [partial(_aggregate, rule, matrix(numbers), stack, apart) for apart in APART]
-    return calls
+        whole = matrix(numbers)
+        if isinstance(_innermost(rule), Bulyan):
+            slowest += [partial(_select, whole, stack), partial(_take_nearest, rule, whole, stack)]
+        rules += [partial(_aggregate, rule, whole, stack, *case) for case in CASES]
+        # Runs with as many Byzantine clients are one batch, which may begin at any of them.
+        starts = {matrix([number]).start for number in numbers} - {whole.start}
+        others = [whole._replace(start=start) for start in sorted(starts)]
+        elsewhere += [partial(_aggregate, rule, each, stack, *CASES[0]) for each in others]
+    return [look, *slowest, *attacks, *rules, *elsewhere]
 
 
 def _runs_by(stack: RunStack, part: Callable[[Run], Part]) -> dict[Part, list[int]]:
@@ -144,15 +165,22 @@ def _is_ours(part: object) -> bool:
 
 
 def _look(matrix: Matrix, stack: RunStack) -> None:
-    row_facts(_on_device(_rows(matrix, stack), matrix, stack))
+    with plain_torch(stack.device):  # A thread begins with the first GPU as its current one.
+        row_facts(_on_device(_rows(matrix, stack), matrix, stack))
 
 
-def _aggregate(rule: Rule, matrix: Matrix, stack: RunStack, apart: float | None) -> None:
-    """Call a rule; two clients may differ by a small part of their length alone."""
+def _aggregate(
+    rule: Rule, matrix: Matrix, stack: RunStack, has_copies: bool, is_again: bool
+) -> None:
+    """Call a rule in one of the cases."""
     num_byzantine = max(0, min(1, rule.max_byzantine(matrix.shape[1])))
     rows = _rows(matrix, stack)
-    if apart is not None:
-        rows[:, 1:2] = rows[:, :1] * (1 + apart)
+    if has_copies:
+        rows[:, 1:2] = rows[:, :1]
+    # Known as in a round, and no kernel is waited for to find them.
+    facts = row_facts(rows)
+    if is_again:  # For rows as long as this, distances are computed as in the second call.
+        facts = replace(facts, norms=[[SAFE_NORM] * len(own) for own in facts.norms])
     numbers = range(matrix.shape[0])
     aggregate(
         rule,
@@ -160,9 +188,37 @@ def _aggregate(rule: Rule, matrix: Matrix, stack: RunStack, apart: float | None)
         num_byzantine=[num_byzantine for _ in numbers],
         seeds=numbers,
         round=1,
-        # Known as in a round, and no kernel is waited for to find them.
-        facts=row_facts(rows),
+        facts=facts,
     )
+
+
+def _innermost(rule: Rule) -> Rule:
+    while isinstance(inner := getattr(rule, "rule", None), Rule):
+        rule = inner
+    return rule
+
+
+def _select(matrix: Matrix, stack: RunStack) -> None:
+    """Select as Bulyan does. Its kernels take the longest to compile, and would come last."""
+    num_runs, num_clients, _ = matrix.shape
+    shape = num_runs, num_clients, num_clients
+    with plain_torch(stack.device):
+        select_one_by_one(torch.zeros(shape, dtype=torch.float64, device=stack.device), 1, 1)
+
+
+def _take_nearest(rule: Rule, matrix: Matrix, stack: RunStack) -> None:
+    """Average the values nearest to the median, as Bulyan does in the end."""
+    columns = _on_device(_rows(matrix, stack), matrix, stack).mT
+    is_gas = isinstance(rule, GAS)
+    if is_gas:  # Groups have the clients side by side, and shares are not wanted.
+        wide = columns[:, : 2 * FEW_COORDINATES].contiguous()
+        columns = wide.unflatten(1, (2, FEW_COORDINATES))
+    shape = *columns.shape[:-2], columns.shape[-1]
+    among = Among(torch.ones(shape, dtype=torch.bool, device=stack.device), shape[-1])
+    with plain_torch(stack.device):
+        (mean_nearest_median if is_gas else mean_nearest_median_and_shares)(
+            columns, 1, "mean", among
+        )
 
 
 def _attack(attack: Attack, matrix: Matrix, stack: RunStack) -> None:

@@ -91,7 +91,7 @@ def square_sums(
         num_clients,
         dim,
         num_pieces,
-        run_stride,
+        run_stride if runs > 1 else 0,  # Of one long run it would be an integer of 64 bits.
         client_stride,
         dim // layout.unit,
         HAS_MINUS=minus is not None,

@@ -53,6 +53,11 @@ class Bulyan(Rule):
         """Return the largest f with n >= 4f + 3."""
         return max(0, (num_clients - 3) // 4)
 
+    def ignores_zeros(self, dim: int) -> bool:
+        """Return True: it selects by distances, and each coordinate is averaged alone."""
+        del dim
+        return True
+
     def compute(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Select clients by their distances, then average the middle of each coordinate."""
         num_byzantine = info.num_byzantine

@@ -57,6 +57,10 @@ class DnC(AffineRule):
         """Return the largest f <= n - 1 with c f < n."""
         return max(0, min(num_clients - 1, ceil(num_clients / self.removal_factor - 1e-9) - 1))
 
+    def ignores_zeros(self, dim: int) -> bool:
+        """Return whether all coordinates are looked at: of more, a sample is drawn."""
+        return dim <= self.num_coordinates
+
     def weigh(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Average what every iteration keeps."""
         removed = ceil(self.removal_factor * info.num_byzantine - 1e-9)

@@ -72,6 +72,7 @@ class GAS(Wrapper):
             measure,
             needs_values=self.rule.traits.needs_values,
             reduce=reduction(self.rule, inside.num_byzantine),
+            ignores_zeros=self.rule.ignores_zeros,
         )
         num_kept = max(1, matrix.num_clients - info.num_byzantine)
         weights = average_of_smallest(scores, num_kept)  # 3. aggregate

@@ -148,15 +148,15 @@ class Groups:
         *,
         needs_values: bool | None = True,
         reduce: Callable[[Columns], PerCoordinate] | None = None,
+        ignores_zeros: Callable[[int], bool] = lambda _: False,
     ) -> PerClient:
         """Return the sum over all groups of ``measure(groups) [runs, clients]``, a sum over some.
 
         `needs_values`: whether it needs the values of the groups, not only distances. `reduce`:
         what it measures distances to, if that is worked out coordinate by coordinate; here the
-        groups are read anyway.
+        groups are read anyway. `ignores_zeros`: see `Rule.ignores_zeros`.
         """
-        # Neither distances nor single coordinates change by one where all clients are 0.
-        may_be_padded = needs_values is False or reduce is not None
+        may_be_padded = reduce is not None or ignores_zeros(self.split.largest_width)
         with exact_products():
             # A GPU works on while inexact results are counted; if there are any, all is redone.
             total = self._sum(

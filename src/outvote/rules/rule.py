@@ -304,6 +304,14 @@ class Rule(metaclass=_RuleType):
     def compute(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Aggregate the clients of a matrix: the finite rows of one run or of several."""
 
+    def ignores_zeros(self, dim: int) -> bool:
+        """Return whether one coordinate more, where all clients are 0, changes nothing.
+
+        `dim` includes it. On a GPU, groups of two widths are then computed together.
+        """
+        del dim
+        return self.traits.needs_values is False
+
     def __str__(self) -> str:
         """Return the text that `make_rule` turns back into this rule."""
         from outvote.rules.rule_spec import rule_text  # rule_spec needs every rule
