@@ -399,6 +399,17 @@ def test_dnc_drops_the_farthest_of_whole_numbers():
         np.testing.assert_allclose(verdict.scores, wanted, rtol=1e-9, atol=1e-9)
 
 
+def test_iterations_of_dnc_on_all_coordinates_round_alike():
+    """Copies but for rounding: which of them is kept must not differ between iterations."""
+    once, twice = ov.DnC(removal_factor=1.5), ov.DnC(removal_factor=1.5, num_iterations=2)
+    for seed in range(40):
+        rows = np.random.default_rng(seed).normal(size=(5, 4))
+        rows[[0, 2]] = rows[4] + 1e-14
+        first, both = (rule.inspect(rows, num_byzantine=2, seed=seed) for rule in (once, twice))
+        assert both.kept == first.kept
+        np.testing.assert_array_equal(both.scores, 2 * first.scores)
+
+
 @needs_kernels
 @pytest.mark.parametrize("spec", ["dnc", "gas(dnc, num_groups=30)", "gas(dnc(removal_factor=2))"])
 def test_dnc_keeps_the_same_clients_without_kernels(spec, without):

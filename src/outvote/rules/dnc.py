@@ -65,7 +65,7 @@ class DnC(AffineRule):
         """Average what every iteration keeps."""
         removed = ceil(self.removal_factor * info.num_byzantine - 1e-9)
         num_kept = matrix.num_clients - min(removed, matrix.num_clients - 1)
-        scores = [self._score(matrix, info.stream, k) for k in range(self.num_iterations)]
+        scores = self._scores(matrix, info.stream)
         if len(scores) == 1:
             return Aggregation(
                 weights=distances.average_of_smallest(scores[0], num_kept), scores=scores[0]
@@ -80,13 +80,17 @@ class DnC(AffineRule):
             scores=total,
         )
 
-    def _score(self, matrix: ClientMatrix, stream: RandomStream, iteration: int) -> PerClient:
-        stream = stream.fold_in(f"dnc-{iteration}")
+    def _scores(self, matrix: ClientMatrix, stream: RandomStream) -> list[PerClient]:
+        streams = [stream.fold_in(f"dnc-{iteration}") for iteration in range(self.num_iterations)]
         if self.num_coordinates >= matrix.dim:
-            return matrix.same_for_copies(outlier_scores(matrix, stream))
+            # All iterations look at the same: they must not differ in how they round.
+            scores = outlier_scores(matrix, streams[0])
+            return [matrix.same_for_copies(scores)] * self.num_iterations
+        return [matrix.same_for_copies(self._of_sample(matrix, own)) for own in streams]
+
+    def _of_sample(self, matrix: ClientMatrix, stream: RandomStream) -> PerClient:
         drawn = stream.samples(matrix.dim, self.num_coordinates, matrix.device)
-        sample = matrix.at_coordinates(drawn.long())
-        return matrix.same_for_copies(outlier_scores(sample, stream))
+        return outlier_scores(matrix.at_coordinates(drawn.long()), stream)
 
 
 def outlier_scores(matrix: ClientMatrix, stream: RandomStream) -> PerClient:
