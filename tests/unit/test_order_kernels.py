@@ -49,7 +49,7 @@ def in_torch(function, *given):
     with (
         mock.patch.object(order_kernels, "can_select", nothing),
         mock.patch.object(order_kernels, "can_count", nothing),
-        mock.patch.object(matrix_kernels, "is_usable", nothing),
+        mock.patch.object(matrix_kernels, "can_work_on", nothing),
         mock.patch.object(client_kernels, "can_average", nothing),
         mock.patch.object(client_kernels, "can_measure", nothing),
     ):

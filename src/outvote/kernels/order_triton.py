@@ -411,11 +411,11 @@ def _few_values(
 def _store_few_counts(counts, values, known, low, high, SLOTS: tl.constexpr):
     """Count, for every client, the coordinates where its value is between two bounds.
 
-    Four clients at once, in the four bytes of an integer.
+    Four clients at once, in the four bytes of an integer: up to 128 coordinates need its sign.
     """
-    at = counts.to(tl.pointer_type(tl.int32)) + tl.program_id(0).to(tl.int64) * (SLOTS // 4)
+    at = counts.to(tl.pointer_type(tl.uint32)) + tl.program_id(0).to(tl.int64) * (SLOTS // 4)
     for first in tl.static_range(0, SLOTS, 4):
-        packed = tl.zeros(low.shape, tl.int32)
+        packed = tl.zeros(low.shape, tl.uint32)
         for k in tl.static_range(4):
             value = values[first + k]
             is_between = known & (value >= low) & (value <= high)
