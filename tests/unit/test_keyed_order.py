@@ -242,14 +242,55 @@ class Recorder(ov.VectorRule):
         return num_clients - 1
 
 
+class Raised(ov.CoordinatewiseRule):
+    """The median and 5, also of zeros."""
+
+    name = "raised"
+
+    def reduce(self, columns, num_byzantine):
+        del num_byzantine
+        return columns.median(dim=-1).values + 5
+
+    def max_byzantine(self, num_clients):
+        return num_clients - 1
+
+
+class SameSigns(ov.Mixing):
+    """Weighs the clients by the share of coordinates with the same sign."""
+
+    name = "same-signs"
+
+    def mixture(self, matrix, info):
+        del info
+        signs = (matrix.columns >= 0).double()
+        same = signs.mT @ signs + (1 - signs).mT @ (1 - signs)
+        return same / same.sum(dim=-1, keepdim=True)
+
+    def max_byzantine(self, num_clients):
+        return self.rule.max_byzantine(num_clients)
+
+
+INSIDE = {"recorder": Recorder(), "raised": Raised(), "same-signs": SameSigns(ov.Krum())}
+
+
+def test_only_rules_of_the_library_may_ignore_zeros():
+    names = ("krum", "median", "nnm(median)", "bucketing(bulyan)", "dnc(num_coordinates=30)")
+    assert all(ov.make_rule(name).ignores_zeros(30) for name in names)
+    around = [ov.NNM(rule) for rule in INSIDE.values()]
+    others = [ov.make_rule(name) for name in ("dnc(num_coordinates=29)", "gas(krum)", "clip(krum)")]
+    assert not any(rule.ignores_zeros(30) for rule in [*INSIDE.values(), *around, *others])
+
+
 @pytest.mark.parametrize("dim", [2_069, 2_100])  # Groups of 29 and 30 coordinates; of 30 alone.
-@pytest.mark.parametrize("inside", ["dnc(num_coordinates=9)", "bulyan", "dnc", "recorder"])
+@pytest.mark.parametrize(
+    "inside", ["dnc(num_coordinates=9)", "bulyan", "dnc", "nnm(median)", *INSIDE]
+)
 def test_a_rule_that_looks_at_values_is_given_no_gaps(inside, dim, device, monkeypatch):
     rows = torch.randn(1, 7, dim, generator=torch.Generator().manual_seed(0)).to(device)
     if not client_kernels.is_usable(rows.mT, 7):
         pytest.skip("needs a GPU, or TRITON_INTERPRET=1")
     monkeypatch.setattr(Recorder, "seen", [])
-    rule = ov.GAS(Recorder() if inside == "recorder" else ov.make_rule(inside), num_groups=70)
+    rule = ov.GAS(INSIDE.get(inside) or ov.make_rule(inside), num_groups=70)
     orders, sizes = [draw_order(dim, 4)], balanced_sizes(dim, 70)
     plain = cut(orders[0].index(device).unsqueeze(0), sizes)
     given = {"num_byzantine": [1], "seeds": [3]}

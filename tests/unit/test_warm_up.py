@@ -17,7 +17,6 @@ from outvote.engine.federation import make_federation
 from outvote.engine.run_stack import Run
 from outvote.engine.simulation import make_run_stack
 from outvote.kernels.compile_once import compile_once, dry_calls, is_dry
-from outvote.kernels.group_kernels import SAFE_NORM
 from outvote.precision import _get_precision, exact_products, fast_products
 from outvote.rules.row_facts import row_facts
 from outvote.seeding import RandomStream
@@ -233,19 +232,52 @@ def test_runs_that_are_no_neighbours_are_copied_to_an_aligned_address(stack, mon
 def test_a_rule_is_given_the_facts_of_its_rows_as_in_a_round(stack, monkeypatch):
     cases = []
 
-    def note(rule, rows, *, facts, **_):
+    def note(rule, rows, *, facts, is_checked_later, **_):
         own = row_facts(rows)
         assert (facts.is_finite, facts.originals) == (own.is_finite, own.originals)
         # A GPU adds up in another order.
-        is_own = facts.norms == [pytest.approx(norms, rel=1e-6) for norms in own.norms]
-        assert is_own or facts.norms == [[SAFE_NORM] * len(norms) for norms in own.norms]
-        cases.append((facts.originals[0][1] == 0, not is_own))
+        assert facts.norms == [pytest.approx(norms, rel=1e-6) for norms in own.norms]
+        cases.append((facts.originals[0][1] == 0, not is_checked_later))
 
     monkeypatch.setattr(warm_up, "NUM_COORDINATES", 1 << 10)
     monkeypatch.setattr(warm_up, "aggregate", note)
     for call in warm_up.small_calls(stack, 50_003):
         call()
     assert cases == [*product((False, True), repeat=2)] * len(RULES)
+
+
+@pytest.mark.parametrize(
+    ("rule", "num_clients", "has_groups"),
+    [
+        ("bulyan", 7, False),
+        ("gas(bulyan)", 7, True),
+        ("bucketing(bulyan, size=2)", 4, False),
+        ("gas(bucketing(bulyan, size=3))", 3, True),
+        ("clip(gas(bulyan))", 7, True),
+    ],
+)
+def test_the_slowest_kernels_are_those_that_bulyan_will_use(
+    rule, num_clients, has_groups, stack, monkeypatch
+):
+    runs = tuple(replace(run, rule=ov.make_rule(rule)) for run in stack.runs)
+    given = []
+    monkeypatch.setattr(warm_up, "_select", lambda matrix, _: given.append(matrix.shape))
+    monkeypatch.setattr(
+        warm_up,
+        "_take_nearest",
+        lambda matrix, _, *, has_groups: given.append((matrix.shape, has_groups)),
+    )
+    for call in warm_up.small_calls(replace(stack, runs=runs), 1003)[1:3]:
+        call()
+    shape = (2, num_clients, 1003)
+    assert given == [shape, (shape, has_groups)]
+
+
+@pytest.mark.parametrize("dim", [1, 5, 63, 1003])
+def test_models_of_few_weights_are_warmed_up_too(dim, stack):
+    runs = tuple(replace(run, rule=ov.make_rule("gas(bulyan)")) for run in stack.runs)
+    for call in warm_up.small_calls(replace(stack, runs=runs), dim):
+        call()
 
 
 def test_a_cpu_has_nothing_to_compile(stack):

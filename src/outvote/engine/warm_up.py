@@ -10,7 +10,6 @@ of them need, or the round itself, is compiled once.
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from threading import Thread
@@ -24,7 +23,7 @@ from outvote.engine.local_updates import batches_of
 from outvote.engine.run_stack import Run, RunStack
 from outvote.fresh import run_index
 from outvote.kernels.compile_once import CompileOnce, compile_once, dry_calls
-from outvote.kernels.group_kernels import FEW_COORDINATES, SAFE_NORM
+from outvote.kernels.group_kernels import FEW_COORDINATES
 from outvote.precision import plain_torch
 from outvote.rules.aggregate import aggregate
 from outvote.rules.bulyan import Bulyan, select_one_by_one
@@ -35,7 +34,7 @@ from outvote.rules.order_statistics import (
     mean_nearest_median_and_shares,
 )
 from outvote.rules.row_facts import row_facts
-from outvote.rules.rule import Rule
+from outvote.rules.rule import Rule, Wrapper
 from outvote.training.gpu_memory import add_background
 from outvote.training.trainer import ClientTask
 
@@ -51,6 +50,8 @@ FEW_CLIENTS = 4
 # Whether two clients send copies, and whether a rule computes distances that were found inexact
 # again. Each has kernels of its own, and so have both together.
 CASES = tuple(product((False, True), repeat=2))
+# By how much of their length two clients differ whose distance is inexact.
+HARDLY = 1e-6
 
 Call = Callable[[], object]
 Part = TypeVar("Part", Rule, Attack)
@@ -138,8 +139,12 @@ def small_calls(stack: RunStack, dim: int) -> list[Call]:
         attacks += [partial(_attack, attack, each, stack) for each in {matrix(k) for k in alike}]
     for rule, numbers in _runs_by(stack, lambda run: run.rule).items():
         whole = matrix(numbers)
-        if isinstance(_innermost(rule), Bulyan):
-            slowest += [partial(_select, whole, stack), partial(_take_nearest, rule, whole, stack)]
+        if (shape := _in_bulyan(rule, num_sampled)) is not None:
+            inside = whole._replace(shape=(whole.shape[0], shape.num_clients, small))
+            slowest += [
+                partial(_select, inside, stack),
+                partial(_take_nearest, inside, stack, has_groups=shape.has_groups),
+            ]
         rules += [partial(_aggregate, rule, whole, stack, *case) for case in CASES]
         # Runs with as many Byzantine clients are one batch, which may begin at any of them.
         starts = {matrix([number]).start for number in numbers} - {whole.start}
@@ -177,10 +182,10 @@ def _aggregate(
     rows = _rows(matrix, stack)
     if has_copies:
         rows[:, 1:2] = rows[:, :1]
+    if is_again:  # Some distances are inexact then.
+        rows[:, -1:] = rows[:, :1] * (1 + HARDLY)
     # Known as in a round, and no kernel is waited for to find them.
     facts = row_facts(rows)
-    if is_again:  # For rows as long as this, distances are computed as in the second call.
-        facts = replace(facts, norms=[[SAFE_NORM] * len(own) for own in facts.norms])
     numbers = range(matrix.shape[0])
     aggregate(
         rule,
@@ -189,13 +194,25 @@ def _aggregate(
         seeds=numbers,
         round=1,
         facts=facts,
+        is_checked_later=not is_again,
     )
 
 
-def _innermost(rule: Rule) -> Rule:
-    while isinstance(inner := getattr(rule, "rule", None), Rule):
-        rule = inner
-    return rule
+class _Inside(NamedTuple):
+    """What a rule inside others is given."""
+
+    num_clients: int
+    has_groups: bool
+
+
+def _in_bulyan(rule: Rule, num_clients: int) -> _Inside | None:
+    """Return what Bulyan is given, if it is the rule or inside of it."""
+    has_groups = False
+    while isinstance(rule, Wrapper):
+        num_clients = rule.inside_num_clients(num_clients)
+        has_groups = has_groups or isinstance(rule, GAS)
+        rule = rule.rule
+    return _Inside(num_clients, has_groups) if isinstance(rule, Bulyan) else None
 
 
 def _select(matrix: Matrix, stack: RunStack) -> None:
@@ -206,19 +223,17 @@ def _select(matrix: Matrix, stack: RunStack) -> None:
         select_one_by_one(torch.zeros(shape, dtype=torch.float64, device=stack.device), 1, 1)
 
 
-def _take_nearest(rule: Rule, matrix: Matrix, stack: RunStack) -> None:
+def _take_nearest(matrix: Matrix, stack: RunStack, *, has_groups: bool) -> None:
     """Average the values nearest to the median, as Bulyan does in the end."""
     columns = _on_device(_rows(matrix, stack), matrix, stack).mT
-    is_gas = isinstance(rule, GAS)
-    if is_gas:  # Groups have the clients side by side, and shares are not wanted.
-        wide = columns[:, : 2 * FEW_COORDINATES].contiguous()
-        columns = wide.unflatten(1, (2, FEW_COORDINATES))
+    if has_groups:  # Groups have the clients side by side, and shares are not wanted.
+        width = min(FEW_COORDINATES, max(1, columns.shape[1] // 2))
+        columns = columns[:, : 2 * width].contiguous().unflatten(1, (-1, width))
     shape = *columns.shape[:-2], columns.shape[-1]
     among = Among(torch.ones(shape, dtype=torch.bool, device=stack.device), shape[-1])
     with plain_torch(stack.device):
-        (mean_nearest_median if is_gas else mean_nearest_median_and_shares)(
-            columns, 1, "mean", among
-        )
+        average = mean_nearest_median if has_groups else mean_nearest_median_and_shares
+        average(columns, 1, "mean", among)
 
 
 def _attack(attack: Attack, matrix: Matrix, stack: RunStack) -> None:

@@ -19,6 +19,7 @@ from outvote.rules.rule import (
     Rule,
     Wrapper,
     compute_weighted,
+    is_ours,
     known,
 )
 from outvote.rules.sample_counts import mixed_counts
@@ -30,8 +31,8 @@ def can_stream(rule: Rule) -> bool:
     if isinstance(rule, GAS):
         return True  # The rule inside gets whole groups.
     if isinstance(rule, Clip):
-        is_known = type(rule.rule).__module__.startswith("outvote.")
-        return can_stream(rule.rule) and (is_known or isinstance(rule.rule, CoordinatewiseRule))
+        is_known = is_ours(rule.rule) or isinstance(rule.rule, CoordinatewiseRule)
+        return is_known and can_stream(rule.rule)
     if isinstance(rule, Mixing):
         return type(rule).compute is Mixing.compute and can_stream(rule.rule)
     if isinstance(rule, NormFilter):

@@ -96,13 +96,13 @@ def dry_calls() -> Iterator[None]:
     """
     _THREAD.is_dry = True
     try:
-        with _Zeros():
+        with Zeros():
             yield
     finally:
         _THREAD.is_dry = False
 
 
-class _Zeros(TorchFunctionMode):
+class Zeros(TorchFunctionMode):
     """Fills new tensors with zeros, but for those of a backward pass: no index is made there."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

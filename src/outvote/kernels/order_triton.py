@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outvote.kernels import cdiv, next_power_of_2
+from outvote.kernels import IS_AMD, cdiv, next_power_of_2
 from outvote.kernels.launch import launched
 from outvote.kernels.order_kernels import comparators
 
@@ -350,7 +350,7 @@ def _in_order(values, NETWORK: tl.constexpr, OPERANDS: tl.constexpr, SLOTS: tl.c
     """Sort up to 32 vectors entry by entry.
 
     By one assembly statement: the compiler takes seconds for as many operations of its own. Without
-    a text of it, for the interpreter, by minima and maxima.
+    a text of it, for the interpreter and for AMD, by minima and maxima.
     """
     if NETWORK == "":
         for level in tl.static_range(5):
@@ -682,7 +682,8 @@ def _launch(columns, among, numbers, results, kernels, **constants) -> None:
     if is_few:
         text, operands = network(size)
         constants |= {"SLOTS": size, "HAS_GROUPS": columns.shape[1] > 1}
-        constants |= {"NETWORK": text if columns.is_cuda else "", "OPERANDS": operands}
+        is_nvidia = columns.is_cuda and not IS_AMD  # The text is of NVIDIA's assembly.
+        constants |= {"NETWORK": text if is_nvidia else "", "OPERANDS": operands}
     else:
         constants["VALUES"] = size
     kernels[0 if is_few else 1][(columns.shape[0] * programs,)](

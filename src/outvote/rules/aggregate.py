@@ -83,6 +83,7 @@ def aggregate_later(  # noqa: PLR0913  (all that a round may have, by name)
     to_vector: Callable[[Any], Tensor] | None = None,
     facts: "RowFacts | None" = None,
     is_full: bool = True,
+    is_checked_later: bool = True,
 ) -> Callable[[], Aggregation]:
     """Begin to aggregate ``gradients [runs, clients, dim]``, run by run as the rule would alone.
 
@@ -93,7 +94,8 @@ def aggregate_later(  # noqa: PLR0913  (all that a round may have, by name)
     `clients` are their ids. A number above the rule's limit is lowered, see `num_byzantine` of the
     result. `sample_counts` weigh the clients, none more than `count_cap` times the median of its
     run. `facts` are the `row_facts` of these gradients, where several rules share them. `is_full`:
-    with weights and scores, which the update alone does not need.
+    with weights and scores, which the update alone does not need. `is_checked_later`: on a GPU,
+    inexact distances are counted; if not, they are redone at once, as when a rule computes again.
 
     The result has a vector for every run, scores (the rule's own, else the distances to the update;
     infinite for rows that took no part), weights (0 for those; NaN for runs where they are not
@@ -131,6 +133,7 @@ def aggregate_later(  # noqa: PLR0913  (all that a round may have, by name)
             count_cap=count_cap,
             to_vector=to_vector or partial(as_vector, device=gradients.device),
             is_full=is_full,
+            is_checked_later=is_checked_later,
         )
         return asked.begin(known_rows, ahead, usual)
 
@@ -155,6 +158,7 @@ class _Asked:
     count_cap: float
     to_vector: Callable[[Any], Tensor]
     is_full: bool
+    is_checked_later: bool
 
     def begin(
         self, facts: RowFacts, ahead: SplitAhead | None, usual: UsualRows | None = None
@@ -190,8 +194,15 @@ class _Asked:
                 num_byzantine=tuple(used),
             ),
             values.device,
+            self.new_check(usual),
             None if usual is None else (usual, again),
         )
+
+    def new_check(self, usual: UsualRows | None) -> CancellationCheck | None:
+        """Return what counts inexact distances; None: they are redone at once."""
+        if not self.is_checked_later:
+            return None
+        return new_check(self.values.device) if usual is None else usual.new_check()
 
     def info_of(self, runs: "list[_Run]", counts: NDArray[np.float64] | None) -> RoundInfo:
         """Return what the rule is given: what belongs to one run only where it is alone."""
@@ -242,13 +253,13 @@ def _begun(
     compute: Callable[[CancellationCheck | None], "Found"],
     merge: Callable[["Found"], Aggregation],
     device: torch.device,
+    check: CancellationCheck | None,
     usual: tuple[UsualRows, Callable[[], Aggregation]] | None = None,
 ) -> Callable[[], Aggregation]:
     """Compute with a check of the distances; what is returned looks at it, and computes again.
 
     `usual`: what the rows are taken for, and what to return if they are not.
     """
-    check = new_check(device) if usual is None else usual[0].new_check()
     error: Exception | None = None
     found: Found = []
     try:

@@ -153,17 +153,17 @@ class Groups:
         """Return the sum over all groups of ``measure(groups) [runs, clients]``, a sum over some.
 
         `needs_values`: whether it needs the values of the groups, not only distances. `reduce`:
-        what it measures distances to, if that is worked out coordinate by coordinate; here the
-        groups are read anyway. `ignores_zeros`: see `Rule.ignores_zeros`.
+        what it measures distances to, if that is worked out coordinate by coordinate.
+        `ignores_zeros`: see `Rule.ignores_zeros`.
         """
-        may_be_padded = reduce is not None or ignores_zeros(self.split.largest_width)
+        del reduce  # The groups are read anyway.
         with exact_products():
             # A GPU works on while inexact results are counted; if there are any, all is redone.
             total = self._sum(
                 measure,
                 self.matrix.check,
                 needs_values=needs_values,
-                may_be_padded=may_be_padded,
+                may_be_padded=ignores_zeros(self.split.largest_width),
             )
             return self.matrix.same_for_copies(total)
 

@@ -19,7 +19,7 @@ from outvote.kernels.group_kernels import SAFE_NORM
 from outvote.lazy import lazy
 from outvote.receive import finite_rows, listed_later
 from outvote.rules.distances import CancellationCheck, find_originals, row_norms
-from outvote.rules.rule import Rule, Wrapper
+from outvote.rules.rule import Rule, Wrapper, is_ours
 
 # Below this norm of the central client, squares underflow in float32: float64 is used.
 SMALLEST_NORM = 1e-10
@@ -161,6 +161,6 @@ def remember(facts: RowFacts) -> None:
 
 
 def _takes_any_values(rule: Rule) -> bool:
-    if rule.name not in TAKE_ANY_VALUES or not type(rule).__module__.startswith("outvote."):
+    if rule.name not in TAKE_ANY_VALUES or not is_ours(rule):
         return False
     return not isinstance(rule, Wrapper) or _takes_any_values(rule.rule)

@@ -307,10 +307,11 @@ class Rule(metaclass=_RuleType):
     def ignores_zeros(self, dim: int) -> bool:
         """Return whether one coordinate more, where all clients are 0, changes nothing.
 
-        `dim` includes it. On a GPU, groups of two widths are then computed together.
+        `dim` includes it. On a GPU, groups of two widths are then computed together. A rule of a
+        user may count coordinates, whatever it declares.
         """
         del dim
-        return self.traits.needs_values is False
+        return is_ours(self) and self.traits.needs_values is False
 
     def __str__(self) -> str:
         """Return the text that `make_rule` turns back into this rule."""
@@ -344,6 +345,11 @@ class CoordinatewiseRule(Rule):
     @abstractmethod
     def reduce(self, columns: Columns, num_byzantine: int) -> PerCoordinate:
         """Reduce ``[..., dim, clients]`` to ``[..., dim]``."""
+
+    def ignores_zeros(self, dim: int) -> bool:
+        """Return True for ours: what they make of zeros is 0."""
+        del dim
+        return is_ours(self)
 
     def bounds(
         self, columns: Columns, num_byzantine: int
@@ -521,6 +527,10 @@ class Mixing(Wrapper):
             self.rule.traits, uses_num_byzantine=True, has_state=False, uses_sample_counts=True
         )
 
+    def ignores_zeros(self, dim: int) -> bool:
+        """Return whether the rule inside does: averages of zeros are 0."""
+        return is_ours(self) and self.rule.ignores_zeros(dim)
+
     @abstractmethod
     def mixture(self, matrix: ClientMatrix, info: RoundInfo) -> Mixture:
         """Return the averaging matrix ``[runs, *groups, mixed, clients]``; its rows sum to 1."""
@@ -572,9 +582,14 @@ def compute_weighted(rule: Rule, matrix: ClientMatrix, info: RoundInfo) -> Aggre
     return found.counted(info.counts)
 
 
+def is_ours(rule: Rule) -> bool:
+    """Return whether a rule is of this library, and keeps to what it declares."""
+    return type(rule).__module__.startswith("outvote.")
+
+
 def check_result(rule: Rule, found: Aggregation, matrix: ClientMatrix) -> Aggregation:
     """Raise if a rule from outside this library returned something wrong; ours do not."""
-    if type(rule).__module__.startswith("outvote."):
+    if is_ours(rule):
         return found
     if not isinstance(found, Aggregation):
         raise TypeError(
