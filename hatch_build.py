@@ -4,6 +4,7 @@ Without one, or if it fails, outvote is installed without them and uses plain to
 docs/decisions/0022.
 """
 
+import ctypes
 import os
 import platform
 import shlex
@@ -14,12 +15,14 @@ import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from packaging.tags import platform_tags
 
-FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-fno-math-errno", "-Wno-psabi")
+# Without warnings: the first line of what the compiler writes is then the reason of a failure.
+FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-fno-math-errno", "-w")
 V3 = ("-mavx2", "-mfma", "-mbmi", "-mbmi2")
 # What the compiler may use; outvote_level() in native.c asks the processor for the same. 256 bits
 # for what is vectorised by itself: unaligned rows of 512 bits take three times as long.
@@ -62,6 +65,8 @@ def build(source: Path, folder: Path, warn: Callable[[str], Any]) -> list[Path]:
         # A second dot, so that nothing that lists modules takes it for one.
         library = folder / f"native.{level}.so"
         error = _compile([*compiler, *FLAGS, *levels[level]], source, library)
+        if error is None and level == "0" and (error := _refused(library)) is not None:
+            library.unlink()
         if error is None:
             built.append(library)
         else:
@@ -90,24 +95,35 @@ def _compiler(warn: Callable[[str], Any]) -> list[str]:
     return compiler
 
 
+def _refused(library: Path) -> str | None:
+    """Return why a library cannot be used here; a compiler may be for another processor."""
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:
+        return str(error)
+    return None
+
+
 def _compile(command: list[str], source: Path, library: Path) -> str | None:
     """Return what went wrong, None if nothing did."""
-    # Renamed at the end: a program that starts now finds the old library or the new one.
-    fresh = library.with_name(f".{library.stem}.{os.getpid()}")
-    checksum = f"-DSOURCE={zlib.crc32(source.read_bytes())}u"
-    command = [*command, checksum, str(source), "-o", str(fresh)]
     try:
-        done = subprocess.run(
-            command, capture_output=True, errors="replace", check=False, timeout=300
-        )
-        if done.returncode == 0:
-            fresh.replace(library)
-            return None
+        with TemporaryDirectory(prefix=".native.", dir=library.parent) as folder:
+            fresh = Path(folder) / library.name
+            checksum = f"-DSOURCE={zlib.crc32(source.read_bytes())}u"
+            done = subprocess.run(
+                [*command, checksum, str(source), "-o", str(fresh)],
+                capture_output=True,
+                errors="replace",
+                check=False,
+                timeout=300,
+                env={**os.environ, "LC_ALL": "C"},
+            )
+            if done.returncode == 0:
+                # A program that starts now finds the old library or the new one.
+                fresh.replace(library)
+                return None
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
-    finally:
-        with suppress(OSError):
-            fresh.unlink()
     lines = done.stderr.strip().splitlines()
     # The linker gives its reason without that word, and then fails with it.
     errors = [line for line in lines if "error:" in line and "collect2:" not in line] or lines

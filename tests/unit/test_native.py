@@ -351,6 +351,22 @@ def test_the_leading_direction_is_that_of_a_decomposition(num_rows, spectrum, le
 
 
 @needs_kernels
+@pytest.mark.parametrize("num_rows", [100, 200, 400])
+def test_a_top_value_just_above_many_others_is_found(num_rows, level):
+    """The steps from above are short there: 60 of them did not reach it."""
+    generator = torch.Generator().manual_seed(num_rows)
+    axes = torch.linalg.qr(rows_of(1, num_rows, num_rows)[0].double())[0]
+    for power in (1.0, 2.16, 3.5):
+        near = torch.rand(3 * num_rows // 5, generator=generator, dtype=torch.float64) ** power
+        far = 0.44 * torch.rand(num_rows - 1 - len(near), generator=generator, dtype=torch.float64)
+        values = torch.cat([torch.ones(1).double(), 1 - 4.4e-5 - 6.8e-4 * near, far])
+        matrix = axes * values @ axes.T
+        start = RandomStream((num_rows,)).signed_sizes(num_rows, CPU)
+        found = native.leading_projections((matrix + matrix.T)[None] / 2, start)[0]
+        torch.testing.assert_close(found, axes[:, 0].square(), rtol=0, atol=1e-9)
+
+
+@needs_kernels
 def test_of_equal_values_one_direction_is_taken(level):
     """Any of them is right: the projections are those of a unit vector in their space."""
     axes = torch.linalg.qr(rows_of(1, 20, 20)[0].double())[0]
@@ -774,6 +790,22 @@ class TestBuilding:
         assert hook.build(native.FOLDER / "native.c", tmp_path, warnings.append) == []
         if shutil.which("cc"):
             assert "Read-only file system" in warnings[0]
+
+    def test_without_the_source_it_warns(self, hook, tmp_path):
+        warnings = []
+        assert hook.build(tmp_path / "native.c", tmp_path, warnings.append) == []
+        if shutil.which("cc"):
+            assert "No such file" in warnings[0]
+
+    def test_a_library_for_another_processor_is_not_taken(self, hook, tmp_path, monkeypatch):
+        compiler = tmp_path / "cc"
+        compiler.write_text('#!/bin/sh\nfor last; do :; done\necho other > "$last"\n')
+        compiler.chmod(0o700)
+        monkeypatch.setattr(hook.shutil, "which", lambda _: str(compiler))
+        warnings = []
+        assert hook.build(native.FOLDER / "native.c", tmp_path, warnings.append) == []
+        assert "level 0" in warnings[0]
+        assert list(tmp_path.glob("native.*")) == []
 
     @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
     def test_the_warning_is_the_error_of_the_compiler(self, hook, tmp_path):

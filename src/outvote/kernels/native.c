@@ -1013,38 +1013,57 @@ static void take_step(Lanczos *of, int32_t step)
         clear(next, width);
 }
 
-/* The top eigenvalue of the tridiagonal matrix, by Laguerre's method from above: every number on
-the way is above all eigenvalues, as long as all pivots are positive. */
+/* Whether a number is above all eigenvalues of the tridiagonal matrix: all pivots are positive. If
+it is, `slope` and `bend` are the first derivative of the logarithm of the characteristic polynomial
+and the second one's negative. */
+static int is_above(const Lanczos *of, int32_t num_steps, double value, double *slope,
+                    double *bend)
+{
+    /* A pivot and its derivatives, relative to itself. */
+    double pivot = 1, first = 0, second = 0, square = 0;
+    *slope = *bend = 0;
+    for (int32_t k = 0; k < num_steps; k++) {
+        const double carried = square / pivot;
+        const double new_second = carried * (second - 2 * first * first);
+        const double new_first = 1 + carried * first;
+        pivot = value - of->diagonal[k] - carried;
+        if (!(pivot > 0))
+            return 0;
+        first = new_first / pivot;
+        second = new_second / pivot;
+        *slope += first;
+        *bend += first * first - second;
+        square = of->beside[k] * of->beside[k];
+    }
+    return 1;
+}
+
+/* The top eigenvalue of the tridiagonal matrix, by Laguerre's method from above: its steps do not
+pass the eigenvalue. Where they are short, as many eigenvalues are close, what is left is halved. */
 static double top_eigenvalue(const Lanczos *of, int32_t num_steps)
 {
-    double value = 0;
+    double value = 0, low = 0, slope, bend;
     for (int32_t k = 0; k < num_steps; k++) {
         const double left = k > 0 ? of->beside[k - 1] : 0;
         const double right = k + 1 < num_steps ? of->beside[k] : 0;
         const double bound = of->diagonal[k] + left + right;
         value = bound > value ? bound : value;
+        low = of->diagonal[k] > low ? of->diagonal[k] : low;
     }
     for (int round = 0; round < MOST_ROOT_STEPS; round++) {
-        /* A pivot and its derivatives, relative to itself; their sums are those of the logarithm of
-        the characteristic polynomial. */
-        double pivot = 1, first = 0, second = 0, sum = 0, squares = 0, square = 0;
-        for (int32_t k = 0; k < num_steps; k++) {
-            const double carried = square / pivot;
-            const double new_second = carried * (second - 2 * first * first);
-            const double new_first = 1 + carried * first;
-            pivot = value - of->diagonal[k] - carried;
-            if (!(pivot > 0))
-                return value;
-            first = new_first / pivot;
-            second = new_second / pivot;
-            sum += first;
-            squares += first * first - second;
-            square = of->beside[k] * of->beside[k];
-        }
-        const double spread = (num_steps - 1) * (num_steps * squares - sum * sum);
-        const double lower = value - num_steps / (sum + __builtin_sqrt(spread > 0 ? spread : 0));
+        if (!is_above(of, num_steps, value, &slope, &bend))
+            return value;
+        const double spread = (num_steps - 1) * (num_steps * bend - slope * slope);
+        double lower = value - num_steps / (slope + __builtin_sqrt(spread > 0 ? spread : 0));
         if (!(lower < value - value * 1e-16))
             return value;
+        const double middle = low + (value - low) / 2;
+        if (lower > middle) {
+            if (is_above(of, num_steps, middle, &slope, &bend))
+                lower = middle;
+            else
+                low = middle;
+        }
         value = lower;
     }
     return value;
