@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import product
 from typing import Any
 
 import torch
@@ -19,7 +20,9 @@ import torch
 import outvote as ov
 from outvote.kernels import launch, matrix_kernels
 from outvote.kernels.compile_once import Zeros
+from outvote.rules import aggregate as aggregation
 from outvote.rules.aggregate import aggregate
+from outvote.rules.distances import CancellationCheck
 from outvote.rules.row_facts import row_facts
 from outvote.rules.rule import Wrapper
 from outvote.rules.rule_spec import RULES
@@ -96,9 +99,9 @@ def select_first(select: Any) -> Any:
 
 
 def compile_rule(rule: ov.Rule, num_clients: int, dim: int) -> None:
-    """Have everything compiled that a rule launches for one run and for two."""
+    """Have everything compiled that a rule launches for one run and for two, also a second time."""
     f = min(2, rule.max_byzantine(num_clients))
-    for num_runs in (1, 2):
+    for num_runs, is_first in product((1, 2), (True, False)):
         rows = torch.randn(num_runs, num_clients, dim)
         rows[:, 1] = rows[:, 0]  # Copies have kernels of their own.
         facts = row_facts(rows)
@@ -112,6 +115,7 @@ def compile_rule(rule: ov.Rule, num_clients: int, dim: int) -> None:
                 round=1,
                 facts=facts,
                 references=[rows[0, 0] for _ in numbers],
+                is_checked_later=is_first,
             )
 
 
@@ -139,6 +143,9 @@ def main(words: list[str] | None = None) -> int:
     driver.set_active(device)
     launch._current_device = lambda: device.get_current_device
     matrix_kernels.select_one_by_one = select_first(matrix_kernels.select_one_by_one)
+    # A CPU has its inexact distances redone at once, and a GPU counts them.
+    aggregation.new_check = CancellationCheck
+    CancellationCheck.fetch = CancellationCheck.has_failed = lambda _: False
     failed = []
     with tempfile.TemporaryDirectory() as folder:
         knobs.cache.dir = folder

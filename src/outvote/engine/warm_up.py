@@ -23,7 +23,7 @@ from outvote.engine.local_updates import batches_of
 from outvote.engine.run_stack import Run, RunStack
 from outvote.fresh import run_index
 from outvote.kernels.compile_once import CompileOnce, compile_once, dry_calls
-from outvote.kernels.group_kernels import FEW_COORDINATES
+from outvote.kernels.group_kernels import FEW_COORDINATES, LARGEST_UNIT
 from outvote.precision import plain_torch
 from outvote.rules.aggregate import aggregate
 from outvote.rules.bulyan import Bulyan, select_one_by_one
@@ -118,8 +118,9 @@ def training_calls(stack: RunStack) -> list[Call]:
 def small_calls(stack: RunStack, dim: int) -> list[Call]:
     """Return calls for every rule of the stack, every attack, and what all rules share."""
     num_sampled = stack.runs[0].num_sampled
-    # Kernels for aligned and for other addresses are two.
-    small = min(dim, NUM_COORDINATES + dim % ALIGNED)
+    # Kernels for aligned and for other addresses are two, and so are those for strides, which are
+    # counted in units of several values.
+    small = min(dim, NUM_COORDINATES + dim % (ALIGNED * LARGEST_UNIT))
     per_unit = max(1, ALIGNED // stack.test.dtype.itemsize)
 
     def matrix(numbers: list[int]) -> Matrix:
