@@ -4,7 +4,6 @@ Without one, or if it fails, outvote is installed without them and uses plain to
 docs/decisions/0022.
 """
 
-import ctypes
 import os
 import platform
 import shlex
@@ -65,8 +64,6 @@ def build(source: Path, folder: Path, warn: Callable[[str], Any]) -> list[Path]:
         # A second dot, so that nothing that lists modules takes it for one.
         library = folder / f"native.{level}.so"
         error = _compile([*compiler, *FLAGS, *levels[level]], source, library)
-        if error is None and level == "0" and (error := _refused(library)) is not None:
-            library.unlink()
         if error is None:
             built.append(library)
         else:
@@ -95,13 +92,16 @@ def _compiler(warn: Callable[[str], Any]) -> list[str]:
     return compiler
 
 
-def _refused(library: Path) -> str | None:
-    """Return why a library cannot be used here; a compiler may be for another processor."""
-    try:
-        ctypes.CDLL(str(library))
-    except OSError as error:
-        return str(error)
-    return None
+def _is_for_this_processor(library: Path) -> bool:
+    """Compare a library with the program that runs Python; only Linux's format is known.
+
+    It is not loaded: this folder may be one that nothing is executed from.
+    """
+    with library.open("rb") as theirs, Path(sys.executable).open("rb") as ours:
+        found, wanted = theirs.read(20), ours.read(20)
+    # The kind of file, 32 or 64 bits, the order of bytes; and the processor.
+    is_like_ours = (found[:6], found[18:]) == (wanted[:6], wanted[18:])
+    return is_like_ours or not wanted.startswith(b"\x7fELF")
 
 
 def _compile(command: list[str], source: Path, library: Path) -> str | None:
@@ -119,6 +119,8 @@ def _compile(command: list[str], source: Path, library: Path) -> str | None:
                 env={**os.environ, "LC_ALL": "C"},
             )
             if done.returncode == 0:
+                if not _is_for_this_processor(fresh):
+                    return f"{command[0]} compiles for another one; set CC"
                 # A program that starts now finds the old library or the new one.
                 fresh.replace(library)
                 return None

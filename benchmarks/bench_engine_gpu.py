@@ -10,10 +10,13 @@ and numbers of CIFAR-10, CIFAR-100, the LEAF subset of FEMNIST (18 of 395 writer
 classes of Tiny-ImageNet; settings are the paper's. Everything of a round is counted, with
 evaluation. Times are medians of the rounds after the second; the first is listed by itself,
 and so is the call that starts the warm-up before it: `warm_up`, which belongs to the first round.
+Each round has the seconds that the processor worked and the megabytes read from a disk; `before` is
+the same until the first.
 """
 
 import argparse
 import copy
+import resource
 import time
 from collections import defaultdict
 from dataclasses import dataclass, replace
@@ -150,7 +153,7 @@ def _measure(
         _run(setting, RULES[k // num_seeds], options.attack, seed=k % num_seeds)
         for k in range(options.runs)
     ]
-    started = time.perf_counter()
+    started, usage = time.perf_counter(), Usage()
     stack = make_run_stack(
         modules[0],
         data.train,
@@ -165,7 +168,7 @@ def _measure(
     _sync(device)
     built = time.perf_counter()
     warm_up(stack, state.weights.shape[1])
-    warmed = time.perf_counter()
+    warmed, before = time.perf_counter(), usage.take()
     found, clock, fitting = [], Clock(device), FittingRounds(print)
     compiled.take()
     for number in range(options.rounds):
@@ -181,7 +184,7 @@ def _measure(
         else:
             state, seconds, num_samples = _round(fitting, stack, state, device)
             found.append({"seconds": seconds, "samples": num_samples})
-            found[-1]["compiled"] = compiled.take()
+            found[-1] |= {"compiled": compiled.take()} | usage.take()
     with clock:
         for _ in range(2 + (not options.tiny)):
             state, _, num_samples = _round(fitting, stack, state, device)
@@ -192,6 +195,7 @@ def _measure(
         "trainer": stack.trainer.name,
         "built": built - started,
         "warm_up": warmed - built,
+        "before": before,
         "first": [each["seconds"] for each in found[:2]],
         "seconds": warm,
         "samples_per_second": num_warm / warm,
@@ -285,6 +289,25 @@ class Compiled:
         names, self.names = self.names, []
         slowest = sorted(names, key=lambda each: -each[1])[:12]
         return {"number": len(names), "seconds": sum(t for _, t in names), "slowest": slowest}
+
+
+class Usage:
+    """What this process used: a first round may wait for a processor, or for files to be read."""
+
+    def __init__(self) -> None:
+        """Begin."""
+        self._last = self._now()
+
+    @staticmethod
+    def _now() -> dict[str, float]:
+        found = resource.getrusage(resource.RUSAGE_SELF)
+        processor = found.ru_utime + found.ru_stime
+        return {"processor_seconds": processor, "megabytes_read": found.ru_inblock * 512 / 1e6}
+
+    def take(self) -> dict[str, float]:
+        """Return what was used since the last time."""
+        last, self._last = self._last, self._now()
+        return {name: self._last[name] - last[name] for name in last}
 
 
 class Clock:

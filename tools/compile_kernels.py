@@ -1,8 +1,9 @@
 """Compile the Triton kernels of rules for an NVIDIA GPU where there is none; start no kernel.
 
 Triton's interpreter runs kernels on a CPU, but takes much that the compiler refuses. This tool has
-them compiled: python tools/compile_kernels.py [RULE ...]; without names, for all rules. It writes a
-line for each rule, and ends with 1 if one fails.
+those of rules and attacks compiled: python tools/compile_kernels.py [NAME ...]; without names, for
+all of them. It writes a line for each, and ends with 1 if one fails. Kernels of training are not
+among them.
 """
 
 import argparse
@@ -18,12 +19,15 @@ from typing import Any
 import torch
 
 import outvote as ov
+from outvote import receive
+from outvote.attacks.attack_spec import ATTACKS
+from outvote.attacks.run_attack import run_attack
 from outvote.kernels import launch, matrix_kernels
 from outvote.kernels.compile_once import Zeros
 from outvote.rules import aggregate as aggregation
+from outvote.rules import distances, row_facts
 from outvote.rules.aggregate import aggregate
 from outvote.rules.distances import CancellationCheck
-from outvote.rules.row_facts import row_facts
 from outvote.rules.rule import Wrapper
 from outvote.rules.rule_spec import RULES
 
@@ -31,8 +35,9 @@ CAPABILITY, WARP = 90, 32  # Hopper
 MOST_SHARED = 227 << 10
 # Inside GAS they would compute for minutes here, with kernels that other rules use too.
 SLOW = {"geometric-median", "mda"}
-# Few clients are sorted by a network, more by halving; groups are wide, narrow or one coordinate.
-SIZES = ((7, 9_003), (50, 9_003), (150, 3_003))
+# Few clients are sorted by a network, more by halving; rows begin at aligned addresses or not.
+SIZES = ((7, 9_003), (50, 8_960), (50, 9_003), (150, 3_003))
+# Groups are wide, narrow or one coordinate.
 NUM_GROUPS = (15, 900, 9_003)
 WRAPPED = ("gas(bucketing(krum))", "gas(nnm(rfa))")
 
@@ -41,8 +46,9 @@ class Driver:
     """Stands for the driver of a GPU: what it is given to load is counted, and never started."""
 
     def __init__(self) -> None:
-        self.num_kernels = 0
+        self.names: list[str] = []
         self.utils = self
+        self._loaded: set[tuple[str, bytes]] = set()
 
     def launcher_cls(self, *_: Any) -> Any:
         """Return what starts a kernel: nothing."""
@@ -52,11 +58,13 @@ class Driver:
         """Return what Triton asks about a GPU."""
         return {"max_shared_mem": MOST_SHARED, "multiprocessor_count": 132, "warpSize": WARP}
 
-    def load_binary(self, name: str, _: bytes, shared: int, __: int) -> tuple[int, ...]:
-        """Count a kernel; raise if it does not fit the GPU."""
+    def load_binary(self, name: str, code: bytes, shared: int, _: int) -> tuple[int, ...]:
+        """Note a kernel, which two threads may compile; raise if it does not fit the GPU."""
         if shared > MOST_SHARED:
             raise ValueError(f"{name} wants {shared} bytes of shared memory of {MOST_SHARED}.")
-        self.num_kernels += 1
+        if (name, code) not in self._loaded:
+            self._loaded.add((name, code))
+            self.names.append(name)
         return 1, 1, 0, 0, 1024  # module, function, registers, spills, threads
 
     def unload_module(self, *_: Any) -> None:
@@ -99,24 +107,47 @@ def select_first(select: Any) -> Any:
 
 
 def compile_rule(rule: ov.Rule, num_clients: int, dim: int) -> None:
-    """Have everything compiled that a rule launches for one run and for two, also a second time."""
+    """Have everything compiled that a rule launches, for one run and for two, in all its cases."""
     f = min(2, rule.max_byzantine(num_clients))
-    for num_runs, is_first in product((1, 2), (True, False)):
-        rows = torch.randn(num_runs, num_clients, dim)
-        rows[:, 1] = rows[:, 0]  # Copies have kernels of their own.
-        facts = row_facts(rows)
+    for num_runs, has_copies, is_first in product((1, 2), (False, True), (True, False)):
+        rows = _rows(num_runs, num_clients, dim)
+        if has_copies:
+            rows[:, 1] = rows[:, 0]
+        known = row_facts.row_facts(rows)
+        # As in a round; and where a GPU looks at a single run itself, while it works on.
+        for facts in (known, None) if num_runs == 1 and is_first else (known,):
+            row_facts._LAST.were_usual = not has_copies
+            with tensors_on_a_gpu(), Zeros():
+                aggregate(
+                    rule,
+                    rows,
+                    num_byzantine=[f] * num_runs,
+                    seeds=range(num_runs),
+                    round=1,
+                    facts=facts,
+                    references=[rows[0, 0]] * num_runs,
+                    is_checked_later=is_first,
+                )
+
+
+def compile_attack(attack: ov.Attack, num_clients: int, dim: int) -> None:
+    """Have everything compiled that an attack launches."""
+    for num_runs in (1, 2):
+        rows = _rows(num_runs, num_clients, dim)
+        is_byzantine = torch.arange(num_clients).expand(num_runs, -1) < 2
         with tensors_on_a_gpu(), Zeros():
-            numbers = range(num_runs)
-            aggregate(
-                rule,
+            run_attack(
+                attack,
                 rows,
-                num_byzantine=[f for _ in numbers],
-                seeds=numbers,
+                is_byzantine,
+                seeds=range(num_runs),
+                defence=lambda rows, _: (rows.mean(dim=1), None),
                 round=1,
-                facts=facts,
-                references=[rows[0, 0] for _ in numbers],
-                is_checked_later=is_first,
             )
+
+
+def _rows(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
 def all_rules() -> list[str]:
@@ -132,10 +163,10 @@ def all_rules() -> list[str]:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Compile the kernels of some rules, and print what was compiled for each."""
+    """Compile the kernels of some rules and attacks, and print what was compiled for each."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("rules", nargs="*", metavar="RULE", help="default: all")
-    rules = parser.parse_args(words).rules or all_rules()
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a rule or attack; default: all")
+    names = parser.parse_args(words).names or [*all_rules(), *ATTACKS]
     from triton import knobs
     from triton.runtime.driver import driver
 
@@ -143,25 +174,36 @@ def main(words: list[str] | None = None) -> int:
     driver.set_active(device)
     launch._current_device = lambda: device.get_current_device
     matrix_kernels.select_one_by_one = select_first(matrix_kernels.select_one_by_one)
+    for module in (receive, row_facts, distances):
+        module.listed_later = lambda values: values.tolist
     # A CPU has its inexact distances redone at once, and a GPU counts them.
     aggregation.new_check = CancellationCheck
     CancellationCheck.fetch = CancellationCheck.has_failed = lambda _: False
     failed = []
     with tempfile.TemporaryDirectory() as folder:
         knobs.cache.dir = folder
-        for text in rules:
-            before, begun = device.num_kernels, time.perf_counter()
+        for text in names:
+            before, begun = len(device.names), time.perf_counter()
             try:
-                for num_clients, dim in SIZES:
-                    compile_rule(ov.make_rule(text), num_clients, dim)
-            except Exception:  # noqa: BLE001  (all rules are tried)
+                compile_one(text)
+            except Exception:  # noqa: BLE001  (all are tried)
                 traceback.print_exc()
                 failed.append(text)
-            seconds, number = time.perf_counter() - begun, device.num_kernels - before
+            seconds, number = time.perf_counter() - begun, len(device.names) - before
             sys.stdout.write(f"{text:50} {number:4} new kernels {seconds:6.1f} s\n")
             sys.stdout.flush()
-    sys.stdout.write(f"{device.num_kernels} kernels; failed: {', '.join(failed) or 'none'}\n")
-    return 1 if failed or not device.num_kernels else 0
+    sys.stdout.write(f"{', '.join(sorted(set(device.names)))}\n")
+    sys.stdout.write(f"{len(device.names)} kernels; failed: {', '.join(failed) or 'none'}\n")
+    return 1 if failed or not device.names else 0
+
+
+def compile_one(text: str) -> None:
+    """Have everything compiled that a rule or an attack launches."""
+    for num_clients, dim in SIZES:
+        if text in ATTACKS:
+            compile_attack(ov.make_attack(text), num_clients, dim)
+        else:
+            compile_rule(ov.make_rule(text), num_clients, dim)
 
 
 if __name__ == "__main__":

@@ -120,7 +120,11 @@ def test_the_networks_of_the_paper_run_in_miniature(script, tmp_path):
         "bench_engine_gpu",
         f"networks --device cpu --tiny --networks alexnet --runs 2 --rounds 1 -o {target}",
     )
-    assert json.loads(target.read_text())["rows"]
+    (row,) = json.loads(target.read_text())["rows"]
+    assert len(row["rounds"]) == 1
+    for used in (row["before"], *row["rounds"]):
+        assert used["processor_seconds"] > 0
+        assert used["megabytes_read"] >= 0
 
 
 def test_a_curve_and_plain_loops_are_the_same_in_miniature(script, load, tmp_path, monkeypatch):

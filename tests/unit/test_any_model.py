@@ -2,6 +2,8 @@
 
 import copy
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -1062,3 +1064,35 @@ def test_draws_of_other_threads_are_not_those_of_a_known_network():
     finally:
         is_over.set()
         thread.join()
+
+
+SMALLEST = """
+import sys
+
+import torch
+
+import outvote as ov
+
+data = torch.randn(40, 6), torch.arange(40) % 3
+ov.simulate(torch.nn.Linear(6, 3), data, data, rounds=1, num_clients=4, byzantine=1, device="cpu")
+print("torch._dynamo" in sys.modules)
+"""
+
+
+def test_the_compiler_of_torch_is_not_loaded(tmp_path):
+    """It takes more than a second, in every process that trains."""
+    done = subprocess.run(
+        [sys.executable, "-c", SMALLEST], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize("is_called_before", [False, True])
+def test_what_a_compiled_network_draws_is_seen(is_called_before):
+    net = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.Dropout()), backend="eager")
+    values = torch.ones(2, 4)
+    if is_called_before:
+        net(values)
+    with RandomCalls() as calls:
+        net(values).sum().backward()
+    assert calls.names == ["bernoulli_"]

@@ -34,7 +34,7 @@ from outvote.rules.order_statistics import (
     mean_nearest_median_and_shares,
 )
 from outvote.rules.row_facts import row_facts
-from outvote.rules.rule import Rule, Wrapper
+from outvote.rules.rule import Rule, Wrapper, is_ours
 from outvote.training.gpu_memory import add_background
 from outvote.training.trainer import ClientTask
 
@@ -50,8 +50,8 @@ FEW_CLIENTS = 4
 # Whether two clients send copies, and whether a rule computes distances that were found inexact
 # again. Each has kernels of its own, and so have both together.
 CASES = tuple(product((False, True), repeat=2))
-# By how much of their length two clients differ whose distance is inexact.
-HARDLY = 1e-6
+# By how much of their length two clients differ whose distance is inexact, and how long they are.
+HARDLY, LONG = 1e-6, 4.0
 
 Call = Callable[[], object]
 Part = TypeVar("Part", Rule, Attack)
@@ -166,8 +166,7 @@ def _runs_by(stack: RunStack, part: Callable[[Run], Part]) -> dict[Part, list[in
 def _is_ours(part: object) -> bool:
     """Return whether a rule or attack is the library's: a user's would notice a call too many."""
     inner = getattr(part, "rule", None)
-    is_ours = type(part).__module__.startswith("outvote.")
-    return is_ours and (not isinstance(inner, Rule) or _is_ours(inner))
+    return is_ours(part) and (not isinstance(inner, Rule) or _is_ours(inner))
 
 
 def _look(matrix: Matrix, stack: RunStack) -> None:
@@ -183,8 +182,9 @@ def _aggregate(
     rows = _rows(matrix, stack)
     if has_copies:
         rows[:, 1:2] = rows[:, :1]
-    if is_again:  # Some distances are inexact then.
-        rows[:, -1:] = rows[:, :1] * (1 + HARDLY)
+    if is_again:  # Distances are measured from a client of middle length, so these two are long.
+        rows[:, -2:] = LONG * rows[:, -1:]
+        rows[:, -1:] *= 1 + HARDLY
     # Known as in a round, and no kernel is waited for to find them.
     facts = row_facts(rows)
     numbers = range(matrix.shape[0])

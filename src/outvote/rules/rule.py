@@ -582,9 +582,9 @@ def compute_weighted(rule: Rule, matrix: ClientMatrix, info: RoundInfo) -> Aggre
     return found.counted(info.counts)
 
 
-def is_ours(rule: Rule) -> bool:
-    """Return whether a rule is of this library, and keeps to what it declares."""
-    return type(rule).__module__.startswith("outvote.")
+def is_ours(part: object) -> bool:
+    """Return whether a rule or attack is of this library, and keeps to what it declares."""
+    return type(part).__module__.startswith("outvote.")
 
 
 def check_result(rule: Rule, found: Aggregation, matrix: ClientMatrix) -> Aggregation:

@@ -233,6 +233,11 @@ class RandomCalls(TorchDispatchMode):
         self.dtypes: set[torch.dtype] = set()
         """The types of all results."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: torch would load all of its compiler, for more than a second."""
+        return False
+
     def __enter__(self) -> "RandomCalls":
         """Begin to note."""
         self._before = _global_states()
