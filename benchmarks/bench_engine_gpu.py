@@ -37,6 +37,7 @@ from outvote.engine.reference import ReferenceRun
 from outvote.engine.run_stack import Run, RunStack, State
 from outvote.engine.simulation import FittingRounds, first_state, make_run_stack, simulate
 from outvote.engine.warm_up import warm_up
+from outvote.kernels.compile_once import begin_loading
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.samples import ByteImages
 
@@ -381,6 +382,8 @@ class Data:
     @classmethod
     def random(cls, setting: Setting, device: torch.device) -> "Data":
         """Draw images of the shape of a data set."""
+        if device.type == "cuda":  # As before data are read.
+            begin_loading()
         generator = torch.Generator().manual_seed(0)
         half = (0.5,) * setting.shape[2]
         made = []

@@ -1,6 +1,7 @@
 """How many runs train together."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -86,3 +87,18 @@ def test_where_several_units_do_not_fit_fewer_are_measured(monkeypatch):
 
     assert gpu_memory.how_many_fit(work, CUDA) == 5
     assert done == [1, 2]
+
+
+@pytest.mark.parametrize(("device", "expected"), [(CPU, ["data"]), (CUDA, ["Triton", "data"])])
+def test_a_gpu_gets_ready_while_data_are_read(device, expected, monkeypatch):
+    events = []
+    inputs = SimpleNamespace(
+        train_inputs=0, train_targets=0, test_inputs=0, test_targets=0, num_classes=2
+    )
+    built, (spec,) = RunBuilder(device), tiny().specs
+    monkeypatch.setattr(builder, "begin_loading", lambda: events.append("Triton"))
+    monkeypatch.setattr(builder, "samples_on", lambda *_: None)
+    monkeypatch.setattr(built.datasets, "dataset", lambda _: events.append("data") or inputs)
+    built.samples(spec.data)
+    built.samples(spec.data)
+    assert events == expected
