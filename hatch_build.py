@@ -4,6 +4,7 @@ Without one, or if it fails, outvote is installed without them and uses plain to
 docs/decisions/0022.
 """
 
+import ctypes
 import os
 import platform
 import shlex
@@ -92,16 +93,18 @@ def _compiler(warn: Callable[[str], Any]) -> list[str]:
     return compiler
 
 
-def _is_for_this_processor(library: Path) -> bool:
-    """Compare a library with the program that runs Python; only Linux's format is known.
+def _refused(library: Path) -> str | None:
+    """Return why a library cannot be loaded; a compiler may be for another processor or system.
 
-    It is not loaded: this folder may be one that nothing is executed from.
+    Where the folder of a build is one that nothing is executed from, it cannot be known.
     """
-    with library.open("rb") as theirs, Path(sys.executable).open("rb") as ours:
-        found, wanted = theirs.read(20), ours.read(20)
-    # The kind of file, 32 or 64 bits, the order of bytes; and the processor.
-    is_like_ours = (found[:6], found[18:]) == (wanted[:6], wanted[18:])
-    return is_like_ours or not wanted.startswith(b"\x7fELF")
+    if os.statvfs(library).f_flag & getattr(os, "ST_NOEXEC", 0):
+        return None
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:
+        return str(error)
+    return None
 
 
 def _compile(command: list[str], source: Path, library: Path) -> str | None:
@@ -119,11 +122,10 @@ def _compile(command: list[str], source: Path, library: Path) -> str | None:
                 env={**os.environ, "LC_ALL": "C"},
             )
             if done.returncode == 0:
-                if not _is_for_this_processor(fresh):
-                    return f"{command[0]} compiles for another one; set CC"
-                # A program that starts now finds the old library or the new one.
-                fresh.replace(library)
-                return None
+                if (error := _refused(fresh)) is None:
+                    # A program that starts now finds the old library or the new one.
+                    fresh.replace(library)
+                return error
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
     lines = done.stderr.strip().splitlines()

@@ -10,8 +10,8 @@ and numbers of CIFAR-10, CIFAR-100, the LEAF subset of FEMNIST (18 of 395 writer
 classes of Tiny-ImageNet; settings are the paper's. Everything of a round is counted, with
 evaluation. Times are medians of the rounds after the second; the first is listed by itself,
 and so is the call that starts the warm-up before it: `warm_up`, which belongs to the first round.
-Each round has the seconds that the processor worked and the megabytes read from a disk; `before` is
-the same until the first.
+Each round has the seconds that processors worked for this process, without those that compile for
+it, and the megabytes it read from a disk; `before` is the same for `built` and `warm_up`.
 """
 
 import argparse
@@ -382,8 +382,6 @@ class Data:
     @classmethod
     def random(cls, setting: Setting, device: torch.device) -> "Data":
         """Draw images of the shape of a data set."""
-        if device.type == "cuda":  # As before data are read.
-            begin_loading()
         generator = torch.Generator().manual_seed(0)
         half = (0.5,) * setting.shape[2]
         made = []
@@ -391,6 +389,8 @@ class Data:
             size = (number, *setting.shape)
             images = torch.randint(256, size, generator=generator, dtype=torch.uint8)
             labels = torch.randint(setting.num_classes, (number,), generator=generator)
+            if device.type == "cuda":  # As where a run moves its data.
+                begin_loading()
             made.append(ByteImages(images, labels, mean=half, std=half, device=device))
         return cls(made[0], made[1], made[0].labels)
 

@@ -1,7 +1,7 @@
-"""Compile the Triton kernels of rules for an NVIDIA GPU where there is none; start no kernel.
+"""Compile the Triton kernels of rules and attacks for a GPU that is not here; start no kernel.
 
 Triton's interpreter runs kernels on a CPU, but takes much that the compiler refuses. This tool has
-those of rules and attacks compiled: python tools/compile_kernels.py [NAME ...]; without names, for
+them compiled for one of NVIDIA: python tools/compile_kernels.py [NAME ...]; without names, for
 all of them. It writes a line for each, and ends with 1 if one fails. Kernels of training are not
 among them.
 """
@@ -200,7 +200,7 @@ def main(words: list[str] | None = None) -> int:
 def compile_one(text: str) -> None:
     """Have everything compiled that a rule or an attack launches."""
     for num_clients, dim in SIZES:
-        if text in ATTACKS:
+        if text.partition("(")[0] in ATTACKS:
             compile_attack(ov.make_attack(text), num_clients, dim)
         else:
             compile_rule(ov.make_rule(text), num_clients, dim)

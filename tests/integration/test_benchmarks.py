@@ -124,7 +124,7 @@ def test_the_networks_of_the_paper_run_in_miniature(script, tmp_path):
     assert len(row["rounds"]) == 1
     for used in (row["before"], *row["rounds"]):
         assert used["processor_seconds"] > 0
-        assert used["megabytes_read"] >= 0
+        assert "megabytes_read" in used
 
 
 def test_a_curve_and_plain_loops_are_the_same_in_miniature(script, load, tmp_path, monkeypatch):

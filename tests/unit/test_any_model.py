@@ -1096,3 +1096,29 @@ def test_what_a_compiled_network_draws_is_seen(is_called_before):
     with RandomCalls() as calls:
         net(values).sum().backward()
     assert calls.names == ["bernoulli_"]
+
+
+COMPILED = """
+import torch
+from torch import nn
+
+import outvote as ov
+
+data = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3))
+settings = {"rounds": 2, "num_clients": 4, "byzantine": 1, "device": "cpu", "progress": False}
+for model in (net, torch.compile(net, backend="eager", fullgraph=True)):
+    (run,) = ov.simulate(model, data, data, rules="median", attacks="lie", **settings)
+    print(*run.series.loss)
+"""
+
+
+def test_a_compiled_network_trains_as_the_network_does(tmp_path):
+    # By itself: pytest keeps the compiler from following what it would otherwise.
+    found = subprocess.run(
+        [sys.executable, "-c", COMPILED], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    plain, compiled = found.stdout.splitlines()[-2:]
+    assert len(plain.split()) == 2
+    assert plain == compiled

@@ -9,7 +9,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from math import fsum
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -729,6 +729,15 @@ class TestLoading:
         assert native.level() is None
 
 
+def compiler_of(content, folder):
+    """Return a program that is called as a compiler, and always makes the same file."""
+    result, found = folder / "result", folder / "cc"
+    result.write_bytes(content)
+    found.write_text(f'#!/bin/sh\nfor last; do :; done\ncat "{result}" > "$last"\n')
+    found.chmod(0o700)
+    return found
+
+
 class TestBuilding:
     """hatch_build.py, with what it is built on replaced."""
 
@@ -803,32 +812,23 @@ class TestBuilding:
         working = [folder / f"native.{level}.so" for level in ("0", "3")]
         for path in working:
             path.write_text("of an installation that works")
-        compiler = tmp_path / "cc"
-        compiler.write_text('#!/bin/sh\nfor last; do :; done\necho other > "$last"\n')
-        compiler.chmod(0o700)
-        monkeypatch.setenv("CC", str(compiler))
+        monkeypatch.setenv("CC", str(compiler_of(b"other", tmp_path)))
         warnings = []
         assert hook.build(native.FOLDER / "native.c", folder, warnings.append) == []
         assert "level 0" in warnings[0]
-        assert "another one; set CC" in warnings[0]
         assert sorted(folder.iterdir()) == working
         assert all(path.read_text() == "of an installation that works" for path in working)
 
-    @pytest.mark.parametrize("processor", [b"\x3e\x00", b"\xb7\x00"])
-    def test_processors_are_compared(self, processor, hook, tmp_path, monkeypatch):
-        own = tmp_path / "python"
-        own.write_bytes(b"\x7fELF\x02\x01" + bytes(12) + b"\x3e\x00 and so on")
-        library = tmp_path / "library"
-        # The system's own kind of library differs from that of programs.
-        library.write_bytes(b"\x7fELF\x02\x01\x01\x03" + bytes(10) + processor + b" other code")
-        monkeypatch.setattr(hook.sys, "executable", str(own))
-        assert hook._is_for_this_processor(library) == (processor == b"\x3e\x00")
-
-    def test_files_of_another_system_are_not_compared(self, hook, tmp_path, monkeypatch):
-        own = tmp_path / "python"
-        own.write_bytes(b"\xcf\xfa\xed\xfe")
-        monkeypatch.setattr(hook.sys, "executable", str(own))
-        assert hook._is_for_this_processor(own)
+    @pytest.mark.skipif(not hasattr(os, "ST_NOEXEC"), reason="of Linux")
+    def test_where_nothing_is_executed_a_library_is_taken_as_it_is(
+        self, hook, tmp_path, monkeypatch
+    ):
+        monkeypatch.setattr(hook, "LEVELS", {"0": ()})
+        monkeypatch.setenv("CC", str(compiler_of(b"other", tmp_path)))
+        flags = SimpleNamespace(f_flag=os.ST_NOEXEC)
+        monkeypatch.setattr(hook.os, "statvfs", lambda _: flags)
+        (library,) = hook.build(native.FOLDER / "native.c", tmp_path, pytest.fail)
+        assert library.read_bytes() == b"other"
 
     @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
     def test_the_warning_is_the_error_of_the_compiler(self, hook, tmp_path):

@@ -50,7 +50,8 @@ FEW_CLIENTS = 4
 # Whether two clients send copies, and whether a rule computes distances that were found inexact
 # again. Each has kernels of its own, and so have both together.
 CASES = tuple(product((False, True), repeat=2))
-# By how much of their length two clients differ whose distance is inexact, and how long they are.
+# By how much of their length two clients differ whose distance is inexact, and how many times as
+# long as the others they are.
 HARDLY, LONG = 1e-6, 4.0
 
 Call = Callable[[], object]

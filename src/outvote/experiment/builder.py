@@ -105,7 +105,7 @@ class RunBuilder:
         if data.key not in self._samples:
             self._samples.clear()
             self._federations.clear()
-            if self.device.type == "cuda":  # Meanwhile the data are read.
+            if self.device.type == "cuda":  # Meanwhile data are moved and partitioned.
                 begin_loading()
             found = self.datasets.dataset(data)
             self._samples[data.key] = (

@@ -7,8 +7,10 @@ thread, on a CPU or a GPU.
 
 import hashlib
 import random
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from threading import RLock
 from typing import Any, final
 
@@ -235,11 +237,13 @@ class RandomCalls(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False: torch would load all of its compiler, for more than a second."""
+        """Return False: torch would load all of its compiler, which takes more than a second."""
         return False
 
     def __enter__(self) -> "RandomCalls":
         """Begin to note."""
+        if "torch._dynamo" in sys.modules:
+            _leave_uncompiled()
         self._before = _global_states()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -260,6 +264,14 @@ class RandomCalls(TorchDispatchMode):
         found = func(*args, **named)
         self.dtypes.update(each.dtype for each in tree_leaves(found) if isinstance(each, Tensor))
         return found
+
+
+@cache
+def _leave_uncompiled() -> None:
+    """Keep the compiler of torch, once it is loaded, from compiling the noting too."""
+    disable: Any = torch.compiler.disable
+    kind: Any = RandomCalls
+    kind.__torch_dispatch__ = disable(kind.__torch_dispatch__)
 
 
 def _global_states() -> dict[str, Any]:
