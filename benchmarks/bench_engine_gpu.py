@@ -37,7 +37,6 @@ from outvote.engine.reference import ReferenceRun
 from outvote.engine.run_stack import Run, RunStack, State
 from outvote.engine.simulation import FittingRounds, first_state, make_run_stack, simulate
 from outvote.engine.warm_up import warm_up
-from outvote.kernels.compile_once import begin_loading
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.samples import ByteImages
 
@@ -389,8 +388,6 @@ class Data:
             size = (number, *setting.shape)
             images = torch.randint(256, size, generator=generator, dtype=torch.uint8)
             labels = torch.randint(setting.num_classes, (number,), generator=generator)
-            if device.type == "cuda":  # As where a run moves its data.
-                begin_loading()
             made.append(ByteImages(images, labels, mean=half, std=half, device=device))
         return cls(made[0], made[1], made[0].labels)
 

@@ -1,6 +1,7 @@
 """Any nn.Module trains: one by one and by vmap, equal to a plain loop of PyTorch."""
 
 import copy
+import os
 import random
 import subprocess
 import sys
@@ -1079,12 +1080,17 @@ print("torch._dynamo" in sys.modules)
 """
 
 
-def test_the_compiler_of_torch_is_not_loaded(tmp_path):
+def output_of(script):
+    """Return the lines that a program writes, by itself."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+    return done.stdout.splitlines()
+
+
+def test_the_compiler_of_torch_is_not_loaded():
     """It takes more than a second, in every process that trains."""
-    done = subprocess.run(
-        [sys.executable, "-c", SMALLEST], capture_output=True, text=True, check=True, cwd=tmp_path
-    )
-    assert done.stdout.splitlines()[-1] == "False"
+    assert output_of(SMALLEST)[-1] == "False"
 
 
 @pytest.mark.parametrize("is_called_before", [False, True])
@@ -1114,11 +1120,8 @@ for model in (net, torch.compile(net, backend="eager", fullgraph=True)):
 """
 
 
-def test_a_compiled_network_trains_as_the_network_does(tmp_path):
-    # By itself: pytest keeps the compiler from following what it would otherwise.
-    found = subprocess.run(
-        [sys.executable, "-c", COMPILED], capture_output=True, text=True, check=True, cwd=tmp_path
-    )
-    plain, compiled = found.stdout.splitlines()[-2:]
+def test_a_compiled_network_trains_as_the_network_does():
+    # pytest keeps the compiler from following what it would otherwise.
+    plain, compiled = output_of(COMPILED)[-2:]
     assert len(plain.split()) == 2
     assert plain == compiled

@@ -1,7 +1,6 @@
 """How many runs train together."""
 
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -87,20 +86,3 @@ def test_where_several_units_do_not_fit_fewer_are_measured(monkeypatch):
 
     assert gpu_memory.how_many_fit(work, CUDA) == 5
     assert done == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("device", "expected"), [(CPU, ["data"] * 2), (CUDA, ["Triton", "data", "data"])]
-)
-def test_triton_is_loaded_while_data_are_moved(device, expected, monkeypatch):
-    events = []
-    inputs = SimpleNamespace(
-        train_inputs=0, train_targets=0, test_inputs=0, test_targets=0, num_classes=2
-    )
-    built, (spec,) = RunBuilder(device), tiny().specs
-    monkeypatch.setattr(builder, "begin_loading", lambda: events.append("Triton"))
-    monkeypatch.setattr(builder, "samples_on", lambda *_: events.append("data"))
-    monkeypatch.setattr(built.datasets, "dataset", lambda _: inputs)
-    built.samples(spec.data)
-    built.samples(spec.data)
-    assert events == expected

@@ -21,7 +21,6 @@ from outvote.engine.run_stack import Run, RunStack
 from outvote.engine.simulation import make_run_stack
 from outvote.experiment.dataset_cache import DataKey, DatasetCache, few_samples, samples_on
 from outvote.experiment.run_spec import PARTITIONS, DataSpec, FederationSpec, RunSpec
-from outvote.kernels.compile_once import begin_loading
 from outvote.models.model_spec import (
     find_own_model,
     is_own_model,
@@ -105,8 +104,6 @@ class RunBuilder:
         if data.key not in self._samples:
             self._samples.clear()
             self._federations.clear()
-            if self.device.type == "cuda":  # Meanwhile data are moved and partitioned.
-                begin_loading()
             found = self.datasets.dataset(data)
             self._samples[data.key] = (
                 samples_on(self.device, found, found.train_inputs, found.train_targets),
