@@ -31,6 +31,7 @@ from regimes import (
     distance_table,
     gain_table,
     reading,
+    readings,
     rounds_by_attack,
     rounds_of,
     shorter_text,
@@ -287,6 +288,7 @@ def claims(folder: Path) -> list[Claim]:
         *error_by_groups(folder),
         *adaptive(folder),
         *more_groups(folder),
+        *over_the_mean(folder),
     ]
     has_figure = any("Figure 1" in each.text for each in found if each.is_run)
     return [each for each in found if each.is_run or (has_figure and "Figure 1" in each.text)]
@@ -657,6 +659,20 @@ def more_groups(folder: Path) -> list[Claim]:
         for attack in SIDED
     ]
     return [claim("more-groups", pairs)]
+
+
+def over_the_mean(folder: Path) -> list[Claim]:
+    """Compare GAS with a plain mean, in every reading of Table 1 on CIFAR-10."""
+    found = readings(folder) if (folder / f"{ALL_CLIENTS}.toml").exists() else {}
+    return [
+        claim(
+            "over-mean",
+            gas_pairs(cells, against="mean", row="{1}"),
+            *([text] if (text := shorter_text(folder, name).strip()) else []),
+            name=name,
+        )
+        for name, cells in found.items()
+    ]
 
 
 def differences(folder: Path) -> list[str]:

@@ -48,12 +48,14 @@ READINGS: Mapping[str, Sequence[Source]] = {
         Source("probes", "other-side", SIDED),
         Source("probes", "rules", UNSIDED, KRUM),
         Source("probes", "mean", ATTACKS, KRUM),
+        Source("probes", "krum", UNSIDED, KRUM),
     ],
     AGAINST: [
         Source("table1-cifar10", "main", UNSIDED),
         Source("table1-cifar10", "other-side", SIDED),
         Source("probes", "rules", ATTACKS, KRUM),
         Source("probes", "mean", UNSIDED, KRUM),
+        Source("probes", "krum", ATTACKS, KRUM),
     ],
 }
 """How the paper's table can be read; of two runs of a cell and seed, the first source's counts."""
