@@ -41,6 +41,27 @@ def test_equal_averages_tie_to_the_last_bit(device):
     assert_agrees(verdict, slow.nnm(pair.oracle, f)(X, f), X)
 
 
+@pytest.mark.parametrize(
+    ("n", "seed", "dtype"),
+    [
+        *((10, seed, "float64") for seed in (37, 40, 49, 59)),
+        *((16, seed, "float64") for seed in (3, 16, 28)),
+        *((16, seed, "float32") for seed in (28, 31, 32)),
+    ],
+)
+def test_equal_averages_tie_to_the_last_bit_in_groups(n, seed, dtype, device):
+    """Two camps of equal size: with f = 1 all clients of a camp have the same neighbours."""
+    random = np.random.default_rng(seed)
+    rows, away = random.normal(size=(n, 40)), random.normal(size=40)
+    X = (rows + np.where(np.arange(n) < n // 2, 1.5, -1.5)[:, None] * away).astype(dtype)
+    groups = np.arange(40).reshape(2, 20).tolist()
+    _, scores, kept = slow.gas(slow.nnm(slow.krum, 1), X.astype("float64"), groups, 1, 1)
+    rule = ov.make_rule("gas(nnm(krum), num_groups=2, split=contiguous)")
+    verdict = inspect(rule, X, device, num_byzantine=1)
+    assert sorted(verdict.kept) == sorted(kept)
+    np.testing.assert_allclose(verdict.scores, scores, rtol=1e-4)
+
+
 @EVERY_PAIR
 @pytest.mark.parametrize("max_norm", [2.0, "adaptive"])
 @given(data=st.data())

@@ -153,3 +153,19 @@ def test_scores_of_the_largest_numbers_beside_zeros_are_finite(dtype, device):
     verdict = ov.SignGuard().inspect(X, num_byzantine=0, seed=1)
     assert verdict.update.item() > 4e37, "its distance to the last client is above 3.4e38"
     assert np.isfinite(verdict.scores).all()
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 9, 7), (1, 1, 30, 40), (3, 5, 4)])
+def test_equal_rows_of_groups_are_those_that_loops_find(shape, device):
+    """Rows with numbers in the same columns are compared in full."""
+    random = np.random.default_rng(sum(shape))
+    rows = (random.random(shape) < 0.5) / 4
+    rows[..., 2, :] = rows[..., 0, :]
+    rows[0, ..., 3, :] = 2 * rows[0, ..., 0, :]
+    found = distances.equal_rows_of_groups(torch.tensor(rows, device=device))
+    flat = rows.reshape(-1, *shape[-2:])
+    wanted = [
+        [next(i for i in range(shape[-2]) if (own[i] == row).all()) for row in own] for own in flat
+    ]
+    assert found.reshape(len(flat), -1).tolist() == wanted
+    assert distances.equal_rows_of_groups(torch.eye(5, device=device).expand(3, 5, 5)) is None

@@ -153,7 +153,7 @@ def squared_distances(
     flat = products.flatten(0, -3)
     result = torch.empty(flat.shape, dtype=torch.float64, device=flat.device)
     inexact = _mask_or_count(flat.shape, count, flat.device)
-    _kernels().squared_distances(flat, originals, result, inexact, threshold)
+    _kernels().squared_distances(flat, _by_group(originals), result, inexact, threshold)
     return result.view(products.shape), inexact if count is not None else inexact.view(
         products.shape
     )
@@ -169,7 +169,9 @@ def sums_of_smallest_distances(
     shape = products.shape[:-1]
     result = torch.empty(shape, dtype=torch.float64, device=products.device)
     flat = products.flatten(0, -3)
-    _kernels().sums_of_smallest_distances(flat, originals, result, count, num_smallest, threshold)
+    _kernels().sums_of_smallest_distances(
+        flat, _by_group(originals), result, count, num_smallest, threshold
+    )
     return result
 
 
@@ -190,9 +192,14 @@ def squared_distances_to_average(
     result = torch.empty(shape, dtype=torch.float64, device=products.device)
     inexact = _mask_or_count(shape[:-1], count, products.device)
     _kernels().squared_distances_to_average(
-        flat, weights.contiguous(), originals, result, inexact, threshold
+        flat, weights.contiguous(), _by_group(originals), result, inexact, threshold
     )
     return result, inexact
+
+
+def _by_group(originals: Tensor | None) -> Tensor | None:
+    """Return the first client equal to each, one row per run, or per group where they differ."""
+    return None if originals is None else originals.flatten(0, -2)
 
 
 def _mask_or_count(shape: torch.Size, count: Tensor | None, device: torch.device) -> Tensor:

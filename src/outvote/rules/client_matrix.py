@@ -220,7 +220,7 @@ class ClientMatrix:
         if self.originals is None:
             return scores
         groups = [1] * (scores.dim() - self.originals.dim())
-        index = self.originals.view(len(self.originals), *groups, self.num_clients)
+        index = self.originals.view(*self.originals.shape[:-1], *groups, self.num_clients)
         return scores.gather(-1, index.expand_as(scores))
 
     def vector(self, aggregation: "Aggregation") -> PerCoordinate:
@@ -270,27 +270,32 @@ class ClientMatrix:
 
     def mixed(self, mixture: Mixture) -> "ClientMatrix":
         """Replace the clients by weighted averages of them (every row of `mixture` sums to 1)."""
+        originals = self._equal_averages(mixture)
         mixture = mixture.double().expand(*self.batch, *mixture.shape[-2:])
         shape = torch.Size([*self.batch, self.dim, mixture.shape[-2]])
         narrow = self.dim <= self.num_clients
-        originals = distances.equal_rows(mixture) if len(self.batch) == 1 else None
         return ClientMatrix(
             lambda: self._mixed_columns(mixture, originals),
             shape,
             like=torch.empty(0, dtype=self.work_dtype, device=self.device),
             products=None if narrow else lambda: mixture @ self.gram @ mixture.mT,
             originals=originals,
-            # In groups copies are not known: clients with the same neighbours would be counted.
+            # Averages that differ in one client of many are close: in groups they would be counted.
             check=self.check if len(self.batch) == 1 else None,
             largest_norm=self.longest,
         )
 
+    def _equal_averages(self, mixture: Mixture) -> Tensor | None:
+        """Return the first row of a mixture that is equal to each, by run or by group, if any."""
+        if len(self.batch) == 1:
+            return distances.equal_rows(mixture.expand(*self.batch, *mixture.shape[-2:]))
+        found = distances.equal_rows_of_groups(mixture)
+        return None if found is None else found.expand(*self.batch, -1)
+
     def _mixed_columns(self, mixture: Mixture, originals: Tensor | None) -> Columns:
         columns = self._multiplied(mixture.mT.to(self.work_dtype))
-        for run, own in enumerate([] if originals is None else originals.tolist()):
-            for client, first in enumerate(own):
-                if client != first:  # Equal averages are equal to the last bit.
-                    columns[run, :, client] = columns[run, :, first]
+        if originals is not None:  # Equal averages are equal to the last bit.
+            columns = columns.gather(-1, originals.unsqueeze(-2).expand(columns.shape))
         if self.originals is not None and len(self.batch) == 1:
             for run in (self.originals == 0).all(dim=-1).nonzero().flatten().tolist():
                 columns[run] = self.columns[run, :, :1]  # Averages of equal clients round them.

@@ -243,7 +243,7 @@ def squared_distances(
     if is_redone and inexact is not None:
         _redo_pairs(result, inexact, columns())
     if originals is not None and (is_redone or not has_kernel):
-        _copy_distances(result, originals)
+        result = _copy_distances(result, originals)
     return result
 
 
@@ -265,18 +265,22 @@ def sums_of_smallest(
     )
 
 
-def _copy_distances(result: Pairs, originals: Tensor) -> None:
+def _copy_distances(result: Pairs, originals: Tensor) -> Pairs:
     """Give copies of a client its own distances to the last bit: ties are settled by index."""
+    if originals.dim() > 2:  # Every group has copies of its own.
+        rows = result.gather(-2, originals.unsqueeze(-1).expand(result.shape))
+        return rows.gather(-1, originals.unsqueeze(-2).expand(result.shape))
     for run, own in enumerate(originals.expand(len(result), -1)):
         copies = (own != torch.arange(len(own), device=own.device)).nonzero().flatten()
         result[run, ..., copies, :] = result[run, ..., own[copies], :]
         result[run, ..., :, copies] = result[run, ..., :, own[copies]]
+    return result
 
 
 def _are_copies(originals: Tensor, like: Tensor) -> Tensor:
     """Mark the pairs of equal rows, with as many axes as `like`."""
     pairs = originals.unsqueeze(-1) == originals.unsqueeze(-2)
-    return pairs.view(len(pairs), *[1] * (like.dim() - 3), *pairs.shape[-2:])
+    return pairs.view(*pairs.shape[:-2], *[1] * (like.dim() - pairs.dim()), *pairs.shape[-2:])
 
 
 def _squared_distances(products: Pairs, threshold: float) -> tuple[Pairs, Tensor | None]:
@@ -656,3 +660,22 @@ def equal_rows(matrices: Tensor) -> Tensor | None:
     numbers = torch.arange(num_rows, device=labels.device).expand_as(labels)
     first = torch.full_like(labels, num_rows).scatter_reduce(-1, labels, numbers, "amin")
     return first.gather(-1, labels)
+
+
+def equal_rows_of_groups(matrices: Tensor) -> Tensor | None:
+    """Return the first row equal to each of ``matrices [runs, *groups, rows, columns]``, if any.
+
+    Behind a row with other numbers in the same columns an equal one is not looked for.
+    """
+    num_columns = matrices.shape[-1]
+    marks = torch.randint(1 << 40, (num_columns,), generator=torch.Generator().manual_seed(0))
+    # Sums of whole numbers, without rounding: rows with numbers in the same columns have one key.
+    keys = (matrices != 0).double() @ marks.double().to(matrices.device)
+    ordered = keys.sort(dim=-1).values
+    if not bool((ordered[..., 1:] == ordered[..., :-1]).any()):
+        return None
+    numbers = torch.arange(matrices.shape[-2], device=matrices.device)
+    is_like = keys.unsqueeze(-1) == keys.unsqueeze(-2)
+    first = torch.where(is_like, numbers, len(numbers)).amin(dim=-1)
+    like = matrices.gather(-2, first.unsqueeze(-1).expand(matrices.shape))
+    return torch.where((like == matrices).all(dim=-1), first, numbers)
