@@ -1,6 +1,7 @@
-"""New memory: for many numbers, and for a few on a device."""
+"""New memory: for many numbers, for a few on a device, and whether there was none."""
 
 import mmap
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -10,6 +11,21 @@ from weakref import finalize
 import numpy as np
 import torch
 from torch import Tensor
+
+# torch has a class for what its own allocator refuses. What Triton, cuBLAS, cuDNN and the CPU's
+# allocator refuse are plain errors.
+_NO_MEMORY = re.compile(r"out of memory|_ALLOC_FAILED|(can't allocate|not enough) memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error means that memory was too small, of a GPU or of the machine.
+
+    >>> is_out_of_memory(RuntimeError("Triton Error [CUDA]: out of memory"))
+    True
+    """
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error)))
 
 
 def fresh(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -2,6 +2,8 @@
 
 import json
 from dataclasses import asdict, replace
+from itertools import product
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -265,8 +267,24 @@ def test_round_that_does_not_fit_is_run_in_halves_and_nothing_is_lost():
     assert_same_steps(found, expected)
 
 
-@pytest.mark.parametrize("step", ["local_updates", "attack", "aggregate", "apply_update", "record"])
-def test_memory_that_ends_in_any_step_of_a_round_halves_it_and_nothing_is_lost(step, monkeypatch):
+NO_MEMORY = {
+    "torch": torch.cuda.OutOfMemoryError("CUDA out of memory"),
+    "triton": RuntimeError("Triton Error [CUDA]: out of memory"),
+    "cublas": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate()`"),
+    "cudnn": RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    "cpu": RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 B."),
+    "windows": RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 B."),
+    "numpy": MemoryError("Unable to allocate 1.00 TiB for an array"),
+}
+STEPS = ("local_updates", "attack", "aggregate", "apply_update", "record")
+
+
+@pytest.mark.parametrize(
+    ("step", "kind"), [*product(STEPS, ["torch"]), *product(["aggregate"], [*NO_MEMORY][1:])]
+)
+def test_memory_that_ends_in_any_step_of_a_round_halves_it_and_nothing_is_lost(
+    step, kind, monkeypatch
+):
     stack, start = stack_of_five()
     expected = list(simulate(stack, start, 4))
     own, sizes = getattr(rounds, step), []
@@ -276,7 +294,7 @@ def test_memory_that_ends_in_any_step_of_a_round_halves_it_and_nothing_is_lost(s
         sizes.append(len(stack.runs))
         # When the work is done, and in a round that has states: what it changed would show.
         if state.round == 1 and len(stack.runs) > 2:
-            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+            raise NO_MEMORY[kind]
         return found
 
     monkeypatch.setattr(rounds, step, full)
@@ -285,6 +303,15 @@ def test_memory_that_ends_in_any_step_of_a_round_halves_it_and_nothing_is_lost(s
     assert messages == [IN_TWOS]
     assert sizes == [5, 5, *[2, 2, 1] * 3]
     assert_same_steps(found, expected)
+
+
+def test_another_error_of_a_round_is_not_taken_for_too_little_memory(monkeypatch):
+    stack, start = stack_of_five()
+    error = RuntimeError("CUDA error: an illegal memory access was encountered")
+    monkeypatch.setattr(rounds, "aggregate", Mock(side_effect=error))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        next(simulate(stack, start, 1))
+    assert rounds.aggregate.call_count == 1
 
 
 def test_one_run_that_does_not_fit_is_an_error_and_without_a_listener_a_warning_is_given():

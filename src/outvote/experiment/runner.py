@@ -22,6 +22,7 @@ from outvote.experiment.listener import Listener, RoundProgress
 from outvote.experiment.plan import Job, Plan, RunEnd, stack_key
 from outvote.experiment.run_spec import RunSpec
 from outvote.experiment.stack_run import OpenRun, StackRun, make_audit
+from outvote.fresh import is_out_of_memory
 from outvote.loading import user_line
 from outvote.precision import on_gpu
 from outvote.results.audit_log import AUDIT_NAME
@@ -315,7 +316,7 @@ class _Sweep(Listener):
             return
         if stack_run is not None:
             self._save(stack_run)
-        if isinstance(error, torch.OutOfMemoryError):
+        if is_out_of_memory(error):
             text = f"{len(going)} runs do not fit into memory together; trying half as many."
         else:
             text = (

@@ -20,7 +20,7 @@ from torch import Tensor
 from outvote.axes import Rows
 from outvote.errors import TooManyByzantine, check_choice
 from outvote.flat import to_float
-from outvote.fresh import kept_on_device, run_index
+from outvote.fresh import is_out_of_memory, kept_on_device, run_index
 from outvote.kernels import is_for_kernels
 from outvote.kernels.group_kernels import SAFE_NORM, square_sums_of_pieces
 from outvote.precision import plain_torch, work_dtype
@@ -264,10 +264,8 @@ def _begun(
     found: Found = []
     try:
         found = compute(check)
-    except torch.cuda.OutOfMemoryError:
-        raise
     except Exception as caught:
-        if check is None and usual is None:
+        if is_out_of_memory(caught) or (check is None and usual is None):
             raise
         error = caught  # It may come from distances that are inexact, or from unusual rows.
 

@@ -8,6 +8,8 @@ from typing import TypeVar
 
 import torch
 
+from outvote.fresh import is_out_of_memory
+
 Result = TypeVar("Result")
 
 # The rest is for fragmentation, and for other programs on the device.
@@ -36,8 +38,8 @@ def beside_background(work: Callable[[], Result]) -> Result:
     """Do some work; where memory is too small, again when these threads have ended."""
     try:
         return work()
-    except torch.cuda.OutOfMemoryError:
-        if not wait_for_background():
+    except Exception as error:
+        if not is_out_of_memory(error) or not wait_for_background():
             raise
     # Only here, after the handler, are the tensors of the first try gone.
     torch.cuda.empty_cache()
@@ -79,7 +81,9 @@ def _bytes_of_several(
     while several > 1:
         try:
             return several, _bytes_of(partial(work, several), device)
-        except torch.cuda.OutOfMemoryError:
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
             several //= 2
         # Only here, after the handler, are the tensors of what failed gone.
         torch.cuda.empty_cache()
@@ -124,9 +128,9 @@ def in_chunks(
     while start < num_items:
         try:
             found.append(work(slice(start, min(start + size, num_items))))
-        except torch.cuda.OutOfMemoryError:
+        except Exception as error:
             size = min(size, num_items - start) // 2
-            if size == 0:
+            if size == 0 or not is_out_of_memory(error):
                 raise
         else:
             start += size
