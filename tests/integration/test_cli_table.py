@@ -1,5 +1,7 @@
 """`outvote table` and `outvote plot`: from folders and exports, to the terminal and to files."""
 
+import csv
+import io
 import sys
 from pathlib import Path
 
@@ -7,7 +9,7 @@ import msgspec
 import pytest
 
 from command_line import run
-from made_results import write_store
+from made_results import ENVIRONMENT, write_store
 from outvote.cli import plot, table
 from outvote.results.audit_log import AuditRound, ClientRecord, Manifest
 
@@ -50,6 +52,21 @@ def test_folders_and_their_export_give_the_same_bytes(format_, store, tmp_path, 
     assert run(capsys, "table", export, *words, "-o", second).code == 0
     assert first.read_bytes() == second.read_bytes()
     assert first.read_text(encoding="utf-8") == run(capsys, "table", export, *words).out
+
+
+def test_csv_of_several_protocols_names_them_and_states_it_beside_the_file(tmp_path, capsys):
+    settings = {"rule": "median", "attack": ["lie", "none"], "rounds": 2}
+    write_store(tmp_path / "a", settings, seeds=1)
+    assert run(capsys, "table", tmp_path, "--format", "csv").err == ""
+    newer = msgspec.structs.replace(ENVIRONMENT, protocol=2)
+    write_store(tmp_path / "b", settings | {"attack": "ipm"}, seeds=1, environment=newer)
+    done = run(capsys, "table", tmp_path, "--format", "csv")
+    assert done.err == "Protocols: 1, 2; the same seed draws other random splits in each.\n"
+    rows = list(csv.DictReader(io.StringIO(done.out)))
+    assert {row["value"]: row["protocols"] for row in rows} == {"lie": "1", "none": "1", "ipm": "2"}
+    file = tmp_path / "table.csv"
+    assert run(capsys, "table", tmp_path, "--format", "csv", "-o", file).err == done.err
+    assert file.read_text(encoding="utf-8") == done.out
 
 
 def test_json_is_the_format_json(store, capsys):

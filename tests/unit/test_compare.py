@@ -167,6 +167,48 @@ def test_versions_that_are_not_the_same_are_named():
     assert "outvote: 0.1.0 in A, 0.2.0 in B." in repr(found)
 
 
+def of_protocol(runs, protocol, **changes):
+    """The same runs with another protocol; `protocol` is a number or by seed."""
+
+    def one(result):
+        number = protocol[result.seed] if isinstance(protocol, dict) else protocol
+        return msgspec.structs.replace(ENVIRONMENT, protocol=number, **changes)
+
+    return Runs([replace(each, environment=one(each)) for each in runs])
+
+
+def test_pairs_across_protocols_are_stated_in_every_format():
+    runs = made(seeds=1)
+    assert "rotocol" not in repr(ov.compare(runs, runs))
+    found = ov.compare(of_protocol(runs, 2), runs)
+    note = "Protocols: 2 in A, 1 in B; the same seed draws other random splits in each."
+    assert note in repr(found).splitlines()
+    assert f"- {note}" in found.to_markdown().splitlines()
+    assert note in found._repr_html_()
+    assert note in found.to_dict()["notes"]
+    assert found.to_dict()["software"] == {"protocol": {"a": [2], "b": [1]}}
+
+
+def test_protocols_that_both_sides_mix_are_stated():
+    runs = made(seeds=2)
+    found = ov.compare(of_protocol(runs, {0: 1, 1: 2}), of_protocol(runs, {0: 2, 1: 1}))
+    assert "Protocols: 1, 2 in A, 1, 2 in B; the same seed draws" in repr(found)
+
+
+def test_the_protocol_of_a_run_that_is_left_out_does_not_count():
+    runs = made(seeds=2)
+    found = ov.compare(of_protocol(runs, {0: 1, 1: 2}), runs.select(seed=0))
+    assert found.rows[0].seeds == (0,)
+    assert found.software == {}
+
+
+def test_revisions_of_the_protocol_are_stated():
+    runs = made(seeds=1)
+    found = ov.compare(runs, of_protocol(runs, 1, revision=10))
+    note = "Revisions of the protocol: unknown in A, 10 in B; they may differ by rounding."
+    assert note in found.notes()
+
+
 def test_all_settings_are_pooled_by_seed():
     """Two settings of opposite differences by seed: no seed has a difference in the mean."""
     up = {seed: 0.01 * (seed + 1) for seed in range(5)}
@@ -250,6 +292,21 @@ def test_the_report_has_a_section(store, capsys, tmp_path):
     assert "training.learning_rate" in text
     assert run(capsys, "report", store / "mine", "-o", page).code == 0
     assert 'id="comparison"' not in page.read_text()
+
+
+def test_the_verb_and_its_report_state_protocols(store, capsys, tmp_path):
+    newer = msgspec.structs.replace(ENVIRONMENT, protocol=2)
+    slow = BOTH | {"training": {"learning_rate": 0.02}}
+    write_store(tmp_path / "runs", slow, seeds=2, environment=newer)
+    note = "Protocols: 1 in A, 2 in B; the same seed draws other random splits in each."
+    words = ["compare", store / "mine", tmp_path / "runs"]
+    printed = run(capsys, *words, "--report", tmp_path / "page.html").out
+    assert note in " ".join(printed.split())
+    assert f"- {note}" in run(capsys, *words, "--format", "md").out.splitlines()
+    assert note in run(capsys, *words, "--json").json["notes"]
+    head, _, main = (tmp_path / "page.html").read_text().partition("<main")
+    assert f'<p class="note">{note}</p>' in main
+    assert "Protocols: 1, 2; the same seed draws other random splits in each." in head
 
 
 @pytest.mark.skipif(find_browser() is None, reason="no Chromium")

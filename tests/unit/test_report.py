@@ -441,6 +441,19 @@ def test_the_head_has_where_runs_come_from(tmp_path):
     assert lead.startswith("6,000 real")
 
 
+def test_the_head_states_that_runs_are_of_several_protocols(tmp_path):
+    old = made_results(TWO_RULES, seeds=2)
+    newer = msgspec.structs.replace(ENVIRONMENT, protocol=2, revision=3)
+    write_report([replace(old[0], environment=newer), *old[1:]], tmp_path / "mixed.html")
+    head = (tmp_path / "mixed.html").read_text(encoding="utf-8").partition("<main")[0]
+    assert "Protocols: 1, 2; the same seed draws other random splits in each.</p>" in head
+    assert "Revisions of the protocol: 3, unknown; they may differ by rounding.</p>" in head
+    write_report(old, tmp_path / "one.html")
+    assert (
+        "rotocol" not in (tmp_path / "one.html").read_text(encoding="utf-8").partition("<main")[0]
+    )
+
+
 def test_days_are_those_of_the_runs_else_those_of_their_files(tmp_path):
     def run_on(day):
         environment = msgspec.structs.replace(ENVIRONMENT, date=day)

@@ -36,8 +36,8 @@ def writer(name):
     return write
 
 
-markdown, latex, to_csv, as_json, records = map(
-    writer, ("markdown", "latex", "to_csv", "as_json", "records")
+markdown, latex, html, to_csv, as_json, records = map(
+    writer, ("markdown", "latex", "html", "to_csv", "as_json", "records")
 )
 
 
@@ -496,6 +496,28 @@ def test_the_provenance_names_protocols_if_there_are_several():
     note = "Protocols: 1, 2; the same seed draws other random splits in each."
     assert note in provenance_of(mixed).text()
     assert note in markdown(mixed, "best")
+    assert note in html(mixed, "best")
+    assert "Protocols" not in html(grids_of(results), "best")
+
+
+def test_the_csv_names_the_protocols_of_each_cell():
+    old = made_results({**OWN, "rule": "median"}, seeds=2)
+    newer = msgspec.structs.replace(ENVIRONMENT, protocol=2)
+    mixed = [replace(old[0], environment=newer), *old[1:]]
+    rows = list(csv.DictReader(io.StringIO(to_csv(grids_of(mixed)))))
+    assert {row["value"]: row["protocols"] for row in rows} == {
+        each.attack: "1 2" if each.attack == old[0].attack else "1" for each in old
+    }
+
+
+def test_revisions_are_in_the_order_of_their_numbers():
+    results = made_results({**OWN, "rule": "median", "attack": "lie"}, seeds=3)
+    revisions = (10, 9, None)
+    mixed = [
+        replace(each, environment=msgspec.structs.replace(ENVIRONMENT, revision=revision))
+        for each, revision in zip(results, revisions, strict=True)
+    ]
+    assert provenance_of(grids_of(mixed)).revisions == ["9", "10", "unknown"]
 
 
 def test_a_repeated_seed_is_counted_and_named():

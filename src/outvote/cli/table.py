@@ -112,6 +112,9 @@ def command(  # noqa: PLR0913, PLR0917  (one for each option)
     if chosen == "text" and output is None:
         _print_tables(rendered)
         return
+    if chosen == "csv":
+        for note in rendered.provenance.protocol_notes():  # CSV has no comments.
+            click.echo(note, err=True)
     text = _text(rendered, "md" if chosen == "text" else chosen)
     if output is None:
         click.echo(text, nl=False)

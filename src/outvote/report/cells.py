@@ -125,6 +125,11 @@ class Cell:
         return sorted({each.seed for each in self.results})
 
     @property
+    def protocols(self) -> list[int]:
+        """The protocols of the finished runs, as far as they are known."""
+        return sorted({each.environment.protocol for each in self.results if each.environment})
+
+    @property
     def num_repeated(self) -> int:
         """How many runs have the seed of another, as when the code of a rule was changed."""
         return len(self.results) - len(self.seeds)

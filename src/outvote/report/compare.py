@@ -14,6 +14,7 @@ from outvote.markup import clean, html_table
 from outvote.report.cells import METRICS, UNSCALED, Metric, grouped
 from outvote.report.layout import NO_SETTINGS, ordered
 from outvote.report.paired import FEW, BySeed, Interval, bootstrap, most_coverage
+from outvote.report.provenance import IF_SEVERAL
 from outvote.report.rendered_table import MINUS, UNKNOWN, number, signed
 from outvote.report.runs import AnyPath, Runs, read_runs
 from outvote.results.labels import Outline, label, names_of, outline, plain
@@ -105,7 +106,7 @@ class Comparison:
     differs: Mapping[str, tuple[tuple[Any, ...], tuple[Any, ...]]]
     """The settings without a value in common, each with the values of A and of B."""
     software: Mapping[str, tuple[tuple[Any, ...], tuple[Any, ...]]]
-    """Versions and devices that are not the same in A and B."""
+    """Versions and devices that are not the same in A and B; of protocols also several in both."""
     rows: tuple[PairedRow, ...]
     """One per setting that A and B share, with the difference and its interval."""
     overall: Interval
@@ -126,6 +127,7 @@ class Comparison:
             "rows": self._records(),
             "overall": self.overall._asdict(),
             "unpaired": [each._asdict() for each in self.unpaired],
+            "notes": self.notes(),
         }
 
     def to_frame(self) -> "pd.DataFrame":
@@ -347,7 +349,7 @@ def _compared(a: _Side, b: _Side, metric: Metric) -> Comparison:
         names=(a.name, b.name),
         metric=metric,
         differs={k: (tuple(a.values(k)), tuple(b.values(k))) for k in _to_name(contrasts, a, b)},
-        software=_software(a.runs, b.runs),
+        software=_software([ours[0] for ours, _ in pairs], [theirs[0] for _, theirs in pairs]),
         rows=tuple(row for row, _ in rows),
         overall=overall,
         unpaired=(*a.unpaired, *b.unpaired),
@@ -471,15 +473,19 @@ def _no_pair(a: _Side, b: _Side, pairing: Sequence[str]) -> str:
     )
 
 
-def _software(a: Runs, b: Runs) -> dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]:
+def _software(
+    a: Sequence[Result], b: Sequence[Result]
+) -> dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]:
     result = {}
-    for name in SOFTWARE:
-        found = [
-            ordered(plain(getattr(run.environment, name)) for run in runs if run.environment)
+    for name in (*IF_SEVERAL, *SOFTWARE):
+        ours, theirs = (
+            ordered(getattr(run.environment, name) or "unknown" for run in runs if run.environment)
             for runs in (a, b)
-        ]
-        if all(found) and found[0] != found[1]:
-            result[name] = (tuple(found[0]), tuple(found[1]))
+        )
+        # A and B may mix the same protocols, and a pair still be of two of them.
+        is_mixed = name in IF_SEVERAL and len(ours) > 1
+        if ours and theirs and (is_mixed or ours != theirs):
+            result[name] = (tuple(ours), tuple(theirs))
     return result
 
 
@@ -491,10 +497,11 @@ def _usual_metric(both: Sequence[Runs]) -> Metric:
 
 def _what_differs(found: Mapping[str, Any], names: tuple[str, str]) -> list[str]:
     a, b = names
-    return [
-        f"{key}: {', '.join(map(plain, ours))} in {a}, {', '.join(map(plain, theirs))} in {b}."
-        for key, (ours, theirs) in found.items()
-    ]
+    notes = []
+    for key, (ours, theirs) in found.items():
+        listed = f"{', '.join(map(plain, ours))} in {a}, {', '.join(map(plain, theirs))} in {b}"
+        notes.append(IF_SEVERAL[key](listed) if key in IF_SEVERAL else f"{key}: {listed}.")
+    return notes
 
 
 def _nothing_differs(names: tuple[str, str]) -> str:

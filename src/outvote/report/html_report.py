@@ -15,7 +15,7 @@ from outvote.report.audit import Audit
 from outvote.report.cells import Grid, runs_of
 from outvote.report.html_data import grid_entries, log_entries, run_entries, shortened
 from outvote.report.layout import grids_of
-from outvote.report.provenance import rerun_commands
+from outvote.report.provenance import provenance_of, rerun_commands
 from outvote.report.rendered_table import not_run
 from outvote.report.theory import COLUMNS, NUM_TEXT, theory_rows
 from outvote.results.disk import write_whole
@@ -82,6 +82,7 @@ def report_page(
         title=title,
         lead=lead,
         facts=facts_of(results),
+        notes=provenance_of(grids).protocol_notes(),
         commands=page_commands(grids, command),
         page={"grids": grid_entries(grids, results), **run_entries(results)},
         not_run=not_run(all_grids),
@@ -137,6 +138,7 @@ def _write(path: Path, page: bytes) -> None:
 def _rendered(
     *,
     page: Mapping[str, Any],
+    notes: Sequence[str] = (),
     not_run: str = "",
     comparison: "Comparison | None" = None,
     theory: Sequence[Sequence[str]] = (),
@@ -156,6 +158,7 @@ def _rendered(
     text = templates.from_string(_template("page.html")).render(
         **parts,
         grids=page["grids"],
+        notes=notes,
         not_run=not_run,
         comparison=comparison,
         theory={"columns": COLUMNS, "num_text": NUM_TEXT, "rows": theory} if theory else None,

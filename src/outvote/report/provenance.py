@@ -21,6 +21,13 @@ AXES: tuple[Axis, ...] = ("rule", "attack")
 LEFT_OUT = (*AXES, "seed", "preset", "precision")
 """Settings that the command has options of its own for."""
 MOST_NAMED = 4
+IF_SEVERAL: dict[str, Callable[[str], str]] = {
+    "protocol": lambda listed: (
+        f"Protocols: {listed}; the same seed draws other random splits in each."
+    ),
+    "revision": lambda listed: f"Revisions of the protocol: {listed}; they may differ by rounding.",
+}
+"""What is stated of runs that have several values of this in their environments."""
 
 
 @final
@@ -60,18 +67,18 @@ class Provenance:
             f"Commit: {_listed([short_commit(commit) for commit in self.commits])}.",
             f"{self.num_samples:,} samples in {self.run_seconds:,.0f} run-seconds.",
         ]
-        if len(self.protocols) > 1:
-            listed = _listed([str(each) for each in self.protocols])
-            parts.append(f"Protocols: {listed}; the same seed draws other random splits in each.")
-        if len(self.revisions) > 1:
-            listed = _listed(self.revisions)
-            parts.append(f"Revisions of the protocol: {listed}; they may differ by rounding.")
+        parts += self.protocol_notes()
         if not self.num_runs:
             parts = ["No run is finished."]
         if self.unfinished:
             counts = ", ".join(f"{number} {name}" for name, number in self.unfinished.items())
             parts.append(f"Not counted, because unfinished: {counts}.")
         return " ".join(parts)
+
+    def protocol_notes(self) -> list[str]:
+        """Return a sentence if there are several protocols, and one if several revisions."""
+        both = {"protocol": [*map(str, self.protocols)], "revision": self.revisions}
+        return [IF_SEVERAL[key](_listed(all_)) for key, all_ in both.items() if len(all_) > 1]
 
 
 def provenance_of(grids: Sequence[Grid]) -> Provenance:
@@ -88,7 +95,7 @@ def provenance_of(grids: Sequence[Grid]) -> Provenance:
         torch=ordered(each.torch for each in found),
         commits=ordered(each.commit or "unknown" for each in found),
         protocols=ordered(each.protocol for each in found),
-        revisions=ordered(str(each.revision or "unknown") for each in found),
+        revisions=[*map(str, ordered(each.revision or "unknown" for each in found))],
         precisions=ordered(each.precision for each in found),
         dates=ordered(each.date for each in found if each.date is not None),
         commands=rerun_commands(grids),

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from outvote.markup import Bold, html_table
 from outvote.report.cells import METRICS, UNSCALED, Cell, Metric, runs_of
+from outvote.report.provenance import provenance_of
 from outvote.report.rendered_table import (
     MINUS,
     UNKNOWN,
@@ -143,9 +144,10 @@ def html(rendered: Rendered) -> str:
         if not runs_of([first.grid]):
             continue
         heading = ": ".join(filter(None, (first.grid.suite_title, first.grid.title)))
+        notes = [*first.gaps, *provenance_of([first.grid]).protocol_notes()]
         for table in tables:
             head = " ".join([f"{heading}.", *first.about, table.caption, *table.footnotes])
-            blocks.append(_html_table(table, head, " ".join(first.gaps)))
+            blocks.append(_html_table(table, head, " ".join(notes)))
     return "".join(blocks)
 
 
@@ -275,7 +277,8 @@ def to_csv(rendered: Rendered) -> str:
     writer = csv.DictWriter(file, list(found[0]) if found else [], lineterminator="\n")
     writer.writeheader()
     for each in found:
-        writer.writerow({**each, "seeds": " ".join(map(str, each["seeds"]))})
+        lists = {key: " ".join(map(str, each[key])) for key in ("seeds", "protocols")}
+        writer.writerow(each | lists)
     return file.getvalue()
 
 
@@ -309,6 +312,7 @@ def _numbers(cell: Cell) -> dict[str, Any]:
         "num_wanted": cell.num_wanted,
         "num_runs": len(cell.results),
         "num_rounds": next((each.setting("rounds") for each in cell.results), None),
+        "protocols": cell.protocols,
         "num_diverged": cell.num_diverged,
         "num_unfinished": len(cell.unfinished),
     }
