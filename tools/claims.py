@@ -49,6 +49,9 @@ LARGER = {
     "tiny-imagenet12": "12 classes of Tiny-ImageNet",
 }
 BEST = {"best": METRICS["best"]}
+PROTOCOL: dict[str, Metric] = {
+    "protocol": lambda run: nan if run.environment is None else run.environment.protocol
+}
 PLUS, MINUS = ", sign = +1", ", sign = −1"
 ABLATIONS = "ablations-all-clients"
 """The suite that repeats tables with all clients and the later training, a part for each."""
@@ -664,15 +667,19 @@ def more_groups(folder: Path) -> list[Claim]:
 def over_the_mean(folder: Path) -> list[Claim]:
     """Compare GAS with a plain mean, in every reading of Table 1 on CIFAR-10."""
     found = readings(folder) if (folder / f"{ALL_CLIENTS}.toml").exists() else {}
-    return [
-        claim(
-            "over-mean",
-            gas_pairs(cells, against="mean", row="{1}"),
-            *([text] if (text := shorter_text(folder, name).strip()) else []),
-            name=name,
-        )
-        for name, cells in found.items()
-    ]
+    return [_over_the_mean(folder, name, cells) for name, cells in found.items()]
+
+
+def _over_the_mean(folder: Path, name: str, cells: Cells) -> Claim:
+    krum = [each.first - each.second for each in gas_pairs(cells, against="mean", bases=["krum"])]
+    gains = [str(interval(each.values[metric] for each in krum)) for metric in METRICS]
+    notes = [NOTES["krum"].format(" / ".join(gains)), shorter_text(folder, name).strip()]
+    found = gas_pairs(cells, against="mean", metrics=PROTOCOL)
+    apart = [x for each in found for x in (each.first - each.second).values["protocol"].values()]
+    if any(apart):
+        notes.append(NOTES["protocols"].format(sum(map(bool, apart)), len(apart)))
+    pairs = gas_pairs(cells, against="mean", row="{1}")
+    return claim("over-mean", pairs, *filter(None, notes), name=name)
 
 
 def differences(folder: Path) -> list[str]:

@@ -14,7 +14,9 @@ from torch import Tensor
 
 # torch has a class for what its own allocator refuses. What Triton, cuBLAS, cuDNN and the CPU's
 # allocator refuse are plain errors.
-_NO_MEMORY = re.compile(r"out of memory|_ALLOC_FAILED|(can't allocate|not enough) memory")
+_NO_MEMORY = re.compile(
+    r"out of memory|_ALLOC(ATION)?_FAILED|bad_alloc|(can't allocate|not enough) memory"
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -195,6 +195,17 @@ def test_protocols_that_both_sides_mix_are_stated():
     assert "Protocols: 1, 2 in A, 1, 2 in B; the same seed draws" in repr(found)
 
 
+def test_protocols_that_no_pair_mixes_are_not_stated():
+    """A and B have runs of both, but each pair is of one; so a revision is not that of a draw."""
+    runs = made(seeds=2)
+    mixed = of_protocol(runs, {0: 1, 1: 2})
+    assert ov.compare(mixed, mixed).software == {}
+    found = ov.compare(mixed, of_protocol(runs, {0: 1, 1: 1}, revision=10)).software
+    assert found == {"protocol": ((2,), (1,)), "revision": (("unknown",), (10,))}
+    found = ov.compare(of_protocol(runs, 1), of_protocol(runs, 2, revision=10)).software
+    assert found == {"protocol": ((1,), (2,))}
+
+
 def test_the_protocol_of_a_run_that_is_left_out_does_not_count():
     runs = made(seeds=2)
     found = ov.compare(of_protocol(runs, {0: 1, 1: 2}), runs.select(seed=0))

@@ -469,16 +469,17 @@ def test_figures_on_more_groups_in_the_text_are_those_of_the_exports():
         assert [each for each in own if each not in text] == []
 
 
+def over_mean(cells, rule, attack, metric):
+    """GAS around a rule minus the mean, over the seeds that both have."""
+    names = (f"gas({rule})", "mean")
+    one, two = (cells.values((name, attack), METRICS[metric]) for name in names)
+    return fmean(one[seed] - two[seed] for seed in one.keys() & two.keys())
+
+
 def test_figures_beside_the_mean_in_the_text_are_those_of_the_exports():
-    """GAS(A) minus the mean: by attack for 5 of 50 clients, over six attacks for every reading."""
-
-    def over_mean(cells, rule, attack, metric):
-        one, two = (cells.values((name, attack), METRICS[metric]) for name in (rule, "mean"))
-        return fmean(one[seed] - two[seed] for seed in one.keys() & two.keys())
-
     def listed(rules, metric):
         found = (
-            fmean(over_mean(cells, f"gas({rule})", a, metric) for rule in rules for a in ATTACKS)
+            fmean(over_mean(cells, *cell, metric) for cell in product(rules, ATTACKS))
             for cells in readings(FOLDER).values()
         )
         return [signed(each) for each in found]
@@ -486,24 +487,40 @@ def test_figures_beside_the_mean_in_the_text_are_those_of_the_exports():
     def in_words(values):
         return f"{', '.join(values[:3])} and {values[3]}"
 
-    def span(rules, attacks):
-        few = [
-            over_mean(reading(FOLDER, name), f"gas({rule})", attack, "last ten")
-            for name, rule, attack in product((ALONG, AGAINST), rules, attacks)
-        ]
-        first, last = sorted(few, key=abs)[:: len(few) - 1]
-        return f"{signed(first)} to {signed(last)}"
-
-    text = in_one_line("docs/results/README.md")
+    text, page = (in_one_line(name) for name in ("docs/results/README.md", "docs/how-to/choose.md"))
     dnc, six = ([listed(rules, each) for each in METRICS] for rules in (["dnc"], BASES))
     assert f"settings**: {in_words(dnc[0])} over six attacks in the best round" in text
     assert f"(last ten: {', '.join(dnc[1])}), but only the first of these has an interval" in text
     assert f"together have {in_words(six[0])} (last ten: {', '.join(six[1])};" in text
-    assert min(map(float, dnc[0])) > 0
+    krum = listed(["krum"], "best")
+    assert f"with all clients ({krum[0]} and {krum[1]}) and nothing with 5 of 50 ({krum[2]}" in text
+    few = f"{dnc[1][2][1:]} points in the last ten rounds with sign = +1 and {dnc[1][3][1:]} with"
+    assert few in page
+    assert f"in the best round it is {dnc[0][2][1:]} and {dnc[0][3][1:]}, all four" in page
+
+
+def test_intervals_beside_the_mean_are_those_of_the_claims():
+    claims = (FOLDER / "claims.md").read_text(encoding="utf-8").split("## 61. ")[1]
+    rows = re.findall(
+        r"^\| dnc \| 6 \| .* \| (\S+) \[(\S+), (\S+)\] \| .* \|$", claims, re.MULTILINE
+    )
+    assert len(rows) == 4
+    assert [float(low.replace("−", "-")) > 0 for _, low, _ in rows] == [True, False, False, False]
+    first, last = (f"{mean} [{low}, {high}]".replace("+", "") for mean, low, high in rows[::3])
     readme = in_one_line("README.md")
-    assert f"gains in all four settings: {dnc[0][3][1:]} to {dnc[0][0][1:]} points" in readme
-    few = f"{dnc[0][2][1:]} points in the best round with sign = +1 and {dnc[0][3][1:]} with −1"
-    assert few in in_one_line("docs/how-to/choose.md")
+    assert f"only GAS(DnC) gains in all four settings: {first} to {last} points" in readme
+
+
+def test_figures_beside_the_mean_with_few_clients_are_those_of_the_exports():
+    def span(rules, attacks):
+        found = [
+            over_mean(reading(FOLDER, name), rule, attack, "last ten")
+            for name, rule, attack in product((ALONG, AGAINST), rules, attacks)
+        ]
+        first, last = sorted(found, key=abs)[:: len(found) - 1]
+        return f"{signed(first)} to {signed(last)}"
+
+    text = in_one_line("docs/results/README.md")
     others = [rule for rule in BASES if rule != "dnc"]
     assert f"under bit-flip ({span(BASES, ['bit-flip'])} in the last ten rounds)" in text
     assert f"worse under IPM ({span(BASES, ['ipm'])}) and Min-Sum" in text
@@ -522,7 +539,7 @@ def test_the_mean_is_the_best_row_with_few_clients():
     assert f"The mean itself ends at {rows['mean']} under the worst of the nine attacks" in text
     assert f"(Bulyan, the mean of five too, {rows['bulyan']}; RFA {rows['rfa']}," in text
     page = in_one_line("docs/how-to/choose.md")
-    assert f"the mean is the best row**: {rows['mean']}, and compared" in page
+    assert f"the mean is the best row**: {rows['mean']}. Over six" in page
 
 
 def test_figures_of_femnist_with_the_other_sign_in_the_text_are_those_of_the_export():

@@ -476,16 +476,25 @@ def _no_pair(a: _Side, b: _Side, pairing: Sequence[str]) -> str:
 def _software(
     a: Sequence[Result], b: Sequence[Result]
 ) -> dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]:
+    """Return in what the programs of A and B differ; protocols and revisions, within pairs."""
+    both = [
+        (ours.environment, theirs.environment)
+        for ours, theirs in zip(a, b, strict=True)
+        if ours.environment and theirs.environment
+    ]
+    # Runs of several protocols do not differ by rounding alone.
+    shared = [pair for pair in both if pair[0].protocol == pair[1].protocol]
     result = {}
     for name in (*IF_SEVERAL, *SOFTWARE):
-        ours, theirs = (
-            ordered(getattr(run.environment, name) or "unknown" for run in runs if run.environment)
-            for runs in (a, b)
-        )
-        # A and B may mix the same protocols, and a pair still be of two of them.
-        is_mixed = name in IF_SEVERAL and len(ours) > 1
-        if ours and theirs and (is_mixed or ours != theirs):
-            result[name] = (tuple(ours), tuple(theirs))
+        values = [
+            tuple(getattr(each, name) or "unknown" for each in pair)
+            for pair in (shared if name == "revision" else both)
+        ]
+        if name in IF_SEVERAL:
+            values = [(ours, theirs) for ours, theirs in values if ours != theirs]
+        ours, theirs = (tuple(ordered(pair[k] for pair in values)) for k in range(2))
+        if ours != theirs or (values and name in IF_SEVERAL):
+            result[name] = (ours, theirs)
     return result
 
 

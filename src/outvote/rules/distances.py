@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from outvote.axes import Columns, Pairs, PerClient, PerCoordinate, Rows
 from outvote.kernels import client_kernels, group_kernels, matrix_kernels, native
@@ -671,11 +672,15 @@ def equal_rows_of_groups(matrices: Tensor) -> Tensor | None:
     marks = torch.randint(1 << 40, (num_columns,), generator=torch.Generator().manual_seed(0))
     # Sums of whole numbers, without rounding: rows with numbers in the same columns have one key.
     keys = (matrices != 0).double() @ marks.double().to(matrices.device)
-    ordered = keys.sort(dim=-1).values
-    if not bool((ordered[..., 1:] == ordered[..., :-1]).any()):
+    ordered, order = keys.sort(dim=-1, stable=True)
+    is_next = ordered[..., 1:] == ordered[..., :-1]
+    if not bool(is_next.any()):
         return None
     numbers = torch.arange(matrices.shape[-2], device=matrices.device)
-    is_like = keys.unsqueeze(-1) == keys.unsqueeze(-2)
-    first = torch.where(is_like, numbers, len(numbers)).amin(dim=-1)
-    like = matrices.gather(-2, first.unsqueeze(-1).expand(matrices.shape))
-    return torch.where((like == matrices).all(dim=-1), first, numbers)
+    start = torch.where(F.pad(is_next, (1, 0)), 0, numbers).cummax(dim=-1).values
+    first = torch.empty_like(order).scatter_(-1, order, order.gather(-1, start))
+    *where, rows = (first != numbers).nonzero(as_tuple=True)
+    like = first[*where, rows]
+    is_equal = (matrices[*where, rows] == matrices[*where, like]).all(dim=-1)
+    first[*where, rows] = torch.where(is_equal, like, rows)
+    return first
