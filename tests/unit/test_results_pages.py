@@ -529,6 +529,43 @@ def test_figures_beside_the_mean_with_few_clients_are_those_of_the_exports():
     assert f"only GAS(DnC) is better ({near[0]}, the others {near[1]})" in text
 
 
+def test_figures_of_many_groups_under_attacks_that_ask_the_rule_are_those_of_the_export():
+    runs = {}
+    for each in collect([FOLDER / "groups-small.csv.gz"]):
+        groups = re.search(r"num_groups=(\d+)", each.config["rule"])
+        name = each.rule, int(groups[1]) if groups else 1000, each.attack
+        runs.setdefault(name, []).append(each)
+    assert {len(own) for own in runs.values()} == {2}
+
+    def last(*name):
+        return fmean(100 * each.last_ten for each in runs[name])
+
+    def span(values):
+        return f"{min(values):.1f} to {max(values):.1f}"
+
+    def around_three(attack, p):
+        return span([last(f"gas({rule})", p, attack) for rule in ("multi-krum", "median", "rfa")])
+
+    text, page = (in_one_line(name) for name in ("docs/results/README.md", "docs/how-to/choose.md"))
+    gas = [name for name in runs if name[0].startswith("gas(")]
+    aware = [last(*name) for name in gas if name[2] == "gas-aware"]
+    assert len(aware) == 3 * 3 + 2
+    assert f"`gas-aware` takes every GAS variant to {span(aware)} % on small images" in text
+    assert f"`gas-aware` leaves every GAS variant at {span(aware)} % with 100, 1,000 and" in page
+    assert f"every GAS variant is at {span(aware)}, with 100, 1,000 and 4,000 groups" in text
+    alone = [f"{last(rule, 1000, 'gas-aware'):.1f}" for rule in ("dnc", "rfa")]
+    assert f"DnC alone has {alone[0]}, RFA alone {alone[1]}." in text
+    assert f"DnC alone has {alone[0]} and RFA alone {alone[1]} (two seeds," in page
+    few, some, many = (around_three("optimal-ipm", p) for p in (100, 1000, 4000))
+    assert f"100 groups have {few}, 1,000 {some} and 4,000 {many}." in text
+    assert f"Under `optimal-ipm` 4,000 groups have {many}, 1,000 {some}." in page
+    all_lie = span([last(*name) for name in gas if name[2] == "optimal-lie"])
+    assert f"Under `optimal-lie` all GAS variants have {all_lie}." in text
+    lie = [around_three("lie", p) for p in (100, 4000)]
+    mean = f"{last('mean', 1000, 'lie'):.1f}"
+    assert f"100 have {lie[0]}, 4,000 {lie[1]}, and the mean has {mean}." in text
+
+
 def test_the_mean_is_the_best_row_with_few_clients():
     text = in_one_line("docs/results/README.md")
     rows = {
