@@ -392,6 +392,11 @@ def test_the_rows_by_number_of_groups_under_six_attacks_are_those_of_the_exports
         assert firsts[-1] == min(firsts[:-1])
 
 
+def as_number(text):
+    """The number of a text with a typographic minus."""
+    return float(text.replace("−", "-"))
+
+
 def test_figures_on_more_groups_in_the_text_are_those_of_the_exports():
     runs = runs_by_groups()
 
@@ -409,6 +414,13 @@ def test_figures_on_more_groups_in_the_text_are_those_of_the_exports():
     def change(attack, p):
         gains = [best(r, p, attack) - best(r, 1000, attack) for r in every]
         return f"{signed(min(gains))} to {signed(max(gains))}"
+
+    def kept(rule):
+        shares = (
+            fmean(runs[rule, p, "lie", k].series.num_kept_byzantine.mean() for k in range(3))
+            for p in (1000, 100_000, 1_000_000)
+        )
+        return [f"{each + 1e-9:.1f}" for each in shares]
 
     def both(rule, p):
         return [f"{lowest(measure, rule, p):.1f}" for measure in (best, last_ten)]
@@ -435,6 +447,8 @@ def test_figures_on_more_groups_in_the_text_are_those_of_the_exports():
         [change(attack, p) for attack in ("bit-flip", "label-flip", "ipm")]
         for p in (1_000_000, 100_000)
     )
+    lows, highs = zip(*(each.split(" to ") for each in changes), strict=True)
+    widest = f"{min(lows, key=as_number)} to {max(highs, key=as_number)}"
     dnc3, krum3 = (both(rule, 1000) for rule in ("dnc", "krum"))
     sentences = {
         "docs/results/README.md": [
@@ -442,10 +456,12 @@ def test_figures_on_more_groups_in_the_text_are_those_of_the_exports():
             f"do with p = 1,000 ({dnc};",
             f"reach {after}, with p = 1,000 {before} (best round; Multi-Krum {krum})",
             f"(three seeds): {changes[0]}, {changes[1]} and {changes[2]} in the best round",
-            "changes by −0.5 to +0.9 under bit-flip, label-flip and IPM.",
+            f"changes by {widest} under bit-flip, label-flip and IPM.",
             f"have {some} with 100,000,",
             f"the trimmed mean has {trimmed} and Multi-Krum {many_krum}.",
-            "keeps 9.0 of ten Byzantine clients with p = 1,000, 4.3 with 100,000 and 1.0 with",
+            f"keeps {kept('median')[0]} of ten Byzantine clients with p = 1,000,",
+            f"{kept('median')[1]} with 100,000 and {kept('median')[2]} with a million; Multi-Krum",
+            f"Multi-Krum {', '.join(kept('multi-krum')[:2])} and {kept('multi-krum')[2]}.",
             f"100,000 groups {fewer[0]}, {fewer[1]} and {fewer[2]}.",
             f"p = 1,000 reach {dnc3[0]} and {krum3[0]} there; in the last ten rounds they end at",
             f"end at {dnc3[1]} and {krum3[1]}, the four with a million groups at {ends}.",
@@ -564,6 +580,8 @@ def test_figures_of_many_groups_under_attacks_that_ask_the_rule_are_those_of_the
     lie = [around_three("lie", p) for p in (100, 4000)]
     mean = f"{last('mean', 1000, 'lie'):.1f}"
     assert f"100 have {lie[0]}, 4,000 {lie[1]}, and the mean has {mean}." in text
+    left = f"left every GAS variant at {span(aware)} %, DnC alone at {alone[0]} ("
+    assert left in in_one_line("docs/concepts/limits.md")
 
 
 def test_the_mean_is_the_best_row_with_few_clients():

@@ -106,7 +106,8 @@ class Comparison:
     differs: Mapping[str, tuple[tuple[Any, ...], tuple[Any, ...]]]
     """The settings without a value in common, each with the values of A and of B."""
     software: Mapping[str, tuple[tuple[Any, ...], tuple[Any, ...]]]
-    """Versions and devices that are not the same in A and B; of protocols also several in both."""
+    """Versions and devices that are not the same in A and B; protocols and revisions that differ
+    within a pair, of those pairs."""
     rows: tuple[PairedRow, ...]
     """One per setting that A and B share, with the difference and its interval."""
     overall: Interval

@@ -294,13 +294,14 @@ class ClientMatrix:
 
     def _mixed_columns(self, mixture: Mixture, originals: Tensor | None) -> Columns:
         columns = self._multiplied(mixture.mT.to(self.work_dtype))
-        if originals is not None and originals.dim() > 2:
+        # Equal averages are equal to the last bit.
+        if originals is not None and len(self.batch) > 1:
             columns = columns.gather(-1, originals.unsqueeze(-2).expand(columns.shape))
-        # Equal averages are equal to the last bit; all coordinates are not copied for a few.
-        for run, own in enumerate([] if originals is None or originals.dim() > 2 else originals):
-            for client, first in enumerate(own.tolist()):
-                if client != first:
-                    columns[run, :, client] = columns[run, :, first]
+        elif originals is not None:  # Of all coordinates no second copy is made.
+            for run, own in enumerate(originals.tolist()):
+                for client, first in enumerate(own):
+                    if client != first:
+                        columns[run, :, client] = columns[run, :, first]
         if self.originals is not None and len(self.batch) == 1:
             for run in (self.originals == 0).all(dim=-1).nonzero().flatten().tolist():
                 columns[run] = self.columns[run, :, :1]  # Averages of equal clients round them.

@@ -666,7 +666,9 @@ def equal_rows(matrices: Tensor) -> Tensor | None:
 def equal_rows_of_groups(matrices: Tensor) -> Tensor | None:
     """Return the first row equal to each of ``matrices [runs, *groups, rows, columns]``, if any.
 
-    Behind a row with other numbers in the same columns an equal one is not looked for.
+    For many small matrices, which `equal_rows` would take one by one. Of rows with numbers in the
+    same columns only those that equal the first of them are found: all, where rows are averages of
+    neighbours with given weights.
     """
     num_columns = matrices.shape[-1]
     marks = torch.randint(1 << 40, (num_columns,), generator=torch.Generator().manual_seed(0))
