@@ -43,12 +43,11 @@ test-kernels: $(STAMP) ## the Triton kernels on a CPU: by Triton's interpreter, 
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(KERNEL_TESTS) -k "not two_rounds and not other_precisions"
 	$(BIN)/python tools/compile_kernels.py
 
-check: $(STAMP) ## formatting, lint, types, import layers, words; changes nothing
+check: $(STAMP) ## formatting, lint, types, import layers; changes nothing
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/python tools/words.py
 
 format: $(STAMP) ## format the code and apply the safe fixes of the linter
 	$(BIN)/ruff check --fix-only
