@@ -15,25 +15,11 @@ _WHERE = {
     for words in map(str.split, Path(__file__).with_suffix(".pyi").read_text("utf-8").splitlines())
     if words[:1] == ["from"]
 }
-# The public names of 0.1 that have another name now; they go with 0.3.
-_RENAMED = {
-    "Answer": "Aggregation",
-    "Crafted": "AttackOutput",
-    "Facts": "RoundInfo",
-    "Forged": "AttackOutput",
-    "Points": "ClientMatrix",
-    "Scene": "AttackContext",
-}
 __all__ = [*_WHERE]
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name from the module it lives in; a name of 0.1 with a warning."""
-    if name in _RENAMED:
-        from outvote.errors import renamed
-
-        renamed(f"outvote.{name}", f"outvote.{_RENAMED[name]}")
-        return __getattr__(_RENAMED[name])
+    """Load a public name from the module it lives in."""
     if name not in _WHERE:
         raise AttributeError(f"module 'outvote' has no attribute {name!r}")
     value = getattr(importlib.import_module(_WHERE[name]), name)

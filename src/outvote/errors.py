@@ -28,12 +28,6 @@ class OutvoteWarning(UserWarning):
     """Something was done that the caller may not expect (integers promoted to float, ...)."""
 
 
-def renamed(old: str, new: str, stacklevel: int = 3) -> None:
-    """Warn that a name of 0.1 was used."""
-    text = f"{old} is now {new}; the old name goes with 0.3."
-    warnings.warn(text, OutvoteWarning, stacklevel=stacklevel)
-
-
 def warn_notes(notes: Iterable[str], stacklevel: int = 3) -> None:
     """Warn once with all notes on a result that a plain call does not return."""
     if text := "; ".join(notes):

@@ -14,8 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outvote.errors import renamed
-
 CPU = torch.device("cpu")
 # From here on torch draws 64 bits for each entry of a permutation.
 LARGEST_WITH_SHORT_DRAWS = (2**32 - 1) // 20
@@ -54,11 +52,6 @@ class RandomStream:
     def fold_in(self, name: str) -> "RandomStream":
         """Return the streams of a part: other names give other streams."""
         return RandomStream(self.seeds, f"{self.path}/{name}")
-
-    def under(self, name: str) -> "RandomStream":
-        """Return `fold_in`, which had this name in 0.1."""
-        renamed("stream.under", "stream.fold_in")
-        return self.fold_in(name)
 
     def generators(self, device: torch.device) -> list[torch.Generator]:
         """Return one fresh generator per run on `device`."""

@@ -329,31 +329,6 @@ def test_a_state_is_declared(kind, message):
         ov.check_attack(kind())
 
 
-def test_declarations_of_the_last_version_work_with_a_warning():
-    with pytest.warns(ov.OutvoteWarning, match="has_memory is now has_state"):
-
-        class Old(Sound):
-            has_memory = True
-
-    assert Old.has_state
-    with pytest.warns(ov.OutvoteWarning, match="is_data_attack is now poisons_data"):
-
-        class OldData(Sound):
-            is_data_attack = True
-
-    assert OldData.poisons_data
-
-
-def test_names_of_the_last_version_work_with_a_warning():
-    for old, new in (
-        ("Forged", "AttackOutput"),
-        ("Crafted", "AttackOutput"),
-        ("Scene", "AttackContext"),
-    ):
-        with pytest.warns(ov.OutvoteWarning, match=f"outvote.{old} is now outvote.{new}"):
-            assert getattr(ov, old) is getattr(ov, new)
-
-
 def test_declarations_follow_the_parameters():
     krum, mean = ov.Fang(target="krum"), ov.Fang()
     assert (krum.is_random, krum.is_colluding) == (False, True)

@@ -24,8 +24,7 @@ from outvote.data import download as downloading
 from outvote.data.cifar import PNG_FILES
 from outvote.data.dataset import FetchError, MissingDataError
 from outvote.data.dataset_entry import Download, Entry, Package, RemoteFile
-from outvote.data.fetch import fetch, fetch_entry
-from outvote.errors import OutvoteWarning
+from outvote.data.fetch import fetch_entry
 
 IMAGES, LABELS, FACTS = small_cifar()
 ARCHIVE = archive(IMAGES, LABELS)
@@ -258,10 +257,3 @@ def test_without_a_source_the_advice_is_reported(tmp_path):
     entry: Entry = cifar_entry(FACTS)
     with pytest.raises(MissingDataError, match="made-up is not in"):
         fetch_entry(entry, tmp_path)
-
-
-def test_the_keyword_of_the_version_before_still_works_with_a_warning():
-    logged = []
-    with pytest.warns(OutvoteWarning, match=r"is now fetch\(log="):
-        fetch("fashion-mnist-small", say=logged.append)
-    assert logged == []

@@ -265,13 +265,6 @@ def test_a_reply_or_model_that_cannot_be_forged_is_an_error():
         mod(message(model={"count": np.array(7)}), node(), add_step)
 
 
-def test_the_keyword_of_the_version_before_still_works_with_a_warning():
-    with pytest.warns(ov.OutvoteWarning, match=r"is now AttackMod\(num_past_updates="):
-        mod = AttackMod(attack="lie", memory=3)
-    assert mod.num_past_updates == 3
-    assert mod == AttackMod(attack="lie", num_past_updates=3)
-
-
 class Stamp(ov.Attack):
     """Stamps samples, trains them as class 0, and sends twice the update."""
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import outvote as ov
-from outvote.errors import OutvoteWarning
 from outvote.models.model_spec import MODELS
 from outvote.training.stacked_model import StackedModel
 from outvote.training.stacked_trainer import WeightStack
@@ -177,13 +176,6 @@ def test_a_table_network_takes_samples_of_any_shape():
 def test_a_network_for_other_samples_is_refused(name, shape, words):
     with pytest.raises(ValueError, match=words):
         ov.make_model(name, num_classes=3, input_shape=shape)
-
-
-def test_the_keyword_of_the_version_before_still_works_with_a_warning():
-    with pytest.warns(OutvoteWarning, match=r"is now make_model\(input_shape="):
-        old = ov.make_model("mlp", num_classes=3, image_shape=(6, 6, 1), seed=0)
-    new = ov.make_model("mlp", num_classes=3, input_shape=(6, 6, 1), seed=0)
-    assert torch.equal(_vector(old.parameters()), _vector(new.parameters()))
 
 
 def test_an_unknown_model_names_the_closest():

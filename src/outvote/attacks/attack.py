@@ -1,19 +1,17 @@
 """What an attack is, and what it returns."""
 
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from outvote.attacks.context import AttackContext
-from outvote.errors import renamed, warn_notes
+from outvote.errors import warn_notes
 from outvote.seeding import Seed
 from outvote.signatures import takes_what, with_hints
 
 # The notes on what a search chose begin with it: a call does not warn of them.
 CHOSEN = "sent "
-# Class attributes of 0.1, read for one version.
-RENAMED = {"has_memory": "has_state", "is_data_attack": "poisons_data"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,24 +37,6 @@ class AttackOutput:
     """What a caller may not expect."""
     num_evaluations: int = 0
     """How often the attack asked the defence."""
-    is_fresh: InitVar[bool | None] = None
-    """A setting of 0.1 without a meaning now."""
-
-    def __post_init__(self, is_fresh: bool | None) -> None:
-        """Accept what 0.1 accepted."""
-        if is_fresh is not None:
-            renamed("AttackOutput(is_fresh=...)", "ignored", stacklevel=4)
-
-
-class _Renamed:
-    """A class attribute of 0.1, readable under its old name from a class or an object."""
-
-    def __init__(self, old: str, new: str) -> None:
-        self.old, self.new = old, new
-
-    def __get__(self, owner: object | None, kind: type) -> Any:
-        renamed(f"{kind.__name__}.{self.old}", self.new)
-        return getattr(kind if owner is None else owner, self.new)
 
 
 class Attack:
@@ -88,18 +68,11 @@ class Attack:
     a time: `context.num_runs` is 1, and `context.state` is what `craft` returned for that run in
     the last round in which it attacked; None in the first."""
 
-    has_memory = _Renamed("has_memory", "has_state")
-    is_data_attack = _Renamed("is_data_attack", "poisons_data")
-
     def __init_subclass__(cls) -> None:
         """Give an attack without a name the name of its class, and detect data attacks."""
         super().__init_subclass__()
         declared = vars(cls)
         cls.name = declared.get("name", cls.__name__)
-        for old, new in RENAMED.items():
-            if old in declared:
-                renamed(f"{cls.__name__}.{old}", new)
-                setattr(cls, new, declared[old])
         if {"poison", "label_map"} & {*declared} and "poisons_data" not in declared:
             cls.poisons_data = True
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from outvote.attacks.positions import Positions
 from outvote.attacks.statistics import Measured, Wanted, measure
 from outvote.axes import PerClient, PerCoordinate, Rows
-from outvote.errors import check_choice, plural, renamed, was
+from outvote.errors import check_choice, plural, was
 from outvote.flat import to_float
 from outvote.fresh import fresh, on_device
 from outvote.lazy import lazy
@@ -63,24 +62,6 @@ class AttackContext:
     """What the attack returned as state in the round before."""
     round: int | None = None
     """The number of the round, from 1."""
-
-    @property
-    def draws(self) -> RandomStream:
-        """The name of `stream` in 0.1."""
-        renamed("AttackContext.draws", "AttackContext.stream")
-        return self.stream
-
-    @property
-    def own_places(self) -> Tensor:
-        """The name of `own_positions` in 0.1."""
-        renamed("AttackContext.own_places", "AttackContext.own_positions")
-        return self.own_positions
-
-    def judge(self, rows: Rows, name: str, *, wants_kept: bool = False) -> SimpleNamespace:
-        """Return the `updates` and `is_kept` of `ask`, which had this name in 0.1."""
-        renamed("AttackContext.judge", "AttackContext.ask")
-        updates, is_kept = self.ask(rows, name)
-        return SimpleNamespace(updates=updates, is_kept=is_kept if wants_kept else None)
 
     @property
     def num_runs(self) -> int:

@@ -12,7 +12,7 @@ from outvote.cli.output import NumberColumn, percent, print_listing, print_messa
 from outvote.cli.plugins import first_sentence, listed_plugins, loaded, with_package
 from outvote.cli.run_plan import NUMBERS, NUMBERS_NOTE
 from outvote.cli.verb import Verb, usage_errors
-from outvote.errors import closest, renamed
+from outvote.errors import closest
 
 if TYPE_CHECKING:
     from outvote.cli.describe import Description
@@ -26,19 +26,11 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, file_okay=False),
     help="Of runs: the folder of the results.  [default: runs]",
 )
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path, file_okay=False),
-    hidden=True,
-    help="--store as it was named in 0.1.",
-)
 @click.option("--suite", help="Of runs: only those of a suite.")
 @click.option("--rebuild", is_flag=True, help="Of runs: read all of them again.")
 def command(
     kind: str,
     store: Path | None,
-    output: Path | None,
     suite: str | None,
     rebuild: bool,
     as_json: bool,
@@ -51,9 +43,6 @@ def command(
     outvote list rules
     outvote list runs --suite smoke
     """  # noqa: D301  (click wants the backspace)
-    if output is not None:
-        renamed("outvote list --output", "--store")
-        store = store or output
     if kind == "runs":
         list_runs(store or Path("runs"), suite, rebuild, as_json)
         return

@@ -12,7 +12,6 @@ from outvote.data.dataset import DamagedDataError, FetchError, MissingDataError
 from outvote.data.dataset_entry import Download, Entry, Package, Source
 from outvote.data.download import Progress, download, is_original
 from outvote.data.loader import AnyDataset, find_entry, load_entry
-from outvote.errors import renamed
 
 Log = Callable[[str], None]
 """Called with the source that is tried, and why one failed."""
@@ -27,17 +26,12 @@ def fetch(
     folder: str | Path | None = None,
     progress: Progress = _silent,
     log: Log = _silent,
-    say: Log | None = None,
 ) -> AnyDataset:
     """Fetch a dataset into `folder` (by default its folder in the cache), check it, load it.
 
     What is there and whole is not fetched again. Every file gets its name only after its checksum
-    was right. `progress` gets the bytes, `log` the source tried and why one failed. `say` is
-    `log` as it was named in 0.1.
+    was right. `progress` gets the bytes, `log` the source tried and why one failed.
     """
-    if say is not None:
-        renamed("fetch(say=...)", "fetch(log=...)")
-        log = say
     return fetch_entry(find_entry(name), folder, progress=progress, log=log)
 
 

@@ -1,7 +1,7 @@
 """Attack mods: drills in which chosen nodes of a federation are Byzantine."""
 
 from collections.abc import Collection
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from outvote.attacks.attack import Attack
 from outvote.attacks.attack_spec import make_attack
 from outvote.attacks.label_flip import whole_numbers
-from outvote.errors import renamed
 from outvote.rules.rule import Rule
 from outvote.rules.rule_spec import make_rule
 
@@ -48,14 +47,9 @@ class AttackMod:
     """How many updates an estimate is made from; each is kept in the state of the node."""
     seed: int | None = None
     """The seed of random attacks; None: fresh in every round."""
-    memory: InitVar[int | None] = None
-    """The name of `num_past_updates` in 0.1."""
 
-    def __post_init__(self, memory: int | None) -> None:
+    def __post_init__(self) -> None:
         """Check the settings and parse the texts: a mistake shows before the first round."""
-        if memory is not None:
-            renamed("AttackMod(memory=...)", "AttackMod(num_past_updates=...)", stacklevel=4)
-            object.__setattr__(self, "num_past_updates", memory)
         if self.attack is not None:
             make_attack(self.attack)
         elif self.partitions is not None:

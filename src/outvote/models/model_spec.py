@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from outvote.errors import check_kind, closest, renamed
+from outvote.errors import check_kind, closest
 from outvote.models.networks import (
     alexnet,
     char_transformer,
@@ -49,13 +49,12 @@ def make_model(
     num_classes: int,
     input_shape: tuple[int, ...] | None = None,
     seed: int | None = None,
-    image_shape: tuple[int, ...] | None = None,
 ) -> nn.Module:
     """Build a network; its first weights are a function of the seed alone (None: a fresh one).
 
     `input_shape` is that of a sample, by default of the data that the network was made for:
     (height, width, channels) for images, (features,) for gelu-mlp, (length,) for char-transformer,
-    whose classes are the tokens. `image_shape` is `input_shape` as it was named in 0.1.
+    whose classes are the tokens.
 
     >>> sum(p.numel() for p in make_model("alexnet", num_classes=10).parameters())
     2472266
@@ -64,9 +63,6 @@ def make_model(
     check_kind("num_classes", num_classes, int)
     if num_classes < 2:
         raise ValueError(f"num_classes must be at least 2, got {num_classes}.")
-    if image_shape is not None:
-        renamed("make_model(image_shape=...)", "make_model(input_shape=...)")
-        input_shape = image_shape
     if is_own_model(name):
         if input_shape is not None:
             raise ValueError(f"{name} is not built in and takes no input_shape; leave it out.")

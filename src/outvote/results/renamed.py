@@ -3,10 +3,11 @@
 Settings, stores and exports of 0.1 are read for one more version.
 """
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from outvote.errors import renamed
+from outvote.errors import OutvoteWarning
 
 METRICS = {
     "num_told": "num_byzantine_assumed",
@@ -34,7 +35,8 @@ def renamed_settings(table: Mapping[str, Any], *, warns: bool = False) -> dict[s
         inside = result.get(section)
         if isinstance(inside, Mapping) and key in inside:
             if warns:
-                renamed(old, new, stacklevel=4)
+                text = f"{old} is now {new}; the old name goes with 0.3."
+                warnings.warn(text, OutvoteWarning, stacklevel=3)
             new_key = new.partition(".")[2]
             result[section] = {new_key if name == key else name: v for name, v in inside.items()}
     return result

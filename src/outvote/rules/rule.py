@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Columns, Mixture, PerClient, PerCoordinate
-from outvote.errors import NAMES_OF_F, an, belongs_to_call, renamed, warn_notes
+from outvote.errors import NAMES_OF_F, an, belongs_to_call, warn_notes
 from outvote.flat import to_float
-from outvote.rules import legacy
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.sample_counts import COUNT_CAP, mixed_counts
 from outvote.rules.split import Split
@@ -153,18 +152,6 @@ class RoundInfo:
     to_vector: Callable[[Any], Tensor] = torch.as_tensor
     """Reads what a caller may pass as state (an array, a dict of arrays) as a vector ``[dim]``."""
 
-    @property
-    def draws(self) -> RandomStream:
-        """The name of `stream` in 0.1."""
-        renamed("RoundInfo.draws", "RoundInfo.stream")
-        return self.stream
-
-    @property
-    def wants_shares(self) -> bool:
-        """The name of `wants_weights` in 0.1."""
-        renamed("RoundInfo.wants_shares", "RoundInfo.wants_weights")
-        return self.wants_weights
-
 
 class _RuleType(ABCMeta):
     if not TYPE_CHECKING:  # Type checkers take the parameters from the fields.
@@ -188,10 +175,6 @@ class _RuleType(ABCMeta):
             own = signature(cls.__init__)
             return own.replace(parameters=list(own.parameters.values())[1:])
 
-        def __getattr__(cls, name: str) -> Any:
-            """Find the names of 0.1 on a class, with a warning."""
-            return legacy.attribute(cls, name)
-
 
 class Rule(metaclass=_RuleType):
     """A robust aggregation rule: many gradients in, one update out."""
@@ -212,18 +195,11 @@ class Rule(metaclass=_RuleType):
         super().__init_subclass__()
         if "name" not in vars(cls):
             cls.name = cls.__name__
-        legacy.adopt(cls, Traits)
         declared = vars(cls).get("traits")
         inherited = (vars(base).get("traits") for base in cls.__mro__[1:])
         if isinstance(declared, Traits):
             parent = next(traits for traits in inherited if isinstance(traits, Traits))
             cls.traits = declared.inheriting(parent)  # type: ignore[method-assign, assignment]
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Find the names of 0.1, with a warning."""
-            return legacy.attribute(self, name)
 
     @with_hints
     def inspect(  # noqa: PLR0913  (all that a round may have, by name)
