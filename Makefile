@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # An installation is made anew if one of these changes: the C kernels are built with it.
-INSTALLED_FROM := pyproject.toml constraints-dev.txt hatch_build.py src/outvote/kernels/native.c
+INSTALLED_FROM := pyproject.toml constraints-dev.txt hatch_build.py src/outvote/ops/native.c
 CORE_STAMP := $(VENV)/.installed-core
 # Every install is constrained. Without the pin of torch, pip would take the newest build there is,
 # and with it gigabytes of CUDA libraries.

@@ -38,16 +38,16 @@ LEVELS = {
 
 
 class NativeKernels(BuildHookInterface):  # type: ignore[misc]
-    """Compile kernels/native.c beside itself, and put the libraries into the wheel."""
+    """Compile ops/native.c beside itself, and put the libraries into the wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build before the files of the wheel are collected."""
         del version
-        folder = Path(self.root) / "src" / "outvote" / "kernels"
+        folder = Path(self.root) / "src" / "outvote" / "ops"
         built = build(folder / "native.c", folder, self.app.display_warning)
         if not built:
             return
-        build_data["artifacts"] += [f"/src/outvote/kernels/{path.name}" for path in built]
+        build_data["artifacts"] += [f"/src/outvote/ops/{path.name}" for path in built]
         build_data["pure_python"] = False
         # Any Python: the libraries do not use it.
         system = next(tag for tag in platform_tags() if not tag.startswith(("many", "musl")))

@@ -17,10 +17,10 @@ from timing import circumstances, medians, peak_extra_bytes, write_json
 from torch import Tensor
 
 import outvote as ov
-from outvote.kernels import client_kernels, group_kernels
-from outvote.receive import listed_later
+from outvote.ops import client_kernels, group_kernels
+from outvote.ops.distances import row_norms
+from outvote.ops.memory import listed_later
 from outvote.rules.client_matrix import ClientMatrix
-from outvote.rules.distances import row_norms
 from outvote.rules.groups import groups_at_once
 from outvote.rules.rule import RoundInfo
 from outvote.seeding import RandomStream

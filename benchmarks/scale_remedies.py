@@ -15,7 +15,7 @@ import torch
 from timing import circumstances, write_json
 
 import outvote as ov
-from outvote.rules import distances
+from outvote.ops import distances
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from outvote.kernels import native
+from outvote.ops import native
 
 HASHES = ("weights", "buffers")
 # Environment variables by which MKL and oneDNN choose other kernels, with other bits.

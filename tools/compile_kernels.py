@@ -22,12 +22,12 @@ import outvote as ov
 from outvote import receive
 from outvote.attacks.attack_spec import ATTACKS
 from outvote.attacks.run_attack import run_attack
-from outvote.kernels import launch, matrix_kernels
-from outvote.kernels.compile_once import Zeros
+from outvote.ops import distances, launch, matrix_kernels
+from outvote.ops.compile_once import Zeros
+from outvote.ops.distances import CancellationCheck
 from outvote.rules import aggregate as aggregation
-from outvote.rules import distances, row_facts
+from outvote.rules import row_facts
 from outvote.rules.aggregate import aggregate
-from outvote.rules.distances import CancellationCheck
 from outvote.rules.rule import Wrapper
 from outvote.rules.rule_spec import RULES
 

@@ -1,7 +1,6 @@
 """Reading what callers pass: arrays, tensors, lists of either, lists of named tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -10,7 +9,8 @@ import torch
 from torch import Tensor
 
 from outvote.flat import FLOATS, Layout, as_tensor, to_float
-from outvote.precision import work_dtype
+from outvote.ops.memory import listed_later
+from outvote.ops.precision import work_dtype
 
 # The square of a larger float64 is not finite, so a distance to it could not be computed.
 LARGEST = 1e120
@@ -138,41 +138,6 @@ def _promotion_notes(dtypes: Sequence[torch.dtype], dtype: torch.dtype) -> tuple
 def norms_later(rows: Tensor) -> Callable[[], list[float]]:
     """Start to work out the norms of the rows; the result is waited for when it is called."""
     return listed_later(torch.linalg.vector_norm(rows, dim=-1, dtype=work_dtype(rows.dtype)))
-
-
-def listed_later(values: Tensor) -> Callable[[], list[float]]:
-    """Start to fetch numbers from a device; they are waited for when the result is called."""
-    if not values.is_cuda:
-        return lambda: list(values.tolist())
-    # To ask for memory that a GPU can write to, and for an event, takes longer than to fetch.
-    unused = _UNUSED.setdefault((values.device, values.dtype, values.shape), [])
-    try:
-        host, arrived = unused.pop()
-    except IndexError:
-        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-        arrived = torch.cuda.Event()
-    host.copy_(values, non_blocking=True)
-    arrived.record(torch.cuda.current_stream(values.device))
-    found: list[list[float]] = []
-    own = [(host, arrived)]
-
-    def fetch() -> list[float]:
-        if not found:
-            arrived.synchronize()
-            found.append(host.tolist())
-            if len(_UNUSED) > MOST_KINDS:
-                _UNUSED.clear()
-            if len(unused) < MOST_UNUSED:
-                with suppress(IndexError):  # Another thread fetched the same.
-                    unused.append(own.pop())
-        return list(found[0])
-
-    return fetch
-
-
-# By device, dtype and shape: memory that numbers were fetched to, and events.
-_UNUSED: dict[tuple[torch.device, torch.dtype, torch.Size], list[tuple[Tensor, Any]]] = {}
-MOST_UNUSED, MOST_KINDS = 32, 256
 
 
 def finite_rows(rows: Tensor, norms: list[float]) -> list[bool]:

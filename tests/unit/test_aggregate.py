@@ -9,10 +9,10 @@ import torch
 import outvote as ov
 import outvote.rules.aggregate
 import outvote.rules.groups
-from outvote.kernels import is_for_kernels
+from outvote.ops import is_for_kernels
+from outvote.ops.distances import CancellationCheck
 from outvote.rules.aggregate import aggregate, aggregate_later
 from outvote.rules.client_matrix import ClientMatrix
-from outvote.rules.distances import CancellationCheck
 from outvote.rules.groups import SplitAhead
 from outvote.rules.row_facts import UsualRows, are_looked_at_later, row_facts
 from outvote.rules.rule import RoundInfo
@@ -461,7 +461,7 @@ def counting(monkeypatch):
     monkeypatch.setattr(CancellationCheck, "has_failed", noted)
     monkeypatch.setattr("outvote.rules.aggregate.new_check", CancellationCheck)
     # A GPU copies a number when it is asked for, whatever is counted afterwards.
-    monkeypatch.setattr("outvote.rules.distances.listed_later", copied_now)
+    monkeypatch.setattr("outvote.ops.distances.listed_later", copied_now)
     return found
 
 

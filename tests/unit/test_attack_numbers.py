@@ -8,7 +8,7 @@ import outvote as ov
 from outvote.attacks.context import PIECE, AttackContext
 from outvote.attacks.run_attack import run_attack
 from outvote.attacks.statistics import inner_products
-from outvote.fresh import fresh
+from outvote.ops.memory import fresh
 from outvote.seeding import RandomStream
 
 H = np.random.default_rng(3).normal(size=(8, 6)) + 1

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import outvote as ov
-from outvote.kernels import launch, matrix_kernels
+from outvote.ops import launch, matrix_kernels
 from outvote.rules.rule_spec import RULES
 
 TOOL = Path(__file__).parents[2] / "tools" / "compile_kernels.py"

@@ -9,8 +9,8 @@ from typing import ClassVar
 import pytest
 import torch
 
-from outvote.kernels import compile_once, compilers
-from outvote.kernels.compile_once import CompileOnce, dry_calls, is_dry
+from outvote.ops import compile_once, compilers
+from outvote.ops.compile_once import CompileOnce, dry_calls, is_dry
 
 KERNEL = SimpleNamespace(module="here", name="kernel", jit_function=None)
 GIVEN = {"device": 0, "specialization_data": "{}", "signature": {}, "constants": {}}

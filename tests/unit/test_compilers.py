@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from outvote.forked import IS_POSSIBLE
-from outvote.kernels import compilers
-from outvote.kernels.compilers import Compilers, Order
+from outvote.ops import compilers
+from outvote.ops.compilers import Compilers, Order
 
 needs_fork = pytest.mark.skipif(not IS_POSSIBLE, reason="needs Linux")
 
@@ -126,7 +126,7 @@ def _wait_until_gone(number):
 @pytest.mark.parametrize("is_busy", [False, True])
 def test_processes_end_when_their_parent_is_killed(is_busy):
     code = (
-        "import os, time; from outvote.kernels.compilers import Compilers, Order\n"
+        "import os, time; from outvote.ops.compilers import Compilers, Order\n"
         f"work = lambda: time.sleep(100 * {is_busy})\n"
         "found = Compilers(lambda order: [print(os.getpid(), flush=True), work()])\n"
         "done = found.order(Order('', '', '', {}, {}), is_urgent=True)\n"
@@ -143,7 +143,7 @@ def test_processes_end_when_their_parent_is_killed(is_busy):
 @needs_fork
 def test_a_program_that_ends_does_not_wait_for_what_nobody_waits_for():
     code = (
-        "import time; from outvote.kernels.compilers import Compilers, Order\n"
+        "import time; from outvote.ops.compilers import Compilers, Order\n"
         "found = Compilers(lambda order: time.sleep(100))\n"
         "[found.order(Order('', str(k), '', {}, {}), is_urgent=False) for k in range(8)]"
     )

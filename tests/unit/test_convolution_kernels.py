@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outvote.kernels import IS_INTERPRETED, convolution, is_for_kernels, load_kernels
-from outvote.kernels.compile_once import dry_calls
+from outvote.ops import IS_INTERPRETED, convolution, is_for_kernels, load_kernels
+from outvote.ops.compile_once import dry_calls
 from outvote.training.fused_layers import Convolution
 from outvote.training.im2col import padded
 
@@ -28,7 +28,7 @@ LAYERS = [
 @pytest.fixture(autouse=True)
 def _needs_kernels(device: torch.device) -> None:
     if not is_for_kernels(torch.empty(1, device=device)) or not load_kernels(
-        "outvote.kernels.convolution_triton"
+        "outvote.ops.triton.convolution"
     ):
         pytest.skip("Triton runs on a GPU, or with TRITON_INTERPRET=1")
 
@@ -139,7 +139,7 @@ def test_its_gradients_are_those_of_torch(layer: Any, device: torch.device) -> N
 def test_strips_add_up_to_the_gradient(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernels = load_kernels("outvote.kernels.convolution_triton")
+    kernels = load_kernels("outvote.ops.triton.convolution")
     monkeypatch.setattr(kernels, "SHORTEST", 64)
     images, _ = _layer((2, 5, 8, 8, 16), 24, 3)
     outer = _drawn(2, 5, 8, 8, 24, seed=1)
@@ -155,7 +155,7 @@ def test_strips_add_up_to_the_gradient(
 def test_a_dry_call_asks_for_the_kernels_of_few_and_of_many_models(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernels = load_kernels("outvote.kernels.convolution_triton")
+    kernels = load_kernels("outvote.ops.triton.convolution")
     monkeypatch.setattr(kernels, "SHORTEST", 64)
     asked = []
 

@@ -15,7 +15,7 @@ HAS_NVFLARE = find_spec("nvflare") is not None
 MODULES = [
     module.name
     for module in pkgutil.walk_packages(outvote.__path__, "outvote.", onerror=lambda _: None)
-    if not module.name.endswith("_triton")  # They need Triton.
+    if ".ops.triton" not in module.name  # They need Triton.
     if HAS_NVFLARE or not module.name.startswith("outvote.nvflare")
 ]
 

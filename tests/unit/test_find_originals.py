@@ -2,7 +2,7 @@
 
 import torch
 
-from outvote.rules.distances import find_originals
+from outvote.ops.distances import find_originals
 
 
 def _norms(rows):

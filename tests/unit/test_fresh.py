@@ -7,10 +7,9 @@ import pytest
 import torch
 
 import outvote as ov
-from outvote import fresh
-from outvote.fresh import kept_on_device
-from outvote.kernels import native
-from outvote.receive import listed_later
+from outvote.ops import memory as fresh
+from outvote.ops import native
+from outvote.ops.memory import kept_on_device, listed_later
 
 CPU = torch.device("cpu")
 MANY = fresh.SMALLEST_KEPT // 4

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import outvote as ov
-from outvote.rules import distances, groups
+from outvote.ops import distances
+from outvote.rules import groups
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.rule import AffineRule, RoundInfo
 from outvote.rules.rule_spec import RULES

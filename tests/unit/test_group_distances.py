@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import outvote as ov
-from outvote.keyed_order import KeyedOrder
-from outvote.rules import distances, group_distances
+from outvote.ops import distances
+from outvote.ops.keyed_order import KeyedOrder
+from outvote.rules import group_distances
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.groups import ByClient
 from outvote.rules.rule import RoundInfo

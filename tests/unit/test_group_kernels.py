@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outvote.kernels import client_kernels, group_kernels
-from outvote.rules import distances
+from outvote.ops import client_kernels, distances, group_kernels
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 needs_kernels = pytest.mark.skipif(
@@ -360,7 +359,7 @@ def test_sums_of_the_smallest_distances_count_what_is_inexact() -> None:
 
 @needs_kernels
 def test_parts_of_a_float_have_8_bits_and_nothing_is_lost() -> None:
-    from outvote.kernels import gram_triton
+    from outvote.ops.triton import gram as gram_triton
 
     x = torch.randn(256, generator=torch.Generator().manual_seed(0)).mul(10).to(DEVICE)
     # One client at 0 and the centre, another with one coordinate: a product of its parts.

@@ -16,8 +16,14 @@ import pytest
 import torch
 
 import outvote as ov
-from outvote.kernels import client_kernels
-from outvote.keyed_order import LARGEST_SIZE, LARGEST_SORTED, KeyedOrder, SortedOrder, draw_order
+from outvote.ops import client_kernels
+from outvote.ops.keyed_order import (
+    LARGEST_SIZE,
+    LARGEST_SORTED,
+    KeyedOrder,
+    SortedOrder,
+    draw_order,
+)
 from outvote.rules.aggregate import aggregate
 from outvote.rules.split import PositionBlock, Split, balanced_sizes, cut, draw_split, table_on
 from outvote.seeding import LARGEST_WITH_SHORT_DRAWS, RandomStream

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from outvote.kernels import launch
-from outvote.kernels.compile_once import dry_calls
-from outvote.kernels.launch import LARGE, Launched, constants_of, described
+from outvote.ops import launch
+from outvote.ops.compile_once import dry_calls
+from outvote.ops.launch import LARGE, Launched, constants_of, described
 
 CONSTEXPR = "tl.constexpr"
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from outvote.fresh import run_index
-from outvote.kernels.long_products import SHORTEST, in_pieces, long_products
-from outvote.precision import exact_products
+from outvote.ops.long_products import SHORTEST, in_pieces, long_products
+from outvote.ops.memory import run_index
+from outvote.ops.precision import exact_products
 
 
 def _rows(*shape: int, seed: int = 0) -> Tensor:

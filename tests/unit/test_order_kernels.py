@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 import outvote as ov
-from outvote.kernels import client_kernels, matrix_kernels, order_kernels
-from outvote.kernels.launch import Launched
-from outvote.rules import bulyan, distances, order_statistics
+from outvote.ops import client_kernels, distances, matrix_kernels, order_kernels, order_statistics
+from outvote.ops.launch import Launched
+from outvote.rules import bulyan
 from outvote.seeding import RandomStream
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # Of numpy, in the interpreter.
@@ -25,14 +25,14 @@ ON_GPU, FEW = os.environ.get("OUTVOTE_TEST_DEVICE", "cpu") != "cpu", 20
 KINDS = ("random", "tied", "copied", "huge", "tiny")
 TOLERANCE = {"huge": 1e33, "tiny": 3e-45}
 MODULES = (
-    "bulyan_triton",
-    "clients_triton",
-    "gram_triton",
-    "groups_triton",
-    "leading_triton",
-    "order_triton",
-    "rows_triton",
-    "shifts_triton",
+    "bulyan",
+    "clients",
+    "gram",
+    "groups",
+    "leading",
+    "order",
+    "rows",
+    "shifts",
 )
 """Those whose kernels rules use."""
 
@@ -287,7 +287,7 @@ def test_another_number_of_byzantine_clients_compiles_nothing(device):
 
 def test_the_kernels_of_all_modules_of_rules_are_counted():
     modules = {kernel.fn.__module__ for kernel in kernels_of_rules()}
-    assert modules == {f"outvote.kernels.{name}" for name in MODULES}
+    assert modules == {f"outvote.ops.triton.{name}" for name in MODULES}
 
 
 def num_compiled() -> int:
@@ -298,7 +298,7 @@ def num_compiled() -> int:
 
 def kernels_of_rules() -> list[Any]:
     """Return the kernels of all modules, those that only kernels call among them."""
-    modules = [import_module(f"outvote.kernels.{name}") for name in MODULES]
+    modules = [import_module(f"outvote.ops.triton.{name}") for name in MODULES]
     named = [value for module in modules for value in vars(module).values()]
     found = [value.kernel if isinstance(value, Launched) else value for value in named]
     return list({id(kernel): kernel for kernel in found if hasattr(kernel, "fn")}.values())

@@ -6,7 +6,7 @@ import torch
 
 import outvote as ov
 from every_rule import WRAPPABLE_NAMES
-from outvote.rules import distances
+from outvote.ops import distances
 from outvote.seeding import RandomStream
 from outvote.testing.trial import as_array
 

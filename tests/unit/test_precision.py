@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from outvote import precision
-from outvote.precision import (
+from outvote.ops import precision
+from outvote.ops.precision import (
     _get_precision,
     _set_precision,
     exact_products,

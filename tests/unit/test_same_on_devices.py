@@ -13,8 +13,8 @@ import outvote as ov
 from outvote.engine.federation import make_federation
 from outvote.engine.run_stack import Run
 from outvote.engine.simulation import first_state, make_run_stack, simulate
-from outvote.keyed_order import LARGEST_SORTED
 from outvote.metrics.round_record import Record
+from outvote.ops.keyed_order import LARGEST_SORTED
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.samples import ByteImages
 

@@ -16,7 +16,7 @@ from outvote.files.safetensors_file import UnusableFile
 from outvote.files.sources import ArraySource, open_source
 from outvote.files.streaming import parse_memory
 from outvote.files.tensor_writer import write_tensors
-from outvote.keyed_order import LARGEST_IN_PARTS, draw_order
+from outvote.ops.keyed_order import LARGEST_IN_PARTS, draw_order
 
 NUM_CLIENTS, DIM = 11, 2501
 IN_MEMORY_ONLY = {"fltrust", "foolsgold"}

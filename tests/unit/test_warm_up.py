@@ -16,9 +16,9 @@ from outvote.engine import warm_up
 from outvote.engine.federation import make_federation
 from outvote.engine.run_stack import Run
 from outvote.engine.simulation import make_run_stack
-from outvote.kernels.compile_once import compile_once, dry_calls, is_dry
-from outvote.precision import _get_precision, exact_products, fast_products
-from outvote.rules import distances
+from outvote.ops import distances
+from outvote.ops.compile_once import compile_once, dry_calls, is_dry
+from outvote.ops.precision import _get_precision, exact_products, fast_products
 from outvote.rules.row_facts import row_facts
 from outvote.seeding import RandomStream
 from outvote.training import stacked_trainer

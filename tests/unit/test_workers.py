@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import outvote as ov
-from outvote import threads
 from outvote.errors import OutvoteWarning
 from outvote.forked import IS_POSSIBLE
+from outvote.ops import threads
 from outvote.seeding import RandomStream
 from outvote.training import sequential
 from outvote.training.batches import draw_batches

@@ -12,12 +12,12 @@ from outvote.attacks.statistics import Measured, Wanted, measure
 from outvote.axes import PerClient, PerCoordinate, Rows
 from outvote.errors import check_choice, plural, was
 from outvote.flat import to_float
-from outvote.fresh import fresh, on_device
 from outvote.lazy import lazy
-from outvote.precision import work_dtype
+from outvote.ops.memory import fresh, on_device
+from outvote.ops.precision import work_dtype
+from outvote.ops.threads import mapped
 from outvote.receive import finite_rows, norms_later
 from outvote.seeding import RandomStream
-from outvote.threads import mapped
 
 # Coordinates that are processed together.
 PIECE = 1 << 16

@@ -11,9 +11,9 @@ from outvote.attacks.attack import Attack, AttackOutput
 from outvote.attacks.context import AttackContext
 from outvote.attacks.parameters import check_number
 from outvote.axes import Rows
-from outvote.fresh import fresh
-from outvote.precision import work_dtype
-from outvote.threads import mapped
+from outvote.ops.memory import fresh
+from outvote.ops.precision import work_dtype
+from outvote.ops.threads import mapped
 
 Fill = Callable[[Tensor, Generator, int], object]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from outvote.attacks.attack import AttackOutput
 from outvote.attacks.context import AttackContext, in_range, norm
 from outvote.axes import Rows
-from outvote.precision import work_dtype
+from outvote.ops.precision import work_dtype
 
 # Differences of two updates that are no more than rounding.
 NOISE = 8

@@ -13,8 +13,8 @@ from outvote.attacks.parameters import check_count
 from outvote.attacks.statistics import Tile, add_up, along, tiles, weighted_sum
 from outvote.axes import PerClient, PerCoordinate, Rows
 from outvote.errors import check_kind
-from outvote.precision import work_dtype
-from outvote.threads import mapped
+from outvote.ops.precision import work_dtype
+from outvote.ops.threads import mapped
 
 
 @final

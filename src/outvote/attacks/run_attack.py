@@ -20,8 +20,8 @@ from outvote.attacks.positions import Positions
 from outvote.axes import PerCoordinate, Rows
 from outvote.errors import OutvoteWarning, plural
 from outvote.flat import Layout, as_tensor
-from outvote.fresh import fresh
-from outvote.precision import plain_torch, work_dtype
+from outvote.ops.memory import fresh
+from outvote.ops.precision import plain_torch, work_dtype
 from outvote.receive import Received, receive
 from outvote.seeding import RandomStream, Seed, seed_from
 

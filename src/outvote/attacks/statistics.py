@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Pairs, PerClient, PerCoordinate, Rows
-from outvote.kernels import is_for_kernels, load_kernels
-from outvote.kernels.long_products import long_products
-from outvote.threads import mapped
+from outvote.ops import is_for_kernels, load_kernels
+from outvote.ops.long_products import long_products
+from outvote.ops.threads import mapped
 
 # Values of a tile: it stays in the last cache, and is large beside the cost of calling torch; a GPU
 # wants large pieces.
@@ -147,7 +147,7 @@ def _kernels_for(rows: Rows, dtype: torch.dtype, wanted: Wanted) -> ModuleType |
         and rows.numel() > 0
         and rows.stride(-1) == 1
     )
-    return load_kernels("outvote.kernels.moments_triton") if is_usable else None
+    return load_kernels("outvote.ops.triton.moments") if is_usable else None
 
 
 def _measure_by_kernel(

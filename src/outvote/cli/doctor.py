@@ -85,7 +85,7 @@ def _devices() -> dict[str, Any]:
         import torch
     except (ImportError, OSError) as error:
         return devices | {"error": f"torch cannot be imported: {error}"}
-    from outvote.kernels import native
+    from outvote.ops import native
 
     devices |= {"torch_threads": torch.get_num_threads(), "cuda_build": torch.version.cuda}
     devices["native_kernels"] = native.level()

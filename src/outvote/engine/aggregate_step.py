@@ -7,8 +7,8 @@ from torch import Tensor
 
 from outvote.engine.participants import Participants
 from outvote.engine.run_stack import RunStack, State
-from outvote.fresh import run_index
-from outvote.precision import plain_torch
+from outvote.ops.memory import run_index
+from outvote.ops.precision import plain_torch
 from outvote.rules import aggregate as rules
 from outvote.rules.row_facts import RowFacts, row_facts
 from outvote.rules.rule import Aggregation, known

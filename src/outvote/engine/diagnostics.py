@@ -18,7 +18,7 @@ from outvote.metrics.certificate import (
     heterogeneity,
 )
 from outvote.metrics.theory import GASBound, Theory, descent_bound, squared_rule_bound
-from outvote.precision import plain_torch
+from outvote.ops.precision import plain_torch
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.gas import GAS
 from outvote.rules.groups import Groups

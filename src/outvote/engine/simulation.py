@@ -14,8 +14,8 @@ from outvote.engine.round import run_round
 from outvote.engine.run_stack import Run, RunStack, State
 from outvote.engine.warm_up import warm_up
 from outvote.errors import OutvoteWarning, plural
-from outvote.kernels.compile_once import begin_loading
 from outvote.metrics.round_record import Record
+from outvote.ops.compile_once import begin_loading
 from outvote.server.buffers import BufferKinds
 from outvote.server.step import Server
 from outvote.training.batch_norm import check_batch_size, has_batch_norm

@@ -21,18 +21,18 @@ from outvote.attacks.attack import Attack
 from outvote.attacks.run_attack import run_attack
 from outvote.engine.local_updates import batches_of
 from outvote.engine.run_stack import Run, RunStack
-from outvote.fresh import run_index
-from outvote.kernels.compile_once import CompileOnce, compile_once, dry_calls
-from outvote.kernels.group_kernels import FEW_COORDINATES, LARGEST_UNIT
-from outvote.precision import plain_torch
-from outvote.rules.aggregate import aggregate
-from outvote.rules.bulyan import Bulyan, select_one_by_one
-from outvote.rules.gas import GAS
-from outvote.rules.order_statistics import (
+from outvote.ops.compile_once import CompileOnce, compile_once, dry_calls
+from outvote.ops.group_kernels import FEW_COORDINATES, LARGEST_UNIT
+from outvote.ops.memory import run_index
+from outvote.ops.order_statistics import (
     Among,
     mean_nearest_median,
     mean_nearest_median_and_shares,
 )
+from outvote.ops.precision import plain_torch
+from outvote.rules.aggregate import aggregate
+from outvote.rules.bulyan import Bulyan, select_one_by_one
+from outvote.rules.gas import GAS
 from outvote.rules.row_facts import row_facts
 from outvote.rules.rule import Rule, Wrapper, is_ours
 from outvote.training.gpu_memory import add_background

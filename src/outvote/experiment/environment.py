@@ -11,7 +11,7 @@ import torch
 
 import outvote
 from outvote.experiment.run_spec import PROTOCOL, REVISION
-from outvote.kernels import native
+from outvote.ops import native
 from outvote.results.schema import DataUsed, Environment
 
 

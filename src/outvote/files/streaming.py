@@ -29,9 +29,10 @@ from outvote.files.streamed_rule import (
     same,
 )
 from outvote.files.sums import ProductSum, Scan, inner_products, squared_distances
-from outvote.precision import plain_torch
+from outvote.ops import distances
+from outvote.ops.precision import plain_torch
+from outvote.ops.threads import CPU, mapped
 from outvote.receive import LARGEST
-from outvote.rules import distances
 from outvote.rules.aggregate import check_clients, resolve_num_byzantine
 from outvote.rules.bulyan import Bulyan
 from outvote.rules.column_stream import ColumnStream, NeedsWholeRows
@@ -65,7 +66,6 @@ from outvote.rules.streamed_matrix import StreamedMatrix
 from outvote.rules.verdict import Verdict
 from outvote.seeding import RandomStream, Seed, seed_from
 from outvote.text import shortened
-from outvote.threads import CPU, mapped
 
 OnProgress = Callable[[str, int, int], None]
 """Called with what is done, and how many of how many coordinates it is done for."""

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outvote.ops import distances
+from outvote.ops.threads import mapped
 from outvote.receive import LARGEST
-from outvote.rules import distances
 from outvote.rules.column_stream import SUMMED_VALUES, tile_cuts
 from outvote.rules.streamed_matrix import StreamedMatrix
-from outvote.threads import mapped
 
 MULTIPLIED_AT_ONCE = 1 << 16
 

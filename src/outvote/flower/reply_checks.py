@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from outvote.files.sources import ArraySource, MovedSource, Source
 from outvote.files.sums import sum_of_squares
 from outvote.flower.model_record import ExpectedArray, SentModel
+from outvote.ops.threads import mapped
 from outvote.server.replies import (
     NOT_FINITE,
     Malformed,
@@ -30,7 +31,6 @@ from outvote.server.replies import (
     needed_count,
     quote,
 )
-from outvote.threads import mapped
 
 # So many times the size of the updates are needed to aggregate them as one matrix.
 NUM_COPIES = 3

@@ -20,18 +20,18 @@ from torch import Tensor
 from outvote.axes import Rows
 from outvote.errors import TooManyByzantine, check_choice
 from outvote.flat import to_float
-from outvote.fresh import is_out_of_memory, kept_on_device, run_index
-from outvote.kernels import is_for_kernels
-from outvote.kernels.group_kernels import SAFE_NORM, square_sums_of_pieces
-from outvote.precision import plain_torch, work_dtype
-from outvote.receive import Received, as_vector, receive
-from outvote.rules.client_matrix import ClientMatrix
-from outvote.rules.distances import (
+from outvote.ops import is_for_kernels
+from outvote.ops.distances import (
     CancellationCheck,
     central_client,
     distances_to_update,
     new_check,
 )
+from outvote.ops.group_kernels import SAFE_NORM, square_sums_of_pieces
+from outvote.ops.memory import is_out_of_memory, kept_on_device, run_index
+from outvote.ops.precision import plain_torch, work_dtype
+from outvote.receive import Received, as_vector, receive
+from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.gas import GAS
 from outvote.rules.groups import SplitAhead, split_ahead
 from outvote.rules.row_facts import (

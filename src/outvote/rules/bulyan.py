@@ -8,17 +8,16 @@ from torch import Tensor
 
 from outvote.axes import Pairs
 from outvote.errors import check_choice
-from outvote.kernels import matrix_kernels, native
-from outvote.rules import distances
-from outvote.rules.client_matrix import ClientMatrix
-from outvote.rules.krum import krum_scores
-from outvote.rules.order_statistics import (
+from outvote.ops import distances, matrix_kernels, native
+from outvote.ops.order_statistics import (
     Among,
     mean_nearest_median,
     mean_nearest_median_and_shares,
 )
+from outvote.ops.weighted_order import nearest_portions, weighted_reduction
+from outvote.rules.client_matrix import ClientMatrix
+from outvote.rules.krum import krum_scores
 from outvote.rules.rule import Aggregation, RoundInfo, Rule, Traits
-from outvote.rules.weighted_order import nearest_portions, weighted_reduction
 
 
 @final

@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Columns, Mixture, Pairs, PerClient, PerCoordinate, Rows
-from outvote.kernels import group_kernels
 from outvote.lazy import lazy
-from outvote.precision import exact_products, work_dtype
-from outvote.rules import distances
-from outvote.rules.distances import CancellationCheck
-from outvote.rules.order_statistics import sum_of_smallest
+from outvote.ops import distances, group_kernels
+from outvote.ops.distances import CancellationCheck
+from outvote.ops.order_statistics import sum_of_smallest
+from outvote.ops.precision import exact_products, work_dtype
 
 if TYPE_CHECKING:
     from outvote.rules.groups import Groups, SplitAhead

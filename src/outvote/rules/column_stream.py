@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Columns
-from outvote.threads import CPU, mapped
+from outvote.ops.threads import CPU, mapped
 
 Result = TypeVar("Result")
 Sum = Callable[[Tensor], Tensor]

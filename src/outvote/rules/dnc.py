@@ -7,7 +7,7 @@ from typing import ClassVar, final
 import torch
 
 from outvote.axes import PerClient
-from outvote.rules import distances
+from outvote.ops import distances
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.rule import AffineRule, Aggregation, RoundInfo, Traits
 from outvote.seeding import RandomStream

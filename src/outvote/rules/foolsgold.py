@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Pairs, PerClient
-from outvote.precision import work_dtype
+from outvote.ops import distances
+from outvote.ops.precision import work_dtype
 from outvote.receive import LARGEST
-from outvote.rules import distances
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.rule import Aggregation, RoundInfo, Rule, Traits
 

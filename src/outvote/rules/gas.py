@@ -5,8 +5,8 @@ from functools import cache
 from typing import ClassVar, final
 
 from outvote.axes import PerClient
+from outvote.ops.distances import average_of_smallest
 from outvote.rules.client_matrix import ClientMatrix
-from outvote.rules.distances import average_of_smallest
 from outvote.rules.rule import Aggregation, RoundInfo, Traits, Wrapper, reduction
 from outvote.rules.split import check_split
 

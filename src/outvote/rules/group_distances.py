@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Pairs, Rows
-from outvote.kernels import native
+from outvote.ops import native
+from outvote.ops.distances import SHORTEST_NORM
+from outvote.ops.threads import mapped
 from outvote.rules.client_matrix import ClientMatrix
-from outvote.rules.distances import SHORTEST_NORM
 from outvote.rules.split import RandomCut, Split
-from outvote.threads import mapped
 
 # With more clients or groups, or fewer coordinates, reading the groups is as fast.
 MOST_CLIENTS, MOST_GROUPS, FEWEST_COORDINATES = 9, 1 << 14, 1 << 19

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Columns, Pairs, PerClient, PerCoordinate, Rows
-from outvote.fresh import scratch
-from outvote.kernels import client_kernels, group_kernels, native
 from outvote.lazy import lazy, once
-from outvote.precision import exact_products, work_dtype
-from outvote.rules import distances, group_distances
+from outvote.ops import client_kernels, distances, group_kernels, native
+from outvote.ops.distances import CancellationCheck
+from outvote.ops.memory import scratch
+from outvote.ops.precision import exact_products, work_dtype
+from outvote.ops.threads import free_cores, mapped
+from outvote.rules import group_distances
 from outvote.rules.client_matrix import ClientMatrix
-from outvote.rules.distances import CancellationCheck
 from outvote.rules.split import (
     IndexBlock,
     PositionBlock,
@@ -34,7 +35,6 @@ from outvote.rules.split import (
     scattered_split,
 )
 from outvote.seeding import RandomStream
-from outvote.threads import free_cores, mapped
 
 if TYPE_CHECKING:
     from outvote.rules.rule import RoundInfo

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from outvote.axes import Pairs, PerClient
-from outvote.rules import distances
+from outvote.ops import distances
+from outvote.ops.order_statistics import sum_of_smallest
 from outvote.rules.client_matrix import ClientMatrix
-from outvote.rules.order_statistics import sum_of_smallest
 from outvote.rules.rule import AffineRule, Aggregation, RoundInfo
 
 HUGE = 1e300

@@ -6,8 +6,8 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
+from outvote.ops.distances import average_of
 from outvote.rules.client_matrix import ClientMatrix
-from outvote.rules.distances import average_of
 from outvote.rules.rule import AffineRule, Aggregation, RoundInfo
 
 

@@ -6,13 +6,13 @@ from typing import ClassVar, final
 from torch import Tensor
 
 from outvote.axes import Columns, PerClient, PerCoordinate
-from outvote.rules.order_statistics import (
+from outvote.ops.order_statistics import (
     bounds_nearest_median,
     mean_nearest_median,
     mean_nearest_median_and_shares,
 )
+from outvote.ops.weighted_order import nearest_portions, weighted_reduction
 from outvote.rules.rule import CoordinatewiseRule, Traits
-from outvote.rules.weighted_order import nearest_portions, weighted_reduction
 
 
 @final

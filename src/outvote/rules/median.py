@@ -7,14 +7,14 @@ from torch import Tensor
 
 from outvote.axes import Columns, PerClient, PerCoordinate
 from outvote.errors import check_choice
-from outvote.rules.order_statistics import (
+from outvote.ops.order_statistics import (
     mean_of_ranks,
     mean_of_ranks_and_shares,
     median_ranks,
     values_at_ranks,
 )
+from outvote.ops.weighted_order import median_portions, weighted_reduction
 from outvote.rules.rule import CoordinatewiseRule, Traits
-from outvote.rules.weighted_order import median_portions, weighted_reduction
 
 
 @final

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from outvote.axes import PerClient
-from outvote.rules import distances
+from outvote.ops import distances
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.rule import Aggregation, RoundInfo, Traits, Wrapper
 from outvote.rules.sample_counts import unless_equal

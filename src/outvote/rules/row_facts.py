@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Rows
-from outvote.kernels import group_kernels
-from outvote.kernels.group_kernels import SAFE_NORM
 from outvote.lazy import lazy
-from outvote.receive import finite_rows, listed_later
-from outvote.rules.distances import CancellationCheck, find_originals, row_norms
+from outvote.ops import group_kernels
+from outvote.ops.distances import CancellationCheck, find_originals, row_norms
+from outvote.ops.group_kernels import SAFE_NORM
+from outvote.ops.memory import listed_later
+from outvote.receive import finite_rows
 from outvote.rules.rule import Rule, Wrapper, is_ours
 
 # Below this norm of the central client, squares underflow in float32: float64 is used.

@@ -336,7 +336,7 @@ class CoordinatewiseRule(Rule):
 
     def shares(self, columns: Columns, num_byzantine: int) -> PerClient | None:
         """Return the share of coordinates where each client's value entered; None: unknown."""
-        from outvote.rules.order_statistics import shares_between  # heavy, and seldom needed
+        from outvote.ops.order_statistics import shares_between  # heavy, and seldom needed
 
         bounds = self.bounds(columns, num_byzantine)
         return None if bounds is None else shares_between(columns, *bounds)

@@ -6,7 +6,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from outvote.rules import distances
+from outvote.ops import distances
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.rule import Aggregation, RoundInfo, Rule, Traits
 

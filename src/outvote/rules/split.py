@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from outvote.errors import check_choice, check_kind
-from outvote.kernels import client_kernels
-from outvote.kernels.client_kernels import Positions
-from outvote.keyed_order import KeyedOrder, SortedOrder, draw_order
 from outvote.lazy import lazy
+from outvote.ops import client_kernels
+from outvote.ops.client_kernels import Positions
+from outvote.ops.keyed_order import KeyedOrder, SortedOrder, draw_order
 from outvote.seeding import RandomStream
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outvote.keyed_order import LARGEST_IN_PARTS, draw_order
+from outvote.ops.keyed_order import LARGEST_IN_PARTS, draw_order
 from outvote.rules.split import (
     BY_LAYER,
     Split,

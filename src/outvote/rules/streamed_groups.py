@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Columns, PerClient, PerCoordinate
-from outvote.precision import exact_products
+from outvote.ops.precision import exact_products
+from outvote.ops.threads import mapped
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.column_stream import Sum, tile_cuts
 from outvote.rules.groups import Groups
 from outvote.rules.split import IndexBlock, Split
 from outvote.rules.stream_split import StreamSplit
-from outvote.threads import mapped
 
 if TYPE_CHECKING:
     from outvote.rules.streamed_matrix import StreamedMatrix

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Columns, Mixture, Pairs, PerClient, PerCoordinate
-from outvote.rules import distances
+from outvote.ops import distances
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.column_stream import ColumnStream, NeedsWholeRows
 from outvote.rules.groups import Groups

@@ -6,13 +6,13 @@ from typing import ClassVar, final
 from torch import Tensor
 
 from outvote.axes import Columns, PerClient, PerCoordinate
-from outvote.rules.order_statistics import (
+from outvote.ops.order_statistics import (
     mean_of_ranks,
     mean_of_ranks_and_shares,
     values_at_ranks,
 )
+from outvote.ops.weighted_order import trimmed_portions, weighted_reduction
 from outvote.rules.rule import CoordinatewiseRule, Traits
-from outvote.rules.weighted_order import trimmed_portions, weighted_reduction
 
 
 @final

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from outvote.attacks.attack import Attack
 from outvote.attacks.parameters import check_count, check_number
+from outvote.ops.threads import mapped
 from outvote.rules.rule import Rule
 from outvote.seeding import RandomStream
-from outvote.threads import mapped
 
 Value = TypeVar("Value")
 Progress = Callable[[int, int], None]

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from outvote.errors import check_choice
-from outvote.precision import products_in
+from outvote.ops.precision import products_in
 from outvote.training.batches import Batches
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.objective import Objective

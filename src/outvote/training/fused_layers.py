@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from outvote.kernels import convolution, is_for_kernels, load_kernels
+from outvote.ops import convolution, is_for_kernels, load_kernels
 from outvote.training.im2col import add_up
 
 # The side of a window whose values are numbered in 8 bits.
@@ -21,11 +21,11 @@ LARGEST_POOLED = 11
 
 
 def _kernels() -> Any:
-    return load_kernels("outvote.kernels.layers_triton")
+    return load_kernels("outvote.ops.triton.layers")
 
 
 def _pooling() -> Any:
-    return load_kernels("outvote.kernels.pooling_triton")
+    return load_kernels("outvote.ops.triton.pooling")
 
 
 def is_usable(images: Tensor) -> bool:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from outvote.fresh import is_out_of_memory
+from outvote.ops.memory import is_out_of_memory
 
 Result = TypeVar("Result")
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from outvote.precision import exact_products
+from outvote.ops.precision import exact_products
 
 if TYPE_CHECKING:
     from outvote.training.samples import Samples

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from outvote.kernels import conv_windows
+from outvote.ops import conv_windows
 
 # Fast products need rows of a multiple of it.
 ALIGNED_VALUES = 8

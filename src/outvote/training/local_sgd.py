@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outvote.errors import check_kind
-from outvote.kernels import is_for_kernels, load_kernels
+from outvote.ops import is_for_kernels, load_kernels
 
 # torch's own clipping guards against a norm of 0 with the same number.
 TINY = 1e-6
@@ -142,7 +142,7 @@ def _check_count(name: str, value: int) -> None:
 
 
 def _kernels() -> Any:
-    return load_kernels("outvote.kernels.sgd_step_triton")
+    return load_kernels("outvote.ops.triton.sgd_step")
 
 
 @torch.no_grad()

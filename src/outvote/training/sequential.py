@@ -21,8 +21,8 @@ from torch.optim import Optimizer
 
 from outvote import forked
 from outvote.errors import OutvoteWarning
-from outvote.precision import products_in
-from outvote.threads import mapped, may_share
+from outvote.ops.precision import products_in
+from outvote.ops.threads import mapped, may_share
 from outvote.training.dropout import (
     OUTSIDE_TORCH,
     Masks,

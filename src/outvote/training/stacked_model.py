@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from outvote.kernels import convolution, is_for_kernels, load_kernels
-from outvote.kernels.convolution import Window
 from outvote.models.parts import Branches, GlobalAverage, Residual
+from outvote.ops import convolution, is_for_kernels, load_kernels
+from outvote.ops.convolution import Window
 from outvote.training import fused_layers
 from outvote.training.batch_norm import Normalise, affine
 from outvote.training.fused_layers import Joined, Norm
@@ -643,7 +643,7 @@ def _times(rows: Tensor, state: Pass, weight: int, bias: int | None) -> Tensor:
 
 
 def _kernels() -> Any:
-    return load_kernels("outvote.kernels.unpack_triton")
+    return load_kernels("outvote.ops.triton.unpack")
 
 
 def is_plain(module: nn.Conv2d) -> bool:

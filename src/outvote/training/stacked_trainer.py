@@ -12,8 +12,8 @@ from torch.overrides import TorchFunctionMode
 
 from outvote.data.array_dataset import IGNORED
 from outvote.errors import check_choice
-from outvote.fresh import on_device
-from outvote.precision import exact_products, fast_products
+from outvote.ops.memory import on_device
+from outvote.ops.precision import exact_products, fast_products
 from outvote.training.batches import Batches
 from outvote.training.gpu_memory import beside_background, even_size, how_many_fit, in_chunks
 from outvote.training.gradient_check import MOST_SAMPLES, check_gradients

@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
 from outvote.errors import check_choice
-from outvote.kernels import is_for_kernels
-from outvote.precision import products_in
+from outvote.ops import is_for_kernels
+from outvote.ops.precision import products_in
 from outvote.training.batches import Batches
 from outvote.training.dropout import Masks, step_key
 from outvote.training.gpu_memory import how_many_fit, in_chunks

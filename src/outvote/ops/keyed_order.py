@@ -1,0 +1,266 @@
+"""Random orders that are the same on every device; large ones come from small tables, unsorted.
+
+The positions of `size` things are the cells of a matrix of `num_rows` x `num_columns`, in reading
+order. A round rotates every row by a shift of its own, or every column: each is a bijection (a
+Feistel network with addition). The shifts are drawn by Philox, on the host or by a GPU: its numbers
+are the same everywhere. Why six rounds, and how it was tested: docs/decisions/0014.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from math import isqrt
+from typing import ClassVar, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outvote.lazy import lazy
+from outvote.ops.memory import fresh
+from outvote.ops.threads import CPU, mapped
+
+NUM_ROUNDS = 6
+# Up to here all orders are equally likely, and sorting takes less than a millisecond.
+LARGEST_SORTED = 8_192
+# Cells of the matrix are numbered with 31 bits, and with more where they are asked for in parts.
+LARGEST_SIZE = 2**31 - 2**16
+LARGEST_IN_PARTS = 2**50
+# Shorter steps fit the cache of a core better, but then two cores were hardly faster than one.
+AT_ONCE = 1 << 18
+NUM_PIECES = 4
+HALF = np.uint64(32)
+
+
+def draw_order(size: int, seed: int, *, largest: int = LARGEST_SIZE) -> "SortedOrder | KeyedOrder":
+    """Draw the random order of `size` things of a seed of at most 64 bits."""
+    if size <= LARGEST_SORTED:
+        return SortedOrder.draw(size, seed)
+    return KeyedOrder.draw(size, seed, largest=largest)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SortedOrder:
+    """A random order of few things: random keys, sorted."""
+
+    table: Tensor
+    """The position of each thing, ``[size]`` int32 on the host."""
+    num_columns: ClassVar[int] = 0
+
+    @classmethod
+    def draw(cls, size: int, seed: int) -> "SortedOrder":
+        """Draw the order of a seed of at most 64 bits."""
+        keys = np.random.Philox(key=seed).random_raw(size)
+        positions = np.empty(size, np.int32)
+        positions[np.argsort(keys, kind="stable")] = np.arange(size, dtype=np.int32)
+        return cls(torch.from_numpy(positions))
+
+    def index(self, device: torch.device = CPU) -> Tensor:
+        """Return the thing at each position, ``[size]`` int32."""
+        index = torch.empty_like(self.table)
+        index[self.table.long()] = torch.arange(len(index), dtype=torch.int32)
+        return index.to(device)
+
+    def positions(self, device: torch.device = CPU) -> Tensor:
+        """Return the position of each thing, ``[size]`` int32."""
+        return self.table.to(device)
+
+    def positions_between(self, start: int, stop: int) -> np.ndarray:
+        """Return the positions of the things from `start` up to, not with, `stop`, on the host."""
+        between: np.ndarray = self.table[start:stop].numpy()
+        return between
+
+
+@final
+@dataclass(frozen=True)
+class KeyedOrder:
+    """A random order of many things, given by a seed, which its table of shifts is drawn from."""
+
+    size: int
+    seed: int
+    num_rounds: int = NUM_ROUNDS
+
+    @classmethod
+    def draw(
+        cls, size: int, seed: int, num_rounds: int = NUM_ROUNDS, *, largest: int = LARGEST_SIZE
+    ) -> "KeyedOrder":
+        """Draw the order of a seed of at most 64 bits.
+
+        Beyond `LARGEST_SIZE` only `positions_between` may be asked for.
+        """
+        if not 1 <= size <= largest:
+            raise ValueError(f"size must be from 1 to {largest}, got {size}.")
+        return cls(size, seed, num_rounds)
+
+    @lazy
+    def table(self) -> Tensor:
+        """The shifts of rows, columns, rows and so on, ``[rounds, columns]`` int32 on the host."""
+        num_rows, num_columns = self.num_rows, self.num_columns
+        raw = np.random.Philox(key=self.seed).random_raw(self.num_rounds * num_columns)
+        bounds = np.resize(np.array([num_columns, num_rows], np.uint64), (self.num_rounds, 1))
+        # The upper half as a fraction of the bound: uneven by one part in 2^32 / num_columns.
+        drawn = ((raw.reshape(self.num_rounds, -1) >> HALF) * bounds) >> HALF
+        return torch.from_numpy(drawn.astype(np.int32))
+
+    @lazy
+    def num_rows(self) -> int:
+        """The rows of the matrix; fewer cells than one row has are beyond the last thing."""
+        return isqrt(self.size)
+
+    @lazy
+    def num_columns(self) -> int:
+        """The columns of the matrix."""
+        return -(-self.size // self.num_rows)
+
+    def index(self, device: torch.device = CPU) -> Tensor:
+        """Return the thing at each position, ``[size]`` int32, worked out on a device."""
+        if device.type != "cpu":
+            return self._walked(torch.arange(self.size, device=device), self._moved).int()
+        result = fresh((self.num_rows * self.num_columns,), torch.int32, CPU)
+        num_pieces = min(NUM_PIECES, -(-self.size // AT_ONCE))
+        cuts = [self.num_rows * k // num_pieces for k in range(num_pieces + 1)]
+        mapped(lambda cut: _write_rows(self, *cut, result.numpy()), list(pairwise(cuts)))
+        # What was moved beyond the last thing is moved on; the rounds moved back say what it was.
+        beyond = torch.arange(self.size, len(result))
+        positions = self._moved_back(beyond, self.table)
+        is_known = positions < self.size
+        result[positions[is_known]] = self._walked(beyond[is_known], self._moved).int()
+        return result[: self.size]
+
+    def positions(self, device: torch.device = CPU) -> Tensor:
+        """Return the position of each thing, ``[size]`` int32: the inverse of `index`."""
+        return self._walked(torch.arange(self.size, device=device), self._moved_back).int()
+
+    def positions_between(self, start: int, stop: int) -> np.ndarray:
+        """Return the positions of the things from `start` up to, not with, `stop`, on the host.
+
+        Uses one core and memory for what it returns: files are read some coordinates at a time.
+        """
+        num_columns = self.num_columns
+        first, last = start // num_columns, -(-stop // num_columns)
+        kind = np.int32 if self.size <= LARGEST_SIZE else np.int64
+        cells = np.empty((last - first, num_columns), kind)
+        step = max(1, min(last - first, AT_ONCE // num_columns))
+        buffers = np.empty((3, step, num_columns), np.uint32)
+        for row in range(first, last, step):
+            _write_positions(self, row, cells[row - first : row - first + step], buffers)
+        result = cells.reshape(-1)[start - first * num_columns : stop - first * num_columns]
+        is_beyond = np.flatnonzero(result >= self.size)
+        if len(is_beyond):
+            beyond = torch.from_numpy(result[is_beyond]).long()
+            result[is_beyond] = self._walked(beyond, self._moved_back).numpy()
+        return result
+
+    def _walked(self, cells: Tensor, moved: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Move cells by all rounds, and those beyond the last thing again until none is."""
+        shifts = self.table.to(cells.device, non_blocking=True)
+        cells = moved(cells, shifts)
+        while bool((is_beyond := cells >= self.size).any()):
+            cells = torch.where(is_beyond, moved(cells, shifts), cells)
+        return cells
+
+    def _moved(self, cells: Tensor, shifts: Tensor) -> Tensor:
+        row, column = cells // self.num_columns, cells % self.num_columns
+        for number, shift in enumerate(shifts):
+            if number % 2 == 0:
+                column = (column + shift[row]) % self.num_columns
+            else:
+                row = (row + shift[column]) % self.num_rows
+        return row * self.num_columns + column
+
+    def _moved_back(self, cells: Tensor, shifts: Tensor) -> Tensor:
+        row, column = cells // self.num_columns, cells % self.num_columns
+        for number in reversed(range(len(shifts))):
+            if number % 2 == 0:
+                column = (column - shifts[number][row]) % self.num_columns
+            else:
+                row = (row - shifts[number][column]) % self.num_rows
+        return row * self.num_columns + column
+
+
+def _write_rows(order: KeyedOrder, first: int, last: int, result: np.ndarray) -> None:
+    """Write the things of some rows of positions, as many at a time as fit the cache."""
+    step = min(last - first, max(1, AT_ONCE // order.num_columns))
+    rounds = _Rounds(order, step)
+    for row in range(first, last, step):
+        if row + step > last:
+            rounds = _Rounds(order, last - row)
+        rounds.write(row, result)
+
+
+def _write_positions(order: KeyedOrder, first: int, cells: np.ndarray, buffers: np.ndarray) -> None:
+    """Write the positions of the cells of some rows from `first` on: the rounds moved back."""
+    row, column, shift = some = buffers[:, : len(cells)]
+    row_at, column_at, shift_at = torch.from_numpy(some.view(np.int32)).flatten(1)
+    bounds = np.uint32(order.num_columns), np.uint32(order.num_rows)
+    # The last round moves columns: all cells of a column by one shift, without a lookup.
+    row[:] = np.arange(first, first + len(cells), dtype=np.uint32)[:, None]
+    column[:] = np.arange(order.num_columns, dtype=np.uint32)
+    shift[:] = order.table[-1].numpy()
+    _move_back(row, shift, bounds[1])
+    for number in reversed(range(len(order.table) - 1)):
+        at, moved = (row_at, column) if number % 2 == 0 else (column_at, row)
+        torch.index_select(order.table[number], 0, at, out=shift_at)
+        _move_back(moved, shift, bounds[number % 2])
+    if cells.dtype == np.int64:
+        np.multiply(row, np.int64(order.num_columns), out=cells)
+        cells += column
+        return
+    np.multiply(row, bounds[0], out=row)
+    np.add(row, column, out=cells.view(np.uint32))
+
+
+def _move_back(moved: np.ndarray, shift: np.ndarray, bound: np.uint32) -> None:
+    """Subtract, modulo the bound; `shift` is written over."""
+    np.subtract(moved, shift, out=moved)
+    # Without a sign, what falls below 0 becomes huge, and the bound added makes it right.
+    np.add(moved, bound, out=shift)
+    np.minimum(moved, shift, out=moved)
+
+
+class _Rounds:
+    """The rounds on a CPU for some rows at a time, in memory that is used again."""
+
+    def __init__(self, order: KeyedOrder, num_rows: int) -> None:
+        self.order = order
+        self.num_rows, self.num_cells = num_rows, num_rows * order.num_columns
+        # A rotated row is a window of the row written twice.
+        columns = torch.arange(order.num_columns, dtype=torch.int32)
+        self.sources = _windows(columns), _windows(order.table[1])
+        self.column, self.row, self.scratch = torch.empty(3, self.num_cells, dtype=torch.int32)
+        self.rows = self.row.view(num_rows, -1)
+        self.targets = self.column.view(num_rows, -1), self.rows
+        self.less = self.scratch.numpy().view(np.uint32)
+        # Of even and odd rounds: what looks up the shift, what is moved, and its bound.
+        self.kinds = (
+            (self.row, self.column.numpy().view(np.uint32), np.uint32(order.num_columns)),
+            (self.column, self.row.numpy().view(np.uint32), np.uint32(order.num_rows)),
+        )
+        self.rest = [(shift, *self.kinds[number % 2]) for number, shift in enumerate(order.table)]
+
+    def write(self, first: int, result: np.ndarray) -> None:
+        """Write the things at the positions of the rows from `first` on."""
+        num_columns = self.order.num_columns
+        for source, target in zip(self.sources, self.targets, strict=True):
+            shifts = self.order.table[0, first : first + self.num_rows]
+            torch.index_select(source, 0, shifts, out=target)
+        own = np.arange(first, first + self.num_rows, dtype=np.int32)
+        self.rows.numpy().__iadd__(own[:, None])
+        self._wrap(*self.kinds[1][1:])
+        for shift, at, moved, bound in self.rest[2:]:
+            torch.index_select(shift, 0, at, out=self.scratch)
+            np.add(moved, self.less, out=moved)
+            self._wrap(moved, bound)
+        cells = result[first * num_columns :][: self.num_cells]
+        np.multiply(self.row.numpy(), num_columns, out=cells)
+        np.add(cells, self.column.numpy(), out=cells)
+
+    def _wrap(self, moved: np.ndarray, bound: np.uint32) -> None:
+        """Take the bound off what reaches it: without a sign, anything else becomes huge by it."""
+        np.subtract(moved, bound, out=self.less)
+        np.minimum(moved, self.less, out=moved)
+
+
+def _windows(values: Tensor) -> Tensor:
+    return torch.cat([values, values]).unfold(0, len(values), 1)

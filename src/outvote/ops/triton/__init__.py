@@ -1,0 +1,1 @@
+"""Kernels in Triton: each module is loaded where Triton is installed and a GPU is used."""
