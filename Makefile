@@ -1,7 +1,7 @@
 # Everything a newcomer needs is one verb away; `make help` lists the verbs.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-kernels test-lowest check format docs notebooks bench race venv clean
+.PHONY: help demo test test-all study test-kernels test-lowest check format docs notebooks bench race venv clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -32,7 +32,11 @@ test-all: check ## check, then all tests, slow ones too
 	$(PIP_INSTALL) 'flwr[simulation]' # brings Ray, which the tests start in a network namespace only
 	$(PIP_INSTALL) -e '.[docs]' # the site and the notebooks
 	$(PIP_INSTALL) -e '.[nvflare]' # its simulator
-	$(PYTEST) -m ""
+	$(PYTEST) -m "" tests study/tests
+
+study: $(STAMP) ## make the pages of our results from their exports, and check them
+	$(BIN)/python study/results_pages.py
+	$(PYTEST) -m "" study/tests
 
 test-lowest: ## a few tests with the lowest versions of all dependencies, in an environment of their own
 	$(PYTHON) tools/lowest.py

@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from browser import Browser  # noqa: E402  (a module of the tests)
 
 FOLDER = ROOT / "docs" / "images"
-COMPARED = ROOT / "docs" / "results" / "table1-cifar10-all-clients.csv.gz"
+COMPARED = ROOT / "study" / "results" / "table1-cifar10-all-clients.csv.gz"
 COMMAND = "outvote compare table1-cifar10-all-clients.csv.gz --a rule=median --b 'rule=gas(median)'"
 SETTLED = 0.5
 """Seconds until everything is drawn."""

@@ -5,6 +5,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+FOLDERS = ("*.md", "docs/**/*.md", "study/results/*.md", "benchmarks/results/*.md")
+PAGES = sorted(path for pattern in FOLDERS for path in ROOT.glob(pattern))
+"""All pages of the repository."""
 PROMPT = "$ outvote "
 IN_ORDER = (
     "README.md",
@@ -54,10 +57,10 @@ def shown_commands(page: str) -> dict[str, list[str]]:
 
 def every_command() -> list[tuple[str, str]]:
     """Every outvote command in the blocks of any page, without comments."""
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("**/*.md"))]
     lines = [
         (path.relative_to(ROOT).as_posix(), line)
-        for path in pages
+        for path in PAGES
+        if path.name != "CHANGELOG.md"
         for kind, text in blocks(path.read_text(encoding="utf-8"))
         if kind in ("", "console", "sh")
         for line in text.splitlines()

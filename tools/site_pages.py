@@ -1,4 +1,4 @@
-"""The pages of the site that are not files: one per rule and attack, notebooks, linked sources.
+"""The pages of the site that are not in docs/: rules, attacks, notebooks, results, linked sources.
 
 Everything here is text in, text out; site_hooks.py gives it to MkDocs.
 """
@@ -11,11 +11,13 @@ from pathlib import Path
 from posixpath import dirname, normpath, relpath
 from typing import Any
 
+import tree
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PROJECT = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CITATION.cff", "LICENSE")
 """Files of the root that have a page."""
-NOTEBOOKS = "docs/notebooks"
+RESULTS = ROOT / "study" / "results"
 CODE = {".py": "python", ".toml": "toml", ".cff": "yaml", "": "text"}
 """The kinds of linked files that become a page; others are copied as they are."""
 SIZES = (5, 10, 20, 50)
@@ -64,7 +66,16 @@ def make_site() -> Site:
     for path in sorted(DOCS.glob("**/*.*")):
         if path.suffix not in (".md", ".py", ".ipynb"):
             site.where[path.relative_to(ROOT).as_posix()] = path.relative_to(DOCS).as_posix()
+    for path in sorted(RESULTS.glob("*.*")):
+        name, uri = path.relative_to(ROOT).as_posix(), f"results/{path.name}"
+        site.where[name] = uri
+        if path.suffix == ".md":
+            site.pages[uri], site.origins[uri] = path.read_text("utf-8"), name
+            waiting.append((name, site.pages[uri]))
+        else:
+            site.copies[uri] = name
     _add_decisions(site)
+    site.pages["tree.md"] = tree.page()
     while waiting:
         name, text = waiting.pop()
         if name not in site.where:

@@ -194,7 +194,7 @@ def test_the_steps_of_the_cost_are_put_back_and_add_up(load):
 
 def test_the_page_on_cost_has_the_tables_of_its_result_files(load):
     bench = load("bench_cost")
-    page = (FOLDER.parent / "docs" / "results" / "cost.md").read_text()
+    page = (FOLDER.parent / "study" / "results" / "cost.md").read_text()
     files = sorted((FOLDER / "results").glob("*-cost-*.json"))
     assert files
     for path in files:

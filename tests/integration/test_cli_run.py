@@ -271,7 +271,7 @@ def test_the_demo_has_a_fifth_of_byzantine_clients_on_data_that_differs():
 
 
 def test_the_demo_asks_all_clients_and_attacks_on_the_authors_side():
-    """Where GAS gains most: docs/results/README.md."""
+    """Where GAS gains most: study/results/README.md."""
     (part,) = read_suite("demo").parts
     assert part.rows[0] == "mean"
     assert part.settings["federation"]["sampled"] == 1.0

@@ -3,19 +3,15 @@
 import re
 from dataclasses import fields
 from math import ceil
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import outvote as ov
-from doc_pages import IN_ORDER
+from doc_pages import DOCS, IN_ORDER, PAGES, ROOT
 from outvote.rules.rule import Wrapper
 from outvote.rules.rule_spec import RULES
 
-ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
-PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("**/*.md")])
 REFERENCE = (DOCS / "reference" / "rules.md").read_text()
 
 
@@ -130,8 +126,10 @@ OTHERS = ("compare", "nvflare", "read-results", "simulate-from-python")
 """Pages whose code is executed by a test of their own."""
 RUNNABLE = sorted(
     page
-    for page in DOCS.glob("**/*.md")
-    if page.stem not in OTHERS and page.relative_to(ROOT).as_posix() not in IN_ORDER
+    for page in PAGES
+    if page.name != "CHANGELOG.md"
+    and page.stem not in OTHERS
+    and page.relative_to(ROOT).as_posix() not in IN_ORDER
 )
 
 
