@@ -1,5 +1,6 @@
 """Made-up results that look like real ones, in memory or as run folders: hundreds in seconds."""
 
+import hashlib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from outvote.experiment.choosing import Choice, choose
 from outvote.experiment.plan import Plan, make_plan, plan_suite
 from outvote.experiment.run_spec import to_toml
 from outvote.results.audit_log import audit_arrays, to_npz
-from outvote.results.folder import RunFolder
+from outvote.results.folder import CONTENT, RunFolder, Writer, status_bytes
 from outvote.results.labels import label
 from outvote.results.run import Result, read_result
 from outvote.results.schema import DataUsed, Environment, Round, Status, Timing
@@ -99,20 +100,27 @@ def write_store(
     """Write the same as run folders below `root`, and read them back."""
     results = []
     for made in made_runs(suite, seeds=seeds, rounds=rounds, diverged=diverged, parts=parts):
-        path = root / made.suite / made.name
-        path.mkdir(parents=True)
-        (path / "config.toml").write_text(to_toml(made.spec, made.suite), encoding="utf-8")
-        (path / "env.json").write_bytes(msgspec.json.encode(environment))
-        (path / "status.json").write_bytes(msgspec.json.encode(made.status))
-        (path / "metrics.jsonl").write_bytes(_lines(made.rounds))
-        (path / "timings.jsonl").write_bytes(_lines(made.timings))
+        folder = RunFolder(root / made.suite / made.name)
+        writer = Writer(folder, to_toml(made.spec, made.suite).encode(), made.name[-12:])
+        writer.begin(0, environment)
+        for round_, timing in zip(made.rounds, made.timings, strict=True):
+            writer.add(round_, timing)
         labels = _random(made.spec).multinomial(
             100, np.full(NUM_CLASSES, 1 / NUM_CLASSES), size=len(made.is_byzantine)
         )
         arrays = audit_arrays(made.rounds, is_byzantine=made.is_byzantine, label_counts=labels)
-        (path / "audit.npz").write_bytes(to_npz(arrays))
-        results.append(read_result(RunFolder(path)))
+        writer.end(made.status, to_npz(arrays))
+        writer.close()
+        results.append(read_result(folder))
     return results
+
+
+def reseal(path: Path) -> None:
+    """Give a run whose files were edited the checksums of what they hold now."""
+    status = msgspec.json.decode((path / "status.json").read_bytes(), type=Status)
+    files = {name: hashlib.blake2b((path / name).read_bytes(), digest_size=16) for name in CONTENT}
+    sums = {name: each.hexdigest() for name, each in files.items()}
+    (path / "status.json").write_bytes(status_bytes(status.with_sums(path.name[-12:], sums)))
 
 
 def made_runs(
@@ -229,7 +237,3 @@ def _random(spec: Any) -> np.random.Generator:
 
 def _count(wanted: float, whole: int) -> int:
     return wanted if isinstance(wanted, int) else int(np.ceil(wanted * whole))
-
-
-def _lines(items: list[Any]) -> bytes:
-    return b"".join(msgspec.json.encode(each) + b"\n" for each in items)

@@ -1,6 +1,6 @@
 """Short runs by `outvote run`, and their numbers under names that outvote does not choose.
 
-What is pinned (golden/trajectories.json, data/store-0.1) must outlive the names of the program: all
+What is pinned (golden/trajectories.json, data/store) must outlive the names of the program: all
 that knows those names is in the first part of this file, up to the line.
 """
 
@@ -19,19 +19,16 @@ from outvote.experiment.run_spec import PROTOCOL, REVISION
 from same_numbers import digest, norm
 from synthetic_data import write_image_folder, write_leaf
 
-# What metrics.jsonl calls it -> what it is called here. Several may stand for the same: a run begun
-# by an older version has its names. A key that is not here is an error: nothing is left out.
+# What metrics.jsonl calls it -> what it is called here. A key that is not here is an error: nothing
+# is left out.
 NAMES = {
     "round": "round",
-    "num_pictures": "samples",
     "num_samples": "samples",
     "loss": "loss",
     "accuracy": "accuracy",
     "clients": "clients",
     "byzantine": "byzantine",
-    "num_told": "assumed",
     "num_byzantine_assumed": "assumed",
-    "num_used": "used",
     "num_byzantine_used": "used",
     "kept": "kept",
     "rejected": "rejected",
@@ -144,7 +141,7 @@ def write_data(folder):
 
 
 def write_store_data(folder):
-    """Make the synthetic data that data/store-0.1 was made with."""
+    """Make the synthetic data that data/store was made with."""
     write_image_folder(folder / "imagenet12", size=1, num_classes=3, num_train=20, num_test=15)
 
 

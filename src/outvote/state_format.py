@@ -91,9 +91,7 @@ def _pack_array(
 
 
 def _unpack_array(node: Node, arrays: Arrays, device: torch.device | str) -> Any:
-    array = arrays[node["array"]]
-    if "shape" in node:  # Checkpoints of 0.1 lack it.
-        array = array.reshape(node["shape"])
+    array = arrays[node["array"]].reshape(node["shape"])
     if not node["is_tensor"]:
         return array[()] if node.get("is_scalar") else array
     tensor = torch.from_numpy(np.array(array))

@@ -13,7 +13,6 @@ from outvote.cli.progress import Bars
 from outvote.experiment.listener import RoundProgress
 from outvote.experiment.plan import RunEnd
 from outvote.results.folder import find_runs
-from outvote.results.renamed import SETTINGS
 from outvote.suites.suite import read_suite
 from simulations import tiny
 
@@ -25,7 +24,6 @@ federation = { num_clients = 10, sampled = 5 }
 model.name = "mlp"
 training = { num_steps = 1, batch_size = 16 }
 """
-(OLD,) = (old.partition(".")[2] for old in SETTINGS)
 ON_CPU = ["{config}", "--device", "cpu", "--set"]
 SMALL_DEMO = ["--set", "rounds=1", "--set", "training.num_steps=1", "--device", "cpu"]
 
@@ -303,22 +301,6 @@ def test_the_bars_show_rounds_accuracy_and_speed():
     assert (tasks["all runs"].completed, tasks["all runs"].total) == (2, 10)
     assert tasks["2 runs, round"].fields["note"] == "accuracy 0.500 to 0.700, 1,800 samples/s"
     assert "failed: no idea" in console.export_text()
-
-
-@pytest.mark.parametrize("where", ["file", "--set"])
-def test_a_setting_of_version_0_1_is_read_with_one_line_that_names_the_new_one(
-    capsys, config, tmp_path, where
-):
-    words = []
-    if where == "file":
-        config.write_text(config.read_text().replace("sampled = 5", f"sampled = 5, {OLD} = 2"))
-    else:
-        words = ["--set", f"federation.{OLD}=2"]
-    result = run(capsys, "run", config, *words, "-o", tmp_path / "runs", "--set", "rounds=1")
-    assert result.code == 0
-    message = f"federation.{OLD} is now federation.assumed_byzantine; the old name goes with 0.3."
-    assert result.err == f"warning: {message}\n"
-    assert {r.rounds()[0].num_byzantine_assumed for r in find_runs(tmp_path / "runs")} == {2}
 
 
 def test_an_assumed_byzantine_majority_is_one_line_of_warning(capsys, config, tmp_path):

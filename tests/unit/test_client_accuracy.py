@@ -3,7 +3,6 @@
 import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -13,7 +12,7 @@ from torch import nn
 
 import outvote as ov
 from federations import CPU, TRAINING, make_runs, networks, samples
-from made_results import made_results, write_store
+from made_results import made_results, reseal, write_store
 from outvote.cli import main
 from outvote.engine.client_accuracy import ClientTests, client_accuracy, num_worst
 from outvote.engine.federation import make_federation
@@ -35,7 +34,6 @@ from outvote.training.vmap_trainer import VmapTrainer
 from simulations import Recorder, execute, results, tiny
 from synthetic_data import write_leaf
 
-DATA = Path(__file__).parents[1] / "data"
 TWO = {"rule": ["krum", "gas(krum)"], "attack": ["none", "lie"], "rounds": 4}
 
 
@@ -326,6 +324,7 @@ def store(tmp_path_factory):
         byzantine = {client for line in rounds for client in line.byzantine}
         lines = recorded(rounds, result.config["federation"]["num_clients"], byzantine)
         path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+        reseal(path.parent)
     return root
 
 
@@ -367,6 +366,7 @@ def test_a_run_whose_last_line_has_too_few_clients_is_damaged(store, tmp_path):
     last = json.loads(lines[-1])
     last["client_accuracies"] = last["client_accuracies"][:2]
     path.write_text("".join([*lines[:-1], json.dumps(last) + "\n"]))
+    reseal(path.parent)
     faults = []
     assert len(collect([tmp_path / "runs"], faults.append)) == 7
     assert "metrics.jsonl is damaged: its last line has 2 clients" in faults[0]
@@ -397,17 +397,15 @@ def test_an_export_has_the_clients_and_gives_the_same_tables(store, tmp_path):
     assert "nan" in first.rpartition(",")[2]
 
 
-def test_runs_of_earlier_versions_are_read_and_exported_as_before(store, tmp_path):
-    old = collect([DATA / "export-0.1.csv.gz"])
-    assert old
-    assert all(run.clients is None and np.isnan(run.worst_decile) for run in old)
-    assert "client" not in to_export(old, is_packed=False).decode().splitlines()[0]
-    assert all(run.clients is None for run in collect([DATA / "store-0.1" / "runs"]))
-    both = [*made_results(TWO, seeds=1), *collect([store])]
+def test_runs_without_clients_are_exported_beside_others(store, tmp_path):
+    without = made_results(TWO, seeds=1)
+    assert all(run.clients is None and np.isnan(run.worst_decile) for run in without)
+    assert "client" not in to_export(without, is_packed=False).decode().splitlines()[0]
+    both = [*without, *collect([store])]
     (tmp_path / "both.csv.gz").write_bytes(to_export(both))
     found = read_export(tmp_path / "both.csv.gz")
     assert {run.clients is None for run in found} == {True, False}
-    assert "not measured" in markdown(render(grids_of(old), "worst_decile"))
+    assert "not measured" in markdown(render(grids_of(without), "worst_decile"))
 
 
 def test_an_export_with_clients_that_do_not_fit_is_damaged(store, tmp_path):
@@ -463,7 +461,7 @@ def test_the_command_line_prints_them_and_more_is_better(store, capsys):
     assert main(["table", str(store), "--metric", "worst-decile", "--paper"]) == 2
 
 
-def test_frames_and_summaries_have_them(store):
+def test_frames_and_summaries_have_them(store, tmp_path):
     pytest.importorskip("pandas")
     runs = ov.read_runs(store)
     frame = runs.to_frame()
@@ -471,5 +469,6 @@ def test_frames_and_summaries_have_them(store):
     summary = runs.summary().to_frame()
     assert {"client_accuracy", "worst_decile", "least_kept"} <= set(summary)
     assert "worst decile" in repr(runs.summary())
-    assert "worst decile" not in repr(ov.read_runs(DATA / "export-0.1.csv.gz").summary())
+    (tmp_path / "without.csv.gz").write_bytes(to_export(made_results(TWO, seeds=1)))
+    assert "worst decile" not in repr(ov.read_runs(tmp_path / "without.csv.gz").summary())
     assert "Who pays" in runs.table(clients=True).to_markdown()

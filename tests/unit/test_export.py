@@ -16,7 +16,6 @@ from made_results import made_results, write_store
 from outvote.results.collect import collect
 from outvote.results.disk import DamagedFileError, StoreError
 from outvote.results.export import MARK, read_export, to_export
-from outvote.results.renamed import COLUMNS
 from outvote.results.schema import DataUsed, Status
 from outvote.results.series import SERIES
 
@@ -316,14 +315,3 @@ def test_what_a_rule_cannot_report_is_nan_in_an_export(tmp_path):
     assert np.isnan(found.series.num_kept).all()
     assert found.summary.kept_byzantine is None
     assert to_export([found], is_packed=False) == path.read_bytes()
-
-
-def test_an_export_of_version_0_1_is_read(tmp_path):
-    path = exported(tmp_path, made_results(TWO, seeds=1), "runs.csv", is_packed=False)
-    first, *rest = path.read_text().splitlines(keepends=True)
-    for old, new in reversed(COLUMNS.items()):
-        first = first.replace(new, old, 1)
-    path.write_text("".join([first, *("1" + line[1:] for line in rest)]))
-    before, after = made_results(TWO, seeds=1), read_export(path)
-    assert [one.name for one in after] == sorted(one.name for one in before)
-    assert {one.num_samples for one in after} == {one.num_samples for one in before}

@@ -272,15 +272,6 @@ def test_what_excludes_can_be_settled_anew_at_a_restart():
     assert list(found.values()) == [[], [101, 102], [101], [103], []]
 
 
-def test_drops_in_a_checkpoint_of_0_1_exclude_nobody():
-    exclusions = Exclusions(exclude_after=2, rate=0.01)
-    offences = [[101, 1, "outvoted"], [101, 2, "outvoted"], [102, 1, "malformed"]]
-    exclusions.from_notes({"offences": offences, "excluded": [[101, 2]]})
-    assert out(exclusions, 3) == []
-    exclusions.record(3, malformed=[102])
-    assert out(exclusions, 4) == [102]
-
-
 def test_the_stored_replies_of_a_node_do_not_grow_for_ever():
     for exclude_after in (None, 150):
         exclusions = Exclusions(exclude_after)

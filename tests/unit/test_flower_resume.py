@@ -265,38 +265,6 @@ def test_a_round_is_written_and_synced_before_its_checkpoint(tmp_path, monkeypat
     assert order == ["write_whole", *line, *line, "save_state", *line, "save_state"]
 
 
-@pytest.mark.parametrize("clients", [None, "one", ["100", "101"]])
-def test_a_checkpoint_of_0_1_is_read_with_the_state_of_the_rule(clients, tmp_path):
-    arrays = {"model/w": MODEL["w"], "model/steps": MODEL["steps"], "optimizer/first": np.ones(12)}
-    if clients == "one":
-        arrays["rule"] = np.arange(3.0)
-    elif clients is not None:
-        arrays |= {f"rule/{k}": np.arange(3.0) + k for k in range(len(clients))}
-    notes = {
-        "shapes": [[name, list(array.shape)] for name, array in MODEL.items()],
-        "offenders": {"offences": [[101, 4, "malformed"]], "excluded": []},
-        "rule": "foolsgold",
-        "rule_memory": clients,
-    }
-    checkpoint.save(
-        tmp_path,
-        checkpoint.Checkpoint(round=4, config="outvote-flower-1", arrays=arrays, notes=notes),
-    )
-    state = RobustStrategy.resume(tmp_path, rule="foolsgold").state
-    assert state.round == 4
-    assert state.optimizer_state["first"].tolist() == [1.0] * 12
-    assert state.exclusions.to_notes() == notes["offenders"] | {"tests": []}
-    if clients is None:
-        assert state.rule_state is None
-    elif clients == "one":
-        assert state.rule_state.tolist() == [0.0, 1.0, 2.0]
-    else:
-        assert {key: value.tolist() for key, value in state.rule_state.items()} == {
-            "100": [0.0, 1.0, 2.0],
-            "101": [1.0, 2.0, 3.0],
-        }
-
-
 @dataclass
 class Reputation:
     trust: dict

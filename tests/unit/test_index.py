@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from made_results import write_store
+from made_results import reseal, write_store
 from outvote.results import index as indices
 from outvote.results.index import NAME, Entry, list_runs
 from outvote.results.long_table import settings_of
@@ -146,7 +146,7 @@ def test_only_folders_that_changed_are_read_again(store, reads):
     assert list_runs(store, quiet) == first
     assert reads == []
     os.utime(store / first[3].path / "metrics.jsonl", ns=(1, 1))
-    change(store / first[5].path / "status.json", outcome="interrupted")
+    change(store / first[5].path / "status.json", outcome="interrupted", sums=None)
     found = list_runs(store, quiet)
     assert sorted(reads) == [first[3].name, first[5].name]
     assert (found[3].best, found[5].outcome) == (first[3].best, "interrupted")
@@ -171,7 +171,7 @@ def test_runs_that_are_gone_leave_the_index_and_new_ones_enter_it(store, reads):
 def test_what_was_never_measured_is_null(store):
     folder = store / list_runs(store, quiet)[0].path
     (folder / "metrics.jsonl").write_bytes(b"")
-    change(folder / "status.json", outcome="interrupted", round=0)
+    change(folder / "status.json", outcome="interrupted", round=0, sums=None)
     entry = list_runs(store, quiet)[0]
     assert (entry.best, entry.final, entry.last_ten, entry.kept_byzantine) == (None,) * 4
     assert content(store)[0][10:14] == (None,) * 4
@@ -250,6 +250,7 @@ def test_what_sqlite_cannot_hold_is_listed_all_the_same(store):
     large = shutil.move(store / first[0].path, store / "own" / f"a-lie-seed{2**70}-0123456789ab")
     path = large / "config.toml"
     path.write_text(path.read_text().replace("seed = 0", f"seed = {2**70}"))
+    reseal(large)
     words = []
     found = list_runs(store, words.append, rebuild=True)
     assert 2**70 in [entry.seed for entry in found]

@@ -6,7 +6,6 @@ import os
 import re
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -24,7 +23,6 @@ from outvote.results.disk import (
     read_lines,
 )
 from outvote.results.folder import RunFolder, Writer, find_runs
-from outvote.results.run import read_result
 from outvote.results.schema import VERSION, Environment, Round, Status, Timing
 from outvote.results.series import series_of, summary_of
 
@@ -326,22 +324,16 @@ def test_a_checkpoint_without_its_metrics_is_not_used(tmp_path):
 def test_a_folder_of_a_newer_layout_is_refused_whatever_is_in_it(tmp_path, outcome):
     status = {"outcome": outcome, "round": 1, "num_rounds": 1, "version": VERSION + 1}
     (tmp_path / "status.json").write_text(json.dumps(status))
-    with pytest.raises(StoreError, match=r"newer outvote \(layout 3, known up to 2\); upgrade"):
+    with pytest.raises(StoreError, match=r"newer outvote \(layout 3, known: 2\); upgrade"):
         RunFolder(tmp_path).status()
 
 
-@pytest.mark.parametrize("version", [{}, {"version": 0}])
-def test_a_folder_of_layout_0_without_a_version_is_read(tmp_path, version):
+@pytest.mark.parametrize("version", [{}, {"version": 1}])
+def test_a_folder_of_an_unreleased_layout_is_refused(tmp_path, version):
     status = {"outcome": "finished", "round": 2, "num_rounds": 2, **version}
     (tmp_path / "status.json").write_text(json.dumps(status))
-    (tmp_path / "config.toml").write_text('rule = "mean"\nattack = "lie"\nseed = 3\n')
-    lines = [json.loads(msgspec.json.encode(a_round(number))) for number in (1, 2)]
-    assert all("num_samples" not in line for line in lines)
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = read_result(RunFolder(tmp_path))
-    assert (found.seed, found.best, len(found.series), found.is_over) == (3, 0.5, 2, True)
-    assert (found.environment, found.seconds, found.num_samples) == (None, 0.0, 0)
-    assert found.suite == tmp_path.parent.name
+    with pytest.raises(StoreError, match=r"unreleased outvote \(layout [01], known: 2\); choose"):
+        RunFolder(tmp_path).status()
 
 
 def test_what_is_written_has_its_layout(tmp_path):

@@ -121,10 +121,3 @@ def test_a_class_that_the_module_of_the_owner_lacks_is_refused():
     node = pack_state(Reputation(trust=1.0), "s", {})
     with pytest.raises(ValueError, match="is a Reputation, which its module does not define"):
         unpack_state(node, {}, owner=torch.nn.Identity())
-
-
-def test_the_nodes_of_version_0_1_are_read():
-    arrays = {"rule_memory": np.ones(2), "rule_memory.7": np.zeros(1)}
-    assert unpack_state({"array": "rule_memory", "is_tensor": True}, arrays).tolist() == [1, 1]
-    node = {"pairs": [[7, {"array": "rule_memory.7", "is_tensor": True}]]}
-    assert unpack_state(node, arrays)[7].tolist() == [0]

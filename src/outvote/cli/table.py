@@ -1,7 +1,7 @@
 """`outvote table RUNS`: results of rules under attacks, beside the numbers of the paper."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -33,8 +33,6 @@ METRICS: "dict[str, Metric]" = {
     "worst-decile": "worst_decile",
     "least-kept": "least_kept",
 }
-RENAMED = {"kept": "selection-rate", "liars-share": "byzantine-weight"}
-"""Names of 0.1, read for one more version."""
 FORMATS = ("text", "md", "latex", "csv", "json")
 
 
@@ -43,10 +41,6 @@ class MetricChoice(click.Choice[str]):
 
     def __init__(self) -> None:
         super().__init__(tuple(METRICS))
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> str:
-        """Return the name of today."""
-        return super().convert(RENAMED.get(value, value), param, ctx)
 
 
 @click.command("table", cls=Verb)

@@ -17,10 +17,9 @@ from outvote.markup import clean
 def command(paths: tuple[Path, ...], as_json: bool) -> int:
     """Check every file of every run; exit code 1 if one is damaged.
 
-    RUNS are stores, folders of suites or runs, or exports. Runs of this version have checksums of
-    their files, so that any changed byte is found. Those of earlier versions have none: their files
-    are checked for what they must hold. `outvote run` and `outvote bench` repair damaged runs, or
-    run them again.
+    RUNS are stores, folders of suites or runs, or exports. A run that is over has checksums of its
+    files, so that any changed byte is found. `outvote run` and `outvote bench` repair damaged runs,
+    or run them again.
 
     \b
     outvote verify runs

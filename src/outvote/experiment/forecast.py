@@ -1,6 +1,5 @@
 """A suite before it runs: how many runs there are and are done, and how long the rest takes."""
 
-import warnings
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -11,7 +10,6 @@ from typing import Any, Literal, final, get_args
 
 import msgspec
 
-from outvote.errors import OutvoteWarning
 from outvote.experiment.adopting import find_elsewhere
 from outvote.experiment.plan import (
     Job,
@@ -144,9 +142,7 @@ def known_speeds(root: Path, device: str, jobs: Iterable[Job]) -> dict[Hashable,
 
 
 def _kind(config: Mapping[str, Any]) -> Hashable:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", OutvoteWarning)  # A store of 0.1 has the old names.
-        (spec,) = make_plan(config).specs
+    (spec,) = make_plan(config).specs
     return stack_key(spec)
 
 

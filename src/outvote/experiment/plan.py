@@ -19,7 +19,6 @@ from outvote.results.check import CheckedRun, check_run
 from outvote.results.disk import DamagedFileError
 from outvote.results.folder import RunFolder, Writer
 from outvote.results.labels import names_of, user_files, value_of
-from outvote.results.renamed import renamed_settings
 from outvote.results.schema import CodeUsed, DataUsed, Outcome, PackageUsed, Status
 from outvote.suites.presets import PRESETS
 from outvote.suites.suite import Part, Suite
@@ -211,7 +210,6 @@ def make_plan(
     table: Mapping[str, Any], settings: Sequence[str] = (), *, suite: str = "runs"
 ) -> Plan:
     """Make the runs of a table of settings: every list multiplies them."""
-    table = renamed_settings(table, warns=True)
     for text in settings:
         table = merged(table, parse_override(text))
     name = table.get("preset")
@@ -313,7 +311,7 @@ def parse_override(text: str) -> Mapping[str, Any]:
         parsed = value.strip()  # A word without quotes, such as a rule.
     if value.strip() in ("nan", "inf"):
         parsed = value.strip()  # Attacks; no setting may be such a number.
-    return renamed_settings(nested(key.strip(), parsed), warns=True)
+    return nested(key.strip(), parsed)
 
 
 def _checked_table(table: Mapping[str, Any], kind: type, above: str) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from outvote.models.model_spec import MODELS, check_model_name
 from outvote.plugins import Plugin, find_plugin
 from outvote.results.labels import label_names, user_files
 from outvote.results.later import LATER
-from outvote.results.renamed import SETTINGS
 from outvote.rules.rule_spec import RULES, make_rule
 from outvote.server.selection import make_selection
 from outvote.server.step import Server
@@ -296,11 +295,9 @@ def _check_theory(spec: RunSpec) -> None:
 
 
 def _as_hashed(spec: RunSpec) -> dict[str, Any]:
-    """Return the settings under their first names, so that runs keep their hashes."""
+    """Return the settings under the names in the hashes of all runs, which are kept."""
     table = as_table(spec)
-    for old, new in SETTINGS.items():
-        section, _, key = new.partition(".")
-        table[section][old.partition(".")[2]] = table[section].pop(key)
+    table["federation"]["told"] = table["federation"].pop("assumed_byzantine")
     return table
 
 

@@ -215,12 +215,8 @@ def state_of(found: Sequence[Checkpoint], runs: Sequence[Run], device: torch.dev
     def carried(owner: str) -> tuple[Any, ...]:
         states = []
         for each, run in zip(found, runs, strict=True):
-            # Checkpoints of 0.1 have the second name; before selections, they had no state.
-            node = each.notes.get(f"{owner}_state") or each.notes.get(f"{owner}_memory")
-            own = (
-                unpack_state(node, each.arrays, getattr(run, owner, run), device) if node else None
-            )
-            states.append(own)
+            node = each.notes[f"{owner}_state"]
+            states.append(unpack_state(node, each.arrays, getattr(run, owner, run), device))
         return () if all(each is None for each in states) else tuple(states)
 
     return State(

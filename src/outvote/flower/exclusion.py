@@ -104,17 +104,13 @@ class Exclusions:
         }
 
     def from_notes(self, notes: Mapping[str, Any]) -> None:
-        """Restore what `to_notes` returned; the settings may have changed since.
-
-        Checkpoints of 0.1 also hold drops, and nodes excluded for them; these are left out.
-        """
+        """Restore what `to_notes` returned; the settings may have changed since."""
         self._malformed, self._excluded = {}, {}
-        for node, round_, cause in notes["offences"]:
-            if cause == "malformed":
-                self._malformed.setdefault(int(node), []).append(int(round_))
+        for node, round_, _ in notes["offences"]:
+            self._malformed.setdefault(int(node), []).append(int(round_))
         self._tests = {
             int(node): SequentialTest.of(num_rounds, num_against, capitals)
-            for node, num_rounds, num_against, capitals in notes.get("tests", [])
+            for node, num_rounds, num_against, capitals in notes["tests"]
         }
         for node, round_ in ((int(line[0]), int(line[1])) for line in notes["excluded"]):
             if self.exclude_after and len(self._malformed.get(node, [])) >= self.exclude_after:

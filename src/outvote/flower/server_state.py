@@ -1,6 +1,5 @@
 """The state of a federation after a round, and the checkpoint that keeps it across `kill -9`."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -108,12 +107,8 @@ def _restore(state: ServerState, found: Checkpoint, rule: Rule) -> None:
     state.exclusions.from_notes(notes["offenders"])
     state.known_nodes = {int(node) for node in notes.get("nodes", ())}
     state.suspicions = {int(node): float(each) for node, each in notes.get("suspicions", ())}
-    if notes["rule"] != str(rule):
-        state.rule_state = None
-    elif "rule_state" in notes:
-        state.rule_state = unpack_state(notes["rule_state"], arrays, rule)
-    else:
-        state.rule_state = _of_0_1(notes["rule_memory"], arrays)
+    is_same = notes["rule"] == str(rule)
+    state.rule_state = unpack_state(notes["rule_state"], arrays, rule) if is_same else None
 
 
 def _check_none_is_lost(folder: Path) -> None:
@@ -125,15 +120,6 @@ def _check_none_is_lost(folder: Path) -> None:
             f"the log in {folder} holds {rounds[-1].round} rounds, but the checkpoint is gone; "
             "restore it, or start anew in another audit_dir"
         )
-
-
-def _of_0_1(note: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """Return the rule's state of a checkpoint of 0.1: nothing, one tensor, or one per node."""
-    if note is None:
-        return None
-    if note == "one":
-        return _tensor(arrays["rule"])
-    return {client: _tensor(arrays[f"rule/{k}"]) for k, client in enumerate(note)}
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:

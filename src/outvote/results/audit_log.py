@@ -174,7 +174,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
 def find_log(folder: Path) -> Path:
     """Return the folder of the newest log: the folder itself, or one in it; itself if none is here.
 
-    A server keeps every run in a folder of its own, logs of 0.1 lie in the folder itself.
+    A server keeps every run in a folder of its own.
     """
     found = _logs(folder)
     return max(found)[2] if found else folder

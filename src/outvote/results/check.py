@@ -1,7 +1,6 @@
 """The check of a run: every reader of run folders relies on it.
 
-A run that is over has the sizes and checksums of its files in status.json. A run of an earlier
-version has none: its files are checked for what they must hold.
+A run that is over has the checksums of its files in status.json.
 """
 
 import hashlib
@@ -14,20 +13,17 @@ from typing import Any, NamedTuple, final
 
 import msgspec
 
-from outvote.results.audit_log import AUDIT_NAME, check_audit
 from outvote.results.checkpoint import NEWEST, read_checkpoint
 from outvote.results.disk import (
     DamagedFileError,
     StoreError,
     is_locked,
-    line_ends,
     open_regular,
     read_bounded,
     read_lines,
 )
 from outvote.results.folder import CONFIG_NAME, CONTENT, ENVIRONMENT_NAME, METRICS_NAME, RunFolder
 from outvote.results.folder import STATUS_NAME as STATUS
-from outvote.results.renamed import renamed_settings
 from outvote.results.schema import Environment, Round, Status, Sums
 from outvote.text import MOST_LETTERS, MOST_NESTED, nesting, short_line, shortened
 
@@ -92,19 +88,17 @@ def check_run(folder: RunFolder, *, deep: bool = False) -> CheckedRun:
     _read_environment(found)
     _read_rounds(found)
     status = found.status
-    if status is not None and status.sums is not None:
+    if status is not None and (status.is_over or status.sums is not None):
         _check_sums(found, status, status.sums)
-    elif status is not None and status.is_over:
-        _check_old(found, status)
     if deep and (folder.path / NEWEST).exists():
         _check_checkpoint(found)
     return found
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Read config.toml under the names of this version; a damaged one is a DamagedFileError."""
+    """Read config.toml; a damaged one is a DamagedFileError."""
     try:
-        config = renamed_settings(tomllib.loads(read_bounded(path).decode()))
+        config = tomllib.loads(read_bounded(path).decode())
     # A ValueError: no UTF-8, no TOML, or a number of thousands of digits.
     except (OSError, ValueError, RecursionError) as error:
         raise DamagedFileError(f"cannot be read: {short_line(error)}") from error
@@ -176,7 +170,7 @@ def _read_environment(found: CheckedRun) -> None:
         found.add(ENVIRONMENT_NAME, str(error).removeprefix(f"{path} "))
         return
     status = found.status
-    if found.environment is None and status is not None and status.is_over and status.version:
+    if found.environment is None and status is not None and status.is_over:
         found.add(ENVIRONMENT_NAME, "is gone")
 
 
@@ -236,8 +230,11 @@ def _fault_of_round(each: Round, limit: int) -> str:
     return ""
 
 
-def _check_sums(found: CheckedRun, status: Status, sums: Sums) -> None:
+def _check_sums(found: CheckedRun, status: Status, sums: Sums | None) -> None:
     path = found.folder.path
+    if sums is None:
+        found.add(STATUS, "is damaged: it has no checksums")
+        return
     if status.checksum() != sums.checksum:
         found.add(STATUS, "is damaged: its checksum is wrong")
         return
@@ -263,20 +260,6 @@ def _fault_of_file(path: Path, wanted: str) -> str:
     except OSError as error:
         return f"cannot be read: {error}"
     return "" if got == wanted else "is damaged: its checksum is wrong"
-
-
-def _check_old(found: CheckedRun, status: Status) -> None:
-    """Check a run without checksums: no line beyond its rounds, and an audit of the same rounds."""
-    if any(fault.file == METRICS_NAME for fault in found.faults):
-        return
-    metrics = found.folder.metrics
-    if metrics.stat().st_size > max(line_ends(metrics, Round), default=0):
-        found.add(METRICS_NAME, f"is damaged: something follows its {status.round} rounds")
-    audit = found.folder.path / AUDIT_NAME
-    # The first layout has no number, and may lack an audit.
-    needs_audit = audit.exists() or status.version > 0
-    if needs_audit and (fault := check_audit(audit, found.rounds)):
-        found.add(AUDIT_NAME, fault)
 
 
 def _check_checkpoint(found: CheckedRun) -> None:

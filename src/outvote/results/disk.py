@@ -17,7 +17,6 @@ from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
-from outvote.results.renamed import renamed_line
 from outvote.text import short_line
 
 # Windows has no fcntl: there, no run can be stored, see `lock`.
@@ -302,7 +301,7 @@ def read_readable(path: Path, kind: type[Kind], start: int = 0) -> tuple[list[Ki
     decoder, found = msgspec.json.Decoder(kind), []
     for line in lines:
         with suppress(*UNDECODABLE):
-            found.append(decoder.decode(renamed_line(line)))
+            found.append(decoder.decode(line))
     return found, len(lines) - len(found), start + sum(len(line) + 1 for line in lines)
 
 
@@ -340,7 +339,7 @@ def _whole_lines(path: Path, kind: type[Kind]) -> Iterator[tuple[Kind, int]]:
         while text := file.readline(MOST_BYTES):
             end += len(text)
             try:
-                line = decoder.decode(renamed_line(text))
+                line = decoder.decode(text)
             except UNDECODABLE:
                 return
             if text.endswith(b"\n"):

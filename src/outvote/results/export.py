@@ -21,7 +21,6 @@ from msgspec import MsgspecError
 from outvote.limits import GZIP, TooLargeError, read_at_most, unpacked
 from outvote.results.check import check_settings
 from outvote.results.disk import DamagedFileError, StoreError
-from outvote.results.renamed import COLUMNS, renamed_settings
 from outvote.results.run import Result
 from outvote.results.schema import Environment, Outcome, Status
 from outvote.results.series import (
@@ -170,8 +169,7 @@ def _text(path: Path) -> str:
 def _rows(text: str, path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Return the rows by column, each with its number."""
     table = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    columns = [COLUMNS.get(name, name) for name in table.fieldnames or ()]
-    table.fieldnames = columns
+    columns = table.fieldnames or ()
     if MARK not in columns:
         raise StoreError(_no_export(path))
     for number, row in enumerate(table, start=1):
@@ -254,7 +252,7 @@ def _config(text: str, where: str) -> Mapping[str, Any]:
         check_settings(found)
     except DamagedFileError as error:
         raise DamagedFileError(f"{where} {error}") from error
-    return renamed_settings(found)
+    return found
 
 
 def _series(row: Mapping[str, Any]) -> Series:

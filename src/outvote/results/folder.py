@@ -49,19 +49,20 @@ class RunFolder:
 
     def status(self) -> Status | None:
         """Return the status of the run; None if it was never started."""
-        # The version first: a newer layout may look like damage.
+        # The version first: another layout may look like damage.
         path = self.path / STATUS_NAME
         layout = read_json(path, Layout)
         if layout is None:
             return None
-        if layout.version > VERSION:
+        if layout.version != VERSION:
             _check_version(path)
+            age = "a newer" if layout.version > VERSION else "an unreleased"
+            remedy = "upgrade outvote or choose" if layout.version > VERSION else "choose"
             raise StoreError(
-                f"{self.path} was written by a newer outvote (layout {short_line(layout.version)}, "
-                f"known up to {VERSION}); upgrade outvote or choose another --output"
+                f"{self.path} was written by {age} outvote (layout {short_line(layout.version)}, "
+                f"known: {VERSION}); {remedy} another --output"
             )
-        found = read_json(path, Status)
-        return found and msgspec.structs.replace(found, version=layout.version)
+        return read_json(path, Status)
 
     def is_begun(self) -> bool:
         """Return whether it holds a record of rounds: a run whose status is gone."""

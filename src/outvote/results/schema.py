@@ -7,8 +7,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 VERSION = 2
-"""Of the layout of a run folder. 0: status.json has no version, and the lines of metrics.jsonl
-may lack the number of samples. 0 and 1 have the old names of `renamed.METRICS`."""
+"""Of the layout of a run folder: no other is read."""
 
 Outcome = Literal["running", "interrupted", "failed", "finished", "diverged"]
 OVER: tuple[Outcome, ...] = ("finished", "diverged")
@@ -115,7 +114,7 @@ class Status(Struct, frozen=True, kw_only=True):
     reason: str = ""
     version: int = VERSION
     sums: Sums | None = None
-    """None: not over, or of an earlier version."""
+    """None: not over."""
 
     @property
     def is_over(self) -> bool:

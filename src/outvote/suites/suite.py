@@ -11,7 +11,6 @@ from outvote.errors import closest
 from outvote.grids import Table, expand, flat, merged
 from outvote.limits import read_settings_text
 from outvote.results.labels import is_same, label, value_of
-from outvote.results.renamed import SETTINGS, renamed_settings
 from outvote.results.run import Result
 from outvote.suites.paper import Printed, Wanted, read_printed
 from outvote.text import LONGEST_MESSAGE, MOST_NESTED, nesting, shortened
@@ -207,16 +206,12 @@ def _part(table: Table, shared: Table) -> Part:
     kind, name = given.kind, str(given.name)
     if kind not in get_args(Kind):
         raise ValueError(f"part.kind: unknown value {kind!r}; {closest(str(kind), get_args(Kind))}")
-    settings = merged(
-        renamed_settings(shared, warns=True),
-        renamed_settings(_as_table("part.settings", given.settings), warns=True),
-    )
-    columns = str(given.columns)
+    settings = merged(shared, _as_table("part.settings", given.settings))
     _check_texts(name, settings)
     part = Part(
         name=name,
         title=str(given.title),
-        columns=SETTINGS.get(columns, columns),
+        columns=str(given.columns),
         kind=kind,
         settings=settings,
         wanted=_read_wanted(given.paper),
