@@ -8,10 +8,9 @@ python benchmarks/bench_engine_gpu.py plain --data FOLDER -o FILE  the same in p
 FOLDER holds CIFAR-10 in any form that `outvote data list` names. The random images have the shapes
 and numbers of CIFAR-10, CIFAR-100, the LEAF subset of FEMNIST (18 of 395 writers take part) and 12
 classes of Tiny-ImageNet; settings are the paper's. Everything of a round is counted, with
-evaluation. Times are medians of the rounds after the second; the first is listed by itself,
-and so is the call that starts the warm-up before it: `warm_up`, which belongs to the first round.
-Each round has the seconds that processors worked for this process, without those that compile for
-it, and the megabytes it read from a disk; `before` is the same for `built` and `warm_up`.
+evaluation. Times are medians of the rounds after the second; the first two are listed by
+themselves. Each round has the seconds that processors worked for it, and the megabytes it read
+from a disk; `before` is the same for `built`.
 """
 
 import argparse
@@ -36,7 +35,6 @@ from outvote.engine.federation import make_federation
 from outvote.engine.reference import ReferenceRun
 from outvote.engine.run_stack import Run, RunStack, State
 from outvote.engine.simulation import FittingRounds, first_state, make_run_stack, simulate
-from outvote.engine.warm_up import warm_up
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.samples import ByteImages
 
@@ -167,8 +165,7 @@ def _measure(
     state = first_state([modules[k % num_seeds] for k in range(options.runs)], data.train)
     _sync(device)
     built = time.perf_counter()
-    warm_up(stack, state.weights.shape[1])
-    warmed, before = time.perf_counter(), usage.take()
+    before = usage.take()
     found, clock, fitting = [], Clock(device), FittingRounds(print)
     compiled.take()
     for number in range(options.rounds):
@@ -194,7 +191,6 @@ def _measure(
     return {
         "trainer": stack.trainer.name,
         "built": built - started,
-        "warm_up": warmed - built,
         "before": before,
         "first": [each["seconds"] for each in found[:2]],
         "seconds": warm,
@@ -268,7 +264,7 @@ def _sync(device: torch.device) -> None:
 
 
 class Compiled:
-    """The kernels that Triton compiled in this process, with their times; warm-ups have others."""
+    """The kernels that Triton compiled, with their times."""
 
     def __init__(self) -> None:
         """Listen, where Triton is there and reports it."""

@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outvote.ops import IS_INTERPRETED, convolution, is_for_kernels, load_kernels
-from outvote.ops.compile_once import dry_calls
 from outvote.training.fused_layers import Convolution
 from outvote.training.im2col import padded
 
@@ -150,28 +149,6 @@ def test_strips_add_up_to_the_gradient(
     convolution.weight_gradient(*given, target, (3, 1, 1))
     assert filters.grad is not None
     _close(target, _packed(filters.grad))
-
-
-def test_a_dry_call_asks_for_the_kernels_of_few_and_of_many_models(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kernels = load_kernels("outvote.ops.triton.convolution")
-    monkeypatch.setattr(kernels, "SHORTEST", 64)
-    asked = []
-
-    class Kernel:
-        def __getitem__(self, _: Any) -> Any:
-            return lambda *values, **_: asked.append(values[2].dtype)
-
-    monkeypatch.setattr(kernels, "_weight_gradient", Kernel())
-    images = torch.zeros(2, 5, 8, 8, 16, dtype=NARROW, device=device)
-    outer = torch.zeros(2, 5, 8, 8, 24, dtype=NARROW, device=device)
-    target = torch.empty(2, 144, 24, dtype=NARROW, device=device)
-    with dry_calls():
-        convolution.weight_gradient(images, outer, target, (3, 1, 1))
-    assert asked == [NARROW, torch.float32]
-    convolution.weight_gradient(images, outer, target, (3, 1, 1))
-    assert asked[2:] == [torch.float32]
 
 
 def _close(found: Tensor, wanted: Tensor | None) -> None:

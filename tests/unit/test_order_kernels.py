@@ -15,7 +15,6 @@ from torch import Tensor
 
 import outvote as ov
 from outvote.ops import client_kernels, distances, matrix_kernels, order_kernels, order_statistics
-from outvote.ops.launch import Launched
 from outvote.rules import bulyan
 from outvote.seeding import RandomStream
 
@@ -299,8 +298,7 @@ def num_compiled() -> int:
 def kernels_of_rules() -> list[Any]:
     """Return the kernels of all modules, those that only kernels call among them."""
     modules = [import_module(f"outvote.ops.triton.{name}") for name in MODULES]
-    named = [value for module in modules for value in vars(module).values()]
-    found = [value.kernel if isinstance(value, Launched) else value for value in named]
+    found = [value for module in modules for value in vars(module).values()]
     return list({id(kernel): kernel for kernel in found if hasattr(kernel, "fn")}.values())
 
 

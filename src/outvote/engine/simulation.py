@@ -12,10 +12,8 @@ from torch import Tensor, nn
 from outvote.engine.client_accuracy import ClientTests
 from outvote.engine.round import run_round
 from outvote.engine.run_stack import Run, RunStack, State
-from outvote.engine.warm_up import warm_up
 from outvote.errors import OutvoteWarning, plural
 from outvote.metrics.round_record import Record
-from outvote.ops.compile_once import begin_loading
 from outvote.server.buffers import BufferKinds
 from outvote.server.step import Server
 from outvote.training.batch_norm import check_batch_size, has_batch_norm
@@ -63,8 +61,6 @@ def make_run_stack(  # noqa: PLR0913  (all of what a stack is made of)
     """
     check_batch_size(module, training)
     device = train.device
-    if device.type == "cuda":
-        begin_loading()
     objective = Objective.of(train.targets, loss, has_classes=num_classes is not None)
     chosen = choose_trainer(module, train, objective, optimizer, precision, trainer)
     sizes = [parameter.numel() for parameter in module.parameters()]
@@ -163,7 +159,6 @@ def simulate(
     rounds = FittingRounds(report)
     active = list(range(len(stack.runs)) if numbers is None else numbers)
     here = stack.only(active)
-    warm_up(here, state.weights.shape[1])
     while active and state.round < num_rounds:
         number = state.round + 1
         is_evaluated = number % evaluate_every == 0 or number == num_rounds

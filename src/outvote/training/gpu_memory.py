@@ -1,7 +1,6 @@
 """How much work fits into the memory of a GPU at once."""
 
 from collections.abc import Callable
-from concurrent.futures import Executor
 from functools import partial
 from math import ceil
 from typing import TypeVar
@@ -16,34 +15,6 @@ Result = TypeVar("Result")
 SHARE = 0.8
 # Of that, the least that is used, whatever memory is to be spared.
 LEAST = 0.25
-
-
-_BACKGROUND: list[Executor] = []
-
-
-def add_background(threads: Executor) -> None:
-    """Name threads that use the GPU for a while; memory is not measured before they have ended."""
-    _BACKGROUND.append(threads)
-
-
-def wait_for_background() -> bool:
-    """Wait until these threads have ended; return whether there were any."""
-    had_any = bool(_BACKGROUND)
-    while _BACKGROUND:
-        _BACKGROUND.pop().shutdown(wait=True)
-    return had_any
-
-
-def beside_background(work: Callable[[], Result]) -> Result:
-    """Do some work; where memory is too small, again when these threads have ended."""
-    try:
-        return work()
-    except Exception as error:
-        if not is_out_of_memory(error) or not wait_for_background():
-            raise
-    # Only here, after the handler, are the tensors of the first try gone.
-    torch.cuda.empty_cache()
-    return work()
 
 
 def how_many_fit(
@@ -62,7 +33,6 @@ def how_many_fit(
     """
     if device.type != "cuda":
         return None
-    wait_for_background()
     first = _bytes_of(lambda: work(1), device)
     each, shared = first, 0
     several, more = _bytes_of_several(work, several, device)

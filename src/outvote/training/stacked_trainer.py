@@ -15,7 +15,7 @@ from outvote.errors import check_choice
 from outvote.ops.memory import on_device
 from outvote.ops.precision import exact_products, fast_products
 from outvote.training.batches import Batches
-from outvote.training.gpu_memory import beside_background, even_size, how_many_fit, in_chunks
+from outvote.training.gpu_memory import even_size, how_many_fit, in_chunks
 from outvote.training.gradient_check import MOST_SAMPLES, check_gradients
 from outvote.training.local_sgd import LocalSGD, take_step
 from outvote.training.objective import Score
@@ -27,8 +27,6 @@ from outvote.training.trainer import ClientTask, LocalUpdates, count_samples, ke
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
 FEW_SAMPLES = 32
-# Of a trial; kernels for one run are others.
-FEW_RUNS = 2
 # On a CPU, over all runs.
 EVALUATED_AT_ONCE = 1 << 16
 # The most values that are pooled at once: above, torch uses 64-bit indices, which are slower.
@@ -90,9 +88,7 @@ class StackedTrainer:
         if order and is_new and device.type == "cuda":
             if not self._is_checked:
                 one = tasks[order[0]]
-                beside_background(
-                    lambda: self._check_gradients(weights, buffers, packed, narrow, one)
-                )
+                self._check_gradients(weights, buffers, packed, narrow, one)
             self._num_tasks = len(tasks)
             self._num_models = _how_many(partial(work, rate=0.0), tasks, order, found.gradients)
         size = even_size(len(order), self._num_models or max(1, len(order)))
@@ -195,55 +191,6 @@ class StackedTrainer:
             self.model.unpack(stack.gradients)[0],
         )
         self._is_checked = True
-
-    def trial_calls(
-        self, tasks: Sequence[ClientTask], training: LocalSGD, samples: Samples
-    ) -> list[Callable[[], None]]:
-        """Return calls that launch all kernels of some tasks, and of an evaluation on samples.
-
-        They leave nothing behind, and can be made where kernels are not launched.
-        """
-        if self._num_models is not None:  # It has trained before.
-            return []
-        few = [replace(task, batches=_of_all_widths(task.batches)) for task in tasks]
-        first = few[0].batches
-        size = min(first.sizes[0], MOST_SAMPLES)
-        checked = replace(few[0], batches=Batches(first.index[:1, :size], [size]))
-        several = sorted(few, key=lambda task: -task.batches.num_steps)
-        # Where the first call misses no kernel, no other is made.
-        plans = (several, few[:1], [checked])
-        return [
-            *(partial(self._try_training, plan, training) for plan in plans),
-            partial(self._try_evaluation, samples),
-        ]
-
-    def _try_training(self, tasks: list[ClientTask], training: LocalSGD) -> None:
-        weights, buffers = self._blank_models()
-        tasks = [replace(task, run=k % len(weights)) for k, task in enumerate(tasks)]
-        found = _results(weights, buffers, tasks)
-        packed = self.model.pack(weights)
-        plan = _Plan(tasks, range(len(tasks)), weights.device)
-        stack = WeightStack(self.model, packed, self._narrow(packed), plan.runs)
-        # Kernels of a backward pass in a thread of its own would be launched.
-        with torch.autograd.set_multithreading_enabled(False):
-            self._train(stack, weights, buffers, plan, training, 0.0, found)
-
-    def _try_evaluation(self, samples: Samples) -> None:
-        weights, buffers = self._blank_models()
-        index = torch.arange(min(FEW_SAMPLES, len(samples)), device=samples.device)
-        packed = self.model.pack(weights)
-        narrow = self._narrow(packed)
-        packed = packed if narrow is None else narrow
-        images = samples.batch(index).to(packed.dtype)
-        with torch.no_grad():
-            logits_of = self.model.evaluated(self.model.views(packed), self._read_buffers(buffers))
-            logits_of(images.expand(len(weights), *images.shape))
-
-    def _blank_models(self) -> tuple[Tensor, Tensor]:
-        sizes, like = (self.model.num_parameters, self.model.num_buffers), self.samples
-        weights = torch.zeros(FEW_RUNS, sizes[0], dtype=like.dtype, device=like.device)
-        buffers = torch.ones(FEW_RUNS, sizes[1], dtype=torch.float64, device=like.device)
-        return weights, buffers
 
     def _narrow(self, packed: Tensor) -> Tensor | None:
         return packed.bfloat16() if self.precision == "bfloat16" else None
@@ -356,18 +303,6 @@ def _results(weights: Tensor, buffers: Tensor, tasks: Sequence[ClientTask]) -> L
         buffers=buffers.new_empty(len(tasks), buffers.shape[1]),
         num_samples=count_samples(tasks),
     )
-
-
-def _of_all_widths(batches: Batches) -> Batches:
-    """Return the first two batches, and one of every other size."""
-    steps = dict.fromkeys((0, 1)) | dict.fromkeys(_first_of_each(batches.sizes))
-    kept = sorted(step for step in steps if step < batches.num_steps)
-    moves = None if batches.moves is None else batches.moves[kept]
-    return Batches(batches.index[kept], [batches.sizes[step] for step in kept], moves)
-
-
-def _first_of_each(sizes: list[int]) -> list[int]:
-    return [step for step, size in enumerate(sizes) if size not in sizes[:step]]
 
 
 def _num_at_once(

@@ -18,7 +18,6 @@ import triton.language as tl
 from torch import Tensor
 
 from outvote.ops import cdiv, next_power_of_2
-from outvote.ops.launch import launched
 from outvote.ops.triton.groups import (
     LOG_VALUES_PER_THREAD,
     LOG_WARP,
@@ -30,7 +29,6 @@ AT_RUN_TIME = ["num_rows", "num_clients", "num_selected", "num_byzantine"]
 LARGEST_INTEGER = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 
 
-@launched
 @triton.jit(do_not_specialize=AT_RUN_TIME)
 def _order(
     distances, order, num_rows, num_clients, NUM_ROWS: tl.constexpr, NUM_SORTED: tl.constexpr
@@ -99,7 +97,6 @@ def _minus(total, rest, value):
     return rounded, rest - (rounded - result)
 
 
-@launched
 @triton.jit(do_not_specialize=AT_RUN_TIME)
 def _select_one_by_one(
     distances,

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from outvote.ops import cdiv, next_power_of_2
 from outvote.ops.client_kernels import Positions
-from outvote.ops.launch import launched
 
 # Triton's sort works on powers of two; what is missing is filled with infinity, which goes last.
 
@@ -32,7 +31,6 @@ AT_RUN_TIME = [
 ]
 
 
-@launched
 @triton.jit(do_not_specialize=AT_RUN_TIME)
 def _sum_of_smallest(
     source, result, num_rows, num_values, num_smallest, ROWS: tl.constexpr, VALUES: tl.constexpr
@@ -71,7 +69,6 @@ def _moved_back(cell, shifts, num_rows, num_columns, ROUNDS: tl.constexpr):
     return row * num_columns + column
 
 
-@launched
 @triton.jit(do_not_specialize=["end", "small", "dim", "num_clients", "num_rows", "num_columns"])
 def _scatter(
     source,
@@ -228,7 +225,6 @@ def _distances(
     return far, inside & is_above & (left != right) & (is_exact == 0)
 
 
-@launched
 @triton.jit(do_not_specialize=AT_RUN_TIME)
 def _squared_distances(
     products,
@@ -302,7 +298,6 @@ def squared_distances(
     )
 
 
-@launched
 @triton.jit(do_not_specialize=AT_RUN_TIME)
 def _sums_of_smallest_distances(
     products,
@@ -377,7 +372,6 @@ def sums_of_smallest_distances(
     )
 
 
-@launched
 @triton.jit(do_not_specialize=AT_RUN_TIME)
 def _squared_distances_to_average(
     products,
@@ -463,7 +457,6 @@ def squared_distances_to_average(
     )
 
 
-@launched
 @triton.jit(do_not_specialize=AT_RUN_TIME)
 def _smallest(scores, result, num_clients, num_smallest, CLIENTS: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * num_clients

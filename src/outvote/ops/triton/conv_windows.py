@@ -5,14 +5,12 @@ import triton.language as tl
 from torch import Tensor
 
 from outvote.ops import block_of, cdiv, next_power_of_2
-from outvote.ops.launch import launched
 
 # Sizes are run-time arguments: another layer compiles nothing. A program works on whole lines of
 # pixels, so that it divides once for a line, not for a pixel.
 LINES, VALUES = 4, 4096
 
 
-@launched
 @triton.jit(do_not_specialize=["num_lines", "height", "width", "high", "wide", "stride", "padding"])
 def _cut(
     images,
@@ -86,7 +84,6 @@ def cut(images: Tensor, windows: Tensor, size: int, stride: int, padding: int) -
     )
 
 
-@launched
 @triton.jit(do_not_specialize=["num_lines", "height", "width", "high", "wide", "stride", "padding"])
 def _add_up(
     gradient,

@@ -12,15 +12,12 @@ import triton.language as tl
 from torch import Tensor
 
 from outvote.ops import cdiv
-from outvote.ops.compile_once import is_dry
-from outvote.ops.launch import launched
 
 PIXELS, STAGES = 128, 3
 # Of the gradient of weights: programs that keep a GPU busy, pixels of a step, and of a short strip.
 ENOUGH, STEP, SHORTEST = 528, 64, 2048
 
 
-@launched
 @triton.jit(
     do_not_specialize=[
         "num_pixels",
@@ -204,7 +201,6 @@ def convolve(
     )
 
 
-@launched
 @triton.jit(
     do_not_specialize=[
         "num_pixels",
@@ -321,9 +317,9 @@ def weight_gradient(
             num_stages=STAGES,
         )
 
-    if num_strips == 1 or is_dry():  # With more models, there will be no strips: another kernel.
+    if num_strips == 1:
         launch(result, 0)
-    if num_strips > 1:
+    else:
         shape = (num_strips, models, num_values, filters)
         strips = torch.empty(shape, dtype=torch.float32, device=images.device)
         launch(strips, strips.stride(0))

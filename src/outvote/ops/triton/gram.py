@@ -12,7 +12,6 @@ from torch import Tensor
 
 from outvote.ops import IS_AMD, IS_INTERPRETED, next_power_of_2
 from outvote.ops.group_kernels import PIECE_UNIT, Layout
-from outvote.ops.launch import launched
 
 # The most clients whose pairs a thread multiplies, and coordinates that a warp reads at once.
 FEW, FEW_STEP = 8, 64
@@ -48,7 +47,6 @@ def _columns_of(tile, ROWS: tl.constexpr):
     return x0, x1, x2, x3, x4, x5, x6, x7
 
 
-@launched
 @triton.jit(do_not_specialize=AT_RUN_TIME[1:])
 def _products_of_few(
     columns,
@@ -198,7 +196,6 @@ def _multiplied(high, mid, low, small, ARE_ROWS: tl.constexpr):
     return some, small
 
 
-@launched
 @triton.jit(do_not_specialize=AT_RUN_TIME)
 def _products(
     columns,

@@ -12,7 +12,6 @@ import triton.language as tl
 from torch import Tensor
 
 from outvote.ops import cdiv, next_power_of_2
-from outvote.ops.launch import launched
 
 # Values of a row that one thread sorts in its registers.
 LOG_VALUES_PER_THREAD = 6
@@ -109,7 +108,6 @@ def _sum_of_smallest(
     return tl.sum(counted.to(tl.float64), axis=1)
 
 
-@launched
 @triton.jit(
     do_not_specialize=[
         "num_pairs",
@@ -210,7 +208,6 @@ def sums_of_smallest(columns: Tensor, result: Tensor, num_smallest: int, scale: 
     )
 
 
-@launched
 @triton.jit(
     do_not_specialize=[
         "num_rows",
@@ -279,7 +276,6 @@ def exact_sums_of_smallest(columns: Tensor, result: Tensor, num_smallest: int) -
     )
 
 
-@launched
 @triton.jit(
     do_not_specialize=["num_rows", "num_clients", "width", "groups_per_run", "run_stride"],
 )
@@ -337,7 +333,6 @@ def pairwise_differences(columns: Tensor, result: Tensor) -> None:
     )
 
 
-@launched
 @triton.jit(
     do_not_specialize=["num_groups", "num_clients", "width", "groups_per_run", "run_stride"],
 )
@@ -393,7 +388,6 @@ def distances_to_average(columns: Tensor, weights: Tensor, result: Tensor) -> No
     )
 
 
-@launched
 @triton.jit(do_not_specialize=["num_clients", "num_smallest"])
 def _average_of_smallest(scores, result, num_clients, num_smallest, CLIENTS: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * num_clients
@@ -423,7 +417,6 @@ def average_of_smallest(scores: Tensor, result: Tensor, num_smallest: int) -> No
     )
 
 
-@launched
 @triton.jit(do_not_specialize=["num_clients", "num_units", "run_stride", "client_stride"])
 def _weighted_sum(
     rows,

@@ -14,14 +14,12 @@ import triton.language as tl
 from torch import Tensor
 
 from outvote.ops import block_of, cdiv
-from outvote.ops.launch import launched
 
 VALUES, NUM_TILES = 4096, 8
 # Warps of the programs that add up, and of those that write.
 SUM_WARPS, WRITE_WARPS = 4, 4
 
 
-@launched
 @triton.jit(do_not_specialize=["num_rows", "per_image"])
 def _moments(
     images,
@@ -68,7 +66,6 @@ def _moments(
         tl.store(sizes + model * tl.num_programs(0) + strip, tl.sum(size, axis=0))
 
 
-@launched
 @triton.jit(do_not_specialize=["num_strips", "num_rows", "parameter_stride", "bias_stride"])
 def _finish_moments(
     images,
@@ -198,7 +195,6 @@ def moments(
     return found
 
 
-@launched
 @triton.jit(do_not_specialize=["num_rows"])
 def _affine(
     images,
@@ -279,7 +275,6 @@ def affine(
     )
 
 
-@launched
 @triton.jit(do_not_specialize=["num_rows", "wide"])
 def _affine_pooled(
     images,
@@ -395,7 +390,6 @@ def _outer(
     return found
 
 
-@launched
 @triton.jit(do_not_specialize=["num_rows", "wide"])
 def _gradient_sums(
     gradient,
@@ -455,7 +449,6 @@ def _gradient_sums(
     tl.store(along + out, tl.sum(product, axis=0), mask=is_channel)
 
 
-@launched
 @triton.jit(do_not_specialize=["num_strips", "target_stride"])
 def _finish_sums(
     sums,
@@ -491,7 +484,6 @@ def _finish_sums(
     tl.store(pull + here, (product * inverse / size).to(tl.float32), mask=inside)
 
 
-@launched
 @triton.jit(do_not_specialize=["num_rows", "per_image", "wide"])
 def _inner_gradient(
     gradient,
@@ -640,7 +632,6 @@ def inner_gradient(
     return result
 
 
-@launched
 @triton.jit(do_not_specialize=["num_rows", "wide"])
 def _relu_gradient(
     gradient,
@@ -696,7 +687,6 @@ def _relu_gradient(
     tl.store(sums + out, tl.sum(total, axis=0), mask=is_channel)
 
 
-@launched
 @triton.jit(do_not_specialize=["num_strips", "target_stride"])
 def _finish_bias(sums, target, num_strips, channels, target_stride, CHANNELS: tl.constexpr):
     model = tl.program_id(1).to(tl.int64)
@@ -750,7 +740,6 @@ def relu_gradient(
     return result
 
 
-@launched
 @triton.jit(do_not_specialize=["num_values"])
 def _add_relu(left, right, result, num_values, VALUES: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * VALUES + tl.arange(0, VALUES)

@@ -11,7 +11,6 @@ import triton.language as tl
 from torch import Tensor
 
 from outvote.ops import next_power_of_2
-from outvote.ops.launch import launched
 
 AT_RUN_TIME = ["num_rows", "start", "stop", "is_last"]
 NUM_SHIFTS, NUM_ROUNDS, NUM_SOLVES = 64, 10, 3
@@ -19,7 +18,6 @@ NUM_SHIFTS, NUM_ROUNDS, NUM_SOLVES = 64, 10, 3
 TILE_VALUES = 4096
 
 
-@launched
 @triton.jit(do_not_specialize=AT_RUN_TIME)
 def _lanczos(
     matrices,
@@ -76,7 +74,6 @@ def _lanczos(
         tl.debug_barrier()
 
 
-@launched
 @triton.jit(do_not_specialize=AT_RUN_TIME)
 def _ritz(
     vectors,

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from outvote.axes import Rows
 from outvote.ops import cdiv, next_power_of_2
-from outvote.ops.launch import launched
 
 # Values of a tile: they stay in registers from the mean to the deviations.
 TILE = 4096
@@ -15,7 +14,6 @@ TILE = 4096
 FEWEST = 16
 
 
-@launched
 @triton.jit
 def _moments(
     rows,

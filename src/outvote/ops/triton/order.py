@@ -16,7 +16,6 @@ import triton.language as tl
 from torch import Tensor
 
 from outvote.ops import IS_AMD, cdiv, next_power_of_2
-from outvote.ops.launch import launched
 from outvote.ops.order_kernels import comparators
 
 # How many values each of the 32 threads of a warp holds in registers.
@@ -155,7 +154,6 @@ def _store_counts(counts, values, inside, known, low, high, VALUES: tl.constexpr
     tl.store(counts + at, found.to(tl.uint8))
 
 
-@launched
 @triton.jit(do_not_specialize=AT_RUN_TIME)
 def _ranks(
     source,
@@ -228,7 +226,6 @@ def _ranks(
         _store_counts(counts, values, key < 0x7FFFFFFF, known, low, high, VALUES)
 
 
-@launched
 @triton.jit(do_not_specialize=AT_RUN_TIME)
 def _nearest(
     source,
@@ -423,7 +420,6 @@ def _store_few_counts(counts, values, known, low, high, SLOTS: tl.constexpr):
         tl.store(at + first // 4, tl.sum(packed, axis=0))
 
 
-@launched
 @triton.jit(do_not_specialize=AT_RUN_TIME)
 def _few_ranks(
     source,
@@ -495,7 +491,6 @@ def _few_ranks(
         _store_few_counts(counts, values, known, low, high, SLOTS)
 
 
-@launched
 @triton.jit(do_not_specialize=AT_RUN_TIME)
 def _few_nearest(
     source,

@@ -9,12 +9,10 @@ import triton.language as tl
 from torch import Tensor
 
 from outvote.ops import block_of, cdiv
-from outvote.ops.launch import launched
 
 VALUES = 2048
 
 
-@launched
 @triton.jit(do_not_specialize=["num_rows", "height", "width", "high", "wide", "stride", "padding"])
 def _max_pool(
     images,
@@ -88,7 +86,6 @@ def max_pool(
     )
 
 
-@launched
 @triton.jit(do_not_specialize=["num_rows", "height", "width", "high", "wide", "stride", "padding"])
 def _max_pool_gradient(
     gradient,

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from outvote.ops import cdiv, next_power_of_2
 from outvote.ops.group_kernels import Layout
-from outvote.ops.launch import launched
 
 # Values that a program reads at once.
 AT_ONCE = 2048
@@ -19,7 +18,6 @@ ROWS_AT_ONCE = 4
 NUM_WARPS = 4
 
 
-@launched
 @triton.jit(
     do_not_specialize=[
         "num_clients",
@@ -103,7 +101,6 @@ def square_sums(
     )
 
 
-@launched
 @triton.jit(
     do_not_specialize=[
         "num_clients",
@@ -204,7 +201,6 @@ def _sums(pieces, first, last, num_clients, PIECES: tl.constexpr, CLIENTS: tl.co
     return tl.sum(total, axis=0)
 
 
-@launched
 @triton.jit(do_not_specialize=["num_groups", "num_clients"])
 def _sums_of_roots(
     squared,
@@ -251,7 +247,6 @@ def sums_of_roots(squared: Tensor, result: Tensor, piece: int) -> None:
     )
 
 
-@launched
 @triton.jit(do_not_specialize=["num_pieces", "num_clients"])
 def _larger_pieces(
     pieces,
@@ -285,7 +280,6 @@ def larger_pieces(pieces: Tensor, result: Tensor, size: int) -> None:
     )
 
 
-@launched
 @triton.jit(do_not_specialize=["num_pieces", "num_clients"])
 def _lengths(
     pieces,

@@ -6,14 +6,12 @@ import triton.language as tl
 from torch import Tensor
 
 from outvote.ops import cdiv
-from outvote.ops.launch import launched
 
 BLOCK = 4096
 # The same guard against a norm of 0 that torch's own clipping has.
 TINY = 1e-6
 
 
-@launched
 @triton.jit
 def _square_sums(values, sums, num_values, stride, BLOCK: tl.constexpr):
     model = tl.program_id(1).to(tl.int64)
@@ -23,7 +21,6 @@ def _square_sums(values, sums, num_values, stride, BLOCK: tl.constexpr):
     tl.store(sums + model * tl.num_programs(0) + tl.program_id(0), tl.sum(found * found, axis=0))
 
 
-@launched
 @triton.jit(do_not_specialize=["num_going"])
 def _take_step(
     weights,

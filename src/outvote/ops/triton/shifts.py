@@ -9,7 +9,6 @@ import triton.language as tl
 from torch import Tensor
 
 from outvote.ops import cdiv
-from outvote.ops.launch import launched
 
 # Of four numbers each.
 BLOCK = 128
@@ -25,7 +24,6 @@ def _store_shift(result, at, drawn, num_values, num_rows, num_columns):
     tl.store(result + at, shift.to(tl.int32), mask=at < num_values)
 
 
-@launched
 @triton.jit(do_not_specialize=["seed", "num_values", "num_rows", "num_columns"])
 def _shifts(seed, result, num_values, num_rows, num_columns, BLOCK: tl.constexpr):
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

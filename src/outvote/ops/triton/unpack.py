@@ -5,8 +5,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outvote.ops.launch import launched
-
 BLOCK = 2048
 # A tile of filters of a convolution: both of its sides are whole sectors of memory.
 VALUES = 64
@@ -16,7 +14,6 @@ IN_PIECE = tl.constexpr(3)
 IN_TILE = tl.constexpr(7)
 
 
-@launched
 @triton.jit(do_not_specialize=["stride", "packed_stride", "out_stride"])
 def _subtract_pieces(
     vectors, packed, out, runs, rows, table, stride, packed_stride, out_stride, BLOCK: tl.constexpr
@@ -35,7 +32,6 @@ def _subtract_pieces(
     tl.store(out + row * out_stride + start + index, before - after, mask=inside)
 
 
-@launched
 @triton.jit(do_not_specialize=["stride", "packed_stride", "out_stride"])
 def _subtract_tiles(
     vectors,
