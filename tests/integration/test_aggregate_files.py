@@ -2,9 +2,10 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 
 import outvote as ov
 from outvote.files.aggregate_files import aggregate_clients
@@ -74,6 +75,42 @@ def test_mistakes_are_value_errors(folder, tmp_path):
         ov.aggregate_files(folder, rule="medin")
 
 
+def test_a_bad_file_lowers_nothing(tmp_path):
+    """One of eight files is cut off, one is poisoned; the rule is told that one may be."""
+    save_file({"w": torch.zeros(1000)}, tmp_path / "base.safetensors")
+    for k in range(8):
+        row = 1 + 0.1 * torch.randn(1000, generator=torch.Generator().manual_seed(k))
+        path = tmp_path / f"client-{k}.safetensors"
+        save_file({"w": -40 * row if k == 3 else row}, path)
+    path = tmp_path / "client-5.safetensors"
+    for content in (path.read_bytes()[:-10], save({"w": torch.full((1000,), torch.nan)})):
+        path.write_bytes(content)
+        for rule in ("gas(multi-krum)", "multi-krum", "trimmed-mean"):
+            found = ov.aggregate_files(tmp_path / "client-*", rule=rule, num_byzantine=1)
+            assert found.rejected == ["client-5"]
+            assert (found.num_byzantine, found.base_num_byzantine) == (1, 1)
+            assert np.isinf(found.scores[5])
+            if rule == "trimmed-mean":
+                assert found.update["w"].min() > 0
+            else:
+                assert found.dropped == ["client-3"]
+
+
+def test_too_many_byzantine_clients_for_the_files_that_are_left(tmp_path):
+    for k in range(6):
+        save_file({"w": torch.ones(3) * k}, tmp_path / f"{k}.safetensors")
+    (tmp_path / "0.safetensors").write_bytes(b"")
+    (tmp_path / "1.safetensors").write_bytes(b"")
+    output = tmp_path / "out"
+    for rule in ("gas(median)", "median", "gas(multi-krum)"):
+        with pytest.raises(ValueError, match="2 of 6 files are bad"):
+            ov.aggregate_files(tmp_path, rule=rule, num_byzantine=2, output=output)
+        assert not output.exists()
+    found = ov.aggregate_files(tmp_path, rule="gas(median)", num_byzantine=2, when_too_many="lower")
+    assert found.base_num_byzantine == 1
+    assert any("too few" in note for note in found.notes)
+
+
 LORA = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q", "v"]}
 
 
@@ -100,8 +137,7 @@ def test_lora_adapters_are_named_by_their_folders_and_come_out_as_one(tmp_path, 
     merged.mkdir()
     found = aggregate_clients(
         str(tmp_path / "nodes" / pattern),
-        rule="trimmed-mean",
-        num_byzantine=2,
+        rule="mean",
         output=merged / "adapter_model.safetensors",
     )
     reasons = {each["client"]: each["reason"] for each in found.clients if each["reason"]}

@@ -131,7 +131,7 @@ def test_a_fraction_counts_all_files_that_were_received(capsys, folder):
     output = folder.parent / "out.safetensors"
     words = ["aggregate", folder, "--rule", "gas(median)", "--byzantine-fraction", 0.3]
     found = run(capsys, *words, "-o", output, "--json").json
-    assert (found["num_byzantine"], found["num_byzantine_left"]) == (3, 2)
+    assert (found["num_byzantine"], found["num_rejected"]) == (3, 1)
     assert (found["num_byzantine_assumed"], found["byzantine_fraction"]) == (None, 0.3)
 
 

@@ -107,7 +107,7 @@ def test_a_file_that_changes_while_it_is_read_is_left_out(capsys, folder, monkey
             (folder / "client-2.safetensors").write_bytes(b"now something else")
 
     monkeypatch.setattr(sources.SafetensorsSource, "read", change)
-    words = ["aggregate", folder, "--rule", RULE, "--num-byzantine", 2, "-o", output, "--json"]
+    words = ["aggregate", folder, "--rule", RULE, "--num-byzantine", 1, "-o", output, "--json"]
     result = run(capsys, *words)
     assert status_of(result)["client-2"] == "rejected"
     assert "changed while it was read" in result.json["clients"][2]["reason"]

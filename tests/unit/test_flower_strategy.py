@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from flwr.app import Message
 
 import outvote as ov
 from bad_replies import (
@@ -176,7 +177,42 @@ def test_num_byzantine_is_lowered_only_on_request(tmp_path):
     (keep,), (low,) = read_audit(tmp_path / "keep"), read_audit(tmp_path / "lower")
     assert (keep.is_updated, keep.num_byzantine) == (False, 2)
     assert (low.is_updated, low.num_byzantine) == (True, 0)
-    assert low.reason == "num_byzantine was lowered from 2 to 0"
+    assert "too few" in keep.reason
+    assert "assuming 0" in low.reason
+
+
+RULES_AROUND_A_MAJORITY = ("gas(krum)", "gas(dnc)", "gas(multi-krum)", "gas(median)", "multi-krum")
+
+
+@pytest.mark.parametrize("rule", RULES_AROUND_A_MAJORITY)
+def test_colluders_gain_nothing_by_the_absence_of_honest_nodes(rule, tmp_path):
+    """Two of six nodes collude, one honest node sends NaN, and one never answers."""
+
+    def respond(message):
+        node, model = message.metadata.dst_node_id, arrays_of(message.content["arrays"])
+        value = {1: -1.0, 2: -1.0, 3: np.nan}.get(node, 1.0)
+        arrays = {name: (array + value).astype(array.dtype) for name, array in model.items()}
+        return None if node == 4 else Message(content_of(arrays), reply_to=message)
+
+    strategy = strategy_of(rule, num_byzantine=2, audit_dir=tmp_path)
+    grid = HandMadeGrid(range(1, 7), respond)
+    found = strategy.start(grid, record_of(MODEL), num_rounds=3, timeout=0)
+    for name, array in MODEL.items():
+        np.testing.assert_array_equal(arrays_of(found.arrays)[name], array)
+    for entry in read_audit(tmp_path):
+        assert not entry.is_updated
+        assert "4 usable updates are too few" in entry.reason
+        assert entry.num_byzantine == 2
+
+
+def test_a_rule_inside_gas_that_tolerates_fewer_keeps_the_model(tmp_path):
+    strategy = strategy_of("gas(bulyan)")
+    assert run_round(strategy, grid_of(honest, range(10)), record_of(MODEL))[0] is None
+    assert run_round(strategy, grid_of(honest, range(11)), record_of(MODEL), 2)[0] is not None
+    lowered = strategy_of("gas(bulyan)", audit_dir=tmp_path / "low", when_too_many="lower")
+    assert run_round(lowered, grid_of(honest, range(10)), record_of(MODEL))[0] is not None
+    lowered.close()
+    assert "assuming 1" in read_audit(tmp_path / "low")[0].reason
 
 
 def test_a_byzantine_fraction_is_of_the_nodes_asked_not_of_those_who_answer(tmp_path):

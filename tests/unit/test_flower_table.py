@@ -76,7 +76,7 @@ def test_with_too_few_good_replies_the_model_is_kept_and_the_reason_logged(kind,
     model, entry, clients = run("bulyan", kind, tmp_path, num_nodes=11)
     assert model is None
     assert not entry.is_updated
-    assert "10 usable replies are too few" in entry.reason
+    assert "10 usable updates are too few" in entry.reason
     assert "at most 1 Byzantine nodes, not 2" in entry.reason
     assert clients[str(BAD_NODE)].standing in ("malformed", "error")
 

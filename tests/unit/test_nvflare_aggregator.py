@@ -252,9 +252,19 @@ def test_with_too_few_usable_contributions_the_model_is_kept(caplog):
     few = [sent(SITES[k - 1], steps(k)) for k in (1, 2, 3)]
     _, dxo = run(aggregator(rule="median", num_byzantine=2), few)
     assert is_kept(dxo)
-    assert "the model is kept: 3 usable replies are too few" in caplog.text
+    assert "the model is kept: 3 usable updates are too few" in caplog.text
     _, dxo = run(aggregator(rule="median", num_byzantine=2, when_too_many="lower"), few)
     assert not is_kept(dxo)
+
+
+@pytest.mark.parametrize("rule", ["gas(krum)", "gas(dnc)", "gas(multi-krum)", "gas(median)"])
+def test_colluders_gain_nothing_by_the_absence_of_honest_sites(rule, caplog):
+    """Two of six sites collude, one honest site sends NaN, and one never answers."""
+    scales = {1: 1.0, 2: 1.0, 3: np.nan, 5: -1.0, 6: -1.0}
+    sites = [sent(SITES[k - 1], steps(k, scale)) for k, scale in scales.items()]
+    _, dxo = run(aggregator(rule=rule, num_byzantine=2), sites)
+    assert is_kept(dxo)
+    assert "4 usable updates are too few" in caplog.text
 
 
 def test_without_contributions_the_model_is_kept(caplog):

@@ -64,11 +64,12 @@ def command(
     or differences), and the output is one too. With --base they are whole models: updates are
     their differences to the base, and the output is the new model.
 
-    A file that is unreadable, not finite, or unlike the base (or unlike most files) is named,
-    counted as one Byzantine client, and left out; if there are more than --num-byzantine, nothing
-    is written. Files are read some numbers at a time: they need not fit into memory. Integer
-    tensors are not aggregated: they become the maximum over the kept clients. The output is written
-    in full or not at all. z is how far a score is above the median, in standard deviations.
+    A file that is unreadable, not finite, or unlike the base (or unlike most files) is named and
+    left out, which does not lower --num-byzantine; if the rule does not tolerate so many among the
+    other files, nothing is written. Files are read some numbers at a time: they need not fit into
+    memory. Integer tensors are not aggregated: they become the maximum over the kept clients. The
+    output is written in full or not at all. z is how far a score is above the median, in standard
+    deviations.
 
     Example: outvote aggregate 'updates/*.safetensors' --rule 'gas(bulyan)' --num-byzantine 2
     -o update.safetensors
@@ -95,16 +96,14 @@ def command(
     except FilesError as error:  # There must be other files: exit code 2.
         raise click.UsageError(str(error)) from error
     verdict = found.verdict
-    num_rejected = len(verdict.rejected)
     facts = {
         "rule": str(rule),
         "output": str(options["output"]),
         "num_clients": len(found.clients),
-        "num_rejected": num_rejected,
+        "num_rejected": len(verdict.rejected),
         "num_byzantine_assumed": options["num_byzantine"],
         "byzantine_fraction": options["byzantine_fraction"],
         "num_byzantine": verdict.num_byzantine,
-        "num_byzantine_left": max(0, verdict.num_byzantine - num_rejected),
         "base_num_byzantine": verdict.base_num_byzantine,
         "num_groups": verdict.num_groups,
         "seed": verdict.seed,
@@ -169,10 +168,11 @@ def _print(facts: dict[str, Any]) -> None:
     print_table([NumberColumn(title) if title in NUMBERS else title for title in TITLES], cells)
     given = [facts["num_byzantine_assumed"], facts["byzantine_fraction"]]
     assumed = next((str(each) for each in given if each is not None), "none")
-    used = f"used {facts['num_byzantine']} of {facts['num_clients']}"
+    num_usable = facts["num_clients"] - facts["num_rejected"]
+    used = f"used {facts['num_byzantine']} of {num_usable}"
     parts = [
         f"{facts['rule']}: f assumed {assumed}, {used}",
-        f"{facts['num_rejected']} rejected, {facts['num_byzantine_left']} expected among the rest",
+        f"{facts['num_rejected']} rejected",
         *([] if facts["num_groups"] is None else [f"groups {facts['num_groups']}"]),
         f"seed {facts['seed']}",
         *facts["notes"],

@@ -28,10 +28,13 @@ from outvote.files.streaming import OnProgress, SourceFailed, StreamingAggregato
 from outvote.files.tensor_writer import TensorWriter, writing
 from outvote.flat import FLOATS
 from outvote.results.disk import StoreError
+from outvote.rules.aggregate import num_from_fraction, resolve_num_byzantine
+from outvote.rules.majority import too_many
 from outvote.rules.rule import Rule
 from outvote.rules.rule_spec import make_rule
 from outvote.rules.verdict import Verdict
 from outvote.scores import robust_z
+from outvote.server.replies import applied_nevertheless, why_too_few
 
 PathLike = str | os.PathLike[str]
 
@@ -54,13 +57,13 @@ def aggregate_files(  # noqa: PLR0913  (all that a round may have, by name)
     `updates` are files, folders or patterns such as "updates/*.safetensors". Without `base` the
     files are updates (gradients or differences), and so is the `output`. With `base` they are whole
     models: updates are their differences to the base, and the output is the new model. A file that
-    is unreadable, not finite, or unlike the base (or unlike most files) is rejected and counts as
-    one Byzantine client; more of them than are assumed is an error, unless `when_too_many` is
-    "lower". Integer tensors become the maximum over the kept clients. `sample_counts` weigh the
-    clients, named as in the verdict; none counts more than three times the median. The output is
-    written in full or not at all. LoRA adapters of PEFT are such files: they are named by their
-    folders, their adapter_config.json must agree, and an output with the name
-    adapter_model.safetensors gets one, too.
+    is unreadable, not finite, or unlike the base (or unlike most files) is rejected, which lowers
+    nothing: if the rule does not tolerate so many Byzantine clients among the others, that is an
+    error, unless `when_too_many` is "lower". Integer tensors become the maximum over the kept
+    clients. `sample_counts` weigh the clients, named as in the verdict; none counts more than three
+    times the median. The output is written in full or not at all. LoRA adapters of PEFT are such
+    files: they are named by their folders, their adapter_config.json must agree, and an output with
+    the name adapter_model.safetensors gets one, too.
 
     Files are read some coordinates at a time: with `max_memory` for that, and for the update that
     is returned.
@@ -113,27 +116,39 @@ def aggregate_clients(
     target = Path(output) if output is not None and is_written else None
     with nullcontext() if processes is None else processes.together():
         clients, start = _open(updates, base, target)
-        aggregator = StreamingAggregator(
-            rule,
-            [client.source(start) for client in clients],
-            clients=[client.name for client in clients],
-            sample_counts=None if sample_counts is None else _counts(sample_counts, clients),
-            on_progress=on_progress,
-            **options,
-        )
-    if processes is not None:
-        aggregator.share(processes)
-    given = (options.get("num_byzantine"), options.get("byzantine_fraction"))
-    is_assumed = given != (None, None)
-    most = aggregator.num_byzantine if is_assumed else rule.max_byzantine(len(clients))
-    if options.get("when_too_many", "raise") == "lower":
-        most = len(clients)
-    job = _Job(aggregator, clients, start, most, processes)
+        num_byzantine, is_lowered = _resolved(rule, len(clients), options)
+        counts = None if sample_counts is None else _counts(sample_counts, clients)
+    used = list(range(len(clients)))
     while True:
+        with nullcontext() if processes is None else processes.together():
+            aggregator = StreamingAggregator(
+                rule,
+                [clients[k].source(start) for k in used],
+                clients=[clients[k].name for k in used],
+                num_byzantine=num_byzantine,
+                when_too_many="lower",
+                sample_counts=None if counts is None else [counts[k] for k in used],
+                on_progress=on_progress,
+                **options,
+            )
+        if processes is not None:
+            aggregator.share(processes)
+        job = _Job(aggregator, clients, used, start, num_byzantine, is_lowered, processes)
         try:
             return job.run(target, with_update=with_update)
         except SourceFailed:
-            continue  # A file changed: its client is rejected, and all starts again.
+            used = job.usable()  # All starts again without the others, which lower nothing.
+
+
+def _resolved(rule: Rule, num_clients: int, options: dict[str, Any]) -> tuple[int, bool]:
+    """Take f and what to do where it is too large out of the options; check both."""
+    names = ("num_byzantine", "byzantine_fraction", "when_too_many")
+    num_byzantine, fraction, when_too_many = (options.pop(name, None) for name in names)
+    when_too_many = when_too_many or "raise"
+    resolve_num_byzantine(rule, num_clients, num_byzantine, fraction, when_too_many)
+    if fraction is not None:
+        num_byzantine = num_from_fraction(fraction, num_clients)
+    return int(num_byzantine or 0), when_too_many == "lower"
 
 
 def _open(
@@ -187,24 +202,41 @@ class _Job:
 
     aggregator: StreamingAggregator
     clients: list[Client]
+    used: Sequence[int]
+    """Which clients the aggregator got."""
     base: Base | None
-    most_rejected: int
+    num_byzantine: int
+    is_lowered: bool
+    """Whether to continue where the rule does not tolerate so many among the usable files."""
     processes: Processes | None = None
 
     def run(self, output: Path | None, *, with_update: bool) -> FilesResult:
-        self._check(self.aggregator.reasons)
+        self._check()
         verdict = self.aggregator.verdict()
-        self._check(self.aggregator.reasons)
+        note = self._check()
         counters = self._counters(verdict)
         update = _Update(self._entries(), with_update=with_update)
         # At the end the file is there for all processes, or for none.
         with nullcontext() if self.processes is None else self.processes.together():
             self._make(output, counters, update)
+        verdict = self._of_all(verdict)
+        if note:
+            note = f"{note}; {applied_nevertheless(verdict.base_num_byzantine)}"
+            verdict = replace(verdict, notes=(*verdict.notes, note))
         return FilesResult(
             verdict=replace(verdict, update=update.named),
             counters=list(counters),
             clients=self._records(verdict),
         )
+
+    def usable(self) -> list[int]:
+        """Return the clients that are not rejected; raise if there is none."""
+        for client in self.clients:
+            client.reason = self.aggregator.reasons.get(client.name, client.reason)
+        found = [k for k, client in enumerate(self.clients) if not client.reason]
+        if not found:
+            raise _nothing_usable(self.clients)
+        return found
 
     def _make(self, output: Path | None, counters: Named, update: "_Update") -> None:
         """Take the update piece by piece, and write it."""
@@ -234,20 +266,39 @@ class _Job:
             return pieces
         return self.processes.collected(pieces, self.aggregator.num_chunks)
 
-    def _check(self, reasons: Mapping[Any, str]) -> None:
-        """Raise if no file is left, or more are bad than there are Byzantine clients."""
-        for client in self.clients:
-            client.reason = reasons.get(client.name, client.reason)
-        bad = [client for client in self.clients if client.reason]
-        if len(bad) == len(self.clients):
-            raise _nothing_usable(self.clients)
-        if len(bad) > self.most_rejected:
+    def _check(self) -> str:
+        """Raise if too few files are left, or SourceFailed if the aggregator got a bad one.
+
+        Return why they are too few where that is allowed.
+        """
+        usable = self.usable()
+        rule = self.aggregator.rule
+        fault = too_many(rule, self.num_byzantine, len(usable))
+        if fault is not None and not self.is_lowered:
+            bad = next((client for client in self.clients if client.reason), None)
+            if bad is None:
+                raise fault
             raise ValueError(
-                f"{len(bad)} of {len(self.clients)} files are bad, more than the "
-                f"{self.most_rejected} Byzantine clients assumed, nothing was written "
-                f"({bad[0].path}: {bad[0].reason}); take them out, raise num_byzantine, or pass "
-                "when_too_many='lower'"
+                f"{len(self.clients) - len(usable)} of {len(self.clients)} files are bad, and with "
+                f"the others {rule} tolerates at most {fault.limit} Byzantine clients, not "
+                f"{fault.got}; nothing was written ({bad.path}: {bad.reason}); add good files, "
+                "lower num_byzantine, or pass when_too_many='lower'"
             )
+        if len(usable) < len(self.used):
+            raise SourceFailed
+        return "" if fault is None else why_too_few(fault, "clients")
+
+    def _of_all(self, verdict: Verdict) -> Verdict:
+        """Return the verdict on the usable files as one on all: the others are rejected."""
+        scores = np.full(len(self.clients), np.inf)
+        scores[self.used] = verdict.scores
+        weights = verdict.weights
+        if weights is not None:
+            weights = np.zeros(len(self.clients))
+            weights[self.used] = verdict.weights
+        names = tuple(client.name for client in self.clients)
+        rejected = [client.name for client in self.clients if client.reason]
+        return replace(verdict, scores=scores, weights=weights, clients=names, rejected=rejected)
 
     def _entries(self) -> dict[str, Entry]:
         """Return the tensors of the update: as they were sent, or in the precision of the work."""
@@ -286,11 +337,9 @@ class _Job:
 
     def _counters(self, verdict: Verdict) -> Named:
         """Return the maximum over the kept clients of every tensor of integers."""
-        kept = set(verdict.kept or ()) or {
-            client.name for client in self.clients if not client.reason
-        }
+        kept = set(verdict.kept or verdict.clients)
         found: dict[str, np.ndarray] = {}
-        for number, client in enumerate(self.clients):
+        for number, client in enumerate(self.clients[k] for k in self.used):
             if client.file is None or client.name not in kept:
                 continue
             try:
@@ -305,6 +354,7 @@ class _Job:
         shares = verdict.weights
         deviations = robust_z(verdict.scores)
         copies = self.aggregator.copies
+        row_of = {k: row for row, k in enumerate(self.used)}
         records = []
         for k, client in enumerate(self.clients):
             record: dict[str, Any] = {"client": client.name, "path": str(client.path)}
@@ -312,13 +362,13 @@ class _Job:
             record |= dict.fromkeys(keys) | {"status": "rejected"}
             if not client.reason:
                 share = None if shares is None else float(shares[k])
-                cosine = float(self.aggregator.cosines[k])
+                cosine = float(self.aggregator.cosines[row_of[k]])
                 record |= {
                     "status": "used" if share is None else "kept" if share > 0 else "dropped",
                     "score": float(verdict.scores[k]),
                     "z": deviations[k],
                     "share": share,
-                    "norm": float(self.aggregator.norms[k]),
+                    "norm": float(self.aggregator.norms[row_of[k]]),
                     "cosine": None if np.isnan(cosine) else cosine,
                 }
             same = f"the same update as {copies[client.name]}" if client.name in copies else ""

@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from logging import getLogger
 from typing import final
 
@@ -13,6 +14,7 @@ from flwr.serverapp import Grid
 from outvote.flower.reply_collection import listed
 from outvote.flower.server_state import ServerState
 from outvote.flower.settings import Settings
+from outvote.rules.majority import tolerated
 from outvote.seeding import RandomStream
 from outvote.server.selection import draw
 
@@ -133,7 +135,7 @@ def _report_waiting(
 def _candidates(
     settings: Settings, state: ServerState, round_: int, online: Sequence[int], wanted: int
 ) -> tuple[list[int], dict[int, str]]:
-    num_byzantine, tolerates = settings.num_byzantine_of(wanted), settings.rule.max_byzantine
+    num_byzantine, tolerates = settings.num_byzantine_of(wanted), partial(tolerated, settings.rule)
     out = state.exclusions.excluded(round_, online, wanted, num_byzantine, tolerates)
     excluded = {node: state.exclusions.evidence(node) for node in out}
     return [node for node in online if node not in excluded], excluded

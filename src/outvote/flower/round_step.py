@@ -11,7 +11,6 @@ import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
 from torch import Tensor
 
-from outvote.errors import TooManyByzantine
 from outvote.files.streaming import StreamingAggregator
 from outvote.flower.model_record import SentModel
 from outvote.flower.node_metrics import average_metrics, metrics_by, num_distrusted
@@ -24,18 +23,21 @@ from outvote.flower.settings import Settings
 from outvote.results.audit_folder import now
 from outvote.results.audit_log import AuditRound, ClientRecord, Standing
 from outvote.rules.aggregate import one_round
+from outvote.rules.majority import too_many
 from outvote.rules.verdict import Verdict
 from outvote.server.replies import (
     NO_REPLY,
     NOT_A_MODEL,
     NOT_CHOSEN,
     OUTVOTED,
+    applied_nevertheless,
     blames,
     finite,
     lower_median,
     measure_cosines,
     norm_of,
     why_rule_failed,
+    why_too_few,
 )
 
 LOG = getLogger("flwr")
@@ -74,7 +76,7 @@ class Decision:
     num_byzantine: int
     """How many Byzantine nodes the rule assumed."""
     reason: str = ""
-    """Why the model is kept, or that `num_byzantine` was lowered."""
+    """Why the model is kept, or the number of Byzantine nodes was lowered."""
     cosines: Sequence[float | None] | None = None
     """Of the updates to the aggregated one, where they were streamed."""
 
@@ -131,6 +133,10 @@ def decide(
     num_byzantine = request.sample.num_byzantine
     if not updates.replies:
         return Decision(verdict=None, num_byzantine=num_byzantine, reason=NO_REPLY)
+    fault = too_many(settings.rule, num_byzantine, len(updates.replies))
+    why = "" if fault is None else why_too_few(fault, "nodes")
+    if fault is not None and settings.when_too_many == "keep":
+        return Decision(verdict=None, num_byzantine=num_byzantine, reason=why)
     reference = None
     if settings.rule.traits.needs_reference and settings.reference is not None:
         # Outside of the try: a fault of the server's own training is to be seen at once.
@@ -143,16 +149,13 @@ def decide(
         else:
             verdict = _aggregate(settings, state, request, updates, reference)
     except Exception as error:
-        if not isinstance(error, TooManyByzantine):
-            LOG.debug("The rule failed in round %d:", request.round, exc_info=True)
-        reason = why_rule_failed(error, "nodes")
+        LOG.debug("The rule failed in round %d:", request.round, exc_info=True)
+        reason = why_rule_failed(error)
         return Decision(verdict=None, num_byzantine=num_byzantine, reason=reason)
-    used = verdict.num_byzantine
-    lowered = f"num_byzantine was lowered from {num_byzantine} to {used}"
     return Decision(
         verdict=verdict,
-        num_byzantine=used,
-        reason=lowered if used < num_byzantine else "",
+        num_byzantine=verdict.num_byzantine,
+        reason=why and f"{why}; {applied_nevertheless(verdict.base_num_byzantine)}",
         cosines=cosines,
     )
 
@@ -203,7 +206,7 @@ def _options(settings: Settings, request: RoundRequest, updates: NodeUpdates) ->
         counts = [reply.count for reply in updates.replies.values()]
     return {
         "num_byzantine": request.sample.num_byzantine,
-        "when_too_many": "lower" if settings.when_too_many == "lower" else "raise",
+        "when_too_many": "lower",
         "seed": None if seed is None else derive_seed(seed, f"rule {request.round}"),
         "clients": [str(node) for node in updates.replies],
         "sample_counts": counts,

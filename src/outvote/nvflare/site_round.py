@@ -11,6 +11,7 @@ from outvote.nvflare.server_model import ServerModel
 from outvote.results.audit_folder import now
 from outvote.results.audit_log import AuditRound, ClientRecord, Standing
 from outvote.rules.aggregate import one_round
+from outvote.rules.majority import too_many
 from outvote.rules.rule import Rule
 from outvote.rules.verdict import Verdict
 from outvote.server.replies import (
@@ -21,6 +22,7 @@ from outvote.server.replies import (
     NOT_FINITE,
     OUTVOTED,
     Malformed,
+    applied_nevertheless,
     blames,
     finite,
     is_number,
@@ -29,6 +31,7 @@ from outvote.server.replies import (
     needed_count,
     norm_of,
     why_rule_failed,
+    why_too_few,
 )
 
 UNKNOWN_MODEL = "the server's model is unknown; give the workflow a persistor"
@@ -146,14 +149,19 @@ def finish_round(
     usable = {site: sites.usable[site] for site in sorted(sites.usable)}
     verdict, arrays, reason = None, None, NO_REPLY if sites.model is not None else UNKNOWN_MODEL
     rows = torch.empty(0)
+    fault = too_many(rule, num_byzantine, len(usable))
+    why = "" if fault is None else why_too_few(fault, "sites")
     if usable and sites.model is not None:
         rows = torch.stack([each.row for each in usable.values()])
+    if why and len(rows) and not lowers:
+        reason = why
+    elif len(rows) and sites.model is not None:
         try:
             verdict = one_round(
                 rule,
                 rows,
                 num_byzantine=num_byzantine,
-                when_too_many="lower" if lowers else "raise",
+                when_too_many="lower",
                 seed=seed,
                 clients=list(usable),
                 sample_counts=[each.count for each in usable.values()] if use_counts else None,
@@ -163,10 +171,11 @@ def finish_round(
                 layer_sizes=sites.model.layer_sizes,
             ).verdict()
         except Exception as error:  # noqa: BLE001  (a round without an update, and why)
-            reason = why_rule_failed(error, "sites")
+            reason = why_rule_failed(error)
         else:
             arrays = sites.model.moved(verdict.update, _medians(list(usable.values())))
-            reason = _lowered(num_byzantine, verdict) if arrays is not None else NOT_A_MODEL
+            reason = why and f"{why}; {applied_nevertheless(verdict.base_num_byzantine)}"
+            reason = reason if arrays is not None else NOT_A_MODEL
     audit = AuditRound(
         round=sites.number,
         time=now(),
@@ -200,12 +209,6 @@ def _medians(contributions: Sequence[Contribution]) -> list[Tensor]:
     # The lower of two: always a value that was sent.
     middle = (len(contributions) - 1) // 2
     return [torch.stack(part).sort(dim=0).values[middle] for part in by_array]
-
-
-def _lowered(num_byzantine: int, verdict: Verdict) -> str:
-    used = verdict.num_byzantine
-    lowered = f"num_byzantine was lowered from {num_byzantine} to {used}"
-    return lowered if used < num_byzantine else ""
 
 
 def _with_update(

@@ -117,11 +117,19 @@ def blames(kept: Sequence[Any] | None, num_clients: int) -> bool:
     return kept is not None and 2 * len(kept) > num_clients
 
 
-def why_rule_failed(error: Exception, who: str) -> str:
-    """Return why a round without an aggregation keeps its model; clients are called `who`."""
-    if isinstance(error, TooManyByzantine):
-        return (
-            f"{error.num_clients} usable replies are too few: with them the rule tolerates at most "
-            f"{error.limit} Byzantine {who}, not {error.got}"
-        )
+def why_too_few(error: TooManyByzantine, who: str) -> str:
+    """Return why so many usable updates are not enough; clients are called `who`."""
+    return (
+        f"{error.num_clients} usable updates are too few: with them the rule tolerates at most "
+        f"{error.limit} Byzantine {who}, not {error.got}"
+    )
+
+
+def applied_nevertheless(num_byzantine: int) -> str:
+    """Return what `when_too_many="lower"` did with too few usable updates."""
+    return f"it was applied nevertheless, assuming {num_byzantine}"
+
+
+def why_rule_failed(error: Exception) -> str:
+    """Return why a round in which the rule failed keeps its model."""
     return f"the rule raised {type(error).__name__}: {quote(error)}"
