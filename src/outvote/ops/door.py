@@ -38,7 +38,46 @@ class Backend(NamedTuple):
     """Whether it is in C, for a CPU; the others are in Triton."""
 
 
-BACKENDS: dict[str, tuple[Backend, ...]] = {}
+BACKENDS: dict[str, tuple[Backend, ...]] = {
+    # rows
+    "row_norms": (),
+    "weighted_sum": (),
+    "squared_distances_to_vector": (),
+    "sums_of_roots": (Backend("group_kernels:sums_of_roots", EXACT),),
+    # pairs
+    "gram": (Backend("group_kernels:products", NARROW, most=64),),
+    "gram_of_groups": (
+        Backend("group_kernels:products", NARROW, most=64),
+        Backend("native:gram_of_groups", SINGLE, least=8, is_native=True),
+    ),
+    "squared_distances": (),
+    "sums_of_smallest_distances": (),
+    "squared_distances_to_average": (),
+    "pairwise_differences": (Backend("group_kernels:pairwise_differences", NARROW, most=128),),
+    "sums_of_smallest_differences": (Backend("group_kernels:sums_of_smallest", NARROW, most=128),),
+    "differences_to_average": (Backend("group_kernels:distances_to_average", NARROW, most=128),),
+    # order
+    "sum_of_smallest": (Backend("client_kernels:sum_of_smallest", ANY, most=128),),
+    "ranks": (),
+    "ranks_and_counts": (),
+    "nearest": (),
+    "nearest_and_counts": (),
+    # select
+    "smallest": (),
+    "average_of_smallest": (),
+    "select_one_by_one": (
+        Backend("matrix_kernels:select_one_by_one", EXACT, 2, 1024),
+        Backend("native:select_one_by_one", EXACT, 2, 1024, is_native=True),
+    ),
+    # eigen
+    "leading_projections": (
+        Backend("matrix_kernels:leading_projections", EXACT, 2, 1024),
+        Backend("native:leading_projections", EXACT, 2, 1024, is_native=True),
+    ),
+    # groups
+    "scattered": (Backend("native:scattered_groups", SINGLE, least=8, is_native=True),),
+    "pair_sums": (Backend("native:pair_sums_of_runs", SINGLE, 2, 9, is_native=True),),
+}
 """By operation. The first row that takes the values is used."""
 
 

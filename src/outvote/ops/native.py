@@ -386,3 +386,54 @@ def _pieces(runs: int, size: int, num_pieces: int = NUM_PIECES) -> list[tuple[in
     num_pieces = min(num_pieces, size)
     cuts = [size * k // num_pieces for k in range(num_pieces + 1)]
     return [(run, start, stop) for run in range(runs) for start, stop in pairwise(cuts)]
+
+
+def gram_of_groups(columns: Columns, centre: Tensor) -> Pairs:
+    """Return the inner products in groups whose clients are side by side, see `pairs.gram`."""
+    *batch, group_width, num_clients = columns.shape
+    width = _padded(num_clients)
+    runs = columns.shape[:-3].numel()
+    groups = columns.reshape(runs, *columns.shape[-3:])
+    if groups.stride()[1:] != (group_width * width, width, 1):
+        groups = torch.nn.functional.pad(groups, (0, width - num_clients))[..., :num_clients]
+    centres = centre.expand(*batch).flatten() if centre.dim() > 1 else centre
+    result = torch.empty(*batch, num_clients, num_clients, dtype=torch.float32, device=CPU)
+    buffer = np.empty((CENTRED + width) * width, np.float32)
+    total = np.empty(width * width)
+    if centre.dim() > 1:
+        groups = groups.flatten(0, 1).unsqueeze(1)
+    flat = result.view(*groups.shape[:2], num_clients, num_clients)
+    for run, own in enumerate(groups):
+        _library().outvote_products(
+            *(own.data_ptr(), len(own), group_width, num_clients, width),
+            *(int(centres[run % len(centres)]), flat[run].data_ptr(), buffer.ctypes.data),
+            total.ctypes.data,
+        )
+    return result
+
+
+def scattered_groups(
+    rows: Rows, orders: Sequence[KeyedOrder], sizes: Sizes, *, may_be_padded: bool
+) -> list[Columns]:
+    """Copy rows into groups, see `groups.scattered`."""
+    from outvote.ops.groups import cut
+
+    del may_be_padded
+    rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+    return cut(scattered(rows, orders), sizes)
+
+
+def pair_sums_of_runs(
+    rows: Rows, orders: Sequence[KeyedOrder], sizes: Sizes, start: int = 0
+) -> Pairs:
+    """Add up squared differences, see `groups.pair_sums`."""
+    rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+    found = torch.stack(
+        [pair_sums(own, orders[run % len(orders)], sizes) for run, own in enumerate(rows)]
+    )
+    num_clients = rows.shape[1]
+    first, second = np.tril_indices(num_clients, -1)
+    result = found.new_zeros(*found.shape[:2], num_clients, num_clients)
+    result[..., first, second] = found
+    result[..., second, first] = found
+    return result

@@ -1,0 +1,48 @@
+"""The top eigenvector of many small symmetric matrices."""
+
+import torch
+from torch import Tensor
+
+from outvote.axes import Pairs, PerClient
+from outvote.ops.door import backend
+from outvote.seeding import RandomStream
+
+# A projection below this share of the row's own squared norm is rounding.
+NEGLIGIBLE = 2.0**-40
+# Eigenvalues that are closer than this count as equal.
+ALIKE = 1e-12
+TINY = 1e-290
+
+
+def leading_projections(matrices: Pairs, scale: Tensor, stream: RandomStream) -> PerClient:
+    """Return the top eigenvalue times the squared entries of its eigenvector, times a scale.
+
+    `matrices` are inner products: symmetric, without negative eigenvalues, their largest entry
+    about 1 or all of them 0. So the result are the squared projections of the rows on the top
+    direction; one that is negligible beside the row itself is 0.
+
+    Where the top eigenvalue is one of several equal ones, the eigenvector is the projection of a
+    vector that is drawn for each run: nobody who does not know it can send gradients that hide the
+    top direction. All backends begin with that vector.
+    """
+    start = stream.fold_in("lanczos").signed_sizes(matrices.shape[-1], matrices.device)
+    start = start.view(len(start), *[1] * (matrices.dim() - 3), -1).expand(matrices.shape[:-1])
+    own = matrices.diagonal(dim1=-2, dim2=-1)
+    # More of the long rows, whose direction it may be.
+    start = start * (1 + own / own.amax(dim=-1, keepdim=True).clamp(min=TINY))
+    kernel = backend("leading_projections", matrices, matrices.shape[-1])
+    if kernel is not None:
+        found = kernel(matrices, start)
+    else:
+        found = _by_decomposition(matrices, start)
+    return found.masked_fill(found < own * NEGLIGIBLE, 0) * scale
+
+
+def _by_decomposition(matrices: Pairs, start: PerClient) -> PerClient:
+    values, vectors = torch.linalg.eigh(matrices)
+    top = values[..., -1:].clamp(min=0)
+    along = (vectors * start.unsqueeze(-1)).sum(dim=-2)
+    along = torch.where(values >= top * (1 - ALIKE), along, 0)
+    vector = (vectors * along.unsqueeze(-2)).sum(dim=-1)
+    squares = vector.square()
+    return top * squares / squares.sum(dim=-1, keepdim=True).clamp(min=TINY)
