@@ -1,6 +1,6 @@
 """Step 4 of a round: the rules aggregate the gradients that the server received."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -9,7 +9,8 @@ from outvote.engine.participants import Participants
 from outvote.engine.run_stack import RunStack, State
 from outvote.ops.memory import run_index
 from outvote.ops.precision import plain_torch
-from outvote.rules import aggregate as rules
+from outvote.rules.aggregate import Batch
+from outvote.rules.aggregate import aggregate as aggregate_batch
 from outvote.rules.row_facts import RowFacts, row_facts
 from outvote.rules.rule import Aggregation, known
 from outvote.training.trainer import LocalUpdates
@@ -35,15 +36,12 @@ def aggregate(
     # Once for all: each rule would set the precision and take it back.
     with plain_torch(sent.device):
         facts = row_facts(sent)
-        begun = []
         for numbers in stack.grouped(lambda _, run: run.rule):
             seeds = [stack.runs[k].seed_of(participants.number, "rule") for k in numbers]
-            rows = sent[run_index(numbers, sent.device)]
-            own = facts.of(numbers)
-            finish = begin_rule(stack, state, participants, updates, numbers, rows, seeds, own)
-            begun.append((numbers, finish))
-        for numbers, finish in begun:  # A GPU works on all rules before it is waited for.
-            found, at = finish(), run_index(numbers, sent.device)
+            at = run_index(numbers, sent.device)
+            found = ask_rule(
+                stack, state, participants, updates, numbers, sent[at], seeds, facts.of(numbers)
+            )
             vector[at] = known(found.vector).to(vector.dtype)
             scores[at], is_rejected[numbers] = known(found.scores), known(found.is_rejected)
             if found.weights is not None:
@@ -60,7 +58,7 @@ def aggregate(
     )
 
 
-def begin_rule(
+def ask_rule(
     stack: RunStack,
     state: State,
     participants: Participants,
@@ -69,8 +67,8 @@ def begin_rule(
     gradients: Tensor,
     seeds: Sequence[int],
     facts: RowFacts | None = None,
-) -> Callable[[], Aggregation]:
-    """Begin to aggregate ``gradients [runs, clients, dim]`` of some runs that share a rule.
+) -> Aggregation:
+    """Aggregate ``gradients [runs, clients, dim]`` of some runs that share a rule.
 
     The server and the attackers who know its rule call this; nothing in `state` changes. `facts`
     are those of the gradients, if they are known.
@@ -80,9 +78,8 @@ def begin_rule(
     if rule.traits.needs_model:
         parts = (state.weights, state.buffers) if stack.aggregate == "state" else (state.weights,)
         models = torch.cat([part[numbers].to(gradients.dtype) for part in parts], dim=1)
-    return rules.aggregate_later(
-        rule,
-        gradients,
+    batch = Batch(
+        gradients=gradients,
         num_byzantine=[participants.num_byzantine_assumed[k] for k in numbers],
         seeds=seeds,
         clients=[participants.clients[k] for k in numbers],
@@ -94,3 +91,4 @@ def begin_rule(
         sample_counts=[stack.runs[k].sample_counts(participants.clients[k]) for k in numbers],
         facts=facts,
     )
+    return aggregate_batch(rule, batch)

@@ -9,7 +9,7 @@ from torch import Tensor
 from outvote.attacks.context import Defence
 from outvote.attacks.positions import Positions
 from outvote.attacks.run_attack import craft_rows
-from outvote.engine.aggregate_step import begin_rule
+from outvote.engine.aggregate_step import ask_rule
 from outvote.engine.participants import Participants
 from outvote.engine.run_stack import Run, RunStack, State
 from outvote.ops.memory import on_device, run_index
@@ -72,9 +72,9 @@ def _defence(
 ) -> Defence:
     """Return the server's rule as attackers ask it: with the states and references of the round."""
 
-    def ask_rule(rows: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-        found = begin_rule(stack, state, participants, updates, numbers, rows, seeds)()
+    def ask(rows: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+        found = ask_rule(stack, state, participants, updates, numbers, rows, seeds)
         is_known = found.weights is not None and not bool(found.weights.isnan().any())
         return known(found.vector), known(found.weights) > 0 if is_known else None
 
-    return ask_rule
+    return ask

@@ -1,218 +1,210 @@
 """The gradients of all clients in some coordinates: the only view of the data that rules have."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from outvote.axes import Columns, Mixture, Pairs, PerClient, PerCoordinate, Rows
 from outvote.lazy import lazy
-from outvote.ops import distances, group_kernels
-from outvote.ops.distances import CancellationCheck
-from outvote.ops.order_statistics import sum_of_smallest
+from outvote.ops import order, pairs
+from outvote.ops import rows as row_ops
 from outvote.ops.precision import exact_products, work_dtype
+from outvote.rules.values import InMemory, StreamedVector, Values
 
 if TYPE_CHECKING:
-    from outvote.rules.groups import Groups, SplitAhead
+    from outvote.rules.groups import Groups
     from outvote.rules.rule import Aggregation, RoundInfo
+
+# Pairs and groups whose distances are redone together: so many values at once.
+REDONE_VALUES = 1 << 24
+# Sums of rows up to this norm are finite in float32.
+SUMMED_NORM = 1e30
 
 
 class ClientMatrix:
     """The clients as points in the space of some coordinates, and the geometry between them.
 
     Shapes are ``[runs, *groups, dim, clients]``. Everything is lazy: a rule that needs distances
-    alone never has the values copied.
+    alone never has the values copied. Distances whose digits cancel are redone from the values, in
+    float64, before anybody sees them.
     """
 
     def __init__(  # noqa: PLR0913  (what is known about the values, by name)
         self,
-        columns: Columns | Callable[[], Columns],
-        shape: torch.Size | None = None,
+        values: Values,
         *,
-        like: Tensor | None = None,
         centre: Tensor | None = None,
         products: Callable[[], Pairs] | None = None,
         squared_distances: Pairs | None = None,
-        buffer: Callable[[], Tensor] | None = None,
+        norms: PerClient | None = None,
         originals: Tensor | None = None,
-        check: CancellationCheck | None = None,
-        largest_norm: float | Callable[[], float] = torch.inf,
+        is_wide: bool = False,
+        largest_norm: float = torch.inf,
     ) -> None:
-        """Take the values, or a way to get them with the shape and the kind that they will have.
+        """Take the values, and what is known about them.
 
         `centre` is the central client of each run, `products` a way to the inner products relative
-        to it that is shorter than through the values, `squared_distances` has those of all pairs if
-        they are known, `buffer` memory that may be written over, `originals` has the first client
-        equal to each, `check` counts inexact distances.
-        `largest_norm`: no client is longer, in all coordinates; or a way to that number, if it is
-        below `SAFE_NORM`.
+        to it that is shorter than through the values, `originals` has the first client equal to
+        each. `is_wide`: squares need float64, as some clients are huge or all are tiny.
+        `largest_norm`: no client is longer, in all coordinates.
         """
-        self._columns = columns
-        self.shape = columns.shape if isinstance(columns, Tensor) else torch.Size(shape or ())
-        kind = columns if isinstance(columns, Tensor) else like
-        if kind is None:
-            raise ValueError("a matrix read later needs `like`, a tensor of its dtype and device.")
-        self._kind = kind
-        self.device = kind.device
-        self.work_dtype = work_dtype(kind.dtype)
-        self._centre = centre
-        self._products = products
-        self._squared_distances = squared_distances
-        self._buffer = buffer
+        self.values = values
+        self.shape, self.device = values.shape, values.device
+        self.num_clients, self.dim = self.shape[-1], self.shape[-2]
+        self.batch = self.shape[:-2]
+        """The axes before the coordinates: runs, then groups."""
+        self.work_dtype = work_dtype(values.dtype)
+        self._kind = torch.empty(0, dtype=values.dtype, device=values.device)
+        self.is_wide, self.largest_norm = is_wide, largest_norm
         self.originals = originals
-        self.check = check
-        self.longest = largest_norm
-        self.sums_are_finite = False
-        self.ahead: SplitAhead | None = None
+        self._products = products
+        if centre is not None:
+            self.centre = centre
+        if norms is not None:
+            self.norms = norms
+        if squared_distances is not None:
+            self.squared_distances = squared_distances
 
     @classmethod
-    def from_rows(
-        cls,
-        rows: Rows,
-        centre: Tensor | None = None,
-        originals: Tensor | None = None,
-        *,
-        largest_norm: float | Callable[[], float] = torch.inf,
-        check: CancellationCheck | None = None,
-        ahead: "SplitAhead | None" = None,
-    ) -> "ClientMatrix":
-        """View gradients ``[runs, clients, dim]``, without a copy.
-
-        `ahead` is a split of them that was made before.
-        """
-        matrix = cls(
-            rows.mT, centre=centre, originals=originals, check=check, largest_norm=largest_norm
-        )
-        largest = torch.finfo(matrix.work_dtype).max
-        longest = group_kernels.SAFE_NORM if callable(largest_norm) else largest_norm
-        matrix.sums_are_finite = longest < largest / (2 * matrix.num_clients)
-        matrix.ahead = ahead
-        return matrix
+    def from_rows(cls, rows: Rows, **known: Any) -> "ClientMatrix":
+        """View gradients ``[runs, clients, dim]``, without a copy."""
+        return cls(InMemory(rows.mT), **known)
 
     @property
-    def num_clients(self) -> int:
-        """How many clients there are."""
-        return self.shape[-1]
-
-    @property
-    def dim(self) -> int:
-        """How many coordinates there are."""
-        return self.shape[-2]
-
-    @property
-    def batch(self) -> torch.Size:
-        """The axes before the coordinates: runs, then groups."""
-        return self.shape[:-2]
-
-    @property
-    def can_overflow(self) -> bool:
-        """Whether inner products may be too large for the working precision."""
-        return not callable(self.longest) and not self.longest < group_kernels.SAFE_NORM
-
-    @lazy
-    def largest_norm(self) -> float:
-        """No client is longer, in all coordinates; a GPU may be waited for."""
-        return self.longest() if callable(self.longest) else self.longest
-
-    @lazy
     def columns(self) -> Columns:
         """The values, clients last."""
-        return self._columns if isinstance(self._columns, Tensor) else self._columns()
+        return self.values.columns
 
     @property
     def rows(self) -> Rows:
         """The values, ``[runs, *groups, clients, dim]``."""
         return self.columns.mT
 
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the values are fewer than the inner products of the clients."""
+        return self.dim <= self.num_clients
+
+    def _widened(self, tile: Columns) -> Columns:
+        return tile.double() if self.is_wide else tile
+
+    # Geometry
+
     @lazy
     def centre(self) -> Tensor:
         """The client of each run that is central among the others."""
-        return distances.medoids(self.columns) if self._centre is None else self._centre
+        return pairs.medoids(self.columns)
 
     @lazy
     def products(self) -> Pairs:
-        """The inner products of the clients relative to the central one, infinite if too large."""
-        if self._squared_distances is not None:
-            return distances.products_around(self._squared_distances, self.centre)
+        """The inner products of the clients relative to the central one."""
         if self._products is not None:
-            found = self._products()
-        else:
-            found = distances.products(self.columns, self.centre, self._new_buffer())
-        return distances.without_underflow(found, lambda: self.columns)
+            return self._products()
+        return self.values.total(lambda tile: pairs.gram(self._widened(tile), self.centre))
 
     @lazy
     def gram(self) -> Pairs:
-        """The inner products of the clients relative to a central point, always finite."""
-        products = self.products.double()
-        if not self.can_overflow:
-            return products
-        return distances.without_overflow(products, lambda: self.columns)
+        """The inner products of the clients relative to a central point, float64."""
+        if "squared_distances" in self.__dict__:
+            return pairs.gram_from_distances(self.squared_distances.double(), self.centre)
+        return self.products.double()
 
     @lazy
     def squared_distances(self) -> Pairs:
         """The squared distances between all pairs of clients, exactly 0 to oneself."""
-        if self._squared_distances is not None:
-            return self._squared_distances
-        if self._are_coordinates_few:
-            return distances.pairwise_differences(self.columns)
-        return distances.squared_distances(
-            self.products, lambda: self.columns, self.work_dtype, self.originals, self.check
-        )
+        if pairs.are_few(self.dim, self._kind, self.num_clients):
+            return self.values.total(pairs.pairwise_differences)
+        found, inexact = pairs.squared_distances(self.products, self.work_dtype, self.originals)
+        if inexact is not None:
+            self._redo_pairs(found, inexact)
+            if self.originals is not None:
+                found = pairs.copy_distances(found, self.originals)
+        return found
 
     @lazy
     def norms(self) -> PerClient:
         """The Euclidean norm of every client, float64."""
-        return distances.norms(self.columns)
-
-    @property
-    def _are_coordinates_few(self) -> bool:
-        return distances.are_few(self.dim, self._kind, self.num_clients)
+        origin = torch.zeros((), dtype=self.work_dtype, device=self.device)
+        return self.values.total(
+            lambda tile: row_ops.squared_distances_to_vector(
+                self._widened(tile), origin.expand(tile.shape[:-1])
+            )
+        ).sqrt()
 
     def sums_of_smallest_distances(self, num_smallest: int) -> PerClient:
         """Return the sum of every client's smallest squared distances, 0 to itself among them."""
-        is_known = "squared_distances" in self.__dict__
-        if self._are_coordinates_few and not is_known and group_kernels.can_compare(self.columns):
-            # Without the n x n matrix of every group, which is far larger than the values.
-            return group_kernels.sums_of_smallest(self.columns, num_smallest, self.largest_norm)
-        if not is_known and not self._are_coordinates_few and self._squared_distances is None:
-            found = distances.sums_of_smallest(
-                self.products, num_smallest, self.work_dtype, self.originals, self.check
+        if "squared_distances" not in self.__dict__:
+            if pairs.are_few(self.dim, self._kind, self.num_clients):
+                # Without the n x n matrix of every group, which is far larger than the values.
+                return pairs.sums_of_smallest_differences(
+                    self.columns, num_smallest, self.largest_norm
+                )
+            found, inexact = pairs.sums_of_smallest_distances(
+                self.products, num_smallest, self.work_dtype, self.originals
             )
-            if found is not None:
+            if inexact is None:
                 return found
-        return sum_of_smallest(self.squared_distances, num_smallest)
+        return order.sum_of_smallest(self.squared_distances, num_smallest)
 
     def squared_distances_to(self, aggregation: "Aggregation") -> PerClient:
         """Return how far every client is from what a rule computed, squared, float64."""
         if aggregation.vector is not None:
-            return distances.squared_distances_to_vector(
-                self.columns, aggregation.vector, self._new_buffer()
+            return self.values.total(
+                lambda tile, point: row_ops.squared_distances_to_vector(self._widened(tile), point),
+                aggregation.vector,
             )
         if aggregation.weights is None:
             raise ValueError("an Aggregation needs weights or a vector.")
         weights = aggregation.weights.double().expand(*self.batch, self.num_clients)
-        if self.dim <= self.num_clients:
-            return distances.direct_distances_to_average(self.columns, weights)
-        return distances.squared_distances_to_average(
-            self.products,
-            weights,
-            lambda: self.columns,
-            self.work_dtype,
-            self.originals,
-            self.check,
+        if self.is_narrow:
+            return self.values.total(lambda tile: pairs.differences_to_average(tile, weights))
+        found, inexact = pairs.squared_distances_to_average(
+            self.products, weights, self.work_dtype, self.originals
         )
-
-    def _new_buffer(self) -> Tensor | None:
-        return None if self._buffer is None else self._buffer()
+        if inexact is None:
+            return found
+        if bool(inexact.all()):
+            return self.values.total(lambda tile: pairs.differences_to_average(tile, weights))
+        found[inexact] = pairs.differences_to_average(self.columns[inexact], weights[inexact])
+        return found
 
     def distances_to(self, aggregation: "Aggregation") -> PerClient:
         """Return how far every client is from what a rule computed, float64."""
-        return self.squared_distances_to(aggregation).clamp(min=0).sqrt_()
+        return self.squared_distances_to(aggregation).clamp(min=0).sqrt()
 
     def total_distances_to(self, aggregation: "Aggregation") -> PerClient:
         """Return the sum over the groups of `distances_to`, ``[runs, clients]``."""
-        return distances.sums_of_roots(self.squared_distances_to(aggregation))
+        return row_ops.sums_of_roots(self.squared_distances_to(aggregation))
+
+    def _redo_pairs(self, result: Pairs, inexact: Tensor) -> None:
+        """Overwrite inexact distances by the sum of squared differences of the values."""
+        where = inexact.reshape(-1, *inexact.shape[-2:])
+        pairs_of_any = where.any(dim=0).nonzero()
+        if len(where) > 1 and 2 * int(where.sum()) < len(pairs_of_any) * len(where):
+            self._redo_entries(result.view_as(where), where)
+            return
+        # The same clients are alike in all groups: they collude.
+        at_once = max(1, REDONE_VALUES // (len(where) * self.dim))
+        for some in pairs_of_any.split(at_once if len(self.batch) > 1 else len(pairs_of_any)):
+            left, right = some.unbind(dim=-1)
+            exact = self.values.total(lambda tile: pairs.differences_of_pairs(tile, left, right))  # noqa: B023
+            exact = torch.where(
+                inexact[..., left, right], exact.to(result), result[..., left, right]
+            )
+            result[..., left, right] = exact
+            result[..., right, left] = exact
+
+    def _redo_entries(self, result: Pairs, inexact: Tensor) -> None:
+        """Redo single entries: two clients happen to be close in one group."""
+        columns = self.columns.reshape(len(inexact), self.dim, self.num_clients)
+        for some in inexact.nonzero().split(max(1, REDONE_VALUES // self.dim)):
+            group, left, right = some.unbind(dim=-1)
+            exact = pairs.differences_of_entries(columns, some).to(result.dtype)
+            result[group, left, right] = exact
+            result[group, right, left] = exact
 
     def same_for_copies(self, scores: PerClient) -> PerClient:
         """Give copies of a client its score to the last bit: ties are settled by index."""
@@ -222,145 +214,157 @@ class ClientMatrix:
         index = self.originals.view(*self.originals.shape[:-1], *groups, self.num_clients)
         return scores.gather(-1, index.expand_as(scores))
 
+    # Vectors
+
+    def by_coordinate(self, reduce: Callable[[Columns], PerCoordinate]) -> Any:
+        """Return ``reduce(columns)`` of all coordinates, worked out piece by piece."""
+        return self.values.by_coordinate(reduce)
+
+    def by_coordinate_with_shares(
+        self, reduce: Callable[[Columns], tuple[PerCoordinate, PerClient | None]]
+    ) -> tuple[Any, PerClient | None]:
+        """Return the same, and each client's share; `reduce` also counts where it entered."""
+        vector, counts = self.values.by_coordinate_and_total(reduce)
+        return vector, None if counts is None else counts / self.dim
+
     def vector(self, aggregation: "Aggregation") -> PerCoordinate:
         """Return what a rule computed as a vector of coordinates, in the working precision."""
         if aggregation.vector is not None:
             return aggregation.vector
         if aggregation.weights is None:
             raise ValueError("an Aggregation needs weights or a vector.")
-        shares, divisor = aggregation.weights.double(), None
-        if self.sums_are_finite and self.device.type == "cpu":
-            # A sum divided by a count: weights such as 1 / 3 would round the mean of 1, 4 and 7.
-            # A GPU would take longer to start these small steps than to average.
-            shares, divisor = distances.as_shares(shares)
-        if group_kernels.can_add(self.rows):
-            # Reads the rows that have a weight, and no others.
-            vector = group_kernels.weighted_sum(self.rows, shares)
-        else:
-            vector = self._added_up(shares.to(self.work_dtype).unsqueeze(-1))
-        if divisor is not None:
-            vector /= divisor.to(vector.dtype)
-        if self.originals is not None and len(self.batch) == 1:
-            self._keep_equal(vector, aggregation.weights)
-        return vector
+        weights, divisor = aggregation.weights.double(), None
+        if self.device.type == "cpu" and self.largest_norm < SUMMED_NORM:
+            weights, divisor = row_ops.as_shares(weights)
+        client = self._only_original(aggregation.weights) if len(self.batch) == 1 else None
 
-    def _added_up(self, weights: Tensor) -> PerCoordinate:
-        if weights.dtype != self.columns.dtype:
-            return self._multiplied(weights).squeeze(-1)
-        with exact_products():
-            # As a row times the rows that the clients sent: read in order.
-            return torch.matmul(weights.mT, self.columns.mT).squeeze(-2)
+        def average(tile: Columns) -> PerCoordinate:
+            found = row_ops.weighted_sum(tile.mT, weights)
+            if divisor is not None:
+                found /= divisor.to(found.dtype)
+            if client is not None:
+                own = pairs.of_client(tile, client.clamp(min=0)).squeeze(-1).to(found.dtype)
+                found = torch.where((client >= 0).unsqueeze(-1), own, found)
+            return found
 
-    def _keep_equal(self, vector: PerCoordinate, weights: PerClient) -> None:
-        """Write the row itself where all clients with a weight sent the same: a sum rounds it."""
+        found: PerCoordinate = self.values.by_coordinate(average)
+        return found
+
+    def _only_original(self, weights: PerClient) -> Tensor | None:
+        """Return, by run, the client whose copies have all the weight: its row is not rounded.
+
+        -1: there are several; None: in all runs.
+        """
+        if self.originals is None:
+            return None
         client = weights.argmax(dim=-1)
-        assert self.originals is not None
-        of_client = self.originals.gather(-1, client.unsqueeze(-1))
-        is_same = ((self.originals == of_client) | (weights == 0)).all(dim=-1)
+        same = self.originals == self.originals.gather(-1, client.unsqueeze(-1))
         is_average = (weights.sum(dim=-1) - 1).abs() < 1e-9
-        is_kept = is_same & is_average
-        if self.device.type != "cpu":
-            # To look which runs these are would wait for a GPU; to read a row of each does not.
-            own = distances.of_client(self.columns, client).squeeze(-1).to(vector.dtype)
-            torch.where(is_kept.unsqueeze(-1), own, vector, out=vector)
-            return
-        for run in is_kept.nonzero().flatten().tolist():
-            vector[run] = self.columns[run, :, client[run]]
+        is_alone = (same | (weights == 0)).all(dim=-1) & is_average
+        return torch.where(is_alone, client, -1)
+
+    # Other matrices
 
     def mixed(self, mixture: Mixture) -> "ClientMatrix":
         """Replace the clients by weighted averages of them (every row of `mixture` sums to 1)."""
-        originals = self._equal_averages(mixture)
+        originals = equal_rows(mixture, self.batch)
         mixture = mixture.double().expand(*self.batch, *mixture.shape[-2:])
-        shape = torch.Size([*self.batch, self.dim, mixture.shape[-2]])
-        narrow = self.dim <= self.num_clients
+        is_one = self.originals is not None and bool((self.originals == 0).all())
+
+        def mix(tile: Columns) -> Columns:
+            if is_one:  # Averages of equal clients would round them.
+                return (
+                    tile[..., :1]
+                    .to(work_dtype(tile.dtype))
+                    .expand(*tile.shape[:-1], mixture.shape[-2])
+                )
+            found = averages(tile, mixture)
+            if originals is None:
+                return found
+            return found.gather(-1, originals.unsqueeze(-2).expand(found.shape))
+
         return ClientMatrix(
-            lambda: self._mixed_columns(mixture, originals),
-            shape,
-            like=torch.empty(0, dtype=self.work_dtype, device=self.device),
-            products=None if narrow else lambda: mixture @ self.gram @ mixture.mT,
+            self.values.changed(mix, mixture.shape[-2]),
+            products=None if self.is_narrow else lambda: mixture @ self.gram @ mixture.mT,
             originals=originals,
-            # Averages that differ in one client of many are close: in groups they would be counted.
-            check=self.check if len(self.batch) == 1 else None,
-            largest_norm=self.longest,
+            is_wide=self.is_wide,
+            largest_norm=self.largest_norm,
         )
-
-    def _equal_averages(self, mixture: Mixture) -> Tensor | None:
-        """Return the first row of a mixture that is equal to each, by run or by group, if any."""
-        if len(self.batch) == 1:
-            return distances.equal_rows(mixture.expand(*self.batch, *mixture.shape[-2:]))
-        found = distances.equal_rows_of_groups(mixture)
-        return None if found is None else found.expand(*self.batch, -1)
-
-    def _mixed_columns(self, mixture: Mixture, originals: Tensor | None) -> Columns:
-        columns = self._multiplied(mixture.mT.to(self.work_dtype))
-        # Equal averages are equal to the last bit.
-        if originals is not None and len(self.batch) > 1:
-            columns = columns.gather(-1, originals.unsqueeze(-2).expand(columns.shape))
-        elif originals is not None:  # Of all coordinates no second copy is made.
-            for run, own in enumerate(originals.tolist()):
-                for client, first in enumerate(own):
-                    if client != first:
-                        columns[run, :, client] = columns[run, :, first]
-        if self.originals is not None and len(self.batch) == 1:
-            for run in (self.originals == 0).all(dim=-1).nonzero().flatten().tolist():
-                columns[run] = self.columns[run, :, :1]  # Averages of equal clients round them.
-        return columns
-
-    def _multiplied(self, matrix: Tensor) -> Columns:
-        largest = torch.finfo(matrix.dtype).max
-        with exact_products():
-            # Averages of the largest numbers overflow by rounding: weights sum to 1 but for that.
-            parts = [
-                torch.matmul(tile, matrix).clamp_(min=-largest, max=largest)
-                for _, tile in distances.tiles(self.columns)
-            ]
-        return torch.cat(parts, dim=-2)
 
     def with_point(self, vector: PerCoordinate | None = None) -> "ClientMatrix":
         """Add one more point behind the clients: the origin, or a vector per run."""
-        shape = torch.Size([*self.shape[:-1], self.num_clients + 1])
-        kind = torch.empty(0, dtype=self.work_dtype, device=self.device)
-        point = kind.new_zeros(()) if vector is None else vector.to(kind)
-        point = point.expand(self.shape[:-1])
+        point = torch.zeros((), dtype=self.work_dtype, device=self.device)
+        point = (point if vector is None else vector.to(point)).expand(self.shape[:-1])
 
-        def columns() -> Columns:
-            return torch.cat([self.columns.to(kind), point.unsqueeze(-1)], dim=-1)
+        def join(tile: Columns, own: PerCoordinate) -> Columns:
+            return torch.cat([tile.to(own.dtype), own.unsqueeze(-1)], dim=-1)
+
+        values = self.values.changed(join, self.num_clients + 1, point)
+        # Averages of clients have inner products around a client that is not among them.
+        has_products = self._products is None or "centre" in self.__dict__
+        if self.is_narrow or self.dim == self.num_clients + 1 or not has_products:
+            return ClientMatrix(values, is_wide=self.is_wide)
 
         def products() -> Pairs:
-            has_own = self._products is not None or "products" in self.__dict__
-            known = self.products if has_own else None
-            return distances.products_with(self.columns, self.centre, point, known)
+            return self.values.total(
+                lambda tile, own: pairs.gram_with(self._widened(tile), self.centre, own), point
+            )
 
-        # Averages of clients have inner products around a client that is not among them.
-        is_mixed = self._products is not None and self._centre is None
-        if is_mixed or self.dim <= self.num_clients + 1:
-            return ClientMatrix(columns, shape, like=kind)
-        return ClientMatrix(columns, shape, like=kind, centre=self.centre, products=products)
+        return ClientMatrix(values, centre=self.centre, products=products, is_wide=self.is_wide)
 
     def scaled(self, factors: PerClient) -> "ClientMatrix":
         """Multiply every client by a number of its own."""
+        by = factors.to(self.work_dtype).unsqueeze(-2)
+        values = self.values.changed(lambda tile: tile.to(by.dtype) * by, self.num_clients)
+        return ClientMatrix(values, originals=None, is_wide=self.is_wide)
+
+    def some_clients(self, run: int, index: Tensor) -> "ClientMatrix":
+        """Keep some clients of one run."""
+        values, norms = self.values.of_clients(run, index), self.norms[run : run + 1, index]
         return ClientMatrix(
-            self.columns.to(self.work_dtype) * factors.to(self.work_dtype).unsqueeze(-2)
+            values, norms=norms, is_wide=self.is_wide, largest_norm=self.largest_norm
         )
-
-    def norms_of(self, run: int) -> Tensor:
-        """Return `norms` of one run, to the last bit whatever other runs there are."""
-        return distances.norms(self.columns[run])
-
-    def sign_counts(self, run: int, window: slice) -> Tensor:
-        """Count the positive, zero and negative values of a run's clients, ``[clients, 3]``."""
-        return distances.sign_counts(self.columns[run, window])
 
     def at_coordinates(self, index: Tensor) -> "ClientMatrix":
         """Keep some coordinates, ``index [runs, k]``."""
-        if len(index) == 1:
-            return ClientMatrix(self.columns.index_select(-2, index[0]))
-        index = index.view(len(index), *[1] * (len(self.batch) - 1), -1, 1)
-        index = index.expand(*self.batch, index.shape[-2], self.num_clients)
-        return ClientMatrix(self.columns.gather(-2, index))
+        return ClientMatrix(InMemory(self.values.at(index)), is_wide=self.is_wide)
 
     def split(self, how: str, num_groups: int, info: "RoundInfo") -> "Groups":
         """Split the coordinates into groups: `how` is one of `split.SPLITS`."""
         from outvote.rules.groups import Groups  # groups needs ClientMatrix
 
         return Groups.of(self, how, num_groups, info)
+
+
+def averages(tile: Columns, mixture: Mixture) -> Columns:
+    """Return weighted averages of the clients, in the working precision."""
+    dtype = work_dtype(tile.dtype)
+    largest = torch.finfo(dtype).max
+    with exact_products():
+        found = torch.matmul(tile.to(dtype), mixture.mT.to(dtype))
+    # Averages of the largest numbers overflow by rounding: weights sum to 1 but for that.
+    return found.clamp_(min=-largest, max=largest)
+
+
+def equal_rows(matrices: Tensor, batch: torch.Size) -> Tensor | None:
+    """Return the first row equal to each of ``matrices [runs, *groups, rows, columns]``, if any.
+
+    Of rows with numbers in the same columns only those that equal the first of them are found: all,
+    where rows are averages of neighbours with given weights.
+    """
+    num_rows, num_columns = matrices.shape[-2:]
+    marks = torch.randint(1 << 40, (num_columns,), generator=torch.Generator().manual_seed(0))
+    # Sums of whole numbers, without rounding: rows with numbers in the same columns have one key.
+    keys = (matrices != 0).double() @ marks.double().to(matrices.device)
+    ordered, order = keys.sort(dim=-1, stable=True)
+    is_next = ordered[..., 1:] == ordered[..., :-1]
+    if not bool(is_next.any()):
+        return None
+    numbers = torch.arange(num_rows, device=matrices.device)
+    start = torch.where(F.pad(is_next, (1, 0)), 0, numbers).cummax(dim=-1).values
+    first = torch.empty_like(order).scatter_(-1, order, order.gather(-1, start))
+    *where, rows = (first != numbers).nonzero(as_tuple=True)
+    like = first[*where, rows]
+    is_equal = (matrices[*where, rows] == matrices[*where, like]).all(dim=-1)
+    first[*where, rows] = torch.where(is_equal, like, rows)
+    return first.expand(*batch, num_rows)

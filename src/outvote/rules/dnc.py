@@ -7,7 +7,8 @@ from typing import ClassVar, final
 import torch
 
 from outvote.axes import PerClient
-from outvote.ops import distances
+from outvote.ops.eigen import leading_projections
+from outvote.ops.select import average_of_smallest, smallest
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.rule import AffineRule, Aggregation, RoundInfo, Traits
 from outvote.seeding import RandomStream
@@ -57,26 +58,20 @@ class DnC(AffineRule):
         """Return the largest f <= n - 1 with c f < n."""
         return max(0, min(num_clients - 1, ceil(num_clients / self.removal_factor - 1e-9) - 1))
 
-    def ignores_zeros(self, dim: int) -> bool:
-        """Return whether all coordinates are looked at: of more, a sample is drawn."""
-        return dim <= self.num_coordinates
-
     def weigh(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Average what every iteration keeps."""
         removed = ceil(self.removal_factor * info.num_byzantine - 1e-9)
         num_kept = matrix.num_clients - min(removed, matrix.num_clients - 1)
         scores = self._scores(matrix, info.stream)
         if len(scores) == 1:
-            return Aggregation(
-                weights=distances.average_of_smallest(scores[0], num_kept), scores=scores[0]
-            )
-        is_kept = torch.stack([distances.smallest(s, num_kept) for s in scores]).all(dim=0)
+            return Aggregation(weights=average_of_smallest(scores[0], num_kept), scores=scores[0])
+        is_kept = torch.stack([smallest(s, num_kept) for s in scores]).all(dim=0)
         total = torch.stack(scores).sum(dim=0)
         # Different samples may leave nobody: then those with the smallest total score stay.
         is_empty = ~is_kept.any(dim=-1, keepdim=True)
-        is_kept = torch.where(is_empty, distances.smallest(total, num_kept), is_kept)
+        is_kept = torch.where(is_empty, smallest(total, num_kept), is_kept)
         return Aggregation(
-            weights=distances.average_of(is_kept, 1) / is_kept.sum(dim=-1, keepdim=True),
+            weights=is_kept.double() / is_kept.sum(dim=-1, keepdim=True),
             scores=total,
         )
 
@@ -95,9 +90,7 @@ class DnC(AffineRule):
 
 def outlier_scores(matrix: ClientMatrix, stream: RandomStream) -> PerClient:
     """Return the squared projections on the top singular direction, around the mean."""
-    gram = (
-        matrix.gram if matrix.dim > matrix.num_clients else -0.5 * matrix.squared_distances.double()
-    )
+    gram = -0.5 * matrix.squared_distances.double() if matrix.is_narrow else matrix.gram
     centred = gram - gram.mean(dim=-1, keepdim=True)
     centred = centred - centred.mean(dim=-2, keepdim=True)
     centred = 0.5 * (centred + centred.mT)
@@ -105,4 +98,4 @@ def outlier_scores(matrix: ClientMatrix, stream: RandomStream) -> PerClient:
     scale = (
         centred.abs().amax(dim=(-2, -1), keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
     )
-    return distances.leading_projections(centred / scale, scale.squeeze(-1), stream)
+    return leading_projections(centred / scale, scale.squeeze(-1), stream)

@@ -7,7 +7,7 @@ import torch
 
 from outvote.axes import Columns, PerClient, PerCoordinate
 from outvote.flat import to_float
-from outvote.ops import distances
+from outvote.ops.rows import inner_products
 from outvote.ops.precision import work_dtype
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.rule import Aggregation, RoundInfo, Rule, Traits, known
@@ -44,9 +44,9 @@ class FLTrust(Rule):
     def compute(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Weigh every client by the cosine to the server's gradient."""
         reference = known(info.reference).expand(*matrix.shape[:-1])
-        own_norm = distances.norms(reference.unsqueeze(-1)).squeeze(-1)
-        norms = distances.norms(matrix.columns)
-        dots = distances.inner_products(matrix.columns, reference)
+        own_norm = torch.linalg.vector_norm(reference, dim=-1, dtype=torch.float64)
+        norms = matrix.norms
+        dots = matrix.values.total(inner_products, reference)
         scale = norms * own_norm.unsqueeze(-1)
         cosine = torch.where(scale > 0, dots / scale.clamp(min=1e-300), 0).clamp(min=-1, max=1)
         trust = cosine.clamp(min=0)
@@ -54,12 +54,13 @@ class FLTrust(Rule):
             trust = trust * info.counts
         total = trust.sum(dim=-1, keepdim=True)
         shares = torch.where(total > 0, trust / total.clamp(min=1e-300), 0)
-        vector = rescaled_sum(matrix.columns, shares * own_norm.unsqueeze(-1), norms)
+        wanted = shares * own_norm.unsqueeze(-1)
+        vector = matrix.by_coordinate(lambda columns: rescaled_sum(columns, wanted, norms))
         return Aggregation(vector=vector, weights=shares, scores=1 - cosine)
 
 
 def rescaled_sum(columns: Columns, shares: PerClient, norms: PerClient) -> PerCoordinate:
     """Add up the clients at the norms `shares`, in float64: the factor to 1e-38 overflows."""
     factors = torch.where(shares > 0, shares / norms.clamp(min=1e-300), 0).unsqueeze(-1)
-    parts = [torch.matmul(tile.double(), factors) for _, tile in distances.tiles(columns)]
-    return to_float(torch.cat(parts, dim=-2).squeeze(-1), work_dtype(columns.dtype))
+    total = torch.matmul(columns.double(), factors).squeeze(-1)
+    return to_float(total, work_dtype(columns.dtype))

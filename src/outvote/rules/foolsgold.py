@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Pairs, PerClient
-from outvote.ops import distances
 from outvote.ops.precision import work_dtype
-from outvote.receive import LARGEST
+from outvote.ops.rows import row_norms
 from outvote.rules.client_matrix import ClientMatrix
+from outvote.rules.row_facts import LARGEST
 from outvote.rules.rule import Aggregation, RoundInfo, Rule, Traits
+from outvote.rules.values import InMemory
 
 
 @final
@@ -80,14 +81,13 @@ class FoolsGold(Rule):
 
 def cosines(columns: Tensor) -> Pairs:
     """Return the cosines between all pairs of rows, 0 for rows of norm 0, float64."""
-    total: Tensor | float = 0.0
-    norms = distances.norms(columns).clamp(min=1e-300)
-    for _, tile in distances.tiles(columns):
-        unit = tile.double() / norms.unsqueeze(-2)
-        total = total + unit.mT @ unit
-    if not isinstance(total, Tensor):
-        raise TypeError("there is no coordinate to compare.")
-    return total
+    norms = row_norms(columns.mT).clamp(min=1e-300).unsqueeze(-2)
+
+    def multiply(tile: Tensor) -> Tensor:
+        unit = tile.double() / norms
+        return unit.mT @ unit
+
+    return InMemory(columns).total(multiply)
 
 
 def similarity_weights(cosine: Pairs) -> PerClient:

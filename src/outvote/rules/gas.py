@@ -5,7 +5,7 @@ from functools import cache
 from typing import ClassVar, final
 
 from outvote.axes import PerClient
-from outvote.ops.distances import average_of_smallest
+from outvote.ops.select import average_of_smallest
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.rule import Aggregation, RoundInfo, Traits, Wrapper, reduction
 from outvote.rules.split import check_split
@@ -72,7 +72,6 @@ class GAS(Wrapper):
             measure,
             needs_values=self.rule.traits.needs_values,
             reduce=reduction(self.rule, inside.num_byzantine),
-            ignores_zeros=self.rule.ignores_zeros,
         )
         num_kept = max(1, matrix.num_clients - info.num_byzantine)
         weights = average_of_smallest(scores, num_kept)  # 3. aggregate

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from outvote.axes import Pairs, PerClient
-from outvote.ops import distances
-from outvote.ops.order_statistics import sum_of_smallest
+from outvote.ops.order import sum_of_smallest
+from outvote.ops.select import average_of_smallest
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.rule import AffineRule, Aggregation, RoundInfo
 
@@ -47,7 +47,7 @@ class Krum(AffineRule):
         neighbours = count_neighbours(self.num_neighbours, matrix, info)
         scores = scores_of(matrix, neighbours, self.power)
         return Aggregation(
-            weights=distances.average_of_smallest(scores, 1),
+            weights=average_of_smallest(scores, 1),
             scores=scores,
             notes=lowered("num_neighbours", self.num_neighbours, matrix, info, 1),
         )
@@ -96,7 +96,7 @@ class MultiKrum(AffineRule):
         num_selected = self._count_selected(matrix.num_clients, info.num_byzantine)
         notes = lowered("num_neighbours", self.num_neighbours, matrix, info, 1)
         return Aggregation(
-            weights=distances.average_of_smallest(scores, num_selected),
+            weights=average_of_smallest(scores, num_selected),
             scores=scores,
             notes=notes + lowered("num_selected", self.num_selected, matrix, info, 0),
         )

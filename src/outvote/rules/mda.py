@@ -6,7 +6,6 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from outvote.ops.distances import average_of
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.rule import AffineRule, Aggregation, RoundInfo
 
@@ -48,7 +47,7 @@ class MDA(AffineRule):
             [tightest_subset(matrix, info.num_byzantine, self.max_steps) for matrix in matrices]
         )
         num_kept = matrix.num_clients - info.num_byzantine
-        weights = average_of(kept, num_kept).view(*matrix.batch, matrix.num_clients)
+        weights = (kept.double() / num_kept).view(*matrix.batch, matrix.num_clients)
         return Aggregation(weights=weights.to(distances.device))
 
 

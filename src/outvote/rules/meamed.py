@@ -6,12 +6,12 @@ from typing import ClassVar, final
 from torch import Tensor
 
 from outvote.axes import Columns, PerClient, PerCoordinate
-from outvote.ops.order_statistics import (
+from outvote.ops.order import (
     bounds_nearest_median,
     mean_nearest_median,
-    mean_nearest_median_and_shares,
+    mean_nearest_median_and_counts,
 )
-from outvote.ops.weighted_order import nearest_portions, weighted_reduction
+from outvote.ops.order import nearest_portions, weighted_reduction
 from outvote.rules.rule import CoordinatewiseRule, Traits
 
 
@@ -46,11 +46,11 @@ class MeaMed(CoordinatewiseRule):
         """Return the smallest and the largest of the values nearest to the median."""
         return bounds_nearest_median(columns, columns.shape[-1] - num_byzantine)
 
-    def reduce_with_shares(
+    def reduce_with_counts(
         self, columns: Columns, num_byzantine: int
     ) -> tuple[PerCoordinate, PerClient]:
         """Return both from one pass over the coordinates."""
-        return mean_nearest_median_and_shares(columns, columns.shape[-1] - num_byzantine)
+        return mean_nearest_median_and_counts(columns, columns.shape[-1] - num_byzantine)
 
     def reduce_weighted(
         self, columns: Columns, counts: Tensor, num_byzantine: int

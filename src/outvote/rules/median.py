@@ -7,13 +7,13 @@ from torch import Tensor
 
 from outvote.axes import Columns, PerClient, PerCoordinate
 from outvote.errors import check_choice
-from outvote.ops.order_statistics import (
+from outvote.ops.order import (
     mean_of_ranks,
-    mean_of_ranks_and_shares,
+    mean_of_ranks_and_counts,
     median_ranks,
     values_at_ranks,
 )
-from outvote.ops.weighted_order import median_portions, weighted_reduction
+from outvote.ops.order import median_portions, weighted_reduction
 from outvote.rules.rule import CoordinatewiseRule, Traits
 
 
@@ -55,12 +55,12 @@ class Median(CoordinatewiseRule):
         del num_byzantine
         return values_at_ranks(columns, *median_ranks(columns.shape[-1], self.even))
 
-    def reduce_with_shares(
+    def reduce_with_counts(
         self, columns: Columns, num_byzantine: int
     ) -> tuple[PerCoordinate, PerClient]:
         """Return both from one pass over the coordinates."""
         del num_byzantine
-        return mean_of_ranks_and_shares(columns, *median_ranks(columns.shape[-1], self.even))
+        return mean_of_ranks_and_counts(columns, *median_ranks(columns.shape[-1], self.even))
 
     def reduce_weighted(
         self, columns: Columns, counts: Tensor, num_byzantine: int

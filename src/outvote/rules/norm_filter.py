@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from outvote.axes import PerClient
-from outvote.ops import distances
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.rule import Aggregation, RoundInfo, Traits, Wrapper
 from outvote.rules.sample_counts import unless_equal
@@ -63,7 +62,7 @@ class NormFilter(Wrapper):
 
     def compute(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Let the rule inside aggregate what is left of every run."""
-        is_kept, excess = self.kept(distances.norms(matrix.columns), info.num_byzantine)
+        is_kept, excess = self.kept(matrix.norms, info.num_byzantine)
         if bool(is_kept.all()):
             return self.compute_inside(matrix, self.inside_info(info, matrix.num_clients))
         runs = [
@@ -98,7 +97,7 @@ class NormFilter(Wrapper):
         self, matrix: ClientMatrix, info: RoundInfo, run: int, is_kept: Tensor, excess: PerClient
     ) -> Aggregation:
         index = is_kept.nonzero().flatten()
-        some = ClientMatrix.from_rows(matrix.rows[run : run + 1].index_select(1, index))
+        some = matrix.some_clients(run, index)
         left = self.left_info(info, run, is_kept)
         found = self.compute_inside(some, self.inside_info(left, len(index)))
         weights, scores = found.weights, found.scores

@@ -20,6 +20,7 @@ from torch import Tensor
 from outvote.axes import Columns, Mixture, PerClient, PerCoordinate
 from outvote.errors import NAMES_OF_F, an, belongs_to_call, warn_notes
 from outvote.flat import to_float
+from outvote.ops.order import counts_between
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.sample_counts import COUNT_CAP, mixed_counts
 from outvote.rules.split import Split
@@ -280,15 +281,6 @@ class Rule(metaclass=_RuleType):
     def compute(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Aggregate the clients of a matrix: the finite rows of one run or of several."""
 
-    def ignores_zeros(self, dim: int) -> bool:
-        """Return whether one coordinate more, where all clients are 0, changes nothing.
-
-        `dim` includes it. On a GPU, groups of two widths are then computed together. A rule of a
-        user may count coordinates, whatever it declares.
-        """
-        del dim
-        return is_ours(self) and self.traits.needs_values is False
-
     def __str__(self) -> str:
         """Return the text that `make_rule` turns back into this rule."""
         from outvote.rules.rule_spec import rule_text  # rule_spec needs every rule
@@ -322,11 +314,6 @@ class CoordinatewiseRule(Rule):
     def reduce(self, columns: Columns, num_byzantine: int) -> PerCoordinate:
         """Reduce ``[..., dim, clients]`` to ``[..., dim]``."""
 
-    def ignores_zeros(self, dim: int) -> bool:
-        """Return True for ours: what they make of zeros is 0."""
-        del dim
-        return is_ours(self)
-
     def bounds(
         self, columns: Columns, num_byzantine: int
     ) -> tuple[PerCoordinate, PerCoordinate] | None:
@@ -334,23 +321,18 @@ class CoordinatewiseRule(Rule):
         del columns, num_byzantine
         return None
 
-    def shares(self, columns: Columns, num_byzantine: int) -> PerClient | None:
-        """Return the share of coordinates where each client's value entered; None: unknown."""
-        from outvote.ops.order_statistics import shares_between  # heavy, and seldom needed
-
-        bounds = self.bounds(columns, num_byzantine)
-        return None if bounds is None else shares_between(columns, *bounds)
-
-    def reduce_with_shares(
+    def reduce_with_counts(
         self, columns: Columns, num_byzantine: int
     ) -> tuple[PerCoordinate, PerClient | None]:
-        """Return `reduce` and `shares`; a rule that finds both in one pass has its own way."""
-        return self.reduce(columns, num_byzantine), self.shares(columns, num_byzantine)
+        """Return `reduce`, and in how many coordinates each client's value entered, if known."""
+        bounds = self.bounds(columns, num_byzantine)
+        counts = None if bounds is None else counts_between(columns, *bounds)
+        return self.reduce(columns, num_byzantine), counts
 
     def reduce_weighted(
         self, columns: Columns, counts: Tensor, num_byzantine: int
     ) -> tuple[PerCoordinate, PerClient | None]:
-        """Return `reduce` and `shares` where clients have ``counts [clients]``.
+        """Return `reduce_with_counts` where clients have ``counts [clients]``.
 
         For rules whose traits have `uses_sample_counts`.
         """
@@ -358,13 +340,17 @@ class CoordinatewiseRule(Rule):
 
     def compute(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Reduce the coordinates."""
-        if info.counts is not None and self.traits.uses_sample_counts:
-            given = matrix.columns, info.counts, info.num_byzantine
-            vector, shares = self.reduce_weighted(*given)
-            return Aggregation(vector=vector, weights=shares)
-        if not info.wants_weights:
-            return Aggregation(vector=self.reduce(matrix.columns, info.num_byzantine))
-        vector, shares = self.reduce_with_shares(matrix.columns, info.num_byzantine)
+        f, counts = info.num_byzantine, info.counts
+        if counts is not None and self.traits.uses_sample_counts:
+            vector, shares = matrix.by_coordinate_with_shares(
+                lambda columns: self.reduce_weighted(columns, counts, f)
+            )
+        elif info.wants_weights:
+            vector, shares = matrix.by_coordinate_with_shares(
+                lambda columns: self.reduce_with_counts(columns, f)
+            )
+        else:
+            vector, shares = matrix.by_coordinate(lambda columns: self.reduce(columns, f)), None
         return Aggregation(vector=vector, weights=shares)
 
 
@@ -502,10 +488,6 @@ class Mixing(Wrapper):
         return replace(
             self.rule.traits, uses_num_byzantine=True, has_state=False, uses_sample_counts=True
         )
-
-    def ignores_zeros(self, dim: int) -> bool:
-        """Return whether the rule inside does: averages of zeros are 0."""
-        return is_ours(self) and self.rule.ignores_zeros(dim)
 
     @abstractmethod
     def mixture(self, matrix: ClientMatrix, info: RoundInfo) -> Mixture:

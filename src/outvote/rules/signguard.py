@@ -6,7 +6,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from outvote.ops import distances
+from outvote.ops.rows import row_norms, sign_counts
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.rule import Aggregation, RoundInfo, Rule, Traits
 
@@ -67,8 +67,9 @@ class SignGuard(Rule):
         ]
         filtered = [
             _filter(
-                matrix.norms_of(run),
-                matrix.sign_counts(run, slice(start, start + width)) / width,
+                matrix.norms[run],
+                matrix.values.within(run, slice(start, start + width)).total(sign_counts)[0]
+                / width,
                 self.lower,
                 self.upper,
             )
@@ -92,9 +93,9 @@ def filter_rows(
     X: Tensor, start: int, window: int, lower: float, upper: float
 ) -> tuple[Tensor, Tensor]:
     """Return the update and who was kept, for rows ``[clients, dim]`` and a given window."""
-    signs = distances.sign_counts(X.mT[start : start + window]) / window
-    weights, is_kept = _filter(distances.norms(X.mT), signs, lower, upper)
-    return ClientMatrix(X.mT.unsqueeze(0)).vector(Aggregation(weights=weights.unsqueeze(0)))[
+    signs = sign_counts(X.mT[start : start + window]) / window
+    weights, is_kept = _filter(row_norms(X), signs, lower, upper)
+    return ClientMatrix.from_rows(X.unsqueeze(0)).vector(Aggregation(weights=weights.unsqueeze(0)))[
         0
     ], is_kept
 

@@ -6,12 +6,12 @@ from typing import ClassVar, final
 from torch import Tensor
 
 from outvote.axes import Columns, PerClient, PerCoordinate
-from outvote.ops.order_statistics import (
+from outvote.ops.order import (
     mean_of_ranks,
-    mean_of_ranks_and_shares,
+    mean_of_ranks_and_counts,
     values_at_ranks,
 )
-from outvote.ops.weighted_order import trimmed_portions, weighted_reduction
+from outvote.ops.order import trimmed_portions, weighted_reduction
 from outvote.rules.rule import CoordinatewiseRule, Traits
 
 
@@ -45,11 +45,11 @@ class TrimmedMean(CoordinatewiseRule):
         """Return the smallest and the largest value that were not trimmed."""
         return values_at_ranks(columns, num_byzantine, columns.shape[-1] - num_byzantine)
 
-    def reduce_with_shares(
+    def reduce_with_counts(
         self, columns: Columns, num_byzantine: int
     ) -> tuple[PerCoordinate, PerClient]:
         """Return both from one pass over the coordinates."""
-        return mean_of_ranks_and_shares(columns, num_byzantine, columns.shape[-1] - num_byzantine)
+        return mean_of_ranks_and_counts(columns, num_byzantine, columns.shape[-1] - num_byzantine)
 
     def reduce_weighted(
         self, columns: Columns, counts: Tensor, num_byzantine: int

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from outvote.rules.aggregate import aggregate
+from outvote.rules.aggregate import Batch, aggregate
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.rule import AffineRule, Aggregation, CoordinatewiseRule, RoundInfo
 from outvote.seeding import RandomStream
@@ -176,12 +176,12 @@ def aggregate_runs(
     """Aggregate several runs as the simulator does."""
     rows = torch.from_numpy(runs).to(trial.device)
     ones = torch.ones_like(rows[:, 0])
-    return aggregate(
-        trial.rule,
-        rows,
+    batch = Batch(
+        gradients=rows,
         num_byzantine=[num_byzantine] * len(rows),
         seeds=seeds,
         references=list(ones),
         models=list(ones),
         **info,
     )
+    return aggregate(trial.rule, batch)

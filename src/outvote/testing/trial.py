@@ -17,7 +17,7 @@ from outvote.attacks.attack import Attack, AttackOutput
 from outvote.attacks.attack_spec import ATTACKS, make_attack
 from outvote.attacks.run_attack import run_attack
 from outvote.errors import OutvoteWarning
-from outvote.rules.aggregate import aggregate
+from outvote.rules.aggregate import Batch, aggregate
 from outvote.rules.gas import GAS
 from outvote.rules.krum import MultiKrum
 from outvote.rules.rule import Rule, known
@@ -218,7 +218,8 @@ class AttackTrial(Trial):
         counts = is_byzantine.sum(dim=1).tolist()
 
         def defence(gradients: Tensor, seeds: Any) -> tuple[Tensor, Tensor]:
-            found = aggregate(DEFENCE, gradients, num_byzantine=counts, seeds=list(seeds))
+            batch = Batch(gradients=gradients, num_byzantine=counts, seeds=list(seeds))
+            found = aggregate(DEFENCE, batch)
             return known(found.vector), known(found.weights) > 0
 
         return run_attack(self.attack, rows.to(self.device), is_byzantine, defence=defence, **info)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outvote.attacks.parameters import check_count
-from outvote.rules.aggregate import aggregate
+from outvote.rules.aggregate import Batch, aggregate
 from outvote.rules.rule import Rule, known
 from outvote.rules.rule_spec import make_rule
 
@@ -140,15 +140,15 @@ class _Search:
         num = len(rows)
         # One seed for all: an input is bad for a draw that can happen.
         references = [each[self.num_byzantine :].mean(dim=0) for each in rows]
-        found = aggregate(
-            self.rule,
-            rows,
+        batch = Batch(
+            gradients=rows,
             num_byzantine=[self.num_byzantine] * num,
             seeds=[0] * num,
             references=references if self.rule.traits.needs_reference else None,
             layer_sizes=self.layer_sizes,
             is_full=False,
         )
+        found = aggregate(self.rule, batch)
         ratios, subsets = self._ratios(rows, known(found.vector).to(rows)).max(dim=1)
         return ratios.numpy(), subsets.numpy()
 
