@@ -30,17 +30,9 @@ def takes_what(
     """Give a method the parameters of another one, to which it passes them on."""
 
     def decorate(method: Callable[..., Returned]) -> Callable[Given, Returned]:
-        known, own = keywords_of(source), signature(method)
-
-        @wraps(method)
-        def checked(*given: Given.args, **named: Given.kwargs) -> Returned:
-            for name in named.keys() - known:
-                raise no_argument(getattr(given[0], "name", ""), name, known)
-            return method(*given, **named)
-
-        found = signature(source).replace(return_annotation=own.return_annotation)
-        checked.__signature__ = found  # type: ignore[attr-defined]
-        return checked
+        found = signature(source).replace(return_annotation=signature(method).return_annotation)
+        method.__signature__ = found  # type: ignore[attr-defined]
+        return method
 
     return decorate
 

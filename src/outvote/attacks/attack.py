@@ -111,7 +111,7 @@ class Attack:
         """
         output = self.inspect(honest, **info)
         notes = [note for note in output.notes if not note.startswith(CHOSEN)]
-        warn_notes(notes, stacklevel=4)
+        warn_notes(notes, stacklevel=3)
         return output.rows
 
     def craft(self, context: AttackContext) -> AttackOutput:

@@ -11,12 +11,11 @@ from outvote.attacks.positions import Positions
 from outvote.attacks.statistics import Measured, Wanted, measure
 from outvote.axes import PerClient, PerCoordinate, Rows
 from outvote.errors import check_choice, plural, was
-from outvote.flat import to_float
-from outvote.lazy import lazy
+from outvote.flat import finite_rows, to_float
 from outvote.ops.memory import fresh, on_device
 from outvote.ops.precision import work_dtype
-from outvote.ops.threads import mapped
-from outvote.receive import finite_rows, norms_later
+from outvote.ops.rows import row_norms
+from outvote.ops.threads import lazy, mapped
 from outvote.seeding import RandomStream
 
 # Coordinates that are processed together.
@@ -183,7 +182,7 @@ class AttackContext:
 
     def _is_finite(self, rows: Rows) -> Tensor:
         flat = rows.flatten(0, 1)
-        found = finite_rows(flat, norms_later(flat)())
+        found = finite_rows(flat, row_norms(flat).tolist())
         return on_device(found, self.device).view(rows.shape[:2])
 
     def measured(self, wanted: Wanted) -> Measured:

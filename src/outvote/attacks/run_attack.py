@@ -19,10 +19,9 @@ from outvote.attacks.context import AttackContext, Defence, in_range
 from outvote.attacks.positions import Positions
 from outvote.axes import PerCoordinate, Rows
 from outvote.errors import OutvoteWarning, plural
-from outvote.flat import Layout, as_tensor
+from outvote.flat import Layout, Received, as_tensor, receive
 from outvote.ops.memory import fresh
 from outvote.ops.precision import plain_torch, work_dtype
-from outvote.receive import Received, receive
 from outvote.seeding import RandomStream, Seed, seed_from
 
 LARGEST_COUNT = 2**31 - 1

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
-from threading import Lock, local
+from threading import Lock
 from typing import Any
 
 import torch
@@ -15,10 +15,9 @@ def work_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 class plain_torch:  # noqa: N801  (used like a function)
-    """Leave the caller's inference mode, gradients, autocast and TF32 behind.
+    """Leave the caller's inference mode, gradients, autocast and TF32 behind, and come back.
 
-    A class, since every call of a rule enters it before a GPU has anything to do: a generator takes
-    longer.
+    Kernels start on the current GPU: it becomes the one that has the values.
     """
 
     __slots__ = ("device", "modes")
@@ -28,35 +27,21 @@ class plain_torch:  # noqa: N801  (used like a function)
         self.modes: list[AbstractContextManager[Any]] = []
 
     def __enter__(self) -> None:
-        """Leave what is to be left: nothing, where one who entered calls another.
-
-        Kernels start on the current GPU: it becomes the one that has the values.
-        """
-        if self.device.type == "cuda" and self.device.index != torch.cuda.current_device():
-            self._enter(on_gpu(self.device))
-        is_inference = torch.is_inference_mode_enabled()
-        is_autocast = torch.is_autocast_enabled(self.device.type)
-        is_inside = getattr(_HERE, "is_inside", False)
-        if is_inside and not (is_inference or is_autocast or torch.is_grad_enabled()):
-            return
-        if is_inference:
-            self._enter(torch.inference_mode(False))
-        if is_autocast:
-            self._enter(torch.autocast(self.device.type, enabled=False))
-        # After the inference mode, which turns gradients on where it is left.
-        self._enter(torch.no_grad())
-        self._enter(exact_products())
-
-    def _enter(self, mode: AbstractContextManager[Any]) -> None:
-        try:
+        """Leave what is to be left."""
+        device, modes = self.device, self.modes
+        if device.type == "cuda" and device.index != torch.cuda.current_device():
+            modes.append(on_gpu(device))
+        if torch.is_inference_mode_enabled():
+            modes.append(torch.inference_mode(False))
+        if torch.is_autocast_enabled(device.type):
+            modes.append(torch.autocast(device.type, enabled=False))
+        # Always, and after the inference mode, which turns gradients on where it is left.
+        modes += [torch.no_grad(), exact_products()]
+        for mode in modes:
             mode.__enter__()
-        except BaseException:
-            self.__exit__()
-            raise
-        self.modes.append(mode)
 
     def __exit__(self, *raised: object) -> None:
-        """Take back what was changed, the last change first."""
+        """Come back, the last change first."""
         while self.modes:
             self.modes.pop().__exit__(None, None, None)
 
@@ -67,39 +52,42 @@ def on_gpu(device: torch.device) -> AbstractContextManager[Any]:
 
 
 class exact_products:  # noqa: N801  (used like a function)
-    """Keep float32 products in float32 (no TF32, no bfloat16), and restore the setting.
+    """Keep float32 matrix products in float32 (no TF32, no bfloat16), and restore the setting.
 
-    The setting is one for the whole process: the first thread in changes it, the last one out
-    restores it.
+    The setting is one for the whole process: the first to come changes it, the last restores it.
+    While anybody needs exact products, they are exact for all.
     """
 
-    __slots__ = ("is_first",)
+    __slots__ = ()
+    kind = "products"
 
     def __enter__(self) -> None:
-        """Change the setting, unless this thread has."""
-        self.is_first = not getattr(_HERE, "is_inside", False)
-        if self.is_first:
-            _PRECISION.enter("exact")
-            _HERE.is_inside = True
+        """Change the setting if nobody has."""
+        with _LOCK:
+            if not any(_INSIDE.values()):
+                _SAVED[:] = _NOW[:] = [backend.fp32_precision for backend in _backends()]
+            _INSIDE[self.kind] += 1
+            _set()
 
     def __exit__(self, *raised: object) -> None:
-        """Restore the setting, if this changed it."""
-        if self.is_first:
-            _HERE.is_inside = False
-            _PRECISION.leave("exact")
+        """Restore the setting, or leave what others need."""
+        with _LOCK:
+            _INSIDE[self.kind] -= 1
+            _set()
 
 
-@contextmanager
-def fast_products() -> Iterator[None]:
-    """Let float32 matrix products be formed in TF32 where the device has it, and restore.
+class exact_layers(exact_products):  # noqa: N801  (used like a function)
+    """Keep convolutions and recurrent layers in float32, too."""
 
-    While anybody needs exact products, they are exact.
-    """
-    _PRECISION.enter("fast")
-    try:
-        yield
-    finally:
-        _PRECISION.leave("fast")
+    __slots__ = ()
+    kind = "layers"
+
+
+class fast_products(exact_products):  # noqa: N801  (used like a function)
+    """Let float32 matrix products be formed in TF32 where the device has it, and restore."""
+
+    __slots__ = ()
+    kind = "fast"
 
 
 @contextmanager
@@ -107,82 +95,61 @@ def products_in(precision: str, device: torch.device) -> Iterator[None]:
     """Form the products of a network in "float32" (or better), "tf32" or "bfloat16"."""
     is_narrow = precision == "bfloat16"
     with (
-        exact_products() if precision == "float32" else fast_products(),
+        exact_layers() if precision == "float32" else fast_products(),
         torch.autocast(device.type, torch.bfloat16, enabled=is_narrow, cache_enabled=False),
     ):
         yield
 
 
-class _Precision:
-    """Who needs which products, and what was set before the first came."""
-
-    def __init__(self) -> None:
-        self.lock = Lock()
-        self.inside = {"exact": 0, "fast": 0}
-        self.saved: list[str] = []
-        self.now: list[str] = []
-
-    def enter(self, kind: str) -> None:
-        """Count one more."""
-        with self.lock:
-            is_first = not any(self.inside.values())
-            if is_first:
-                self.saved = self.now = _get_precision()
-            self.inside[kind] += 1
-            self._set(is_known=is_first)
-
-    def leave(self, kind: str) -> None:
-        """Count one less."""
-        with self.lock:
-            self.inside[kind] -= 1
-            self._set(is_known=False)
-
-    def _set(self, *, is_known: bool) -> None:
-        names = self.saved
-        if self.inside["exact"]:
-            names = ["ieee"] * len(self.saved)
-        elif self.inside["fast"]:
-            # The last one is the CPU's.
-            num_fast = max(1, len(self.saved) - 1)
-            names = ["tf32"] * num_fast + self.saved[num_fast:]
-        # The first one has just looked; later, code inside may have changed a setting.
-        if names != self.now or not is_known:
-            _set_precision(names, self.now if is_known else None)
-            self.now = names
+_LOCK = Lock()
+_INSIDE = {"products": 0, "layers": 0, "fast": 0}
+# The settings before the first came, and those now.
+_SAVED: list[str] = []
+_NOW: list[str] = []
+_EXACT = ("none", "ieee", "highest")
 
 
-_PRECISION = _Precision()
-_HERE = local()
-# Older releases of torch have one setting, under other names.
-_OLD_NAMES = {
-    "ieee": "highest",
-    "tf32": "high",
-    "highest": "highest",
-    "high": "high",
-    "medium": "medium",
-}
+def _set() -> None:
+    """Change the settings to those that all who are inside need."""
+    for k, (backend, now) in enumerate(zip(_backends(), _NOW, strict=True)):
+        name = _SAVED[k]
+        if _INSIDE["layers"] or (_INSIDE["products"] and k < NUM_FOR_PRODUCTS):
+            name = name if name in _EXACT else "ieee"
+        elif _INSIDE["fast"] and k != 1:
+            name = "tf32"
+        if name != now:
+            backend.fp32_precision = _NOW[k] = name
+
+
+NUM_FOR_PRODUCTS = 2
 
 
 @cache  # To look takes longer than to read all settings.
 def _backends() -> list[Any]:
+    """Return what has a setting: products on a GPU and on a CPU, then layers on a GPU.
+
+    Before torch 2.9 it is one, under other names.
+    """
     found = [
         torch.backends.cuda.matmul,
+        getattr(torch.backends.mkldnn, "matmul", None),
         getattr(torch.backends.cudnn, "conv", None),
         getattr(torch.backends.cudnn, "rnn", None),
-        getattr(torch.backends.mkldnn, "matmul", None),
     ]
-    return found if all(hasattr(backend, "fp32_precision") for backend in found) else []
+    is_new = all(hasattr(backend, "fp32_precision") for backend in found)
+    return found if is_new else [_OldSetting()]
 
 
-def _get_precision() -> list[str]:
-    precisions = [backend.fp32_precision for backend in _backends()]
-    return precisions or [torch.get_float32_matmul_precision()]
+class _OldSetting:
+    """The one setting of older releases, under the names of newer ones."""
 
+    names = ("ieee", "highest"), ("tf32", "high")
 
-def _set_precision(names: list[str], now: list[str] | None = None) -> None:
-    backends = _backends()
-    for backend, name, known in zip(backends, names, now or _get_precision(), strict=False):
-        if known != name:
-            backend.fp32_precision = name
-    if not backends:
-        torch.set_float32_matmul_precision(_OLD_NAMES[names[0]])
+    @property
+    def fp32_precision(self) -> str:
+        now = torch.get_float32_matmul_precision()
+        return next((new for new, old in self.names if old == now), now)
+
+    @fp32_precision.setter
+    def fp32_precision(self, name: str) -> None:
+        torch.set_float32_matmul_precision(dict(self.names).get(name, name))

@@ -21,17 +21,13 @@ TINY_WEIGHT = 1e-300
 def row_norms(rows: Rows) -> PerClient:
     """Return the Euclidean norms of the clients, float64.
 
-    Equal rows have equal norms, to the last bit. A norm is infinite only where a float64 sum of
-    squares is.
+    Equal rows have equal norms, to the last bit. A norm is infinite where the sum of the squares
+    overflows in the working precision.
     """
     kernel = backend("row_norms", rows)
     if kernel is not None:
         return kernel(rows)
-    norms = torch.linalg.vector_norm(rows, dim=-1, dtype=work_dtype(rows.dtype)).double()
-    if rows.dtype != torch.float64 and not bool(norms.isfinite().all()):
-        bad = ~norms.isfinite()
-        norms[bad] = torch.linalg.vector_norm(rows[bad].double(), dim=-1)
-    return norms
+    return torch.linalg.vector_norm(rows, dim=-1, dtype=work_dtype(rows.dtype)).double()
 
 
 def weighted_sum(rows: Rows, weights: PerClient) -> PerCoordinate:

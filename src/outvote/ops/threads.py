@@ -12,12 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import pairwise
 from threading import Barrier, Lock, local
-from typing import TypeVar, cast
+from typing import Any, Generic, TypeVar, cast, overload
 
 import torch
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Value = TypeVar("Value")
 # Handing a piece to another thread costs about as much as working on this many values.
 GRAIN = 1 << 16
 CPU = torch.device("cpu")
@@ -134,3 +135,44 @@ def in_pieces(work: Callable[[slice], object], num_items: int, values_per_item: 
         return
     cuts = [num_items * k // num_pieces for k in range(num_pieces + 1)]
     mapped(work, [slice(a, b) for a, b in pairwise(cuts)])
+
+
+class lazy(Generic[Value]):  # noqa: N801  (used like a built-in decorator)
+    """Like functools.cached_property, without the lock that Python 3.11 puts around all objects."""
+
+    def __init__(self, work: Callable[[Any], Value]) -> None:
+        self.work = work
+        self.name = work.__name__
+        self.__doc__ = work.__doc__
+
+    @overload
+    def __get__(self, owner: None, kind: type) -> "lazy[Value]": ...
+    @overload
+    def __get__(self, owner: object, kind: type) -> Value: ...
+    def __get__(self, owner: object | None, kind: type) -> "Value | lazy[Value]":
+        """Work the value out and put it in the way of this descriptor."""
+        if owner is None:
+            return self
+        value = self.work(owner)
+        # Of two threads that ask at once, both get what the first one found.
+        return cast("Value", owner.__dict__.setdefault(self.name, value))
+
+
+class once(lazy[Value]):  # noqa: N801  (used like a built-in decorator)
+    """A lazy attribute that is worked out by one thread while others wait: its owner has a `lock`.
+
+    For what takes much time or memory.
+    """
+
+    @overload
+    def __get__(self, owner: None, kind: type) -> "lazy[Value]": ...
+    @overload
+    def __get__(self, owner: object, kind: type) -> Value: ...
+    def __get__(self, owner: object | None, kind: type) -> "Value | lazy[Value]":
+        """Work the value out, unless another thread has done so."""
+        if owner is None:
+            return self
+        with cast("Any", owner).lock:
+            if self.name not in owner.__dict__:
+                owner.__dict__[self.name] = self.work(owner)
+        return cast("Value", owner.__dict__[self.name])

@@ -6,8 +6,9 @@ run through it, from what a caller passes to the verdict. The simulator, the Flo
 files call the same functions.
 """
 
+import secrets
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil, isfinite
 from typing import Any
 
@@ -17,11 +18,10 @@ from torch import Tensor
 
 from outvote.axes import Rows
 from outvote.errors import TooManyByzantine, check_choice
-from outvote.flat import to_float
+from outvote.flat import Received, as_vector, receive, to_float
+from outvote.ops.memory import on_device
 from outvote.ops.precision import plain_torch, work_dtype
-from outvote.receive import Received, as_vector, receive
 from outvote.rules.client_matrix import ClientMatrix
-from outvote.rules.row_facts import RowFacts, are_wide, central_client, row_facts
 from outvote.rules.rule import (
     Aggregation,
     RoundInfo,
@@ -39,12 +39,19 @@ from outvote.rules.sample_counts import (
     check_counts,
 )
 from outvote.rules.split import Split, explicit_split
-from outvote.rules.values import InMemory, Stream, StreamedVector
+from outvote.rules.values import (
+    InMemory,
+    RowFacts,
+    Stream,
+    StreamedVector,
+    central_client,
+    row_facts,
+)
 from outvote.rules.verdict import Verdict
 from outvote.seeding import RandomStream, Seed, seed_from
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Batch:
     """The gradients of many runs, and what belongs to each: one entry per run everywhere."""
 
@@ -73,11 +80,6 @@ class Batch:
     to_vector: Callable[[Any], Tensor] | None = None
 
     @property
-    def num_runs(self) -> int:
-        """How many runs there are."""
-        return len(self.seeds)
-
-    @property
     def num_clients(self) -> int:
         """How many clients each run has, received or not."""
         return self.gradients.shape[-1 if isinstance(self.gradients, Stream) else 1]
@@ -88,25 +90,25 @@ class Batch:
         present = None if self.is_present is None else self.is_present.tolist()
         everyone = list(range(self.num_clients))
         runs = []
-        for number in range(self.num_runs):
+        for number, is_finite in enumerate(facts.is_finite):
             here = everyone if present is None else [k for k in everyone if present[number][k]]
-            is_finite, norms = facts.is_finite[number], facts.norms[number]
             rows = here if all(is_finite) else [k for k in here if is_finite[k]]
+            norms, originals = facts.norms[number], facts.originals[number]
+            if rows is not everyone:
+                norms, originals = [norms[k] for k in rows], _among(originals, rows)
             used = min(int(self.num_byzantine[number]), rule.max_byzantine(len(here)))
             left = max(0, used - (len(here) - len(rows)))
-            counts = None
-            if rows and self.sample_counts is not None:
-                counts = self._capped(self.sample_counts[number], rows, left)
             run = Run(
                 number=number,
                 rows=rows,
-                norms=norms if rows is everyone else [norms[k] for k in rows],
-                originals=_among(facts.originals[number], rows),
+                norms=norms,
+                originals=originals,
                 num_byzantine=left,
                 used=used,
                 received=here,
-                counts=counts,
             )
+            if rows and self.sample_counts is not None:
+                run.counts = self._capped(self.sample_counts[number], rows, left)
             runs.append(run)
         return runs
 
@@ -121,9 +123,8 @@ class Batch:
 
     def info(self, rule: Rule, runs: "list[Run]") -> RoundInfo:
         """Return what the rule is given: what belongs to one run only where it is alone."""
-        first, device, own = runs[0], self.gradients.device, {}
-        if len(runs) == 1:
-            own = self._own(rule, first)
+        first, device = runs[0], self.gradients.device
+        own = self._own(rule, first) if len(runs) == 1 else {}
         return RoundInfo(
             num_byzantine=first.num_byzantine,
             stream=RandomStream(tuple([self.seeds[run.number] for run in runs])),
@@ -160,7 +161,7 @@ class Batch:
         return own
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Run:
     """What is left of one run of a batch."""
 
@@ -177,6 +178,10 @@ class Run:
     received: list[int]
     counts: Tensor | None = None
     """How much each client counts; None: all alike."""
+    centre: int = 0
+    """The row of median norm."""
+    is_wide: bool = False
+    """Whether squares overflow in float32, or vanish: distances then take float64."""
 
 
 def aggregate(rule: Rule, batch: Batch) -> Aggregation:
@@ -188,8 +193,20 @@ def aggregate(rule: Rule, batch: Batch) -> Aggregation:
     """
     with plain_torch(batch.gradients.device):
         runs = batch.runs(rule)
-        found = [(some, _compute(rule, batch, some)) for some in _alike(rule, runs)]
-        return _merged(batch, runs, found)
+        alike = _alike(rule, runs)
+        found = []
+        for some in alike:
+            found.append(_compute(rule, batch, some))
+        is_whole = len(alike) == 1 and len(alike[0]) == len(runs)
+        if is_whole and len(runs[0].rows) == batch.num_clients:
+            parts = found[0]
+        else:
+            parts = _merged(batch, alike, found)
+    return Aggregation(
+        **parts,
+        is_rejected=_rejected(batch, runs),
+        num_byzantine=tuple([run.used for run in runs]),
+    )
 
 
 def _among(originals: list[int], rows: list[int]) -> list[int]:
@@ -210,101 +227,118 @@ def _alike(rule: Rule, runs: list[Run]) -> list[list[Run]]:
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         if run.rows:
-            kind = (len(run.rows), run.num_byzantine, len(run.received), are_wide(run.norms))
+            run.centre, run.is_wide = central_client(run.norms)
             own = run.number if is_alone or run.counts is not None else None
-            groups.setdefault((*kind, own), []).append(run)
+            kind = (len(run.rows), run.num_byzantine, len(run.received), run.is_wide, own)
+            groups.setdefault(kind, []).append(run)
     return list(groups.values())
 
 
-def _compute(rule: Rule, batch: Batch, runs: list[Run]) -> Aggregation:
-    """Let the rule compute; the result has a vector, and scores if they are wanted."""
+def _compute(rule: Rule, batch: Batch, runs: list[Run]) -> dict[str, Any]:
+    """Let the rule compute; the parts of the result have a vector, and scores if wanted."""
     gradients = batch.gradients
-    device = gradients.device
-    longest = max([max(run.norms) for run in runs])
-    is_wide = are_wide(runs[0].norms)
-    has_copies = any(run.originals != list(range(len(run.rows))) for run in runs)
+    longest, everyone = 0.0, list(range(len(runs[0].rows)))
+    norms, centres, originals, has_copies = [], [], [], False
+    for run in runs:
+        longest = max(longest, *run.norms)
+        norms.append(run.norms)
+        centres.append(run.centre)
+        originals.append(run.originals)
+        has_copies = has_copies or run.originals != everyone
     matrix = ClientMatrix(
-        _values(gradients, runs, batch),
-        centre=torch.tensor([central_client(run.norms) for run in runs], device=device),
-        norms=torch.tensor([run.norms for run in runs], dtype=torch.float64, device=device),
-        originals=torch.tensor([run.originals for run in runs], device=device)
-        if has_copies
-        else None,
-        is_wide=is_wide,
+        _values(batch, runs),
+        centre=centres,
+        norms=norms,
+        originals=on_device(originals, gradients.device) if has_copies else None,
+        is_wide=runs[0].is_wide,
         largest_norm=longest,
     )
     found = compute_weighted(rule, matrix, batch.info(rule, runs))
-    vector = _limited(matrix.vector(found), work_dtype(gradients.dtype), longest)
-    scores = found.scores
-    if batch.is_full and scores is None:
-        scores = matrix.distances_to(Aggregation(vector=vector))
-    return replace(found, vector=vector, scores=scores)
+    vector = found.vector
+    if vector is None:
+        vector = matrix.vector(found)
+    largest = torch.finfo(matrix.work_dtype).max
+    if vector.dtype != matrix.work_dtype or longest > largest / 8:
+        # An average of the largest numbers may overflow by rounding.
+        vector = _limited(vector, matrix.work_dtype)
+    scores, weights = found.scores, found.weights
+    if batch.is_full:
+        if scores is None:
+            scores = matrix.distances_to(Aggregation(vector=vector))
+        scores, weights = scores.double(), None if weights is None else weights.double()
+    return {
+        "vector": vector,
+        "scores": scores,
+        "weights": weights,
+        "num_groups": found.num_groups,
+        "notes": found.notes,
+        "states": (found.state,) * len(runs),
+    }
 
 
-def _values(gradients: Rows | Stream, runs: list[Run], batch: Batch) -> Any:
-    """Return the finite rows of some runs: a view, where all are finite and all runs are meant."""
-    is_whole = len(runs[0].rows) == batch.num_clients
+def _values(batch: Batch, runs: list[Run]) -> Any:
+    """Return the finite rows of some runs: a view, where all are finite and the runs neighbours."""
+    gradients, rows, num_runs = batch.gradients, runs[0].rows, len(runs)
+    is_whole = len(rows) == batch.num_clients
     if isinstance(gradients, Stream):
-        return gradients if is_whole else gradients.of_clients(0, torch.tensor(runs[0].rows))
+        return gradients if is_whole else gradients.of_clients(0, torch.tensor(rows))
+    first, last = runs[0].number, runs[-1].number
+    if is_whole and last - first == num_runs - 1:
+        return InMemory(gradients[first : last + 1].mT)
     numbers = [run.number for run in runs]
-    if not is_whole:
-        return InMemory(gradients[[[k] for k in numbers], [run.rows for run in runs]].mT)
-    if numbers == list(range(numbers[0], numbers[0] + len(runs))):
-        return InMemory(gradients[numbers[0] : numbers[0] + len(runs)].mT)
-    return InMemory(gradients[numbers].mT)
+    if is_whole:
+        return InMemory(gradients[on_device(numbers, gradients.device)].mT)
+    return InMemory(gradients[[[k] for k in numbers], [run.rows for run in runs]].mT)
 
 
-def _limited(vector: Any, dtype: torch.dtype, longest: float) -> Any:
-    """Return a vector in a dtype and its range: an average of the largest numbers may overflow."""
+def _limited(vector: Any, dtype: torch.dtype) -> Any:
+    """Return a vector in a dtype and its range."""
     if isinstance(vector, StreamedVector):
-        return vector.changed(lambda piece: _limited(piece, dtype, longest))
-    vector = to_float(vector, dtype)
+        return vector.changed(lambda piece: _limited(piece, dtype))
     largest = torch.finfo(dtype).max
-    return vector.clamp(min=-largest, max=largest) if longest > largest / 8 else vector
+    return to_float(vector, dtype).clamp(min=-largest, max=largest)
 
 
-def _merged(
-    batch: Batch, runs: list[Run], found: list[tuple[list[Run], Aggregation]]
-) -> Aggregation:
+def _merged(batch: Batch, alike: list[list[Run]], found: list[dict[str, Any]]) -> dict[str, Any]:
     """Put the results of all runs together; a run without finite rows has the update 0."""
-    num_runs, num_clients, device = batch.num_runs, batch.num_clients, batch.gradients.device
-    scores = torch.full((num_runs, num_clients), torch.inf, dtype=torch.float64, device=device)
+    num_runs, device = len(batch.seeds), batch.gradients.device
+    scores = torch.full((num_runs, batch.num_clients), torch.inf, dtype=torch.float64)
+    scores = scores.to(device)
     weights = torch.zeros_like(scores)
-    is_rejected = torch.zeros(num_runs, num_clients, dtype=torch.bool)
     states = list(batch.states or [None] * num_runs)
-    vector: Any = None
-    if len(found) == 1 and len(found[0][0]) == num_runs:
-        vector = found[0][1].vector
+    if len(found) == 1 and len(alike[0]) == num_runs:
+        vector: Any = found[0]["vector"]
     else:
         dim = batch.gradients.shape[1 if isinstance(batch.gradients, Stream) else 2]
         vector = scores.new_zeros(num_runs, dim, dtype=work_dtype(batch.gradients.dtype))
-    for some, one in found:
-        numbers = [run.number for run in some]
-        at = [[number] for number in numbers], [run.rows for run in some]
-        if vector is not one.vector:
-            vector[numbers] = one.vector
-        if one.scores is not None:
-            scores[at] = one.scores.double()
-        if one.weights is None:
-            weights[numbers] = torch.nan
-        else:
-            weights[at] = one.weights.double()
-        for number in numbers:
-            states[number] = one.state
+    for runs, one in zip(alike, found, strict=True):
+        numbers = [run.number for run in runs]
+        at = [[number] for number in numbers], [run.rows for run in runs]
+        if vector is not one["vector"]:
+            vector[numbers] = one["vector"]
+        if one["scores"] is not None:
+            scores[at] = one["scores"].double()
+        weights[at] = torch.nan if one["weights"] is None else one["weights"].double()
+        for number, state in zip(numbers, one["states"], strict=True):
+            states[number] = state
+    is_known = not found or any(one["weights"] is not None for one in found)
+    return {
+        "vector": vector,
+        "scores": scores,
+        "weights": weights if is_known else None,
+        "num_groups": next((one["num_groups"] for one in found), None),
+        "notes": tuple(dict.fromkeys(note for one in found for note in one["notes"])),
+        "states": tuple(states),
+    }
+
+
+def _rejected(batch: Batch, runs: list[Run]) -> Tensor:
+    """Mark the rows that were received and are not finite, ``[runs, clients]``."""
+    is_rejected = torch.zeros(len(runs), batch.num_clients, dtype=torch.bool)
     for run in runs:
         if len(run.rows) < len(run.received):
             is_rejected[run.number, sorted(set(run.received) - set(run.rows))] = True
-    is_known = not found or any(one.weights is not None for _, one in found)
-    return Aggregation(
-        vector=vector,
-        scores=scores,
-        weights=weights if is_known else None,
-        num_groups=next((one.num_groups for _, one in found), None),
-        notes=tuple(dict.fromkeys(note for _, one in found for note in one.notes)),
-        states=tuple(states),
-        is_rejected=is_rejected,
-        num_byzantine=tuple([run.used for run in runs]),
-    )
+    return is_rejected
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,33 +409,33 @@ def one_round(  # noqa: PLR0913  (all that a round may have, by name)
     received = receive(gradients)
     num_clients = len(received.rows)
     ids = check_clients(clients, num_clients)
-    drawn = seed_from(seed)
+    drawn = secrets.randbits(63) if seed is None else seed_from(seed)
     f = resolve_num_byzantine(rule, num_clients, num_byzantine, byzantine_fraction, when_too_many)
     if state is not None and not rule.traits.has_state:
         raise ValueError(f"{rule.name} has no state, state must be None.")
     if layer_sizes is None:
         layer_sizes = received.layer_sizes
-    check_cap(count_cap)
+    if count_cap != COUNT_CAP:
+        check_cap(count_cap)
     counts = None if sample_counts is None else [check_counts(sample_counts, num_clients)]
-    with plain_torch(received.rows.device):
-        batch = Batch(
-            gradients=received.rows.unsqueeze(0),
-            num_byzantine=[f],
-            seeds=[drawn],
-            clients=[ids],
-            references=None if reference is None else [received.to_vector(reference)],
-            states=[state],
-            round=round,
-            models=None if model is None else [received.to_vector(model)],
-            layer_sizes=None if layer_sizes is None else tuple(layer_sizes),
-            split=None if groups is None else _explicit(rule, groups, received),
-            sample_counts=counts,
-            count_cap=count_cap,
-            to_vector=received.to_vector,
-            is_full=is_full,
-        )
-        found = aggregate(rule, batch)
-        update = received.restore(known(found.vector)[0])
+    batch = Batch(
+        gradients=received.rows.unsqueeze(0),
+        num_byzantine=[f],
+        seeds=[drawn],
+        clients=[ids],
+        references=None if reference is None else [received.to_vector(reference)],
+        states=[state],
+        round=round,
+        models=None if model is None else [received.to_vector(model)],
+        layer_sizes=None if layer_sizes is None else tuple(layer_sizes),
+        split=None if groups is None else _explicit(rule, groups, received),
+        sample_counts=counts,
+        count_cap=count_cap,
+        to_vector=received.to_vector,
+        is_full=is_full,
+    )
+    found = aggregate(rule, batch)
+    update = received.restore(found.vector[0])  # type: ignore[index]
     notes = received.notes + found.notes
     claimed = None if counts is None else counts[0]
     return OneRound(rule, update, found, ids, drawn, notes, claimed, count_cap)
@@ -415,7 +449,8 @@ def resolve_num_byzantine(
     when_too_many: str,
 ) -> int:
     """Return how many of the received rows the rule assumes to be Byzantine."""
-    check_choice("when_too_many", when_too_many, ("raise", "lower"))
+    if when_too_many not in ("raise", "lower"):
+        check_choice("when_too_many", when_too_many, ("raise", "lower"))
     if num_byzantine is not None and fraction is not None:
         raise ValueError(
             "num_byzantine and byzantine_fraction must not be given both, got "

@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outvote.axes import Columns, Mixture, Pairs, PerClient, PerCoordinate, Rows
-from outvote.lazy import lazy
 from outvote.ops import order, pairs
 from outvote.ops import rows as row_ops
 from outvote.ops.precision import exact_products, work_dtype
-from outvote.rules.values import InMemory, StreamedVector, Values
+from outvote.ops.threads import lazy
+from outvote.rules.values import InMemory, Values
 
 if TYPE_CHECKING:
     from outvote.rules.groups import Groups
@@ -32,14 +32,14 @@ class ClientMatrix:
     float64, before anybody sees them.
     """
 
-    def __init__(  # noqa: PLR0913  (what is known about the values, by name)
+    def __init__(
         self,
         values: Values,
         *,
-        centre: Tensor | None = None,
+        centre: Tensor | list[int] | None = None,
         products: Callable[[], Pairs] | None = None,
         squared_distances: Pairs | None = None,
-        norms: PerClient | None = None,
+        norms: PerClient | list[list[float]] | None = None,
         originals: Tensor | None = None,
         is_wide: bool = False,
         largest_norm: float = torch.inf,
@@ -57,14 +57,10 @@ class ClientMatrix:
         self.batch = self.shape[:-2]
         """The axes before the coordinates: runs, then groups."""
         self.work_dtype = work_dtype(values.dtype)
-        self._kind = torch.empty(0, dtype=values.dtype, device=values.device)
         self.is_wide, self.largest_norm = is_wide, largest_norm
         self.originals = originals
         self._products = products
-        if centre is not None:
-            self.centre = centre
-        if norms is not None:
-            self.norms = norms
+        self._centre, self._norms = centre, norms
         if squared_distances is not None:
             self.squared_distances = squared_distances
 
@@ -88,6 +84,12 @@ class ClientMatrix:
         """Whether the values are fewer than the inner products of the clients."""
         return self.dim <= self.num_clients
 
+    @lazy
+    def _are_few(self) -> bool:
+        """Whether differences of the coordinates are cheaper than products and checks."""
+        kind = torch.empty(0, dtype=self.values.dtype, device=self.device)
+        return pairs.are_few(self.dim, kind, self.num_clients)
+
     def _widened(self, tile: Columns) -> Columns:
         return tile.double() if self.is_wide else tile
 
@@ -96,7 +98,9 @@ class ClientMatrix:
     @lazy
     def centre(self) -> Tensor:
         """The client of each run that is central among the others."""
-        return pairs.medoids(self.columns)
+        if self._centre is None:
+            return pairs.medoids(self.values.sample)
+        return torch.as_tensor(self._centre, device=self.device)
 
     @lazy
     def products(self) -> Pairs:
@@ -115,7 +119,7 @@ class ClientMatrix:
     @lazy
     def squared_distances(self) -> Pairs:
         """The squared distances between all pairs of clients, exactly 0 to oneself."""
-        if pairs.are_few(self.dim, self._kind, self.num_clients):
+        if self._are_few:
             return self.values.total(pairs.pairwise_differences)
         found, inexact = pairs.squared_distances(self.products, self.work_dtype, self.originals)
         if inexact is not None:
@@ -127,6 +131,8 @@ class ClientMatrix:
     @lazy
     def norms(self) -> PerClient:
         """The Euclidean norm of every client, float64."""
+        if self._norms is not None:
+            return torch.as_tensor(self._norms, dtype=torch.float64, device=self.device)
         origin = torch.zeros((), dtype=self.work_dtype, device=self.device)
         return self.values.total(
             lambda tile: row_ops.squared_distances_to_vector(
@@ -137,7 +143,7 @@ class ClientMatrix:
     def sums_of_smallest_distances(self, num_smallest: int) -> PerClient:
         """Return the sum of every client's smallest squared distances, 0 to itself among them."""
         if "squared_distances" not in self.__dict__:
-            if pairs.are_few(self.dim, self._kind, self.num_clients):
+            if self._are_few:
                 # Without the n x n matrix of every group, which is far larger than the values.
                 return pairs.sums_of_smallest_differences(
                     self.columns, num_smallest, self.largest_norm
@@ -236,7 +242,9 @@ class ClientMatrix:
         weights, divisor = aggregation.weights.double(), None
         if self.device.type == "cpu" and self.largest_norm < SUMMED_NORM:
             weights, divisor = row_ops.as_shares(weights)
-        client = self._only_original(aggregation.weights) if len(self.batch) == 1 else None
+        client = None
+        if self.originals is not None and len(self.batch) == 1:
+            client = self._only_original(aggregation.weights)
 
         def average(tile: Columns) -> PerCoordinate:
             found = row_ops.weighted_sum(tile.mT, weights)
@@ -250,13 +258,12 @@ class ClientMatrix:
         found: PerCoordinate = self.values.by_coordinate(average)
         return found
 
-    def _only_original(self, weights: PerClient) -> Tensor | None:
-        """Return, by run, the client whose copies have all the weight: its row is not rounded.
+    def _only_original(self, weights: PerClient) -> Tensor:
+        """Return, by run, the client whose copies have all the weight, -1 if there are several.
 
-        -1: there are several; None: in all runs.
+        Its row is not rounded.
         """
-        if self.originals is None:
-            return None
+        assert self.originals is not None
         client = weights.argmax(dim=-1)
         same = self.originals == self.originals.gather(-1, client.unsqueeze(-1))
         is_average = (weights.sum(dim=-1) - 1).abs() < 1e-9
@@ -301,7 +308,7 @@ class ClientMatrix:
 
         values = self.values.changed(join, self.num_clients + 1, point)
         # Averages of clients have inner products around a client that is not among them.
-        has_products = self._products is None or "centre" in self.__dict__
+        has_products = self._products is None or self._centre is not None
         if self.is_narrow or self.dim == self.num_clients + 1 or not has_products:
             return ClientMatrix(values, is_wide=self.is_wide)
 

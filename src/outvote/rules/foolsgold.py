@@ -11,9 +11,8 @@ from outvote.axes import Pairs, PerClient
 from outvote.ops.precision import work_dtype
 from outvote.ops.rows import row_norms
 from outvote.rules.client_matrix import ClientMatrix
-from outvote.rules.row_facts import LARGEST
 from outvote.rules.rule import Aggregation, RoundInfo, Rule, Traits
-from outvote.rules.values import InMemory
+from outvote.rules.values import LARGEST, InMemory
 
 
 @final

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Columns, Pairs, PerClient, PerCoordinate
-from outvote.lazy import once
 from outvote.ops.groups import are_sums_faster, pair_sums, scattered
 from outvote.ops.keyed_order import KeyedOrder, SortedOrder
 from outvote.ops.precision import exact_products
-from outvote.ops.threads import free_cores, mapped
+from outvote.ops.threads import free_cores, mapped, once
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.split import OwnOrder, Split, draw_split
 from outvote.rules.values import InMemory, Stream

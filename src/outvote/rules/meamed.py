@@ -10,8 +10,9 @@ from outvote.ops.order import (
     bounds_nearest_median,
     mean_nearest_median,
     mean_nearest_median_and_counts,
+    nearest_portions,
+    weighted_reduction,
 )
-from outvote.ops.order import nearest_portions, weighted_reduction
 from outvote.rules.rule import CoordinatewiseRule, Traits
 
 

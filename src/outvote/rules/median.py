@@ -10,10 +10,11 @@ from outvote.errors import check_choice
 from outvote.ops.order import (
     mean_of_ranks,
     mean_of_ranks_and_counts,
+    median_portions,
     median_ranks,
     values_at_ranks,
+    weighted_reduction,
 )
-from outvote.ops.order import median_portions, weighted_reduction
 from outvote.rules.rule import CoordinatewiseRule, Traits
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from outvote.errors import check_choice, check_kind
 from outvote.ops.keyed_order import LARGEST_IN_PARTS, KeyedOrder, SortedOrder, draw_order
@@ -227,7 +226,8 @@ def by_layer_random(sizes: tuple[int, ...], num_groups: int, info: "RoundInfo") 
     seeds = [stream.fold_in(f"layer-{number}").derived() for number in range(len(sizes))]
     orders = [
         LayeredOrder(
-            [draw_order(*each, largest=LARGEST_IN_PARTS) for each in zip(sizes, own)], sizes
+            [draw_order(*each, largest=LARGEST_IN_PARTS) for each in zip(sizes, own, strict=True)],
+            sizes,
         )
         for own in zip(*seeds, strict=True)
     ]

@@ -9,9 +9,10 @@ from outvote.axes import Columns, PerClient, PerCoordinate
 from outvote.ops.order import (
     mean_of_ranks,
     mean_of_ranks_and_counts,
+    trimmed_portions,
     values_at_ranks,
+    weighted_reduction,
 )
-from outvote.ops.order import trimmed_portions, weighted_reduction
 from outvote.rules.rule import CoordinatewiseRule, Traits
 
 

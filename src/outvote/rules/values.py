@@ -4,25 +4,37 @@ Both work through the coordinates piece by piece. `total` adds up what is found 
 `by_coordinate` puts it side by side. Cores, files and ranks are known here and nowhere above.
 """
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from outvote.axes import Columns, PerCoordinate
-from outvote.lazy import lazy
+from outvote.axes import Columns, PerCoordinate, Rows
+from outvote.flat import LARGEST, finite_rows
 from outvote.ops.precision import work_dtype
-from outvote.ops.threads import CPU, mapped
+from outvote.ops.rows import row_norms
+from outvote.ops.threads import CPU, lazy, mapped
 
 # A tile of so many values stays in the cache of a core; a GPU takes larger ones.
 TILE_VALUES = {"cpu": 1 << 20, "cuda": 1 << 28}
+FEW_VALUES = 1 << 18
 # Sums of more values of a stream are rounded too often in float32; tiles are added in float64.
 SUMMED_VALUES = 1 << 18
+# Squares of twice this are finite in float32; of norms below the other one they underflow.
+SAFE_NORM, SMALLEST_NORM = 1e18, 1e-10
+# Coordinates that rows of equal norm are compared in before all are.
+NUM_COMPARED = 16
+# Coordinates of a stream that a central client is found by.
+NUM_SAMPLED = 512
 
 Work = Callable[..., Any]
 """Called with the values of some coordinates, and with those of a vector where one is given."""
+OnTile = Callable[[Columns, Any], Any]
+"""Called with what a stream reads of some coordinates, and their slice or index."""
 Chunks = Callable[[], Iterator[tuple[slice, Tensor]]]
 """Starts a pass: yields slices of the coordinates and their values ``[clients, coordinates]``, in
 order; the values last until the next are asked for."""
@@ -43,8 +55,12 @@ class Values(Protocol):
     def columns(self) -> Columns:
         """All values at once."""
 
+    @property
+    def sample(self) -> Columns:
+        """The values of enough coordinates to find a central client by."""
+
     def total(self, work: Work, vector: Any = None) -> Tensor:
-        """Return the sum of ``work(tile)`` or ``work(tile, piece of the vector)`` over all tiles."""
+        """Return the sum over all tiles of ``work(tile)`` or ``work(tile, piece of vector)``."""
 
     def by_coordinate(self, work: Work, vector: Any = None) -> Any:
         """Return ``work(tile)`` of all tiles: a number for every coordinate."""
@@ -88,6 +104,11 @@ class InMemory:
         """The values."""
         return self._make()
 
+    @property
+    def sample(self) -> Columns:
+        """All values: whoever needs a few takes them."""
+        return self.columns
+
     def tiles(self) -> list[slice]:
         """Cut the coordinates into pieces that fit the cache."""
         dim, num_values = self.shape[-2], self.shape.numel()
@@ -108,6 +129,9 @@ class InMemory:
 
     def total(self, work: Work, vector: Any = None) -> Tensor:
         """Return the sum over all tiles, on all cores."""
+        if vector is None and self.shape.numel() <= FEW_VALUES:
+            found: Tensor = work(self.columns)
+            return found
         parts = self._over_tiles(work, vector)
         if len(parts) == 1:
             first: Tensor = parts[0]
@@ -116,6 +140,9 @@ class InMemory:
 
     def by_coordinate(self, work: Work, vector: Any = None) -> PerCoordinate:
         """Return what the tiles give, side by side."""
+        if vector is None and self.shape.numel() <= FEW_VALUES:
+            found: PerCoordinate = work(self.columns)
+            return found
         parts = self._over_tiles(work, vector)
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
@@ -171,12 +198,11 @@ class Stream:
         *,
         everywhere: Callable[[Tensor], Tensor] = lambda total: total,
         max_bytes: int = 1 << 30,
-        change: Work = lambda tile, _: tile,
+        change: OnTile = lambda read, _: read,
     ) -> None:
         """Take a way to start a pass, and the shape and dtype of all values.
 
-        `max_bytes` is what values of groups may take. `change` makes these values from a tile of
-        those that are read and its slice.
+        `max_bytes` is what values of groups may take. `change` makes these values of what is read.
         """
         self.chunks, self.shape, self.dtype = chunks, shape, dtype
         self.everywhere, self.max_bytes, self.change = everywhere, max_bytes, change
@@ -186,39 +212,35 @@ class Stream:
         """Refuse to have all values at once."""
         raise NeedsWholeRows("it asks for all values at once")
 
-    def tiles(self, rows: Tensor, first: int) -> list[tuple[slice, Columns]]:
-        """Cut what was read, from the coordinate `first` on, into tiles ``[1, width, clients]``."""
-        num_clients, width = rows.shape
-        num_tiles = max(1, -(-width * num_clients // SUMMED_VALUES))
-        cuts = [width * k // num_tiles for k in range(num_tiles + 1)]
-        return [
-            (slice(first + start, first + stop), rows[:, start:stop].mT.unsqueeze(0))
-            for start, stop in pairwise(cuts)
-        ]
+    @property
+    def sample(self) -> Columns:
+        """Read some coordinates."""
+        step = max(1, self.shape[-2] // NUM_SAMPLED)
+        return self.at(torch.arange(0, self.shape[-2], step)[:NUM_SAMPLED].unsqueeze(0))
+
+    def over_tiles(
+        self, work: OnTile, num_values: int = SUMMED_VALUES
+    ) -> Iterator[list[Any]]:
+        """Read all values once; yield what the work gives for the tiles of each chunk."""
+        for piece, rows in self.chunks():
+            yield over_tiles(work, piece, rows, num_values)
 
     def total(self, work: Work, vector: Any = None) -> Tensor:
         """Return the sum over all tiles of all processes, in one pass."""
-
-        def of_tile(numbered: tuple[slice, Columns]) -> Tensor:
-            piece, read = numbered
-            tile = self.change(read, piece)
-            found: Tensor = work(tile) if vector is None else work(tile, cut(vector, piece, read))
-            return found.double()
-
+        on_tile = self._on_tile(work, vector)
         total: Tensor | None = None
-        for piece, rows in self.chunks():
-            parts = mapped(of_tile, self.tiles(rows, piece.start))
+        for parts in self.over_tiles(lambda read, index: on_tile(read, index).double()):
             found = torch.stack(parts).sum(dim=0)
             total = found if total is None else total.add_(found)
         assert total is not None
         return self.everywhere(total)
 
     def by_coordinate(self, work: Work, vector: Any = None) -> "StreamedVector":
-        """Return a vector that is worked out piece by piece."""
-        return StreamedVector(self, work, vector)
+        """Return a vector that is worked out tile by tile."""
+        return StreamedVector(self._on_tile(work, vector))
 
     def by_coordinate_and_total(self, work: Work) -> tuple["StreamedVector", Tensor | None]:
-        """Return a vector that is worked out piece by piece, and the sum from a pass of its own."""
+        """Return a vector that is worked out tile by tile, and the sum from a pass of its own."""
         vector = self.by_coordinate(lambda tile: work(tile)[0])
         unknown = torch.full((1, self.shape[-1]), torch.nan, dtype=torch.float64)
 
@@ -231,14 +253,8 @@ class Stream:
 
     def changed(self, change: Work, num_clients: int, vector: Any = None) -> "Stream":
         """Return the stream of the changed values."""
-
-        def both(read: Columns, piece: slice) -> Columns:
-            tile = self.change(read, piece)
-            found: Columns = change(tile) if vector is None else change(tile, vector[..., piece])
-            return found
-
         shape = torch.Size([*self.shape[:-1], num_clients])
-        return self._with(shape=shape, change=both)
+        return self._with(shape=shape, change=self._on_tile(change, vector))
 
     def at(self, index: Tensor) -> Columns:
         """Read some coordinates in one pass."""
@@ -248,8 +264,9 @@ class Stream:
         values = torch.zeros(1, len(order), self.shape[-1], dtype=work_dtype(self.dtype))
         for piece, rows in self.chunks():
             first, last = torch.searchsorted(ranked, torch.tensor([piece.start, piece.stop]))
-            some = rows[:, ranked[first:last] - piece.start].mT.unsqueeze(0)
-            values[:, order[first:last]] = self.change(some, piece)
+            some = ranked[first:last]
+            read = rows[:, some - piece.start].mT.unsqueeze(0)
+            values[:, order[first:last]] = self.change(read, some).to(values.dtype)
         return self.everywhere(values)
 
     def within(self, run: int, window: slice) -> "Stream":
@@ -258,16 +275,25 @@ class Stream:
 
         def chunks() -> Iterator[tuple[slice, Tensor]]:
             for piece, rows in self.chunks():
-                start, stop = max(window.start, piece.start), min(window.stop, piece.stop)
-                if start < stop:
-                    yield slice(start, stop), rows[:, start - piece.start : stop - piece.start]
+                start = min(max(window.start, piece.start), piece.stop)
+                stop = max(start, min(window.stop, piece.stop))
+                yield slice(start, stop), rows[:, start - piece.start : stop - piece.start]
 
         return self._with(chunks=chunks)
 
     def of_clients(self, run: int, index: Tensor) -> "Stream":
         """Return the stream of some clients."""
         del run
-        return self.changed(lambda tile: tile.index_select(-1, index), len(index))
+        return self.changed(lambda tile: tile.mT.index_select(-2, index).mT, len(index))
+
+    def _on_tile(self, work: Work, vector: Any) -> OnTile:
+        """Return work on these values as work on what is read."""
+
+        def on_tile(read: Columns, index: Any) -> Any:
+            tile = self.change(read, index)
+            return work(tile) if vector is None else work(tile, cut(vector, read, index))
+
+        return on_tile
 
     def _with(self, **other: Any) -> "Stream":
         given = {
@@ -281,31 +307,133 @@ class Stream:
         return Stream(**{**given, **other})
 
 
+def over_tiles(work: OnTile, piece: slice, rows: Tensor, num_values: int) -> list[Any]:
+    """Cut what was read, ``rows [clients, coordinates]``, into tiles, and work on all cores."""
+    num_clients, width = rows.shape
+    num_tiles = max(1, -(-width * num_clients // num_values))
+    cuts = [width * k // num_tiles for k in range(num_tiles + 1)]
+
+    def of_tile(ends: tuple[int, int]) -> Any:
+        read = rows[:, slice(*ends)].mT.unsqueeze(0)
+        return work(read, slice(piece.start + ends[0], piece.start + ends[1]))
+
+    return mapped(of_tile, pairwise(cuts))
+
+
+@dataclass(frozen=True, slots=True)
 class StreamedVector:
-    """A vector with a number for every coordinate of a stream, worked out piece by piece."""
+    """A vector with a number for every coordinate of a stream, worked out tile by tile."""
 
-    def __init__(self, stream: Stream, work: Work, vector: Any = None) -> None:
-        """Take the stream, and what makes the numbers of a tile of it."""
-        self.stream, self.work, self.vector = stream, work, vector
-
-    def of_tile(self, read: Columns, piece: slice) -> PerCoordinate:
-        """Return the numbers for a tile of what is read."""
-        tile = self.stream.change(read, piece)
-        found: PerCoordinate = (
-            self.work(tile) if self.vector is None else self.work(tile, self.vector[..., piece])
-        )
-        return found
+    of_tile: OnTile
 
     def changed(self, change: Callable[[PerCoordinate], PerCoordinate]) -> "StreamedVector":
         """Return what a change makes of the vector."""
-        changed = StreamedVector(self.stream, self.work, self.vector)
-        changed.of_tile = lambda read, piece: change(self.of_tile(read, piece))  # type: ignore[method-assign]
-        return changed
+        return StreamedVector(lambda read, index: change(self.of_tile(read, index)))
+
+    def __getitem__(self, run: int) -> "StreamedVector":
+        """Return the vector of a run, of which there is one."""
+        return self.changed(lambda piece: piece[run])
 
 
-def cut(vector: Any, piece: slice, read: Columns) -> PerCoordinate:
+def cut(vector: Any, read: Columns, index: Any) -> PerCoordinate:
     """Return some coordinates of a vector in memory or of a streamed one."""
+    found: PerCoordinate
     if isinstance(vector, StreamedVector):
-        return vector.of_tile(read, piece)
-    found: PerCoordinate = vector[..., piece]
+        found = vector.of_tile(read, index)
+    else:
+        found = vector[..., index]
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class RowFacts:
+    """What every rule needs to know about the rows of all clients, by run."""
+
+    norms: list[list[float]]
+    is_finite: list[list[bool]]
+    originals: list[list[int]]
+    """The first row of the run that is equal to each."""
+
+    def of(self, runs: Sequence[int]) -> "RowFacts":
+        """Return those of some runs."""
+        return RowFacts(
+            [self.norms[k] for k in runs],
+            [self.is_finite[k] for k in runs],
+            [self.originals[k] for k in runs],
+        )
+
+
+def row_facts(gradients: "Rows | Stream") -> RowFacts:
+    """Look at ``gradients [runs, clients, dim]``: once for all rules, as a GPU is waited for."""
+    if isinstance(gradients, Stream):
+        return _of_stream(gradients)
+    norms = row_norms(gradients).tolist()
+    is_finite, originals = [], []
+    for run, (rows, own) in enumerate(zip(gradients, norms, strict=True)):
+        is_finite.append(finite_rows(rows, own))
+        if torch.inf in own and gradients.dtype != torch.float64:
+            own = norms[run] = row_norms(rows.double()).tolist()
+        has_equal = len(set(own)) < len(own)
+        originals.append(find_originals(rows, own) if has_equal else list(range(len(own))))
+    return RowFacts(norms, is_finite, originals)
+
+
+def find_originals(rows: Tensor, norms: list[float]) -> list[int]:
+    """Return, for each of ``rows [clients, dim]``, the first equal one.
+
+    Colluding clients send copies. To find them once is cheaper than group by group.
+    """
+    # Rows of equal norm need not be equal: a gradient and its negative, for one.
+    sample = rows[:, :: max(1, rows.shape[1] // NUM_COMPARED)].tolist()
+    alike: dict[tuple[float, ...], list[int]] = {}
+    for row, norm in enumerate(norms):
+        alike.setdefault((norm, *sample[row]), []).append(row)
+    originals = list(range(len(norms)))
+    while pairs := [(row, same[0]) for same in alike.values() for row in same[1:]]:
+        equal = torch.stack([(rows[row] == rows[first]).all() for row, first in pairs]).tolist()
+        unequal = []
+        for (row, first), is_equal in zip(pairs, equal, strict=True):
+            if is_equal:
+                originals[row] = first
+            else:
+                unequal.append(row)
+        alike = {key: [row for row in same if row in unequal] for key, same in alike.items()}
+    return originals
+
+
+def central_client(norms: list[float]) -> tuple[int, bool]:
+    """Return a client of median norm, and whether squares overflow in float32, or vanish.
+
+    No difference from the client cancels because it is long.
+    """
+    centre = sorted(range(len(norms)), key=norms.__getitem__)[(len(norms) - 1) // 2]
+    return centre, max(norms) >= SAFE_NORM or norms[centre] < SMALLEST_NORM
+
+
+def _of_stream(stream: Stream) -> RowFacts:
+    """Look at the rows of a stream in one pass; in one more if some may be copies."""
+    norms = stream.total(_squared_norms)[0].sqrt().tolist()
+    is_finite = [norm < torch.inf for norm in norms]
+    counts = Counter(norms)
+    alike = [k for k, norm in enumerate(norms) if is_finite[k] and counts[norm] > 1]
+    originals = list(range(len(norms)))
+    if alike:
+        index = torch.tensor(alike)
+
+        def differ(tile: Columns) -> Tensor:
+            rows = tile[0].mT.index_select(0, index)
+            label = rows.unique(dim=0, return_inverse=True)[1] if rows.numel() else index * 0
+            return label.unsqueeze(-1) != label
+
+        for row, others in zip(alike, stream.total(differ).tolist(), strict=True):
+            originals[row] = alike[others.index(0)]
+    return RowFacts([norms], [is_finite], [originals])
+
+
+def _squared_norms(tile: Columns) -> Tensor:
+    """Return the squared norms; infinity where a number is not finite, or too large."""
+    norms = row_norms(tile.mT)
+    is_fine = norms <= LARGEST
+    if not bool(is_fine.all()):
+        is_fine |= (tile.abs() <= LARGEST).all(dim=-2)
+    return norms.square().masked_fill(~is_fine, torch.inf)

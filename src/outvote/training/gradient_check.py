@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from outvote.ops.precision import exact_products
+from outvote.ops.precision import exact_layers
 
 if TYPE_CHECKING:
     from outvote.training.samples import Samples
@@ -40,7 +40,7 @@ def reference_gradients(
     own.train()
     is_image = images.dim() == 4
     inputs = images.to(next(own.parameters()).dtype)
-    with torch.enable_grad(), exact_products():
+    with torch.enable_grad(), exact_layers():
         logits = own(inputs.movedim(-1, 1) if is_image else inputs)
         loss = F.cross_entropy(logits, labels)
         return list(torch.autograd.grad(loss, list(own.parameters())))
