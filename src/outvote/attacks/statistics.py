@@ -15,7 +15,7 @@ from torch import Tensor
 
 from outvote.axes import Pairs, PerClient, PerCoordinate, Rows
 from outvote.ops import is_for_kernels, load_kernels
-from outvote.ops.long_products import long_products
+from outvote.ops.pairs import long_products
 from outvote.ops.threads import mapped
 
 # Values of a tile: it stays in the last cache, and is large beside the cost of calling torch; a GPU

@@ -21,6 +21,7 @@ ANY = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NARROW = ANY[:3]
 SINGLE = (torch.float32,)
 EXACT = (torch.float64,)
+FLOATS = (*SINGLE, *EXACT)
 
 
 class Backend(NamedTuple):
@@ -39,44 +40,60 @@ class Backend(NamedTuple):
 
 
 BACKENDS: dict[str, tuple[Backend, ...]] = {
-    # rows
-    "row_norms": (),
-    "weighted_sum": (),
-    "squared_distances_to_vector": (),
-    "sums_of_roots": (Backend("group_kernels:sums_of_roots", EXACT),),
-    # pairs
-    "gram": (Backend("group_kernels:products", NARROW, most=64),),
+    # Rows.
+    "row_norms": (Backend("triton.rows:row_norms", NARROW),),
+    "weighted_sum": (Backend("triton.rows:weighted_sum", NARROW),),
+    "squared_distances_to_vector": (Backend("triton.rows:squared_distances_to_vector", NARROW),),
+    "sums_of_roots": (Backend("triton.rows:sums_of_roots", EXACT),),
+    # Pairs; the size of differences is that of the clients or coordinates, whichever are more.
+    "gram": (Backend("triton.gram:gram", NARROW, most=64),),
     "gram_of_groups": (
-        Backend("group_kernels:products", NARROW, most=64),
-        Backend("native:gram_of_groups", SINGLE, least=8, is_native=True),
+        Backend("triton.gram:gram", NARROW, most=64),
+        Backend("native:gram_of_groups", SINGLE, 8, is_native=True),
     ),
-    "squared_distances": (),
-    "sums_of_smallest_distances": (),
-    "squared_distances_to_average": (),
-    "pairwise_differences": (Backend("group_kernels:pairwise_differences", NARROW, most=128),),
-    "sums_of_smallest_differences": (Backend("group_kernels:sums_of_smallest", NARROW, most=128),),
-    "differences_to_average": (Backend("group_kernels:distances_to_average", NARROW, most=128),),
-    # order
-    "sum_of_smallest": (Backend("client_kernels:sum_of_smallest", ANY, most=128),),
-    "ranks": (),
-    "ranks_and_counts": (),
-    "nearest": (),
-    "nearest_and_counts": (),
-    # select
-    "smallest": (),
-    "average_of_smallest": (),
+    "squared_distances": (Backend("triton.pairs:squared_distances", FLOATS),),
+    "sums_of_smallest_distances": (
+        Backend("triton.pairs:sums_of_smallest_distances", FLOATS, most=128),
+    ),
+    "squared_distances_to_average": (
+        Backend("triton.pairs:squared_distances_to_average", FLOATS, most=1024),
+    ),
+    "pairwise_differences": (Backend("triton.differences:pairwise_differences", NARROW, most=128),),
+    "sums_of_smallest_differences": (
+        Backend("triton.differences:sums_of_smallest_differences", NARROW, most=128),
+    ),
+    "differences_to_average": (
+        Backend("triton.differences:differences_to_average", NARROW, most=128),
+    ),
+    # Order.
+    "sum_of_smallest": (Backend("triton.order:sum_of_smallest", FLOATS, most=128),),
+    "ranks": (
+        Backend("triton.order:ranks", NARROW, most=1024),
+        Backend("native:ranks", SINGLE, 2, 64, is_native=True),
+    ),
+    "ranks_and_counts": (Backend("triton.order:ranks_and_counts", NARROW, most=1024),),
+    "nearest": (
+        Backend("triton.order:nearest", NARROW, most=1024),
+        Backend("native:nearest", SINGLE, 2, 64, is_native=True),
+    ),
+    "nearest_and_counts": (Backend("triton.order:nearest_and_counts", NARROW, most=1024),),
+    # Selection and top eigenvectors.
+    "smallest": (Backend("triton.select:smallest", FLOATS, most=64),),
+    "average_of_smallest": (Backend("triton.select:average_of_smallest", FLOATS, most=64),),
     "select_one_by_one": (
-        Backend("matrix_kernels:select_one_by_one", EXACT, 2, 1024),
+        Backend("triton.select:select_one_by_one", EXACT, 2, 1024),
         Backend("native:select_one_by_one", EXACT, 2, 1024, is_native=True),
     ),
-    # eigen
     "leading_projections": (
-        Backend("matrix_kernels:leading_projections", EXACT, 2, 1024),
+        Backend("triton.eigen:leading_projections", EXACT, 2, 1024),
         Backend("native:leading_projections", EXACT, 2, 1024, is_native=True),
     ),
-    # groups
-    "scattered": (Backend("native:scattered_groups", SINGLE, least=8, is_native=True),),
-    "pair_sums": (Backend("native:pair_sums_of_runs", SINGLE, 2, 9, is_native=True),),
+    # Groups.
+    "in_order": (
+        Backend("triton.scatter:in_order", NARROW, most=128),
+        Backend("native:in_order", SINGLE, 8, is_native=True),
+    ),
+    "pair_sums": (Backend("native:pair_sums", SINGLE, 2, 9, is_native=True),),
 }
 """By operation. The first row that takes the values is used."""
 

@@ -1,9 +1,7 @@
-"""Random groups of coordinates: copying into groups, and sums in groups without a copy.
+"""Random groups of coordinates: copying in the order of the groups, and sums without a copy.
 
 A split is given by a random order of the coordinates for each run (or one for all runs), which is
-cut into groups of two widths: `sizes` are (number, width) of the larger groups, which come first,
-then of the smaller. Values come back as ``[runs, groups, width, clients]``, one tensor for each
-width that there is. What lies behind them in memory, and in which order, is the backend's business.
+cut into groups.
 """
 
 from collections.abc import Sequence
@@ -20,27 +18,23 @@ from outvote.ops.threads import mapped
 
 Orders = Sequence[KeyedOrder | SortedOrder]
 Sizes = tuple[int, int, int, int]
-"""(Number, width) of the larger groups, then of the smaller."""
+"""(Number, width) of the larger groups, which come first in the order, then of the smaller."""
 
 # Sums over pairs beat reading the groups where there are few clients, and groups neither so few
 # that sums wait for each other nor so many that they do not fit the cache.
 MOST_CLIENTS, FEWEST_GROUPS, MOST_GROUPS, SHORTEST_GROUP = 9, 16, 1 << 14, 32
 
 
-def scattered(
-    rows: Rows, orders: Orders | Tensor, sizes: Sizes, *, may_be_padded: bool = False
-) -> list[Columns]:
-    """Copy ``rows [runs, clients, dim]`` into the groups that their orders are cut into.
+def in_order(rows: Rows, orders: Orders | Tensor) -> Columns:
+    """Copy ``rows [runs, clients, dim]`` so that coordinates lie in a random order.
 
-    Return the values of the larger groups, then of the smaller, ``[runs, groups, width, clients]``.
-    `orders` may be an index of coordinates ``[runs, positions]``. With `may_be_padded`, groups that
-    are one coordinate narrower may come together with the larger ones: a coordinate where all
-    clients are 0 is their last.
+    There is an order for each run, or one for all; or an index of coordinates, ``[runs, k]``. The
+    result is ``[runs, k, clients]``: groups are slices of it.
     """
     if not isinstance(orders, Tensor):
-        kernel = backend("scattered", rows, rows.shape[-2])
+        kernel = backend("in_order", rows, rows.shape[-2])
         if kernel is not None and all(isinstance(order, KeyedOrder) for order in orders):
-            return kernel(rows, orders, sizes, may_be_padded=may_be_padded)
+            return kernel(rows, orders)
         orders = torch.stack([order.index(rows.device) for order in orders])
     runs, num_clients, _ = rows.shape
     result = rows.new_empty(runs, num_clients, orders.shape[-1])
@@ -52,13 +46,13 @@ def scattered(
         torch.index_select(rows[own], -1, index, out=result[own])
 
     mapped(copy, list(product(range(runs), clients)), rows.device)
-    return cut(result.mT, sizes)
+    return result.mT
 
 
-def cut(values: Columns, sizes: Sizes) -> list[Columns]:
-    """View ``values [runs, positions, clients]`` as groups of the two widths, if there are both."""
+def scattered(rows: Rows, orders: Orders | Tensor, sizes: Sizes) -> list[Columns]:
+    """Until nobody asks for it: see `in_order`."""
     num_large, large, num_small, small = sizes
-    end = num_large * large
+    values, end = in_order(rows, orders), num_large * large
     parts = (values[:, :end], num_large, large), (values[:, end:], num_small, small)
     return [part.unflatten(1, (number, width)) for part, number, width in parts if number]
 
@@ -96,8 +90,9 @@ def pair_sums(rows: Rows, orders: Orders, sizes: Sizes, start: int = 0) -> Pairs
         return kernel(rows, orders, sizes, start)
     num_clients, width = rows.shape[-2:]
     num_groups = sizes[0] + sizes[2]
-    result = torch.zeros(len(rows), num_groups, num_clients, num_clients, dtype=torch.float64)
-    for run, own in enumerate(rows.cpu().double()):
+    values = rows.cpu().double()
+    result = values.new_zeros(len(rows), num_groups, num_clients, num_clients)
+    for run, own in enumerate(values):
         positions = orders[run % len(orders)].positions_between(start, start + width)
         groups = torch.from_numpy(groups_at(positions, sizes)).long()
         for i in range(1, num_clients):

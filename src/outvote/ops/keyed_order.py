@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outvote.lazy import lazy
 from outvote.ops.memory import fresh
-from outvote.ops.threads import CPU, mapped
+from outvote.ops.threads import CPU, lazy, mapped
 
 NUM_ROUNDS = 6
 # Up to here all orders are equally likely, and sorting takes less than a millisecond.

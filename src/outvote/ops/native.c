@@ -173,19 +173,6 @@ static inline void read_transposed(const float *from, int64_t step, HalfLine *to
     transpose(to);
 }
 
-/* Transpose a whole matrix; both sizes are multiples of 8. */
-static inline void write_transposed(const float *from, int32_t num_rows, int32_t num_columns,
-                                    float *to)
-{
-    for (int32_t row = 0; row < num_rows; row += HALF)
-        for (int32_t column = 0; column < num_columns; column += HALF) {
-            HalfLine some[HALF];
-            read_transposed(from + row * num_columns + column, num_columns, some);
-            for (int k = 0; k < HALF; k++)
-                *(HalfLine *)(to + (column + k) * num_rows + row) = some[k];
-        }
-}
-
 static inline void store_bypassing_cache(float *to, HalfLine value)
 {
 #if defined(__AVX__)
@@ -488,31 +475,6 @@ static void read_clients(const float *values, int32_t num, const Layout *layout,
 
 static inline int32_t at_most_sorted(int64_t num) { return num < SORTED ? (int32_t)num : SORTED; }
 
-/* Sort the clients of each coordinate into rows of `num_clients`, by a network of comparators.
-
-`clients` are their numbers from 0. `buffer` has SORTED numbers for each client, rounded up to HALF,
-and then as many again. */
-void outvote_sort(const float *values, int64_t num_coordinates, int32_t num_clients,
-                  int64_t coordinate_step, int64_t client_step, const int16_t *comparators,
-                  int32_t num_comparators, const int16_t *clients, float *to, float *buffer)
-{
-    const Layout layout = {num_clients, coordinate_step, client_step};
-    const Network network = {comparators, num_comparators, num_clients};
-    const int32_t width = (num_clients + HALF - 1) / HALF * HALF;
-    float *sorted = buffer + SORTED * width;
-    memset(buffer, 0, sizeof(float) * SORTED * (size_t)width * 2);
-    for (int64_t start = 0; start < num_coordinates; start += SORTED) {
-        const int32_t num = at_most_sorted(num_coordinates - start);
-        read_clients(values + start * coordinate_step, num, &layout, clients, num_clients, buffer,
-                     sorted);
-        sort_rows(&network, clients, buffer, num);
-        write_transposed(buffer, width, SORTED, sorted);
-        for (int32_t k = 0; k < num; k++)
-            memcpy(to + (start + k) * num_clients, sorted + k * width,
-                   sizeof(float) * (size_t)num_clients);
-    }
-}
-
 /* What is found of the values nearest to a median, for each coordinate, and where it is not. */
 typedef struct {
     float *mean, *low, *high;
@@ -632,13 +594,33 @@ static void find_nearest(const Ranked *ranked, int32_t num_nearest, int32_t num,
     }
 }
 
+/* Average the ranks from `first` to `last` of some coordinates. */
+static void average_ranks(const Ranked *ranked, int32_t num, const Nearest *to)
+{
+    const float *low = rank_of(ranked, ranked->first), *high = rank_of(ranked, ranked->last);
+    double total[SORTED] = {0};
+    for (int32_t rank = ranked->first; rank <= ranked->last; rank++) {
+        const float *own = rank_of(ranked, rank);
+        for (int k = 0; k < SORTED; k++)
+            total[k] += (double)own[k];
+    }
+    const double count = ranked->last - ranked->first + 1;
+    for (int k = 0; k < num; k++) {
+        /* Rounding may carry the mean of equal values away from them. */
+        const float mean = (float)(total[k] / count);
+        to->mean[k] = mean < low[k] ? low[k] : mean > high[k] ? high[k] : mean;
+        to->low[k] = low[k];
+        to->high[k] = high[k];
+    }
+}
+
 /* Find the mean of the values nearest to the median, and the smallest and largest of them, in
 groups of coordinates. `is_unknown` marks where it is not found: the indices of the clients decide,
-or values are extreme.
+or values are extreme. With `num_nearest` 0, find those of the ranks from `first` to `last`.
 
 `among` has the clients that count in each group, `num_among` of them in ascending order. `buffer`
 has SORTED numbers for each of all clients, rounded up to HALF, and then as many again. */
-void outvote_nearest(const float *values, int64_t num_groups, int64_t group_step,
+void outvote_order(const float *values, int64_t num_groups, int64_t group_step,
                      int64_t num_coordinates, int32_t num_clients, int64_t coordinate_step,
                      int64_t client_step, const int16_t *comparators, int32_t num_comparators,
                      const int16_t *among, int32_t num_among, int32_t first, int32_t last,
@@ -659,13 +641,16 @@ void outvote_nearest(const float *values, int64_t num_groups, int64_t group_step
             read_clients(values + group * group_step + start * coordinate_step, num, &layout, among,
                          num_among, buffer, scratch);
             sort_rows(&network, among, buffer, num);
-            find_nearest(&ranked, num_nearest, num, &to);
+            if (num_nearest > 0)
+                find_nearest(&ranked, num_nearest, num, &to);
+            else
+                average_ranks(&ranked, num, &to);
         }
 }
 
 /* Distances as whole numbers, which are in the same order: the bits of a float64 of 0 or more, the
-last ones replaced by the number of the client that it leads to. So distances count as equal if they
-are closer than 2^-46 of their size for 64 clients, 2^-42 for 1,024. */
+last ones, which are 0 after rounding to 40 significant bits, replaced by the number of the client
+that it leads to. */
 static const double HUGE_DISTANCE = 1e300;
 
 static inline int64_t key_of(double far, int32_t client, int64_t numbers)
@@ -777,9 +762,8 @@ static void begin(const Krum *krum, int32_t num_neighbours)
     const int64_t numbers = krum->numbers;
     double *restrict score = krum->score, *restrict rest = krum->rest;
     memset(krum->is_left, 1, (size_t)num_clients);
-    /* What is beyond the clients is not a number. */
-    memset(score, 0xff, sizeof(double) * (size_t)krum->width);
-    memset(score, 0, sizeof(double) * (size_t)num_clients);
+    for (int32_t client = 0; client < krum->width; client++)
+        score[client] = client < num_clients ? 0 : __builtin_nan("");
     memset(rest, 0, sizeof(double) * (size_t)num_clients);
     for (int32_t rank = 0; rank < num_neighbours; rank++) {
         const int64_t *restrict keys = krum->sorted + rank * krum->width;
@@ -793,7 +777,8 @@ static void begin(const Krum *krum, int32_t num_neighbours)
     }
 }
 
-/* Return the first of the smallest scores; those of clients that are gone are not numbers. */
+/* Return the first of the smallest scores, rounded to 40 significant bits as select.py says; those of
+clients that are gone are not numbers. */
 static int32_t client_of_smallest_score(const Krum *krum)
 {
     enum { NUM = LANES / 2 };
@@ -802,7 +787,8 @@ static int32_t client_of_smallest_score(const Krum *krum)
     for (int k = 0; k < NUM; k++)
         clients[k] = k;
     for (int32_t first = 0; first < krum->num_clients; first += NUM, clients += NUM) {
-        const Doubles score = *(const Doubles *)(krum->score + first);
+        const Keys bits = *(const Keys *)(krum->score + first);
+        const Doubles score = (Doubles)((bits + 0x1000) & ~(int64_t)0x1fff);
         const Keys is_less = score < least;
         least = (Doubles)(((Keys)score & is_less) | ((Keys)least & ~is_less));
         chosen = (clients & is_less) | (chosen & ~is_less);
@@ -919,7 +905,7 @@ typedef struct {
 } Lanczos;
 
 enum { DOUBLES = LANES / 2, FIRST_LOOK = 8, MOST_ROOT_STEPS = 60, NUM_SOLVES = 3 };
-static const double SMALLEST = 1e-290, LARGEST_RESIDUAL = 1e-12;
+static const double SMALLEST = 1e-290, LARGEST_RESIDUAL = 1e-16;
 
 static inline double dot(const double *a, const double *b, int32_t width)
 {
@@ -967,18 +953,11 @@ static double normalise(double *vector, int32_t width)
     return length;
 }
 
-/* Begin with a vector in the range of the matrix: numbers, more of the long rows, times it. */
+/* Begin with a vector in the range of the matrix: numbers times it. */
 static void start_from(Lanczos *of, const double *start)
 {
-    double longest = SMALLEST;
-    for (int32_t k = 0; k < of->num_rows; k++) {
-        const double own = of->matrix[(int64_t)k * of->width + k];
-        longest = own > longest ? own : longest;
-    }
-    for (int32_t k = 0; k < of->num_rows; k++)
-        of->solution[k] = start[k] * (1 + of->matrix[(int64_t)k * of->width + k] / longest);
     clear(of->vectors, of->width);
-    add_rows(of->vectors, of->matrix, of->solution, of->num_rows, of->width);
+    add_rows(of->vectors, of->matrix, start, of->num_rows, of->width);
     /* The entries of the matrix may be tiny, and their squares 0. */
     double largest = SMALLEST;
     for (int32_t k = 0; k < of->width; k++) {

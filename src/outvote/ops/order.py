@@ -1,8 +1,8 @@
 """Order statistics of the clients' values, coordinate by coordinate.
 
-`columns` are ``[*batch, dim, clients]`` in any memory layout; each coordinate is worked on alone, so
-pieces of them can be worked on apart. What counts clients counts coordinates, in whole numbers, so
-that pieces add up exactly.
+`columns` are ``[*batch, dim, clients]`` in any memory layout. Each coordinate is worked on alone:
+the results of tiles are put side by side. In how many coordinates a client's value entered is a
+whole number, so that the counts of tiles add up exactly.
 """
 
 from collections.abc import Callable
@@ -43,12 +43,12 @@ def sorted_clients(values: Tensor) -> Tensor:
 
 def mean_of_ranks(columns: Columns, first: int, last: int) -> PerCoordinate:
     """Return the mean of the sorted values `first` up to, not with, `last` of every coordinate."""
-    return _ranks(columns, first, last)[0]
+    return _ranks(columns, first, last, has_bounds=False)[0]
 
 
 def values_at_ranks(columns: Columns, first: int, last: int) -> Bounds:
     """Return the first and the last of the sorted values that a mean is of."""
-    _, low, high = _ranks(columns, first, last)
+    _, low, high = _ranks(columns, first, last, has_bounds=True)
     return low, high
 
 
@@ -57,20 +57,20 @@ def mean_of_ranks_and_counts(
 ) -> tuple[PerCoordinate, PerClient]:
     """Return `mean_of_ranks`, and in how many coordinates each client's value entered."""
     kernel = backend("ranks_and_counts", columns, columns.shape[-1])
-    if kernel is not None:
+    if kernel is not None and columns.dim() == 3:
         return kernel(columns, first, last)
-    mean, low, high = _ranks(columns, first, last)
+    mean, low, high = _ranks(columns, first, last, has_bounds=True)
     return mean, counts_between(columns, low, high)
 
 
 Found = tuple[PerCoordinate, PerCoordinate, PerCoordinate]
-"""A mean of values, the smallest and the largest of them."""
+"""A mean of values, the smallest and the largest of them (anything if they were not asked for)."""
 
 
-def _ranks(columns: Columns, first: int, last: int) -> Found:
+def _ranks(columns: Columns, first: int, last: int, *, has_bounds: bool) -> Found:
     kernel = backend("ranks", columns, columns.shape[-1])
     if kernel is not None:
-        return kernel(columns, first, last)
+        return kernel(columns, first, last, has_bounds=has_bounds)
     values = sorted_clients(columns.to(work_dtype(columns.dtype)))[..., first:last]
     low, high = values[..., 0], values[..., -1]
     # Rounding may carry the mean of equal values away from them.
@@ -79,8 +79,10 @@ def _ranks(columns: Columns, first: int, last: int) -> Found:
 
 def _mean(values: Tensor, count: int) -> Tensor:
     """Return the sum over the last axis divided by a count; it may overflow only with the mean."""
-    mean = values.sum(dim=-1) / count
-    return mean if bool(mean.isfinite().all()) else (values / count).sum(dim=-1)
+    mean = values.sum(dim=-1, dtype=torch.float64) / count
+    if values.dtype == torch.float64 and not bool(mean.isfinite().all()):
+        mean = (values / count).sum(dim=-1)
+    return mean.to(values.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +106,14 @@ def mean_nearest_median(
     Of two equally near the one of the lower client index is taken. With `among`, only the values of
     those clients count.
     """
-    return _nearest(columns, num_nearest, even, among)[0]
+    return _nearest(columns, num_nearest, even, among, has_bounds=False)[0]
 
 
 def bounds_nearest_median(
     columns: Columns, num_nearest: int, even: str = "mean", among: Among | None = None
 ) -> Bounds:
     """Return the smallest and the largest of the values nearest to the median."""
-    _, low, high = _nearest(columns, num_nearest, even, among)
+    _, low, high = _nearest(columns, num_nearest, even, among, has_bounds=True)
     return low, high
 
 
@@ -123,17 +125,19 @@ def mean_nearest_median_and_counts(
     The number of a client that is not in `among` is 0.
     """
     kernel = backend("nearest_and_counts", columns, columns.shape[-1])
-    if kernel is not None:
+    if kernel is not None and columns.dim() == 3:
         return kernel(columns, num_nearest, even, among)
-    mean, low, high = _nearest(columns, num_nearest, even, among)
+    mean, low, high = _nearest(columns, num_nearest, even, among, has_bounds=True)
     counts = counts_between(columns, low, high)
     return mean, counts if among is None else counts * among.is_among
 
 
-def _nearest(columns: Columns, num_nearest: int, even: str, among: Among | None) -> Found:
+def _nearest(
+    columns: Columns, num_nearest: int, even: str, among: Among | None, *, has_bounds: bool
+) -> Found:
     kernel = backend("nearest", columns, columns.shape[-1])
     if kernel is not None:
-        return kernel(columns, num_nearest, even, among)
+        return kernel(columns, num_nearest, even, among, has_bounds=has_bounds)
     values = columns.to(work_dtype(columns.dtype))
     if among is not None:
         values = of_clients(values, among.index)

@@ -73,7 +73,7 @@ def gram(columns: Columns, centre: Tensor) -> Pairs:
         return kernel(columns, centre)
     values = columns.to(work_dtype(columns.dtype))
     centred = values - of_client(values, centre)
-    with exact_products():
+    with exact_products(columns.device):
         return long_products(centred.mT, centred.mT)
 
 
@@ -82,21 +82,11 @@ def gram_with(columns: Columns, centre: Tensor, point: PerCoordinate) -> Pairs:
     values = columns.to(work_dtype(columns.dtype))
     middle = of_client(values, centre)
     own = point.to(values.dtype).unsqueeze(-1) - middle
-    with exact_products():
+    with exact_products(columns.device):
         across = long_products((values - middle).mT, own.mT).double()
         itself = long_products(own.mT, own.mT).double()
     upper = torch.cat([gram(columns, centre).double(), across], dim=-1)
     return torch.cat([upper, torch.cat([across.mT, itself], dim=-1)], dim=-2)
-
-
-def exact_gram_around_median(columns: Columns) -> Pairs:
-    """Return the inner products relative to the coordinate-wise median, float64: never too large.
-
-    Slow: for what overflows in float32, or vanishes there.
-    """
-    values = columns.double()
-    centred = values - values.median(dim=-1, keepdim=True).values
-    return centred.mT @ centred
 
 
 def gram_from_distances(squared: Pairs, centre: Tensor) -> Pairs:

@@ -1,8 +1,7 @@
 """Operations that read whole rows: lengths, averages, distances to a vector, inner products.
 
-`rows` are ``[*batch, clients, dim]`` and `columns` ``[*batch, dim, clients]``, in any memory layout.
-Work is done in float32, or in float64 for float64 values; what may overflow in float32 is done
-again in float64.
+`rows` are ``[*batch, clients, dim]`` and `columns` ``[*batch, dim, clients]`` in any memory layout.
+Work is done in float32, or in float64 for float64 values.
 """
 
 import torch
@@ -15,7 +14,8 @@ from outvote.ops.precision import exact_products, work_dtype
 
 # Values that are converted to float64 at once.
 AT_ONCE = 1 << 26
-TINY_WEIGHT = 1e-300
+# A sum of weights that differs from 1 by rounding alone.
+SURELY_ONE = 1e-12
 
 
 def row_norms(rows: Rows) -> PerClient:
@@ -39,7 +39,7 @@ def weighted_sum(rows: Rows, weights: PerClient) -> PerCoordinate:
     if kernel is not None:
         return kernel(rows, weights)
     work = work_dtype(rows.dtype)
-    with exact_products():
+    with exact_products(rows.device):
         total = torch.matmul(weights.to(work).unsqueeze(-2), rows.to(work)).squeeze(-2)
     # Weights sum to 1 but for rounding: an average of the largest numbers overflows by that.
     largest = torch.finfo(work).max
@@ -52,11 +52,14 @@ def as_shares(weights: PerClient) -> tuple[PerClient, Tensor]:
     Equal weights that sum to 1 become ones, and the divisor their number: the mean of 1, 4 and 7 is
     4 then, which weights of 1 / 3 would round.
     """
-    shares = weights / weights.amax(dim=-1, keepdim=True).clamp(min=TINY_WEIGHT)
-    total = weights.sum(dim=-1, keepdim=True)
-    total = torch.where((total - 1).abs() < 1e-12, 1, total)
-    count = shares.sum(dim=-1, keepdim=True)
-    return shares, torch.where(total > 0, count / total, 1)
+    shares, divisors = [], []
+    for own in weights.tolist():  # On a CPU, faster than a dozen small steps of torch.
+        largest, total = max(own) or 1.0, sum(own)
+        relative = [weight / largest for weight in own]
+        count = sum(relative) or 1.0
+        divisors.append([count if abs(total - 1) < SURELY_ONE else count / (total or 1.0)])
+        shares.append(relative)
+    return torch.tensor(shares, dtype=torch.float64), torch.tensor(divisors, dtype=torch.float64)
 
 
 def squared_distances_to_vector(columns: Columns, vector: PerCoordinate) -> PerClient:

@@ -1,4 +1,4 @@
-"""Triton kernels for the inner products of the clients; called by `group_kernels`.
+"""Triton kernels for the inner products of the clients, see `ops.pairs.gram`.
 
 Of up to 8 clients, each thread multiplies all pairs. Of more, tensor cores form the products, from
 three parts of 8 bits of each float32 number. What is left out is below 2^-26 of the product, less
@@ -6,12 +6,21 @@ than the rounding of float32. Tensor cores round sums down, so each sum of a few
 added to the others outside of them.
 """
 
+from math import prod
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from outvote.ops import IS_AMD, IS_INTERPRETED, next_power_of_2
-from outvote.ops.group_kernels import PIECE_UNIT, Layout
+from outvote.axes import Columns, Pairs
+from outvote.ops import IS_AMD, IS_INTERPRETED, cdiv, next_power_of_2
+from outvote.ops.triton.layout import grouped, layout_of
+
+# Coordinates of one program that forms products, and programs that keep every processor busy.
+SHORTEST_PIECE, LONGEST_PIECE = 1024, 4096
+PIECE_UNIT = 32
+ENOUGH_PROGRAMS = 768
 
 # The most clients whose pairs a thread multiplies, and coordinates that a warp reads at once.
 FEW, FEW_STEP = 8, 64
@@ -301,23 +310,29 @@ def _products(
     tl.store(to + client[:, None] * num_clients + client[None, :], total, mask=wanted)
 
 
-def products(columns: Tensor, centre: Tensor, result: Tensor, piece: int, layout: Layout) -> None:
-    """Multiply the clients of ``columns [runs, groups, dim, n]`` relative to a central one.
+def gram(columns: Columns, centre: Tensor) -> Pairs:
+    """Multiply the clients of ``columns [*batch, dim, n]`` relative to a central one.
 
-    ``result [runs, groups, pieces, n, n]`` are the products of pieces of so many coordinates.
+    In float32, or, from pieces of many coordinates, in float64.
     """
-    runs, groups, dim, num_clients = columns.shape
-    num_pieces = result.shape[2]
-    programs = (runs * groups * num_pieces,)
+    batch, num_clients = columns.shape[:-2], columns.shape[-1]
+    groups = grouped(columns)
+    if centre.dim() > 1:
+        groups, centre = groups.flatten(0, 1).unsqueeze(1), centre.flatten()
+    runs, groups_per_run, dim, _ = groups.shape
+    piece = piece_length(runs * groups_per_run, dim)
+    num_pieces = cdiv(dim, piece)
+    shape = (runs, groups_per_run, num_pieces, num_clients, num_clients)
+    result = torch.empty(shape, dtype=torch.float32, device=columns.device)
+    given = groups, centre.expand(runs).contiguous(), result
+    layout = layout_of(groups)
     if num_clients <= FEW:
-        _products_of_few[programs](
-            columns,
-            centre,
-            result,
+        _products_of_few[(prod(shape[:3]),)](
+            *given,
             dim,
             piece,
             num_pieces,
-            groups,
+            groups_per_run,
             *layout.strides,
             UNIT=layout.unit,
             WIDTH=layout.width,
@@ -325,28 +340,35 @@ def products(columns: Tensor, centre: Tensor, result: Tensor, piece: int, layout
             STEP=FEW_STEP,
             num_warps=1,
         )
-        return
-    block = max(16, next_power_of_2(num_clients))
-    step, num_warps, registers = (ROW_TILES if layout.are_rows else COLUMN_TILES)[block]
-    _products[programs](
-        columns,
-        centre,
-        result,
-        1.0,
-        num_clients,
-        dim,
-        piece // PIECE_UNIT,
-        num_pieces,
-        groups,
-        *layout.strides,
-        UNIT=layout.unit,
-        WIDTH=layout.width,
-        ARE_ROWS=layout.are_rows,
-        BLOCK=block,
-        STEP=step,
-        PIECE_UNIT=PIECE_UNIT,
-        PART=PART,
-        num_warps=num_warps,
-        num_stages=3,
-        **({} if IS_AMD else {"maxnreg": registers}),
-    )
+    else:
+        block = max(16, next_power_of_2(num_clients))
+        step, num_warps, registers = (ROW_TILES if layout.are_rows else COLUMN_TILES)[block]
+        _products[(prod(shape[:3]),)](
+            *given,
+            1.0,
+            num_clients,
+            dim,
+            piece // PIECE_UNIT,
+            num_pieces,
+            groups_per_run,
+            *layout.strides,
+            UNIT=layout.unit,
+            WIDTH=layout.width,
+            ARE_ROWS=layout.are_rows,
+            BLOCK=block,
+            STEP=step,
+            PIECE_UNIT=PIECE_UNIT,
+            PART=PART,
+            num_warps=num_warps,
+            num_stages=3,
+            **({} if IS_AMD else {"maxnreg": registers}),
+        )
+    found = result[:, :, 0] if num_pieces == 1 else result.sum(dim=2, dtype=torch.float64)
+    return found.view(*batch, num_clients, num_clients)
+
+
+def piece_length(num_matrices: int, dim: int) -> int:
+    """Return how many coordinates one program multiplies."""
+    num_pieces = cdiv(ENOUGH_PROGRAMS, num_matrices)
+    piece = min(max(cdiv(dim, num_pieces), SHORTEST_PIECE), LONGEST_PIECE)
+    return cdiv(cdiv(dim, cdiv(dim, piece)), PIECE_UNIT) * PIECE_UNIT

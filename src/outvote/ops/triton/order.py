@@ -1,4 +1,4 @@
-"""Triton kernels for order statistics; called by `order_kernels`.
+"""Triton kernels for order statistics, see `ops.order`.
 
 Up to 20 clients, a thread holds all values of a coordinate and sorts them by a network of minima
 and maxima. With more clients nothing is sorted: the value of a rank is found by halving an interval
@@ -11,12 +11,16 @@ value is between the bounds.
 
 from functools import cache
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from outvote.axes import Columns, PerClient, PerCoordinate
 from outvote.ops import IS_AMD, cdiv, next_power_of_2
-from outvote.ops.order_kernels import comparators
+from outvote.ops.network import comparators
+from outvote.ops.order import Among, Found, median_ranks
+from outvote.ops.triton.layout import grouped
 
 # How many values each of the 32 threads of a warp holds in registers.
 VALUES_PER_THREAD = 32
@@ -82,7 +86,7 @@ def _load_tile(
         wanted = tl.load(among + own, mask=is_client & known[:, None], other=0)
         # Coordinates past the last one have values too, all 0.
         is_client = is_client & ((wanted != 0) | (coordinate >= num_coordinates)[:, None])
-    values = tl.load(source + at, mask=is_client & known[:, None], other=0.0)
+    values = tl.load(source + at, mask=is_client & known[:, None], other=0.0).to(tl.float32)
     return values, is_client & (coordinate >= 0)[:, None], coordinate, known
 
 
@@ -173,7 +177,6 @@ def _ranks(
     first,
     last,
     count,
-    HAS_MEAN: tl.constexpr,
     HAS_BOUNDS: tl.constexpr,
     HAS_COUNTS: tl.constexpr,
     COORDINATES: tl.constexpr,
@@ -205,20 +208,19 @@ def _ranks(
     at = run * num_coordinates + coordinate
     # From the keys, so that registers hold them alone.
     values = _as_float(key)
-    if HAS_MEAN:
-        between = (key > low_key[:, None]) & (key < high_key[:, None])
-        up_to_high = tl.sum((key < high_key[:, None]).to(tl.int32), axis=1)
-        num_low = (tl.minimum(up_to_low, last) - first).to(tl.float32)
-        num_high = tl.where(low_key == high_key, 0, last - up_to_high).to(tl.float32)
-        total = tl.sum(tl.where(between, values, 0.0), axis=1) + num_low * low + num_high * high
-        # Shares of numbers overflow only where their mean does; a sum is rounded less.
-        share = 1.0 / count
-        shares = tl.sum(tl.where(between, values * share, 0.0), axis=1)
-        shares += (num_low * share) * low + (num_high * share) * high
-        found = tl.where(tl.abs(total) < float("inf"), tl.div_rn(total, count), shares)
-        # Rounding may carry the mean of equal values away from them.
-        found = tl.minimum(tl.maximum(found, low), high)
-        tl.store(mean + at, found, mask=known)
+    between = (key > low_key[:, None]) & (key < high_key[:, None])
+    up_to_high = tl.sum((key < high_key[:, None]).to(tl.int32), axis=1)
+    num_low = (tl.minimum(up_to_low, last) - first).to(tl.float32)
+    num_high = tl.where(low_key == high_key, 0, last - up_to_high).to(tl.float32)
+    total = tl.sum(tl.where(between, values, 0.0), axis=1) + num_low * low + num_high * high
+    # Shares of numbers overflow only where their mean does; a sum is rounded less.
+    share = 1.0 / count
+    shares = tl.sum(tl.where(between, values * share, 0.0), axis=1)
+    shares += (num_low * share) * low + (num_high * share) * high
+    found = tl.where(tl.abs(total) < float("inf"), tl.div_rn(total, count), shares)
+    # Rounding may carry the mean of equal values away from them.
+    found = tl.minimum(tl.maximum(found, low), high)
+    tl.store(mean + at, found, mask=known)
     if HAS_BOUNDS:
         tl.store(lowest + at, low, mask=known)
         tl.store(highest + at, high, mask=known)
@@ -248,7 +250,6 @@ def _nearest(
     num_taken,
     count,
     HAS_AMONG: tl.constexpr,
-    HAS_MEAN: tl.constexpr,
     HAS_BOUNDS: tl.constexpr,
     HAS_COUNTS: tl.constexpr,
     COORDINATES: tl.constexpr,
@@ -307,11 +308,10 @@ def _nearest(
     low = tl.min(tl.where(taken, values, float("inf")), axis=1)
     high = tl.max(tl.where(taken, values, float("-inf")), axis=1)
     at = run * num_coordinates + coordinate
-    if HAS_MEAN:
-        total = tl.sum(tl.where(taken, values, 0.0), axis=1)
-        shares = tl.sum(tl.where(taken, values * (1.0 / count), 0.0), axis=1)
-        found = tl.where(tl.abs(total) < float("inf"), tl.div_rn(total, count), shares)
-        tl.store(mean + at, tl.minimum(tl.maximum(found, low), high), mask=known)
+    total = tl.sum(tl.where(taken, values, 0.0), axis=1)
+    shares = tl.sum(tl.where(taken, values * (1.0 / count), 0.0), axis=1)
+    found = tl.where(tl.abs(total) < float("inf"), tl.div_rn(total, count), shares)
+    tl.store(mean + at, tl.minimum(tl.maximum(found, low), high), mask=known)
     if HAS_BOUNDS:
         tl.store(lowest + at, low, mask=known)
         tl.store(highest + at, high, mask=known)
@@ -398,7 +398,7 @@ def _few_values(
         wanted = coordinate < tl.where(k < num_clients, num_coordinates, 0)
         if HAS_AMONG:
             wanted = wanted & (((bits >> k) & 1) != 0)
-        value = tl.load(source + at, mask=wanted, other=float("inf"))
+        value = tl.load(source + at, mask=wanted, other=float("inf")).to(tl.float32)
         values = values + (value,)
         at = at + client_stride
     return values
@@ -439,7 +439,6 @@ def _few_ranks(
     first,
     last,
     count,
-    HAS_MEAN: tl.constexpr,
     HAS_BOUNDS: tl.constexpr,
     HAS_COUNTS: tl.constexpr,
     HAS_GROUPS: tl.constexpr,
@@ -480,10 +479,9 @@ def _few_ranks(
         high = tl.where(k == last - 1, ranked[k], high)
         total += tl.where((k >= first) & (k < last), ranked[k], 0.0).to(tl.float64)
     at = run * num_coordinates + coordinate
-    if HAS_MEAN:
-        found = (total / count).to(tl.float32)
-        # Rounding may carry the mean of equal values away from them.
-        tl.store(mean + at, tl.minimum(tl.maximum(found, low), high), mask=known)
+    found = (total / count).to(tl.float32)
+    # Rounding may carry the mean of equal values away from them.
+    tl.store(mean + at, tl.minimum(tl.maximum(found, low), high), mask=known)
     if HAS_BOUNDS:
         tl.store(lowest + at, low, mask=known)
         tl.store(highest + at, high, mask=known)
@@ -513,7 +511,6 @@ def _few_nearest(
     num_taken,
     count,
     HAS_AMONG: tl.constexpr,
-    HAS_MEAN: tl.constexpr,
     HAS_BOUNDS: tl.constexpr,
     HAS_COUNTS: tl.constexpr,
     HAS_GROUPS: tl.constexpr,
@@ -584,9 +581,8 @@ def _few_nearest(
         low = tl.where(is_taken, tl.minimum(low, values[k]), low)
         high = tl.where(is_taken, tl.maximum(high, values[k]), high)
     at = run * num_coordinates + coordinate
-    if HAS_MEAN:
-        found = (total / count).to(tl.float32)
-        tl.store(mean + at, tl.minimum(tl.maximum(found, low), high), mask=known)
+    found = (total / count).to(tl.float32)
+    tl.store(mean + at, tl.minimum(tl.maximum(found, low), high), mask=known)
     if HAS_BOUNDS:
         tl.store(lowest + at, low, mask=known)
         tl.store(highest + at, high, mask=known)
@@ -600,56 +596,94 @@ def has_network(num_clients: int) -> bool:
     return num_clients <= LARGEST_NETWORK and version >= (3, 3)
 
 
-def shape_of_counts(columns: Tensor) -> tuple[int, int, int]:
-    """Return the shape of what the programs count: ``[runs, programs, clients, filled up]``."""
-    coordinates, size, _ = _tile(columns.shape[-1])
-    return len(columns), cdiv(_num_coordinates(columns), coordinates), size
+def ranks(columns: Columns, first: int, last: int, *, has_bounds: bool) -> Found:
+    """Average the ranks `first` up to `last`; also return the first and the last of the values."""
+    numbers = first, last, float(last - first)
+    return _launch(columns, None, numbers, (_few_ranks, _ranks), HAS_BOUNDS=has_bounds)[:3]
 
 
-def ranks(
-    columns: Tensor,
-    first: int,
-    last: int,
-    mean: Tensor | None,
-    bounds: tuple[Tensor, ...],
-    counts: Tensor | None,
-) -> None:
-    """Average the ranks `first` up to `last` of ``columns [runs, groups, width, clients]``.
-
-    `mean`, the first and the last value in `bounds`, and per program and client how many values lie
-    between these (`counts`, uint8, see `shape_of_counts`), are written where they are given.
-    """
-    _launch(
-        columns,
-        None,
-        (first, last, float(last - first)),
-        (mean, bounds, counts),
-        (_few_ranks, _ranks),
-    )
+def ranks_and_counts(columns: Columns, first: int, last: int) -> tuple[PerCoordinate, PerClient]:
+    """Average the ranks, and count the coordinates where each client is between the bounds."""
+    numbers = first, last, float(last - first)
+    return _launch(columns, None, numbers, (_few_ranks, _ranks), HAS_COUNTS=True)[::3]
 
 
 def nearest(
-    columns: Tensor,
-    among: Tensor | None,
-    ranks_of_median: tuple[int, int],
-    num_nearest: int,
-    mean: Tensor | None,
-    bounds: tuple[Tensor, ...],
-    counts: Tensor | None,
-) -> None:
-    """Average the values nearest to the median of ``columns [runs, groups, width, clients]``.
+    columns: Columns, num_nearest: int, even: str, among: Among | None, *, has_bounds: bool
+) -> Found:
+    """Average the values nearest to the median; also return the bounds of these."""
+    given = _nearest_ones(columns, num_nearest, even, among)
+    return _launch(columns, *given, HAS_AMONG=among is not None, HAS_BOUNDS=has_bounds)[:3]
 
-    With `among`, only those clients are looked at: ``[matrices, clients]`` of int8, or, where there
-    is a network, ``[matrices]`` with one bit per client.
-    """
-    _launch(
-        columns,
-        columns if among is None else among,
-        (*ranks_of_median, num_nearest, float(num_nearest)),
-        (mean, bounds, counts),
-        (_few_nearest, _nearest),
-        HAS_AMONG=among is not None,
+
+def nearest_and_counts(
+    columns: Columns, num_nearest: int, even: str, among: Among | None
+) -> tuple[PerCoordinate, PerClient]:
+    """Average the values nearest to the median, and count where each client is among them."""
+    given = _nearest_ones(columns, num_nearest, even, among)
+    return _launch(columns, *given, HAS_AMONG=among is not None, HAS_COUNTS=True)[::3]
+
+
+def _nearest_ones(columns: Columns, num_nearest: int, even: str, among: Among | None):
+    num = columns.shape[-1] if among is None else among.num
+    numbers = *median_ranks(num, even), num_nearest, float(num_nearest)
+    marks = columns if among is None else _marked(among.is_among)
+    return marks, numbers, (_few_nearest, _nearest)
+
+
+def _marked(among: Tensor) -> Tensor:
+    """Return which clients count, in the form that the kernels read: bits, or a byte for each."""
+    num_clients = among.shape[-1]
+    marks = among.reshape(-1, num_clients)
+    if not has_network(num_clients):
+        return marks.to(torch.int8)
+    return (marks.long() << torch.arange(num_clients, device=among.device)).sum(dim=-1)
+
+
+def _launch(
+    columns, among, numbers, kernels, *, HAS_BOUNDS=False, HAS_COUNTS=False, **constants
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the mean, its bounds, and in how many coordinates each client is between these."""
+    shape, groups = columns.shape, grouped(columns)
+    runs, num_groups, width, num_clients = groups.shape
+    coordinates, size, num_warps = _tile(num_clients)
+    programs = cdiv(num_groups * width, coordinates)
+    mean = torch.empty(shape[:-1], dtype=torch.float32, device=columns.device)
+    low, high = mean.new_empty(2, *mean.shape) if HAS_BOUNDS else (mean, mean)
+    counts = mean
+    if HAS_COUNTS:
+        counts = torch.empty(runs, programs, size, dtype=torch.uint8, device=columns.device)
+    is_few = has_network(num_clients)
+    if is_few:
+        text, operands = network(size)
+        constants |= {"SLOTS": size, "HAS_GROUPS": num_groups > 1}
+        is_nvidia = columns.is_cuda and not IS_AMD  # The text is of NVIDIA's assembly.
+        constants |= {"NETWORK": text if is_nvidia else "", "OPERANDS": operands}
+    else:
+        constants["VALUES"] = size
+    kernels[0 if is_few else 1][(runs * programs,)](
+        groups,
+        *(() if among is None else (among,)),
+        mean,
+        low,
+        high,
+        counts,
+        num_groups * width,
+        programs,
+        num_groups,
+        width,
+        num_clients,
+        *groups.stride(),
+        *numbers,
+        HAS_BOUNDS=HAS_BOUNDS,
+        HAS_COUNTS=HAS_COUNTS,
+        COORDINATES=coordinates,
+        num_warps=num_warps,
+        **constants,
     )
+    if HAS_COUNTS:
+        counts = counts.sum(dim=1)[:, :num_clients].double()
+    return mean, low, high, counts
 
 
 @cache
@@ -667,44 +701,6 @@ def network(num_values: int) -> tuple[str, str]:
     return "{ " + " ".join(lines) + " }", ",".join(["=f"] * num_values + ["f"] * num_values)
 
 
-def _launch(columns, among, numbers, results, kernels, **constants) -> None:
-    mean, bounds, counts = results
-    some = mean if mean is not None else bounds[0]
-    num_clients = columns.shape[-1]
-    coordinates, size, num_warps = _tile(num_clients)
-    _, programs, _ = shape_of_counts(columns)
-    is_few = has_network(num_clients)
-    if is_few:
-        text, operands = network(size)
-        constants |= {"SLOTS": size, "HAS_GROUPS": columns.shape[1] > 1}
-        is_nvidia = columns.is_cuda and not IS_AMD  # The text is of NVIDIA's assembly.
-        constants |= {"NETWORK": text if is_nvidia else "", "OPERANDS": operands}
-    else:
-        constants["VALUES"] = size
-    kernels[0 if is_few else 1][(columns.shape[0] * programs,)](
-        columns,
-        *(() if among is None else (among,)),
-        some,
-        *(bounds or (some, some)),
-        some if counts is None else counts,
-        _num_coordinates(columns),
-        programs,
-        *columns.shape[1:],
-        *columns.stride(),
-        *numbers,
-        HAS_MEAN=mean is not None,
-        HAS_BOUNDS=bool(bounds),
-        HAS_COUNTS=counts is not None,
-        COORDINATES=coordinates,
-        num_warps=num_warps,
-        **constants,
-    )
-
-
-def _num_coordinates(columns: Tensor) -> int:
-    return columns.shape[1] * columns.shape[2]
-
-
 def _tile(num_clients: int) -> tuple[int, int, int]:
     """Return how many coordinates a program works on, its values filled up, and its warps."""
     if has_network(num_clients):
@@ -714,3 +710,37 @@ def _tile(num_clients: int) -> tuple[int, int, int]:
     # Eight coordinates at least: a whole sector of memory.
     num_warps = max(4, 8 * size // (32 * VALUES_PER_THREAD))
     return min(MOST_COORDINATES, VALUES_PER_THREAD * 32 * num_warps // size), size, num_warps
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_values", "num_smallest"])
+def _sum_of_smallest(
+    source, result, num_rows, num_values, num_smallest, ROWS: tl.constexpr, VALUES: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    value = tl.arange(0, VALUES)
+    at = row[:, None] * num_values + value[None, :]
+    inside = (row < num_rows)[:, None] & (value < num_values)[None, :]
+    ranked = tl.sort(tl.load(source + at, mask=inside, other=float("inf")), dim=1)
+    counts = value < num_smallest
+    total = tl.sum(tl.where(counts[None, :], ranked, 0.0).to(tl.float64), axis=1)
+    tl.store(result + row, total, mask=row < num_rows)
+
+
+def sum_of_smallest(values: Tensor, num_smallest: int) -> Tensor:
+    """Add up the smallest values along the last axis."""
+    num_values = values.shape[-1]
+    flat = values.reshape(-1, num_values).contiguous()
+    result = torch.empty(values.shape[:-1], dtype=torch.float64, device=values.device)
+    width = max(2, next_power_of_2(num_values))
+    rows = max(1, 512 // width)
+    _sum_of_smallest[(cdiv(len(flat), rows),)](
+        flat,
+        result,
+        len(flat),
+        num_values,
+        num_smallest,
+        ROWS=rows,
+        VALUES=width,
+        num_warps=1,
+    )
+    return result

@@ -1,21 +1,32 @@
-"""Triton kernels for squared lengths and distances, read once; called by `group_kernels`.
+"""Triton kernels that read whole rows once, see `ops.rows`.
 
 Squares and sums are float64: finite for all finite float32 values, the same to the last bit for
 equal rows, and from one run to the next.
 """
 
+from math import gcd
+
+import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
+from outvote.axes import Columns, PerClient, PerCoordinate, Rows
 from outvote.ops import cdiv, next_power_of_2
-from outvote.ops.group_kernels import Layout
+from outvote.ops.triton.layout import WIDEST, grouped, layout_of
 
 # Values that a program reads at once.
 AT_ONCE = 2048
 # Rows that share what they are compared with, which is then read once for all of them.
 ROWS_AT_ONCE = 4
 NUM_WARPS = 4
+# Coordinates of one program that adds up squares, of one client or a few, and of all.
+SQUARED_PIECE, MEASURED_PIECE = 8192, 4096
+# Groups whose distances one program adds up.
+ADDED_GROUPS = 4096
+# Values that are read together, at most; coordinates of a program that adds up clients, its warps.
+LARGEST_UNIT = 4
+SUMMED_AT_ONCE, SUM_WARPS = 1024, 4
+LARGEST = tl.constexpr(3.4028234663852886e38)
 
 
 @triton.jit(
@@ -71,15 +82,18 @@ def _square_sums(
     tl.store(to, tl.sum(total, axis=1), mask=known)
 
 
-def square_sums(
-    rows: Tensor, minus: Tensor | None, result: Tensor, piece: int, layout: Layout
-) -> None:
-    """Add up the squares of ``rows [runs, clients, dim]``, or of their differences to a vector.
+def row_norms(rows: Rows) -> PerClient:
+    """Return the lengths of ``rows [*batch, clients, dim]``."""
+    return _square_sums_of(rows.reshape(-1, *rows.shape[-2:]), None).sqrt_().view(rows.shape[:-1])
 
-    ``result [runs, pieces, clients]`` are the sums of pieces of so many coordinates.
-    """
+
+def _square_sums_of(rows: Rows, minus: PerCoordinate | None) -> PerClient:
+    """Add up the squares of ``rows [runs, clients, dim]``, or of their differences to a vector."""
+    rows = rows if rows.stride(-1) == 1 else rows.contiguous()
     runs, num_clients, dim = rows.shape
-    num_pieces = result.shape[1]
+    num_pieces = max(1, cdiv(dim, SQUARED_PIECE))
+    layout = layout_of(rows.mT.unsqueeze(1))
+    result = torch.empty(runs, num_pieces, num_clients, dtype=torch.float64, device=rows.device)
     clients = 1 if minus is None else ROWS_AT_ONCE
     run_stride, _, _, client_stride = layout.strides
     _square_sums[(cdiv(num_clients, clients) * num_pieces * runs,)](
@@ -94,11 +108,12 @@ def square_sums(
         dim // layout.unit,
         HAS_MINUS=minus is not None,
         UNIT=layout.unit,
-        PIECE=piece,
+        PIECE=SQUARED_PIECE,
         CLIENTS=clients,
         STEP=AT_ONCE // clients,
         num_warps=NUM_WARPS,
     )
+    return result[:, 0] if num_pieces == 1 else result.sum(dim=1)
 
 
 @triton.jit(
@@ -159,46 +174,41 @@ def _distances_to_vector(
     tl.store(to, tl.sum(total, axis=0), mask=client < num_clients)
 
 
-def distances_to_vector(
-    columns: Tensor, vector: Tensor, result: Tensor, piece: int, layout: Layout
-) -> None:
-    """Measure ``columns [runs, groups, dim, clients]`` against a contiguous vector per group.
-
-    ``result [runs * groups, pieces, clients]`` are sums of pieces of so many coordinates. Clients
-    are side by side.
-    """
-    runs, groups, dim, num_clients = columns.shape
-    num_pieces = result.shape[1]
+def squared_distances_to_vector(columns: Columns, vector: PerCoordinate) -> PerClient:
+    """Measure ``columns [*batch, dim, clients]``, whichever of the two are side by side."""
+    vector = vector.to(torch.promote_types(columns.dtype, torch.float32))
+    vector = vector.expand(columns.shape[:-1]).contiguous()
+    if columns.stride(-2) == 1:
+        rows = columns.mT.reshape(-1, *columns.mT.shape[-2:])
+        found = _square_sums_of(rows, vector)
+        return found.view(*columns.shape[:-2], columns.shape[-1])
+    groups = grouped(columns)
+    if groups.stride(-1) != 1 or groups.shape[-1] > WIDEST:
+        groups = groups.contiguous()
+    runs, num_groups, dim, num_clients = groups.shape
+    num_pieces = max(1, cdiv(dim, MEASURED_PIECE))
+    shape = (runs * num_groups, num_pieces, num_clients)
+    result = torch.empty(shape, dtype=torch.float64, device=columns.device)
+    layout = layout_of(groups)
     clients = max(2, next_power_of_2(num_clients))
-    _distances_to_vector[(runs * groups * num_pieces,)](
-        columns,
+    _distances_to_vector[(runs * num_groups * num_pieces,)](
+        groups,
         vector,
         result,
         num_clients,
         dim,
         num_pieces,
-        groups,
+        num_groups,
         *layout.strides,
         UNIT=layout.unit,
         WIDTH=layout.width,
-        PIECE=piece,
+        PIECE=MEASURED_PIECE,
         CLIENTS=clients,
-        STEP=AT_ONCE // clients,
+        STEP=max(1, AT_ONCE // clients),
         num_warps=NUM_WARPS,
     )
-
-
-@triton.jit
-def _sums(pieces, first, last, num_clients, PIECES: tl.constexpr, CLIENTS: tl.constexpr):
-    """Add up the rows of ``pieces [..., clients]`` from `first` up to, not with, `last`."""
-    client = tl.arange(0, CLIENTS)
-    total = tl.zeros([PIECES, CLIENTS], dtype=tl.float64)
-    for start in range(first, last, PIECES):
-        piece = start + tl.arange(0, PIECES)
-        at = piece[:, None] * num_clients + client[None, :]
-        wanted = (piece < last)[:, None] & (client < num_clients)[None, :]
-        total += tl.load(pieces + at, mask=wanted, other=0.0)
-    return tl.sum(total, axis=0)
+    found = result[:, 0] if num_pieces == 1 else result.sum(dim=1)
+    return found.view(*columns.shape[:-2], num_clients)
 
 
 @triton.jit(do_not_specialize=["num_groups", "num_clients"])
@@ -229,110 +239,75 @@ def _sums_of_roots(
     tl.store(to, tl.sum(total, axis=0), mask=known)
 
 
-def sums_of_roots(squared: Tensor, result: Tensor, piece: int) -> None:
-    """Add up the roots of ``squared [runs, groups, clients]`` over every `piece` groups.
-
-    ``result`` is ``[runs, pieces, clients]``. The roots of equal clients are added in one order.
-    """
+def sums_of_roots(squared: PerClient) -> PerClient:
+    """Add up the roots of ``squared [runs, groups, clients]``; of equal clients in one order."""
     runs, num_groups, num_clients = squared.shape
-    _sums_of_roots[(cdiv(num_clients, ROWS_AT_ONCE), result.shape[1], runs)](
-        squared,
+    num_pieces = cdiv(num_groups, ADDED_GROUPS)
+    result = squared.new_empty(runs, num_pieces, num_clients)
+    _sums_of_roots[(cdiv(num_clients, ROWS_AT_ONCE), num_pieces, runs)](
+        squared.contiguous(),
         result,
         num_groups,
         num_clients,
-        PIECE=piece,
+        PIECE=ADDED_GROUPS,
         GROUPS=AT_ONCE // ROWS_AT_ONCE,
         CLIENTS=ROWS_AT_ONCE,
         num_warps=NUM_WARPS,
     )
+    return result[:, 0] if num_pieces == 1 else result.sum(dim=1)
 
 
-@triton.jit(do_not_specialize=["num_pieces", "num_clients"])
-def _larger_pieces(
-    pieces,
+@triton.jit(do_not_specialize=["num_clients", "num_units", "run_stride", "client_stride"])
+def _weighted_sum(
+    rows,
+    weights,
     result,
-    num_pieces,
     num_clients,
-    LARGER: tl.constexpr,
-    PIECES: tl.constexpr,
-    CLIENTS: tl.constexpr,
+    num_units,
+    run_stride,
+    client_stride,
+    UNIT: tl.constexpr,
+    DIM: tl.constexpr,
 ):
-    number = tl.program_id(0)
-    last = tl.minimum((number + 1) * LARGER, num_pieces)
-    total = _sums(pieces, number * LARGER, last, num_clients, PIECES, CLIENTS)
-    client = tl.arange(0, CLIENTS)
-    tl.store(result + number * num_clients + client, total, mask=client < num_clients)
+    run = tl.program_id(1).to(tl.int64)
+    coordinate = tl.program_id(0).to(tl.int64) * DIM + tl.arange(0, DIM)
+    # Written so that the compiler sees which coordinates are read together.
+    unit = coordinate // UNIT
+    inside = unit < num_units
+    at = rows + run * run_stride * UNIT + coordinate
+    total = tl.zeros([DIM], dtype=tl.float64)
+    for client in range(num_clients):
+        weight = tl.load(weights + run * num_clients + client)
+        # Rows without a weight are not read.
+        wanted = unit < tl.where(weight != 0.0, num_units, 0)
+        value = tl.load(at, mask=wanted, other=0.0)
+        total += value.to(tl.float64) * weight
+        at += client_stride.to(tl.int64) * UNIT
+    # Weights sum to 1 but for rounding: an average of the largest numbers does not overflow.
+    total = tl.minimum(tl.maximum(total, -LARGEST), LARGEST)
+    to = result + run * num_units * UNIT + coordinate
+    tl.store(to, total.to(tl.float32), mask=inside)
 
 
-def larger_pieces(pieces: Tensor, result: Tensor, size: int) -> None:
-    """Add up every `size` rows of ``pieces [pieces, clients]``."""
-    num_pieces, num_clients = pieces.shape
-    clients = max(2, next_power_of_2(num_clients))
-    _larger_pieces[(len(result),)](
-        pieces,
+def weighted_sum(rows: Rows, weights: PerClient) -> PerCoordinate:
+    """Add up the clients of ``rows [*batch, clients, dim]`` that have a weight, in float64."""
+    batch, dim = rows.shape[:-2], rows.shape[-1]
+    weights = weights.double().expand(rows.shape[:-1])
+    rows = rows.reshape(-1, *rows.shape[-2:])
+    rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+    result = torch.empty(len(rows), dim, dtype=torch.float32, device=rows.device)
+    run_stride, client_stride, _ = rows.stride()
+    unit = gcd(run_stride, client_stride, dim, LARGEST_UNIT)
+    _weighted_sum[(cdiv(dim, SUMMED_AT_ONCE), len(rows))](
+        rows,
+        weights.contiguous(),
         result,
-        num_pieces,
-        num_clients,
-        LARGER=size,
-        PIECES=max(1, AT_ONCE // clients),
-        CLIENTS=clients,
-        num_warps=NUM_WARPS,
+        rows.shape[1],
+        dim // unit,
+        run_stride // unit,
+        client_stride // unit,
+        UNIT=unit,
+        DIM=SUMMED_AT_ONCE,
+        num_warps=SUM_WARPS,
     )
-
-
-@triton.jit(do_not_specialize=["num_pieces", "num_clients"])
-def _lengths(
-    pieces,
-    lengths,
-    centre,
-    num_pieces,
-    num_clients,
-    SHORTEST: tl.constexpr,
-    LONGEST: tl.constexpr,
-    PIECES: tl.constexpr,
-    CLIENTS: tl.constexpr,
-):
-    client = tl.arange(0, CLIENTS)
-    known = client < num_clients
-    length = tl.sqrt(_sums(pieces, 0, num_pieces, num_clients, PIECES, CLIENTS))
-    length = tl.where(known, length, float("inf"))
-    is_first = client[None, :] < client[:, None]
-    is_alike = (length[None, :] == length[:, None]) & is_first & known[:, None]
-    is_before = (length[None, :] < length[:, None]) | is_alike
-    rank = tl.sum(is_before.to(tl.int32), axis=1)
-    # Where some are not a number there may be none of this rank, or several.
-    is_middle = (rank == (num_clients - 1) // 2) & known
-    middle = tl.max(tl.where(is_middle, client, 0), axis=0)
-    is_too_short = tl.where((client == middle) & (length < SHORTEST), 1, 0)
-    is_usual = (length < LONGEST) | (known == 0)
-    num_unusual = tl.sum(is_too_short + (is_usual == 0).to(tl.int32), axis=0)
-    num_alike = tl.sum(tl.sum(is_alike.to(tl.int32), axis=1), axis=0)
-    tl.store(lengths + client, length, mask=known)
-    tl.store(lengths + num_clients, (num_unusual + num_alike).to(tl.float64))
-    tl.store(lengths + (num_clients + 2) // 2 * 2, tl.zeros((), tl.float64))
-    tl.store(centre, middle.to(tl.int64))
-
-
-def lengths(
-    pieces: Tensor, result: Tensor, centre: Tensor, shortest: float, longest: float
-) -> None:
-    """Turn sums of squares ``[pieces, clients]`` into lengths, and find a client of median length.
-
-    ``result`` has behind them how many are unusual: not below `longest`, equal to another, or the
-    median below `shortest`; and 0 at the next even index. `centre` is a client that there is,
-    whatever the lengths are.
-    """
-    num_pieces, num_clients = pieces.shape
-    clients = max(2, next_power_of_2(num_clients))
-    _lengths[(1,)](
-        pieces,
-        result,
-        centre,
-        num_pieces,
-        num_clients,
-        SHORTEST=shortest,
-        LONGEST=longest,
-        PIECES=max(1, AT_ONCE // clients),
-        CLIENTS=clients,
-        num_warps=NUM_WARPS,
-    )
+    return result.view(*batch, dim)
