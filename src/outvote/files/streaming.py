@@ -1,15 +1,15 @@
-"""Aggregation in bounded memory: gradients are read some coordinates at a time, in two passes.
+"""Aggregation in bounded memory: gradients are read some coordinates at a time, as often as needed.
 
-The first pass adds up what the rule needs to decide (norms, and inner products or sums of squares
-of every group), the second makes the update. Some rules take more passes, see `StreamedMatrix`.
+One pass finds the norms, which rows are finite and which are copies; one or more the geometry that
+the rule asks for; the last one makes the update.
 """
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from math import inf, isclose, isfinite
 from typing import Any, final
 
 import numpy as np
@@ -19,52 +19,32 @@ from torch import Tensor
 from outvote.files.processes import Processes
 from outvote.files.safetensors_file import UnusableFile
 from outvote.files.sources import Source, open_source
-from outvote.files.streamed_rule import (
-    Finish,
-    can_stream,
-    compute_tile,
-    is_affine,
-    merged_shares,
-    refusal,
-    same,
-)
-from outvote.files.sums import ProductSum, Scan, inner_products, squared_distances
-from outvote.ops import distances
+from outvote.flat import LARGEST
 from outvote.ops.precision import plain_torch
+from outvote.ops.rows import inner_products
 from outvote.ops.threads import CPU, mapped
-from outvote.receive import LARGEST
-from outvote.rules.aggregate import check_clients, resolve_num_byzantine
-from outvote.rules.bulyan import Bulyan
-from outvote.rules.column_stream import ColumnStream, NeedsWholeRows
-from outvote.rules.dnc import DnC
+from outvote.rules.aggregate import (
+    Batch,
+    OneRound,
+    aggregate,
+    check_clients,
+    resolve_num_byzantine,
+)
 from outvote.rules.gas import GAS
-from outvote.rules.mean import Mean
-from outvote.rules.nnm import NNM
-from outvote.rules.norm_filter import NormFilter, beyond
-from outvote.rules.row_facts import SMALLEST_NORM
-from outvote.rules.rule import (
-    AffineRule,
-    Aggregation,
-    RoundInfo,
-    Rule,
-    base_num_byzantine,
-    compute_weighted,
-    known,
-    lowered_inside,
-    reduction,
-)
+from outvote.rules.rule import Aggregation, Rule, known
 from outvote.rules.rule_spec import make_rule
-from outvote.rules.sample_counts import (
-    COUNT_CAP,
-    capped_counts,
-    capped_note,
-    check_cap,
-    check_counts,
-)
+from outvote.rules.sample_counts import COUNT_CAP, check_cap, check_counts
 from outvote.rules.split import Split, explicit_split
-from outvote.rules.streamed_matrix import StreamedMatrix
+from outvote.rules.values import (
+    SUMMED_VALUES,
+    NeedsWholeRows,
+    Stream,
+    cut,
+    over_tiles,
+    row_facts,
+)
 from outvote.rules.verdict import Verdict
-from outvote.seeding import RandomStream, Seed, seed_from
+from outvote.seeding import Seed, seed_from
 from outvote.text import shortened
 
 OnProgress = Callable[[str, int, int], None]
@@ -78,9 +58,6 @@ SMALLEST_CHUNK, LARGEST_CHUNK = 1 << 12, 1 << 20
 BYTES_PER_VALUE = 40
 # So few are not worth a stream: rules have ways of their own for them.
 FEW_COORDINATES = 1024
-NUM_SAMPLED = 1 << 16
-# A client much longer than the median is no centre: distances would lose digits.
-LONG_CENTRE = 4.0
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
@@ -130,7 +107,7 @@ class StreamingAggregator:
         """Why clients were rejected."""
         self.copies: dict[Hashable, Hashable] = {}
         """Which clients sent what another sent, to the last bit, and that other."""
-        self._round: _Round | None = None
+        self._found: Aggregation | None = None
         self.norms = np.full(len(sources), np.nan)
         """The norm of every client; NaN where it was rejected. Known after `verdict`."""
         self.cosines = np.full(len(sources), np.nan)
@@ -166,47 +143,60 @@ class StreamingAggregator:
     def verdict(self) -> Verdict:
         """Read the sources, and return the verdict; its `update` is None."""
         with plain_torch(CPU):
-            while self._round is None:
-                try:
-                    self._round = self._aggregate()
-                except SourceFailed:
-                    continue  # One more client is rejected: start again without it.
-        return self._as_verdict(self._round)
+            while self._found is None:
+                with suppress(SourceFailed):  # One more client is rejected: start without it.
+                    self._found = self._aggregate()
+        found = self._found
+        return OneRound(
+            rule=self.rule,
+            update=None,
+            found=found,
+            clients=self.clients,
+            seed=self.seed,
+            notes=found.notes,
+            counts=self._counts,
+            count_cap=self._count_cap,
+        ).verdict()
 
     def update(self) -> Iterator[tuple[slice, Tensor]]:
         """Read the sources once more, and yield the update in the order of the coordinates."""
         self.verdict()
-        done = known(self._round)
-        along = np.zeros(len(done.rows) + 1)
-        for piece, rows, vector in self._updates(done, "writing the update"):
-            along += inner_products(rows, vector)
-            yield piece, vector
-        along = self._everywhere(torch.from_numpy(along)).numpy()
-        scale = self.norms[done.rows] * along[-1] ** 0.5
-        self.cosines[done.rows] = np.divide(along[:-1], scale, where=scale > 0, out=scale * np.nan)
+        vector = known(known(self._found).vector)
+        along = torch.zeros(len(self.sources) + 1, dtype=torch.float64)
+        for piece, rows in self._chunks("writing the update"):
+            with plain_torch(CPU):
+                parts = over_tiles(partial(_part_and_products, vector), piece, rows, SUMMED_VALUES)
+            along += torch.stack([products for _, products in parts]).sum(dim=0)
+            yield piece, torch.cat([part for part, _ in parts])
+        *along_rows, squared = self._everywhere(along).tolist()
+        scale = self.norms * squared**0.5
+        self.cosines = np.divide(
+            along_rows, scale, where=scale > 0, out=np.full_like(scale, np.nan)
+        )
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """Read the sources that are not rejected once: slices, and ``[clients, coordinates]``.
 
         The values last until the next are asked for.
         """
-        rows = [k for k, source in enumerate(self.sources) if source is not None]
-        return self._chunks(rows, self._dtype(rows))
+        is_used = torch.tensor([source is not None for source in self.sources])
+        for piece, rows in self._chunks("reading"):
+            yield piece, rows if bool(is_used.all()) else rows[is_used]
 
     @property
     def num_chunks(self) -> int:
         """How many pieces `update` yields."""
-        rows = known(self._round).rows
-        return len(self._cuts(len(rows), self._work_dtype(known(self._round)))) if rows else 0
+        return len(self._cuts())
 
-    def _dtype(self, rows: list[int]) -> torch.dtype:
-        is_wide = any(known(self.sources[k]).dtype == torch.float64 for k in rows)
+    @property
+    def _dtype(self) -> torch.dtype:
+        is_wide = any(source.dtype == torch.float64 for source in self.sources if source)
         return torch.float64 if is_wide else torch.float32
 
     def _explicit(self, groups: Sequence[Sequence[int]] | None) -> Split | None:
         if groups is not None and not isinstance(self.rule, GAS):
             raise ValueError(f"groups= is for gas alone, got it for {self.rule}.")
-        return None if groups is None else explicit_split(groups, self.dim, CPU)
+        return None if groups is None else explicit_split(groups, self.dim)
 
     def _open(self, source: Any, k: int) -> Source | None:
         try:
@@ -235,7 +225,7 @@ class StreamingAggregator:
         self.sources[k] = None
         self.reasons[self.clients[k]] = reason
         self.norms[k] = np.nan
-        self._round = None
+        self._found = None
 
     def fail(self, k: int, reason: str) -> None:
         """Reject a client whose source could not be read on, and start again.
@@ -294,196 +284,92 @@ class StreamingAggregator:
         if self.dim:
             self.part = processes.share(self.dim) if part is None else part
 
-    # The first pass.
+    def _aggregate(self) -> Aggregation:
+        num_clients = len(self.sources)
+        if not any(self.sources):
+            return self._of(torch.full((1, num_clients, 1), torch.nan))
+        is_few = self.dim <= max(FEW_COORDINATES, 2 * num_clients)
+        if not is_few and self.rule.traits.can_stream:
+            stream = Stream(
+                partial(self._chunks, "reading"),
+                torch.Size([1, self.dim, num_clients]),
+                self._dtype,
+                everywhere=self._everywhere,
+                max_bytes=self._spare_bytes,
+            )
+            with suppress(NeedsWholeRows):  # It promises too much.
+                return replace(self._of(stream), states=(None,))
+        return self._of(self._in_memory(is_few=is_few))
 
-    def _aggregate(self) -> "_Round":
-        rows = [k for k, source in enumerate(self.sources) if source is not None]
-        if not rows:
-            return _Round([])
-        if self.dim <= max(FEW_COORDINATES, 2 * len(rows)) or not can_stream(self.rule):
-            return self._in_memory(rows)
-        dtype = self._dtype(rows)
-        centre = self._sampled_centre(rows, dtype)
-        while True:
-            matrix = self._matrix(rows, dtype, centre)
-            rule, info = self._inside_filter(self._info(rows), len(rows))
-            scan = self._scan(rule, matrix, info)
-            left = [k for k, norm in zip(rows, scan.norms, strict=True) if isfinite(norm)]
-            norms = [norm for norm in scan.norms if isfinite(norm)]
-            for k in sorted(set(rows) - set(left)):
+    def _of(self, gradients: Tensor | Stream) -> Aggregation:
+        """Aggregate; reject who is not finite."""
+        facts = row_facts(gradients)
+        (norms,), (is_finite,), (originals,) = facts.norms, facts.is_finite, facts.originals
+        for k, source in enumerate(self.sources):
+            if source is not None and not is_finite[k]:
                 self.reject(k, self._why_not_finite(k))
-            if not left:
-                return _Round([])
-            middle = distances.central_client(norms)
-            is_short = norms[middle] < SMALLEST_NORM and dtype != torch.float64
-            is_off = left == rows and norms[centre] > LONG_CENTRE * norms[middle]
-            if left == rows and not is_short and not is_off:
-                break
-            rows, centre = left, middle
-            dtype = torch.float64 if is_short else dtype
-        self.norms[rows] = norms
-        matrix.originals = self._originals(matrix, norms, scan.sample, info.clients)
-        done = _Round(rows, rule=rule, matrix=matrix, info=info, whole=matrix)
-        if isinstance(self.rule, NormFilter):
-            done = self._filtered(done, self.rule, norms)
-        return self._decide(done)
-
-    def _inside_filter(self, info: RoundInfo, num_clients: int) -> tuple[Rule, RoundInfo]:
-        """Return the rule that computes if a filter drops nobody, and what it is given."""
-        if not isinstance(self.rule, NormFilter):
-            return self.rule, info
-        return self.rule.rule, self.rule.inside_info(info, num_clients)
-
-    def _filtered(self, done: "_Round", rule: NormFilter, norms: list[float]) -> "_Round":
-        """Leave out clients that are too long, as `NormFilter` does, and read the others again."""
-        outer = self._info(done.rows)
-        is_kept, excess = rule.kept(torch.tensor([norms], dtype=torch.float64), outer.num_byzantine)
-        if bool(is_kept.all()):
-            return done
-        index = is_kept[0].nonzero().flatten()
-        whole = known(done.whole)
-        stream = whole.stream.changed(lambda rows: rows[index], len(index))
-        centre = distances.central_client([norms[k] for k in index.tolist()])
-        matrix = StreamedMatrix(stream, centre=torch.tensor([centre]), max_bytes=whole.max_bytes)
-        if whole.originals is not None:
-            # Copies are as long as one another: their originals are left too.
-            firsts = whole.originals[0, index]
-            matrix.originals = torch.searchsorted(index, firsts).unsqueeze(0)
-        info = rule.inside_info(rule.left_info(outer, 0, is_kept[0]), len(index))
-        self._scan(done.inner_rule, matrix, info)
-        return replace(done, matrix=matrix, info=info, index=index, excess=excess[0])
-
-    def _decide(self, done: "_Round") -> "_Round":
-        """Let the rule compute on what was added up."""
-        matrix, rule = known(done.matrix), done.inner_rule
-        norms = torch.from_numpy(self.norms[done.rows])
-        seen = norms if done.index is None else norms[done.index]
-        matrix.__dict__["norms"] = seen.unsqueeze(0)
-        largest = torch.finfo(matrix.work_dtype).max
-        matrix.sums_are_finite = float(seen.max()) < largest / (2 * len(seen))
-        try:
-            if is_affine(rule):
-                found = compute_weighted(rule, matrix, known(done.info))
-                done = replace(done, found=found)
-                return done if found.scores is not None else self._with_scores(done)
-            return self._by_coordinate(done)
-        except NeedsWholeRows as error:
-            raise refusal(self.rule, str(error)) from error
-
-    def _with_scores(self, done: "_Round") -> "_Round":
-        """Score the clients by their distance to the update."""
-        far = torch.zeros(len(done.rows), dtype=torch.float64)
-        for _, rows, vector in self._updates(done, "scoring"):
-            far += squared_distances(rows, vector)
-        return replace(done, far=self._everywhere(far).sqrt())
-
-    def _by_coordinate(self, done: "_Round") -> "_Round":
-        """Let the rule work on tile after tile: shares are averaged, distances added up."""
-        matrix, info = known(done.matrix), known(done.info)
-        far = torch.zeros(len(done.rows), dtype=torch.float64)
-        shares: list[tuple[int, Tensor | None]] = []
-        notes: dict[str, None] = {}
-        found = Aggregation()
-        finish: Finish = same
-        for piece, rows in self._read(known(done.whole), "aggregating"):
-            tile = matrix.tile(done.seen(rows))
-            found, finish = compute_tile(done.inner_rule, tile, matrix, info)
-            vector = self._clamped(known(found.vector)[0], done)
-            far += squared_distances(rows, vector)
-            shares.append((piece.stop - piece.start, found.weights))
-            notes |= dict.fromkeys(found.notes)
-        weights = merged_shares(shares, self.dim, matrix.stream.everywhere)
-        far = self._everywhere(far).sqrt()
-        result = Aggregation(
-            weights=None if weights is None else finish(weights),
-            scores=found.scores,
-            num_groups=found.num_groups,
-            notes=tuple(notes),
+        self.norms = np.where(is_finite, norms, np.nan)
+        ids = self.clients
+        self.copies = {ids[k]: ids[first] for k, first in enumerate(originals) if first != k}
+        batch = Batch(
+            gradients=gradients,
+            num_byzantine=[self.num_byzantine],
+            seeds=[self.seed],
+            clients=[ids],
+            sample_counts=None if self._counts is None else [self._counts],
+            count_cap=self._count_cap,
+            layer_sizes=self._layer_sizes,
+            split=self._split,
+            facts=facts,
         )
-        return replace(done, found=result, far=far)
+        return aggregate(self.rule, batch)
 
-    def _in_memory(self, rows: list[int]) -> "_Round":
+    def _in_memory(self, *, is_few: bool) -> Tensor:
         """Let a rule that needs whole gradients have them, if they fit."""
         if self.rule.traits.needs_reference:
             raise ValueError(
                 f"{self.rule} cannot be streamed, it compares the clients with the server's own "
                 "gradient; call rule.inspect(..., reference=) on gradients in memory."
             )
-        needed = PROGRAM_BYTES + len(rows) * self.dim * 4 * self._dtype(rows).itemsize
+        num_clients = len(self.sources)
+        needed = PROGRAM_BYTES + num_clients * self.dim * 4 * self._dtype.itemsize
         if needed > self.max_memory:
             raise refusal(self.rule, f"that takes {needed / 1e9:.1f} GB")
-        if self._processes is not None and not can_stream(self.rule):
+        if self._processes is not None and not (is_few and self.rule.traits.can_stream):
             raise refusal(self.rule, "each process has a part of them")
-        values = torch.zeros(len(self.sources), self.dim, dtype=self._dtype(rows))
-        for k in rows:
-            self._read_one(k, self.part.start, values[k, self.part])
+        values = torch.zeros(num_clients, self.dim, dtype=self._dtype)
+        for k, source in enumerate(self.sources):
+            if source is not None:
+                self._read_one(k, self.part.start, values[k, self.part])
         values = self._everywhere(values)
-        values[[k for k in range(len(values)) if k not in rows]] = torch.nan
-        f = self.num_byzantine
-        verdict = self.rule.inspect(
-            values,
-            num_byzantine=f,
-            seed=self.seed,
-            clients=self.clients,
-            groups=self._groups,
-            sample_counts=self._counts,
-            count_cap=self._count_cap,
-            layer_sizes=self._layer_sizes,
-        )
-        for k, client in enumerate(self.clients):
-            if client in verdict.rejected and k in rows:
-                self.reject(k, self._why_not_finite(k))
-        rows = [k for k in rows if self.sources[k] is not None]
-        norms = torch.linalg.vector_norm(values[rows], dim=-1, dtype=torch.float64)
-        self.norms[rows] = norms.numpy()
-        ids = self.clients
-        for b, k in enumerate(rows):
-            same = [a for a in rows[:b] if torch.equal(values[a], values[k])]
-            if same:
-                self.copies[ids[k]] = ids[same[0]]
-        return _Round(rows, Aggregation(vector=verdict.update), verdict=verdict)
-
-    def _info(self, rows: list[int]) -> RoundInfo:
-        num_received = len(self.sources)
-        left = max(0, self.num_byzantine - (num_received - len(rows)))
-        counts = None
-        if self._counts is not None:
-            counts = capped_counts([self._counts[k] for k in rows], left, self._count_cap)
-        return RoundInfo(
-            num_byzantine=left,
-            counts=None if counts is None else torch.from_numpy(counts),
-            stream=RandomStream((self.seed,)),
-            num_received=num_received,
-            clients=tuple(self.clients[k] for k in rows),
-            split=self._split,
-            layer_sizes=self._layer_sizes,
-            wants_weights=True,
-        )
+        values[[source is None for source in self.sources]] = torch.nan
+        return values.unsqueeze(0)
 
     # Reading.
 
-    def _matrix(self, rows: list[int], dtype: torch.dtype, centre: int) -> StreamedMatrix:
-        shape = torch.Size([1, self.dim, len(rows)])
-        chunks = partial(self._chunks, rows, dtype)
-        stream = ColumnStream(chunks, shape, dtype, self._everywhere)
-        spare = (self.max_memory - PROGRAM_BYTES) // 2
-        return StreamedMatrix(stream, centre=torch.tensor([centre]), max_bytes=spare)
+    @property
+    def _spare_bytes(self) -> int:
+        return (self.max_memory - PROGRAM_BYTES) // 2
 
-    def _chunks(self, rows: list[int], dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
-        """Read all rows once, some coordinates at a time."""
-        cuts = self._cuts(len(rows), dtype)
-        widest = max(stop - start for start, stop in cuts)
-        buffer = torch.empty(len(rows), widest, dtype=dtype)
+    def _chunks(self, what: str) -> Iterator[tuple[slice, Tensor]]:
+        """Read all sources once, some coordinates at a time; a row is NaN if it is rejected."""
+        cuts = self._cuts()
+        widest = max((stop - start for start, stop in cuts), default=0)
+        buffer = torch.full((len(self.sources), widest), torch.nan, dtype=self._dtype)
+        rows = [k for k, source in enumerate(self.sources) if source is not None]
         for start, stop in cuts:
             values = buffer[:, : stop - start]
-            mapped(lambda k: self._read_one(rows[k], start, values[k]), range(len(rows)))  # noqa: B023
+            mapped(lambda k: self._read_one(k, start, values[k]), rows)  # noqa: B023
             yield slice(start, stop), values
+            if self._on_progress is not None:
+                self._on_progress(what, stop - self.part.start, self.part.stop - self.part.start)
 
-    def _cuts(self, num_rows: int, dtype: torch.dtype) -> list[tuple[int, int]]:
-        """Cut the coordinates into chunks that fit the memory."""
-        budget = (self.max_memory - PROGRAM_BYTES) // 2
-        per_coordinate = BYTES_PER_VALUE * num_rows * (2 if dtype == torch.float64 else 1)
-        largest = max(SMALLEST_CHUNK, min(LARGEST_CHUNK, budget // per_coordinate))
+    def _cuts(self) -> list[tuple[int, int]]:
+        """Cut the coordinates into chunks that fit the memory; none if there is nothing to read."""
+        if not any(self.sources):
+            return []
+        per_coordinate = BYTES_PER_VALUE * len(self.sources) * self._dtype.itemsize // 4
+        largest = max(SMALLEST_CHUNK, min(LARGEST_CHUNK, self._spare_bytes // per_coordinate))
         # As wide as one another: the last is not a narrow one.
         first, width = self.part.start, self.part.stop - self.part.start
         num_chunks = -(-width // largest)
@@ -499,90 +385,6 @@ class StreamingAggregator:
         except UnusableFile as error:
             out.zero_()
             self.fail(k, str(error))
-
-    def _read(self, matrix: StreamedMatrix, what: str) -> Iterator[tuple[slice, Tensor]]:
-        """Read all rows once, and report how far that is."""
-        for piece, rows in matrix.stream.chunks():
-            yield piece, rows
-            if self._on_progress is not None:
-                done = piece.stop - self.part.start
-                self._on_progress(what, done, self.part.stop - self.part.start)
-
-    def _sampled_centre(self, rows: list[int], dtype: torch.dtype) -> int:
-        """Return a client of median norm in the first coordinates."""
-        start, stop = self._cuts(len(rows), dtype)[0]
-        width = min(stop - start, NUM_SAMPLED)
-        values = torch.empty(len(rows), width, dtype=dtype)
-        for k, row in enumerate(rows):
-            self._read_one(row, self.part.start, values[k])
-        squared = torch.linalg.vector_norm(values, dim=-1, dtype=torch.float64).square()
-        squared = self._everywhere(squared)
-        return distances.central_client(squared.nan_to_num(nan=inf).tolist())
-
-    def _scan(self, rule: Rule, matrix: StreamedMatrix, info: RoundInfo) -> Scan:
-        """Find the norms, and add up what the rule is known to need, in one pass."""
-        scan = Scan(matrix.num_clients)
-        add = self._what_to_add(rule, matrix, info)
-        for piece, rows in self._read(matrix, "reading"):
-            scan.add(rows)
-            if all(map(isfinite, scan.squared)):
-                for each in add:
-                    each(piece, rows)
-        squared = torch.tensor(scan.squared, dtype=torch.float64)
-        scan.squared = self._everywhere(squared).tolist()
-        return scan
-
-    def _what_to_add(
-        self, rule: Rule, matrix: StreamedMatrix, info: RoundInfo
-    ) -> list[Callable[[slice, Tensor], None]]:
-        if isinstance(rule, GAS) and matrix.num_clients > 1:
-            groups = matrix.split(rule.split, rule.num_groups, info)
-            inside = rule.inside_info(info, matrix.num_clients)
-            reduce = reduction(rule.rule, inside.num_byzantine)
-            sums = groups.sums(needs_values=rule.rule.traits.needs_values, reduce=reduce)
-            return [] if sums is None else [sums.add]
-        is_needed = isinstance(rule, AffineRule | Bulyan | NNM) and not isinstance(rule, Mean | DnC)
-        if is_needed and self.dim > max(matrix.num_clients, distances.FEW_COORDINATES):
-            products = ProductSum(matrix)
-            matrix.set_products(lambda: self._everywhere(products.own))
-            return [products.add]
-        return []
-
-    def _originals(
-        self, matrix: StreamedMatrix, norms: list[float], sample: Tensor, ids: tuple[Hashable, ...]
-    ) -> Tensor | None:
-        """Return the first client equal to each, if there are copies."""
-        numbers = range(len(norms))
-        alike = [
-            (a, b)
-            for b in numbers
-            for a in range(b)
-            # Rounded in another way where another row starts in memory.
-            if isclose(norms[a], norms[b], rel_tol=1e-6)
-        ]
-        alike = self._equal_everywhere(alike, [sample])
-        alike = self._equal_everywhere(alike, (rows for _, rows in self._read(matrix, "comparing")))
-        if not alike:
-            return None
-        first = list(numbers)
-        for a, b in alike:
-            first[b] = min(first[b], a)
-        self.copies = {ids[b]: ids[a] for b, a in enumerate(first) if a != b}
-        return None if first == list(numbers) else torch.tensor([first])
-
-    def _equal_everywhere(
-        self, pairs: list[tuple[int, int]], parts: Iterable[Tensor]
-    ) -> list[tuple[int, int]]:
-        """Return the pairs of rows that are equal in all parts of the values."""
-        if not pairs:
-            return []
-        is_unequal = torch.zeros(len(pairs), dtype=torch.float64)
-        for rows in parts:
-            for number, (a, b) in enumerate(pairs):
-                if not is_unequal[number]:
-                    is_unequal[number] = float(not torch.equal(rows[a], rows[b]))
-        counts = self._everywhere(is_unequal).tolist()
-        return [pair for pair, count in zip(pairs, counts, strict=True) if not count]
 
     def _why_not_finite(self, k: int) -> str:
         """Name the tensor that has the first number that is not finite, or too large."""
@@ -610,78 +412,21 @@ class StreamingAggregator:
             return found
         return int(self._processes.gather(torch.tensor(found)).min())
 
-    # The second pass.
 
-    def _updates(self, done: "_Round", what: str) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Yield slices of the coordinates, the rows there, and the update."""
-        if done.matrix is None or done.whole is None:
-            vector = done.found.vector
-            dtype = self._work_dtype(done)
-            for piece, rows in self._chunks(done.rows, dtype) if done.rows else ():
-                yield piece, rows, known(vector)[piece]
-            return
-        with plain_torch(CPU):
-            for piece, rows in self._read(done.whole, what):
-                tile = done.matrix.tile(done.seen(rows))
-                if is_affine(done.inner_rule):
-                    vector = tile.vector(done.found)
-                else:
-                    found, _ = compute_tile(done.inner_rule, tile, done.matrix, known(done.info))
-                    vector = known(found.vector)
-                yield piece, rows, self._clamped(vector[0], done)
+def _part_and_products(vector: Any, read: Tensor, index: slice) -> tuple[Tensor, Tensor]:
+    """Return some of the update, and its inner products with the rows and with itself."""
+    own = cut(vector, read, index)
+    squared = own.double().square().sum(dim=-1, keepdim=True)
+    return own[0], torch.cat([inner_products(read, own), squared], dim=-1)[0]
 
-    @staticmethod
-    def _work_dtype(done: "_Round") -> torch.dtype:
-        if done.whole is not None:
-            return done.whole.work_dtype
-        vector = done.found.vector
-        return torch.float32 if vector is None else vector.dtype
 
-    def _clamped(self, vector: Tensor, done: "_Round") -> Tensor:
-        largest = torch.finfo(vector.dtype).max
-        if float(self.norms[done.rows].max()) > largest / 8:
-            return vector.clamp(min=-largest, max=largest)
-        return vector
-
-    def _as_verdict(self, done: "_Round") -> Verdict:
-        if done.verdict is not None:
-            return replace(done.verdict, update=None)
-        num = len(self.sources)
-        scores, weights = np.full(num, np.inf), np.zeros(num)
-        found = done.found
-        if found.scores is not None:
-            own = found.scores[0].double()
-            # Those that a filter dropped are more suspicious than all who are left.
-            others = own if done.excess is None else beyond(own, done.excess)
-            scores[done.rows] = done.of_all(own, others).numpy()
-        elif done.far is not None:
-            scores[done.rows] = done.far.numpy()
-        is_unknown = bool(done.rows) and found.weights is None
-        if found.weights is not None:
-            nobody = torch.zeros(len(done.rows), dtype=torch.float64)
-            weights[done.rows] = done.of_all(found.weights[0].double(), nobody).numpy()
-        num_left = len(done.rows)
-        left = max(0, self.num_byzantine - (num - num_left))
-        return Verdict(
-            update=None,
-            scores=scores,
-            weights=None if is_unknown else weights,
-            clients=self.clients,
-            rejected=[client for k, client in enumerate(self.clients) if k not in done.rows],
-            num_byzantine=self.num_byzantine,
-            base_num_byzantine=base_num_byzantine(self.rule, left, max(1, num_left)),
-            num_groups=found.num_groups,
-            seed=self.seed,
-            notes=found.notes
-            + lowered_inside(self.rule, left, max(1, num_left))
-            + self._capped_note(done.rows, left),
-        )
-
-    def _capped_note(self, rows: list[int], num_byzantine: int) -> tuple[str, ...]:
-        if self._counts is None or not rows:
-            return ()
-        clients, counts = [self.clients[k] for k in rows], [self._counts[k] for k in rows]
-        return capped_note(clients, counts, num_byzantine, self._count_cap)
+def refusal(rule: Rule, why: str) -> ValueError:
+    """Return the error for a rule that needs whole gradients."""
+    around = "put it inside gas(...), " if rule.traits.can_be_wrapped else ""
+    return ValueError(
+        f"{rule} cannot be streamed, it needs whole gradients ({why}); raise max_memory, {around}"
+        "or call rule.inspect on gradients in memory."
+    )
 
 
 def parse_memory(text: int | str) -> int:
@@ -701,38 +446,3 @@ def parse_memory(text: int | str) -> int:
 
 class SourceFailed(Exception):  # noqa: N818  (named like TooManyByzantine)
     """A source could not be read on; its client is rejected now, and all starts again."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Round:
-    """What came of the first pass: the rows that are left, and the result of the rule."""
-
-    rows: list[int]
-    found: Aggregation = field(default_factory=Aggregation)
-    rule: Rule | None = None
-    """The rule that computes: that inside a filter."""
-    matrix: StreamedMatrix | None = None
-    """What it computes on; None: all was in memory."""
-    info: RoundInfo | None = None
-    whole: StreamedMatrix | None = None
-    """All rows; those that a filter dropped are not in `matrix`."""
-    index: Tensor | None = None
-    """Which of the rows are in `matrix`; None: all."""
-    excess: Tensor | None = None
-    """How much longer than allowed the rows are, where a filter dropped some."""
-    far: Tensor | None = None
-    """The distances of the rows to the update, if they are the scores."""
-    verdict: Verdict | None = None
-
-    @property
-    def inner_rule(self) -> Rule:
-        """The rule that computes."""
-        return known(self.rule)
-
-    def seen(self, rows: Tensor) -> Tensor:
-        """Return those of some rows that the rule sees."""
-        return rows if self.index is None else rows[self.index]
-
-    def of_all(self, values: Tensor, others: Tensor) -> Tensor:
-        """Return what belongs to the rows in `matrix`, and for the other rows `others`."""
-        return values if self.index is None else others.index_copy(0, self.index, values)

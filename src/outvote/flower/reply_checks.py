@@ -18,9 +18,9 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
 from outvote.files.sources import ArraySource, MovedSource, Source
-from outvote.files.sums import sum_of_squares
 from outvote.flower.model_record import ExpectedArray, SentModel
 from outvote.ops.threads import mapped
+from outvote.rules.values import squared_norms
 from outvote.server.replies import (
     NOT_FINITE,
     Malformed,
@@ -154,7 +154,7 @@ def _streamed_norms(sources: tuple[Source, ...]) -> tuple[list[float], list[bool
         for start in range(0, source.size, READ_AT_ONCE):
             part = torch.empty(min(READ_AT_ONCE, source.size - start), dtype=source.dtype)
             source.read(start, part)
-            total += sum_of_squares(part)
+            total += float(squared_norms(part.view(1, -1, 1)))
         return float(total**0.5)
 
     norms = mapped(measure, sources)

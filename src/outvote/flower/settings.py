@@ -11,7 +11,6 @@ import numpy as np
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
 from outvote.errors import check_choice
-from outvote.files.streamed_rule import can_stream
 from outvote.files.streaming import parse_memory
 from outvote.flower.server_optimizers import ServerOptimizer
 from outvote.results.audit_log import read_manifest
@@ -109,7 +108,7 @@ class Settings:
         """With more for a matrix of updates they are streamed; None: the rule needs the matrix."""
         traits = self.rule.traits
         needs_all = traits.has_state or traits.needs_reference or traits.needs_model
-        can_be_streamed = can_stream(self.rule) and not needs_all
+        can_be_streamed = bool(traits.can_stream) and not needs_all
         return parse_memory(self.max_memory) if can_be_streamed else None
 
     def to_notes(self) -> dict[str, Plain]:

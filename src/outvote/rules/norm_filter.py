@@ -1,7 +1,7 @@
 """Norm filter: drop gradients that are too long before a rule sees the others."""
 
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
@@ -70,9 +70,9 @@ class NormFilter(Wrapper):
         ]
         return replace(
             runs[0],
-            vector=_stacked([run.vector for run in runs]),
-            weights=_stacked([run.weights for run in runs]),
-            scores=_stacked([run.scores for run in runs]),
+            vector=_together([run.vector for run in runs]),
+            weights=_together([run.weights for run in runs]),
+            scores=_together([run.scores for run in runs]),
             notes=tuple(dict.fromkeys(note for run in runs for note in run.notes)),
         )
 
@@ -103,10 +103,11 @@ class NormFilter(Wrapper):
         weights, scores = found.weights, found.scores
         if weights is not None:
             nobody = weights.new_zeros(len(is_kept), dtype=torch.float64)
-            weights = nobody.index_copy(0, index, weights[0].double())
+            weights = nobody.index_copy(0, index, weights[0].double()).unsqueeze(0)
         if scores is not None:
-            scores = beyond(scores[0].double(), excess).index_copy(0, index, scores[0].double())
-        return replace(found, vector=some.vector(found)[0], weights=weights, scores=scores)
+            own = scores[0].double()
+            scores = beyond(own, excess).index_copy(0, index, own).unsqueeze(0)
+        return replace(found, vector=some.vector(found), weights=weights, scores=scores)
 
 
 def beyond(scores: PerClient, excess: PerClient) -> PerClient:
@@ -120,7 +121,8 @@ def _some(counts: Tensor, index: Tensor) -> Tensor | None:
     return None if unless_equal(own.cpu().numpy()) is None else own
 
 
-def _stacked(parts: list[Tensor | None]) -> Tensor | None:
-    """Return the parts of all runs, if they are known."""
-    found = [part for part in parts if part is not None]
-    return torch.stack(found) if len(found) == len(parts) else None
+def _together(parts: list[Any]) -> Any:
+    """Return the parts of all runs, if they are known; that of a stream is the only one."""
+    if len(parts) == 1:
+        return parts[0]
+    return None if any(part is None for part in parts) else torch.cat(parts)

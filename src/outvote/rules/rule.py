@@ -24,6 +24,7 @@ from outvote.ops.order import counts_between
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.sample_counts import COUNT_CAP, mixed_counts
 from outvote.rules.split import Split
+from outvote.rules.values import StreamedVector
 from outvote.rules.verdict import Verdict
 from outvote.seeding import RandomStream, Seed
 from outvote.signatures import keywords_of, takes_what, with_hints
@@ -573,16 +574,24 @@ def check_result(rule: Rule, found: Aggregation, matrix: ClientMatrix) -> Aggreg
     for name, shape in shapes.items():
         if (value := getattr(found, name)) is None:
             continue
+        if isinstance(value, StreamedVector):
+            parts[name] = value.changed(partial(_finite, rule))
+            continue
         value = _as_result(f"{rule}: {name}", value, shape, matrix.device)
         is_finite = value.isfinite()
         if name == "weights" and found.vector is not None and value.numel() > shape[-1]:
             is_finite |= value.isnan().all(dim=-1, keepdim=True)  # Unknown for some runs.
-        if not bool(is_finite.all()):
-            raise ValueError(f"{rule} gave NaN or infinity for finite gradients; mend the rule.")
-        parts[name] = value
+        parts[name] = _finite(rule, value, is_finite)
     if "weights" in parts:
         _check_weights(rule, parts["weights"].double(), is_average=found.vector is None)
     return replace(found, **parts)
+
+
+def _finite(rule: Rule, value: Tensor, is_finite: Tensor | None = None) -> Tensor:
+    """Return a part of a result; raise if it is not finite."""
+    if not bool((value.isfinite() if is_finite is None else is_finite).all()):
+        raise ValueError(f"{rule} gave NaN or infinity for finite gradients; mend the rule.")
+    return value
 
 
 def _check_weights(rule: Rule, weights: Tensor, *, is_average: bool) -> None:

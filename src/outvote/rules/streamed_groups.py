@@ -14,7 +14,7 @@ from torch import Tensor
 
 from outvote.axes import Columns, PerClient
 from outvote.ops.precision import exact_products
-from outvote.ops.threads import mapped
+from outvote.ops.threads import CPU
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.groups import Groups, Measure, Reduce
 from outvote.rules.split import OwnOrder, Split
@@ -40,7 +40,7 @@ class StreamedGroups(Groups):
         """Return the sum over all groups, see `Groups`."""
         matrix = self.matrix
         num_clients, width = matrix.num_clients, self.split.largest_width
-        with exact_products():
+        with exact_products(CPU):
             if reduce is not None and self._fits(num_clients):
                 to_result = partial(self._squares_to_result, reduce)
                 squared = self._added_up(to_result, _sums, (num_clients,))
@@ -155,9 +155,7 @@ class StreamedGroups(Groups):
         """Read some groups in one pass, ``[clients, groups * width]``."""
         start, stop = int(self.split.starts[first]), int(self.split.starts[last])
         stream, order = self._stream, self.split.orders[0]
-        result = torch.zeros(
-            self.matrix.num_clients, stop - start, dtype=self.matrix.work_dtype
-        )
+        result = torch.zeros(self.matrix.num_clients, stop - start, dtype=self.matrix.work_dtype)
 
         def put(read: Columns, index: slice) -> None:
             positions = order.positions_between(index.start, index.stop)

@@ -218,9 +218,7 @@ class Stream:
         step = max(1, self.shape[-2] // NUM_SAMPLED)
         return self.at(torch.arange(0, self.shape[-2], step)[:NUM_SAMPLED].unsqueeze(0))
 
-    def over_tiles(
-        self, work: OnTile, num_values: int = SUMMED_VALUES
-    ) -> Iterator[list[Any]]:
+    def over_tiles(self, work: OnTile, num_values: int = SUMMED_VALUES) -> Iterator[list[Any]]:
         """Read all values once; yield what the work gives for the tiles of each chunk."""
         for piece, rows in self.chunks():
             yield over_tiles(work, piece, rows, num_values)
@@ -325,6 +323,7 @@ class StreamedVector:
     """A vector with a number for every coordinate of a stream, worked out tile by tile."""
 
     of_tile: OnTile
+    dtype = None  # Known when it is worked out.
 
     def changed(self, change: Callable[[PerCoordinate], PerCoordinate]) -> "StreamedVector":
         """Return what a change makes of the vector."""
@@ -412,7 +411,7 @@ def central_client(norms: list[float]) -> tuple[int, bool]:
 
 def _of_stream(stream: Stream) -> RowFacts:
     """Look at the rows of a stream in one pass; in one more if some may be copies."""
-    norms = stream.total(_squared_norms)[0].sqrt().tolist()
+    norms = stream.total(squared_norms)[0].sqrt().tolist()
     is_finite = [norm < torch.inf for norm in norms]
     counts = Counter(norms)
     alike = [k for k, norm in enumerate(norms) if is_finite[k] and counts[norm] > 1]
@@ -430,10 +429,12 @@ def _of_stream(stream: Stream) -> RowFacts:
     return RowFacts([norms], [is_finite], [originals])
 
 
-def _squared_norms(tile: Columns) -> Tensor:
+def squared_norms(tile: Columns) -> Tensor:
     """Return the squared norms; infinity where a number is not finite, or too large."""
     norms = row_norms(tile.mT)
     is_fine = norms <= LARGEST
     if not bool(is_fine.all()):
-        is_fine |= (tile.abs() <= LARGEST).all(dim=-2)
+        is_fine = (tile.abs() <= LARGEST).all(dim=-2)
+        is_long = is_fine & norms.isinf()
+        norms[is_long] = row_norms(tile.mT[is_long].double())
     return norms.square().masked_fill(~is_fine, torch.inf)
