@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as npst
 
 import outvote as ov
 from every_rule import EVERY_RULE, FAST_RULES, SLOW_RULES, WRAPPABLE_NAMES
-from outvote.receive import LARGEST
+from outvote.flat import LARGEST
 from outvote.testing.trial import as_array
 
 # The inputs are small: more threads only wait for each other.

@@ -14,7 +14,7 @@ from outvote.ops.distances import CancellationCheck
 from outvote.rules.aggregate import aggregate, aggregate_later
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.groups import SplitAhead
-from outvote.rules.row_facts import UsualRows, are_looked_at_later, row_facts
+from outvote.rules.values import UsualRows, are_looked_at_later, row_facts
 from outvote.rules.rule import RoundInfo
 from outvote.rules.split import IndexBlock, Split
 from outvote.seeding import RandomStream
@@ -681,7 +681,7 @@ def test_the_results_are_put_together_before_a_gpu_is_waited_for(counting, devic
 @pytest.fixture(autouse=True)
 def _usual_before(monkeypatch):
     """Begin every test as after a call with usual rows."""
-    monkeypatch.setattr(outvote.rules.row_facts._LAST, "were_usual", True)
+    monkeypatch.setattr(outvote.rules.values._LAST, "were_usual", True)
 
 
 LATER = ["gas(multi-krum, num_groups=9)", "krum", "rfa"]
@@ -730,10 +730,10 @@ def test_rows_that_are_looked_at_later_give_the_same(spec, kind, device, monkeyp
 def test_after_unusual_rows_the_next_ones_are_looked_at_first(kind, device):
     rule, usual = ov.make_rule("krum"), _kinds_of_rows("usual", device)
     aggregate(rule, _unusual_rows(kind, device), **ONE)
-    assert not outvote.rules.row_facts._LAST.were_usual
+    assert not outvote.rules.values._LAST.were_usual
     assert not are_looked_at_later(rule, usual)
     aggregate(rule, usual, **ONE)
-    assert outvote.rules.row_facts._LAST.were_usual
+    assert outvote.rules.values._LAST.were_usual
     assert are_looked_at_later(rule, usual) == is_for_kernels(usual)
 
 
@@ -780,10 +780,10 @@ def test_an_error_that_comes_from_unusual_rows_is_forgotten(device, monkeypatch)
 
     expected = aggregate(rule, rows, **ONE)
     monkeypatch.setattr("outvote.rules.aggregate._compute", compute)
-    outvote.rules.row_facts._LAST.were_usual = True
+    outvote.rules.values._LAST.were_usual = True
     assert torch.equal(aggregate(rule, rows, **ONE).vector, expected.vector)
     if is_for_kernels(rows):
-        outvote.rules.row_facts._LAST.were_usual = True
+        outvote.rules.values._LAST.were_usual = True
         with pytest.raises(ValueError, match="this must not be seen"):
             aggregate(rule, _kinds_of_rows("usual", device), **ONE)
 

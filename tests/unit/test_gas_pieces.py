@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import outvote as ov
-from outvote.ops import distances
-from outvote.rules import groups
+from outvote.ops import select
+from outvote.rules import groups, values
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.rule import AffineRule, RoundInfo
 from outvote.rules.rule_spec import RULES
@@ -40,15 +40,16 @@ class LooksFirst(AffineRule):
         variance = matrix.columns.double().var(dim=-2)
         far = matrix.squared_distances.double().sum(dim=-1) + variance
         num_kept = matrix.num_clients - info.num_byzantine
-        return ov.Aggregation(weights=distances.smallest(far, num_kept).double() / num_kept)
+        return ov.Aggregation(weights=select.average_of_smallest(far, num_kept))
 
 
 @pytest.fixture
 def in_small_pieces(monkeypatch):
     """Make chunks and tiles so small that many of each are needed, on two threads."""
     for device in ("cpu", "cuda"):
-        monkeypatch.setitem(distances.TILE_VALUES, device, 2000)
-        monkeypatch.setitem(distances.MATRICES_TILE, device, 3000)
+        monkeypatch.setitem(values.TILE_VALUES, device, 2000)
+        monkeypatch.setitem(groups.VALUES_AT_ONCE, device, 2000)
+        monkeypatch.setitem(groups.MATRICES_AT_ONCE, device, 3000)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -107,17 +108,6 @@ def test_the_modes_of_the_caller_do_not_matter(spec, num_clients, device):
         torch.testing.assert_close(rule(X.clone(), num_byzantine=assumed, seed=0), plain)
     kept = rule(X.clone().requires_grad_(), num_byzantine=assumed, seed=0)
     assert not kept.requires_grad
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("shape", [(2, 13, 100), (1, 50, 4001), (1, 300, 33), (1, 20, 1)])
-def test_values_are_transposed_whatever_their_sizes(monkeypatch, shape, dtype):
-    # Several buffers in each piece, the last one not full.
-    monkeypatch.setattr(groups, "TRANSPOSED_AT_ONCE", 50 * 32)
-    columns = torch.randn(shape, dtype=dtype).mT
-    found = groups.clients_last(columns)
-    assert found.is_contiguous()
-    assert torch.equal(found, columns)
 
 
 def test_a_group_of_groups_can_be_split_again(device):

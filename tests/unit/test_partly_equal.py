@@ -6,8 +6,8 @@ import torch
 
 import outvote as ov
 from every_rule import WRAPPABLE_NAMES
-from outvote.ops import distances
-from outvote.seeding import RandomStream
+from outvote.ops import rows as row_operations
+from outvote.rules.client_matrix import ClientMatrix, equal_rows
 from outvote.testing.trial import as_array
 
 NUM_CLIENTS, DIM, NUM_GROUPS = 10, 2000, 100
@@ -45,8 +45,7 @@ def test_single_distances_that_cannot_be_trusted_are_redone_in_any_precision(num
     columns = torch.from_numpy(gradients(0).T.reshape(NUM_GROUPS, -1, NUM_CLIENTS)).to(device)
     columns[:num_equal, :, 5] = columns[:num_equal, :, 7] * (1 + 1e-6)
     columns = columns.float()
-    products = torch.matmul(columns.mT, columns)
-    found = distances.squared_distances(products, lambda: columns, torch.float32)
+    found = ClientMatrix.from_rows(columns.mT).squared_distances
     exact = columns.double()
     wanted = (exact.unsqueeze(-1) - exact.unsqueeze(-2)).square().sum(dim=1)
     torch.testing.assert_close(found.double(), wanted, rtol=1e-3, atol=1e-12)
@@ -94,25 +93,11 @@ def test_means_of_small_integers_are_exact(rule):
     np.testing.assert_array_equal(ov.make_rule(rule)(rows, num_byzantine=0), [4, 5, 6])
 
 
-def test_squaring_gives_the_projections_of_the_decomposition():
-    random = torch.Generator().manual_seed(0)
-    for num_clients, dim in ((5, 40), (18, 300), (50, 400)):
-        rows = torch.randn(20, num_clients, dim, generator=random, dtype=torch.float64)
-        rows[:, : num_clients // 5] = rows[:, -1:] + 1.5 * rows.std(dim=1, keepdim=True)
-        centred = rows - rows.mean(dim=1, keepdim=True)
-        gram = centred @ centred.mT / dim
-        expected = distances.leading_projections(gram, torch.ones(1), RandomStream((0,)))
-        torch.testing.assert_close(
-            distances.projections_by_squaring(gram), expected, rtol=1e-9, atol=1e-12
-        )
-    assert not distances.projections_by_squaring(torch.zeros(2, 4, 4, dtype=torch.float64)).any()
-
-
 def test_weights_that_are_nearly_equal_still_sum_to_one():
     weights = torch.tensor([[0.5 + 2e-10, 0.5 - 2e-10]], dtype=torch.float64)
-    shares, divisor = distances.as_shares(weights)
+    shares, divisor = row_operations.as_shares(weights)
     torch.testing.assert_close(shares / divisor, weights, rtol=1e-15, atol=0)
-    shares, divisor = distances.as_shares(torch.zeros(1, 3, dtype=torch.float64))
+    shares, divisor = row_operations.as_shares(torch.zeros(1, 3, dtype=torch.float64))
     assert (shares / divisor).eq(0).all()
 
 
@@ -162,10 +147,10 @@ def test_equal_rows_of_groups_are_those_that_loops_find(shape, device):
     rows = (random.random(shape) < 0.5) / 4
     rows[..., 2, :] = rows[..., 0, :]
     rows[0, ..., 3, :] = 2 * rows[0, ..., 0, :]
-    found = distances.equal_rows_of_groups(torch.tensor(rows, device=device))
+    found = equal_rows(torch.tensor(rows, device=device), shape[:-2])
     flat = rows.reshape(-1, *shape[-2:])
     wanted = [
         [next(i for i in range(shape[-2]) if (own[i] == row).all()) for row in own] for own in flat
     ]
     assert found.reshape(len(flat), -1).tolist() == wanted
-    assert distances.equal_rows_of_groups(torch.eye(5, device=device).expand(3, 5, 5)) is None
+    assert equal_rows(torch.eye(5, device=device).expand(3, 5, 5), (3,)) is None

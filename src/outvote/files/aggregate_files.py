@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from outvote.files.adapters import WEIGHTS, most_common_config, write_config
 from outvote.files.client_files import (
-    Base,
     Client,
     FilesError,
     Named,
@@ -24,7 +23,8 @@ from outvote.files.client_files import (
 )
 from outvote.files.processes import Processes
 from outvote.files.safetensors_file import Entry, UnusableFile
-from outvote.files.streaming import OnProgress, SourceFailed, StreamingAggregator
+from outvote.files.sources import SafetensorsSource, overlaps
+from outvote.files.streaming import SourceFailed, StreamingAggregator
 from outvote.files.tensor_writer import TensorWriter, writing
 from outvote.flat import FLOATS
 from outvote.results.disk import StoreError
@@ -102,7 +102,6 @@ def aggregate_clients(
     output: PathLike | None = None,
     sample_counts: Mapping[str, float] | None = None,
     with_update: bool = True,
-    on_progress: OnProgress | None = None,
     processes: Processes | None = None,
     **options: Any,
 ) -> FilesResult:
@@ -114,30 +113,29 @@ def aggregate_clients(
     rule = make_rule(rule) if isinstance(rule, str) else rule
     is_written = output is not None and (processes is None or processes.rank == 0)
     target = Path(output) if output is not None and is_written else None
-    with nullcontext() if processes is None else processes.together():
+    with _together(processes):
         clients, start = _open(updates, base, target)
         num_byzantine, is_lowered = _resolved(rule, len(clients), options)
-        counts = None if sample_counts is None else _counts(sample_counts, clients)
-    used = list(range(len(clients)))
+        aggregator = StreamingAggregator(
+            rule,
+            [client.source(start) for client in clients],
+            clients=[client.name for client in clients],
+            num_byzantine=num_byzantine,
+            when_too_many="lower",
+            sample_counts=None if sample_counts is None else _counts(sample_counts, clients),
+            rejected_are_byzantine=False,
+            **options,
+        )
+    if processes is not None:
+        aggregator.share(processes)
+    job = _Job(aggregator, clients, start, num_byzantine, is_lowered, processes)
     while True:
-        with nullcontext() if processes is None else processes.together():
-            aggregator = StreamingAggregator(
-                rule,
-                [clients[k].source(start) for k in used],
-                clients=[clients[k].name for k in used],
-                num_byzantine=num_byzantine,
-                when_too_many="lower",
-                sample_counts=None if counts is None else [counts[k] for k in used],
-                on_progress=on_progress,
-                **options,
-            )
-        if processes is not None:
-            aggregator.share(processes)
-        job = _Job(aggregator, clients, used, start, num_byzantine, is_lowered, processes)
-        try:
+        with suppress(SourceFailed):  # All starts again without one more.
             return job.run(target, with_update=with_update)
-        except SourceFailed:
-            used = job.usable()  # All starts again without the others, which lower nothing.
+
+
+def _together(processes: Processes | None) -> AbstractContextManager[None]:
+    return nullcontext() if processes is None else processes.together()
 
 
 def _resolved(rule: Rule, num_clients: int, options: dict[str, Any]) -> tuple[int, bool]:
@@ -153,7 +151,7 @@ def _resolved(rule: Rule, num_clients: int, options: dict[str, Any]) -> tuple[in
 
 def _open(
     updates: PathLike | Sequence[PathLike], base: PathLike | None, output: Path | None
-) -> tuple[list[Client], Base | None]:
+) -> tuple[list[Client], SafetensorsSource | None]:
     """Find and open the files; raise if the output cannot be written."""
     words = [updates] if isinstance(updates, str | os.PathLike) else updates
     base_path = None if base is None else Path(base)
@@ -202,54 +200,62 @@ class _Job:
 
     aggregator: StreamingAggregator
     clients: list[Client]
-    used: Sequence[int]
-    """Which clients the aggregator got."""
-    base: Base | None
+    base: SafetensorsSource | None
     num_byzantine: int
     is_lowered: bool
     """Whether to continue where the rule does not tolerate so many among the usable files."""
-    processes: Processes | None = None
+    processes: Processes | None
 
     def run(self, output: Path | None, *, with_update: bool) -> FilesResult:
         self._check()
         verdict = self.aggregator.verdict()
         note = self._check()
         counters = self._counters(verdict)
-        update = _Update(self._entries(), with_update=with_update)
+        update = _InMemory(self._entries()) if with_update else None
         # At the end the file is there for all processes, or for none.
-        with nullcontext() if self.processes is None else self.processes.together():
+        with _together(self.processes):
             self._make(output, counters, update)
-        verdict = self._of_all(verdict)
         if note:
             note = f"{note}; {applied_nevertheless(verdict.base_num_byzantine)}"
             verdict = replace(verdict, notes=(*verdict.notes, note))
         return FilesResult(
-            verdict=replace(verdict, update=update.named),
+            verdict=replace(verdict, update=None if update is None else update.named),
             counters=list(counters),
             clients=self._records(verdict),
         )
 
-    def usable(self) -> list[int]:
-        """Return the clients that are not rejected; raise if there is none."""
+    def _check(self) -> str:
+        """Raise if too few files are left; return why they are too few where that is allowed."""
         for client in self.clients:
             client.reason = self.aggregator.reasons.get(client.name, client.reason)
-        found = [k for k, client in enumerate(self.clients) if not client.reason]
-        if not found:
+        bad = [client for client in self.clients if client.reason]
+        if len(bad) == len(self.clients):
             raise _nothing_usable(self.clients)
-        return found
+        rule = self.aggregator.rule
+        fault = too_many(rule, self.num_byzantine, len(self.clients) - len(bad))
+        if fault is not None and not self.is_lowered:
+            if not bad:
+                raise fault
+            raise ValueError(
+                f"{len(bad)} of {len(self.clients)} files are bad, and with the others {rule} "
+                f"tolerates at most {fault.limit} Byzantine clients, not {fault.got}; nothing was "
+                f"written ({bad[0].path}: {bad[0].reason}); add good files, lower num_byzantine, "
+                "or pass when_too_many='lower'"
+            )
+        return "" if fault is None else why_too_few(fault, "clients")
 
-    def _make(self, output: Path | None, counters: Named, update: "_Update") -> None:
-        """Take the update piece by piece, and write it."""
-        pieces = self._pieces()
+    def _make(self, output: Path | None, counters: Named, update: "_InMemory | None") -> None:
+        """Take the update piece by piece, those of all processes in the first, and write it."""
+        pieces = self.aggregator.update()
+        if self.processes is not None:
+            pieces = self.processes.collected(pieces, self.aggregator.num_chunks)
         try:
             with self._opened(output, counters) as writer:
-                for name, value in counters.items():
-                    if writer is not None:
-                        writer.write(name, 0, value)
                 for piece, vector in pieces:
-                    update.add(piece, vector)
+                    if update is not None:
+                        self._write(update, piece, vector)
                     if writer is not None:
-                        self._write(writer, piece, vector)
+                        self._write(writer, piece, self._moved(piece, vector))
         except (StoreError, FilesError):
             for _ in pieces if self.processes is not None else ():
                 pass  # The others send theirs until the end.
@@ -258,47 +264,6 @@ class _Job:
             used = [client.config for client in self.clients if not client.reason]
             if (config := most_common_config(used)) is not None:
                 write_config(output, config)
-
-    def _pieces(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the update: those of all processes in the first one."""
-        pieces = self.aggregator.update()
-        if self.processes is None:
-            return pieces
-        return self.processes.collected(pieces, self.aggregator.num_chunks)
-
-    def _check(self) -> str:
-        """Raise if too few files are left, or SourceFailed if the aggregator got a bad one.
-
-        Return why they are too few where that is allowed.
-        """
-        usable = self.usable()
-        rule = self.aggregator.rule
-        fault = too_many(rule, self.num_byzantine, len(usable))
-        if fault is not None and not self.is_lowered:
-            bad = next((client for client in self.clients if client.reason), None)
-            if bad is None:
-                raise fault
-            raise ValueError(
-                f"{len(self.clients) - len(usable)} of {len(self.clients)} files are bad, and with "
-                f"the others {rule} tolerates at most {fault.limit} Byzantine clients, not "
-                f"{fault.got}; nothing was written ({bad.path}: {bad.reason}); add good files, "
-                "lower num_byzantine, or pass when_too_many='lower'"
-            )
-        if len(usable) < len(self.used):
-            raise SourceFailed
-        return "" if fault is None else why_too_few(fault, "clients")
-
-    def _of_all(self, verdict: Verdict) -> Verdict:
-        """Return the verdict on the usable files as one on all: the others are rejected."""
-        scores = np.full(len(self.clients), np.inf)
-        scores[self.used] = verdict.scores
-        weights = verdict.weights
-        if weights is not None:
-            weights = np.zeros(len(self.clients))
-            weights[self.used] = verdict.weights
-        names = tuple(client.name for client in self.clients)
-        rejected = [client.name for client in self.clients if client.reason]
-        return replace(verdict, scores=scores, weights=weights, clients=names, rejected=rejected)
 
     def _entries(self) -> dict[str, Entry]:
         """Return the tensors of the update: as they were sent, or in the precision of the work."""
@@ -309,52 +274,57 @@ class _Job:
         }
 
     @property
-    def _first(self) -> Any:
+    def _first(self) -> SafetensorsSource:
         return next(client.file for client in self.clients if client.file is not None)
 
-    def _opened(
-        self, output: Path | None, counters: Named
-    ) -> AbstractContextManager[TensorWriter | None]:
+    @contextmanager
+    def _opened(self, output: Path | None, counters: Named) -> Iterator[TensorWriter | None]:
+        """Open the output, if there is one, and write the tensors of integers."""
         if output is None:
-            return nullcontext()
+            yield None
+            return
         entries = dict(_written(self._first.entries) if self.base is None else self._first.entries)
         entries |= {name: Entry(tuple(t.shape), t.dtype) for name, t in counters.items()}
-        metadata = {"format": "pt"} if self.base is None else self.base.metadata
-        return writing(output, entries, metadata)
+        metadata = {"format": "pt"} if self.base is None else self.base.header.metadata
+        with writing(output, entries, metadata) as writer:
+            for name, value in counters.items():
+                writer.write(name, 0, value)
+            yield writer
 
-    def _write(self, writer: TensorWriter, piece: slice, vector: Tensor) -> None:
-        if self.base is not None:
-            start = torch.empty_like(vector)
-            try:
-                self.base.file.read(piece.start, start)
-            except UnusableFile as error:
-                path = self.base.file.path
-                raise FilesError(f"the base {path} {error}, nothing was written") from error
-            vector = start + vector
-        for name, entry, first, own in _parts(self._first.entries, piece):
-            writer.write(name, first, _narrowed(vector[own], writer.entries[name].dtype))
-            del entry
+    def _moved(self, piece: slice, vector: Tensor) -> Tensor:
+        """Return some of the new model, or of the update if there is no base."""
+        if self.base is None:
+            return vector
+        start = torch.empty_like(vector)
+        try:
+            self.base.read(piece.start, start)
+        except UnusableFile as error:
+            raise FilesError(f"the base {self.base.path} {error}, nothing was written") from error
+        return start + vector
+
+    def _write(self, target: "TensorWriter | _InMemory", piece: slice, vector: Tensor) -> None:
+        for name, _, own, there in overlaps(self._first.entries, piece):
+            target.write(name, own.start, _narrowed(vector[there], target.entries[name].dtype))
 
     def _counters(self, verdict: Verdict) -> Named:
         """Return the maximum over the kept clients of every tensor of integers."""
         kept = set(verdict.kept or verdict.clients)
         found: dict[str, np.ndarray] = {}
-        for number, client in enumerate(self.clients[k] for k in self.used):
-            if client.file is None or client.name not in kept:
+        for k, client in enumerate(self.clients):
+            if client.file is None or client.reason or client.name not in kept:
                 continue
             try:
                 for name in client.file.counters:
                     own = client.file.counter(name).numpy()
                     found[name] = own if name not in found else np.maximum(found[name], own)
             except UnusableFile as error:
-                self.aggregator.fail(number, str(error))
+                self.aggregator.fail(k, str(error))
         return {name: torch.from_numpy(np.asarray(value)) for name, value in found.items()}
 
     def _records(self, verdict: Verdict) -> list[dict[str, Any]]:
         shares = verdict.weights
         deviations = robust_z(verdict.scores)
         copies = self.aggregator.copies
-        row_of = {k: row for row, k in enumerate(self.used)}
         records = []
         for k, client in enumerate(self.clients):
             record: dict[str, Any] = {"client": client.name, "path": str(client.path)}
@@ -362,13 +332,13 @@ class _Job:
             record |= dict.fromkeys(keys) | {"status": "rejected"}
             if not client.reason:
                 share = None if shares is None else float(shares[k])
-                cosine = float(self.aggregator.cosines[row_of[k]])
+                cosine = float(self.aggregator.cosines[k])
                 record |= {
                     "status": "used" if share is None else "kept" if share > 0 else "dropped",
                     "score": float(verdict.scores[k]),
                     "z": deviations[k],
                     "share": share,
-                    "norm": float(self.aggregator.norms[row_of[k]]),
+                    "norm": float(self.aggregator.norms[k]),
                     "cosine": None if np.isnan(cosine) else cosine,
                 }
             same = f"the same update as {copies[client.name]}" if client.name in copies else ""
@@ -376,38 +346,16 @@ class _Job:
         return records
 
 
-class _Update:
-    """The update as named tensors in memory, if it is wanted."""
+class _InMemory:
+    """The update as named tensors."""
 
-    def __init__(self, entries: Mapping[str, Entry], *, with_update: bool) -> None:
+    def __init__(self, entries: Mapping[str, Entry]) -> None:
         self.entries = entries
-        self.named: Named | None = None
-        if with_update:
-            self.named = {
-                name: torch.empty(entry.shape, dtype=entry.dtype) for name, entry in entries.items()
-            }
+        self.named = {name: torch.empty(e.shape, dtype=e.dtype) for name, e in entries.items()}
 
-    def add(self, piece: slice, vector: Tensor) -> None:
-        """Add some coordinates."""
-        if self.named is None:
-            return
-        for name, entry, first, own in _parts(tuple(self.entries.items()), piece):
-            values = _narrowed(vector[own], entry.dtype)
-            self.named[name].view(-1)[first : first + len(values)] = values
-
-
-def _parts(
-    entries: Sequence[tuple[str, Entry]], piece: slice
-) -> list[tuple[str, Entry, int, slice]]:
-    """Return the tensors in a slice of the coordinates, where it starts in them, and which part."""
-    parts, start = [], 0
-    for name, entry in entries:
-        first, last = max(piece.start, start), min(piece.stop, start + entry.size)
-        if first < last:
-            own = slice(first - piece.start, last - piece.start)
-            parts.append((name, entry, first - start, own))
-        start += entry.size
-    return parts
+    def write(self, name: str, start: int, values: Tensor) -> None:
+        """Take values of a tensor from the number `start` on."""
+        self.named[name].view(-1)[start : start + len(values)] = values
 
 
 def _written(entries: Sequence[tuple[str, Entry]]) -> list[tuple[str, Entry]]:

@@ -13,7 +13,6 @@ from torch import Tensor
 from outvote.files.adapters import WEIGHTS, Config, config_fault, most_common_config, read_config
 from outvote.files.safetensors_file import Header, UnusableFile, read_header
 from outvote.files.sources import MovedSource, SafetensorsSource, Source
-from outvote.text import shortened
 
 SUFFIX = ".safetensors"
 Named = dict[str, Tensor]
@@ -34,19 +33,11 @@ class Client:
     config: Config | None = field(default=None, repr=False)
     """What is beside a LoRA adapter."""
 
-    def source(self, base: "Base | None") -> Source | UnusableFile:
+    def source(self, base: Source | None) -> Source | UnusableFile:
         """Return the client's update: what the file holds, or its difference to the base."""
         if self.file is None:
             return UnusableFile(self.reason)
-        return self.file if base is None else MovedSource(self.file, base.file)
-
-
-@dataclass(frozen=True, slots=True)
-class Base:
-    """The global model that the clients started from."""
-
-    file: SafetensorsSource
-    metadata: dict[str, str]
+        return self.file if base is None else MovedSource(self.file, base)
 
 
 def find_files(words: Sequence[str]) -> list[Path]:
@@ -96,15 +87,17 @@ def check_base(base: Path, updates: Sequence[Path]) -> None:
         raise ValueError(f"base {base} is also one of the updates; take it out of them")
 
 
-def open_clients(paths: Sequence[Path], base_path: Path | None) -> tuple[list[Client], Base | None]:
+def open_clients(
+    paths: Sequence[Path], base_path: Path | None
+) -> tuple[list[Client], SafetensorsSource | None]:
     """Open the files; with a base they are whole models, and updates are differences to it."""
     clients = [Client(name, path) for name, path in zip(client_ids(paths), paths, strict=True)]
-    base, expected = (None, None) if base_path is None else _open_base(base_path)
+    base = None if base_path is None else _open_base(base_path)
     headers: dict[Path, Header] = {}
     for client in clients:
         with _reason_of(client):
             headers[client.path] = read_header(client.path)
-    expected = expected or most_common(list(headers.values()))
+    expected = most_common(list(headers.values())) if base is None else base.header
     for client in clients:
         if client.path in headers and expected is not None:
             with _reason_of(client):
@@ -132,12 +125,12 @@ def most_common(headers: Sequence[Header]) -> Header | None:
     if not counts:
         return None
     if len(counts) == 2 and counts[0][1] == counts[1][1]:
-        fault = Header(counts[1][0], {}).fault(Header(counts[0][0], {}))
+        fault = Header(counts[1][0]).fault(Header(counts[0][0]))
         raise FilesError(
             f"the files disagree on their tensors, and no side has more files ({fault}); take the "
             "wrong ones out"
         )
-    return Header(counts[0][0], {})
+    return Header(counts[0][0])
 
 
 def _expand(word: str) -> list[Path]:
@@ -168,18 +161,19 @@ def _is_same(first: Path, second: Path) -> bool:
         return os.path.abspath(first) == os.path.abspath(second)  # noqa: PTH100
 
 
-def _open_base(path: Path) -> tuple[Base, Header]:
+def _open_base(path: Path) -> SafetensorsSource:
+    """Open the global model that the clients started from."""
     try:
-        header = read_header(path)
-        source = SafetensorsSource(path, header)
-        bad = source.first_not_finite()
+        base = SafetensorsSource(path, read_header(path))
+        bad = base.first_not_finite(slice(0, base.size))
     except UnusableFile as error:
         raise ValueError(f"base {path} {error}; give the global model") from error
-    if bad is not None:
+    if bad < base.size:
         raise ValueError(
-            f"base {path} has NaN or infinity in tensor {shortened(bad)!r}; give a finite model"
+            f"base {path} has NaN, infinity or too large numbers {base.place(bad)}; give a finite "
+            "model"
         )
-    return Base(source, dict(header.metadata)), header
+    return base
 
 
 @contextmanager

@@ -5,9 +5,10 @@ The data is read, not mapped into memory: a file that is cut while it is mapped 
 """
 
 import json
+import os
 import stat
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,11 @@ class Entry:
         """How many numbers it has."""
         return prod(self.shape)
 
+    @property
+    def num_bytes(self) -> int:
+        """How long its data is."""
+        return self.size * self.dtype.itemsize
+
     def __str__(self) -> str:
         """Return the type and shape as in float32[3, 4]."""
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
@@ -68,7 +74,11 @@ class Header:
     """The tensors of a file, by name in alphabetical order, and its metadata."""
 
     entries: tuple[tuple[str, Entry], ...]
-    metadata: Mapping[str, str]
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    offsets: Mapping[str, int] = field(default_factory=dict)
+    """Where the data of every tensor starts in the file."""
+    state: tuple[int, ...] = ()
+    """What tells whether the file changed since."""
 
     def fault(self, expected: "Header") -> str:
         """Return how this header differs from the expected one; "" where it does not."""
@@ -80,6 +90,11 @@ class Header:
                 return f"tensor {shortened(name)!r} is {own[name]} instead of {entry}"
         extra = next((name for name in own if name not in wanted), None)
         return "" if extra is None else f"unexpected tensor {shortened(extra)!r}"
+
+
+def state_of(status: os.stat_result) -> tuple[int, ...]:
+    """Return what is different once a file was changed or replaced."""
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def read_header(path: Path) -> Header:
@@ -96,7 +111,14 @@ def read_header(path: Path) -> Header:
             text = file.read(length)
     except OSError as error:
         raise UnusableFile(f"cannot be read: {error.strerror or error}") from error
-    return _read_entries(_parse(text), status.st_size - 8 - length)
+    about = _parse(text)
+    metadata = about.pop("__metadata__", {})
+    entries = _read_entries(about, status.st_size - 8 - length)
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise UnusableFile("is not a valid safetensors file: its metadata is not text")
+    starts = _check_offsets(about, entries)
+    offsets = {name: 8 + length + start for name, start in starts.items()}
+    return Header(entries, metadata, offsets, state_of(status))
 
 
 def _check_length(start: bytes, size: int) -> int:
@@ -122,16 +144,15 @@ def _parse(text: bytes) -> dict[str, Any]:
     return header
 
 
-def _read_entries(header: dict[str, Any], num_bytes: int) -> Header:
-    metadata = header.pop("__metadata__", {})
+def _read_entries(header: dict[str, Any], num_bytes: int) -> tuple[tuple[str, Entry], ...]:
     entries = tuple((name, _entry(name, header[name])) for name in sorted(header))
     if not entries:
         raise UnusableFile("holds no tensors")
-    promised = sum(prod(entry.shape) * entry.dtype.itemsize for _, entry in entries)
+    promised = sum(entry.num_bytes for _, entry in entries)
     if promised != num_bytes:
         what = "is cut off" if num_bytes < promised else "has bytes too many"
         raise UnusableFile(f"{what}: {num_bytes:,} bytes of data, its header needs {promised:,}")
-    return Header(entries, metadata if isinstance(metadata, dict) else {})
+    return entries
 
 
 def _entry(name: str, about: object) -> Entry:
@@ -162,22 +183,13 @@ def _entry(name: str, about: object) -> Entry:
     return Entry(tuple(shape), dtype)
 
 
-def read_offsets(path: Path, header: Header) -> dict[str, int]:
-    """Return where the data of every tensor starts in a file whose header is known."""
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            about = _parse(file.read(min(length, LARGEST_HEADER)))
-    except OSError as error:
-        raise UnusableFile(f"cannot be read: {error.strerror or error}") from error
-    if not all(isinstance(text, str) for text in header.metadata.values()):
-        raise UnusableFile("is not a valid safetensors file: its metadata is not text")
+def _check_offsets(about: dict[str, Any], entries: Sequence[tuple[str, Entry]]) -> dict[str, int]:
+    """Return where every tensor starts in the data; together they must fill it, without a gap."""
     starts: dict[str, int] = {}
-    for name, entry in header.entries:
+    for name, entry in entries:
         if prod(size for size in entry.shape if size) >= 2**63:
             raise UnusableFile(f"is not a valid safetensors file: the shape of {shortened(name)!r}")
-        part = about.get(name)
-        offsets = part.get("data_offsets") if isinstance(part, dict) else None
+        offsets = about[name].get("data_offsets")
         if not (
             isinstance(offsets, list)
             and len(offsets) == 2
@@ -186,17 +198,13 @@ def read_offsets(path: Path, header: Header) -> dict[str, int]:
             raise UnusableFile(
                 f"is not a valid safetensors file: no offsets for {shortened(name)!r}"
             )
-        if offsets[1] - offsets[0] != prod(entry.shape) * entry.dtype.itemsize:
-            raise UnusableFile(
-                f"is not a valid safetensors file: wrong offsets for {shortened(name)!r}"
-            )
         starts[name] = offsets[0]
-    sizes = {name: prod(entry.shape) * entry.dtype.itemsize for name, entry in header.entries}
+    sizes = {name: entry.num_bytes for name, entry in entries}
     end = 0
     for name in sorted(starts, key=lambda name: (starts[name], sizes[name])):
-        if starts[name] != end:
+        if about[name]["data_offsets"] != [end, end + sizes[name]]:
             raise UnusableFile(
                 f"is not a valid safetensors file: wrong offsets for {shortened(name)!r}"
             )
         end += sizes[name]
-    return {name: 8 + length + start for name, start in starts.items()}
+    return starts

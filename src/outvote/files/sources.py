@@ -8,8 +8,6 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any, final
 
@@ -23,8 +21,9 @@ from outvote.files.safetensors_file import (
     Header,
     UnusableFile,
     read_header,
-    read_offsets,
+    state_of,
 )
+from outvote.flat import LARGEST
 from outvote.text import shortened
 
 Chunks = Callable[[], Iterable[Any]]
@@ -44,6 +43,28 @@ class Source(ABC):
     @abstractmethod
     def read(self, start: int, out: Tensor) -> None:
         """Write the coordinates from `start` on to `out`; raise UnusableFile if that fails."""
+
+    def first_not_finite(self, part: slice) -> int:
+        """Return the first of some coordinates that cannot be used; the size if all can.
+
+        It is NaN, infinite, or too large to be squared.
+        """
+        for start in range(part.start, part.stop, NUM_CHECKED):
+            values = torch.empty(min(NUM_CHECKED, part.stop - start), dtype=self.dtype)
+            self.read(start, values)
+            is_bad = ~(values.abs() <= LARGEST)
+            if bool(is_bad.any()):
+                return start + int(is_bad.nonzero()[0])
+        return self.size
+
+    def place(self, at: int) -> str:
+        """Say where a coordinate is: in which tensor, if they have names."""
+        first = 0
+        for name, entry in self.entries:
+            first += entry.size
+            if at < first:
+                return f"in {shortened(name)!r}"
+        return f"at coordinate {at}"
 
 
 def open_source(value: Any) -> Source:
@@ -103,75 +124,37 @@ def _first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).partition("\n")[0]
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One tensor: its first coordinate, its dtype and size, and where its data starts."""
-
-    start: int
-    entry: Entry
-    offset: int
-
-    @property
-    def stop(self) -> int:
-        return self.start + prod(self.entry.shape)
-
-
 @final
 class SafetensorsSource(Source):
     """The float tensors of a safetensors file, in the order of their names."""
 
     def __init__(self, path: Path, header: Header) -> None:
         """Take the path and the header that was read from it."""
-        self.path = path
-        offsets = read_offsets(path, header)
-        self.entries = tuple(
-            (name, entry) for name, entry in header.entries if entry.dtype in FLOATS
-        )
-        self.parts, self.size = [], 0
-        for name, entry in self.entries:
-            self.parts.append(_Part(self.size, entry, offsets[name]))
-            self.size = self.parts[-1].stop
+        self.path, self.header = path, header
+        self.entries = tuple(each for each in header.entries if each[1].dtype in FLOATS)
+        self.size = sum(entry.size for _, entry in self.entries)
         self.dtype = _work_dtype(entry.dtype for _, entry in self.entries)
-        self.counters = {
-            name: _Part(0, entry, offsets[name])
-            for name, entry in header.entries
-            if entry.dtype not in FLOATS
-        }
+        self.counters = {name: entry for name, entry in header.entries if entry.dtype not in FLOATS}
         """The tensors of integers, which are not part of the vector."""
-        self._kind = _kind(path.stat())
 
     def read(self, start: int, out: Tensor) -> None:
         """Read from the file, which must not have changed since it was opened."""
-        stop = start + len(out)
         with self._opened() as file:
-            for part in self.parts:
-                first, last = max(start, part.start), min(stop, part.stop)
-                if first < last:
-                    values = _read_at(file, part, first, last)
-                    out[first - start : last - start].copy_(values)
+            for name, entry, own, there in overlaps(self.entries, slice(start, start + len(out))):
+                out[there].copy_(self._read_at(file, name, entry, own))
 
     def counter(self, name: str) -> Tensor:
         """Read a tensor of integers."""
-        part = self.counters[name]
+        entry = self.counters[name]
         with self._opened() as file:
-            return _read_at(file, part, 0, part.stop).view(part.entry.shape)
-
-    def first_not_finite(self) -> str | None:
-        """Return the name of the first tensor with NaN or infinity, if there is one."""
-        for part, (name, _) in zip(self.parts, self.entries, strict=True):
-            for start in range(part.start, part.stop, NUM_CHECKED):
-                values = torch.empty(min(NUM_CHECKED, part.stop - start), dtype=self.dtype)
-                self.read(start, values)
-                if not bool(values.isfinite().all()):
-                    return name
-        return None
+            return self._read_at(file, name, entry, slice(0, entry.size)).view(entry.shape)
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
         try:
             file = os.open(self.path, os.O_RDONLY)
             try:
-                if _kind(os.fstat(file)) != self._kind:
+                if state_of(os.fstat(file)) != self.header.state:
                     raise UnusableFile("changed while it was read")
                 yield file
             finally:
@@ -179,23 +162,32 @@ class SafetensorsSource(Source):
         except OSError as error:
             raise UnusableFile(f"cannot be read: {error.strerror or error}") from error
 
+    def _read_at(self, file: int, name: str, entry: Entry, own: slice) -> Tensor:
+        """Read some numbers of a tensor."""
+        itemsize = entry.dtype.itemsize
+        if own.start == own.stop:
+            return torch.empty(0, dtype=entry.dtype)
+        buffer = np.empty((own.stop - own.start) * itemsize, np.uint8)
+        done, offset = 0, self.header.offsets[name] + own.start * itemsize
+        while done < len(buffer):
+            got = os.preadv(file, [buffer[done:].data], offset + done)
+            if got == 0:
+                raise UnusableFile("is cut off")
+            done += got
+        return torch.from_numpy(buffer).view(entry.dtype)
 
-def _kind(status: os.stat_result) -> tuple[int, ...]:
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
-
-def _read_at(file: int, part: _Part, first: int, last: int) -> Tensor:
-    itemsize = part.entry.dtype.itemsize
-    if first == last:
-        return torch.empty(0, dtype=part.entry.dtype)
-    buffer = np.empty((last - first) * itemsize, np.uint8)
-    done, offset = 0, part.offset + (first - part.start) * itemsize
-    while done < len(buffer):
-        got = os.preadv(file, [buffer[done:].data], offset + done)
-        if got == 0:
-            raise UnusableFile("is cut off")
-        done += got
-    return torch.from_numpy(buffer).view(part.entry.dtype)
+def overlaps(
+    entries: Iterable[tuple[str, Entry]], piece: slice
+) -> Iterator[tuple[str, Entry, slice, slice]]:
+    """Yield the tensors that are in a piece of all coordinates, which of theirs, and where."""
+    first = 0
+    for name, entry in entries:
+        start, stop = max(piece.start, first), min(piece.stop, first + entry.size)
+        if start < stop:
+            there = slice(start - piece.start, stop - piece.start)
+            yield name, entry, slice(start - first, stop - first), there
+        first += entry.size
 
 
 @final
@@ -204,31 +196,28 @@ class ArraySource(Source):
 
     def __init__(self, named: Mapping[str, Any]) -> None:
         """Take the arrays by name, in order; the name "" is that of a plain vector."""
-        self.tensors: list[tuple[int, Any]] = []
-        entries, self.size = [], 0
+        self.tensors: dict[str, Any] = {}
+        self._entries: list[tuple[str, Entry]] = []
         for name, value in named.items():
             array = value.detach() if isinstance(value, Tensor) else np.asanyarray(value)
             entry = Entry(tuple(array.shape), _dtype_of(array, name))
-            if entry.dtype not in FLOATS:
-                if name:
-                    continue
+            if entry.dtype in FLOATS:
+                self._entries.append((name, entry))
+                self.tensors[name] = array.reshape(-1)
+            elif not name:
                 raise UnusableFile(f"holds {entry.dtype} instead of floats")
-            entries.append((str(name), entry))
-            self.tensors.append((self.size, array.reshape(-1)))
-            self.size += prod(entry.shape)
-        self.dtype = _work_dtype(entry.dtype for _, entry in entries)
-        self.entries = () if [name for name, _ in entries] == [""] else tuple(entries)
+        self.size = sum(entry.size for _, entry in self._entries)
+        self.dtype = _work_dtype(entry.dtype for _, entry in self._entries)
+        if list(self.tensors) != [""]:
+            self.entries = tuple((str(name), entry) for name, entry in self._entries)
 
     def read(self, start: int, out: Tensor) -> None:
         """Copy the coordinates."""
-        stop = start + len(out)
-        for begin, array in self.tensors:
-            first, last = max(start, begin), min(stop, begin + len(array))
-            if first < last:
-                part = array[first - begin : last - begin]
-                if not isinstance(part, Tensor):
-                    part = torch.from_numpy(np.array(part, part.dtype.newbyteorder("=")))
-                out[first - start : last - start].copy_(part)
+        for name, _, own, there in overlaps(self._entries, slice(start, start + len(out))):
+            part = self.tensors[name][own]
+            if not isinstance(part, Tensor):
+                part = torch.from_numpy(np.array(part, part.dtype.newbyteorder("=")))
+            out[there].copy_(part)
 
 
 def _dtype_of(array: Any, name: str) -> torch.dtype:

@@ -19,7 +19,6 @@ from torch import Tensor
 from outvote.files.processes import Processes
 from outvote.files.safetensors_file import UnusableFile
 from outvote.files.sources import Source, open_source
-from outvote.flat import LARGEST
 from outvote.ops.precision import plain_torch
 from outvote.ops.rows import inner_products
 from outvote.ops.threads import CPU, mapped
@@ -45,7 +44,6 @@ from outvote.rules.values import (
 )
 from outvote.rules.verdict import Verdict
 from outvote.seeding import Seed, seed_from
-from outvote.text import shortened
 
 OnProgress = Callable[[str, int, int], None]
 """Called with what is done, and how many of how many coordinates it is done for."""
@@ -96,8 +94,13 @@ class StreamingAggregator:
         max_memory: int | str = "2GB",
         on_progress: OnProgress | None = None,
         layer_sizes: Sequence[int] | None = None,
+        rejected_are_byzantine: bool = True,
     ) -> None:
-        """Open the sources; nothing is read but headers."""
+        """Open the sources; nothing is read but headers.
+
+        `rejected_are_byzantine`: whether those rejected count among the Byzantine clients; if not,
+        the rule has as many of them among the others.
+        """
         self.rule = make_rule(rule) if isinstance(rule, str) else rule
         if not sources:
             raise ValueError("sources must hold at least one client, got none.")
@@ -123,6 +126,7 @@ class StreamingAggregator:
         self.num_byzantine = resolve_num_byzantine(
             self.rule, len(sources), num_byzantine, byzantine_fraction, when_too_many
         )
+        self._rejected_are_byzantine = rejected_are_byzantine
         check_cap(count_cap)
         self._counts = None if sample_counts is None else check_counts(sample_counts, len(sources))
         self._count_cap = count_cap
@@ -156,6 +160,7 @@ class StreamingAggregator:
             notes=found.notes,
             counts=self._counts,
             count_cap=self._count_cap,
+            rejected_are_byzantine=self._rejected_are_byzantine,
         ).verdict()
 
     def update(self) -> Iterator[tuple[slice, Tensor]]:
@@ -315,6 +320,7 @@ class StreamingAggregator:
             gradients=gradients,
             num_byzantine=[self.num_byzantine],
             seeds=[self.seed],
+            is_present=None if self._rejected_are_byzantine else torch.tensor([is_finite]),
             clients=[ids],
             sample_counts=None if self._counts is None else [self._counts],
             count_cap=self._count_cap,
@@ -322,7 +328,8 @@ class StreamingAggregator:
             split=self._split,
             facts=facts,
         )
-        return aggregate(self.rule, batch)
+        is_rejected = torch.tensor([[source is None for source in self.sources]])
+        return replace(aggregate(self.rule, batch), is_rejected=is_rejected)
 
     def _in_memory(self, *, is_few: bool) -> Tensor:
         """Let a rule that needs whole gradients have them, if they fit."""
@@ -389,28 +396,15 @@ class StreamingAggregator:
     def _why_not_finite(self, k: int) -> str:
         """Name the tensor that has the first number that is not finite, or too large."""
         source = known(self.sources[k])
-        at = self._first_not_finite(k)
-        if at == self.dim:
-            return "NaN, infinity or too large numbers"
-        for name, entry in source.entries:
-            if at < entry.size:
-                return f"NaN, infinity or too large numbers in {shortened(name)!r}"
-            at -= entry.size
-        return f"NaN, infinity or too large numbers at coordinate {at}"
-
-    def _first_not_finite(self, k: int) -> int:
-        """Return the first coordinate of a client that is not finite, or too large."""
-        step, found = 1 << 20, self.dim
-        for start in range(self.part.start, self.part.stop, step):
-            values = torch.empty(min(step, self.part.stop - start), dtype=torch.float64)
-            self._read_one(k, start, values)
-            is_bad = ~(values.abs() <= LARGEST)
-            if bool(is_bad.any()):
-                found = start + int(is_bad.nonzero()[0])
-                break
-        if self._processes is None:
-            return found
-        return int(self._processes.gather(torch.tensor(found)).min())
+        at = self.dim
+        try:
+            at = source.first_not_finite(self.part)
+        except UnusableFile as error:
+            self.fail(k, str(error))
+        if self._processes is not None:
+            at = int(self._processes.gather(torch.tensor(at)).min())
+        place = f" {source.place(at)}" if at < self.dim else ""
+        return f"NaN, infinity or too large numbers{place}"
 
 
 def _part_and_products(vector: Any, read: Tensor, index: slice) -> tuple[Tensor, Tensor]:

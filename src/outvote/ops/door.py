@@ -49,7 +49,7 @@ BACKENDS: dict[str, tuple[Backend, ...]] = {
     "gram": (Backend("triton.gram:gram", NARROW, most=64),),
     "gram_of_groups": (
         Backend("triton.gram:gram", NARROW, most=64),
-        Backend("native:gram_of_groups", SINGLE, 8, is_native=True),
+        Backend("native:gram_of_groups", SINGLE, 4, is_native=True),
     ),
     "squared_distances": (Backend("triton.pairs:squared_distances", FLOATS),),
     "sums_of_smallest_distances": (
@@ -91,7 +91,7 @@ BACKENDS: dict[str, tuple[Backend, ...]] = {
     # Groups.
     "in_order": (
         Backend("triton.scatter:in_order", NARROW, most=128),
-        Backend("native:in_order", SINGLE, 8, is_native=True),
+        Backend("native:in_order", SINGLE, 4, is_native=True),
     ),
     "pair_sums": (Backend("native:pair_sums", SINGLE, 2, 9, is_native=True),),
 }

@@ -35,7 +35,8 @@ def leading_projections(matrices: Pairs, scale: Tensor, stream: RandomStream) ->
         found = kernel(matrices, start)
     else:
         found = _by_decomposition(matrices, start)
-    return found.masked_fill(found < own * NEGLIGIBLE, 0) * scale
+    projections: PerClient = found.masked_fill(found < own * NEGLIGIBLE, 0) * scale
+    return projections
 
 
 def _by_decomposition(matrices: Pairs, start: PerClient) -> PerClient:
@@ -45,4 +46,5 @@ def _by_decomposition(matrices: Pairs, start: PerClient) -> PerClient:
     along = torch.where(values >= top * (1 - ALIKE), along, 0)
     vector = (vectors * along.unsqueeze(-2)).sum(dim=-1)
     squares = vector.square()
-    return top * squares / squares.sum(dim=-1, keepdim=True).clamp(min=TINY)
+    found: PerClient = top * squares / squares.sum(dim=-1, keepdim=True).clamp(min=TINY)
+    return found

@@ -46,7 +46,8 @@ def in_order(rows: Rows, orders: Orders | Tensor) -> Columns:
         torch.index_select(rows[own], -1, index, out=result[own])
 
     mapped(copy, list(product(range(runs), clients)), rows.device)
-    return result.mT
+    columns: Columns = result.mT
+    return columns
 
 
 def scattered(rows: Rows, orders: Orders | Tensor, sizes: Sizes) -> list[Columns]:
@@ -65,7 +66,8 @@ def groups_at(positions: np.ndarray, sizes: Sizes) -> np.ndarray:
         return found
     # The smaller groups are narrower: among the larger this is too low, and then the other is.
     after = (positions - num_large * large) // small + num_large
-    return np.maximum(positions // large, after)
+    larger: np.ndarray = np.maximum(positions // large, after)
+    return larger
 
 
 def are_sums_faster(rows: Rows, num_groups: int) -> bool:
@@ -87,7 +89,8 @@ def pair_sums(rows: Rows, orders: Orders, sizes: Sizes, start: int = 0) -> Pairs
     """
     kernel = backend("pair_sums", rows, rows.shape[-2])
     if kernel is not None and all(isinstance(order, KeyedOrder) for order in orders):
-        return kernel(rows, orders, sizes, start)
+        found: Tensor = kernel(rows, orders, sizes, start)
+        return found
     num_clients, width = rows.shape[-2:]
     num_groups = sizes[0] + sizes[2]
     values = rows.cpu().double()

@@ -6,9 +6,7 @@ Feistel network with addition). The shifts are drawn by Philox, on the host or b
 are the same everywhere. Why six rounds, and how it was tested: docs/decisions/0014.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from math import isqrt
 from typing import ClassVar, final
 
@@ -16,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outvote.ops.memory import fresh
-from outvote.ops.threads import CPU, lazy, mapped
+from outvote.ops.threads import CPU, lazy
 
 NUM_ROUNDS = 6
 # Up to here all orders are equally likely, and sorting takes less than a millisecond.
@@ -27,7 +24,6 @@ LARGEST_SIZE = 2**31 - 2**16
 LARGEST_IN_PARTS = 2**50
 # Shorter steps fit the cache of a core better, but then two cores were hardly faster than one.
 AT_ONCE = 1 << 18
-NUM_PIECES = 4
 HALF = np.uint64(32)
 
 
@@ -57,9 +53,7 @@ class SortedOrder:
 
     def index(self, device: torch.device = CPU) -> Tensor:
         """Return the thing at each position, ``[size]`` int32."""
-        index = torch.empty_like(self.table)
-        index[self.table.long()] = torch.arange(len(index), dtype=torch.int32)
-        return index.to(device)
+        return inverse(self.table).to(device)
 
     def positions(self, device: torch.device = CPU) -> Tensor:
         """Return the position of each thing, ``[size]`` int32."""
@@ -114,22 +108,13 @@ class KeyedOrder:
 
     def index(self, device: torch.device = CPU) -> Tensor:
         """Return the thing at each position, ``[size]`` int32, worked out on a device."""
-        if device.type != "cpu":
-            return self._walked(torch.arange(self.size, device=device), self._moved).int()
-        result = fresh((self.num_rows * self.num_columns,), torch.int32, CPU)
-        num_pieces = min(NUM_PIECES, -(-self.size // AT_ONCE))
-        cuts = [self.num_rows * k // num_pieces for k in range(num_pieces + 1)]
-        mapped(lambda cut: _write_rows(self, *cut, result.numpy()), list(pairwise(cuts)))
-        # What was moved beyond the last thing is moved on; the rounds moved back say what it was.
-        beyond = torch.arange(self.size, len(result))
-        positions = self._moved_back(beyond, self.table)
-        is_known = positions < self.size
-        result[positions[is_known]] = self._walked(beyond[is_known], self._moved).int()
-        return result[: self.size]
+        return inverse(self.positions(device))
 
     def positions(self, device: torch.device = CPU) -> Tensor:
-        """Return the position of each thing, ``[size]`` int32: the inverse of `index`."""
-        return self._walked(torch.arange(self.size, device=device), self._moved_back).int()
+        """Return the position of each thing, ``[size]`` int32."""
+        if device.type == "cpu":
+            return torch.from_numpy(self.positions_between(0, self.size))
+        return self._walked(torch.arange(self.size, device=device)).int()
 
     def positions_between(self, start: int, stop: int) -> np.ndarray:
         """Return the positions of the things from `start` up to, not with, `stop`, on the host.
@@ -148,25 +133,16 @@ class KeyedOrder:
         is_beyond = np.flatnonzero(result >= self.size)
         if len(is_beyond):
             beyond = torch.from_numpy(result[is_beyond]).long()
-            result[is_beyond] = self._walked(beyond, self._moved_back).numpy()
+            result[is_beyond] = self._walked(beyond).numpy()
         return result
 
-    def _walked(self, cells: Tensor, moved: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Move cells by all rounds, and those beyond the last thing again until none is."""
+    def _walked(self, cells: Tensor) -> Tensor:
+        """Move cells back by all rounds, and those beyond the last thing again until none is."""
         shifts = self.table.to(cells.device, non_blocking=True)
-        cells = moved(cells, shifts)
+        cells = self._moved_back(cells, shifts)
         while bool((is_beyond := cells >= self.size).any()):
-            cells = torch.where(is_beyond, moved(cells, shifts), cells)
+            cells = torch.where(is_beyond, self._moved_back(cells, shifts), cells)
         return cells
-
-    def _moved(self, cells: Tensor, shifts: Tensor) -> Tensor:
-        row, column = cells // self.num_columns, cells % self.num_columns
-        for number, shift in enumerate(shifts):
-            if number % 2 == 0:
-                column = (column + shift[row]) % self.num_columns
-            else:
-                row = (row + shift[column]) % self.num_rows
-        return row * self.num_columns + column
 
     def _moved_back(self, cells: Tensor, shifts: Tensor) -> Tensor:
         row, column = cells // self.num_columns, cells % self.num_columns
@@ -176,16 +152,6 @@ class KeyedOrder:
             else:
                 row = (row - shifts[number][column]) % self.num_rows
         return row * self.num_columns + column
-
-
-def _write_rows(order: KeyedOrder, first: int, last: int, result: np.ndarray) -> None:
-    """Write the things of some rows of positions, as many at a time as fit the cache."""
-    step = min(last - first, max(1, AT_ONCE // order.num_columns))
-    rounds = _Rounds(order, step)
-    for row in range(first, last, step):
-        if row + step > last:
-            rounds = _Rounds(order, last - row)
-        rounds.write(row, result)
 
 
 def _write_positions(order: KeyedOrder, first: int, cells: np.ndarray, buffers: np.ndarray) -> None:
@@ -218,48 +184,8 @@ def _move_back(moved: np.ndarray, shift: np.ndarray, bound: np.uint32) -> None:
     np.minimum(moved, shift, out=moved)
 
 
-class _Rounds:
-    """The rounds on a CPU for some rows at a time, in memory that is used again."""
-
-    def __init__(self, order: KeyedOrder, num_rows: int) -> None:
-        self.order = order
-        self.num_rows, self.num_cells = num_rows, num_rows * order.num_columns
-        # A rotated row is a window of the row written twice.
-        columns = torch.arange(order.num_columns, dtype=torch.int32)
-        self.sources = _windows(columns), _windows(order.table[1])
-        self.column, self.row, self.scratch = torch.empty(3, self.num_cells, dtype=torch.int32)
-        self.rows = self.row.view(num_rows, -1)
-        self.targets = self.column.view(num_rows, -1), self.rows
-        self.less = self.scratch.numpy().view(np.uint32)
-        # Of even and odd rounds: what looks up the shift, what is moved, and its bound.
-        self.kinds = (
-            (self.row, self.column.numpy().view(np.uint32), np.uint32(order.num_columns)),
-            (self.column, self.row.numpy().view(np.uint32), np.uint32(order.num_rows)),
-        )
-        self.rest = [(shift, *self.kinds[number % 2]) for number, shift in enumerate(order.table)]
-
-    def write(self, first: int, result: np.ndarray) -> None:
-        """Write the things at the positions of the rows from `first` on."""
-        num_columns = self.order.num_columns
-        for source, target in zip(self.sources, self.targets, strict=True):
-            shifts = self.order.table[0, first : first + self.num_rows]
-            torch.index_select(source, 0, shifts, out=target)
-        own = np.arange(first, first + self.num_rows, dtype=np.int32)
-        self.rows.numpy().__iadd__(own[:, None])
-        self._wrap(*self.kinds[1][1:])
-        for shift, at, moved, bound in self.rest[2:]:
-            torch.index_select(shift, 0, at, out=self.scratch)
-            np.add(moved, self.less, out=moved)
-            self._wrap(moved, bound)
-        cells = result[first * num_columns :][: self.num_cells]
-        np.multiply(self.row.numpy(), num_columns, out=cells)
-        np.add(cells, self.column.numpy(), out=cells)
-
-    def _wrap(self, moved: np.ndarray, bound: np.uint32) -> None:
-        """Take the bound off what reaches it: without a sign, anything else becomes huge by it."""
-        np.subtract(moved, bound, out=self.less)
-        np.minimum(moved, self.less, out=moved)
-
-
-def _windows(values: Tensor) -> Tensor:
-    return torch.cat([values, values]).unfold(0, len(values), 1)
+def inverse(positions: Tensor) -> Tensor:
+    """Return the thing at each position, int32."""
+    index = torch.empty_like(positions)
+    things = torch.arange(len(index), dtype=index.dtype, device=index.device)
+    return index.scatter_(0, positions.long(), things)

@@ -86,7 +86,8 @@ def _open(name: str) -> ctypes.CDLL | None:
 
 
 @cache
-def _function(name: str) -> Callable[..., None]:
+def function(name: str) -> Callable[..., None]:
+    """Return a function of the library in use."""
     found: Callable[..., None] = getattr(_open(level() or ""), f"outvote_{name}")
     return found
 
@@ -106,7 +107,7 @@ def in_order(rows: Rows, orders: Sequence[KeyedOrder]) -> Columns:
         own = rows[run]
         table, given = _given(orders[run % len(orders)])
         buffer = np.empty(width * (copied + GAP), np.float32)
-        _function("scatter")(
+        function("scatter")(
             *(*given, start, stop, own.data_ptr(), own.stride(0), num_clients, width, copied),
             *(copied + GAP, result[run].data_ptr(), buffer.ctypes.data),
         )
@@ -130,7 +131,7 @@ def pair_sums(rows: Rows, orders: Sequence[KeyedOrder], sizes: Sizes, start: int
         table, given = _given(orders[run % len(orders)])
         total = np.zeros((num_large + num_small, width))
         buffer = np.empty((width + num_clients) * (SQUARED + GAP))
-        _function("pair_sums")(
+        function("pair_sums")(
             *(*given, *(start + end for end in ends)),
             *(own.data_ptr() - start * own.element_size(), own.stride(0), num_clients),
             *(num_large, large, small, buffer.ctypes.data, total.ctypes.data),
@@ -140,7 +141,7 @@ def pair_sums(rows: Rows, orders: Sequence[KeyedOrder], sizes: Sizes, start: int
 
     parts = mapped(add_up, _pieces(runs, dim, NUM_SUMS))
     sums = torch.stack(parts).unflatten(0, (runs, -1)).sum(dim=1)[..., : len(first)]
-    result = sums.new_zeros(*sums.shape[:2], num_clients, num_clients)
+    result: Pairs = sums.new_zeros(*sums.shape[:2], num_clients, num_clients)
     result[..., first, second] = sums
     result[..., second, first] = sums
     return result
@@ -178,7 +179,7 @@ def gram_of_groups(columns: Columns, centre: Tensor) -> Pairs:
     result = columns.new_empty(*groups.shape[:2], num_clients, num_clients)
     buffer, total = np.empty((CENTRED + width) * width, np.float32), np.empty(width * width)
     for run, own in enumerate(groups):
-        _function("products")(
+        function("products")(
             *(own.data_ptr(), len(own), dim, num_clients, width, centres[run % len(centres)]),
             *(result[run].data_ptr(), buffer.ctypes.data, total.ctypes.data),
         )
@@ -228,7 +229,7 @@ def _sorted(
     num_among = clients.shape[-1]
     network = _network(num_among)
     buffer = np.empty(2 * SORTED * _up_to(HALF, num_clients), np.float32)
-    _function("order")(
+    function("order")(
         *(groups.data_ptr(), len(groups), *groups.stride()[:1], dim, num_clients),
         *(*groups.stride()[1:], network.ctypes.data, len(network), clients.ctypes.data),
         *(num_among, ends[0], ends[1] - 1, num_nearest),
@@ -257,7 +258,7 @@ def select_one_by_one(squared_distances: Pairs, num_selected: int, num_byzantine
     width = _up_to(SORTED, num_clients) + GAP
     keys = np.empty((num_clients + 1) * width, np.int64)
     scores, numbers = np.empty(3 * width), np.empty(3 * width, np.int32)
-    _function("select")(
+    function("select")(
         *(far.data_ptr(), far.shape[:-2].numel(), num_clients, num_selected, num_byzantine),
         *(network.ctypes.data, len(network), width, keys.ctypes.data, scores.ctypes.data),
         *(numbers.ctypes.data, is_left.data_ptr()),
@@ -272,7 +273,7 @@ def leading_projections(matrices: Pairs, start: PerClient) -> PerClient:
     result = torch.empty_like(matrices[..., 0])
     width = _up_to(HALF, num_rows)
     buffer = np.empty((2 * num_rows + 7) * width)
-    _function("leading")(
+    function("leading")(
         *(matrices.data_ptr(), matrices.shape[:-2].numel(), num_rows, width, start.data_ptr()),
         *(result.data_ptr(), buffer.ctypes.data),
     )

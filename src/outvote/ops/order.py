@@ -30,7 +30,8 @@ def sum_of_smallest(values: Tensor, num_smallest: int) -> Tensor:
     """Return the sum of the smallest values along the last axis, float64."""
     kernel = backend("sum_of_smallest", values, values.shape[-1])
     if kernel is not None:
-        return kernel(values, num_smallest)
+        found: Tensor = kernel(values, num_smallest)
+        return found
     return sorted_clients(values)[..., :num_smallest].sum(dim=-1, dtype=torch.float64)
 
 
@@ -58,7 +59,8 @@ def mean_of_ranks_and_counts(
     """Return `mean_of_ranks`, and in how many coordinates each client's value entered."""
     kernel = backend("ranks_and_counts", columns, columns.shape[-1])
     if kernel is not None and columns.dim() == 3:
-        return kernel(columns, first, last)
+        found: tuple[PerCoordinate, PerClient] = kernel(columns, first, last)
+        return found
     mean, low, high = _ranks(columns, first, last, has_bounds=True)
     return mean, counts_between(columns, low, high)
 
@@ -70,7 +72,8 @@ Found = tuple[PerCoordinate, PerCoordinate, PerCoordinate]
 def _ranks(columns: Columns, first: int, last: int, *, has_bounds: bool) -> Found:
     kernel = backend("ranks", columns, columns.shape[-1])
     if kernel is not None:
-        return kernel(columns, first, last, has_bounds=has_bounds)
+        found: Found = kernel(columns, first, last, has_bounds=has_bounds)
+        return found
     values = sorted_clients(columns.to(work_dtype(columns.dtype)))[..., first:last]
     low, high = values[..., 0], values[..., -1]
     # Rounding may carry the mean of equal values away from them.
@@ -126,7 +129,8 @@ def mean_nearest_median_and_counts(
     """
     kernel = backend("nearest_and_counts", columns, columns.shape[-1])
     if kernel is not None and columns.dim() == 3:
-        return kernel(columns, num_nearest, even, among)
+        found: tuple[PerCoordinate, PerClient] = kernel(columns, num_nearest, even, among)
+        return found
     mean, low, high = _nearest(columns, num_nearest, even, among, has_bounds=True)
     counts = counts_between(columns, low, high)
     return mean, counts if among is None else counts * among.is_among
@@ -137,7 +141,8 @@ def _nearest(
 ) -> Found:
     kernel = backend("nearest", columns, columns.shape[-1])
     if kernel is not None:
-        return kernel(columns, num_nearest, even, among, has_bounds=has_bounds)
+        found: Found = kernel(columns, num_nearest, even, among, has_bounds=has_bounds)
+        return found
     values = columns.to(work_dtype(columns.dtype))
     if among is not None:
         values = of_clients(values, among.index)

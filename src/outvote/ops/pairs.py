@@ -70,7 +70,8 @@ def gram(columns: Columns, centre: Tensor) -> Pairs:
     are_groups = columns.dim() > 3 and columns.stride(-1) == 1
     kernel = backend("gram_of_groups" if are_groups else "gram", columns, columns.shape[-1])
     if kernel is not None:
-        return kernel(columns, centre)
+        found: Tensor = kernel(columns, centre)
+        return found
     values = columns.to(work_dtype(columns.dtype))
     centred = values - of_client(values, centre)
     with exact_products(columns.device):
@@ -219,7 +220,8 @@ def pairwise_differences(columns: Columns) -> Pairs:
     """
     kernel = backend("pairwise_differences", columns, max(columns.shape[-2:]))
     if kernel is not None:
-        return kernel(columns)
+        found: Tensor = kernel(columns)
+        return found
     if columns.shape[-2] == 0:
         raise ValueError("there is no coordinate to compare, the gradients are empty.")
     first, *others = columns.double().unbind(dim=-2)
@@ -240,7 +242,8 @@ def sums_of_smallest_differences(
     """
     kernel = backend("sums_of_smallest_differences", columns, max(columns.shape[-2:]))
     if kernel is not None:
-        return kernel(columns, num_smallest, largest_norm)
+        found: Tensor = kernel(columns, num_smallest, largest_norm)
+        return found
     return order.sum_of_smallest(pairwise_differences(columns), num_smallest)
 
 
@@ -251,7 +254,8 @@ def differences_to_average(columns: Columns, weights: PerClient) -> PerClient:
     """
     kernel = backend("differences_to_average", columns, max(columns.shape[-2:]))
     if kernel is not None:
-        return kernel(columns, weights)
+        found: Tensor = kernel(columns, weights)
+        return found
     values = columns.double()
     return (values - torch.matmul(values, weights.unsqueeze(-1))).square_().sum(dim=-2)
 
@@ -297,7 +301,8 @@ def in_pieces(left: Tensor, right: Tensor, num_pieces: int) -> Tensor:
     whole = left.shape[-1] // width * width
 
     def cut(rows: Tensor) -> Tensor:
-        return rows[..., :whole].unflatten(-1, (-1, width)).movedim(-2, -3)
+        pieces: Tensor = rows[..., :whole].unflatten(-1, (-1, width))
+        return pieces.movedim(-2, -3)
 
     total = torch.matmul(cut(left), cut(right).mT).sum(dim=-3, dtype=torch.float64)
     if whole < left.shape[-1]:

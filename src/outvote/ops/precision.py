@@ -36,7 +36,7 @@ class plain_torch:  # noqa: N801  (used like a function)
         if torch.is_autocast_enabled(device.type):
             modes.append(torch.autocast(device.type, enabled=False))
         # Always, and after the inference mode, which turns gradients on where it is left.
-        modes += [torch.no_grad(), exact_products()]
+        modes += [torch.no_grad(), exact_products(device)]
         for mode in modes:
             mode.__enter__()
 
@@ -58,22 +58,19 @@ class exact_products:  # noqa: N801  (used like a function)
     While anybody needs exact products, they are exact for all.
     """
 
-    __slots__ = ()
+    __slots__ = ("settings",)
     kind = "products"
 
+    def __init__(self, device: torch.device) -> None:
+        self.settings = _settings(device.type)
+
     def __enter__(self) -> None:
-        """Change the setting if nobody has."""
-        with _LOCK:
-            if not any(_INSIDE.values()):
-                _SAVED[:] = _NOW[:] = [backend.fp32_precision for backend in _backends()]
-            _INSIDE[self.kind] += 1
-            _set()
+        """Change the setting, unless somebody has."""
+        self.settings.add(self.kind, 1)
 
     def __exit__(self, *raised: object) -> None:
         """Restore the setting, or leave what others need."""
-        with _LOCK:
-            _INSIDE[self.kind] -= 1
-            _set()
+        self.settings.add(self.kind, -1)
 
 
 class exact_layers(exact_products):  # noqa: N801  (used like a function)
@@ -84,10 +81,15 @@ class exact_layers(exact_products):  # noqa: N801  (used like a function)
 
 
 class fast_products(exact_products):  # noqa: N801  (used like a function)
-    """Let float32 matrix products be formed in TF32 where the device has it, and restore."""
+    """Let float32 products be formed in TF32 where the device has it, and restore."""
 
     __slots__ = ()
     kind = "fast"
+
+
+def products_for(precision: str, device: torch.device) -> exact_products:
+    """Form float32 products as they are for "float32", else in TF32 where the device has it."""
+    return exact_layers(device) if precision == "float32" else fast_products(device)
 
 
 @contextmanager
@@ -95,49 +97,60 @@ def products_in(precision: str, device: torch.device) -> Iterator[None]:
     """Form the products of a network in "float32" (or better), "tf32" or "bfloat16"."""
     is_narrow = precision == "bfloat16"
     with (
-        exact_layers() if precision == "float32" else fast_products(),
+        products_for(precision, device),
         torch.autocast(device.type, torch.bfloat16, enabled=is_narrow, cache_enabled=False),
     ):
         yield
 
 
-_LOCK = Lock()
-_INSIDE = {"products": 0, "layers": 0, "fast": 0}
-# The settings before the first came, and those now.
-_SAVED: list[str] = []
-_NOW: list[str] = []
-_EXACT = ("none", "ieee", "highest")
+class _Settings:
+    """The settings of a kind of device, and who needs which."""
+
+    def __init__(self, backends: list[Any]) -> None:
+        """Take what has a setting, that of matrix products first."""
+        self.backends = backends
+        self.lock = Lock()
+        self.inside = {"products": 0, "layers": 0, "fast": 0}
+        self.saved: list[str] = []
+        self.now: list[str] = []
+
+    def add(self, kind: str, number: int) -> None:
+        """Count who comes and goes, and change the settings to what all inside need."""
+        with self.lock:
+            if not any(self.inside.values()):
+                self.saved = [backend.fp32_precision for backend in self.backends]
+                self.now = list(self.saved)
+            self.inside[kind] += number
+            if self.inside[kind] != max(0, number):
+                return  # Others need the same.
+            for k, backend in enumerate(self.backends):
+                name = self._needed(k)
+                if name != self.now[k]:
+                    backend.fp32_precision = self.now[k] = name
+
+    def _needed(self, k: int) -> str:
+        if self.inside["layers"] or (self.inside["products"] and k == 0):
+            return self.saved[k] if self.saved[k] in EXACT else EXACT[0]
+        return "tf32" if self.inside["fast"] and len(self.backends) > 1 else self.saved[k]
 
 
-def _set() -> None:
-    """Change the settings to those that all who are inside need."""
-    for k, (backend, now) in enumerate(zip(_backends(), _NOW, strict=True)):
-        name = _SAVED[k]
-        if _INSIDE["layers"] or (_INSIDE["products"] and k < NUM_FOR_PRODUCTS):
-            name = name if name in _EXACT else "ieee"
-        elif _INSIDE["fast"] and k != 1:
-            name = "tf32"
-        if name != now:
-            backend.fp32_precision = _NOW[k] = name
+EXACT = ("ieee", "none", "highest")
 
 
-NUM_FOR_PRODUCTS = 2
+@cache
+def _settings(device: str) -> _Settings:
+    """Return the settings of a kind of device; before torch 2.9 there is one for all."""
+    if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+        return _settings_of_old_releases()
+    if device == "cpu":
+        return _Settings([torch.backends.mkldnn.matmul])
+    cudnn = torch.backends.cudnn
+    return _Settings([torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn])
 
 
-@cache  # To look takes longer than to read all settings.
-def _backends() -> list[Any]:
-    """Return what has a setting: products on a GPU and on a CPU, then layers on a GPU.
-
-    Before torch 2.9 it is one, under other names.
-    """
-    found = [
-        torch.backends.cuda.matmul,
-        getattr(torch.backends.mkldnn, "matmul", None),
-        getattr(torch.backends.cudnn, "conv", None),
-        getattr(torch.backends.cudnn, "rnn", None),
-    ]
-    is_new = all(hasattr(backend, "fp32_precision") for backend in found)
-    return found if is_new else [_OldSetting()]
+@cache
+def _settings_of_old_releases() -> _Settings:
+    return _Settings([_OldSetting()])
 
 
 class _OldSetting:

@@ -26,8 +26,10 @@ def row_norms(rows: Rows) -> PerClient:
     """
     kernel = backend("row_norms", rows)
     if kernel is not None:
-        return kernel(rows)
-    return torch.linalg.vector_norm(rows, dim=-1, dtype=work_dtype(rows.dtype)).double()
+        found: Tensor = kernel(rows)
+        return found
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=-1, dtype=work_dtype(rows.dtype))
+    return norms.double()
 
 
 def weighted_sum(rows: Rows, weights: PerClient) -> PerCoordinate:
@@ -37,7 +39,8 @@ def weighted_sum(rows: Rows, weights: PerClient) -> PerCoordinate:
     """
     kernel = backend("weighted_sum", rows)
     if kernel is not None:
-        return kernel(rows, weights)
+        found: Tensor = kernel(rows, weights)
+        return found
     work = work_dtype(rows.dtype)
     with exact_products(rows.device):
         total = torch.matmul(weights.to(work).unsqueeze(-2), rows.to(work)).squeeze(-2)
@@ -66,7 +69,8 @@ def squared_distances_to_vector(columns: Columns, vector: PerCoordinate) -> PerC
     """Return how far every client is from a vector ``[*batch, dim]``, squared, float64."""
     kernel = backend("squared_distances_to_vector", columns, columns.shape[-1])
     if kernel is not None:
-        return kernel(columns, vector)
+        found: Tensor = kernel(columns, vector)
+        return found
     work = work_dtype(columns.dtype)
     apart = columns.to(work) - vector.to(work).unsqueeze(-1)
     found = apart.square_().sum(dim=-2).double()
@@ -97,5 +101,6 @@ def sums_of_roots(squared: PerClient) -> PerClient:
     """
     kernel = backend("sums_of_roots", squared)
     if kernel is not None:
-        return kernel(squared)
+        found: Tensor = kernel(squared)
+        return found
     return squared.clamp(min=0).sqrt_().sum(dim=-2)

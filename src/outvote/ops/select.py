@@ -12,7 +12,7 @@ from outvote.axes import Pairs, PerClient
 from outvote.ops.door import backend
 
 # Half of the unit in the 40th significant bit of a float64, and the bits below that unit, as
-# integers; native.c and triton/ranked.py round in the same way.
+# integers; native.c and triton/select.py round in the same way.
 HALF_UNIT, DROPPED = 0x1000, 0x1FFF
 
 
@@ -31,7 +31,8 @@ def smallest(scores: PerClient, num_smallest: int) -> Tensor:
     """Mark the clients with the smallest scores."""
     kernel = backend("smallest", scores, scores.shape[-1])
     if kernel is not None:
-        return kernel(scores, num_smallest)
+        found: Tensor = kernel(scores, num_smallest)
+        return found
     first = order(scores)[..., :num_smallest]
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, first, value=True)
 
@@ -40,15 +41,11 @@ def average_of_smallest(scores: PerClient, num_smallest: int) -> PerClient:
     """Return equal weights, float64, for the clients with the smallest scores."""
     kernel = backend("average_of_smallest", scores, scores.shape[-1])
     if kernel is not None:
-        return kernel(scores, num_smallest)
+        found: Tensor = kernel(scores, num_smallest)
+        return found
     first = order(scores)[..., :num_smallest]
     weights = torch.zeros_like(scores, dtype=torch.float64)
     return weights.scatter_(-1, first, value=1 / num_smallest)
-
-
-def central_client(norms: PerClient) -> Tensor:
-    """Return a client of median norm per run: no difference from it cancels since it is long."""
-    return order(norms)[..., (norms.shape[-1] - 1) // 2]
 
 
 def select_one_by_one(squared_distances: Pairs, num_selected: int, num_byzantine: int) -> Tensor:
@@ -61,7 +58,8 @@ def select_one_by_one(squared_distances: Pairs, num_selected: int, num_byzantine
     num_clients = far.shape[-1]
     kernel = backend("select_one_by_one", far, num_clients)
     if kernel is not None:
-        return kernel(far, num_selected, num_byzantine)
+        found: Tensor = kernel(far, num_selected, num_byzantine)
+        return found
     far.diagonal(dim1=-2, dim2=-1).fill_(torch.inf)
     far, who = far.sort(dim=-1)
     is_left = torch.ones(far.shape[:-1], dtype=torch.bool, device=far.device)

@@ -354,6 +354,8 @@ class OneRound:
     counts: list[float] | None = None
     """The numbers of samples that the clients claim."""
     count_cap: float = COUNT_CAP
+    rejected_are_byzantine: bool = True
+    """Whether those rejected count among the Byzantine clients."""
 
     def verdict(self) -> Verdict:
         """Return the update with scores, weights, and who was kept, dropped or rejected."""
@@ -361,7 +363,7 @@ class OneRound:
         is_rejected = known(found.is_rejected)[0].tolist()
         num_left = len(self.clients) - sum(is_rejected)
         f = found.num_byzantine[0]
-        left = max(0, f - sum(is_rejected))
+        left = max(0, f - sum(is_rejected)) if self.rejected_are_byzantine else f
         return Verdict(
             update=self.update,
             scores=known(found.scores)[0].cpu().numpy(),

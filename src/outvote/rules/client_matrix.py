@@ -347,7 +347,7 @@ def averages(tile: Columns, mixture: Mixture) -> Columns:
     """Return weighted averages of the clients, in the working precision."""
     dtype = work_dtype(tile.dtype)
     largest = torch.finfo(dtype).max
-    with exact_products():
+    with exact_products(tile.device):
         found = torch.matmul(tile.to(dtype), mixture.mT.to(dtype))
     # Averages of the largest numbers overflow by rounding: weights sum to 1 but for that.
     return found.clamp_(min=-largest, max=largest)

@@ -77,7 +77,7 @@ class Groups:
         what it measures distances to, if that is worked out coordinate by coordinate.
         """
         del reduce  # The groups are read anyway.
-        with exact_products():
+        with exact_products(self.matrix.device):
             parts = mapped(
                 measure, self.chunks(distances_do=needs_values is False), self.matrix.device
             )

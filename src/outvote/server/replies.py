@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outvote.errors import TooManyByzantine
-from outvote.receive import finite_rows
+from outvote.flat import finite_rows
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Endings of the names of arrays that a network counts or averages by itself, without gradients."""

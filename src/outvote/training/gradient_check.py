@@ -40,7 +40,7 @@ def reference_gradients(
     own.train()
     is_image = images.dim() == 4
     inputs = images.to(next(own.parameters()).dtype)
-    with torch.enable_grad(), exact_layers():
+    with torch.enable_grad(), exact_layers(images.device):
         logits = own(inputs.movedim(-1, 1) if is_image else inputs)
         loss = F.cross_entropy(logits, labels)
         return list(torch.autograd.grad(loss, list(own.parameters())))

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from outvote.data.array_dataset import IGNORED
 from outvote.errors import check_choice
 from outvote.ops.memory import on_device
-from outvote.ops.precision import exact_layers, fast_products
+from outvote.ops.precision import products_for
 from outvote.training.batches import Batches
 from outvote.training.gpu_memory import even_size, how_many_fit, in_chunks
 from outvote.training.gradient_check import MOST_SAMPLES, check_gradients
@@ -122,7 +122,7 @@ class StackedTrainer:
             losses[:active] += self._backward(stack, some, plan, batch)
             stack.step(active, training, learning_rate, batch.num_going)
 
-        with exact_layers() if self.precision == "float32" else fast_products():
+        with products_for(self.precision, weights.device):
             self._steps.run(step, plan.batches(), records=self._records(plan))
         stack.write_changes(weights, found.gradients, plan.rows)
         found.losses[plan.rows] = losses / plan.steps_each.clamp(min=1)
@@ -179,7 +179,7 @@ class StackedTrainer:
         one = ClientTask(task.run, Batches(task.batches.index[:1, :size], [size]))
         plan = _Plan([one], [0], weights.device)
         stack = WeightStack(self.model, packed, narrow, plan.runs)
-        with exact_layers() if self.precision == "float32" else fast_products():
+        with products_for(self.precision, weights.device):
             self._backward(stack, self._read_buffers(buffers[plan.runs]), plan, plan.batches()[0])
         check_gradients(
             self._module,
@@ -215,7 +215,6 @@ class StackedTrainer:
         total = strata.zeros(len(weights))
         parameters = self.model.views(self.model.pack(weights).to(test.dtype))
         statistics = self._read_buffers(buffers)
-        is_exact = self.precision == "float32"
         logits_of = self.model.evaluated(parameters, statistics)
 
         def count(part: slice) -> None:
@@ -223,7 +222,7 @@ class StackedTrainer:
             logits = logits_of(images.expand(len(weights), *images.shape))
             strata.add_correct(total, part, logits.argmax(dim=-1) == samples.targets[part])
 
-        with torch.no_grad(), exact_layers() if is_exact else fast_products():
+        with torch.no_grad(), products_for(self.precision, weights.device):
             if len(weights) not in test.num_at_once:
                 sizes = (len(weights), len(samples))
                 test.num_at_once[len(weights)] = _num_at_once(count, *sizes, weights.device)
