@@ -16,7 +16,7 @@ from outvote.server.step import Server
 from outvote.training import stacked_trainer
 from outvote.training.batches import draw_batches
 from outvote.training.im2col import Im2Col, with_zeros
-from outvote.training.local_sgd import LocalSGD, take_step
+from outvote.training.local_sgd import LocalSGD
 from outvote.training.objective import Objective
 from outvote.training.samples import ByteImages
 from outvote.training.sequential import SequentialTrainer
@@ -58,53 +58,6 @@ def test_im2col_and_its_gradients_are_those_of_torch(
     (expected * weights.flatten(0, 1).flatten(1, 2).double()).sum().backward()
     found = images.grad.flatten(0, 1).movedim(-1, 1).cpu().double()
     torch.testing.assert_close(found, flat.grad, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("max_norm", [None, 2.0, 1e6])
-@pytest.mark.parametrize("is_copied", [False, True])
-def test_a_step_is_that_of_plain_sgd(max_norm: float | None, is_copied: bool, device):
-    generator = torch.Generator().manual_seed(1)
-    given = [torch.randn(3, 10_000, generator=generator) for _ in range(3)]
-    training = LocalSGD(max_norm=max_norm, momentum=0.5, weight_decay=1e-3)
-    exact = [values.double().clone() for values in given]
-    take_step(exact[0], exact[1], exact[2], None, training, 0.1)
-    weights, gradients, velocities = (values.clone().to(device) for values in given)
-    copied = weights.bfloat16() if is_copied else None
-    take_step(weights, gradients, velocities, copied, training, 0.1)
-    torch.testing.assert_close(weights.cpu().double(), exact[0], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(velocities.cpu().double(), exact[2], rtol=1e-5, atol=1e-5)
-    if copied is not None:
-        torch.testing.assert_close(copied, weights.bfloat16())
-
-
-def test_the_first_and_last_steps_need_no_velocities_or_copies(device):
-    generator = torch.Generator().manual_seed(2)
-    start = torch.randn(2, 5000, generator=generator)
-    runs = torch.tensor([1, 0, 1])
-    gradients = [torch.randn(3, 5000, generator=generator) for _ in range(2)]
-    training = LocalSGD(momentum=0.5, weight_decay=1e-3)
-    exact, velocities = start[runs].double(), torch.zeros(3, 5000, dtype=torch.float64)
-    for gradient in gradients:
-        take_step(exact, gradient.double(), velocities, None, training, 0.1)
-    # What is not set yet must not be read.
-    weights, moved = (torch.full((3, 5000), torch.nan, device=device) for _ in range(2))
-    copied = start[runs].bfloat16().to(device)
-    for number, gradient in enumerate(gradients):
-        is_first = number == 0
-        take_step(
-            weights,
-            gradient.clone().to(device),
-            moved,
-            copied,
-            training,
-            0.1,
-            is_first=is_first,
-            start=(start.to(device), runs.to(device)) if is_first else None,
-            num_going=3 if is_first else 0,
-        )
-        if is_first:
-            torch.testing.assert_close(copied, weights.bfloat16())
-    torch.testing.assert_close(weights.cpu().double(), exact, rtol=1e-5, atol=1e-5)
 
 
 def mixed() -> nn.Module:

@@ -38,13 +38,18 @@ class Backend(NamedTuple):
     """Whether it is in C, for a CPU; the others are in Triton."""
 
 
-BACKENDS: dict[str, tuple[Backend, ...]] = {}
+BACKENDS: dict[str, tuple[Backend, ...]] = {
+    # Training.
+    "take_step": (Backend("triton.sgd_step:take_step", SINGLE),),
+}
 """By operation. The first row that takes the values is used."""
 
 
 def backend(operation: str, values: Tensor, size: int = 1) -> Callable[..., Any] | None:
     """Return the faster form of an operation on such values; None: its plain form is the one."""
-    is_native = not (values.is_cuda or IS_INTERPRETED)
+    if not (values.is_cuda or values.is_cpu):
+        return None
+    is_native = values.is_cpu and not IS_INTERPRETED
     for found in BACKENDS[operation]:
         if (
             found.is_native == is_native

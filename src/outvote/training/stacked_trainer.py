@@ -14,10 +14,11 @@ from outvote.data.array_dataset import IGNORED
 from outvote.errors import check_choice
 from outvote.ops.memory import on_device
 from outvote.ops.precision import exact_products, fast_products
+from outvote.ops.sgd import take_step
 from outvote.training.batches import Batches
 from outvote.training.gpu_memory import even_size, how_many_fit, in_chunks
 from outvote.training.gradient_check import MOST_SAMPLES, check_gradients
-from outvote.training.local_sgd import LocalSGD, take_step
+from outvote.training.local_sgd import LocalSGD
 from outvote.training.objective import Score
 from outvote.training.samples import Samples
 from outvote.training.stacked_model import StackedModel

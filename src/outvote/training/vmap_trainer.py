@@ -19,10 +19,11 @@ from torch.utils._pytree import tree_map
 from outvote.errors import check_choice
 from outvote.ops import is_for_kernels
 from outvote.ops.precision import products_in
+from outvote.ops.sgd import TINY, take_step
 from outvote.training.batches import Batches
 from outvote.training.dropout import Masks, step_key
 from outvote.training.gpu_memory import how_many_fit, in_chunks
-from outvote.training.local_sgd import TINY, LocalSGD, take_step
+from outvote.training.local_sgd import LocalSGD
 from outvote.training.objective import Objective, Score
 from outvote.training.samples import Samples
 from outvote.training.sequential import (
