@@ -14,6 +14,9 @@ from outvote.receive import LARGEST
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.rule import Aggregation, RoundInfo, Rule, Traits
 
+# Histories whose cosine is this near to 1 differ by rounding alone.
+ALIKE = 2.0**-40
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +96,18 @@ def cosines(columns: Tensor) -> Pairs:
 def similarity_weights(cosine: Pairs) -> PerClient:
     """Turn cosines of histories into weights, as the authors' code does."""
     cosine = cosine.clone()
+    # The diagonal is 1, but for norms that were rounded to float32.
+    length = cosine.diagonal(dim1=-2, dim2=-1).sqrt()
+    least = (1 - ALIKE) * length.unsqueeze(-1) * length.unsqueeze(-2)
     cosine.diagonal(dim1=-2, dim2=-1).zero_()
+    has_copy = ((cosine >= least) & (least > 0)).any(dim=-1)
     largest = cosine.amax(dim=-1) + 1e-5
     mine, other = largest.unsqueeze(-1), largest.unsqueeze(-2)
     # Pardoning: of two similar clients, the one with fewer look-alikes is excused.
     cosine = torch.where(mine < other, cosine * mine / other, cosine)
     weights = (1 - cosine.amax(dim=-1)).clamp(0, 1)
+    # Where every client has a copy, rounding would choose whom to trust.
+    weights = weights.masked_fill(has_copy, 0)
     top = weights.amax(dim=-1, keepdim=True)
     weights = torch.where(top > 0, weights / top.clamp(min=1e-300), 0)
     weights = weights.masked_fill(weights == 1, 0.99)
