@@ -3,11 +3,11 @@
 python tools/fuzz_readers.py --inputs 100000 --minutes 10 -o FILE.json
 python tools/fuzz_readers.py --only idx:1234 -o FILE.json    one input again, with its traceback
 
-Inputs are made of sound files by seeded changes (mutate.py). They are read in processes of limited
-memory, with a limit of time for each. A finding is any other exception than a one-line error of
-the library, a read that takes too long, one beyond the memory, or the end of the process. Findings
-are counted by reader, kind and place; each is kept with the number of its first input. The next
-call with the same file continues, and marks those as mended whose first input is fine now.
+Inputs are made of sound files by seeded changes (damaged_copies.py). They are read in processes of
+limited memory, with a limit of time for each. A finding is any other exception than a one-line
+error of the library, a read that takes too long, one beyond the memory, or the end of the process.
+Findings are counted by reader, kind and place; each is kept with the number of its first input. The
+next call with the same file continues, and marks those as mended whose first input is fine now.
 """
 
 import argparse
@@ -39,6 +39,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import outvote
 from audit_logs import line, write_log
+from damaged_copies import damaged
 from data_files import (
     archive,
     batches,
@@ -53,7 +54,6 @@ from data_files import (
 )
 from kept_result import load_result, new_call, save_result
 from made_results import made_results, write_store
-from mutate import mutate
 from outvote.data.dataset import DamagedDataError, MissingDataError
 from outvote.files.client_files import FilesError
 from outvote.files.safetensors_file import UnusableFile
@@ -227,7 +227,7 @@ class Fuzz:
         """Return which file an input damages, and its content."""
         chance = random.Random(f"{self.options.seed}/{self.name}/{number}")
         which = chance.randrange(len(self.paths))
-        return which, mutate(self.contents[which], chance, self.contents)
+        return which, damaged(self.contents[which], chance, self.contents)
 
     def chunk(self, start: int, number: int) -> dict[str, Any]:
         """Read some inputs in a process of its own; if it ends or hangs, that is a finding."""

@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 import fuzz_readers
+from damaged_copies import damaged
 from fuzz_readers import READERS, Fuzz, Reader, TooLong, fault, place
-from mutate import mutate
+from mutate import PACKAGES, bugs, draw
 from outvote.results.disk import StoreError, read_json
 from soak_store import Soak
 
-TOOLS = Path(__file__).parents[2] / "tools"
+ROOT = Path(__file__).parents[2]
+TOOLS = ROOT / "tools"
 COUNTS = ("sweeps", "disturbances", "of two processes", "findings")
 OPTIONS = Namespace(seed=0, seconds=5.0, megabytes=2000)
 BEFORE = {
@@ -162,5 +164,47 @@ def test_a_clear_error_is_one_line_of_the_library(tmp_path):
 
 def test_most_copies_are_damaged():
     content = b'{"a": [1, 2.5, "x"], "b": {"c": null}}'
-    copies = {mutate(content, random.Random(number)) for number in range(200)}
+    copies = {damaged(content, random.Random(number)) for number in range(200)}
     assert len(copies) > 150
+
+
+SOUND = """
+@cached(size=3)
+def some(rows: Array[2], scale: float = 0.5):
+    'Not 1.'
+    if not len(rows) <= 1 and scale is not None:
+        rows.sort()
+    return min(rows) - 2
+"""
+BUGS = """
+def some(rows: Array[2], scale: float = 1.0):
+    if (not (not len(rows) <= 1 and scale is not None)):
+    if not len(rows) <= 1 or scale is not None:
+    if (len(rows) <= 1) and scale is not None:
+    if not len(rows) < 1 and scale is not None:
+    if not len(rows) <= 2 and scale is not None:
+    if not len(rows) <= 1 and scale is None:
+        pass
+    return min(rows) + 2
+    return max(rows) - 2
+    return min(rows) - 3
+"""
+
+
+def test_bugs_are_put_where_the_program_changes_and_nowhere_else(tmp_path):
+    path = tmp_path / "some.py"
+    path.write_text(SOUND)
+    lines = []
+    for bug in bugs(path, "some.py"):
+        changed = SOUND[: bug.begin] + bug.new + SOUND[bug.end :]
+        lines += [new for new in changed.splitlines() if new not in SOUND.splitlines()]
+        assert bug.function == "some.py:2"
+    assert lines == BUGS.splitlines()[1:]
+
+
+def test_bugs_are_drawn_by_seed_and_as_many_in_each_package():
+    drawn = draw(ROOT, 0, 15)
+    assert drawn == draw(ROOT, 0, 15) != draw(ROOT, 1, 15)
+    packages = [bug.file.split("/")[2] for bug in drawn]
+    assert all(packages.count(name) == 3 for name in PACKAGES)
+    assert len({(bug.file, bug.begin, bug.new) for bug in drawn}) == 15
