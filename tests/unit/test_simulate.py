@@ -3,6 +3,7 @@
 import copy
 import functools
 import inspect
+import threading
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,6 +106,20 @@ def test_parameters_of_a_closure_and_weights_of_a_module_are_part_of_the_name():
     assert len(names) == 2
     one, two = Net(), Net()
     assert simulate(model=one)[0].name == simulate(model=one)[0].name != simulate(model=two)[0].name
+
+
+def test_what_cannot_be_read_needs_a_name(tmp_path):
+    lock = threading.Lock()
+
+    def network():
+        with lock:
+            return Net()
+
+    with pytest.raises(ValueError, match=r"network.lock \(lock\), whose values .* pass name='...'"):
+        simulate(model=network, output=tmp_path)
+    assert not list(tmp_path.iterdir())
+    names = [simulate(model=network, name=name)[0].name for name in ("a", "a", "b")]
+    assert names[0] == names[1] != names[2]
 
 
 def test_the_same_call_reads_what_is_finished_and_resumes_what_is_not(tmp_path):
