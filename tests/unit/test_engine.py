@@ -110,6 +110,7 @@ FEATURES = {
     "client momentum": {"training": {"client_momentum": 0.6}},
     "server step": {"server": Server(learning_rate=0.7, momentum=0.4)},
     "FedAdam": {"server": Server(optimizer="adam", learning_rate=0.02, epsilon=0.01)},
+    "FedAdagrad": {"server": Server(optimizer="adagrad", learning_rate=0.02, beta1=0.0)},
     "FedYogi": {"server": Server(optimizer="yogi", learning_rate=0.02, beta1=0.5, beta2=0.9)},
     "proximal term": {"training": {"proximal": 3.0, "max_norm": None}},
     "proximal term, clipped": {"training": {"proximal": 3.0, "max_norm": 0.3}},

@@ -222,7 +222,7 @@ class ReferenceRun:
             buffer.copy_(value)
 
     def adapted(self, update: Tensor) -> Tensor:
-        """Return the step of FedAdam or FedYogi: Reddi et al., 2021, Algorithm 2."""
+        """Return the step of FedAdam, FedYogi or FedAdagrad: Reddi et al., 2021, Algorithm 2."""
         server = self.server
         if self.moments is None:
             self.moments = torch.zeros_like(update), torch.full_like(update, server.epsilon**2)
@@ -230,8 +230,10 @@ class ReferenceRun:
         first = server.beta1 * first + (1 - server.beta1) * update
         if server.optimizer == "adam":
             second = server.beta2 * second + (1 - server.beta2) * update**2
-        else:
+        elif server.optimizer == "yogi":
             second = second - (1 - server.beta2) * update**2 * torch.sign(second - update**2)
+        else:
+            second = second + update**2
         self.moments = first, second
         return first / (second.sqrt() + server.epsilon)
 
