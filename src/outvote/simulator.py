@@ -36,7 +36,7 @@ from outvote.plugins import is_plugin_class
 from outvote.report.runs import Runs
 from outvote.results.collect import collect
 from outvote.results.labels import outline
-from outvote.results.schema import Round
+from outvote.results.round import Round
 from outvote.rules.rule import Rule
 from outvote.rules.rule_spec import make_rule
 from outvote.server.selection import make_selection

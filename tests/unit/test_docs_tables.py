@@ -17,7 +17,7 @@ from made_results import made_results
 from outvote.attacks.attack_spec import ATTACKS
 from outvote.flower import RobustStrategy
 from outvote.results.export import BY_CLIENT, to_export
-from outvote.results.schema import Round
+from outvote.results.round import Round
 from outvote.results.series import DIAGNOSTICS, OF_CLIENTS, THEORY
 from outvote.rules.rule import Wrapper
 from outvote.rules.rule_spec import RULES
@@ -195,7 +195,7 @@ def names_of(page, header):
 
 
 def test_every_key_of_a_round_is_listed():
-    assert names_of("how-to/results.md", "key") == [*Round.__struct_fields__]
+    assert names_of("how-to/results.md", "key") == [*Round.__slots__]
 
 
 def test_every_column_of_an_export_is_listed_in_order():

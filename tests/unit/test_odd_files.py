@@ -14,7 +14,7 @@ from outvote.results.check import check_run
 from outvote.results.checkpoint import NEWEST
 from outvote.results.disk import DamagedFileError, StoreError, read_json, read_lines
 from outvote.results.folder import RunFolder, status_bytes
-from outvote.results.schema import Round
+from outvote.results.round import Round
 
 TINY = {"rule": "mean", "attack": "none", "rounds": 2, "federation": {"num_clients": 5}}
 NAMES = ("status.json", "config.toml", "env.json", "metrics.jsonl", "audit.npz", "timings.jsonl")

@@ -15,7 +15,7 @@ from torch import nn
 import outvote as ov
 from outvote.engine.reference import ReferenceRun
 from outvote.experiment.builder import RunBuilder
-from outvote.results.schema import Round
+from outvote.results.round import Round
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(240, 6)).astype(np.float32)

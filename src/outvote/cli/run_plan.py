@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from outvote.experiment.plan import Plan, RunEnd
     from outvote.experiment.progress import ProgressKind
     from outvote.experiment.scheduler import Workers
-    from outvote.results.schema import Round
+    from outvote.results.round import Round
 
 NUMBERS = {
     "best": "best",

@@ -24,7 +24,8 @@ from outvote.experiment.plan import Job, Plan, RunEnd
 from outvote.experiment.processes import ASKED_TO_STOP
 from outvote.experiment.runner import Runner, Todo, names, one_sentence, stacks
 from outvote.results.disk import BusyError, StoreError, not_written, read_readable, remove_old
-from outvote.results.schema import Outcome, Round
+from outvote.results.round import Round
+from outvote.results.schema import Outcome
 
 LOOK_EVERY = 0.5
 MOST_ATTEMPTS = 2
