@@ -28,7 +28,7 @@ from outvote.training.objective import Objective
 from outvote.training.samples import ArraySamples, Samples
 from outvote.training.sequential import SequentialTrainer
 from outvote.training.trainer import ClientTask, LocalUpdates, Trainer
-from outvote.training.vmap_convolution import Convolution, use_products
+from outvote.training.vmap_convolution import use_products
 from outvote.training.vmap_trainer import ELEMENTWISE, VmapTrainer
 
 CPU = torch.device("cpu")
@@ -1025,25 +1025,6 @@ def test_parameters_that_the_loss_does_not_use_get_no_weight_decay(optimizer) ->
             trainer = choose_trainer(*given, name=way)
             assert_same(case.rounds(trainer.train), expected)
         assert bool(expected[0].gradients[:, -56:].any()) != is_fixed
-
-
-def test_kernels_that_add_in_float32_are_compared_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case("group-norm")
-    given = (case.module, case.samples, case.objective)
-    rounded = Convolution.vmap
-
-    def narrow(info, in_dims, images, *rest):
-        return rounded(info, in_dims, images.float().double(), *rest)
-
-    monkeypatch.setattr(Convolution, "vmap", staticmethod(narrow))
-    monkeypatch.setattr("outvote.training.choose_trainer.prefers_products", lambda _: True)
-    is_kept = []
-    for has_kernels in (True, False):
-        monkeypatch.setattr(vmap_module, "is_for_kernels", lambda _, has=has_kernels: has)
-        trainer = choose_trainer(*given, name="vmap")
-        is_kept.append(any(slot.is_transposed for slot in trainer.layout.slots))
-    # Without kernels the difference is one to refuse: convolutions are torch's then.
-    assert is_kept == [True, False]
 
 
 def test_draws_of_other_threads_are_not_those_of_a_known_network():

@@ -21,6 +21,9 @@ ANY = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NARROW = ANY[:3]
 SINGLE = (torch.float32,)
 EXACT = (torch.float64,)
+# Triton's interpreter cannot multiply bfloat16.
+HALF = NARROW[:1] if IS_INTERPRETED else NARROW[:2]
+INT32 = (1 << 31) - 1
 
 
 class Backend(NamedTuple):
@@ -39,8 +42,21 @@ class Backend(NamedTuple):
 
 
 BACKENDS: dict[str, tuple[Backend, ...]] = {
-    # Training.
+    # Training. The size of windows and pooling is the number of results, which kernels count in 32
+    # bits; that of convolutions the largest power of two that divides the channels.
+    "add_relu": (Backend("triton.layers:add_relu", NARROW),),
+    "add_up_windows": (Backend("triton.conv_windows:add_up_windows", NARROW, most=INT32),),
+    "affine": (Backend("triton.layers:affine", NARROW),),
+    "affine_pooled": (Backend("triton.layers:affine_pooled", NARROW),),
+    "convolve": (Backend("triton.convolution:convolve", HALF, least=8),),
+    "cut_windows": (Backend("triton.conv_windows:cut_windows", ANY, most=INT32),),
+    "image_gradient": (Backend("triton.convolution:convolve", HALF, least=8),),
+    "inner_gradient": (Backend("triton.layers:inner_gradient", NARROW),),
+    "max_pool": (Backend("triton.pooling:max_pool", NARROW, most=INT32),),
+    "norm_moments": (Backend("triton.layers:norm_moments", NARROW),),
+    "relu_gradient": (Backend("triton.layers:relu_gradient", NARROW),),
     "take_step": (Backend("triton.sgd_step:take_step", SINGLE),),
+    "weight_gradient": (Backend("triton.convolution:weight_gradient", HALF, least=8),),
 }
 """By operation. The first row that takes the values is used."""
 

@@ -208,7 +208,7 @@ class _Comparison:
             raise _NotPossibleError(f"it does not compute in {dtype}") from error
         other = self._vmapped(few, _sgd)
         found = other.train(weights, buffers, self._tasks(), _STEPS, 0.1)
-        is_exact = plain.trial.dtypes.isdisjoint(_NARROW) and not other.adds_in_float32
+        is_exact = plain.trial.dtypes.isdisjoint(_NARROW)
         tolerance = TOLERANCE if is_exact else FLOAT32_TOLERANCE
         return (
             _is_close(found.gradients, expected.gradients, tolerance)

@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
 from outvote.errors import check_choice
-from outvote.ops import is_for_kernels
 from outvote.ops.precision import products_in
 from outvote.ops.sgd import TINY, take_step
 from outvote.training.batches import Batches
@@ -203,12 +202,6 @@ class VmapTrainer:
         ):
             warnings.filterwarnings("ignore", "There is a performance drop")
             return vmap(self._call, (0, 0, None, None))(parameters, state, inputs, None)[0]
-
-    @property
-    def adds_in_float32(self) -> bool:
-        """Whether convolutions add in float32, whatever they are given: kernels of GPUs do so."""
-        has_products = any(slot.is_transposed for slot in self.layout.slots)
-        return has_products and is_for_kernels(self.module.get_parameter(self.layout.slots[0].name))
 
     def _how_many(self, work: Callable[[], object], weights: Tensor) -> int:
         if weights.device.type == "cuda":
